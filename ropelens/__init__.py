@@ -1,0 +1,1 @@
+"""ropelens: how a language model uses the frequencies of its rotary position embedding."""

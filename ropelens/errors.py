@@ -1,0 +1,42 @@
+"""Errors that a user can cause, each saying what, why and what to do.
+
+Everything else is a bug of ours and shows a traceback.
+"""
+
+from __future__ import annotations
+
+
+class RopelensError(ValueError):
+    """A mistake in what was passed in: `what` is wrong, what was `seen`, what to `attempt`.
+
+    `str(error)` has a line for each part; `error.line` is the same on one line, which
+    is what the command line prints.
+    """
+
+    def __init__(self, what: str, *, seen: str = "", means: str = "", attempt: str = "") -> None:
+        self.parts = {"seen": seen, "means": means, "try": attempt}
+        self.what = what
+        lines = [f"  {name + ':':<7}{text}" for name, text in self.parts.items() if text]
+        super().__init__("\n".join([what, *lines]))
+
+    @property
+    def line(self) -> str:
+        """The whole message on one line."""
+        parts = [f"{name}: {text}" for name, text in self.parts.items() if text]
+        return "; ".join([" ".join(self.what.split()), *(" ".join(p.split()) for p in parts)])
+
+
+class UnsupportedModel(RopelensError):
+    """The model cannot be measured: it does not rotate, or hides its attention."""
+
+
+class BadCheckpoint(RopelensError):
+    """The checkpoint cannot be read, or its weights are broken."""
+
+
+class BadText(RopelensError):
+    """The text cannot be read, or is too short for what was asked."""
+
+
+class BadArgument(RopelensError):
+    """A value outside what the function can work with."""
