@@ -1,0 +1,9 @@
+"""Labelled arrays -> plotly figures, one family a file; never shown, never written."""
+
+from ropelens.figures.attention import plot_attention as plot_attention
+from ropelens.figures.claim import plot_claim as plot_claim
+from ropelens.figures.head_map import plot_head_map as plot_head_map
+from ropelens.figures.kernel import plot_kernel as plot_kernel
+from ropelens.figures.norms import plot_norms as plot_norms
+from ropelens.figures.selectivity import plot_selectivity as plot_selectivity
+from ropelens.figures.triangle import plot_budget_triangle as plot_budget_triangle

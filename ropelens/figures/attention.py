@@ -1,0 +1,93 @@
+"""What a head looks at in a short excerpt, token by token."""
+
+from __future__ import annotations
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+from plotly.colors import get_colorscale
+
+from ropelens.figures.inputs import check_head
+from ropelens.figures.style import SEQUENTIAL, new_figure
+from ropelens.figures.text import plotly_text, visible_token
+
+
+def plot_attention(profile: xr.Dataset, *, layer: int, head: int) -> go.Figure:
+    """Attention of each query token (row) over the keys (columns) it may see.
+
+    Weights of a row sum to 1 (less a learned sink's). The colour grows with the square root
+    of the weight, so that a tenth still shows beside a whole. Cells ahead of the query
+    are empty. Token strings are shown letter by letter, white space made visible.
+    """
+    check_head(profile, layer=layer, head=head)
+    tokens = [
+        plotly_text(visible_token(str(token))) for token in profile["excerpt_token"].values
+    ]
+    one_head = profile["excerpt_attention"].isel(layer=layer, head=head)
+    weights = one_head.transpose("excerpt_query", "excerpt_key").values
+    queries = query_positions(profile)
+    keys = np.arange(len(tokens))
+    figure = new_figure(f"Attention of layer {layer}, head {head} on an excerpt", height=640)
+    figure.add_heatmap(
+        x=keys,
+        y=queries,
+        z=np.where(keys[None] <= queries[:, None], weights, np.nan),
+        zmin=0,
+        zmax=1,
+        colorscale=square_root_scale(SEQUENTIAL),
+        colorbar={
+            # In the empty half, above the diagonal.
+            "title": {"text": "weight (% of row)", "side": "top", "font": {"size": 11}},
+            "tickvals": [0, 0.25, 0.5, 0.75, 1],
+            "tickformat": ".0%",
+            "orientation": "h",
+            "thickness": 10,
+            "len": 0.42,
+            **{"x": 1, "xanchor": "right", "y": 1, "yanchor": "top"},
+        },
+        meta={"z": "attention"},
+        # One text a cell, [query token, key token]: cheaper as text of rows and columns.
+        customdata=_pairs([tokens[i] for i in queries], tokens),
+        hovertemplate="%{customdata[0]} → %{customdata[1]}: %{z:.1%}<extra></extra>",
+        hoverongaps=False,
+        xgap=1,
+        ygap=1,
+    )
+    small = {"size": 10}
+    figure.update_xaxes(
+        title_text="key (token)",
+        tickvals=keys,
+        ticktext=tokens,
+        tickangle=-90,
+        tickfont=small,
+        showgrid=False,
+        ticks="",
+    )
+    figure.update_yaxes(
+        title_text="query (token)",
+        tickvals=queries,
+        ticktext=[tokens[i] for i in queries],
+        tickfont=small,
+        range=[queries[-1] + 0.5, queries[0] - 0.5],
+        showgrid=False,
+        ticks="",
+    )
+    return figure
+
+
+def query_positions(profile: xr.Dataset) -> np.ndarray:
+    """Positions of the excerpt's queries among its keys: its last ones, often all."""
+    queries, keys = profile.sizes["excerpt_query"], profile.sizes["excerpt_key"]
+    return np.arange(keys - queries, keys)
+
+
+def square_root_scale(name: str) -> list[list]:
+    """A colour scale that spends its colours on the square root of the value."""
+    return [[place**2, color] for place, color in get_colorscale(name)]
+
+
+def _pairs(rows: list[str], columns: list[str]) -> np.ndarray:
+    pairs = np.empty((len(rows), len(columns), 2), dtype=object)
+    pairs[..., 0] = np.array(rows, dtype=object)[:, None]
+    pairs[..., 1] = np.array(columns, dtype=object)[None]
+    return pairs

@@ -1,0 +1,91 @@
+"""A head's kernel: how it spreads its attention over offsets, measured and predicted."""
+
+from __future__ import annotations
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+
+from ropelens.figures.inputs import check_head
+from ropelens.figures.style import MUTED, new_figure
+
+TICKS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+def plot_kernel(profile: xr.Dataset, *, layer: int, head: int) -> go.Figure:
+    """The weight of one offset, by offset: fitted to the attention, and from means alone.
+
+    Measured: the kernel that explains the head's attention best, the sink aside.
+    Predicted: what the head would do if every query and key were its mean
+    (`predicted_kernel`, turned into weights that sum to what the measured ones do).
+    Offsets are drawn at offset + 1 on a logarithmic axis, so that 0 has a place; ticks and
+    hovers name the true ones. Trace `meta` names the array behind each axis.
+    """
+    check_head(profile, layer=layer, head=head)
+    arrays = kernel_arrays(profile)
+    start = profile["offset_start"].values
+    last = profile["offset_stop"].values - 1
+    named = [f"{a}" if a == b else f"{a} to {b}" for a, b in zip(start, last, strict=True)]
+    figure = new_figure(f"Kernel of layer {layer}, head {head}", height=340)
+    for name, words, line in (
+        ("kernel_measured", "measured", {"width": 2, "shape": "hvh"}),
+        (
+            "kernel_predicted",
+            "predicted from means",
+            {"width": 2, "dash": "4px,3px", "color": MUTED},
+        ),
+    ):
+        figure.add_scatter(
+            x=start + 1,
+            y=arrays[name][layer, head],
+            name=words,
+            mode="lines",
+            line=line,
+            fill="tozeroy" if name == "kernel_measured" else None,
+            fillcolor="rgba(128,132,140,0.22)" if name == "kernel_measured" else None,
+            meta={"y": name},
+            customdata=named,
+            hovertemplate="offset %{customdata}: %{y:.2%} " + words + "<extra></extra>",
+        )
+    context = int(profile["offset_stop"].values[-1])
+    figure.update_xaxes(**offset_axis(context))
+    figure.update_yaxes(
+        title_text="weight of one offset (% of attention)",
+        tickformat=".0%",
+        rangemode="tozero",
+    )
+    figure.update_layout(hovermode="x unified")
+    return figure
+
+
+def kernel_arrays(profile: xr.Dataset) -> dict[str, np.ndarray]:
+    """`kernel_measured` and `kernel_predicted`, weights of one offset [layer, head, bin]."""
+    dims = ("layer", "head", "offset_bin")
+    measured = profile["kernel"].transpose(*dims).values
+    score = profile["predicted_kernel"].transpose(*dims).values
+    width = (profile["offset_stop"] - profile["offset_start"]).values
+    seen = np.isfinite(score) & np.isfinite(measured)
+    highest = np.max(score, axis=-1, keepdims=True, where=seen, initial=-1e30)
+    weight = np.exp(np.where(seen, score - highest, -np.inf))
+    whole = np.nansum(measured * width, axis=-1, keepdims=True)
+    total = (weight * width).sum(-1, keepdims=True)
+    predicted = np.divide(weight * whole, total, out=np.zeros_like(weight), where=total > 0)
+    return {
+        "kernel_measured": measured,
+        "kernel_predicted": np.where(seen, predicted, np.nan),
+    }
+
+
+def offset_axis(context: int) -> dict:
+    """Keywords for `update_xaxes`: offset + 1 on a log scale, ticks named by offset."""
+    ticks = [offset for offset in TICKS if offset < context]
+    while context > 2 * ticks[-1] > 512:
+        ticks.append(2 * ticks[-1])
+    return {
+        "type": "log",
+        "tickmode": "array",
+        "tickvals": [offset + 1 for offset in ticks],
+        "ticktext": [f"{offset}" for offset in ticks],
+        "range": [-0.03, float(np.log10(context + 1))],
+        "title_text": "offset: tokens looked back (tokens, log scale)",
+    }

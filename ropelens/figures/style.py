@@ -1,0 +1,123 @@
+"""Colours, symbols and the two plotly templates that every figure shares.
+
+The five label colours stay apart for people with protanopia, deuteranopia and tritanopia
+(CIELAB distance 22 or more between any two, simulated after Machado et al. 2009) and
+stand out from a white and from a near-black page, so one set serves both. Markers
+differ in shape as well: no figure speaks by colour alone.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import plotly.graph_objects as go
+
+Theme = Literal["light", "dark"]
+
+LABELS = ("positional", "mixed", "semantic", "sink", "diffuse")
+COLORS = {
+    "positional": "#2a8fe0",
+    "mixed": "#94458a",
+    "semantic": "#d9700f",
+    "sink": "#1f7443",
+    "diffuse": "#b5b5b0",
+}
+SYMBOLS = {
+    "positional": "circle",
+    "mixed": "diamond",
+    "semantic": "square",
+    "sink": "triangle-up",
+    "diffuse": "x",
+}
+SEQUENTIAL = "Cividis"
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
+
+INK = {"light": "#1d2126", "dark": "#e8e6e1"}
+SOFT = {"light": "#5c636b", "dark": "#a3a9b0"}
+MUTED = "#80868d"
+"""The second line of a figure: grey enough beside `INK` on a light and on a dark page."""
+GRID = {"light": "#e6e4de", "dark": "#2c3137"}
+PAPER = {"light": "#ffffff", "dark": "#15181b"}
+
+
+def template(theme: Theme) -> go.layout.Template:
+    """The look of every figure on a light or a dark page."""
+    ink, soft, grid, paper = INK[theme], SOFT[theme], GRID[theme], PAPER[theme]
+    axis = {
+        "gridcolor": grid,
+        "linecolor": soft,
+        "tickcolor": soft,
+        "tickfont": {"color": soft, "size": 11},
+        "title": {"font": {"color": ink, "size": 12}, "standoff": 10},
+        "zeroline": False,
+        "automargin": True,
+        "ticks": "outside",
+        "ticklen": 4,
+    }
+    ternary_axis = {key: axis[key] for key in ("gridcolor", "linecolor", "tickfont", "ticklen")}
+    ternary_axis["title"] = {"font": {"color": ink, "size": 12}}
+    bar = {"outlinewidth": 0, "ticks": "", "tickfont": {"color": soft, "size": 11}}
+    return go.layout.Template(
+        layout={
+            "font": {"family": FONT, "size": 12, "color": ink},
+            "title": {
+                "font": {"size": 14, "color": ink},
+                "x": 0,
+                "xref": "paper",
+                "xanchor": "left",
+            },
+            "paper_bgcolor": paper,
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "colorway": [ink],
+            "xaxis": axis,
+            "yaxis": axis,
+            "ternary": {
+                "bgcolor": "rgba(0,0,0,0)",
+                "aaxis": ternary_axis,
+                "baxis": ternary_axis,
+                "caxis": ternary_axis,
+            },
+            "annotationdefaults": {"font": {"color": soft, "size": 11}, "showarrow": False},
+            "shapedefaults": {"line": {"color": ink}},
+            "hoverlabel": {
+                "bgcolor": paper,
+                "bordercolor": soft,
+                "align": "left",
+                "font": {"family": FONT, "size": 12, "color": ink},
+            },
+            "legend": {
+                "orientation": "h",
+                "x": 0,
+                "y": 1.02,
+                "yanchor": "bottom",
+                "font": {"color": ink, "size": 12},
+            },
+            "margin": {"l": 48, "r": 12, "t": 64, "b": 44},
+        },
+        data={
+            "heatmap": [{"textfont": {"color": ink, "size": 11}, "colorbar": bar}],
+            "scatter": [{"marker": {"line": {"color": paper}}}],
+            "scatterternary": [{"marker": {"line": {"color": paper}}}],
+        },
+    )
+
+
+def new_figure(title: str, *, height: int) -> go.Figure:
+    """An empty figure with the light template, `height` in pixels."""
+    figure = go.Figure()
+    figure.update_layout(template=template("light"), title_text=title, height=height)
+    return figure
+
+
+def faded(color: str, opacity: float) -> str:
+    """`color` ("#rrggbb") at an opacity in [0, 1], as plotly reads it."""
+    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{opacity:g})"
+
+
+def index_step(count: int, *, most: int = 16) -> int:
+    """The step 1, 2, 4, ... at which `count` indices need at most `most` tick labels."""
+    step = 1
+    while count / step > most:
+        step *= 2
+    return step

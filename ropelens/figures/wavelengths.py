@@ -1,0 +1,107 @@
+"""One axis for all wavelengths: logarithmic, with a place for planes that never turn."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ropelens.errors import BadArgument
+
+AXIS_TITLE = "wavelength (tokens, log scale)"
+
+
+def wavelength_positions(wavelength: np.ndarray) -> np.ndarray:
+    """Where each plane stands on the axis [layer, frequency], in tokens.
+
+    A finite wavelength stands at itself. Infinite ones, which a logarithmic axis cannot
+    hold, follow the longest finite one after a gap, in the order of their planes and at
+    most one usual step apart; together they take a third of the finite ones' room, or
+    less. NaN (no such plane in this layer) stays NaN.
+    """
+    finite = np.log(np.where(np.isfinite(wavelength), wavelength, np.nan))
+    endless = np.isinf(wavelength)
+    # Steps within a layer: two layers measured apart differ in the last digits.
+    apart = np.diff(np.sort(finite, axis=-1), axis=-1)
+    apart = apart[np.isfinite(apart)]
+    step = float(np.median(apart)) if apart.size else np.log(2.0)
+    longest = float(np.nanmax(finite)) if np.isfinite(finite).any() else 0.0
+    most = int(endless.sum(-1).max())
+    if apart.size and most:
+        step = min(step, (longest - float(np.nanmin(finite))) / (3 * most))
+    gap = max(1.5 * step, 0.9)
+    # cumsum counts the endless planes of a layer: 1, 2, 3, ...
+    beyond = longest + gap + step * (np.cumsum(endless, axis=-1) - 1)
+    return np.where(endless, np.exp(beyond), np.exp(finite))
+
+
+def wavelength_axis(wavelength: np.ndarray) -> dict:
+    """Keywords for `update_xaxes`: log scale, ticks at powers of ten and one at "∞"."""
+    positions = wavelength_positions(wavelength)
+    turning = positions[np.isfinite(wavelength)]
+    endless = positions[np.isinf(wavelength)]
+    values: list[float] = []
+    if turning.size:
+        low, high = np.log10(turning.min()), np.log10(turning.max())
+        values = [float(10**power) for power in range(int(np.ceil(low)), int(high) + 1)]
+    labels = [short_count(value) for value in values]
+    if endless.size:
+        values.append(float(np.exp(np.log(endless).mean())))
+        labels.append("∞")
+    everything = positions[np.isfinite(positions)]
+    if not everything.size:
+        raise BadArgument(
+            "The profile holds no wavelengths.",
+            seen="every wavelength is NaN",
+            attempt="measure it",
+        )
+    ends = np.log10([everything.min(), everything.max()]) + np.array([-0.12, 0.12])
+    return {
+        "type": "log",
+        "tickmode": "array",
+        "tickvals": values,
+        "ticktext": labels,
+        "title_text": AXIS_TITLE,
+        "range": ends.tolist(),
+    }
+
+
+def plane_borders(wavelength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where each plane begins and ends on the axis, [layer, frequency] each, in tokens.
+
+    Neighbours meet at their geometric mean; the outermost reach as far out as in. Planes
+    that turn and planes that do not are apart: the gap between them belongs to no plane.
+    """
+    place = np.log(wavelength_positions(wavelength))
+    low, high = np.full_like(place, np.nan), np.full_like(place, np.nan)
+    for layer in range(len(place)):
+        for kind in (np.isfinite(wavelength[layer]), np.isinf(wavelength[layer])):
+            planes = np.flatnonzero(kind)
+            planes = planes[np.argsort(place[layer, planes], kind="stable")]
+            centre = place[layer, planes]
+            half = np.diff(centre) / 2 if len(centre) > 1 else np.array([0.35])
+            low[layer, planes] = centre - np.append(half[:1], half)[: len(centre)]
+            high[layer, planes] = centre + np.append(half, half[-1:])[: len(centre)]
+    return np.exp(low), np.exp(high)
+
+
+def common_columns(wavelength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Columns that fit every layer: their edges [column + 1] and planes [layer, column].
+
+    Where all layers rotate alike a column is a plane. Where they differ (Gemma 3's two
+    bases) a plane spans several columns, and -1 marks a column that a layer does not have.
+    """
+    low, high = plane_borders(wavelength)
+    borders = np.log(np.concatenate([low[np.isfinite(low)], high[np.isfinite(high)]]))
+    borders = np.sort(borders)
+    # Measured frequencies of two layers differ in the sixth digit; that is no new column.
+    edges = np.exp(borders[np.append(True, np.diff(borders) > 1e-4)])
+    centres = np.sqrt(edges[1:] * edges[:-1])
+    inside = (low[..., None] < centres) & (centres < high[..., None])
+    return edges, np.where(inside.any(1), inside.argmax(1), -1)
+
+
+def short_count(value: float) -> str:
+    """1000 as "1k", 2_500_000 as "2.5M"."""
+    for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:g}{suffix}"
+    return f"{value:g}"

@@ -1,0 +1,329 @@
+"""A plausible profile without a model: the same dims, names, units and attributes.
+
+Heads are of five kinds (diffuse, sink, positional, mixed, semantic), spread over the
+layers as trained models have them: positional early and through short wavelengths.
+Every number is made up; what must hold (shares that sum to one, bits that sum to the
+total) holds.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+from scipy import stats
+
+BASE = 10_000.0
+KINDS = ("positional", "semantic", "mixed", "sink", "diffuse")
+STORY = (
+    " Once upon a time , there was a little girl named Lily . She loved to play in the park"
+    " with her big red ball .\n One day , Lily saw a small cat in the park . The cat loved"
+    " the big red ball too . Lily and the cat played in the park all day .\n They were"
+    " happy ."
+)
+HEAD_COLUMNS = [
+    "layer",
+    "head",
+    "label",
+    "confidence",
+    "positional_fraction",
+    "total_bits",
+    "sink_bits",
+    "position_bits",
+    "content_bits",
+    "offset",
+    "offset_weight",
+    "mean_wavelength",
+    "previous_token",
+    "self_mass",
+    "sink_mass",
+    "entropy_bits",
+    "induction",
+    "duplicate_token",
+]
+
+
+def synthetic_profile(
+    *,
+    layers: int = 5,
+    heads: int = 8,
+    kv_heads: int | None = None,
+    frequencies: int = 16,
+    unrotated: bool = False,
+    context: int = 512,
+    excerpt: int = 48,
+    groups: int = 8,
+    seed: int = 0,
+) -> tuple[xr.Dataset, pd.DataFrame]:
+    """A seeded profile and its heads; `unrotated` adds the remainder of partial rotary."""
+    rng = np.random.default_rng(seed)
+    kv_heads = kv_heads or max(1, heads // 2)
+    kinds = _kinds(layers, heads, rng)
+    looks_back = rng.integers(0, 5, size=(layers, heads))
+    wavelength = _wavelengths(layers, frequencies, unrotated)
+    start, stop = offset_bins(context)
+    data = {
+        **_planes(kinds, kv_heads, wavelength, rng),
+        **_budget(kinds, rng),
+        **_offsets(kinds, looks_back, start, stop, rng),
+    }
+    tokens = excerpt_tokens(excerpt)
+    data["excerpt_attention"] = (
+        ("layer", "head", "excerpt_query", "excerpt_key"),
+        _excerpt(kinds, looks_back, tokens, rng),
+    )
+    data["excerpt_token"] = (("excerpt_key",), np.array(tokens, dtype=object))
+    data |= _groups(data, groups, rng)
+    profile = xr.Dataset(
+        data,
+        coords={
+            "inv_freq": (("layer", "frequency"), 2 * np.pi / wavelength),
+            "wavelength": (("layer", "frequency"), wavelength),
+            "offset_start": (("offset_bin",), start),
+            "offset_stop": (("offset_bin",), stop),
+        },
+        attrs=_attributes(context, layers),
+    )
+    for name, variable in profile.variables.items():
+        variable.attrs = {"long_name": str(name).replace("_", " "), "units": _units(str(name))}
+    return profile, head_table(profile, rng)
+
+
+def offset_bins(context: int) -> tuple[np.ndarray, np.ndarray]:
+    """Half-open bins over the offsets 0 .. context - 1: one each below 64, then wider."""
+    edges = list(range(min(64, context)))
+    while edges[-1] + 1 < context:
+        edges.append(max(edges[-1] + 1, min(int(edges[-1] * 1.19) + 1, context)))
+    edges += [context] if edges[-1] < context else []
+    return np.array(edges[:-1]), np.array(edges[1:])
+
+
+def excerpt_tokens(count: int) -> list[str]:
+    """`count` tokens of a small story, with the leading spaces that BPE keeps."""
+    words = STORY.replace("\n", " \n").split(" ")[1:]
+    tokens = ["<s>"] + [word if word in ",.\n" else f" {word}" for word in words]
+    return (tokens * (count // len(tokens) + 1))[:count]
+
+
+def _kinds(layers: int, heads: int, rng: np.random.Generator) -> np.ndarray:
+    kinds = np.empty((layers, heads), dtype=object)
+    for layer in range(layers):
+        depth = layer / max(layers - 1, 1)
+        weights = np.array([0.6 - 0.45 * depth, 0.12 + 0.45 * depth, 0.13, 0.08, 0.07])
+        kinds[layer] = rng.choice(KINDS, size=heads, p=weights / weights.sum())
+    return kinds
+
+
+def _wavelengths(layers: int, frequencies: int, unrotated: bool) -> np.ndarray:
+    rotated = frequencies - unrotated
+    wavelength = 2 * np.pi * BASE ** (np.arange(rotated) / rotated)
+    if unrotated:
+        wavelength = np.append(wavelength, np.inf)
+    return np.tile(wavelength, (layers, 1))
+
+
+def _planes(
+    kinds: np.ndarray, kv_heads: int, wavelength: np.ndarray, rng: np.random.Generator
+) -> dict:
+    layers = kinds.shape[0]
+    frequencies = wavelength.shape[1]
+    place = np.linspace(0, 1, frequencies)
+    centre = np.select([kinds == "positional", kinds == "mixed"], [0.22, 0.45], 0.78)
+    centre = centre + rng.normal(0, 0.06, size=kinds.shape)
+    bump = np.exp(-(((place - centre[..., None]) / 0.16) ** 2))
+    wobble = rng.gamma(8, 1 / 8, size=bump.shape)
+    strength = np.select([kinds == "diffuse", kinds == "sink"], [0.05, 0.4], 1.0)
+    q_norm = (0.5 + 2.2 * bump * strength[..., None]) * wobble
+    k_norm = q_norm.reshape(layers, kv_heads, -1, frequencies).mean(2)
+    k_norm = k_norm * rng.gamma(12, 1 / 12, size=k_norm.shape) + 0.8 * np.exp(
+        -(((place - 0.92) / 0.05) ** 2)
+    )
+    coherence = np.select([kinds == "positional", kinds == "mixed"], [0.85, 0.5], 0.15)
+    q_coherence = np.clip(coherence[..., None] * bump + 0.1 * wobble, 0, 1)
+    selectivity = strength[..., None] * (1.6 * bump * wobble - 0.06)
+    return {
+        "q_norm": (("layer", "head", "frequency"), q_norm),
+        "k_norm": (("layer", "kv_head", "frequency"), k_norm),
+        "q_coherence": (("layer", "head", "frequency"), q_coherence),
+        "k_coherence": (
+            ("layer", "kv_head", "frequency"),
+            q_coherence.reshape(layers, kv_heads, -1, frequencies).mean(2),
+        ),
+        "selectivity": (("layer", "head", "frequency"), selectivity),
+    }
+
+
+def _budget(kinds: np.ndarray, rng: np.random.Generator) -> dict:
+    total = np.where(kinds == "diffuse", 0.06, 1.0 + 3.5 * rng.beta(2, 2, size=kinds.shape))
+    sink = np.where(kinds == "sink", 0.95, 0.04 + 0.3 * rng.beta(1, 3, size=kinds.shape))
+    lean = np.select(
+        [kinds == "positional", kinds == "mixed"],
+        [0.72 + 0.26 * rng.random(kinds.shape), 0.4 + 0.2 * rng.random(kinds.shape)],
+        0.02 + 0.28 * rng.random(kinds.shape),
+    )
+    share = rng.random(kinds.shape)
+    per_head = {
+        "total_bits": total,
+        "sink_bits": total * sink,
+        "position_bits": total * (1 - sink) * lean,
+        "content_bits": total * (1 - sink) * (1 - lean),
+        "entropy_bits": np.maximum(0.2, 7.4 - total) + 0.1 * share,
+        "sink_mass": np.clip(sink, 0.01, 0.95),
+        "self_mass": 0.2 * share,
+        "previous_token": 0.3 * (1 - share) * lean,
+        "induction": np.where(kinds == "semantic", share**2, 0.02),
+        "duplicate_token": np.where(kinds == "semantic", (1 - share) ** 2, 0.01),
+        "learned_sink_mass": np.zeros(kinds.shape),
+    }
+    return {name: (("layer", "head"), values) for name, values in per_head.items()}
+
+
+def _offsets(
+    kinds: np.ndarray,
+    looks_back: np.ndarray,
+    start: np.ndarray,
+    stop: np.ndarray,
+    rng: np.random.Generator,
+) -> dict:
+    layers, heads = kinds.shape
+    context = int(stop[-1])
+    peak = np.exp(-np.abs(start - looks_back[..., None]) * 1.8)
+    decay = (1.0 + start) ** -1.1
+    height = np.select([kinds == "positional", kinds == "mixed"], [6.0, 1.0], 0.03)[..., None]
+    kernel = height * peak + decay * rng.gamma(20, 1 / 20, size=(layers, heads, len(start)))
+    sink = np.where(kinds == "sink", 0.9, 0.1)
+    kernel *= ((1 - sink) / (kernel * (stop - start)).sum(-1))[..., None]
+    mass = kernel * (stop - start) * (1 - start / context)
+    wave = np.cos(2 * np.pi * (start - looks_back[..., None]) / 9.0)
+    predicted = np.log(height * peak + decay) + 0.5 * wave * (kinds == "positional")[..., None]
+    dims = ("layer", "head", "offset_bin")
+    return {
+        "kernel": (dims, kernel),
+        "offset_mass": (dims, mass / mass.sum(-1, keepdims=True) * (1 - sink)[..., None]),
+        "predicted_kernel": (dims, predicted),
+        "offset_share": (("offset_bin",), 1 - start / context),
+    }
+
+
+def _excerpt(
+    kinds: np.ndarray, looks_back: np.ndarray, tokens: list[str], rng: np.random.Generator
+) -> np.ndarray:
+    count = len(tokens)
+    distance = np.arange(count)[:, None] - np.arange(count)[None]
+    same = np.array([[a == b for b in tokens] for a in tokens]) & (distance > 0)
+    attention = np.zeros((*kinds.shape, count, count), dtype=np.float32)
+    for (layer, head), kind in np.ndenumerate(kinds):
+        score = rng.normal(0, 0.5, size=(count, count))
+        position = 5.0 * (distance == looks_back[layer, head])
+        content = 4.0 * same + 1.5 * rng.normal(size=count)[None]
+        score += {"positional": position, "semantic": content}.get(kind, 0.0)
+        score += 0.6 * (position + content) if kind == "mixed" else 0.0
+        score[:, 0] += {"sink": 7.0, "diffuse": 0.0}.get(kind, 2.0)
+        score[distance < 0] = -np.inf
+        score = np.exp(score - score.max(-1, keepdims=True))
+        attention[layer, head] = score / score.sum(-1, keepdims=True)
+    return attention
+
+
+def _groups(data: dict, groups: int, rng: np.random.Generator) -> dict:
+    def spread(name: str) -> tuple:
+        values = data[name][1]
+        return ("group", "layer", "head"), values * rng.gamma(
+            60, 1 / 60, (groups, *values.shape)
+        )
+
+    return {
+        "group_rows": (("group",), np.full(groups, 2044)),
+        "group_total_bits": spread("total_bits"),
+        "group_sink_bits": spread("sink_bits"),
+        "group_position_gain": spread("position_bits"),
+        "group_content_gain": spread("content_bits"),
+    }
+
+
+def _attributes(context: int, layers: int) -> dict[str, str | int | float]:
+    return {
+        "model": "toy/llama-5l",
+        "revision": "0123abcd",
+        "dtype": "float32",
+        "seed": 0,
+        "context": context,
+        "sequences": 32,
+        "rows": "all",
+        "tokens": 32 * context,
+        "loss": 1.2345,
+        "loss_se": 0.0123,
+        "versions": '{"ropelens": "0.1.0", "torch": "2.13.0", "transformers": "5.23.0"}',
+        "command": "ropelens analyze toy/llama-5l --text stories --out out",
+        "text": "stories (5 files, 16,384 tokens)",
+        "created": "2026-01-02T03:04:05+00:00",
+    }
+
+
+def _units(name: str) -> str:
+    if name.endswith("_bits") or name.endswith("_gain"):
+        return "bits"
+    if name in ("selectivity", "predicted_kernel"):
+        return "nats"
+    if name in ("wavelength", "offset_start", "offset_stop"):
+        return "tokens"
+    return "rad/token" if name == "inv_freq" else "1"
+
+
+def head_table(profile: xr.Dataset, rng: np.random.Generator) -> pd.DataFrame:
+    """The heads of a profile, labelled by the thresholds, confidences made up."""
+    table = pd.DataFrame(
+        [
+            (layer, head)
+            for layer in range(profile.sizes["layer"])
+            for head in range(profile.sizes["head"])
+        ],
+        columns=["layer", "head"],
+    )
+    for name in HEAD_COLUMNS:
+        if name in profile:
+            table[name] = profile[name].values.ravel()
+    table["positional_fraction"] = table.position_bits / (
+        table.position_bits + table.content_bits
+    )
+    table["label"] = np.select(
+        [
+            table.total_bits < 0.1,
+            table.sink_bits / table.total_bits > 0.9,
+            table.positional_fraction >= 2 / 3,
+            table.positional_fraction <= 1 / 3,
+        ],
+        ["diffuse", "sink", "positional", "semantic"],
+        "mixed",
+    )
+    table["confidence"] = np.round(0.45 + 0.55 * rng.beta(4, 0.7, size=len(table)), 3)
+    peak = profile.kernel.argmax("offset_bin").values.ravel()
+    positional = (table.label == "positional").to_numpy()
+    offset = pd.array(profile.offset_start.values[peak], dtype="Int64")
+    offset[~positional] = pd.NA
+    table["offset"] = offset
+    table["offset_weight"] = np.where(
+        positional, profile.kernel.max("offset_bin").values.ravel(), np.nan
+    )
+    weight = profile.selectivity.clip(min=0)
+    log_wavelength = np.log(profile.wavelength.where(np.isfinite(profile.wavelength)))
+    mean = (weight * log_wavelength).sum("frequency") / weight.sum("frequency")
+    table["mean_wavelength"] = np.exp(mean.values.ravel())
+    kept = ~table.label.isin(["diffuse", "sink"])
+    rank = stats.spearmanr(
+        table.positional_fraction[kept], table.mean_wavelength[kept]
+    ).statistic
+    table = table[HEAD_COLUMNS]
+    table.attrs["thresholds"] = {
+        "diffuse_bits": 0.1,
+        "sink_share": 0.9,
+        "positional": 2 / 3,
+        "semantic": 1 / 3,
+    }
+    table.attrs["claim"] = {
+        "rank_correlation": float(rank),
+        "low": float(max(-1, rank - 0.12)),
+        "high": float(min(1, rank + 0.1)),
+        "heads": int(kept.sum()),
+    }
+    return table
