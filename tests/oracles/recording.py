@@ -1,0 +1,122 @@
+"""What every layer's attention was given: queries, keys, mask, and the weights it returned.
+
+Taken where transformers' own `eager_attention_forward` is called, by replacing that function
+in the model's module while a sequence runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .fit import Floats
+
+
+@dataclass(frozen=True)
+class LayerRotation:
+    """The planes of one layer that turn.
+
+    - pairs [plane, 2]: the two coordinates of each
+    - inv_freq [plane]: radians a token, as x + iy turns; negative if clockwise
+    - head_dim: coordinates of a head; those in no pair stay put
+    """
+
+    pairs: NDArray[np.int64]
+    inv_freq: Floats
+    head_dim: int
+
+    @property
+    def rest(self) -> NDArray[np.int64]:
+        """The coordinates that RoPE leaves alone."""
+        return np.setdiff1d(np.arange(self.head_dim), self.pairs)
+
+    def unrotate(self, x: Tensor) -> Tensor:
+        """`x` [head, position, coordinate] with the rotation of its position taken back.
+
+        The angle is rounded to float32, as transformers' rotary modules round it.
+        """
+        position = torch.arange(x.shape[1], dtype=torch.float32)
+        angle = position[:, None] * torch.from_numpy(self.inv_freq).float()
+        first, second = torch.from_numpy(self.pairs).unbind(-1)
+        planes = torch.complex(x[..., first], x[..., second])
+        planes = planes * torch.exp(-1j * angle.double())
+        result = x.clone()
+        result[..., first], result[..., second] = planes.real, planes.imag
+        return result
+
+    def parts(self) -> list[NDArray[np.int64]]:
+        """Coordinates of every plane, then those that stay put (may be none)."""
+        return [*self.pairs, self.rest]
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """What one layer's attention was given for one sequence, and the weights it returned."""
+
+    query: Tensor  # [head, position, coordinate], rotated
+    key: Tensor  # [kv_head, position, coordinate], rotated
+    visible: Tensor  # [position, position], bool
+    scale: float
+    softcap: float | None
+    attention: Tensor  # [head, position, position]; rows below 1 where a learned sink is
+
+
+@contextmanager
+def recorded_attention(
+    model: transformers.PreTrainedModel,
+) -> Iterator[dict[int, dict[str, Any]]]:
+    """Note what the model's own `eager_attention_forward` is called with, by layer."""
+    modelling = sys.modules[type(model).__module__]
+    original: Callable[..., Any] = modelling.eager_attention_forward
+    calls: dict[int, dict[str, Any]] = {}
+
+    def noted(module, query, key, value, attention_mask, **kwargs):
+        assert module.layer_idx not in calls, "one call a layer"
+        calls[module.layer_idx] = {
+            "query": query,
+            "key": key,
+            "mask": attention_mask,
+            "scale": kwargs["scaling"],
+            "softcap": kwargs.get("softcap"),
+        }
+        return original(module, query, key, value, attention_mask, **kwargs)
+
+    modelling.eager_attention_forward = noted
+    try:
+        yield calls
+    finally:
+        modelling.eager_attention_forward = original
+
+
+@torch.no_grad()
+def attention_calls(
+    model: transformers.PreTrainedModel, tokens: NDArray[np.int64]
+) -> tuple[list[AttentionCall], Tensor]:
+    """Every layer's attention for one sequence `tokens` [position], and the logits."""
+    with recorded_attention(model) as calls:
+        out = model(torch.from_numpy(tokens)[None], output_attentions=True, use_cache=False)
+    assert sorted(calls) == list(range(model.config.num_hidden_layers)), "a layer was silent"
+    result = []
+    for layer, call in sorted(calls.items()):
+        mask = call["mask"][0, 0]
+        visible = mask if mask.dtype == torch.bool else mask > -1
+        result.append(
+            AttentionCall(
+                query=call["query"][0].double(),
+                key=call["key"][0].double(),
+                visible=visible,
+                scale=call["scale"],
+                softcap=call["softcap"],
+                attention=out.attentions[layer][0].double(),
+            )
+        )
+    return result, out.logits[0].double()

@@ -1,0 +1,399 @@
+"""Tiny random models, a row a family, with what is true of how each one rotates.
+
+The truth is stated by hand (pairing, direction, coordinates left alone) or read from the
+live model's own buffers (`inv_freq`), never measured: a rotation probe is tested against it.
+
+Weights have standard deviation 0.3. At transformers' own 0.02 attention is nearly uniform
+at this size, and wrong code passes loose tolerances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+from torch import nn
+
+from .recording import LayerRotation
+
+INITIAL_STD = 0.3
+WINDOW = 12  # tokens a sliding layer sees: shorter than any sequence worth testing
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 8192,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """One model family: how to build it small, and what is true of its rotation.
+
+    - architecture: transformers class; its config class has the same stem.
+    - config: keyword arguments over `COMMON`; the value `DROP` leaves one of those out.
+    - pairing: coordinates that share a plane ("half" f, f + n; "interleaved" 2f, 2f + 1,
+      among the 2n coordinates from `first_rotated` on); None for a model without RoPE.
+    - direction: 1 if a plane turns by +w_f per token as a complex number, -1 if by -w_f.
+    - first_rotated: where in the head the rotated coordinates begin.
+    - unrotated: coordinates per head that stay put, one number for all layers or one each
+      (in NoPE layers: the whole head). Planes of `inv_freq` 0 count as two of them.
+    - nope_layers: layers without any rotation.
+    - head_norms: what the weights of query and key norms grow by, so that scores spread.
+    - supported: whether ropelens must measure it; `reason` says why not.
+    """
+
+    architecture: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    pairing: Literal["half", "interleaved"] | None = "half"
+    direction: Literal[1, -1] = 1
+    first_rotated: int = 0
+    unrotated: int | tuple[int, ...] = 0
+    nope_layers: tuple[int, ...] = ()
+    head_norms: float = 1.0
+    supported: bool = True
+    reason: str = ""
+
+    def unrotated_by_layer(self, layers: int) -> tuple[int, ...]:
+        """Coordinates per head left alone, for each of `layers` layers."""
+        if isinstance(self.unrotated, int):
+            return (self.unrotated,) * layers
+        return self.unrotated
+
+
+DROP = object()
+
+_HEAD = {"head_dim": 16}
+_HEAD_NORMS = tuple(f"{x}_{norm}.weight" for x in "qk" for norm in ("norm", "layernorm"))
+_ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+
+
+def _llama(**config: Any) -> dict[str, Any]:
+    return {**_HEAD, **config}
+
+
+def _scaled(rope_type: str, **parameters: Any) -> dict[str, Any]:
+    return _llama(rope_parameters={**_ROPE, "rope_type": rope_type, **parameters})
+
+
+def _partial(factor: float) -> dict[str, Any]:
+    return {"rope_parameters": {**_ROPE, "partial_rotary_factor": factor}}
+
+
+def _two_bases() -> dict[str, Any]:
+    return {
+        SLIDING: dict(_ROPE),
+        FULL: {"rope_type": "default", "rope_theta": 1_000_000.0},
+    }
+
+
+_ORIGINAL = {"factor": 2.0, "original_max_position_embeddings": 4096}
+_LONGROPE = {
+    **_ORIGINAL,
+    "short_factor": [1.0, 1.05, 1.1, 1.2, 1.4, 1.8, 2.5, 4.0],
+    "long_factor": [1.0, 1.5, 2.0, 4.0, 8.0, 16.0, 24.0, 32.0],
+}
+_LOCAL_GLOBAL = {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL]}
+_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_GEMMA = {"query_pre_attn_scalar": 16, "hidden_activation": "gelu_pytorch_tanh"}
+_NO_ROPE: dict[str, Any] = {"pairing": None, "supported": False}
+_NO_DOOR: dict[str, Any] = {
+    "supported": False,
+    "reason": "rotates, but does not pass through transformers' attention interface",
+}
+
+FAMILIES: dict[str, Family] = {
+    # Llama: how many key-value heads, and every rope type
+    "llama_mha": Family("LlamaForCausalLM", _llama(num_key_value_heads=4)),
+    "llama_gqa": Family("LlamaForCausalLM", _llama()),
+    "llama_mqa": Family("LlamaForCausalLM", _llama(num_key_value_heads=1)),
+    "llama_linear": Family("LlamaForCausalLM", _scaled("linear", factor=4.0)),
+    "llama_dynamic": Family("LlamaForCausalLM", _scaled("dynamic", factor=2.0)),
+    "llama_yarn": Family("LlamaForCausalLM", _scaled("yarn", **_ORIGINAL)),
+    "llama_llama3": Family(
+        "LlamaForCausalLM",
+        _scaled("llama3", low_freq_factor=1.0, high_freq_factor=4.0, **_ORIGINAL),
+    ),
+    "llama_longrope": Family("LlamaForCausalLM", _scaled("longrope", **_LONGROPE)),
+    "llama_proportional": Family(
+        "LlamaForCausalLM",
+        _scaled("proportional", partial_rotary_factor=0.5),
+        unrotated=8,
+    ),
+    # the Llama layout under other names
+    "mistral_sliding": Family("MistralForCausalLM", {**_HEAD, "sliding_window": WINDOW}),
+    "mixtral": Family("MixtralForCausalLM", {**_HEAD, **_EXPERTS}),
+    "qwen2": Family("Qwen2ForCausalLM"),
+    "qwen3": Family("Qwen3ForCausalLM", _HEAD),
+    "qwen3_moe": Family(
+        "Qwen3MoeForCausalLM",
+        {**_HEAD, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
+    ),
+    "gemma": Family("GemmaForCausalLM", _HEAD),
+    "gemma2": Family(
+        "Gemma2ForCausalLM",
+        {**_HEAD, **_GEMMA, **_LOCAL_GLOBAL, "attn_logit_softcapping": 5.0},
+    ),
+    "gemma3": Family(
+        "Gemma3ForCausalLM",
+        {**_HEAD, **_GEMMA, **_LOCAL_GLOBAL, "rope_parameters": _two_bases()},
+    ),
+    "gemma4": Family(
+        "Gemma4ForCausalLM",
+        {
+            **_HEAD,
+            **_LOCAL_GLOBAL,
+            "global_head_dim": 32,
+            "vocab_size_per_layer_input": 96,
+            "hidden_size_per_layer_input": 8,
+            "rope_parameters": {
+                SLIDING: dict(_ROPE),
+                FULL: {
+                    "rope_type": "proportional",
+                    "partial_rotary_factor": 0.25,
+                    "rope_theta": 1_000_000.0,
+                },
+            },
+        },
+        unrotated=(0, 24),
+        head_norms=0.0,  # it divides no score by sqrt(head_dim)
+    ),
+    # learned sinks take part of every row: less where there are more keys, so that even one
+    # token repeated has other hidden states at other positions from layer 1 on
+    "gpt_oss": Family(
+        "GptOssForCausalLM",
+        {
+            **_HEAD,
+            **_EXPERTS,
+            **_LOCAL_GLOBAL,
+            "rope_parameters": {**_ROPE, **_ORIGINAL, "rope_type": "yarn", "truncate": False},
+        },
+    ),
+    "granite": Family("GraniteForCausalLM", {"attention_multiplier": 0.25}),
+    "olmo2": Family("Olmo2ForCausalLM"),
+    "olmo3": Family("Olmo3ForCausalLM", _LOCAL_GLOBAL),
+    "phi3": Family("Phi3ForCausalLM"),
+    "phi3_longrope": Family(
+        "Phi3ForCausalLM",
+        {
+            "original_max_position_embeddings": 4096,
+            "rope_parameters": {**_ROPE, "rope_type": "longrope", **_LONGROPE},
+        },
+    ),
+    "starcoder2": Family("Starcoder2ForCausalLM", {"sliding_window": WINDOW}),
+    "seed_oss": Family("SeedOssForCausalLM", _HEAD),
+    # clockwise: the one family whose rotate_half has its signs swapped
+    "nanochat": Family("NanoChatForCausalLM", direction=-1),
+    # some layers without rotation
+    "smollm3": Family(
+        "SmolLM3ForCausalLM",
+        {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
+        unrotated=(0, 0, 0, 16),
+        nope_layers=(3,),
+    ),
+    "exaone4": Family("Exaone4ForCausalLM", _LOCAL_GLOBAL, unrotated=(0, 16), nope_layers=(1,)),
+    # neighbouring coordinates share a plane
+    "cohere": Family("CohereForCausalLM", pairing="interleaved"),
+    "cohere2": Family(
+        "Cohere2ForCausalLM",
+        _LOCAL_GLOBAL,
+        pairing="interleaved",
+        unrotated=(0, 16),
+        nope_layers=(1,),
+    ),
+    "ernie4_5": Family("Ernie4_5ForCausalLM", _HEAD, pairing="interleaved"),
+    "helium": Family("HeliumForCausalLM", _HEAD, pairing="interleaved"),
+    "glm": Family(
+        "GlmForCausalLM", {**_HEAD, **_partial(0.5)}, pairing="interleaved", unrotated=8
+    ),
+    "glm4": Family(
+        "Glm4ForCausalLM", {**_HEAD, **_partial(0.5)}, pairing="interleaved", unrotated=8
+    ),
+    "llama4": Family(
+        "Llama4ForCausalLM",
+        {
+            **_HEAD,
+            "num_hidden_layers": 4,
+            "intermediate_size_mlp": 96,
+            "num_local_experts": 2,
+            "no_rope_layers": [1, 1, 1, 0],
+            "rope_parameters": dict(_ROPE),
+        },
+        pairing="interleaved",
+        unrotated=(0, 0, 0, 16),
+        nope_layers=(3,),
+    ),
+    # the last part of each head rotates
+    "deepseek_v3": Family(
+        "DeepseekV3ForCausalLM",
+        {
+            "num_key_value_heads": 4,
+            "q_lora_rank": 32,
+            "kv_lora_rank": 32,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 16,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "moe_intermediate_size": 48,
+            "first_k_dense_replace": 1,
+            "rope_parameters": dict(_ROPE),
+        },
+        first_rotated=8,
+        unrotated=8,
+    ),
+    # the first part of each head rotates
+    "gpt_neox": Family(
+        "GPTNeoXForCausalLM",
+        {**_partial(0.25), "num_key_value_heads": DROP},
+        unrotated=12,
+    ),
+    "nemotron": Family("NemotronForCausalLM", {**_HEAD, **_partial(0.5)}, unrotated=8),
+    "persimmon": Family(
+        "PersimmonForCausalLM",
+        {**_partial(0.5), "num_key_value_heads": DROP},
+        unrotated=8,
+    ),
+    "phi": Family("PhiForCausalLM", _partial(0.5), unrotated=8),
+    "stablelm": Family("StableLmForCausalLM", _partial(0.25), unrotated=12),
+    # what must be refused
+    "gpt2": Family("GPT2LMHeadModel", reason="learned positions", **_NO_ROPE),
+    "opt": Family("OPTForCausalLM", reason="learned positions", **_NO_ROPE),
+    "bloom": Family("BloomForCausalLM", reason="ALiBi, own attention", **_NO_ROPE),
+    "bert": Family("BertForMaskedLM", reason="not causal, learned positions", **_NO_ROPE),
+    "mamba": Family("MambaForCausalLM", reason="no attention", **_NO_ROPE),
+    "falcon": Family(
+        "FalconForCausalLM",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_key_value_heads": DROP},
+        **_NO_DOOR,
+    ),
+    "gptj": Family(
+        "GPTJForCausalLM",
+        {"rotary_dim": 8},
+        pairing="interleaved",
+        unrotated=8,
+        **_NO_DOOR,
+    ),
+    "codegen": Family(
+        "CodeGenForCausalLM",
+        {"rotary_dim": 8},
+        pairing="interleaved",
+        unrotated=8,
+        **_NO_DOOR,
+    ),
+}
+
+SUPPORTED = tuple(name for name, family in FAMILIES.items() if family.supported)
+UNSUPPORTED = tuple(name for name, family in FAMILIES.items() if not family.supported)
+
+
+def tiny(name: str, *, seed: int = 0, **overrides: Any) -> transformers.PreTrainedModel:
+    """The family `name` of `FAMILIES`, random, float32, in eval mode, with eager attention.
+
+    `overrides` are config arguments that replace the table's.
+    """
+    family = FAMILIES[name]
+    model_class = getattr(transformers, family.architecture)
+    config = {**COMMON, **family.config, **overrides}
+    config = {key: value for key, value in config.items() if value is not DROP}
+    built = model_class.config_class(**config)
+    built._attn_implementation = "eager"
+    built._experts_implementation = "eager"  # the grouped one has no float64
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = model_class(built)
+    if name != "mamba":  # its state matrices are only stable as it starts them
+        spread_weights(model, seed=seed, head_norms=family.head_norms)
+    return model.eval()
+
+
+@torch.no_grad()
+def spread_weights(
+    model: nn.Module, *, seed: int, std: float = INITIAL_STD, head_norms: float = 1.0
+) -> None:
+    """Start every weight anew: matrices normal of `std`, vectors moved from where they are.
+
+    Vectors (biases and norms) move by 0.1, so that a norm applied to the wrong tensor shows.
+    Learned attention sinks lie near 4, a usual score at this size, so that they hold mass.
+    Weights of query and key norms grow by `head_norms`, or every score would stay near 0.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in model.named_parameters():
+        noise = torch.randn(weight.shape, generator=generator)
+        if weight.ndim >= 2:
+            weight.copy_(std * noise)
+        elif name.endswith("sinks"):
+            weight.copy_(4 + noise)
+        elif name.endswith(_HEAD_NORMS):
+            weight.add_(head_norms + 0.1 * noise)
+        else:
+            weight.add_(0.1 * noise)
+
+
+def rotations(model: transformers.PreTrainedModel, *, name: str) -> tuple[LayerRotation, ...]:
+    """What is true of each layer's planes: the table's row and the model's own `inv_freq`.
+
+    For a checkpoint of the Llama layout, `name` "llama_gqa" serves.
+    """
+    family = FAMILIES[name]
+    assert family.pairing is not None, f"{name} does not rotate"
+    layers = model.config.num_hidden_layers
+    result = []
+    for layer in range(layers):
+        stated = _stated_inv_freq(model, layer=layer)
+        if layer in family.nope_layers:
+            stated = stated[:0]
+        turning = np.flatnonzero(stated)
+        coordinates = np.arange(2 * len(stated))
+        pairs = (
+            coordinates.reshape(2, -1).T
+            if family.pairing == "half"
+            else coordinates.reshape(-1, 2)
+        )
+        pairs = pairs[turning] + family.first_rotated
+        head_dim = family.unrotated_by_layer(layers)[layer] + pairs.size
+        result.append(
+            LayerRotation(
+                pairs=pairs,
+                inv_freq=family.direction * stated[turning],
+                head_dim=head_dim,
+            )
+        )
+    return tuple(result)
+
+
+def _stated_inv_freq(model: transformers.PreTrainedModel, *, layer: int) -> NDArray[np.float64]:
+    """The model's own buffer for this layer, with the zeros of a p-RoPE."""
+    buffers = {
+        name.rpartition(".")[2]: buffer
+        for name, buffer in model.named_buffers()
+        if name.endswith("inv_freq") and "original" not in name
+    }
+    name = "inv_freq"
+    if name not in buffers:
+        name = f"{model.config.layer_types[layer]}_inv_freq"
+    return buffers[name].double().numpy()
+
+
+def random_tokens(
+    *, sequences: int, length: int, vocabulary: int = 96, seed: int = 0
+) -> NDArray[np.int64]:
+    """Random tokens [sequences, length] in [3, vocabulary), each sequence begun by BOS (1)."""
+    tokens = np.random.default_rng(seed).integers(3, vocabulary, size=(sequences, length))
+    tokens[:, 0] = COMMON["bos_token_id"]
+    return tokens
