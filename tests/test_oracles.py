@@ -1,0 +1,354 @@
+"""The oracles themselves: held to laws, to literal loops, and to what they were built to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from oracles.dense import NATS, default_bins, dense
+from oracles.fit import Rows, fit
+from oracles.handmade import CONTEXT, Expected, handmade
+from oracles.recording import LayerRotation, attention_calls
+from oracles.tiny import (
+    FAMILIES,
+    SUPPORTED,
+    UNSUPPORTED,
+    random_tokens,
+    rotations,
+    tiny,
+)
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+LENGTHS = (30, 17, 24)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Small matrices run slower on many threads than on one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def measured(name: str) -> dict[str, np.ndarray]:
+    model = tiny(name)
+    tokens = random_tokens(sequences=len(LENGTHS), length=max(LENGTHS))
+    return dense(model, tokens, LENGTHS, rotations=rotations(model, name=name))
+
+
+# every family
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_laws(name: str):
+    r = measured(name)
+    assert r["rows"] == sum(LENGTHS) - len(LENGTHS)
+    assert r["tokens"] == sum(LENGTHS)
+    np.testing.assert_allclose(r["offset_mass"].sum(-1) + r["sink_mass"], 1, rtol=1e-12)
+    np.testing.assert_allclose(
+        np.nansum(r["selectivity"], -1), r["selectivity_total"], rtol=1e-10
+    )
+    parts = r["sink_bits"] + r["position_bits"] + r["content_bits"]
+    np.testing.assert_allclose(parts, r["total_bits"], rtol=1e-12)
+    for part in ("sink_bits", "position_bits", "content_bits"):
+        assert (r[part] > -1e-9).all(), part
+    width = r["bins"][:, 1] - r["bins"][:, 0]
+    np.testing.assert_allclose(r["kernel"] @ width + r["kernel_sink"], 1, rtol=1e-12)
+    assert (r["fit_residual"] < 1e-7).all()
+    for coherence in (r["q_coherence"], r["k_coherence"]):
+        assert np.nanmin(coherence) >= 0
+        assert np.nanmax(coherence) <= 1 + 1e-12
+    assert (r["total_bits"] > 0.1).any(), "attention is not nearly uniform"
+    assert (r["learned_sink_mass"].max() > 0.01) == (name == "gpt_oss")
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_table_states_the_rotation_of_the_live_model(name: str):
+    """One token repeated: taking back the stated rotation leaves one vector everywhere."""
+    model = tiny(name).double()
+    for parameter, weight in model.named_parameters():
+        if parameter.endswith("sinks"):  # they take less where there are more keys, so that
+            weight.data.fill_(-1e9)  # the hidden state would change with position
+    calls, _ = attention_calls(model, np.full(9, 5))
+    for layer, (call, truth) in enumerate(zip(calls, rotations(model, name=name), strict=True)):
+        assert len(truth.rest) == FAMILIES[name].unrotated_by_layer(len(calls))[layer]
+        assert (layer in FAMILIES[name].nope_layers) == (len(truth.pairs) == 0)
+        for x in (call.query, call.key):
+            assert drift(truth.unrotate(x)) < 1e-5
+            for wrong in wrong_rotations(truth):
+                assert drift(wrong.unrotate(x)) > 1e-2
+
+
+def drift(x: torch.Tensor) -> float:
+    """Largest change of x [head, position, coordinate] from position 0, relative."""
+    return float((x - x[:, :1]).norm(dim=-1).max() / x.norm(dim=-1).max())
+
+
+def wrong_rotations(truth: LayerRotation) -> list[LayerRotation]:
+    """The other direction, the other pairing, and 3% off in speed (none for NoPE layers)."""
+    if not len(truth.pairs):
+        return []
+    coordinates = np.sort(truth.pairs.flatten())
+    half = coordinates.reshape(2, -1).T
+    repaired = coordinates.reshape(-1, 2) if (truth.pairs == half).all() else half
+    if len(truth.rest) and truth.rest[0] < coordinates[-1]:  # p-RoPE: planes lie apart
+        repaired = coordinates.reshape(-1, 2)
+    variants = [
+        (truth.pairs, -truth.inv_freq),
+        (repaired, truth.inv_freq),
+        (truth.pairs, truth.inv_freq * 1.03),
+    ]
+    return [
+        LayerRotation(pairs=pairs, inv_freq=inv_freq, head_dim=truth.head_dim)
+        for pairs, inv_freq in variants
+    ]
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_unsupported_families_build_and_run(name: str):
+    assert FAMILIES[name].reason
+    tokens = torch.from_numpy(random_tokens(sequences=2, length=12))
+    with torch.no_grad():
+        assert tiny(name)(tokens).logits.isfinite().all()
+
+
+def test_same_seed_same_model():
+    one, same, other = (tiny("qwen3", seed=seed).state_dict() for seed in (1, 1, 2))
+    assert all((one[key] == same[key]).all() for key in one)
+    assert any((one[key] != other[key]).any() for key in one)
+
+
+# the dense computation
+
+
+def test_against_literal_loops():
+    """Six tokens, a grouped-query Llama, every sum written out over Python floats; queries
+    and keys from the projections, turned by transformers' own function."""
+    model = tiny("llama_gqa").double()
+    tokens = random_tokens(sequences=1, length=6)
+    r = dense(model, tokens, [6], rotations=rotations(model, name="llama_gqa"))
+    inputs, position = projected(model, tokens)
+    cos, sin = position
+    with torch.no_grad():
+        out = model(torch.from_numpy(tokens), output_attentions=True)
+    loss = -out.logits.log_softmax(-1)[0, range(5), tokens[0, 1:]].mean()
+    np.testing.assert_allclose(r["loss"], loss, rtol=1e-12)
+    for layer, (q, k) in enumerate(inputs):
+        turned_q, turned_k = apply_rotary_pos_emb(q, k, cos, sin)
+        for head in range(4):
+            loops = loop_statistics(
+                turned_q[0, head].tolist(),
+                turned_k[0, head // 2].tolist(),
+                out.attentions[layer][0, head].tolist(),
+            )
+            for name, value in loops.items():
+                got = r[name][layer, head]
+                np.testing.assert_allclose(got, value, rtol=1e-5, atol=1e-7, err_msg=name)
+            for name, x in (("q", q[0, head]), ("k", k[0, head // 2])):
+                planes = torch.complex(x[:, :8], x[:, 8:])
+                norm = planes.abs().mean(0)
+                row = head if name == "q" else head // 2
+                np.testing.assert_allclose(r[f"{name}_norm"][layer, row], norm, rtol=1e-6)
+                np.testing.assert_allclose(
+                    r[f"{name}_coherence"][layer, row],
+                    planes.mean(0).abs() / norm,
+                    rtol=1e-5,
+                )
+
+
+def projected(model, tokens):
+    """Each layer's unrotated queries and keys by hooks, and the cosines and sines."""
+    kept: dict[str, torch.Tensor] = {}
+    hooks = [
+        module.register_forward_hook(lambda _m, _i, out, name=name: kept.update({name: out}))
+        for name, module in model.named_modules()
+        if name.endswith(("q_proj", "k_proj", "rotary_emb"))
+    ]
+    try:
+        with torch.no_grad():
+            model(torch.from_numpy(tokens))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    layers = [
+        tuple(
+            kept[f"model.layers.{layer}.self_attn.{name}_proj"]
+            .unflatten(-1, (-1, 16))
+            .transpose(1, 2)
+            for name in "qk"
+        )
+        for layer in range(model.config.num_hidden_layers)
+    ]
+    return layers, kept["model.rotary_emb"]
+
+
+def loop_statistics(q: list, k: list, attention: list) -> dict[str, float | list[float]]:
+    """One head's row statistics over rows 1 to 5, by nothing but loops."""
+    length, planes, rows = len(q), len(q[0]) // 2, len(q) - 1
+    selectivity = [0.0] * planes
+    by_offset = [0.0] * length
+    sink = self_mass = previous = entropy = total = 0.0
+    for i in range(1, length):
+        for j in range(i + 1):
+            a = attention[i][j]
+            for f in range(planes):
+                product = q[i][f] * k[j][f] + q[i][f + planes] * k[j][f + planes]
+                selectivity[f] += (a - 1 / (i + 1)) * product / math.sqrt(2 * planes) / rows
+            if j == 0:
+                sink += a / rows
+            else:
+                by_offset[i - j] += a / rows
+            self_mass += a / rows if j == i else 0
+            previous += a / rows if j == i - 1 else 0
+            if a > 0:
+                entropy -= a * math.log2(a) / rows
+                total += a * math.log2(a * (i + 1)) / rows
+    return {
+        "selectivity": selectivity,
+        "offset_mass_exact": by_offset,
+        "sink_mass": sink,
+        "self_mass": self_mass,
+        "previous_token": previous,
+        "entropy_bits": entropy,
+        "total_bits": total,
+    }
+
+
+def test_padding_and_company_change_nothing():
+    model = tiny("mistral_sliding")
+    truth = rotations(model, name="mistral_sliding")
+    tokens = random_tokens(sequences=3, length=30)
+    bins = default_bins(30)
+    together = dense(model, tokens, LENGTHS, rotations=truth, bins=bins)
+    rubbish = tokens.copy()
+    for row, length in zip(rubbish, LENGTHS, strict=True):
+        row[length:] = 7
+    again = dense(model, rubbish, LENGTHS, rotations=truth, bins=bins)
+    for name, value in together.items():
+        np.testing.assert_array_equal(value, again[name], err_msg=name)
+    alone = [
+        dense(model, row[None], [length], rotations=truth, bins=bins)
+        for row, length in zip(tokens, LENGTHS, strict=True)
+    ]
+    for name, weight in (("selectivity", "rows"), ("total_bits", "rows"), ("q_norm", "tokens")):
+        mean = sum(one[name] * one[weight] for one in alone) / together[weight]
+        np.testing.assert_allclose(together[name], mean, rtol=1e-12)
+
+
+def test_bins_may_reach_beyond_the_context():
+    model = tiny("llama_gqa")
+    truth = rotations(model, name="llama_gqa")
+    tokens = random_tokens(sequences=1, length=20)
+    short, long = (
+        dense(model, tokens, [20], rotations=truth, bins=default_bins(context))
+        for context in (20, 100)
+    )
+    np.testing.assert_allclose(short["position_bits"], long["position_bits"], rtol=1e-12)
+    for name in ("offset_mass", "kernel", "offset_share"):
+        np.testing.assert_allclose(short[name], long[name][..., :20], rtol=1e-12)
+        assert not long[name][..., 20:].any()
+
+
+def test_a_window_hides_what_lies_outside():
+    r = measured("gemma2")
+    sliding, full = r["offset_mass_exact"]
+    assert sliding[:, 12:].max() == 0
+    assert full[:, 12:].max() > 0
+    np.testing.assert_array_equal(r["offset_share"][0, 12:], 0)
+
+
+def test_the_fit_agrees_with_the_multiplicative_update():
+    """METHOD's own update on random masses, truncated rows and wide bins: the same gain."""
+    context = 40
+    bins = np.array([[0, 1], [1, 2], [2, 3], [3, 6], [6, 12], [12, 40]])
+    position = np.arange(1, context)[:, None]
+    offsets = (np.arange(context) < position).astype(float)  # keys 1 .. i
+    kinds = len(position)
+    rows = Rows(offsets=offsets, sink=np.ones(kinds), share=np.full(kinds, 1 / kinds))
+    mass = np.random.default_rng(0).dirichlet(np.ones(7))
+    found = fit(mass[:-1], mass[-1], rows=rows, bins=bins)
+    counts = np.column_stack([rows.binned(bins), rows.sink])
+    weight = np.ones(7)
+    for _ in range(5000):
+        weight = mass / (counts / (counts @ weight)[:, None] / kinds).sum(0)
+    gain = mass @ np.log(weight) - np.log(counts @ weight).mean()
+    gain += np.log(counts.sum(1)).mean()
+    np.testing.assert_allclose(found.gain, gain / NATS, rtol=1e-7)
+    both = np.append(found.weight, found.sink)
+    np.testing.assert_allclose(both / both.sum(), weight / weight.sum(), rtol=1e-4)
+
+
+# heads built by hand
+
+
+def label(*, total: float, sink: float, position: float, content: float) -> str:
+    """METHOD section 5."""
+    if total < 0.1:
+        return "diffuse"
+    if sink / total > 0.9:
+        return "sink"
+    fraction = position / (position + content)
+    if fraction >= 2 / 3:
+        return "positional"
+    return "semantic" if fraction <= 1 / 3 else "mixed"
+
+
+@pytest.mark.parametrize("head_dim", [32, 64])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_every_handmade_head_is_what_it_was_built_to_be(seed: int, head_dim: int):
+    model, tokens, expected = handmade(seed, head_dim)
+    lengths = [CONTEXT] * len(tokens)
+    r = dense(model, tokens, lengths, rotations=rotations(model, name="llama_gqa"))
+    calls, _ = attention_calls(model, tokens[0])
+    check_plain_attention(calls[0].attention.numpy(), tokens[0], expected)
+    for head, truth in enumerate(expected):
+        got = label(
+            **{part: r[f"{part}_bits"][0, head] for part in ("total", "sink")},
+            **{part: r[f"{part}_bits"][0, head] for part in ("position", "content")},
+        )
+        assert got == truth.label, truth
+        if truth.offset is not None:
+            peak = r["bins"][r["kernel"][0, head].argmax(), 0]
+            assert abs(peak - truth.offset) <= truth.tolerance, (truth, peak)
+            predicted = r["bins"][r["predicted_kernel"][0, head].argmax(), 0]
+            assert abs(predicted - truth.offset) <= truth.tolerance, (truth, predicted)
+
+
+def check_plain_attention(
+    attention: np.ndarray, tokens: np.ndarray, expected: Sequence[Expected]
+) -> None:
+    """Attention [head, query, key] looks as described, without any of METHOD's numbers."""
+    late = np.arange(CONTEXT // 2, CONTEXT)
+    for a, truth in zip(attention, expected, strict=True):
+        if truth.sink:
+            assert abs(a[late, 0].mean() - truth.sink) < 0.3, truth
+        others = a[late, 1:] / a[late, 1:].sum(1, keepdims=True)
+        if truth.label == "positional":
+            offset = late - 1 - others.argmax(1)
+            near = np.abs(offset - truth.offset) <= 3 * truth.tolerance
+            assert near.mean() > 0.9, truth
+        elif truth.description == "equal tokens":
+            equal = tokens[late, None] == tokens[None, 1:]
+            assert (others * equal).sum(1).mean() > 0.8, truth
+        elif truth.description == "a class of tokens":
+            favourites = np.bincount(tokens[1:], weights=others.mean(0))
+            few = -(-len(favourites) // 5)
+            assert np.sort(favourites)[-few:].sum() > 0.8, truth
+        elif truth.label == "diffuse":
+            assert a[late].max() < 0.1, truth
+
+
+def test_without_the_correction_a_content_head_would_not_be_semantic():
+    """Tokens are equal to themselves: METHOD step 5 tells that from position."""
+    model, tokens, expected = handmade(0, 64)
+    lengths = [CONTEXT] * len(tokens)
+    r = dense(model, tokens, lengths, rotations=rotations(model, name="llama_gqa"))
+    head = [truth.description for truth in expected].index("equal tokens")
+    gain = r["position_gain"][0, head]
+    rest = r["total_bits"][0, head] - r["sink_bits"][0, head] - gain
+    uncorrected = {"position": gain, "content": rest}
+    assert label(total=4.0, sink=0.0, **uncorrected) == "mixed"
