@@ -1,0 +1,37 @@
+"""The checkpoints that come with ropelens, each trained by its own recipe.
+
+A folder each: config, float16 safetensors, tokenizer, model card, and text sampled from
+the checkpoint itself.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from ropelens.errors import BadArgument
+
+BUNDLED = ("rope",)
+
+
+def bundled_path(name: str = "rope") -> Path:
+    """The folder of the bundled checkpoint `name`, to be read only.
+
+    Raises:
+        BadArgument: no checkpoint of that name is bundled.
+    """
+    if name not in BUNDLED:
+        raise BadArgument(
+            f"no checkpoint called {name!r} is bundled.",
+            attempt=f"one of: {', '.join(BUNDLED)}",
+        )
+    return Path(str(files(__name__))) / name
+
+
+def sample_path(name: str = "rope") -> Path:
+    """Text sampled from the bundled checkpoint `name`: .jsonl, a document a line.
+
+    Raises:
+        BadArgument: no checkpoint of that name is bundled.
+    """
+    return bundled_path(name) / "sample.jsonl"

@@ -1,0 +1,123 @@
+"""Make the folder of a bundled checkpoint out of a finished run.
+
+Half-precision safetensors, tokenizer, text sampled from the checkpoint itself, and a
+model card whose every number is read from the run or measured here.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from ropelens.errors import BadArgument
+from ropelens.train.card import loss_curve, model_card, read_metrics
+from ropelens.train.record import write_model, write_whole
+from ropelens.train.run import VALID_SEQUENCES, training_and_validation
+from ropelens.train.sample import sample_documents
+
+LARGEST = 6_000_000  # bytes of a bundled folder, sampled text and card included
+TEMPERATURE = 0.9
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What storing the weights in half precision costs; losses in nats per predicted token.
+
+    `vanished` counts the weights that are not zero in float32 and are in float16.
+    """
+
+    parameters: int
+    vanished: int
+    largest: float
+    full_loss: float
+    half_loss: float
+    sequences: int
+
+
+def write_bundle(
+    run: Path, *, out: Path, command: str, text: str, documents: int = 64, seed: int = 0
+) -> Measured:
+    """Fill the folder `out` from the finished run folder `run`; what was measured of it.
+
+    `command` (the call that made the run) and `text` (what its text was, in words) stand
+    in the card. `out` gets config, safetensors in float16, tokenizer, sample.jsonl (text
+    sampled from these very weights by `seed`), metrics.csv, loss.svg and README.md.
+
+    Raises:
+        BadArgument: `run` is not finished, or the folder would be larger than 6 MB.
+    """
+    record = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    if "finished" not in record:
+        raise BadArgument(f"the run in {run} is not finished.", attempt="its command again")
+    context = record["settings"]["context"]
+    _, held_out = training_and_validation(run, batch=1)
+    model = LlamaForCausalLM.from_pretrained(run, dtype=torch.float32, local_files_only=True)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(run, local_files_only=True)
+    measured = measure_half(model, held_out)
+    out.mkdir(parents=True, exist_ok=True)
+    write_model(model.half(), out)
+    tokenizer.save_pretrained(out)
+    texts = sample_documents(
+        model.float(),
+        tokenizer,
+        documents=documents,
+        context=context,
+        temperature=TEMPERATURE,
+        seed=seed,
+    )
+    lines = [json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts]
+    write_whole(out / "sample.jsonl", "".join(lines))
+    shutil.copyfile(run / "metrics.csv", out / "metrics.csv")
+    rows = read_metrics(run / "metrics.csv")
+    write_whole(out / "loss.svg", loss_curve(rows))
+    card = model_card(
+        record,
+        rows,
+        measured,
+        name=out.name,
+        command=command,
+        text=text,
+        samples=len(texts),
+        sample_seed=seed,
+        temperature=TEMPERATURE,
+        seen=min(VALID_SEQUENCES, measured.sequences),
+    )
+    write_whole(out / "README.md", card)
+    size = sum(file.stat().st_size for file in out.iterdir())
+    if size > LARGEST:
+        raise BadArgument(f"{out} is {size:,} bytes; at most {LARGEST:,} are bundled.")
+    return measured
+
+
+def measure_half(model: LlamaForCausalLM, rows: np.ndarray, *, batch: int = 16) -> Measured:
+    """Compare `model` (float32) with its own weights rounded to float16.
+
+    Both losses are computed in float32, on all of `rows`, uint16 [sequence, context].
+    """
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    rounded = LlamaForCausalLM(model.config).eval()
+    rounded.load_state_dict({n: t.half().float() for n, t in model.state_dict().items()})
+    return Measured(
+        parameters=len(weights),
+        vanished=int(((weights.half() == 0) & (weights != 0)).sum()),
+        largest=float(weights.abs().max()),
+        full_loss=mean_loss(model, rows, batch=batch),
+        half_loss=mean_loss(rounded, rows, batch=batch),
+        sequences=len(rows),
+    )
+
+
+@torch.inference_mode()
+def mean_loss(model: LlamaForCausalLM, rows: np.ndarray, *, batch: int) -> float:
+    """Mean loss of `model` per predicted token of `rows`, nats."""
+    total = 0.0
+    for start in range(0, len(rows), batch):
+        tokens = torch.from_numpy(rows[start : start + batch].astype(np.int64))
+        total += float(model(input_ids=tokens, labels=tokens).loss) * len(tokens)
+    return total / len(rows)

@@ -1,0 +1,176 @@
+"""The model card of a bundled checkpoint: words and a curve around measured numbers."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ropelens.train.bundle import Measured
+
+Row = Mapping[str, float]
+
+CARD = """\
+---
+license: mit
+language: en
+library_name: transformers
+tags: [rope, llama, interpretability]
+---
+
+# {name}: the checkpoint bundled with ropelens
+
+A small LLaMA-style decoder with rotary position embeddings, trained from nothing by this
+project's own recipe, so that ropelens has something to look into without a download. It
+is a tool's test model: it writes the semblance of a novel, and is good for nothing else.
+
+- architecture: LlamaForCausalLM: RMSNorm before each block, SwiGLU, grouped-query
+  attention, tied embeddings
+- shape: {layers} layers, width {width}, {heads} query and {kv_heads} key-value heads of
+  {head_dim}, MLP {mlp}; {parameters:,} parameters
+- rotation: RoPE ({rope}), {wavelengths} wavelengths
+- context: {context} tokens, of which the first is always BOS
+- tokenizer: byte-level BPE of {vocabulary:,} tokens, trained on the same text
+- trained on: {text}
+- tokens seen: {tokens:,} ({steps:,} steps of {batch} sequences of {context})
+- optimizer: AdamW (0.9, 0.95), peak rate {learning_rate:g}, {warmup_steps} steps of
+  warm-up, then cosine to zero; weight decay 0.1, gradients clipped at norm 1; {precision}
+- seed: {seed}
+- made with: {versions}
+- licence: MIT
+
+## Command
+
+    {command}
+
+then `ropelens.train.write_bundle` on its folder.
+
+## Loss
+
+Nats per predicted token, on {sequences:,} sequences ({valid_tokens:,} tokens) of novels that
+it was not trained on; a uniform guess has {uniform:.3f}.
+
+| weights | validation loss |
+|---|---|
+| float32, as trained | {full_loss:.5f} |
+| float16, as stored | {half_loss:.5f} |
+
+No stored weight overflows (the largest is {largest:.2f}); {vanished:,} of {parameters:,}
+round to zero.
+
+![loss over tokens](loss.svg)
+
+{table}
+
+Validation during training is on the first {seen} of those sequences, under autocast. All
+rows: `metrics.csv`. Median rate {rate:,} tokens/s on {threads} CPU threads.
+
+## Sampled text
+
+`sample.jsonl`: {samples} documents sampled from these weights (temperature {temperature},
+no top-k, seed {sample_seed}), each exactly one context of tokens. It is what ropelens
+analyses when no text is given.
+"""
+
+
+def model_card(
+    record: Mapping[str, Any],
+    rows: Sequence[Row],
+    measured: Measured,
+    *,
+    name: str,
+    command: str,
+    text: str,
+    samples: int,
+    sample_seed: int,
+    temperature: float,
+    seen: int,
+) -> str:
+    """README.md of a bundled checkpoint, from run.json's `record` and metrics.csv's `rows`."""
+    settings = record["settings"]
+    rates = sorted(row["tokens_per_second"] for row in rows if "tokens_per_second" in row)
+    rope = settings["rope_parameters"] or {"rope_type": "default", "rope_theta": 10_000.0}
+    return CARD.format(
+        **settings["size"] | {k: v for k, v in settings.items() if k != "size"},
+        **vars(measured),
+        name=name,
+        rope=", ".join(f"{key} {value}" for key, value in rope.items()),
+        wavelengths=settings["size"]["head_dim"] // 2,
+        text=text,
+        tokens=record["tokens"],
+        versions=", ".join(f"{package} {v}" for package, v in record["versions"].items()),
+        command=command,
+        valid_tokens=measured.sequences * settings["context"],
+        uniform=math.log(settings["vocabulary"]),
+        table=loss_table(rows),
+        seen=seen,
+        rate=round(rates[len(rates) // 2]),
+        threads=record["threads"],
+        samples=samples,
+        sample_seed=sample_seed,
+        temperature=temperature,
+    )
+
+
+def read_metrics(path: Path) -> list[Row]:
+    """The rows of a metrics.csv, without the cells that are empty."""
+    with path.open(newline="", encoding="utf-8") as stream:
+        return [
+            {name: float(cell) for name, cell in row.items() if cell}
+            for row in csv.DictReader(stream)
+        ]
+
+
+def loss_table(rows: Sequence[Row]) -> str:
+    """A Markdown table of the steps that were validated."""
+    lines = ["| step | tokens | training loss | validation loss |", "|---|---|---|---|"]
+    lines += [
+        f"| {row['step']:.0f} | {row['tokens']:,.0f} | {row['train_loss']:.3f} "
+        f"| {row['valid_loss']:.3f} |"
+        for row in rows
+        if "valid_loss" in row and "train_loss" in row
+    ]
+    return "\n".join(lines)
+
+
+def loss_curve(rows: Sequence[Row], *, width: int = 640, height: int = 320) -> str:
+    """An SVG of training and validation loss (nats/token) over tokens seen."""
+    left, right, top, bottom = 50, 15, 15, 40
+    most = max(row["tokens"] for row in rows)
+    losses = [row[key] for row in rows for key in ("train_loss", "valid_loss") if key in row]
+    low, high = math.floor(min(losses)), math.ceil(max(losses))
+
+    def point(tokens: float, loss: float) -> tuple[float, float]:
+        x = left + tokens / most * (width - left - right)
+        y = top + (high - loss) / (high - low) * (height - top - bottom)
+        return round(x, 1), round(y, 1)
+
+    def line(key: str, colour: str) -> str:
+        points = " ".join("{},{}".format(*point(r["tokens"], r[key])) for r in rows if key in r)
+        return f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
+
+    def label(x: float, y: float, text: str, *, at: str = "middle", ink: str = "#333") -> str:
+        return f'<text x="{x}" y="{y}" text-anchor="{at}" fill="{ink}">{text}</text>'
+
+    parts = [f'<rect width="{width}" height="{height}" fill="#fff"/>']
+    for loss in range(low, high + 1):
+        _, y = point(0, loss)
+        parts.append(f'<path d="M{left} {y}H{width - right}" stroke="#ddd"/>')
+        parts.append(label(left - 8, y + 4, str(loss), at="end"))
+    for share in (0, 0.25, 0.5, 0.75, 1):
+        x, y = point(share * most, low)
+        parts.append(label(x, y + 16, f"{share * most / 1e6:.1f}"))
+    parts += [
+        label(width / 2, height - 6, "million tokens seen; loss in nats per token"),
+        line("train_loss", "#888"),
+        line("valid_loss", "#c0392b"),
+        label(width - right, top + 12, "training", at="end", ink="#888"),
+        label(width - right, top + 28, "validation", at="end", ink="#c0392b"),
+    ]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        f'font-family="sans-serif" font-size="12">\n' + "\n".join(parts) + "\n</svg>\n"
+    )

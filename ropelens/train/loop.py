@@ -1,0 +1,134 @@
+"""transformers' Trainer, held to what a run folder promises.
+
+It stops at the first loss that is not a number, saves only weights that are finite, and
+marks a checkpoint as whole once every file of it is written.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_callback import PrinterCallback, TrainerControl, TrainerState
+
+from ropelens.errors import RopelensError
+
+WHOLE = "whole"  # the empty file that is written last into a checkpoint
+
+
+class TrainingFailed(RopelensError):
+    """The loss or the weights stopped being numbers."""
+
+
+def failed(what: str, *, step: int) -> TrainingFailed:
+    """The error for `what` being no number any more at `step`."""
+    return TrainingFailed(
+        f"training stopped at step {step}: {what} is not a finite number.",
+        means="the run diverged; the last good checkpoint is kept",
+        attempt="a lower learning rate, in a new run folder",
+    )
+
+
+class Sequences(torch.utils.data.Dataset):
+    """Rows of a memory-mapped array, as the labelled examples that the Trainer reads."""
+
+    def __init__(self, rows: np.ndarray) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        tokens = torch.from_numpy(self.rows[index].astype(np.int64))
+        return {"input_ids": tokens, "labels": tokens}
+
+
+class CheckedTrainer(Trainer):
+    """A Trainer that stops when the loss is not finite, and times the tokens it sees."""
+
+    def __init__(self, *, tokens_per_step: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.tokens_per_step = tokens_per_step
+        self._timed_from: tuple[int, float] | None = None
+        self.remove_callback(PrinterCallback)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """One forward and backward pass.
+
+        Raises:
+            TrainingFailed: the loss is NaN or infinite.
+        """
+        if self._timed_from is None:
+            self._timed_from = self.state.global_step, time.perf_counter()
+        loss = super().training_step(*args, **kwargs)
+        if not torch.isfinite(loss):
+            raise failed("the loss", step=self.state.global_step + 1)
+        return loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the rate since the last training line to what transformers logs."""
+        if "loss" in logs and self._timed_from is not None:
+            step, since = self._timed_from
+            now = time.perf_counter()
+            tokens = (self.state.global_step - step) * self.tokens_per_step
+            logs["tokens_per_second"] = tokens / (now - since)
+            self._timed_from = self.state.global_step, now
+        super().log(logs, start_time)
+
+
+class Checkpoints(TrainerCallback):
+    """Asks for a checkpoint every `seconds`, on steps whose loss is logged, and at the end.
+
+    Only on such a step does the saved state hold all of the loss that the next row of
+    metrics.csv averages, so that a resumed run writes the rows of an uninterrupted one.
+    """
+
+    def __init__(self, *, seconds: float) -> None:
+        self.seconds = seconds
+        self.saved_at = time.monotonic()
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **event: Any,
+    ) -> None:
+        """Set `should_save` where a checkpoint is due.
+
+        Raises:
+            TrainingFailed: a weight is NaN or infinite, so that there is nothing to save.
+        """
+        last = state.global_step >= state.max_steps
+        due = time.monotonic() - self.saved_at >= self.seconds
+        if not (last or (due and state.global_step % int(args.logging_steps) == 0)):
+            return
+        model: PreTrainedModel = event["model"]
+        if not all(torch.isfinite(p).all() for p in model.parameters()):
+            raise failed("a weight", step=state.global_step)
+        control.should_save = True
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Mark the checkpoint whole: every other file of it is written by now."""
+        folder = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
+        # A pickle that nothing here reads; run.json says the same in the open.
+        (folder / "training_args.bin").unlink(missing_ok=True)
+        (folder / WHOLE).touch()
+        self.saved_at = time.monotonic()
+
+
+def last_whole_checkpoint(folder: Path) -> Path | None:
+    """The newest whole checkpoint in `folder`; removes what a kill left half-written."""
+    found = {int(p.name.rpartition("-")[2]): p for p in folder.glob("checkpoint-*")}
+    for step in sorted(found, reverse=True):
+        if (found[step] / WHOLE).exists():
+            return found[step]
+        shutil.rmtree(found[step])
+    return None

@@ -1,0 +1,84 @@
+"""Text that a model writes itself, in documents of exactly one context."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+
+def sample_documents(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    documents: int,
+    context: int,
+    temperature: float = 0.9,
+    seed: int = 0,
+) -> list[str]:
+    """Texts sampled from `model`, each of which encodes to exactly `context` tokens.
+
+    BOS counts as one of them. A text that would not (sampled tokens need not be those
+    that its characters encode to), or that holds a broken character, is left out, so a
+    fifth more are sampled than asked for; fewer than `documents` may still come back.
+    """
+    with torch.random.fork_rng(), torch.inference_mode():
+        torch.manual_seed(seed)
+        tokens = _sample(
+            model, rows=documents + documents // 5, context=context, temperature=temperature
+        )
+    texts = (_cut(_text(row, tokenizer), tokenizer, tokens=context) for row in tokens.tolist())
+    return [text for text in texts if text is not None][:documents]
+
+
+def _sample(
+    model: PreTrainedModel, *, rows: int, context: int, temperature: float
+) -> Int64[Tensor, "row position"]:
+    """A context from BOS on, and an eighth more read off its second half.
+
+    The model never sees positions beyond its context, and the surplus leaves room to
+    cut. EOS and a second BOS are ruled out, so that every row is as long.
+    """
+    bos, eos = model.config.bos_token_id, model.config.eos_token_id
+    start = torch.full((rows, 1), bos, device=model.device)
+    first = _continue(model, start, new=context - 1, temperature=temperature, barred=[bos, eos])
+    prompt = torch.cat([start, first[:, -(context // 2) :]], dim=1)
+    more = _continue(
+        model, prompt, new=context // 8, temperature=temperature, barred=[bos, eos]
+    )
+    return torch.cat([first, more[:, prompt.shape[1] :]], dim=1)
+
+
+def _continue(
+    model: PreTrainedModel,
+    prompt: Int64[Tensor, "row position"],
+    *,
+    new: int,
+    temperature: float,
+    barred: list[int],
+) -> Int64[Tensor, "row position"]:
+    return model.generate(  # type: ignore[operator]
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        do_sample=True,
+        temperature=temperature,
+        top_k=0,
+        max_new_tokens=new,
+        suppress_tokens=barred,
+        pad_token_id=barred[0],
+    )
+
+
+def _cut(text: str, tokenizer: PreTrainedTokenizerFast, *, tokens: int) -> str | None:
+    """The start of `text` that encodes to exactly `tokens` with BOS, if there is one."""
+    ids = tokenizer(text).input_ids
+    cut = _text(ids[:tokens], tokenizer)
+    whole = len(ids) >= tokens and len(tokenizer(cut).input_ids) == tokens
+    return cut if whole and "\ufffd" not in cut else None
+
+
+def _text(ids: list[int], tokenizer: PreTrainedTokenizerFast) -> str:
+    text = tokenizer.decode(ids, skip_special_tokens=True)
+    assert isinstance(text, str)
+    return text

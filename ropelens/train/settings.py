@@ -1,0 +1,100 @@
+"""What decides the numbers of a run, and the Trainer's arguments that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from transformers import TrainingArguments
+
+from ropelens.errors import BadArgument
+from ropelens.train.sizes import Size
+from ropelens.train.tokens import SMALLEST_VOCABULARY
+
+Precision = Literal["bf16", "fp32"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides the numbers of a run, beside its text. Part of run.json."""
+
+    size: Size
+    context: int
+    vocabulary: int
+    steps: int
+    learning_rate: float
+    warmup_steps: int
+    rope_parameters: Mapping[str, Any] | None
+    seed: int
+    precision: Precision
+    log_every: int
+    eval_every: int
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that one optimizer step sees, BOS included."""
+        return self.size.batch * self.context
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuse what no run can be made of.
+
+    Raises:
+        BadArgument: naming the value and its limits.
+    """
+    for name, low, high in (
+        ("context", 2, None),
+        ("vocabulary", SMALLEST_VOCABULARY, 1 << 16),
+        ("steps", 1, None),
+        ("seed", 0, (1 << 32) - 1),
+        ("log_every", 1, None),
+        ("eval_every", 1, None),
+    ):
+        value = getattr(settings, name)
+        if value < low or (high is not None and value > high):
+            limits = f"at least {low}" if high is None else f"between {low} and {high}"
+            raise BadArgument(f"{name} is {value}; it must be {limits}.")
+    if settings.precision not in get_args(Precision):
+        raise BadArgument(
+            f"no precision is called {settings.precision!r}.",
+            attempt=f"one of: {', '.join(get_args(Precision))}",
+        )
+
+
+def training_arguments(settings: Settings, *, folder: Path) -> TrainingArguments:
+    """transformers' arguments for `settings`; the recipe of every model trained here."""
+    size = settings.size
+    on_gpu = torch.cuda.is_available()
+    return TrainingArguments(
+        output_dir=str(folder),
+        max_steps=settings.steps,
+        per_device_train_batch_size=size.micro_batch,
+        per_device_eval_batch_size=size.micro_batch,
+        gradient_accumulation_steps=size.batch // size.micro_batch,
+        learning_rate=settings.learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=settings.warmup_steps,
+        adam_beta1=0.9,
+        adam_beta2=0.95,
+        weight_decay=0.1,
+        max_grad_norm=1.0,
+        optim="adamw_torch_fused",
+        bf16=settings.precision == "bf16",
+        use_cpu=not on_gpu,
+        dataloader_pin_memory=on_gpu,
+        seed=settings.seed,
+        logging_steps=settings.log_every,
+        # The filter would hide the NaN that has to stop the run.
+        logging_nan_inf_filter=False,
+        eval_strategy="steps",
+        eval_steps=settings.eval_every,
+        prediction_loss_only=True,
+        # `Checkpoints` decides when to save.
+        save_strategy="no",
+        save_total_limit=2,
+        disable_tqdm=True,
+        report_to="none",
+    )

@@ -1,0 +1,95 @@
+"""How large a model is, and the LLaMA configuration that follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import LlamaConfig
+
+from ropelens.errors import BadArgument
+
+ROPE_BASE = 10_000.0
+
+
+@dataclass(frozen=True)
+class Size:
+    """The shape of a LLaMA-style decoder and the batch it learns from.
+
+    `width` is the residual stream's, `mlp` the inner width of SwiGLU, `batch` the
+    sequences per optimizer step, of which `micro_batch` go through the model at once,
+    `learning_rate` the peak of the schedule.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp: int
+    batch: int
+    micro_batch: int
+    learning_rate: float
+
+
+SIZES: Mapping[str, Size] = {
+    # The bundled checkpoint: 2.5 million parameters, 40 minutes on two CPU cores.
+    "tiny": Size(
+        layers=6,
+        width=192,
+        heads=6,
+        kv_heads=2,
+        head_dim=32,
+        mlp=448,
+        batch=16,
+        micro_batch=8,
+        learning_rate=3e-3,
+    ),
+}
+
+
+def get_size(size: str | Size) -> Size:
+    """The entry of `SIZES` of that name, or `size` itself.
+
+    Raises:
+        BadArgument: no size has that name.
+    """
+    if isinstance(size, Size):
+        return size
+    if size not in SIZES:
+        raise BadArgument(
+            f"no model size is called {size!r}.", attempt=f"one of: {', '.join(SIZES)}"
+        )
+    return SIZES[size]
+
+
+def model_config(
+    size: Size,
+    *,
+    vocabulary: int,
+    context: int,
+    rope_parameters: Mapping[str, Any] | None = None,
+    bos_token_id: int = 0,
+    eos_token_id: int = 1,
+) -> LlamaConfig:
+    """The configuration of a model of `size`, rotating as transformers' `rope_parameters` say.
+
+    Without `rope_parameters`: plain RoPE with base 10,000. Embeddings are tied, so that
+    a small model spends its parameters on layers.
+    """
+    rope = dict(rope_parameters or {"rope_type": "default", "rope_theta": ROPE_BASE})
+    return LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=size.width,
+        intermediate_size=size.mlp,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads,
+        head_dim=size.head_dim,
+        max_position_embeddings=context,
+        rope_parameters=rope,
+        tie_word_embeddings=True,
+        bos_token_id=bos_token_id,
+        eos_token_id=eos_token_id,
+    )

@@ -1,0 +1,106 @@
+"""Documents become a memory-mapped array of sequences, by a tokenizer trained on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from ropelens.errors import BadText
+
+BOS, EOS = "<s>", "</s>"
+SMALLEST_VOCABULARY = 256 + 2  # every byte, BOS and EOS
+
+
+def train_tokenizer(
+    texts: Iterable[str], *, vocabulary: int, context: int
+) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer of at most `vocabulary` tokens that puts BOS first.
+
+    Byte-level: any text encodes, and decodes to itself. Source: Radford et al. 2019
+    (GPT-2), whose splitting into words this uses.
+    """
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[BOS, EOS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
+    bpe.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A",
+        pair=f"{BOS} $A {BOS} $B",
+        special_tokens=[(BOS, bpe.token_to_id(BOS))],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        bos_token=BOS,
+        eos_token=EOS,
+        model_max_length=context,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def write_sequences(
+    texts: Iterable[str], tokenizer: PreTrainedTokenizerFast, path: Path, *, context: int
+) -> int:
+    """Write the tokens of `texts` to `path`, a .npy of uint16 [sequence, context]; how many.
+
+    The documents, each followed by EOS, form one stream that is cut every `context - 1`
+    tokens; every sequence starts with BOS. What is left of the stream is dropped. The
+    file appears whole or not at all, and never has to fit into memory.
+    """
+    bpe = tokenizer.backend_tokenizer
+    body = context - 1
+    aside = path.with_suffix(".partial")
+    rest = np.empty(0, dtype=np.uint16)
+    count = 0
+    with aside.open("wb") as raw:
+        for text in texts:
+            ids = bpe.encode(text, add_special_tokens=False).ids
+            rest = np.concatenate([rest, np.array([*ids, tokenizer.eos_token_id], np.uint16)])
+            whole = len(rest) // body
+            rows = np.full((whole, context), tokenizer.bos_token_id, dtype=np.uint16)
+            rows[:, 1:] = rest[: whole * body].reshape(whole, body)
+            rows.tofile(raw)
+            rest, count = rest[whole * body :], count + whole
+    _add_npy_header(aside, path, shape=(count, context))
+    return count
+
+
+def _add_npy_header(raw: Path, path: Path, *, shape: tuple[int, int]) -> None:
+    """Turn the bare numbers in `raw` into the .npy file `path`, a block at a time."""
+    whole = raw.with_suffix(".whole")
+    with raw.open("rb") as source, whole.open("wb") as target:
+        header = {"descr": "<u2", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(target, header)
+        while block := source.read(1 << 24):
+            target.write(block)
+    whole.replace(path)
+    raw.unlink()
+
+
+def open_sequences(path: Path) -> np.ndarray:
+    """The tokens at `path`, uint16 [sequence, context], read from disk as they are used."""
+    return np.load(path, mmap_mode="r", allow_pickle=False)
+
+
+def require_sequences(count: int, *, needed: int, context: int) -> None:
+    """Refuse text that gives fewer than `needed` sequences.
+
+    Raises:
+        BadText: with how much there is and how much is needed.
+    """
+    if count < needed:
+        raise BadText(
+            f"The text is too short to train on at a context of {context:,} tokens.",
+            seen=f"{count:,} sequences of {context:,} tokens",
+            means=f"at least {needed:,} are needed: one batch, and what validation takes",
+            attempt="pass more text, or a smaller context",
+        )

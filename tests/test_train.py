@@ -1,0 +1,394 @@
+"""Training: runs that learn, stop, resume and refuse; the checkpoint that they bundled."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaForCausalLM,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+
+from ropelens.bundled import BUNDLED, bundled_path, sample_path
+from ropelens.errors import BadArgument, BadText
+from ropelens.train import SIZES, Size, TrainingFailed, model_config, train, write_bundle
+from ropelens.train.loop import WHOLE, Checkpoints, last_whole_checkpoint
+from ropelens.train.sample import sample_documents
+from ropelens.train.tokens import open_sequences, write_sequences
+
+NANO = Size(
+    layers=2,
+    width=32,
+    heads=2,
+    kv_heads=1,
+    head_dim=16,
+    mlp=64,
+    batch=4,
+    micro_batch=2,
+    learning_rate=1e-2,
+)
+OPTIONS = {
+    "size": NANO,
+    "context": 32,
+    "vocabulary": 300,
+    "steps": 60,
+    "log_every": 5,
+    "eval_every": 20,
+}
+
+# Written for this test, in the manner of what the bundled checkpoint has read.
+PASSAGE = """\
+The old gentleman put down his hat upon the table, and looked at her for a long time without
+speaking. "You have been very good to me, my dear," he said at last, "and I shall not forget
+it; but I am afraid that I must go away to London in the morning." She did not answer him. The
+fire had burned low, and there was no sound in the room but the ticking of the clock upon the
+wall. "Will you come back again?" she asked, in a low voice, and her hand trembled a little.
+"""
+
+
+def story(lines: int) -> str:
+    """Text with little to learn: names take turns, and each says the same."""
+    names = ["Anna", "Bertram", "Cecily", "Dorian"]
+    return "\n".join(
+        f"{names[i % 4]} met {names[i * 7 % 4]} and said good day, number {i % 10}."
+        for i in range(lines)
+    )
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "story.txt"
+    path.write_text(story(600), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train([text], out=tmp_path_factory.mktemp("runs") / "whole", **OPTIONS)
+
+
+def metrics(run: Path) -> list[dict[str, str]]:
+    """metrics.csv without the rate, the one column that a clock decides."""
+    with (run / "metrics.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    for row in rows:
+        del row["tokens_per_second"]
+    return rows
+
+
+def test_a_run_learns(run: Path) -> None:
+    losses = [float(row["valid_loss"]) for row in metrics(run) if row["valid_loss"]]
+    assert len(losses) == 3
+    assert losses[-1] < losses[0] - 0.5
+    assert losses[-1] < math.log(300) / 2
+
+
+def test_a_finished_run_is_a_checkpoint(run: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(run, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(run, local_files_only=True)
+    tokens = tokenizer(story(3), return_tensors="pt").input_ids[:, :32]
+    assert model(input_ids=tokens, labels=tokens).loss < math.log(300) / 2
+    assert {p.name for p in run.iterdir()} == {
+        "config.json",
+        "generation_config.json",
+        "metrics.csv",
+        "model.safetensors",
+        "run.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "tokens",
+    }
+
+
+def test_run_json_says_what_was_run(run: Path) -> None:
+    record = json.loads((run / "run.json").read_text())
+    assert record["settings"]["size"]["layers"] == 2
+    assert record["tokens"] == 60 * 4 * 32
+    assert set(record["versions"]) > {"torch", "transformers", "accelerate"}
+    assert [int(row["tokens"]) for row in metrics(run)][-1] == record["tokens"]
+
+
+def test_a_finished_run_is_not_run_again(
+    run: Path, text: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = (run / "model.safetensors").stat().st_mtime_ns
+    train([text], out=run, **OPTIONS)
+    assert (run / "model.safetensors").stat().st_mtime_ns == before
+    assert capfd.readouterr().err == f"{run} is finished already\n"
+
+
+def test_off_a_terminal_only_plain_lines(
+    text: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    train([text], out=tmp_path / "run", **OPTIONS | {"steps": 5})
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "\r" not in err
+    assert [line.split()[0] for line in err.splitlines()] == [
+        "training",
+        "train:",
+        "step",  # a training loss
+        "step",  # the validation loss at the end
+    ]
+
+
+def test_killed_and_resumed_is_bit_for_bit_the_same(
+    run: Path, text: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "killed"
+    script = (
+        "from pathlib import Path; from ropelens.train import Size, train\n"
+        f"train([Path({str(text)!r})], out=Path({str(out)!r}), checkpoint_seconds=0, "
+        + ", ".join(f"{name}={value!r}" for name, value in OPTIONS.items())
+        + ")"
+    )
+    threads = str(torch.get_num_threads())
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], env=os.environ | {"OMP_NUM_THREADS": threads}
+    )
+    try:
+        while not any((out / "checkpoints").glob(f"*/{WHOLE}")):
+            assert process.poll() is None
+            time.sleep(0.01)
+    finally:
+        process.kill()
+        process.wait()
+    reached = last_whole_checkpoint(out / "checkpoints")
+    assert reached is not None
+    assert not (out / "model.safetensors").exists()
+    # As a kill in the middle of writing leaves it.
+    (out / "checkpoints" / "checkpoint-59").mkdir()
+    train([text], out=out, checkpoint_seconds=0, **OPTIONS)
+    assert metrics(out) == metrics(run)
+    resumed, whole = load_file(out / "model.safetensors"), load_file(run / "model.safetensors")
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+
+
+def test_the_seed_decides(run: Path, text: Path, tmp_path: Path) -> None:
+    other = train([text], out=tmp_path / "other", **OPTIONS | {"seed": 1, "steps": 60})
+    assert metrics(other)[0]["train_loss"] != metrics(run)[0]["train_loss"]
+
+
+def test_other_settings_are_refused(run: Path, text: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadArgument) as caught:
+        train([text], out=run, **OPTIONS | {"seed": 1})
+    assert "holds a run with other settings" in str(caught.value)
+    assert "seed: 0, now 1" in str(caught.value)
+    changed = tmp_path / "changed.txt"
+    changed.write_text(text.read_text() + "More.")
+    with pytest.raises(BadArgument, match="text_sha256"):
+        train([changed], out=run, **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"context": 1}, "context is 1; it must be at least 2."),
+        ({"vocabulary": 100}, "vocabulary is 100; it must be between 258 and 65536."),
+        ({"steps": 0}, "steps is 0; it must be at least 1."),
+        ({"seed": -1}, "seed is -1; it must be between 0 and 4294967295."),
+        ({"size": "huge"}, "no model size is called 'huge'."),
+        ({"precision": "fp8"}, "no precision is called 'fp8'."),
+    ],
+)
+def test_values_out_of_range(
+    option: dict[str, object], message: str, text: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(BadArgument) as caught:
+        train([text], out=tmp_path / "run", **OPTIONS | option)
+    assert caught.value.what == message
+    assert not (tmp_path / "run").exists()
+
+
+def test_too_little_text(tmp_path: Path) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text(story(6))
+    with pytest.raises(BadText) as caught:
+        train([short], out=tmp_path / "run", **OPTIONS)
+    assert str(caught.value).splitlines() == [
+        "The text is too short to train on at a context of 32 tokens.",
+        "  seen:  2 sequences of 32 tokens",
+        "  means: at least 5 are needed: one batch, and what validation takes",
+        "  try:   pass more text, or a smaller context",
+    ]
+
+
+def test_a_failed_start_does_not_stand_in_the_way(text: Path, tmp_path: Path) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("Too short.")
+    with pytest.raises(BadText):
+        train([text], valid=[short], out=tmp_path / "run", **OPTIONS | {"steps": 2})
+    train([text], out=tmp_path / "run", **OPTIONS | {"steps": 2})
+
+
+def test_divergence_stops_the_run(text: Path, tmp_path: Path) -> None:
+    stopped = r"training stopped at step \d+: the loss is not a finite number\."
+    with pytest.raises(TrainingFailed, match=stopped):
+        train([text], out=tmp_path / "run", **OPTIONS | {"learning_rate": 1e30})
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_broken_weights_are_not_saved(tmp_path: Path) -> None:
+    model = LlamaForCausalLM(model_config(NANO, vocabulary=300, context=32))
+    torch.nn.init.constant_(model.lm_head.weight, math.nan)
+    args = TrainingArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True)
+    state, control = TrainerState(global_step=7, max_steps=7), TrainerControl()
+    with pytest.raises(TrainingFailed, match="step 7: a weight is not a finite number"):
+        Checkpoints(seconds=0).on_step_end(args, state, control, model=model)
+    assert not control.should_save
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=80)
+
+
+@settings(deadline=None, max_examples=50)
+@given(texts=st.lists(TEXTS, min_size=1, max_size=5))
+def test_sequences_are_the_documents_end_to_end(run: Path, texts: list[str]) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(run, local_files_only=True)
+    stream = [i for t in texts for i in [*tokenizer(t).input_ids[1:], tokenizer.eos_token_id]]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.npy"
+        count = write_sequences(texts, tokenizer, path, context=8)
+        rows = np.array(open_sequences(path)) if count else np.empty((0, 8))
+    assert count == len(rows) == len(stream) // 7
+    assert (rows[:, 0] == tokenizer.bos_token_id).all()
+    assert rows[:, 1:].flatten().tolist() == stream[: count * 7]
+
+
+def test_the_config_says_how_to_rotate() -> None:
+    partial = {
+        "rope_type": "proportional",
+        "rope_theta": 10_000.0,
+        "partial_rotary_factor": 0.5,
+    }
+    plain = LlamaForCausalLM(model_config(NANO, vocabulary=300, context=32))
+    half = LlamaForCausalLM(
+        model_config(NANO, vocabulary=300, context=32, rope_parameters=partial)
+    )
+    whole = plain.model.rotary_emb.inv_freq
+    torch.testing.assert_close(half.model.rotary_emb.inv_freq[:4], whole[:4])
+    assert (half.model.rotary_emb.inv_freq[4:] == 0).all()
+    torch.testing.assert_close(whole, 10_000.0 ** -(torch.arange(8) / 8))
+
+
+def test_sampled_documents_are_one_context_each(run: Path) -> None:
+    model = LlamaForCausalLM.from_pretrained(run, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(run, local_files_only=True)
+    before = torch.random.get_rng_state()
+    texts = sample_documents(model, tokenizer, documents=8, context=32, seed=3)
+    assert 1 <= len(texts) <= 8
+    assert [len(tokenizer(text).input_ids) for text in texts] == [32] * len(texts)
+    assert texts == sample_documents(model, tokenizer, documents=8, context=32, seed=3)
+    assert texts != sample_documents(model, tokenizer, documents=8, context=32, seed=4)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_write_bundle(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "nano"
+    measured = write_bundle(
+        run, out=out, command="ropelens train --text story.txt", text="a story", documents=4
+    )
+    card = (out / "README.md").read_text()
+    assert "# nano: the checkpoint bundled with ropelens" in card
+    assert "    ropelens train --text story.txt\n" in card
+    assert f"| float16, as stored | {measured.half_loss:.5f} |" in card
+    assert f"tokens seen: {60 * 4 * 32:,} (60 steps of 4 sequences of 32)" in card
+    assert card.count("| 60 | 7,680 |") == 1
+    assert measured.half_loss == pytest.approx(measured.full_loss, abs=1e-3)
+    ElementTree.fromstring((out / "loss.svg").read_text())
+    assert 1 <= len((out / "sample.jsonl").read_text().splitlines()) <= 4
+    stored = AutoModelForCausalLM.from_pretrained(out, dtype="auto", local_files_only=True)
+    assert stored.dtype == torch.float16
+
+
+def test_an_unfinished_run_is_not_bundled(run: Path, tmp_path: Path) -> None:
+    record = json.loads((run / "run.json").read_text())
+    del record["finished"]
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    with pytest.raises(BadArgument, match="is not finished"):
+        write_bundle(tmp_path, out=tmp_path / "out", command="", text="")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module", params=BUNDLED)
+def bundled(request: pytest.FixtureRequest) -> Path:
+    return bundled_path(request.param)
+
+
+def test_bundled_is_small_and_described(bundled: Path) -> None:
+    assert sum(p.stat().st_size for p in bundled.rglob("*")) <= 6_000_000
+    card = (bundled / "README.md").read_text()
+    assert "public-domain" in card
+    assert "license: mit" in card
+    assert "/work" not in card
+
+
+def test_bundled_predicts_and_writes(bundled: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(
+        bundled, dtype=torch.float32, local_files_only=True
+    )
+    tokenizer = AutoTokenizer.from_pretrained(bundled, local_files_only=True)
+    assert sum(p.numel() for p in model.parameters()) > 2_000_000
+    assert model.config.head_dim == 32
+    tokens = tokenizer(PASSAGE, return_tensors="pt").input_ids
+    assert model(input_ids=tokens, labels=tokens).loss < 0.5 * math.log(len(tokenizer))
+    written = model.generate(tokens[:, :20], max_new_tokens=20, do_sample=False, pad_token_id=0)
+    assert written.shape == (1, 40)
+    assert tokenizer.decode(written[0, 20:]).strip()
+
+
+def test_bundled_needs_its_rotation(bundled: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(
+        bundled, dtype=torch.float32, local_files_only=True
+    )
+    tokens = AutoTokenizer.from_pretrained(bundled)(PASSAGE, return_tensors="pt").input_ids
+    loss = model(input_ids=tokens, labels=tokens).loss
+    model.model.rotary_emb.inv_freq.zero_()
+    assert model(input_ids=tokens, labels=tokens).loss > loss + 1
+
+
+@given(text=TEXTS)
+def test_bundled_tokenizer_gives_text_back(text: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(bundled_path(), local_files_only=True)
+    ids = tokenizer(text).input_ids
+    assert ids[0] == tokenizer.bos_token_id
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+def test_bundled_sample_is_one_context_a_document(bundled: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(bundled, local_files_only=True)
+    lines = sample_path(bundled.name).read_text(encoding="utf-8").splitlines()
+    lengths = [len(tokenizer(json.loads(line)["text"]).input_ids) for line in lines]
+    assert len(lengths) >= 48
+    assert set(lengths) == {512}
+
+
+def test_no_such_bundled_checkpoint() -> None:
+    with pytest.raises(BadArgument) as caught:
+        bundled_path("alibi")
+    assert caught.value.line == "no checkpoint called 'alibi' is bundled.; try: one of: rope"
+
+
+def test_sizes_are_whole_batches() -> None:
+    for size in SIZES.values():
+        assert size.batch % size.micro_batch == 0
+        assert size.heads % size.kv_heads == 0
