@@ -1,0 +1,234 @@
+"""How each layer of a live model rotates, measured and held against what it states."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+import xarray as xr
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ropelens.errors import UnsupportedModel
+from ropelens.models.subject import Subject, as_subject, check_layers, trained_context
+from ropelens.rope.planes import Planes
+from ropelens.rope.probe import Rotation, probe_positions, read_rotation
+from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.ragged import stack
+
+LONGEST_PROBE = 2**24
+"""Positions are exact in float32 up to here; a wavelength of 10 million tokens still turns."""
+
+PROBE_TOKENS = 4
+LARGEST_RESIDUAL = 1e-3
+LENGTH_DEPENDENT = {"dynamic", "longrope"}
+
+
+@dataclass(frozen=True)
+class LayerRotation:
+    """One layer: what was `measured`, what the model `stated`, and the `planes` to use.
+
+    `planes` carries the stated frequencies where there are any, exact to the bit, and
+    the measured ones otherwise.
+    """
+
+    measured: Rotation
+    stated: Float[Tensor, " frequency"] | None
+    planes: Planes
+
+
+def measure_rope(model: nn.Module, *, context: int | None = None) -> xr.Dataset:
+    """The rotation of every layer of `model`, measured from one forward pass.
+
+    A sequence of one token has the same hidden state whatever its position, so from
+    positions 0, 1, 2, 4, 8, ... its queries and keys differ by their rotation alone. (One
+    token repeated in one sequence would do as well, but for sink logits, which take less
+    from a row the more keys it sees.) RoPE variants
+    that change with the length (dynamic, longrope) are measured as they are at
+    `context` tokens; None means within the trained context.
+
+    Returns a dataset over `layer` and `frequency`: `inv_freq` (rad/token, measured),
+    `wavelength` (tokens; infinite where nothing turns), `inv_freq_stated` (rad/token,
+    the model's own; NaN where it states none), `residual` (change of a plane's length
+    between positions, relative to the mean length), `pairing` ("half", "interleaved",
+    "none") and `rotary_dim` (coordinates of a head that lie in planes). Where RoPE
+    leaves coordinates alone, the last frequency is that rest, with inv_freq 0.
+
+    Raises `UnsupportedModel` where the lengths of planes change with position, where
+    measured and stated frequencies disagree, where nothing rotates although nothing
+    says so, and where a layer hides its attention.
+    """
+    layers = read_layers(as_subject(model), context=context)
+    measured = [layer.measured.planes.term_inv_freq.abs() for layer in layers]
+    unknown = [torch.full_like(w, math.nan) for w in measured]
+    stated = [
+        unknown[i]
+        if layer.stated is None
+        else unknown[i].index_copy(
+            0,
+            torch.arange(min(len(layer.stated), len(unknown[i]))),
+            layer.stated[: len(unknown[i])],
+        )
+        for i, layer in enumerate(layers)
+    ]
+    per_plane = ("layer", "frequency")
+    dataset = xr.Dataset(
+        {
+            "inv_freq": (per_plane, stack(measured)),
+            "wavelength": (per_plane, stack(2 * math.pi / w.double() for w in measured)),
+            "inv_freq_stated": (per_plane, stack(stated)),
+            "residual": ("layer", [layer.measured.residual for layer in layers]),
+            "pairing": ("layer", [layer.measured.planes.pairing for layer in layers]),
+            "rotary_dim": ("layer", [layer.measured.planes.rotary_dim for layer in layers]),
+        },
+        coords={"layer": range(len(layers))},
+    )
+    described = {
+        "inv_freq": ("angular frequency, measured", "rad/token"),
+        "wavelength": ("tokens per turn", "token"),
+        "inv_freq_stated": ("angular frequency that the model states", "rad/token"),
+        "residual": ("change of plane lengths with position", "1"),
+        "pairing": ("which coordinates share a plane", ""),
+        "rotary_dim": ("coordinates of a head that rotate", "1"),
+    }
+    for name, (long_name, units) in described.items():
+        dataset[name].attrs = {"long_name": long_name, "units": units}
+    return dataset
+
+
+def read_layers(subject: Subject, *, context: int | None = None) -> list[LayerRotation]:
+    """The rotation of each layer, as `measure_rope` describes; raises as it does."""
+    positions = probe_positions(_longest_position(subject.model, context))
+    vocabulary = subject.model.config.get_text_config().vocab_size
+    tokens = torch.arange(1, PROBE_TOKENS + 1) * vocabulary // (PROBE_TOKENS + 2)
+    vectors: dict[int, Tensor] = {}
+
+    def collect(call: AttentionCall) -> None:
+        both = torch.cat([call.query, call.key], dim=1)[:, :, 0].double().cpu()
+        vectors[call.layer] = both.unflatten(0, (len(tokens), -1)).transpose(1, 2).flatten(0, 1)
+
+    with torch.no_grad(), subject.observe(collect):
+        subject.forward(
+            tokens.repeat_interleave(len(positions))[:, None],
+            positions.repeat(len(tokens))[:, None],
+        )
+    check_layers(subject.model, set(vectors))
+
+    noise = torch.finfo(subject.model.dtype).eps
+    measured = [
+        read_rotation(vectors[layer], positions, noise=noise) for layer in sorted(vectors)
+    ]
+    _check_rotates(subject.model, measured, noise)
+    return [
+        _agree(subject.model, layer, rotation, int(positions[-1]), noise)
+        for layer, rotation in enumerate(measured)
+    ]
+
+
+def stated_inv_freq(model: PreTrainedModel, layer: int) -> list[Float[Tensor, " frequency"]]:
+    """The `inv_freq` that the model states for a layer: one, or several to choose from.
+
+    Rotary modules keep it as a buffer, as `{layer_type}_inv_freq` where types of layers
+    differ (Gemma 3). Sorted by how specific the name is.
+    """
+    config = model.config.get_text_config()
+    names = ["inv_freq"]
+    if "layer_types" in config.to_dict() and config.layer_types is not None:
+        names.insert(0, f"{config.layer_types[layer]}_inv_freq")
+    buffers = [(name.rpartition(".")[2], buffer) for name, buffer in model.named_buffers()]
+    return [buffer.float().cpu() for name in names for own, buffer in buffers if own == name]
+
+
+def _longest_position(model: PreTrainedModel, context: int | None) -> int:
+    """How far the probe may look without changing what it looks at."""
+    config = model.config.get_text_config()
+    facts = config.to_dict()
+    if "rope_parameters" not in facts or not stated_inv_freq(model, 0):
+        # No rotary module: positions may index a table, which ends somewhere.
+        return trained_context(model) - 1
+    parameters = config.rope_parameters or {}
+    by_type = [p for p in parameters.values() if isinstance(p, dict)] or [parameters]
+    if not LENGTH_DEPENDENT & {str(p.get("rope_type")) for p in by_type}:
+        return LONGEST_PROBE
+    trained = min(
+        int(p.get("original_max_position_embeddings") or config.max_position_embeddings)
+        for p in by_type
+    )
+    return max(context or 0, trained) - 1
+
+
+def _check_rotates(model: PreTrainedModel, measured: list[Rotation], noise: float) -> None:
+    """Refuse a model whose queries change by anything but a rotation, or not at all."""
+    limit = max(LARGEST_RESIDUAL, 16 * noise)
+    name = type(model).__name__
+    for layer, rotation in enumerate(measured):
+        if not rotation.residual <= limit:
+            raise UnsupportedModel(
+                f"{name} does not rotate its queries.",
+                seen=f"layer {layer}: the lengths of its planes change with position "
+                f"(residual {rotation.residual:.2g}; a rotation keeps them to {limit:.0e})",
+                means="this model does not use RoPE, or changes queries after rotating them",
+                attempt="ropelens rope MODEL on a Llama, Qwen, Gemma, GPT-NeoX or GLM model",
+            )
+    stated = stated_inv_freq(model, 0)
+    stands_still = all(rotation.planes.pairing == "none" for rotation in measured)
+    if stands_still and not any(len(w) and not w.any() for w in stated):
+        raise UnsupportedModel(
+            f"{name} does not rotate its queries.",
+            seen="queries and keys are the same at every position (residual 0)",
+            means="this model does not use RoPE",
+            attempt="ropelens rope MODEL on a Llama, Qwen, Gemma, GPT-NeoX or GLM model",
+        )
+
+
+def _agree(
+    model: PreTrainedModel, layer: int, rotation: Rotation, longest: int, noise: float
+) -> LayerRotation:
+    """Hold a measured rotation against the stated one; refuse where they disagree.
+
+    A layer that stands still while its model states frequencies is a NoPE layer
+    (SmolLM3); where the stated ones are all 0, its planes stand still by construction.
+    """
+    candidates = stated_inv_freq(model, layer)
+    planes = rotation.planes
+    if planes.pairing == "none":
+        still = [w for w in candidates if not w.any() and 2 * len(w) <= planes.head_dim]
+        if still:
+            planes = replace(planes, inv_freq=still[0], pairing="half")
+        return LayerRotation(rotation, still[0] if still else None, planes)
+    direction = planes.inv_freq[0].sign().float()
+    for stated in candidates:
+        if _matches(planes, rotation.resolution, stated, longest, noise):
+            used = replace(planes, inv_freq=direction * stated)
+            return LayerRotation(rotation, stated, used)
+    if candidates:
+        worst = candidates[0][: len(planes.inv_freq)]
+        raise UnsupportedModel(
+            f"{type(model).__name__} does not rotate as it states.",
+            seen=f"layer {layer}: {len(planes.inv_freq)} planes, the fastest at "
+            f"{planes.inv_freq[0]:.6g} rad/token; its inv_freq holds "
+            f"{len(candidates[0])}, the fastest at {worst[0]:.6g}",
+            means="something between the model's rotary module and its attention is not RoPE",
+            attempt="report the model; its measured rotation cannot be trusted",
+        )
+    return LayerRotation(rotation, None, planes)
+
+
+def _matches(
+    planes: Planes,
+    resolution: Float[Tensor, " frequency"],
+    stated: Float[Tensor, " frequency"],
+    longest: int,
+    noise: float,
+) -> bool:
+    """Whether stated frequencies are the measured ones, to the measurement's resolution."""
+    count = len(planes.inv_freq)
+    if len(stated) < count or stated[count:].any() or 2 * len(stated) > planes.head_dim:
+        return False
+    difference = (planes.inv_freq.double().abs() - stated[:count].double()).abs()
+    allowed = 32 * torch.where(
+        resolution.isfinite(), resolution * stated[:count].abs(), noise / longest
+    )
+    return bool((difference <= allowed).all())

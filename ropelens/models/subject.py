@@ -1,0 +1,79 @@
+"""A model under study, whichever library runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ropelens.errors import UnsupportedModel
+from ropelens.models.doorway import TransformersSubject
+from ropelens.statistics.call import AttentionCall
+
+Observer = Callable[[AttentionCall], None]
+
+
+class Subject(Protocol):
+    """What ropelens asks of a model: run it, and show its attention calls.
+
+    `model` is the transformers model, whose modules and configuration state the RoPE.
+    """
+
+    model: PreTrainedModel
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "sequence position"],
+        positions: Int[Tensor, "sequence position"] | None = None,
+    ) -> Float[Tensor, "sequence position token"]:
+        """Logits of whole sequences; positions 0, 1, 2, ... unless given."""
+        ...
+
+    def observe(self, observer: Observer) -> AbstractContextManager[None]:
+        """Show every attention call to `observer` while the block runs."""
+        ...
+
+
+def as_subject(model: nn.Module) -> Subject:
+    """The subject behind a transformers model or a TransformerLens bridge."""
+    if isinstance(model, PreTrainedModel):
+        return TransformersSubject(model)
+    if type(model).__name__ == "TransformerBridge":
+        from ropelens.models.bridge import BridgeSubject
+
+        return BridgeSubject(model)
+    raise UnsupportedModel(
+        f"{type(model).__name__} is not a model that ropelens can run.",
+        attempt="pass a transformers model or a TransformerLens TransformerBridge",
+    )
+
+
+def device_of(model: PreTrainedModel) -> torch.device:
+    """Where the model takes its tokens."""
+    return model.get_input_embeddings().weight.device
+
+
+def trained_context(model: PreTrainedModel) -> int:
+    """Number of positions that the model's configuration was made for."""
+    facts = model.config.get_text_config().to_dict()
+    return int(facts.get("max_position_embeddings") or facts.get("n_positions") or 1024)
+
+
+def check_layers(model: PreTrainedModel, seen: set[int]) -> None:
+    """Refuse a model of which some layer never showed its attention."""
+    expected = model.config.get_text_config().num_hidden_layers
+    missing = sorted(set(range(expected)) - seen)
+    if missing:
+        raise UnsupportedModel(
+            f"{type(model).__name__} hides its attention.",
+            seen=f"{expected - len(missing)} of {expected} layers showed their queries and "
+            f"keys; the first that did not is layer {missing[0]}",
+            means="the model computes attention in code of its own, or has layers without it",
+            attempt="a model of a family that uses transformers' attention interface "
+            "(Llama, Qwen, Gemma, Mistral, GPT-NeoX, Phi, OLMo and most others)",
+        )

@@ -1,0 +1,163 @@
+"""A model and some tokens become a profile: labelled arrays that can be saved and shown."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from ropelens.collect import Progress, attention_of, collect, repeat_scores
+from ropelens.errors import BadArgument
+from ropelens.models.rotation import read_layers
+from ropelens.models.subject import as_subject, trained_context
+from ropelens.statistics.ragged import stack
+from ropelens.summary import summarize
+
+DESCRIBED = {
+    "induction": ("mean attention on the token after the earlier occurrence", "1"),
+    "duplicate_token": ("mean attention on the earlier occurrence of the token", "1"),
+    "excerpt_attention": ("attention on the excerpt", "1"),
+    "excerpt_token": ("token of the excerpt", ""),
+}
+
+REPEATED_TOKENS = 64
+
+EXCERPT_TOKENS = 64
+EXCERPT_WEIGHTS = 2**21
+"""Largest number of attention weights kept for the excerpt, over all heads."""
+
+
+class TokenNames(Protocol):
+    """What is needed of a tokenizer to name tokens; transformers' have it."""
+
+    def decode(self, token_ids: Any, **options: Any) -> Any: ...
+
+
+def profile(
+    model: nn.Module,
+    tokens: Int[Tensor, "sequence position"],
+    *,
+    lengths: Int[Tensor, " sequence"] | None = None,
+    tokenizer: TokenNames | None = None,
+    rows: int | Literal["all"] = "all",
+    seed: int = 0,
+    batch_size: int | None = None,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Measure how `model` uses its rotary frequencies on `tokens`, in one pass.
+
+    `model` is a transformers model or a TransformerLens `TransformerBridge`; it computes
+    what it always does and is left as it was. `tokens` are padded on the right; of
+    sequence s the first `lengths[s]` count (all, without `lengths`). `rows` of each
+    sequence's attention are looked at: "all", or a number drawn with `seed` (unbiased;
+    for long contexts). `tokenizer` names the tokens of the excerpt. `progress` is called
+    with the tokens of each batch done.
+
+    Returns a dataset over layer, head, kv_head, frequency (0 turns fastest), offset_bin,
+    and group (of sequences, for the bootstrap); every variable carries `long_name` and
+    `units`. See docs/measures.md for definitions.
+
+    Raises `UnsupportedModel` for a model without RoPE or with hidden attention, and
+    `BadArgument` for tokens, lengths or rows out of range.
+    """
+    subject = as_subject(model)
+    lengths = torch.full((len(tokens),), tokens.shape[1]) if lengths is None else lengths
+    _check(tokens, lengths, rows, subject.model.config.get_text_config().vocab_size)
+    layers = read_layers(subject, context=tokens.shape[1])
+    planes = [layer.planes for layer in layers]
+
+    config = subject.model.config.get_text_config()
+    heads = config.num_hidden_layers * config.num_attention_heads
+    excerpt = tokens[0, : _excerpt_length(heads, int(lengths[0]))]
+    maps = attention_of(subject, excerpt)
+    repeated = min(REPEATED_TOKENS, (trained_context(subject.model) - 1) // 2)
+    scores = repeat_scores(
+        subject, first_token=int(tokens[0, 0]), planes=planes, length=repeated, seed=seed
+    )
+    sums = collect(
+        subject,
+        tokens,
+        lengths,
+        planes=planes,
+        rows=rows,
+        seed=seed,
+        batch_size=batch_size,
+        progress=progress,
+    )
+    dataset = summarize(sums, planes)
+    names = [name_token(tokenizer, int(token)) for token in excerpt]
+    repeats = {"induction": scores.induction, "duplicate_token": scores.duplicate_token}
+    dataset = dataset.assign(
+        {name: (("layer", "head"), stack(values)) for name, values in repeats.items()}
+    )
+    dataset = dataset.assign(
+        excerpt_attention=(
+            ("layer", "head", "excerpt_query", "excerpt_key"),
+            stack(maps).astype(np.float32),
+        )
+    ).assign_coords(excerpt_token=("excerpt_key", np.array(names, dtype=object)))
+    for name, (long_name, units) in DESCRIBED.items():
+        dataset[name].attrs = {"long_name": long_name, "units": units}
+    dataset.attrs |= {
+        "model": subject.model.config.name_or_path or type(subject.model).__name__,
+        "revision": str(subject.model.config.to_dict().get("_commit_hash") or ""),
+        "dtype": str(subject.model.dtype).removeprefix("torch."),
+        "seed": seed,
+        "context": tokens.shape[1],
+        "rows": rows,
+        "versions": json.dumps(versions()),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    return dataset
+
+
+def versions() -> dict[str, str]:
+    """Versions of ropelens and of the libraries that a profile's numbers depend on."""
+    names = ("ropelens", "torch", "transformers", "transformer-lens", "numpy", "xarray")
+    return {name: version(name) for name in names}
+
+
+def name_token(tokenizer: TokenNames | None, token: int) -> str:
+    """The text of one token, or its number where there is no tokenizer."""
+    return f"#{token}" if tokenizer is None else str(tokenizer.decode([token]))
+
+
+def _excerpt_length(heads: int, length: int) -> int:
+    """Tokens of the excerpt: all that EXCERPT_TOKENS and EXCERPT_WEIGHTS allow."""
+    return min(length, EXCERPT_TOKENS, int((EXCERPT_WEIGHTS / heads) ** 0.5))
+
+
+def _check(tokens: Tensor, lengths: Tensor, rows: int | str, vocabulary: int) -> None:
+    """Refuse tokens, lengths or rows out of range, saying which."""
+    if tokens.ndim != 2 or tokens.shape[0] < 1 or tokens.shape[1] < 3:
+        raise BadArgument(
+            "tokens must be a table of sequences of at least 3 tokens.",
+            seen=f"shape {tuple(tokens.shape)}",
+            attempt="tokens[sequence, position], for one sequence tokens[None]",
+        )
+    if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
+        raise BadArgument(
+            "Some tokens are not in the model's vocabulary.",
+            seen=f"ids {int(tokens.min())} to {int(tokens.max())}, vocabulary {vocabulary}",
+            attempt="use the tokenizer that belongs to the model",
+        )
+    if len(lengths) != len(tokens) or int(lengths.min()) < 2:
+        raise BadArgument(
+            "lengths must say, for every sequence, how many tokens count (2 or more).",
+            seen=f"{len(lengths)} lengths for {len(tokens)} sequences, "
+            f"the shortest {int(lengths.min())}",
+        )
+    if int(lengths.max()) > tokens.shape[1]:
+        raise BadArgument(
+            "A sequence cannot be longer than its row of tokens.",
+            seen=f"length {int(lengths.max())} of {tokens.shape[1]} positions",
+        )
+    if rows != "all" and (isinstance(rows, str) or rows < 1):
+        raise BadArgument('rows must be "all" or a number, 1 or more.', seen=repr(rows))

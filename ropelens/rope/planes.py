@@ -1,0 +1,119 @@
+"""The planes that RoPE turns: which coordinates share one, and how fast it goes.
+
+Seen as complex numbers, one per plane, RoPE multiplies a query or key at position p
+by exp(i w p) (Su et al. 2021, arXiv 2104.09864, eq. 34). Everything here works on
+coordinates as the model stores them, so both pairings in use are one case: "half"
+pairs coordinate f with f + F (Llama), "interleaved" 2f with 2f + 1 (GPT-J).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+Pairing = Literal["half", "interleaved", "none"]
+
+
+@dataclass(frozen=True)
+class Planes:
+    """The planes of one layer's heads, fastest first.
+
+    `inv_freq[f]` is the angular frequency of plane f in rad/token, 0 for a plane that
+    stands still, negative where the model turns clockwise (NanoChat). The F planes fill
+    the coordinates from `offset` to `offset + 2F`; the other coordinates of the head
+    (partial rotary, NoPE layers) are left alone by RoPE and make one more term of every
+    score. `pairing` is "none" where nothing rotates.
+    """
+
+    inv_freq: Float[Tensor, " frequency"]
+    head_dim: int
+    pairing: Pairing
+    offset: int = 0
+
+    @property
+    def rotary_dim(self) -> int:
+        """Number of coordinates that lie in planes."""
+        return 2 * len(self.inv_freq)
+
+    @property
+    def first(self) -> slice:
+        """The coordinates that are real parts, in the order of the planes."""
+        if self.pairing == "interleaved":
+            return slice(self.offset, self.offset + self.rotary_dim, 2)
+        return slice(self.offset, self.offset + self.rotary_dim // 2)
+
+    @property
+    def second(self) -> slice:
+        """The coordinates that are imaginary parts, in the order of the planes."""
+        if self.pairing == "interleaved":
+            return slice(self.offset + 1, self.offset + self.rotary_dim, 2)
+        return slice(self.offset + self.rotary_dim // 2, self.offset + self.rotary_dim)
+
+    @property
+    def terms(self) -> int:
+        """Number of terms that a score splits into: a plane each, and one for the rest."""
+        return len(self.inv_freq) + (self.rotary_dim < self.head_dim)
+
+    @property
+    def term_inv_freq(self) -> Float[Tensor, " term"]:
+        """`inv_freq` of each term; the unrotated rest comes last, with 0."""
+        return torch.cat(
+            [self.inv_freq, self.inv_freq.new_zeros(self.terms - len(self.inv_freq))]
+        )
+
+    @property
+    def wavelength(self) -> Float[Tensor, " term"]:
+        """Tokens per turn of each term; infinite where it does not rotate."""
+        return 2 * math.pi / self.term_inv_freq.double().abs()
+
+    def sum_coordinates(
+        self, x: Float[Tensor, "*batch coordinate"]
+    ) -> Float[Tensor, "*batch term"]:
+        """Sum of `x` over the coordinates of each term, in the units of `x`.
+
+        Applied to a product q * k it gives each plane's share Re(q_f conj(k_f)) of the
+        score; the shares add up to the whole score.
+        """
+        planes = x[..., self.first] + x[..., self.second]
+        if self.rotary_dim == self.head_dim:
+            return planes
+        before, after = x[..., : self.offset], x[..., self.offset + self.rotary_dim :]
+        rest = before.sum(-1, keepdim=True) + after.sum(-1, keepdim=True)
+        return torch.cat([planes, rest], dim=-1)
+
+
+def plane_norms(
+    x: Float[Tensor, "*batch coordinate"], planes: Planes
+) -> Float[Tensor, "*batch term"]:
+    """Length of each plane of `x`, in the units of `x`; then that of the unrotated rest.
+
+    A rotation keeps lengths, so queries from before and after RoPE agree. (YaRN scales
+    both by its attention factor; the lengths carry it.) Source: Barbero et al. 2024
+    (arXiv 2410.06205), the statistic of its norm figures.
+    """
+    return planes.sum_coordinates(x.square()).sqrt()
+
+
+def unrotate(
+    x: Float[Tensor, "*batch position coordinate"],
+    positions: Int[Tensor, " position"],
+    planes: Planes,
+) -> Float[Tensor, "*batch position coordinate"]:
+    """`x` with its rotation removed: each plane times exp(-i w p).
+
+    The angle is the float32 product that transformers' rotary modules compute, so that
+    the model's own rounding cancels at far positions.
+    """
+    inv_freq = planes.inv_freq.to(x.device, torch.float32)
+    angle = positions.to(x.device, torch.float32)[:, None] * inv_freq
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    real, imaginary = x[..., planes.first], x[..., planes.second]
+    unrotated = x.clone()
+    unrotated[..., planes.first] = torch.addcmul(real * cos, imaginary, sin)
+    unrotated[..., planes.second] = torch.addcmul(imaginary * cos, real, sin, value=-1)
+    return unrotated

@@ -1,0 +1,303 @@
+"""One pass over the attention of one layer, in blocks of rows.
+
+For each block: the scores Q K^T and their softmax A, one product A K for selectivity
+and entropy, and the scores again with the rotation removed. Nothing larger than a block
+of rows is ever held, and only the lower triangle is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ropelens.rope.planes import Planes, plane_norms, unrotate
+from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.rows import Rows
+
+HIDDEN = -1e30
+"""Score of a key that the row does not see: its weight is exactly 0, its product finite."""
+
+BLOCK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
+"""Scores held at once; on a CPU a block should stay in the second-level cache."""
+
+
+@dataclass(frozen=True)
+class TokenSums:
+    """Sums over the tokens of each sequence, in the units of q and k.
+
+    `q_still`, `k_still` sum the vectors with their rotation removed.
+    """
+
+    q_norm: Float[Tensor, "batch head term"]
+    k_norm: Float[Tensor, "batch kv_head term"]
+    q_still: Float[Tensor, "batch head coordinate"]
+    k_still: Float[Tensor, "batch kv_head coordinate"]
+
+
+@dataclass(frozen=True)
+class RowSums:
+    """Sums over the rows of each sequence; nats where they are scores or entropies.
+
+    `selectivity` is sum_j (A_ij - U_ij) q_i k_j by coordinate: planes add theirs up.
+    `content` is sum_j A_ij log A~_ij, A~ the softmax of the scores without rotation.
+    `learned_sink` is the weight that a sink logit takes from the keys (gpt-oss); all
+    else describes the attention that is left to the keys, as a distribution.
+    """
+
+    selectivity: Float[Tensor, "batch head coordinate"]
+    offset_mass: Float[Tensor, "batch head offset"]
+    sink_mass: Float[Tensor, "batch head"]
+    entropy: Float[Tensor, "batch head"]
+    content: Float[Tensor, "batch head"]
+    learned_sink: Float[Tensor, "batch head"]
+
+
+def sum_attention(call: AttentionCall, rows: Rows, planes: Planes) -> tuple[TokenSums, RowSums]:
+    """The sums of one attention call over its tokens and `rows`, in float64.
+
+    Rows beyond a sequence's length have no weight, so padding is never counted.
+    """
+    dtype = torch.promote_types(call.query.dtype, torch.float32)
+    q, k = call.query.to(dtype), call.key.to(dtype)
+    position = torch.arange(q.shape[2], device=q.device)
+    q_still, k_still = unrotate(q, position, planes), unrotate(k, position, planes)
+    counted = (position < rows.length.to(q.device)[:, None]).to(dtype)[:, None, :, None]
+    tokens = TokenSums(
+        q_norm=(plane_norms(q, planes) * counted).sum(2, dtype=torch.float64).cpu(),
+        k_norm=(plane_norms(k, planes) * counted).sum(2, dtype=torch.float64).cpu(),
+        q_still=(q_still * counted).sum(2, dtype=torch.float64).cpu(),
+        k_still=(k_still * counted).sum(2, dtype=torch.float64).cpu(),
+    )
+    work = _Work.prepare(call, rows, q, k, q_still, k_still)
+    sums = work.zeros()
+    for begin, end in work.blocks():
+        _sum_block(work, begin, end, sums)
+    return tokens, sums
+
+
+@dataclass(frozen=True)
+class _Work:
+    """One call laid out for the row blocks: heads stand by the kv head that they read.
+
+    `q` and `q_still` hold the rows only, and carry the scale of the scores; `k_mean` is
+    the mean of the keys that each row sees. `position` has batch 1 where all sequences
+    have the same rows.
+    """
+
+    call: AttentionCall
+    dense: bool
+    position: Int[Tensor, "shared row"]
+    weight: Float[Tensor, "batch row"]
+    q: Float[Tensor, "batch kv_head group row coordinate"]
+    q_still: Float[Tensor, "batch kv_head group row coordinate"]
+    k: Float[Tensor, "batch kv_head position coordinate"]
+    k_still: Float[Tensor, "batch kv_head position coordinate"]
+    k_mean: Float[Tensor, "batch kv_head row coordinate"]
+
+    @classmethod
+    def prepare(
+        cls,
+        call: AttentionCall,
+        rows: Rows,
+        q: Tensor,
+        k: Tensor,
+        q_still: Tensor,
+        k_still: Tensor,
+    ) -> _Work:
+        """Pick the rows, group the heads, and average the keys that each row sees."""
+        position = rows.position[:1] if rows.dense else rows.position
+        start = call.start[position]
+        total = torch.nn.functional.pad(k.cumsum(2, dtype=torch.float64), (0, 0, 1, 0))
+        seen = _pick(total, position + 1) - _pick(total, start)
+        count = (position + 1 - start).to(k.device)[:, None, :, None]
+        heads = (k.shape[1], q.shape[1] // k.shape[1])
+        return cls(
+            call=call,
+            dense=rows.dense,
+            position=position,
+            weight=rows.weight.to(k.device, k.dtype),
+            q=(_pick(q, position) * call.scale).unflatten(1, heads),
+            q_still=(_pick(q_still, position) * call.scale).unflatten(1, heads),
+            k=k,
+            k_still=k_still,
+            k_mean=(seen / count).to(k.dtype),
+        )
+
+    def zeros(self) -> RowSums:
+        """Sums of no rows."""
+        batch, kv_heads, group, _, dim = self.q.shape
+        per_head = torch.zeros(batch, kv_heads * group, dtype=torch.float64)
+        return RowSums(
+            selectivity=per_head.new_zeros(*per_head.shape, dim),
+            offset_mass=per_head.new_zeros(*per_head.shape, self.k.shape[2]),
+            **{name: per_head.clone() for name in _PER_HEAD},
+        )
+
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """Ranges of rows whose scores, of all heads, fill about one block."""
+        batch, kv_heads, group, rows, _ = self.q.shape
+        area = BLOCK_ELEMENTS[self.k.device.type] / (batch * kv_heads * group)
+        begin = 0
+        while begin < rows:
+            seen = int(self.position[:, begin].max())
+            # r rows from here see up to `seen + r` keys each: r (seen + r) = area.
+            step = max(16, int((math.sqrt(seen**2 + 4 * area) - seen) / 2))
+            yield begin, min(begin + step, rows)
+            begin += step
+
+
+_PER_HEAD = ("sink_mass", "entropy", "content", "learned_sink")
+
+
+def _sum_block(work: _Work, begin: int, end: int, sums: RowSums) -> None:
+    """Add the rows from `begin` to `end` to `sums`."""
+    call = work.call
+    position = work.position[:, begin:end]
+    low, high = int(call.start[position].min()), int(position.max()) + 1
+    q, keys = work.q[:, :, :, begin:end], work.k[:, :, low:high]
+    hidden = _hidden(position, call.start, low, high, device=keys.device)
+    own = (position - low).to(keys.device)
+
+    scores = _scores(q, keys, call.softcap)
+    still = _scores(
+        work.q_still[:, :, :, begin:end], work.k_still[:, :, low:high], call.softcap
+    )
+    _hide(scores, hidden)
+    log_weights = scores.log_softmax(-1)
+    log_norm = _column(scores, own) - _column(log_weights, own)
+    weights = log_weights.exp_()
+    read = (weights.flatten(2, 3) @ keys).unflatten(2, q.shape[2:4])
+    if call.softcap is None:
+        expected = torch.linalg.vecdot(q, read)
+    else:
+        expected = torch.linalg.vecdot(weights, scores)
+    expected_still = torch.linalg.vecdot(weights, still)
+    _hide(still, hidden)
+    log_norm_still = _column(still, own) - _column(still.log_softmax(-1), own)
+
+    per_row = {
+        "entropy": log_norm - expected,
+        "content": expected_still - log_norm_still,
+        "sink_mass": weights[..., 0] if low == 0 else torch.zeros_like(log_norm),
+        "learned_sink": torch.zeros_like(log_norm),
+    }
+    if call.sink_logits is not None:
+        sink = call.sink_logits.to(log_norm.dtype).view(*q.shape[1:3], 1)
+        per_row["learned_sink"] = torch.sigmoid(sink - log_norm)
+    weight = work.weight[:, None, None, begin:end]
+    for name, values in per_row.items():
+        getattr(sums, name).add_(_host((values * weight).sum(-1, dtype=torch.float64)))
+    push = q * (read - work.k_mean[:, :, None, begin:end]) * weight[..., None]
+    sums.selectivity.add_(_host(push.sum(3, dtype=torch.float64)))
+    if low == 0:
+        weights[..., 0] = 0  # the sink is no offset
+    by_offset = _sum_diagonals if work.dense else _sum_offsets
+    mass = _host(by_offset(weights, own, work.weight[:, begin:end]))
+    sums.offset_mass[..., : mass.shape[-1]].add_(mass)
+
+
+def _host(x: Float[Tensor, "batch kv_head group *rest"]) -> Float[Tensor, "batch head *rest"]:
+    """Sums of a block on the CPU in float64, heads in the model's order."""
+    return x.flatten(1, 2).to("cpu", torch.float64)
+
+
+def _pick(
+    x: Float[Tensor, "batch head position coordinate"], at: Int[Tensor, "shared row"]
+) -> Float[Tensor, "batch head row coordinate"]:
+    """`x` at the positions `at`, which one row of may serve the whole batch."""
+    at = at.to(x.device)
+    if len(at) == 1:
+        return x.index_select(2, at[0])
+    return x.gather(2, at[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+
+
+def _scores(
+    q: Float[Tensor, "batch kv_head group row coordinate"],
+    k: Float[Tensor, "batch kv_head key coordinate"],
+    softcap: float | None,
+) -> Float[Tensor, "batch kv_head group row key"]:
+    """Scores as the softmax gets them: one product serves all the heads of a kv head."""
+    scores = (q.flatten(2, 3) @ k.mT).unflatten(2, q.shape[2:4])
+    return scores if softcap is None else scores.div_(softcap).tanh_().mul_(softcap)
+
+
+def _column(
+    x: Float[Tensor, "batch kv_head group row key"], column: Int[Tensor, "shared row"]
+) -> Float[Tensor, "batch kv_head group row"]:
+    """One entry of each row of `x`."""
+    index = column[:, None, None, :, None].expand(*x.shape[:-1], 1)
+    return x.gather(-1, index)[..., 0]
+
+
+def _hidden(
+    position: Int[Tensor, "shared row"],
+    start: Int[Tensor, " position"],
+    low: int,
+    high: int,
+    *,
+    device: torch.device,
+) -> list[tuple[slice, Float[Tensor, "shared 1 1 row key"]]]:
+    """The columns of low..high that some row does not see, and what hides them there."""
+    first, last = start[position], position
+    ranges = [(low, int(first.max())), (int(last.min()) + 1, high)]
+    hidden = []
+    for left, right in ranges:
+        if left < right:
+            key = torch.arange(left, right)
+            seen = (key >= first[..., None]) & (key <= last[..., None])
+            penalty = torch.where(seen, 0.0, HIDDEN)[:, None, None].to(device)
+            hidden.append((slice(left - low, right - low), penalty))
+    return hidden
+
+
+def _hide(
+    scores: Float[Tensor, "batch kv_head group row key"], hidden: list[tuple[slice, Tensor]]
+) -> None:
+    for columns, penalty in hidden:
+        scores[..., columns] += penalty
+
+
+def _sum_diagonals(
+    weights: Float[Tensor, "batch kv_head group row key"],
+    own: Int[Tensor, "1 row"],
+    weight: Float[Tensor, "batch row"],
+) -> Float[Tensor, "batch kv_head group offset"]:
+    """Sum of row weights times attention along each diagonal, for consecutive rows.
+
+    Row i of r holds its own key in column S - r + i. With one more element of stride a
+    row, a diagonal becomes a column, and their sums one vector-matrix product over
+    memory that stays where it is. What such a column picks up from the tail of the row
+    above lies right of that row's own key, where weights are zero; the first row, which
+    has no row above, is added apart.
+    """
+    weights = weights.contiguous()
+    heads, (rows, keys) = weights.shape[:3], weights.shape[3:]
+    by_head = weight[:, None, None].expand(*heads, rows).reshape(-1, 1, rows)
+    skewed = weights.view(-1, rows, keys).as_strided(
+        (by_head.shape[0], rows - 1, keys),
+        (rows * keys, keys + 1, 1),
+        weights.storage_offset() + keys + 1 - (rows - 1),
+    )
+    sums = (by_head[..., 1:] @ skewed)[:, 0]
+    sums[:, rows - 1 :] += (
+        by_head[:, 0, :1] * weights.view(-1, rows, keys)[:, 0, : keys - rows + 1]
+    )
+    return sums.flip(-1).view(*heads, keys)
+
+
+def _sum_offsets(
+    weights: Float[Tensor, "batch kv_head group row key"],
+    own: Int[Tensor, "batch row"],
+    weight: Float[Tensor, "batch row"],
+) -> Float[Tensor, "batch kv_head group offset"]:
+    """Sum of row weights times attention at each offset, for rows anywhere."""
+    keys = weights.shape[-1]
+    column = own[..., None] - torch.arange(keys, device=weights.device)
+    scale = weight[..., None] * (column >= 0)
+    index = column.clamp(min=0)[:, None, None].expand_as(weights)
+    return (weights.gather(-1, index) * scale[:, None, None]).sum(3)

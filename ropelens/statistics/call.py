@@ -1,0 +1,29 @@
+"""What every statistic reads: one attention call, as the model made it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """The inputs of one layer's attention, and what its own implementation gave back.
+
+    `query` and `key` carry their rotation. Row i sees the keys from `start[i]` to i,
+    so `start` is 0 for full causal attention and i - window + 1 under a sliding window.
+    The scores are `scale` q . k, squashed to `softcap` tanh(score / softcap) where the
+    model does so; `sink_logits` (gpt-oss) take part in the softmax without a key.
+    """
+
+    layer: int
+    query: Float[Tensor, "batch head position coordinate"]
+    key: Float[Tensor, "batch kv_head position coordinate"]
+    value: Float[Tensor, "batch kv_head position feature"]
+    output: Float[Tensor, "batch position head feature"]
+    scale: float
+    softcap: float | None
+    sink_logits: Float[Tensor, " head"] | None
+    start: Int[Tensor, " position"]

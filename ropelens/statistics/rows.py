@@ -1,0 +1,60 @@
+"""Which rows of the attention matrix are looked at: all, or an unbiased sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a batch of sequences that statistics are taken over.
+
+    `position[b, r]` ascends along r; `weight[b, r]` says for how many rows of the
+    sequence this one stands, 0 where it is only there to fill the table. Where `dense`,
+    the rows are 1, 2, 3, ... for every sequence. `length[b]` counts the tokens that are
+    not padding. The row of position 0, which has no choice, is never among them.
+    """
+
+    position: Int[Tensor, "batch row"]
+    weight: Float[Tensor, "batch row"]
+    length: Int[Tensor, " batch"]
+    dense: bool
+
+    def by_position(self, context: int) -> Float[Tensor, "batch position"]:
+        """Total weight of the rows at each position."""
+        total = torch.zeros(len(self.position), context, dtype=torch.float64)
+        return total.scatter_add_(1, self.position, self.weight.double())
+
+
+def all_rows(length: Int[Tensor, " batch"]) -> Rows:
+    """Every row but the first of each sequence."""
+    position = torch.arange(1, max(int(length.max()), 2)).expand(len(length), -1)
+    weight = (position < length[:, None]).float()
+    return Rows(position, weight, length, dense=True)
+
+
+def sample_rows(
+    length: Int[Tensor, " batch"], *, count: int, seed: int, first: int = 0
+) -> Rows:
+    """`count` rows of each sequence, one drawn from each of `count` equal stretches.
+
+    Each row stands for the rows of its stretch, so weighted sums have the expectation of
+    the sums over all rows, whatever the lengths. A sequence with `count` rows or fewer
+    gives all of them. `first` numbers the batch's first sequence: the draw of a sequence
+    depends on its number and `seed`, not on the batch it came in.
+    """
+    draws = torch.empty(len(length), count)
+    for sequence, draw in enumerate(draws, start=first):
+        draw.uniform_(generator=torch.Generator().manual_seed((seed << 32) + sequence))
+    rows = (length - 1)[:, None]
+    taken = rows.clamp(max=count)
+    stretch = torch.arange(count + 1).minimum(taken)
+    edges = 1 + stretch * rows // taken.clamp(min=1)
+    begin, size = edges[:, :-1], edges.diff()
+    position = begin + (draws * size).long().minimum((size - 1).clamp(min=0))
+    position = position.clamp(max=max(int(length.max()) - 1, 1))
+    return Rows(position, size.float(), length, dense=False)

@@ -1,0 +1,169 @@
+"""Running sums over a corpus: what a profile is made of, and how two of them add."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ropelens.statistics.attention import RowSums, TokenSums
+from ropelens.statistics.bins import offset_edges, sum_bins
+from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.rows import Rows
+
+GROUPS = 32
+"""Sequences are dealt to this many groups in turn; the bootstrap resamples groups."""
+
+
+@dataclass(frozen=True)
+class LayerSums:
+    """Sums of one layer: over all sequences, and by group where the bootstrap needs it.
+
+    `start[i]` is the first key that the row at position i sees, `scale` that of the
+    scores. Units as in `TokenSums` and `RowSums`.
+    """
+
+    start: Int[Tensor, " position"]
+    scale: float
+    q_norm: Float[Tensor, "head term"]
+    k_norm: Float[Tensor, "kv_head term"]
+    q_still: Float[Tensor, "head coordinate"]
+    k_still: Float[Tensor, "kv_head coordinate"]
+    selectivity: Float[Tensor, "head coordinate"]
+    offset_mass: Float[Tensor, "group head bin"]
+    sink_mass: Float[Tensor, "group head"]
+    entropy: Float[Tensor, "group head"]
+    content: Float[Tensor, "group head"]
+    learned_sink: Float[Tensor, "group head"]
+
+    @classmethod
+    def of(
+        cls,
+        tokens: TokenSums,
+        rows: RowSums,
+        call: AttentionCall,
+        group: Int[Tensor, " batch"],
+    ) -> LayerSums:
+        """Sums of a batch of sequences, each of which belongs to a `group`."""
+        edges = offset_edges(len(call.start))
+
+        def by_group(x: Tensor) -> Tensor:
+            return x.new_zeros(GROUPS, *x.shape[1:]).index_add_(0, group, x)
+
+        return cls(
+            start=call.start,
+            scale=call.scale,
+            q_norm=tokens.q_norm.sum(0),
+            k_norm=tokens.k_norm.sum(0),
+            q_still=tokens.q_still.sum(0),
+            k_still=tokens.k_still.sum(0),
+            selectivity=rows.selectivity.sum(0),
+            offset_mass=by_group(sum_bins(rows.offset_mass, edges)),
+            sink_mass=by_group(rows.sink_mass),
+            entropy=by_group(rows.entropy),
+            content=by_group(rows.content),
+            learned_sink=by_group(rows.learned_sink),
+        )
+
+    def __add__(self, other: LayerSums) -> LayerSums:
+        """The sums of both corpora; the longer context sets the bins."""
+        longer = self if len(self.start) >= len(other.start) else other
+        shorter = other if longer is self else self
+        assert torch.equal(longer.start[: len(shorter.start)], shorter.start)
+        sums = {
+            name: _add(value, vars(shorter)[name])
+            for name, value in vars(longer).items()
+            if isinstance(value, Tensor) and name != "start"
+        }
+        return replace(longer, **sums)
+
+
+@dataclass(frozen=True)
+class LossSums:
+    """Moments over sequences of the loss (nats) and the number of predicted tokens.
+
+    Enough for the mean loss per token and, as a ratio of two means, its standard error.
+    """
+
+    sequences: int = 0
+    loss: float = 0.0
+    tokens: float = 0.0
+    loss_loss: float = 0.0
+    loss_tokens: float = 0.0
+    tokens_tokens: float = 0.0
+
+    @classmethod
+    def of(cls, loss: Float[Tensor, " sequence"], tokens: Int[Tensor, " sequence"]) -> LossSums:
+        """From each sequence's summed loss and its number of predicted tokens."""
+        x, n = loss.double().cpu(), tokens.double().cpu()
+        moments = (x.sum(), n.sum(), x @ x, x @ n, n @ n)
+        return cls(len(x), *(float(m) for m in moments))
+
+    def __add__(self, other: LossSums) -> LossSums:
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return LossSums(*(a + b for a, b in pairs))
+
+    @property
+    def mean(self) -> float:
+        """Loss in nats per predicted token."""
+        return self.loss / self.tokens
+
+    @property
+    def standard_error(self) -> float:
+        """Standard error of `mean` over sequences (delta method); NaN for one sequence."""
+        if self.sequences < 2:
+            return float("nan")
+        m = self.mean
+        spread = self.loss_loss - 2 * m * self.loss_tokens + m * m * self.tokens_tokens
+        small_sample = self.sequences / (self.sequences - 1)
+        return (max(spread, 0.0) * small_sample) ** 0.5 / self.tokens
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Everything a profile is computed from; sums of two corpora add.
+
+    `row_weight[g, i]` is the weight of the rows at position i in the sequences of group
+    g, the same for every layer; `tokens` counts those that are not padding.
+    """
+
+    row_weight: Float[Tensor, "group position"]
+    tokens: int = 0
+    sequences: int = 0
+    loss: LossSums = field(default_factory=LossSums)
+    layers: dict[int, LayerSums] = field(default_factory=dict)
+
+    def __add__(self, other: Sums) -> Sums:
+        layers = self.layers | {
+            layer: self.layers[layer] + sums if layer in self.layers else sums
+            for layer, sums in other.layers.items()
+        }
+        return Sums(
+            row_weight=_add(self.row_weight, other.row_weight),
+            tokens=self.tokens + other.tokens,
+            sequences=self.sequences + other.sequences,
+            loss=self.loss + other.loss,
+            layers=layers,
+        )
+
+
+def no_sums() -> Sums:
+    """Sums over nothing."""
+    return Sums(row_weight=torch.zeros(GROUPS, 0, dtype=torch.float64))
+
+
+def row_weight_by_group(
+    rows: Rows, group: Int[Tensor, " batch"], context: int
+) -> Float[Tensor, "group position"]:
+    """Weight of the rows at each position, summed over the sequences of each group."""
+    weight = rows.by_position(context)
+    return weight.new_zeros(GROUPS, context).index_add_(0, group, weight)
+
+
+def _add(longer: Tensor, shorter: Tensor) -> Tensor:
+    """Sum of two arrays of which either may end earlier along its last axis."""
+    missing = longer.shape[-1] - shorter.shape[-1]
+    return pad(longer, (0, max(-missing, 0))) + pad(shorter, (0, max(missing, 0)))
