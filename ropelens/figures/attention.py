@@ -20,9 +20,9 @@ def plot_attention(profile: xr.Dataset, *, layer: int, head: int) -> go.Figure:
     are empty. Token strings are shown letter by letter, white space made visible.
     """
     check_head(profile, layer=layer, head=head)
-    tokens = [
-        plotly_text(visible_token(str(token))) for token in profile["excerpt_token"].values
-    ]
+    strings = [str(token) for token in profile["excerpt_token"].values]
+    tokens = [plotly_text(visible_token(token)) for token in strings]
+    ticks = [plotly_text(visible_token(token, longest=12)) for token in strings]
     one_head = profile["excerpt_attention"].isel(layer=layer, head=head)
     weights = one_head.transpose("excerpt_query", "excerpt_key").values
     queries = query_positions(profile)
@@ -38,7 +38,7 @@ def plot_attention(profile: xr.Dataset, *, layer: int, head: int) -> go.Figure:
         colorbar={
             # In the empty half, above the diagonal.
             "title": {"text": "weight (% of row)", "side": "top", "font": {"size": 11}},
-            "tickvals": [0, 0.25, 0.5, 0.75, 1],
+            "tickvals": [0, 0.5, 1],
             "tickformat": ".0%",
             "orientation": "h",
             "thickness": 10,
@@ -57,7 +57,7 @@ def plot_attention(profile: xr.Dataset, *, layer: int, head: int) -> go.Figure:
     figure.update_xaxes(
         title_text="key (token)",
         tickvals=keys,
-        ticktext=tokens,
+        ticktext=ticks,
         tickangle=-90,
         tickfont=small,
         showgrid=False,
@@ -66,7 +66,7 @@ def plot_attention(profile: xr.Dataset, *, layer: int, head: int) -> go.Figure:
     figure.update_yaxes(
         title_text="query (token)",
         tickvals=queries,
-        ticktext=[tokens[i] for i in queries],
+        ticktext=[ticks[i] for i in queries],
         tickfont=small,
         range=[queries[-1] + 0.5, queries[0] - 0.5],
         showgrid=False,

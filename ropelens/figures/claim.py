@@ -75,8 +75,10 @@ def plot_claim(
 
 def claim_title(claim: dict | None) -> str:
     """The claim's numbers in one line."""
-    if not claim or not math.isfinite(claim["rank_correlation"]):
-        return "Positional fraction by mean wavelength (too few heads for a rank correlation)"
+    if not claim:
+        return "Positional fraction by mean wavelength"
+    if not math.isfinite(claim["rank_correlation"]):
+        return "Too few heads for a rank correlation"
     return (
         f"Rank correlation {signed(claim['rank_correlation'])} "
         f"(95% interval {signed(claim['low'])} to {signed(claim['high'])}, "

@@ -46,7 +46,7 @@ def plot_head_map(
             name=label,
             text=numbers if label == "positional" and count <= OFFSETS_FIT else None,
             texttemplate="%{text}" if label == "positional" and count <= OFFSETS_FIT else None,
-            customdata=hovers,
+            customdata=np.where(labels == label, hovers, ""),
             hovertemplate="%{customdata}<extra></extra>",
             hoverongaps=False,
             xgap=2 if count <= OFFSETS_FIT else 1,

@@ -29,14 +29,16 @@ def plot_norms(profile: xr.Dataset, *, head: int | None = None) -> go.Figure:
         rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.14 if layers <= 16 else 0.07
     )
     for row, (name, side) in enumerate(PANELS.items(), start=1):
+        z = in_columns(norms_by_layer(profile, name, head=head), planes)
         figure.add_heatmap(
             x=edges,
             y=np.arange(layers),
-            z=in_columns(norms_by_layer(profile, name, head=head), planes),
+            z=z,
             name=f"{side} norm",
             meta={"role": name},
             colorscale=SEQUENTIAL,
             zmin=0,
+            zmax=float(np.nanmax(z)),
             colorbar=_bar(row),
             hovertemplate="layer %{y}<br>wavelength %{x:.3~s} tokens<br>"
             f"{side} norm %{{z:.3f}}<extra></extra>",
@@ -62,7 +64,7 @@ def plot_norms(profile: xr.Dataset, *, head: int | None = None) -> go.Figure:
     figure.update_xaxes(title_text="", row=1)
     figure.update_xaxes(title_text=AXIS_TITLE, row=2)
     _name_panels(figure)
-    mark_context(figure, profile, color="#ffffff")
+    mark_context(figure, profile, color="#ffffff", below=True)
     return figure
 
 
@@ -81,8 +83,13 @@ def in_columns(values: np.ndarray, planes: np.ndarray) -> np.ndarray:
     return np.where(planes >= 0, moved, np.nan)
 
 
-def mark_context(figure: go.Figure, profile: xr.Dataset, *, color: str) -> None:
-    """A dotted line at the context's length: planes beyond it never turn once."""
+def mark_context(
+    figure: go.Figure, profile: xr.Dataset, *, color: str, below: bool = False
+) -> None:
+    """A dotted line at the context's length: planes beyond it never turn once.
+
+    Its name stands above the first panel, or `below` it.
+    """
     context = profile.attrs.get("context")
     turning = profile["wavelength"].values
     turning = turning[np.isfinite(turning)]
@@ -91,12 +98,11 @@ def mark_context(figure: go.Figure, profile: xr.Dataset, *, color: str) -> None:
         figure.add_vline(x=int(context), line=line, name="context")
         figure.add_annotation(
             x=np.log10(int(context)),
-            y=1,
+            y=0 if below else 1,
             xref="x",
-            yref="paper",
+            yref="y domain",
+            yanchor="top" if below else "bottom",
             text="context",
-            xanchor="left",
-            yanchor="bottom",
             name="context",
         )
 

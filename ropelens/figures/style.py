@@ -17,7 +17,7 @@ Theme = Literal["light", "dark"]
 LABELS = ("positional", "mixed", "semantic", "sink", "diffuse")
 COLORS = {
     "positional": "#2a8fe0",
-    "mixed": "#94458a",
+    "mixed": "#97488d",
     "semantic": "#d9700f",
     "sink": "#1f7443",
     "diffuse": "#b5b5b0",
@@ -29,7 +29,7 @@ SYMBOLS = {
     "sink": "triangle-up",
     "diffuse": "x",
 }
-SEQUENTIAL = "Cividis"
+SEQUENTIAL = "Viridis"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
 
 INK = {"light": "#1d2126", "dark": "#e8e6e1"}

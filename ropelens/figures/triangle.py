@@ -93,7 +93,7 @@ def ring() -> dict:
 
 def _lay_out(figure: go.Figure) -> None:
     corners = {
-        "aaxis": "sink<br>(% of bits)",
+        "aaxis": "sink (% of bits)",
         "baxis": "position<br>(% of bits)",
         "caxis": "content<br>(% of bits)",
     }

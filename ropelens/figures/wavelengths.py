@@ -30,7 +30,7 @@ def wavelength_positions(wavelength: np.ndarray) -> np.ndarray:
     gap = max(1.5 * step, 0.9)
     # cumsum counts the endless planes of a layer: 1, 2, 3, ...
     beyond = longest + gap + step * (np.cumsum(endless, axis=-1) - 1)
-    return np.where(endless, np.exp(beyond), np.exp(finite))
+    return np.where(endless, np.exp(beyond), np.where(np.isnan(finite), np.nan, wavelength))
 
 
 def wavelength_axis(wavelength: np.ndarray) -> dict:

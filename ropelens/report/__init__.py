@@ -1,0 +1,4 @@
+"""Figures -> one offline HTML page a profile, and an index over many."""
+
+from ropelens.report.index import write_index as write_index
+from ropelens.report.page import write_report as write_report

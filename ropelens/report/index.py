@@ -1,0 +1,93 @@
+"""One page that lists many: <analysis>/<model>/index.html, with what each found."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import pandas as pd
+
+from ropelens.figures.claim import OUTSIDE, signed
+from ropelens.report import words
+from ropelens.report.render import asset, environment, write_whole
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the index: a page, the model it is about, what it found."""
+
+    analysis: str
+    model: str
+    link: str
+    finding: str
+
+
+def write_index(folder: str | Path) -> Path:
+    """Write `folder`/index.html, linking every `folder`/<analysis>/<model>/index.html.
+
+    The finding is the "finding" of the run.json beside a page, else it is read off its
+    heads.csv: how many heads do what, and the rank correlation of positional fraction with
+    mean wavelength. A page with neither is listed without one.
+    """
+    folder = Path(folder)
+    pages = sorted(folder.glob("*/*/index.html"))
+    analyses: dict[str, list[Entry]] = {}
+    for page in pages:
+        entry = _entry(page, folder)
+        analyses.setdefault(entry.analysis, []).append(entry)
+    text = (
+        environment()
+        .get_template("index.html")
+        .render(analyses=analyses, style=asset("page.css"), pages=len(pages))
+    )
+    return write_whole(folder / "index.html", text)
+
+
+def _entry(page: Path, folder: Path) -> Entry:
+    place = page.parent
+    run = _run(place / "run.json")
+    finding = run.get("finding")
+    if not isinstance(finding, str):
+        finding = _from_heads(place / "heads.csv")
+    model = run.get("model")
+    return Entry(
+        analysis=place.parent.name,
+        # run.json may name the model as a text or describe it; the folder always has a name.
+        model=model if isinstance(model, str) and model else place.name,
+        link=quote(page.relative_to(folder).as_posix()),
+        finding=finding,
+    )
+
+
+def _run(path: Path) -> dict:
+    """The run beside a page; {} where there is none or it is no JSON object."""
+    try:
+        run = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return run if isinstance(run, dict) else {}
+
+
+def _from_heads(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    heads = pd.read_csv(path)
+    if "label" not in heads or not len(heads):
+        return ""
+    return f"{words.headline(heads)} {_correlation(heads)}".strip()
+
+
+def _correlation(heads: pd.DataFrame) -> str:
+    columns = ["positional_fraction", "mean_wavelength"]
+    if not set(columns) <= set(heads):
+        return ""
+    kept = heads.loc[~heads["label"].isin(OUTSIDE), columns].dropna()
+    # Spearman's: Pearson's of the ranks; both columns must vary.
+    if len(kept) < 3 or (kept.nunique() < 2).any():
+        return ""
+    value = kept.rank()["positional_fraction"].corr(kept.rank()["mean_wavelength"])
+    return (
+        f"Rank correlation of positional fraction with mean wavelength {signed(float(value))}."
+    )

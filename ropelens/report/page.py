@@ -1,0 +1,148 @@
+"""A profile as one HTML file that needs no network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import xarray as xr
+
+from ropelens.figures.claim import claim_title
+from ropelens.figures.inputs import head_table
+from ropelens.figures.style import COLORS
+from ropelens.report import words
+from ropelens.report.payload import build_payload
+from ropelens.report.render import (
+    asset,
+    content_policy,
+    environment,
+    plotly_script,
+    script_json,
+    write_whole,
+)
+from ropelens.report.table import shown_columns, table_rows
+
+GLYPHS = {"positional": "●", "mixed": "◆", "semantic": "■", "sink": "▲", "diffuse": "✕"}
+
+
+def write_report(
+    profile: xr.Dataset, path: str | Path, *, heads: pd.DataFrame | None = None
+) -> Path:
+    """Write the page of `profile` to `path` (a file) and return that path.
+
+    `heads`: what `classify_heads` gave; None classifies by the defaults. The page is
+    written aside and renamed into place, so an error leaves an earlier page as it was.
+    Raises `BadArgument` where the heads are not the profile's.
+    """
+    heads = head_table(profile, heads)
+    return write_whole(Path(path), render_page(profile, heads))
+
+
+def render_page(profile: xr.Dataset, heads: pd.DataFrame) -> str:
+    """The page as text."""
+    selected = words.first_head(heads)
+    claim = heads.attrs.get("claim")
+    counts = words.label_counts(heads)
+    script = asset("page.js")
+    return (
+        environment()
+        .get_template("page.html")
+        .render(
+            policy=content_policy(plotly_script(), script),
+            plotly=plotly_script(),
+            script=script,
+            style=asset("page.css"),
+            payload=script_json(build_payload(profile, heads, selected=selected)),
+            colors=COLORS,
+            glyphs=GLYPHS,
+            counts=counts,
+            model=str(profile.attrs.get("model", "unnamed model")),
+            facts=short_facts(profile),
+            run=run_facts(profile, heads),
+            command=str(profile.attrs.get("command", "")),
+            versions=versions(profile),
+            cautions=words.cautions(profile, heads),
+            headline=words.headline(heads),
+            where_positional=words.where_positional(heads),
+            claim=words.claim_sentence(claim),
+            claim_numbers=claim_title(claim),
+            interval_method=words.interval_method(claim),
+            slow_planes=words.slow_planes(profile),
+            map_summary=words.map_summary(profile, heads),
+            columns=shown_columns(heads),
+            rows=table_rows(heads),
+            layers=profile.sizes["layer"],
+            heads=profile.sizes["head"],
+            context=int(profile.attrs.get("context", 0)),
+            selected=selected,
+            figures=profile.sizes,
+        )
+    )
+
+
+def short_facts(profile: xr.Dataset) -> list[str]:
+    """The line under the title: size, text, loss."""
+    attrs = profile.attrs
+    facts = [f"{profile.sizes['layer']} layers × {profile.sizes['head']} heads"]
+    if "tokens" in attrs:
+        facts.append(f"{int(attrs['tokens']):,} tokens")
+    if "context" in attrs:
+        facts.append(f"context {int(attrs['context']):,}")
+    if "loss" in attrs:
+        facts.append(f"loss {loss_text(profile)}")
+    return facts
+
+
+def loss_text(profile: xr.Dataset) -> str:
+    """The mean loss with its standard error, in nats per token."""
+    error = profile.attrs.get("loss_se")
+    spread = f" ± {float(error):.3f}" if error is not None else ""
+    return f"{float(profile.attrs['loss']):.3f}{spread} nats per token"
+
+
+def run_facts(profile: xr.Dataset, heads: pd.DataFrame) -> list[tuple[str, str]]:
+    """What was run, as pairs of a name and a value with its unit."""
+    attrs = profile.attrs
+    names = (
+        "model",
+        "revision",
+        "dtype",
+        "text",
+        "tokens",
+        "sequences",
+        "context",
+        "rows",
+        "seed",
+    )
+    units = {"context": "tokens", "rows": "query rows a sequence"}
+    facts = []
+    for name in names:
+        if name in attrs:
+            value = attrs[name]
+            text = f"{value:,}" if name in ("tokens", "sequences") else str(value)
+            facts.append((name, f"{text} {units.get(name, '')}".strip()))
+    if "loss" in attrs:
+        facts.append(("loss", loss_text(profile)))
+    kv_heads = profile.sizes["kv_head"]
+    if kv_heads != profile.sizes["head"]:
+        facts.append(("key-value heads", f"{kv_heads} a layer"))
+    thresholds = heads.attrs.get("thresholds")
+    if thresholds:
+        shown = ", ".join(f"{name} {value:.3g}" for name, value in thresholds.items())
+        facts.append(("label thresholds", shown))
+    if "created" in attrs:
+        facts.append(("created", str(attrs["created"])))
+    return facts
+
+
+def versions(profile: xr.Dataset) -> str:
+    """Package versions as "torch 2.13.0, ..."; the attribute as it is where not JSON."""
+    text = str(profile.attrs.get("versions", ""))
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError:
+        return text
+    if not isinstance(found, dict):
+        return text
+    return ", ".join(f"{name} {version}" for name, version in found.items())

@@ -1,0 +1,85 @@
+"""Templates to text, text to file: safe against what the text holds, and never by halves."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+SCRIPT_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "'": "\\u0027"}
+
+
+@functools.cache
+def environment() -> jinja2.Environment:
+    """The templates of this folder; every value is escaped, an unknown name is an error."""
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def asset(name: str) -> Markup:
+    """A style sheet or script of this package as it stands, for a <style> or <script>."""
+    return Markup((TEMPLATES / name).read_text(encoding="utf-8"))
+
+
+@functools.cache
+def plotly_script() -> Markup:
+    """plotly.js, whole: a page must work where there is no network."""
+    return Markup(get_plotlyjs())
+
+
+def script_json(value: object) -> Markup:
+    """`value` as JSON that no string inside can break out of a <script> with.
+
+    ASCII only, so U+2028 and lone surrogates are escapes as well. NaN raises ValueError.
+    """
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    for character, escape in SCRIPT_ESCAPES.items():
+        text = text.replace(character, escape)
+    return Markup(text)
+
+
+def script_hash(script: str) -> str:
+    """A script's source expression for the content security policy."""
+    digest = hashlib.sha256(script.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def content_policy(*scripts: str) -> str:
+    """The policy of a page that runs these inline scripts, no other, and loads nothing."""
+    return (
+        "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
+        f"form-action 'none'; script-src {' '.join(script_hash(script) for script in scripts)}"
+    )
+
+
+def write_whole(path: Path, text: str) -> Path:
+    """Write `text` to `path` aside and rename it into place: never half a file, or none.
+
+    What UTF-8 cannot hold (lone surrogates of a broken tokenizer) becomes a backslash
+    escape. On an error the file that was there stays, and nothing is left beside it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with aside.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+    return path

@@ -1,0 +1,338 @@
+// The page's one script: draws the figures it was given, and keeps one chosen head
+// the same in all of them, in the table, in the panel and in the address (#L3H5).
+"use strict";
+(() => {
+  const page = JSON.parse(document.getElementById("payload").textContent);
+  const { layer: layers, head: heads, kv_head: kvHeads } = page.sizes;
+  const $ = (id) => document.getElementById(id);
+  const plot = (name) => $(`plot-${name}`);
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const narrow = matchMedia("(max-width: 720px)");
+  const state = { layer: 0, head: 0, query: page.queries.length - 1, norms: "mean" };
+  document.documentElement.classList.add("scripted");
+
+  // ---- arrays: base64 to typed arrays, each once, when first asked for
+
+  const decoded = new Map();
+  function decode(packed) {
+    if (!decoded.has(packed)) {
+      const text = atob(packed.data);
+      const bytes = new Uint8Array(text.length);
+      for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+      decoded.set(packed, packed.dtype === "uint8" ? bytes : new Float32Array(bytes.buffer));
+    }
+    return decoded.get(packed);
+  }
+
+  /** The part of an array that belongs to a head: its leading dims are layer and (kv_)head. */
+  function part(name, layer, head) {
+    const packed = page.arrays[name];
+    const index = { layer, head, kv_head: Math.floor((head * kvHeads) / heads) };
+    const size = packed.shape.slice(packed.dims.length).reduce((a, b) => a * b, 1);
+    const at = packed.dims.reduce((flat, dim, i) => flat * packed.shape[i] + index[dim], 0);
+    return decode(packed).subarray(at * size, (at + 1) * size);
+  }
+
+  /** Weights [query][key] of the excerpt, NaN ahead of the query; stored as 255 * root. */
+  function attention(layer, head) {
+    const bytes = part("attention", layer, head);
+    let next = 0;
+    return page.queries.map((query) => {
+      const row = new Float32Array(page.tokens.length).fill(NaN);
+      for (let key = 0; key <= query; key++) row[key] = (bytes[next++] / 255) ** 2;
+      return row;
+    });
+  }
+
+  /** Norms [layer][column] of one head or the mean over heads, as the figure's columns lie. */
+  function norms(name) {
+    const over = page.arrays[name].dims[1] === "head" ? heads : kvHeads;
+    return page.normColumns.map((planes, layer) => {
+      if (state.norms === "head") {
+        const values = part(name, layer, state.head);
+        return planes.map((plane) => (plane < 0 ? null : values[plane]));
+      }
+      const sum = planes.map(() => 0);
+      for (let head = 0; head < over; head++) {
+        const values = part(name, layer, Math.floor((head * heads) / over));
+        planes.forEach((plane, i) => { sum[i] += plane < 0 ? NaN : values[plane]; });
+      }
+      return sum.map((value) => (Number.isFinite(value) ? value / over : null));
+    });
+  }
+
+  const rowOf = (layer, head) => page.rows[layer][head];
+  const number = (column, row) => decode(page.columns[column])[row];
+
+  // ---- figures
+
+  const readable = { displaylogo: false, responsive: true, displayModeBar: "hover",
+    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
+    toImageButtonOptions: { format: "svg" } };
+
+  function theme() { return page.templates[dark.matches ? "dark" : "light"]; }
+
+  /** What a figure needs to stay readable on a narrow screen. */
+  function fitted(name) {
+    const small = narrow.matches;
+    if (name === "attention") {
+      const every = Math.ceil(page.tokens.length / (small ? 24 : 96));
+      const { xaxis, yaxis } = page.figures.attention.layout;
+      const kept = (_, i) => i % every === 0;
+      return { height: small ? 420 : 620,
+        "xaxis.tickvals": page.tokens.map((_, i) => i).filter(kept),
+        "xaxis.ticktext": xaxis.ticktext.filter(kept),
+        "yaxis.tickvals": page.queries.filter(kept), "yaxis.ticktext": yaxis.ticktext.filter(kept),
+        "xaxis.tickfont.size": small ? 9 : 10, "yaxis.tickfont.size": small ? 9 : 10 };
+    }
+    if (name === "kernel") return { height: small ? 340 : 460 };
+    return {};
+  }
+
+  async function draw(name) {
+    // A copy: plotly writes into what it is given, and `fitted` reads the original.
+    const { data, layout } = structuredClone(page.figures[name]);
+    await Plotly.newPlot(plot(name), data, { ...layout, template: theme() }, readable);
+    const fit = fitted(name);
+    if (Object.keys(fit).length) await Plotly.relayout(plot(name), fit);
+  }
+
+  /** Refill the traces whose `meta` names arrays with those of the chosen head. */
+  function refill(name) {
+    const changed = {}, traces = [];
+    plot(name).data.forEach((trace, i) => {
+      if (!trace.meta) return;
+      traces.push(i);
+      for (const [axis, array] of Object.entries(trace.meta)) {
+        const values = array === "attention" ? attention(state.layer, state.head)
+          : part(array, state.layer, state.head);
+        (changed[axis] ||= []).push(values);
+      }
+    });
+    Plotly.restyle(plot(name), changed, traces);
+  }
+
+  function ring(name, coordinates) {
+    const index = plot(name).data.findIndex((trace) => trace.meta?.role === "selected");
+    const changed = Object.fromEntries(Object.entries(coordinates).map(([k, v]) => [k, [[v]]]));
+    Plotly.restyle(plot(name), changed, [index]);
+  }
+
+  function frame(name, box) {
+    const at = plot(name).layout.shapes.findIndex((shape) => shape.name === "selected");
+    const changed = Object.entries(box).map(([key, value]) => [`shapes[${at}].${key}`, value]);
+    Plotly.relayout(plot(name), Object.fromEntries(changed));
+  }
+
+  function showNorms() {
+    const kvHead = Math.floor((state.head * kvHeads) / heads);
+    $("norms-head").textContent = `head ${state.head} of every layer`
+      + (kvHeads < heads ? ` (its keys: key-value head ${kvHead})` : "");
+    const z = page.normNames.map(norms);
+    const zmax = z.map((rows) => Math.max(...rows.flat()));
+    Plotly.restyle(plot("norms"), { z, zmax }, page.normNames.map((_, i) => i));
+  }
+
+  // ---- the chosen head
+
+  function choose(layer, head) {
+    if (!(layer >= 0 && layer < layers && head >= 0 && head < heads)) return;
+    Object.assign(state, { layer, head });
+    // The address follows every choice but the one that the page opens with.
+    if (document.documentElement.dataset.ready) history.replaceState(null, "", `#L${layer}H${head}`);
+    const row = rowOf(layer, head);
+    describe(row);
+    markRow(row);
+    // Words at once; figures once a frame, so that a held arrow key does not queue them up.
+    cancelAnimationFrame(drawing);
+    drawing = requestAnimationFrame(() => redraw(row));
+  }
+
+  let drawing = 0;
+  function redraw(row) {
+    const { layer, head } = state;
+    const [sink, position, content] = decode(page.shares).subarray(3 * row, 3 * row + 3);
+    frame("map", { x0: head - 0.5, x1: head + 0.5, y0: layer - 0.5, y1: layer + 0.5 });
+    ring("triangle", { a: sink, b: position, c: content });
+    ring("claim", { x: number("mean_wavelength", row), y: number("positional_fraction", row) });
+    for (const name of ["kernel", "selectivity", "attention"]) refill(name);
+    showNorms();
+    showQuery();
+    document.documentElement.dataset.shown = `L${layer}H${head}`;
+  }
+
+  function describe(row) {
+    const { layer, head } = state;
+    const label = page.labels[row];
+    const cells = tableRows[row].cells;
+    const offset = number("offset", row);
+    const total = number("total_bits", row);
+    $("pick-layer").value = layer;
+    $("pick-head").value = head;
+    const glyph = cells[1].querySelector(".glyph").cloneNode(true);
+    const name = Object.assign(document.createElement("b"), { textContent: `L${layer} H${head} ` });
+    const what = ` ${label}` + (Number.isNaN(offset) ? "" : `, offset ${offset}`)
+      + `, ${total.toFixed(2)} bits: `;
+    $("head-title").textContent = `Layer ${layer}, head ${head}: ${label}`;
+    const shares = [...decode(page.shares).subarray(3 * row, 3 * row + 3)];
+    const names = ["sink", "position", "content"];
+    $("budget").querySelectorAll("span").forEach((bar, i) => { bar.style.flexGrow = shares[i] || 0; });
+    const split = names.map((part, i) => `${part} ${Math.round(100 * (shares[i] || 0))}%`).join(", ");
+    $("now").replaceChildren(name, glyph, what, split);
+    for (const [name, words] of [["kernel", "Kernel over offsets"],
+      ["selectivity", "Selectivity, norms and coherence over wavelengths"],
+      ["attention", "Attention on the excerpt"]]) {
+      plot(name).setAttribute("aria-label", `${words} of layer ${layer}, head ${head}`);
+    }
+    document.querySelectorAll("#numbers [data-column]").forEach((cell) => {
+      cell.textContent = cells[Number(cell.dataset.column) + 2].textContent;
+    });
+  }
+
+  // ---- the excerpt as text
+
+  const tokens = page.tokens.map((token, i) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = token;
+    const query = page.queries.indexOf(i);
+    button.disabled = query < 0;
+    button.addEventListener("click", () => { state.query = query; showQuery(); });
+    return button;
+  });
+  $("tokens").append(...tokens);
+
+  function showQuery() {
+    const row = attention(state.layer, state.head)[state.query];
+    const query = page.queries[state.query];
+    const color = page.colors[page.labels[rowOf(state.layer, state.head)]];
+    tokens.forEach((button, i) => {
+      const shade = Math.round(70 * Math.sqrt(row[i] || 0));
+      button.style.background = `color-mix(in srgb, ${color} ${shade}%, transparent)`;
+      button.classList.toggle("ahead", i > query);
+      button.setAttribute("aria-pressed", i === query);
+    });
+    const code = (i) => Object.assign(document.createElement("code"), { textContent: page.tokens[i] });
+    const best = [...row.keys()].filter((i) => row[i] >= 0.005).sort((a, b) => row[b] - row[a]).slice(0, 4);
+    const parts = best.flatMap((i, n) => {
+      const back = i === query ? "itself" : i === 0 ? "first" : `${query - i} back`;
+      return [n ? ", " : "", code(i), ` ${Math.round(100 * row[i])}% (${back})`];
+    });
+    $("looks").replaceChildren(code(query), " looks at ", ...parts, ".");
+  }
+
+  // ---- the table
+
+  const table = $("table");
+  const body = table.tBodies[0];
+  const tableRows = [...body.rows];
+
+  function markRow(row) {
+    body.querySelector('[aria-selected="true"]')?.removeAttribute("aria-selected");
+    tableRows[row].setAttribute("aria-selected", "true");
+  }
+
+  function sortBy(key, header) {
+    const down = header.getAttribute("aria-sort") === "ascending";
+    const value = (row) => key === "head" ? row : key === "label"
+      ? page.labelOrder.indexOf(page.labels[row]) : number(key, row);
+    const order = tableRows.map((_, row) => row).sort((a, b) => {
+      const [x, y] = [value(a), value(b)];
+      if (Number.isNaN(x) || Number.isNaN(y)) return Number.isNaN(x) - Number.isNaN(y) || a - b;
+      return (down ? y - x : x - y) || a - b;
+    });
+    table.querySelectorAll("th[aria-sort]").forEach((th) => th.removeAttribute("aria-sort"));
+    header.setAttribute("aria-sort", down ? "descending" : "ascending");
+    body.append(...order.map((row) => tableRows[row]));
+  }
+
+  function filter() {
+    const shown = new Set([...$("filters").querySelectorAll("[name=label]:checked")].map((box) => box.value));
+    const words = $("find").value.toLowerCase().split(/\s+/).filter(Boolean);
+    let count = 0;
+    for (const row of tableRows) {
+      const text = `${row.cells[0].textContent} ${row.dataset.label}`.toLowerCase().split(" ");
+      const found = words.every((word) => /^[lh]\d+$/.test(word) ? text.includes(word)
+        : text.some((part) => part.startsWith(word)) || text.slice(0, 2).join("") === word);
+      row.hidden = !(shown.has(row.dataset.label) && found);
+      count += !row.hidden;
+    }
+    $("count").textContent = `${count} of ${tableRows.length} heads`;
+  }
+
+  function place(row) {
+    const flat = page.rows.flat().indexOf(row);
+    return [Math.floor(flat / heads), flat % heads];
+  }
+
+  table.tHead.addEventListener("click", (event) => {
+    const button = event.target.closest("button");
+    if (button) sortBy(button.dataset.sort, button.closest("th"));
+  });
+  body.addEventListener("click", (event) => {
+    const row = event.target.closest("tr");
+    if (!row) return;
+    event.preventDefault();
+    choose(...place(Number(row.dataset.row)));
+  });
+  body.addEventListener("keydown", (event) => {
+    if (event.key !== "ArrowDown" && event.key !== "ArrowUp") return;
+    const next = event.key === "ArrowDown" ? "nextElementSibling" : "previousElementSibling";
+    let row = event.target.closest("tr")[next];
+    while (row?.hidden) row = row[next];
+    if (!row) return;
+    event.preventDefault();
+    row.querySelector("a").focus();
+  });
+  $("filters").addEventListener("input", filter);
+  $("filters").addEventListener("submit", (event) => event.preventDefault());
+
+  // ---- other ways to choose
+
+  function step(by) {
+    const flat = (state.layer * heads + state.head + by + layers * heads) % (layers * heads);
+    choose(Math.floor(flat / heads), flat % heads);
+  }
+
+  const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+  plot("map").addEventListener("keydown", (event) => {
+    const move = steps[event.key];
+    if (!move) return;
+    event.preventDefault();
+    choose(state.layer + move[0], state.head + move[1]);
+  });
+  $("previous").addEventListener("click", () => step(-1));
+  $("next").addEventListener("click", () => step(1));
+  for (const id of ["pick-layer", "pick-head"]) {
+    $(id).addEventListener("change", () => choose(Number($("pick-layer").value), Number($("pick-head").value)));
+  }
+  document.querySelectorAll("[name=norms]").forEach((radio) => {
+    radio.addEventListener("change", () => { state.norms = radio.value; showNorms(); });
+  });
+
+  function fromAddress() {
+    const match = /^#L(\d+)H(\d+)$/.exec(location.hash);
+    if (match) choose(Number(match[1]), Number(match[2]));
+    return Boolean(match);
+  }
+
+  async function start() {
+    for (const name of Object.keys(page.figures)) await draw(name);
+    const onClick = (name, use) => plot(name).on("plotly_click", (event) => use(event.points[0]));
+    onClick("map", (point) => choose(point.y, point.x));
+    for (const name of ["triangle", "claim"]) onClick(name, (point) => choose(...point.customdata));
+    onClick("norms", (point) => choose(point.y, state.head));
+    onClick("attention", (point) => { state.query = page.queries.indexOf(point.y); showQuery(); });
+    dark.addEventListener("change", () => {
+      for (const name of Object.keys(page.figures)) Plotly.relayout(plot(name), { template: theme() });
+    });
+    narrow.addEventListener("change", () => {
+      for (const name of ["attention", "kernel"]) Plotly.relayout(plot(name), fitted(name));
+    });
+    filter();
+    fromAddress() || choose(...page.selected);
+    addEventListener("hashchange", fromAddress);
+    document.documentElement.dataset.ready = "true";
+  }
+  start();
+})();
