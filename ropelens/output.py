@@ -1,0 +1,169 @@
+"""Results appear whole or not at all; checkpoints get fingerprints."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ropelens.errors import BadArgument, BadCheckpoint
+
+LAST = "run.json"  # stands for the whole set: taken away first and put back last
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@contextmanager
+def output_folder(path: str | Path) -> Iterator[Path]:
+    """A folder to write results in, whose files move to `path` when the body succeeds.
+
+    Whatever ends the body or the moving early (an error, a full disk, Ctrl-C), `path` is as
+    it was before and the unfinished files are gone. Each file appears whole, by a rename; a
+    new `path` appears with all of them at once. In one that exists, files of the same
+    names are replaced and others stay, and `run.json` comes last: where a run was killed
+    while its files moved, it is missing.
+
+    Raises BadArgument where `path` cannot be written to (see `check_writable`) and where
+    the disk is full. (netCDF: have it made in memory and write the bytes, for HDF5 crashes
+    the process when a disk runs full under it.)
+    """
+    folder = Path(path).absolute()  # the body may change the working directory
+    scratch = _scratch(folder)
+    try:
+        results = scratch / "new"
+        results.mkdir()
+        yield results
+        if folder.exists():
+            _replace(results, folder, kept=scratch / "old")
+        else:
+            results.rename(folder)
+    except Exception as error:
+        if not _disk_full(error):
+            raise
+        raise BadArgument(
+            f"The disk is full: the results do not fit into {folder}.",
+            seen=" ".join(str(error).split())[:200],
+            means="nothing was written; results of an earlier run are as they were",
+            attempt="free some space, or write to another disk",
+        ) from error
+    finally:
+        # Should an earlier run's files not have gone back, this is all there is of them.
+        if not any(path.is_file() for path in (scratch / "old").rglob("*")):
+            _persist(lambda: shutil.rmtree(scratch, ignore_errors=True))
+
+
+def check_writable(path: str | Path) -> None:
+    """Raise BadArgument unless results can be written to the folder `path`.
+
+    The folder may be missing, the one it lies in may not. Tried, not looked up: permissions
+    do not tell of read-only disks. Nothing is left behind.
+    """
+    shutil.rmtree(_scratch(Path(path)))
+
+
+def fingerprint(path: str | Path) -> str:
+    """sha256, in hex, of a file or of a checkpoint folder's safetensors files.
+
+    Of one file it is what `sha256sum` gives; of several, that of the listing that
+    `sha256sum *.safetensors` prints. Raises BadCheckpoint for a folder without any.
+    """
+    path = Path(path)
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    if not files:
+        raise BadCheckpoint(f"{path} holds no safetensors file.")
+    digests = []
+    for file in files:
+        with file.open("rb") as stream:
+            digests.append(hashlib.file_digest(stream, "sha256").hexdigest())
+    if len(files) == 1:
+        return digests[0]
+    listing = "".join(f"{d}  {f.name}\n" for d, f in zip(digests, files, strict=True))
+    return hashlib.sha256(listing.encode()).hexdigest()
+
+
+def _disk_full(error: Exception) -> bool:
+    # Libraries that write through C or Rust say it in words, in errors of their own.
+    words = [os.strerror(number) for number in FULL]
+    known = isinstance(error, OSError) and error.errno in FULL
+    return known or any(word in str(error) for word in words)
+
+
+def _scratch(folder: Path) -> Path:
+    """A new hidden folder on the disk of `folder`: in it, or beside it where it is missing.
+
+    (In it, since it may be a disk of its own, and files move by a rename only within one.)
+    """
+    if (folder.exists() or folder.is_symlink()) and not folder.is_dir():
+        raise BadArgument(f"{folder} is not a folder; results go into one.")
+    place = folder if folder.exists() else folder.absolute().parent
+    if not place.is_dir():
+        raise BadArgument(
+            f"{folder} cannot be made: there is no folder {place}.", attempt=f"mkdir -p {place}"
+        )
+    try:
+        return Path(tempfile.mkdtemp(prefix=".ropelens-", dir=place))
+    except OSError as error:
+        raise BadArgument(
+            f"{folder} cannot be written to.",
+            seen=f"{error.strerror} in {place}",
+            attempt="another folder, or its permissions and disk",
+        ) from error
+
+
+def _replace(results: Path, folder: Path, *, kept: Path) -> None:
+    """Move every file of `results` into `folder`; on any interruption put back what was.
+
+    All files that get replaced leave before the first new one comes, `run.json` first, and
+    it comes last: at no moment does the folder hold files of two runs.
+    """
+    names = [p.relative_to(results) for p in sorted(results.rglob("*")) if p.is_file()]
+    names.sort(key=lambda name: name == Path(LAST))
+    replaced = [name for name in reversed(names) if (folder / name).exists()]
+    for name in replaced:
+        if (folder / name).is_dir():
+            raise BadArgument(f"{folder / name} is a folder; a result of that name is a file.")
+    for name in names:
+        (kept / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    try:
+        for name in replaced:
+            (folder / name).replace(kept / name)
+        for name in names:
+            (results / name).replace(folder / name)
+    except BaseException:
+        fresh = [name for name in names if name not in replaced]
+        _persist(lambda: _put_back(results, folder, kept, replaced=replaced, fresh=fresh))
+        raise
+    _persist(lambda: shutil.rmtree(kept))
+
+
+def _put_back(
+    results: Path, folder: Path, kept: Path, *, replaced: list[Path], fresh: list[Path]
+) -> None:
+    """Undo `_replace` from wherever it stopped; doing it twice does no harm."""
+    for name in fresh:
+        if not (results / name).exists():
+            (folder / name).unlink(missing_ok=True)
+    for name in replaced:
+        if (kept / name).exists():
+            try:
+                (kept / name).replace(folder / name)
+            except OSError as error:
+                raise BadArgument(
+                    f"Results of an earlier run could not be put back into {folder}.",
+                    seen=str(error),
+                    attempt=f"move them back yourself: they are in {kept}",
+                ) from error
+
+
+def _persist(step: Callable[[], None]) -> None:
+    """Do `step` to its end, however often Ctrl-C is pressed meanwhile."""
+    while True:
+        try:
+            return step()
+        except KeyboardInterrupt:
+            continue
