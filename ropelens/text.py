@@ -1,0 +1,224 @@
+"""Text files become documents, documents become sequences of tokens to measure on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ropelens.errors import BadArgument, BadCheckpoint, BadText
+
+SUFFIXES = {".txt", ".md", ".jsonl"}  # what a folder is searched for
+PADDING = 0  # any id of any vocabulary: padded positions are never counted
+
+
+@runtime_checkable
+class TextTokenizer(Protocol):
+    """What is needed of a tokenizer; transformers' have it."""
+
+    bos_token_id: int | None
+
+    def __call__(self, text: str, **options: Any) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Tokens to measure on, a sequence a row.
+
+    `tokens` is padded on the right to the longest sequence, `lengths` says how much of
+    each row counts. `fingerprint` is the sha256 of the text (see `fingerprint_of`),
+    `source` says in words what was cut how.
+    """
+
+    tokens: Int[Tensor, "sequence position"]
+    lengths: Int[Tensor, " sequence"]
+    fingerprint: str
+    source: str
+
+
+def read_documents(paths: Iterable[str | Path]) -> list[str]:
+    """The documents in files and folders, in the order given.
+
+    A file is a document; a `.jsonl` file holds one a line, under "text". A folder stands
+    for its *.txt, *.md and *.jsonl files, at any depth, in order of their paths. Text is
+    UTF-8; a byte-order mark is dropped, line ends become "\\n", as Python's open() has
+    them, and those at the end of a file go: they end its last line, not the document.
+    Empty documents in folders and `.jsonl` files are passed over.
+
+    Raises BadText for a path that is not there, a file that cannot be read, is empty or
+    not UTF-8 (with the offset of the byte), and a malformed line (with its number).
+    """
+    documents: list[str] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            found = [text for file in _files(path) for text in _read(file)]
+        elif path.exists():
+            found = _read(path)
+        else:
+            raise BadText(
+                f"There is no text at {path}.",
+                attempt="pass text files, or folders of *.txt, *.md and *.jsonl",
+            )
+        found = [text for text in found if text.strip()]
+        if not found:
+            raise BadText(f"{path} is empty.", means="it holds no text to measure on")
+        documents += found
+    return documents
+
+
+def tokenize(
+    documents: Sequence[str],
+    tokenizer: TextTokenizer | None,
+    *,
+    context: int,
+    sequences: int | None = None,
+    seed: int = 0,
+) -> Sequences:
+    """Cut documents into sequences of `context` tokens.
+
+    Each starts with the tokenizer's BOS where it has one (which then is one of the
+    `context` tokens) and holds no other special token. A document is tokenized as a whole
+    and then cut; its shorter tail is kept and padded, unless it has fewer than 2 tokens
+    and so nothing to predict.
+
+    `sequences=N` keeps a random N of them, drawn without replacement by `seed`, in their
+    order; if there are no more than N, all of them, with a warning if fewer.
+
+    Raises BadText for a text of fewer than `context` tokens in total, BadArgument for a
+    context below 2 or fewer than 1 sequence, BadCheckpoint without a tokenizer.
+    """
+    check_context(context)
+    if sequences is not None and sequences < 1:
+        raise BadArgument(f"sequences is {sequences}; at least 1 is needed.")
+    if tokenizer is None:
+        raise BadCheckpoint(
+            "The checkpoint has no tokenizer, so text cannot be used.",
+            attempt="add its tokenizer's files to the folder, or pass token ids from Python",
+        )
+    rows = [row for text in documents for row in _cut(text, tokenizer, context)]
+    total = sum(len(row) for row in rows)
+    if total < context:
+        raise BadText(
+            f"The text is shorter than one context of {context:,} tokens.",
+            seen=f"{total:,} tokens (documents: {len(documents):,})",
+            attempt="pass more text, or a smaller context",
+        )
+    kept = _sample(rows, sequences, seed)
+    lengths = torch.tensor([len(row) for row in kept])
+    tokens = torch.nn.utils.rnn.pad_sequence(kept, batch_first=True, padding_value=PADDING)
+    source = (
+        f"{len(kept):,} of {len(rows):,} sequences of up to {context:,} tokens "
+        f"(documents: {len(documents):,}, characters: {sum(map(len, documents)):,})"
+    )
+    return Sequences(tokens, lengths, fingerprint_of(documents), source)
+
+
+def fingerprint_of(documents: Iterable[str]) -> str:
+    """sha256, in hex, of the documents' UTF-8 with a zero byte between them."""
+    return hashlib.sha256("\0".join(documents).encode()).hexdigest()
+
+
+def check_context(context: int, maximum: int | None = None) -> None:
+    """Raise BadArgument for a context below 2; warn for one beyond the model's `maximum`."""
+    if context < 2:
+        raise BadArgument(
+            f"context is {context}; at least 2 tokens are needed.",
+            means="a row needs an earlier token to attend to, and a next one to predict",
+        )
+    if maximum is not None and context > maximum:
+        warnings.warn(
+            f"context {context:,} is beyond the {maximum:,} tokens that the model was made for",
+            stacklevel=2,
+        )
+
+
+def check_vocabulary(sequences: Sequences, *, vocabulary: int) -> None:
+    """Raise BadCheckpoint where a token id is not below `vocabulary`, the model's."""
+    highest = int(sequences.tokens.max())
+    if highest >= vocabulary:
+        raise BadCheckpoint(
+            "The tokenizer gives ids that the model does not have.",
+            seen=f"token id {highest:,}; the model's ids end at {vocabulary - 1:,}",
+            means="the tokenizer belongs to another model",
+        )
+
+
+def _cut(text: str, tokenizer: TextTokenizer, context: int) -> list[Int[Tensor, " position"]]:
+    # verbose=False: that a document is longer than the model's maximum is no news here.
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    step = context - len(bos)
+    rows = [[*bos, *ids[start : start + step]] for start in range(0, len(ids), step)]
+    return [torch.tensor(row) for row in rows if len(row) >= 2]
+
+
+def _sample(rows: list[Tensor], sequences: int | None, seed: int) -> list[Tensor]:
+    if sequences is None or sequences == len(rows):
+        return rows
+    if sequences > len(rows):
+        warnings.warn(
+            f"all {len(rows):,} sequences of the text are used: {sequences:,} were asked for",
+            stacklevel=3,
+        )
+        return rows
+    drawn = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+    return [rows[index] for index in sorted(drawn[:sequences].tolist())]
+
+
+def _files(folder: Path) -> list[Path]:
+    files = sorted(p for p in folder.rglob("*") if p.suffix in SUFFIXES and p.is_file())
+    if not files:
+        raise BadText(f"{folder} holds no *.txt, *.md or *.jsonl file.")
+    return files
+
+
+def _read(path: Path) -> list[str]:
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadText(
+            f"{path} is not UTF-8.",
+            seen=f"byte {error.start:,} is 0x{error.object[error.start]:02x}: {error.reason}",
+            attempt="convert it, as with: iconv -f LATIN1 -t UTF-8",
+        ) from error
+    except OSError as error:
+        raise BadText(f"{path} cannot be read.", seen=str(error)) from error
+    text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+    return _read_lines(path, text) if path.suffix == ".jsonl" else [text.rstrip("\n")]
+
+
+def _read_lines(path: Path, text: str) -> list[str]:
+    documents = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise BadText(
+                f"Line {number} of {path} is not JSON.",
+                seen=f"{error}; it starts {line[:40]!r}",
+            ) from error
+        if not isinstance(record, dict) or not isinstance(record.get("text"), str):
+            raise BadText(
+                f'Line {number} of {path} has no "text".',
+                seen=f"it starts {line[:40]!r}",
+                attempt='each line of a .jsonl file is an object such as {"text": "Once"}',
+            )
+        try:
+            record["text"].encode()
+        except UnicodeEncodeError as error:
+            raise BadText(
+                f"Line {number} of {path} is no valid text.",
+                seen=f"half of a surrogate pair at character {error.start:,}",
+            ) from error
+        documents.append(record["text"])
+    return documents
