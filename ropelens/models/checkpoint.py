@@ -1,0 +1,224 @@
+"""Where a checkpoint lies, and whether its files are whole.
+
+No weights are read here: names become a folder or a llama2.c file on this machine, and
+what is broken about the files is said before anything long starts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import snapshot_download, try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+from safetensors import SafetensorError, safe_open
+
+from ropelens.errors import BadArgument, BadCheckpoint
+
+HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py"]
+# Below the top folder lie conversions (onnx/, original/, ...) that nothing here reads.
+HUB_FILES_LEFT_OUT = ["*/*", "consolidated*.safetensors"]
+PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
+LFS_POINTER = b"version https://git-lfs"
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on this machine.
+
+    `name` is what the user called it, `path` a folder or a llama2.c file, `revision` the
+    commit of a Hub id and "" for everything else.
+    """
+
+    name: str
+    path: Path
+    revision: str
+
+
+def locate(
+    name: str, *, revision: str | None = None, local_files_only: bool = False
+) -> Checkpoint:
+    """The checkpoint called `name`, fetched from the Hub where it is not on this machine.
+
+    `name`: a local folder, a llama2.c `.bin` file, "bundled", "bundled:NAME" or a Hub id.
+    What exists on disk wins over a Hub id of the same name. Of a Hub id only what is
+    needed is fetched, and never a pickle; `local_files_only` (or HF_HUB_OFFLINE=1) keeps
+    to what the Hub's cache holds.
+
+    Raises BadCheckpoint where there is nothing of that name, BadArgument for a `revision`
+    of something that has none.
+    """
+    if name == "bundled" or name.startswith("bundled:"):
+        return _local(name, _bundled(name), revision)
+    path = Path(name).expanduser()
+    if path.exists():
+        return _local(name, path, revision)
+    if not HUB_ID.fullmatch(name) or path.suffix in PICKLE_SUFFIXES | {".safetensors"}:
+        raise BadCheckpoint(
+            f"There is no checkpoint at {name}.",
+            seen="no file or folder of that name, and it cannot be a Hub id",
+            attempt="pass a folder with config.json and model.safetensors, or a Hub id",
+        )
+    folder = _from_hub(name, revision, local_files_only)
+    return Checkpoint(name=name, path=folder, revision=folder.name)
+
+
+def read_config(folder: Path) -> dict[str, object]:
+    """`config.json` of a checkpoint's folder, as it was written.
+
+    Raises BadCheckpoint where the file is missing, not JSON, or names no model type.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        if (folder / "adapter_config.json").is_file():
+            raise BadCheckpoint(
+                f"{folder} holds an adapter, not a model.",
+                seen="adapter_config.json and no config.json",
+                attempt="merge it into its base model (peft: merge_and_unload) and save that",
+            )
+        raise BadCheckpoint(
+            f"{folder} has no config.json.",
+            seen=f"the folder holds {_names(folder)}",
+            attempt="pass the folder that save_pretrained wrote; a llama2.c checkpoint is "
+            "passed as its .bin file",
+        )
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise BadCheckpoint(f"{path} is not readable JSON.", seen=str(error)) from error
+    if not isinstance(config, dict) or "model_type" not in config:
+        raise BadCheckpoint(
+            f"{path} does not say what model it belongs to.",
+            seen='no "model_type" in it',
+            attempt="use the config.json that save_pretrained wrote for this model",
+        )
+    return config
+
+
+def weight_files(folder: Path, *, config: dict[str, object] | None = None) -> list[Path]:
+    """The safetensors files of a checkpoint, each opened once to see that it is whole.
+
+    `config` may name another weight file (`transformers_weights`). Raises BadCheckpoint for
+    a missing shard, a truncated or damaged file, and a checkpoint in another format.
+    """
+    names = ["model.safetensors", "model.safetensors.index.json"]
+    if config is not None and "transformers_weights" in config:
+        names = [str(config["transformers_weights"])]
+    found = [folder / name for name in names if (folder / name).is_file()]
+    if not found:
+        raise _not_safetensors(folder)
+    files = [found[0]] if found[0].suffix == ".safetensors" else _shards(found[0])
+    for file in files:
+        _check_safetensors(file)
+    return files
+
+
+def pickle_refused(path: Path) -> BadCheckpoint:
+    """The error for a checkpoint that only unpickling would read."""
+    return BadCheckpoint(
+        f"{path} is a pickle, which ropelens never loads.",
+        means="reading a pickle can run any code that its author put in",
+        attempt="if you trust the author, convert once: AutoModelForCausalLM.from_pretrained("
+        "FOLDER, use_safetensors=False).save_pretrained(NEW_FOLDER), then pass NEW_FOLDER",
+    )
+
+
+def _local(name: str, path: Path, revision: str | None) -> Checkpoint:
+    if revision is not None:
+        raise BadArgument(
+            f"{name} has no revision {revision}.",
+            means="only models on the Hub have revisions; this one is on this machine",
+            attempt="leave the revision out",
+        )
+    return Checkpoint(name=name, path=path, revision="")
+
+
+def _bundled(name: str) -> Path:
+    from ropelens.bundled import bundled_path  # late: only this name needs what is bundled
+
+    _, colon, which = name.partition(":")
+    return Path(bundled_path(which) if colon else bundled_path())
+
+
+def _from_hub(name: str, revision: str | None, local_files_only: bool) -> Path:
+    try:
+        return Path(
+            snapshot_download(
+                name,
+                revision=revision,
+                local_files_only=local_files_only,
+                allow_patterns=HUB_FILES,
+                ignore_patterns=HUB_FILES_LEFT_OUT,
+            )
+        )
+    except HFValidationError as error:
+        reason: Exception = error
+    except OSError as error:  # every error of the Hub and of the network is one
+        # The cache may hold all that a model needs without holding every listed file.
+        cached = try_to_load_from_cache(name, "config.json", revision=revision)
+        if isinstance(cached, str):
+            return Path(cached).parent
+        reason = error
+    where = f"{name} at revision {revision}" if revision else name
+    raise BadCheckpoint(
+        f"There is no checkpoint called {where}.",
+        seen="no folder of that name here; " + " ".join(str(reason).split())[:300],
+        attempt="check the spelling; a model of the Hub that is not in the cache needs the "
+        "network (and HF_HUB_OFFLINE unset), a gated one `hf auth login`",
+    ) from reason
+
+
+def _shards(index: Path) -> list[Path]:
+    try:
+        written = json.loads(index.read_text(encoding="utf-8"))
+        shards = sorted(set(written["weight_map"].values()))
+    except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
+        raise BadCheckpoint(
+            f"{index} is not an index of safetensors files.",
+            seen=f"{type(error).__name__}: {error}",
+        ) from error
+    missing = [shard for shard in shards if not (index.parent / shard).is_file()]
+    if missing:
+        raise BadCheckpoint(
+            f"{len(missing)} of {len(shards)} weight files are missing from {index.parent}.",
+            seen=f"{index.name} names {missing[0]}, which is not there",
+            attempt="fetch or copy the checkpoint again",
+        )
+    return [index.parent / shard for shard in shards]
+
+
+def _check_safetensors(file: Path) -> None:
+    with file.open("rb") as stream:
+        if stream.read(len(LFS_POINTER)) == LFS_POINTER:
+            raise BadCheckpoint(
+                f"{file} is a pointer of git-lfs, not the weights.",
+                attempt="run `git lfs pull` in its folder",
+            )
+    try:
+        with safe_open(file, framework="pt"):
+            return
+    except SafetensorError as error:
+        raise BadCheckpoint(
+            f"{file} is truncated or damaged.",
+            seen=f"{file.stat().st_size:,} bytes; {error}",
+            attempt="fetch or copy the checkpoint again",
+        ) from error
+
+
+def _not_safetensors(folder: Path) -> BadCheckpoint:
+    pickles = sorted(p for p in folder.iterdir() if p.suffix in PICKLE_SUFFIXES)
+    if pickles:
+        return pickle_refused(pickles[0])
+    return BadCheckpoint(
+        f"{folder} has no weights that ropelens reads.",
+        seen=f"no model.safetensors and no index of shards; it holds {_names(folder)}",
+        attempt="save the model with save_pretrained, which writes safetensors",
+    )
+
+
+def _names(folder: Path) -> str:
+    names = sorted(path.name for path in folder.iterdir())
+    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") if names else "nothing"

@@ -1,0 +1,21 @@
+"""What all tests share: no network, and the way to real checkpoints and texts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Read by huggingface_hub when it is imported, so before any test is.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of real checkpoints and texts that lies beside the repository."""
+    beside = Path(__file__).parents[2] / "shared"
+    folder = Path(os.environ.get("ROPELENS_SHARED", beside))
+    if not (folder / "checkpoints").is_dir():
+        pytest.skip(f"no real checkpoints in {folder} (set ROPELENS_SHARED to their folder)")
+    return folder
