@@ -308,9 +308,8 @@ def test_a_bad_cut_is_refused(bad: str) -> None:
 
 
 def test_a_context_beyond_the_model_is_a_warning() -> None:
-    with pytest.warns(UserWarning, match="context 600 is beyond the 512 tokens") as caught:
+    with pytest.warns(UserWarning, match="context 600 is beyond the 512 tokens"):
         check_context(600, 512)
-    assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_context(512, 512)

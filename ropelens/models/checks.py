@@ -1,0 +1,179 @@
+"""Refusals of what transformers lets pass in silence.
+
+Weights it would fill with random numbers, weights with NaN, models whose tokens see what
+comes after them, settings without effect: each measured or read, and named.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+
+import torch
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from ropelens.errors import BadCheckpoint, UnsupportedModel
+
+# How classes end that AutoModelForCausalLM builds a generating model from; from others, an
+# encoder's or a classifier's, it builds one without a word.
+GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "WithLMHead")
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def check_model_type(written: dict[str, object], *, trust_remote_code: bool) -> None:
+    """Raise UnsupportedModel where `written`, a config.json, names no model we can build."""
+    model_type = written["model_type"]
+    own_code = "auto_map" in written
+    if model_type in CONFIG_MAPPING or (own_code and trust_remote_code):
+        return
+    if own_code:
+        raise UnsupportedModel(
+            f"The model type {model_type!r} brings its own code, which is not run unasked.",
+            attempt="read that code, and pass trust_remote_code=True if you trust it",
+        )
+    raise UnsupportedModel(
+        f"transformers knows no model type {model_type!r}.",
+        attempt="check config.json, or upgrade transformers",
+    )
+
+
+def check_architecture(config: PreTrainedConfig) -> None:
+    """Raise UnsupportedModel where a config says itself that the model is not causal."""
+    names = config.architectures or []
+    seen = f"model type {config.model_type}, architectures {', '.join(names) or 'not named'}"
+    if config.is_encoder_decoder:
+        raise _not_causal("An encoder-decoder model", seen=seen)
+    if "auto_map" in config.to_dict():
+        return  # code of its own, which the user trusts; measured once it is loaded
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise _not_causal(f"The model type {config.model_type}", seen=seen)
+    if names and not any(name.endswith(GENERATING) for name in names):
+        raise _not_causal(names[0], seen=seen)
+
+
+def check_loading(model: PreTrainedModel, found: dict[str, set]) -> None:
+    """Raise BadCheckpoint for weights that the checkpoint does not give, warn of any left over.
+
+    `found` is what from_pretrained(output_loading_info=True) says; without this check such
+    weights are random numbers.
+    """
+    name = type(model).__name__
+    if found["mismatched_keys"]:
+        key, given, wanted = sorted(found["mismatched_keys"])[0]
+        raise BadCheckpoint(
+            f"The weights do not fit the shapes that the config gives {name}.",
+            seen=f"{key} is {list(given)} in the file and {list(wanted)} in the model; "
+            f"{len(found['mismatched_keys'])} such tensors",
+            means="config.json and the weights belong to different models",
+        )
+    if found["missing_keys"]:
+        raise BadCheckpoint(
+            f"The checkpoint lacks weights of {name}.",
+            seen=f"{len(found['missing_keys'])} missing: {_some(found['missing_keys'])}",
+            means="they would be random numbers, and so would every measurement",
+            attempt="fetch the whole checkpoint, or save the model with its language head",
+        )
+    if found["unexpected_keys"]:
+        warnings.warn(
+            f"{name} has no place for some tensors of the checkpoint and leaves them out: "
+            f"{len(found['unexpected_keys'])}, {_some(found['unexpected_keys'])}",
+            stacklevel=4,  # who called load
+        )
+
+
+def check_finite(model: PreTrainedModel) -> None:
+    """Raise BadCheckpoint, naming the tensor, where a weight is NaN or infinite."""
+    broken = []
+    for name, tensor in model.state_dict().items():
+        if tensor.dtype not in FLOATS or tensor.numel() == 0:
+            continue
+        low, high = torch.aminmax(tensor)  # both are NaN where any number is
+        if not (torch.isfinite(low) and torch.isfinite(high)):
+            broken.append((name, int((~torch.isfinite(tensor)).sum()), tensor.numel()))
+    if broken:
+        name, count, total = broken[0]
+        raise BadCheckpoint(
+            f"The weights are broken: {name} holds NaN or infinite numbers.",
+            seen=f"{count:,} of its {total:,} numbers; {len(broken)} such tensors: "
+            + _some(name for name, *_ in broken),
+            attempt="fetch the checkpoint again; of a run that diverged take an earlier one; "
+            "float16 overflows at 65,504, another dtype does not",
+        )
+
+
+@torch.no_grad()
+def check_causal(model: PreTrainedModel) -> None:
+    """Raise UnsupportedModel where a token changes what is predicted before it.
+
+    Measured, because no config says it for all families: GPT-NeoX is causal with
+    is_decoder=False, BERT is not. Two sequences that differ in their last token must have
+    the same logits before it, up to rounding, which is small against what the token does
+    to its own.
+    """
+    length, vocabulary = 8, model.config.get_text_config().vocab_size
+    tokens = torch.arange(length, device=model.device) % vocabulary
+    pair = torch.stack([tokens, tokens])
+    pair[1, -1] = (pair[1, -1] + 1) % vocabulary
+    logits = model(input_ids=pair, use_cache=False).logits
+    if not torch.isfinite(logits).all():
+        raise BadCheckpoint(
+            f"{type(model).__name__} gives logits that are NaN or infinite.",
+            seen=f"weights in {model.dtype}, all finite, and {length} tokens",
+            attempt="another dtype (float32 or bfloat16), or another checkpoint",
+        )
+    change = (logits[0] - logits[1]).abs().amax(-1)
+    tolerance = max(1e-4, 4 * torch.finfo(model.dtype).eps)
+    before, own = float(change[:-1].max()), float(change[-1])
+    if before > tolerance * own:
+        raise _not_causal(
+            type(model).__name__,
+            seen=f"another last token changes the logits before it by {before:.2g}, its own by "
+            f"{own:.2g}",
+        )
+
+
+def warn_of_idle_rotary_factor(model: PreTrainedModel) -> None:
+    """Warn where the config sets a `partial_rotary_factor` that the model does not read.
+
+    Llama and its kin, with rope_type "default", rotate the whole head whatever the factor
+    says; GPT-NeoX, Phi or GLM do read it. Told apart by how many planes rotate.
+    """
+    config = model.config.get_text_config()
+    written = config.to_dict()
+    rope = written.get("rope_parameters") or {}
+    factor = rope.get("partial_rotary_factor")
+    if factor in (None, 1.0) or rope["rope_type"] != "default":
+        return
+    head_dim = written.get("head_dim") or config.hidden_size // config.num_attention_heads
+    rotated = [
+        2 * buffer.numel()
+        for name, buffer in model.named_buffers()
+        if name.endswith("rotary_emb.inv_freq")
+    ]
+    if rotated and max(rotated) == head_dim:
+        warnings.warn(
+            f"partial_rotary_factor={factor} has no effect on {type(model).__name__} with "
+            f'rope_type "default": all {head_dim} coordinates of every head rotate. For p-RoPE '
+            'set rope_type "proportional".',
+            stacklevel=3,  # who called load
+        )
+
+
+def _not_causal(what: str, *, seen: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{what} is not a causal language model.",
+        seen=seen,
+        means="its tokens see what comes after them, so no head can be measured by what it "
+        "looks back at",
+        attempt="a decoder-only model, such as a Llama",
+    )
+
+
+def _some(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    return ", ".join(ordered[:3]) + (", ..." if len(ordered) > 3 else "")

@@ -1,0 +1,241 @@
+"""`load`: the name of a checkpoint becomes a model that can be measured, or a clear error."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel
+from ropelens.models import checks, llama2c
+from ropelens.models.checkpoint import (
+    PICKLE_SUFFIXES,
+    locate,
+    pickle_refused,
+    read_config,
+    weight_files,
+)
+
+DTYPES: dict[str, torch.dtype | str] = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float64": torch.float64,
+    "auto": "auto",
+}
+TOKENIZER_FILES = [
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+    "tiktoken.model",
+    "*.tiktoken",
+]
+
+
+def load(
+    name: str | Path,
+    *,
+    dtype: str = "float32",
+    device: str = "auto",
+    revision: str | None = None,
+    local_files_only: bool = False,
+    trust_remote_code: bool = False,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+    """A causal language model and its tokenizer, ready to be measured.
+
+    `name`: a local folder, a llama2.c `.bin` file, "bundled", "bundled:NAME", or a Hub id
+    at `revision`. Only safetensors are read, never a pickle. The tokenizer is None where
+    the checkpoint has none; text then cannot be used, token ids can.
+
+    `dtype`: float32 on every device unless said otherwise, so that a measurement does not
+    depend on the machine; "auto" keeps the checkpoint's own. `device`: "auto" takes CUDA
+    where there is one. The model is in evaluation mode, its weights take no gradients, and
+    the random state of torch is left as it was.
+
+    Raises BadCheckpoint for files or weights that are missing or broken, UnsupportedModel
+    for what is no causal language model, BadArgument for the other arguments. Warns where
+    the checkpoint holds more than the model uses, or its config sets what has no effect.
+    """
+    arguments = {"dtype": _dtype(dtype), "device_map": {"": _device(device)}}
+    with _quiet_transformers():
+        checkpoint = locate(str(name), revision=revision, local_files_only=local_files_only)
+        if checkpoint.path.is_dir():
+            model, tokenizer = _read_folder(checkpoint.path, trust_remote_code, arguments)
+        else:
+            model, tokenizer = _read_file(checkpoint.path, arguments)
+        model.config._name_or_path = checkpoint.name
+        model.eval().requires_grad_(False)
+        checks.check_finite(model)
+        checks.check_causal(model)
+    checks.warn_of_idle_rotary_factor(model)
+    return model, tokenizer
+
+
+def maximum_context(model: PreTrainedModel) -> int | None:
+    """The longest context that the model's config allows, in tokens; None where it has none."""
+    config = model.config.get_text_config()
+    if not hasattr(config, "max_position_embeddings"):
+        return None
+    return config.max_position_embeddings
+
+
+def _read_folder(
+    folder: Path, trust_remote_code: bool, arguments: dict[str, Any]
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+    written = read_config(folder)
+    checks.check_model_type(written, trust_remote_code=trust_remote_code)
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except Exception as error:  # whatever a wrong value makes its class raise
+        raise BadCheckpoint(
+            f"{folder / 'config.json'} is refused by transformers.", seen=_reason(error)
+        ) from error
+    checks.check_architecture(config)
+    weight_files(folder, config=written)
+    with _loading(folder):
+        result: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,  # check_loading refuses them by name
+            output_loading_info=True,
+            **arguments,
+        )
+    model, found = result
+    checks.check_loading(model, found)
+    return model, _read_tokenizer(folder, trust_remote_code)
+
+
+def _read_file(
+    path: Path, arguments: dict[str, Any]
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+    if path.suffix in PICKLE_SUFFIXES - {".bin"}:
+        raise pickle_refused(path)
+    if path.suffix != ".bin":
+        raise BadCheckpoint(
+            f"{path} is a file, and not one of llama2.c (.bin).",
+            attempt=f"pass the folder that holds config.json and the weights: {path.parent}",
+        )
+    config, state = llama2c.read_model(path)
+    with _loading(path):
+        result: Any = LlamaForCausalLM.from_pretrained(
+            None, config=config, state_dict=state, output_loading_info=True, **arguments
+        )
+    model, found = result
+    checks.check_loading(model, found)
+    beside = llama2c.tokenizer_file(path, vocabulary=config.vocab_size)
+    if beside is None:
+        return model, None
+    return model, llama2c.read_tokenizer(beside, vocabulary=config.vocab_size)
+
+
+def _read_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:
+    # Without any of these files AutoTokenizer makes an empty tokenizer of the model's family.
+    if not any(found for pattern in TOKENIZER_FILES for found in folder.glob(pattern)):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=trust_remote_code, local_files_only=True
+        )
+    except Exception as error:  # whatever a damaged file makes its class raise
+        raise BadCheckpoint(
+            f"The tokenizer in {folder} cannot be read.",
+            seen=_reason(error),
+            attempt="fetch its files again, or remove them to work with token ids",
+        ) from error
+
+
+def _dtype(name: str) -> torch.dtype | str:
+    if name not in DTYPES:
+        raise BadArgument(f"There is no dtype {name!r}.", attempt="one of " + ", ".join(DTYPES))
+    return DTYPES[name]
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    unknown = BadArgument(
+        f"There is no device {name!r}.", attempt="auto, cpu, cuda, cuda:1 or another of torch's"
+    )
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise unknown from error
+    if device.type == "meta":  # it holds no numbers
+        raise unknown
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise BadArgument(
+            f"The device {name!r} needs CUDA, which is not available.",
+            seen=f"torch {torch.__version__}",
+            attempt="device cpu, or a torch built for CUDA on a machine with a GPU",
+        )
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise BadArgument(
+            f"The device {name!r} does not work here.",
+            seen=_reason(error),
+            attempt="device cpu",
+        ) from error
+    return device
+
+
+@contextmanager
+def _loading(path: Path) -> Iterator[None]:
+    """Turn whatever transformers raises over a checkpoint into our errors."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise BadArgument(
+            f"The model in {path} does not fit into the memory of the device.",
+            seen=_reason(error),
+            attempt="a smaller dtype (bfloat16), or another device",
+        ) from error
+    except ImportError as error:
+        raise UnsupportedModel(
+            f"The model in {path} needs a package that is not installed.", seen=_reason(error)
+        ) from error
+    except Exception as error:  # the files' fault: nothing of ours runs inside
+        raise BadCheckpoint(
+            f"transformers cannot load the model in {path}.", seen=_reason(error)
+        ) from error
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """No reports of transformers: they are checked here. No progress bars in a log file."""
+    verbosity = transformers_logging.get_verbosity()
+    on_terminal = sys.stderr is not None and sys.stderr.isatty()
+    hide_bars = transformers_logging.is_progress_bar_enabled() and not on_terminal
+    transformers_logging.set_verbosity_error()
+    if hide_bars:
+        transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if hide_bars:
+            transformers_logging.enable_progress_bar()
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: " + " ".join(str(error).split())[:300]
