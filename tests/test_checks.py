@@ -1,0 +1,222 @@
+"""Damaged and unfit checkpoints: each is refused by name, in one line, with no other output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_checkpoints import SIZES, edit_config, edit_weights, save_over, save_tiny, tiny_llama
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertLMHeadModel,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from ropelens.errors import BadCheckpoint, RopelensError, UnsupportedModel
+from ropelens.models.load import load
+
+NO_SPECIAL_TOKENS = dict.fromkeys(
+    ["pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"]
+)
+
+
+def broken(value: float) -> Callable[[dict[str, torch.Tensor]], None]:
+    def change(weights: dict[str, torch.Tensor]) -> None:
+        weights["model.layers.1.mlp.up_proj.weight"][3, 5] = value
+
+    return change
+
+
+def truncate(folder: Path, size: int) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:size])
+
+
+def only_pickle(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def lose_a_shard(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    tiny_llama().save_pretrained(folder, max_shard_size="20KB")
+    (folder / "model.safetensors").unlink(missing_ok=True)
+    sorted(folder.glob("*.safetensors"))[1].unlink()
+
+
+def bad_index(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text("[1, 2]")
+
+
+def adapter(folder: Path) -> None:
+    (folder / "config.json").rename(folder / "adapter_config.json")
+
+
+def overflowing(weights: dict[str, torch.Tensor]) -> None:
+    weights["model.norm.weight"][:] = 3e38
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], type[RopelensError], list[str]]] = {
+    "no config": (
+        lambda f: (f / "config.json").unlink(),
+        BadCheckpoint,
+        ["has no config.json", "model.safetensors", "try:", "save_pretrained"],
+    ),
+    "an adapter": (adapter, BadCheckpoint, ["holds an adapter", "merge_and_unload"]),
+    "config no JSON": (
+        lambda f: (f / "config.json").write_text("{'model_type': "),
+        BadCheckpoint,
+        ["config.json is not readable JSON", "line 1 column 2"],
+    ),
+    "config a list": (
+        lambda f: (f / "config.json").write_text("[]"),
+        BadCheckpoint,
+        ["config.json does not say what model", '"model_type"'],
+    ),
+    "unknown model type": (
+        lambda f: edit_config(f, model_type="yeti"),
+        UnsupportedModel,
+        ["knows no model type 'yeti'", "upgrade"],
+    ),
+    "code of its own": (
+        lambda f: edit_config(f, model_type="yeti", auto_map={"AutoConfig": "yeti.Yeti"}),
+        UnsupportedModel,
+        ["'yeti' brings its own code", "trust_remote_code=True"],
+    ),
+    "impossible config": (
+        lambda f: edit_config(f, hidden_size=31),
+        BadCheckpoint,
+        ["config.json is refused by transformers", "31"],
+    ),
+    "truncated": (
+        lambda f: truncate(f, 30_000),
+        BadCheckpoint,
+        ["model.safetensors is truncated or damaged", "30,000 bytes"],
+    ),
+    "empty weights": (
+        lambda f: truncate(f, 0),
+        BadCheckpoint,
+        ["model.safetensors is truncated or damaged", "0 bytes"],
+    ),
+    "git-lfs pointer": (
+        lambda f: (f / "model.safetensors").write_text(
+            "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n"
+        ),
+        BadCheckpoint,
+        ["pointer of git-lfs", "git lfs pull"],
+    ),
+    "missing tensor": (
+        lambda f: edit_weights(f, lambda w: w.pop("model.layers.0.self_attn.q_proj.weight")),
+        BadCheckpoint,
+        [
+            "lacks weights of LlamaForCausalLM",
+            "1 missing",
+            "layers.0.self_attn.q_proj",
+            "random",
+        ],
+    ),
+    "missing head": (
+        lambda f: edit_weights(f, lambda w: w.pop("lm_head.weight")),
+        BadCheckpoint,
+        ["lacks weights of LlamaForCausalLM", "lm_head.weight"],
+    ),
+    "more layers in config": (
+        lambda f: edit_config(f, num_hidden_layers=3),
+        BadCheckpoint,
+        ["lacks weights of LlamaForCausalLM", "9 missing", "model.layers.2."],
+    ),
+    "mismatched": (
+        lambda f: edit_config(f, intermediate_size=64),
+        BadCheckpoint,
+        ["do not fit the shapes", "layers.0.mlp.down_proj", "[32, 48]", "[32, 64]"],
+    ),
+    "NaN": (
+        lambda f: edit_weights(f, broken(float("nan"))),
+        BadCheckpoint,
+        ["model.layers.1.mlp.up_proj.weight holds NaN or infinite", "1 of its 1,536 numbers"],
+    ),
+    "infinite": (
+        lambda f: edit_weights(f, broken(float("-inf"))),
+        BadCheckpoint,
+        ["model.layers.1.mlp.up_proj.weight holds NaN or infinite"],
+    ),
+    "overflow": (
+        lambda f: edit_weights(f, overflowing),
+        BadCheckpoint,
+        ["logits that are NaN or infinite", "all finite", "another dtype"],
+    ),
+    "pickle": (only_pickle, BadCheckpoint, ["pytorch_model.bin is a pickle", "convert once"]),
+    "no weights": (
+        lambda f: (f / "model.safetensors").unlink(),
+        BadCheckpoint,
+        ["has no weights that ropelens reads", "it holds config.json"],
+    ),
+    "missing shard": (
+        lose_a_shard,
+        BadCheckpoint,
+        ["weight files are missing", "names model-00002-of-"],
+    ),
+    "bad index": (bad_index, BadCheckpoint, ["is not an index of safetensors files"]),
+    "bad tokenizer": (
+        lambda f: (f / "tokenizer.json").write_text('{"version": "1.0"}'),
+        BadCheckpoint,
+        ["tokenizer in", "cannot be read"],
+    ),
+    "BERT": (
+        lambda f: save_over(f, BertForMaskedLM(BertConfig(**SIZES))),
+        UnsupportedModel,
+        ["BertForMaskedLM is not a causal language model", "what comes after them"],
+    ),
+    "BERT that says it generates": (
+        lambda f: save_over(f, BertLMHeadModel(BertConfig(**SIZES))),
+        UnsupportedModel,
+        ["BertLMHeadModel is not a causal language model", "changes the logits before it"],
+    ),
+    "ModernBERT": (
+        lambda f: save_over(
+            f, ModernBertForMaskedLM(ModernBertConfig(**SIZES, **NO_SPECIAL_TOKENS))
+        ),
+        UnsupportedModel,
+        ["model type modernbert is not a causal language model"],
+    ),
+    "a Llama that classifies": (
+        lambda f: edit_config(f, architectures=["LlamaForSequenceClassification"]),
+        UnsupportedModel,
+        ["LlamaForSequenceClassification is not a causal language model"],
+    ),
+    "T5": (
+        lambda f: save_over(
+            f,
+            T5ForConditionalGeneration(
+                T5Config(vocab_size=40, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=4)
+            ),
+        ),
+        UnsupportedModel,
+        ["encoder-decoder model is not a causal language model"],
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_refused_by_name(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], damage: str
+) -> None:
+    change, kind, words = DAMAGES[damage]
+    folder = save_tiny(tmp_path / "model")
+    change(folder)
+    capfd.readouterr()
+    with pytest.raises(kind) as caught:
+        load(folder)
+    assert type(caught.value) is kind
+    for word in words:
+        assert word in str(caught.value)
+    assert "\n" not in caught.value.line
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,56 @@
+"""A tiny checkpoint on disk, whole, and ways to change it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+}
+
+
+def tiny_llama(**changes: object) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**SIZES | {"num_key_value_heads": 2} | changes))
+
+
+def save_tiny(folder: Path) -> Path:
+    """Save a tiny Llama of std 0.3 and a tokenizer of letters into `folder`."""
+    tiny_llama().save_pretrained(folder)
+    letters = {"<s>": 0, "<unk>": 1} | {chr(97 + i): i + 2 for i in range(26)}
+    tokenizer = Tokenizer(models.WordLevel(letters, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", unk_token="<unk>"
+    ).save_pretrained(folder)
+    return folder
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def save_over(folder: Path, model: PreTrainedModel) -> None:
+    shutil.rmtree(folder)
+    model.save_pretrained(folder)
