@@ -1,1 +1,74 @@
-"""ropelens: how a language model uses the frequencies of its rotary position embedding."""
+"""ropelens: how a language model uses the frequencies of its rotary position embedding.
+
+    import ropelens as rl
+    model, tokenizer = rl.load("bundled")
+    profile = rl.profile(model, tokens)
+    heads = rl.classify_heads(profile)
+
+Names are imported when first used, so that `ropelens --help` does not wait for torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ropelens.errors import RopelensError as RopelensError
+    from ropelens.errors import UnsupportedModel as UnsupportedModel
+    from ropelens.figures import plot_attention as plot_attention
+    from ropelens.figures import plot_budget_triangle as plot_budget_triangle
+    from ropelens.figures import plot_claim as plot_claim
+    from ropelens.figures import plot_head_map as plot_head_map
+    from ropelens.figures import plot_kernel as plot_kernel
+    from ropelens.figures import plot_norms as plot_norms
+    from ropelens.figures import plot_selectivity as plot_selectivity
+    from ropelens.heads import Thresholds as Thresholds
+    from ropelens.heads import classify_heads as classify_heads
+    from ropelens.models.load import load as load
+    from ropelens.models.rotation import measure_rope as measure_rope
+    from ropelens.profile import profile as profile
+    from ropelens.report import write_index as write_index
+    from ropelens.report import write_report as write_report
+    from ropelens.results import open_profile as open_profile
+    from ropelens.results import save_profile as save_profile
+    from ropelens.text import read_documents as read_documents
+    from ropelens.text import tokenize as tokenize
+
+_HOME = {
+    "RopelensError": "errors",
+    "UnsupportedModel": "errors",
+    "plot_attention": "figures",
+    "plot_budget_triangle": "figures",
+    "plot_claim": "figures",
+    "plot_head_map": "figures",
+    "plot_kernel": "figures",
+    "plot_norms": "figures",
+    "plot_selectivity": "figures",
+    "Thresholds": "heads",
+    "classify_heads": "heads",
+    "load": "models.load",
+    "measure_rope": "models.rotation",
+    "profile": "profile",
+    "write_index": "report",
+    "write_report": "report",
+    "open_profile": "results",
+    "save_profile": "results",
+    "read_documents": "text",
+    "tokenize": "text",
+}
+"""The public names, and the module of the package that each stands in."""
+
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -1,6 +1,6 @@
 """TransformerLens models: the same statistics, fed from the bridge's hooks.
 
-TransformerLens is imported by whoever made the bridge; nothing here imports it.
+TransformerLens itself is imported only to make a bridge.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ropelens.errors import BadArgument
 from ropelens.models.doorway import Observer
 from ropelens.statistics.call import AttentionCall
 
@@ -91,4 +92,21 @@ def _note(
             sink_logits=attention._parameters.get("sinks"),
             start=(torch.arange(rows) - window + 1).clamp_min(0),
         )
+    )
+
+
+def bridge(model: PreTrainedModel, tokenizer: Any) -> Any:
+    """A `TransformerBridge` around `model`, which it changes: eager attention, wrapped modules.
+
+    Raises `BadArgument` where there is no tokenizer, which a bridge needs.
+    """
+    if tokenizer is None:
+        raise BadArgument(
+            "TransformerLens needs a tokenizer, and this checkpoint has none.",
+            attempt="the default backend, hf",
+        )
+    from transformer_lens.model_bridge import TransformerBridge
+
+    return TransformerBridge.boot_transformers(
+        model.config.name_or_path, hf_model=model, tokenizer=tokenizer, device=str(model.device)
     )

@@ -9,6 +9,7 @@ import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from ropelens.errors import UnsupportedModel
@@ -62,17 +63,7 @@ def measure_rope(model: nn.Module, *, context: int | None = None) -> xr.Dataset:
     """
     layers = read_layers(as_subject(model), context=context)
     measured = [layer.measured.planes.term_inv_freq.abs() for layer in layers]
-    unknown = [torch.full_like(w, math.nan) for w in measured]
-    stated = [
-        unknown[i]
-        if layer.stated is None
-        else unknown[i].index_copy(
-            0,
-            torch.arange(min(len(layer.stated), len(unknown[i]))),
-            layer.stated[: len(unknown[i])],
-        )
-        for i, layer in enumerate(layers)
-    ]
+    stated = [_beside(layer) for layer in layers]
     per_plane = ("layer", "frequency")
     dataset = xr.Dataset(
         {
@@ -96,6 +87,13 @@ def measure_rope(model: nn.Module, *, context: int | None = None) -> xr.Dataset:
     for name, (long_name, units) in described.items():
         dataset[name].attrs = {"long_name": long_name, "units": units}
     return dataset
+
+
+def _beside(layer: LayerRotation) -> Float[Tensor, " term"]:
+    """The stated frequencies in the places of the measured ones, NaN where none is."""
+    terms = layer.measured.planes.terms
+    known = torch.zeros(0) if layer.stated is None else layer.stated[:terms].double()
+    return pad(known, (0, terms - len(known)), value=math.nan)
 
 
 def read_layers(subject: Subject, *, context: int | None = None) -> list[LayerRotation]:
