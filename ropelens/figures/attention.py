@@ -12,6 +12,10 @@ from ropelens.figures.style import SEQUENTIAL, new_figure
 from ropelens.figures.text import plotly_text, visible_token
 
 
+GAPS_FIT = 32
+"""Up to so many tokens, cells stand apart; beyond, gaps would outweigh them."""
+
+
 def plot_attention(profile: xr.Dataset, *, layer: int, head: int) -> go.Figure:
     """Attention of each query token (row) over the keys (columns) it may see.
 
@@ -50,8 +54,8 @@ def plot_attention(profile: xr.Dataset, *, layer: int, head: int) -> go.Figure:
         customdata=_pairs([tokens[i] for i in queries], tokens),
         hovertemplate="%{customdata[0]} → %{customdata[1]}: %{z:.1%}<extra></extra>",
         hoverongaps=False,
-        xgap=1,
-        ygap=1,
+        xgap=1 if len(tokens) <= GAPS_FIT else 0,
+        ygap=1 if len(tokens) <= GAPS_FIT else 0,
     )
     small = {"size": 10}
     figure.update_xaxes(

@@ -55,7 +55,7 @@ def plot_head_map(
     _add_legend(figure, heads)
     figure.update_xaxes(
         title_text="head (index)",
-        range=[-0.5, count - 0.5],
+        range=_ends(count),
         dtick=index_step(count),
         tick0=0,
         showgrid=False,
@@ -63,7 +63,7 @@ def plot_head_map(
     )
     figure.update_yaxes(
         title_text="layer (index)",
-        range=[layers - 0.5, -0.5],
+        range=_ends(layers)[::-1],
         dtick=index_step(layers),
         tick0=0,
         showgrid=False,
@@ -84,6 +84,12 @@ def frame(layer: int, head: int) -> dict:
         "line_width": 3,
         "fillcolor": "rgba(0,0,0,0)",
     }
+
+
+def _ends(count: int) -> list[float]:
+    """An axis over `count` cells, with room at both ends for a frame's stroke."""
+    room = 0.5 + max(0.05, 0.006 * count)
+    return [-room, count - 1 + room]
 
 
 def _height(layers: int) -> int:

@@ -27,8 +27,9 @@ NEEDED = (
 def head_table(profile: xr.Dataset, heads: pd.DataFrame | None) -> pd.DataFrame:
     """`heads`, or where it is None the classification of `profile` by its defaults.
 
-    Raises `BadArgument` where the table is not about this profile: a column missing, a
-    label nobody knows, or another set of heads.
+    Heads may be missing (layers of unequal width). Raises `BadArgument` where the table is
+    not about this profile: no rows, a column missing, a label nobody knows, a head twice
+    or one that the profile does not have.
     """
     if heads is None:
         # Only here: a figure of a saved table needs neither the bootstrap nor scipy.
@@ -43,15 +44,26 @@ def head_table(profile: xr.Dataset, heads: pd.DataFrame | None) -> pd.DataFrame:
             seen=f"columns missing: {missing}" if missing else f"labels {unknown}",
             attempt="pass what classify_heads(profile) gives",
         )
-    expected = set(np.ndindex(profile.sizes["layer"], profile.sizes["head"]))
-    given = set(zip(heads["layer"].astype(int), heads["head"].astype(int), strict=True))
-    if given != expected or len(heads) != len(expected):
+    inside = set(np.ndindex(profile.sizes["layer"], profile.sizes["head"]))
+    given = list(zip(heads["layer"].astype(int), heads["head"].astype(int), strict=True))
+    if not given or len(set(given)) != len(given) or not inside.issuperset(given):
         raise BadArgument(
             "The table of heads and the profile are not about the same model.",
-            seen=f"{len(heads)} rows, not the {len(expected)} of the profile's heads",
+            seen=f"{len(given)} rows, {len(set(given) & inside)} of the profile's heads",
             attempt="pass what classify_heads(profile) gives",
         )
     return heads
+
+
+def row_of(heads: pd.DataFrame, selected: tuple[int, int]) -> int:
+    """The row of the table that is about head `selected`, (layer, head)."""
+    found = np.flatnonzero((heads["layer"] == selected[0]) & (heads["head"] == selected[1]))
+    if not found.size:
+        raise BadArgument(
+            f"The table of heads has no layer {selected[0]}, head {selected[1]}.",
+            attempt="count from 0",
+        )
+    return int(found[0])
 
 
 def head_grid(profile: xr.Dataset, heads: pd.DataFrame, column: str) -> np.ndarray:
@@ -64,9 +76,18 @@ def head_grid(profile: xr.Dataset, heads: pd.DataFrame, column: str) -> np.ndarr
     return grid
 
 
-def kv_head_of(profile: xr.Dataset, head: int) -> int:
-    """The key-value head that query head `head` reads (grouped-query attention)."""
-    return head // (profile.sizes["head"] // profile.sizes["kv_head"])
+def kv_heads(profile: xr.Dataset) -> np.ndarray:
+    """The key-value head that each query head reads, [layer, head] (grouped queries).
+
+    Counted within each layer: layers of unequal width hold NaN for the heads they lack.
+    """
+    queries, keys = (
+        profile[name].notnull().any("frequency").sum(dim).values
+        for name, dim in (("q_norm", "head"), ("k_norm", "kv_head"))
+    )
+    group = np.maximum(queries // np.maximum(keys, 1), 1)
+    shared = np.arange(profile.sizes["head"])[None] // group[:, None]
+    return np.minimum(shared, profile.sizes["kv_head"] - 1)
 
 
 def check_head(profile: xr.Dataset, *, layer: int, head: int) -> None:

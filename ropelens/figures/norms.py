@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 import xarray as xr
 from plotly.subplots import make_subplots
 
-from ropelens.figures.inputs import check_head, kv_head_of
+from ropelens.figures.inputs import check_head, kv_heads
 from ropelens.figures.style import SEQUENTIAL, index_step, template
 from ropelens.figures.wavelengths import AXIS_TITLE, common_columns, wavelength_axis
 
@@ -71,10 +71,11 @@ def plot_norms(profile: xr.Dataset, *, head: int | None = None) -> go.Figure:
 def norms_by_layer(profile: xr.Dataset, name: str, *, head: int | None) -> np.ndarray:
     """`q_norm` or `k_norm` as [layer, frequency]: one head's, or the mean over heads."""
     dim = "head" if name == "q_norm" else "kv_head"
+    values = profile[name].transpose("layer", dim, "frequency")
     if head is None:
-        return profile[name].mean(dim).transpose("layer", "frequency").values
-    index = head if dim == "head" else kv_head_of(profile, head)
-    return profile[name].isel({dim: index}).transpose("layer", "frequency").values
+        return values.mean(dim).values
+    layers = np.arange(profile.sizes["layer"])
+    return values.values[layers, head if dim == "head" else kv_heads(profile)[:, head]]
 
 
 def in_columns(values: np.ndarray, planes: np.ndarray) -> np.ndarray:

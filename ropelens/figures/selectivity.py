@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 import xarray as xr
 from plotly.subplots import make_subplots
 
-from ropelens.figures.inputs import check_head, kv_head_of
+from ropelens.figures.inputs import check_head, kv_heads
 from ropelens.figures.norms import mark_context
 from ropelens.figures.style import MUTED, template
 from ropelens.figures.wavelengths import AXIS_TITLE, wavelength_axis, wavelength_positions
@@ -73,7 +73,7 @@ def of_head(profile: xr.Dataset, name: str, *, layer: int, head: int) -> np.ndar
     """A variable of one head over frequencies, of the key-value head it reads for keys."""
     values = profile[name].isel(layer=layer)
     if "kv_head" in values.dims:
-        return values.isel(kv_head=kv_head_of(profile, head)).values
+        return values.isel(kv_head=kv_heads(profile)[layer, head]).values
     return values.isel(head=head).values
 
 

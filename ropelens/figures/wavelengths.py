@@ -8,6 +8,9 @@ from ropelens.errors import BadArgument
 
 AXIS_TITLE = "wavelength (tokens, log scale)"
 
+ALONE = 0.35
+"""Half the breadth, in log tokens, of a plane without neighbours."""
+
 
 def wavelength_positions(wavelength: np.ndarray) -> np.ndarray:
     """Where each plane stands on the axis [layer, frequency], in tokens.
@@ -22,12 +25,13 @@ def wavelength_positions(wavelength: np.ndarray) -> np.ndarray:
     # Steps within a layer: two layers measured apart differ in the last digits.
     apart = np.diff(np.sort(finite, axis=-1), axis=-1)
     apart = apart[np.isfinite(apart)]
-    step = float(np.median(apart)) if apart.size else np.log(2.0)
+    usual = float(np.median(apart)) if apart.size else float(np.log(2))
     longest = float(np.nanmax(finite)) if np.isfinite(finite).any() else 0.0
     most = int(endless.sum(-1).max())
+    step = usual
     if apart.size and most:
-        step = min(step, (longest - float(np.nanmin(finite))) / (3 * most))
-    gap = max(1.5 * step, 0.9)
+        step = min(usual, (longest - float(np.nanmin(finite))) / (3 * most))
+    gap = usual / 2 + 0.5 + max(step / 2, ALONE)
     # cumsum counts the endless planes of a layer: 1, 2, 3, ...
     beyond = longest + gap + step * (np.cumsum(endless, axis=-1) - 1)
     return np.where(endless, np.exp(beyond), np.where(np.isnan(finite), np.nan, wavelength))
@@ -77,7 +81,7 @@ def plane_borders(wavelength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             planes = np.flatnonzero(kind)
             planes = planes[np.argsort(place[layer, planes], kind="stable")]
             centre = place[layer, planes]
-            half = np.diff(centre) / 2 if len(centre) > 1 else np.array([0.35])
+            half = np.diff(centre) / 2 if len(centre) > 1 else np.array([ALONE])
             low[layer, planes] = centre - np.append(half[:1], half)[: len(centre)]
             high[layer, planes] = centre + np.append(half, half[-1:])[: len(centre)]
     return np.exp(low), np.exp(high)

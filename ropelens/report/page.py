@@ -57,7 +57,7 @@ def render_page(profile: xr.Dataset, heads: pd.DataFrame) -> str:
             colors=COLORS,
             glyphs=GLYPHS,
             counts=counts,
-            model=str(profile.attrs.get("model", "unnamed model")),
+            model=model_name(profile),
             facts=short_facts(profile),
             run=run_facts(profile, heads),
             command=str(profile.attrs.get("command", "")),
@@ -67,7 +67,7 @@ def render_page(profile: xr.Dataset, heads: pd.DataFrame) -> str:
             where_positional=words.where_positional(heads),
             claim=words.claim_sentence(claim),
             claim_numbers=claim_title(claim),
-            interval_method=words.interval_method(claim),
+            interval_method=words.interval_method(),
             slow_planes=words.slow_planes(profile),
             map_summary=words.map_summary(profile, heads),
             columns=shown_columns(heads),
@@ -79,6 +79,14 @@ def render_page(profile: xr.Dataset, heads: pd.DataFrame) -> str:
             figures=profile.sizes,
         )
     )
+
+
+def model_name(profile: xr.Dataset) -> str:
+    """A Hub id as it is, a folder by its last part; the run's facts have the whole path."""
+    name = str(profile.attrs.get("model", "")) or "unnamed model"
+    parts = [part for part in name.split("/") if part not in ("", ".", "..")]
+    is_folder = name.startswith(("/", ".", "~")) or name.count("/") > 1
+    return parts[-1] if is_folder and parts else name
 
 
 def short_facts(profile: xr.Dataset) -> list[str]:
@@ -118,7 +126,7 @@ def run_facts(profile: xr.Dataset, heads: pd.DataFrame) -> list[tuple[str, str]]
     units = {"context": "tokens", "rows": "query rows a sequence"}
     facts = []
     for name in names:
-        if name in attrs:
+        if str(attrs.get(name, "")):
             value = attrs[name]
             text = f"{value:,}" if name in ("tokens", "sequences") else str(value)
             facts.append((name, f"{text} {units.get(name, '')}".strip()))

@@ -12,6 +12,7 @@ import xarray as xr
 
 from ropelens import figures
 from ropelens.figures.attention import query_positions
+from ropelens.figures.inputs import kv_heads
 from ropelens.figures.kernel import kernel_arrays
 from ropelens.figures.norms import PANELS
 from ropelens.figures.style import COLORS, LABELS, PAPER, template
@@ -35,6 +36,7 @@ def build_payload(
         "selected": list(selected),
         "sizes": {name: profile.sizes[name] for name in ("layer", "head", "kv_head")},
         "rows": rows.tolist(),
+        "kvHeads": kv_heads(profile).tolist(),
         "labels": heads["label"].tolist(),
         "colors": COLORS,
         "labelOrder": list(LABELS),

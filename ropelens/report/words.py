@@ -71,10 +71,9 @@ def claim_sentence(claim: dict | None) -> str:
     return f"{verdict}: {numbers}."
 
 
-def interval_method(claim: dict | None) -> str:
+def interval_method() -> str:
     """How the claim's interval was made."""
-    method = (claim or {}).get("method", "percentile bootstrap over sequences")
-    return f"Spearman's rank correlation; 95% interval by {method}."
+    return "Spearman's rank correlation; 95% interval by percentile bootstrap over heads."
 
 
 def cautions(profile: xr.Dataset, heads: pd.DataFrame) -> list[str]:

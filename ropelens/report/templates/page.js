@@ -27,7 +27,7 @@
   /** The part of an array that belongs to a head: its leading dims are layer and (kv_)head. */
   function part(name, layer, head) {
     const packed = page.arrays[name];
-    const index = { layer, head, kv_head: Math.floor((head * kvHeads) / heads) };
+    const index = { layer, head, kv_head: page.kvHeads[layer][head] };
     const size = packed.shape.slice(packed.dims.length).reduce((a, b) => a * b, 1);
     const at = packed.dims.reduce((flat, dim, i) => flat * packed.shape[i] + index[dim], 0);
     return decode(packed).subarray(at * size, (at + 1) * size);
@@ -46,18 +46,22 @@
 
   /** Norms [layer][column] of one head or the mean over heads, as the figure's columns lie. */
   function norms(name) {
-    const over = page.arrays[name].dims[1] === "head" ? heads : kvHeads;
+    const shared = page.arrays[name].dims[1] === "kv_head";
     return page.normColumns.map((planes, layer) => {
       if (state.norms === "head") {
         const values = part(name, layer, state.head);
         return planes.map((plane) => (plane < 0 ? null : values[plane]));
       }
-      const sum = planes.map(() => 0);
-      for (let head = 0; head < over; head++) {
-        const values = part(name, layer, Math.floor((head * heads) / over));
-        planes.forEach((plane, i) => { sum[i] += plane < 0 ? NaN : values[plane]; });
+      const shown = new Map();
+      for (let head = 0; head < heads; head++) {
+        const same = shared ? page.kvHeads[layer][head] : head;
+        if (page.rows[layer][head] >= 0) shown.set(same, part(name, layer, head));
       }
-      return sum.map((value) => (Number.isFinite(value) ? value / over : null));
+      return planes.map((plane) => {
+        if (plane < 0) return null;
+        const kept = [...shown.values()].map((values) => values[plane]).filter(Number.isFinite);
+        return kept.length ? kept.reduce((a, b) => a + b, 0) / kept.length : null;
+      });
     });
   }
 
@@ -76,7 +80,7 @@
   function fitted(name) {
     const small = narrow.matches;
     if (name === "attention") {
-      const every = Math.ceil(page.tokens.length / (small ? 24 : 96));
+      const every = Math.ceil(page.tokens.length / (small ? 24 : 52));
       const { xaxis, yaxis } = page.figures.attention.layout;
       const kept = (_, i) => i % every === 0;
       return { height: small ? 420 : 620,
@@ -125,7 +129,7 @@
   }
 
   function showNorms() {
-    const kvHead = Math.floor((state.head * kvHeads) / heads);
+    const kvHead = page.kvHeads[state.layer][state.head];
     $("norms-head").textContent = `head ${state.head} of every layer`
       + (kvHeads < heads ? ` (its keys: key-value head ${kvHead})` : "");
     const z = page.normNames.map(norms);
@@ -136,7 +140,7 @@
   // ---- the chosen head
 
   function choose(layer, head) {
-    if (!(layer >= 0 && layer < layers && head >= 0 && head < heads)) return;
+    if (!(page.rows[layer]?.[head] >= 0)) return;
     Object.assign(state, { layer, head });
     // The address follows every choice but the one that the page opens with.
     if (document.documentElement.dataset.ready) history.replaceState(null, "", `#L${layer}H${head}`);
@@ -176,7 +180,7 @@
     $("head-title").textContent = `Layer ${layer}, head ${head}: ${label}`;
     const shares = [...decode(page.shares).subarray(3 * row, 3 * row + 3)];
     const names = ["sink", "position", "content"];
-    $("budget").querySelectorAll("span").forEach((bar, i) => { bar.style.flexGrow = shares[i] || 0; });
+    $("budget").querySelectorAll("span").forEach((bar, i) => { bar.style.flexGrow = shares[i] || 0; bar.hidden = !(shares[i] >= 0.005); });
     const split = names.map((part, i) => `${part} ${Math.round(100 * (shares[i] || 0))}%`).join(", ");
     $("now").replaceChildren(name, glyph, what, split);
     for (const [name, words] of [["kernel", "Kernel over offsets"],
@@ -228,8 +232,8 @@
   const tableRows = [...body.rows];
 
   function markRow(row) {
-    body.querySelector('[aria-selected="true"]')?.removeAttribute("aria-selected");
-    tableRows[row].setAttribute("aria-selected", "true");
+    body.querySelector("[aria-current]")?.removeAttribute("aria-current");
+    tableRows[row].setAttribute("aria-current", "true");
   }
 
   function sortBy(key, header) {
@@ -290,8 +294,8 @@
   // ---- other ways to choose
 
   function step(by) {
-    const flat = (state.layer * heads + state.head + by + layers * heads) % (layers * heads);
-    choose(Math.floor(flat / heads), flat % heads);
+    const row = rowOf(state.layer, state.head) + by;
+    choose(...place((row + tableRows.length) % tableRows.length));
   }
 
   const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };

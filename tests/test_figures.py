@@ -1,0 +1,349 @@
+"""Figures, by what they hold: traces, values, names and units of axes. No pixels."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import pytest
+import xarray as xr
+from synthetic_profile import synthetic_profile
+
+from ropelens import figures
+from ropelens.errors import BadArgument
+from ropelens.figures.inputs import kv_heads
+from ropelens.figures.kernel import kernel_arrays
+from ropelens.figures.style import COLORS, LABELS, PAPER, SYMBOLS
+from ropelens.figures.text import plotly_text, visible_token
+from ropelens.figures.wavelengths import (
+    common_columns,
+    short_count,
+    wavelength_axis,
+    wavelength_positions,
+)
+
+Draw = Callable[[xr.Dataset, pd.DataFrame], go.Figure]
+
+FAMILIES: dict[str, Draw] = {
+    "head_map": lambda p, h: figures.plot_head_map(p, h, selected=(1, 2)),
+    "triangle": lambda p, h: figures.plot_budget_triangle(p, h, selected=(1, 2)),
+    "claim": lambda p, h: figures.plot_claim(p, h, selected=(1, 2)),
+    "norms": lambda p, h: figures.plot_norms(p),
+    "norms_of_head": lambda p, h: figures.plot_norms(p, head=2),
+    "kernel": lambda p, h: figures.plot_kernel(p, layer=1, head=2),
+    "selectivity": lambda p, h: figures.plot_selectivity(p, layer=1, head=2),
+    "attention": lambda p, h: figures.plot_attention(p, layer=1, head=2),
+}
+SHAPES = {
+    "small": {},
+    "one layer, no sharing": {"layers": 2, "heads": 3, "kv_heads": 3, "frequencies": 2},
+    "partial rotary": {"unrotated": True, "context": 4096},
+    "large": {"layers": 32, "heads": 32, "kv_heads": 8, "frequencies": 64, "excerpt": 20},
+}
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def measured(request: pytest.FixtureRequest) -> tuple[xr.Dataset, pd.DataFrame]:
+    return synthetic_profile(**SHAPES[request.param])
+
+
+@pytest.fixture(scope="module")
+def small() -> tuple[xr.Dataset, pd.DataFrame]:
+    return synthetic_profile()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_axis_names_its_unit_and_nothing_is_changed(family, measured):
+    profile, heads = measured
+    before, table = profile.copy(deep=True), heads.copy(deep=True)
+    figure = FAMILIES[family](profile, heads)
+    assert figure.data
+    titles = [axis.title.text for axis in figure.select_xaxes() if axis.title.text != ""]
+    titles += [axis.title.text for axis in figure.select_yaxes()]
+    if family == "triangle":
+        ternary = figure.layout.ternary
+        titles = [axis.title.text for axis in (ternary.aaxis, ternary.baxis, ternary.caxis)]
+    for title in titles:
+        assert re.search(r"\(.+\)$", title), f"{title!r} has no unit"
+    assert figure.to_json()  # what the page needs of it
+    xr.testing.assert_identical(profile, before)
+    pd.testing.assert_frame_equal(heads, table)
+
+
+def test_head_map_holds_each_confidence_under_its_label(measured):
+    profile, heads = measured
+    figure = figures.plot_head_map(profile, heads, selected=(1, 2))
+    maps = {trace.name: np.array(trace.z, float) for trace in figure.select_traces("heatmap")}
+    assert set(maps) == set(LABELS)
+    for row in heads.itertuples():
+        for label, z in maps.items():
+            value = z[row.layer, row.head]
+            assert value == row.confidence if label == row.label else np.isnan(value)
+    assert {t.name: t.colorscale[1][1] for t in figure.select_traces("heatmap")}["sink"] == (
+        "rgba(31,116,67,1)"
+    )
+    frame = figure.layout.shapes[0]
+    assert (frame.x0, frame.x1, frame.y0, frame.y1) == (1.5, 2.5, 0.5, 1.5)
+
+
+def test_positional_cells_name_their_offset(small):
+    profile, heads = small
+    trace = next(figures.plot_head_map(profile, heads).select_traces({"name": "positional"}))
+    for row in heads.itertuples():
+        expected = "" if pd.isna(row.offset) else str(row.offset)
+        assert trace.text[row.layer][row.head] == expected
+
+
+def test_unknown_confidence_is_drawn_at_full_strength(small):
+    profile, heads = small
+    heads = heads.assign(confidence=np.nan)
+    figure = figures.plot_head_map(profile, heads)
+    strengths = np.nansum([trace.z for trace in figure.select_traces("heatmap")], axis=0)
+    np.testing.assert_array_equal(strengths, 1.0)
+    assert "nan" not in figure.to_json()
+
+
+def test_triangle_shares_out_the_bits(measured):
+    profile, heads = measured
+    figure = figures.plot_budget_triangle(profile, heads, selected=(1, 2))
+    *labelled, chosen = figure.data
+    assert sum(len(trace.a) for trace in labelled) == len(heads)
+    table = heads.set_index(["layer", "head"])
+    for trace in labelled:
+        np.testing.assert_allclose(trace.a + trace.b + trace.c, 1)
+        rows = table.loc[[tuple(pair) for pair in trace.customdata]]
+        assert set(rows.label) == {trace.name}
+        np.testing.assert_allclose(trace.b, rows.position_bits / rows.total_bits)
+        assert trace.marker.symbol == SYMBOLS[trace.name]
+    row = table.loc[(1, 2)]
+    assert chosen.a[0] == pytest.approx(row.sink_bits / row.total_bits)
+
+
+def test_a_head_without_bits_has_no_place_in_the_triangle(small):
+    profile, heads = small
+    heads = heads.copy()
+    heads.loc[3, ["total_bits", "sink_bits", "position_bits", "content_bits"]] = 0.0
+    figure = figures.plot_budget_triangle(profile, heads)
+    assert sum(len(trace.a) for trace in figure.data) == len(heads) - 1
+
+
+def test_claim_is_fraction_by_wavelength_and_says_the_correlation(small):
+    profile, heads = small
+    figure = figures.plot_claim(profile, heads, selected=(1, 2))
+    *labelled, chosen = figure.data
+    table = heads.set_index(["layer", "head"])
+    for trace in labelled:
+        rows = table.loc[[tuple(pair) for pair in trace.customdata]]
+        np.testing.assert_array_equal(trace.x, rows.mean_wavelength)
+        np.testing.assert_array_equal(trace.y, rows.positional_fraction)
+    assert chosen.x[0] == table.loc[(1, 2)].mean_wavelength
+    assert figure.layout.xaxis.type == "log"
+    claim = heads.attrs["claim"]
+    for value in (claim["rank_correlation"], claim["low"], claim["high"]):
+        assert f"{value:.2f}".replace("-", "−") in figure.layout.title.text
+    heads = heads.copy()
+    heads.attrs["claim"] = dict.fromkeys(claim, float("nan"))
+    assert figures.plot_claim(profile, heads).layout.title.text.startswith("Too few heads")
+    heads.attrs.clear()
+    assert "orrelation" not in figures.plot_claim(profile, heads).layout.title.text
+
+
+def test_norms_are_the_mean_over_heads_or_one_head(measured):
+    profile, _ = measured
+    finite = np.isfinite(profile.wavelength.values[0])
+    for head in (None, 2):
+        query, key = figures.plot_norms(profile, head=head).data
+        q = profile.q_norm.mean("head") if head is None else profile.q_norm.isel(head=head)
+        kv_head = 2 // (profile.sizes["head"] // profile.sizes["kv_head"])
+        k = (
+            profile.k_norm.mean("kv_head")
+            if head is None
+            else profile.k_norm.isel(kv_head=kv_head)
+        )
+        for trace, values in ((query, q.values), (key, k.values)):
+            np.testing.assert_allclose(trace.z[:, : finite.sum()], values[:, finite])
+            np.testing.assert_allclose(trace.z[:, -1], values[:, -1])
+            assert len(trace.x) == trace.z.shape[1] + 1
+    layout = figures.plot_norms(profile).layout
+    assert layout.xaxis.type == layout.xaxis2.type == "log"
+    assert layout.xaxis2.title.text == "wavelength (tokens, log scale)"
+    with pytest.raises(BadArgument, match="no layer 0, head 99"):
+        figures.plot_norms(profile, head=99)
+
+
+def test_kernel_is_measured_and_predicted_with_the_same_total(measured):
+    profile, _ = measured
+    first, second = figures.plot_kernel(profile, layer=1, head=2).data
+    np.testing.assert_array_equal(first.y, profile.kernel.values[1, 2])
+    np.testing.assert_array_equal(first.x, profile.offset_start + 1)
+    width = (profile.offset_stop - profile.offset_start).values
+    assert (second.y * width).sum() == pytest.approx((first.y * width).sum())
+    score = profile.predicted_kernel.values[1, 2]
+    np.testing.assert_allclose(np.diff(np.log(second.y)), np.diff(score), atol=1e-9)
+    assert first.meta == {"y": "kernel_measured"}
+    assert second.meta == {"y": "kernel_predicted"}
+
+
+def test_an_offset_nobody_sees_is_a_gap_not_a_weight(small):
+    profile = small[0].copy(deep=True)
+    profile.kernel[1, 2, -3:] = np.nan
+    profile.predicted_kernel[2, 3] = np.nan
+    arrays = kernel_arrays(profile)
+    assert np.isnan(arrays["kernel_predicted"][1, 2, -3:]).all()
+    assert np.isfinite(arrays["kernel_predicted"][1, 2, :-3]).all()
+    assert np.isnan(arrays["kernel_predicted"][2, 3]).all()
+
+
+def test_selectivity_shows_one_head_and_the_keys_it_reads(measured):
+    profile, _ = measured
+    figure = figures.plot_selectivity(profile, layer=1, head=2)
+    kv_head = kv_heads(profile)[1, 2]
+    for trace in figure.data:
+        name = trace.meta["y"]
+        values = profile[name].values[1, kv_head if name.startswith("k") else 2]
+        np.testing.assert_array_equal(trace.y, values)
+        np.testing.assert_array_equal(trace.customdata, profile.wavelength.values[1])
+    assert [trace.meta["y"] for trace in figure.data] == [
+        "selectivity", "q_norm", "k_norm", "q_coherence", "k_coherence",
+    ]  # fmt: skip
+
+
+def test_attention_names_tokens_and_leaves_the_future_empty(small):
+    profile, _ = small
+    figure = figures.plot_attention(profile, layer=1, head=2)
+    weights = profile.excerpt_attention.values[1, 2]
+    below = np.tril(np.ones_like(weights, dtype=bool))
+    np.testing.assert_array_equal(figure.data[0].z[below], weights[below])
+    assert np.isnan(figure.data[0].z[~below]).all()
+    assert figure.layout.xaxis.ticktext[:3] == ("&lt;s&gt;", "␣Once", "␣upon")
+    assert figure.layout.yaxis.ticktext == figure.layout.xaxis.ticktext
+
+
+def test_tokens_are_shown_letter_by_letter():
+    assert visible_token(" a\nb\t") == "␣a↵b⇥"
+    assert visible_token("") == "∅"
+    assert visible_token("a\u202eb\x00") == "a\\u202eb\\u0000"
+    assert visible_token("\ud800") == "\\ud800"
+    assert visible_token("x" * 50) == "x" * 23 + "…"
+    assert plotly_text('<a href="x">&lt;$y$') == '&lt;a href="x"&gt;&amp;lt;&#36;y&#36;'
+
+
+def test_heads_that_are_not_the_profiles_are_refused(small):
+    profile, heads = small
+    with pytest.raises(BadArgument, match="cannot be drawn") as missing:
+        figures.plot_head_map(profile, heads.drop(columns="total_bits"))
+    assert "total_bits" in missing.value.line
+    with pytest.raises(BadArgument, match="cannot be drawn"):
+        figures.plot_claim(profile, heads.assign(label="odd"))
+    for wrong in (heads.assign(layer=heads.layer + 1), pd.concat([heads, heads]), heads[:0]):
+        with pytest.raises(BadArgument, match="not about the same model"):
+            figures.plot_budget_triangle(profile, wrong)
+    with pytest.raises(BadArgument, match="no layer 7, head 0"):
+        figures.plot_kernel(profile, layer=7, head=0)
+
+
+def test_heads_default_to_their_classification(small):
+    profile, _ = small
+    figure = figures.plot_head_map(profile)
+    cells = np.isfinite([trace.z for trace in figure.select_traces("heatmap")]).sum(0)
+    np.testing.assert_array_equal(cells, 1)
+
+
+def test_layers_of_unequal_width():
+    """Layer 1 has half the heads and one key-value head; NaN stands for what it lacks."""
+    profile, heads = synthetic_profile(layers=3, heads=4, kv_heads=2)
+    profile["q_norm"][1, 2:] = np.nan
+    profile["k_norm"][1, 1:] = np.nan
+    heads = heads[(heads.layer != 1) | (heads["head"] < 2)]
+    np.testing.assert_array_equal(kv_heads(profile)[:, :2], [[0, 0], [0, 0], [0, 0]])
+    np.testing.assert_array_equal(kv_heads(profile)[0], [0, 0, 1, 1])
+    for draw in FAMILIES.values():
+        draw(profile, heads) if draw is not FAMILIES["triangle"] else None
+    figure = figures.plot_head_map(profile, heads)
+    cells = np.isfinite([trace.z for trace in figure.select_traces("heatmap")]).sum(0)
+    np.testing.assert_array_equal(cells[1], [1, 1, 0, 0])
+    assert np.isfinite(figures.plot_norms(profile).data[0].z).all()
+
+
+def test_planes_that_never_turn_stand_apart():
+    wavelength = np.array([[6.0, 60.0, 600.0, np.inf], [np.inf, np.inf, np.inf, np.nan]])
+    positions = wavelength_positions(wavelength)
+    np.testing.assert_array_equal(positions[0, :3], wavelength[0, :3])
+    assert (positions[np.isinf(wavelength)] > 600 * 2).all()
+    assert np.isnan(positions[1, 3])
+    axis = wavelength_axis(wavelength)
+    assert axis["ticktext"] == ["10", "100", "∞"]
+    edges, planes = common_columns(wavelength)
+    assert (np.diff(edges) > 0).all()
+    assert [plane for plane, _ in itertools.groupby(planes[0])] == [0, 1, 2, -1, 3, -1]
+    assert [plane for plane, _ in itertools.groupby(planes[1])] == [-1, 0, 1, 2]
+
+
+def test_layers_with_two_bases_share_their_columns():
+    steps = np.arange(8) / 8
+    wavelength = 2 * np.pi * np.array([10_000.0**steps, 1_000_000.0**steps])
+    edges, planes = common_columns(wavelength)
+    centres = np.sqrt(edges[1:] * edges[:-1])
+    for layer in range(2):
+        for plane in range(8):
+            columns = np.flatnonzero(planes[layer] == plane)
+            assert columns.size
+            assert (np.diff(columns) == 1).all()
+            assert edges[columns[0]] <= wavelength[layer, plane] <= edges[columns[-1] + 1]
+    assert (planes[0][centres > 2 * wavelength[0, -1]] == -1).all()
+
+
+def test_measured_noise_makes_no_new_columns():
+    clean = 2 * np.pi * 10_000.0 ** (np.arange(16) / 16)
+    noise = 1 + 1e-6 * np.random.default_rng(0).normal(size=(12, 16))
+    _, planes = common_columns(clean * noise)
+    np.testing.assert_array_equal(planes, np.tile(np.arange(16), (12, 1)))
+    with pytest.raises(BadArgument, match="no wavelengths"):
+        wavelength_axis(np.full((2, 3), np.nan))
+    assert [short_count(v) for v in (12, 1000, 2.5e6, 3e9)] == ["12", "1k", "2.5M", "3G"]
+
+
+# Machado, Oliveira & Fernandes 2009, severity 1, on linear RGB.
+SIGHT = {
+    "full": np.eye(3),
+    "protanopia": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+    "deuteranopia": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    "tritanopia": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+}
+
+
+def linear(color: str) -> np.ndarray:
+    channel = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(channel <= 0.04045, channel / 12.92, ((channel + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb: np.ndarray) -> np.ndarray:
+    to_xyz = np.array(
+        [[0.4125, 0.3576, 0.1804], [0.2127, 0.7152, 0.0722], [0.0193, 0.1192, 0.9503]]
+    )
+    xyz = to_xyz @ rgb.clip(0, 1) / np.array([0.9505, 1, 1.0888])
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+def test_label_colours_stay_apart_for_every_sight(sight):
+    seen = {
+        label: lab(np.array(SIGHT[sight]) @ linear(color)) for label, color in COLORS.items()
+    }
+    for one, other in itertools.combinations(seen, 2):
+        assert np.linalg.norm(seen[one] - seen[other]) >= 22, (one, other)
+    assert len(set(SYMBOLS.values())) == len(LABELS)
+
+
+@pytest.mark.parametrize("theme", PAPER)
+def test_label_colours_stand_out_from_the_page(theme):
+    luminance = np.array([0.2126, 0.7152, 0.0722])
+    for label, color in COLORS.items():
+        low, high = sorted([linear(color) @ luminance, linear(PAPER[theme]) @ luminance])
+        # Diffuse heads are there to recede.
+        assert (high + 0.05) / (low + 0.05) >= (2.0 if label == "diffuse" else 3.0), label
