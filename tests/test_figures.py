@@ -261,8 +261,10 @@ def test_layers_of_unequal_width():
     heads = heads[(heads.layer != 1) | (heads["head"] < 2)]
     np.testing.assert_array_equal(kv_heads(profile)[:, :2], [[0, 0], [0, 0], [0, 0]])
     np.testing.assert_array_equal(kv_heads(profile)[0], [0, 0, 1, 1])
-    for draw in FAMILIES.values():
-        draw(profile, heads) if draw is not FAMILIES["triangle"] else None
+    for draw in (figures.plot_budget_triangle, figures.plot_claim):
+        assert sum(len(trace.customdata) for trace in draw(profile, heads).data) == 10
+        with pytest.raises(BadArgument, match="no layer 1, head 2"):
+            draw(profile, heads, selected=(1, 2))
     figure = figures.plot_head_map(profile, heads)
     cells = np.isfinite([trace.z for trace in figure.select_traces("heatmap")]).sum(0)
     np.testing.assert_array_equal(cells[1], [1, 1, 0, 0])

@@ -11,7 +11,6 @@ from ropelens.figures.inputs import check_head
 from ropelens.figures.style import SEQUENTIAL, new_figure
 from ropelens.figures.text import plotly_text, visible_token
 
-
 GAPS_FIT = 32
 """Up to so many tokens, cells stand apart; beyond, gaps would outweigh them."""
 

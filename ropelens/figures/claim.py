@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from ropelens.figures.inputs import head_table, hover_lines
+from ropelens.figures.inputs import head_table, hover_lines, row_of
 from ropelens.figures.style import COLORS, LABELS, SYMBOLS, new_figure
 from ropelens.figures.triangle import marker_size, ring
 from ropelens.figures.wavelengths import short_count, wavelength_axis
@@ -59,7 +59,7 @@ def plot_claim(
             cliponaxis=False,
         )
     if selected is not None:
-        row = int(((heads["layer"] == selected[0]) & (heads["head"] == selected[1])).argmax())
+        row = row_of(heads, selected)
         figure.add_scatter(
             x=x[row : row + 1], y=y[row : row + 1], meta={"role": "selected"}, **ring()
         )

@@ -7,7 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from ropelens.figures.inputs import head_table, hover_lines
+from ropelens.figures.inputs import head_table, hover_lines, row_of
 from ropelens.figures.style import COLORS, LABELS, SYMBOLS, new_figure
 
 PARTS = ("sink_bits", "position_bits", "content_bits")
@@ -53,9 +53,7 @@ def plot_budget_triangle(
             cliponaxis=False,
         )
     if selected is not None:
-        row = shares[
-            ((heads["layer"] == selected[0]) & (heads["head"] == selected[1])).argmax()
-        ]
+        row = shares[row_of(heads, selected)]
         figure.add_scatterternary(
             **dict(zip("abc", ([value] for value in row), strict=True)),
             meta={"role": "selected"},
