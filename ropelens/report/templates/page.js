@@ -324,7 +324,12 @@
     for (const name of Object.keys(page.figures)) await draw(name);
     const onClick = (name, use) => plot(name).on("plotly_click", (event) => use(event.points[0]));
     onClick("map", (point) => choose(point.y, point.x));
-    for (const name of ["triangle", "claim"]) onClick(name, (point) => choose(...point.customdata));
+    onClick("claim", (point) => choose(...point.customdata));
+    // Without a drag mode plotly tells of no clicks in a triangle, only of what is hovered.
+    let over = null;
+    plot("triangle").on("plotly_hover", (event) => { over = event.points[0].customdata; });
+    plot("triangle").on("plotly_unhover", () => { over = null; });
+    plot("triangle").addEventListener("click", () => over && choose(...over));
     onClick("norms", (point) => choose(point.y, state.head));
     onClick("attention", (point) => { state.query = page.queries.indexOf(point.y); showQuery(); });
     dark.addEventListener("change", () => {

@@ -1,0 +1,371 @@
+"""The page in a real browser, Chromium without a window: what it does and never does."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+from synthetic_profile import synthetic_profile
+
+from ropelens.report import words, write_report
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+HOSTILE = "<script>alert(1)</script>"
+BOLD = "<b>bold</b><a href='https://example.com'>x</a>&lt;"
+
+
+@pytest.fixture(scope="module")
+def small() -> tuple[xr.Dataset, pd.DataFrame]:
+    return synthetic_profile()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[playwright.Browser]:
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("no chromium on this machine (Debian: apt-get install chromium)")
+    with playwright.sync_playwright() as driver:
+        arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        browser = driver.chromium.launch(executable_path=chromium, args=arguments)
+        yield browser
+        browser.close()
+
+
+class Opened:
+    """A page in a browser, with everything that it must not do kept."""
+
+    def __init__(self, browser: playwright.Browser, path: Path, **options: object) -> None:
+        self.context = browser.new_context(**options)
+        self.page = self.context.new_page()
+        self.url = path.as_uri()
+        self.console: list[str] = []
+        self.requests: list[str] = []
+        self.dialogs: list[str] = []
+        self.page.on("console", lambda message: self.console.append(message.text))
+        self.page.on("pageerror", lambda error: self.console.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("dialog", lambda dialog: (self.dialogs.append("!"), dialog.dismiss()))
+
+    def load(self, fragment: str = "") -> playwright.Page:
+        self.page.goto(self.url + fragment)
+        self.page.wait_for_selector("html[data-shown]")
+        return self.page
+
+    def harmless(self) -> bool:
+        loaded = [url for url in self.requests if not url.startswith(("data:", "blob:"))]
+        assert {url.split("#")[0] for url in loaded} <= {self.url}
+        assert (self.console, self.dialogs) == ([], [])
+        return True
+
+
+def shown(page: playwright.Page, layer: int, head: int) -> None:
+    page.wait_for_selector(f"html[data-shown=L{layer}H{head}]", timeout=5000)
+
+
+POINT = """([name, x, y]) => {
+  const {xaxis, yaxis} = document.getElementById(name)._fullLayout;
+  const box = document.getElementById(name).getBoundingClientRect();
+  return [box.left + xaxis._offset + xaxis.d2p(x), box.top + yaxis._offset + yaxis.d2p(y)];
+}"""
+
+
+def click_at(page: playwright.Page, name: str, x: float, y: float) -> None:
+    page.locator(f"#{name}").scroll_into_view_if_needed()
+    page.mouse.click(*page.evaluate(POINT, [name, x, y]))
+
+
+def values(page: playwright.Page, name: str, trace: int, axis: str) -> np.ndarray:
+    found = page.evaluate(
+        """([name, trace, axis]) => {
+          const value = document.getElementById(name).data[trace][axis];
+          return Array.from(value, (row) => row?.length === undefined ? row : Array.from(row));
+        }""",
+        [name, trace, axis],
+    )
+    return np.array(found, dtype=float)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory, small) -> Path:
+    profile, heads = small
+    return write_report(profile, tmp_path_factory.mktemp("page") / "page.html", heads=heads)
+
+
+@pytest.fixture(scope="module")
+def opened(browser, report) -> Iterator[Opened]:
+    """One page for all tests that only choose, sort and filter."""
+    opened = Opened(browser, report, viewport={"width": 1280, "height": 900})
+    opened.load()
+    yield opened
+    opened.context.close()
+
+
+def test_opens_quietly_with_the_most_positional_head(opened, small):
+    layer, head = words.first_head(small[1])
+    assert opened.page.url == opened.url
+    assert f"Layer {layer}, head {head}: positional" in opened.page.inner_text("#head-title")
+    assert opened.harmless()
+
+
+def test_a_click_on_the_map_shows_the_head_everywhere(opened, small):
+    profile, heads = small
+    page = opened.page
+    click_at(page, "plot-map", 3, 1)
+    shown(page, 1, 3)
+    row = heads[(heads.layer == 1) & (heads["head"] == 3)].iloc[0]
+    assert page.inner_text("#head-title") == f"Layer 1, head 3: {row.label}"
+    assert f"{row.total_bits:.2f} bits" in page.inner_text("#now")
+    assert page.url.endswith("#L1H3")
+    assert page.input_value("#pick-layer") == "1"
+    assert page.inner_text("tr[aria-current] th") == "L1 H3"
+    arrays = {
+        ("plot-kernel", 0, "y"): profile.kernel[1, 3],
+        ("plot-selectivity", 0, "y"): profile.selectivity[1, 3],
+        ("plot-selectivity", 1, "y"): profile.q_norm[1, 3],
+        ("plot-selectivity", 2, "y"): profile.k_norm[1, 1],
+        ("plot-selectivity", 4, "y"): profile.k_coherence[1, 1],
+    }
+    for place, expected in arrays.items():
+        np.testing.assert_allclose(values(page, *place), expected, rtol=1e-6)
+    weights = profile.excerpt_attention.values[1, 3]
+    seen = values(page, "plot-attention", 0, "z")
+    np.testing.assert_allclose(np.tril(np.nan_to_num(seen)), np.tril(weights), atol=0.004)
+    assert np.isnan(seen[0, 1])
+    frame = page.evaluate("document.getElementById('plot-map').layout.shapes[0]")
+    assert (frame["x0"], frame["y1"]) == (2.5, 1.5)
+    last = page.evaluate("document.getElementById('plot-claim').data.length") - 1
+    assert values(page, "plot-claim", last, "y")[0] == pytest.approx(row.positional_fraction)
+    share = values(page, "plot-triangle", last, "b")[0]
+    assert share == pytest.approx(row.position_bits / row.total_bits)
+
+
+def test_the_other_ways_to_choose_a_head(opened, small):
+    _, heads = small
+    page = opened.page
+    page.click("tr:has(a[href='#L4H6']) td:nth-child(3)")
+    shown(page, 4, 6)
+    frame = page.evaluate("document.getElementById('plot-map').layout.shapes[0]")
+    assert (frame["x0"], frame["y0"]) == (5.5, 3.5)
+    row = heads[heads.label == "mixed"].iloc[0]
+    click_at(page, "plot-claim", float(row.mean_wavelength), float(row.positional_fraction))
+    shown(page, row.layer, row["head"])
+    page.select_option("#pick-layer", "2")
+    shown(page, 2, row["head"])
+    page.select_option("#pick-head", "7")
+    shown(page, 2, 7)
+    page.click("#next")
+    shown(page, 3, 0)
+    page.focus("#plot-map")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowUp")
+    shown(page, 2, 1)
+    page.focus("a[href='#L2H1']")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    shown(page, 2, 2)
+    page.evaluate("location.hash = '#L0H5'")
+    shown(page, 0, 5)
+    page.evaluate("location.hash = '#L99H5'")
+    assert page.inner_text("#now").startswith("L0 H5")
+    assert opened.harmless()
+
+
+def test_a_point_of_the_triangle_is_a_head(opened):
+    page = opened.page
+    page.locator("#plot-triangle").scroll_into_view_if_needed()
+    mark = page.locator("#plot-triangle .trace.scatter").nth(1).locator("path.point").first
+    box = mark.bounding_box()
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.locator("#now", has_text="mixed").wait_for()
+
+
+def test_norms_of_the_mean_and_of_the_head(opened, small):
+    profile, _ = small
+    page = opened.page
+    np.testing.assert_allclose(
+        values(page, "plot-norms", 0, "z"), profile.q_norm.mean("head"), rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        values(page, "plot-norms", 1, "z"), profile.k_norm.mean("kv_head"), rtol=1e-5
+    )
+    page.check("input[name=norms][value=head]")
+    page.evaluate("location.hash = '#L1H6'")
+    shown(page, 1, 6)
+    assert (
+        page.inner_text("#norms-head") == "head 6 of every layer (its keys: key-value head 3)"
+    )
+    np.testing.assert_allclose(
+        values(page, "plot-norms", 0, "z"), profile.q_norm[:, 6], rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        values(page, "plot-norms", 1, "z"), profile.k_norm[:, 3], rtol=1e-5
+    )
+    page.check("input[name=norms][value=mean]")
+
+
+def test_the_table_sorts_and_filters(opened, small):
+    _, heads = small
+    page = opened.page
+
+    def listed() -> list[str]:
+        return page.locator("tbody tr:visible th").all_inner_texts()
+
+    page.click("button[data-sort=position_bits]")
+    rising = heads.sort_values("position_bits")
+    assert listed() == [f"L{row.layer} H{row.head}" for row in rising.itertuples()]
+    page.click("button[data-sort=position_bits]")
+    assert listed() == [f"L{row.layer} H{row.head}" for row in rising[::-1].itertuples()]
+    assert page.get_attribute("th:has([data-sort=position_bits])", "aria-sort") == "descending"
+    page.click("button[data-sort=offset]")
+    assert [t != "–" for t in page.locator("tbody td:nth-child(9)").all_inner_texts()] == (
+        [True] * 10 + [False] * 30
+    )
+    page.uncheck("input[value=semantic]")
+    assert page.inner_text("#count") == f"{(heads.label != 'semantic').sum()} of 40 heads"
+    page.fill("#find", "L2")
+    kept = heads[(heads.label != "semantic") & (heads.layer == 2)]
+    assert sorted(listed()) == [f"L2 H{row.head}" for row in kept.itertuples()]
+    page.check("input[value=semantic]")
+    page.fill("#find", "sink")
+    assert len(listed()) == 4
+    page.fill("#find", "L1 H5")
+    assert listed() == ["L1 H5"]
+    page.fill("#find", "")
+    page.click("button[data-sort=head]")
+    assert listed()[:2] == ["L0 H0", "L0 H1"]
+
+
+def test_the_text_shows_what_a_token_looks_at(opened, small):
+    profile, _ = small
+    page = opened.page
+    page.evaluate("location.hash = '#L1H3'")
+    shown(page, 1, 3)
+    page.locator("#tokens button").nth(20).click()
+    row = profile.excerpt_attention.values[1, 3, 20]
+    best = int(row.argmax())
+    looks = page.inner_text("#looks")
+    assert f"{round(100 * float(row[best]))}%" in looks
+    click_at(page, "plot-attention", 5, 30)
+    page.wait_for_selector("#tokens button:nth-of-type(31)[aria-pressed=true]")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_fits_and_reads_on_wide_and_narrow_light_and_dark(browser, report, width, scheme):
+    opened = Opened(
+        browser, report, viewport={"width": width, "height": 850}, color_scheme=scheme
+    )
+    page = opened.load("#L1H3")
+    shown(page, 1, 3)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    low = page.evaluate(CONTRASTS)
+    assert low == []
+    assert opened.harmless()
+    opened.context.close()
+
+
+# Text that falls below 4.5:1 against the nearest opaque background behind it.
+CONTRASTS = """() => {
+  const canvas = Object.assign(document.createElement("canvas"), {width: 1, height: 1});
+  const pen = canvas.getContext("2d", {willReadFrequently: true});
+  const rgba = (color) => {
+    pen.clearRect(0, 0, 1, 1); pen.fillStyle = color; pen.fillRect(0, 0, 1, 1);
+    return [...pen.getImageData(0, 0, 1, 1).data];
+  };
+  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
+    .map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = (node) => {
+    for (; node; node = node.parentElement) {
+      const color = rgba(getComputedStyle(node).backgroundColor);
+      if (color[3] === 255) return color;
+    }
+    return [255, 255, 255];
+  };
+  const found = new Set();
+  const texts = "p, dt, dd, h1, h2, h3, td, th, label, small, button, a, figcaption, output,"
+    + ".xtick text, .ytick text, .xtitle, .ytitle, .legendtext";
+  for (const node of document.querySelectorAll(texts)) {
+    if (!node.textContent.trim() || node.classList.contains("skip")) continue;
+    const style = getComputedStyle(node);
+    const svg = node instanceof SVGElement;
+    const [a, b] = [light(rgba(svg ? style.fill : style.color)), light(behind(node))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5 && !node.closest("#tokens")) {
+      found.add(`${node.outerHTML.slice(0, 80)} ${ratio.toFixed(1)}`);
+    }
+  }
+  return [...found];
+}"""
+
+
+def test_hostile_names_are_text(browser, tmp_path):
+    profile, heads = synthetic_profile(layers=2, heads=3, kv_heads=3)
+    tokens = [HOSTILE, BOLD, "{{ 7 * 7 }}", "%{x}", "\u202e</title>", "$x$", "`${1}`"]
+    tokens += [str(token) for token in profile.excerpt_token.values[len(tokens) :]]
+    profile["excerpt_token"] = ("excerpt_key", np.array(tokens, dtype=object))
+    for name in ("text", "command", "revision", "warnings"):
+        profile.attrs[name] = f"{HOSTILE}{BOLD}'\"\u2028"
+    profile.attrs["model"] = HOSTILE
+    opened = Opened(
+        browser,
+        write_report(profile, tmp_path / "page.html", heads=heads),
+        viewport={"width": 1280, "height": 900},
+    )
+    page = opened.load()
+    assert (
+        page.inner_text("#tokens button:first-child") == "<script>alert(1)</script>"[:23] + "…"
+    )
+    assert HOSTILE in page.inner_text("h1")
+    assert page.locator("h1 *").count() == 0
+    assert HOSTILE in page.inner_text(".run")
+    ticks = page.locator("#plot-attention .ytick text").all_text_contents()
+    assert ticks[0] == "<script>ale…"
+    assert ticks[1] == "<b>bold</b>…"
+    assert page.locator("#plot-attention a, #plot-attention tspan[style*=bold]").count() == 0
+    click_at(page, "plot-attention", 0, 1)
+    page.wait_for_selector("#plot-attention .hoverlayer text")
+    assert "<b>bold</b>" in page.text_content("#plot-attention .hoverlayer")
+    page.locator("#tokens button").nth(1).click()
+    assert page.inner_text("#looks code:first-child").startswith("<b>bold</b>")
+    assert opened.harmless()
+    opened.context.close()
+
+
+def test_without_javascript_the_table_is_there(browser, report):
+    opened = Opened(browser, report, java_script_enabled=False)
+    opened.page.goto(opened.url)
+    assert opened.page.locator("tbody tr").count() == 40
+    assert opened.page.is_visible("tbody tr:first-child")
+    assert not opened.page.is_visible("#headbar")
+    assert "need JavaScript" in opened.page.inner_text("noscript, .finding")
+    opened.context.close()
+
+
+def test_missing_heads_are_stepped_over(browser, tmp_path):
+    """Layers of unequal width: what is not there cannot be chosen."""
+    profile, heads = synthetic_profile(layers=3, heads=4, kv_heads=2, unrotated=True)
+    profile["q_norm"][1, 2:] = np.nan
+    profile["k_norm"][1, 1:] = np.nan
+    kept = heads[(heads.layer != 1) | (heads["head"] < 2)].reset_index(drop=True)
+    kept.attrs = heads.attrs
+    path = write_report(profile, tmp_path / "page.html", heads=kept)
+    opened = Opened(browser, path, viewport={"width": 1280, "height": 900})
+    page = opened.load("#L1H1")
+    shown(page, 1, 1)
+    page.click("#next")
+    shown(page, 2, 0)
+    page.evaluate("location.hash = '#L1H3'")
+    assert page.inner_text("#now").startswith("L2 H0")
+    mean = np.nanmean(profile.q_norm.values, axis=1)
+    z = values(page, "plot-norms", 0, "z")
+    np.testing.assert_allclose(z[:, -1], mean[:, -1], rtol=1e-5)
+    np.testing.assert_allclose(z[:, :15], mean[:, :15], rtol=1e-5)
+    assert opened.harmless()
+    opened.context.close()

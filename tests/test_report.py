@@ -1,0 +1,164 @@
+"""What the page is made of: its words, its numbers, its bytes, and how it is written."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+from synthetic_profile import synthetic_profile
+
+from ropelens.errors import BadArgument
+from ropelens.report import render, words, write_index, write_report
+from ropelens.report.page import model_name, run_facts, versions
+from ropelens.report.payload import attention_bytes, build_payload, packed
+from ropelens.report.table import COLUMNS, table_rows, wavelength_text
+
+
+@pytest.fixture(scope="module")
+def small() -> tuple[xr.Dataset, pd.DataFrame]:
+    return synthetic_profile()
+
+
+def test_one_file_with_everything_and_nothing_to_load(tmp_path):
+    profile, heads = synthetic_profile(layers=6, heads=6, kv_heads=2, frequencies=32)
+    path = write_report(profile, tmp_path / "deep" / "page.html", heads=heads)
+    assert path.stat().st_size < 8e6
+    assert [p.name for p in path.parent.iterdir()] == ["page.html"]
+    text = path.read_text(encoding="utf-8")
+    assert text.count("plotly.js v") == 1
+    own = text.replace(str(render.plotly_script()), "")
+    assert not re.search(r"(src|href)\s*=\s*[\"']?(https?:|//)", own)
+    assert "default-src 'none'" in html.unescape(own)
+    for fact in ("toy/llama-5l", "0123abcd", "1.234 ± 0.012 nats per token", "torch 2.13.0"):
+        assert fact in own
+    assert "ropelens analyze toy/llama-5l --text stories --out out" in own
+
+
+def test_a_failed_write_leaves_the_page_that_was_there(tmp_path, small, monkeypatch):
+    profile, heads = small
+    path = write_report(profile, tmp_path / "page.html", heads=heads)
+    before = path.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(render.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_report(profile, path, heads=heads)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
+    with pytest.raises(BadArgument, match="cannot be drawn"):
+        write_report(profile, path, heads=heads.assign(label="odd"))
+
+
+def test_json_cannot_leave_its_script():
+    text = render.script_json({"a": "</script><!--\u2028'&", "b": "\ud800"})
+    assert not set("<>&'\u2028") & set(text)
+    assert json.loads(text) == {"a": "</script><!--\u2028'&", "b": "\ud800"}
+    with pytest.raises(ValueError, match="Out of range"):
+        render.script_json(float("nan"))
+
+
+def test_arrays_travel_as_bytes(small):
+    profile, heads = small
+    sent = packed(np.array([[1.5, np.nan]]), dims=("layer",))
+    assert sent["shape"] == [1, 2]
+    assert len(base64.b64decode(sent["data"])) == 8
+    cells = attention_bytes(profile)
+    weights = profile.excerpt_attention.values
+    below = np.tril(np.ones(weights.shape[-2:], dtype=bool))
+    assert cells.shape == (5, 8, 48 * 49 // 2)
+    np.testing.assert_allclose((cells / 255) ** 2, weights[..., below], atol=0.004)
+    payload = build_payload(profile, heads, selected=(0, 0))
+    assert json.loads(render.script_json(payload))["arrays"]["attention"]["dtype"] == "uint8"
+
+
+def test_a_thousand_heads_stay_within_reason(tmp_path):
+    profile, heads = synthetic_profile(layers=32, heads=32, kv_heads=8, frequencies=64)
+    assert write_report(profile, tmp_path / "page.html", heads=heads).stat().st_size < 12e6
+
+
+def test_words_count_and_judge(small):
+    _, heads = small
+    counts = words.label_counts(heads)
+    assert sum(counts.values()) == len(heads) == 40
+    assert words.headline(heads) == (
+        "Of 40 heads, 17 are semantic, 10 positional, 5 mixed, 4 sink and 4 diffuse."
+    )
+    assert words.where_positional(heads).startswith("Positional heads sit in layers 0–2 and 4;")
+    assert words.where_positional(heads[heads.label == "sink"]) == ""
+    claim = {"rank_correlation": -0.5, "low": -0.7, "high": -0.2, "heads": 12}
+    assert words.claim_sentence(claim).startswith("Positional heads use short wavelengths")
+    assert "−0.50, 95% interval −0.70 to −0.20, 12 heads" in words.claim_sentence(claim)
+    assert "is open here" in words.claim_sentence(claim | {"high": 0.1})
+    assert words.claim_sentence(claim | {"low": 0.1, "high": 0.3}).startswith("Against")
+    assert "cannot be said" in words.claim_sentence(claim | {"rank_correlation": float("nan")})
+    assert words.claim_sentence(None) == ""
+
+
+def test_words_warn(small):
+    profile, heads = small
+    profile = profile.assign_attrs(warnings="context beyond the model's maximum\n")
+    found = words.cautions(profile, heads.assign(confidence=[0.5] + [1.0] * 39))
+    assert found == [
+        "context beyond the model's maximum",
+        "1 head of 40 has a label with confidence below 0.8: it may change with other text.",
+    ]
+    assert words.cautions(profile, heads.assign(confidence=np.nan))[1].startswith(
+        "No confidence"
+    )
+    assert "8 of 16 planes are longer" in words.slow_planes(profile)
+
+
+def test_facts_of_the_run(small):
+    profile, heads = small
+    facts = dict(run_facts(profile, heads))
+    assert facts["context"] == "512 tokens"
+    assert facts["rows"] == "all query rows a sequence"
+    assert facts["key-value heads"] == "4 a layer"
+    assert "positional 0.667" in facts["label thresholds"]
+    assert versions(profile.assign_attrs(versions="by hand")) == "by hand"
+    assert versions(profile.assign_attrs(versions="[1]")) == "[1]"
+    for name, shown in (("org/model", "org/model"), ("../a/b/", "b"), ("", "unnamed model")):
+        assert model_name(profile.assign_attrs(model=name)) == shown
+
+
+def test_table_rows_are_the_heads(small):
+    _, heads = small
+    rows = table_rows(heads)
+    names = [column.name for column in COLUMNS]
+    for row, (_, expected) in zip(rows, heads.iterrows(), strict=True):
+        assert (row.layer, row.head, row.label) == tuple(expected[["layer", "head", "label"]])
+        assert row.cells[names.index("total_bits")] == f"{expected.total_bits:.2f}"
+        offset = "–" if pd.isna(expected.offset) else f"{expected.offset}"
+        assert row.cells[names.index("offset")] == offset
+    assert [wavelength_text(v) for v in (6.2832, 3308.4, np.inf)] == ["6.28", "3.31k", "∞"]
+
+
+def test_index_lists_pages_with_what_they_found(tmp_path, small):
+    _, heads = small
+    for place in ("norms/one", "norms/two", "norms/three", "other/<b>"):
+        folder = tmp_path / place
+        folder.mkdir(parents=True)
+        (folder / "index.html").write_text("page")
+    heads.to_csv(tmp_path / "norms/one/heads.csv", index=False)
+    (tmp_path / "norms/two/run.json").write_text(
+        '{"finding": "Slow planes win", "model": "a/b"}'
+    )
+    (tmp_path / "norms/three/run.json").write_text("[broken")
+    text = write_index(tmp_path).read_text()
+    assert 'href="norms/one/index.html"' in text
+    assert "17 are semantic, 10 positional" in text
+    value = heads.attrs["claim"]["rank_correlation"]
+    assert f"mean wavelength −{abs(value):.2f}." in text
+    assert "Slow planes win" in text
+    assert ">a/b</a>" in text
+    assert 'href="other/%3Cb%3E/index.html"' in text
+    assert "<b>" not in text
+    assert "No reports yet" in write_index(tmp_path / "empty").read_text()
