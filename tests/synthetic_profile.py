@@ -315,8 +315,8 @@ def head_table(profile: xr.Dataset, rng: np.random.Generator) -> pd.DataFrame:
     ).statistic
     table = table[HEAD_COLUMNS]
     table.attrs["thresholds"] = {
-        "diffuse_bits": 0.1,
-        "sink_share": 0.9,
+        "diffuse": 0.1,
+        "sink": 0.9,
         "positional": 2 / 3,
         "semantic": 1 / 3,
     }

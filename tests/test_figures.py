@@ -306,7 +306,8 @@ def test_measured_noise_makes_no_new_columns():
     np.testing.assert_array_equal(planes, np.tile(np.arange(16), (12, 1)))
     with pytest.raises(BadArgument, match="no wavelengths"):
         wavelength_axis(np.full((2, 3), np.nan))
-    assert [short_count(v) for v in (12, 1000, 2.5e6, 3e9)] == ["12", "1k", "2.5M", "3G"]
+    counts = [short_count(v) for v in (6.2832, 1000, 2_512_345, 3e9, np.inf)]
+    assert counts == ["6.28", "1k", "2.51M", "3G", "∞"]
 
 
 # Machado, Oliveira & Fernandes 2009, severity 1, on linear RGB.

@@ -17,7 +17,7 @@ from ropelens.errors import BadArgument
 from ropelens.report import render, words, write_index, write_report
 from ropelens.report.page import model_name, run_facts, versions
 from ropelens.report.payload import attention_bytes, build_payload, packed
-from ropelens.report.table import COLUMNS, table_rows, wavelength_text
+from ropelens.report.table import COLUMNS, table_rows
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +100,8 @@ def test_words_count_and_judge(small):
     assert words.claim_sentence(claim | {"low": 0.1, "high": 0.3}).startswith("Against")
     assert "cannot be said" in words.claim_sentence(claim | {"rank_correlation": float("nan")})
     assert words.claim_sentence(None) == ""
+    assert "at least 67% of its position" in words.label_rules(heads.attrs["thresholds"])
+    assert "mostly the offset" in words.label_rules(None)
 
 
 def test_words_warn(small):
@@ -120,7 +122,7 @@ def test_facts_of_the_run(small):
     profile, heads = small
     facts = dict(run_facts(profile, heads))
     assert facts["context"] == "512 tokens"
-    assert facts["rows"] == "all query rows a sequence"
+    assert facts["rows"] == "all of each sequence"
     assert facts["key-value heads"] == "4 a layer"
     assert "positional 0.667" in facts["label thresholds"]
     assert versions(profile.assign_attrs(versions="by hand")) == "by hand"
@@ -138,7 +140,6 @@ def test_table_rows_are_the_heads(small):
         assert row.cells[names.index("total_bits")] == f"{expected.total_bits:.2f}"
         offset = "–" if pd.isna(expected.offset) else f"{expected.offset}"
         assert row.cells[names.index("offset")] == offset
-    assert [wavelength_text(v) for v in (6.2832, 3308.4, np.inf)] == ["6.28", "3.31k", "∞"]
 
 
 def test_index_lists_pages_with_what_they_found(tmp_path, small):

@@ -40,7 +40,7 @@ def plot_head_map(
             z=np.where(labels == label, confidence, np.nan),
             zmin=0,
             zmax=1,
-            colorscale=[[0, faded(COLORS[label], 0.2)], [1, faded(COLORS[label], 1)]],
+            colorscale=[[0, faded(COLORS[label], 0.3)], [1, faded(COLORS[label], 1)]],
             showscale=False,
             showlegend=False,
             name=label,

@@ -8,6 +8,7 @@ import xarray as xr
 
 from ropelens.errors import BadArgument
 from ropelens.figures.style import LABELS
+from ropelens.figures.wavelengths import short_count
 
 NEEDED = (
     "layer",
@@ -113,5 +114,5 @@ def _hover(row: dict) -> str:
         f"<b>L{row['layer']} H{row['head']}</b> {row['label']}{offset}{sure}<br>"
         f"{row['total_bits']:.2f} bits: sink {row['sink_bits']:.2f}, "
         f"position {row['position_bits']:.2f}, content {row['content_bits']:.2f}<br>"
-        f"mean wavelength {row['mean_wavelength']:.3g} tokens"
+        f"mean wavelength {short_count(row['mean_wavelength'])} tokens"
     )

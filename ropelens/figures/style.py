@@ -79,6 +79,7 @@ def template(theme: Theme) -> go.layout.Template:
             },
             "annotationdefaults": {"font": {"color": soft, "size": 11}, "showarrow": False},
             "shapedefaults": {"line": {"color": ink}},
+            "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": soft, "activecolor": ink},
             "hoverlabel": {
                 "bgcolor": paper,
                 "bordercolor": soft,
@@ -95,7 +96,7 @@ def template(theme: Theme) -> go.layout.Template:
             "margin": {"l": 48, "r": 12, "t": 64, "b": 44},
         },
         data={
-            "heatmap": [{"textfont": {"color": ink, "size": 11}, "colorbar": bar}],
+            "heatmap": [{"textfont": {"color": INK["light"], "size": 11}, "colorbar": bar}],
             "scatter": [{"marker": {"line": {"color": paper}}}],
             "scatterternary": [{"marker": {"line": {"color": paper}}}],
         },

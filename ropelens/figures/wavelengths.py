@@ -104,7 +104,10 @@ def common_columns(wavelength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def short_count(value: float) -> str:
-    """1000 as "1k", 2_500_000 as "2.5M"."""
+    """Three significant digits at most: 1000 as "1k", 2_512_345 as "2.51M", infinity as "∞"."""
+    if np.isinf(value):
+        return "∞"
+    value = float(f"{value:.3g}")
     for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:g}{suffix}"

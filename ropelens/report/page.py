@@ -67,6 +67,7 @@ def render_page(profile: xr.Dataset, heads: pd.DataFrame) -> str:
             where_positional=words.where_positional(heads),
             claim=words.claim_sentence(claim),
             claim_numbers=claim_title(claim),
+            label_rules=words.label_rules(heads.attrs.get("thresholds")),
             interval_method=words.interval_method(),
             slow_planes=words.slow_planes(profile),
             map_summary=words.map_summary(profile, heads),
@@ -123,7 +124,7 @@ def run_facts(profile: xr.Dataset, heads: pd.DataFrame) -> list[tuple[str, str]]
         "rows",
         "seed",
     )
-    units = {"context": "tokens", "rows": "query rows a sequence"}
+    units = {"context": "tokens", "rows": "of each sequence"}
     facts = []
     for name in names:
         if str(attrs.get(name, "")):

@@ -80,6 +80,8 @@ def page_figure(figure: go.Figure, name: str, *, layers: int) -> dict:
         figure.update_layout(margin={"l": 50, "r": 50, "b": 44})
     if name == "kernel":
         figure.update_layout(height=460)
+    if name == "attention":
+        figure.update_layout(height=620)
     figure.update_layout(
         title_text="",
         template=None,

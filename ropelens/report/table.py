@@ -85,12 +85,5 @@ def number_text(value: float, *, column: Column) -> str:
     if np.isinf(value):
         return "∞"
     if column.name == "mean_wavelength":
-        return wavelength_text(value)
+        return short_count(value)
     return f"{value:.{column.digits}f}".replace("-", "−")
-
-
-def wavelength_text(value: float) -> str:
-    """Three significant digits: 6.28, 42.1, 3.31k."""
-    if np.isinf(value):
-        return "∞"
-    return short_count(float(f"{value:.3g}"))

@@ -71,6 +71,23 @@ def claim_sentence(claim: dict | None) -> str:
     return f"{verdict}: {numbers}."
 
 
+def label_rules(thresholds: dict | None) -> str:
+    """When a head carries which label, with the thresholds that were used, where known."""
+    if not thresholds:
+        return (
+            "A head is positional where mostly the offset explains its choice of keys, "
+            "semantic where mostly the tokens do, mixed between; sink where nearly all goes to "
+            "the first token, diffuse where it hardly chooses."
+        )
+    return (
+        "A head is positional where the offset explains at least "
+        f"{thresholds['positional']:.0%} of its position and content bits, semantic where at "
+        f"most {thresholds['semantic']:.0%}, mixed between. Before that: sink where the first "
+        f"token explains more than {thresholds['sink']:.0%} of all its bits, diffuse where it "
+        f"has fewer than {thresholds['diffuse']:g} bits."
+    )
+
+
 def interval_method() -> str:
     """How the claim's interval was made."""
     return "Spearman's rank correlation; 95% interval by percentile bootstrap over heads."

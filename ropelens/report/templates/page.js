@@ -70,35 +70,43 @@
 
   // ---- figures
 
-  const readable = { displaylogo: false, responsive: true, displayModeBar: "hover",
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
-    toImageButtonOptions: { format: "svg" } };
+  /** The buttons over a figure, named one by one: plotly's own list has one that uploads. */
+  function options(name) {
+    const zoom = ["kernel", "selectivity", "claim"].includes(name);
+    return { displaylogo: false, responsive: true, showSendToCloud: false, plotlyServerURL: "",
+      displayModeBar: matchMedia("(hover: hover)").matches ? "hover" : false,
+      modeBarButtons: [...(zoom ? [["zoom2d", "pan2d", "resetScale2d"]] : []), ["toImage"]],
+      toImageButtonOptions: { format: "svg", filename: `ropelens-${name}` } };
+  }
 
   function theme() { return page.templates[dark.matches ? "dark" : "light"]; }
 
-  /** What a figure needs to stay readable on a narrow screen. */
-  function fitted(name) {
+  /** The height is the page's, the width follows the window: a figure fills its place. */
+  function size(name) {
+    const { height } = page.figures[name].layout;
+    plot(name).style.height = `${(narrow.matches && NARROW[name]) || height}px`;
+  }
+  const NARROW = { kernel: 340, attention: 420 };
+
+  /** Every token's name where there is room, every second or third where there is not. */
+  function thinTicks() {
     const small = narrow.matches;
-    if (name === "attention") {
-      const every = Math.ceil(page.tokens.length / (small ? 24 : 52));
-      const { xaxis, yaxis } = page.figures.attention.layout;
-      const kept = (_, i) => i % every === 0;
-      return { height: small ? 420 : 620,
-        "xaxis.tickvals": page.tokens.map((_, i) => i).filter(kept),
-        "xaxis.ticktext": xaxis.ticktext.filter(kept),
-        "yaxis.tickvals": page.queries.filter(kept), "yaxis.ticktext": yaxis.ticktext.filter(kept),
-        "xaxis.tickfont.size": small ? 9 : 10, "yaxis.tickfont.size": small ? 9 : 10 };
-    }
-    if (name === "kernel") return { height: small ? 340 : 460 };
-    return {};
+    const every = Math.ceil(page.tokens.length / (small ? 24 : 52));
+    const { xaxis, yaxis } = page.figures.attention.layout;
+    const kept = (_, i) => i % every === 0;
+    return Plotly.relayout(plot("attention"), {
+      "xaxis.tickvals": page.tokens.map((_, i) => i).filter(kept),
+      "xaxis.ticktext": xaxis.ticktext.filter(kept),
+      "yaxis.tickvals": page.queries.filter(kept), "yaxis.ticktext": yaxis.ticktext.filter(kept),
+      "xaxis.tickfont.size": small ? 9 : 10, "yaxis.tickfont.size": small ? 9 : 10 });
   }
 
   async function draw(name) {
-    // A copy: plotly writes into what it is given, and `fitted` reads the original.
+    // A copy: plotly writes into what it is given, and the originals are read again.
     const { data, layout } = structuredClone(page.figures[name]);
-    await Plotly.newPlot(plot(name), data, { ...layout, template: theme() }, readable);
-    const fit = fitted(name);
-    if (Object.keys(fit).length) await Plotly.relayout(plot(name), fit);
+    delete layout.height;
+    size(name);
+    await Plotly.newPlot(plot(name), data, { ...layout, template: theme() }, options(name));
   }
 
   /** Refill the traces whose `meta` names arrays with those of the chosen head. */
@@ -322,6 +330,7 @@
 
   async function start() {
     for (const name of Object.keys(page.figures)) await draw(name);
+    await thinTicks();
     const onClick = (name, use) => plot(name).on("plotly_click", (event) => use(event.points[0]));
     onClick("map", (point) => choose(point.y, point.x));
     onClick("claim", (point) => choose(...point.customdata));
@@ -336,7 +345,8 @@
       for (const name of Object.keys(page.figures)) Plotly.relayout(plot(name), { template: theme() });
     });
     narrow.addEventListener("change", () => {
-      for (const name of ["attention", "kernel"]) Plotly.relayout(plot(name), fitted(name));
+      for (const name of Object.keys(NARROW)) size(name);
+      thinTicks();
     });
     filter();
     fromAddress() || choose(...page.selected);
