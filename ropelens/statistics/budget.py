@@ -25,6 +25,9 @@ Float32 attention sums to one within about this."""
 MAX_UPDATES = 1000
 """Far more than ever needed: trained heads take about 20, hand-built ones under 100."""
 
+SMALLEST = 1e-300
+"""Weight, beside a total of one, below which an offset with any attention never falls."""
+
 
 @dataclass(frozen=True)
 class Sight:
@@ -77,8 +80,10 @@ class OffsetBins:
         empty = values.new_zeros(len(values), len(self.width) + 1)
         whole = empty.index_add(1, self._own, values)
         part = empty.index_add(1, self._own, values * self._part)
-        above = whole.sum(-1, keepdim=True) - whole.cumsum(-1)
-        return (above[:, :-1] * self.width) + part[:, :-1]
+        # Summed from the far end: 1 / Z_i may fall by 100 orders of magnitude with the
+        # offset, and a difference of two sums from the near end would be rounding alone.
+        above = whole[:, 1:].flip(-1).cumsum(-1).flip(-1)
+        return above * self.width + part[:, :-1]
 
 
 @dataclass(frozen=True)
@@ -116,12 +121,12 @@ def fit_kernel(
     Each update sets a weight to its mass over the sum of 1 / Z_i among the rows that
     see it: generalized iterative scaling (Darroch & Ratcliff 1972), which never lowers
     the likelihood. `offset_mass` and `sink_mass` are sums over rows; the row of position
-    0 has no weight.
+    0 has no weight. It starts from the product-limit estimate, already the answer where
+    bins hold one offset each and every row sees position 0.
     """
     bins = OffsetBins(edges, sight)
     rows = row_weight.sum()
-    kernel = torch.ones_like(offset_mass)
-    sink = torch.ones_like(sink_mass)
+    kernel, sink = _product_limit(offset_mass, sink_mass, row_weight, sight, edges)
     row_seen = row_weight > 0
     for _ in range(MAX_UPDATES):
         norms = torch.where(row_seen, bins.norms(kernel, sink), 1.0)
@@ -135,8 +140,35 @@ def fit_kernel(
         sink = _ratio(sink_mass, expected_sink)
         total = kernel @ bins.width + sink
         kernel, sink = kernel / total[:, None], sink / total
+        kernel = torch.where(offset_mass > 0, kernel.clamp(min=SMALLEST), 0.0)
     log_norm = torch.where(row_seen, bins.norms(kernel, sink), 1.0).log()
     return KernelFit(kernel, sink, log_norm)
+
+
+def _product_limit(
+    offset_mass: Float[Tensor, "head bin"],
+    sink_mass: Float[Tensor, " head"],
+    row_weight: Float[Tensor, " position"],
+    sight: Sight,
+    edges: Int[Tensor, " edge"],
+) -> tuple[Float[Tensor, "head bin"], Float[Tensor, " head"]]:
+    """Weights of offsets and sink by the product-limit estimate of truncated data.
+
+    Rows see position 0 and the offsets up to one of their own, so sight is nested: the odds
+    of a bin against all nearer keys, among the rows that reach it, follow from the sums
+    alone (Lynden-Bell 1971, MNRAS 155:95). Iterating from equal weights would take forever
+    where weights grow fast with the offset: a head on position 1, or on its window's edge.
+    """
+    reach = row_weight @ (sight.choices[:, None] > edges[:-1]).double()
+    offsets = OffsetBins(edges, sight).sums_over_rows(row_weight[None])[0]
+    nearer = sink_mass[:, None] + offset_mass.cumsum(-1) - offset_mass
+    nearer = nearer - (row_weight.sum() - reach)  # rows that end nearer have all theirs there
+    odds = offset_mass / nearer.clamp(min=1e-300)
+    odds = odds.clamp(max=math.exp(500 / len(reach)))  # so that no product overflows
+    odds = _ratio(odds * reach, offsets)  # of one offset
+    log_total = pad((odds * edges.diff()).log1p().cumsum(-1), (1, 0))
+    scale = log_total[:, -1:]
+    return odds * (log_total[:, :-1] - scale).exp(), (-scale[:, 0]).exp()
 
 
 def _ratio(mass: Float[Tensor, "*shape"], seen: Float[Tensor, "*shape"]) -> Tensor:
