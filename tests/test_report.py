@@ -153,12 +153,19 @@ def test_index_lists_pages_with_what_they_found(tmp_path, small):
         '{"finding": "Slow planes win", "model": "a/b"}'
     )
     (tmp_path / "norms/three/run.json").write_text("[broken")
+    (tmp_path / "norms/four").mkdir()
+    (tmp_path / "norms/four/index.html").write_text("page")
+    heads.to_csv(tmp_path / "norms/four/heads.csv", index=False)
+    run = {"model": {"name": "tiny"}, "claim": heads.attrs["claim"]}
+    (tmp_path / "norms/four/run.json").write_text(json.dumps(run))
     text = write_index(tmp_path).read_text()
     assert 'href="norms/one/index.html"' in text
     assert "17 are semantic, 10 positional" in text
     value = heads.attrs["claim"]["rank_correlation"]
     assert f"mean wavelength −{abs(value):.2f}." in text
     assert "Slow planes win" in text
+    assert ">tiny</a>" in text
+    assert "semantic ones long: rank correlation" in text
     assert ">a/b</a>" in text
     assert 'href="other/%3Cb%3E/index.html"' in text
     assert "<b>" not in text

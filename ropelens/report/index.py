@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -12,6 +13,9 @@ import pandas as pd
 from ropelens.figures.claim import OUTSIDE, signed
 from ropelens.report import words
 from ropelens.report.render import asset, environment, write_whole
+
+CLAIM = {"rank_correlation", "low", "high", "heads"}
+"""What run.json says of the claim, where it says it."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +31,9 @@ class Entry:
 def write_index(folder: str | Path) -> Path:
     """Write `folder`/index.html, linking every `folder`/<analysis>/<model>/index.html.
 
-    The finding is the "finding" of the run.json beside a page, else it is read off its
-    heads.csv: how many heads do what, and the rank correlation of positional fraction with
-    mean wavelength. A page with neither is listed without one.
+    The finding is the "finding" of the run.json beside a page; else how many heads of its
+    heads.csv do what, and the "claim" of run.json, or the rank correlation that heads.csv
+    gives. A page with neither file is listed without a finding.
     """
     folder = Path(folder)
     pages = sorted(folder.glob("*/*/index.html"))
@@ -50,12 +54,12 @@ def _entry(page: Path, folder: Path) -> Entry:
     run = _run(place / "run.json")
     finding = run.get("finding")
     if not isinstance(finding, str):
-        finding = _from_heads(place / "heads.csv")
+        finding = _from_heads(place / "heads.csv", claim=_claim(run))
     model = run.get("model")
+    name = model.get("name") if isinstance(model, dict) else model
     return Entry(
         analysis=place.parent.name,
-        # run.json may name the model as a text or describe it; the folder always has a name.
-        model=model if isinstance(model, str) and model else place.name,
+        model=name if isinstance(name, str) and name else place.name,
         link=quote(page.relative_to(folder).as_posix()),
         finding=finding,
     )
@@ -70,13 +74,22 @@ def _run(path: Path) -> dict:
     return run if isinstance(run, dict) else {}
 
 
-def _from_heads(path: Path) -> str:
+def _claim(run: dict) -> dict | None:
+    """The claim in run.json, null being NaN; None where it holds none."""
+    claim = run.get("claim")
+    if not isinstance(claim, dict) or not claim.keys() >= CLAIM:
+        return None
+    return {name: math.nan if claim[name] is None else claim[name] for name in CLAIM}
+
+
+def _from_heads(path: Path, *, claim: dict | None) -> str:
     if not path.is_file():
         return ""
     heads = pd.read_csv(path)
     if "label" not in heads or not len(heads):
         return ""
-    return f"{words.headline(heads)} {_correlation(heads)}".strip()
+    said = words.claim_sentence(claim)
+    return f"{words.headline(heads)} {said or _correlation(heads)}".strip()
 
 
 def _correlation(heads: pd.DataFrame) -> str:

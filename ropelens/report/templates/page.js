@@ -230,7 +230,7 @@
       const back = i === query ? "itself" : i === 0 ? "first" : `${query - i} back`;
       return [n ? ", " : "", code(i), ` ${Math.round(100 * row[i])}% (${back})`];
     });
-    $("looks").replaceChildren(code(query), " looks at ", ...parts, ".");
+    $("looks").replaceChildren(code(query), " looks at ", ...(parts.length ? parts : ["nothing much"]), ".");
   }
 
   // ---- the table
