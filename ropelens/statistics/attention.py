@@ -7,7 +7,6 @@ of rows is ever held, and only the lower triangle is computed.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -142,11 +141,11 @@ class _Work:
         """Ranges of rows whose scores, of all heads, fill about one block."""
         batch, kv_heads, group, rows, _ = self.q.shape
         area = BLOCK_ELEMENTS[self.k.device.type] / (batch * kv_heads * group)
+        keys = self.position.amax(0) + 1  # that some sequence's row may see
         begin = 0
         while begin < rows:
-            seen = int(self.position[:, begin].max())
-            # r rows from here see up to `seen + r` keys each: r (seen + r) = area.
-            step = max(16, int((math.sqrt(seen**2 + 4 * area) - seen) / 2))
+            fits = torch.arange(1, rows - begin + 1) * keys[begin:] <= area
+            step = max(16, int(fits.sum()))
             yield begin, min(begin + step, rows)
             begin += step
 
