@@ -96,7 +96,7 @@ def plane_norms(
     both by its attention factor; the lengths carry it.) Source: Barbero et al. 2024
     (arXiv 2410.06205), the statistic of its norm figures.
     """
-    return planes.sum_coordinates(x.square()).sqrt()
+    return planes.sum_coordinates(x.square()).sqrt_()
 
 
 def unrotate(
@@ -113,7 +113,10 @@ def unrotate(
     angle = positions.to(x.device, torch.float32)[:, None] * inv_freq
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     real, imaginary = x[..., planes.first], x[..., planes.second]
-    unrotated = x.clone()
-    unrotated[..., planes.first] = torch.addcmul(real * cos, imaginary, sin)
-    unrotated[..., planes.second] = torch.addcmul(imaginary * cos, real, sin, value=-1)
+    unrotated = torch.empty_like(x)
+    if planes.rotary_dim < planes.head_dim:
+        unrotated.copy_(x)
+    first, second = unrotated[..., planes.first], unrotated[..., planes.second]
+    torch.mul(real, cos, out=first).addcmul_(imaginary, sin)
+    torch.mul(imaginary, cos, out=second).addcmul_(real, sin, value=-1)
     return unrotated

@@ -21,8 +21,11 @@ from ropelens.statistics.rows import Rows
 HIDDEN = -1e30
 """Score of a key that the row does not see: its weight is exactly 0, its product finite."""
 
-BLOCK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
-"""Scores held at once; on a CPU a block should stay in the second-level cache."""
+BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
+"""Scores held at once; on a CPU a block should stay in its caches."""
+
+BLOCK_ROWS = {"cpu": 128, "cuda": 1024}
+"""Rows of a block where they fit: products of few rows run far below a processor's speed."""
 
 
 @dataclass(frozen=True)
@@ -65,17 +68,23 @@ def sum_attention(call: AttentionCall, rows: Rows, planes: Planes) -> tuple[Toke
     q, k = call.query.to(dtype), call.key.to(dtype)
     position = torch.arange(q.shape[2], device=q.device)
     q_still, k_still = unrotate(q, position, planes), unrotate(k, position, planes)
-    counted = (position < rows.length.to(q.device)[:, None]).to(dtype)[:, None, :, None]
+    padding = (position >= rows.length.to(q.device)[:, None])[:, None, :, None]
+
+    def total(x: Tensor) -> Tensor:
+        if padding.any():
+            x = x.masked_fill(padding, 0)
+        return x.sum(2, dtype=torch.float64).cpu()
+
     tokens = TokenSums(
-        q_norm=(plane_norms(q, planes) * counted).sum(2, dtype=torch.float64).cpu(),
-        k_norm=(plane_norms(k, planes) * counted).sum(2, dtype=torch.float64).cpu(),
-        q_still=(q_still * counted).sum(2, dtype=torch.float64).cpu(),
-        k_still=(k_still * counted).sum(2, dtype=torch.float64).cpu(),
+        q_norm=total(plane_norms(q, planes)),
+        k_norm=total(plane_norms(k, planes)),
+        q_still=total(q_still),
+        k_still=total(k_still),
     )
     work = _Work.prepare(call, rows, q, k, q_still, k_still)
     sums = work.zeros()
-    for begin, end in work.blocks():
-        _sum_block(work, begin, end, sums)
+    for begin, end, heads in work.blocks():
+        _sum_block(work, begin, end, heads, sums)
     return tokens, sums
 
 
@@ -137,72 +146,85 @@ class _Work:
             **{name: per_head.clone() for name in _PER_HEAD},
         )
 
-    def blocks(self) -> Iterator[tuple[int, int]]:
-        """Ranges of rows whose scores, of all heads, fill about one block."""
+    def blocks(self) -> Iterator[tuple[int, int, slice]]:
+        """Ranges of rows, and of kv heads, whose scores fill about one block."""
         batch, kv_heads, group, rows, _ = self.q.shape
-        area = BLOCK_ELEMENTS[self.k.device.type] / (batch * kv_heads * group)
+        device = self.k.device.type
+        area = BLOCK_ELEMENTS[device] // (batch * group)
         keys = self.position.amax(0) + 1  # that some sequence's row may see
         begin = 0
         while begin < rows:
-            fits = torch.arange(1, rows - begin + 1) * keys[begin:] <= area
-            step = max(16, int(fits.sum()))
-            yield begin, min(begin + step, rows)
-            begin += step
+            step = min(BLOCK_ROWS[device], rows - begin)
+            while step > 16 and step * int(keys[begin : begin + step].max()) > area:
+                step = (step + 1) // 2
+            end = begin + step
+            heads = max(1, area // (step * int(keys[begin:end].max())))
+            for first in range(0, kv_heads, heads):
+                yield begin, end, slice(first, min(first + heads, kv_heads))
+            begin = end
 
 
 _PER_HEAD = ("sink_mass", "entropy", "content", "learned_sink")
 
 
-def _sum_block(work: _Work, begin: int, end: int, sums: RowSums) -> None:
-    """Add the rows from `begin` to `end` to `sums`."""
+def _sum_block(work: _Work, begin: int, end: int, heads: slice, sums: RowSums) -> None:
+    """Add the rows from `begin` to `end`, of the query heads of some kv heads, to `sums`."""
     call = work.call
     position = work.position[:, begin:end]
-    low, high = int(call.start[position].min()), int(position.max()) + 1
-    q, keys = work.q[:, :, :, begin:end], work.k[:, :, low:high]
+    # One key more than any row sees, where there is one: its weight is 0 in every row.
+    low = max(int(call.start[position].min()) - 1, 0)
+    high = int(position.max()) + 1
+    q, keys = work.q[:, heads, :, begin:end], work.k[:, heads, low:high]
+    q_still, still_keys = work.q_still[:, heads, :, begin:end], work.k_still[:, heads, low:high]
     hidden = _hidden(position, call.start, low, high, device=keys.device)
     own = (position - low).to(keys.device)
 
-    scores = _scores(q, keys, call.softcap)
-    still = _scores(
-        work.q_still[:, :, :, begin:end], work.k_still[:, :, low:high], call.softcap
-    )
-    _hide(scores, hidden)
-    log_weights = scores.log_softmax(-1)
-    log_norm = _column(scores, own) - _column(log_weights, own)
-    weights = log_weights.exp_()
+    scores = _hide(_scores(q, keys, call.softcap), hidden)
+    weights = scores.softmax(-1)
+    # A row's largest weight is at least 1 / keys, so its logarithm is exact.
+    log_norm = scores.amax(-1) - weights.amax(-1).log()
     read = (weights.flatten(2, 3) @ keys).unflatten(2, q.shape[2:4])
     if call.softcap is None:
         expected = torch.linalg.vecdot(q, read)
     else:
         expected = torch.linalg.vecdot(weights, scores)
+    still = _scores(q_still, still_keys, call.softcap)
     expected_still = torch.linalg.vecdot(weights, still)
     _hide(still, hidden)
     log_norm_still = _column(still, own) - _column(still.log_softmax(-1), own)
 
+    none = torch.zeros_like(log_norm)
     per_row = {
         "entropy": log_norm - expected,
         "content": expected_still - log_norm_still,
-        "sink_mass": weights[..., 0] if low == 0 else torch.zeros_like(log_norm),
-        "learned_sink": torch.zeros_like(log_norm),
+        "sink_mass": weights[..., 0] if low == 0 else none,
+        "learned_sink": none,
     }
     if call.sink_logits is not None:
-        sink = call.sink_logits.to(log_norm.dtype).view(*q.shape[1:3], 1)
-        per_row["learned_sink"] = torch.sigmoid(sink - log_norm)
-    weight = work.weight[:, None, None, begin:end]
+        sink = call.sink_logits.to(log_norm.dtype).unflatten(0, work.q.shape[1:3])
+        per_row["learned_sink"] = torch.sigmoid(sink[heads, :, None] - log_norm)
+    row_weight = work.weight[:, begin:end]
+    query_heads = slice(heads.start * q.shape[2], heads.stop * q.shape[2])
     for name, values in per_row.items():
-        getattr(sums, name).add_(_host((values * weight).sum(-1, dtype=torch.float64)))
-    push = q * (read - work.k_mean[:, :, None, begin:end]) * weight[..., None]
-    sums.selectivity.add_(_host(push.sum(3, dtype=torch.float64)))
-    if low == 0:
-        weights[..., 0] = 0  # the sink is no offset
+        _add(getattr(sums, name), query_heads, (values * row_weight[:, None, None]).sum(-1))
+    push = q * (read - work.k_mean[:, heads, None, begin:end])
+    _add(sums.selectivity, query_heads, (row_weight[:, None, None, None] @ push)[..., 0, :])
+    weights[..., 0] = 0  # the sink is no offset
     by_offset = _sum_diagonals if work.dense else _sum_offsets
-    mass = _host(by_offset(weights, own, work.weight[:, begin:end]))
-    sums.offset_mass[..., : mass.shape[-1]].add_(mass)
+    _add(sums.offset_mass, query_heads, by_offset(weights, own, row_weight))
 
 
-def _host(x: Float[Tensor, "batch kv_head group *rest"]) -> Float[Tensor, "batch head *rest"]:
-    """Sums of a block on the CPU in float64, heads in the model's order."""
-    return x.flatten(1, 2).to("cpu", torch.float64)
+def _add(
+    total: Float[Tensor, "batch head *rest"],
+    heads: slice,
+    part: Float[Tensor, "batch kv_head group *part"],
+) -> None:
+    """Add a block's sums to those of its query heads; a shorter last axis starts at 0."""
+    part = part.flatten(1, 2).to("cpu", torch.float64)
+    total = total[:, heads]
+    if part.ndim == 3:
+        total = total[..., : part.shape[-1]]
+    total.add_(part)
 
 
 def _pick(
@@ -256,15 +278,17 @@ def _hidden(
 
 def _hide(
     scores: Float[Tensor, "batch kv_head group row key"], hidden: list[tuple[slice, Tensor]]
-) -> None:
+) -> Float[Tensor, "batch kv_head group row key"]:
+    """`scores`, changed in place: HIDDEN where a row does not see a key."""
     for columns, penalty in hidden:
         scores[..., columns] += penalty
+    return scores
 
 
 def _sum_diagonals(
     weights: Float[Tensor, "batch kv_head group row key"],
     own: Int[Tensor, "1 row"],
-    weight: Float[Tensor, "batch row"],
+    row_weight: Float[Tensor, "batch row"],
 ) -> Float[Tensor, "batch kv_head group offset"]:
     """Sum of row weights times attention along each diagonal, for consecutive rows.
 
@@ -276,7 +300,7 @@ def _sum_diagonals(
     """
     weights = weights.contiguous()
     heads, (rows, keys) = weights.shape[:3], weights.shape[3:]
-    by_head = weight[:, None, None].expand(*heads, rows).reshape(-1, 1, rows)
+    by_head = row_weight[:, None, None].expand(*heads, rows).reshape(-1, 1, rows)
     skewed = weights.view(-1, rows, keys).as_strided(
         (by_head.shape[0], rows - 1, keys),
         (rows * keys, keys + 1, 1),
@@ -292,11 +316,12 @@ def _sum_diagonals(
 def _sum_offsets(
     weights: Float[Tensor, "batch kv_head group row key"],
     own: Int[Tensor, "batch row"],
-    weight: Float[Tensor, "batch row"],
+    row_weight: Float[Tensor, "batch row"],
 ) -> Float[Tensor, "batch kv_head group offset"]:
-    """Sum of row weights times attention at each offset, for rows anywhere."""
-    keys = weights.shape[-1]
-    column = own[..., None] - torch.arange(keys, device=weights.device)
-    scale = weight[..., None] * (column >= 0)
+    """Sum of row weights times attention at each offset, for rows anywhere.
+
+    Offsets beyond what a row sees read the first key, whose weight is 0 in every row.
+    """
+    column = own[..., None] - torch.arange(weights.shape[-1], device=weights.device)
     index = column.clamp(min=0)[:, None, None].expand_as(weights)
-    return (weights.gather(-1, index) * scale[:, None, None]).sum(3)
+    return (row_weight[:, None, None, None] @ weights.gather(-1, index))[..., 0, :]
