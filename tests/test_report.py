@@ -123,6 +123,8 @@ def test_facts_of_the_run(small):
     facts = dict(run_facts(profile, heads))
     assert facts["context"] == "512 tokens"
     assert facts["rows"] == "all of each sequence"
+    blank = dict(run_facts(profile.assign_attrs(revision=""), heads))
+    assert (facts["revision"], blank["revision"]) == ("0123abcd", "not recorded")
     assert facts["key-value heads"] == "4 a layer"
     assert "positional 0.667" in facts["label thresholds"]
     assert versions(profile.assign_attrs(versions="by hand")) == "by hand"
