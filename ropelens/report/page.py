@@ -132,39 +132,6 @@ def run_facts(profile: xr.Dataset, heads: pd.DataFrame) -> list[tuple[str, str]]
             text = f"{value:,}" if name in ("tokens", "sequences") else str(value)
             facts.append((name, f"{text} {units.get(name, '')}".strip() or "not recorded"))
     if "loss" in attrs:
-        facts.append(f"loss {loss_text(profile)}")
-    return facts
-
-
-def loss_text(profile: xr.Dataset) -> str:
-    """The mean loss with its standard error, in nats per token."""
-    error = profile.attrs.get("loss_se")
-    spread = f" ± {float(error):.3f}" if error is not None else ""
-    return f"{float(profile.attrs['loss']):.3f}{spread} nats per token"
-
-
-def run_facts(profile: xr.Dataset, heads: pd.DataFrame) -> list[tuple[str, str]]:
-    """What was run, as pairs of a name and a value with its unit."""
-    attrs = profile.attrs
-    names = (
-        "model",
-        "revision",
-        "dtype",
-        "text",
-        "tokens",
-        "sequences",
-        "context",
-        "rows",
-        "seed",
-    )
-    units = {"context": "tokens", "rows": "of each sequence"}
-    facts = []
-    for name in names:
-        if str(attrs.get(name, "")):
-            value = attrs[name]
-            text = f"{value:,}" if name in ("tokens", "sequences") else str(value)
-            facts.append((name, f"{text} {units.get(name, '')}".strip()))
-    if "loss" in attrs:
         facts.append(("loss", loss_text(profile)))
     kv_heads = profile.sizes["kv_head"]
     if kv_heads != profile.sizes["head"]:
