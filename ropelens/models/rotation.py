@@ -196,7 +196,7 @@ def _agree(
         if still:
             planes = replace(planes, inv_freq=still[0], pairing="half")
         return LayerRotation(rotation, still[0] if still else None, planes)
-    direction = planes.inv_freq[0].sign().float()
+    direction = planes.inv_freq.sum().sign().float()  # the fastest may be the ones that stopped
     for stated in candidates:
         if _matches(planes, rotation.resolution, stated, longest, noise):
             used = replace(planes, inv_freq=direction * stated)
