@@ -36,10 +36,10 @@ Observer = Callable[[AttentionCall], None]
 
 @dataclass(frozen=True)
 class _Door:
-    """Who stands behind the name: the model's own implementations, and the observers."""
+    """Who stands behind the name: each config's own implementation, each module's observers."""
 
     implementations: dict[int, str]
-    observers: tuple[Observer, ...]
+    observers: dict[int, tuple[Observer, ...]]
 
 
 _open_door: ContextVar[_Door] = ContextVar("ropelens_door")
@@ -53,13 +53,15 @@ def observe_attention(model: PreTrainedModel, observer: Observer) -> Iterator[No
     also over the same model; each restores what it found, on errors too.
     """
     configs = _configs(model)
-    outer = _open_door.get(_Door({}, ()))
+    outer = _open_door.get(_Door({}, {}))
     own = {
         key: config._attn_implementation
         for key, config in configs.items()
         if config._attn_implementation not in (None, NAME)
     }
-    token = _open_door.set(_Door(outer.implementations | own, (*outer.observers, observer)))
+    # By module, for two models may share a config.
+    told = {id(m): (*outer.observers.get(id(m), ()), observer) for m in model.modules()}
+    token = _open_door.set(_Door(outer.implementations | own, outer.observers | told))
     try:
         for key in own:
             configs[key]._attn_implementation_internal = NAME
@@ -118,6 +120,9 @@ def _attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Stands in for the model's attention: the same result, and the observers told."""
     result = _implementation(module)(module, query, key, value, attention_mask, **kwargs)
+    observers = _open_door.get().observers.get(id(module))
+    if observers is None:  # another model that shares the config
+        return result
     scale = kwargs.get("scaling")
     call = AttentionCall(
         layer=module.layer_idx,  # type: ignore[arg-type]
@@ -132,7 +137,7 @@ def _attention(
             query.shape[2], key.shape[2], attention_mask, kwargs.get("sliding_window")
         ),
     )
-    for observer in _open_door.get().observers:
+    for observer in observers:
         observer(call)
     return result
 
