@@ -40,8 +40,17 @@ class Subject(Protocol):
 
 
 def as_subject(model: nn.Module) -> Subject:
-    """The subject behind a transformers model or a TransformerLens bridge."""
+    """The subject behind a transformers model or a TransformerLens bridge.
+
+    Raises `UnsupportedModel` for anything else, and for a model that predicts no tokens.
+    """
     if isinstance(model, PreTrainedModel):
+        if model.get_output_embeddings() is None:
+            raise UnsupportedModel(
+                f"{type(model).__name__} predicts no tokens.",
+                seen="a model without output embeddings",
+                attempt="load it with AutoModelForCausalLM, or with ropelens.load",
+            )
         return TransformersSubject(model)
     if type(model).__name__ == "TransformerBridge":
         from ropelens.models.bridge import BridgeSubject
