@@ -11,18 +11,20 @@ from functools import partial
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ropelens.errors import BadArgument
+from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.models.doorway import Observer
 from ropelens.statistics.call import AttentionCall
 
 # In the order in which a block fires them; the last one says that the call is complete.
 _PARTS = {
+    "v.hook_out": "value",
     "hook_rot_q": "query",
     "hook_rot_k": "key",
-    "v.hook_out": "value",
+    "hook_attn_scores": "start",
     "o.hook_in": "output",
 }
 
@@ -57,6 +59,9 @@ class BridgeSubject:
                     _note, observer, layer, block.attn.original_component, seen, part
                 )
                 hooks.append((f"blocks.{layer}.attn.{hook}", note))
+                if hooks[-1][0] not in self.bridge.hook_dict:
+                    seen_hooks = f"layer {layer}: there is no {hook}"
+                    raise _hidden(block.attn.original_component, seen_hooks)
         with self.bridge.hooks(fwd_hooks=hooks):
             yield
 
@@ -71,34 +76,50 @@ def _note(
     hook: Any,
 ) -> None:
     """Collect the parts of one attention call; show it when the last has come."""
-    seen[part] = value.detach()
+    seen[part] = _first_seen(value) if part == "start" else value.detach()
     if part != "output":
         return
+    missing = [hook for hook, part in _PARTS.items() if part not in seen]
+    if missing:
+        raise _hidden(attention, f"layer {layer}: {missing[0]} did not fire")
     query, key, values = (seen[name].transpose(1, 2) for name in ("query", "key", "value"))
     output = seen["output"].reshape(*seen["query"].shape[:3], -1)
-    seen.clear()
     facts = vars(attention)
-    rows = query.shape[2]
-    window = facts.get("sliding_window") or rows
-    observer(
-        AttentionCall(
-            layer=layer,
-            query=query,
-            key=key,
-            value=values,
-            output=output,
-            scale=facts["scaling"],
-            softcap=facts.get("attn_logit_softcapping"),
-            sink_logits=attention._parameters.get("sinks"),
-            start=(torch.arange(rows) - window + 1).clamp_min(0),
-        )
+    call = AttentionCall(
+        layer=layer,
+        query=query,
+        key=key,
+        value=values,
+        output=output,
+        scale=facts["scaling"],
+        softcap=facts.get("attn_logit_softcapping"),
+        sink_logits=attention._parameters.get("sinks"),
+        start=seen["start"],
     )
+    seen.clear()
+    observer(call)
+
+
+def _hidden(attention: nn.Module, seen: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"TransformerLens hides the attention of {type(attention).__name__}.",
+        seen=seen,
+        means="the bridge runs this family's attention as one piece, or in one of its own",
+        attempt="the transformers model itself (the default backend, hf)",
+    )
+
+
+def _first_seen(scores: Float[Tensor, "batch head row key"]) -> Int[Tensor, " row"]:
+    """First key that each row sees, read from the mask that lies on the scores."""
+    visible = scores[0, 0] > torch.finfo(scores.dtype).min / 2
+    return visible.byte().argmax(dim=-1).cpu()
 
 
 def bridge(model: PreTrainedModel, tokenizer: Any) -> Any:
     """A `TransformerBridge` around `model`, which it changes: eager attention, wrapped modules.
 
-    Raises `BadArgument` where there is no tokenizer, which a bridge needs.
+    Raises `BadArgument` where there is no tokenizer, which a bridge needs, and
+    `UnsupportedModel` for a family that TransformerLens does not know.
     """
     if tokenizer is None:
         raise BadArgument(
@@ -107,6 +128,12 @@ def bridge(model: PreTrainedModel, tokenizer: Any) -> Any:
         )
     from transformer_lens.model_bridge import TransformerBridge
 
-    return TransformerBridge.boot_transformers(
-        model.config.name_or_path, hf_model=model, tokenizer=tokenizer, device=str(model.device)
-    )
+    options = {"hf_model": model, "tokenizer": tokenizer, "device": str(model.device)}
+    try:
+        return TransformerBridge.boot_transformers(model.config.name_or_path, **options)
+    except ValueError as error:
+        raise UnsupportedModel(
+            f"TransformerLens cannot run {type(model).__name__}.",
+            seen=" ".join(str(error).split())[:100],
+            attempt="the default backend, hf",
+        ) from error
