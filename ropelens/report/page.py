@@ -76,8 +76,6 @@ def render_page(profile: xr.Dataset, heads: pd.DataFrame) -> str:
             layers=profile.sizes["layer"],
             heads=profile.sizes["head"],
             context=int(profile.attrs.get("context", 0)),
-            selected=selected,
-            figures=profile.sizes,
         )
     )
 
