@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ropelens.errors import UnsupportedModel
+from ropelens.models.rotation import depends_on_length
 from ropelens.models.subject import Subject, check_layers, device_of
 from ropelens.rope.planes import Planes
 from ropelens.statistics.attention import sum_attention
@@ -61,9 +62,11 @@ def collect(
         1, TOKENS_PER_BATCH[device_of(subject.model).type] // tokens.shape[1]
     )
     sums = no_sums()
+    longest, whole = int(lengths.max()), depends_on_length(subject.model)
     for begin in range(0, len(tokens), size):
         length = lengths[begin : begin + size]
-        batch = tokens[begin : begin + size, : int(length.max())]
+        # A RoPE that changes with the length must see the one that `planes` were read at.
+        batch = tokens[begin : begin + size, : longest if whole else int(length.max())]
         sums = sums + _sum_batch(subject, batch, length, planes, rows, seed, first + begin)
         if progress is not None:
             progress(int(length.sum()))

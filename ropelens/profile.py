@@ -70,7 +70,7 @@ def profile(
     subject = as_subject(model)
     lengths = torch.full((len(tokens),), tokens.shape[1]) if lengths is None else lengths
     _check(tokens, lengths, rows, subject.model.config.get_text_config().vocab_size)
-    layers = read_layers(subject, context=tokens.shape[1])
+    layers = read_layers(subject, context=int(lengths.max()))
     planes = [layer.planes for layer in layers]
 
     config = subject.model.config.get_text_config()

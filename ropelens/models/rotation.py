@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import xarray as xr
@@ -107,6 +108,9 @@ def read_layers(subject: Subject, *, context: int | None = None) -> list[LayerRo
         both = torch.cat([call.query, call.key], dim=1)[:, :, 0].double().cpu()
         vectors[call.layer] = both.unflatten(0, (len(tokens), -1)).transpose(1, 2).flatten(0, 1)
 
+    if depends_on_length(subject.model):
+        with torch.no_grad():
+            subject.forward(tokens[:1, None])  # dynamic RoPE forgets what was longer before
     with torch.no_grad(), subject.observe(collect):
         subject.forward(
             tokens.repeat_interleave(len(positions))[:, None],
@@ -139,20 +143,29 @@ def stated_inv_freq(model: PreTrainedModel, layer: int) -> list[Float[Tensor, " 
     return [buffer.float().cpu() for name in names for own, buffer in buffers if own == name]
 
 
+def depends_on_length(model: PreTrainedModel) -> bool:
+    """Whether the model's RoPE changes with the length of a batch: dynamic, longrope."""
+    return bool(LENGTH_DEPENDENT & {str(p.get("rope_type")) for p in _parameters(model)})
+
+
+def _parameters(model: PreTrainedModel) -> list[dict[str, Any]]:
+    """The `rope_parameters` of the config, for every type of layer that has its own."""
+    facts = model.config.get_text_config().to_dict()
+    parameters = facts.get("rope_parameters") or {}
+    return [p for p in parameters.values() if isinstance(p, dict)] or [parameters]
+
+
 def _longest_position(model: PreTrainedModel, context: int | None) -> int:
     """How far the probe may look without changing what it looks at."""
     config = model.config.get_text_config()
-    facts = config.to_dict()
-    if "rope_parameters" not in facts or not stated_inv_freq(model, 0):
+    if "rope_parameters" not in config.to_dict() or not stated_inv_freq(model, 0):
         # No rotary module: positions may index a table, which ends somewhere.
         return trained_context(model) - 1
-    parameters = config.rope_parameters or {}
-    by_type = [p for p in parameters.values() if isinstance(p, dict)] or [parameters]
-    if not LENGTH_DEPENDENT & {str(p.get("rope_type")) for p in by_type}:
+    if not depends_on_length(model):
         return LONGEST_PROBE
     trained = min(
         int(p.get("original_max_position_embeddings") or config.max_position_embeddings)
-        for p in by_type
+        for p in _parameters(model)
     )
     return max(context or 0, trained) - 1
 

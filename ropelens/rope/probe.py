@@ -35,9 +35,9 @@ class Rotation:
 
 
 def probe_positions(longest: int) -> Int[Tensor, " position"]:
-    """0, 1, 2, 4, 8, ... up to `longest`: each doubling refines every frequency."""
-    powers = [2**i for i in range(longest.bit_length()) if 2**i <= longest]
-    return torch.tensor([0, *powers])
+    """0, 1, 2, 4, 8, ... and `longest`: each doubling refines every frequency."""
+    powers = {2**i for i in range(longest.bit_length())}
+    return torch.tensor(sorted({0, longest} | powers))
 
 
 def read_rotation(
