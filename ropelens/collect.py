@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ropelens.errors import UnsupportedModel
+from ropelens.models.doorway import device_of
 from ropelens.models.rotation import depends_on_length
-from ropelens.models.subject import Subject, check_layers, device_of
+from ropelens.models.subject import Subject, check_layers
 from ropelens.rope.planes import Planes
 from ropelens.statistics.attention import sum_attention
 from ropelens.statistics.call import AttentionCall

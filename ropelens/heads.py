@@ -92,7 +92,7 @@ def classify_heads(
     labels = label_heads(thresholds, **bits)
     offset, offset_weight = _peaks(profile)
     layer, head = np.indices(labels.shape)
-    columns = {
+    columns: dict[str, np.ndarray] = {
         "layer": layer,
         "head": head,
         "label": labels,
@@ -151,7 +151,7 @@ def mean_wavelength(profile: xr.Dataset) -> Float[np.ndarray, "layer head"]:
     weight = profile["selectivity"].clip(min=0).where(wavelength.notnull(), 0.0)
     total = weight.sum("frequency")
     mean_log = (weight * np.log(wavelength)).sum("frequency") / total.where(total > 0)
-    return np.exp(mean_log).transpose("layer", "head").values
+    return np.exp(mean_log.transpose("layer", "head").values)
 
 
 def wavelength_claim(

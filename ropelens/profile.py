@@ -125,8 +125,14 @@ def versions() -> dict[str, str]:
 
 
 def name_token(tokenizer: TokenNames | None, token: int) -> str:
-    """The text of one token, or its number where there is no tokenizer."""
-    return f"#{token}" if tokenizer is None else str(tokenizer.decode([token]))
+    """The text of one token as it stands inside a text, or its number without a tokenizer.
+
+    Decoded behind itself: alone, many tokenizers drop the space that a token begins with.
+    """
+    if tokenizer is None:
+        return f"#{token}"
+    alone, twice = tokenizer.decode([token]), tokenizer.decode([token, token])
+    return str(twice)[len(alone) :] or str(alone)
 
 
 def _excerpt_length(heads: int, length: int) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ropelens.errors import BadArgument, UnsupportedModel
-from ropelens.models.doorway import Observer
+from ropelens.models.doorway import Observer, device_of
 from ropelens.statistics.call import AttentionCall
 
 # In the order in which a block fires them; the last one says that the call is complete.
@@ -42,7 +42,7 @@ class BridgeSubject:
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         """Logits [sequence, position, token] of whole sequences."""
-        device = self.model.get_input_embeddings().weight.device
+        device = device_of(self.model)
         if positions is None:
             return self.bridge(tokens.to(device))
         positions = positions.to(device)

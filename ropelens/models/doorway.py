@@ -72,6 +72,13 @@ def observe_attention(model: PreTrainedModel, observer: Observer) -> Iterator[No
         _open_door.reset(token)
 
 
+def device_of(model: PreTrainedModel) -> torch.device:
+    """Where the model takes its tokens."""
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, Tensor)
+    return weight.device
+
+
 @dataclass(frozen=True)
 class TransformersSubject:
     """A transformers model, run as it is and observed through its attention interface."""
@@ -80,7 +87,7 @@ class TransformersSubject:
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         """Logits [sequence, position, token] of whole sequences, without a cache."""
-        device = self.model.get_input_embeddings().weight.device
+        device = device_of(self.model)
         inputs = {"input_ids": tokens.to(device)}
         if positions is not None:
             inputs["position_ids"] = positions.to(device)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -24,7 +23,8 @@ class Subject(Protocol):
     `model` is the transformers model, whose modules and configuration state the RoPE.
     """
 
-    model: PreTrainedModel
+    @property
+    def model(self) -> PreTrainedModel: ...
 
     def forward(
         self,
@@ -60,11 +60,6 @@ def as_subject(model: nn.Module) -> Subject:
         f"{type(model).__name__} is not a model that ropelens can run.",
         attempt="pass a transformers model or a TransformerLens TransformerBridge",
     )
-
-
-def device_of(model: PreTrainedModel) -> torch.device:
-    """Where the model takes its tokens."""
-    return model.get_input_embeddings().weight.device
 
 
 def trained_context(model: PreTrainedModel) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -73,7 +74,7 @@ class LayerSums:
         longer = self if len(self.start) >= len(other.start) else other
         shorter = other if longer is self else self
         assert torch.equal(longer.start[: len(shorter.start)], shorter.start)
-        sums = {
+        sums: dict[str, Any] = {
             name: _add(value, vars(shorter)[name])
             for name, value in vars(longer).items()
             if isinstance(value, Tensor) and name != "start"

@@ -1,0 +1,49 @@
+# make report   measure the bundled checkpoint and print the path of its page
+# make test     run the tests
+# make lint     formatting, types, import order
+# make bench    what measuring costs beside a plain forward pass
+#
+# Each installs into .venv what it needs, once: a second call starts at once.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+export HF_HUB_OFFLINE := 1
+
+.DEFAULT_GOAL := report
+.PHONY: report reports test lint bench
+
+report: .venv/.report
+	@$(BIN)/ropelens analyze --out reports/analyze/bundled-rope
+
+reports: .venv/.report
+	@$(BIN)/python analyses/frequency_norms.py
+	@$(BIN)/python analyses/positional_heads.py
+
+test: .venv/.test
+	@$(BIN)/python -m pytest
+
+lint: .venv/.lint
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: .venv/.report
+	@$(BIN)/python benchmarks/cost.py
+
+.venv/.report: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ropelens needs Python 3.11 or newer: make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) torch==2.13.0
+	$(PIP) --editable .
+	@mkdir -p reports/analyze
+	@touch $@
+
+.venv/.test: .venv/.report
+	$(PIP) --editable '.[test]'
+	@touch $@
+
+.venv/.lint: .venv/.test
+	$(PIP) --editable '.[test,lint]'
+	@touch $@

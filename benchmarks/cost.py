@@ -1,0 +1,203 @@
+"""What measuring costs: time and peak memory beside a plain forward pass.
+
+One process, side by side, medians of 5, on a random 8-layer Llama of width 512 with 8
+query and 4 key-value heads, one sequence. "measured" is everything that goes into a
+profile in that pass: norms, selectivity, offsets, entropy, budget sums and the loss.
+With --others also what one would use otherwise: transformers' `output_attentions=True`
+and TransformerLens' `run_with_cache`, which only collect, and have yet to compute.
+
+    python benchmarks/cost.py [--others] [--contexts 1024,4096] [--device cuda]
+
+Takes about 2 minutes on 2 CPU cores (5 with --others).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ropelens.collect import collect
+from ropelens.models.rotation import read_layers
+from ropelens.models.subject import as_subject
+
+RUNS = 5
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Median seconds, and peak memory above what stood before, in bytes."""
+
+    seconds: float
+    peak: int
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--others", action="store_true", help="also transformers' and TransformerLens' own ways")
+    parser.add_argument("--contexts", default="1024,4096")
+    parser.add_argument("--device", default="cpu")
+    arguments = parser.parse_args()
+
+    device = torch.device(arguments.device)
+    model = random_llama().to(device)
+    table = Table(title=f"median of {RUNS}, {device}, {torch.get_num_threads()} threads")
+    for heading in ("context", "what", "seconds", "time ratio", "peak MiB", "above plain MiB"):
+        table.add_column(heading, justify="left" if heading == "what" else "right")
+    for context in map(int, arguments.contexts.split(",")):
+        tokens = torch.randint(model.config.vocab_size, (1, context), device=device)
+        ways = ways_of(model, tokens)
+        if arguments.others:
+            ways |= other_ways(tokens)
+        costs = compare(ways, device)
+        plain = costs["plain forward"]
+        for what, cost in costs.items():
+            table.add_row(
+                f"{context:,}",
+                what,
+                f"{cost.seconds:.3f}",
+                f"{cost.seconds / plain.seconds:.2f}",
+                f"{cost.peak / MIB:,.0f}",
+                f"{(cost.peak - plain.peak) / MIB:+,.0f}",
+            )
+        table.add_section()
+    Console(width=100).print(table)
+
+
+def random_llama() -> LlamaForCausalLM:
+    """The model that is measured; attention spread by weights of std 0.05."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=512,
+        intermediate_size=1408,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        vocab_size=8192,
+        max_position_embeddings=8192,
+        initializer_range=0.05,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def ways_of(model: LlamaForCausalLM, tokens: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """The plain pass, and ours with all rows and with 512."""
+    subject = as_subject(model)
+    planes = [layer.planes for layer in read_layers(subject, context=tokens.shape[1])]
+    lengths = torch.tensor([tokens.shape[1]])
+
+    def measured(rows: int | str) -> Callable[[], object]:
+        return lambda: collect(subject, tokens, lengths, planes=planes, rows=rows)
+
+    return {
+        "plain forward": lambda: model(tokens, use_cache=False),
+        "measured, all rows": measured("all"),
+        "measured, 512 rows": measured(512),
+    }
+
+
+def other_ways(tokens: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """Collecting every attention matrix, as transformers and TransformerLens do it."""
+    import tempfile
+
+    from tokenizers import Tokenizer, models
+    from transformer_lens.model_bridge import TransformerBridge
+    from transformers import PreTrainedTokenizerFast
+
+    eager = random_llama().to(tokens.device)
+    eager.set_attn_implementation("eager")
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, bos_token="a", eos_token="a", pad_token="a"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        wrapped = random_llama().to(tokens.device)
+        wrapped.save_pretrained(folder)
+        bridge = TransformerBridge.boot_transformers(
+            folder, hf_model=wrapped, tokenizer=tokenizer, device=str(tokens.device)
+        )
+
+    def needed(name: str) -> bool:
+        return name.endswith(("hook_rot_q", "hook_rot_k", "hook_pattern"))
+
+    return {
+        "transformers, output_attentions": lambda: eager(
+            tokens, output_attentions=True, use_cache=False
+        ),
+        "TransformerLens, run_with_cache": lambda: bridge.run_with_cache(
+            tokens, names_filter=needed
+        ),
+    }
+
+
+def compare(ways: dict[str, Callable[[], object]], device: torch.device) -> dict[str, Cost]:
+    """Every way RUNS times, in turn, after one run that does not count."""
+    seconds: dict[str, list[float]] = {what: [] for what in ways}
+    peaks: dict[str, list[int]] = {what: [] for what in ways}
+    with torch.no_grad():
+        for run in range(RUNS + 1):
+            for what, way in ways.items():
+                with Peak(device) as peak:
+                    begin = time.perf_counter()
+                    way()
+                    if device.type == "cuda":
+                        torch.cuda.synchronize(device)
+                    spent = time.perf_counter() - begin
+                if run > 0:
+                    seconds[what].append(spent)
+                    peaks[what].append(peak.bytes)
+    return {
+        what: Cost(statistics.median(seconds[what]), int(statistics.median(peaks[what])))
+        for what in ways
+    }
+
+
+class Peak:
+    """Peak memory of a block above its beginning, in bytes: resident, or of the GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.bytes = 0
+
+    def __enter__(self) -> Peak:
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self._before = torch.cuda.memory_allocated(self.device)
+            return self
+        self._before = _resident()
+        self._done = threading.Event()
+        self._watcher = threading.Thread(target=self._watch)
+        self._watcher.start()
+        return self
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.002):
+            self.bytes = max(self.bytes, _resident() - self._before)
+
+    def __exit__(self, *_: object) -> None:
+        if self.device.type == "cuda":
+            self.bytes = torch.cuda.max_memory_allocated(self.device) - self._before
+            return
+        self._done.set()
+        self._watcher.join()
+
+
+def _resident() -> int:
+    """Resident memory of this process in bytes (Linux)."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+if __name__ == "__main__":
+    main()
