@@ -44,7 +44,9 @@ class Cost:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--others", action="store_true", help="also transformers' and TransformerLens' own ways")
+    parser.add_argument(
+        "--others", action="store_true", help="also transformers' and TransformerLens' own ways"
+    )
     parser.add_argument("--contexts", default="1024,4096")
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()

@@ -14,13 +14,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ropelens.bundled import sample_path as sample_path
     from ropelens.errors import RopelensError as RopelensError
     from ropelens.errors import UnsupportedModel as UnsupportedModel
     from ropelens.figures import plot_attention as plot_attention
     from ropelens.figures import plot_budget_triangle as plot_budget_triangle
     from ropelens.figures import plot_claim as plot_claim
     from ropelens.figures import plot_head_map as plot_head_map
+    from ropelens.figures import plot_head_norms as plot_head_norms
     from ropelens.figures import plot_kernel as plot_kernel
+    from ropelens.figures import plot_label_selectivity as plot_label_selectivity
     from ropelens.figures import plot_norms as plot_norms
     from ropelens.figures import plot_selectivity as plot_selectivity
     from ropelens.heads import Thresholds as Thresholds
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from ropelens.models.load import load as load
     from ropelens.models.rotation import measure_rope as measure_rope
     from ropelens.profile import profile as profile
+    from ropelens.report import write_answer as write_answer
     from ropelens.report import write_index as write_index
     from ropelens.report import write_report as write_report
     from ropelens.results import open_profile as open_profile
@@ -36,13 +40,16 @@ if TYPE_CHECKING:
     from ropelens.text import tokenize as tokenize
 
 _HOME = {
+    "sample_path": "bundled",
     "RopelensError": "errors",
     "UnsupportedModel": "errors",
     "plot_attention": "figures",
     "plot_budget_triangle": "figures",
     "plot_claim": "figures",
     "plot_head_map": "figures",
+    "plot_head_norms": "figures",
     "plot_kernel": "figures",
+    "plot_label_selectivity": "figures",
     "plot_norms": "figures",
     "plot_selectivity": "figures",
     "Thresholds": "heads",
@@ -50,6 +57,7 @@ _HOME = {
     "load": "models.load",
     "measure_rope": "models.rotation",
     "profile": "profile",
+    "write_answer": "report",
     "write_index": "report",
     "write_report": "report",
     "open_profile": "results",

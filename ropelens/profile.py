@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -12,7 +13,9 @@ import torch
 import xarray as xr
 from jaxtyping import Int
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
+from ropelens.bundled import bundled_path
 from ropelens.collect import Progress, attention_of, collect, repeat_scores
 from ropelens.errors import BadArgument
 from ropelens.models.rotation import read_layers
@@ -106,11 +109,12 @@ def profile(
     for name, (long_name, units) in DESCRIBED.items():
         dataset[name].attrs = {"long_name": long_name, "units": units}
     dataset.attrs |= {
-        "model": subject.model.config.name_or_path or type(subject.model).__name__,
+        "model": _name(subject.model),
         "revision": str(subject.model.config.to_dict().get("_commit_hash") or ""),
         "dtype": str(subject.model.dtype).removeprefix("torch."),
         "seed": seed,
         "context": tokens.shape[1],
+        "trained_context": trained_context(subject.model),
         "rows": rows,
         "versions": json.dumps(versions()),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -122,6 +126,17 @@ def versions() -> dict[str, str]:
     """Versions of ropelens and of the libraries that a profile's numbers depend on."""
     names = ("ropelens", "torch", "transformers", "transformer-lens", "numpy", "xarray")
     return {name: version(name) for name in names}
+
+
+def _name(model: PreTrainedModel) -> str:
+    """How results call a model: a Hub id as it is, a folder by its name, not by its place."""
+    name = str(model.config.name_or_path)
+    place = Path(name).expanduser()
+    if not name or not place.exists():
+        return name or type(model).__name__
+    if place.parent == bundled_path().parent:
+        return f"bundled:{place.name}"
+    return place.resolve().name
 
 
 def name_token(tokenizer: TokenNames | None, token: int) -> str:

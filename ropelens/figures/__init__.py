@@ -3,7 +3,11 @@
 from ropelens.figures.attention import plot_attention as plot_attention
 from ropelens.figures.claim import plot_claim as plot_claim
 from ropelens.figures.head_map import plot_head_map as plot_head_map
+from ropelens.figures.head_norms import plot_head_norms as plot_head_norms
 from ropelens.figures.kernel import plot_kernel as plot_kernel
+from ropelens.figures.label_selectivity import (
+    plot_label_selectivity as plot_label_selectivity,
+)
 from ropelens.figures.norms import plot_norms as plot_norms
 from ropelens.figures.selectivity import plot_selectivity as plot_selectivity
 from ropelens.figures.triangle import plot_budget_triangle as plot_budget_triangle

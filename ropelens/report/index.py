@@ -11,8 +11,9 @@ from urllib.parse import quote
 import pandas as pd
 
 from ropelens.figures.claim import OUTSIDE, signed
+from ropelens.output import write_whole
 from ropelens.report import words
-from ropelens.report.render import asset, environment, write_whole
+from ropelens.report.render import asset, environment
 
 CLAIM = {"rank_correlation", "low", "high", "heads"}
 """What run.json says of the claim, where it says it."""

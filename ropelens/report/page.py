@@ -11,6 +11,7 @@ import xarray as xr
 from ropelens.figures.claim import claim_title
 from ropelens.figures.inputs import head_table
 from ropelens.figures.style import COLORS
+from ropelens.output import write_whole
 from ropelens.report import words
 from ropelens.report.payload import build_payload
 from ropelens.report.render import (
@@ -19,7 +20,6 @@ from ropelens.report.render import (
     environment,
     plotly_script,
     script_json,
-    write_whole,
 )
 from ropelens.report.table import shown_columns, table_rows
 

@@ -51,7 +51,7 @@ def build_payload(
             name: page_figure(figure, name, layers=profile.sizes["layer"])
             for name, figure in page_figures(profile, heads, selected=selected).items()
         },
-        "templates": {theme: _template(theme) for theme in ("light", "dark")},
+        "templates": {theme: page_template(theme) for theme in ("light", "dark")},
     }
 
 
@@ -149,7 +149,7 @@ def packed(values: np.ndarray, *, dims: tuple[str, ...] = ()) -> dict[str, objec
     }
 
 
-def _template(theme: str) -> dict:
+def page_template(theme: str) -> dict:
     """The template, on the page's own paper instead of a figure's."""
     look = template("dark" if theme == "dark" else "light")
     look.layout.paper_bgcolor = "rgba(0,0,0,0)"

@@ -6,7 +6,6 @@ import base64
 import functools
 import hashlib
 import json
-import os
 from pathlib import Path
 
 import jinja2
@@ -64,22 +63,3 @@ def content_policy(*scripts: str) -> str:
         "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
         f"form-action 'none'; script-src {' '.join(script_hash(script) for script in scripts)}"
     )
-
-
-def write_whole(path: Path, text: str) -> Path:
-    """Write `text` to `path` aside and rename it into place: never half a file, or none.
-
-    What UTF-8 cannot hold (lone surrogates of a broken tokenizer) becomes a backslash
-    escape. On an error the file that was there stays, and nothing is left beside it.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with aside.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
-    return path

@@ -1,0 +1,59 @@
+"""Through which wavelengths do heads of each kind pick their keys?"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import xarray as xr
+from jaxtyping import Float
+
+from ropelens.figures.inputs import head_table
+from ropelens.figures.norms import mark_context
+from ropelens.figures.style import COLORS, LABELS, MUTED, SYMBOLS, new_figure
+from ropelens.figures.wavelengths import wavelength_axis, wavelength_positions
+
+FEWEST_HEADS = 2
+"""A kind with fewer heads has no mean worth a line."""
+
+
+def plot_label_selectivity(profile: xr.Dataset, heads: pd.DataFrame | None = None) -> go.Figure:
+    """Share of the positive selectivity that each plane has, mean over heads of a label.
+
+    A line a label, over wavelengths (tokens), in percent of the head's own total, so that
+    heads that choose sharply do not drown the others. Where layers rotate differently
+    each head stands at its own layer's wavelengths, and lines join the means.
+    """
+    heads = head_table(profile, heads)
+    shares = selectivity_shares(profile)
+    places = wavelength_positions(profile["wavelength"].values)
+    figure = new_figure("Selectivity by wavelength, mean over heads of a label", height=380)
+    for label in LABELS[:3]:
+        rows = heads[heads["label"] == label]
+        if len(rows) < FEWEST_HEADS:
+            continue
+        layers, columns = rows["layer"].to_numpy(int), rows["head"].to_numpy(int)
+        place, share = places[layers].ravel(), 100 * shares[layers, columns].ravel()
+        kept = np.isfinite(place) & np.isfinite(share)
+        mean = pd.Series(share[kept]).groupby(np.round(np.log(place[kept]), 4)).mean()
+        figure.add_scatter(
+            x=np.exp(mean.index.to_numpy()),
+            y=mean.to_numpy(),
+            name=f"{label} ({len(rows)} heads)",
+            mode="lines+markers",
+            line={"color": COLORS[label], "width": 2},
+            marker={"symbol": SYMBOLS[label], "size": 8},
+            hovertemplate=f"{label}<br>wavelength %{{x:.3~s}} tokens<br>%{{y:.1f}}%"
+            "<extra></extra>",
+        )
+    figure.update_xaxes(**wavelength_axis(profile["wavelength"].values))
+    figure.update_yaxes(title_text="share of positive selectivity (%)", rangemode="tozero")
+    mark_context(figure, profile, color=MUTED)
+    return figure
+
+
+def selectivity_shares(profile: xr.Dataset) -> Float[np.ndarray, "layer head frequency"]:
+    """Each plane's share of a head's positive selectivity; they sum to one over planes."""
+    positive = profile["selectivity"].transpose("layer", "head", "frequency").clip(min=0)
+    total = positive.sum("frequency")
+    return (positive / total.where(total > 0)).values

@@ -1,0 +1,111 @@
+"""One question, its answer in words and figures, and the numbers behind it, in a folder."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+import plotly.graph_objects as go
+import xarray as xr
+
+from ropelens.output import output_folder
+from ropelens.report.page import model_name, run_facts, short_facts, versions
+from ropelens.report.payload import page_template
+from ropelens.report.render import (
+    asset,
+    content_policy,
+    environment,
+    plotly_script,
+    script_json,
+)
+from ropelens.results import save_profile
+
+
+def write_answer(
+    folder: str | Path,
+    *,
+    question: str,
+    findings: Sequence[str],
+    figures: Mapping[str, go.Figure],
+    profile: xr.Dataset,
+    heads: pd.DataFrame,
+) -> Path:
+    """Write what an analysis found on one model; return the path of its page.
+
+    `folder` is the analysis's; the results go into a folder in it named after the model.
+    `findings` are sentences with numbers, the most important first; `figures` by their
+    captions, each explained in a sentence or two, in order. There will be
+    index.html (one file, no network), profile.nc, heads.csv and run.json, all of them or,
+    after an error, what was there before.
+    """
+    name = "".join(c if c.isalnum() or c in "._-" else "-" for c in profile.attrs["model"])
+    folder = Path(folder) / name.strip(".-")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    command = shlex.join(["python", *sys.argv])
+    page = _render(question, findings, figures, profile, heads, command)
+    record = {
+        "command": command,
+        "question": question,
+        "finding": findings[0],
+        "findings": list(findings),
+        "model": {"name": str(profile.attrs["model"])},
+        "versions": json.loads(profile.attrs["versions"]),
+        **{name: profile.attrs[name] for name in ("seed", "context", "sequences", "tokens")},
+    }
+    with output_folder(folder) as results:
+        save_profile(profile, results / "profile.nc")
+        heads.to_csv(results / "heads.csv", index=False)
+        (results / "index.html").write_text(page, encoding="utf-8", errors="backslashreplace")
+        (results / "run.json").write_text(json.dumps(record, indent=2) + "\n")
+    return folder / "index.html"
+
+
+def _render(
+    question: str,
+    findings: Sequence[str],
+    figures: Mapping[str, go.Figure],
+    profile: xr.Dataset,
+    heads: pd.DataFrame,
+    command: str,
+) -> str:
+    """The page as text."""
+    script = asset("answer.js")
+    payload = {
+        "figures": [_bare(figure) for figure in figures.values()],
+        "templates": {theme: page_template(theme) for theme in ("light", "dark")},
+    }
+    return (
+        environment()
+        .get_template("answer.html")
+        .render(
+            policy=content_policy(plotly_script(), script),
+            plotly=plotly_script(),
+            script=script,
+            style=asset("page.css"),
+            payload=script_json(payload),
+            question=question,
+            model=model_name(profile),
+            facts=short_facts(profile),
+            findings=findings,
+            shown=[
+                {"title": figure.layout.title.text, "caption": caption}
+                for caption, figure in figures.items()
+            ],
+            run=run_facts(profile, heads),
+            versions=versions(profile),
+            command=command,
+        )
+    )
+
+
+def _bare(figure: go.Figure) -> dict:
+    """A figure without its title and colours: those are the page's."""
+    figure = go.Figure(figure)
+    figure.update_layout(
+        title_text="", template=None, margin_t=36, dragmode=False, autosize=True
+    )
+    return json.loads(figure.to_json(engine="json"))
