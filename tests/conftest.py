@@ -1,4 +1,4 @@
-"""What all tests share: no network, and the way to real checkpoints and texts."""
+"""What all tests share: checked shapes, no network, the way to real checkpoints and texts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from jaxtyping import install_import_hook
+
+# Shapes stand in signatures, and tests hold every call to them. Before ropelens is imported.
+CHECKED = ["rope", "statistics", "models", "collect", "summary", "heads"]
+install_import_hook([f"ropelens.{name}" for name in CHECKED], "beartype.beartype")
 
 # Read by huggingface_hub when it is imported, so before any test is.
 os.environ["HF_HUB_OFFLINE"] = "1"

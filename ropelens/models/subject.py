@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from ropelens.statistics.call import AttentionCall
 Observer = Callable[[AttentionCall], None]
 
 
+@runtime_checkable
 class Subject(Protocol):
     """What ropelens asks of a model: run it, and show its attention calls.
 

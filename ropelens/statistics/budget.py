@@ -165,7 +165,7 @@ def _product_limit(
     nearer = nearer - (row_weight.sum() - reach)  # rows that end nearer have all theirs there
     odds = offset_mass / nearer.clamp(min=1e-300)
     odds = odds.clamp(max=math.exp(500 / len(reach)))  # so that no product overflows
-    odds = _ratio(odds * reach, offsets)  # of one offset
+    odds = _ratio(odds * reach, offsets.expand_as(odds))  # of one offset
     log_total = pad((odds * edges.diff()).log1p().cumsum(-1), (1, 0))
     scale = log_total[:, -1:]
     return odds * (log_total[:, :-1] - scale).exp(), (-scale[:, 0]).exp()
