@@ -70,21 +70,22 @@ def findings(profile: xr.Dataset) -> list[str]:
     wavelength = profile["wavelength"].values[0]
     peak, planes = int(np.nanargmax(mean)), int(np.isfinite(wavelength).sum())
     quarter = max(planes // 4, 1)
-    context = profile.attrs["context"]
+    context, trained = profile.attrs["context"], profile.attrs["trained_context"]
+    beyond = mean[wavelength > context].sum()
+    slow, fast = mean[planes - quarter : planes].sum(), mean[:quarter].sum()
+    by_layer = ", ".join(f"{value:.0%}" for value in share[:, :quarter].sum(axis=1))
     said = [
-        f"The norms peak at plane {peak} of {planes}, wavelength {wavelength[peak]:,.0f} tokens, "
-        f"with {mean[peak]:.0%} of |q||k| (an even spread would give {1 / planes:.0%}).",
-        f"Planes that turn less than once in {context} tokens hold "
-        f"{mean[wavelength > context].sum():.0%} of |q||k|; the slowest quarter of all planes "
-        f"holds {mean[planes - quarter : planes].sum():.0%}, the fastest {mean[:quarter].sum():.0%}.",
-        "The fastest quarter's share by layer: "
-        + ", ".join(f"{value:.0%}" for value in share[:, :quarter].sum(axis=1)) + ".",
-    ]  # fmt: skip
+        f"The norms peak at plane {peak} of {planes}, wavelength {wavelength[peak]:,.0f} "
+        f"tokens, with {mean[peak]:.0%} of |q||k| (evenly spread: {1 / planes:.0%}).",
+        f"Planes that turn less than once in {context} tokens hold {beyond:.0%} of |q||k|; "
+        f"the slowest quarter of all planes holds {slow:.0%}, the fastest {fast:.0%}.",
+        f"The fastest quarter's share by layer: {by_layer}.",
+    ]
     predicted = band(profile)
     if predicted is not None:
         said.append(
-            f"The band was predicted at plane {predicted:.1f} (Oka et al., for a trained context "
-            f"of {profile.attrs['trained_context']}); measured over predicted: {peak / predicted:.2f}."
+            f"The band was predicted at plane {predicted:.1f} (Oka et al., for a trained "
+            f"context of {trained}); measured over predicted: {peak / predicted:.2f}."
         )
     return said
 
