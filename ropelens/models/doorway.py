@@ -59,6 +59,8 @@ def observe_attention(model: PreTrainedModel, observer: Observer) -> Iterator[No
         for key, config in configs.items()
         if config._attn_implementation not in (None, NAME)
     }
+    if "flex_attention" in own.values():  # before it compiles kernels for nothing
+        raise _hidden_mask("flex_attention")
     # By module, for two models may share a config.
     told = {id(m): (*outer.observers.get(id(m), ()), observer) for m in model.modules()}
     token = _open_door.set(_Door(outer.implementations | own, outer.observers | told))
@@ -130,7 +132,7 @@ def _attention(
     observers = _open_door.get().observers.get(id(module))
     if observers is None:  # another model that shares the config
         return result
-    scale = kwargs.get("scaling")
+    scale, sinks = kwargs.get("scaling"), kwargs.get("s_aux")
     call = AttentionCall(
         layer=module.layer_idx,  # type: ignore[arg-type]
         query=query.detach(),
@@ -139,7 +141,7 @@ def _attention(
         output=result[0].detach(),
         scale=1 / math.sqrt(query.shape[-1]) if scale is None else float(scale),
         softcap=kwargs.get("softcap"),
-        sink_logits=kwargs.get("s_aux"),
+        sink_logits=None if sinks is None else sinks.detach(),
         start=_start(
             query.shape[2], key.shape[2], attention_mask, kwargs.get("sliding_window")
         ),
@@ -163,14 +165,18 @@ def _start(
         window = window or keys
         return (torch.arange(rows) - window + 1).clamp_min(0)
     if not isinstance(mask, Tensor) or mask.ndim != 4:
-        raise UnsupportedModel(
-            "This attention implementation hides its mask.",
-            seen=type(mask).__name__,
-            attempt='load the model with attn_implementation="sdpa" or "eager"',
-        )
+        raise _hidden_mask(type(mask).__name__)
     visible = mask[:1, 0, :rows, :keys]
     visible = (visible if visible.dtype == torch.bool else visible > -1)[0]
     return visible.byte().argmax(dim=-1).cpu()
+
+
+def _hidden_mask(seen: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        "This attention implementation hides its mask.",
+        seen=seen,
+        attempt='load the model with attn_implementation="sdpa" or "eager"',
+    )
 
 
 def _mask(*args: Any, config: PreTrainedConfig, **kwargs: Any) -> Tensor | None:
