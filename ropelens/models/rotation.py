@@ -230,7 +230,7 @@ def _agree(
 def _matches(
     planes: Planes,
     resolution: Float[Tensor, " frequency"],
-    stated: Float[Tensor, " frequency"],
+    stated: Float[Tensor, " stated"],
     longest: int,
     noise: float,
 ) -> bool:

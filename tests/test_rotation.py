@@ -1,0 +1,361 @@
+"""The rotation probe, held to what every family states or is known to do."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from oracles.tiny import (
+    FAMILIES,
+    SUPPORTED,
+    UNSUPPORTED,
+    random_tokens,
+    rotations,
+    spread_weights,
+    tiny,
+)
+from torch import nn
+from transformers import EuroBertConfig, EuroBertForMaskedLM, LlamaConfig, LlamaModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+import ropelens as rl
+from ropelens.errors import UnsupportedModel
+from ropelens.models.rotation import LayerRotation, read_layers
+from ropelens.models.subject import as_subject
+from ropelens.rope.planes import Planes
+from ropelens.rope.probe import probe_positions, read_rotation
+
+# A row for each thing that dtypes could upset: bases, pairing, rest, direction, NoPE layers.
+ANY_DTYPE = ("gemma3", "gemma4", "glm", "gpt_neox", "deepseek_v3", "nanochat", "smollm3")
+
+
+def layers_of(model: nn.Module, *, context: int | None = None) -> list[LayerRotation]:
+    return read_layers(as_subject(model), context=context)
+
+
+def turning(planes: Planes) -> tuple[np.ndarray, np.ndarray]:
+    """Coordinates [plane, 2] and signed frequencies of the planes that turn."""
+    coordinates = np.arange(planes.head_dim)
+    pairs = np.stack([coordinates[planes.first], coordinates[planes.second]], axis=1)
+    inv_freq = planes.inv_freq.double().numpy()
+    return pairs[inv_freq != 0], inv_freq[inv_freq != 0]
+
+
+# every family
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_measured_rotation_is_the_models_own(name: str):
+    model = tiny(name)
+    truth = rotations(model, name=name)
+    layers = layers_of(model)
+    assert len(layers) == len(truth)
+    for layer, true in zip(layers, truth, strict=True):
+        pairs, measured = turning(layer.measured.planes)
+        np.testing.assert_array_equal(pairs, true.pairs)
+        np.testing.assert_allclose(measured, true.inv_freq, rtol=1e-6)
+        pairs, used = turning(layer.planes)
+        np.testing.assert_array_equal(pairs, true.pairs)
+        np.testing.assert_array_equal(used, true.inv_freq)
+        assert layer.planes.head_dim == true.head_dim
+        assert layer.measured.residual < 1e-5
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_the_dataset_says_what_was_measured(name: str):
+    model = tiny(name)
+    truth = rotations(model, name=name)
+    rope = rl.measure_rope(model)
+    for layer, true in enumerate(truth):
+        row = rope.isel(layer=layer)
+        inv_freq = row["inv_freq"].values
+        rotates = np.nan_to_num(inv_freq) > 0
+        np.testing.assert_allclose(inv_freq[rotates], np.abs(true.inv_freq), rtol=1e-6)
+        np.testing.assert_allclose(
+            row["wavelength"].values[rotates], 2 * math.pi / inv_freq[rotates], rtol=1e-12
+        )
+        still = ~rotates & ~np.isnan(inv_freq)
+        assert np.isinf(row["wavelength"].values[still]).all()
+        stated = row["inv_freq_stated"].values[rotates]
+        np.testing.assert_array_equal(stated, np.abs(true.inv_freq))
+        expected = FAMILIES[name].pairing if len(true.pairs) else "none"
+        assert row["pairing"].item() == expected
+        stopped = 2 * int((still[: int(row["rotary_dim"]) // 2]).sum())
+        assert int(row["rotary_dim"]) == true.pairs.size + stopped
+    assert float(rope["residual"].max()) < 1e-5
+    for name in rope.data_vars:
+        assert rope[name].attrs["long_name"]
+        assert "units" in rope[name].attrs
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("name", ["llama_gqa", *ANY_DTYPE])
+def test_every_dtype(name: str, dtype: torch.dtype):
+    model = tiny(name).to(dtype)
+    for layer, true in zip(layers_of(model), rotations(model, name=name), strict=True):
+        pairs, measured = turning(layer.measured.planes)
+        np.testing.assert_array_equal(pairs, true.pairs)
+        rounding = max(torch.finfo(dtype).eps, 2**-23)  # angles are always float32
+        np.testing.assert_allclose(measured, true.inv_freq, rtol=4 * rounding)
+        np.testing.assert_array_equal(turning(layer.planes)[1], true.inv_freq)
+
+
+def test_the_model_is_left_as_it_was():
+    model = tiny("gemma3")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    config = model.config.to_dict()
+    rl.measure_rope(model)
+    assert model.config.to_dict() == config
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+# long wavelengths and long contexts
+
+
+def test_a_wavelength_of_ten_million_tokens():
+    base = (1e7 / (2 * math.pi)) ** (8 / 7)
+    parameters = {"rope_type": "default", "rope_theta": base}
+    model = tiny("llama_gqa", rope_parameters=parameters)
+    rope = rl.measure_rope(model)
+    np.testing.assert_allclose(rope["wavelength"][:, -1], 1e7, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "context"),
+    [("llama_dynamic", 10_001), ("llama_longrope", 5000), ("phi3_longrope", 4097)],
+)
+def test_beyond_the_trained_context(name: str, context: int):
+    """Against transformers' own formula for that length, whatever ran before."""
+    model = tiny(name)
+    kind = model.config.rope_parameters["rope_type"]
+    expected, _ = ROPE_INIT_FUNCTIONS[kind](model.config, "cpu", seq_len=context)
+    within = layers_of(model)[0].planes.inv_freq
+    assert (expected[1:] / within[1:] - 1).abs().min() > 1e-3
+    model.model.rotary_emb(torch.zeros(1, 1, 64), torch.tensor([[20_000]]))
+    for layer in layers_of(model, context=context):
+        torch.testing.assert_close(layer.planes.inv_freq, expected, rtol=1e-6, atol=0)
+        measured = layer.measured.planes.inv_freq
+        torch.testing.assert_close(measured, expected.double(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(layers_of(model)[0].planes.inv_freq, within, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("longest", [1, 2, 3, 64, 100, 2**24])
+def test_probe_positions_double_and_end_at_the_longest(longest: int):
+    positions = probe_positions(longest)
+    assert positions[0] == 0
+    assert positions[-1] == longest
+    assert (positions[2:] <= 2 * positions[1:-1]).all()
+
+
+@pytest.mark.parametrize("kind", ["half", "interleaved"])
+@pytest.mark.parametrize("direction", [1, -1])
+def test_reading_vectors_that_were_rotated_by_hand(kind: str, direction: int):
+    """Any speeds, up to half a turn a token, in any order; with a rest on both sides."""
+    speeds = direction * torch.tensor([3.1, 1.0, 2e-4, 0.5, 7e-7], dtype=torch.float64)
+    planes = Planes(speeds, 16, kind, offset=4)
+    positions = probe_positions(2**24)
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(6, 1, 16, generator=generator, dtype=torch.float64)
+    x = start.expand(-1, len(positions), -1).clone()
+    z = torch.complex(start[..., planes.first], start[..., planes.second])
+    z = z * torch.polar(torch.ones(1, dtype=torch.float64), positions[:, None] * speeds)
+    x[..., planes.first], x[..., planes.second] = z.real, z.imag
+    found = read_rotation(x, positions, noise=1e-15)
+    assert found.planes.pairing == kind
+    assert (found.planes.offset, found.planes.rotary_dim) == (4, 10)
+    torch.testing.assert_close(found.planes.inv_freq, speeds, rtol=1e-9, atol=0)
+    assert found.residual < 1e-9
+
+
+# planes that stand still
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.25, 0.75])
+def test_planes_stopped_by_p_rope(factor: float):
+    """transformers' own p-RoPE: int(p 16 // 2) planes turn, p = 0 is a NoPE model."""
+    rope = {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": factor}
+    model = tiny("llama_proportional", rope_parameters=rope)
+    kept = int(factor * 16 // 2)
+    full = 1e4 ** (-torch.arange(8) / 8)
+    for layer in layers_of(model):
+        torch.testing.assert_close(layer.planes.inv_freq[:kept], full[:kept])
+        assert not layer.planes.inv_freq[kept:].any()
+        assert layer.planes.terms == 8
+    profile = rl.profile(model, torch.from_numpy(random_tokens(sequences=2, length=9)))
+    assert np.isinf(profile["wavelength"].values[:, kept:]).all()
+    assert profile["q_norm"].sizes["frequency"] == 8
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "nanochat"])
+def test_the_fastest_planes_may_be_the_ones_that_stopped(name: str):
+    model = tiny(name)
+    model.model.rotary_emb.inv_freq[:4] = 0
+    for layer, true in zip(layers_of(model), rotations(model, name=name), strict=True):
+        pairs, used = turning(layer.planes)
+        np.testing.assert_array_equal(pairs, true.pairs)
+        np.testing.assert_array_equal(used, true.inv_freq)
+
+
+# models that do not do as they say
+
+
+class Table(nn.Module):
+    """A rotary module that turns as `rotary` does, but states something else, or nothing."""
+
+    def __init__(self, rotary: nn.Module, stated: torch.Tensor | None) -> None:
+        super().__init__()
+        self.hidden = [rotary]  # not registered: what it states is out of sight
+        if stated is not None:
+            self.register_buffer("inv_freq", stated)
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple:
+        return self.hidden[0](x, position_ids)
+
+
+def test_a_model_that_states_nothing_is_measured():
+    model = tiny("llama_gqa")
+    truth = rotations(model, name="llama_gqa")
+    model.model.rotary_emb = Table(model.model.rotary_emb, None)
+    rope = rl.measure_rope(model)
+    assert np.isnan(rope["inv_freq_stated"]).all()
+    np.testing.assert_allclose(rope["inv_freq"][0], truth[0].inv_freq, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda w: w * 1.00001,
+        lambda w: torch.cat([w[:-1], w[-1:] * 1.001]),
+        lambda w: w.flip(0),
+        lambda w: torch.cat([w, w[-1:] / 3]),
+        lambda w: w[:-1],
+        lambda w: w * torch.tensor([1.0] * 7 + [0.0]),
+    ],
+    ids=["faster", "slowest faster", "reversed", "one more", "one less", "slowest stopped"],
+)
+def test_a_model_that_states_something_else_is_refused(change):
+    model = tiny("llama_gqa")
+    rotary = model.model.rotary_emb
+    model.model.rotary_emb = Table(rotary, change(rotary.inv_freq))
+    with pytest.raises(UnsupportedModel) as refused:
+        rl.measure_rope(model)
+    assert refused.value.what == "LlamaForCausalLM does not rotate as it states."
+    assert "layer 0: 8 planes, the fastest at 1 rad/token" in refused.value.parts["seen"]
+    assert refused.value.parts["means"].endswith("is not RoPE")
+
+
+class Warped(Table):
+    """A rotary module whose cosines and sines change by `change`."""
+
+    change = staticmethod(lambda cos, sin, p: (cos, sin))
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple:
+        cos, sin = super().forward(x, position_ids)
+        return self.change(cos, sin, position_ids[..., None])
+
+
+@pytest.mark.parametrize(
+    ("change", "what", "seen"),
+    [
+        (
+            lambda cos, sin, p: (cos * (1 + 0.01 * p), sin * (1 + 0.01 * p)),
+            "LlamaForCausalLM does not rotate its queries.",
+            r"layer 0: the lengths of its planes change with position "
+            r"\(residual [0-9.e+]+; a rotation keeps them to 1e-03\)",
+        ),
+        (
+            lambda cos, sin, p: (torch.ones_like(cos), torch.zeros_like(sin)),
+            "LlamaForCausalLM does not rotate its queries.",
+            r"queries and keys are the same at every position \(residual 0\)",
+        ),
+    ],
+    ids=["grows", "stands still"],
+)
+def test_what_is_no_rotation_is_refused(change, what: str, seen: str):
+    model = tiny("llama_gqa")
+    rotary = model.model.rotary_emb
+    warped = Warped(rotary, rotary.inv_freq)
+    warped.change = change
+    model.model.rotary_emb = warped
+    with pytest.raises(UnsupportedModel, match=seen) as refused:
+        rl.measure_rope(model)
+    assert refused.value.what == what
+    assert refused.value.parts["try"].startswith("ropelens rope MODEL")
+
+
+# families that must be refused
+
+SILENT = r"0 of 2 layers showed their queries and keys; the first that did not is layer 0"
+CHANGES = r"layer 0: the lengths of its planes change with position \(residual 0\.\d+; "
+REFUSED = {
+    "gpt2": ("GPT2LMHeadModel does not rotate its queries.", CHANGES),
+    "opt": ("OPTForCausalLM does not rotate its queries.", CHANGES),
+    "bert": ("BertForMaskedLM does not rotate its queries.", CHANGES),
+    "bloom": ("BloomForCausalLM hides its attention.", SILENT),
+    "mamba": ("MambaForCausalLM hides its attention.", SILENT),
+    "falcon": ("FalconForCausalLM hides its attention.", SILENT),
+    "gptj": ("GPTJForCausalLM hides its attention.", SILENT),
+    "codegen": ("CodeGenForCausalLM hides its attention.", SILENT),
+}
+
+
+def test_every_unsupported_family_has_its_row():
+    assert set(REFUSED) == set(UNSUPPORTED)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_unsupported_families_are_refused(name: str):
+    model = tiny(name)
+    tokens = torch.from_numpy(random_tokens(sequences=2, length=12))
+    what, seen = REFUSED[name]
+    for measure in (rl.measure_rope, lambda model: rl.profile(model, tokens)):
+        with pytest.raises(UnsupportedModel, match=seen) as refused:
+            measure(model)
+        assert refused.value.what == what
+        assert refused.value.parts["means"]
+        assert refused.value.parts["try"]
+
+
+def test_a_model_that_looks_ahead_is_refused():
+    """It rotates as any other; only its attention gives it away."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    tokens = {"vocab_size": 96, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    tokens |= {"mask_token_id": 3}
+    config = EuroBertConfig(**sizes, **tokens, num_attention_heads=4, num_key_value_heads=2)
+    model = EuroBertForMaskedLM(config).eval()
+    spread_weights(model, seed=0)
+    assert rl.measure_rope(model)["pairing"].values.tolist() == ["half", "half"]
+    with pytest.raises(UnsupportedModel) as refused:
+        rl.profile(model, torch.from_numpy(random_tokens(sequences=1, length=20)))
+    assert refused.value.what.startswith("EuroBertForMaskedLM attends in a way that")
+    assert "misses the model's own output by" in refused.value.parts["seen"]
+    assert "not causal" in refused.value.parts["means"]
+
+
+@pytest.mark.parametrize(
+    ("model", "what"),
+    [
+        (
+            LlamaModel(
+                LlamaConfig(
+                    vocab_size=8,
+                    hidden_size=8,
+                    intermediate_size=8,
+                    num_hidden_layers=1,
+                    num_attention_heads=2,
+                )
+            ),
+            "LlamaModel predicts no tokens.",
+        ),
+        (nn.Linear(2, 2), "Linear is not a model that ropelens can run."),
+    ],
+    ids=["no head", "no model"],
+)
+def test_what_is_no_language_model_is_refused(model: nn.Module, what: str):
+    with pytest.raises(UnsupportedModel) as refused:
+        rl.measure_rope(model)
+    assert refused.value.what == what
+    assert refused.value.parts["try"]
