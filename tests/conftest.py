@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -24,3 +25,17 @@ def shared() -> Path:
     if not (folder / "checkpoints").is_dir():
         pytest.skip(f"no real checkpoints in {folder} (set ROPELENS_SHARED to their folder)")
     return folder
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Where CI runs nothing may be missing but a GPU: any other skip is a failure."""
+    report = yield
+    if report.skipped and os.environ.get("CI") and "gpu" not in item.keywords:
+        report.outcome = "failed"
+        report.longrepr = (
+            f"{item.nodeid} was skipped, which CI does not allow: {report.longrepr}"
+        )
+    return report

@@ -160,6 +160,7 @@ def test_cuda_that_is_not_there_is_named(folder: Path, device: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_cuda_is_taken_where_there_is_one(folder: Path) -> None:
     model, _ = load(folder)

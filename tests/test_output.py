@@ -7,6 +7,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -306,13 +307,29 @@ def test_a_folder_that_takes_no_files_is_refused(path: str) -> None:
         check_writable(path)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes anywhere")
-def test_a_folder_without_permission_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(0o555)
-    for place in (tmp_path, tmp_path / "out"):
-        with pytest.raises(BadArgument, match=r"cannot be written to[\s\S]*Permission denied"):
-            check_writable(place)
-    tmp_path.chmod(0o755)
+@contextmanager
+def not_as_root() -> Iterator[None]:
+    """Root writes anywhere, so for a moment be somebody else."""
+    me = os.geteuid()
+    if me == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(me)
+
+
+def test_a_folder_without_permission_is_refused() -> None:
+    # Not in tmp_path, which nobody but its owner may look into.
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o555)
+        for place in (Path(folder), Path(folder) / "out"):
+            refused = pytest.raises(
+                BadArgument, match=r"cannot be written to[\s\S]*Permission denied"
+            )
+            with not_as_root(), refused:
+                check_writable(place)
+        Path(folder).chmod(0o755)
 
 
 def test_checking_leaves_nothing_behind(earlier: tuple[Path, dict[str, str]]) -> None:

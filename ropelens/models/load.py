@@ -174,13 +174,13 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     unknown = BadArgument(
-        f"There is no device {name!r}.", attempt="auto, cpu, cuda, cuda:1 or another of torch's"
+        f"There is no device {name!r}.", attempt="auto, cpu, cuda, or cuda:1 and the like"
     )
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise unknown from error
-    if device.type == "meta":  # it holds no numbers
+    if device.type not in ("cpu", "cuda"):  # sums are in float64, which others lack
         raise unknown
     if device.type == "cuda" and not torch.cuda.is_available():
         raise BadArgument(

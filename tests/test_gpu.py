@@ -1,0 +1,34 @@
+"""The same numbers on a GPU as on the CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from oracles.tiny import random_tokens, tiny
+
+import ropelens as rl
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+@pytest.mark.parametrize("family", ["llama_gqa", "gemma2", "gpt_oss", "glm"])
+@pytest.mark.parametrize("rows", ["all", 16])
+def test_profile_on_cuda_equals_cpu(family: str, rows: int | str) -> None:
+    tokens = random_tokens(sequences=3, length=80)
+    here = rl.profile(tiny(family), tokens, rows=rows)
+    there = rl.profile(tiny(family).to("cuda"), tokens, rows=rows)
+    for name in ("q_norm", "k_norm", "selectivity", "offset_mass", "sink_mass", "total_bits"):
+        scale = float(np.nanmax(np.abs(here[name].values)))
+        np.testing.assert_allclose(
+            there[name].values, here[name].values, atol=1e-3 * scale, err_msg=name
+        )
+
+
+def test_bfloat16_on_cuda_measures_and_stays_finite() -> None:
+    model = tiny("llama_gqa").to("cuda", torch.bfloat16)
+    profile = rl.profile(model, random_tokens(sequences=2, length=64))
+    assert np.isfinite(profile["total_bits"].values).all()

@@ -1,0 +1,58 @@
+"""Rules of the project that a test can hold."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+import ropelens as rl
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_public_names_stand_where_the_table_says() -> None:
+    for name in rl.__all__:
+        assert getattr(rl, name) is not None
+    typed = re.findall(r"import (\w+) as \1", (ROOT / "ropelens/__init__.py").read_text())
+    assert sorted(typed) == sorted(rl.__all__)
+
+
+def test_every_figure_is_public() -> None:
+    drawn = {
+        name for name in dir(import_module("ropelens.figures")) if name.startswith("plot_")
+    }
+    assert drawn <= set(rl.__all__)
+
+
+def test_constraints_pin_what_the_package_needs() -> None:
+    pinned = dict(
+        line.lower().split("==")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    )
+    assert pinned["torch"] == "2.13.0"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for need in [*project["dependencies"], *extras["test"], *extras["lint"]]:
+        assert re.split(r"[<>=\[]", need)[0].lower() in pinned, need
+
+
+def test_no_file_grows_past_comfort() -> None:
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for folder in ("ropelens", "analyses", "benchmarks")
+        for path in (ROOT / folder).rglob("*.py")
+        if (lines := len(path.read_text().splitlines())) > 400
+    }
+    assert not long
+
+
+def test_readme_names_commands_that_exist() -> None:
+    readme = (ROOT / "README.md").read_text()
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^\s*make (\w+)", readme, re.MULTILINE):
+        assert f"\n{target}:" in makefile, target
+    for script in re.findall(r"(?:analyses|benchmarks)/\w+\.py", readme):
+        assert (ROOT / script).exists(), script
