@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import platform
+import re
 import resource
 import sys
 import time
 import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from json import dumps
 from pathlib import Path
@@ -16,11 +21,12 @@ import torch
 import xarray as xr
 from transformers import PreTrainedModel
 
-from ropelens.bundled import bundled_path, sample_path
-from ropelens.errors import BadText
+from ropelens.bundled import sample_path
+from ropelens.errors import BadArgument, BadText
 from ropelens.heads import classify_heads
+from ropelens.models.checkpoint import locate
 from ropelens.models.load import load, maximum_context
-from ropelens.output import check_writable, fingerprint, output_folder
+from ropelens.output import check_writable, fingerprint, output_folder, write_whole
 from ropelens.profile import profile, versions
 from ropelens.progress import show_progress
 from ropelens.report import write_report
@@ -60,13 +66,12 @@ def run(job: Job, *, command: str) -> Path:
     """Do `job`, write its four files to `job.out`, and return the path of the page.
 
     `command` is what a shell would be told to do the same again. Raises `RopelensError`
-    for what a user can cause, before anything in `job.out` is touched.
+    for what a user can cause; files that are in `job.out` then stay as they are.
     """
     begin = time.perf_counter()
-    check_writable(job.out)
-    text = _text(job)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
+    _check_out(job.out)
+    documents = read_documents(_text(job))
+    with _noted_warnings() as noted:
         model, tokenizer = load(
             job.model,
             dtype=job.dtype,
@@ -75,51 +80,61 @@ def run(job: Job, *, command: str) -> Path:
             local_files_only=job.local_files_only,
             trust_remote_code=job.trust_remote_code,
         )
-        maximum = maximum_context(model)
-        context = job.context or min(
-            maximum or LONGEST_DEFAULT_CONTEXT, LONGEST_DEFAULT_CONTEXT
-        )
-        check_context(context if job.context is None else job.context, maximum)
-        sequences = tokenize(
-            read_documents(text),
-            tokenizer,
-            context=context,
-            sequences=job.sequences or DEFAULT_SEQUENCES,
-            seed=job.seed,
-        )
-    if job.sequences is None:
-        caught = [w for w in caught if "were asked for" not in str(w.message)]
-    for warning in caught:
-        warnings.warn(str(warning.message), UserWarning, stacklevel=2)
-    check_vocabulary(sequences, vocabulary=model.config.get_text_config().vocab_size)
-    loaded = time.perf_counter()
-    measured = _measure(job, model, tokenizer, sequences)
+        sequences = _sequences(job, documents, model, tokenizer)
+        loaded = time.perf_counter()
+        measured = _measure(job, model, tokenizer, sequences)
+        heads = classify_heads(measured, seed=job.seed)
+        done = time.perf_counter()
+    checkpoint = locate(job.model, revision=job.revision, local_files_only=True)
     measured.attrs |= {
         "model": _name(job.model),
-        "revision": job.revision or measured.attrs["revision"],
+        "revision": checkpoint.revision,
         "backend": job.backend,
         "text": sequences.source,
         "command": command,
-        "warnings": dumps([str(w.message) for w in caught]),
+        "warnings": "\n".join(noted),
     }
-    heads = classify_heads(measured, seed=job.seed)
-    done = time.perf_counter()
-    record = _record(job, measured, heads, sequences, model) | {
+    record = {
+        "command": command,
+        "arguments": _arguments(job),
+        "model": {
+            "name": _name(job.model),
+            "revision": checkpoint.revision,
+            "class": type(model).__name__,
+            "fingerprint": fingerprint(checkpoint.path),
+        },
+        "text": {"source": sequences.source, "fingerprint": sequences.fingerprint},
+        **_results(measured, heads),
+        "warnings": noted,
+        **_machine(model),
         "seconds": {"load": round(loaded - begin, 3), "measure": round(done - loaded, 3)},
     }
-    with output_folder(job.out) as folder:
-        save_profile(measured, folder / "profile.nc")
-        heads.to_csv(folder / "heads.csv", index=False)
-        write_report(measured, folder / "index.html", heads=heads)
-        (folder / "run.json").write_text(dumps(record, indent=2) + "\n")
+    _write(job.out, measured, heads, record)
     return job.out / "index.html"
+
+
+def _check_out(folder: Path) -> None:
+    """Refuse a folder that results cannot be written to, or that holds a model.
+
+    The run.json of a training run lies beside its model, and would be lost.
+    """
+    check_writable(folder)
+    if (folder / "config.json").exists():
+        raise BadArgument(
+            f"{folder} holds a model; results would mix with its files.",
+            attempt=f"another folder, such as {folder / 'ropelens'}",
+        )
+
+
+def _is_bundled(model: str) -> bool:
+    return model.partition(":")[0] == "bundled"
 
 
 def _text(job: Job) -> tuple[Path, ...]:
     """The text to measure on: what was passed, or the bundled model's own."""
     if job.text:
         return job.text
-    if job.model.partition(":")[0] != "bundled":
+    if not _is_bundled(job.model):
         raise BadText(
             f"There is no text to run {job.model} on.",
             attempt="--text FILE (text files, folders of them, or .jsonl); only a bundled "
@@ -130,8 +145,46 @@ def _text(job: Job) -> tuple[Path, ...]:
 
 def _name(model: str) -> str:
     """How results call the model: not by where it lies on this machine."""
-    path = Path(model)
-    return path.resolve().name if path.exists() else model
+    path = Path(model).expanduser()
+    return path.resolve().name if path.exists() and not _is_bundled(model) else model
+
+
+@contextmanager
+def _noted_warnings() -> Iterator[list[str]]:
+    """The texts of all warnings that are shown while the block runs."""
+    noted: list[str] = []
+    with warnings.catch_warnings():  # which puts `showwarning` back
+        show = warnings.showwarning
+
+        def note(message: Warning | str, *place: Any, **more: Any) -> None:
+            noted.append(" ".join(str(message).split()))
+            show(message, *place, **more)
+
+        warnings.showwarning = note
+        yield noted
+
+
+def _sequences(
+    job: Job, documents: Sequence[str], model: PreTrainedModel, tokenizer: Any
+) -> Sequences:
+    """The documents as tokens of the model, cut to the context."""
+    maximum = maximum_context(model)
+    context = job.context
+    if context is None:
+        context = min(maximum or LONGEST_DEFAULT_CONTEXT, LONGEST_DEFAULT_CONTEXT)
+    check_context(context, maximum)
+    with warnings.catch_warnings():
+        if job.sequences is None:  # then fewer than the default are no surprise
+            warnings.filterwarnings("ignore", message=".*were asked for")
+        sequences = tokenize(
+            documents,
+            tokenizer,
+            context=context,
+            sequences=DEFAULT_SEQUENCES if job.sequences is None else job.sequences,
+            seed=job.seed,
+        )
+    check_vocabulary(sequences, vocabulary=model.config.get_text_config().vocab_size)
+    return sequences
 
 
 def _measure(
@@ -144,7 +197,10 @@ def _measure(
 
         subject = bridge(model, tokenizer)
     total = int(sequences.lengths.sum())
-    with show_progress("measuring", total=total, unit="tokens") as advance:
+    with (
+        _out_of_memory(int(sequences.tokens.shape[1])),
+        show_progress("measuring", total=total, unit="tokens") as advance,
+    ):
         return profile(
             subject,
             sequences.tokens,
@@ -156,55 +212,82 @@ def _measure(
         )
 
 
-def _record(
-    job: Job,
-    measured: xr.Dataset,
-    heads: pd.DataFrame,
-    sequences: Sequences,
-    model: PreTrainedModel,
-) -> dict[str, Any]:
-    """What run.json says: enough to run it again, and to know that it was the same."""
+@contextmanager
+def _out_of_memory(context: int) -> Iterator[None]:
+    """Turn what torch raises when memory runs out into an error that says what helps."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+        if not known and "can't allocate memory" not in str(error):
+            raise
+        raise BadArgument(
+            "The measurement does not fit into memory.",
+            seen=f"context {context:,}; " + " ".join(str(error).split())[:200],
+            attempt="a smaller --context, fewer --rows, --dtype bfloat16, or another --device",
+        ) from error
+
+
+def _write(
+    out: Path, measured: xr.Dataset, heads: pd.DataFrame, record: dict[str, Any]
+) -> None:
+    """The four files, all or none; run.json is last, for it says how long the others took."""
+    begin = time.perf_counter()
+    with output_folder(out) as folder:
+        save_profile(measured, folder / "profile.nc")
+        write_whole(folder / "heads.csv", heads.to_csv(index=False, lineterminator="\n"))
+        write_report(measured, folder / "index.html", heads=heads)
+        record["seconds"]["write"] = round(time.perf_counter() - begin, 3)
+        text = dumps(record, indent=2, allow_nan=False)
+        write_whole(folder / "run.json", text + "\n")
+
+
+def _arguments(job: Job) -> dict[str, Any]:
+    """The job in JSON's types."""
+    return asdict(job) | {"out": str(job.out), "text": [str(path) for path in job.text]}
+
+
+def _results(measured: xr.Dataset, heads: pd.DataFrame) -> dict[str, Any]:
+    """What was measured, in short, in JSON's types: null for a number that is unknown."""
     attrs = measured.attrs
-    asked = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(job).items()}
-    asked["text"] = [str(path) for path in job.text]
-    return {
-        "command": attrs["command"],
-        "arguments": asked,
-        "versions": versions(),
-        "python": sys.version.split()[0],
-        "model": {
-            "name": attrs["model"],
-            "revision": attrs["revision"],
-            "class": type(model).__name__,
-            "fingerprint": _fingerprint(job.model),
-        },
-        "text": {"source": sequences.source, "fingerprint": sequences.fingerprint},
-        "seed": job.seed,
-        "context": int(attrs["context"]),
-        "sequences": int(attrs["sequences"]),
-        "tokens": int(attrs["tokens"]),
-        "loss": attrs["loss"],
-        "loss_se": attrs["loss_se"],
+    numbers = {name: int(attrs[name]) for name in ("seed", "context", "sequences", "tokens")}
+    return numbers | {
+        "rows": attrs["rows"],
+        "dtype": attrs["dtype"],
+        "loss": _known(attrs["loss"]),
+        "loss_se": _known(attrs["loss_se"]),
         "labels": heads["label"].value_counts().to_dict(),
         "thresholds": heads.attrs["thresholds"],
-        "claim": heads.attrs["claim"],
-        "warnings": attrs["warnings"],
-        "device": str(model.device),
-        "peak_memory_bytes": _peak_memory(model),
+        "claim": {name: _known(value) for name, value in heads.attrs["claim"].items()},
         "created": attrs["created"],
     }
 
 
-def _fingerprint(model: str) -> str:
-    """sha256 of a local checkpoint's weights; the revision stands for a Hub model."""
-    if model.partition(":")[0] == "bundled":
-        return fingerprint(bundled_path(model.partition(":")[2] or "rope"))
-    return fingerprint(model) if Path(model).exists() else ""
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
-def _peak_memory(model: PreTrainedModel) -> int:
-    """Bytes: of the GPU where the model is on one, else of this process."""
+def _machine(model: PreTrainedModel) -> dict[str, Any]:
+    """Where it ran, and the most memory that was in use at a time, in bytes."""
+    facts = {
+        "versions": versions(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "threads": torch.get_num_threads(),
+        "device": str(model.device),
+        "peak_memory_bytes": _peak_memory(),
+    }
     if model.device.type == "cuda":
-        return torch.cuda.max_memory_allocated(model.device)
+        facts["peak_cuda_memory_bytes"] = torch.cuda.max_memory_allocated(model.device)
+    return facts
+
+
+def _peak_memory() -> int:
+    """Bytes that this process held at most."""
+    # On Linux getrusage also counts what the process that started this one held by then.
+    status = Path("/proc/self/status")
+    found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.exists() else None
+    if found:
+        return 1024 * int(found[1])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak * (1 if sys.platform == "darwin" else 1024)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
-import warnings
 from enum import StrEnum
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from ropelens.errors import RopelensError
+from ropelens.terminal import catch_signals, quiet_libraries, say
 
 app = typer.Typer(
     name="ropelens",
-    help="See how a language model uses the frequencies of its rotary position embedding.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -30,25 +30,46 @@ class Backend(StrEnum):
     transformer_lens = "transformer-lens"
 
 
+def _rows(text: str) -> Any:
+    """The value of --rows."""
+    if text == "all":
+        return text
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise typer.BadParameter(f'{text!r} is neither "all" nor a number, 1 or more')
+    return int(text)
+
+
 Model = Annotated[
     str,
     typer.Argument(
-        help='A local folder, a llama2.c .bin file, a Hub id, or "bundled".', show_default=True
+        metavar="MODEL", help='A local folder, a llama2.c .bin file, a Hub id, or "bundled".'
     ),
 ]
 Text = Annotated[
     list[Path] | None,
     typer.Option(
-        help="Text file or folder; may be repeated. A file is a document; a .jsonl file "
-        'holds one a line under "text". Without it, text sampled from the bundled model.',
+        metavar="FILE",
+        help="Text file, or folder of *.txt, *.md and *.jsonl; may be repeated. A file is a "
+        'document; a .jsonl file holds one a line, under "text". [default: for a bundled '
+        "model, text sampled from it; needed for any other]",
+        show_default=False,
     ),
 ]
-Out = Annotated[Path, typer.Option(help="Folder for the results.")]
-Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto: as saved.")]
-Device = Annotated[
-    str, typer.Option(help="cpu, cuda, cuda:1, ...; auto: CUDA if there is one.")
+Seed = Annotated[
+    int, typer.Option(metavar="N", min=0, max=2**32 - 1, help="Of every random choice.")
 ]
-Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub model.")]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        metavar="T", help="float32, float64, bfloat16, float16, or auto: as the model is saved."
+    ),
+]
+Device = Annotated[
+    str, typer.Option(metavar="D", help="cpu, cuda, cuda:1; auto: cuda where there is one.")
+]
+Revision = Annotated[
+    str | None, typer.Option(metavar="R", help="Branch, tag or commit of a Hub model.")
+]
 Offline = Annotated[
     bool, typer.Option("--local-files-only", help="Never ask the Hub, use its cache.")
 ]
@@ -57,15 +78,33 @@ RemoteCode = Annotated[
 ]
 
 
-@app.command()
+@app.callback(invoke_without_command=True)
+def ropelens(
+    context: typer.Context,
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """See how a language model uses the frequencies of its rotary position embedding."""
+    if show_version:
+        typer.echo(version("ropelens"))
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(2)
+
+
+@app.command(short_help="Measure a model on text, and make a page of it.")
 def analyze(
     model: Model = "bundled",
     *,
-    out: Out,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the results.")],
     text: Text = None,
     context: Annotated[
         int | None,
         typer.Option(
+            metavar="N",
+            min=3,
             help="Tokens a sequence. [default: what the model allows, up to 2048]",
             show_default=False,
         ),
@@ -73,14 +112,22 @@ def analyze(
     sequences: Annotated[
         int | None,
         typer.Option(
-            help="Sequences, a random sample if there are more. [default: up to 64]",
+            metavar="N",
+            min=1,
+            help="Sequences; of more, a random sample. [default: up to 64]",
             show_default=False,
         ),
     ] = None,
     rows: Annotated[
-        str, typer.Option(help='Rows of attention looked at per sequence: a number, or "all".')
+        Any,
+        typer.Option(
+            parser=_rows,
+            metavar="N|all",
+            help="Rows of attention looked at in each sequence: all, or a random N of them, "
+            "which is cheaper on long contexts.",
+        ),
     ] = "all",
-    seed: Annotated[int, typer.Option(help="Of every random choice.")] = 0,
+    seed: Seed = 0,
     device: Device = "auto",
     dtype: Dtype = "float32",
     backend: Annotated[
@@ -93,7 +140,12 @@ def analyze(
     """Measure a model on text: which heads are positional, through which wavelengths.
 
     Writes index.html (the page), profile.nc (every number, netCDF), heads.csv (a row a
-    head) and run.json (how to run it again) to DIR.
+    head) and run.json (how to run it again) to DIR, and prints the path of the page.
+
+    \b
+    Examples:
+      ropelens analyze --out out
+      ropelens analyze ./my-llama --text book.txt --context 1024 --out out
     """
     from ropelens.analyze import Job, run
 
@@ -103,7 +155,7 @@ def analyze(
         text=tuple(text or ()),
         context=context,
         sequences=sequences,
-        rows=_rows(rows),
+        rows=rows,
         seed=seed,
         device=device,
         dtype=dtype,
@@ -112,18 +164,25 @@ def analyze(
         local_files_only=local_files_only,
         trust_remote_code=trust_remote_code,
     )
-    typer.echo(run(job, command=_command()))
+    _print_path(run(job, command=shlex.join(["ropelens", *sys.argv[1:]])))
 
 
-@app.command()
+@app.command(short_help="Measure how each layer of a model rotates.")
 def rope(
     model: Model = "bundled",
     *,
     context: Annotated[
-        int | None, typer.Option(help="Tokens, for variants that change with the length.")
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Tokens, for RoPE variants that change with the length (dynamic, longrope). "
+            "[default: what the model was trained for]",
+            show_default=False,
+        ),
     ] = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Every layer, also those that rotate alike.")
+        bool, typer.Option("--verbose", help="A table a layer, also where layers are alike.")
     ] = False,
     device: Device = "auto",
     dtype: Dtype = "float32",
@@ -131,7 +190,17 @@ def rope(
     local_files_only: Offline = False,
     trust_remote_code: RemoteCode = False,
 ) -> None:
-    """Measure how each layer of a model rotates, and print it as a table."""
+    """Measure how each layer of a model rotates, from one forward pass, and print it.
+
+    A row a plane: its angular frequency and wavelength as measured, and the frequency
+    that the model states.
+
+    \b
+    Example:
+      ropelens rope ./my-llama
+    """
+    from rich.console import Console
+
     from ropelens.models.load import load
     from ropelens.models.rotation import measure_rope
     from ropelens.tables import rotation_tables
@@ -149,37 +218,62 @@ def rope(
         console.print(table)
 
 
-@app.command()
+@app.command(short_help="Make the page again, from saved results.")
 def report(
-    folder: Annotated[Path, typer.Argument(help="A folder that ropelens analyze wrote.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A folder that ropelens analyze wrote.")
+    ],
 ) -> None:
-    """Make the page of a folder again, from its saved results."""
+    """Make the page of DIR again, from its profile.nc, and print the path of the page.
+
+    \b
+    Example:
+      ropelens report out
+    """
     from ropelens.heads import classify_heads
     from ropelens.report import write_report
     from ropelens.results import open_profile
 
     profile = open_profile(folder / "profile.nc")
-    typer.echo(write_report(profile, folder / "index.html", heads=classify_heads(profile)))
+    heads = classify_heads(profile, seed=int(profile.attrs["seed"]))
+    _print_path(write_report(profile, folder / "index.html", heads=heads))
 
 
-@app.command()
+@app.command(short_help="Train a small LLaMA-style model on text.")
 def train(
     *,
-    text: Annotated[list[Path], typer.Option(help="Text file or folder; may be repeated.")],
-    out: Annotated[Path, typer.Option(help="Folder of the run; the same command resumes it.")],
+    text: Annotated[
+        list[Path],
+        typer.Option(metavar="FILE", help="Text file or folder; may be repeated."),
+    ],
+    out: Annotated[
+        Path, typer.Option(metavar="RUN", help="Folder of the run, which is also the model.")
+    ],
     valid: Annotated[
-        list[Path] | None, typer.Option(help="Validation text; else 2% of the sequences.")
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Validation text; may be repeated. [default: 2% of the sequences]",
+            show_default=False,
+        ),
     ] = None,
-    size: Annotated[str, typer.Option(help="Size of the model, by name.")] = "tiny",
-    context: Annotated[int, typer.Option(help="Tokens a sequence.")] = 512,
-    vocabulary: Annotated[int, typer.Option(help="Tokens of the BPE tokenizer.")] = 2048,
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 2500,
-    seed: Annotated[int, typer.Option(help="Of weights and data order.")] = 0,
+    size: Annotated[str, typer.Option(metavar="NAME", help="Size of the model.")] = "tiny",
+    context: Annotated[int, typer.Option(metavar="N", help="Tokens a sequence.")] = 512,
+    vocabulary: Annotated[
+        int, typer.Option(metavar="N", help="Tokens of the BPE tokenizer.")
+    ] = 2048,
+    steps: Annotated[int, typer.Option(metavar="N", help="Optimizer steps.")] = 2500,
+    seed: Seed = 0,
 ) -> None:
-    """Train a small LLaMA-style model on text; the same command goes on where it stopped."""
+    """Train a small LLaMA-style model on text; the same command goes on where it stopped.
+
+    \b
+    Example:
+      ropelens train --text books/ --out runs/books
+    """
     from ropelens.train import train as train_model
 
-    typer.echo(
+    _print_path(
         train_model(
             text,
             out=out,
@@ -193,51 +287,40 @@ def train(
     )
 
 
+def _print_path(path: Path) -> None:
+    typer.echo(bytes(path))  # a name need not be text in the terminal's encoding
+
+
 def main() -> None:
     """Entry point: exit 0 done, 1 with one line on stderr for what a user can cause, 2 for
-    wrong usage, 130 on Ctrl-C."""
-    warnings.showwarning = _warn
+    wrong usage, 130 on Ctrl-C, 143 on SIGTERM. Any other error is a bug: a traceback."""
+    quiet_libraries()
+    signals = catch_signals()
+    code = 1
     try:
-        code = app(standalone_mode=False)
-    except typer.Abort:
-        code = _fail("stopped; nothing half-written is left", 130)
-    except KeyboardInterrupt:
-        code = _fail("stopped; nothing half-written is left", 130)
-    except RopelensError as error:
-        code = _fail(error.line, 1)
-    except OSError as error:
-        if error.filename is None and error.errno is None:
-            raise
-        code = _fail(" ".join(str(error).split()), 1)
-    except Exception as error:
-        if not hasattr(error, "exit_code"):
-            raise
-        error.show()  # a usage error of click's, which says what is wrong
-        code = error.exit_code
-    sys.exit(code or 0)
+        code = app(standalone_mode=False) or 0
+        sys.stdout.flush()
+    except (Exception, KeyboardInterrupt) as error:
+        if not signals:
+            code = _explain(error)
+    if signals and code:
+        say("stopped; nothing half-written is left")
+        os._exit(128 + signals[0])  # all is cleaned up, and leaving torch takes seconds
+    sys.exit(code)
 
 
-def _fail(line: str, code: int) -> int:
-    print(f"ropelens: {line}", file=sys.stderr)
-    return code
-
-
-def _warn(message: Warning | str, *_: Any) -> None:
-    """A warning as one line, without the place in our code that raised it."""
-    print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
-
-
-def _command() -> str:
-    """The command line as typed, for run.json."""
-    import shlex
-
-    return shlex.join(["ropelens", *sys.argv[1:]])
-
-
-def _rows(text: str) -> Any:
-    """The value of --rows."""
-    if text == "all":
-        return text
-    if not text.isdigit() or int(text) < 1:
-        raise typer.BadParameter(f'{text!r} is neither "all" nor a number of rows, 1 or more')
-    return int(text)
+def _explain(error: BaseException) -> int:
+    """Say in one line what went wrong and return the exit code; raise what is a bug."""
+    if isinstance(error, typer.TyperException):  # wrong usage
+        say(f"{error.format_message().rstrip('.')}; see ropelens --help")
+        return error.exit_code
+    if isinstance(error, RopelensError):
+        say(error.line)
+    elif isinstance(error, BrokenPipeError):  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    elif isinstance(error, OSError) and error.strerror:
+        where = f": {error.filename}" if error.filename else ""
+        say(f"{error.strerror}{where}")
+    else:
+        raise error
+    return 1

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 from rich.console import Console
 from rich.progress import (
@@ -38,10 +41,10 @@ def show_progress(what: str, *, total: int, unit: str) -> Iterator[Callable[[int
     """Gives a function to call with the units done since the last call.
 
     Writes to stderr. On a terminal: a bar with rate and time left, gone when done.
-    Elsewhere: a line at least SECONDS_BETWEEN_LINES apart, and one at the end.
+    Elsewhere: plain lines, at least SECONDS_BETWEEN_LINES apart, and one at the end.
     """
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    # Not as rich judges it: FORCE_COLOR, which CI services set, makes no log a terminal.
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield _lines(what, total=total, unit=unit)
         return
     columns = (
@@ -52,14 +55,14 @@ def show_progress(what: str, *, total: int, unit: str) -> Iterator[Callable[[int
         TimeRemainingColumn(),
         TextColumn("left"),
     )
-    with Progress(*columns, console=console, transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bar:
         task = bar.add_task(what, total=total)
         yield lambda amount: bar.advance(task, amount)
 
 
 def _lines(what: str, *, total: int, unit: str) -> Callable[[int], None]:
     """Says on stderr how far it is, in plain lines."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
     begin = last = time.monotonic()
     done = 0
 
@@ -71,9 +74,12 @@ def _lines(what: str, *, total: int, unit: str) -> Callable[[int], None]:
             return
         last = now
         rate = done / max(now - begin, 1e-9)
-        left = f", {(total - done) / rate:,.0f} s left" if done < total else ""
-        console.print(
-            f"{what}: {done:,} of {total:,} {unit}, {rate:,.0f} {unit}/s{left}", markup=False
+        left = timedelta(seconds=round((total - done) / rate))
+        print(
+            f"{what}: {done:,} of {total:,} {unit}, {rate:,.0f} {unit}/s"
+            + (f", {left} left" if done < total else ""),
+            file=sys.stderr,
+            flush=True,
         )
 
     return advance

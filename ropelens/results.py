@@ -10,46 +10,63 @@ import xarray as xr
 from ropelens.errors import BadArgument
 from ropelens.output import write_whole
 
+EXPECTED = (
+    *("inv_freq", "wavelength", "offset_start", "offset_stop", "offset_share", "kernel"),
+    *("q_norm", "k_norm", "q_coherence", "k_coherence", "selectivity", "offset_mass"),
+    *("sink_mass", "entropy_bits", "total_bits", "sink_bits", "position_bits"),
+    *("content_bits", "group_rows", "excerpt_attention", "excerpt_token"),
+)
+"""Variables by which a file is known to be a profile."""
+
 
 def save_profile(profile: xr.Dataset, path: str | Path) -> Path:
-    """Write a profile to `path`, whole or not at all; float32 where bits are not at stake.
+    """Write a profile to `path`, whole or not at all.
 
-    The file is made in memory: HDF5 crashes the process where a disk runs full under it.
+    Numbers keep every bit. Of texts, what netCDF cannot hold is told in another way: a
+    NUL becomes "␀", half a surrogate pair a backslash escape. The file is made in memory,
+    for HDF5 crashes the process where a disk runs full under it.
     """
+    told = profile.assign_attrs({name: _told(value) for name, value in profile.attrs.items()})
+    for name, variable in profile.variables.items():
+        if variable.dtype.kind in "OUT":
+            texts = [_told(str(text)) for text in variable.values.ravel()]
+            values = np.array(texts, dtype=object).reshape(variable.shape)
+            told[name] = (variable.dims, values, variable.attrs)  # a coordinate stays one
     encoding = {
         name: {"zlib": True, "complevel": 4}
         for name, variable in profile.variables.items()
         if variable.dtype.kind == "f" and variable.ndim >= 2
     }
-    return write_whole(path, bytes(profile.to_netcdf(engine="h5netcdf", encoding=encoding)))
+    return write_whole(path, bytes(told.to_netcdf(engine="h5netcdf", encoding=encoding)))
 
 
 def open_profile(path: str | Path) -> xr.Dataset:
     """Read a profile that `save_profile` or `ropelens analyze` wrote, into memory.
 
-    Raises `BadArgument` for a file that is missing or is no profile.
+    Raises `BadArgument` for a file that is missing, damaged or no profile.
     """
     path = Path(path)
+    again = "a folder that ropelens analyze wrote; where it was damaged, run that again"
     if not path.is_file():
-        raise BadArgument(
-            f"There is no profile at {path}.", attempt="a folder that ropelens analyze wrote"
-        )
+        raise BadArgument(f"There is no profile at {path}.", attempt=again)
     try:
         profile = xr.load_dataset(path, engine="h5netcdf")
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # whatever a damaged file makes HDF5, h5py and xarray raise
         raise BadArgument(
             f"{path} is no profile.",
-            seen=" ".join(str(error).split())[:200],
-            attempt="run ropelens analyze again",
+            seen=" ".join(f"{type(error).__name__}: {error}".split())[:200],
+            attempt=again,
         ) from error
-    missing = {"selectivity", "total_bits", "group_rows"} - set(profile.variables)
+    missing = [name for name in EXPECTED if name not in profile.variables]
     if missing:
         raise BadArgument(
-            f"{path} is no profile.",
-            seen=f"it has no {sorted(missing)[0]}",
-            attempt="a profile.nc that ropelens analyze wrote",
+            f"{path} is no profile.", seen=f"it has no {missing[0]}", attempt=again
         )
-    for variable in profile.variables.values():
-        if variable.dtype.kind == "S":
-            variable.values = np.char.decode(variable.values, "utf-8")
     return profile
+
+
+def _told(value: object) -> object:
+    """`value`; a text without what netCDF cannot hold."""
+    if not isinstance(value, str):
+        return value
+    return value.encode("utf-8", "backslashreplace").decode().replace("\0", "␀")

@@ -1,0 +1,102 @@
+"""Running the command line in tests, in this process or in one of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from oracles.tiny import tiny
+from tiny_checkpoints import save_tiny
+
+from ropelens.cli import main
+
+NAMES = ("heads.csv", "index.html", "profile.nc", "run.json")
+MAIN = "from ropelens.cli import main; main()"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def problem(self) -> str:
+        """The one line on stderr that says what went wrong; it is the only one."""
+        lines = self.err.splitlines()
+        assert len(lines) == 1, self.err
+        assert lines[0].startswith("ropelens: ")
+        assert len(lines[0]) < 700
+        assert self.out == ""
+        return lines[0].removeprefix("ropelens: ")
+
+
+Command = Callable[..., Ended]
+
+
+def here(capfd: pytest.CaptureFixture[str], *args: object) -> Ended:
+    """`ropelens *args` in this process, which is left as it was."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    capfd.readouterr()
+    try:
+        with (
+            mock.patch.object(sys, "argv", ["ropelens", *map(str, args)]),
+            mock.patch.dict(os.environ),
+            warnings.catch_warnings(),
+            pytest.raises(SystemExit) as ended,
+        ):
+            main()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    out, err = capfd.readouterr()
+    assert isinstance(ended.value.code, int)
+    return Ended(ended.value.code, out, err)
+
+
+def start(*args: object, before: str = "", **options: object) -> subprocess.Popen[str]:
+    """`ropelens *args` in a process of its own, which first runs the code `before`."""
+    settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(
+        [sys.executable, "-c", f"{before}\n{MAIN}", *map(str, args)],
+        **settings | options,  # type: ignore[call-overload]
+    )
+
+
+def apart(*args: object, before: str = "") -> Ended:
+    """`start`, waited for."""
+    process = start(*args, before=before)
+    out, err = process.communicate(timeout=100)
+    return Ended(process.returncode, out, err)
+
+
+def save_family(folder: Path, name: str, **config: object) -> Path:
+    """A tiny model of the family `name` with a tokenizer of letters, in `folder`."""
+    save_tiny(folder)
+    (folder / "model.safetensors").unlink()
+    tiny(name, max_position_embeddings=64, **config).save_pretrained(folder)
+    return folder
+
+
+@contextmanager
+def unharmed(folder: Path) -> Iterator[None]:
+    """Inside, an earlier run's files in `folder` keep every byte, and nothing joins them."""
+    for name in NAMES:
+        (folder / name).write_bytes(f"an earlier {name}".encode())
+    places = [folder, folder.parent]
+    before = {path: sorted(path.iterdir()) for path in places}
+    yield
+    assert {path: sorted(path.iterdir()) for path in places} == before
+    for name in NAMES:
+        assert (folder / name).read_bytes() == f"an earlier {name}".encode()
