@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,11 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
+from in_browser import Opened, browser, playwright
 from synthetic_profile import synthetic_profile
 
 from ropelens.report import words, write_report
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+__all__ = ["browser"]
 
 HOSTILE = "<script>alert(1)</script>"
 BOLD = "<b>bold</b><a href='https://example.com'>x</a>&lt;"
@@ -23,45 +23,6 @@ BOLD = "<b>bold</b><a href='https://example.com'>x</a>&lt;"
 @pytest.fixture(scope="module")
 def small() -> tuple[xr.Dataset, pd.DataFrame]:
     return synthetic_profile()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[playwright.Browser]:
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if chromium is None:
-        pytest.skip("no chromium on this machine (Debian: apt-get install chromium)")
-    with playwright.sync_playwright() as driver:
-        arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        browser = driver.chromium.launch(executable_path=chromium, args=arguments)
-        yield browser
-        browser.close()
-
-
-class Opened:
-    """A page in a browser, with everything that it must not do kept."""
-
-    def __init__(self, browser: playwright.Browser, path: Path, **options: object) -> None:
-        self.context = browser.new_context(**options)
-        self.page = self.context.new_page()
-        self.url = path.as_uri()
-        self.console: list[str] = []
-        self.requests: list[str] = []
-        self.dialogs: list[str] = []
-        self.page.on("console", lambda message: self.console.append(message.text))
-        self.page.on("pageerror", lambda error: self.console.append(str(error)))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on("dialog", lambda dialog: (self.dialogs.append("!"), dialog.dismiss()))
-
-    def load(self, fragment: str = "") -> playwright.Page:
-        self.page.goto(self.url + fragment)
-        self.page.wait_for_selector("html[data-shown]")
-        return self.page
-
-    def harmless(self) -> bool:
-        loaded = [url for url in self.requests if not url.startswith(("data:", "blob:"))]
-        assert {url.split("#")[0] for url in loaded} <= {self.url}
-        assert (self.console, self.dialogs) == ([], [])
-        return True
 
 
 def shown(page: playwright.Page, layer: int, head: int) -> None:
