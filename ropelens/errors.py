@@ -13,7 +13,9 @@ class RopelensError(ValueError):
     is what the command line prints.
     """
 
-    def __init__(self, what: str, *, seen: str = "", means: str = "", attempt: str = "") -> None:
+    def __init__(
+        self, what: str, *, seen: str = "", means: str = "", attempt: str = ""
+    ) -> None:
         self.parts = {"seen": seen, "means": means, "try": attempt}
         self.what = what
         lines = [f"  {name + ':':<7}{text}" for name, text in self.parts.items() if text]

@@ -91,7 +91,7 @@ def classify_heads(
     }
     labels = label_heads(thresholds, **bits)
     offset, offset_weight = _peaks(profile)
-    layer, head = np.indices(labels.shape)
+    layer, head = (np.asarray(index) for index in np.indices(labels.shape))
     columns: dict[str, np.ndarray] = {
         "layer": layer,
         "head": head,

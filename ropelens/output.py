@@ -167,3 +167,25 @@ def _persist(step: Callable[[], None]) -> None:
             return step()
         except KeyboardInterrupt:
             continue
+
+
+def write_whole(path: str | Path, content: str | bytes) -> Path:
+    """Write a file aside and rename it into place: never half a file, nor none.
+
+    What UTF-8 cannot hold (lone surrogates of a broken tokenizer) becomes a backslash
+    escape. On an error the file that was there stays, and nothing is left beside it.
+    """
+    path = Path(path)
+    if isinstance(content, str):
+        content = content.encode("utf-8", errors="backslashreplace")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with aside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+    return path
