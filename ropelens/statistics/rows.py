@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -49,7 +50,9 @@ def sample_rows(
     """
     draws = torch.empty(len(length), count)
     for sequence, draw in enumerate(draws, start=first):
-        draw.uniform_(generator=torch.Generator().manual_seed((seed << 32) + sequence))
+        # torch's generator takes 32 bits of a seed, so both numbers are mixed into these.
+        mixed = np.random.SeedSequence([seed % 2**64, sequence]).generate_state(1)
+        draw.uniform_(generator=torch.Generator().manual_seed(int(mixed[0])))
     rows = (length - 1)[:, None]
     taken = rows.clamp(max=count)
     stretch = torch.arange(count + 1).minimum(taken)
