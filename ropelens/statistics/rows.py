@@ -51,8 +51,8 @@ def sample_rows(
     draws = torch.empty(len(length), count)
     for sequence, draw in enumerate(draws, start=first):
         # torch's generator takes 32 bits of a seed, so both numbers are mixed into these.
-        mixed = np.random.SeedSequence([seed % 2**64, sequence]).generate_state(1)
-        draw.uniform_(generator=torch.Generator().manual_seed(int(mixed[0])))
+        mixed = np.random.SeedSequence(seed % 2**64, spawn_key=(sequence,))
+        draw.uniform_(generator=torch.Generator().manual_seed(int(mixed.generate_state(1)[0])))
     rows = (length - 1)[:, None]
     taken = rows.clamp(max=count)
     stretch = torch.arange(count + 1).minimum(taken)
