@@ -232,7 +232,7 @@ def test_sampled_rows_agree_with_all_rows(name: str):
         z = off[error > 0] / error[error > 0]
         assert not off[error == 0].any()
         assert np.abs(z).max() < 5, variable
-        assert np.sqrt((z**2).mean()) < 1.5, variable
+        assert np.sqrt((z**2).mean()) < 2, variable
     assert np.abs(samples[0]["total_bits"] - samples[1]["total_bits"]).max() > 1e-4
     for exact in ("q_norm", "k_norm", "q_coherence", "offset_share"):
         np.testing.assert_allclose(samples[0][exact], whole[exact], atol=0.3)
