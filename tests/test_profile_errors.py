@@ -9,8 +9,8 @@ import torch
 from oracles.tiny import tiny
 from torch import nn
 
-import ropelens as rl
-from ropelens.errors import BadArgument
+from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.profile import profile
 
 TOKENS = torch.arange(24).reshape(2, 12) + 3  # of a vocabulary of 96
 
@@ -33,15 +33,15 @@ def test_arguments_out_of_range(
     tokens: torch.Tensor, options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(BadArgument, match=words):
-        rl.profile(tiny("llama_gqa"), tokens, **options)
+        profile(tiny("llama_gqa"), tokens, **options)
 
 
 def test_a_model_of_another_kind() -> None:
-    with pytest.raises(rl.UnsupportedModel, match="Linear is not a model that ropelens can"):
-        rl.profile(nn.Linear(2, 2), TOKENS)
+    with pytest.raises(UnsupportedModel, match="Linear is not a model that ropelens can"):
+        profile(nn.Linear(2, 2), TOKENS)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bert", "bloom", "mamba", "gptj"])
 def test_a_model_that_does_not_rotate_or_hides_it(family: str) -> None:
-    with pytest.raises(rl.UnsupportedModel, match=r"does not rotate|hides its attention"):
-        rl.profile(tiny(family), TOKENS)
+    with pytest.raises(UnsupportedModel, match=r"does not rotate|hides its attention"):
+        profile(tiny(family), TOKENS)
