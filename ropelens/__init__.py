@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ropelens.heads import classify_heads as classify_heads
     from ropelens.models.load import load as load
     from ropelens.models.rotation import measure_rope as measure_rope
-    from ropelens.profile import profile as profile
+    from ropelens.profiling import profile as profile
     from ropelens.report import write_answer as write_answer
     from ropelens.report import write_index as write_index
     from ropelens.report import write_report as write_report
@@ -56,7 +56,7 @@ _HOME = {
     "classify_heads": "heads",
     "load": "models.load",
     "measure_rope": "models.rotation",
-    "profile": "profile",
+    "profile": "profiling",
     "write_answer": "report",
     "write_index": "report",
     "write_report": "report",

@@ -27,7 +27,7 @@ from ropelens.heads import classify_heads
 from ropelens.models.checkpoint import locate
 from ropelens.models.load import load, maximum_context
 from ropelens.output import check_writable, fingerprint, output_folder, write_whole
-from ropelens.profile import profile, versions
+from ropelens.profiling import profile, versions
 from ropelens.progress import show_progress
 from ropelens.report import write_report
 from ropelens.results import save_profile

@@ -10,7 +10,7 @@ from oracles.tiny import tiny
 from torch import nn
 
 from ropelens.errors import BadArgument, UnsupportedModel
-from ropelens.profile import profile
+from ropelens.profiling import profile
 
 TOKENS = torch.arange(24).reshape(2, 12) + 3  # of a vocabulary of 96
 
