@@ -74,7 +74,8 @@ class ShownProgress(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Open the bar, where there is a terminal to draw it on."""
-        if not self.console.is_terminal:
+        # Not as rich judges it: FORCE_COLOR, which CI services set, makes no log a terminal.
+        if not sys.stderr.isatty():
             return
         self.bar = Progress(
             TextColumn("{task.description}"),
