@@ -364,10 +364,14 @@ def test_a_real_checkpoint_on_real_stories(
         assert early["offset"].between(1, 4).all()
 
 
-def test_the_bundled_checkpoint_needs_no_arguments(ropelens: Command, tmp_path: Path) -> None:
-    if not (bundled_path() / "config.json").exists():
-        pytest.skip("no checkpoint is bundled yet")
-    ended = ropelens("analyze", "--out", tmp_path / "out")
+def test_the_bundled_checkpoint_needs_neither_model_nor_text(
+    ropelens: Command, tmp_path: Path
+) -> None:
+    ended = ropelens("analyze", "--sequences", 4, "--out", tmp_path / "out")
     assert ended.code == 0
-    assert rl.open_profile(tmp_path / "out" / "profile.nc").attrs["model"] == "bundled"
-    assert ropelens("rope").code == 0
+    record = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert record["model"]["name"] == "bundled"
+    assert record["model"]["fingerprint"] == fingerprint(bundled_path())
+    assert record["arguments"]["text"] == []
+    ended = ropelens("rope")
+    assert (ended.code, ended.err) == (0, "")
