@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import ropelens as rl
 from ropelens.collect import attention_of, collect, repeat_scores
+from ropelens.errors import BadArgument
 from ropelens.models.doorway import Observer
 from ropelens.models.rotation import read_layers
 from ropelens.models.subject import Subject, as_subject
@@ -297,6 +298,23 @@ def test_groups_add_up_to_the_whole():
     rest = (profile["total_bits"] - profile["sink_bits"]).values
     redundant = np.maximum(0, gain + np.maximum(still, 0) - rest)
     np.testing.assert_allclose(profile["position_bits"], gain - redundant, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor.int, torch.Tensor.numpy, torch.Tensor.tolist])
+def test_tokens_of_any_kind(kind):
+    model = tiny("llama_gqa")
+    tokens, lengths = torch.from_numpy(random_tokens(sequences=2, length=9)), [9, 5]
+    plain = rl.profile(model, tokens, lengths=torch.tensor(lengths))
+    other = rl.profile(model, kind(tokens), lengths=lengths)
+    xr.testing.assert_equal(plain, other)
+    assert plain.attrs["loss"] == other.attrs["loss"]
+
+
+@pytest.mark.parametrize("tokens", [torch.arange(9), torch.ones(2, 9)], ids=["1-d", "float"])
+def test_tokens_of_no_kind(tokens: Tensor):
+    with pytest.raises(BadArgument, match="must be a table of sequences") as refused:
+        rl.profile(tiny("llama_gqa"), tokens)
+    assert str(tokens.dtype) in refused.value.parts["seen"]
 
 
 def test_profile_is_collect_and_summarize_and_says_what_was_run():
