@@ -121,6 +121,16 @@ def test_beyond_the_exact_bins(name: str):
     assert_profile_agrees(profile, true, rtol=2e-6, bits=1e-4)
 
 
+def test_chunks_that_do_not_see_each_other():
+    model = tiny("llama4", attention_chunk_size=8).double()
+    tokens = random_tokens(sequences=len(LENGTHS), length=max(LENGTHS))
+    profile = measured(model, tokens, LENGTHS)
+    assert_profile_agrees(
+        profile, true_values(model, tokens, LENGTHS, name="llama4"), rtol=2e-6, bits=1e-5
+    )
+    assert float(profile["offset_mass"][:3, :, 8:].max()) == 0
+
+
 @pytest.mark.parametrize("name", ["llama_mha", "llama_gqa", "llama_mqa"])
 def test_float32_of_a_tiny_model(name: str):
     model = tiny(name)
@@ -157,6 +167,19 @@ def test_float32_of_a_real_checkpoint(babyllama: Story):
     profile = measured(babyllama.model, babyllama.tokens, babyllama.lengths)
     true = true_values(babyllama.model, babyllama.tokens, babyllama.lengths, name="llama_gqa")
     assert_profile_agrees(profile, true, rtol=1e-5, bits=1e-3)
+
+
+def test_what_a_real_checkpoint_is_known_to_do(babyllama: Story):
+    """Found by a dense computation before there was any other."""
+    tokens, lengths = torch.from_numpy(babyllama.tokens), torch.tensor(babyllama.lengths)
+    heads = rl.classify_heads(rl.profile(babyllama.model, tokens, lengths=lengths))
+    first = heads[heads["layer"] == 0]
+    assert (first["label"] == "semantic").all()
+    assert (first["total_bits"] < 1).all()
+    early = heads[heads["layer"].isin([1, 2])]
+    assert (early["label"] == "positional").all()
+    assert early["offset"].between(1, 4).all()
+    assert heads.attrs["claim"]["rank_correlation"] < -0.8
 
 
 # against transformers itself
