@@ -370,7 +370,7 @@ def test_the_bundled_checkpoint_needs_neither_model_nor_text(
     ended = ropelens("analyze", "--sequences", 4, "--out", tmp_path / "out")
     assert ended.code == 0
     record = json.loads((tmp_path / "out" / "run.json").read_text())
-    assert record["model"]["name"] == "bundled"
+    assert record["model"]["name"] == "bundled:rope"
     assert record["model"]["fingerprint"] == fingerprint(bundled_path())
     assert record["arguments"]["text"] == []
     ended = ropelens("rope")
