@@ -264,7 +264,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8
 @given(texts=st.lists(TEXTS, min_size=1, max_size=5))
 def test_sequences_are_the_documents_end_to_end(run: Path, texts: list[str]) -> None:
     tokenizer = AutoTokenizer.from_pretrained(run, local_files_only=True)
-    stream = [i for t in texts for i in [*tokenizer(t).input_ids[1:], tokenizer.eos_token_id]]
+    stream = [i for t in texts for i in tokenizer(f"{t}\n</s>").input_ids[1:]]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.npy"
         count = write_sequences(texts, tokenizer, path, context=8)
