@@ -74,7 +74,7 @@ def sum_attention(call: AttentionCall, rows: Rows, planes: Planes) -> tuple[Toke
     def total(x: Tensor) -> Tensor:
         if padding.any():
             x = x.masked_fill(padding, 0)
-        return x.sum(2, dtype=torch.float64).cpu()
+        return x.sum(2).to("cpu", torch.float64)
 
     tokens = TokenSums(
         q_norm=total(plane_norms(q, planes)),
@@ -93,9 +93,9 @@ def sum_attention(call: AttentionCall, rows: Rows, planes: Planes) -> tuple[Toke
 class _Work:
     """One call laid out for the row blocks: heads stand by the kv head that they read.
 
-    `q` and `q_still` hold the rows only, and carry the scale of the scores; `k_mean` is
-    the mean of the keys that each row sees. `position` has batch 1 where all sequences
-    have the same rows.
+    `q` and `q_still` hold the rows only (of all rows, views: no copy); `k_scaled` and
+    `k_still_scaled` carry the scale of the scores; `k_mean` is the mean of the keys that
+    each row sees. `position` has batch 1 where all sequences have the same rows.
     """
 
     call: AttentionCall
@@ -105,7 +105,8 @@ class _Work:
     q: Float[Tensor, "batch kv_head group row coordinate"]
     q_still: Float[Tensor, "batch kv_head group row coordinate"]
     k: Float[Tensor, "batch kv_head position coordinate"]
-    k_still: Float[Tensor, "batch kv_head position coordinate"]
+    k_scaled: Float[Tensor, "batch kv_head position coordinate"]
+    k_still_scaled: Float[Tensor, "batch kv_head position coordinate"]
     k_mean: Float[Tensor, "batch kv_head row coordinate"]
 
     @classmethod
@@ -120,21 +121,23 @@ class _Work:
     ) -> _Work:
         """Pick the rows, group the heads, and average the keys that each row sees."""
         position = rows.position[:1] if rows.dense else rows.position
-        start = call.start[position]
-        total = torch.nn.functional.pad(k.cumsum(2, dtype=torch.float64), (0, 0, 1, 0))
-        seen = _pick(total, position + 1) - _pick(total, start)
-        count = (position + 1 - start).to(k.device)[:, None, :, None]
         heads = (k.shape[1], q.shape[1] // k.shape[1])
+
+        def picked(x: Tensor) -> Tensor:
+            of_rows = x[:, :, 1 : position.shape[1] + 1] if rows.dense else _pick(x, position)
+            return of_rows.unflatten(1, heads)
+
         return cls(
             call=call,
             dense=rows.dense,
             position=position,
             weight=rows.weight.to(k.device, k.dtype),
-            q=(_pick(q, position) * call.scale).unflatten(1, heads),
-            q_still=(_pick(q_still, position) * call.scale).unflatten(1, heads),
+            q=picked(q),
+            q_still=picked(q_still),
             k=k,
-            k_still=k_still,
-            k_mean=(seen / count).to(k.dtype),
+            k_scaled=k * call.scale,
+            k_still_scaled=k_still * call.scale,
+            k_mean=_mean_keys(k, position, call.start[position]),
         )
 
     def blocks(self) -> Iterator[tuple[int, int, slice]]:
@@ -198,20 +201,21 @@ def _sum_block(
     # One key more than any row sees, where there is one: its weight is 0 in every row.
     low = max(int(call.start[position].min()) - 1, 0)
     high = int(position.max()) + 1
-    q, keys = work.q[:, heads, :, begin:end], work.k[:, heads, low:high]
-    q_still, still_keys = work.q_still[:, heads, :, begin:end], work.k_still[:, heads, low:high]
+    q, q_still = work.q[:, heads, :, begin:end], work.q_still[:, heads, :, begin:end]
+    keys = work.k[:, heads, low:high]
     hidden = _hidden(position, call.start, low, high, device=keys.device)
     own = (position - low).to(keys.device)
 
-    scores = _hide(_scores(q, keys, call.softcap, scratch), hidden)
+    scores = _hide(_scores(q, work.k_scaled[:, heads, low:high], call.softcap, scratch), hidden)
     weights = torch.softmax(scores, -1, out=scratch.take("weights", *scores.shape))
     # A row's largest weight is at least 1 / keys, so its logarithm is exact.
     log_norm = scores.amax(-1) - weights.amax(-1).log()
     read = (weights.flatten(2, 3) @ keys).unflatten(2, q.shape[2:4])
     if call.softcap is None:
-        expected = torch.linalg.vecdot(q, read)
+        expected = call.scale * torch.linalg.vecdot(q, read)
     else:
         expected = torch.linalg.vecdot(weights, scores)
+    still_keys = work.k_still_scaled[:, heads, low:high]
     still = _scores(q_still, still_keys, call.softcap, scratch)  # where the scores were
     spare = scratch.take("spare", *still.shape)
     expected_still = torch.mul(weights, still, out=spare).sum(-1)
@@ -234,7 +238,7 @@ def _sum_block(
     scalars = torch.stack([per_row[name] for name in _PER_HEAD], dim=-1)
     _add(totals.per_head, query_heads, (over_rows @ scalars)[..., 0, :])
     push = q * (read - work.k_mean[:, heads, None, begin:end])
-    _add(totals.selectivity, query_heads, (over_rows @ push)[..., 0, :])
+    _add(totals.selectivity, query_heads, call.scale * (over_rows @ push)[..., 0, :])
     weights[..., 0] = 0  # the sink is no offset
     by_offset = _sum_diagonals if work.dense else _sum_offsets
     _add(totals.offset_mass, query_heads, by_offset(weights, own, row_weight))
@@ -248,6 +252,20 @@ def _add(
     """Add a block's sums to those of its query heads; fewer values stand for the first."""
     part = part.flatten(1, 2).to("cpu", torch.float64)
     total[:, heads, : part.shape[-1]].add_(part)
+
+
+def _mean_keys(
+    k: Float[Tensor, "batch kv_head position coordinate"],
+    position: Int[Tensor, "shared row"],
+    start: Int[Tensor, "shared row"],
+) -> Float[Tensor, "batch kv_head row coordinate"]:
+    """Mean of the keys that each row sees, from their running sum."""
+    total = k.cumsum(2)
+    seen = _pick(total, position)
+    if start.any():
+        before = _pick(total, (start - 1).clamp(min=0))
+        seen -= before * (start > 0).to(k.device)[:, None, :, None]
+    return seen.div_((position + 1 - start).to(k.device)[:, None, :, None])
 
 
 def _pick(
