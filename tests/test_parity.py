@@ -121,14 +121,28 @@ def test_beyond_the_exact_bins(name: str):
     assert_profile_agrees(profile, true, rtol=2e-6, bits=1e-4)
 
 
-def test_chunks_that_do_not_see_each_other():
-    model = tiny("llama4", attention_chunk_size=8).double()
+VARIANTS = {
+    "chunks that do not see each other": ("llama4", {"attention_chunk_size": 8}),
+    "kv heads that differ between layers": (
+        "gemma4",
+        {"num_global_key_value_heads": 1, "attention_k_eq_v": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants(variant: str):
+    name, changes = VARIANTS[variant]
+    model = tiny(name, **changes).double()
     tokens = random_tokens(sequences=len(LENGTHS), length=max(LENGTHS))
     profile = measured(model, tokens, LENGTHS)
-    assert_profile_agrees(
-        profile, true_values(model, tokens, LENGTHS, name="llama4"), rtol=2e-6, bits=1e-5
-    )
-    assert float(profile["offset_mass"][:3, :, 8:].max()) == 0
+    true = true_values(model, tokens, LENGTHS, name=name)
+    assert_profile_agrees(profile, true, rtol=2e-6, bits=1e-5)
+    if name == "llama4":
+        assert float(profile["offset_mass"][:3, :, 8:].max()) == 0
+    else:
+        assert np.isnan(profile["k_norm"][1, 1]).all()
+        assert profile["k_norm"][0].notnull().sum() == 16
 
 
 @pytest.mark.parametrize("name", ["llama_mha", "llama_gqa", "llama_mqa"])
