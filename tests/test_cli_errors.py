@@ -231,7 +231,7 @@ def test_a_model_without_text_is_told_what_to_pass(
         ("--backend", "jax", 2, "'--backend'"),
         ("--device", "toaster", 1, "There is no device 'toaster'"),
         ("--device", "meta", 1, "There is no device 'meta'"),
-        ("--dtype", "float7", 1, "There is no dtype 'float7'.; try: one of float32"),
+        ("--dtype", "float7", 1, "There is no dtype 'float7'; try: one of float32"),
         ("--nonsense", 1, 2, "No such option: --nonsense"),
     ],
 )
@@ -340,7 +340,7 @@ def test_memory_that_runs_out(
     with unharmed(out):
         ended = ropelens("analyze", model, "--text", text, "--out", out)
     assert ended.code == 1
-    assert "The measurement does not fit into memory.; seen: context 64" in ended.problem
+    assert "The measurement does not fit into memory; seen: context 64" in ended.problem
     assert "a smaller --context" in ended.problem
 
 

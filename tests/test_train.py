@@ -385,7 +385,7 @@ def test_bundled_sample_is_one_context_a_document(bundled: Path) -> None:
 def test_no_such_bundled_checkpoint() -> None:
     with pytest.raises(BadArgument) as caught:
         bundled_path("alibi")
-    assert caught.value.line == "no checkpoint called 'alibi' is bundled.; try: one of: rope"
+    assert caught.value.line == "no checkpoint called 'alibi' is bundled; try: one of: rope"
 
 
 def test_sizes_are_whole_batches() -> None:

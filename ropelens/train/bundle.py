@@ -16,8 +16,9 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ropelens.errors import BadArgument
+from ropelens.output import write_whole
 from ropelens.train.card import loss_curve, model_card, read_metrics
-from ropelens.train.record import transformers_bars_off, write_model, write_whole
+from ropelens.train.record import transformers_bars_off, write_model
 from ropelens.train.run import VALID_SEQUENCES, training_and_validation
 from ropelens.train.sample import sample_documents
 
