@@ -266,6 +266,12 @@ def train(
         int, typer.Option(metavar="N", help="Tokens of the BPE tokenizer.")
     ] = 2048,
     steps: Annotated[int, typer.Option(metavar="N", help="Optimizer steps.")] = 2500,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(
+            metavar="RATE", help="Peak rate. [default: the size's]", show_default=False
+        ),
+    ] = None,
     seed: Seed = 0,
 ) -> None:
     """Train a small LLaMA-style model on text; the same command goes on where it stopped.
@@ -285,6 +291,7 @@ def train(
             context=context,
             vocabulary=vocabulary,
             steps=steps,
+            learning_rate=learning_rate,
             seed=seed,
         )
     )
