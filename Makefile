@@ -22,7 +22,7 @@ reports: .venv/.report
 	@$(BIN)/python analyses/positional_heads.py
 
 test: .venv/.test
-	@$(BIN)/python -m pytest
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: .venv/.lint
 	@$(BIN)/ruff check
