@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
 from oracles.recording import attention_calls
 from oracles.tiny import FAMILIES, SUPPORTED, WINDOW, random_tokens, tiny
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
 
 import ropelens as rl
 from ropelens.collect import attention_of
@@ -149,6 +156,32 @@ def test_windows_are_seen_whatever_the_length(name: str, length: int):
             assert torch.equal(call.start, expected), (implementation, kind)
         starts[implementation] = [call.start.tolist() for call in calls]
     assert len({str(start) for start in starts.values()}) == 1
+
+
+def windowed_attention(module, query, key, value, attention_mask, **kwargs):
+    """Like flash attention: it wants no mask, and makes its own from the window."""
+    assert attention_mask is None
+    row = torch.arange(query.shape[2])
+    window = kwargs["sliding_window"]
+    hidden = (row > row[:, None]) | (row <= row[:, None] - window)
+    mask = torch.zeros(len(row), len(row)).masked_fill(hidden, -1e9)[None, None]
+    eager = sys.modules[type(module).__module__].eager_attention_forward
+    return eager(module, query, key, value, mask, **kwargs)
+
+
+def test_a_window_without_a_mask_is_seen():
+    AttentionInterface.register("windowed", windowed_attention)
+    AttentionMaskInterface.register("windowed", lambda *args, **kwargs: None)
+    model = tiny("mistral_sliding")
+    expected = logits(model, tokens())
+    model.set_attn_implementation("windowed")
+    torch.testing.assert_close(logits(model, tokens()), expected)
+    calls: list[AttentionCall] = []
+    with observe_attention(model, calls.append):
+        logits(model, tokens())
+    for call in calls:
+        assert torch.equal(call.start, (torch.arange(LENGTH) - WINDOW + 1).clamp_min(0))
+    attention_of(as_subject(model), tokens()[0])
 
 
 def test_chunks_are_seen():

@@ -225,25 +225,31 @@ def test_a_model_that_states_nothing_is_measured():
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("name", "change"),
     [
-        lambda w: w * 1.00001,
-        lambda w: torch.cat([w[:-1], w[-1:] * 1.001]),
-        lambda w: w.flip(0),
-        lambda w: torch.cat([w, w[-1:] / 3]),
-        lambda w: w[:-1],
-        lambda w: w * torch.tensor([1.0] * 7 + [0.0]),
+        ("llama_gqa", lambda w: w * 1.00001),
+        ("llama_gqa", lambda w: torch.cat([w[:-1], w[-1:] * 1.001])),
+        ("llama_gqa", lambda w: w.flip(0)),
+        ("llama_gqa", lambda w: torch.cat([w, w[-1:] / 3])),
+        ("llama_gqa", lambda w: w[:-1]),
+        ("llama_gqa", lambda w: w * torch.tensor([1.0] * 7 + [0.0])),
+        ("phi", lambda w: torch.cat([w, w[-1:] / 3])),
+        ("phi", lambda w: w[:-1]),
     ],
-    ids=["faster", "slowest faster", "reversed", "one more", "one less", "slowest stopped"],
+    ids=[
+        *("faster", "slowest faster", "reversed", "one more", "one less", "slowest stopped"),
+        *("partial and one more", "partial and one less"),
+    ],
 )
-def test_a_model_that_states_something_else_is_refused(change):
-    model = tiny("llama_gqa")
+def test_a_model_that_states_something_else_is_refused(name: str, change):
+    model = tiny(name)
     rotary = model.model.rotary_emb
+    planes = len(rotary.inv_freq)
     model.model.rotary_emb = Table(rotary, change(rotary.inv_freq))
     with pytest.raises(UnsupportedModel) as refused:
         rl.measure_rope(model)
-    assert refused.value.what == "LlamaForCausalLM does not rotate as it states."
-    assert "layer 0: 8 planes, the fastest at 1 rad/token" in refused.value.parts["seen"]
+    assert refused.value.what == f"{type(model).__name__} does not rotate as it states."
+    assert f"layer 0: {planes} planes, the fastest at 1 rad" in refused.value.parts["seen"]
     assert refused.value.parts["means"].endswith("is not RoPE")
 
 
