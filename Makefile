@@ -1,4 +1,5 @@
 # make report   measure the bundled checkpoint and print the path of its page
+# make reports  both analyses on the bundled checkpoint
 # make test     run the tests
 # make lint     formatting, types, import order
 # make bench    what measuring costs beside a plain forward pass

@@ -29,7 +29,7 @@ REPORTS = Path(__file__).parents[1] / "reports"
 def main(
     model: str = typer.Argument("bundled", help="A folder, a Hub id, or bundled."),
     text: list[Path] = typer.Option([], help="Text files or folders; else the bundled text."),
-    context: int = typer.Option(256, help="Tokens a sequence."),
+    context: int = typer.Option(512, help="Tokens a sequence."),
     sequences: int | None = typer.Option(None, help="Sequences, a sample; else all."),
 ) -> None:
     loaded, tokenizer = rl.load(model)

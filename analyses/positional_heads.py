@@ -14,6 +14,7 @@ Writes reports/positional_heads/<model>/. Takes seconds for the bundled checkpoi
 minutes for a billion parameters on a GPU.
 """
 
+import math
 from collections import Counter
 from pathlib import Path
 
@@ -28,7 +29,7 @@ REPORTS = Path(__file__).parents[1] / "reports"
 def main(
     model: str = typer.Argument("bundled", help="A folder, a Hub id, or bundled."),
     text: list[Path] = typer.Option([], help="Text files or folders; else the bundled text."),
-    context: int = typer.Option(256, help="Tokens a sequence."),
+    context: int = typer.Option(512, help="Tokens a sequence."),
     sequences: int | None = typer.Option(None, help="Sequences, a sample; else all."),
 ) -> None:
     loaded, tokenizer = rl.load(model)
@@ -61,13 +62,17 @@ def findings(heads: pd.DataFrame) -> list[str]:
     """What the labels say, in sentences with numbers."""
     counts = heads["label"].value_counts()
     claim = heads.attrs["claim"]
-    said = [
-        f"Of {len(heads)} heads, "
-        + ", ".join(f"{count} are {label}" for label, count in counts.items())
-        + f"; rank correlation of positional_fraction with mean wavelength "
+    numbers = ", ".join(f"{count} are {label}" for label, count in counts.items())
+    correlation = (
+        f"rank correlation of positional fraction with mean wavelength "
         f"{claim['rank_correlation']:+.2f} (95% interval {claim['low']:+.2f} to "
-        f"{claim['high']:+.2f}, {claim['heads']} heads)."
-    ]
+        f"{claim['high']:+.2f}, {claim['heads']} heads)"
+    )
+    if math.isnan(claim["rank_correlation"]):
+        correlation = (
+            f"only {claim['heads']} choose by position or content, too few to correlate"
+        )
+    said = [f"Of {len(heads)} heads, {numbers}; {correlation}.".replace("-0", "−0")]
     for label in ("positional", "semantic"):
         rows = heads[heads["label"] == label]
         if len(rows):

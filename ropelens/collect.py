@@ -184,7 +184,7 @@ def repeat_scores(
     """Scores on sequences of `length` random tokens, twice, after `first_token`.
 
     Tokens of one sequence differ where the vocabulary allows, so that each has one
-    earlier occurrence.
+    earlier occurrence. NaN where a sliding window hides that occurrence.
     """
     config = subject.model.config.get_text_config()
     generator = torch.Generator().manual_seed(seed)
@@ -199,7 +199,9 @@ def repeat_scores(
     mass: dict[int, Tensor] = {}
 
     def observe(call: AttentionCall) -> None:
-        mass[call.layer] = sum_attention(call, rows, planes[call.layer])[1].offset_mass.sum(0)
+        sums = sum_attention(call, rows, planes[call.layer])[1].offset_mass.sum(0)
+        hidden = bool((call.start[second[0]] > second[0] - length).any())
+        mass[call.layer] = torch.full_like(sums, torch.nan) if hidden else sums
 
     with torch.no_grad(), subject.observe(observe):
         subject.forward(tokens)

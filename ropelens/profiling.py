@@ -82,9 +82,10 @@ def profile(
 
     config = subject.model.config.get_text_config()
     heads = config.num_hidden_layers * config.num_attention_heads
-    excerpt = tokens[0, : _excerpt_length(heads, int(lengths[0]))]
+    longest = int((lengths == lengths.max()).nonzero()[0])
+    excerpt = tokens[longest, : _excerpt_length(heads, int(lengths[longest]))]
     maps = attention_of(subject, excerpt)
-    repeated = min(REPEATED_TOKENS, (trained_context(subject.model) - 1) // 2)
+    repeated = max(2, min(REPEATED_TOKENS, (trained_context(subject.model) - 1) // 2))
     scores = repeat_scores(
         subject, first_token=int(tokens[0, 0]), planes=planes, length=repeated, seed=seed
     )

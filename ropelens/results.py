@@ -15,8 +15,10 @@ EXPECTED = (
     *("q_norm", "k_norm", "q_coherence", "k_coherence", "selectivity", "offset_mass"),
     *("sink_mass", "entropy_bits", "total_bits", "sink_bits", "position_bits"),
     *("content_bits", "group_rows", "excerpt_attention", "excerpt_token"),
+    *("previous_token", "self_mass", "induction", "duplicate_token", "predicted_kernel"),
+    *("group_total_bits", "group_sink_bits", "group_position_gain", "group_content_gain"),
 )
-"""Variables by which a file is known to be a profile."""
+"""Variables by which a file is known to be a profile: what labels and the page need."""
 
 
 def save_profile(profile: xr.Dataset, path: str | Path) -> Path:
@@ -58,6 +60,7 @@ def open_profile(path: str | Path) -> xr.Dataset:
             attempt=again,
         ) from error
     missing = [name for name in EXPECTED if name not in profile.variables]
+    missing += [name for name in ("model", "seed") if name not in profile.attrs]
     if missing:
         raise BadArgument(
             f"{path} is no profile.", seen=f"it has no {missing[0]}", attempt=again

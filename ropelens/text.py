@@ -153,7 +153,9 @@ def check_vocabulary(sequences: Sequences, *, vocabulary: int) -> None:
 
 def _cut(text: str, tokenizer: TextTokenizer, context: int) -> list[Int[Tensor, " position"]]:
     # verbose=False: that a document is longer than the model's maximum is no news here.
-    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    # split_special_tokens: a "<s>" that somebody wrote is text, not a beginning.
+    options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+    ids = tokenizer(text, **options)["input_ids"]
     bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     step = context - len(bos)
     rows = [[*bos, *ids[start : start + step]] for start in range(0, len(ids), step)]
@@ -202,7 +204,7 @@ def _read_lines(path: Path, text: str) -> list[str]:
             continue
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadText(
                 f"Line {number} of {path} is not JSON.",
                 seen=f"{error}; it starts {line[:40]!r}",

@@ -323,7 +323,7 @@ def test_a_disk_that_runs_full(
     assert ended.code == 1
     progress, problem = ended.err.splitlines()
     assert progress.startswith("measuring: ")
-    assert f"ropelens: The disk is full: the results do not fit into {out}." in problem
+    assert f"ropelens: The disk is full: the results do not fit into {out}; " in problem
 
 
 def test_memory_that_runs_out(

@@ -262,7 +262,7 @@ def test_a_window_hides_what_lies_outside():
 
 
 def test_the_fit_agrees_with_the_multiplicative_update():
-    """METHOD's own update on random masses, truncated rows and wide bins: the same gain."""
+    """The published update on random masses, truncated rows and wide bins: the same gain."""
     context = 40
     bins = np.array([[0, 1], [1, 2], [2, 3], [3, 6], [6, 12], [12, 40]])
     position = np.arange(1, context)[:, None]
@@ -286,7 +286,7 @@ def test_the_fit_agrees_with_the_multiplicative_update():
 
 
 def label(*, total: float, sink: float, position: float, content: float) -> str:
-    """METHOD section 5."""
+    """The labels of docs/measures.md."""
     if total < 0.1:
         return "diffuse"
     if sink / total > 0.9:
@@ -321,7 +321,7 @@ def test_every_handmade_head_is_what_it_was_built_to_be(seed: int, head_dim: int
 def check_plain_attention(
     attention: np.ndarray, tokens: np.ndarray, expected: Sequence[Expected]
 ) -> None:
-    """Attention [head, query, key] looks as described, without any of METHOD's numbers."""
+    """Attention [head, query, key] looks as described, without any of the budget's numbers."""
     late = np.arange(CONTEXT // 2, CONTEXT)
     for a, truth in zip(attention, expected, strict=True):
         if truth.sink:
@@ -343,7 +343,7 @@ def check_plain_attention(
 
 
 def test_without_the_correction_a_content_head_would_not_be_semantic():
-    """Tokens are equal to themselves: METHOD step 5 tells that from position."""
+    """Tokens are equal to themselves: step 5 of the budget tells that from position."""
     model, tokens, expected = handmade(0, 64)
     lengths = [CONTEXT] * len(tokens)
     r = dense(model, tokens, lengths, rotations=rotations(model, name="llama_gqa"))

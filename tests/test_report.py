@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import json
+import os
 import re
 
 import numpy as np
@@ -48,7 +49,7 @@ def test_a_failed_write_leaves_the_page_that_was_there(tmp_path, small, monkeypa
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(render.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         write_report(profile, path, heads=heads)
     assert path.read_bytes() == before

@@ -365,3 +365,22 @@ def test_what_is_no_language_model_is_refused(model: nn.Module, what: str):
         rl.measure_rope(model)
     assert refused.value.what == what
     assert refused.value.parts["try"]
+
+
+@pytest.mark.parametrize("plane", [0, 3, 7])
+@pytest.mark.parametrize("family", ["llama_gqa", "glm", "cohere"])
+def test_a_plane_without_length_is_unseen_not_a_lie(family: str, plane: int) -> None:
+    """Pruned heads have such planes: the stated frequency stands, the measured one is NaN."""
+    model = tiny(family)
+    known = read_layers(as_subject(model))[0].planes
+    plane = min(plane, len(known.inv_freq) - 1)
+    places = [range(known.head_dim)[part][plane] for part in (known.first, known.second)]
+    attention = model.model.layers[0].self_attn
+    with torch.no_grad():
+        for projection in (attention.q_proj, attention.k_proj):
+            projection.weight.unflatten(0, (-1, known.head_dim))[:, places] = 0
+            if projection.bias is not None:
+                projection.bias.unflatten(0, (-1, known.head_dim))[:, places] = 0
+    layer = read_layers(as_subject(model))[0]
+    assert layer.measured.planes.inv_freq.isnan().nonzero().flatten().tolist() == [plane]
+    assert torch.equal(layer.planes.inv_freq, known.inv_freq)

@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from ropelens.errors import BadArgument, BadCheckpoint, BadText, RopelensError
+from ropelens.models.load import load
 from ropelens.text import (
     PADDING,
     Sequences,
@@ -315,3 +316,11 @@ def test_a_context_beyond_the_model_is_a_warning() -> None:
         check_context(512, 512)
         check_context(512, None)
     check_vocabulary(tokenize(["abz"], WITH_BOS, context=2), vocabulary=123)
+
+
+def test_special_tokens_that_somebody_wrote_are_text() -> None:
+    _, tokenizer = load("bundled")
+    found = tokenize(["a <s> b </s> c " * 30], tokenizer, context=40)
+    for row, length in zip(found.tokens, found.lengths, strict=True):
+        begins = (row[:length] == tokenizer.bos_token_id).nonzero().flatten()
+        assert begins.tolist() == [0]

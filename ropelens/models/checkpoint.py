@@ -88,7 +88,7 @@ def read_config(folder: Path) -> dict[str, object]:
         )
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise BadCheckpoint(f"{path} is not readable JSON.", seen=str(error)) from error
     if not isinstance(config, dict) or "model_type" not in config:
         raise BadCheckpoint(
@@ -176,7 +176,7 @@ def _shards(index: Path) -> list[Path]:
     try:
         written = json.loads(index.read_text(encoding="utf-8"))
         shards = sorted(set(written["weight_map"].values()))
-    except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, OSError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadCheckpoint(
             f"{index} is not an index of safetensors files.",
             seen=f"{type(error).__name__}: {error}",

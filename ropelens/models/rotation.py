@@ -120,7 +120,13 @@ def read_layers(subject: Subject, *, context: int | None = None) -> list[LayerRo
 
     noise = torch.finfo(subject.model.dtype).eps
     measured = [
-        read_rotation(vectors[layer], positions, noise=noise) for layer in sorted(vectors)
+        read_rotation(
+            vectors[layer],
+            positions,
+            noise=noise,
+            counts=[len(w) for w in stated_inv_freq(subject.model, layer)],
+        )
+        for layer in sorted(vectors)
     ]
     _check_rotates(subject.model, measured, noise)
     return [
@@ -209,7 +215,7 @@ def _agree(
         if still:
             planes = replace(planes, inv_freq=still[0], pairing="half")
         return LayerRotation(rotation, still[0] if still else None, planes)
-    direction = planes.inv_freq.sum().sign().float()  # the fastest may be the ones that stopped
+    direction = planes.inv_freq.nansum().sign().float()  # the fastest may be stopped or unseen
     for stated in candidates:
         if _matches(planes, rotation.resolution, stated, longest, noise):
             used = replace(planes, inv_freq=direction * stated)
@@ -224,7 +230,9 @@ def _agree(
             means="something between the model's rotary module and its attention is not RoPE",
             attempt="report the model; its measured rotation cannot be trusted",
         )
-    return LayerRotation(rotation, None, planes)
+    return LayerRotation(
+        rotation, None, replace(planes, inv_freq=planes.inv_freq.nan_to_num(0))
+    )
 
 
 def _matches(
@@ -234,7 +242,10 @@ def _matches(
     longest: int,
     noise: float,
 ) -> bool:
-    """Whether stated frequencies are the measured ones, to the measurement's resolution."""
+    """Whether stated frequencies are the measured ones, to the measurement's resolution.
+
+    Planes in which nothing was seen agree with anything.
+    """
     count = len(planes.inv_freq)
     if len(stated) < count or stated[count:].any() or 2 * len(stated) > planes.head_dim:
         return False
@@ -242,4 +253,4 @@ def _matches(
     allowed = 32 * torch.where(
         resolution.isfinite(), resolution * stated[:count].abs(), noise / longest
     )
-    return bool((difference <= allowed).all())
+    return bool((difference.isnan() | (difference <= allowed)).all())

@@ -46,6 +46,12 @@ def as_subject(model: nn.Module) -> Subject:
     Raises `UnsupportedModel` for anything else, and for a model that predicts no tokens.
     """
     if isinstance(model, PreTrainedModel):
+        if model.device.type not in ("cpu", "cuda"):  # sums are in float64, which others lack
+            raise UnsupportedModel(
+                f"{type(model).__name__} is on a device that ropelens does not run on.",
+                seen=str(model.device),
+                attempt='model.to("cpu") or model.to("cuda")',
+            )
         if model.get_output_embeddings() is None:
             raise UnsupportedModel(
                 f"{type(model).__name__} predicts no tokens.",

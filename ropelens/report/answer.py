@@ -43,7 +43,7 @@ def write_answer(
     after an error, what was there before.
     """
     name = "".join(c if c.isalnum() or c in "._-" else "-" for c in profile.attrs["model"])
-    folder = Path(folder) / name.strip(".-")
+    folder = Path(folder) / (name.strip(".-") or "model")
     folder.parent.mkdir(parents=True, exist_ok=True)
     command = shlex.join(["python", *sys.argv])
     page = _render(question, findings, figures, profile, heads, command)

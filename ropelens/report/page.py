@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -104,7 +105,9 @@ def short_facts(profile: xr.Dataset) -> list[str]:
 def loss_text(profile: xr.Dataset) -> str:
     """The mean loss with its standard error, in nats per token."""
     error = profile.attrs.get("loss_se")
-    spread = f" ± {float(error):.3f}" if error is not None else ""
+    spread = ""
+    if error is not None and math.isfinite(float(error)):
+        spread = f" ± {float(error):.3f}"
     return f"{float(profile.attrs['loss']):.3f}{spread} nats per token"
 
 

@@ -8,13 +8,16 @@ module recovers which coordinates rotate, how they pair, and how fast each plane
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ropelens.rope.planes import Planes, plane_norms
+from ropelens.rope.planes import Pairing, Planes, plane_norms
+
+PAIRINGS: tuple[Pairing, Pairing] = ("half", "interleaved")
 
 LARGEST_ANGLE = 1024.0
 """Radians up to which a phase is used: float32 angles carry 6e-8 of themselves as error."""
@@ -45,13 +48,15 @@ def read_rotation(
     positions: Int[Tensor, " position"],
     *,
     noise: float,
+    counts: Iterable[int] = (),
 ) -> Rotation:
     """The rotation that takes `vectors[:, 0]` to `vectors[:, p]`, for every p.
 
-    `vectors` are queries and keys of one layer under one repeated token, any number of
-    heads and tokens, at `positions` 0, 1, 2, 4, ...; `noise` is the relative rounding of
-    their dtype (its eps). The pairing is the one under which lengths stay constant; the
-    frequency comes from the phase against position 0, unwrapped by doubling the distance.
+    `vectors` are queries and keys of one layer for lone tokens, any number of heads and
+    tokens, at `positions` 0, 1, 2, 4, ...; `noise` is the relative rounding of their dtype
+    (its eps), `counts` the numbers of planes that the model says it has. The pairing is
+    the one under which lengths stay constant; the frequency comes from the phase against
+    position 0, unwrapped by doubling the distance.
     """
     x = vectors.double()
     head_dim = x.shape[-1]
@@ -65,13 +70,17 @@ def read_rotation(
 
     offset = changed[0] - changed[0] % 2
     count = (changed[-1] - offset) // 2 + 1
-    candidates = [
-        Planes(torch.zeros(head_dim // 2), head_dim, "half"),
-        Planes(torch.zeros(count), head_dim, "half", offset),
-        Planes(torch.zeros(count), head_dim, "interleaved", offset),
+    stated = [n for n in counts if changed[-1] < 2 * n <= head_dim]
+    shapes: list[tuple[Pairing, int, int]] = [
+        *((pairing, n, 0) for n in stated for pairing in PAIRINGS),
+        ("half", head_dim // 2, 0),
+        *((pairing, count, offset) for pairing in PAIRINGS),
     ]
+    candidates = [Planes(torch.zeros(n), head_dim, pair, begin) for pair, n, begin in shapes]
     residuals = [_residual(x, planes) for planes in candidates]
-    best = residuals.index(min(residuals))
+    # Planes that are 0 fit any count: of shapes that fit alike, the first, most planes.
+    fits = max(2 * min(residuals), 4 * noise)
+    best = next(i for i, residual in enumerate(residuals) if not residual > fits)
     inv_freq, resolution = _frequencies(x, positions, candidates[best], noise=noise)
     planes = replace(candidates[best], inv_freq=inv_freq)
     return Rotation(planes, residuals[best], resolution)
@@ -91,7 +100,10 @@ def _frequencies(
     *,
     noise: float,
 ) -> tuple[Float[Tensor, " frequency"], Float[Tensor, " frequency"]]:
-    """Angular frequency of each plane (rad/token) and its relative error."""
+    """Angular frequency of each plane (rad/token) and its relative error.
+
+    NaN where queries and keys have no length in a plane: it cannot be seen to turn.
+    """
     z = torch.complex(x[..., planes.first], x[..., planes.second])
     turned = (z * z[:, :1].conj()).sum(dim=0)  # [position, frequency]
     inv_freq = turned[1].angle()
@@ -105,5 +117,7 @@ def _frequencies(
         baseline = torch.where(usable, float(p), baseline)
     angle = inv_freq.abs() * baseline
     still = angle < 8 * noise
-    inv_freq = torch.where(still, 0.0, inv_freq)
-    return inv_freq, torch.where(still, math.inf, noise / angle + 2**-23)
+    length = z.abs().square().mean(dim=(0, 1)).sqrt()
+    seen = length > 32 * noise * x.square().mean(dim=(0, 1)).sum().sqrt() / x.shape[-1] ** 0.5
+    inv_freq = torch.where(still, 0.0, inv_freq).where(seen, math.nan)
+    return inv_freq, torch.where(still | ~seen, math.inf, noise / angle + 2**-23)

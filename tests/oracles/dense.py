@@ -1,4 +1,4 @@
-"""Everything METHOD.md defines per frequency and per head, computed densely in float64.
+"""Everything docs/measures.md defines per frequency and per head, computed densely in float64.
 
 Written for clarity and independence: every row x key matrix stands in memory, every sequence
 runs alone and unpadded, and the attention comes from transformers' own eager code.
@@ -309,8 +309,8 @@ def head_statistics(sums: LayerSums, bins: Bins) -> dict[str, Floats]:
 def budget(
     total: float, unrotated: float, *, sink: Fit, kernel: Fit, bins: Bins
 ) -> dict[str, Floats]:
-    """METHOD's steps 1 to 5 for one head, in bits: `total` and `unrotated` are the gains
-    over uniform of the attention itself and of the attention without rotation."""
+    """Steps 1 to 5 of the attention budget of one head, in bits: `total` and `unrotated` are
+    the gains over uniform of the attention itself and of the attention without rotation."""
     position_gain = kernel.gain - sink.gain
     content_gain = max(0.0, unrotated - sink.gain)
     redundant = max(0.0, position_gain + content_gain - (total - sink.gain))

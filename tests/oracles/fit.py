@@ -1,4 +1,4 @@
-"""The kernel of METHOD's budget, fitted by scipy instead of a multiplicative update.
+"""The kernel of the attention budget, fitted by scipy instead of a multiplicative update.
 
 Rows share a log-likelihood sum_b mass_b log w_b + sink log w_0 - log Z_i, Z_i = sum over the
 offsets that row i can see of their bin's weight, + w_0 where it sees position 0. Concave in

@@ -32,7 +32,7 @@ OFFSETS = (0, 1, 2, 3, 6)
 
 @dataclass(frozen=True)
 class Expected:
-    """What a head was built to do: its label by METHOD's thresholds; for a positional one
+    """What a head was built to do: its label by the documented thresholds; for a positional one
     the offset of its peak and how far noise may move it; for all, in words, and the
     attention on position 0 that was mixed in (0 for none)."""
 
