@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def random_llama() -> LlamaForCausalLM:
-    """The model that is measured; attention spread by weights of std 0.05."""
+    """The model that is measured: Llama's proportions and vocabulary, weights of std 0.05."""
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=512,
@@ -85,7 +85,7 @@ def random_llama() -> LlamaForCausalLM:
         num_hidden_layers=8,
         num_attention_heads=8,
         num_key_value_heads=4,
-        vocab_size=8192,
+        vocab_size=32000,
         max_position_embeddings=8192,
         initializer_range=0.05,
     )
@@ -124,6 +124,7 @@ def other_ways(tokens: torch.Tensor) -> dict[str, Callable[[], object]]:
     )
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
         wrapped = random_llama().to(tokens.device)
         wrapped.save_pretrained(folder)
         bridge = TransformerBridge.boot_transformers(

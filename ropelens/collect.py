@@ -31,8 +31,8 @@ from ropelens.statistics.sums import (
 
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
 
-LOSS_ROWS = 512
-"""Rows of logits turned to float32 at a time: a vocabulary is wide."""
+LOSS_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
+"""Logits whose loss is taken at once: a vocabulary is wide, and caches are not."""
 
 LARGEST_RESIDUAL = 1e-3
 """Largest relative difference between attention as observed and as the model computed it."""
@@ -116,9 +116,10 @@ def _sequence_losses(
 ) -> Float[Tensor, " sequence"]:
     """Summed loss of each sequence's predicted tokens, in nats."""
     losses = torch.zeros(len(tokens), dtype=torch.float64)
+    rows = max(1, LOSS_ELEMENTS[logits.device.type] // logits.shape[-1])
     for sequence, length in enumerate(lengths.tolist()):
-        for begin in range(0, length - 1, LOSS_ROWS):
-            end = min(begin + LOSS_ROWS, length - 1)
+        for begin in range(0, length - 1, rows):
+            end = min(begin + rows, length - 1)
             target = tokens[sequence, begin + 1 : end + 1].to(logits.device, torch.long)
             loss = cross_entropy(logits[sequence, begin:end].float(), target, reduction="sum")
             losses[sequence] += float(loss)
