@@ -33,7 +33,7 @@ def test_every_figure_is_public() -> None:
 
 def test_constraints_pin_what_the_package_needs() -> None:
     pinned = dict(
-        line.lower().split("==")
+        line.lower().replace("_", "-").split("==")
         for line in (ROOT / "constraints.txt").read_text().splitlines()
         if "==" in line
     )
