@@ -12,7 +12,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from ropelens.output import output_folder
+from ropelens.output import output_folder, write_whole
 from ropelens.report.page import model_name, run_facts, short_facts, versions
 from ropelens.report.payload import page_template
 from ropelens.report.render import (
@@ -58,9 +58,9 @@ def write_answer(
     }
     with output_folder(folder) as results:
         save_profile(profile, results / "profile.nc")
-        heads.to_csv(results / "heads.csv", index=False)
-        (results / "index.html").write_text(page, encoding="utf-8", errors="backslashreplace")
-        (results / "run.json").write_text(json.dumps(record, indent=2) + "\n")
+        write_whole(results / "heads.csv", heads.to_csv(index=False, lineterminator="\n"))
+        write_whole(results / "index.html", page)
+        write_whole(results / "run.json", json.dumps(record, indent=2) + "\n")
     return folder / "index.html"
 
 
