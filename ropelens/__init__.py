@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ropelens.means import plane_means as plane_means
     from ropelens.models.load import load as load
     from ropelens.models.rotation import measure_rope as measure_rope
+    from ropelens.models.variants import variant_config as variant_config
     from ropelens.profile import profile as profile
     from ropelens.report import write_answer as write_answer
     from ropelens.report import write_index as write_index
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     from ropelens.rope.select import PlaneNumbers as PlaneNumbers
     from ropelens.rope.select import Slowest as Slowest
     from ropelens.rope.select import Wavelengths as Wavelengths
+    from ropelens.rope.variants import VARIANTS as VARIANTS
+    from ropelens.rope.variants import parse_variant as parse_variant
     from ropelens.text import read_documents as read_documents
     from ropelens.text import tokenize as tokenize
 
@@ -83,6 +86,7 @@ _HOME = {
     "plane_means": "means",
     "load": "models.load",
     "measure_rope": "models.rotation",
+    "variant_config": "models.variants",
     "profile": "profile",
     "write_answer": "report",
     "write_index": "report",
@@ -94,6 +98,8 @@ _HOME = {
     "PlaneNumbers": "rope.select",
     "Slowest": "rope.select",
     "Wavelengths": "rope.select",
+    "VARIANTS": "rope.variants",
+    "parse_variant": "rope.variants",
     "read_documents": "text",
     "tokenize": "text",
 }

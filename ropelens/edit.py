@@ -26,6 +26,8 @@ from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.models.doorway import TransformersSubject, by_itself, edit_attention, open_edit
 from ropelens.models.rotation import depends_on_length, read_layers, stated_inv_freq
 from ropelens.models.subject import as_subject
+from ropelens.models.variants import attention_factor, shape_of
+from ropelens.rope.formulas import Rates
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import (
     ALL_HEADS,
@@ -39,9 +41,7 @@ from ropelens.rope.select import (
     parse_heads,
 )
 from ropelens.rope.turn import Side, turn
-
-Frequencies = Callable[[Planes, int], tuple[Float[Tensor, " frequency"], float]]
-"""A layer's planes and a sequence's length -> inv_freq (rad/token) and attention factor."""
+from ropelens.rope.variants import Variant, parse_variant
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,10 @@ class Layer:
     index: int
     planes: Planes
     length: int
+
+
+Frequencies = Callable[[Layer], Rates]
+"""A layer -> inv_freq of its planes (rad/token), and by how much queries and keys grow."""
 
 
 @runtime_checkable
@@ -124,9 +128,7 @@ def rescale(
     Layers without rotation stay without.
     """
     speeds = torch.as_tensor(inv_freq, dtype=torch.float32)
-    return Edit(
-        select or Every(), Rescale(lambda planes, length: (speeds, attention_factor)), heads
-    )
+    return Edit(select or Every(), Rescale(lambda layer: (speeds, attention_factor)), heads)
 
 
 def mean_ablate(
@@ -138,6 +140,29 @@ def mean_ablate(
     the token goes, what it says of the distance stays.
     """
     return Edit(select or Every(), MeanAblate(means), heads)
+
+
+def as_edit(variant: Variant, model: PreTrainedModel) -> Edit:
+    """The edit that makes a live model rotate as `variant`, in every layer that rotates.
+
+    Variants that stop planes leave the others as they are; the rest take the model's base
+    and trained context, and replace the frequencies and the attention factor that it has.
+    """
+    layers = range(model.config.get_text_config().num_hidden_layers)
+    if variant.row.stops is not None:
+        heads = [f"{layer}.*" for layer in layers if variant.stops_in(layer)]
+        nothing = PlaneNumbers(())
+        select = variant.row.stops(variant.value) if heads else nothing
+        return Edit(select, _stop, ",".join(heads) or ALL_HEADS)
+    own_factor = attention_factor(model)
+
+    def frequencies(layer: Layer) -> Rates:
+        rotary_dim = layer.planes.rotary_dim
+        shape = shape_of(model, layer.index, rotary_dim=rotary_dim, length=layer.length)
+        inv_freq, factor = variant.frequencies(shape)
+        return inv_freq, factor / own_factor
+
+    return Edit(Every(), Rescale(frequencies))
 
 
 def _stop(query: Side, key: Side, chosen: Tensor, layer: Layer) -> tuple[Side, Side]:
@@ -158,7 +183,7 @@ class Rescale:
     def __call__(
         self, query: Side, key: Side, chosen: Tensor, layer: Layer
     ) -> tuple[Side, Side]:
-        inv_freq, factor = self.frequencies(layer.planes, layer.length)
+        inv_freq, factor = self.frequencies(layer)
         count = len(layer.planes.inv_freq)
         if len(inv_freq) != count:
             raise BadArgument(
@@ -201,16 +226,17 @@ class MeanAblate:
 
 
 @contextmanager
-def edit_rope(model: nn.Module, *edits: Edit) -> Iterator[None]:
+def edit_rope(model: nn.Module, *edits: Edit | str) -> Iterator[None]:
     """`model` rotates as `edits` say while the block runs; blocks nest, and edits add up.
 
+    An edit may also be the name of a RoPE variant, such as "p-rope:0.75" (`VARIANTS`).
     Everything that runs the model meets the edited one: calls, generation with a cache,
     `profile`, `measure_rope`. Planes that no edit chooses keep every bit. Restored on
     exit, on errors too. `model` is a transformers model.
 
     Raises `UnsupportedModel` for a model that does not rotate, or whose attention does not
     pass through transformers' attention interface, and `BadArgument` for planes or heads
-    that it does not have.
+    that it does not have, or a variant that does not exist.
     """
     subject = as_subject(model)
     if not isinstance(subject, TransformersSubject):
@@ -224,9 +250,13 @@ def edit_rope(model: nn.Module, *edits: Edit) -> Iterator[None]:
     with by_itself(subject.model):
         planes = tuple(layer.planes for layer in read_layers(subject))
     heads = subject.model.config.get_text_config().num_attention_heads
-    for edit in edits:
+    added = tuple(
+        as_edit(parse_variant(edit), subject.model) if isinstance(edit, str) else edit
+        for edit in edits
+    )
+    for edit in added:
         _check(edit, planes, heads)
-    with edit_attention(subject.model, ModelEdit(subject.model, planes, (*before, *edits))):
+    with edit_attention(subject.model, ModelEdit(subject.model, planes, (*before, *added))):
         yield
 
 
