@@ -14,6 +14,7 @@ export HF_HUB_OFFLINE := 1
 .PHONY: report reports test lint bench
 
 report: .venv/.report
+	@mkdir -p reports/analyze
 	@$(BIN)/ropelens analyze --out reports/analyze/bundled-rope
 
 reports: .venv/.report
@@ -37,7 +38,6 @@ bench: .venv/.report
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) torch==2.13.0
 	$(PIP) --editable .
-	@mkdir -p reports/analyze
 	@touch $@
 
 .venv/.test: .venv/.report

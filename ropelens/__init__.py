@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ropelens.models.load import load as load
     from ropelens.models.rotation import measure_rope as measure_rope
     from ropelens.models.variants import variant_config as variant_config
-    from ropelens.profile import profile as profile
+    from ropelens.profiling import profile as profile
     from ropelens.report import write_answer as write_answer
     from ropelens.report import write_index as write_index
     from ropelens.report import write_report as write_report
@@ -87,7 +87,7 @@ _HOME = {
     "load": "models.load",
     "measure_rope": "models.rotation",
     "variant_config": "models.variants",
-    "profile": "profile",
+    "profile": "profiling",
     "write_answer": "report",
     "write_index": "report",
     "write_report": "report",

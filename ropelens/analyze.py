@@ -27,7 +27,7 @@ from ropelens.heads import classify_heads
 from ropelens.models.checkpoint import locate
 from ropelens.models.load import load, maximum_context
 from ropelens.output import check_writable, fingerprint, output_folder, write_whole
-from ropelens.profile import profile, versions
+from ropelens.profiling import profile, versions
 from ropelens.progress import show_progress
 from ropelens.report import write_report
 from ropelens.results import save_profile
@@ -87,7 +87,6 @@ def run(job: Job, *, command: str) -> Path:
         done = time.perf_counter()
     checkpoint = locate(job.model, revision=job.revision, local_files_only=True)
     measured.attrs |= {
-        "model": _name(job.model),
         "revision": checkpoint.revision,
         "backend": job.backend,
         "text": sequences.source,
@@ -98,7 +97,7 @@ def run(job: Job, *, command: str) -> Path:
         "command": command,
         "arguments": _arguments(job),
         "model": {
-            "name": _name(job.model),
+            "name": measured.attrs["model"],
             "revision": checkpoint.revision,
             "class": type(model).__name__,
             "fingerprint": fingerprint(checkpoint.path),
@@ -141,12 +140,6 @@ def _text(job: Job) -> tuple[Path, ...]:
             "checkpoint comes with text of its own",
         )
     return (sample_path(job.model.partition(":")[2] or "rope"),)
-
-
-def _name(model: str) -> str:
-    """How results call the model: not by where it lies on this machine."""
-    path = Path(model).expanduser()
-    return path.resolve().name if path.exists() and not _is_bundled(model) else model
 
 
 @contextmanager

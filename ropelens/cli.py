@@ -266,12 +266,15 @@ def report(
       ropelens report out
     """
     from ropelens.heads import classify_heads
+    from ropelens.output import output_folder
     from ropelens.report import write_report
     from ropelens.results import open_profile
 
     profile = open_profile(folder / "profile.nc")
     heads = classify_heads(profile, seed=int(profile.attrs["seed"]))
-    _print_path(write_report(profile, folder / "index.html", heads=heads))
+    with output_folder(folder) as results:
+        write_report(profile, results / "index.html", heads=heads)
+    _print_path(folder / "index.html")
 
 
 @app.command(short_help="Train a small LLaMA-style model on text.")

@@ -119,7 +119,7 @@ def _sequence_losses(
     for sequence, length in enumerate(lengths.tolist()):
         for begin in range(0, length - 1, LOSS_ROWS):
             end = min(begin + LOSS_ROWS, length - 1)
-            target = tokens[sequence, begin + 1 : end + 1].to(logits.device)
+            target = tokens[sequence, begin + 1 : end + 1].to(logits.device, torch.long)
             loss = cross_entropy(logits[sequence, begin:end].float(), target, reduction="sum")
             losses[sequence] += float(loss)
     return losses

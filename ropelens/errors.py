@@ -25,7 +25,8 @@ class RopelensError(ValueError):
     def line(self) -> str:
         """The whole message on one line."""
         parts = [f"{name}: {text}" for name, text in self.parts.items() if text]
-        return "; ".join([" ".join(self.what.split()), *(" ".join(p.split()) for p in parts)])
+        said = [" ".join(part.split()).rstrip(".") for part in (self.what, *parts)]
+        return "; ".join(said)
 
 
 class UnsupportedModel(RopelensError):

@@ -17,23 +17,10 @@ from rich.progress import (
     Task,
     TaskProgressColumn,
     TextColumn,
-    TimeRemainingColumn,
 )
 from rich.text import Text
 
 SECONDS_BETWEEN_LINES = 10.0
-
-
-class _Rate(ProgressColumn):
-    """Units a second."""
-
-    def __init__(self, unit: str) -> None:
-        super().__init__()
-        self.unit = unit
-
-    def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        return Text("" if speed is None else f"{speed:,.0f} {self.unit}/s")
 
 
 @contextmanager
@@ -47,18 +34,24 @@ def show_progress(what: str, *, total: int, unit: str) -> Iterator[Callable[[int
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield _lines(what, total=total, unit=unit)
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        _Rate(unit),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-    )
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), _Pace(unit))
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bar:
         task = bar.add_task(what, total=total)
         yield lambda amount: bar.advance(task, amount)
+
+
+class _Pace(ProgressColumn):
+    """Rate and time left; rich's own columns stay empty where a step takes long."""
+
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self.unit = unit
+
+    def render(self, task: Task) -> Text:
+        if not task.completed or not task.total or not task.elapsed:
+            return Text("")
+        return Text(_pace(task.completed, task.total, task.elapsed, self.unit))
 
 
 def _lines(what: str, *, total: int, unit: str) -> Callable[[int], None]:
@@ -73,13 +66,14 @@ def _lines(what: str, *, total: int, unit: str) -> Callable[[int], None]:
         if done < total and now - last < SECONDS_BETWEEN_LINES:
             return
         last = now
-        rate = done / max(now - begin, 1e-9)
-        left = timedelta(seconds=round((total - done) / rate))
-        print(
-            f"{what}: {done:,} of {total:,} {unit}, {rate:,.0f} {unit}/s"
-            + (f", {left} left" if done < total else ""),
-            file=sys.stderr,
-            flush=True,
-        )
+        pace = _pace(done, total, now - begin, unit)
+        print(f"{what}: {done:,} of {total:,} {unit}, {pace}", file=sys.stderr, flush=True)
 
     return advance
+
+
+def _pace(done: float, total: float, seconds: float, unit: str) -> str:
+    """Mean rate so far, and the time that the rest takes at that rate."""
+    rate = done / max(seconds, 1e-9)
+    left = timedelta(seconds=round((total - done) / rate))
+    return f"{rate:,.0f} {unit}/s" + (f", {left} left" if done < total else "")

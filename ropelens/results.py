@@ -62,6 +62,8 @@ def open_profile(path: str | Path) -> xr.Dataset:
         raise BadArgument(
             f"{path} is no profile.", seen=f"it has no {missing[0]}", attempt=again
         )
+    plain = (v.item() if isinstance(v, np.generic) else v for v in profile.attrs.values())
+    profile.attrs = dict(zip(profile.attrs, plain, strict=True))
     return profile
 
 

@@ -17,6 +17,10 @@ from ropelens.statistics.ragged import stack
 from ropelens.statistics.sums import LayerSums, Sums
 
 DESCRIBED = {
+    "layer": ("index of the layer", ""),
+    "head": ("index of the query head in its layer", ""),
+    "kv_head": ("index of the key-value head in its layer", ""),
+    "frequency": ("index of the plane, 0 turns fastest", ""),
     "inv_freq": ("angular frequency of the plane", "rad/token"),
     "wavelength": ("tokens per turn of the plane", "token"),
     "offset_start": ("first offset of the bin", "token"),

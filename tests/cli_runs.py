@@ -67,7 +67,12 @@ def here(capfd: pytest.CaptureFixture[str], *args: object) -> Ended:
 
 def start(*args: object, before: str = "", **options: object) -> subprocess.Popen[str]:
     """`ropelens *args` in a process of its own, which first runs the code `before`."""
-    settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    settings = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "errors": "surrogateescape",  # names of files may be any bytes
+    }
     return subprocess.Popen(
         [sys.executable, "-c", f"{before}\n{MAIN}", *map(str, args)],
         **settings | options,  # type: ignore[call-overload]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -235,17 +236,16 @@ def test_more_sequences_than_there_are_is_news_only_if_asked_for(
     assert warning == f"ropelens: warning: {words}"
 
 
-def test_names_that_are_not_text_do_not_matter(
-    ropelens: Command, model: Path, tmp_path: Path
+def test_warnings_of_libraries_are_kept_to_them(
+    ropelens: Command, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    strange = Path(str(tmp_path)) / "\udcff\n"  # as Python sees the byte 0xff
-    strange.mkdir()
-    (strange / "a.txt").write_bytes(b"a\0b" * 50)
-    ended = ropelens("analyze", model, "--text", strange, "--out", strange / "out")
-    assert ended.code == 0
-    assert (strange / "out" / "index.html").exists()
-    attrs = rl.open_profile(strange / "out" / "profile.nc").attrs
-    assert "\\udcff" in attrs["command"]
+    def noisy(name: str) -> None:
+        for category in (UserWarning, FutureWarning, DeprecationWarning):
+            warnings.warn_explicit("noise", category, "library.py", 1, module="library")
+
+    monkeypatch.setattr("ropelens.tables.Text", lambda text: noisy(text) or text)
+    ended = ropelens("rope", model)
+    assert (ended.code, ended.err) == (0, "")
 
 
 # The TransformerLens backend.
@@ -364,10 +364,14 @@ def test_a_real_checkpoint_on_real_stories(
         assert early["offset"].between(1, 4).all()
 
 
-def test_the_bundled_checkpoint_needs_no_arguments(ropelens: Command, tmp_path: Path) -> None:
-    if not (bundled_path() / "config.json").exists():
-        pytest.skip("no checkpoint is bundled yet")
-    ended = ropelens("analyze", "--out", tmp_path / "out")
+def test_the_bundled_checkpoint_needs_neither_model_nor_text(
+    ropelens: Command, tmp_path: Path
+) -> None:
+    ended = ropelens("analyze", "--sequences", 4, "--out", tmp_path / "out")
     assert ended.code == 0
-    assert rl.open_profile(tmp_path / "out" / "profile.nc").attrs["model"] == "bundled"
-    assert ropelens("rope").code == 0
+    record = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert record["model"]["name"] == "bundled:rope"
+    assert record["model"]["fingerprint"] == fingerprint(bundled_path())
+    assert record["arguments"]["text"] == []
+    ended = ropelens("rope")
+    assert (ended.code, ended.err) == (0, "")

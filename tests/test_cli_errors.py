@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 from cli_runs import Command, Ended, here, save_family, unharmed
+from synthetic_profile import synthetic_profile
 from tiny_checkpoints import edit_config, edit_weights, save_tiny, tiny_llama
+
+from ropelens.results import save_profile
 
 TEXT = "the quick brown fox jumps over the lazy dog " * 20
 
@@ -227,7 +231,7 @@ def test_a_model_without_text_is_told_what_to_pass(
         ("--backend", "jax", 2, "'--backend'"),
         ("--device", "toaster", 1, "There is no device 'toaster'"),
         ("--device", "meta", 1, "There is no device 'meta'"),
-        ("--dtype", "float7", 1, "There is no dtype 'float7'.; try: one of float32"),
+        ("--dtype", "float7", 1, "There is no dtype 'float7'; try: one of float32"),
         ("--nonsense", 1, 2, "No such option: --nonsense"),
     ],
 )
@@ -299,18 +303,23 @@ def test_a_place_that_cannot_be_written_to(
     assert text.read_text() == TEXT
 
 
+@contextmanager
+def full_disk(limit: int) -> Iterator[None]:
+    """Files end after `limit` bytes, with the kind of error that a full disk gives."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 @pytest.mark.parametrize("limit", [2_000, 200_000])
 def test_a_disk_that_runs_full(
     ropelens: Command, model: Path, text: Path, out: Path, limit: int
 ) -> None:
-    """A limit on the size of files ends writing as a full disk does, early or late."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with unharmed(out):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-        try:
-            ended = ropelens("analyze", model, "--text", text, "--out", out)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with unharmed(out), full_disk(limit):
+        ended = ropelens("analyze", model, "--text", text, "--out", out)
     assert ended.code == 1
     progress, problem = ended.err.splitlines()
     assert progress.startswith("measuring: ")
@@ -331,7 +340,7 @@ def test_memory_that_runs_out(
     with unharmed(out):
         ended = ropelens("analyze", model, "--text", text, "--out", out)
     assert ended.code == 1
-    assert "The measurement does not fit into memory.; seen: context 64" in ended.problem
+    assert "The measurement does not fit into memory; seen: context 64" in ended.problem
     assert "a smaller --context" in ended.problem
 
 
@@ -360,3 +369,20 @@ def test_report_needs_a_profile(ropelens: Command, tmp_path: Path) -> None:
     assert ended.code == 1
     assert "profile.nc is no profile" in ended.problem
     assert (tmp_path / "index.html").read_text() == "an earlier page"
+
+
+def test_report_on_a_full_disk_leaves_the_earlier_page(
+    ropelens: Command, tmp_path: Path
+) -> None:
+    profile, _ = synthetic_profile(layers=2, heads=2, frequencies=4)
+    save_profile(profile, tmp_path / "profile.nc")
+    (tmp_path / "index.html").write_text("an earlier page")
+    before = sorted(tmp_path.iterdir())
+    with full_disk(200_000):
+        ended = ropelens("report", tmp_path)
+    assert ended.code == 1
+    assert ended.problem.startswith("The disk is full")
+    assert (tmp_path / "index.html").read_text() == "an earlier page"
+    assert sorted(tmp_path.iterdir()) == before
+    assert ropelens("report", tmp_path).code == 0
+    assert (tmp_path / "index.html").read_text().startswith("<!")

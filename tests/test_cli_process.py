@@ -11,19 +11,24 @@ import pytest
 from cli_runs import NAMES, apart, start, unharmed
 from tiny_checkpoints import save_tiny
 
+from ropelens.results import open_profile
+
 STOPPED = "ropelens: stopped; nothing half-written is left"
 
 # Every batch gets a line, so that one tells that measuring has begun.
 LINE_A_BATCH = "import ropelens.progress; ropelens.progress.SECONDS_BETWEEN_LINES = 0"
 
-# Ctrl-C while transformers imports, out of which it makes an ImportError.
+# Ctrl-C while transformers imports, of which some library makes an ImportError.
 STOP_IMPORTING = """
 import os, signal, sys
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name == "transformers.modeling_utils":
             sys.meta_path.remove(self)
-            os.kill(os.getpid(), signal.SIGINT)
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt as error:
+                raise ImportError("no such module") from error
 sys.meta_path.insert(0, Finder())
 """
 
@@ -71,6 +76,20 @@ def test_stdout_is_the_path_of_the_page_and_stderr_is_quiet(
     (line,) = ended.err.splitlines()
     assert line.startswith("measuring: ")
     assert sorted(path.name for path in out.iterdir()) == list(NAMES)
+
+
+def test_names_that_are_not_text_do_not_matter(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "utf-8:strict")
+    strange = tmp_path / "\udcff\n"  # as Python sees the byte 0xff
+    strange.mkdir()
+    (strange / "a.txt").write_bytes(b"a\0b" * 50)
+    ended = apart("analyze", model, "--text", strange, "--out", strange / "out")
+    assert ended.code == 0
+    assert ended.out == f"{strange / 'out' / 'index.html'}\n"
+    attrs = open_profile(strange / "out" / "profile.nc").attrs
+    assert "\\udcff" in attrs["command"]
 
 
 def test_ctrl_c_while_measuring(model: Path, text: Path, out: Path) -> None:

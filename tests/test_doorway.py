@@ -93,6 +93,21 @@ def test_every_dtype_passes_the_check(dtype: torch.dtype):
         torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
 
 
+@pytest.mark.parametrize("name", ["phi", "gpt_neox"])
+def test_a_model_in_training_is_measured_without_dropout(name: str):
+    """And left in training, but for what was not."""
+    dropout = {"phi": "resid_pdrop", "gpt_neox": "hidden_dropout"}[name]
+    model = tiny(name, **{dropout: 0.4})
+    plain = rl.profile(model, tokens())
+    model.train()
+    frozen = next(iter(model.children()))
+    frozen.training = False
+    again = rl.profile(model, tokens())
+    np.testing.assert_array_equal(again["total_bits"], plain["total_bits"])
+    assert [m for m in model.modules() if not m.training] == [frozen]
+    assert model.training
+
+
 # what is shown is what was computed
 
 

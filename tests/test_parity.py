@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import ropelens as rl
 from ropelens.collect import attention_of, collect, repeat_scores
+from ropelens.errors import BadArgument
 from ropelens.models.doorway import Observer
 from ropelens.models.rotation import read_layers
 from ropelens.models.subject import Subject, as_subject
@@ -120,6 +121,30 @@ def test_beyond_the_exact_bins(name: str):
     assert_profile_agrees(profile, true, rtol=2e-6, bits=1e-4)
 
 
+VARIANTS = {
+    "chunks that do not see each other": ("llama4", {"attention_chunk_size": 8}),
+    "kv heads that differ between layers": (
+        "gemma4",
+        {"num_global_key_value_heads": 1, "attention_k_eq_v": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants(variant: str):
+    name, changes = VARIANTS[variant]
+    model = tiny(name, **changes).double()
+    tokens = random_tokens(sequences=len(LENGTHS), length=max(LENGTHS))
+    profile = measured(model, tokens, LENGTHS)
+    true = true_values(model, tokens, LENGTHS, name=name)
+    assert_profile_agrees(profile, true, rtol=2e-6, bits=1e-5)
+    if name == "llama4":
+        assert float(profile["offset_mass"][:3, :, 8:].max()) == 0
+    else:
+        assert np.isnan(profile["k_norm"][1, 1]).all()
+        assert profile["k_norm"][0].notnull().sum() == 16
+
+
 @pytest.mark.parametrize("name", ["llama_mha", "llama_gqa", "llama_mqa"])
 def test_float32_of_a_tiny_model(name: str):
     model = tiny(name)
@@ -156,6 +181,19 @@ def test_float32_of_a_real_checkpoint(babyllama: Story):
     profile = measured(babyllama.model, babyllama.tokens, babyllama.lengths)
     true = true_values(babyllama.model, babyllama.tokens, babyllama.lengths, name="llama_gqa")
     assert_profile_agrees(profile, true, rtol=1e-5, bits=1e-3)
+
+
+def test_what_a_real_checkpoint_is_known_to_do(babyllama: Story):
+    """Found by a dense computation before there was any other."""
+    tokens, lengths = torch.from_numpy(babyllama.tokens), torch.tensor(babyllama.lengths)
+    heads = rl.classify_heads(rl.profile(babyllama.model, tokens, lengths=lengths))
+    first = heads[heads["layer"] == 0]
+    assert (first["label"] == "semantic").all()
+    assert (first["total_bits"] < 1).all()
+    early = heads[heads["layer"].isin([1, 2])]
+    assert (early["label"] == "positional").all()
+    assert early["offset"].between(1, 4).all()
+    assert heads.attrs["claim"]["rank_correlation"] < -0.8
 
 
 # against transformers itself
@@ -297,6 +335,23 @@ def test_groups_add_up_to_the_whole():
     rest = (profile["total_bits"] - profile["sink_bits"]).values
     redundant = np.maximum(0, gain + np.maximum(still, 0) - rest)
     np.testing.assert_allclose(profile["position_bits"], gain - redundant, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor.int, torch.Tensor.numpy, torch.Tensor.tolist])
+def test_tokens_of_any_kind(kind):
+    model = tiny("llama_gqa")
+    tokens, lengths = torch.from_numpy(random_tokens(sequences=2, length=9)), [9, 5]
+    plain = rl.profile(model, tokens, lengths=torch.tensor(lengths))
+    other = rl.profile(model, kind(tokens), lengths=lengths)
+    xr.testing.assert_equal(plain, other)
+    assert plain.attrs["loss"] == other.attrs["loss"]
+
+
+@pytest.mark.parametrize("tokens", [torch.arange(9), torch.ones(2, 9)], ids=["1-d", "float"])
+def test_tokens_of_no_kind(tokens: Tensor):
+    with pytest.raises(BadArgument, match="must be a table of sequences") as refused:
+        rl.profile(tiny("llama_gqa"), tokens)
+    assert str(tokens.dtype) in refused.value.parts["seen"]
 
 
 def test_profile_is_collect_and_summarize_and_says_what_was_run():

@@ -19,6 +19,11 @@ def test_public_names_stand_where_the_table_says() -> None:
     assert sorted(typed) == sorted(rl.__all__)
 
 
+def test_no_module_takes_the_place_of_a_public_name() -> None:
+    modules = {path.stem for path in (ROOT / "ropelens").iterdir()}
+    assert modules & set(rl.__all__) == set()
+
+
 def test_every_figure_is_public() -> None:
     drawn = {
         name for name in dir(import_module("ropelens.figures")) if name.startswith("plot_")

@@ -48,6 +48,40 @@ def test_attributes_of_any_length_are_kept(profile: xr.Dataset, tmp_path: Path) 
     assert read.attrs["command"] == profile.attrs["command"]
 
 
+def test_every_number_and_type_is_kept(profile: xr.Dataset, tmp_path: Path) -> None:
+    profile.attrs |= {"seed": 2**40, "loss": 0.1 + 0.2, "rows": "all", "created": ""}
+    profile["selectivity"][0, 0, 0] = np.nextafter(1.0, 2.0)
+    profile["total_bits"][0, 0] = np.nan
+    read = open_profile(save_profile(profile, tmp_path / "profile.nc"))
+    assert read.attrs == profile.attrs
+    kinds = {name: type(value) for name, value in profile.attrs.items()}
+    assert {name: type(value) for name, value in read.attrs.items()} == kinds
+    assert set(kinds.values()) == {str, int, float}
+    for name, variable in profile.variables.items():
+        assert read[name].attrs == variable.attrs
+        if variable.dtype.kind != "O":
+            assert read[name].dtype == variable.dtype
+            np.testing.assert_array_equal(read[name].values, variable.values, strict=True)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_damaged_file_is_refused_or_read_whole(profile: xr.Dataset, tmp_path: Path) -> None:
+    """Whatever bytes change: never another error, nor a crash."""
+    path = save_profile(profile, tmp_path / "profile.nc")
+    content, random = path.read_bytes(), np.random.default_rng(0)
+    refused = 0
+    for _ in range(60):
+        damaged = bytearray(content)
+        for place in random.integers(len(damaged), size=20):
+            damaged[place] = random.integers(256)
+        path.write_bytes(damaged)
+        try:
+            assert set(open_profile(path).variables) == set(profile.variables)
+        except BadArgument:
+            refused += 1
+    assert refused > 30
+
+
 @pytest.mark.parametrize("kept", [0, 4, 100, 5_000, 0.5, 0.99])
 def test_a_truncated_file_is_refused(profile: xr.Dataset, tmp_path: Path, kept: float) -> None:
     path = save_profile(profile, tmp_path / "profile.nc")

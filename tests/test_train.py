@@ -264,7 +264,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8
 @given(texts=st.lists(TEXTS, min_size=1, max_size=5))
 def test_sequences_are_the_documents_end_to_end(run: Path, texts: list[str]) -> None:
     tokenizer = AutoTokenizer.from_pretrained(run, local_files_only=True)
-    stream = [i for t in texts for i in [*tokenizer(t).input_ids[1:], tokenizer.eos_token_id]]
+    stream = [i for t in texts for i in tokenizer(f"{t}\n</s>").input_ids[1:]]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.npy"
         count = write_sequences(texts, tokenizer, path, context=8)
@@ -385,7 +385,7 @@ def test_bundled_sample_is_one_context_a_document(bundled: Path) -> None:
 def test_no_such_bundled_checkpoint() -> None:
     with pytest.raises(BadArgument) as caught:
         bundled_path("alibi")
-    assert caught.value.line == "no checkpoint called 'alibi' is bundled.; try: one of: rope"
+    assert caught.value.line == "no checkpoint called 'alibi' is bundled; try: one of: rope"
 
 
 def test_sizes_are_whole_batches() -> None:

@@ -227,16 +227,16 @@ def test_any_family_can_be_edited(name: str):
 @pytest.mark.parametrize(
     ("spelled", "line"),
     [
-        ("prope:0.5", "No RoPE variant is called 'prope'."),
-        ("", "No RoPE variant is called ''."),
+        ("prope:0.5", "No RoPE variant is called 'prope'"),
+        ("", "No RoPE variant is called ''"),
         (
             "p-rope:1.2",
-            "p-rope:p cannot have the value '1.2'.; seen: it must be between 0 and 1",
+            "p-rope:p cannot have the value '1.2'; seen: it must be between 0 and 1",
         ),
         ("p-rope:nan", "seen: it must be between 0 and 1"),
-        ("p-rope", "cannot have the value ''.; seen: '' is not a number"),
+        ("p-rope", "cannot have the value ''; seen: '' is not a number"),
         ("p-rope:half", "seen: 'half' is not a number"),
-        ("nope:1", "The RoPE variant nope cannot have the value '1'.; seen: it takes none"),
+        ("nope:1", "The RoPE variant nope cannot have the value '1'; seen: it takes none"),
         ("nope-every:1", "seen: it must be a whole number, 2 or more"),
         ("yarn:0.5", "seen: it must be 1 or more"),
         ("abf:inf", "seen: it must be 1 or more"),

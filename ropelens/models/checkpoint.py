@@ -52,7 +52,8 @@ def locate(
     of something that has none.
     """
     if name == "bundled" or name.startswith("bundled:"):
-        return _local(name, _bundled(name), revision)
+        path = _bundled(name)
+        return _local(f"bundled:{path.name}", path, revision)
     path = Path(name).expanduser()
     if path.exists():
         return _local(name, path, revision)

@@ -166,7 +166,14 @@ class TransformersSubject:
         inputs = {"input_ids": tokens.to(device)}
         if positions is not None:
             inputs["position_ids"] = positions.to(device)
-        return self.model(**inputs, use_cache=False).logits
+        training = [module for module in self.model.modules() if module.training]
+        try:
+            for module in training:
+                module.training = False  # dropout is no part of what a head does
+            return self.model(**inputs, use_cache=False).logits
+        finally:
+            for module in training:
+                module.training = True
 
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
         """See `observe_attention`."""

@@ -96,7 +96,12 @@ def plane_norms(
     both by its attention factor; the lengths carry it.) Source: Barbero et al. 2024
     (arXiv 2410.06205), the statistic of its norm figures.
     """
-    return planes.sum_coordinates(x.square()).sqrt_()
+    real, imaginary = x[..., planes.first], x[..., planes.second]
+    squares = real.square().addcmul_(imaginary, imaginary)
+    if planes.rotary_dim < planes.head_dim:
+        rest = planes.sum_coordinates(x.square())[..., -1:]
+        squares = torch.cat([squares, rest], dim=-1)
+    return squares.sqrt_()
 
 
 def unrotate(

@@ -299,8 +299,8 @@ VARIANTS: Mapping[str, Row] = {
         },
     ),
     "longrope": Row(
-        usage="longrope:s/short,.../long,...",
-        meaning="a factor a plane: one list up to the trained context, one past it",
+        usage="longrope:s/shorts/longs",
+        meaning="a factor a plane: 1,1.1,... up to the trained context, others past it",
         source="Ding et al. 2024, arXiv 2402.13753",
         parse=_factors,
         frequencies=formulas.longrope,

@@ -7,6 +7,7 @@ of rows is ever held, and only the lower triangle is computed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -73,7 +74,7 @@ def sum_attention(call: AttentionCall, rows: Rows, planes: Planes) -> tuple[Toke
     def total(x: Tensor) -> Tensor:
         if padding.any():
             x = x.masked_fill(padding, 0)
-        return x.sum(2, dtype=torch.float64).cpu()
+        return x.sum(2).to("cpu", torch.float64)
 
     tokens = TokenSums(
         q_norm=total(plane_norms(q, planes)),
@@ -82,19 +83,19 @@ def sum_attention(call: AttentionCall, rows: Rows, planes: Planes) -> tuple[Toke
         k_still=total(k_still),
     )
     work = _Work.prepare(call, rows, q, k, q_still, k_still)
-    sums = work.zeros()
+    totals, scratch = _Totals(work), _Scratch(k)
     for begin, end, heads in work.blocks():
-        _sum_block(work, begin, end, heads, sums)
-    return tokens, sums
+        _sum_block(work, begin, end, heads, totals, scratch)
+    return tokens, totals.row_sums()
 
 
 @dataclass(frozen=True)
 class _Work:
     """One call laid out for the row blocks: heads stand by the kv head that they read.
 
-    `q` and `q_still` hold the rows only, and carry the scale of the scores; `k_mean` is
-    the mean of the keys that each row sees. `position` has batch 1 where all sequences
-    have the same rows.
+    `q` and `q_still` hold the rows only (of all rows, views: no copy); `k_scaled` and
+    `k_still_scaled` carry the scale of the scores; `k_mean` is the mean of the keys that
+    each row sees. `position` has batch 1 where all sequences have the same rows.
     """
 
     call: AttentionCall
@@ -104,7 +105,8 @@ class _Work:
     q: Float[Tensor, "batch kv_head group row coordinate"]
     q_still: Float[Tensor, "batch kv_head group row coordinate"]
     k: Float[Tensor, "batch kv_head position coordinate"]
-    k_still: Float[Tensor, "batch kv_head position coordinate"]
+    k_scaled: Float[Tensor, "batch kv_head position coordinate"]
+    k_still_scaled: Float[Tensor, "batch kv_head position coordinate"]
     k_mean: Float[Tensor, "batch kv_head row coordinate"]
 
     @classmethod
@@ -119,31 +121,23 @@ class _Work:
     ) -> _Work:
         """Pick the rows, group the heads, and average the keys that each row sees."""
         position = rows.position[:1] if rows.dense else rows.position
-        start = call.start[position]
-        total = torch.nn.functional.pad(k.cumsum(2, dtype=torch.float64), (0, 0, 1, 0))
-        seen = _pick(total, position + 1) - _pick(total, start)
-        count = (position + 1 - start).to(k.device)[:, None, :, None]
         heads = (k.shape[1], q.shape[1] // k.shape[1])
+
+        def picked(x: Tensor) -> Tensor:
+            of_rows = x[:, :, 1 : position.shape[1] + 1] if rows.dense else _pick(x, position)
+            return of_rows.unflatten(1, heads)
+
         return cls(
             call=call,
             dense=rows.dense,
             position=position,
             weight=rows.weight.to(k.device, k.dtype),
-            q=(_pick(q, position) * call.scale).unflatten(1, heads),
-            q_still=(_pick(q_still, position) * call.scale).unflatten(1, heads),
+            q=picked(q),
+            q_still=picked(q_still),
             k=k,
-            k_still=k_still,
-            k_mean=(seen / count).to(k.dtype),
-        )
-
-    def zeros(self) -> RowSums:
-        """Sums of no rows."""
-        batch, kv_heads, group, _, dim = self.q.shape
-        per_head = torch.zeros(batch, kv_heads * group, dtype=torch.float64)
-        return RowSums(
-            selectivity=per_head.new_zeros(*per_head.shape, dim),
-            offset_mass=per_head.new_zeros(*per_head.shape, self.k.shape[2]),
-            **{name: per_head.clone() for name in _PER_HEAD},
+            k_scaled=k * call.scale,
+            k_still_scaled=k_still * call.scale,
+            k_mean=_mean_keys(k, position, call.start[position]),
         )
 
     def blocks(self) -> Iterator[tuple[int, int, slice]]:
@@ -167,64 +161,111 @@ class _Work:
 _PER_HEAD = ("sink_mass", "entropy", "content", "learned_sink")
 
 
-def _sum_block(work: _Work, begin: int, end: int, heads: slice, sums: RowSums) -> None:
-    """Add the rows from `begin` to `end`, of the query heads of some kv heads, to `sums`."""
+class _Totals:
+    """Running sums of the blocks, in float64; `per_head` holds `_PER_HEAD` side by side."""
+
+    def __init__(self, work: _Work) -> None:
+        batch, kv_heads, group, _, dim = work.q.shape
+        zeros = torch.zeros(batch, kv_heads * group, 1, dtype=torch.float64)
+        self.selectivity = zeros.repeat(1, 1, dim)
+        self.offset_mass = zeros.repeat(1, 1, work.k.shape[2])
+        self.per_head = zeros.repeat(1, 1, len(_PER_HEAD))
+
+    def row_sums(self) -> RowSums:
+        """The sums by their names."""
+        named = dict(zip(_PER_HEAD, self.per_head.unbind(-1), strict=True))
+        return RowSums(selectivity=self.selectivity, offset_mass=self.offset_mass, **named)
+
+
+class _Scratch:
+    """Memory that every block uses again: fresh pages cost more than the products."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._like = like
+        self._held: dict[str, Tensor] = {}
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """A tensor of this shape in the memory of this name; what it held is lost."""
+        size = math.prod(shape)
+        if name not in self._held or len(self._held[name]) < size:
+            self._held[name] = self._like.new_empty(size)
+        return self._held[name][:size].view(shape)
+
+
+def _sum_block(
+    work: _Work, begin: int, end: int, heads: slice, totals: _Totals, scratch: _Scratch
+) -> None:
+    """Add the rows from `begin` to `end`, of the query heads of some kv heads, to `totals`."""
     call = work.call
     position = work.position[:, begin:end]
     # One key more than any row sees, where there is one: its weight is 0 in every row.
     low = max(int(call.start[position].min()) - 1, 0)
     high = int(position.max()) + 1
-    q, keys = work.q[:, heads, :, begin:end], work.k[:, heads, low:high]
-    q_still, still_keys = work.q_still[:, heads, :, begin:end], work.k_still[:, heads, low:high]
+    q, q_still = work.q[:, heads, :, begin:end], work.q_still[:, heads, :, begin:end]
+    keys = work.k[:, heads, low:high]
     hidden = _hidden(position, call.start, low, high, device=keys.device)
     own = (position - low).to(keys.device)
 
-    scores = _hide(_scores(q, keys, call.softcap), hidden)
-    weights = scores.softmax(-1)
+    scores = _hide(_scores(q, work.k_scaled[:, heads, low:high], call.softcap, scratch), hidden)
+    weights = torch.softmax(scores, -1, out=scratch.take("weights", *scores.shape))
     # A row's largest weight is at least 1 / keys, so its logarithm is exact.
     log_norm = scores.amax(-1) - weights.amax(-1).log()
     read = (weights.flatten(2, 3) @ keys).unflatten(2, q.shape[2:4])
     if call.softcap is None:
-        expected = torch.linalg.vecdot(q, read)
+        expected = call.scale * torch.linalg.vecdot(q, read)
     else:
         expected = torch.linalg.vecdot(weights, scores)
-    still = _scores(q_still, still_keys, call.softcap)
-    expected_still = torch.linalg.vecdot(weights, still)
+    still_keys = work.k_still_scaled[:, heads, low:high]
+    still = _scores(q_still, still_keys, call.softcap, scratch)  # where the scores were
+    spare = scratch.take("spare", *still.shape)
+    expected_still = torch.mul(weights, still, out=spare).sum(-1)
     _hide(still, hidden)
-    log_norm_still = _column(still, own) - _column(still.log_softmax(-1), own)
+    log_still = torch.log_softmax(still, -1, out=spare)
+    log_norm_still = _column(still, own) - _column(log_still, own)
 
-    none = torch.zeros_like(log_norm)
     per_row = {
+        "sink_mass": weights[..., 0] if low == 0 else torch.zeros_like(log_norm),
         "entropy": log_norm - expected,
         "content": expected_still - log_norm_still,
-        "sink_mass": weights[..., 0] if low == 0 else none,
-        "learned_sink": none,
+        "learned_sink": torch.zeros_like(log_norm),
     }
     if call.sink_logits is not None:
         sink = call.sink_logits.to(log_norm.dtype).unflatten(0, work.q.shape[1:3])
         per_row["learned_sink"] = torch.sigmoid(sink[heads, :, None] - log_norm)
     row_weight = work.weight[:, begin:end]
+    over_rows = row_weight[:, None, None, None]
     query_heads = slice(heads.start * q.shape[2], heads.stop * q.shape[2])
-    for name, values in per_row.items():
-        _add(getattr(sums, name), query_heads, (values * row_weight[:, None, None]).sum(-1))
+    scalars = torch.stack([per_row[name] for name in _PER_HEAD], dim=-1)
+    _add(totals.per_head, query_heads, (over_rows @ scalars)[..., 0, :])
     push = q * (read - work.k_mean[:, heads, None, begin:end])
-    _add(sums.selectivity, query_heads, (row_weight[:, None, None, None] @ push)[..., 0, :])
+    _add(totals.selectivity, query_heads, call.scale * (over_rows @ push)[..., 0, :])
     weights[..., 0] = 0  # the sink is no offset
     by_offset = _sum_diagonals if work.dense else _sum_offsets
-    _add(sums.offset_mass, query_heads, by_offset(weights, own, row_weight))
+    _add(totals.offset_mass, query_heads, by_offset(weights, own, row_weight))
 
 
 def _add(
-    total: Float[Tensor, "batch head *rest"],
+    total: Float[Tensor, "batch head value"],
     heads: slice,
-    part: Float[Tensor, "batch kv_head group *part"],
+    part: Float[Tensor, "batch kv_head group part"],
 ) -> None:
-    """Add a block's sums to those of its query heads; a shorter last axis starts at 0."""
+    """Add a block's sums to those of its query heads; fewer values stand for the first."""
     part = part.flatten(1, 2).to("cpu", torch.float64)
-    total = total[:, heads]
-    if part.ndim == 3:
-        total = total[..., : part.shape[-1]]
-    total.add_(part)
+    total[:, heads, : part.shape[-1]].add_(part)
+
+
+def _mean_keys(
+    k: Float[Tensor, "batch kv_head position coordinate"],
+    position: Int[Tensor, "shared row"],
+    start: Int[Tensor, "shared row"],
+) -> Float[Tensor, "batch kv_head row coordinate"]:
+    """Mean of the keys that each row sees, from their running sum."""
+    total = k.cumsum(2)
+    seen = _pick(total, position)
+    if start.any():
+        before = _pick(total, (start - 1).clamp(min=0))
+        seen -= before * (start > 0).to(k.device)[:, None, :, None]
+    return seen.div_((position + 1 - start).to(k.device)[:, None, :, None])
 
 
 def _pick(
@@ -241,9 +282,13 @@ def _scores(
     q: Float[Tensor, "batch kv_head group row coordinate"],
     k: Float[Tensor, "batch kv_head key coordinate"],
     softcap: float | None,
+    scratch: _Scratch,
 ) -> Float[Tensor, "batch kv_head group row key"]:
     """Scores as the softmax gets them: one product serves all the heads of a kv head."""
-    scores = (q.flatten(2, 3) @ k.mT).unflatten(2, q.shape[2:4])
+    batch, kv_heads, group, rows, _ = q.shape
+    scores = scratch.take("scores", batch, kv_heads, group, rows, k.shape[2])
+    product = scores.view(batch * kv_heads, group * rows, -1)
+    torch.bmm(q.flatten(2, 3).flatten(0, 1), k.flatten(0, 1).mT, out=product)
     return scores if softcap is None else scores.div_(softcap).tanh_().mul_(softcap)
 
 

@@ -16,12 +16,14 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ropelens.errors import BadArgument
+from ropelens.output import write_whole
 from ropelens.train.card import loss_curve, model_card, read_metrics
-from ropelens.train.record import write_model, write_whole
+from ropelens.train.record import transformers_bars_off, write_model
 from ropelens.train.run import VALID_SEQUENCES, training_and_validation
 from ropelens.train.sample import sample_documents
 
 LARGEST = 6_000_000  # bytes of a bundled folder, sampled text and card included
+MEASURED = 512  # held-out sequences that the two precisions are compared on
 TEMPERATURE = 0.9
 
 
@@ -57,12 +59,16 @@ def write_bundle(
         raise BadArgument(f"the run in {run} is not finished.", attempt="its command again")
     context = record["settings"]["context"]
     _, held_out = training_and_validation(run, batch=1)
-    model = LlamaForCausalLM.from_pretrained(run, dtype=torch.float32, local_files_only=True)
+    with transformers_bars_off():
+        model = LlamaForCausalLM.from_pretrained(
+            run, dtype=torch.float32, local_files_only=True
+        )
     tokenizer = PreTrainedTokenizerFast.from_pretrained(run, local_files_only=True)
-    measured = measure_half(model, held_out)
+    # Spread over all of the text, whose documents differ in how hard they are.
+    spread = held_out[:: max(1, len(held_out) // MEASURED)][:MEASURED]
+    measured = measure_half(model, spread)
     out.mkdir(parents=True, exist_ok=True)
     write_model(model.half(), out)
-    tokenizer.save_pretrained(out)
     texts = sample_documents(
         model.float(),
         tokenizer,
@@ -73,7 +79,8 @@ def write_bundle(
     )
     lines = [json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts]
     write_whole(out / "sample.jsonl", "".join(lines))
-    shutil.copyfile(run / "metrics.csv", out / "metrics.csv")
+    for name in ("tokenizer.json", "tokenizer_config.json", "metrics.csv"):
+        shutil.copyfile(run / name, out / name)
     rows = read_metrics(run / "metrics.csv")
     write_whole(out / "loss.svg", loss_curve(rows))
     card = model_card(
@@ -86,7 +93,7 @@ def write_bundle(
         samples=len(texts),
         sample_seed=seed,
         temperature=TEMPERATURE,
-        seen=min(VALID_SEQUENCES, measured.sequences),
+        seen=min(VALID_SEQUENCES, len(held_out)),
     )
     write_whole(out / "README.md", card)
     size = sum(file.stat().st_size for file in out.iterdir())

@@ -30,7 +30,7 @@ is a tool's test model: it writes the semblance of a novel, and is good for noth
 - architecture: LlamaForCausalLM: RMSNorm before each block, SwiGLU, grouped-query
   attention, tied embeddings
 - shape: {layers} layers, width {width}, {heads} query and {kv_heads} key-value heads of
-  {head_dim}, MLP {mlp}; {parameters:,} parameters
+  {head_dim} dimensions, MLP {mlp}; {parameters:,} parameters
 - rotation: RoPE ({rope}), {wavelengths} wavelengths
 - context: {context} tokens, of which the first is always BOS
 - tokenizer: byte-level BPE of {vocabulary:,} tokens, trained on the same text
@@ -50,23 +50,23 @@ then `ropelens.train.write_bundle` on its folder.
 
 ## Loss
 
-Nats per predicted token, on {sequences:,} sequences ({valid_tokens:,} tokens) of novels that
-it was not trained on; a uniform guess has {uniform:.3f}.
+Nats per predicted token, on {sequences:,} sequences ({valid_tokens:,} tokens) spread over text
+that it was not trained on; a uniform guess has {uniform:.3f}.
 
 | weights | validation loss |
 |---|---|
 | float32, as trained | {full_loss:.5f} |
 | float16, as stored | {half_loss:.5f} |
 
-No stored weight overflows (the largest is {largest:.2f}); {vanished:,} of {parameters:,}
-round to zero.
+The largest weight is {largest:.2f}, far from overflow; {vanished:,} of {parameters:,} round to
+zero.
 
 ![loss over tokens](loss.svg)
 
 {table}
 
-Validation during training is on the first {seen} of those sequences, under autocast. All
-rows: `metrics.csv`. Median rate {rate:,} tokens/s on {threads} CPU threads.
+Validation during training is on the first {seen} held-out sequences, in the precision of
+training. All rows: `metrics.csv`. Median rate {rate:,} tokens/s on {threads} CPU threads.
 
 ## Sampled text
 

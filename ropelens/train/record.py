@@ -19,6 +19,8 @@ from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import TrainerControl, TrainerState
 from transformers.utils import logging as transformers_logging
 
+from ropelens.output import write_whole
+
 COLUMNS = ("step", "tokens", "train_loss", "valid_loss", "learning_rate", "tokens_per_second")
 
 
@@ -74,7 +76,8 @@ class ShownProgress(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Open the bar, where there is a terminal to draw it on."""
-        if not self.console.is_terminal:
+        # Not as rich judges it: FORCE_COLOR, which CI services set, makes no log a terminal.
+        if not sys.stderr.isatty():
             return
         self.bar = Progress(
             TextColumn("{task.description}"),
@@ -130,13 +133,6 @@ def transformers_bars_off() -> Iterator[None]:
     finally:
         if shown:
             transformers_logging.enable_progress_bar()
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write `text` to `path` so that a reader sees the old file or the new, never a part."""
-    aside = path.with_name(path.name + ".partial")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)
 
 
 def write_json(path: Path, value: Any) -> None:

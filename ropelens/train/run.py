@@ -233,5 +233,6 @@ def _fit(
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:
         progress.close()
-    model.config.use_cache = True
+    # The Trainer turns the cache off; whoever loads the model wants it to write quickly.
+    model.config.use_cache = model.generation_config.use_cache = True
     return model

@@ -72,7 +72,7 @@ def _continue(
 
 def _cut(text: str, tokenizer: PreTrainedTokenizerFast, *, tokens: int) -> str | None:
     """The start of `text` that encodes to exactly `tokens` with BOS, if there is one."""
-    ids = tokenizer(text).input_ids
+    ids = tokenizer(text, verbose=False).input_ids  # longer than the context by design
     cut = _text(ids[:tokens], tokenizer)
     whole = len(ids) >= tokens and len(tokenizer(cut).input_ids) == tokens
     return cut if whole and "\ufffd" not in cut else None

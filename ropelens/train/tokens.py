@@ -52,9 +52,9 @@ def write_sequences(
 ) -> int:
     """Write the tokens of `texts` to `path`, a .npy of uint16 [sequence, context]; how many.
 
-    The documents, each followed by EOS, form one stream that is cut every `context - 1`
-    tokens; every sequence starts with BOS. What is left of the stream is dropped. The
-    file appears whole or not at all, and never has to fit into memory.
+    The documents, each followed by a line end and EOS, form one stream that is cut every
+    `context - 1` tokens; every sequence starts with BOS. What is left of the stream is
+    dropped. The file appears whole or not at all, and never has to fit into memory.
     """
     bpe = tokenizer.backend_tokenizer
     body = context - 1
@@ -63,7 +63,7 @@ def write_sequences(
     count = 0
     with aside.open("wb") as raw:
         for text in texts:
-            ids = bpe.encode(text, add_special_tokens=False).ids
+            ids = bpe.encode(f"{text}\n", add_special_tokens=False).ids
             rest = np.concatenate([rest, np.array([*ids, tokenizer.eos_token_id], np.uint16)])
             whole = len(rest) // body
             rows = np.full((whole, context), tokenizer.bos_token_id, dtype=np.uint16)

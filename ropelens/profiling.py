@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from importlib.metadata import version
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -15,7 +16,6 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ropelens.bundled import bundled_path
 from ropelens.collect import Progress, attention_of, collect, repeat_scores
 from ropelens.errors import BadArgument
 from ropelens.models.rotation import read_layers
@@ -71,7 +71,9 @@ def profile(
     `BadArgument` for tokens, lengths or rows out of range.
     """
     subject = as_subject(model)
-    lengths = torch.full((len(tokens),), tokens.shape[1]) if lengths is None else lengths
+    tokens = torch.as_tensor(tokens)
+    whole = torch.full(tokens.shape[:1], tokens.shape[-1])
+    lengths = whole if lengths is None else torch.as_tensor(lengths)
     _check(tokens, lengths, rows, subject.model.config.get_text_config().vocab_size)
     layers = read_layers(subject, context=int(lengths.max()))
     planes = [layer.planes for layer in layers]
@@ -134,8 +136,6 @@ def _name(model: PreTrainedModel) -> str:
     place = Path(name).expanduser()
     if not name or not place.exists():
         return name or type(model).__name__
-    if place.parent == bundled_path().parent:
-        return f"bundled:{place.name}"
     return place.resolve().name
 
 
@@ -157,10 +157,11 @@ def _excerpt_length(heads: int, length: int) -> int:
 
 def _check(tokens: Tensor, lengths: Tensor, rows: int | str, vocabulary: int) -> None:
     """Refuse tokens, lengths or rows out of range, saying which."""
-    if tokens.ndim != 2 or tokens.shape[0] < 1 or tokens.shape[1] < 3:
+    shaped = tokens.ndim == 2 and tokens.shape[0] >= 1 and tokens.shape[1] >= 3
+    if not shaped or tokens.is_floating_point():
         raise BadArgument(
             "tokens must be a table of sequences of at least 3 tokens.",
-            seen=f"shape {tuple(tokens.shape)}",
+            seen=f"shape {tuple(tokens.shape)} of {tokens.dtype}",
             attempt="tokens[sequence, position], for one sequence tokens[None]",
         )
     if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
@@ -180,5 +181,5 @@ def _check(tokens: Tensor, lengths: Tensor, rows: int | str, vocabulary: int) ->
             "A sequence cannot be longer than its row of tokens.",
             seen=f"length {int(lengths.max())} of {tokens.shape[1]} positions",
         )
-    if rows != "all" and (isinstance(rows, str) or rows < 1):
+    if rows != "all" and (not isinstance(rows, Integral) or rows < 1):
         raise BadArgument('rows must be "all" or a number, 1 or more.', seen=repr(rows))
