@@ -301,6 +301,12 @@ def train(
         int, typer.Option(metavar="N", help="Tokens of the BPE tokenizer.")
     ] = 2048,
     steps: Annotated[int, typer.Option(metavar="N", help="Optimizer steps.")] = 2500,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(
+            metavar="RATE", help="Peak rate. [default: the size's]", show_default=False
+        ),
+    ] = None,
     seed: Seed = 0,
 ) -> None:
     """Train a small LLaMA-style model on text; the same command goes on where it stopped.
@@ -320,6 +326,7 @@ def train(
             context=context,
             vocabulary=vocabulary,
             steps=steps,
+            learning_rate=learning_rate,
             seed=seed,
         )
     )

@@ -75,6 +75,8 @@ def profile(
     whole = torch.full(tokens.shape[:1], tokens.shape[-1])
     lengths = whole if lengths is None else torch.as_tensor(lengths)
     _check(tokens, lengths, rows, subject.model.config.get_text_config().vocab_size)
+    if batch_size is not None and batch_size < 1:
+        raise BadArgument("batch_size must be a number, 1 or more.", seen=repr(batch_size))
     layers = read_layers(subject, context=int(lengths.max()))
     planes = [layer.planes for layer in layers]
 
