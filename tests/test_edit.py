@@ -158,6 +158,18 @@ def test_rescaling_is_transformers_own_config(name: str, rope: dict):
         torch.testing.assert_close(logits(model), expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["nanochat", "glm", "gpt_neox", "deepseek_v3", "cohere"])
+def test_rescaled_planes_keep_their_direction(name: str):
+    """Clockwise, in part of a head, paired either way: all of them at half their speed."""
+    model = tiny(name)
+    own = next(b for n, b in model.named_buffers() if n.endswith("rotary_emb.inv_freq"))
+    expected = logits(keep(tiny(name), lambda count: torch.full((count,), 0.5)))
+    scale = expected.abs().max()
+    assert (expected - logits(model)).abs().max() > 1e-3 * scale
+    with rl.edit_rope(model, rl.rescale(own / 2)):
+        assert (logits(model) - expected).abs().max() < 1e-5 * scale
+
+
 def test_positions_far_out_and_far_apart():
     inputs = {"position_ids": 1000 * torch.arange(LENGTH)[None]}
     model = tiny("llama_gqa")
@@ -240,6 +252,21 @@ def test_one_plane_of_one_head_stops(name: str, head: int):
     others = [other for other in range(4) if other != head]
     torch.testing.assert_close(edited[others], plain[others], rtol=0, atol=1e-6)
     assert (edited[head] - plain[head]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "cohere"])
+def test_all_heads_that_share_a_key(name: str):
+    """One key-value head is edited, the other is not: no key is needed for each query head."""
+
+    def change(query, key, turned):
+        stands = turned.expand(query.shape).clone()
+        stands[2:, :, 1] = 1
+        return query * stands, key * stands
+
+    model = tiny(name)
+    with rl.edit_rope(model, rl.stop_planes([1], heads="0.2,0.3")):
+        edited = observed(model)
+    torch.testing.assert_close(edited, first_layer_scores(name, change), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", GROUPED)

@@ -159,6 +159,20 @@ def test_generation_with_a_cache(name: str, implementation: str, cache: str, hea
     assert (plain.logits[0] - expected.logits[0]).abs().max() > 1e-2
 
 
+@pytest.mark.parametrize("name", ["llama_gqa", "persimmon"])
+def test_a_static_cache_without_padding(name: str):
+    """sdpa then leaves the mask out, which elsewhere says how much of the cache is empty."""
+    model = tiny(name)
+    model.set_attn_implementation("sdpa")
+    options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    options |= {"output_logits": True, "return_dict_in_generate": True}
+    with rl.edit_rope(model, rl.stop_fastest(0.5)):
+        expected = model.generate(tokens(), **options, use_cache=False)
+        cached = model.generate(tokens(), **options, cache_implementation="static")
+    for own, true in zip(cached.logits, expected.logits, strict=True):
+        torch.testing.assert_close(own, true, rtol=1e-4, atol=1e-3)
+
+
 def test_a_prompt_in_pieces(llama: LlamaForCausalLM):
     ids = tokens()
     with rl.edit_rope(llama, rl.stop_fastest(0.5)), torch.no_grad():
