@@ -15,6 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ropelens.bundled import sample_path as sample_path
+    from ropelens.edit import Edit as Edit
+    from ropelens.edit import drop as drop
+    from ropelens.edit import edit_rope as edit_rope
+    from ropelens.edit import mean_ablate as mean_ablate
+    from ropelens.edit import rescale as rescale
+    from ropelens.edit import stop as stop
+    from ropelens.edit import stop_fastest as stop_fastest
+    from ropelens.edit import stop_planes as stop_planes
+    from ropelens.edit import stop_slowest as stop_slowest
+    from ropelens.edit import stop_wavelengths as stop_wavelengths
     from ropelens.errors import RopelensError as RopelensError
     from ropelens.errors import UnsupportedModel as UnsupportedModel
     from ropelens.figures import plot_attention as plot_attention
@@ -28,19 +38,38 @@ if TYPE_CHECKING:
     from ropelens.figures import plot_selectivity as plot_selectivity
     from ropelens.heads import Thresholds as Thresholds
     from ropelens.heads import classify_heads as classify_heads
+    from ropelens.means import plane_means as plane_means
     from ropelens.models.load import load as load
     from ropelens.models.rotation import measure_rope as measure_rope
+    from ropelens.models.variants import variant_config as variant_config
     from ropelens.profiling import profile as profile
     from ropelens.report import write_answer as write_answer
     from ropelens.report import write_index as write_index
     from ropelens.report import write_report as write_report
     from ropelens.results import open_profile as open_profile
     from ropelens.results import save_profile as save_profile
+    from ropelens.rope.select import Every as Every
+    from ropelens.rope.select import Fastest as Fastest
+    from ropelens.rope.select import PlaneNumbers as PlaneNumbers
+    from ropelens.rope.select import Slowest as Slowest
+    from ropelens.rope.select import Wavelengths as Wavelengths
+    from ropelens.rope.variants import VARIANTS as VARIANTS
+    from ropelens.rope.variants import parse_variant as parse_variant
     from ropelens.text import read_documents as read_documents
     from ropelens.text import tokenize as tokenize
 
 _HOME = {
     "sample_path": "bundled",
+    "edit_rope": "edit",
+    "Edit": "edit",
+    "stop": "edit",
+    "stop_slowest": "edit",
+    "stop_fastest": "edit",
+    "stop_wavelengths": "edit",
+    "stop_planes": "edit",
+    "drop": "edit",
+    "rescale": "edit",
+    "mean_ablate": "edit",
     "RopelensError": "errors",
     "UnsupportedModel": "errors",
     "plot_attention": "figures",
@@ -54,14 +83,23 @@ _HOME = {
     "plot_selectivity": "figures",
     "Thresholds": "heads",
     "classify_heads": "heads",
+    "plane_means": "means",
     "load": "models.load",
     "measure_rope": "models.rotation",
+    "variant_config": "models.variants",
     "profile": "profiling",
     "write_answer": "report",
     "write_index": "report",
     "write_report": "report",
     "open_profile": "results",
     "save_profile": "results",
+    "Every": "rope.select",
+    "Fastest": "rope.select",
+    "PlaneNumbers": "rope.select",
+    "Slowest": "rope.select",
+    "Wavelengths": "rope.select",
+    "VARIANTS": "rope.variants",
+    "parse_variant": "rope.variants",
     "read_documents": "text",
     "tokenize": "text",
 }

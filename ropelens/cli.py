@@ -181,6 +181,27 @@ def rope(
             show_default=False,
         ),
     ] = None,
+    variant: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[:VALUE]",
+            help="Of the model as this RoPE variant would make it: p-rope:0.75, yarn:4, ...",
+        ),
+    ] = None,
+    head_dim: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=2,
+            help="With --variant: of heads of N coordinates, no model.",
+        ),
+    ] = None,
+    base: Annotated[
+        float, typer.Option(metavar="B", min=1, help="With --head-dim: the base.")
+    ] = 10_000.0,
+    trained_context: Annotated[
+        int, typer.Option(metavar="N", min=1, help="With --head-dim: tokens trained for.")
+    ] = 2048,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="A table a layer, also where layers are alike.")
     ] = False,
@@ -193,18 +214,31 @@ def rope(
     """Measure how each layer of a model rotates, from one forward pass, and print it.
 
     A row a plane: its angular frequency and wavelength as measured, and the frequency
-    that the model states.
+    that the model states. With --variant, the rotation that an edit makes of it; with
+    --head-dim too, the variant's formula alone.
 
     \b
-    Example:
+    Examples:
       ropelens rope ./my-llama
+      ropelens rope --variant p-rope:0.75 --head-dim 128
     """
     from rich.console import Console
 
+    from ropelens.edit import edit_rope
     from ropelens.models.load import load
     from ropelens.models.rotation import measure_rope
-    from ropelens.tables import rotation_tables
+    from ropelens.rope.formulas import Shape
+    from ropelens.rope.variants import parse_variant
+    from ropelens.tables import rotation_tables, variant_table
 
+    console = Console(highlight=False)
+    chosen = None if variant is None else parse_variant(variant)
+    if head_dim is not None:
+        if chosen is None:
+            raise typer.BadParameter("--head-dim needs a --variant")
+        shape = Shape(head_dim, base, trained_context, context or 0)
+        console.print(variant_table(chosen, shape))
+        return
     loaded, _ = load(
         model,
         dtype=dtype,
@@ -213,8 +247,9 @@ def rope(
         local_files_only=local_files_only,
         trust_remote_code=trust_remote_code,
     )
-    console = Console(highlight=False)
-    for table in rotation_tables(measure_rope(loaded, context=context), verbose=verbose):
+    with edit_rope(loaded, *([variant] if variant else [])):
+        rotation = measure_rope(loaded, context=context)
+    for table in rotation_tables(rotation, verbose=verbose):
         console.print(table)
 
 

@@ -10,6 +10,9 @@ import xarray as xr
 from rich.table import Table
 from rich.text import Text
 
+from ropelens.rope.formulas import Shape
+from ropelens.rope.variants import Variant
+
 ALIKE = 1e-3
 """Relative difference of measured frequencies below which layers share a table."""
 
@@ -28,6 +31,30 @@ def rotation_tables(rope: xr.Dataset, *, verbose: bool = False) -> list[Table]:
         else:
             groups.append([layer])
     return [_table(rope.isel(layer=group)) for group in groups]
+
+
+def variant_table(variant: Variant, shape: Shape) -> Table:
+    """The planes of a variant on heads of `shape`, as its formula has them."""
+    inv_freq, factor = variant.frequencies(shape)
+    grow = "" if factor == 1 else f", queries and keys times {factor:.6g}"
+    still = int((inv_freq == 0).sum())
+    table = _planes_table(
+        f"{variant.text}: {len(inv_freq)} planes, {still} of them still{grow}\n"
+        f"{variant.row.meaning} ({variant.row.source})"
+    )
+    for plane, w in enumerate(inv_freq.double().tolist()):
+        wavelength = 2 * np.pi / w if w else np.inf
+        table.add_row(str(plane), f"{w:.9g}", f"{wavelength:,.2f}")
+    return table
+
+
+def _planes_table(title: str, *further: str) -> Table:
+    """An empty table of planes, with `further` headings."""
+    table = Table(title=Text(title), title_justify="left")
+    headings = ("plane", "inv_freq [rad/token]", "wavelength [tokens]", *further)
+    for heading in headings:
+        table.add_column(Text(heading), justify="right")  # a str's brackets are markup
+    return table
 
 
 def _alike(one: xr.Dataset, other: xr.Dataset) -> bool:
@@ -51,13 +78,10 @@ def _table(rope: xr.Dataset) -> Table:
         else f"{rotary_dim // 2} planes, {row['pairing'].item()} pairing"
     )
     residual = float(rope["residual"].max())
-    table = Table(
-        title=f"{_layers(rope['layer'].values.tolist())}: {what} (residual {residual:.1e})",
-        title_justify="left",
+    table = _planes_table(
+        f"{_layers(rope['layer'].values.tolist())}: {what} (residual {residual:.1e})",
+        "stated [rad/token]",
     )
-    headings = ("plane", "inv_freq [rad/token]", "wavelength [tokens]", "stated [rad/token]")
-    for heading in headings:
-        table.add_column(Text(heading), justify="right")  # a str's brackets are markup
     for plane in range(rope.sizes["frequency"]):
         inv_freq = float(row["inv_freq"][plane])
         if np.isnan(inv_freq):

@@ -314,7 +314,7 @@ def test_without_a_command_the_help_comes_as_an_error(ropelens: Command) -> None
                 "--backend <hf|transformer-lens>",
             ],
         ),
-        ("rope", ["[MODEL]", "--context N", "--verbose", "--revision R"]),
+        ("rope", ["[MODEL]", "--context N", "--variant NAME", "--head-dim N", "--verbose"]),
         ("report", ["DIR"]),
         ("train", ["--text FILE", "--out RUN", "--steps N", "--seed N", "--size NAME"]),
     ],

@@ -3,8 +3,10 @@
 transformers lets a registered function stand in for the attention of any model that
 goes through its attention interface. Ours hands every call to the implementation that
 the model had before, so that outputs stay bit-identical, and shows the call to whoever
-observes. A registration cannot be undone, so the name is fixed and what happens behind
-it is held in a context variable: without an open doorway nothing is registered to do.
+observes. An edit, where one is open, changes queries and keys on their way: the model
+computes with them, and observers see them. A registration cannot be undone, so the name
+is fixed and what happens behind it is held in a context variable: without an open doorway
+nothing is registered to do.
 """
 
 from __future__ import annotations
@@ -12,13 +14,13 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
@@ -28,21 +30,48 @@ from transformers import (
 )
 
 from ropelens.errors import UnsupportedModel
+from ropelens.rope.planes import Planes
 from ropelens.statistics.call import AttentionCall
 
 NAME = "ropelens"
 Observer = Callable[[AttentionCall], None]
 
 
+@runtime_checkable
+class AttentionEdit(Protocol):
+    """A change of the queries and keys that a model's attention is given."""
+
+    def __call__(
+        self,
+        layer: int,
+        query: Float[Tensor, "batch head row coordinate"],
+        key: Float[Tensor, "batch kv_head key coordinate"],
+        rows: Int[Tensor, "_ row"],
+        keys: Int[Tensor, "_ key"],
+    ) -> tuple[Tensor, Tensor]:
+        """Both as they shall be; keys come back a head each where heads of one group differ.
+
+        `rows` and `keys` are their positions, up to a shift that a sequence has in common.
+        """
+        ...
+
+    def planes(self, layer: int, planes: Planes, *, length: int) -> Planes:
+        """How the layer rotates under the edit, where by itself it rotates as `planes`."""
+        ...
+
+
 @dataclass(frozen=True)
 class _Door:
-    """Who stands behind the name: each config's own implementation, each module's observers."""
+    """Who stands behind the name: each config's own implementation, and for each module
+    its observers and its edit."""
 
     implementations: dict[int, str]
     observers: dict[int, tuple[Observer, ...]]
+    edits: dict[int, AttentionEdit]
 
 
 _open_door: ContextVar[_Door] = ContextVar("ropelens_door")
+_CLOSED = _Door({}, {}, {})
 
 
 @contextmanager
@@ -52,8 +81,52 @@ def observe_attention(model: PreTrainedModel, observer: Observer) -> Iterator[No
     The model computes what it always does, with its own implementation. Blocks nest,
     also over the same model; each restores what it found, on errors too.
     """
+    # By module, for two models may share a config.
+    outer = _open_door.get(_CLOSED).observers
+    told = {id(m): (*outer.get(id(m), ()), observer) for m in model.modules()}
+    with _opened(model, observers=told, edits={}):
+        yield
+
+
+@contextmanager
+def edit_attention(model: PreTrainedModel, edit: AttentionEdit) -> Iterator[None]:
+    """Pass every query and key of `model` through `edit` while the block runs.
+
+    In place of an edit that is open already: `open_edit` says which, to build on it.
+    """
+    with _opened(model, observers={}, edits={id(m): edit for m in model.modules()}):
+        yield
+
+
+def open_edit(model: PreTrainedModel) -> AttentionEdit | None:
+    """The edit that the queries and keys of `model` pass through now."""
+    return _open_door.get(_CLOSED).edits.get(id(model))
+
+
+@contextmanager
+def by_itself(model: PreTrainedModel) -> Iterator[None]:
+    """No edit and no observer at the doorway of `model` while the block runs, whoever waits."""
+    door = _open_door.get(_CLOSED)
+    own = {id(m) for m in model.modules()}
+    edits = {module: edit for module, edit in door.edits.items() if module not in own}
+    told = {module: who for module, who in door.observers.items() if module not in own}
+    token = _open_door.set(replace(door, observers=told, edits=edits))
+    try:
+        yield
+    finally:
+        _open_door.reset(token)
+
+
+@contextmanager
+def _opened(
+    model: PreTrainedModel,
+    *,
+    observers: dict[int, tuple[Observer, ...]],
+    edits: dict[int, AttentionEdit],
+) -> Iterator[None]:
+    """The doorway of `model`, open to these beside all who stand there; restored on errors."""
     configs = _configs(model)
-    outer = _open_door.get(_Door({}, {}))
+    outer = _open_door.get(_CLOSED)
     own = {
         key: config._attn_implementation
         for key, config in configs.items()
@@ -61,9 +134,9 @@ def observe_attention(model: PreTrainedModel, observer: Observer) -> Iterator[No
     }
     if "flex_attention" in own.values():  # before it compiles kernels for nothing
         raise _hidden_mask("flex_attention")
-    # By module, for two models may share a config.
-    told = {id(m): (*outer.observers.get(id(m), ()), observer) for m in model.modules()}
-    token = _open_door.set(_Door(outer.implementations | own, outer.observers | told))
+    token = _open_door.set(
+        _Door(outer.implementations | own, outer.observers | observers, outer.edits | edits)
+    )
     try:
         for key in own:
             configs[key]._attn_implementation_internal = NAME
@@ -113,9 +186,14 @@ def _configs(model: PreTrainedModel) -> dict[int, PreTrainedConfig]:
     return {id(config): config for config in configs if isinstance(config, PreTrainedConfig)}
 
 
+def _name_of(module: nn.Module) -> str:
+    """What the module's attention implementation was called before the doorway opened."""
+    return _open_door.get().implementations[id(module.config)]
+
+
 def _implementation(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """The function that computed this module's attention before the doorway opened."""
-    name = _open_door.get().implementations[id(module.config)]
+    name = _name_of(module)
     if name != "eager":
         return AttentionInterface()[name]
     # The eager function is not registered: it stands in the file that defines the module.
@@ -135,8 +213,18 @@ def _attention(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Stands in for the model's attention: the same result, and the observers told."""
-    result = _implementation(module)(module, query, key, value, attention_mask, **kwargs)
-    observers = _open_door.get().observers.get(id(module))
+    door = _open_door.get()
+    edit = door.edits.get(id(module))
+    groups: AbstractContextManager[None] = nullcontext()
+    if edit is not None:
+        positions = _positions(module, query, key, attention_mask, kwargs.get("position_ids"))
+        query, key = edit(module.layer_idx, query, key, *positions)  # type: ignore[arg-type]
+        if key.shape[1] != value.shape[1]:
+            value = value.repeat_interleave(key.shape[1] // value.shape[1], dim=1)
+            groups = _a_key_for_every_query(module)
+    with groups:
+        result = _implementation(module)(module, query, key, value, attention_mask, **kwargs)
+    observers = door.observers.get(id(module))
     if observers is None:  # another model that shares the config
         return result
     scale, sinks = kwargs.get("scaling"), kwargs.get("s_aux")
@@ -156,6 +244,45 @@ def _attention(
     for observer in observers:
         observer(call)
     return result
+
+
+@contextmanager
+def _a_key_for_every_query(module: nn.Module) -> Iterator[None]:
+    """No grouped queries: the implementation is given as many keys and values as queries."""
+    groups = module.num_key_value_groups
+    module.num_key_value_groups = 1  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        module.num_key_value_groups = groups
+
+
+def _positions(
+    module: nn.Module,
+    query: Float[Tensor, "batch head row coordinate"],
+    key: Float[Tensor, "batch kv_head key coordinate"],
+    mask: Tensor | None,
+    position_ids: Tensor | None,
+) -> tuple[Int[Tensor, "_ row"], Int[Tensor, "_ key"]]:
+    """Positions of queries and keys, up to a shift that a sequence has in common.
+
+    A cache holds the past too, a static one also places that are still empty: the last row
+    sees its own key last. Models that keep `position_ids` to themselves count from 0.
+    """
+    rows, keys = query.shape[2], key.shape[2]
+    index = torch.arange(keys, device=query.device)[None]
+    last = keys - 1
+    if rows < keys and mask is None and rows > 1 and _name_of(module) == "sdpa":
+        last = rows - 1  # it leaves the mask out where the cache was empty
+    elif rows < keys and mask is not None and mask.ndim == 4:
+        row = mask[:, 0, -1, :keys]
+        visible = row if row.dtype == torch.bool else row > -1
+        last = int(visible.any(0).nonzero().max())
+    if position_ids is None or position_ids.ndim != 2:
+        return index[:, last + 1 - rows : last + 1], index
+    if rows == keys:
+        return position_ids, position_ids
+    return position_ids, index + (position_ids[:, -1:] - last)
 
 
 def _start(

@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from ropelens.errors import UnsupportedModel
+from ropelens.models.doorway import AttentionEdit, by_itself, open_edit
 from ropelens.models.subject import Subject, as_subject, check_layers, trained_context
 from ropelens.rope.planes import Planes
 from ropelens.rope.probe import Rotation, probe_positions, read_rotation
@@ -49,7 +50,8 @@ def measure_rope(model: nn.Module, *, context: int | None = None) -> xr.Dataset:
     token repeated in one sequence would do as well, but for sink logits, which take less
     from a row the more keys it sees.) RoPE variants
     that change with the length (dynamic, longrope) are measured as they are at
-    `context` tokens; None means within the trained context.
+    `context` tokens; None means within the trained context. Under `edit_rope`, what the
+    edit leaves of the measured rotation.
 
     Returns a dataset over `layer` and `frequency`: `inv_freq` (rad/token, measured),
     `wavelength` (tokens; infinite where nothing turns), `inv_freq_stated` (rad/token,
@@ -98,7 +100,34 @@ def _beside(layer: LayerRotation) -> Float[Tensor, " term"]:
 
 
 def read_layers(subject: Subject, *, context: int | None = None) -> list[LayerRotation]:
-    """The rotation of each layer, as `measure_rope` describes; raises as it does."""
+    """The rotation of each layer, as `measure_rope` describes; raises as it does.
+
+    Under an open edit: measured without it, then as the edit has it. Raises `BadArgument`
+    where it lets the heads of a layer rotate at different frequencies.
+    """
+    with by_itself(subject.model):
+        layers = _read_layers(subject, context)
+    edit = open_edit(subject.model)
+    if edit is None:
+        return layers
+    length = context or trained_context(subject.model)
+    return [_edited(layer, edit, index, length) for index, layer in enumerate(layers)]
+
+
+def _edited(
+    layer: LayerRotation, edit: AttentionEdit, index: int, length: int
+) -> LayerRotation:
+    """The rotation that an edit leaves of a layer's own."""
+    planes = edit.planes(index, layer.planes, length=length)
+    if torch.equal(planes.inv_freq, layer.planes.inv_freq):
+        return layer
+    resolution = torch.zeros_like(planes.inv_freq)
+    measured = Rotation(planes, layer.measured.residual, resolution)
+    return LayerRotation(measured, planes.inv_freq.abs(), planes)
+
+
+def _read_layers(subject: Subject, context: int | None) -> list[LayerRotation]:
+    """The rotation of each layer of the model by itself."""
     positions = probe_positions(_longest_position(subject.model, context))
     vocabulary = subject.model.config.get_text_config().vocab_size
     tokens = torch.arange(1, PROBE_TOKENS + 1) * vocabulary // (PROBE_TOKENS + 2)

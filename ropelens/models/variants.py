@@ -1,0 +1,143 @@
+"""RoPE variants in transformers' hands: registered, written into a config, read off a model.
+
+Importing this module registers the variants that only ropelens knows, so that transformers
+builds and loads models with them.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from ropelens.errors import UnsupportedModel
+from ropelens.models.subject import trained_context
+from ropelens.rope.formulas import Shape
+from ropelens.rope.variants import OWN, VARIANTS, Variant
+
+LAYER_PATTERN = "no_rope_layers"
+"""The list in a config (SmolLM3, Llama 4) of which layers rotate, 1, and which do not, 0."""
+
+
+def variant_config(config: PreTrainedConfig, variant: Variant) -> PreTrainedConfig:
+    """A copy of `config` for a model that rotates as `variant`, trained or loaded from then on.
+
+    The base is that of `config`, unless the variant names one; its max_position_embeddings is
+    the trained context. Types of layers with RoPE of their own (Gemma 3) each keep their base.
+
+    Raises `UnsupportedModel` where the family cannot express the variant.
+    """
+    changed = copy.deepcopy(config)
+    facts = config.get_text_config().to_dict()
+    if variant.name == "nope-every":
+        if LAYER_PATTERN not in facts:
+            raise _cannot(config, variant, f"it has no {LAYER_PATTERN}, as SmolLM3 has")
+        layers = range(facts["num_hidden_layers"])
+        changed.no_rope_layers = [int(not variant.stops_in(layer)) for layer in layers]
+    text = changed.get_text_config()
+    if not facts.get("rope_parameters"):
+        raise _cannot(config, variant, "it has no rope_parameters")
+    parameters = text.rope_parameters
+    nested = [key for key, own in parameters.items() if isinstance(own, dict)]
+    if nested:
+        text.rope_parameters = {
+            key: _parameters(config, parameters[key], variant) for key in nested
+        }
+    else:
+        text.rope_parameters = _parameters(config, parameters, variant)
+    return changed
+
+
+def _parameters(
+    config: PreTrainedConfig, own: dict[str, Any], variant: Variant
+) -> dict[str, Any]:
+    """The variant's rope_parameters for one type of layer, over what `own` says of the base."""
+    partial = own.get("partial_rotary_factor")
+    if partial not in (None, 1.0):
+        raise _cannot(config, variant, f"it rotates a part of each head already ({partial})")
+    head_dim = config.get_text_config().to_dict().get("head_dim")
+    text = config.get_text_config()
+    head_dim = head_dim or text.hidden_size // text.num_attention_heads
+    context = own.get("original_max_position_embeddings") or text.max_position_embeddings
+    return variant.rope_parameters(Shape(head_dim, float(own["rope_theta"]), int(context)))
+
+
+def shape_of(model: PreTrainedModel, layer: int, *, rotary_dim: int, length: int) -> Shape:
+    """What a variant's frequencies depend on, as one layer of a live model has it.
+
+    Raises `UnsupportedModel` where the model does not state its base.
+    """
+    config = model.config.get_text_config()
+    facts = config.to_dict()
+    parameters = facts.get("rope_parameters") or {}
+    if any(isinstance(own, dict) for own in parameters.values()):
+        parameters = parameters[config.layer_types[layer]]
+    if "rope_theta" not in parameters:
+        raise UnsupportedModel(
+            f"{type(model).__name__} does not state the base of its RoPE.",
+            seen=f"rope_parameters of layer {layer}: {parameters}",
+            attempt="ropelens.rescale with the frequencies themselves",
+        )
+    context = parameters.get("original_max_position_embeddings") or trained_context(model)
+    return Shape(rotary_dim, float(parameters["rope_theta"]), int(context), length)
+
+
+def attention_factor(model: PreTrainedModel) -> float:
+    """By how much the model's rotary modules make queries and keys longer (YaRN, LongRoPE).
+
+    Raises `UnsupportedModel` where they disagree.
+    """
+    factors = {
+        float(value)
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if name.endswith("attention_scaling")
+    }
+    if len(factors) > 1:
+        raise UnsupportedModel(
+            f"{type(model).__name__} scales its queries in more than one way.",
+            seen=f"attention factors {sorted(factors)}",
+            attempt="a variant that only stops planes, or ropelens.rescale",
+        )
+    return factors.pop() if factors else 1.0
+
+
+def _cannot(config: PreTrainedConfig, variant: Variant, why: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"The configuration of {config.model_type} cannot express {variant.text}.",
+        seen=why,
+        attempt="the variant as an edit of the live model, ropelens.edit_rope",
+    )
+
+
+def _rates(
+    config: PreTrainedConfig,
+    device: torch.device | str | None = None,
+    seq_len: int | None = None,
+    layer_type: str | None = None,
+) -> tuple[torch.Tensor, float]:
+    """inv_freq and attention factor of a `rope_type` of ours; transformers' signature."""
+    parameters = config.rope_parameters
+    parameters = parameters if layer_type is None else parameters[layer_type]
+    head_dim = config.to_dict().get("head_dim")
+    head_dim = head_dim or config.hidden_size // config.num_attention_heads
+    row = VARIANTS[parameters["rope_type"].removeprefix(OWN)]
+    shape = Shape(head_dim, float(parameters["rope_theta"]))
+    inv_freq, factor = row.frequencies(parameters["p"], shape)
+    return inv_freq.to(device), factor
+
+
+def _check(
+    config: PreTrainedConfig, rope_parameters: dict[str, Any], ignore_keys: Any = None
+) -> None:
+    """Holds a config's parameters to the row; transformers warns of types without such."""
+    VARIANTS[rope_parameters["rope_type"].removeprefix(OWN)].parse(str(rope_parameters["p"]))
+
+
+for _name, _row in VARIANTS.items():
+    if _row.rope_type == OWN + _name:
+        ROPE_INIT_FUNCTIONS[OWN + _name] = _rates
+        setattr(PreTrainedConfig, f"_validate_{OWN}{_name}_rope_parameters", _check)

@@ -1,0 +1,115 @@
+"""Turning the planes of rotated queries and keys on, to other angles than the model's.
+
+A rotated vector holds exp(i w p) x~ in every plane. Multiplied by exp(i (v - w) p) it is
+what the model would have computed with frequency v in the place of w (Su et al. 2021, arXiv
+2104.09864, eq. 34): v = 0 stops the plane.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ropelens.rope.planes import Planes
+
+
+@dataclass(frozen=True)
+class Side:
+    """What becomes of a layer's queries, or of its keys; a row a head, or one for all.
+
+    Plane f shall turn at `inv_freq[..., f]` rad/token (signed as in `Planes`) and be
+    `gain[..., f]` times as long. Where `mean[..., f, :]` is not NaN, that vector, without
+    rotation, stands in for every token's own.
+    """
+
+    inv_freq: Float[Tensor, "head frequency"]
+    gain: Float[Tensor, "head frequency"]
+    mean: Float[Tensor, "head frequency 2"]
+
+    @classmethod
+    def of(cls, planes: Planes, *, heads: int) -> Side:
+        """A side that leaves everything as it is."""
+        shape = (heads, len(planes.inv_freq))
+        inv_freq = planes.inv_freq.float().expand(shape)
+        return cls(inv_freq, torch.ones(shape), torch.full((*shape, 2), math.nan))
+
+    def at(
+        self,
+        chosen: Bool[Tensor, "head frequency"],
+        *,
+        inv_freq: Float[Tensor, " frequency"] | None = None,
+        gain: float | None = None,
+        mean: Float[Tensor, "head frequency 2"] | None = None,
+    ) -> Side:
+        """This side with the chosen planes changed: a new frequency or mean, a further gain."""
+        side = self
+        if inv_freq is not None:
+            changed = torch.where(chosen, inv_freq.float(), side.inv_freq)
+            side = replace(side, inv_freq=changed)
+        if gain is not None:
+            side = replace(side, gain=torch.where(chosen, gain * side.gain, side.gain))
+        if mean is not None:
+            changed = torch.where(chosen[..., None], mean.float(), side.mean)
+            side = replace(side, mean=changed)
+        return side
+
+    def leaves(self, planes: Planes) -> bool:
+        """Whether vectors that rotate as `planes` stay as they are."""
+        same = self.inv_freq == planes.inv_freq.float()
+        return bool(same.all() and (self.gain == 1).all() and self.mean.isnan().all())
+
+    def shared(self, *, groups: int) -> Side | None:
+        """One row for each of `groups` groups of heads, or None where heads of one differ."""
+        parts = [part.unflatten(0, (groups, -1)) for part in (self.inv_freq, self.gain)]
+        parts.append(self.mean.unflatten(0, (groups, -1)))
+        for part in parts:
+            one = part[:, :1]
+            if not ((part == one) | (part.isnan() & one.isnan())).all():
+                return None
+        return Side(*(part[:, 0] for part in parts))
+
+
+def turn(
+    x: Float[Tensor, "batch head position coordinate"],
+    positions: Int[Tensor, "_ position"],
+    planes: Planes,
+    side: Side,
+) -> Float[Tensor, "batch head position coordinate"]:
+    """`x`, rotated as `planes` say, changed as `side` says; what it leaves keeps every bit.
+
+    Both angles are the float32 products that transformers' rotary modules compute, so that
+    the model's own rounding cancels at far positions.
+    """
+    one = side.shared(groups=1)
+    side = side if one is None else one
+    at = positions.to(x.device, torch.float32)[:, None, :, None]
+    own = (at * planes.inv_freq.to(x.device, torch.float32)).double()
+    new = (at * side.inv_freq.to(x.device)[:, None]).double()
+    gain = side.gain.to(x.device)[:, None]
+    exact = torch.promote_types(x.dtype, torch.float32)
+    real, imaginary = x[..., planes.first].to(exact), x[..., planes.second].to(exact)
+    first, second = _rotated(real, imaginary, new - own, gain.to(exact))
+    if not side.mean.isnan().all():
+        mean = side.mean.to(x.device, exact)[:, None].unbind(-1)
+        stays = mean[0].isnan()
+        fixed = _rotated(mean[0], mean[1], new, gain.to(exact))
+        first, second = (
+            torch.where(stays, own_part, part)
+            for own_part, part in zip((first, second), fixed, strict=True)
+        )
+    result = x.clone()
+    result[..., planes.first] = first.to(x.dtype)
+    result[..., planes.second] = second.to(x.dtype)
+    return result
+
+
+def _rotated(
+    real: Tensor, imaginary: Tensor, angle: Tensor, gain: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(real + i imaginary) gain exp(i angle)."""
+    cos, sin = angle.cos().to(real.dtype) * gain, angle.sin().to(real.dtype) * gain
+    return real * cos - imaginary * sin, imaginary * cos + real * sin

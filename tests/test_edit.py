@@ -1,0 +1,329 @@
+"""Edits of a live model, held to models that were built that way and to dense attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from oracles.recording import attention_calls
+from oracles.tiny import SUPPORTED, random_tokens, rotations, tiny
+from transformers import PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+import ropelens as rl
+from ropelens.models.doorway import observe_attention
+from ropelens.rope.planes import Planes
+from ropelens.rope.select import kept_planes
+from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.maps import attention_map
+
+ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+# Families whose rotary modules read rope_parameters of any type, over the whole head.
+CONFIGURED = ("llama_gqa", "mistral_sliding", "qwen3", "gemma2", "olmo2", "cohere", "smollm3")
+GROUPED = ("llama_gqa", "llama_mqa", "gemma2", "gpt_oss", "cohere", "glm", "nanochat", "phi")
+LENGTH = 30
+
+
+def tokens(*, sequences: int = 2, length: int = LENGTH) -> torch.Tensor:
+    return torch.from_numpy(random_tokens(sequences=sequences, length=length))
+
+
+@torch.no_grad()
+def logits(model: PreTrainedModel, **inputs: torch.Tensor) -> torch.Tensor:
+    return model(**{"input_ids": tokens(), **inputs}, use_cache=False).logits
+
+
+def keep(model: PreTrainedModel, kept: Callable[[int], torch.Tensor]) -> PreTrainedModel:
+    """`model` whose own rotary modules turn only the planes `kept` of their count."""
+    for name, buffer in model.named_buffers():
+        if name.endswith("inv_freq"):
+            buffer.mul_(kept(len(buffer)))
+    return model
+
+
+# nothing edited
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_an_edit_of_nothing_leaves_every_bit(name: str):
+    model = tiny(name)
+    plain = logits(model)
+    nothing = [rl.stop_slowest(0.0), rl.stop_fastest(0.0), rl.drop(rl.Wavelengths(1e9, 1e10))]
+    with rl.edit_rope(model):
+        assert torch.equal(logits(model), plain)
+    with rl.edit_rope(model, *nothing):
+        assert torch.equal(logits(model), plain)
+    assert torch.equal(logits(model), plain)
+
+
+def test_planes_that_are_not_chosen_keep_every_bit():
+    model = tiny("llama_gqa")
+    plain, edited = [], []
+    with observe_attention(model, plain.append):
+        logits(model)
+    with rl.edit_rope(model, rl.stop_planes([1, 5])), observe_attention(model, edited.append):
+        logits(model)
+    changed = (plain[0].query != edited[0].query).any(dim=2).flatten(0, 1).any(0)
+    assert changed.nonzero().flatten().tolist() == [1, 5, 9, 13]
+    assert torch.equal(plain[0].value, edited[0].value)
+
+
+# against models that are built that way
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_stopped_planes_are_those_of_a_model_whose_own_stand_still(name: str):
+    model = tiny(name)
+    plain = logits(model)
+    for fraction in (0.3, 1.0):
+
+        def slow(count: int, fraction: float = fraction) -> torch.Tensor:
+            return torch.arange(count) < kept_planes(1 - fraction, 2 * count)
+
+        for edit, kept in (
+            (rl.stop_slowest(fraction), slow),
+            (rl.stop_fastest(fraction), lambda count: slow(count).flip(0)),
+        ):
+            with rl.edit_rope(model, edit):
+                edited = logits(model)
+            expected = logits(keep(tiny(name), kept))
+            assert (edited - expected).abs().max() < 1e-5 * plain.abs().max()
+
+
+@pytest.mark.parametrize("name", CONFIGURED)
+def test_stopping_the_slowest_is_transformers_p_rope(name: str):
+    model = tiny(name, rope_parameters=ROPE)
+    for p in (0.0, 0.25, 0.7, 0.75, 0.9, 1.0):
+        rope = {**ROPE, "rope_type": "proportional", "partial_rotary_factor": p}
+        expected = logits(tiny(name, rope_parameters=rope))
+        with rl.edit_rope(model, rl.stop_slowest(1 - p)):
+            torch.testing.assert_close(logits(model), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("head_dim", [2, 10, 16, 20, 64, 80, 100, 128, 256])
+def test_as_many_planes_are_kept_as_transformers_keeps(head_dim: int):
+    planes = Planes(1e4 ** (-torch.arange(0, head_dim, 2) / head_dim), head_dim, "half")
+    for p in (tenths / 10 for tenths in range(11)):
+        expected = int(p * head_dim // 2)
+        assert int((~rl.Slowest(1 - p)(planes)).sum()) == expected
+        assert int((~rl.Fastest(1 - p)(planes)).sum()) == expected
+
+
+def test_partial_rotary_is_something_else():
+    """The field's commonest mistake: frequencies spread anew over the part that rotates."""
+    model = tiny("llama_gqa")
+    spread = torch.zeros(8)
+    spread[:4] = 1e4 ** (-torch.arange(4) / 4)
+    with rl.edit_rope(model, rl.stop_slowest(0.5)):
+        stopped = logits(model)
+    with rl.edit_rope(model, rl.rescale(spread)):
+        partial = logits(model)
+    assert (stopped - partial).abs().max() > 0.1
+
+
+def test_everything_stopped_is_nope():
+    """SmolLM3 can be built without any rotation, in code of its own."""
+    model, nope = tiny("smollm3"), tiny("smollm3", no_rope_layers=[0, 0, 0, 0])
+    with rl.edit_rope(model, rl.stop(rl.Every())):
+        torch.testing.assert_close(logits(model), logits(nope), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "factor": 4.0},
+        {"rope_type": "default", "rope_theta": 500_000.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+        {
+            "rope_type": "llama3",
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    ],
+    ids=lambda rope: rope["rope_type"],
+)
+@pytest.mark.parametrize("name", ["llama_gqa", "qwen3", "cohere"])
+def test_rescaling_is_transformers_own_config(name: str, rope: dict):
+    model = tiny(name, rope_parameters=ROPE)
+    other = tiny(name, rope_parameters={**ROPE, **rope})
+    rotary = other.model.rotary_emb
+    edit = rl.rescale(rotary.inv_freq, attention_factor=rotary.attention_scaling)
+    expected = logits(other)
+    assert (expected - logits(model)).abs().max() > 1e-3
+    with rl.edit_rope(model, edit):
+        torch.testing.assert_close(logits(model), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["nanochat", "glm", "gpt_neox", "deepseek_v3", "cohere"])
+def test_rescaled_planes_keep_their_direction(name: str):
+    """Clockwise, in part of a head, paired either way: all of them at half their speed."""
+    model = tiny(name)
+    own = next(b for n, b in model.named_buffers() if n.endswith("rotary_emb.inv_freq"))
+    expected = logits(keep(tiny(name), lambda count: torch.full((count,), 0.5)))
+    scale = expected.abs().max()
+    assert (expected - logits(model)).abs().max() > 1e-3 * scale
+    with rl.edit_rope(model, rl.rescale(own / 2)):
+        assert (logits(model) - expected).abs().max() < 1e-5 * scale
+
+
+def test_positions_far_out_and_far_apart():
+    inputs = {"position_ids": 1000 * torch.arange(LENGTH)[None]}
+    model = tiny("llama_gqa")
+    with rl.edit_rope(model, rl.stop_slowest(0.5)):
+        edited = logits(model, **inputs)
+    expected = logits(keep(tiny("llama_gqa"), lambda n: torch.arange(n) < 4), **inputs)
+    torch.testing.assert_close(edited, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_every_dtype(dtype: torch.dtype):
+    model = tiny("llama_gqa").to(dtype)
+    expected = logits(keep(tiny("llama_gqa"), lambda n: torch.arange(n) < 4).to(dtype))
+    with rl.edit_rope(model, rl.stop_slowest(0.5)):
+        edited = logits(model)
+    assert edited.dtype == dtype
+    error = (edited - expected).abs().max() / expected.abs().max()
+    assert error < (0.05 if dtype == torch.bfloat16 else 1e-6)
+
+
+def test_gradients_pass_an_edit():
+    model, other = tiny("llama_gqa"), keep(tiny("llama_gqa"), lambda n: torch.arange(n) < 4)
+    with rl.edit_rope(model, rl.stop_slowest(0.5)):
+        model(tokens(), labels=tokens()).loss.backward()
+    other(tokens(), labels=tokens()).loss.backward()
+    for own, expected in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, expected.grad, rtol=1e-3, atol=1e-4)
+
+
+# one head, against dense attention: in the first layer, whose input no edit changes
+
+
+def first_layer_scores(
+    name: str, change: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+) -> torch.Tensor:
+    """Attention [head, row, key] of layer 0, with q~ and k~ of every head put through `change`.
+
+    They come as complex numbers [head, position, plane], each kv head once for every query
+    head; what rotates is rotated again.
+    """
+    model = tiny(name)
+    calls, _ = attention_calls(model, tokens(sequences=1)[0].numpy())
+    call, rotation = calls[0], rotations(model, name=name)[0]
+    key = call.key.repeat_interleave(len(call.query) // len(call.key), dim=0)
+    first, second = torch.from_numpy(rotation.pairs).unbind(-1)
+    still = [rotation.unrotate(x) for x in (call.query, key)]
+    planes = [torch.complex(x[..., first], x[..., second]) for x in still]
+    angle = torch.arange(LENGTH).float()[:, None] * torch.from_numpy(rotation.inv_freq).float()
+    for x, z in zip(still, change(*planes, torch.exp(1j * angle.double())), strict=True):
+        x[..., first], x[..., second] = z.real, z.imag
+    scores = call.scale * still[0] @ still[1].mT
+    if call.softcap is not None:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
+    return scores.masked_fill(~call.visible, -math.inf).softmax(-1)
+
+
+def observed(model: PreTrainedModel) -> torch.Tensor:
+    calls: list[AttentionCall] = []
+    with observe_attention(model, calls.append):
+        logits(model, input_ids=tokens(sequences=1))
+    weights = attention_map(calls[0])[0].double()
+    return weights / weights.sum(-1, keepdim=True)  # of the keys, where a sink takes part
+
+
+@pytest.mark.parametrize("head", [0, 1, 3])
+@pytest.mark.parametrize("name", GROUPED)
+def test_one_plane_of_one_head_stops(name: str, head: int):
+    """Heads that share a key-value head are edited apart."""
+
+    def change(query, key, turned):
+        stands = turned.expand(query.shape).clone()
+        stands[head, :, 1] = 1
+        return query * stands, key * stands
+
+    model = tiny(name)
+    plain = observed(model)
+    with rl.edit_rope(model, rl.stop_planes([1], heads=f"0.{head}")):
+        edited = observed(model)
+    torch.testing.assert_close(edited, first_layer_scores(name, change), rtol=0, atol=1e-5)
+    others = [other for other in range(4) if other != head]
+    torch.testing.assert_close(edited[others], plain[others], rtol=0, atol=1e-6)
+    assert (edited[head] - plain[head]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "cohere"])
+def test_all_heads_that_share_a_key(name: str):
+    """One key-value head is edited, the other is not: no key is needed for each query head."""
+
+    def change(query, key, turned):
+        stands = turned.expand(query.shape).clone()
+        stands[2:, :, 1] = 1
+        return query * stands, key * stands
+
+    model = tiny(name)
+    with rl.edit_rope(model, rl.stop_planes([1], heads="0.2,0.3")):
+        edited = observed(model)
+    torch.testing.assert_close(edited, first_layer_scores(name, change), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_a_dropped_plane_adds_nothing(name: str):
+    def change(query, key, turned):
+        query = query * turned
+        query[2, :, 0] = 0
+        return query, key * turned
+
+    model = tiny(name)
+    with rl.edit_rope(model, rl.drop(rl.PlaneNumbers((0,)), heads="0.2")):
+        edited = observed(model)
+    torch.testing.assert_close(edited, first_layer_scores(name, change), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_an_ablated_plane_holds_its_mean(name: str):
+    """Means over the one sequence itself, so that the oracle can take its own."""
+
+    def change(query, key, turned):
+        for x in (query, key):
+            x[1, :, 1] = x[1, :, 1].mean()
+        return query * turned, key * turned
+
+    model = tiny(name)
+    means = rl.plane_means(model, tokens(sequences=1))
+    edit = rl.mean_ablate(means, select=rl.PlaneNumbers((1,)), heads="0.1")
+    with rl.edit_rope(model, edit):
+        edited = observed(model)
+    torch.testing.assert_close(edited, first_layer_scores(name, change), rtol=0, atol=1e-5)
+
+
+def test_means_leave_out_padding_and_agree_with_coherence():
+    model = tiny("llama_gqa")
+    ids, lengths = tokens(sequences=5), torch.tensor([30, 20, 11, 30, 5])
+    means = rl.plane_means(model, ids, lengths=lengths)
+    profile = rl.profile(model, ids, lengths=lengths)
+    for side in "qk":
+        size = (means[f"{side}_mean"] ** 2).sum("part") ** 0.5
+        expected = profile[f"{side}_coherence"] * profile[f"{side}_norm"]
+        assert float(abs(size - expected).max()) < 1e-4
+    ids[lengths[:, None] <= torch.arange(LENGTH)] = 7
+    again = rl.plane_means(model, ids, lengths=lengths)
+    assert float(abs(means - again).to_array().max()) < 1e-5
+
+
+# RoPE that depends on the length
+
+
+def test_a_rotation_that_depends_on_the_length():
+    """Past the trained context the model turns otherwise in every call; so does the edit."""
+    model = tiny("llama_dynamic", max_position_embeddings=16)
+    inv_freq, _ = ROPE_INIT_FUNCTIONS["dynamic"](model.config, "cpu", seq_len=LENGTH)
+    other = tiny("llama_gqa")
+    other.model.rotary_emb.inv_freq = inv_freq * (torch.arange(8) < 4)
+    with rl.edit_rope(model, rl.stop_slowest(0.5)):
+        torch.testing.assert_close(logits(model), logits(other), rtol=0, atol=1e-4)
+        short = {"input_ids": tokens(length=10)}
+        within = logits(keep(tiny("llama_gqa"), lambda n: torch.arange(n) < 4), **short)
+        torch.testing.assert_close(logits(model, **short), within, rtol=0, atol=1e-4)

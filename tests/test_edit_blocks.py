@@ -1,0 +1,275 @@
+"""Edits as blocks: nested, left by errors, under caches and observers, and what is refused."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from oracles.tiny import UNSUPPORTED, random_tokens, tiny
+from torch import nn
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+import ropelens as rl
+from ropelens.errors import BadArgument, RopelensError, UnsupportedModel
+from ropelens.models.doorway import observe_attention
+
+PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+
+
+def tokens(*, sequences: int = 2, length: int = 24) -> torch.Tensor:
+    return torch.from_numpy(random_tokens(sequences=sequences, length=length))
+
+
+@torch.no_grad()
+def logits(model: PreTrainedModel) -> torch.Tensor:
+    return model(tokens(), use_cache=False).logits
+
+
+@pytest.fixture
+def llama() -> LlamaForCausalLM:
+    return tiny("llama_gqa")
+
+
+def state(model: PreTrainedModel) -> list[object]:
+    """What an edit could leave behind."""
+    facts = [
+        (vars(module).get("num_key_value_groups"), len(module._forward_pre_hooks))
+        for module in model.modules()
+    ]
+    buffers = {name: tensor.tolist() for name, tensor in model.named_buffers()}
+    return [facts, model.config._attn_implementation, buffers]
+
+
+# opening and closing
+
+
+class Stop(Exception):
+    """Raised by a test's own code."""
+
+
+def run_and_fail(model: PreTrainedModel, edit: rl.Edit) -> None:
+    with rl.edit_rope(model, edit):
+        logits(model)
+        raise Stop
+
+
+def test_an_error_inside_restores_the_model(llama: LlamaForCausalLM):
+    plain, before = logits(llama), state(llama)
+    with pytest.raises(Stop):
+        run_and_fail(llama, rl.stop_slowest(0.5, heads="*.1"))
+    assert torch.equal(logits(llama), plain)
+    assert state(llama) == before
+
+
+def test_an_error_at_the_attention_restores_the_model(
+    llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+):
+    """While keys are expanded, a head each, and the module says so."""
+    plain, before = logits(llama), state(llama)
+    groups = []
+
+    def fail(module: nn.Module, *args: object, **kwargs: object) -> None:
+        groups.append(module.num_key_value_groups)
+        raise Stop
+
+    eager = "transformers.models.llama.modeling_llama.eager_attention_forward"
+    with monkeypatch.context() as patch, rl.edit_rope(llama, rl.stop_planes([3], heads="*.1")):
+        patch.setattr(eager, fail)
+        with pytest.raises(Stop):
+            logits(llama)
+    assert groups == [1]
+    assert state(llama) == before
+    assert torch.equal(logits(llama), plain)
+
+
+def test_edits_nest_and_add_up(llama: LlamaForCausalLM):
+    plain = logits(llama)
+    with rl.edit_rope(llama, rl.stop_planes([6, 7])):
+        outer = logits(llama)
+        with rl.edit_rope(llama, rl.stop_planes([4, 5])):
+            both = logits(llama)
+        assert torch.equal(logits(llama), outer)
+        with pytest.raises(Stop):
+            run_and_fail(llama, rl.stop_planes([4, 5]))
+        assert torch.equal(logits(llama), outer)
+    assert torch.equal(logits(llama), plain)
+    with rl.edit_rope(llama, rl.stop_slowest(0.5)):
+        assert torch.equal(logits(llama), both)
+    with rl.edit_rope(llama, rl.stop_planes([4, 6]), rl.stop_planes([5, 7])):
+        assert torch.equal(logits(llama), both)
+
+
+def test_the_inner_edit_has_the_last_word(llama: LlamaForCausalLM):
+    own = llama.model.rotary_emb.inv_freq
+    plain = logits(llama)
+    with rl.edit_rope(llama, rl.stop_slowest(0.5)), rl.edit_rope(llama, rl.rescale(own)):
+        assert torch.equal(logits(llama), plain)
+    with rl.edit_rope(llama, rl.rescale(own / 4), rl.stop(rl.Every())):
+        stopped = logits(llama)
+    with rl.edit_rope(llama, rl.stop(rl.Every())):
+        assert torch.equal(logits(llama), stopped)
+
+
+def test_heads_one_by_one_are_all_heads(llama: LlamaForCausalLM):
+    with rl.edit_rope(llama, rl.stop_slowest(0.5)):
+        whole = logits(llama)
+    pairs = [f"{layer}.{head}" for layer in range(2) for head in range(4)]
+    with rl.edit_rope(llama, *(rl.stop_slowest(0.5, heads=pair) for pair in pairs)):
+        assert torch.equal(logits(llama), whole)
+    with rl.edit_rope(llama, rl.stop_slowest(0.5, heads="0.*, 1.0,1.1 ,1.2,*.3")):
+        assert torch.equal(logits(llama), whole)
+
+
+def test_another_model_is_left_alone(llama: LlamaForCausalLM):
+    other = LlamaForCausalLM(llama.config).eval()
+    plain = logits(other)
+    with rl.edit_rope(llama, rl.stop_slowest(0.5)):
+        assert torch.equal(logits(other), plain)
+        edited = logits(llama)
+        with rl.edit_rope(other, rl.stop(rl.Every())):
+            assert not torch.equal(logits(other), plain)
+            assert torch.equal(logits(llama), edited)
+
+
+# caches
+
+
+@pytest.mark.parametrize("heads", ["*.*", "*.1"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding", "gemma3", "persimmon"])
+def test_generation_with_a_cache(name: str, implementation: str, cache: str, heads: str):
+    """Token by token, with padding on the left, as without a cache."""
+    model = tiny(name)
+    model.set_attn_implementation(implementation)
+    ids = tokens(length=20)
+    mask = torch.ones_like(ids)
+    mask[0, :7] = 0
+    options = {"max_new_tokens": 8, "do_sample": False, "attention_mask": mask}
+    options |= {"output_logits": True, "return_dict_in_generate": True, "min_new_tokens": 8}
+    plain = model.generate(ids, **options, use_cache=False)
+    with rl.edit_rope(model, rl.stop_fastest(0.5, heads=heads)):
+        expected = model.generate(ids, **options, use_cache=False)
+        cached = model.generate(ids, **options, cache_implementation=cache)
+    assert torch.equal(cached.sequences, expected.sequences)
+    for own, true in zip(cached.logits, expected.logits, strict=True):
+        torch.testing.assert_close(own, true, rtol=1e-4, atol=1e-3)
+    assert (plain.logits[0] - expected.logits[0]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "persimmon"])
+def test_a_static_cache_without_padding(name: str):
+    """sdpa then leaves the mask out, which elsewhere says how much of the cache is empty."""
+    model = tiny(name)
+    model.set_attn_implementation("sdpa")
+    options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    options |= {"output_logits": True, "return_dict_in_generate": True}
+    with rl.edit_rope(model, rl.stop_fastest(0.5)):
+        expected = model.generate(tokens(), **options, use_cache=False)
+        cached = model.generate(tokens(), **options, cache_implementation="static")
+    for own, true in zip(cached.logits, expected.logits, strict=True):
+        torch.testing.assert_close(own, true, rtol=1e-4, atol=1e-3)
+
+
+def test_a_prompt_in_pieces(llama: LlamaForCausalLM):
+    ids = tokens()
+    with rl.edit_rope(llama, rl.stop_fastest(0.5)), torch.no_grad():
+        whole = llama(ids, use_cache=False).logits
+        start = llama(ids[:, :9], use_cache=True)
+        rest = llama(ids[:, 9:], past_key_values=start.past_key_values).logits
+    torch.testing.assert_close(torch.cat([start.logits, rest], 1), whole, rtol=0, atol=1e-4)
+
+
+def test_a_cache_of_keys_that_turned_otherwise_is_refused():
+    model = tiny("llama_dynamic", max_position_embeddings=16)
+    with (
+        rl.edit_rope(model, rl.stop_slowest(0.5)),
+        pytest.raises(UnsupportedModel, match="changes with the length") as refused,
+    ):
+        model.generate(tokens(length=14), max_new_tokens=8, min_new_tokens=8, do_sample=False)
+    assert refused.value.parts["try"] == "call the model with use_cache=False"
+
+
+# observers
+
+
+def test_a_profile_of_an_edited_model_is_that_of_the_model_built_so(llama: LlamaForCausalLM):
+    other = tiny("llama_gqa", rope_parameters=PROPORTIONAL)
+    with rl.edit_rope(llama, rl.stop_slowest(0.5)):
+        edited, rope = rl.profile(llama, tokens()), rl.measure_rope(llama)
+    expected = rl.profile(other, tokens())
+    for name in expected.data_vars:
+        if expected[name].dtype.kind == "f":
+            ours, theirs = edited[name].values, expected[name].values
+            np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4, err_msg=name)
+    np.testing.assert_array_equal(rope["inv_freq"], rl.measure_rope(other)["inv_freq_stated"])
+    assert np.isinf(rope["wavelength"].values[:, 4:]).all()
+    assert np.isfinite(rl.measure_rope(llama)["wavelength"].values).all()
+
+
+def test_observers_see_the_edited_model(llama: LlamaForCausalLM):
+    calls = []
+    edit = rl.drop(rl.Every(), heads="0.2")
+    with observe_attention(llama, calls.append), rl.edit_rope(llama, edit):
+        logits(llama)
+    assert len(calls) == 2, "the probe that opens an edit is not shown"
+    assert not calls[0].query[:, 2].any()
+    assert calls[0].query[:, 3].any()
+
+
+def test_heads_that_rotate_differently_have_no_one_profile(llama: LlamaForCausalLM):
+    edits = rl.stop_slowest(0.5, heads="1.2"), rl.drop(rl.Slowest(0.5), heads="0.1")
+    with rl.edit_rope(llama, edits[1]):
+        rl.profile(llama, tokens())
+    with rl.edit_rope(llama, edits[0]), pytest.raises(BadArgument) as refused:
+        rl.profile(llama, tokens())
+    assert refused.value.what == "Under this edit the heads of layer 1 rotate differently."
+    assert 'heads="3.*"' in refused.value.parts["try"]
+
+
+# what is refused, before anything is edited
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda: rl.stop_slowest(1.2), "lies between 0 and 1; seen: 1.2"),
+        (lambda: rl.stop_fastest(-0.1), "A fraction of the planes lies between 0 and 1."),
+        (lambda: rl.stop_slowest(float("nan")), "A fraction of the planes lies between"),
+        (lambda: rl.stop_wavelengths(9.0, 3.0), "goes from a low .* seen: from 9.0 to 3.0"),
+        (lambda: rl.stop_planes([8]), "The model has no plane 8; seen: planes 0 to 7"),
+        (lambda: rl.stop_planes([-1]), "The model has no plane -1."),
+        (lambda: rl.stop_planes([0], heads="2.0"), "no head 2.0; seen: layers 0 to 1"),
+        (lambda: rl.stop_planes([0], heads="*.4"), r"no head \*.4; .*, heads 0 to 3"),
+        (lambda: rl.stop_planes([0], heads="1.1,3"), "names each as layer.head; seen: '3' in"),
+        (lambda: rl.stop_planes([0], heads=""), "A list of heads names each as layer.head."),
+        (lambda: rl.rescale([1.0, 0.5]), "2 frequencies; layer 0 has 8 planes"),
+    ],
+)
+def test_mistakes_in_an_edit(llama: LlamaForCausalLM, make, line: str):
+    before = state(llama)
+    with pytest.raises(BadArgument) as refused, rl.edit_rope(llama, make()):
+        pytest.fail("the edit was opened")
+    assert re.search(line, refused.value.line), refused.value.line
+    assert state(llama) == before
+
+
+def test_means_of_another_model(llama: LlamaForCausalLM):
+    means = rl.plane_means(tiny("llama_gqa", num_hidden_layers=1), tokens())
+    with pytest.raises(BadArgument) as refused, rl.edit_rope(llama, rl.mean_ablate(means)):
+        pytest.fail("the edit was opened")
+    assert refused.value.what == "These means belong to another model."
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_models_that_cannot_be_edited(name: str):
+    model = tiny(name)
+    with pytest.raises(UnsupportedModel), rl.edit_rope(model, rl.stop_slowest(0.5)):
+        pytest.fail("the edit was opened")
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(RopelensError), rl.edit_rope(nn.Linear(2, 2), rl.stop_slowest(0.5)):
+        pytest.fail("the edit was opened")

@@ -1,0 +1,296 @@
+"""Every row of the table of variants: against transformers, as edit, as config, printed."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from cli_runs import Command, Ended, here, save_family
+from oracles.tiny import random_tokens, tiny
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+import ropelens as rl
+from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.models.rotation import read_layers
+from ropelens.models.subject import as_subject
+from ropelens.rope.formulas import Shape
+from ropelens.rope.variants import VARIANTS, parse_variant
+
+LONGROPE = "longrope:4/1,1,1,1.1,1.2,1.5,2,3/1,1.5,2,4,8,16,24,32"
+SPELLED = [
+    *("rope", "rope:5000", "abf:500000", "nope", "nope-every:2"),
+    *(f"{name}:{p}" for name in ("p-rope", "p-rope-reversed", "partial") for p in (0, 0.3, 1)),
+    *("linear:4", "ntk:4", "dynamic:4", "yarn:4", "yarn:1", "llama3:8", LONGROPE),
+]
+ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+CONTEXT = 64
+FAMILIES = ("llama_gqa", "qwen3", "gemma2", "cohere", "mistral_sliding")
+CHANGING = ("dynamic", "longrope")  # with the length of the sequence
+
+
+@pytest.fixture
+def ropelens(capfd: pytest.CaptureFixture[str]) -> Command:
+    def run(*args: object) -> Ended:
+        return here(capfd, *args)
+
+    return run
+
+
+def plain(name: str) -> PreTrainedModel:
+    return tiny(name, rope_parameters=dict(ROPE), max_position_embeddings=CONTEXT)
+
+
+def built(name: str, variant: str) -> PreTrainedModel:
+    """The tiny family with the same weights, built with the variant in its config."""
+    config = rl.variant_config(plain(name).config, parse_variant(variant))
+    changed = {"rope_parameters": config.rope_parameters}
+    if name == "smollm3":
+        changed["no_rope_layers"] = config.no_rope_layers
+    return tiny(name, max_position_embeddings=CONTEXT, **changed)
+
+
+@torch.no_grad()
+def logits(model: PreTrainedModel, *, length: int = 30) -> torch.Tensor:
+    ids = torch.from_numpy(random_tokens(sequences=2, length=length))
+    return model(ids, use_cache=False).logits
+
+
+def test_every_row_is_spelled_here():
+    assert {spelled.partition(":")[0] for spelled in SPELLED} == set(VARIANTS)
+    for name, row in VARIANTS.items():
+        assert row.usage.startswith(name)
+        assert row.meaning
+        assert "arXiv" in row.source
+
+
+@pytest.mark.parametrize("length", [0, CONTEXT + 40])
+@pytest.mark.parametrize("spelled", [s for s in SPELLED if not s.startswith("nope-every")])
+def test_frequencies_are_those_that_transformers_computes(spelled: str, length: int):
+    """Of the rotary module of a Llama with the row's rope_parameters, after such a length."""
+    variant = parse_variant(spelled)
+    shape = Shape(16, base=10_000.0, context=CONTEXT, length=length)
+    inv_freq, factor = variant.frequencies(shape)
+    rotary = built("llama_gqa", spelled).model.rotary_emb
+    rotary(torch.zeros(1, 1, 64), torch.arange(max(length, 1))[None])
+    torch.testing.assert_close(inv_freq, rotary.inv_freq, rtol=1e-6, atol=0)
+    assert factor == pytest.approx(rotary.attention_scaling, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_edit_by_name_is_the_model_built_so(name: str):
+    """Same weights; also past the trained context, where the variant changes there."""
+    model = plain(name)
+    before = logits(model)
+    for spelled in SPELLED:
+        if spelled.startswith("nope-every"):
+            continue
+        other = built(name, spelled)
+        for length in (30, CONTEXT + 6) if spelled.startswith(CHANGING) else (30,):
+            expected = logits(other, length=length)
+            with rl.edit_rope(model, spelled):
+                edited = logits(model, length=length)
+            error = (edited - expected).abs().max()
+            assert error < 1e-4, (spelled, length, float(error))
+    assert torch.equal(logits(model), before)
+
+
+def test_a_variant_replaces_what_the_model_has():
+    """Also YaRN's attention factor; planes that p-RoPE leaves are those of the model."""
+    yarn = built("llama_gqa", "yarn:4")
+    with rl.edit_rope(yarn, "rope"):
+        torch.testing.assert_close(logits(yarn), logits(plain("llama_gqa")), rtol=0, atol=1e-4)
+    own = yarn.model.rotary_emb.inv_freq.clone()
+    with rl.edit_rope(yarn, "p-rope:0.5"):
+        planes = read_layers(as_subject(yarn))[0].planes
+    assert torch.equal(planes.inv_freq[:4], own[:4])
+    assert not planes.inv_freq[4:].any()
+
+
+def test_layers_without_rotation_in_a_pattern():
+    """SmolLM3's own; on a model of any family as an edit."""
+    for every in (2, 4, 9):
+        other = built("smollm3", f"nope-every:{every}")
+        assert other.config.no_rope_layers == [int((i + 1) % every != 0) for i in range(4)]
+        model = tiny("smollm3", no_rope_layers=[1] * 4, rope_parameters=dict(ROPE))
+        with rl.edit_rope(model, f"nope-every:{every}"):
+            torch.testing.assert_close(logits(model), logits(other), rtol=0, atol=1e-4)
+            rope = rl.measure_rope(model)
+        still = [bool(torch.tensor(w).isinf().all()) for w in rope["wavelength"].values]
+        assert still == [(i + 1) % every == 0 for i in range(4)]
+
+
+@pytest.mark.parametrize("head_dim", [2, 10, 16, 64, 100, 128])
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.25, 0.5, 0.7, 0.75, 0.9, 1.0])
+def test_p_rope_keeps_planes_at_their_frequencies_and_partial_does_not(p: float, head_dim: int):
+    shape, kept = Shape(head_dim), int(p * head_dim // 2)
+    whole, _ = parse_variant("rope").frequencies(shape)
+    stopped, _ = parse_variant(f"p-rope:{p}").frequencies(shape)
+    reverse, _ = parse_variant(f"p-rope-reversed:{p}").frequencies(shape)
+    partial, _ = parse_variant(f"partial:{p}").frequencies(shape)
+    assert torch.equal(stopped[:kept], whole[:kept])
+    assert not stopped[kept:].any()
+    assert torch.equal(reverse[len(whole) - kept :], whole[len(whole) - kept :])
+    assert not reverse[: len(whole) - kept].any()
+    assert int((partial > 0).sum()) == kept
+    if 1 < kept < len(whole):
+        assert (partial[1:kept] < whole[1:kept]).all()
+        assert partial[kept - 1] == pytest.approx(1e4 ** -((kept - 1) / kept), rel=1e-5)
+
+
+# checkpoints
+
+
+def test_checkpoints_say_who_can_load_them():
+    only_here = {s.partition(":")[0] for s in SPELLED if parse_variant(s).needs_ropelens()}
+    assert only_here == {"p-rope-reversed", "partial"}
+
+
+@pytest.mark.parametrize("spelled", ["p-rope:0.5", "partial:0.5", "p-rope-reversed:0.5"])
+def test_a_saved_checkpoint_rotates_as_it_did(tmp_path: Path, spelled: str):
+    folder = save_family(tmp_path / "model", "llama_gqa")
+    model = built("llama_gqa", spelled)
+    model.save_pretrained(folder)
+    loaded, _ = rl.load(folder)
+    torch.testing.assert_close(logits(loaded), logits(model), rtol=0, atol=1e-4)
+
+
+def test_who_must_import_ropelens_first(tmp_path: Path):
+    """transformers alone builds its own types, and ours once they are registered."""
+    for spelled, before, loads in (
+        ("p-rope:0.5", "", True),
+        ("partial:0.5", "", False),
+        ("partial:0.5", "import ropelens.models.variants; ", True),
+    ):
+        config = rl.variant_config(plain("llama_gqa").config, parse_variant(spelled))
+        config.save_pretrained(tmp_path)
+        code = (
+            f"from transformers import LlamaConfig as C, LlamaForCausalLM as M; "
+            f"M(C.from_pretrained({str(tmp_path)!r}))"
+        )
+        ended = subprocess.run([sys.executable, "-c", before + code], capture_output=True)
+        assert (ended.returncode == 0) == loads, ended.stderr.decode()
+
+
+def test_nothing_is_logged_about_types_of_our_own(caplog: pytest.LogCaptureFixture):
+    config = rl.variant_config(plain("llama_gqa").config, parse_variant("partial:0.5"))
+    again = LlamaConfig(**config.to_dict())
+    assert again.rope_parameters["rope_type"] == "ropelens-partial"
+    assert LlamaForCausalLM(again).model.rotary_emb.rope_type == "ropelens-partial"
+    assert not caplog.records
+
+
+def test_a_config_is_copied_and_each_type_of_layer_keeps_its_base():
+    config = tiny("gemma3").config
+    before = config.to_dict()
+    changed = rl.variant_config(config, parse_variant("p-rope:0.5"))
+    assert config.to_dict() == before
+    bases = {key: own["rope_theta"] for key, own in changed.rope_parameters.items()}
+    assert bases == {"sliding_attention": 1e4, "full_attention": 1e6}
+    assert {own["rope_type"] for own in changed.rope_parameters.values()} == {"proportional"}
+
+
+@pytest.mark.parametrize(
+    ("name", "spelled", "why"),
+    [
+        ("gpt_neox", "p-rope:0.5", "it rotates a part of each head already (0.25)"),
+        ("glm", "yarn:2", "it rotates a part of each head already (0.5)"),
+        ("llama_gqa", "nope-every:2", "it has no no_rope_layers, as SmolLM3 has"),
+        ("gpt2", "p-rope:0.5", "it has no rope_parameters"),
+    ],
+)
+def test_what_a_family_cannot_express(name: str, spelled: str, why: str):
+    with pytest.raises(UnsupportedModel) as refused:
+        rl.variant_config(tiny(name).config, parse_variant(spelled))
+    assert refused.value.what.endswith(f"cannot express {spelled}.")
+    assert refused.value.parts["seen"] == why
+    assert "edit_rope" in refused.value.parts["try"]
+
+
+@pytest.mark.parametrize("name", ["gpt_neox", "glm", "phi", "nanochat", "gemma3", "llama4"])
+def test_any_family_can_be_edited(name: str):
+    model = tiny(name)
+    before = logits(model)
+    for spelled in ("p-rope:0.5", "nope", "nope-every:2", "linear:2", "abf:100", "yarn:2"):
+        with rl.edit_rope(model, spelled):
+            assert (logits(model) - before).abs().max() > 1e-4, spelled
+    assert torch.equal(logits(model), before)
+
+
+# mistakes
+
+
+@pytest.mark.parametrize(
+    ("spelled", "line"),
+    [
+        ("prope:0.5", "No RoPE variant is called 'prope'"),
+        ("", "No RoPE variant is called ''"),
+        (
+            "p-rope:1.2",
+            "p-rope:p cannot have the value '1.2'; seen: it must be between 0 and 1",
+        ),
+        ("p-rope:nan", "seen: it must be between 0 and 1"),
+        ("p-rope", "cannot have the value ''; seen: '' is not a number"),
+        ("p-rope:half", "seen: 'half' is not a number"),
+        ("nope:1", "The RoPE variant nope cannot have the value '1'; seen: it takes none"),
+        ("nope-every:1", "seen: it must be a whole number, 2 or more"),
+        ("yarn:0.5", "seen: it must be 1 or more"),
+        ("abf:inf", "seen: it must be 1 or more"),
+        ("longrope:2", "seen: it must be s/short,short,.../long,long,..., a factor a plane"),
+        ("longrope:2/1,1/1", "seen: 2 short factors, 1 long ones"),
+    ],
+)
+def test_unknown_and_malformed_variants(ropelens: Command, spelled: str, line: str):
+    for run in (parse_variant, lambda text: rl.edit_rope(tiny("llama_gqa"), text).__enter__()):
+        with pytest.raises(BadArgument) as refused:
+            run(spelled)
+        assert line in refused.value.line
+        for row in VARIANTS.values():
+            assert row.usage in refused.value.parts["try"]
+    ended = ropelens("rope", "--variant", spelled, "--head-dim", 16)
+    assert ended.code == 1
+    assert line in ended.problem
+
+
+def test_factors_for_another_number_of_planes():
+    with (
+        pytest.raises(BadArgument, match="2 factors for 8 planes"),
+        rl.edit_rope(tiny("llama_gqa"), "longrope:2/1,1/1,2"),
+    ):
+        pytest.fail("the edit was opened")
+
+
+# printed
+
+
+@pytest.mark.parametrize("spelled", SPELLED)
+def test_every_row_prints_its_wavelengths(ropelens: Command, spelled: str):
+    ended = ropelens("rope", "--variant", spelled, "--head-dim", 16, "--trained-context", 64)
+    assert (ended.code, ended.err) == (0, "")
+    assert max(map(len, ended.out.splitlines())) <= 80
+    rows = [re.findall(r"[^│\s]+", line) for line in ended.out.splitlines() if "│" in line]
+    inv_freq, _ = parse_variant(spelled).frequencies(Shape(16, context=64))
+    assert len(rows) == 8
+    for plane, w in enumerate(inv_freq.tolist()):
+        assert rows[plane][0] == str(plane)
+        assert float(rows[plane][1]) == pytest.approx(w, rel=1e-6)
+        shown = float(rows[plane][2].replace(",", ""))
+        assert shown == pytest.approx(2 * math.pi / w if w else math.inf, abs=0.006)
+
+
+def test_a_model_as_a_variant_would_make_it(ropelens: Command, tmp_path: Path):
+    model = save_family(tmp_path / "model", "llama_gqa")
+    ended = ropelens("rope", model, "--variant", "p-rope:0.5")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.count("inf") == 4
+    assert ropelens("rope", model).out.count("inf") == 0
+
+
+def test_heads_without_a_variant_are_wrong_usage(ropelens: Command):
+    ended = ropelens("rope", "--head-dim", 16)
+    assert ended.code == 2
+    assert "--head-dim needs a --variant" in ended.problem
