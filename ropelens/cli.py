@@ -277,16 +277,23 @@ def report(
     _print_path(folder / "index.html")
 
 
-@app.command(short_help="Train a small LLaMA-style model on text.")
+@app.command(short_help="Train small LLaMA-style models on text.")
 def train(
     *,
-    text: Annotated[
-        list[Path],
-        typer.Option(metavar="FILE", help="Text file or folder; may be repeated."),
-    ],
     out: Annotated[
-        Path, typer.Option(metavar="RUN", help="Folder of the run, which is also the model.")
+        Path,
+        typer.Option(
+            metavar="RUN", help="Folder of the run, which is also the model; or of the study."
+        ),
     ],
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Text file or folder; may be repeated. [default: what the study names]",
+            show_default=False,
+        ),
+    ] = None,
     valid: Annotated[
         list[Path] | None,
         typer.Option(
@@ -295,7 +302,22 @@ def train(
             show_default=False,
         ),
     ] = None,
-    size: Annotated[str, typer.Option(metavar="NAME", help="Size of the model.")] = "tiny",
+    study: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.toml",
+            help="Train all that a study names: variants, sizes and seeds. It takes the "
+            "place of all options but --text, --valid and --out.",
+            show_default=False,
+        ),
+    ] = None,
+    variant: Annotated[
+        str,
+        typer.Option(metavar="NAME[:VALUE]", help="The model's RoPE: p-rope:0.75, nope, ..."),
+    ] = "rope",
+    size: Annotated[
+        str, typer.Option(metavar="NAME", help="Size of the model: tiny.")
+    ] = "tiny",
     context: Annotated[int, typer.Option(metavar="N", help="Tokens a sequence.")] = 512,
     vocabulary: Annotated[
         int, typer.Option(metavar="N", help="Tokens of the BPE tokenizer.")
@@ -309,12 +331,20 @@ def train(
     ] = None,
     seed: Seed = 0,
 ) -> None:
-    """Train a small LLaMA-style model on text; the same command goes on where it stopped.
+    """Train small LLaMA-style models on text; the same command goes on where it stopped.
 
     \b
-    Example:
-      ropelens train --text books/ --out runs/books
+    Examples:
+      ropelens train --text books/ --variant p-rope:0.75 --out runs/books
+      ropelens train --study variants.toml --text books/ --out runs/variants
     """
+    if study is not None:
+        from ropelens.train import run_study
+
+        _print_path(run_study(study, out=out, text=text or (), valid=valid or ()))
+        return
+    if not text:
+        raise typer.BadParameter("--text or --study is needed")
     from ropelens.train import train as train_model
 
     _print_path(
@@ -322,6 +352,7 @@ def train(
             text,
             out=out,
             valid=valid or (),
+            variant=variant,
             size=size,
             context=context,
             vocabulary=vocabulary,

@@ -108,14 +108,16 @@ def test_a_finished_run_is_a_checkpoint(run: Path) -> None:
     tokens = tokenizer(story(3), return_tensors="pt").input_ids[:, :32]
     assert model(input_ids=tokens, labels=tokens).loss < math.log(300) / 2
     assert {p.name for p in run.iterdir()} == {
+        ".lock",
         "config.json",
+        "data",
         "generation_config.json",
+        "history",
         "metrics.csv",
         "model.safetensors",
         "run.json",
         "tokenizer.json",
         "tokenizer_config.json",
-        "tokens",
     }
 
 
@@ -191,7 +193,7 @@ def test_the_seed_decides(run: Path, text: Path, tmp_path: Path) -> None:
 def test_other_settings_are_refused(run: Path, text: Path, tmp_path: Path) -> None:
     with pytest.raises(BadArgument) as caught:
         train([text], out=run, **OPTIONS | {"seed": 1})
-    assert "holds a run with other settings" in str(caught.value)
+    assert caught.value.what == f"the run in {run} was made with other settings."
     assert "seed: 0, now 1" in str(caught.value)
     changed = tmp_path / "changed.txt"
     changed.write_text(text.read_text() + "More.")
@@ -208,6 +210,7 @@ def test_other_settings_are_refused(run: Path, text: Path, tmp_path: Path) -> No
         ({"seed": -1}, "seed is -1; it must be between 0 and 4294967295."),
         ({"size": "huge"}, "no model size is called 'huge'."),
         ({"precision": "fp8"}, "no precision is called 'fp8'."),
+        ({"variant": "warp"}, "No RoPE variant is called 'warp'."),
     ],
 )
 def test_values_out_of_range(
@@ -275,14 +278,9 @@ def test_sequences_are_the_documents_end_to_end(run: Path, texts: list[str]) -> 
 
 
 def test_the_config_says_how_to_rotate() -> None:
-    partial = {
-        "rope_type": "proportional",
-        "rope_theta": 10_000.0,
-        "partial_rotary_factor": 0.5,
-    }
     plain = LlamaForCausalLM(model_config(NANO, vocabulary=300, context=32))
     half = LlamaForCausalLM(
-        model_config(NANO, vocabulary=300, context=32, rope_parameters=partial)
+        model_config(NANO, vocabulary=300, context=32, variant="p-rope:0.5")
     )
     whole = plain.model.rotary_emb.inv_freq
     torch.testing.assert_close(half.model.rotary_emb.inv_freq[:4], whole[:4])
@@ -308,7 +306,7 @@ def test_write_bundle(run: Path, tmp_path: Path) -> None:
         run, out=out, command="ropelens train --text story.txt", text="a story", documents=4
     )
     card = (out / "README.md").read_text()
-    assert "# nano: the checkpoint bundled with ropelens" in card
+    assert "# nano: a checkpoint bundled with ropelens" in card
     assert "    ropelens train --text story.txt\n" in card
     assert f"| float16, as stored | {measured.half_loss:.5f} |" in card
     assert f"tokens seen: {60 * 4 * 32:,} (60 steps of 4 sequences of 32)" in card

@@ -7,7 +7,7 @@ builds and loads models with them.
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -18,11 +18,13 @@ from ropelens.models.subject import trained_context
 from ropelens.rope.formulas import Shape
 from ropelens.rope.variants import OWN, VARIANTS, Variant
 
+Config = TypeVar("Config", bound=PreTrainedConfig)
+
 LAYER_PATTERN = "no_rope_layers"
 """The list in a config (SmolLM3, Llama 4) of which layers rotate, 1, and which do not, 0."""
 
 
-def variant_config(config: PreTrainedConfig, variant: Variant) -> PreTrainedConfig:
+def variant_config(config: Config, variant: Variant) -> Config:
     """A copy of `config` for a model that rotates as `variant`, trained or loaded from then on.
 
     The base is that of `config`, unless the variant names one; its max_position_embeddings is

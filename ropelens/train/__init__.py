@@ -6,5 +6,16 @@ from ropelens.train.bundle import write_bundle
 from ropelens.train.loop import TrainingFailed
 from ropelens.train.run import train
 from ropelens.train.sizes import SIZES, Size, model_config
+from ropelens.train.study import Study, read_study, run_study
 
-__all__ = ["SIZES", "Size", "TrainingFailed", "model_config", "train", "write_bundle"]
+__all__ = [
+    "SIZES",
+    "Size",
+    "Study",
+    "TrainingFailed",
+    "model_config",
+    "read_study",
+    "run_study",
+    "train",
+    "write_bundle",
+]

@@ -18,8 +18,9 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from ropelens.errors import BadArgument
 from ropelens.output import write_whole
 from ropelens.train.card import loss_curve, model_card, read_metrics
+from ropelens.train.data import training_and_validation
 from ropelens.train.record import transformers_bars_off, write_model
-from ropelens.train.run import VALID_SEQUENCES, training_and_validation
+from ropelens.train.run import VALID_SEQUENCES
 from ropelens.train.sample import sample_documents
 
 LARGEST = 6_000_000  # bytes of a bundled folder, sampled text and card included
@@ -58,7 +59,7 @@ def write_bundle(
     if "finished" not in record:
         raise BadArgument(f"the run in {run} is not finished.", attempt="its command again")
     context = record["settings"]["context"]
-    _, held_out = training_and_validation(run, batch=1)
+    _, held_out = training_and_validation(run / record["data"], batch=1)
     with transformers_bars_off():
         model = LlamaForCausalLM.from_pretrained(
             run, dtype=torch.float32, local_files_only=True
@@ -87,6 +88,7 @@ def write_bundle(
         record,
         rows,
         measured,
+        rope_parameters=model.config.to_dict()["rope_parameters"],
         name=out.name,
         command=command,
         text=text,

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ropelens.rope.variants import parse_variant
+
 if TYPE_CHECKING:
     from ropelens.train.bundle import Measured
 
@@ -21,7 +23,7 @@ library_name: transformers
 tags: [rope, llama, interpretability]
 ---
 
-# {name}: the checkpoint bundled with ropelens
+# {name}: a checkpoint bundled with ropelens
 
 A small LLaMA-style decoder with rotary position embeddings, trained from nothing by this
 project's own recipe, so that ropelens has something to look into without a download. It
@@ -31,7 +33,7 @@ is a tool's test model: it writes the semblance of a novel, and is good for noth
   attention, tied embeddings
 - shape: {layers} layers, width {width}, {heads} query and {kv_heads} key-value heads of
   {head_dim} dimensions, MLP {mlp}; {parameters:,} parameters
-- rotation: RoPE ({rope}), {wavelengths} wavelengths
+- rotation: {variant} ({rope}), {wavelengths} planes
 - context: {context} tokens, of which the first is always BOS
 - tokenizer: byte-level BPE of {vocabulary:,} tokens, trained on the same text
 - trained on: {text}
@@ -41,7 +43,7 @@ is a tool's test model: it writes the semblance of a novel, and is good for noth
 - seed: {seed}
 - made with: {versions}
 - licence: MIT
-
+{needs}
 ## Command
 
     {command}
@@ -76,11 +78,18 @@ analyses when no text is given.
 """
 
 
+NEEDS_ROPELENS = """
+transformers does not know this variant of RoPE: `import ropelens.models.variants` registers
+it, and has to come before the checkpoint is loaded.
+"""
+
+
 def model_card(
     record: Mapping[str, Any],
     rows: Sequence[Row],
     measured: Measured,
     *,
+    rope_parameters: Mapping[str, Any],
     name: str,
     command: str,
     text: str,
@@ -92,12 +101,13 @@ def model_card(
     """README.md of a bundled checkpoint, from run.json's `record` and metrics.csv's `rows`."""
     settings = record["settings"]
     rates = sorted(row["tokens_per_second"] for row in rows if "tokens_per_second" in row)
-    rope = settings["rope_parameters"] or {"rope_type": "default", "rope_theta": 10_000.0}
+    own = parse_variant(settings["variant"]).needs_ropelens()
     return CARD.format(
         **settings["size"] | {k: v for k, v in settings.items() if k != "size"},
         **vars(measured),
         name=name,
-        rope=", ".join(f"{key} {value}" for key, value in rope.items()),
+        rope=", ".join(f"{key} {value}" for key, value in rope_parameters.items()),
+        needs=NEEDS_ROPELENS if own else "",
         wavelengths=settings["size"]["head_dim"] // 2,
         text=text,
         tokens=record["tokens"],

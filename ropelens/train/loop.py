@@ -17,6 +17,8 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArgu
 from transformers.trainer_callback import PrinterCallback, TrainerControl, TrainerState
 
 from ropelens.errors import RopelensError
+from ropelens.train.data import copy_tokenizer
+from ropelens.train.record import write_model
 
 WHOLE = "whole"  # the empty file that is written last into a checkpoint
 
@@ -79,6 +81,33 @@ class CheckedTrainer(Trainer):
             logs["tokens_per_second"] = tokens / (now - since)
             self._timed_from = self.state.global_step, now
         super().log(logs, start_time)
+
+
+class History(TrainerCallback):
+    """Keeps the model of steps 1, 2, 4, 8, ... in `folder`, each a checkpoint that loads alone.
+
+    For looking at how what a model does came about. A resumed run writes the same again.
+    """
+
+    def __init__(self, folder: Path, *, tokenizer: Path) -> None:
+        self.folder = folder
+        self.tokenizer = tokenizer
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **event: Any,
+    ) -> None:
+        """Save the model on a step that is a power of two."""
+        step = state.global_step
+        if step & (step - 1) or not state.is_world_process_zero:
+            return
+        folder = self.folder / f"step-{step:06}"
+        folder.mkdir(parents=True, exist_ok=True)
+        copy_tokenizer(self.tokenizer, folder)
+        write_model(event["model"], folder)
 
 
 class Checkpoints(TrainerCallback):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from transformers import TrainingArguments
 
 from ropelens.errors import BadArgument
-from ropelens.train.sizes import Size
+from ropelens.train.sizes import Size, model_config
 from ropelens.train.tokens import SMALLEST_VOCABULARY
 
 Precision = Literal["bf16", "fp32"]
@@ -27,7 +26,7 @@ class Settings:
     steps: int
     learning_rate: float
     warmup_steps: int
-    rope_parameters: Mapping[str, Any] | None
+    variant: str
     seed: int
     precision: Precision
     log_every: int
@@ -43,7 +42,8 @@ def check_settings(settings: Settings) -> None:
     """Refuse what no run can be made of.
 
     Raises:
-        BadArgument: naming the value and its limits.
+        BadArgument: naming the value and its limits, or the variants that there are.
+        UnsupportedModel: a variant that LLaMA's configuration cannot express.
     """
     for name, low, high in (
         ("context", 2, None),
@@ -62,6 +62,12 @@ def check_settings(settings: Settings) -> None:
             f"no precision is called {settings.precision!r}.",
             attempt=f"one of: {', '.join(get_args(Precision))}",
         )
+    model_config(
+        settings.size,
+        vocabulary=settings.vocabulary,
+        context=settings.context,
+        variant=settings.variant,
+    )
 
 
 def training_arguments(settings: Settings, *, folder: Path) -> TrainingArguments:

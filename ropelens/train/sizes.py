@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from transformers import LlamaConfig
 
 from ropelens.errors import BadArgument
+from ropelens.models.variants import variant_config
+from ropelens.rope.variants import parse_variant
 
 ROPE_BASE = 10_000.0
 
@@ -43,7 +44,7 @@ SIZES: Mapping[str, Size] = {
         head_dim=32,
         mlp=448,
         batch=16,
-        micro_batch=8,
+        micro_batch=4,
         learning_rate=3e-3,
     ),
 }
@@ -69,17 +70,20 @@ def model_config(
     *,
     vocabulary: int,
     context: int,
-    rope_parameters: Mapping[str, Any] | None = None,
+    variant: str = "rope",
     bos_token_id: int = 0,
     eos_token_id: int = 1,
 ) -> LlamaConfig:
-    """The configuration of a model of `size`, rotating as transformers' `rope_parameters` say.
+    """The configuration of a model of `size` that rotates as `variant`, base 10,000.
 
-    Without `rope_parameters`: plain RoPE with base 10,000. Embeddings are tied, so that
-    a small model spends its parameters on layers.
+    `variant` is written as in `ropelens.VARIANTS`. Embeddings are tied, so that a small
+    model spends its parameters on layers.
+
+    Raises:
+        BadArgument: no such variant.
+        UnsupportedModel: LLaMA's configuration cannot express it.
     """
-    rope = dict(rope_parameters or {"rope_type": "default", "rope_theta": ROPE_BASE})
-    return LlamaConfig(
+    config = LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=size.width,
         intermediate_size=size.mlp,
@@ -88,8 +92,9 @@ def model_config(
         num_key_value_heads=size.kv_heads,
         head_dim=size.head_dim,
         max_position_embeddings=context,
-        rope_parameters=rope,
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_BASE},
         tie_word_embeddings=True,
         bos_token_id=bos_token_id,
         eos_token_id=eos_token_id,
     )
+    return variant_config(config, parse_variant(variant))

@@ -1,0 +1,136 @@
+"""What runs learn from: a tokenizer trained once, and text tokenized once, in one folder.
+
+Runs of a study share the folder; a run on its own has it inside.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock
+
+from ropelens.errors import BadArgument
+from ropelens.text import fingerprint_of, read_documents
+from ropelens.train.record import say, write_json
+from ropelens.train.tokens import (
+    open_sequences,
+    require_sequences,
+    train_tokenizer,
+    write_sequences,
+)
+
+VALID_SHARE = 0.02  # of the sequences, where no text of its own is given
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Text (files or folders) and how it becomes tokens; `valid` is held out of training."""
+
+    text: tuple[Path, ...]
+    valid: tuple[Path, ...]
+    vocabulary: int
+    context: int
+
+
+def prepare_data(folder: Path, source: Source, *, batch: int) -> dict[str, Any]:
+    """Fill `folder` from `source`, or see that it is filled from it; what data.json says.
+
+    Of processes that want the same folder one fills it, and the others wait. `batch`:
+    sequences that training needs at least.
+
+    Raises:
+        BadText: no such text, not UTF-8, or too little of it.
+        BadArgument: the folder cannot be made, or holds other text, or a tokenizer that is
+            not the one it was filled with.
+    """
+    documents, held_out = read_documents(source.text), read_documents(source.valid)
+    wanted = {
+        "vocabulary": source.vocabulary,
+        "context": source.context,
+        "text_sha256": fingerprint_of(documents),
+        "valid_sha256": fingerprint_of(held_out),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadArgument(f"cannot make the folder {folder}: {error.strerror}.") from error
+    with FileLock(folder / ".lock"):
+        path = folder / "data.json"
+        if not path.exists():
+            _fill(folder, source, documents, held_out, batch=batch)
+            write_json(path, wanted | {"tokenizer_sha256": _tokenizer_sha256(folder)})
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    require_same(
+        record, wanted | {"tokenizer_sha256": _tokenizer_sha256(folder)}, what=f"{folder}"
+    )
+    return record
+
+
+def require_same(before: Mapping[str, Any], now: Mapping[str, Any], *, what: str) -> None:
+    """Refuse to go on where `now` differs from what was recorded `before`.
+
+    Raises:
+        BadArgument: with the values that differ.
+    """
+    changed = [name for name in now if before.get(name) != now[name]]
+    if changed:
+        raise BadArgument(
+            f"{what} was made with other settings.",
+            seen="; ".join(f"{name}: {before.get(name)}, now {now[name]}" for name in changed),
+            attempt="the same command as before to resume it, or another folder",
+        )
+
+
+def _tokenizer_sha256(folder: Path) -> str:
+    path = folder / TOKENIZER[0]
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else "missing"
+
+
+def _fill(
+    folder: Path,
+    source: Source,
+    documents: Sequence[str],
+    held_out: Sequence[str],
+    *,
+    batch: int,
+) -> None:
+    """Train the tokenizer, write the token arrays, and see that they are enough."""
+    say(f"training a tokenizer on {len(documents):,} documents")
+    tokenizer = train_tokenizer(documents, vocabulary=source.vocabulary, context=source.context)
+    tokenizer.save_pretrained(folder)
+    # Where no text is given for it, validation takes at least one of the sequences.
+    needed = batch if held_out else batch + 1
+    for name, group, least in (("train", documents, needed), ("valid", held_out, 1)):
+        if group:
+            array = folder / f"{name}.npy"
+            count = write_sequences(group, tokenizer, array, context=source.context)
+            say(f"{name}: {count:,} sequences of {source.context} tokens")
+            require_sequences(count, needed=least, context=source.context)
+
+
+def copy_tokenizer(data: Path, folder: Path) -> None:
+    """Put the tokenizer beside a model, so that the folder loads alone."""
+    for name in TOKENIZER:
+        shutil.copyfile(data / name, folder / name)
+
+
+def training_and_validation(data: Path, *, batch: int) -> tuple[np.ndarray, np.ndarray]:
+    """The token sequences of the data folder, uint16 [sequence, context] each.
+
+    The training ones are cut to whole batches, so that every step sees as many tokens.
+    """
+    rows = open_sequences(data / "train.npy")
+    if (data / "valid.npy").exists():
+        held_out = open_sequences(data / "valid.npy")
+    else:
+        apart = max(1, round(len(rows) * VALID_SHARE))
+        rows, held_out = rows[:-apart], rows[-apart:]
+    return rows[: len(rows) // batch * batch], held_out

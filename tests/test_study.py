@@ -1,0 +1,202 @@
+"""Studies: variants and seeds, in pairs, shared out, passed over and refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from filelock import FileLock
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.models.rotation import measure_rope
+from ropelens.train import read_study, run_study, train
+from ropelens.train import sizes as size_table
+from ropelens.train import study as studies
+from tests.test_train import NANO, OPTIONS, story
+
+FILE = """\
+variants = ["rope", "p-rope:0.5", "p-rope-reversed:0.5", "nope"]
+seeds = [0, 1]
+sizes = ["nano"]
+text = ["story.txt"]
+context = 32
+vocabulary = 300
+steps = 3
+"""
+
+
+@pytest.fixture(scope="module")
+def small() -> None:
+    """A size that trains in a moment, by name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(size_table, "SIZES", dict(size_table.SIZES) | {"nano": NANO})
+        yield
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("study")
+    (place / "story.txt").write_text(story(600), encoding="utf-8")
+    (place / "study.toml").write_text(FILE)
+    return place
+
+
+@pytest.fixture(scope="module")
+def study(small: None, place: Path) -> Path:
+    return run_study(place / "study.toml", out=place / "out")
+
+
+def run_json(run: Path) -> dict:
+    return json.loads((run / "run.json").read_text())
+
+
+def test_every_variant_and_seed_is_trained(study: Path) -> None:
+    runs = sorted(path.parent.relative_to(study).as_posix() for path in study.rglob("run.json"))
+    variants = ["nope", "p-rope-0.5", "p-rope-reversed-0.5", "rope"]
+    assert runs == [f"nano/{name}/seed-{seed}" for name in variants for seed in (0, 1)]
+    assert all("finished" in run_json(study / run) for run in runs)
+
+
+def test_runs_share_one_tokenizer_and_the_tokens(study: Path) -> None:
+    runs = [path.parent for path in study.rglob("run.json")]
+    assert {run_json(run)["data"] for run in runs} == {"../../../data"}
+    assert len({(run / "tokenizer.json").read_bytes() for run in runs}) == 1
+    assert len(list(study.rglob("train.npy"))) == 1
+
+
+def test_one_seed_starts_from_the_same_weights(study: Path) -> None:
+    """The first step's rate is so small that the models of step 1 have hardly moved."""
+    first = "history/step-000001/model.safetensors"
+    embedding = {
+        (name, seed): load_file(study / "nano" / name / f"seed-{seed}" / first)[
+            "model.embed_tokens.weight"
+        ]
+        for name in ("rope", "nope")
+        for seed in (0, 1)
+    }
+    apart = (embedding["rope", 0] - embedding["rope", 1]).abs().mean()
+    assert (embedding["rope", 0] - embedding["nope", 0]).abs().mean() < apart / 2
+
+
+@pytest.mark.parametrize(
+    ("name", "turning"),
+    [("rope", 8), ("p-rope-0.5", 4), ("p-rope-reversed-0.5", 4), ("nope", 0)],
+)
+def test_a_trained_model_rotates_as_its_variant(study: Path, name: str, turning: int) -> None:
+    model = AutoModelForCausalLM.from_pretrained(study / "nano" / name / "seed-0")
+    inv_freq = model.model.rotary_emb.inv_freq
+    plain = 10_000.0 ** -(torch.arange(8) / 8)
+    assert int((inv_freq != 0).sum()) == turning
+    torch.testing.assert_close(inv_freq[inv_freq != 0], plain[inv_freq != 0])
+    if turning:
+        assert int((measure_rope(model)["inv_freq"][0] > 0).sum()) == turning
+
+
+def test_history_holds_the_steps_that_are_powers_of_two(study: Path) -> None:
+    history = study / "nano/p-rope-reversed-0.5/seed-1/history"
+    assert sorted(p.name for p in history.iterdir()) == ["step-000001", "step-000002"]
+    early = AutoModelForCausalLM.from_pretrained(history / "step-000002")
+    assert early.config.rope_parameters["rope_type"] == "ropelens-p-rope-reversed"
+
+
+def test_a_study_is_the_same_as_its_runs_alone(
+    study: Path, place: Path, small: None, tmp_path: Path
+) -> None:
+    options = OPTIONS | {"steps": 3, "log_every": 10, "eval_every": 250, "variant": "nope"}
+    alone = train([place / "story.txt"], out=tmp_path / "run", **options)
+    theirs = load_file(study / "nano/nope/seed-0/model.safetensors")
+    assert all(
+        torch.equal(weight, theirs[name])
+        for name, weight in load_file(alone / "model.safetensors").items()
+    )
+
+
+def test_what_is_done_is_passed_over(
+    study: Path, place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = {p: p.stat().st_mtime_ns for p in study.rglob("*.safetensors")}
+    run_study(place / "study.toml", out=study)
+    assert {p: p.stat().st_mtime_ns for p in study.rglob("*.safetensors")} == before
+    assert capfd.readouterr().err.count("is finished already") == 8
+
+
+def test_what_another_process_does_is_left_to_it(
+    place: Path, small: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "study.toml"
+    file.write_text(FILE.replace("seeds = [0, 1]", "seeds = [0]"))
+    busy = tmp_path / "out/nano/rope/seed-0"
+    busy.mkdir(parents=True)
+    with FileLock(busy / ".lock"):
+        run_study(file, out=tmp_path / "out", text=[place / "story.txt"])
+        with pytest.raises(BadArgument) as caught:
+            train([place / "story.txt"], out=busy, **OPTIONS)
+    assert caught.value.what == f"another process is at work on the run in {busy}."
+    assert "another process is at work on nano/rope/seed-0\n" in capfd.readouterr().err
+    assert not (busy / "model.safetensors").exists()
+    assert (tmp_path / "out/nano/nope/seed-0/model.safetensors").exists()
+
+
+def test_a_changed_study_is_refused(study: Path, tmp_path: Path, place: Path) -> None:
+    file = tmp_path / "study.toml"
+    file.write_text(FILE.replace("steps = 3", "steps = 4"))
+    with pytest.raises(BadArgument) as caught:
+        run_study(file, out=study, text=[place / "story.txt"])
+    assert caught.value.what == f"the study in {study} was made with other settings."
+    assert caught.value.parts["seen"] == "steps: 3, now 4"
+
+
+def test_a_tokenizer_that_is_another_is_refused(
+    place: Path, small: None, tmp_path: Path
+) -> None:
+    run = train([place / "story.txt"], out=tmp_path / "run", **OPTIONS | {"steps": 2})
+    path = run / "data" / "tokenizer.json"
+    path.write_text(path.read_text().replace("Ġ", "x", 1))
+    with pytest.raises(BadArgument, match="tokenizer_sha256"):
+        train([place / "story.txt"], out=run, **OPTIONS | {"steps": 2})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("variants = [", "cannot be read as a study"),
+        ("seeds = [1]", "names no variants"),
+        ('variants = ["rope"]\nlayers = 3', "a study has no 'layers'"),
+        ('variants = ["rope"]\nseeds = ["one"]', "seeds must be a list of int"),
+        ('variants = ["rope"]\nsteps = [1]', "steps must be a whole number"),
+        ('variants = ["warp"]', "No RoPE variant is called 'warp'"),
+        ('variants = ["rope"]\nsizes = ["huge"]', "no model size is called 'huge'"),
+    ],
+)
+def test_files_that_are_no_study(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "study.toml"
+    file.write_text(text)
+    with pytest.raises(BadArgument, match=message):
+        read_study(file)
+
+
+def test_no_text_and_no_file(tmp_path: Path) -> None:
+    with pytest.raises(BadArgument, match="cannot be read as a study"):
+        read_study(tmp_path / "none.toml")
+    (tmp_path / "study.toml").write_text('variants = ["rope"]')
+    with pytest.raises(BadArgument, match="names no text to train on"):
+        run_study(tmp_path / "study.toml", out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_variant_that_llama_cannot_express(place: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="cannot express nope-every:2"):
+        train(
+            [place / "story.txt"], out=tmp_path / "run", **OPTIONS | {"variant": "nope-every:2"}
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_all_variants_of_a_seed_come_before_the_next() -> None:
+    study = studies.Study(variants=("rope", "nope"), seeds=(0, 1))
+    order = [(run.seed, run.variant) for run in studies.runs_of(study)]
+    assert order == [(seed, variant) for seed in (0, 1) for variant in ("rope", "nope")]
