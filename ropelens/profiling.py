@@ -74,7 +74,7 @@ def profile(
     tokens = torch.as_tensor(tokens)
     whole = torch.full(tokens.shape[:1], tokens.shape[-1])
     lengths = whole if lengths is None else torch.as_tensor(lengths)
-    _check(tokens, lengths, rows, subject.model.config.get_text_config().vocab_size)
+    check_tokens(tokens, lengths, rows, subject.model.config.get_text_config().vocab_size)
     if batch_size is not None and batch_size < 1:
         raise BadArgument("batch_size must be a number, 1 or more.", seen=repr(batch_size))
     layers = read_layers(subject, context=int(lengths.max()))
@@ -114,7 +114,7 @@ def profile(
     for name, (long_name, units) in DESCRIBED.items():
         dataset[name].attrs = {"long_name": long_name, "units": units}
     dataset.attrs |= {
-        "model": _name(subject.model),
+        "model": model_name(subject.model),
         "revision": str(subject.model.config.to_dict().get("_commit_hash") or ""),
         "dtype": str(subject.model.dtype).removeprefix("torch."),
         "seed": seed,
@@ -133,7 +133,7 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in names}
 
 
-def _name(model: PreTrainedModel) -> str:
+def model_name(model: PreTrainedModel) -> str:
     """How results call a model: a Hub id as it is, a folder by its name, not by its place."""
     name = str(model.config.name_or_path)
     place = Path(name).expanduser()
@@ -158,8 +158,8 @@ def _excerpt_length(heads: int, length: int) -> int:
     return min(length, EXCERPT_TOKENS, int((EXCERPT_WEIGHTS / heads) ** 0.5))
 
 
-def _check(tokens: Tensor, lengths: Tensor, rows: int | str, vocabulary: int) -> None:
-    """Refuse tokens, lengths or rows out of range, saying which."""
+def check_tokens(tokens: Tensor, lengths: Tensor, rows: int | str, vocabulary: int) -> None:
+    """Refuse tokens, lengths or rows out of range, saying which, as `profile` does."""
     shaped = tokens.ndim == 2 and tokens.shape[0] >= 1 and tokens.shape[1] >= 3
     if not shaped or tokens.is_floating_point():
         raise BadArgument(
