@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import math
 import os
@@ -23,6 +24,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     LlamaForCausalLM,
+    Trainer,
     TrainerControl,
     TrainerState,
     TrainingArguments,
@@ -33,6 +35,7 @@ from ropelens.errors import BadArgument, BadText
 from ropelens.train import SIZES, Size, TrainingFailed, model_config, train, write_bundle
 from ropelens.train.loop import WHOLE, Checkpoints, last_whole_checkpoint
 from ropelens.train.sample import sample_documents
+from ropelens.train.settings import shared_batch
 from ropelens.train.tokens import open_sequences, write_sequences
 
 NANO = Size(
@@ -183,6 +186,58 @@ def test_killed_and_resumed_is_bit_for_bit_the_same(
     assert metrics(out) == metrics(run)
     resumed, whole = load_file(out / "model.safetensors"), load_file(run / "model.safetensors")
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+
+
+def test_two_processes_learn_what_one_does(text: Path, tmp_path: Path) -> None:
+    """As torchrun starts them, on a CPU by gloo; float32, for sums in another order differ."""
+    options = OPTIONS | {"precision": "fp32", "steps": 20, "checkpoint_seconds": 0}
+    alone = train([text], out=tmp_path / "alone", **options)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from pathlib import Path; from ropelens.train import Size, train\n"
+        f"train([Path({str(text)!r})], out=Path({str(tmp_path / 'two')!r}), **{options!r})"
+    )
+    subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        check=True,
+        capture_output=True,
+    )
+    assert json.loads((tmp_path / "two" / "run.json").read_text())["processes"] == 2
+    for ours, theirs in zip(metrics(alone), metrics(tmp_path / "two"), strict=True):
+        assert float(ours["train_loss"]) == pytest.approx(float(theirs["train_loss"]), rel=1e-5)
+    one, two = (load_file(run / "model.safetensors") for run in (alone, tmp_path / "two"))
+    assert all(torch.allclose(one[name], two[name], atol=1e-4) for name in one)
+
+
+def test_processes_that_cannot_share_a_batch() -> None:
+    assert shared_batch(NANO, among=2) == (2, 1)
+    assert shared_batch(NANO, among=4) == (1, 1)
+    with pytest.raises(BadArgument) as caught:
+        shared_batch(NANO, among=3)
+    assert caught.value.what == "3 processes cannot share a batch of 4 sequences evenly."
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(
+    run: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "full"
+    with monkeypatch.context() as patch:
+        save = Trainer._save_optimizer_and_scheduler
+
+        def fill(trainer: Trainer, folder: str) -> None:
+            if trainer.state.global_step > 20:
+                raise OSError(errno.ENOSPC, "No space left on device", folder)
+            save(trainer, folder)
+
+        patch.setattr(Trainer, "_save_optimizer_and_scheduler", fill)
+        with pytest.raises(OSError, match="No space left on device"):
+            train([text], out=out, checkpoint_seconds=0, **OPTIONS)
+    kept = last_whole_checkpoint(out / "checkpoints")
+    assert kept is not None
+    assert kept.name == "checkpoint-20"
+    train([text], out=out, **OPTIONS)
+    assert metrics(out) == metrics(run)
 
 
 def test_the_seed_decides(run: Path, text: Path, tmp_path: Path) -> None:

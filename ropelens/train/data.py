@@ -6,7 +6,6 @@ Runs of a study share the folder; a run on its own has it inside.
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from filelock import FileLock
 
 from ropelens.errors import BadArgument
 from ropelens.text import fingerprint_of, read_documents
-from ropelens.train.record import say, write_json
+from ropelens.train.record import read_json, say, write_json
 from ropelens.train.tokens import (
     open_sequences,
     require_sequences,
@@ -67,7 +66,7 @@ def prepare_data(folder: Path, source: Source, *, batch: int) -> dict[str, Any]:
         if not path.exists():
             _fill(folder, source, documents, held_out, batch=batch)
             write_json(path, wanted | {"tokenizer_sha256": _tokenizer_sha256(folder)})
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    record = read_json(path)
     require_same(
         record, wanted | {"tokenizer_sha256": _tokenizer_sha256(folder)}, what=f"{folder}"
     )

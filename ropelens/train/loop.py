@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, TrainerControl, TrainerState
 
@@ -134,8 +136,11 @@ class Checkpoints(TrainerCallback):
             TrainingFailed: a weight is NaN or infinite, so that there is nothing to save.
         """
         last = state.global_step >= state.max_steps
-        due = time.monotonic() - self.saved_at >= self.seconds
-        if not (last or (due and state.global_step % int(args.logging_steps) == 0)):
+        if not last and state.global_step % int(args.logging_steps):
+            return
+        # By the first process's clock: what one of them saves, all of them must.
+        due = [time.monotonic() - self.saved_at >= self.seconds]
+        if not (last or broadcast_object_list(due)[0]):
             return
         model: PreTrainedModel = event["model"]
         if not all(torch.isfinite(p).all() for p in model.parameters()):
@@ -146,11 +151,14 @@ class Checkpoints(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Mark the checkpoint whole: every other file of it is written by now."""
+        self.saved_at = time.monotonic()
+        PartialState().wait_for_everyone()
+        if not state.is_world_process_zero:
+            return
         folder = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
         # A pickle that nothing here reads; run.json says the same in the open.
         (folder / "training_args.bin").unlink(missing_ok=True)
         (folder / WHOLE).touch()
-        self.saved_at = time.monotonic()
 
 
 def last_whole_checkpoint(folder: Path) -> Path | None:

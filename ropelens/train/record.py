@@ -35,6 +35,8 @@ class Metrics(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Write the whole file anew: after a resume it holds no row of what was lost."""
+        if not state.is_world_process_zero:
+            return
         text = io.StringIO()
         table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
         table.writeheader()
@@ -77,7 +79,7 @@ class ShownProgress(TrainerCallback):
     ) -> None:
         """Open the bar, where there is a terminal to draw it on."""
         # Not as rich judges it: FORCE_COLOR, which CI services set, makes no log a terminal.
-        if not sys.stderr.isatty():
+        if not (sys.stderr.isatty() and state.is_world_process_zero):
             return
         self.bar = Progress(
             TextColumn("{task.description}"),
@@ -100,6 +102,8 @@ class ShownProgress(TrainerCallback):
     ) -> None:
         """Show the newest loss and rate."""
         logs: dict[str, float] = event["logs"]
+        if not state.is_world_process_zero:
+            return
         if "eval_loss" in logs:
             line = f"validation loss {logs['eval_loss']:.4f}"
         elif "loss" in logs:
@@ -133,6 +137,12 @@ def transformers_bars_off() -> Iterator[None]:
     finally:
         if shown:
             transformers_logging.enable_progress_bar()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What `write_json` wrote."""
+    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return value
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -36,12 +35,20 @@ from ropelens.train.loop import (
 from ropelens.train.record import (
     Metrics,
     ShownProgress,
+    read_json,
     say,
     transformers_bars_off,
     write_json,
     write_model,
 )
-from ropelens.train.settings import Precision, Settings, check_settings, training_arguments
+from ropelens.train.settings import (
+    Precision,
+    Settings,
+    check_settings,
+    processes,
+    shared_batch,
+    training_arguments,
+)
 from ropelens.train.sizes import Size, get_size, model_config
 
 VALID_SEQUENCES = 128  # seen at each validation: 65,000 tokens at context 512
@@ -109,18 +116,26 @@ def train(
     check_settings(settings)
     source = Source(tuple(text), tuple(valid), vocabulary, context)
     data = data or out / "data"
-    learnt_from = prepare_data(data, source, batch=shape.batch)
-    with _alone(out):
-        decides = dataclasses.asdict(settings) | learnt_from
-        record = _open_record(out, decides, data=data)
-        if "finished" in record:
-            say(f"{out} is finished already")
+    together = processes()
+    shared_batch(shape, among=together.num_processes)
+    main = together.is_main_process
+    with _alone(out) if main else nullcontext():
+        if main:
+            learnt_from = prepare_data(data, source, batch=shape.batch)
+            _write_record(out, dataclasses.asdict(settings) | learnt_from, data=data)
+            copy_tokenizer(data, out)
+            last_whole_checkpoint(out / "checkpoints")  # clears what a kill left, for all
+        together.wait_for_everyone()
+        if _is_finished(out):
+            if main:
+                say(f"{out} is finished already")
             return out
         model = _fit(out, settings, data=data, checkpoint_seconds=checkpoint_seconds)
-        write_model(model, out)
-        shutil.rmtree(out / "checkpoints")
-        tokens = settings.steps * settings.tokens_per_step
-        write_json(out / "run.json", record | {"finished": _clock(), "tokens": tokens})
+        if main:
+            write_model(model, out)
+            shutil.rmtree(out / "checkpoints")
+            _finish_record(out, tokens=settings.steps * settings.tokens_per_step)
+        together.wait_for_everyone()
     return out
 
 
@@ -142,23 +157,31 @@ def _alone(out: Path) -> Iterator[None]:
         lock.release()
 
 
-def _open_record(out: Path, decides: dict[str, Any], *, data: Path) -> dict[str, Any]:
-    """What run.json says; on a later call, what decides the run must be what it was."""
+def _write_record(out: Path, decides: dict[str, Any], *, data: Path) -> None:
+    """Write run.json; on a later call, see that what decides the run is what it was."""
     path = out / "run.json"
     if path.exists():
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        require_same(record["settings"], decides, what=f"the run in {out}")
-        return record
+        require_same(read_json(path)["settings"], decides, what=f"the run in {out}")
+        return
     record = {
         "settings": decides,
         "data": os.path.relpath(data, out),
         "started": _clock(),
         "command": sys.argv,
         "versions": {name: version(name) for name in PACKAGES},
+        "processes": processes().num_processes,
         "threads": torch.get_num_threads(),
     }
     write_json(path, record)
-    return record
+
+
+def _is_finished(out: Path) -> bool:
+    return "finished" in read_json(out / "run.json")
+
+
+def _finish_record(out: Path, *, tokens: int) -> None:
+    path = out / "run.json"
+    write_json(path, read_json(path) | {"finished": _clock(), "tokens": tokens})
 
 
 def _clock() -> str:
@@ -169,7 +192,6 @@ def _fit(
     out: Path, settings: Settings, *, data: Path, checkpoint_seconds: float
 ) -> LlamaForCausalLM:
     size = settings.size
-    copy_tokenizer(data, out)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(out, local_files_only=True)
     rows, held_out = training_and_validation(data, batch=size.batch)
     set_seed(settings.seed)
@@ -198,7 +220,7 @@ def _fit(
         ],
     )
     checkpoint = last_whole_checkpoint(out / "checkpoints")
-    if checkpoint is not None:
+    if checkpoint is not None and processes().is_main_process:
         say(f"going on from {checkpoint.name}")
     try:
         with transformers_bars_off():

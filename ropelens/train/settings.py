@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 import torch
+from accelerate import PartialState
 from transformers import TrainingArguments
 
 from ropelens.errors import BadArgument
@@ -70,16 +72,37 @@ def check_settings(settings: Settings) -> None:
     )
 
 
+def processes() -> PartialState:
+    """The processes that train together: one, or as many as torchrun or accelerate started."""
+    return PartialState(cpu=not torch.cuda.is_available())
+
+
+def shared_batch(size: Size, *, among: int) -> tuple[int, int]:
+    """Sequences that each of `among` processes takes through the model at once, and how often.
+
+    Raises:
+        BadArgument: the batch cannot be shared evenly.
+    """
+    if size.batch % among:
+        raise BadArgument(
+            f"{among} processes cannot share a batch of {size.batch} sequences evenly.",
+            attempt="as many processes as divide it",
+        )
+    own = size.batch // among
+    micro = math.gcd(own, size.micro_batch)
+    return micro, own // micro
+
+
 def training_arguments(settings: Settings, *, folder: Path) -> TrainingArguments:
     """transformers' arguments for `settings`; the recipe of every model trained here."""
-    size = settings.size
     on_gpu = torch.cuda.is_available()
-    return TrainingArguments(
+    micro_batch, repeats = shared_batch(settings.size, among=processes().num_processes)
+    arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=settings.steps,
-        per_device_train_batch_size=size.micro_batch,
-        per_device_eval_batch_size=size.micro_batch,
-        gradient_accumulation_steps=size.batch // size.micro_batch,
+        per_device_train_batch_size=micro_batch,
+        per_device_eval_batch_size=micro_batch,
+        gradient_accumulation_steps=repeats,
         learning_rate=settings.learning_rate,
         lr_scheduler_type="cosine",
         warmup_steps=settings.warmup_steps,
@@ -102,5 +125,9 @@ def training_arguments(settings: Settings, *, folder: Path) -> TrainingArguments
         save_strategy="no",
         save_total_limit=2,
         disable_tqdm=True,
+        ddp_find_unused_parameters=False,
         report_to="none",
     )
+    # One process, one device: with more in sight the Trainer would multiply the batch.
+    arguments._n_gpu = min(arguments.n_gpu, 1)
+    return arguments

@@ -17,7 +17,7 @@ from typing import Any
 from ropelens.errors import BadArgument
 from ropelens.rope.variants import parse_variant
 from ropelens.train.data import require_same
-from ropelens.train.record import say, write_json
+from ropelens.train.record import read_json, say, write_json
 from ropelens.train.run import Busy, train
 from ropelens.train.sizes import get_size
 
@@ -155,8 +155,6 @@ def _claim(out: Path, study: Study) -> None:
     now: Mapping[str, Any] = json.loads(json.dumps(dataclasses.asdict(study)))
     now = {name: value for name, value in now.items() if name not in ("text", "valid")}
     if path.exists():
-        require_same(
-            json.loads(path.read_text(encoding="utf-8")), now, what=f"the study in {out}"
-        )
+        require_same(read_json(path), now, what=f"the study in {out}")
     else:
         write_json(path, now)

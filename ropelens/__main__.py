@@ -1,0 +1,7 @@
+"""`python -m ropelens`, which torchrun and accelerate can launch."""
+
+from __future__ import annotations
+
+from ropelens.cli import main
+
+main()
