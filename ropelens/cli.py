@@ -302,6 +302,14 @@ def train(
             show_default=False,
         ),
     ] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[:CONFIG]",
+            help="In place of --text: the train split of a dataset of the Hub, streamed.",
+            show_default=False,
+        ),
+    ] = None,
     study: Annotated[
         Path | None,
         typer.Option(
@@ -316,7 +324,12 @@ def train(
         typer.Option(metavar="NAME[:VALUE]", help="The model's RoPE: p-rope:0.75, nope, ..."),
     ] = "rope",
     size: Annotated[
-        str, typer.Option(metavar="NAME", help="Size of the model: tiny.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Size of the model: tiny, small, base, or layers x width x heads x kv_heads, "
+            "such as 8x384x6x2.",
+        ),
     ] = "tiny",
     context: Annotated[int, typer.Option(metavar="N", help="Tokens a sequence.")] = 512,
     vocabulary: Annotated[
@@ -343,15 +356,16 @@ def train(
 
         _print_path(run_study(study, out=out, text=text or (), valid=valid or ()))
         return
-    if not text:
-        raise typer.BadParameter("--text or --study is needed")
+    if bool(text) == (dataset is not None):
+        raise typer.BadParameter("one of --text, --dataset and --study is needed")
     from ropelens.train import train as train_model
 
     _print_path(
         train_model(
-            text,
+            text or (),
             out=out,
             valid=valid or (),
+            dataset=dataset,
             variant=variant,
             size=size,
             context=context,

@@ -11,11 +11,12 @@ from filelock import FileLock
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.errors import BadArgument, BadText, UnsupportedModel
 from ropelens.models.rotation import measure_rope
 from ropelens.train import read_study, run_study, train
 from ropelens.train import sizes as size_table
 from ropelens.train import study as studies
+from ropelens.train.tokens import open_sequences
 from tests.test_train import NANO, OPTIONS, story
 
 FILE = """\
@@ -186,6 +187,26 @@ def test_no_text_and_no_file(tmp_path: Path) -> None:
     with pytest.raises(BadArgument, match="names no text to train on"):
         run_study(tmp_path / "study.toml", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dataset_is_streamed_until_there_is_enough(place: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "stories"
+    folder.mkdir()
+    lines = [json.dumps({"text": story(20)}) for _ in range(200)]
+    (folder / "train.jsonl").write_text("\n".join(lines))
+    run = train(dataset=str(folder), out=tmp_path / "run", **OPTIONS | {"steps": 5})
+    assert run_json(run)["settings"]["dataset"] == str(folder)
+    held = len(open_sequences(run / "data" / "train.npy"))
+    assert 5 * NANO.batch <= held < 2 * 5 * NANO.batch + 10
+    with pytest.raises(BadArgument, match="dataset: "):
+        train([place / "story.txt"], out=run, **OPTIONS | {"steps": 5})
+
+
+def test_no_such_dataset(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadText) as caught:
+        train(dataset=str(tmp_path / "empty"), out=tmp_path / "run", **OPTIONS)
+    assert caught.value.what == f"The dataset {tmp_path / 'empty'} cannot be streamed."
 
 
 def test_a_variant_that_llama_cannot_express(place: Path, tmp_path: Path) -> None:

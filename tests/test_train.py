@@ -36,6 +36,7 @@ from ropelens.train import SIZES, Size, TrainingFailed, model_config, train, wri
 from ropelens.train.loop import WHOLE, Checkpoints, last_whole_checkpoint
 from ropelens.train.sample import sample_documents
 from ropelens.train.settings import shared_batch
+from ropelens.train.sizes import get_size
 from ropelens.train.tokens import open_sequences, write_sequences
 
 NANO = Size(
@@ -439,6 +440,26 @@ def test_no_such_bundled_checkpoint() -> None:
     with pytest.raises(BadArgument) as caught:
         bundled_path("alibi")
     assert caught.value.line == "no checkpoint called 'alibi' is bundled; try: one of: rope"
+
+
+def test_a_size_can_be_spelled_out() -> None:
+    size = get_size("8x384x6x2")
+    assert (size.layers, size.width, size.heads, size.kv_heads) == (8, 384, 6, 2)
+    assert (size.head_dim, size.mlp) == (64, 1024)
+    for wrong in ("0x384x6x2", "8x384x7x1", "8x384x6x4"):
+        with pytest.raises(BadArgument) as caught:
+            get_size(wrong)
+        assert caught.value.what == f"no model can have the size {wrong}."
+
+
+def test_sizes_are_as_large_as_they_say() -> None:
+    count = {}
+    for name, vocabulary in (("tiny", 2048), ("small", 16_384), ("base", 16_384)):
+        with torch.device("meta"):
+            config = model_config(SIZES[name], vocabulary=vocabulary, context=512)
+            count[name] = sum(p.numel() for p in LlamaForCausalLM(config).parameters())
+    millions = {name: round(number / 1e6, 1) for name, number in count.items()}
+    assert millions == {"tiny": 2.5, "small": 26.8, "base": 65.1}
 
 
 def test_sizes_are_whole_batches() -> None:

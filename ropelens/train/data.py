@@ -6,8 +6,9 @@ Runs of a study share the folder; a run on its own has it inside.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from ropelens.errors import BadArgument
+from ropelens.errors import BadArgument, BadText
 from ropelens.text import fingerprint_of, read_documents
 from ropelens.train.record import read_json, say, write_json
 from ropelens.train.tokens import (
@@ -26,17 +27,25 @@ from ropelens.train.tokens import (
 )
 
 VALID_SHARE = 0.02  # of the sequences, where no text of its own is given
+TOKENIZER_DOCUMENTS = 100_000  # that it is trained on at most
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 
 
 @dataclass(frozen=True)
 class Source:
-    """Text (files or folders) and how it becomes tokens; `valid` is held out of training."""
+    """Text and how it becomes tokens; `valid` is held out of training.
+
+    `text` and `valid` are files or folders. In place of `text`, `dataset` is a name that
+    `datasets.load_dataset` knows (or "name:config"), whose "train" split is streamed until it
+    has given `sequences` sequences.
+    """
 
     text: tuple[Path, ...]
     valid: tuple[Path, ...]
     vocabulary: int
     context: int
+    dataset: str | None = None
+    sequences: int | None = None
 
 
 def prepare_data(folder: Path, source: Source, *, batch: int) -> dict[str, Any]:
@@ -56,6 +65,7 @@ def prepare_data(folder: Path, source: Source, *, batch: int) -> dict[str, Any]:
         "context": source.context,
         "text_sha256": fingerprint_of(documents),
         "valid_sha256": fingerprint_of(held_out),
+        "dataset": source.dataset,
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -64,7 +74,8 @@ def prepare_data(folder: Path, source: Source, *, batch: int) -> dict[str, Any]:
     with FileLock(folder / ".lock"):
         path = folder / "data.json"
         if not path.exists():
-            _fill(folder, source, documents, held_out, batch=batch)
+            texts = StreamedText(source.dataset) if source.dataset else documents
+            _fill(folder, source, texts, held_out, batch=batch)
             write_json(path, wanted | {"tokenizer_sha256": _tokenizer_sha256(folder)})
     record = read_json(path)
     require_same(
@@ -96,23 +107,55 @@ def _tokenizer_sha256(folder: Path) -> str:
 def _fill(
     folder: Path,
     source: Source,
-    documents: Sequence[str],
-    held_out: Sequence[str],
+    documents: Iterable[str],
+    held_out: Iterable[str],
     *,
     batch: int,
 ) -> None:
     """Train the tokenizer, write the token arrays, and see that they are enough."""
-    say(f"training a tokenizer on {len(documents):,} documents")
-    tokenizer = train_tokenizer(documents, vocabulary=source.vocabulary, context=source.context)
+    say("training a tokenizer")
+    tokenizer = train_tokenizer(
+        itertools.islice(documents, TOKENIZER_DOCUMENTS),
+        vocabulary=source.vocabulary,
+        context=source.context,
+    )
     tokenizer.save_pretrained(folder)
     # Where no text is given for it, validation takes at least one of the sequences.
     needed = batch if held_out else batch + 1
     for name, group, least in (("train", documents, needed), ("valid", held_out, 1)):
         if group:
             array = folder / f"{name}.npy"
-            count = write_sequences(group, tokenizer, array, context=source.context)
+            count = write_sequences(
+                group, tokenizer, array, context=source.context, most=source.sequences
+            )
             say(f"{name}: {count:,} sequences of {source.context} tokens")
             require_sequences(count, needed=least, context=source.context)
+
+
+@dataclass(frozen=True)
+class StreamedText:
+    """The documents of a dataset's "train" split, one at a time, as often as asked for.
+
+    Raises:
+        BadText: no such dataset, or none with text, in `datasets`' own words.
+    """
+
+    name: str
+
+    def __iter__(self) -> Iterator[str]:
+        import datasets  # takes a second, and most runs read files
+
+        name, _, config = self.name.partition(":")
+        try:
+            rows = datasets.load_dataset(name, config or None, split="train", streaming=True)
+            for row in rows:
+                yield row["text"]
+        except (OSError, ValueError, KeyError) as error:
+            raise BadText(
+                f"The dataset {self.name} cannot be streamed.",
+                seen=" ".join(str(error).split())[:200],
+                attempt='a name or name:config of `datasets`, with a column "text"',
+            ) from error
 
 
 def copy_tokenizer(data: Path, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import shutil
 import sys
@@ -19,6 +20,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
 
 from ropelens.errors import BadArgument
 from ropelens.train.data import (
+    VALID_SHARE,
     Source,
     copy_tokenizer,
     prepare_data,
@@ -60,10 +62,11 @@ class Busy(BadArgument):
 
 
 def train(
-    text: Sequence[Path],
+    text: Sequence[Path] = (),
     *,
     out: Path,
     valid: Sequence[Path] = (),
+    dataset: str | None = None,
     data: Path | None = None,
     variant: str = "rope",
     size: str | Size = "tiny",
@@ -85,12 +88,14 @@ def train(
     model.safetensors (float32), the tokenizer, metrics.csv, run.json, and history/: the
     model after steps 1, 2, 4, 8, ...
 
-    `variant` is the model's RoPE, written as in `ropelens.VARIANTS`, with base 10,000. `seed`
-    decides the first weights and the order of the text. The tokenizer and the tokens are
-    kept in `data`, which runs may share; without it, in `out`/data. AdamW (0.9, 0.95), weight
-    decay 0.1, gradients clipped at norm 1, cosine to zero after a warm-up over the first
-    4% of steps; `precision` bf16 is autocast over float32 weights. Without `valid`, the
-    last 2% of the sequences are kept for validation.
+    In place of `text`, `dataset` (a name or "name:config" of `datasets`) is streamed until
+    there is enough. `variant` is the model's RoPE, written as in `ropelens.VARIANTS`, with
+    base 10,000. `size` is a name, or "layers x width x heads x kv_heads" such as "8x384x6x2".
+    `seed` decides the first weights and the order of the text. The tokenizer and the
+    tokens are kept in `data`, which runs may share; without it, in `out`/data. AdamW (0.9,
+    0.95), weight decay 0.1, gradients clipped at norm 1, cosine to zero after a warm-up
+    over the first 4% of steps; `precision` bf16 is autocast over float32 weights. Without
+    `valid`, the last 2% of the sequences are kept for validation.
 
     Raises:
         BadText: no such text, not UTF-8, or too little of it.
@@ -114,7 +119,8 @@ def train(
         eval_every=eval_every,
     )
     check_settings(settings)
-    source = Source(tuple(text), tuple(valid), vocabulary, context)
+    wanted = math.ceil(steps * shape.batch * (1 + 2 * VALID_SHARE)) if dataset else None
+    source = Source(tuple(text), tuple(valid), vocabulary, context, dataset, wanted)
     data = data or out / "data"
     together = processes()
     shared_batch(shape, among=together.num_processes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -35,7 +37,7 @@ class Size:
 
 
 SIZES: Mapping[str, Size] = {
-    # The bundled checkpoint: 2.5 million parameters, 40 minutes on two CPU cores.
+    # The bundled checkpoints: 2.5 million parameters, 40 minutes on two CPU cores.
     "tiny": Size(
         layers=6,
         width=192,
@@ -47,22 +49,70 @@ SIZES: Mapping[str, Size] = {
         micro_batch=4,
         learning_rate=3e-3,
     ),
+    # For one GPU: 27 and 65 million parameters with a vocabulary of 16,384.
+    "small": Size(
+        layers=8,
+        width=448,
+        heads=7,
+        kv_heads=7,
+        head_dim=64,
+        mlp=1216,
+        batch=64,
+        micro_batch=32,
+        learning_rate=1e-3,
+    ),
+    "base": Size(
+        layers=12,
+        width=640,
+        heads=10,
+        kv_heads=5,
+        head_dim=64,
+        mlp=1728,
+        batch=128,
+        micro_batch=16,
+        learning_rate=6e-4,
+    ),
 }
 
 
 def get_size(size: str | Size) -> Size:
-    """The entry of `SIZES` of that name, or `size` itself.
+    """The entry of `SIZES` of that name, `size` itself, or the one that "8x384x6x2" spells out.
+
+    Spelled out are layers, width, heads and key-value heads; the rest follows as in the
+    named sizes: an MLP 8/3 as wide in steps of 64, batches of 32 and a peak rate that falls
+    with the width.
 
     Raises:
-        BadArgument: no size has that name.
+        BadArgument: no size has that name, or heads do not divide the width evenly.
     """
     if isinstance(size, Size):
         return size
-    if size not in SIZES:
+    if size in SIZES:
+        return SIZES[size]
+    if not re.fullmatch(r"\d+(x\d+){3}", size, re.ASCII):
         raise BadArgument(
-            f"no model size is called {size!r}.", attempt=f"one of: {', '.join(SIZES)}"
+            f"no model size is called {size!r}.",
+            attempt=f"one of: {', '.join(SIZES)}; or layers x width x heads x kv_heads, "
+            "such as 8x384x6x2",
         )
-    return SIZES[size]
+    layers, width, heads, kv_heads = map(int, size.split("x"))
+    if 0 in (layers, width, heads, kv_heads) or width % (2 * heads) or heads % kv_heads:
+        raise BadArgument(
+            f"no model can have the size {size}.",
+            means="heads share the width evenly, an even part each, and key-value heads "
+            "the heads",
+        )
+    return Size(
+        layers=layers,
+        width=width,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=width // heads,
+        mlp=64 * math.ceil(width * 8 / 3 / 64),
+        batch=32,
+        micro_batch=4,
+        learning_rate=min(3e-3, 0.5 / width),
+    )
 
 
 def model_config(

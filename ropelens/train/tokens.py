@@ -48,13 +48,19 @@ def train_tokenizer(
 
 
 def write_sequences(
-    texts: Iterable[str], tokenizer: PreTrainedTokenizerFast, path: Path, *, context: int
+    texts: Iterable[str],
+    tokenizer: PreTrainedTokenizerFast,
+    path: Path,
+    *,
+    context: int,
+    most: int | None = None,
 ) -> int:
     """Write the tokens of `texts` to `path`, a .npy of uint16 [sequence, context]; how many.
 
     The documents, each followed by a line end and EOS, form one stream that is cut every
     `context - 1` tokens; every sequence starts with BOS. What is left of the stream is
-    dropped. The file appears whole or not at all, and never has to fit into memory.
+    dropped, and documents past `most` sequences are not read. The file appears whole or
+    not at all, and never has to fit into memory.
     """
     bpe = tokenizer.backend_tokenizer
     body = context - 1
@@ -70,6 +76,8 @@ def write_sequences(
             rows[:, 1:] = rest[: whole * body].reshape(whole, body)
             rows.tofile(raw)
             rest, count = rest[whole * body :], count + whole
+            if most is not None and count >= most:
+                break
     _add_npy_header(aside, path, shape=(count, context))
     return count
 
