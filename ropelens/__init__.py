@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ropelens.models.rotation import measure_rope as measure_rope
     from ropelens.models.variants import variant_config as variant_config
     from ropelens.profiling import profile as profile
+    from ropelens.reaching import reach as reach
     from ropelens.report import write_answer as write_answer
     from ropelens.report import write_index as write_index
     from ropelens.report import write_report as write_report
@@ -88,6 +89,7 @@ _HOME = {
     "measure_rope": "models.rotation",
     "variant_config": "models.variants",
     "profile": "profiling",
+    "reach": "reaching",
     "write_answer": "report",
     "write_index": "report",
     "write_report": "report",
