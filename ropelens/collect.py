@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +28,7 @@ from ropelens.statistics.sums import (
     no_sums,
     row_weight_by_group,
 )
+from ropelens.tasks import repeated_tokens
 
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
 
@@ -39,6 +40,70 @@ LARGEST_RESIDUAL = 1e-3
 
 Progress = Callable[[int], None]
 """Told, after every batch, how many tokens it had."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some sequences that run together, and the rows of theirs that are looked at.
+
+    `first` is the number of the first sequence among all; `group` what they are dealt to.
+    """
+
+    tokens: Int[Tensor, "sequence position"]
+    lengths: Int[Tensor, " sequence"]
+    rows: Rows
+    first: int
+
+    @property
+    def group(self) -> Int[Tensor, " sequence"]:
+        """The group of each sequence, for the bootstrap."""
+        return (self.first + torch.arange(len(self.tokens))) % GROUPS
+
+    def add_up(self, call: AttentionCall, planes: Planes) -> LayerSums:
+        """The sums of one layer, from its attention on this batch."""
+        return LayerSums.of(*sum_attention(call, self.rows, planes), call, self.group)
+
+    def sums(self, layers: dict[int, LayerSums], losses: Float[Tensor, " sequence"]) -> Sums:
+        """The sums of all layers with each sequence's summed loss (nats)."""
+        return Sums(
+            row_weight=row_weight_by_group(self.rows, self.group, self.tokens.shape[1]),
+            tokens=int(self.lengths.sum()),
+            sequences=len(self.tokens),
+            loss=LossSums.of(losses, self.lengths - 1),
+            layers=layers,
+        )
+
+
+def batches(
+    subject: Subject,
+    tokens: Int[Tensor, "sequence position"],
+    lengths: Int[Tensor, " sequence"],
+    *,
+    rows: int | Literal["all"] = "all",
+    seed: int = 0,
+    first: int = 0,
+    batch_size: int | None = None,
+) -> Iterator[Batch]:
+    """The sequences in batches of `batch_size`, or of as many as a device likes at once.
+
+    `rows` is "all" or the number sampled from each sequence with `seed`; `first` numbers the
+    first sequence. Batches end with their longest sequence.
+    """
+    size = batch_size or max(
+        1, TOKENS_PER_BATCH[device_of(subject.model).type] // tokens.shape[1]
+    )
+    longest, whole = int(lengths.max()), depends_on_length(subject.model)
+    for begin in range(0, len(tokens), size):
+        length = lengths[begin : begin + size]
+        # A RoPE that changes with the length must see the one that planes were read at.
+        batch = tokens[begin : begin + size, : longest if whole else int(length.max())]
+        number = first + begin
+        looked_at = (
+            all_rows(length)
+            if rows == "all"
+            else sample_rows(length, count=rows, seed=seed, first=number)
+        )
+        yield Batch(batch, length, looked_at, number)
 
 
 def collect(
@@ -59,54 +124,40 @@ def collect(
     sequence; `first` numbers the first sequence, for shards that are added later. Memory
     grows with the layers and the context, not with the number of sequences.
     """
-    size = batch_size or max(
-        1, TOKENS_PER_BATCH[device_of(subject.model).type] // tokens.shape[1]
-    )
     sums = no_sums()
-    longest, whole = int(lengths.max()), depends_on_length(subject.model)
-    for begin in range(0, len(tokens), size):
-        length = lengths[begin : begin + size]
-        # A RoPE that changes with the length must see the one that `planes` were read at.
-        batch = tokens[begin : begin + size, : longest if whole else int(length.max())]
-        sums = sums + _sum_batch(subject, batch, length, planes, rows, seed, first + begin)
+    for batch in batches(
+        subject, tokens, lengths, rows=rows, seed=seed, first=first, batch_size=batch_size
+    ):
+        sums = sums + _sum_batch(subject, batch, planes)
         if progress is not None:
-            progress(int(length.sum()))
+            progress(int(batch.lengths.sum()))
     return sums
 
 
-def _sum_batch(
-    subject: Subject,
-    tokens: Int[Tensor, "sequence position"],
-    lengths: Int[Tensor, " sequence"],
-    planes: list[Planes],
-    count: int | Literal["all"],
-    seed: int,
-    first: int,
-) -> Sums:
+def _sum_batch(subject: Subject, batch: Batch, planes: list[Planes]) -> Sums:
     """The sums of one batch: one forward pass, every statistic beside it."""
-    rows = (
-        all_rows(lengths)
-        if count == "all"
-        else sample_rows(lengths, count=count, seed=seed, first=first)
-    )
-    group = (first + torch.arange(len(tokens))) % GROUPS
     layers: dict[int, LayerSums] = {}
 
     def observe(call: AttentionCall) -> None:
-        sums = sum_attention(call, rows, planes[call.layer])
-        layers[call.layer] = LayerSums.of(*sums, call, group)
+        layers[call.layer] = batch.add_up(call, planes[call.layer])
 
     with torch.no_grad(), subject.observe(observe):
-        logits = subject.forward(tokens)
-        losses = _sequence_losses(logits, tokens, lengths)
+        logits = subject.forward(batch.tokens)
+        losses = _sequence_losses(logits, batch.tokens, batch.lengths)
     check_layers(subject.model, set(layers))
-    return Sums(
-        row_weight=row_weight_by_group(rows, group, tokens.shape[1]),
-        tokens=int(lengths.sum()),
-        sequences=len(tokens),
-        loss=LossSums.of(losses, lengths - 1),
-        layers=layers,
-    )
+    return batch.sums(layers, losses)
+
+
+def token_losses(
+    logits: Float[Tensor, "sequence position token"],
+    tokens: Int[Tensor, "sequence position"],
+    lengths: Int[Tensor, " sequence"],
+) -> Float[Tensor, "sequence position"]:
+    """Loss of the token at each position, in nats; NaN at position 0 and in padding."""
+    losses = torch.full(tokens.shape, torch.nan, dtype=torch.float64)
+    for sequence, part, own, target in _predictions(logits, tokens, lengths):
+        losses[sequence, part] = cross_entropy(own, target, reduction="none").double().cpu()
+    return losses
 
 
 def _sequence_losses(
@@ -116,14 +167,24 @@ def _sequence_losses(
 ) -> Float[Tensor, " sequence"]:
     """Summed loss of each sequence's predicted tokens, in nats."""
     losses = torch.zeros(len(tokens), dtype=torch.float64)
+    for sequence, _, own, target in _predictions(logits, tokens, lengths):
+        losses[sequence] += float(cross_entropy(own, target, reduction="sum"))
+    return losses
+
+
+def _predictions(
+    logits: Float[Tensor, "sequence position token"],
+    tokens: Int[Tensor, "sequence position"],
+    lengths: Int[Tensor, " sequence"],
+) -> Iterator[tuple[int, slice, Tensor, Tensor]]:
+    """A sequence's number, the positions of some tokens, the logits for them, and they."""
     rows = max(1, LOSS_ELEMENTS[logits.device.type] // logits.shape[-1])
     for sequence, length in enumerate(lengths.tolist()):
         for begin in range(0, length - 1, rows):
             end = min(begin + rows, length - 1)
             target = tokens[sequence, begin + 1 : end + 1].to(logits.device, torch.long)
-            loss = cross_entropy(logits[sequence, begin:end].float(), target, reduction="sum")
-            losses[sequence] += float(loss)
-    return losses
+            own = logits[sequence, begin:end].float()
+            yield sequence, slice(begin + 1, end + 1), own, target
 
 
 def attention_of(
@@ -167,10 +228,12 @@ class RepeatScores:
 
     `induction`: on the token after the earlier occurrence (Olsson et al. 2022, arXiv
     2209.11895, the prefix-matching score). `duplicate_token`: on that occurrence itself.
+    `losses`: of the token at each position, in nats; NaN at position 0.
     """
 
     induction: list[Float[Tensor, " head"]]
     duplicate_token: list[Float[Tensor, " head"]]
+    losses: Float[Tensor, "sequence position"]
 
 
 def repeat_scores(
@@ -188,15 +251,17 @@ def repeat_scores(
     earlier occurrence. NaN where a sliding window hides that occurrence.
     """
     config = subject.model.config.get_text_config()
-    generator = torch.Generator().manual_seed(seed)
-    draws = [torch.randperm(config.vocab_size, generator=generator) for _ in range(sequences)]
-    once = torch.stack([draw[torch.arange(length) % len(draw)] for draw in draws])
-    start = torch.full((sequences, 1), first_token)
-    tokens = torch.cat([start, once, once], dim=1)
-
+    tokens = repeated_tokens(
+        first_token=first_token,
+        vocabulary=config.vocab_size,
+        length=length,
+        sequences=sequences,
+        seed=seed,
+    )
     second = torch.arange(length + 1, 2 * length + 1).expand(sequences, -1)
     weight = torch.full(second.shape, 1 / second.numel())
-    rows = Rows(second, weight, torch.full((sequences,), tokens.shape[1]), dense=False)
+    whole = torch.full((sequences,), tokens.shape[1])
+    rows = Rows(second, weight, whole, dense=False)
     mass: dict[int, Tensor] = {}
 
     def observe(call: AttentionCall) -> None:
@@ -205,9 +270,10 @@ def repeat_scores(
         mass[call.layer] = torch.full_like(sums, torch.nan) if hidden else sums
 
     with torch.no_grad(), subject.observe(observe):
-        subject.forward(tokens)
+        losses = token_losses(subject.forward(tokens), tokens, whole)
     layers = [mass[layer] for layer in sorted(mass)]
     return RepeatScores(
         induction=[m[:, length - 1] for m in layers],
         duplicate_token=[m[:, length] for m in layers],
+        losses=losses,
     )

@@ -1,0 +1,102 @@
+"""How far an edit moved the attention of each head: a divergence of every row, in blocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.rows import Rows
+
+BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
+"""Scores held at once, twice over."""
+
+FEWEST_ROWS = 16
+"""Rows of a block where scores of so many do not fit: products of fewer are slow."""
+
+
+def without_values(call: AttentionCall) -> AttentionCall:
+    """`call` as it can be kept until later: what decides its weights, not what they read."""
+    value, output = call.value, call.output
+    return replace(
+        call,
+        value=value.new_empty(*value.shape[:3], 0),
+        output=output.new_empty(*output.shape[:3], 0),
+    )
+
+
+def attention_change(
+    before: AttentionCall, after: AttentionCall, rows: Rows
+) -> Float[Tensor, "batch head"]:
+    """Sum over `rows` of KL(A_before || A_after), in nats, by their weights.
+
+    The divergence between the weights of a row over the keys that it sees, the same in both
+    calls: after soft-cap and mask, and with the weight of a learned sink as one key more.
+    Exactly 0 where both calls have the same queries and keys. As
+    torch.distributions.kl_divergence of two `Categorical`s has it.
+    """
+    position = rows.position[:1] if rows.dense else rows.position
+    weight = rows.weight.to(after.query.device)
+    sides = [_Side(call, position) for call in (before, after)]
+    batch, heads = after.query.shape[:2]
+    total = torch.zeros(batch, heads, dtype=torch.float64)
+    area = BLOCK_ELEMENTS[after.query.device.type] // (batch * heads)
+    begin = 0
+    while begin < position.shape[1]:
+        end = begin + FEWEST_ROWS
+        step = area // (int(position[:, begin:end].max()) + 1)
+        end = max(end, min(begin + step, position.shape[1]))
+        old, new = (side.scores(begin, end) for side in sides)
+        chances = old.softmax(-1)
+        # Where chances are 0 so is the term: hidden keys have the same finite score twice.
+        divergence = (chances * (old - new)).sum(-1) + new.logsumexp(-1) - old.logsumexp(-1)
+        part = (divergence * weight[:, None, begin:end]).sum(-1)
+        total += part.to("cpu", torch.float64)
+        begin = end
+    return total
+
+
+HIDDEN = -1e30
+"""Score of a key that the row does not see."""
+
+
+class _Side:
+    """One of the two calls, laid out for blocks of rows."""
+
+    def __init__(self, call: AttentionCall, position: Int[Tensor, "shared row"]) -> None:
+        dtype = torch.promote_types(call.query.dtype, torch.float32)
+        self.call = call
+        self.position = position
+        self.query = _pick(call.query, position).to(dtype)
+        self.key = call.key.to(dtype) * call.scale
+
+    def scores(self, begin: int, end: int) -> Float[Tensor, "batch head row key"]:
+        """What the softmax of rows `begin` to `end` gets; a learned sink comes last."""
+        call, position = self.call, self.position[:, begin:end]
+        first = call.start[position]
+        low, high = int(first.min()), int(position.max()) + 1
+        query, key = self.query[:, :, begin:end], self.key[:, :, low:high]
+        by_key = query.unflatten(1, (key.shape[1], -1)).flatten(2, 3)
+        scores = (by_key @ key.mT).view(*query.shape[:3], high - low)
+        if call.softcap is not None:
+            scores = scores.div_(call.softcap).tanh_().mul_(call.softcap)
+        column = torch.arange(low, high)
+        unseen = (column < first[..., None]) | (column > position[..., None])
+        scores.masked_fill_(unseen[:, None].to(scores.device), HIDDEN)
+        if call.sink_logits is None:
+            return scores
+        sink = call.sink_logits.to(scores)[None, :, None, None]
+        return torch.cat([scores, sink.expand(*scores.shape[:3], 1)], dim=-1)
+
+
+def _pick(
+    x: Float[Tensor, "batch head position coordinate"], at: Int[Tensor, "shared row"]
+) -> Float[Tensor, "batch head row coordinate"]:
+    """`x` at the positions `at`, which one row of may serve the whole batch."""
+    at = at.to(x.device)
+    if len(at) == 1:
+        return x[:, :, at[0]]
+    return x.gather(2, at[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))

@@ -1,0 +1,143 @@
+"""How far edits move attention, held to transformers' attention and torch's divergence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from oracles.tiny import random_tokens, tiny
+from torch.distributions import Categorical, kl_divergence
+from transformers import PreTrainedModel
+
+import ropelens as rl
+from ropelens.models.doorway import observe_attention
+from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.change import attention_change, without_values
+from ropelens.statistics.rows import all_rows, sample_rows
+
+ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+P_ROPE = {**ROPE, "rope_type": "proportional", "partial_rotary_factor": 0.25}
+# Families whose rotary modules read rope_parameters of any type, over the whole head; with
+# grouped queries, sliding windows, soft-caps, layers without rotation, neighbouring pairs.
+CONFIGURED = ("llama_gqa", "llama_mqa", "mistral_sliding", "gemma2", "cohere", "smollm3")
+LENGTHS = torch.tensor([30, 17, 2])
+
+
+def tokens() -> torch.Tensor:
+    return torch.from_numpy(random_tokens(sequences=3, length=30))
+
+
+@torch.no_grad()
+def attentions(model: PreTrainedModel) -> list[torch.Tensor]:
+    """What the model itself returns, in float64; what a learned sink takes comes last."""
+    layers = model(tokens(), use_cache=False, output_attentions=True).attentions
+    weights = [layer.double() for layer in layers]
+    if "sinks" not in str(model.state_dict().keys()):
+        return weights
+    return [torch.cat([w, 1 - w.sum(-1, keepdim=True)], dim=-1) for w in weights]
+
+
+def expected(before: PreTrainedModel, after: PreTrainedModel) -> np.ndarray:
+    """Mean divergence in bits [layer, head] over all rows but the first, without padding."""
+    counts = torch.arange(30) < LENGTHS[:, None]
+    counts[:, 0] = False
+    layers = []
+    for old, new in zip(attentions(before), attentions(after), strict=True):
+        rows = kl_divergence(Categorical(probs=old), Categorical(probs=new))
+        layers.append(rows.transpose(1, 2)[counts].mean(0) / np.log(2))
+    return torch.stack(layers).numpy()
+
+
+def measured(model: PreTrainedModel, edit: rl.Edit, **options: object) -> np.ndarray:
+    found = rl.evaluate(
+        model, tokens(), lengths=LENGTHS, edits={"e": edit}, measures="change", **options
+    )
+    assert not found.attention_change.sel(edit="none").any()
+    return found.attention_change.sel(edit="e").values
+
+
+def standing_still(model: PreTrainedModel) -> PreTrainedModel:
+    """`model` with the slowest three quarters of its own planes at frequency 0."""
+    for name, buffer in model.named_buffers():
+        if name.endswith("inv_freq"):
+            buffer[len(buffer) // 4 :] = 0
+    return model
+
+
+@pytest.mark.parametrize("name", CONFIGURED)
+def test_against_transformers_p_rope(name: str):
+    model = tiny(name, rope_parameters=ROPE)
+    change = measured(model, rl.stop_slowest(0.75))
+    other = tiny(name, rope_parameters=P_ROPE)
+    assert expected(model, other).max() > 0.05
+    np.testing.assert_allclose(change, expected(model, other), rtol=1e-3, atol=1e-5)
+
+
+def test_a_learned_sink_is_one_key_more():
+    change = measured(tiny("gpt_oss"), rl.stop_slowest(0.75))
+    # In float64: what the sink takes is what the keys leave of 1.
+    model, other = tiny("gpt_oss").double(), standing_still(tiny("gpt_oss")).double()
+    assert attentions(model)[0][..., -1].max() > 0.1
+    np.testing.assert_allclose(change, expected(model, other), rtol=1e-3, atol=1e-5)
+
+
+def test_heads_that_differ_within_a_group():
+    """Their keys come back a head each; the other heads keep theirs in the first layer."""
+    model = tiny("llama_gqa", rope_parameters=ROPE)
+    change = measured(model, rl.stop_slowest(0.75, heads="0.2"))
+    whole = expected(model, tiny("llama_gqa", rope_parameters=P_ROPE))
+    np.testing.assert_allclose(change[0, 2], whole[0, 2], rtol=1e-3)
+    assert not change[0, [0, 1, 3]].any()
+    assert (change[1] > 0).all()
+
+
+def test_an_edit_of_nothing_changes_nothing():
+    assert not measured(tiny("gemma2"), rl.stop_slowest(0.0)).any()
+
+
+def test_batches_are_no_matter():
+    model = tiny("llama_gqa")
+    whole = measured(model, rl.stop_slowest(0.75))
+    apart = measured(model, rl.stop_slowest(0.75), batch_size=1)
+    np.testing.assert_allclose(apart, whole, rtol=1e-4)
+
+
+def test_sampled_rows_have_the_same_expectation():
+    model = tiny("mistral_sliding")
+    whole = measured(model, rl.stop_slowest(0.75))
+    draws = [measured(model, rl.stop_slowest(0.75), rows=5, seed=seed) for seed in range(60)]
+    error = np.std(draws, axis=0) / np.sqrt(len(draws))
+    assert (np.abs(np.mean(draws, axis=0) - whole) < 4.5 * error).all()
+    exact = measured(model, rl.stop_slowest(0.75), rows=29)
+    np.testing.assert_allclose(exact, whole, rtol=1e-4)
+
+
+def calls(*edits: rl.Edit, name: str = "gemma2", length: int = 150) -> list[AttentionCall]:
+    model, seen = tiny(name), []
+    ids = torch.from_numpy(random_tokens(sequences=2, length=length))
+    with torch.no_grad(), rl.edit_rope(model, *edits), observe_attention(model, seen.append):
+        model(ids, use_cache=False)
+    return seen
+
+
+@pytest.mark.parametrize("blocks", [2**10, 2**13, 2**16])
+def test_blocks_are_no_matter(blocks: int, monkeypatch: pytest.MonkeyPatch):
+    lengths = torch.tensor([150, 90])
+    pairs = list(zip(calls(), calls(rl.stop_slowest(0.75)), strict=True))
+    for rows in (all_rows(lengths), sample_rows(lengths, count=40, seed=1)):
+        whole = [attention_change(before, after, rows) for before, after in pairs]
+        with monkeypatch.context() as patch:
+            patch.setattr("ropelens.statistics.change.BLOCK_ELEMENTS", {"cpu": blocks})
+            parts = [attention_change(before, after, rows) for before, after in pairs]
+        for own, other in zip(parts, whole, strict=True):
+            torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
+
+
+def test_values_need_not_be_kept():
+    before, after = calls()[0], calls(rl.stop_slowest(0.75))[0]
+    rows = all_rows(torch.tensor([150, 90]))
+    kept = without_values(before)
+    assert kept.value.numel() == kept.output.numel() == 0
+    assert torch.equal(
+        attention_change(kept, after, rows), attention_change(before, after, rows)
+    )

@@ -1,0 +1,135 @@
+"""What edits do to a model, held to transformers' losses, to profiles and to laws."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from oracles.tiny import random_tokens, tiny
+from transformers import PreTrainedModel
+
+import ropelens as rl
+
+ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+P_ROPE = {**ROPE, "rope_type": "proportional", "partial_rotary_factor": 0.5}
+LENGTHS = torch.tensor([40, 33, 7, 2])
+TEXT = ("loss", "change", "labels")
+
+
+def tokens() -> torch.Tensor:
+    return torch.from_numpy(random_tokens(sequences=4, length=40))
+
+
+@torch.no_grad()
+def own_losses(model: PreTrainedModel) -> list[float]:
+    """What transformers itself says of each sequence."""
+    rows = [row[None, :length] for row, length in zip(tokens(), LENGTHS, strict=True)]
+    return [float(model(row, labels=row, use_cache=False).loss) for row in rows]
+
+
+def test_loss_is_that_of_transformers_with_and_without_the_edit():
+    model = tiny("llama_gqa", rope_parameters=ROPE)
+    found = rl.evaluate(
+        model,
+        tokens(),
+        lengths=LENGTHS,
+        edits={"half": rl.stop_slowest(0.5), "by name": "p-rope:0.5", "both": ["nope"]},
+        measures=["loss"],
+        batch_size=3,
+    )
+    assert list(found.edit.values) == ["none", "half", "by name", "both"]
+    np.testing.assert_allclose(found.loss.sel(edit="none"), own_losses(model), rtol=1e-5)
+    other = tiny("llama_gqa", rope_parameters=P_ROPE)
+    for name in ("half", "by name"):
+        np.testing.assert_allclose(found.loss.sel(edit=name), own_losses(other), rtol=1e-4)
+    assert (found.loss.sel(edit="both") != found.loss.sel(edit="half")).any()
+    assert list(found.predicted_tokens.values) == [39, 32, 6, 1]
+
+
+def test_labels_are_those_of_a_profile_of_the_edited_model():
+    model = tiny("llama_gqa", rope_parameters=ROPE)
+    found = rl.evaluate(
+        model, tokens(), lengths=LENGTHS, edits={"half": "p-rope:0.5"}, measures=["labels"]
+    )
+    for name, rope in (("none", ROPE), ("half", P_ROPE)):
+        other = tiny("llama_gqa", rope_parameters=rope)
+        profile = rl.profile(other, tokens(), lengths=LENGTHS)
+        heads = rl.classify_heads(profile)
+        entry = found.sel(edit=name)
+        assert list(entry.label.values.ravel()) == list(heads["label"])
+        for bits in ("total_bits", "sink_bits", "position_bits", "content_bits"):
+            np.testing.assert_allclose(entry[bits], profile[bits], rtol=1e-3, atol=1e-4)
+        fraction = heads["positional_fraction"].to_numpy()
+        ours = entry.positional_fraction.values.ravel()
+        np.testing.assert_allclose(ours, fraction, rtol=1e-2, atol=1e-3)
+    profile = rl.profile(model, tokens(), lengths=LENGTHS)
+    for name in ("selectivity", "q_norm", "k_norm", "inv_freq", "wavelength"):
+        np.testing.assert_array_equal(found[name], profile[name])
+        assert found[name].dims == profile[name].dims
+
+
+def test_induction_is_that_of_a_profile_of_the_edited_model():
+    model = tiny("llama_gqa")
+    edit = rl.stop_fastest(0.5)
+    found = rl.evaluate(model, tokens(), edits={"fast": edit}, measures="induction", seed=3)
+    with rl.edit_rope(model, edit):
+        profiles = {"fast": rl.profile(model, tokens(), seed=3)}
+    profiles["none"] = rl.profile(model, tokens(), seed=3)
+    for name, profile in profiles.items():
+        for score in ("induction", "duplicate_token"):
+            np.testing.assert_array_equal(found[score].sel(edit=name), profile[score])
+
+
+def test_an_edit_of_nothing_differs_in_nothing():
+    model = tiny("gemma2")
+    found = rl.evaluate(
+        model, tokens(), lengths=LENGTHS, edits={"nothing": rl.stop_slowest(0.0), "no edit": []}
+    )
+    for name, variable in found.data_vars.items():
+        if "edit" in variable.dims:
+            for other in ("nothing", "no edit"):
+                np.testing.assert_array_equal(
+                    variable.sel(edit="none"), variable.sel(edit=other), err_msg=str(name)
+                )
+    assert not found.attention_change.any()
+
+
+def test_loss_by_position_sums_to_the_loss():
+    model = tiny("llama_gqa")
+    found = rl.evaluate(model, tokens(), lengths=LENGTHS, edits={"a": "nope"}, measures="loss")
+    start, stop = found.position_start.values, found.position_stop.values
+    assert list(start) == [1, 2, 3, 4, 6, 8, 11, 16, 23, 32]
+    assert list(stop) == [*start[1:], 40]
+    positions = np.arange(1, 40)
+    reached = (positions < LENGTHS.numpy()[:, None]).sum(0)
+    counts = [
+        reached[(positions >= a) & (positions < b)].sum()
+        for a, b in zip(start, stop, strict=True)
+    ]
+    for entry in found.edit:
+        one = found.sel(edit=entry)
+        total = float((one.loss * one.predicted_tokens).sum())
+        assert float((one.position_loss * counts).sum()) == pytest.approx(total, rel=1e-9)
+
+
+def test_each_variable_says_what_it_is():
+    found = rl.evaluate(tiny("llama_gqa"), tokens(), edits={"a": "nope"})
+    for name, variable in found.variables.items():
+        assert variable.attrs["long_name"], name
+        assert "units" in variable.attrs, name
+
+
+def test_a_checkpoint_that_people_trained(shared: Path):
+    """The loss that was known of it before, with RoPE and without."""
+    model, tokenizer = rl.load(shared / "checkpoints" / "stories260k")
+    stories = rl.read_documents([shared / "corpora" / "tinystories"])
+    bos = tokenizer.bos_token_id
+    rows = [[bos, *tokenizer(s, add_special_tokens=False)["input_ids"]][:512] for s in stories]
+    lengths = torch.tensor([len(row) for row in rows])
+    ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(r) for r in rows], batch_first=True)
+    found = rl.evaluate(model, ids, lengths=lengths, edits={"nope": "nope"}, measures="loss")
+    mean = (found.loss * found.predicted_tokens).sum("sequence") / found.predicted_tokens.sum()
+    assert int(found.predicted_tokens.sum()) == 1802
+    np.testing.assert_allclose(mean, [1.264, 4.9], rtol=0.02)
