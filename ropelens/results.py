@@ -1,4 +1,4 @@
-"""Profiles as files: one netCDF each, readable by anything that reads netCDF 4."""
+"""Results as files: one netCDF each, readable by anything that reads netCDF 4."""
 
 from __future__ import annotations
 
@@ -21,22 +21,34 @@ EXPECTED = (
 """Variables by which a file is known to be a profile: what labels and the page need."""
 
 
+EXPECTED_OF_TRUNCATION = (
+    *("edit", "kind", "kept", "planes", "planes_stopped", "draw", "band"),
+    *("wavelength_low", "wavelength_high", "wavelength"),
+)
+"""Variables by which a file is known to be a truncation sweep: what its figures need."""
+
+
 def save_profile(profile: xr.Dataset, path: str | Path) -> Path:
-    """Write a profile to `path`, whole or not at all.
+    """Write a profile to `path`, whole or not at all; see `save_results`."""
+    return save_results(profile, path)
+
+
+def save_results(results: xr.Dataset, path: str | Path) -> Path:
+    """Write a profile, a sweep or any other labelled arrays to `path`, whole or not at all.
 
     Numbers keep every bit. Of texts, what netCDF cannot hold is told in another way: a
     NUL becomes "␀", half a surrogate pair a backslash escape. The file is made in memory,
     for HDF5 crashes the process where a disk runs full under it.
     """
-    told = profile.assign_attrs({name: _told(value) for name, value in profile.attrs.items()})
-    for name, variable in profile.variables.items():
+    told = results.assign_attrs({name: _told(value) for name, value in results.attrs.items()})
+    for name, variable in results.variables.items():
         if variable.dtype.kind in "OUT":
             texts = [_told(str(text)) for text in variable.values.ravel()]
             values = np.array(texts, dtype=object).reshape(variable.shape)
             told[name] = (variable.dims, values, variable.attrs)  # a coordinate stays one
     encoding = {
         name: {"zlib": True, "complevel": 4}
-        for name, variable in profile.variables.items()
+        for name, variable in results.variables.items()
         if variable.dtype.kind == "f" and variable.ndim >= 2
     }
     return write_whole(path, bytes(told.to_netcdf(engine="h5netcdf", encoding=encoding)))
@@ -47,27 +59,41 @@ def open_profile(path: str | Path) -> xr.Dataset:
 
     Raises `BadArgument` for a file that is missing, damaged or no profile.
     """
+    return _open(path, "profile", by="ropelens analyze", variables=EXPECTED)
+
+
+def open_truncation(path: str | Path) -> xr.Dataset:
+    """Read a sweep that `save_results` or `ropelens truncate` wrote, into memory.
+
+    Raises `BadArgument` for a file that is missing, damaged or no truncation sweep.
+    """
+    expected = EXPECTED_OF_TRUNCATION
+    return _open(path, "truncation sweep", by="ropelens truncate", variables=expected)
+
+
+def _open(path: str | Path, what: str, *, by: str, variables: tuple[str, ...]) -> xr.Dataset:
+    """The results in a file that the command `by` writes, if it has all `variables`."""
     path = Path(path)
-    again = "a folder that ropelens analyze wrote; where it was damaged, run that again"
+    again = f"a folder that {by} wrote; where it was damaged, run that again"
     if not path.is_file():
-        raise BadArgument(f"There is no profile at {path}.", attempt=again)
+        raise BadArgument(f"There is no {what} at {path}.", attempt=again)
     try:
-        profile = xr.load_dataset(path, engine="h5netcdf")
+        results = xr.load_dataset(path, engine="h5netcdf")
     except Exception as error:  # whatever a damaged file makes HDF5, h5py and xarray raise
         raise BadArgument(
-            f"{path} is no profile.",
+            f"{path} is no {what}.",
             seen=" ".join(f"{type(error).__name__}: {error}".split())[:200],
             attempt=again,
         ) from error
-    missing = [name for name in EXPECTED if name not in profile.variables]
-    missing += [name for name in ("model", "seed") if name not in profile.attrs]
+    missing = [name for name in variables if name not in results.variables]
+    missing += [name for name in ("model", "seed") if name not in results.attrs]
     if missing:
         raise BadArgument(
-            f"{path} is no profile.", seen=f"it has no {missing[0]}", attempt=again
+            f"{path} is no {what}.", seen=f"it has no {missing[0]}", attempt=again
         )
-    plain = (v.item() if isinstance(v, np.generic) else v for v in profile.attrs.values())
-    profile.attrs = dict(zip(profile.attrs, plain, strict=True))
-    return profile
+    plain = (v.item() if isinstance(v, np.generic) else v for v in results.attrs.values())
+    results.attrs = dict(zip(results.attrs, plain, strict=True))
+    return results
 
 
 def _told(value: object) -> object:
