@@ -22,7 +22,7 @@ from ropelens.report.render import (
     plotly_script,
     script_json,
 )
-from ropelens.results import save_profile
+from ropelens.results import save_results
 
 
 def write_answer(
@@ -33,14 +33,16 @@ def write_answer(
     figures: Mapping[str, go.Figure],
     profile: xr.Dataset,
     heads: pd.DataFrame,
+    more: Mapping[str, xr.Dataset | pd.DataFrame] | None = None,
 ) -> Path:
     """Write what an analysis found on one model; return the path of its page.
 
     `folder` is the analysis's; the results go into a folder in it named after the model.
     `findings` are sentences with numbers, the most important first; `figures` by their
     captions, each explained in a sentence or two, in order. There will be
-    index.html (one file, no network), profile.nc, heads.csv and run.json, all of them or,
-    after an error, what was there before.
+    index.html (one file, no network), profile.nc, heads.csv and run.json, and the further
+    results in `more` by the names of their files ("truncation.nc", "truncation.csv"): all
+    of them or, after an error, what was there before.
     """
     name = "".join(c if c.isalnum() or c in "._-" else "-" for c in profile.attrs["model"])
     folder = Path(folder) / (name.strip(".-") or "model")
@@ -57,8 +59,12 @@ def write_answer(
         **{name: profile.attrs[name] for name in ("seed", "context", "sequences", "tokens")},
     }
     with output_folder(folder) as results:
-        save_profile(profile, results / "profile.nc")
-        write_whole(results / "heads.csv", heads.to_csv(index=False, lineterminator="\n"))
+        for file, result in {"profile.nc": profile, "heads.csv": heads, **(more or {})}.items():
+            if isinstance(result, xr.Dataset):
+                save_results(result, results / file)
+            else:
+                table = result.to_csv(index=False, lineterminator="\n")
+                write_whole(results / file, table)
         write_whole(results / "index.html", page)
         write_whole(results / "run.json", json.dumps(record, indent=2) + "\n")
     return folder / "index.html"
@@ -75,7 +81,7 @@ def _render(
     """The page as text."""
     script = asset("answer.js")
     payload = {
-        "figures": [_bare(figure) for figure in figures.values()],
+        "figures": [bare(figure) for figure in figures.values()],
         "templates": {theme: page_template(theme) for theme in ("light", "dark")},
     }
     return (
@@ -102,7 +108,7 @@ def _render(
     )
 
 
-def _bare(figure: go.Figure) -> dict:
+def bare(figure: go.Figure) -> dict:
     """A figure without its title and colours: those are the page's."""
     figure = go.Figure(figure)
     figure.update_layout(
