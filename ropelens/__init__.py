@@ -27,15 +27,16 @@ if TYPE_CHECKING:
     from ropelens.edit import stop_wavelengths as stop_wavelengths
     from ropelens.errors import RopelensError as RopelensError
     from ropelens.errors import UnsupportedModel as UnsupportedModel
-    from ropelens.evaluation import evaluate as evaluate
     from ropelens.figures import plot_attention as plot_attention
     from ropelens.figures import plot_budget_triangle as plot_budget_triangle
     from ropelens.figures import plot_claim as plot_claim
     from ropelens.figures import plot_head_map as plot_head_map
     from ropelens.figures import plot_head_norms as plot_head_norms
+    from ropelens.figures import plot_horizons as plot_horizons
     from ropelens.figures import plot_kernel as plot_kernel
     from ropelens.figures import plot_label_selectivity as plot_label_selectivity
     from ropelens.figures import plot_norms as plot_norms
+    from ropelens.figures import plot_reach as plot_reach
     from ropelens.figures import plot_selectivity as plot_selectivity
     from ropelens.heads import Thresholds as Thresholds
     from ropelens.heads import classify_heads as classify_heads
@@ -74,15 +75,16 @@ _HOME = {
     "mean_ablate": "edit",
     "RopelensError": "errors",
     "UnsupportedModel": "errors",
-    "evaluate": "evaluation",
     "plot_attention": "figures",
     "plot_budget_triangle": "figures",
     "plot_claim": "figures",
     "plot_head_map": "figures",
     "plot_head_norms": "figures",
+    "plot_horizons": "figures",
     "plot_kernel": "figures",
     "plot_label_selectivity": "figures",
     "plot_norms": "figures",
+    "plot_reach": "figures",
     "plot_selectivity": "figures",
     "Thresholds": "heads",
     "classify_heads": "heads",

@@ -1,0 +1,291 @@
+"""How far heads reach: a picked key's score by distance, and where heads lose their keys."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+
+from ropelens.errors import BadArgument
+from ropelens.figures.inputs import check_head
+from ropelens.figures.style import COLORS, MUTED, faded, new_figure
+from ropelens.figures.wavelengths import short_count
+
+PER_DECADE = 16
+"""Bins of distance in a decade."""
+
+PER_BIN = 48
+"""Whole distances drawn from a bin that holds more."""
+
+PANEL = 128
+"""Height of a panel in pixels."""
+
+STYLES = tuple(
+    (COLORS[label], dash)
+    for dash in ("solid", "4px,3px")
+    for label in ("positional", "semantic", "mixed", "sink")
+)
+"""Line colours and dashes of the variants after the first, which is drawn in ink."""
+
+
+def plot_reach(
+    found: xr.Dataset, *, layer: int, head: int, variants: Sequence[str] | None = None
+) -> go.Figure:
+    """A head's picked key, moved: its mean score above the other keys', a panel a variant.
+
+    x: distance (tokens; drawn at distance + 1 on a log axis, so that 0 has a place). y:
+    `moved_score` less `others_level` (nats), so that the key wins above 0. A score is a sum
+    of waves, too fine to draw at far distances: line and band are the mean and the range of
+    up to 48 whole distances drawn from every sixteenth of a decade. Dashed: what no distance
+    takes the score below (`lowest_score`). Diamond: `horizon`, with its 95 % interval.
+    `found` is what `ropelens.reach` gave.
+    """
+    check_head(found, layer=layer, head=head)
+    names = _chosen(found, variants)
+    of_head = found.sel(layer=layer, head=head)
+    if bool(of_head["horizon"].isnull().all()):
+        raise BadArgument(
+            f"The reach of layer {layer}, head {head} was not measured.",
+            attempt=f'reach(model, tokens, heads="{layer}.{head}")',
+        )
+    figure = new_figure(
+        f"Reach of layer {layer}, head {head}", height=PANEL * len(names) + 110
+    ).set_subplots(
+        rows=len(names),
+        cols=1,
+        shared_xaxes=True,
+        vertical_spacing=0.22 / len(names),  # room for the name of a panel
+    )
+    for row, name in enumerate(names, start=1):
+        of_variant = of_head.sel(variant=name)
+        _draw_panel(figure, of_variant, row=row)
+        figure.add_annotation(
+            x=0,
+            y=1,
+            xref="paper",
+            yref=f"y{'' if row == 1 else row} domain",
+            xanchor="left",
+            yanchor="bottom",
+            text=f"<b>{name}</b>: {horizon_words(of_variant)}",
+            font_size=12,
+        )
+    figure.update_xaxes(**_distance_axis(found), title_text="")
+    figure.update_xaxes(row=len(names), col=1, title_text="distance (tokens, log scale)")
+    figure.update_yaxes(title_text="above others (nats)", range=_score_axis(figure))
+    figure.update_layout(showlegend=False)
+    return figure
+
+
+def plot_horizons(found: xr.Dataset, *, variants: Sequence[str] | None = None) -> go.Figure:
+    """The share of measured heads whose picked key still wins, by distance, a line a variant.
+
+    x: distance (tokens; drawn at distance + 1, log). y: share of heads with `horizon` beyond
+    it (%). The line ends at the share without a horizon up to the farthest distance. Band:
+    the same of the lower and upper ends of each head's 95 % interval, where there are any.
+    """
+    names = _chosen(found, variants)
+    farthest = float(found["distance"].max())
+    figure = new_figure("Heads whose picked key still wins, by distance", height=400)
+    styles = [(None, "solid"), *(STYLES[i % len(STYLES)] for i in range(len(names) - 1))]
+    for name, (color, dash) in zip(names, styles, strict=True):
+        of_variant = found.sel(variant=name)
+        for end in ("horizon_low", "horizon_high"):
+            values = _values(of_variant[end])
+            x, y = surviving(values, farthest)
+            if values.size:
+                figure.add_scatter(
+                    x=x + 1,
+                    y=100 * y,
+                    mode="lines",
+                    showlegend=False,
+                    legendgroup=name,
+                    line={"width": 0, "shape": "hv"},
+                    fill="tonexty" if end == "horizon_high" else None,
+                    fillcolor=faded(color or MUTED, 0.3),
+                    hoverinfo="skip",
+                )
+        x, y = surviving(_values(of_variant["horizon"]), farthest)
+        figure.add_scatter(
+            x=x + 1,
+            y=100 * y,
+            name=f"{name} ({y[-1]:.0%} left)",
+            mode="lines",
+            legendgroup=name,
+            line={"color": color, "width": 2.25, "dash": dash, "shape": "hv"},
+            customdata=x,
+            hovertemplate=f"{name}<br>%{{y:.0f}}% of heads still win beyond "
+            "%{customdata:,.1f} tokens<extra></extra>",
+        )
+    figure.update_xaxes(**_distance_axis(found), title_text="distance (tokens, log scale)")
+    figure.update_yaxes(title_text="share of heads (%)", range=[-3, 103])
+    figure.update_layout(legend={"y": -0.17, "yanchor": "top"})  # it may take several rows
+    return figure
+
+
+def surviving(horizon: np.ndarray, farthest: float) -> tuple[np.ndarray, np.ndarray]:
+    """Distances at which heads lose their key, and the share of heads that win beyond each.
+
+    Begins at 0 and ends at `farthest`; a horizon of 0 is lost from the start.
+    """
+    lost = np.sort(horizon[horizon <= farthest])
+    at = np.concatenate([[0.0], lost, [farthest]])
+    left = len(horizon) - np.searchsorted(lost, at, side="right")
+    return at, left / max(len(horizon), 1)
+
+
+def horizon_words(of_variant: xr.Dataset) -> str:
+    """Where a head loses its picked key under one variant, in words."""
+    horizon, low, high = (
+        float(of_variant[name]) for name in ("horizon", "horizon_low", "horizon_high")
+    )
+    if float(of_variant["lowest_score"]) > float(of_variant["others_level"]):
+        return "no horizon at any distance"
+    if horizon == 0:
+        return "below the other keys wherever it stands"
+    farthest = float(of_variant["distance"].max())
+    if np.isinf(horizon):
+        return f"no horizon up to {short_count(farthest)} tokens"
+    interval = ""
+    if np.isfinite(low):
+        upper = short_count(high) if np.isfinite(high) else f"beyond {short_count(farthest)}"
+        interval = f" (95% interval {short_count(low)} to {upper})"
+    return f"horizon {short_count(horizon)} tokens{interval}"
+
+
+def score_range(
+    of_variant: xr.Dataset,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Middle distance, lowest, mean and highest moved score of every bin of distances.
+
+    A bin is about a sixteenth of a decade, of the whole distances from 0 to the farthest.
+    """
+    farthest = max(int(of_variant["distance"].max()), 1)
+    count = int(np.ceil(np.log10(farthest) * PER_DECADE)) + 1
+    edges = np.unique(np.geomspace(1, farthest + 1, count).round().astype(int))
+    random = np.random.default_rng(0)  # even steps would beat with the waves
+    bins = [np.array([0])]
+    for begin, end in itertools.pairwise(edges):
+        some = random.integers(begin, end, size=PER_BIN)
+        bins.append(np.arange(begin, end) if end - begin <= PER_BIN else some)
+    distance = np.concatenate(bins)
+    begins = np.cumsum([0, *map(len, bins[:-1])])
+    product = of_variant["product_real"].values + 1j * of_variant["product_imag"].values
+    there = np.isfinite(product)
+    product = product[there] * of_variant["variant_gain"].values[there]
+    inv_freq = of_variant["variant_inv_freq"].values[there]
+    score = (np.exp(1j * np.outer(distance, inv_freq)) @ product).real
+    mean = np.add.reduceat(score, begins) / [len(part) for part in bins]
+    middle = np.concatenate([[0], np.sqrt(edges[:-1] * (edges[1:] - 1.0))])
+    return middle, np.minimum.reduceat(score, begins), mean, np.maximum.reduceat(score, begins)
+
+
+def _draw_panel(figure: go.Figure, of_variant: xr.Dataset, *, row: int) -> None:
+    place = {"row": row, "col": 1}
+    level = float(of_variant["others_level"])
+    middle, low, mean, high = score_range(of_variant)
+    color = COLORS["positional"]
+    for values, fill in ((low, None), (high, "tonexty")):
+        figure.add_scatter(
+            x=middle + 1,
+            y=values - level,
+            mode="lines",
+            line={"width": 0, "color": color},
+            fill=fill,
+            fillcolor=faded(color, 0.28),
+            hoverinfo="skip",
+            **place,
+        )
+    figure.add_scatter(
+        x=middle + 1,
+        y=mean - level,
+        mode="lines",
+        line={"width": 2, "color": color},
+        customdata=np.stack([middle, low - level, high - level], axis=-1),
+        hovertemplate="about %{customdata[0]:,.0f} tokens back: %{y:.2f} nats above the "
+        "other keys (%{customdata[1]:.2f} to %{customdata[2]:.2f})<extra></extra>",
+        **place,
+    )
+    ends = middle[[0, -1]] + 1
+    lowest = float(of_variant["lowest_score"]) - level
+    for y, line in ((0.0, {"width": 1.25}), (lowest, {"width": 1.5, "dash": "4px,3px"})):
+        figure.add_scatter(
+            x=ends,
+            y=[y, y],
+            mode="lines",
+            line={"color": MUTED, **line},
+            hoverinfo="skip",
+            **place,
+        )
+    _mark_horizon(figure, of_variant, place)
+
+
+def _score_axis(figure: go.Figure) -> list[float]:
+    """One range for all panels, that of everything in them."""
+    drawn = np.concatenate([trace.y for trace in figure.data])
+    margin = 0.06 * (drawn.max() - drawn.min()) + 1e-3
+    return [float(drawn.min() - margin), float(drawn.max() + margin)]
+
+
+def _mark_horizon(figure: go.Figure, of_variant: xr.Dataset, place: dict[str, int]) -> None:
+    horizon, low, high = (
+        float(of_variant[name]) for name in ("horizon", "horizon_low", "horizon_high")
+    )
+    if not 0 < horizon < np.inf:
+        return
+    farthest = float(of_variant["distance"].max())
+    below, above = np.nan_to_num([low, high], nan=horizon, posinf=farthest)
+    figure.add_scatter(
+        x=[horizon + 1],
+        y=[0],
+        mode="markers",
+        marker={"symbol": "diamond", "size": 11, "color": COLORS["semantic"]},
+        error_x={
+            "array": [max(above - horizon, 0)],
+            "arrayminus": [max(horizon - below, 0)],
+            "color": COLORS["semantic"],
+            "thickness": 2,
+        },
+        hovertemplate=horizon_words(of_variant) + "<extra></extra>",
+        **place,
+    )
+
+
+def _chosen(found: xr.Dataset, variants: Sequence[str] | None) -> list[str]:
+    """The variants to draw; refuses those that were not measured, or data that is no reach."""
+    if "horizon" not in found or "variant" not in found.dims:
+        raise BadArgument(
+            "This dataset holds no reach of heads.",
+            attempt="pass what reach(model, tokens) gives",
+        )
+    measured = [str(name) for name in found["variant"].values]
+    names = measured if variants is None else list(variants)
+    missing = [name for name in names if name not in measured]
+    if missing or not names:
+        raise BadArgument(
+            "There is nothing to draw of this variant.",
+            seen=", ".join(missing) or "none named",
+            attempt=f"one of: {', '.join(measured)}",
+        )
+    return names
+
+
+def _values(values: xr.DataArray) -> np.ndarray:
+    """The numbers of the heads that have one."""
+    flat = values.values.ravel()
+    return flat[~np.isnan(flat)]
+
+
+def _distance_axis(found: xr.Dataset) -> dict:
+    """Keywords for `update_xaxes`: distance + 1 on a log scale, ticks named by distance."""
+    farthest = max(float(found["distance"].max()), 1.0)
+    ticks = [0, *(10**power for power in range(int(np.log10(farthest)) + 1))]
+    return {
+        "type": "log",
+        "tickmode": "array",
+        "tickvals": [tick + 1 for tick in ticks],
+        "ticktext": [short_count(tick) for tick in ticks],
+        "range": [-0.03, float(np.log10(farthest + 1)) + 0.03],
+    }

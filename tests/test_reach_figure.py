@@ -1,0 +1,184 @@
+"""Figures of the reach of heads, by what they hold."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from oracles.tiny import random_tokens, tiny
+
+import ropelens as rl
+from ropelens.errors import BadArgument
+from ropelens.figures.reach import PER_BIN, horizon_words, score_range, surviving
+
+FAR = 3000
+
+
+def measured(name: str, **options) -> xr.Dataset:
+    tokens = torch.from_numpy(random_tokens(sequences=4, length=16))
+    distances = np.arange(FAR + 1)
+    return rl.reach(tiny(name), tokens, rows="all", distances=distances, **options)
+
+
+@pytest.fixture(scope="module", params=["llama_gqa", "glm"])
+def found(request: pytest.FixtureRequest) -> xr.Dataset:
+    return measured(request.param)
+
+
+def test_every_axis_names_its_unit_and_nothing_is_changed(found):
+    before = found.copy(deep=True)
+    for figure in (rl.plot_reach(found, layer=1, head=2), rl.plot_horizons(found)):
+        titles = [axis.title.text for axis in figure.select_xaxes() if axis.title.text != ""]
+        titles += [axis.title.text for axis in figure.select_yaxes()]
+        assert titles
+        for title in titles:
+            assert re.search(r"\(.+\)$", title), f"{title!r} has no unit"
+        assert figure.to_json()
+    xr.testing.assert_identical(found, before)
+
+
+def test_a_saved_reach_draws_the_same(found, tmp_path: Path):
+    rl.save_profile(found, tmp_path / "reach.nc")
+    loaded = xr.load_dataset(tmp_path / "reach.nc")
+    for draw in (rl.plot_horizons, lambda data: rl.plot_reach(data, layer=0, head=1)):
+        assert draw(loaded).to_json() == draw(found).to_json()
+
+
+def test_the_band_holds_every_score_and_the_line_their_mean(found):
+    """Against the scores that `reach` gives at every whole distance."""
+    for variant in found["variant"].values:
+        of_head = found.sel(layer=1, head=3, variant=variant)
+        every = of_head["moved_score"].values
+        middle, low, mean, high = score_range(of_head)
+        assert middle[0] == 0
+        assert (np.diff(middle) > 0).all()
+        begin = 0
+        for place, lowest, average, highest in zip(middle, low, mean, high, strict=True):
+            # A bin's middle is the geometric mean of its first and last distance.
+            end = begin + 1 if begin == 0 else round(place**2 / begin) + 1
+            part = every[begin:end]
+            if len(part) <= PER_BIN:
+                numbers = (part.min(), part.mean(), part.max())
+                np.testing.assert_allclose((lowest, average, highest), numbers, atol=1e-9)
+            else:
+                ordered = (part.min(), lowest, average, highest, part.max())
+                assert (np.diff(ordered) >= -1e-9).all()
+                assert average == pytest.approx(part.mean(), abs=0.8 * part.std() + 1e-9)
+            begin = end
+        assert begin == FAR + 1
+
+
+def test_panels_are_scores_above_the_others_with_the_horizon_marked(found):
+    for layer, head in np.ndindex(found.sizes["layer"], found.sizes["head"]):
+        figure = rl.plot_reach(found, layer=layer, head=head)
+        words = [note.text for note in figure.layout.annotations]
+        assert len(words) == found.sizes["variant"]
+        low, high = figure.layout.yaxis.range
+        for row, variant in enumerate(found["variant"].values, start=1):
+            of_head = found.sel(layer=layer, head=head, variant=variant)
+            traces = list(figure.select_traces(row=row, col=1))
+            level = float(of_head["others_level"])
+            assert traces[2].y[0] == pytest.approx(float(of_head["moved_score"][0]) - level)
+            assert traces[4].y[0] == pytest.approx(float(of_head["lowest_score"]) - level)
+            assert all(low < y < high for trace in traces for y in trace.y)
+            horizon = float(of_head["horizon"])
+            marks = [trace for trace in traces if trace.mode == "markers"]
+            assert len(marks) == (0 < horizon < np.inf)
+            assert words[row - 1] == f"<b>{variant}</b>: {horizon_words(of_head)}"
+            for mark in marks:
+                assert (mark.x[0], mark.y[0]) == (horizon + 1, 0)
+                assert mark.error_x.array[0] >= 0
+                upper = min(max(float(of_head["horizon_high"]), horizon), FAR)
+                assert horizon + mark.error_x.array[0] == pytest.approx(upper)
+                lower = min(float(of_head["horizon_low"]), horizon)
+                assert horizon - mark.error_x.arrayminus[0] == pytest.approx(lower)
+
+
+def numbers(**values: float) -> xr.Dataset:
+    given = {"lowest_score": -1.0, "others_level": 0.0, "horizon_low": np.nan} | values
+    given = {"horizon_high": given["horizon_low"]} | given
+    return xr.Dataset(given, coords={"distance": [0, 1_000_000]})
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"horizon": 151.4}, "horizon 151 tokens"),
+        (
+            {"horizon": 151.4, "horizon_low": 90.0, "horizon_high": 1234.0},
+            "horizon 151 tokens (95% interval 90 to 1.23k)",
+        ),
+        (
+            {"horizon": 151.4, "horizon_low": 90.0, "horizon_high": np.inf},
+            "horizon 151 tokens (95% interval 90 to beyond 1M)",
+        ),
+        ({"horizon": np.inf}, "no horizon up to 1M tokens"),
+        ({"horizon": np.inf, "lowest_score": 0.1}, "no horizon at any distance"),
+        ({"horizon": 0.0}, "below the other keys wherever it stands"),
+    ],
+)
+def test_a_horizon_in_words(values: dict, words: str):
+    assert horizon_words(numbers(**values)) == words
+
+
+def test_survivors_are_counted():
+    horizon = np.array([0.0, 5.5, 5.5, 80.0, np.inf])
+    at, share = surviving(horizon, 100.0)
+    assert at.tolist() == [0, 0, 5.5, 5.5, 80, 100]
+    assert share.tolist() == [(horizon > distance).mean() for distance in at]
+
+
+def test_each_variant_ends_at_its_share_of_heads_without_a_horizon(found):
+    figure = rl.plot_horizons(found)
+    lines = [trace for trace in figure.data if trace.name]
+    assert len(lines) == found.sizes["variant"]
+    for line, variant in zip(lines, found["variant"].values, strict=True):
+        horizon = found["horizon"].sel(variant=variant).values.ravel()
+        share = 100 * np.isinf(horizon).mean()
+        assert line.y[-1] == pytest.approx(share)
+        assert line.name == f"{variant} ({share:.0f}% left)"
+        assert (np.diff(line.y) <= 0).all()
+    looks = [(line.line.color, line.line.dash) for line in lines]
+    assert len(set(looks)) == len(looks)
+
+
+def test_only_some_variants_and_no_band_without_a_bootstrap():
+    found = measured("llama_gqa", variants=("rope", "nope"), resamples=0, heads="1.*")
+    figure = rl.plot_horizons(found, variants=["nope"])
+    assert len(figure.data) == 1
+    assert "NaN" not in figure.to_json()
+    assert len(rl.plot_reach(found, layer=1, head=0, variants=["nope"]).layout.annotations) == 1
+    with pytest.raises(BadArgument) as raised:
+        rl.plot_reach(found, layer=0, head=0)
+    assert raised.value.line == (
+        'The reach of layer 0, head 0 was not measured; try: reach(model, tokens, heads="0.0")'
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"layer": 0, "head": 9}, "There is no layer 0, head 9; seen: layers 0 to 1"),
+        (
+            {"layer": 0, "head": 0, "variants": ["yarn:4"]},
+            "There is nothing to draw of this variant; seen: yarn:4; try: one of: rope, ",
+        ),
+        (
+            {"layer": 0, "head": 0, "variants": []},
+            "There is nothing to draw of this variant; seen: none named",
+        ),
+    ],
+)
+def test_what_cannot_be_drawn_is_one_clear_line(found, options: dict, line: str):
+    with pytest.raises(BadArgument) as raised:
+        rl.plot_reach(found, **options)
+    assert raised.value.line.startswith(line)
+
+
+def test_another_dataset_is_no_reach(found):
+    with pytest.raises(BadArgument, match="holds no reach of heads"):
+        rl.plot_horizons(found.drop_vars("horizon"))
