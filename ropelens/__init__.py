@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ropelens.edit import stop_wavelengths as stop_wavelengths
     from ropelens.errors import RopelensError as RopelensError
     from ropelens.errors import UnsupportedModel as UnsupportedModel
+    from ropelens.evaluation import evaluate as evaluate
     from ropelens.figures import plot_attention as plot_attention
     from ropelens.figures import plot_budget_triangle as plot_budget_triangle
     from ropelens.figures import plot_claim as plot_claim
@@ -75,6 +76,7 @@ _HOME = {
     "mean_ablate": "edit",
     "RopelensError": "errors",
     "UnsupportedModel": "errors",
+    "evaluate": "evaluation",
     "plot_attention": "figures",
     "plot_budget_triangle": "figures",
     "plot_claim": "figures",
