@@ -59,7 +59,7 @@ def open_profile(path: str | Path) -> xr.Dataset:
 
     Raises `BadArgument` for a file that is missing, damaged or no profile.
     """
-    return _open(path, "profile", by="ropelens analyze", variables=EXPECTED)
+    return open_results(path, "profile", by="ropelens analyze", variables=EXPECTED)
 
 
 def open_truncation(path: str | Path) -> xr.Dataset:
@@ -68,10 +68,10 @@ def open_truncation(path: str | Path) -> xr.Dataset:
     Raises `BadArgument` for a file that is missing, damaged or no truncation sweep.
     """
     expected = EXPECTED_OF_TRUNCATION
-    return _open(path, "truncation sweep", by="ropelens truncate", variables=expected)
+    return open_results(path, "truncation sweep", by="ropelens truncate", variables=expected)
 
 
-def _open(path: str | Path, what: str, *, by: str, variables: tuple[str, ...]) -> xr.Dataset:
+def open_results(path: str | Path, what: str, *, by: str, variables: tuple[str, ...]) -> xr.Dataset:
     """The results in a file that the command `by` writes, if it has all `variables`."""
     path = Path(path)
     again = f"a folder that {by} wrote; where it was damaged, run that again"
