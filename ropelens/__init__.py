@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from ropelens.errors import UnsupportedModel as UnsupportedModel
     from ropelens.evaluation import evaluate as evaluate
     from ropelens.figures import plot_attention as plot_attention
+    from ropelens.figures import plot_bands as plot_bands
     from ropelens.figures import plot_budget_triangle as plot_budget_triangle
+    from ropelens.figures import plot_changed_heads as plot_changed_heads
     from ropelens.figures import plot_claim as plot_claim
     from ropelens.figures import plot_head_map as plot_head_map
     from ropelens.figures import plot_head_norms as plot_head_norms
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from ropelens.figures import plot_norms as plot_norms
     from ropelens.figures import plot_reach as plot_reach
     from ropelens.figures import plot_selectivity as plot_selectivity
+    from ropelens.figures import plot_truncation as plot_truncation
     from ropelens.heads import Thresholds as Thresholds
     from ropelens.heads import classify_heads as classify_heads
     from ropelens.means import plane_means as plane_means
@@ -51,7 +54,9 @@ if TYPE_CHECKING:
     from ropelens.report import write_index as write_index
     from ropelens.report import write_report as write_report
     from ropelens.results import open_profile as open_profile
+    from ropelens.results import open_truncation as open_truncation
     from ropelens.results import save_profile as save_profile
+    from ropelens.results import save_results as save_results
     from ropelens.rope.select import Every as Every
     from ropelens.rope.select import Fastest as Fastest
     from ropelens.rope.select import PlaneNumbers as PlaneNumbers
@@ -61,6 +66,8 @@ if TYPE_CHECKING:
     from ropelens.rope.variants import parse_variant as parse_variant
     from ropelens.text import read_documents as read_documents
     from ropelens.text import tokenize as tokenize
+    from ropelens.truncation import truncate as truncate
+    from ropelens.truncation_summary import summarize_truncation as summarize_truncation
 
 _HOME = {
     "sample_path": "bundled",
@@ -78,7 +85,9 @@ _HOME = {
     "UnsupportedModel": "errors",
     "evaluate": "evaluation",
     "plot_attention": "figures",
+    "plot_bands": "figures",
     "plot_budget_triangle": "figures",
+    "plot_changed_heads": "figures",
     "plot_claim": "figures",
     "plot_head_map": "figures",
     "plot_head_norms": "figures",
@@ -88,6 +97,7 @@ _HOME = {
     "plot_norms": "figures",
     "plot_reach": "figures",
     "plot_selectivity": "figures",
+    "plot_truncation": "figures",
     "Thresholds": "heads",
     "classify_heads": "heads",
     "plane_means": "means",
@@ -100,7 +110,9 @@ _HOME = {
     "write_index": "report",
     "write_report": "report",
     "open_profile": "results",
+    "open_truncation": "results",
     "save_profile": "results",
+    "save_results": "results",
     "Every": "rope.select",
     "Fastest": "rope.select",
     "PlaneNumbers": "rope.select",
@@ -110,6 +122,8 @@ _HOME = {
     "parse_variant": "rope.variants",
     "read_documents": "text",
     "tokenize": "text",
+    "truncate": "truncation",
+    "summarize_truncation": "truncation_summary",
 }
 """The public names, and the module of the package that each stands in."""
 

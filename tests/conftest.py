@@ -12,7 +12,7 @@ from jaxtyping import install_import_hook
 # Shapes stand in signatures, and tests hold every call to them. Before ropelens is imported.
 CHECKED = ["rope", "statistics", "models", "collect", "summary", "heads", "edit", "means"]
 CHECKED += ["reaching", "reach_summary"]
-CHECKED += ["evaluation", "tasks"]
+CHECKED += ["evaluation", "tasks", "truncation", "truncation_summary"]
 install_import_hook([f"ropelens.{name}" for name in CHECKED], "beartype.beartype")
 
 # Read by huggingface_hub when it is imported, so before any test is.

@@ -1,6 +1,8 @@
 """Labelled arrays -> plotly figures, one family a file; never shown, never written."""
 
 from ropelens.figures.attention import plot_attention as plot_attention
+from ropelens.figures.bands import plot_bands as plot_bands
+from ropelens.figures.changed_heads import plot_changed_heads as plot_changed_heads
 from ropelens.figures.claim import plot_claim as plot_claim
 from ropelens.figures.head_map import plot_head_map as plot_head_map
 from ropelens.figures.head_norms import plot_head_norms as plot_head_norms
@@ -13,3 +15,4 @@ from ropelens.figures.reach import plot_horizons as plot_horizons
 from ropelens.figures.reach import plot_reach as plot_reach
 from ropelens.figures.selectivity import plot_selectivity as plot_selectivity
 from ropelens.figures.triangle import plot_budget_triangle as plot_budget_triangle
+from ropelens.figures.truncation import plot_truncation as plot_truncation

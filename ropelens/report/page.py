@@ -23,26 +23,37 @@ from ropelens.report.render import (
     script_json,
 )
 from ropelens.report.table import shown_columns, table_rows
+from ropelens.report.truncation import truncation_section
 
 GLYPHS = {"positional": "●", "mixed": "◆", "semantic": "■", "sink": "▲", "diffuse": "✕"}
 
 
 def write_report(
-    profile: xr.Dataset, path: str | Path, *, heads: pd.DataFrame | None = None
+    profile: xr.Dataset,
+    path: str | Path,
+    *,
+    heads: pd.DataFrame | None = None,
+    truncation: xr.Dataset | None = None,
 ) -> Path:
     """Write the page of `profile` to `path` (a file) and return that path.
 
-    `heads`: what `classify_heads` gave; None classifies by the defaults. The page is
-    written aside and renamed into place, so an error leaves an earlier page as it was.
-    Raises `BadArgument` where the heads are not the profile's.
+    `heads`: what `classify_heads` gave; None classifies by the defaults. `truncation`: what
+    `truncate` gave for the same model, which gets a section of its own. The page is written
+    aside and renamed into place, so an error leaves an earlier page as it was. Raises
+    `BadArgument` where the heads are not the profile's, or the sweep is none.
     """
     heads = head_table(profile, heads)
-    return write_whole(Path(path), render_page(profile, heads))
+    return write_whole(Path(path), render_page(profile, heads, truncation))
 
 
-def render_page(profile: xr.Dataset, heads: pd.DataFrame) -> str:
+def render_page(
+    profile: xr.Dataset, heads: pd.DataFrame, truncation: xr.Dataset | None = None
+) -> str:
     """The page as text."""
-    selected = words.first_head(heads)
+    section = None if truncation is None else truncation_section(truncation)
+    payload = build_payload(profile, heads, selected=words.first_head(heads))
+    if section is not None:
+        payload["figures"] |= section.figures
     claim = heads.attrs.get("claim")
     counts = words.label_counts(heads)
     script = asset("page.js")
@@ -54,7 +65,8 @@ def render_page(profile: xr.Dataset, heads: pd.DataFrame) -> str:
             plotly=plotly_script(),
             script=script,
             style=asset("page.css"),
-            payload=script_json(build_payload(profile, heads, selected=selected)),
+            payload=script_json(payload),
+            truncation=section,
             colors=COLORS,
             glyphs=GLYPHS,
             counts=counts,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,7 +29,7 @@ OVERVIEW = ("map", "triangle", "claim")
 
 def build_payload(
     profile: xr.Dataset, heads: pd.DataFrame, *, selected: tuple[int, int]
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Everything the script shows, ready for JSON; `heads` in the table's order."""
     rows = np.full((profile.sizes["layer"], profile.sizes["head"]), -1)
     rows[heads["layer"].to_numpy(int), heads["head"].to_numpy(int)] = np.arange(len(heads))

@@ -1,0 +1,244 @@
+"""The page's section on a truncation sweep: its sentences, figures and table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import xarray as xr
+
+from ropelens import figures
+from ropelens.figures.plane_marks import marks, plane_index, turning_wavelengths
+from ropelens.figures.truncation import MEASURES
+from ropelens.figures.wavelengths import short_count
+from ropelens.truncation_summary import summarize_truncation
+
+FREE = 0.01
+"""Nats/token: a cut whose interval ends below this is called free."""
+
+QUARTER = 0.75
+OF_END = {"slow": "slowest", "fast": "fastest"}
+CONTROL = {"slow": "random", "fast": "random", "band": "band control"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the section's table, as text."""
+
+    what: str
+    cells: tuple[str, ...]
+
+
+COLUMNS = (
+    ("rotate", "% of planes"),
+    ("wavelengths stopped", "tokens"),
+    ("loss", "change, nats/token"),
+    ("95% interval", "nats/token"),
+    ("random planes", "loss, nats/token"),
+    ("loss on repeats", "change, nats/token"),
+    ("retrieval", "change, share"),
+    ("induction", "change, 0–1"),
+    ("new labels", "heads"),
+    ("most changed", "head, bits"),
+)
+
+
+@dataclass(frozen=True)
+class Section:
+    """What the page says of a sweep; figures by the name of their place."""
+
+    sentences: list[str]
+    figures: dict[str, dict]
+    columns: tuple[tuple[str, str], ...]
+    rows: list[Row]
+
+
+def truncation_section(truncation: xr.Dataset) -> Section:
+    """The section about a sweep that `ropelens.truncate` made."""
+    table = summarize_truncation(truncation)
+    said = [_quarters(table), _free(table), _places(truncation), _bands(table)]
+    said.append(_retrieval(table))
+    return Section(
+        sentences=[sentence for sentence in said if sentence],
+        figures={name: _bare(figure) for name, figure in _figures(truncation, table).items()},
+        columns=COLUMNS,
+        rows=_rows(table),
+    )
+
+
+def _figures(truncation: xr.Dataset, table: pd.DataFrame) -> dict[str, go.Figure]:
+    """The figures that the sweep has numbers for."""
+    known = [name for name, m in MEASURES.items() if table[m.column].notna().any()]
+    ends = bool(table["kind"].isin(OF_END).any())
+    others = [name for name in known if name != "loss"]
+    draw: dict[str, tuple[bool, Callable[[], go.Figure]]] = {
+        "truncation": (
+            ends and "loss" in known,
+            lambda: figures.plot_truncation(truncation),
+        ),
+        "bands": (
+            bool((table["kind"] == "band").any()) and "loss" in known,
+            lambda: figures.plot_bands(truncation),
+        ),
+        "others": (
+            ends and bool(others),
+            lambda: figures.plot_truncation(truncation, measures=others),
+        ),
+        "changed": (
+            ends and "attention_change" in truncation,
+            lambda: figures.plot_changed_heads(truncation),
+        ),
+    }
+    return {name: make() for name, (wanted, make) in draw.items() if wanted}
+
+
+def _bare(figure: go.Figure) -> dict:
+    """A figure without its title, which stands in the page's text, and its colours."""
+    lifted = 40 if figure.layout.legend.yref == "container" else 30
+    figure.update_layout(
+        title_text="",
+        template=None,
+        height=figure.layout.height - lifted,
+        margin_t=figure.layout.margin.t - lifted,
+        dragmode=False,
+        autosize=True,
+    )
+    if figure.layout.legend.yref == "container":
+        figure.update_layout(legend_y=1)
+    return json.loads(figure.to_json(engine="json"))
+
+
+def _quarters(table: pd.DataFrame) -> str:
+    """What a quarter of the planes costs, from both ends."""
+    parts = []
+    for end, name in OF_END.items():
+        rows = table[(table["kind"] == end) & table["loss_change"].notna()]
+        if len(rows):
+            row = rows.iloc[int((rows["kept"] - QUARTER).abs().argmin())]
+            share = f"{100 * (1 - row['kept']):.3g}%"
+            parts.append(
+                f"the {name} {share} of the planes (wavelengths {_span(row)} tokens) "
+                f"{_costs(row['loss_change'])}{_interval(row)}"
+            )
+    return f"Stopping {'; stopping '.join(parts)}." if parts else ""
+
+
+def _costs(change: float) -> str:
+    return f"changes the loss by {_signed(change)} nats/token"
+
+
+def _interval(row: pd.Series) -> str:
+    low, high = row["loss_change_low"], row["loss_change_high"]
+    if not np.isfinite(low):
+        return ""
+    return f" (95% interval {_signed(low)} to {_signed(high)})"
+
+
+def _free(table: pd.DataFrame) -> str:
+    """How many of the slowest planes may stop for nothing."""
+    rows = table[(table["kind"] == "slow") & table["loss_change_high"].notna()]
+    rows = rows.sort_values("kept", ascending=False)
+    dear = np.flatnonzero((rows["loss_change_high"] >= FREE).to_numpy())
+    free = rows.iloc[: dear[0] if len(dear) else len(rows)]
+    if not len(rows):
+        return ""
+    if not len(free):
+        return (
+            f"No step of the sweep is free: each costs {FREE} nats/token or may (upper end of "
+            "the interval)."
+        )
+    last = free.iloc[-1]
+    return (
+        f"The slowest planes may stop for nothing (the interval ends below {FREE} nats/token) "
+        f"until {100 * last['kept']:.3g}% still rotate: wavelengths of "
+        f"{short_count(last['wavelength_low'])} tokens and more."
+    )
+
+
+def _places(truncation: xr.Dataset) -> str:
+    """Where the trained context and the predicted band lie among the planes."""
+    _, wavelength = turning_wavelengths(truncation)
+    words = {
+        "context": "one turn in the trained context ({length:,.0f} tokens) has number {at:.1f}",
+        "band": "long queries are predicted at number {at:.1f} ({length:,.0f} tokens)",
+    }
+    found = [(mark, plane_index(wavelength, mark.wavelength)) for mark in marks(truncation)]
+    parts = [
+        words[mark.name].format(length=mark.wavelength, at=at)
+        for mark, at in found
+        if at is not None
+    ]
+    if not parts:
+        return ""
+    return f"Of {len(wavelength)} planes, counted from 0, the fastest: {'; '.join(parts)}."
+
+
+def _bands(table: pd.DataFrame) -> str:
+    """The dearest band, beside random planes."""
+    bands = table[(table["kind"] == "band") & table["loss_change"].notna()]
+    if not len(bands):
+        return ""
+    row = bands.iloc[int(bands["loss_change"].argmax())]
+    control = _control(table, row)
+    beside = f"; as many random planes: {_signed(control)}" if np.isfinite(control) else ""
+    return (
+        f"Of {len(bands)} bands, the dearest is that of wavelengths {_span(row)} tokens: "
+        f"{_signed(row['loss_change'])} nats/token{beside}."
+    )
+
+
+def _retrieval(table: pd.DataFrame) -> str:
+    """How well the model retrieves as it is, without which changes mean little."""
+    share = table["retrieval"].iloc[0]
+    if not np.isfinite(share):
+        return ""
+    return f"As it is, the model retrieves {share:.0%} of the needles (chance: 12.5%)."
+
+
+def _control(table: pd.DataFrame, row: pd.Series) -> float:
+    """The mean loss change of the random sets that stand beside an entry; NaN without."""
+    control = table[table["kind"] == CONTROL[row["kind"]]]
+    same = "band" if row["kind"] == "band" else "kept"
+    return float(control.loc[control[same] == row[same], "loss_change"].mean())
+
+
+def _rows(table: pd.DataFrame) -> list[Row]:
+    rows = table[table["kind"].isin(CONTROL)]
+    order = list(CONTROL)
+    rows = rows.sort_values(
+        ["kind", "kept"], key=lambda c: c.map(order.index) if c.name == "kind" else -c,
+        kind="stable",
+    )  # fmt: skip
+    return [Row(str(row["edit"]), _cells(table, row)) for _, row in rows.iterrows()]
+
+
+def _cells(table: pd.DataFrame, row: pd.Series) -> tuple[str, ...]:
+    low, high = row["loss_change_low"], row["loss_change_high"]
+    labels, most = row["labels_changed"], row["changed_most"]
+    bits = row["largest_attention_change"]
+    return (
+        f"{100 * row['kept']:.3g}",
+        _span(row),
+        _signed(row["loss_change"]),
+        f"{_signed(low)} to {_signed(high)}" if np.isfinite(low) else "–",
+        _signed(_control(table, row)),
+        _signed(row["repeat_loss_change"]),
+        _signed(row["retrieval_change"]),
+        _signed(row["induction_change"]),
+        f"{labels:.0f}" if np.isfinite(labels) else "–",
+        f"{most} {bits:.2f}" if isinstance(most, str) and most else "–",
+    )
+
+
+def _span(row: pd.Series) -> str:
+    low, high = short_count(row["wavelength_low"]), short_count(row["wavelength_high"])
+    return low if low == high else f"{low} to {high}"
+
+
+def _signed(value: float) -> str:
+    """Three decimals with a sign; "–" where there is no number."""
+    return f"{value:+.3f}".replace("-", "−") if np.isfinite(value) else "–"

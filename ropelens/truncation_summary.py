@@ -1,0 +1,156 @@
+"""What a truncation sweep says: one row an edit, each change with its interval."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+from jaxtyping import Float
+from scipy import stats
+
+from ropelens.errors import BadArgument
+
+COLUMNS = (
+    "edit",
+    "kind",
+    "kept",
+    "draw",
+    "band",
+    "planes_stopped",
+    "planes",
+    "wavelength_low",
+    "wavelength_high",
+    "loss",
+    "loss_change",
+    "loss_change_low",
+    "loss_change_high",
+    "repeat_loss",
+    "repeat_loss_change",
+    "repeat_loss_change_low",
+    "repeat_loss_change_high",
+    "induction",
+    "induction_change",
+    "retrieval",
+    "retrieval_change",
+    "retrieval_change_low",
+    "retrieval_change_high",
+    "labels_changed",
+    "labels_changed_share",
+    "largest_attention_change",
+    "changed_most",
+)
+"""The columns of truncation.csv, in order."""
+
+COORDINATES = (
+    *("kind", "kept", "planes", "planes_stopped", "wavelength_low", "wavelength_high"),
+    *("draw", "band"),
+)
+LEVEL = 0.95
+
+
+def summarize_truncation(truncation: xr.Dataset) -> pd.DataFrame:
+    """The columns of truncation.csv, a row an edit; NaN where something was not measured.
+
+    `truncation` is what `ropelens.truncate` gives. Changes are from the entry "none", the
+    model as it is, on the same tokens: `loss_change` and `repeat_loss_change` in
+    nats/token (the mean over predicted tokens; over trials), `retrieval_change` in share of
+    right answers, `induction_change` of the highest score of any head. `_low` and `_high`
+    are their 95 % intervals (`paired_interval`) over sequences or trials.
+    `labels_changed` counts the heads whose label differs, `labels_changed_share` is their
+    share of the heads that have one both times; `largest_attention_change` (bits) is that
+    of the head in `changed_most`, such as "L0 H3".
+    """
+    check_truncation(truncation)
+    table = pd.DataFrame({"edit": truncation["edit"].values.astype(str)})
+    for name in COORDINATES:
+        table[name] = truncation[name].values
+    _add_changes(table, truncation)
+    _add_heads(table, truncation)
+    return table.reindex(columns=list(COLUMNS))
+
+
+def check_truncation(truncation: xr.Dataset) -> None:
+    """Raise `BadArgument` for a dataset that is no truncation sweep."""
+    missing = [name for name in ("edit", *COORDINATES) if name not in truncation.coords]
+    first = not missing and str(truncation["kind"].values[0])
+    if missing or first != "none":
+        raise BadArgument(
+            "This is no truncation sweep.",
+            seen=f"no coordinate {missing[0]}" if missing else f"its first entry is {first!r}",
+            attempt="pass what ropelens.truncate(model, tokens) gives",
+        )
+
+
+def paired_interval(
+    change: Float[np.ndarray, " sequence"], weight: Float[np.ndarray, " sequence"]
+) -> tuple[float, float, float]:
+    """The weighted mean of paired differences, and the ends of its 95 % interval.
+
+    Student's t with n - 1 degrees of freedom around the ratio estimator sum(w d) / sum(w),
+    whose variance is n / (n - 1) sum(w^2 (d - mean)^2) / sum(w)^2 (Cochran 1977, *Sampling
+    Techniques*, eq. 6.13, without the finite population correction). With equal weights
+    this is `scipy.stats.ttest_1samp`. One difference has no interval: NaN.
+    """
+    count, whole = len(change), weight.sum()
+    mean = float((weight * change).sum() / whole)
+    if count < 2:
+        return mean, math.nan, math.nan
+    spread = (weight**2 * (change - mean) ** 2).sum() * count / (count - 1)
+    half = float(stats.t.ppf((1 + LEVEL) / 2, count - 1) * np.sqrt(spread) / whole)
+    return mean, mean - half, mean + half
+
+
+def _add_changes(table: pd.DataFrame, truncation: xr.Dataset) -> None:
+    """Means of what has pairs, their changes and the intervals of those."""
+    for name, values, weight in _paired(truncation):
+        table[name] = (values * weight).sum(axis=1) / weight.sum()
+        found = [paired_interval(row - values[0], weight) for row in values]
+        for column, parts in zip(("", "_low", "_high"), zip(*found, strict=True), strict=True):
+            table[f"{name}_change{column}"] = parts
+
+
+def _paired(truncation: xr.Dataset) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """What was measured in pairs: its name, values [edit, pair], weights [pair]."""
+    found = []
+    if "loss" in truncation:
+        loss = truncation["loss"].transpose("edit", "sequence").values
+        found.append(("loss", loss, truncation["predicted_tokens"].values.astype(float)))
+    if "repeat_loss" in truncation:
+        repeat = truncation["repeat_loss"].transpose("edit", "trial").values
+        found.append(("repeat_loss", repeat, np.ones(repeat.shape[1])))
+    if "retrieval_hit" in truncation:
+        # A trial's lengths and depths may share their tokens: one mean a trial.
+        hit = truncation["retrieval_hit"].mean(["retrieval_length", "depth"])
+        (trial,) = (dim for dim in hit.dims if dim != "edit")
+        hits = hit.transpose("edit", trial).values.astype(float)
+        found.append(("retrieval", hits, np.ones(hits.shape[1])))
+    return found
+
+
+def _add_heads(table: pd.DataFrame, truncation: xr.Dataset) -> None:
+    """What became of the heads: induction, labels, attention."""
+    if "induction" in truncation:
+        best = truncation["induction"].max(["layer", "head"]).values
+        table["induction"], table["induction_change"] = best, best - best[0]
+    if "label" in truncation:
+        label = truncation["label"].transpose("edit", "layer", "head").values.astype(str)
+        known = (label != "") & (label[0] != "")
+        changed = (known & (label != label[0])).sum(axis=(1, 2)).astype(float)
+        heads = known.sum(axis=(1, 2))
+        table["labels_changed"] = np.where(heads > 0, changed, np.nan)
+        table["labels_changed_share"] = np.where(
+            heads > 0, changed / np.maximum(heads, 1), np.nan
+        )
+    if "attention_change" in truncation:
+        change = truncation["attention_change"].transpose("edit", "layer", "head").values
+        flat = np.nan_to_num(change.reshape(len(change), -1), nan=-1.0)
+        most = flat.argmax(axis=1)
+        table["largest_attention_change"] = flat.max(axis=1)
+        layers, heads = np.unravel_index(most, change.shape[1:])
+        named = [f"L{layer} H{head}" for layer, head in zip(layers, heads, strict=True)]
+        largest = table["largest_attention_change"]
+        table["changed_most"] = [
+            name if bits > 0 else "" for name, bits in zip(named, largest, strict=True)
+        ]
