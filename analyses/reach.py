@@ -84,9 +84,10 @@ def findings(found: xr.Dataset, asked: pd.DataFrame) -> list[str]:
         certain = int((of["lowest_score"] > of["others_level"]).sum())
         sentence = f"Under {name} {len(lost)} of {count} {kind} lose the key they picked"
         if len(lost):
-            sentence += f", at {np.median(lost):,.0f} tokens in the median "
-            sentence += f"({lost.min():,.0f} to {lost.max():,.0f})"
-        said.append(f"{sentence}; {certain} cannot lose it at any distance.")
+            ends = f" in the median ({lost.min():,.0f} to {lost.max():,.0f})"
+            sentence += f", at {np.median(lost):,.0f} tokens{ends if len(lost) > 1 else ''}"
+        safe = f"; {certain} cannot lose it at any distance" if certain else ""
+        said.append(f"{sentence}{safe}.")
     own = every.sel(variant=every["variant"].values[0])
     sure = int((own["horizon_high"] < 2 * own["horizon_low"]).sum())
     far = every["win_share"].sel(distance=slice(farthest / 10, None)).mean(("distance", "one"))

@@ -110,11 +110,11 @@ def numbers(**values: float) -> xr.Dataset:
         ({"horizon": 151.4}, "horizon 151 tokens"),
         (
             {"horizon": 151.4, "horizon_low": 90.0, "horizon_high": 1234.0},
-            "horizon 151 tokens (95% interval 90 to 1.23k)",
+            "horizon 151 tokens (95%: 90 to 1.23k)",
         ),
         (
             {"horizon": 151.4, "horizon_low": 90.0, "horizon_high": np.inf},
-            "horizon 151 tokens (95% interval 90 to beyond 1M)",
+            "horizon 151 tokens (95%: 90 to beyond 1M)",
         ),
         ({"horizon": np.inf}, "no horizon up to 1M tokens"),
         ({"horizon": np.inf, "lowest_score": 0.1}, "no horizon at any distance"),

@@ -121,7 +121,8 @@ def plot_horizons(found: xr.Dataset, *, variants: Sequence[str] | None = None) -
         )
     figure.update_xaxes(**_distance_axis(found), title_text="distance (tokens, log scale)")
     figure.update_yaxes(title_text="share of heads (%)", range=[-3, 103])
-    figure.update_layout(legend={"y": -0.17, "yanchor": "top"})  # it may take several rows
+    below = {"yref": "container", "y": 0, "yanchor": "bottom"}  # it may take several rows
+    figure.update_layout(legend=below)
     return figure
 
 
@@ -151,7 +152,7 @@ def horizon_words(of_variant: xr.Dataset) -> str:
     interval = ""
     if np.isfinite(low):
         upper = short_count(high) if np.isfinite(high) else f"beyond {short_count(farthest)}"
-        interval = f" (95% interval {short_count(low)} to {upper})"
+        interval = f" (95%: {short_count(low)} to {upper})"
     return f"horizon {short_count(horizon)} tokens{interval}"
 
 
