@@ -1,19 +1,33 @@
-"""The command line: `ropelens analyze`, `rope`, `report`, `train`."""
+"""The command line: `ropelens analyze`, `rope`, `truncate`, `report`, `train`."""
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
-from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from ropelens.errors import RopelensError
-from ropelens.terminal import catch_signals, quiet_libraries, say
+from ropelens.options import (
+    Backend,
+    Context,
+    Device,
+    Dtype,
+    Ends,
+    Keep,
+    Model,
+    Offline,
+    Out,
+    RemoteCode,
+    Revision,
+    Rows,
+    Seed,
+    SequenceCount,
+    Text,
+)
+from ropelens.terminal import run_app
 
 app = typer.Typer(
     name="ropelens",
@@ -21,61 +35,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-
-class Backend(StrEnum):
-    """The library that runs the model."""
-
-    hf = "hf"
-    transformer_lens = "transformer-lens"
-
-
-def _rows(text: str) -> Any:
-    """The value of --rows."""
-    if text == "all":
-        return text
-    if not (text.isascii() and text.isdigit() and int(text)):
-        raise typer.BadParameter(f'{text!r} is neither "all" nor a number, 1 or more')
-    return int(text)
-
-
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL", help='A local folder, a llama2.c .bin file, a Hub id, or "bundled".'
-    ),
-]
-Text = Annotated[
-    list[Path] | None,
-    typer.Option(
-        metavar="FILE",
-        help="Text file, or folder of *.txt, *.md and *.jsonl; may be repeated. A file is a "
-        'document; a .jsonl file holds one a line, under "text". [default: for a bundled '
-        "model, text sampled from it; needed for any other]",
-        show_default=False,
-    ),
-]
-Seed = Annotated[
-    int, typer.Option(metavar="N", min=0, max=2**32 - 1, help="Of every random choice.")
-]
-Dtype = Annotated[
-    str,
-    typer.Option(
-        metavar="T", help="float32, float64, bfloat16, float16, or auto: as the model is saved."
-    ),
-]
-Device = Annotated[
-    str, typer.Option(metavar="D", help="cpu, cuda, cuda:1; auto: cuda where there is one.")
-]
-Revision = Annotated[
-    str | None, typer.Option(metavar="R", help="Branch, tag or commit of a Hub model.")
-]
-Offline = Annotated[
-    bool, typer.Option("--local-files-only", help="Never ask the Hub, use its cache.")
-]
-RemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
-]
 
 
 @app.callback(invoke_without_command=True)
@@ -98,35 +57,11 @@ def ropelens(
 def analyze(
     model: Model = "bundled",
     *,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the results.")],
+    out: Out,
     text: Text = None,
-    context: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=3,
-            help="Tokens a sequence. [default: what the model allows, up to 2048]",
-            show_default=False,
-        ),
-    ] = None,
-    sequences: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Sequences; of more, a random sample. [default: up to 64]",
-            show_default=False,
-        ),
-    ] = None,
-    rows: Annotated[
-        Any,
-        typer.Option(
-            parser=_rows,
-            metavar="N|all",
-            help="Rows of attention looked at in each sequence: all, or a random N of them, "
-            "which is cheaper on long contexts.",
-        ),
-    ] = "all",
+    context: Context = None,
+    sequences: SequenceCount = None,
+    rows: Rows = "all",
     seed: Seed = 0,
     device: Device = "auto",
     dtype: Dtype = "float32",
@@ -164,7 +99,7 @@ def analyze(
         local_files_only=local_files_only,
         trust_remote_code=trust_remote_code,
     )
-    _print_path(run(job, command=shlex.join(["ropelens", *sys.argv[1:]])))
+    _print_path(run(job, command=_command()))
 
 
 @app.command(short_help="Measure how each layer of a model rotates.")
@@ -253,13 +188,79 @@ def rope(
         console.print(table)
 
 
+@app.command(short_help="Stop the slowest or fastest planes, and see what that costs.")
+def truncate(
+    model: Model = "bundled",
+    *,
+    out: Out,
+    text: Text = None,
+    keep: Keep = "1,0.875,0.75,0.625,0.5,0.375,0.25,0.125,0",
+    end: Ends = None,
+    bands: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=0, help="Also stop one of N bands of wavelengths at a time."
+        ),
+    ] = 0,
+    controls: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=0, help="Random sets of as many planes beside each step."
+        ),
+    ] = 3,
+    context: Context = None,
+    sequences: SequenceCount = None,
+    rows: Rows = "all",
+    seed: Seed = 0,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    revision: Revision = None,
+    local_files_only: Offline = False,
+    trust_remote_code: RemoteCode = False,
+) -> None:
+    """Stop more and more planes of a model: which does it need, and for what?
+
+    Writes what analyze writes, with truncation.nc (every number, netCDF) and truncation.csv
+    (a row an edit) to DIR, and prints the path of the page.
+
+    \b
+    Examples:
+      ropelens truncate --out out
+      ropelens truncate ./my-llama --text book.txt --end slow --bands 8 --out out
+    """
+    from ropelens.sweep import Sweep, run
+
+    job = Sweep(
+        model=model,
+        out=out,
+        text=tuple(text or ()),
+        keep=keep,
+        ends=tuple(end or ("slow", "fast")),
+        bands=bands,
+        controls=controls,
+        context=context,
+        sequences=sequences,
+        rows=rows,
+        seed=seed,
+        device=device,
+        dtype=dtype,
+        revision=revision,
+        local_files_only=local_files_only,
+        trust_remote_code=trust_remote_code,
+    )
+    _print_path(run(job, command=_command()))
+
+
 @app.command(short_help="Make the page again, from saved results.")
 def report(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A folder that ropelens analyze wrote.")
+        Path,
+        typer.Argument(metavar="DIR", help="A folder that ropelens analyze or truncate wrote."),
     ],
 ) -> None:
     """Make the page of DIR again, from its profile.nc, and print the path of the page.
+
+    With the section on stopped planes, where DIR has a truncation.nc.
 
     \b
     Example:
@@ -268,12 +269,14 @@ def report(
     from ropelens.heads import classify_heads
     from ropelens.output import output_folder
     from ropelens.report import write_report
-    from ropelens.results import open_profile
+    from ropelens.results import open_profile, open_truncation
 
     profile = open_profile(folder / "profile.nc")
     heads = classify_heads(profile, seed=int(profile.attrs["seed"]))
+    sweep = folder / "truncation.nc"
+    truncation = open_truncation(sweep) if sweep.exists() else None
     with output_folder(folder) as results:
-        write_report(profile, results / "index.html", heads=heads)
+        write_report(profile, results / "index.html", heads=heads, truncation=truncation)
     _print_path(folder / "index.html")
 
 
@@ -377,40 +380,15 @@ def train(
     )
 
 
+def _command() -> str:
+    """What a shell would be told to do this again."""
+    return shlex.join(["ropelens", *sys.argv[1:]])
+
+
 def _print_path(path: Path) -> None:
     typer.echo(bytes(path))  # a name need not be text in the terminal's encoding
 
 
 def main() -> None:
-    """Entry point: exit 0 done, 1 with one line on stderr for what a user can cause, 2 for
-    wrong usage, 130 on Ctrl-C, 143 on SIGTERM. Any other error is a bug: a traceback."""
-    quiet_libraries()
-    signals = catch_signals()
-    code = 1
-    try:
-        code = app(standalone_mode=False) or 0
-        sys.stdout.flush()
-    except (Exception, KeyboardInterrupt) as error:
-        if not signals:
-            code = _explain(error)
-    if signals and code:
-        say("stopped; nothing half-written is left")
-        os._exit(128 + signals[0])  # all is cleaned up, and leaving torch takes seconds
-    sys.exit(code)
-
-
-def _explain(error: BaseException) -> int:
-    """Say in one line what went wrong and return the exit code; raise what is a bug."""
-    if isinstance(error, typer.TyperException):  # wrong usage
-        say(f"{error.format_message().rstrip('.')}; see ropelens --help")
-        return error.exit_code
-    if isinstance(error, RopelensError):
-        say(error.line)
-    elif isinstance(error, BrokenPipeError):  # `| head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    elif isinstance(error, OSError) and error.strerror:
-        where = f": {error.filename}" if error.filename else ""
-        say(f"{error.strerror}{where}")
-    else:
-        raise error
-    return 1
+    """Entry point of `ropelens`; see `run_app` for how it ends."""
+    run_app(app)

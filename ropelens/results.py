@@ -71,7 +71,9 @@ def open_truncation(path: str | Path) -> xr.Dataset:
     return open_results(path, "truncation sweep", by="ropelens truncate", variables=expected)
 
 
-def open_results(path: str | Path, what: str, *, by: str, variables: tuple[str, ...]) -> xr.Dataset:
+def open_results(
+    path: str | Path, what: str, *, by: str, variables: tuple[str, ...]
+) -> xr.Dataset:
     """The results in a file that the command `by` writes, if it has all `variables`."""
     path = Path(path)
     again = f"a folder that {by} wrote; where it was damaged, run that again"

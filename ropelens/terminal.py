@@ -7,6 +7,10 @@ import signal
 import sys
 import warnings
 
+import typer
+
+from ropelens.errors import RopelensError
+
 
 def say(message: str) -> None:
     """One line on stderr, with nothing in it that a terminal would obey."""
@@ -43,3 +47,39 @@ def catch_signals() -> list[int]:
         if signal.getsignal(number) is not signal.SIG_IGN:  # which nohup and `&` set
             signal.signal(number, stop)
     return received
+
+
+def run_app(app: typer.Typer) -> None:
+    """Run a command and leave: exit 0 done, 1 with one line on stderr for what a user can
+    cause, 2 for wrong usage, 130 on Ctrl-C, 143 on SIGTERM. Any other error is a bug: a
+    traceback."""
+    quiet_libraries()
+    signals = catch_signals()
+    code = 1
+    try:
+        code = app(standalone_mode=False) or 0
+        sys.stdout.flush()
+    except (Exception, KeyboardInterrupt) as error:
+        if not signals:
+            code = _explain(error)
+    if signals and code:
+        say("stopped; nothing half-written is left")
+        os._exit(128 + signals[0])  # all is cleaned up, and leaving torch takes seconds
+    sys.exit(code)
+
+
+def _explain(error: BaseException) -> int:
+    """Say in one line what went wrong and return the exit code; raise what is a bug."""
+    if isinstance(error, typer.TyperException):  # wrong usage
+        say(f"{error.format_message().rstrip('.')}; see ropelens --help")
+        return error.exit_code
+    if isinstance(error, RopelensError):
+        say(error.line)
+    elif isinstance(error, BrokenPipeError):  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    elif isinstance(error, OSError) and error.strerror:
+        where = f": {error.filename}" if error.filename else ""
+        say(f"{error.strerror}{where}")
+    else:
+        raise error
+    return 1

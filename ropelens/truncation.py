@@ -102,7 +102,7 @@ def truncate(
     tokens: Int[Tensor, "sequence position"],
     *,
     lengths: Int[Tensor, " sequence"] | None = None,
-    keep: Sequence[float] = KEEP,
+    keep: Sequence[float | int] = KEEP,
     ends: Sequence[str] = ENDS,
     bands: int = 0,
     controls: int = 3,
@@ -154,7 +154,7 @@ def truncate(
 def count_cuts(
     model: nn.Module,
     *,
-    keep: Sequence[float] = KEEP,
+    keep: Sequence[float | int] = KEEP,
     ends: Sequence[str] = ENDS,
     bands: int = 0,
     controls: int = 3,
@@ -172,7 +172,7 @@ def count_cuts(
 def plan_cuts(
     layers: Sequence[Turning],
     *,
-    keep: Sequence[float],
+    keep: Sequence[float | int],
     ends: Sequence[str],
     bands: int,
     controls: int,
@@ -203,7 +203,7 @@ def plan_cuts(
     return cuts
 
 
-def _check(keep: Sequence[float], ends: Sequence[str], bands: int, controls: int) -> None:
+def _check(keep: Sequence[float | int], ends: Sequence[str], bands: int, controls: int) -> None:
     wrong = [share for share in keep if not 0 <= share <= 1]
     if wrong or not len(keep):
         raise BadArgument(
@@ -220,9 +220,9 @@ def _check(keep: Sequence[float], ends: Sequence[str], bands: int, controls: int
             raise BadArgument(f"{what} must be a number, 0 or more.", seen=str(number))
 
 
-def _stopped(layer: Turning, share: float) -> int:
+def _stopped(layer: Turning, share: float | int) -> int:
     count = len(layer.numbers)
-    return count - kept_planes(share, 2 * count)
+    return count - kept_planes(float(share), 2 * count)
 
 
 def _at_end(layers: Sequence[Turning], size: Numbers, end: str) -> tuple[Numbers, ...]:

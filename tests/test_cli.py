@@ -330,7 +330,7 @@ def test_help_names_every_option(ropelens: Command, command: str, options: list[
 
 
 def test_the_help_of_train_states_a_size_that_exists(ropelens: Command) -> None:
-    found = re.search(r"--size NAME .*\[default: (\w+)\]", ropelens("train", "--help").out)
+    found = re.search(r"(?s)--size NAME .*?\[default: (\w+)\]", ropelens("train", "--help").out)
     assert found is not None
     assert found[1] in SIZES
 

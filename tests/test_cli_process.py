@@ -34,10 +34,10 @@ sys.meta_path.insert(0, Finder())
 
 # SIGTERM while the results are written: the profile and the table are there, the page not.
 STOP_WRITING = """
-import os, signal, ropelens.analyze
+import os, signal, ropelens.job
 def stop(*_, **__):
     os.kill(os.getpid(), signal.SIGTERM)
-ropelens.analyze.write_report = stop
+ropelens.job.write_report = stop
 """
 
 # A line on stderr at the end, should torch have been imported.

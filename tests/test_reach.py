@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from scipy.optimize import brentq
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import ropelens as rl
+from ropelens import reaching
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.rope.horizon import horizons, lowest_scores, moved_scores
 
@@ -141,13 +143,14 @@ def test_two_planes_against_brentq():
 # the curve itself
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_the_first_crossing_of_any_curve_is_found(seed: int):
+@pytest.mark.parametrize("within", [50, 700])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_first_crossing_of_any_curve_is_found(seed: int, within: int):
     """Every whole distance one by one in numpy, then scipy's root of the token before."""
     random = np.random.default_rng(seed)
     w = 10_000.0 ** (-np.arange(6) / 6)
     w[4:] = 0.0
-    curves, farthest, within = 40, 6000, 50
+    curves, farthest = 40, 6000
     product = random.normal(size=(curves, 6)) + 1j * random.normal(size=(curves, 6))
     product[:, 4:] = product[:, 4:].real * 2
     level = random.normal(size=curves) * 2
@@ -328,6 +331,36 @@ def test_sampled_rows_expect_what_all_rows_give():
         error = samples[name].std("seed", ddof=1) / 4
         assert float(np.abs(off / error).max()) < 4.5, name
     assert every["horizon_low"].isnull().all()
+
+
+def test_numbers_do_not_depend_on_the_batches(monkeypatch: pytest.MonkeyPatch):
+    model, tokens = tiny("llama_gqa"), torch.from_numpy(random_tokens(sequences=7, length=20))
+    lengths = torch.tensor([20, 9, 14, 20, 6, 20, 11])
+    whole, parts = (
+        rl.reach(model, tokens, lengths=lengths, rows=5) for _ in _batches(monkeypatch)
+    )
+    assert whole["horizon_low"].notnull().all()
+    xr.testing.assert_allclose(whole, parts, rtol=1e-4)
+
+
+def _batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """All sequences at once, then two at a time."""
+    yield
+    monkeypatch.setattr(reaching, "TOKENS_PER_BATCH", {"cpu": 40})
+    yield
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_every_family_has_the_default_variants(name: str):
+    tokens = torch.from_numpy(random_tokens(sequences=2, length=12))
+    found = rl.reach(tiny(name), tokens, distances=(0, 1, 1000), resamples=0)
+    assert found.sizes["variant"] == 6
+    assert np.isfinite(found["moved_score"]).all()
+    still = found.sel(variant="nope")
+    np.testing.assert_allclose(still["moved_score"].std("distance"), 0, atol=1e-9)
+    np.testing.assert_allclose(still["lowest_score"], still["moved_score"][..., 0])
+    below = found["lowest_score"] - 1e-9 <= found["moved_score"]
+    assert below.all()
 
 
 def test_intervals_hold_the_horizon_and_repeat_with_the_seed(shared: Path):

@@ -103,7 +103,7 @@ def check_measures(table: pd.DataFrame, measures: Sequence[str]) -> None:
         raise BadArgument(
             f"There is no measure {unknown[0]!r} of a truncation."
             if unknown
-            else "No measure.",
+            else "No measure was asked for.",
             attempt=", ".join(MEASURES),
         )
     for name in measures:

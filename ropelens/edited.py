@@ -1,0 +1,70 @@
+"""A model as it is and under edits, each ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from ropelens.edit import Edit, edit_rope
+from ropelens.errors import BadArgument
+from ropelens.models.doorway import AttentionEdit, by_itself, edit_attention, open_edit
+from ropelens.models.rotation import read_layers
+from ropelens.models.subject import Subject
+from ropelens.rope.planes import Planes
+
+NONE = "none"
+"""The entry that is the model as it is."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The model as it is, or under an edit; `planes` is None where heads of a layer differ."""
+
+    name: str
+    edit: AttentionEdit | None
+    planes: list[Planes] | None
+
+    def open(self, model: PreTrainedModel) -> AbstractContextManager[None]:
+        """`model` is so while the block runs."""
+        return nullcontext() if self.edit is None else edit_attention(model, self.edit)
+
+
+def entries_of(
+    subject: Subject,
+    model: nn.Module,
+    edits: Mapping[str, Edit | str | Sequence[Edit | str]],
+    *,
+    context: int,
+) -> tuple[list[Planes], list[Entry]]:
+    """How the model rotates by itself, and the entries, every edit checked and ready."""
+    with by_itself(subject.model):
+        own = [layer.planes for layer in read_layers(subject, context=context)]
+    around = open_edit(subject.model)
+    entries = [Entry(NONE, None, _planes_under(around, own, context))]
+    for name, given in edits.items():
+        if name == NONE:
+            raise BadArgument(
+                f'An edit cannot be called "{NONE}": that is the model as it is.',
+                attempt="another name for the edit",
+            )
+        together = (given,) if isinstance(given, Edit | str) else tuple(given)
+        with edit_rope(model, *together):
+            edit = open_edit(subject.model)
+        entries.append(Entry(name, edit, _planes_under(edit, own, context)))
+    return own, entries
+
+
+def _planes_under(
+    edit: AttentionEdit | None, own: list[Planes], context: int
+) -> list[Planes] | None:
+    """How each layer rotates under `edit`; None where the heads of one rotate differently."""
+    if edit is None:
+        return own
+    try:
+        return [edit.planes(layer, p, length=context) for layer, p in enumerate(own)]
+    except BadArgument:
+        return None

@@ -1,0 +1,171 @@
+"""What is measured on a text: losses, attention budgets, and how far edits move attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ropelens.collect import Batch, Progress, token_losses
+from ropelens.edited import NONE, Entry
+from ropelens.heads import Thresholds, label_heads, positional_fraction
+from ropelens.models.subject import Subject, check_layers
+from ropelens.statistics.bins import sum_bins
+from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.change import attention_change, without_values
+from ropelens.statistics.ragged import stack
+from ropelens.statistics.sums import LayerSums, LossSums, Sums, no_sums
+from ropelens.summary import summarize
+
+BITS = ("total_bits", "sink_bits", "position_bits", "content_bits")
+OF_NONE = ("selectivity", "q_norm", "k_norm")
+"""What is told of the model as it is only."""
+
+Labelled = dict[str, tuple[tuple[str, ...], np.ndarray]]
+"""Arrays and the names of their axes."""
+
+
+@dataclass
+class TextFindings:
+    """What is found on the text for one entry; grows with every batch."""
+
+    entry: Entry
+    wanted: set[str]
+    longest: int
+    sums: Sums = field(default_factory=no_sums)
+    losses: list[Float[Tensor, "sequence bin"]] = field(default_factory=list)
+    predicted: list[Int[Tensor, "sequence bin"]] = field(default_factory=list)
+    change: dict[int, Float[Tensor, " head"]] = field(default_factory=dict)
+    rows: float = 0.0
+
+    @property
+    def edges(self) -> Int[Tensor, " edge"]:
+        """Edges of the bins of positions, two an octave: a power of two is one of them."""
+        edges = {round(2 ** (half / 2)) for half in range(2 * self.longest.bit_length() + 1)}
+        inner = [edge for edge in sorted(edges) if edge < self.longest]
+        return torch.tensor([*inner, self.longest])
+
+    @property
+    def by_bin(self) -> list[LossSums]:
+        """Moments of loss and predicted tokens over the sequences that reach each bin."""
+        losses, predicted = torch.cat(self.losses), torch.cat(self.predicted)
+        reached = predicted > 0
+        return [
+            LossSums.of(losses[in_bin, number], predicted[in_bin, number])
+            for number, in_bin in enumerate(reached.T)
+        ]
+
+    def add_losses(self, losses: Float[Tensor, "sequence position"]) -> None:
+        """Add the losses of a batch, summed over the bins of positions."""
+        edges, losses = self.edges - 1, losses[:, 1:]  # position 0 is not predicted
+        self.losses.append(sum_bins(losses.nan_to_num(), edges))
+        self.predicted.append(sum_bins((~losses.isnan()).long(), edges))
+
+
+def measure_batch(
+    subject: Subject, batch: Batch, text: list[TextFindings], progress: Progress | None
+) -> None:
+    """One forward pass of each entry over a batch, every measure beside it."""
+    kept: dict[int, AttentionCall] = {}
+    for found in text:
+        with found.entry.open(subject.model):
+            _measure_entry(subject, batch, found, kept)
+        if progress is not None:
+            progress(int(batch.lengths.sum()))
+
+
+def _measure_entry(
+    subject: Subject, batch: Batch, found: TextFindings, kept: dict[int, AttentionCall]
+) -> None:
+    """The measures of one entry on a batch; `kept` is the attention of the model as it is."""
+    layers: dict[int, LayerSums] = {}
+    planes = found.entry.planes if "labels" in found.wanted else None
+    seen: set[int] = set()
+
+    def observe(call: AttentionCall) -> None:
+        seen.add(call.layer)
+        if planes is not None:
+            layers[call.layer] = batch.add_up(call, planes[call.layer])
+        if "change" in found.wanted:
+            if found.entry.name == NONE:
+                kept[call.layer] = without_values(call)
+                change = torch.zeros(call.query.shape[1], dtype=torch.float64)
+            else:
+                change = attention_change(kept[call.layer], call, batch.rows).sum(0)
+            found.change[call.layer] = found.change.get(call.layer, 0) + change
+
+    with torch.no_grad(), subject.observe(observe):
+        losses = token_losses(subject.forward(batch.tokens), batch.tokens, batch.lengths)
+    check_layers(subject.model, seen)
+    found.add_losses(losses)
+    found.rows += float(batch.rows.weight.sum())
+    if planes is not None:
+        found.sums = found.sums + batch.sums(layers, losses.nansum(1))
+
+
+def label_findings(text: list[TextFindings], lengths: Tensor, wanted: set[str]) -> xr.Dataset:
+    """What was found on the text, as labelled arrays."""
+    found: Labelled = {}
+    coords: Labelled = {}
+    if "loss" in wanted:
+        found, coords = _label_losses(text, lengths)
+    if "change" in wanted:
+        of_entries = [
+            stack(entry.change[layer] for layer in sorted(entry.change)) / entry.rows
+            for entry in text
+        ]
+        change = np.stack(of_entries) / np.log(2)
+        found["attention_change"] = (("edit", "layer", "head"), change)
+    dataset = xr.Dataset(found, coords=coords)
+    return dataset.merge(_label_budgets(text)) if "labels" in wanted else dataset
+
+
+def _label_losses(text: list[TextFindings], lengths: Tensor) -> tuple[Labelled, Labelled]:
+    """Loss by sequence and by position of every entry; the bins of positions."""
+    predicted = lengths.double().numpy() - 1
+    by_sequence = [torch.cat(entry.losses).sum(1).numpy() / predicted for entry in text]
+    by_bin = [entry.by_bin for entry in text]
+    edges = text[0].edges.numpy()
+    means = np.array([[sums.mean for sums in bins] for bins in by_bin])
+    errors = np.array([[sums.standard_error for sums in bins] for bins in by_bin])
+    found: Labelled = {
+        "loss": (("edit", "sequence"), np.stack(by_sequence)),
+        "predicted_tokens": (("sequence",), lengths.numpy() - 1),
+        "position_loss": (("edit", "position_bin"), means),
+        "position_loss_se": (("edit", "position_bin"), errors),
+    }
+    coords: Labelled = {
+        "position_start": (("position_bin",), edges[:-1]),
+        "position_stop": (("position_bin",), edges[1:]),
+    }
+    return found, coords
+
+
+def _label_budgets(text: list[TextFindings]) -> xr.Dataset:
+    """The budget and label of every head of every entry, and how the model as it is rotates."""
+    profiles = [
+        None if entry.entry.planes is None else summarize(entry.sums, entry.entry.planes)
+        for entry in text
+    ]
+    known = [profile for profile in profiles if profile is not None]
+    if not known:
+        return xr.Dataset()
+    shape = known[0]["total_bits"].shape
+    bits = {
+        name: np.stack([np.full(shape, np.nan) if p is None else p[name] for p in profiles])
+        for name in BITS
+    }
+    budget = {name.removesuffix("_bits"): values for name, values in bits.items()}
+    labels = label_heads(Thresholds(), **budget)
+    per_head = bits | {
+        "label": np.where(np.isnan(budget["total"]), "", labels).astype(object),
+        "positional_fraction": positional_fraction(budget["position"], budget["content"]),
+    }
+    dataset = xr.Dataset(
+        {name: (("edit", "layer", "head"), values) for name, values in per_head.items()}
+    )
+    return dataset if profiles[0] is None else profiles[0][list(OF_NONE)].merge(dataset)

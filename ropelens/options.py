@@ -1,0 +1,132 @@
+"""The options that commands share: their names, types and help."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+class Backend(StrEnum):
+    """The library that runs the model."""
+
+    hf = "hf"
+    transformer_lens = "transformer-lens"
+
+
+def rows_of(text: str) -> Any:
+    """The value of --rows."""
+    if text == "all":
+        return text
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise typer.BadParameter(f'{text!r} is neither "all" nor a number, 1 or more')
+    return int(text)
+
+
+class End(StrEnum):
+    """The end of the planes from which they stop."""
+
+    slow = "slow"
+    fast = "fast"
+
+
+def shares_of(text: str) -> Any:
+    """The value of --keep."""
+    shares = []
+    for part in text.split(","):
+        try:
+            share = float(part)
+        except ValueError:
+            share = math.nan
+        if not 0 <= share <= 1:
+            raise typer.BadParameter(f"{part.strip()!r} in {text!r} is no share from 0 to 1")
+        shares.append(share)
+    return tuple(shares)
+
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help='A local folder, a llama2.c .bin file, a Hub id, or "bundled".'
+    ),
+]
+Text = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="FILE",
+        help="Text file, or folder of *.txt, *.md and *.jsonl; may be repeated. A file is a "
+        'document; a .jsonl file holds one a line, under "text". [default: for a bundled '
+        "model, text sampled from it; needed for any other]",
+        show_default=False,
+    ),
+]
+Seed = Annotated[
+    int, typer.Option(metavar="N", min=0, max=2**32 - 1, help="Of every random choice.")
+]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        metavar="T", help="float32, float64, bfloat16, float16, or auto: as the model is saved."
+    ),
+]
+Device = Annotated[
+    str, typer.Option(metavar="D", help="cpu, cuda, cuda:1; auto: cuda where there is one.")
+]
+Revision = Annotated[
+    str | None, typer.Option(metavar="R", help="Branch, tag or commit of a Hub model.")
+]
+Offline = Annotated[
+    bool, typer.Option("--local-files-only", help="Never ask the Hub, use its cache.")
+]
+RemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
+]
+Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder for the results.")]
+Context = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=3,
+        help="Tokens a sequence. [default: what the model allows, up to 2048]",
+        show_default=False,
+    ),
+]
+SequenceCount = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Sequences; of more, a random sample. [default: up to 64]",
+        show_default=False,
+    ),
+]
+Rows = Annotated[
+    Any,
+    typer.Option(
+        parser=rows_of,
+        metavar="N|all",
+        help="Rows of attention looked at in each sequence: all, or a random N of them, "
+        "which is cheaper on long contexts.",
+    ),
+]
+Keep = Annotated[
+    Any,
+    typer.Option(
+        parser=shares_of,
+        metavar="P,P,...",
+        help="Shares of the planes that go on rotating, from 0 to 1.",
+    ),
+]
+Ends = Annotated[
+    list[End] | None,
+    typer.Option(
+        "--end",
+        metavar="slow|fast",
+        help="The planes that stop first: the slowest (p-RoPE) or the fastest; may be "
+        "repeated. [default: both, one after the other]",
+        show_default=False,
+    ),
+]

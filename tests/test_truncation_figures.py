@@ -1,0 +1,189 @@
+"""Figures of a sweep, by what they hold: traces, values, names and units of axes."""
+
+from __future__ import annotations
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+import xarray as xr
+from synthetic_truncation import synthetic_truncation
+
+import ropelens as rl
+from ropelens.errors import BadArgument
+from ropelens.figures.plane_marks import marks, plane_index, turning_wavelengths
+from ropelens.figures.style import INK
+from ropelens.figures.truncation import MEASURES
+
+FAMILIES = {
+    "truncation": rl.plot_truncation,
+    "all measures": lambda ds: rl.plot_truncation(ds, measures=tuple(MEASURES)),
+    "bands": rl.plot_bands,
+    "changed heads": rl.plot_changed_heads,
+}
+
+
+@pytest.fixture(scope="module")
+def sweep() -> xr.Dataset:
+    return synthetic_truncation()
+
+
+def named(figure: go.Figure, name: str) -> list:
+    return [trace for trace in figure.data if trace.name == name]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_axis_has_a_name_with_its_unit_and_nothing_is_changed(
+    sweep: xr.Dataset, family: str
+) -> None:
+    before = sweep.copy(deep=True)
+    figure = FAMILIES[family](sweep)
+    assert isinstance(figure, go.Figure)
+    assert figure.layout.title.text
+    titles = [axis.title.text for axis in figure.select_yaxes() if axis.title.text]
+    titles += [axis.title.text for axis in figure.select_xaxes() if axis.title.text]
+    assert titles
+    for title in titles:
+        assert "(" in title or "label as it is" in title, title
+    xr.testing.assert_identical(sweep, before)
+
+
+@pytest.mark.parametrize("end", ["slow", "fast"])
+@pytest.mark.parametrize("measure", ["loss", "retrieval"])
+def test_a_line_is_the_change_with_its_interval(
+    sweep: xr.Dataset, end: str, measure: str
+) -> None:
+    table = rl.summarize_truncation(sweep)
+    rows = table[table["kind"].isin(["none", end])].sort_values("kept", ascending=False)
+    figure = rl.plot_truncation(sweep, measures=[measure])
+    (line,) = [trace for trace in figure.data if trace.legendgroup == end]
+    np.testing.assert_array_equal(line.x, rows["kept"])
+    np.testing.assert_array_equal(line.y, rows[f"{measure}_change"])
+    reach = rows[f"{measure}_change_high"] - rows[f"{measure}_change"]
+    np.testing.assert_allclose(line.error_y.array, reach)
+    reach = rows[f"{measure}_change"] - rows[f"{measure}_change_low"]
+    np.testing.assert_allclose(line.error_y.arrayminus, reach)
+    assert "stopped: 14,15, wavelengths 19.9k to 35.3k tokens" in line.text[1] or end == "fast"
+
+
+def test_the_control_is_the_mean_of_its_draws_from_nothing_to_everything(
+    sweep: xr.Dataset,
+) -> None:
+    table = rl.summarize_truncation(sweep)
+    random = table[table["kind"] == "random"]
+    figure = rl.plot_truncation(sweep)
+    lines = [t for t in named(figure, "random planes") if t.mode == "lines"]
+    assert len(lines) == 2
+    assert [line.showlegend for line in lines] == [True, False]
+    for line in lines:
+        np.testing.assert_allclose(line.x, np.arange(9) / 8)
+        np.testing.assert_allclose(line.y[1:-1], random.groupby("kept")["loss_change"].mean())
+        assert line.y[-1] == 0
+    crosses = [t for t in named(figure, "random planes") if t.mode == "markers"]
+    assert sorted(crosses[0].y) == sorted(random["loss_change"])
+
+
+def test_the_marks_stand_at_the_planes_that_they_name(sweep: xr.Dataset) -> None:
+    """With base b and D/2 planes, Oka's plane is (D/2) log_b(context / 3.657)."""
+    _, wavelength = turning_wavelengths(sweep)
+    at = {mark.name: plane_index(wavelength, mark.wavelength) for mark in marks(sweep)}
+    assert at["band"] == pytest.approx(16 * np.log(512 / 3.657) / np.log(10_000))
+    assert at["context"] == pytest.approx(16 * np.log(512 / (2 * np.pi)) / np.log(10_000))
+    figure = rl.plot_truncation(sweep)
+    lines = {(shape.xref, shape.name): shape.x0 for shape in figure.layout.shapes}
+    for name, index in at.items():
+        assert lines["x", name] == pytest.approx((index + 0.5) / 16)
+        assert lines["x2", name] == pytest.approx(1 - (index + 0.5) / 16)
+    words = {note.name: note.text for note in figure.layout.annotations}
+    assert words["context"] == "trained context<br>512 tokens"
+    bands = rl.plot_bands(sweep)
+    band = [shape.x0 for shape in bands.layout.shapes if shape.name == "band"]
+    assert band[0] == pytest.approx(2 * np.pi * 512 / 3.657)
+
+
+def test_the_axis_above_names_the_plane_that_stops_at_each_step(sweep: xr.Dataset) -> None:
+    figure = rl.plot_truncation(sweep)
+    above = figure.layout.xaxis101
+    assert above.ticktext[0] == "6.28"
+    assert above.tickvals[0] == pytest.approx(0.5 / 16)
+    assert figure.layout.xaxis102.tickvals[0] == pytest.approx(1 - 0.5 / 16)
+    assert above.range == figure.layout.xaxis.range
+    assert "layer" not in above.title.text
+    sweep = sweep.copy(deep=True)
+    sweep["wavelength"][2] *= 50
+    assert rl.plot_truncation(sweep).layout.xaxis101.title.text.endswith("layer 0")
+
+
+def test_no_mark_where_the_planes_do_not_reach_or_the_context_is_unknown() -> None:
+    far = synthetic_truncation(bands=2).assign_attrs(trained_context=10**6)
+    assert len(rl.plot_truncation(far).layout.shapes) == 0
+    assert len(rl.plot_bands(far).layout.shapes) == 0
+    assert marks(far.assign_attrs(trained_context=0)) == ()
+
+
+def test_a_sweep_of_one_end_without_controls() -> None:
+    figure = rl.plot_truncation(synthetic_truncation(ends=["fast"], controls=0))
+    assert [trace.legendgroup for trace in figure.data] == ["fast", None]
+    assert (
+        len(rl.plot_changed_heads(synthetic_truncation(ends=["slow"])).layout.annotations) == 1
+    )
+
+
+def test_bands_tile_the_axis_with_their_cost(sweep: xr.Dataset) -> None:
+    table = rl.summarize_truncation(sweep)
+    rows = table[table["kind"] == "band"]
+    figure = rl.plot_bands(sweep)
+    (bars,) = [trace for trace in figure.data if trace.type == "bar"]
+    np.testing.assert_array_equal(bars.y, rows["loss_change"])
+    left, right = bars.x - bars.width / 2, bars.x + bars.width / 2
+    np.testing.assert_allclose(left[1:], right[:-1])
+    assert (left < rows["wavelength_low"].to_numpy()).all()
+    assert (right > rows["wavelength_high"].to_numpy()).all()
+    (selectivity,) = named(figure, "selectivity")
+    assert sum(selectivity.y) == pytest.approx(100)
+    np.testing.assert_allclose(selectivity.x, sweep["wavelength"].values[0], rtol=1e-3)
+    means = table[table["kind"] == "band control"].groupby("band")["loss_change"].mean()
+    scatters = (t for t in figure.data if t.type == "scatter")
+    dashed = next(t for t in scatters if t.line.dash == "4px,3px")
+    np.testing.assert_allclose([y for y in dashed.y if y is not None][::2], means)
+
+
+def test_changed_heads_are_sorted_and_name_new_labels(sweep: xr.Dataset) -> None:
+    sweep = sweep.copy(deep=True)
+    sweep["label"][:] = "mixed"
+    fast = int(np.flatnonzero(sweep["edit"].values == "fast 0.25")[0])
+    sweep["attention_change"][fast, 3, 2] = 50.0
+    sweep["label"][fast, 3, 2] = "diffuse"
+    figure = rl.plot_changed_heads(sweep, most=5)
+    slow, fast_map = [trace for trace in figure.data if trace.type == "heatmap"]
+    assert slow.y[0] == "L3 H2"
+    assert figure.layout.yaxis.ticktext[0] == "L3 H2 mixed"
+    assert slow.x == ("87.5%", "75%", "62.5%", "50%", "37.5%", "25%", "12.5%", "0%")
+    assert np.asarray(fast_map.z).shape == (5, 8)
+    largest = np.maximum(np.asarray(slow.z).max(1), np.asarray(fast_map.z).max(1))
+    assert (np.diff(largest) <= 0).all()
+    words = [t for t in figure.data if t.type == "scatter" and t.mode == "text"]
+    assert (words[0].text, words[1].text) == ((), ("dif",))
+    assert (words[1].x, words[1].y) == (("25%",), ("L3 H2",))
+    assert words[1].textfont.color == (INK["light"],)
+    alone = rl.plot_changed_heads(sweep.drop_vars("label"), most=5)
+    assert alone.layout.yaxis.ticktext[0] == "L3 H2"
+
+
+def test_what_cannot_be_drawn_is_refused(sweep: xr.Dataset) -> None:
+    losses = sweep[["loss", "predicted_tokens", "wavelength"]]
+    cases = {
+        "There is no measure 'speed'": lambda: rl.plot_truncation(sweep, measures=["speed"]),
+        "No measure was asked for": lambda: rl.plot_truncation(sweep, measures=[]),
+        "The sweep did not measure labels": lambda: rl.plot_truncation(
+            losses, measures=["labels"]
+        ),
+        "The sweep stopped no planes from": lambda: rl.plot_truncation(
+            synthetic_truncation(ends=[])
+        ),
+        "The sweep stopped no bands": lambda: rl.plot_bands(synthetic_truncation(bands=0)),
+        "The sweep does not say which": lambda: rl.plot_changed_heads(losses),
+        "This is no truncation sweep": lambda: rl.plot_bands(sweep.drop_vars("kind")),
+    }
+    for words, draw in cases.items():
+        with pytest.raises(BadArgument, match=words):
+            draw()
