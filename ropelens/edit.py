@@ -250,14 +250,24 @@ def edit_rope(model: nn.Module, *edits: Edit | str) -> Iterator[None]:
     with by_itself(subject.model):
         planes = tuple(layer.planes for layer in read_layers(subject))
     heads = subject.model.config.get_text_config().num_attention_heads
-    added = tuple(
-        as_edit(parse_variant(edit), subject.model) if isinstance(edit, str) else edit
-        for edit in edits
-    )
+    added = tuple(_read(edit, subject.model) for edit in edits)
     for edit in added:
         _check(edit, planes, heads)
     with edit_attention(subject.model, ModelEdit(subject.model, planes, (*before, *added))):
         yield
+
+
+def _read(edit: Edit | str, model: PreTrainedModel) -> Edit:
+    """The edit that was meant: itself, or that of a variant by name."""
+    if isinstance(edit, str):
+        return as_edit(parse_variant(edit), model)
+    if not isinstance(edit, Edit):
+        raise BadArgument(
+            "This is no edit of a rotation.",
+            seen=repr(edit)[:80],
+            attempt='ropelens.stop_slowest(0.25), another edit, or a variant: "p-rope:0.75"',
+        )
+    return edit
 
 
 def _check(edit: Edit, layers: tuple[Planes, ...], heads: int) -> None:

@@ -41,21 +41,36 @@ def entries_of(
     context: int,
 ) -> tuple[list[Planes], list[Entry]]:
     """How the model rotates by itself, and the entries, every edit checked and ready."""
+    _check_names(edits)
     with by_itself(subject.model):
         own = [layer.planes for layer in read_layers(subject, context=context)]
     around = open_edit(subject.model)
     entries = [Entry(NONE, None, _planes_under(around, own, context))]
     for name, given in edits.items():
-        if name == NONE:
-            raise BadArgument(
-                f'An edit cannot be called "{NONE}": that is the model as it is.',
-                attempt="another name for the edit",
-            )
-        together = (given,) if isinstance(given, Edit | str) else tuple(given)
+        together = (
+            tuple(given)
+            if isinstance(given, Sequence) and not isinstance(given, str)
+            else (given,)
+        )
         with edit_rope(model, *together):
             edit = open_edit(subject.model)
         entries.append(Entry(name, edit, _planes_under(edit, own, context)))
     return own, entries
+
+
+def _check_names(edits: Mapping[str, object]) -> None:
+    """Refuse edits without names, and the name that the model as it is has."""
+    if not isinstance(edits, Mapping) or not all(isinstance(name, str) for name in edits):
+        raise BadArgument(
+            "Edits that are measured have names.",
+            seen=repr(edits)[:80],
+            attempt='edits={"p = 0.75": ropelens.stop_slowest(0.25), "none at all": "nope"}',
+        )
+    if NONE in edits:
+        raise BadArgument(
+            f'An edit cannot be called "{NONE}": that is the model as it is.',
+            attempt="another name for the edit",
+        )
 
 
 def _planes_under(

@@ -27,6 +27,7 @@ from ropelens.evaluation_text import (
     measure_batch,
 )
 from ropelens.models.doorway import device_of
+from ropelens.models.rotation import depends_on_length
 from ropelens.models.subject import Subject, as_subject, trained_context
 from ropelens.profiling import REPEATED_TOKENS, check_tokens, model_name, versions
 from ropelens.rope.planes import Planes
@@ -45,6 +46,8 @@ DESCRIBED = {name: PROFILED[name] for name in (*BITS, *OF_NONE, "inv_freq", "wav
     "frequency": PROFILED["frequency"],
     "predicted_tokens": ("tokens of the sequence that are predicted", "token"),
     "loss": ("mean loss of the sequence's predicted tokens", "nat/token"),
+    "mean_loss": ("mean loss of all predicted tokens", "nat/token"),
+    "mean_loss_se": ("its standard error over sequences", "nat/token"),
     "position_loss": ("mean loss of the tokens at the bin's positions", "nat/token"),
     "position_loss_se": ("its standard error over sequences", "nat/token"),
     "position_start": ("first position of the bin", "token"),
@@ -55,6 +58,7 @@ DESCRIBED = {name: PROFILED[name] for name in (*BITS, *OF_NONE, "inv_freq", "wav
     "repeat_loss": ("mean loss of the same tokens, repeated", "nat/token"),
     "attention_change": ("divergence of the attention from that of the model as it is", "bit"),
     "label": ("label of the head", ""),
+    "label_changed": ("whether the label is another than that of the model as it is", "1"),
     "retrieval": ("share of needles whose value was found", "1"),
     "retrieval_hit": ("whether the needle's value was found", "1"),
     "retrieval_length": ("tokens of the prompt", "token"),
@@ -87,8 +91,9 @@ def evaluate(
 
     `measures` is any of:
 
-    - "loss": `loss` (edit, sequence) in nats/token, `predicted_tokens` (sequence), and
-      `position_loss` (edit, position_bin) with its standard error over sequences.
+    - "loss": `loss` (edit, sequence) in nats/token, `predicted_tokens` (sequence); `mean_loss`
+      (edit) over all predicted tokens and `position_loss` (edit, position_bin), each with
+      its standard error over sequences (`_se`).
     - "induction": `induction` and `duplicate_token` (edit, layer, head), as in a profile,
       and the loss of the random tokens the first time and when repeated (edit, trial).
     - "retrieval": `retrieval` (edit, retrieval_length, depth), the share of needles hidden in
@@ -96,9 +101,10 @@ def evaluate(
       chance is 1 in 8), and `retrieval_hit`, 1 or 0 for each `retrieval_trial`.
     - "change": `attention_change` (edit, layer, head) in bits, the mean over rows of
       KL(A of the model as it is || A under the edit).
-    - "labels": the attention budget and `label` (edit, layer, head), with `Thresholds()`;
-      `selectivity`, `q_norm` and `k_norm` of the model as it is. An edit under which heads of
-      one layer rotate differently has no budget: its bits are NaN, its labels "".
+    - "labels": the attention budget and `label` (edit, layer, head), with `Thresholds()`, and
+      `label_changed`, 1 or 0; `selectivity`, `q_norm` and `k_norm` of the model as it is. An
+      edit under which heads of one layer rotate differently has no budget: its bits are NaN,
+      its labels "".
 
     See docs/measures.md for definitions. All measures on the text come from one forward pass
     of an entry. The model is left as it was, on errors too.
@@ -109,7 +115,7 @@ def evaluate(
     subject = as_subject(model)
     tokens = torch.as_tensor(tokens)
     whole = torch.full(tokens.shape[:1], tokens.shape[-1])
-    lengths = whole if lengths is None else torch.as_tensor(lengths)
+    lengths = whole if lengths is None else torch.as_tensor(lengths).cpu()
     check_tokens(tokens, lengths, rows, subject.model.config.get_text_config().vocab_size)
     if batch_size is not None and batch_size < 1:
         raise BadArgument("batch_size must be a number, 1 or more.", seen=repr(batch_size))
@@ -177,6 +183,7 @@ def _measure_repeats(
     found: dict[str, list[np.ndarray]] = {}
     for entry in entries:
         with entry.open(subject.model):
+            _forget_length(subject)
             # Only attention is looked at here, so any planes will do.
             scores = repeat_scores(
                 subject, first_token=first_token, planes=own, length=length, seed=seed
@@ -232,7 +239,8 @@ def _measure_retrieval(
 
 
 def _look_for(subject: Subject, needles: Haystack) -> Float[np.ndarray, "depth trial"]:
-    """1 where the model's next token after the prompt is the needle's value, 0 elsewhere."""
+    """1 where the logit of the needle's value is the highest of all needles', 0 elsewhere."""
+    _forget_length(subject)
     depths, trials, length = needles.prompts.shape
     size = max(1, TOKENS_PER_BATCH[device_of(subject.model).type] // length)
     with torch.no_grad():
@@ -241,3 +249,10 @@ def _look_for(subject: Subject, needles: Haystack) -> Float[np.ndarray, "depth t
             for prompts in needles.prompts.flatten(0, 1).split(size)
         ]
     return needles.found(torch.cat(last).unflatten(0, (depths, trials))).double().numpy()
+
+
+def _forget_length(subject: Subject) -> None:
+    """Dynamic RoPE turns as its longest sequence so far made it; one short one undoes that."""
+    if depends_on_length(subject.model):
+        with torch.no_grad():
+            subject.forward(torch.zeros(1, 1, dtype=torch.long))

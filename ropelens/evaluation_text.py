@@ -40,6 +40,7 @@ class TextFindings:
     losses: list[Float[Tensor, "sequence bin"]] = field(default_factory=list)
     predicted: list[Int[Tensor, "sequence bin"]] = field(default_factory=list)
     change: dict[int, Float[Tensor, " head"]] = field(default_factory=dict)
+    heads: dict[int, int] = field(default_factory=dict)
     rows: float = 0.0
 
     @property
@@ -48,6 +49,12 @@ class TextFindings:
         edges = {round(2 ** (half / 2)) for half in range(2 * self.longest.bit_length() + 1)}
         inner = [edge for edge in sorted(edges) if edge < self.longest]
         return torch.tensor([*inner, self.longest])
+
+    @property
+    def whole(self) -> LossSums:
+        """Moments of loss and predicted tokens over the sequences."""
+        losses, predicted = torch.cat(self.losses), torch.cat(self.predicted)
+        return LossSums.of(losses.sum(1), predicted.sum(1))
 
     @property
     def by_bin(self) -> list[LossSums]:
@@ -59,11 +66,14 @@ class TextFindings:
             for number, in_bin in enumerate(reached.T)
         ]
 
-    def add_losses(self, losses: Float[Tensor, "sequence position"]) -> None:
+    def add_losses(
+        self, losses: Float[Tensor, "sequence position"], lengths: Int[Tensor, " sequence"]
+    ) -> None:
         """Add the losses of a batch, summed over the bins of positions."""
         edges, losses = self.edges - 1, losses[:, 1:]  # position 0 is not predicted
-        self.losses.append(sum_bins(losses.nan_to_num(), edges))
-        self.predicted.append(sum_bins((~losses.isnan()).long(), edges))
+        counts = 1 + torch.arange(losses.shape[1]) < lengths[:, None]
+        self.losses.append(sum_bins(losses.where(counts, 0.0), edges))
+        self.predicted.append(sum_bins(counts.long(), edges))
 
 
 def measure_batch(
@@ -84,10 +94,9 @@ def _measure_entry(
     """The measures of one entry on a batch; `kept` is the attention of the model as it is."""
     layers: dict[int, LayerSums] = {}
     planes = found.entry.planes if "labels" in found.wanted else None
-    seen: set[int] = set()
 
     def observe(call: AttentionCall) -> None:
-        seen.add(call.layer)
+        found.heads[call.layer] = call.query.shape[1]
         if planes is not None:
             layers[call.layer] = batch.add_up(call, planes[call.layer])
         if "change" in found.wanted:
@@ -100,8 +109,8 @@ def _measure_entry(
 
     with torch.no_grad(), subject.observe(observe):
         losses = token_losses(subject.forward(batch.tokens), batch.tokens, batch.lengths)
-    check_layers(subject.model, seen)
-    found.add_losses(losses)
+    check_layers(subject.model, set(found.heads))
+    found.add_losses(losses, batch.lengths)
     found.rows += float(batch.rows.weight.sum())
     if planes is not None:
         found.sums = found.sums + batch.sums(layers, losses.nansum(1))
@@ -128,6 +137,7 @@ def _label_losses(text: list[TextFindings], lengths: Tensor) -> tuple[Labelled, 
     """Loss by sequence and by position of every entry; the bins of positions."""
     predicted = lengths.double().numpy() - 1
     by_sequence = [torch.cat(entry.losses).sum(1).numpy() / predicted for entry in text]
+    whole = [entry.whole for entry in text]
     by_bin = [entry.by_bin for entry in text]
     edges = text[0].edges.numpy()
     means = np.array([[sums.mean for sums in bins] for bins in by_bin])
@@ -135,6 +145,8 @@ def _label_losses(text: list[TextFindings], lengths: Tensor) -> tuple[Labelled, 
     found: Labelled = {
         "loss": (("edit", "sequence"), np.stack(by_sequence)),
         "predicted_tokens": (("sequence",), lengths.numpy() - 1),
+        "mean_loss": (("edit",), np.array([sums.mean for sums in whole])),
+        "mean_loss_se": (("edit",), np.array([sums.standard_error for sums in whole])),
         "position_loss": (("edit", "position_bin"), means),
         "position_loss_se": (("edit", "position_bin"), errors),
     }
@@ -151,18 +163,19 @@ def _label_budgets(text: list[TextFindings]) -> xr.Dataset:
         None if entry.entry.planes is None else summarize(entry.sums, entry.entry.planes)
         for entry in text
     ]
-    known = [profile for profile in profiles if profile is not None]
-    if not known:
-        return xr.Dataset()
-    shape = known[0]["total_bits"].shape
+    heads = text[0].heads
+    shape = (len(heads), max(heads.values()))
     bits = {
         name: np.stack([np.full(shape, np.nan) if p is None else p[name] for p in profiles])
         for name in BITS
     }
     budget = {name.removesuffix("_bits"): values for name, values in bits.items()}
-    labels = label_heads(Thresholds(), **budget)
+    unknown = np.isnan(budget["total"])
+    labels = np.where(unknown, "", label_heads(Thresholds(), **budget)).astype(object)
+    changed = (labels != labels[0]).astype(float)
     per_head = bits | {
-        "label": np.where(np.isnan(budget["total"]), "", labels).astype(object),
+        "label": labels,
+        "label_changed": np.where(unknown | unknown[0], np.nan, changed),
         "positional_fraction": positional_fraction(budget["position"], budget["content"]),
     }
     dataset = xr.Dataset(

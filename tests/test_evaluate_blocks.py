@@ -1,0 +1,379 @@
+"""Evaluations as a whole: what is asked for, how often the model runs, what it is left as."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from oracles.copying import copying
+from oracles.tiny import random_tokens, tiny
+from torch import nn
+from transformers import PreTrainedModel
+
+import ropelens as rl
+from ropelens.errors import BadArgument, RopelensError, UnsupportedModel
+from ropelens.evaluation import MEASURES
+from ropelens.tasks import Retrieval
+
+FEW = Retrieval(lengths=(40,), depths=(0.5,), trials=2)
+
+
+def tokens(*, sequences: int = 3, length: int = 40) -> torch.Tensor:
+    return torch.from_numpy(random_tokens(sequences=sequences, length=length))
+
+
+@torch.no_grad()
+def logits(model: PreTrainedModel) -> torch.Tensor:
+    return model(tokens(), use_cache=False).logits
+
+
+def evaluate(model: nn.Module, **options: object) -> xr.Dataset:
+    return rl.evaluate(model, **{"tokens": tokens(), "retrieval": FEW, **options})
+
+
+# what is asked for
+
+
+@pytest.mark.parametrize(
+    "measures", [[name] for name in MEASURES] + [["loss", "labels"], ["change", "induction"]]
+)
+def test_some_measures_are_a_part_of_all(measures: list[str]):
+    """Each alone gives its own variables, with the numbers that it has among all."""
+    model = tiny("llama_gqa")
+    edits = {"half": "p-rope:0.5", "a head": rl.stop_planes([0], heads="1.2")}
+    whole = evaluate(model, edits=edits)
+    part = evaluate(model, edits=edits, measures=measures)
+    groups = {
+        "loss": {
+            *("loss", "predicted_tokens", "mean_loss", "mean_loss_se"),
+            *("position_loss", "position_loss_se"),
+        },
+        "induction": {"induction", "duplicate_token", "repeat_loss", "first_loss"},
+        "retrieval": {"retrieval", "retrieval_hit"},
+        "change": {"attention_change"},
+        "labels": {
+            *("total_bits", "sink_bits", "position_bits", "content_bits", "label"),
+            *("label_changed", "positional_fraction", "selectivity", "q_norm", "k_norm"),
+        },
+    }
+    assert set(groups) == set(MEASURES)
+    assert set(whole.data_vars) == set().union(*groups.values())
+    assert set(part.data_vars) == set().union(*(groups[name] for name in measures))
+    for name in part.variables:
+        np.testing.assert_array_equal(part[name], whole[name], err_msg=str(name))
+
+
+@pytest.mark.parametrize("rows", ["all", 7])
+def test_text_is_read_once_by_each_entry(rows: int | str, monkeypatch: pytest.MonkeyPatch):
+    """One forward pass a batch and entry, and the same rows looked at in each."""
+    model = tiny("llama_gqa")
+    shapes: list[tuple[int, ...]] = []
+    forward = type(model).forward
+
+    def counted(self: nn.Module, input_ids: torch.Tensor, **options: object) -> object:
+        shapes.append(tuple(input_ids.shape))
+        return forward(self, input_ids, **options)
+
+    monkeypatch.setattr(type(model), "forward", counted)
+    evaluate(
+        model,
+        edits={"a": "nope", "b": "p-rope:0.5", "c": "linear:2"},
+        measures=["loss", "change", "labels"],
+        rows=rows,
+        batch_size=2,
+    )
+    assert shapes.count((2, 40)) == shapes.count((1, 40)) == 4
+
+
+def test_sampled_rows_are_those_of_a_profile():
+    model = tiny("llama_gqa")
+    found = evaluate(model, edits={"nope": "nope"}, measures="labels", rows=7, seed=5)
+    profiles = {"none": rl.profile(model, tokens(), rows=7, seed=5)}
+    with rl.edit_rope(model, "nope"):
+        profiles["nope"] = rl.profile(model, tokens(), rows=7, seed=5)
+    for name, profile in profiles.items():
+        np.testing.assert_array_equal(found.total_bits.sel(edit=name), profile["total_bits"])
+
+
+def test_labels_that_change():
+    """The head that looks one token back cannot without rotation; the one that copies can."""
+    text = torch.from_numpy(np.random.default_rng(0).integers(1, 64, size=(4, 64)))
+    found = rl.evaluate(
+        copying(), text, edits={"nope": "nope", "none too": []}, measures="labels"
+    )
+    label, changed = found.label, found.label_changed
+    assert label.sel(edit="none", layer=0, head=0) == "positional"
+    np.testing.assert_array_equal(changed == 1, label != label.sel(edit="none"))
+    assert changed.sel(edit="nope", layer=0).all()
+    assert not changed.sel(edit=["none", "none too"]).any()
+
+
+def test_heads_of_a_layer_that_rotate_differently_have_no_budget():
+    model = tiny("llama_gqa")
+    found = evaluate(model, edits={"a head": rl.stop_planes([0, 1], heads="1.2")})
+    edited = found.sel(edit="a head")
+    assert (edited.label == "").all()
+    for name in ("total_bits", "content_bits", "positional_fraction", "label_changed"):
+        assert edited[name].isnull().all(), name
+        assert found[name].sel(edit="none").notnull().any(), name
+    assert edited.attention_change.sel(layer=1, head=2) > 0
+    assert edited.loss.notnull().all()
+
+
+def test_under_an_open_edit_that_is_the_model_as_it_is():
+    """Also one under which no entry has a budget."""
+    model = tiny("llama_gqa")
+    with rl.edit_rope(model, "p-rope:0.5"):
+        inside = evaluate(model, edits={"fast too": rl.stop_fastest(0.5)})
+    outside = evaluate(model, edits={"half": "p-rope:0.5", "all": "nope"})
+    pairs = (("none", "half"), ("fast too", "all"))
+    for name in ("loss", "induction", "repeat_loss", "retrieval_hit", "total_bits"):
+        for own, other in pairs:
+            np.testing.assert_array_equal(
+                inside[name].sel(edit=own), outside[name].sel(edit=other), err_msg=name
+            )
+    assert (inside.attention_change.sel(edit="none") == 0).all()
+    assert (inside.wavelength == torch.inf).sum() == 2 * 4
+    with rl.edit_rope(model, rl.stop_planes([0], heads="0.1")):
+        found = evaluate(model, edits={"more": rl.drop(rl.Slowest(0.5))})
+    assert (found.label == "").all()
+    assert found.total_bits.isnull().all()
+    assert "selectivity" not in found
+
+
+FAMILIES = ("gemma4", "deepseek_v3", "gpt_oss", "gpt_neox", "smollm3", "llama4", "cohere")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(family: str):
+    """What they know best: other head sizes by layer, sinks, parts, layers without rotation."""
+    model = tiny(family)
+    found = evaluate(
+        model, edits={"half": rl.stop_slowest(0.5), "head": rl.drop(rl.Every(), heads="0.0")}
+    )
+    assert (found.attention_change.sel(edit="head", layer=0, head=0) > 1e-3).all()
+    others = found.attention_change.sel(edit="head", layer=0, head=[1, 2, 3])
+    assert float(abs(others).max()) < 1e-6
+    assert np.isfinite(found.loss).all()
+    with rl.edit_rope(model, rl.stop_slowest(0.5)):
+        profile = rl.profile(model, tokens())
+    np.testing.assert_allclose(
+        found.total_bits.sel(edit="half"), profile["total_bits"], rtol=1e-4, atol=1e-6
+    )
+
+
+# longer than trained for
+
+
+def test_a_context_past_the_trained_one():
+    model = tiny("llama_gqa", max_position_embeddings=16)
+    found = evaluate(model, edits={"linear": "linear:4"}, measures=["loss"])
+    assert found.attrs["trained_context"] == 16
+    assert 16 in found.position_start.values
+    with torch.no_grad(), rl.edit_rope(model, "linear:4"):
+        expected = [float(model(row[None], labels=row[None]).loss) for row in tokens()]
+    np.testing.assert_allclose(found.loss.sel(edit="linear"), expected, rtol=1e-5)
+
+
+def test_a_rotation_that_remembers_its_longest_sequence():
+    """Dynamic RoPE: one entry's long prompts must not slow the planes of the next one's."""
+    plan = Retrieval(lengths=(60, 600), depths=(0.0, 0.5, 1.0), trials=64)
+    found = rl.evaluate(
+        tiny("llama_dynamic", max_position_embeddings=16),
+        tokens(),
+        edits={"no edit": []},
+        measures=("retrieval", "loss"),
+        retrieval=plan,
+    )
+    for name in ("loss", "retrieval_hit"):
+        one, other = found[name]
+        np.testing.assert_array_equal(one, other)
+    short = rl.evaluate(
+        tiny("llama_dynamic", max_position_embeddings=16),
+        tokens(),
+        measures="retrieval",
+        retrieval=Retrieval(lengths=(60,), depths=(0.0, 0.5, 1.0), trials=64),
+    )
+    np.testing.assert_array_equal(
+        short.retrieval_hit.sel(edit="none"),
+        found.retrieval_hit.sel(edit="none", retrieval_length=[60]),
+    )
+
+
+# standard errors
+
+
+def test_standard_errors_are_those_of_the_jackknife():
+    """Of a mean over tokens of sequences of different lengths; close, with many sequences."""
+    lengths = torch.from_numpy(np.random.default_rng(1).integers(8, 41, size=60))
+    found = rl.evaluate(
+        tiny("llama_gqa"),
+        tokens(sequences=60),
+        lengths=lengths,
+        edits={"nope": "nope"},
+        measures="loss",
+    )
+    loss, weight = found.loss.values, found.predicted_tokens.values
+    whole = (loss * weight).sum(1) / weight.sum()
+    without = [np.delete(loss, n, 1) @ np.delete(weight, n) for n in range(60)]
+    left = np.array([x / np.delete(weight, n).sum() for n, x in enumerate(without)])
+    error = np.sqrt(59 / 60 * ((left - left.mean(0)) ** 2).sum(0))
+    np.testing.assert_allclose(found.mean_loss, whole, rtol=1e-12)
+    np.testing.assert_allclose(found.mean_loss_se, error, rtol=0.03)
+    # The first bin has one token of every sequence: an ordinary mean.
+    with torch.no_grad():
+        own = torch.log_softmax(tiny("llama_gqa")(tokens(sequences=60)).logits[:, 0], -1)
+    first = -own.gather(1, tokens(sequences=60)[:, 1:2])[:, 0].double()
+    one = found.isel(position_bin=0).sel(edit="none")
+    assert float(one.position_loss) == pytest.approx(float(first.mean()), rel=1e-5)
+    expected = float(first.std() / 60**0.5)
+    assert float(one.position_loss_se) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_loss_that_is_no_number_is_not_left_out():
+    model = tiny("llama_gqa")
+    with torch.no_grad():
+        model.model.embed_tokens.weight[95] = torch.nan
+    text = tokens().clamp(max=94)
+    text[1, 20] = 95
+    found = evaluate(model, tokens=text, measures="loss")
+    assert found.loss.isnull().values.tolist() == [[False, True, False]]
+    assert found.mean_loss.isnull().all()
+
+
+# what is left
+
+
+class Stop(Exception):
+    """Raised by a test's own code."""
+
+
+@pytest.mark.parametrize("error", [Stop, KeyboardInterrupt])
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_an_error_on_the_way_leaves_the_model_as_it_was(error: type, after: int):
+    model, left = tiny("llama_gqa"), [after]
+    plain, configured = logits(model), model.config._attn_implementation
+
+    def progress(done: int) -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise error
+
+    with pytest.raises(error):
+        evaluate(model, edits={"a": "nope", "b": "linear:2"}, progress=progress)
+    assert torch.equal(logits(model), plain)
+    assert model.config._attn_implementation == configured
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_an_error_inside_the_model_leaves_it_as_it_was(
+    measure: str, monkeypatch: pytest.MonkeyPatch
+):
+    """In the middle of an edit's forward pass."""
+    model = tiny("llama_gqa")
+    plain, configured = logits(model), model.config._attn_implementation
+    with monkeypatch.context() as patch:
+        from ropelens.edit import ModelEdit
+
+        def fail(*args: object) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr(ModelEdit, "__call__", fail)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(model, edits={"a": "nope"}, measures=[measure])
+    assert torch.equal(logits(model), plain)
+    assert model.config._attn_implementation == configured
+
+
+def test_what_is_told():
+    model, told = tiny("llama_gqa"), []
+    found = evaluate(
+        model,
+        lengths=torch.tensor([40, 20, 3]),
+        edits={"a": "nope"},
+        rows=9,
+        seed=2,
+        batch_size=2,
+        progress=told.append,
+    )
+    assert told == [60, 60, 3, 3]
+    facts = {"dtype": "float32", "context": 40, "sequences": 3, "tokens": 63, "rows": 9}
+    facts |= {"seed": 2, "trained_context": 8192, "model": "LlamaForCausalLM"}
+    assert {name: found.attrs[name] for name in facts} == facts
+    assert set(json.loads(found.attrs["versions"])) >= {"torch", "ropelens"}
+
+
+def test_results_are_saved_whole(tmp_path: Path):
+    found = evaluate(tiny("llama_gqa"), edits={"a": "nope"})
+    read = xr.load_dataset(rl.save_results(found, tmp_path / "e.nc"), engine="h5netcdf")
+    for name, variable in found.variables.items():
+        np.testing.assert_array_equal(read[name], variable, err_msg=str(name))
+
+
+# what is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"measures": ["loss", "speed"]}, "There is no measure 'speed'; try: measures: any of"),
+        ({"measures": []}, "Nothing is to be measured"),
+        ({"edits": {"none": "nope"}}, 'An edit cannot be called "none"'),
+        ({"edits": {"a": "nope2"}}, "No RoPE variant is called 'nope2'"),
+        ({"edits": {"a": "p-rope:7"}}, "cannot have the value '7'"),
+        ({"edits": {"a": rl.stop_planes([8])}}, "The model has no plane 8"),
+        ({"edits": {"a": rl.stop_planes([0], heads="9.0")}}, "The model has no head 9.0"),
+        ({"rows": 0}, 'rows must be "all" or a number'),
+        ({"batch_size": 0}, "batch_size must be a number, 1 or more"),
+        ({"lengths": torch.tensor([41, 2, 2])}, "cannot be longer than its row"),
+        ({"tokens": torch.full((1, 9), 96)}, "not in the model's vocabulary"),
+    ],
+)
+def test_mistakes(options: dict[str, object], line: str):
+    model = tiny("llama_gqa")
+    before = model.config._attn_implementation
+    with pytest.raises(BadArgument) as refused:
+        evaluate(model, **options)
+    assert re.search(line, refused.value.line), refused.value.line
+    assert model.config._attn_implementation == before
+
+
+OF_OTHER_TYPES = """
+import torch
+import ropelens as rl
+model, _ = rl.load("bundled")
+for edits in (["nope"], {1: "nope"}, {"a": 0.5}, {"a": ["nope", None]}):
+    try:
+        rl.evaluate(model, torch.tensor([[1, 2, 3]]), edits=edits)
+    except rl.RopelensError as error:
+        print(error.line)
+"""
+
+
+def test_what_is_no_edit():
+    """In a process of its own: in this one, beartype refuses other types before we do."""
+    ended = subprocess.run([sys.executable, "-c", OF_OTHER_TYPES], capture_output=True)
+    nameless, numbered, *others = ended.stdout.decode().splitlines()
+    assert nameless.startswith(
+        "Edits that are measured have names; seen: ['nope']; try: edits="
+    )
+    assert numbered.startswith("Edits that are measured have names; seen: {1: 'nope'}; try:")
+    assert len(others) == 2, ended.stderr.decode()
+    for line, seen in zip(others, ("0.5", "None"), strict=True):
+        assert line.startswith(f"This is no edit of a rotation; seen: {seen}; try: ropelens.")
+
+
+@pytest.mark.parametrize("make", [lambda: tiny("gpt2"), lambda: nn.Linear(2, 2)])
+def test_what_cannot_be_measured(make: Callable[[], nn.Module]):
+    model = make()
+    with pytest.raises(UnsupportedModel):
+        evaluate(model, edits={"a": "nope"})
+    assert issubclass(UnsupportedModel, RopelensError)
