@@ -24,6 +24,10 @@ INTERVAL = (2.5, 97.5)
 DESCRIBED = {
     "moved_score": ("mean score of the picked key, moved to a distance", "nat"),
     "win_share": ("share of rows whose picked key, moved, scores above all others", "1"),
+    "unmoved_win_share": (
+        "share of rows whose picked key, where it stands, scores above all others",
+        "1",
+    ),
     "others_level": ("mean score of the other keys, at their own places", "nat"),
     "others_best": ("mean over rows of the best other key's score", "nat"),
     "lowest_score": ("what no distance takes the mean moved score below", "nat"),
@@ -43,6 +47,7 @@ _BY_VARIANT = ("variant", "layer", "head")
 _DIMS: dict[str, tuple[str, ...]] = {
     "moved_score": (*_BY_VARIANT, "distance"),
     "win_share": (*_BY_VARIANT, "distance"),
+    "unmoved_win_share": _BY_VARIANT,
     "others_level": _BY_VARIANT,
     "others_best": _BY_VARIANT,
     "lowest_score": _BY_VARIANT,
@@ -116,6 +121,7 @@ def summarize_layer(
     return {
         **{name: torch.stack([part[name] for part in parts], dim=1) for name in parts[0]},
         "win_share": sums.wins / sums.weight.sum(),
+        "unmoved_win_share": sums.kept / sums.weight.sum(),
         "picked_distance": mean["distance"][0],
         "product_real": mean["product"][0].real,
         "product_imag": mean["product"][0].imag,

@@ -80,8 +80,9 @@ def reach(
     `lowest_score` is above `others_level` there is none at any distance, for planes that
     stand still cannot lose (Barbero et al. 2024, arXiv 2410.06205, on why to stop some).
     Its interval is the percentile bootstrap over sequences, in groups (`resamples`; NaN with
-    fewer than two). `best_horizon` is the same against the best other key. Heads that are
-    not among `heads` are NaN.
+    fewer than two). `best_horizon` is the same against the best other key. `win_share` counts
+    rows in which the key beats all others; `unmoved_win_share` says what the variant alone
+    leaves of that, before any distance. Heads that are not among `heads` are NaN.
 
     Raises `BadArgument` for heads, variants or distances that do not exist, and otherwise as
     `profile` does; `UnsupportedModel` for a variant that the family cannot express.

@@ -226,6 +226,9 @@ def against_real_runs(found: xr.Dataset, model: PreTrainedModel, tokens: torch.T
         clear = np.abs(moved - rival) > 1e-4 * spread
         won = of_head["win_share"].sel(distance=distances).values
         np.testing.assert_array_equal(won[clear], (moved > rival)[clear])
+        if clear[distances.index(back)]:
+            stays = of_head["win_share"].sel(distance=back)
+            assert float(of_head["unmoved_win_share"]) == float(stays)
 
 
 REAL_DISTANCES = (1, 2, 3, 5, 11, 40, 200)

@@ -23,6 +23,12 @@ from ropelens.statistics.rows import Rows
 BLOCK_ELEMENTS = {"cpu": 2**22, "cuda": 2**27}
 """Scores held at once."""
 
+TIE = 4.0
+"""A lead below this many roundings of the score's terms is a tie, for copies of a token tie.
+
+Seen between equal tokens of a layer 0: up to 2.3.
+"""
+
 
 @dataclass(frozen=True)
 class Rotation:
@@ -54,7 +60,8 @@ class PickedSums:
     `product` is s q~ conj(k~) of the picked key by term, `distance` how many tokens back it
     stands. Of the other keys, at their own places under each rotation: `level` their mean
     score, `best` the largest. `wins` counts, over all groups, the rows in which the picked
-    key, moved to a distance, scores above `best`. `weight` counts the rows.
+    key, moved to a distance, scores above `best`; `kept` those in which it does so where it
+    stands. A tie is no win. `weight` counts the rows.
     """
 
     weight: Float[Tensor, " group"]
@@ -63,6 +70,7 @@ class PickedSums:
     level: Float[Tensor, "group head rotation"]
     best: Float[Tensor, "group head rotation"]
     wins: Float[Tensor, "head rotation distance"]
+    kept: Float[Tensor, "head rotation"]
 
     def __add__(self, other: PickedSums) -> PickedSums:
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
@@ -93,12 +101,20 @@ def sum_picked(
     at = torch.arange(q.shape[2], device=q.device)
     both = [(_turned(q, at, planes, r.side), _turned(k, at, planes, r.side)) for r in rotations]
     still = unrotate(q, at, planes), unrotate(k, at, planes)
+    rounding = TIE * max(torch.finfo(x).eps for x in (call.query.dtype, torch.float32))
     total: PickedSums | None = None
     for block in _blocks(rows, q):
         picked, others = _pick(q, k, block, call.start)
         product = _products(*still, block.position, picked, planes)
-        rivals = [_rivals(*pair, block.position, others) for pair in both]
-        part = _sum_rows(product, picked, others, rivals, block, rotations, distances)
+        terms = [product * rotation.gain.to(product.device) for rotation in rotations]
+        ties = [rounding * term.abs().sum(-1) for term in terms]
+        rivals = [_rivals(*pair, block.position, picked, others) for pair in both]
+        wins = [
+            _wins(term, rival, tie, rotation.inv_freq, distances)
+            for term, rival, tie, rotation in zip(terms, rivals, ties, rotations, strict=True)
+        ]
+        kept = [rival.own > rival.best + tie for rival, tie in zip(rivals, ties, strict=True)]
+        part = _sum_rows(product, picked, others, rivals, wins, kept, block)
         by_group = _by_group(part, group, groups)
         total = by_group if total is None else total + by_group
     assert total is not None, "a batch has rows"
@@ -165,28 +181,52 @@ def _products(
     return torch.complex(real, imaginary)
 
 
+@dataclass(frozen=True)
+class _Rivals:
+    """Of every row: mean and best score of the other keys (0 without any), and the picked's."""
+
+    level: Float[Tensor, "batch head row"]
+    best: Float[Tensor, "batch head row"]
+    own: Float[Tensor, "batch head row"]
+
+
 def _rivals(
     q: Float[Tensor, "batch head position coordinate"],
     k: Float[Tensor, "batch head position coordinate"],
     position: Int[Tensor, "batch row"],
+    picked: Int[Tensor, "batch head row"],
     others: Bool[Tensor, "batch head row position"],
-) -> tuple[Float[Tensor, "batch head row"], Float[Tensor, "batch head row"]]:
-    """Mean and largest score of the other keys of every row; 0 where there are none."""
+) -> _Rivals:
+    """The scores that the picked key is held against, every key at its own place."""
     scores = _gather(q, position[:, None]) @ k.mT
     count = others.sum(-1)
     level = scores.masked_fill(~others, 0).sum(-1, dtype=torch.float64) / count.clamp(min=1)
     best = scores.masked_fill(~others, -torch.inf).amax(-1).double()
-    return level, best.masked_fill(count == 0, 0)
+    own = scores.gather(-1, picked[..., None])[..., 0].double()
+    return _Rivals(level, best.masked_fill(count == 0, 0), own)
+
+
+def _wins(
+    product: Complex[Tensor, "batch head row term"],
+    rivals: _Rivals,
+    tie: Float[Tensor, "batch head row"],
+    inv_freq: Float[Tensor, " term"],
+    distances: Float[Tensor, " distance"],
+) -> Bool[Tensor, "batch head row distance"]:
+    """Whether each row's picked key, moved to each distance, scores above all others."""
+    at = distances.to(product.device)
+    moved = moved_scores(product, inv_freq.to(product.device), at)
+    return moved > (rivals.best + tie)[..., None]
 
 
 def _sum_rows(
     product: Complex[Tensor, "batch head row term"],
     picked: Int[Tensor, "batch head row"],
     others: Bool[Tensor, "batch head row position"],
-    rivals: list[tuple[Tensor, Tensor]],
+    rivals: list[_Rivals],
+    wins: list[Bool[Tensor, "batch head row distance"]],
+    kept: list[Bool[Tensor, "batch head row"]],
     rows: Rows,
-    rotations: list[Rotation],
-    distances: Float[Tensor, " distance"],
 ) -> PickedSums:
     """The weighted sums over rows, each sequence a group of its own."""
     position = rows.position.to(picked.device)
@@ -195,19 +235,14 @@ def _sum_rows(
     def total(x: Tensor) -> Tensor:
         return (x * weight[:, None].to(x.dtype)).sum(2)
 
-    wins = []
-    for (_, best), rotation in zip(rivals, rotations, strict=True):
-        gain, inv_freq = rotation.gain.to(product.device), rotation.inv_freq.to(product.device)
-        moved = moved_scores(product * gain, inv_freq, distances.to(product.device))
-        won = (moved > best[..., None]).double()
-        wins.append((won * weight[:, None, :, None]).sum((0, 2)))
     return PickedSums(
         weight=weight.sum(1),
         distance=total((position[:, None] - picked).double()),
         product=(product * weight[:, None, :, None]).sum(2),
-        level=torch.stack([total(level) for level, _ in rivals], dim=-1),
-        best=torch.stack([total(best) for _, best in rivals], dim=-1),
-        wins=torch.stack(wins, dim=1),
+        level=torch.stack([total(rival.level) for rival in rivals], dim=-1),
+        best=torch.stack([total(rival.best) for rival in rivals], dim=-1),
+        wins=torch.stack([(won * weight[:, None, :, None]).sum((0, 2)) for won in wins], dim=1),
+        kept=torch.stack([total(stays.double()).sum(0) for stays in kept], dim=-1),
     )
 
 
@@ -224,4 +259,5 @@ def _by_group(sums: PickedSums, group: Int[Tensor, " batch"], groups: int) -> Pi
         level=deal(sums.level),
         best=deal(sums.best),
         wins=sums.wins.cpu(),
+        kept=sums.kept.cpu(),
     )
