@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ropelens.bundled import sample_path as sample_path
+    from ropelens.comparison.compare import compare as compare
+    from ropelens.comparison.table import summarize_comparison as summarize_comparison
     from ropelens.edit import Edit as Edit
     from ropelens.edit import drop as drop
     from ropelens.edit import edit_rope as edit_rope
@@ -33,12 +35,18 @@ if TYPE_CHECKING:
     from ropelens.figures import plot_budget_triangle as plot_budget_triangle
     from ropelens.figures import plot_changed_heads as plot_changed_heads
     from ropelens.figures import plot_claim as plot_claim
+    from ropelens.figures import plot_comparison_planes as plot_comparison_planes
+    from ropelens.figures import plot_growth as plot_growth
+    from ropelens.figures import plot_growth_planes as plot_growth_planes
     from ropelens.figures import plot_head_map as plot_head_map
     from ropelens.figures import plot_head_norms as plot_head_norms
     from ropelens.figures import plot_horizons as plot_horizons
     from ropelens.figures import plot_kernel as plot_kernel
+    from ropelens.figures import plot_label_counts as plot_label_counts
     from ropelens.figures import plot_label_selectivity as plot_label_selectivity
+    from ropelens.figures import plot_loss_change as plot_loss_change
     from ropelens.figures import plot_norms as plot_norms
+    from ropelens.figures import plot_position_loss as plot_position_loss
     from ropelens.figures import plot_reach as plot_reach
     from ropelens.figures import plot_selectivity as plot_selectivity
     from ropelens.figures import plot_truncation as plot_truncation
@@ -51,8 +59,10 @@ if TYPE_CHECKING:
     from ropelens.profiling import profile as profile
     from ropelens.reaching import reach as reach
     from ropelens.report import write_answer as write_answer
+    from ropelens.report import write_comparison as write_comparison
     from ropelens.report import write_index as write_index
     from ropelens.report import write_report as write_report
+    from ropelens.results import open_comparison as open_comparison
     from ropelens.results import open_profile as open_profile
     from ropelens.results import open_truncation as open_truncation
     from ropelens.results import save_profile as save_profile
@@ -71,6 +81,8 @@ if TYPE_CHECKING:
 
 _HOME = {
     "sample_path": "bundled",
+    "compare": "comparison.compare",
+    "summarize_comparison": "comparison.table",
     "edit_rope": "edit",
     "Edit": "edit",
     "stop": "edit",
@@ -89,12 +101,18 @@ _HOME = {
     "plot_budget_triangle": "figures",
     "plot_changed_heads": "figures",
     "plot_claim": "figures",
+    "plot_comparison_planes": "figures",
+    "plot_growth": "figures",
+    "plot_growth_planes": "figures",
     "plot_head_map": "figures",
     "plot_head_norms": "figures",
     "plot_horizons": "figures",
     "plot_kernel": "figures",
+    "plot_label_counts": "figures",
     "plot_label_selectivity": "figures",
+    "plot_loss_change": "figures",
     "plot_norms": "figures",
+    "plot_position_loss": "figures",
     "plot_reach": "figures",
     "plot_selectivity": "figures",
     "plot_truncation": "figures",
@@ -107,8 +125,10 @@ _HOME = {
     "profile": "profiling",
     "reach": "reaching",
     "write_answer": "report",
+    "write_comparison": "report",
     "write_index": "report",
     "write_report": "report",
+    "open_comparison": "results",
     "open_profile": "results",
     "open_truncation": "results",
     "save_profile": "results",

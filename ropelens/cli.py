@@ -1,4 +1,4 @@
-"""The command line: `ropelens analyze`, `rope`, `truncate`, `report`, `train`."""
+"""The command line: `ropelens analyze`, `truncate`, `compare`, `rope`, `report`, `train`."""
 
 from __future__ import annotations
 
@@ -251,33 +251,67 @@ def truncate(
     _print_path(run(job, command=_command()))
 
 
+@app.command(short_help="Set trained runs, or analyzed models, side by side.")
+def compare(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DIR...",
+            help="Runs and studies of ropelens train; or folders that ropelens analyze wrote. "
+            "The first is the baseline.",
+        ),
+    ],
+    *,
+    out: Out,
+    sequences: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=2, help="Sequences of each run's validation text for its loss."
+        ),
+    ] = 512,
+    seed: Seed = 0,
+    device: Device = "auto",
+) -> None:
+    """Set trained runs, or analyzed models, side by side: losses, heads and planes.
+
+    Writes index.html (the page), comparison.nc (every number, netCDF), comparison.csv (a
+    row a variant) and run.json to DIR, and prints the path of the page. Every checkpoint
+    of a run is measured, on the text that was held out of its training; what was measured
+    stays in DIR/measured, so that the same command goes on where it stopped.
+
+    \b
+    Examples:
+      ropelens compare runs/variants --out out
+      ropelens compare analyzed/llama analyzed/qwen --out out
+    """
+    from ropelens.comparing import run
+
+    page = run(
+        paths, out=out, sequences=sequences, seed=seed, device=device, command=_command()
+    )
+    _print_path(page)
+
+
 @app.command(short_help="Make the page again, from saved results.")
 def report(
     folder: Annotated[
         Path,
-        typer.Argument(metavar="DIR", help="A folder that ropelens analyze or truncate wrote."),
+        typer.Argument(
+            metavar="DIR", help="A folder that ropelens analyze, truncate or compare wrote."
+        ),
     ],
 ) -> None:
-    """Make the page of DIR again, from its profile.nc, and print the path of the page.
+    """Make the page of DIR again, from its numbers, and print the path of the page.
 
-    With the section on stopped planes, where DIR has a truncation.nc.
+    They are in its profile.nc, with truncation.nc where there is one; or comparison.nc.
 
     \b
     Example:
       ropelens report out
     """
-    from ropelens.heads import classify_heads
-    from ropelens.output import output_folder
-    from ropelens.report import write_report
-    from ropelens.results import open_profile, open_truncation
+    from ropelens.report.again import rewrite_page
 
-    profile = open_profile(folder / "profile.nc")
-    heads = classify_heads(profile, seed=int(profile.attrs["seed"]))
-    sweep = folder / "truncation.nc"
-    truncation = open_truncation(sweep) if sweep.exists() else None
-    with output_folder(folder) as results:
-        write_report(profile, results / "index.html", heads=heads, truncation=truncation)
-    _print_path(folder / "index.html")
+    _print_path(rewrite_page(folder))
 
 
 @app.command(short_help="Train small LLaMA-style models on text.")

@@ -86,7 +86,7 @@ def do(job: Job, *, command: str, measure: Callable[[Ready], Measured]) -> Path:
     for what a user can cause; files that are in `job.out` then stay as they are.
     """
     begin = time.perf_counter()
-    _check_out(job.out)
+    check_out(job.out)
     documents = read_documents(_text(job))
     with _noted_warnings() as noted:
         model, tokenizer = load(
@@ -141,7 +141,7 @@ def _record(
     }
 
 
-def _check_out(folder: Path) -> None:
+def check_out(folder: Path) -> None:
     """Refuse a folder that results cannot be written to, or that holds a model.
 
     The run.json of a training run lies beside its model, and would be lost.

@@ -76,4 +76,5 @@ def _pace(done: float, total: float, seconds: float, unit: str) -> str:
     """Mean rate so far, and the time that the rest takes at that rate."""
     rate = done / max(seconds, 1e-9)
     left = timedelta(seconds=round((total - done) / rate))
-    return f"{rate:,.0f} {unit}/s" + (f", {left} left" if done < total else "")
+    shown = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+    return f"{shown} {unit}/s" + (f", {left} left" if done < total else "")

@@ -28,6 +28,13 @@ EXPECTED_OF_TRUNCATION = (
 """Variables by which a file is known to be a truncation sweep: what its figures need."""
 
 
+EXPECTED_OF_COMPARISON = (
+    *("entry", "group", "variant", "size", "partner", "loss", "loss_se", "label"),
+    *("q_norm", "k_norm", "selectivity", "wavelength", "mean_wavelength", "previous_token"),
+)
+"""Variables by which a file is known to be a comparison: what its table and figures need."""
+
+
 def save_profile(profile: xr.Dataset, path: str | Path) -> Path:
     """Write a profile to `path`, whole or not at all; see `save_results`."""
     return save_results(profile, path)
@@ -69,6 +76,15 @@ def open_truncation(path: str | Path) -> xr.Dataset:
     """
     expected = EXPECTED_OF_TRUNCATION
     return open_results(path, "truncation sweep", by="ropelens truncate", variables=expected)
+
+
+def open_comparison(path: str | Path) -> xr.Dataset:
+    """Read a comparison that `save_results` or `ropelens compare` wrote, into memory.
+
+    Raises `BadArgument` for a file that is missing, damaged or no comparison.
+    """
+    expected = EXPECTED_OF_COMPARISON
+    return open_results(path, "comparison", by="ropelens compare", variables=expected)
 
 
 def open_results(

@@ -13,6 +13,7 @@ from jaxtyping import install_import_hook
 CHECKED = ["rope", "statistics", "models", "collect", "summary", "heads", "edit", "means"]
 CHECKED += ["reaching", "reach_summary"]
 CHECKED += ["evaluation", "tasks", "truncation", "truncation_summary"]
+CHECKED += ["comparison"]
 install_import_hook([f"ropelens.{name}" for name in CHECKED], "beartype.beartype")
 
 # Read by huggingface_hub when it is imported, so before any test is.

@@ -4,6 +4,14 @@ from ropelens.figures.attention import plot_attention as plot_attention
 from ropelens.figures.bands import plot_bands as plot_bands
 from ropelens.figures.changed_heads import plot_changed_heads as plot_changed_heads
 from ropelens.figures.claim import plot_claim as plot_claim
+from ropelens.figures.comparison import plot_label_counts as plot_label_counts
+from ropelens.figures.comparison import plot_loss_change as plot_loss_change
+from ropelens.figures.comparison import plot_position_loss as plot_position_loss
+from ropelens.figures.comparison_planes import (
+    plot_comparison_planes as plot_comparison_planes,
+)
+from ropelens.figures.comparison_planes import plot_growth_planes as plot_growth_planes
+from ropelens.figures.growth import plot_growth as plot_growth
 from ropelens.figures.head_map import plot_head_map as plot_head_map
 from ropelens.figures.head_norms import plot_head_norms as plot_head_norms
 from ropelens.figures.kernel import plot_kernel as plot_kernel

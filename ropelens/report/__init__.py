@@ -1,5 +1,6 @@
 """Figures -> one offline HTML page a profile, and an index over many."""
 
 from ropelens.report.answer import write_answer as write_answer
+from ropelens.report.comparison import write_comparison as write_comparison
 from ropelens.report.index import write_index as write_index
 from ropelens.report.page import write_report as write_report

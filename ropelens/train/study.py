@@ -21,6 +21,9 @@ from ropelens.train.record import read_json, say, write_json
 from ropelens.train.run import Busy, train
 from ropelens.train.sizes import get_size
 
+STUDY = "study.json"
+"""The file of a study's folder that says which study it is."""
+
 
 @dataclass(frozen=True)
 class Study:
@@ -72,16 +75,25 @@ def read_study(path: Path) -> Study:
         _check_type(path, name, value)
     if not facts.get("variants"):
         raise BadArgument(f"{path} names no variants.", attempt='variants = ["rope", "nope"]')
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in facts.items()
-    }
-    study = Study(**values)
+    study = _study_of(facts)
     for variant in study.variants:
         parse_variant(variant)
     for size in study.sizes:
         get_size(size)
     return study
+
+
+def saved_study(folder: Path) -> Study:
+    """The study whose runs stand in `folder`, without the names of its text."""
+    return _study_of(read_json(folder / STUDY))
+
+
+def _study_of(facts: Mapping[str, Any]) -> Study:
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in facts.items()
+    }
+    return Study(**values)
 
 
 def _check_type(path: Path, name: str, value: object) -> None:
@@ -150,7 +162,7 @@ def run_study(
 
 def _claim(out: Path, study: Study) -> None:
     """Write the study into `out`, or see that it is the one that stands there."""
-    path = out / "study.json"
+    path = out / STUDY
     # As JSON has them; where the text lies may change, what it says may not (data.json).
     now: Mapping[str, Any] = json.loads(json.dumps(dataclasses.asdict(study)))
     now = {name: value for name, value in now.items() if name not in ("text", "valid")}

@@ -1,0 +1,1 @@
+"""Variants of RoPE, runs and models side by side."""

@@ -1,0 +1,212 @@
+"""Runs, or analyses, become one dataset in which each is an entry."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+
+from ropelens.comparison.entries import Entry, Run, find_entries
+from ropelens.comparison.measure import (
+    cached,
+    head_measures,
+    measure_early,
+    measure_final,
+)
+from ropelens.comparison.pairs import partners
+from ropelens.errors import BadArgument
+from ropelens.output import fingerprint
+from ropelens.profiling import versions
+from ropelens.results import open_profile
+
+GROWTH = "growth_"
+"""Before the names of what is known of every checkpoint of a run, not the last alone."""
+
+GROWN = (
+    *("loss", "loss_se", "label", "positional_fraction", "previous_token", "induction"),
+    *("q_norm", "k_norm", "selectivity", "mean_wavelength"),
+)
+
+DESCRIBED = {
+    "loss": ("mean loss of the predicted tokens", "nat/token"),
+    "loss_se": ("standard error of the loss over sequences", "nat/token"),
+    "label": ("what the head is, by the default thresholds", ""),
+    "positional_fraction": ("share of position bits in position and content bits", "1"),
+    "mean_wavelength": ("geometric mean wavelength that the head selects through", "token"),
+    "sequence_loss": ("mean loss of the sequence's predicted tokens", "nat/token"),
+    "tokens_seen": ("tokens learnt from", "token"),
+}
+
+
+Measure = Callable[..., xr.Dataset]
+"""`measure_final` or `measure_early`."""
+
+Progress = Callable[[int], object]
+"""Called with the number of checkpoints done since the last call."""
+
+
+def compare(
+    paths: Sequence[str | Path],
+    *,
+    cache: Path,
+    sequences: int = 512,
+    seed: int = 0,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Measure what stands in `paths` side by side.
+
+    `paths` are runs and studies of `ropelens train`, whose every kept checkpoint is
+    measured on the text that was held out of training; or folders that `ropelens analyze`
+    wrote, which are read. The first entry's group (a variant of RoPE, all its seeds) is
+    the baseline. What was measured is kept in the folder `cache`, so that a stopped
+    comparison goes on where it was; `progress` is called after each checkpoint.
+
+    `sequences` of validation text, of the trained context each, give the loss of a finished
+    run; an eighth as many, four times as long, its loss by position, an eighth as many its
+    heads and planes, and a thirty-second those of each early checkpoint.
+
+    Returns a dataset over `entry` (coordinates group, variant, size, seed): the heads and
+    planes of each as a profile has them, `label`, `loss` and, of runs, `sequence_loss`
+    (all on the same sequences), `position_loss` up to four times the trained context,
+    `first_loss` and `repeat_loss` on repeated random tokens, `retrieval`; and what is
+    known of every checkpoint, over (entry, step), under names that begin with "growth_".
+    Entries without a layer, head, plane or step hold NaN there, and "" as a label.
+
+    Raises:
+        BadArgument: as `find_entries`, or too little validation text.
+    """
+    if sequences < 2:
+        raise BadArgument(
+            "A comparison looks at two sequences or more.",
+            seen=str(sequences),
+            means="intervals are over sequences",
+        )
+    entries = find_entries(paths)
+    runs = [entry for entry in entries if isinstance(entry, Run)]
+    if runs:
+        measure = _Measurement(
+            cache, sequences, seed, device, progress or (lambda amount: None)
+        )
+        dataset = _side_by_side([measure.final(run) for run in runs], entries)
+        growth = _side_by_side([measure.growth(run) for run in runs], entries)
+        dataset = dataset.assign({GROWTH + str(n): v for n, v in growth.data_vars.items()})
+        dataset = dataset.assign_coords(
+            tokens_seen=("step", dataset["step"].values * runs[0].tokens_per_step)
+        )
+        context = runs[0].context
+        facts = {"context": context, "trained_context": context, "sequences": sequences}
+    else:
+        dataset, facts = _analyses(entries), {}
+    dataset = dataset.assign_coords(partner=("entry", _partners(dataset, entries)))
+    for name, (long_name, units) in DESCRIBED.items():
+        for variable in {name, GROWTH + name} & set(dataset.variables):
+            dataset[variable].attrs = {"long_name": long_name, "units": units}
+    dataset.attrs = {
+        "model": ", ".join(dict.fromkeys(entry.group for entry in entries)),
+        "baseline": entries[0].variant or entries[0].name,
+        "seed": seed,
+        "versions": json.dumps(versions()),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    } | facts
+    return dataset
+
+
+def checkpoints(paths: Sequence[str | Path]) -> int:
+    """How many measurements `compare` makes of `paths`: the total of its `progress`."""
+    runs = [entry for entry in find_entries(paths) if isinstance(entry, Run)]
+    return sum(1 + len(run.checkpoints()) for run in runs)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Measurement:
+    """How checkpoints are measured, and where what was measured is kept."""
+
+    cache: Path
+    sequences: int
+    seed: int
+    device: str
+    progress: Progress
+
+    def final(self, run: Run) -> xr.Dataset:
+        """The finished model of `run`."""
+        return self._kept(run, run.folder, "final", measure_final)
+
+    def growth(self, run: Run) -> xr.Dataset:
+        """Every checkpoint of `run`, over `step`."""
+        kept = run.checkpoints()
+        steps = [
+            self._kept(run, folder, f"step-{step:06d}", measure_early)[list(GROWN)]
+            for step, folder in kept.items()
+        ]
+        return xr.concat(steps, xr.Variable("step", list(kept)), combine_attrs="override")
+
+    def _kept(self, run: Run, folder: Path, name: str, measure: Measure) -> xr.Dataset:
+        key = {
+            "weights": fingerprint(folder),
+            "sequences": self.sequences,
+            "seed": self.seed,
+            "versions": versions(),
+        }
+        path = self.cache / run.name.replace(":", "-").replace(" ", "-") / f"{name}.nc"
+
+        def make() -> xr.Dataset:
+            return measure(
+                run, folder, sequences=self.sequences, seed=self.seed, device=self.device
+            )
+
+        dataset = cached(path, key, make)
+        self.progress(1)
+        return dataset
+
+
+def _analyses(entries: Sequence[Entry]) -> xr.Dataset:
+    """What `ropelens analyze` wrote, side by side."""
+    profiles = [open_profile(entry.folder / "profile.nc") for entry in entries]
+    dataset = _side_by_side([head_measures(profile) for profile in profiles], entries)
+    return dataset.assign_coords(
+        model=("entry", [str(p.attrs["model"]) for p in profiles]),
+        text=("entry", [f"{p.attrs.get('text', '')}; {p.attrs['tokens']}" for p in profiles]),
+        trained_context=("entry", [int(p.attrs["trained_context"]) for p in profiles]),
+    )
+
+
+def _partners(dataset: xr.Dataset, entries: Sequence[Entry]) -> list[int]:
+    """Runs pair with the baseline of their size and seed, analyses by the text they read."""
+    first = entries[0]
+    baselines = {entry.group for entry in entries if entry.variant == first.variant != ""}
+    groups = [entry.group for entry in entries]
+    alike: list[object] = [(entry.size, entry.seed) for entry in entries]
+    if "text" in dataset.coords:
+        alike = dataset["text"].values.tolist()
+    return partners(groups, alike, baselines=baselines or {first.group})
+
+
+def _side_by_side(datasets: Sequence[xr.Dataset], entries: Sequence[Entry]) -> xr.Dataset:
+    """The datasets over `entry`; what one of them lacks is NaN, a label ""."""
+    names = np.array([entry.name for entry in entries], dtype=object)
+    numbered = [_numbered(dataset) for dataset in datasets]
+    joined = xr.concat(
+        numbered, xr.Variable("entry", names), join="outer", combine_attrs="override"
+    )
+    joined["label"] = joined["label"].fillna("")
+    return joined.assign_coords(
+        {
+            "entry": names,
+            "group": ("entry", np.array([entry.group for entry in entries], dtype=object)),
+            "variant": ("entry", np.array([entry.variant for entry in entries], dtype=object)),
+            "size": ("entry", np.array([entry.size for entry in entries], dtype=object)),
+            "seed": ("entry", [entry.seed for entry in entries]),
+        }
+    )
+
+
+def _numbered(dataset: xr.Dataset) -> xr.Dataset:
+    """With an index on every dim that entries may differ in, so that they are aligned."""
+    dims = {"layer", "head", "kv_head", "frequency"} & set(dataset.sizes)
+    return dataset.assign_coords({str(dim): np.arange(dataset.sizes[dim]) for dim in dims})

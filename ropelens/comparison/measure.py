@@ -1,0 +1,141 @@
+"""One checkpoint becomes labelled arrays that stand beside those of the others."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Int
+from torch import Tensor
+
+from ropelens.comparison.entries import Run
+from ropelens.errors import BadArgument
+from ropelens.evaluation import evaluate
+from ropelens.heads import Thresholds, label_heads, mean_wavelength, positional_fraction
+from ropelens.models.load import load
+from ropelens.profiling import profile
+from ropelens.results import open_results, save_results
+from ropelens.train.data import training_and_validation
+
+TIMES_CONTEXT = 4
+"""How far past the trained context the loss by position goes."""
+
+PER_HEADS, PER_LONG, PER_EARLY = 8, 8, 32
+"""Sequences for the loss of a finished run, to one for its heads, one TIMES_CONTEXT as long,
+and one for an early checkpoint."""
+
+BUDGET = ("total_bits", "sink_bits", "position_bits", "content_bits")
+HEAD_MEASURES = (
+    *("q_norm", "k_norm", "selectivity"),
+    *BUDGET,
+    *("previous_token", "self_mass", "sink_mass", "induction", "duplicate_token"),
+)
+"""Variables of a profile that comparisons show."""
+
+
+def measure_final(
+    run: Run, folder: Path, *, sequences: int, seed: int, device: str
+) -> xr.Dataset:
+    """The finished model in `folder`: heads, planes, losses, induction and retrieval."""
+    model, _ = load(folder, device=device, local_files_only=True)
+    tokens = validation(run, sequences=sequences)
+    dataset = head_measures(profile(model, tokens[: max(2, sequences // PER_HEADS)], seed=seed))
+    losses = evaluate(model, tokens, measures=("loss",), seed=seed).isel(edit=0, drop=True)
+    longer = past_context(run, sequences=max(2, sequences // PER_LONG))
+    beyond = evaluate(model, longer, measures=("loss",), seed=seed)
+    tasks = evaluate(model, tokens, measures=("induction", "retrieval"), seed=seed)
+    beyond, tasks = beyond.isel(edit=0, drop=True), tasks.isel(edit=0, drop=True)
+    loss = losses["loss"]
+    return dataset.assign(
+        {
+            "loss": loss.mean(),
+            "loss_se": loss.std(ddof=1) / np.sqrt(loss.size),
+            "sequence_loss": loss,
+            **{name: beyond[name] for name in ("position_loss", "position_loss_se")},
+            **{name: tasks[name] for name in ("first_loss", "repeat_loss", "retrieval")},
+        }
+    )
+
+
+def measure_early(
+    run: Run, folder: Path, *, sequences: int, seed: int, device: str
+) -> xr.Dataset:
+    """An early checkpoint of `run`: heads, planes and the loss, on fewer sequences."""
+    model, _ = load(folder, device=device, local_files_only=True)
+    tokens = validation(run, sequences=max(2, sequences // PER_EARLY))
+    return head_measures(profile(model, tokens, seed=seed))
+
+
+def head_measures(profile: xr.Dataset) -> xr.Dataset:
+    """What of a profile is compared; labels by the default thresholds, "" for no head."""
+    dataset = profile[list(HEAD_MEASURES)]
+    dataset = dataset.drop_vars(set(dataset.coords) - {"inv_freq", "wavelength"})
+    dataset = dataset.reset_coords(("inv_freq", "wavelength"))
+    budget = {name: profile[name].transpose("layer", "head").values for name in BUDGET}
+    total, sink, position, content = budget.values()
+    labels = label_heads(
+        Thresholds(), total=total, sink=sink, position=position, content=content
+    )
+    heads = ("layer", "head")
+    return dataset.assign(
+        label=(heads, np.where(np.isnan(total), "", labels).astype(object)),
+        positional_fraction=(heads, positional_fraction(position, content)),
+        mean_wavelength=(heads, mean_wavelength(profile)),
+        loss=float(profile.attrs["loss"]),
+        loss_se=float(profile.attrs["loss_se"]),
+    )
+
+
+def validation(run: Run, *, sequences: int) -> Int[Tensor, "sequence position"]:
+    """Sequences that `run` did not learn from, spread over all of its validation text."""
+    _, held_out = training_and_validation(run.data, batch=1)
+    if len(held_out) < 2:
+        raise BadArgument(
+            f"{run.data} holds a single sequence of validation text.",
+            means="intervals are over sequences",
+        )
+    step = max(1, len(held_out) // sequences)
+    return torch.from_numpy(held_out[::step][:sequences].astype(np.int64))
+
+
+def past_context(run: Run, *, sequences: int) -> Int[Tensor, "sequence position"]:
+    """Validation text in sequences TIMES_CONTEXT as long as those that `run` learnt from.
+
+    Each is begun by BOS, as those are, and goes on where one of them ends; shorter where
+    there are not enough of them.
+    """
+    _, held_out = training_and_validation(run.data, batch=1)
+    body = run.context - 1
+    times = min(TIMES_CONTEXT, max(1, len(held_out) // 2 - 1))
+    length = times * run.context - 1
+    rows = -(-length // body)
+    starts = np.linspace(0, len(held_out) - rows, min(sequences, len(held_out) // rows))
+    texts = [
+        held_out[start : start + rows, 1:].ravel()[:length] for start in starts.astype(int)
+    ]
+    first = np.full((len(texts), 1), held_out[0, 0])
+    return torch.from_numpy(np.hstack([first, np.stack(texts)]).astype(np.int64))
+
+
+def cached(path: Path, key: Mapping[str, object], make: Callable[[], xr.Dataset]) -> xr.Dataset:
+    """The dataset at `path` where it was made by this very `key`; else made, and kept there.
+
+    A stopped comparison goes on from what is there.
+    """
+    text = json.dumps(key, sort_keys=True)
+    if path.exists():
+        with contextlib.suppress(BadArgument):
+            kept = open_results(
+                path, "measurement", by="ropelens compare", variables=("label",)
+            )
+            if kept.attrs.get("key") == text:
+                return kept
+    made = make().assign_attrs(key=text)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_results(made, path)
+    return made

@@ -1,0 +1,68 @@
+"""Entries of a comparison, by group and in pairs with the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Float
+from scipy import stats
+
+ALONE = -1
+"""The partner of an entry that the baseline has no like of."""
+
+
+def partners(
+    groups: Sequence[str], alike: Sequence[object], *, baselines: set[str]
+) -> list[int]:
+    """For each entry the index of the baseline's that it is paired with: its like.
+
+    `alike` are equal for entries that make a pair (size and seed, or the text). An entry of
+    one of the `baselines` is paired with itself, one without a like with `ALONE`.
+    """
+    found = []
+    for entry, (group, kind) in enumerate(zip(groups, alike, strict=True)):
+        if group in baselines:
+            found.append(entry)
+            continue
+        like = [
+            other
+            for other, (name, same) in enumerate(zip(groups, alike, strict=True))
+            if name in baselines and same == kind
+        ]
+        found.append(like[0] if like else ALONE)
+    return found
+
+
+def group_names(comparison: xr.Dataset) -> list[str]:
+    """The groups of a comparison in its order."""
+    return list(dict.fromkeys(comparison["group"].values.tolist()))
+
+
+def entries_of(comparison: xr.Dataset, group: str) -> xr.Dataset:
+    """The entries of one group."""
+    return comparison.isel(entry=np.flatnonzero(comparison["group"].values == group))
+
+
+def changes(comparison: xr.Dataset, group: str, name: str) -> xr.DataArray:
+    """Variable `name` of the entries of `group`, less that of the entries they are paired with.
+
+    Over `entry`: none for a group that is a baseline, or that has no pairs.
+    """
+    partner = comparison["partner"].values
+    paired = (partner != ALONE) & (partner != np.arange(len(partner)))
+    mine = np.flatnonzero((comparison["group"].values == group) & paired)
+    values = comparison[name]
+    other = values.isel(entry=partner[mine]).assign_coords(entry=values["entry"][mine])
+    return values.isel(entry=mine) - other
+
+
+def mean_interval(values: Float[np.ndarray, " pair"]) -> tuple[float, float, float]:
+    """Mean of `values` and its 95% interval by Student's t; NaN bounds for a single one."""
+    mean = float(values.mean())
+    if len(values) < 2:
+        return mean, np.nan, np.nan
+    error = float(values.std(ddof=1)) / np.sqrt(len(values))
+    spread = float(stats.t.ppf(0.975, len(values) - 1)) * error
+    return mean, mean - spread, mean + spread

@@ -1,0 +1,82 @@
+"""How losses and heads of a comparison's runs grow as they learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+from plotly.subplots import make_subplots
+
+from ropelens.comparison.pairs import entries_of, group_names
+from ropelens.figures.series import looks
+from ropelens.figures.style import template
+from ropelens.figures.wavelengths import short_count
+
+HEADS = ("layer", "head")
+
+
+def _count(label: str) -> Callable[[xr.Dataset], xr.DataArray]:
+    def count(entries: xr.Dataset) -> xr.DataArray:
+        known = entries["growth_loss"].notnull()
+        return (entries["growth_label"] == label).sum(HEADS).where(known)
+
+    return count
+
+
+PANELS: dict[str, Callable[[xr.Dataset], xr.DataArray]] = {
+    "loss<br>(nats/token)": lambda entries: entries["growth_loss"],
+    "positional<br>heads": _count("positional"),
+    "semantic<br>heads": _count("semantic"),
+    "best head on<br>previous token": lambda e: e["growth_previous_token"].max(HEADS),
+    "best head,<br>induction": lambda entries: entries["growth_induction"].max(HEADS),
+}
+"""What each panel shows of entries, over (entry, step)."""
+
+
+def plot_growth(comparison: xr.Dataset) -> go.Figure:
+    """Loss, positional and semantic heads, and the best heads' scores by training step.
+
+    A line a group, the mean over its seeds; whiskers from the lowest seed to the highest.
+    """
+    figure = make_subplots(rows=len(PANELS), cols=1, shared_xaxes=True, vertical_spacing=0.035)
+    steps = comparison["step"].values
+    look = looks(comparison)
+    for row, (title, measure) in enumerate(PANELS.items(), start=1):
+        for group in group_names(comparison):
+            values = measure(entries_of(comparison, group)).transpose("entry", "step")
+            figure.add_scatter(
+                x=steps,
+                y=values.mean("entry").values,
+                error_y={
+                    "type": "data",
+                    "array": (values.max("entry") - values.mean("entry")).values,
+                    "arrayminus": (values.mean("entry") - values.min("entry")).values,
+                    "thickness": 1,
+                    "width": 2,
+                    "visible": values.sizes["entry"] > 1,
+                },
+                name=group,
+                legendgroup=group,
+                showlegend=row == 1,
+                mode="lines+markers",
+                line=look[group].line,
+                marker={"symbol": look[group].symbol, "size": 6},
+                hovertemplate=f"{group}<br>step %{{x:,}}: %{{y:.3g}}<extra></extra>",
+                meta={"x": "step", "y": title.replace("<br>", " ")},
+                row=row,
+                col=1,
+            )
+        figure.update_yaxes(title_text=title, nticks=4, row=row)
+    for row in range(2, len(PANELS) + 1):
+        figure.update_yaxes(rangemode="tozero", row=row)
+    ticks = 2 ** np.arange(0, int(np.log2(max(2, int(steps.max())))) + 1, 2)
+    figure.update_xaxes(
+        type="log", tickvals=ticks, ticktext=[short_count(float(tick)) for tick in ticks]
+    )
+    figure.update_xaxes(title_text="training step (log scale)", row=len(PANELS))
+    figure.update_layout(
+        template=template("light"), title_text="How it grew over training", height=820
+    )
+    return figure

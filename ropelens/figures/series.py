@@ -1,0 +1,45 @@
+"""One look for each group of a comparison, the same in all its figures."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import xarray as xr
+
+from ropelens.comparison.pairs import group_names
+from ropelens.figures.style import MUTED
+
+COLORS = ("#0f83c4", "#d9700f", "#12946f", "#b0579b", "#a88a00", "#7a6fd0")
+"""Apart for colour-blind eyes on a white and on a near-black page; after Okabe and Ito."""
+
+SYMBOLS = ("square", "diamond", "triangle-up", "cross", "star", "pentagon")
+DASHES = ("solid", "dash", "dot")
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a group is drawn: its colour, marker and line."""
+
+    color: str
+    symbol: str
+    dash: str
+
+    @property
+    def line(self) -> dict[str, object]:
+        """As plotly's `line`."""
+        return {"color": self.color, "dash": self.dash, "width": 2}
+
+
+def looks(comparison: xr.Dataset) -> Mapping[str, Look]:
+    """The look of each group; the first, the baseline, is grey."""
+    first, *rest = group_names(comparison)
+    styles = itertools.cycle(
+        (color, symbol, dash)
+        for dash in DASHES
+        for color, symbol in zip(COLORS, SYMBOLS, strict=True)
+    )
+    return {first: Look(MUTED, "circle", "solid")} | {
+        group: Look(*style) for group, style in zip(rest, styles, strict=False)
+    }

@@ -1,0 +1,143 @@
+"""A comparison in a folder: its page, its table, its numbers and how it was made."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import pandas as pd
+import plotly.graph_objects as go
+import xarray as xr
+
+from ropelens.comparison.table import summarize_comparison
+from ropelens.figures.comparison import plot_label_counts, plot_loss_change, plot_position_loss
+from ropelens.figures.comparison_planes import plot_comparison_planes, plot_growth_planes
+from ropelens.figures.growth import plot_growth
+from ropelens.output import output_folder, write_whole
+from ropelens.report import comparison_words as words
+from ropelens.report.answer import bare
+from ropelens.report.page import versions
+from ropelens.report.payload import page_template
+from ropelens.report.render import (
+    asset,
+    content_policy,
+    environment,
+    plotly_script,
+    script_json,
+)
+from ropelens.results import save_results
+
+QUESTION = "How do they use their frequencies, side by side?"
+
+
+def write_comparison(
+    folder: str | Path,
+    comparison: xr.Dataset,
+    *,
+    question: str = QUESTION,
+    command: str | None = None,
+) -> Path:
+    """Write what `compare` gave, and its table; return the path of the page.
+
+    There will be index.html (one file, no network), comparison.nc, comparison.csv and
+    run.json in `folder`, all of them or, after an error, what was there before. `command`
+    is what a shell would be told to do the same again; None: the one that runs.
+    """
+    command = command or shlex.join(["python", *sys.argv])
+    comparison = comparison.assign_attrs(question=question, command=command)
+    table = summarize_comparison(comparison)
+    findings = words.findings(comparison, table)
+    record = {
+        "command": command,
+        "question": question,
+        "finding": findings[0],
+        "findings": findings,
+        "model": {"name": str(comparison.attrs["model"])},
+        "entries": comparison["entry"].values.tolist(),
+        "baseline": comparison.attrs["baseline"],
+        "seed": comparison.attrs["seed"],
+        "created": comparison.attrs["created"],
+        "versions": json.loads(comparison.attrs["versions"]),
+    }
+    page = render_comparison(comparison)
+    with output_folder(folder) as results:
+        save_results(comparison, results / "comparison.nc")
+        write_whole(results / "comparison.csv", table.to_csv(index=False, lineterminator="\n"))
+        write_whole(results / "index.html", page)
+        write_whole(results / "run.json", json.dumps(record, indent=2) + "\n")
+    return Path(folder) / "index.html"
+
+
+def comparison_figures(comparison: xr.Dataset, table: pd.DataFrame) -> dict[str, go.Figure]:
+    """The figures that this comparison has something to show in, by their captions."""
+    figures: dict[str, go.Figure] = {}
+    if table["loss_change"].notna().any():
+        figures[
+            "The loss on the same held-out text, less that of the baseline. A ring is one pair "
+            "of seeds, a bar the 95% interval; left of the line is better."
+        ] = plot_loss_change(comparison, table)
+    if "position_loss" in comparison:
+        figures[
+            "How well tokens are predicted by where they stand. Right of the dotted line the "
+            "text is longer than any that was learnt from."
+        ] = plot_position_loss(comparison)
+    figures[
+        "Mean norms say how much a plane can do, selectivity how much it pushes heads toward "
+        "the keys they pick. Hollow marks are planes that do not rotate; they stand where the "
+        "same plane rotates in another model."
+    ] = plot_comparison_planes(comparison)
+    figures[
+        "Heads by the source of their choice: position, content, both, the first token, or "
+        "hardly any choice."
+    ] = plot_label_counts(table)
+    if "growth_loss" in comparison:
+        figures[
+            "Checkpoints at steps 1, 2, 4, ... of training. Lines are means over seeds, "
+            "whiskers reach from the lowest seed to the highest."
+        ] = plot_growth(comparison)
+        figures[
+            "The same planes at every checkpoint: move the slider to see norms and "
+            "selectivity form."
+        ] = plot_growth_planes(comparison)
+    return figures
+
+
+def render_comparison(comparison: xr.Dataset) -> str:
+    """The page of a comparison as it was saved, as text."""
+    script = asset("answer.js")
+    table = summarize_comparison(comparison)
+    figures = comparison_figures(comparison, table)
+    payload = {
+        "figures": [bare(figure) for figure in figures.values()],
+        "templates": {theme: page_template(theme) for theme in ("light", "dark")},
+    }
+    return (
+        environment()
+        .get_template("comparison.html")
+        .render(
+            policy=content_policy(plotly_script(), script),
+            plotly=plotly_script(),
+            script=script,
+            style=asset("page.css"),
+            payload=script_json(payload),
+            question=str(comparison.attrs["question"]),
+            model=str(comparison.attrs["model"]),
+            facts=words.facts(comparison, table),
+            findings=words.findings(comparison, table),
+            table={
+                "title": "Side by side",
+                "explain": "Means over the entries of each row; comparison.csv has the rest.",
+                "columns": words.shown_columns(table),
+                "rows": words.table_rows(table),
+            },
+            shown=[
+                {"title": figure.layout.title.text, "caption": caption}
+                for caption, figure in figures.items()
+            ],
+            run=words.run_facts(comparison),
+            versions=versions(comparison),
+            command=str(comparison.attrs["command"]),
+        )
+    )

@@ -1,0 +1,202 @@
+"""What a comparison says: sentences with numbers, and its table as the page shows it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pandas as pd
+import xarray as xr
+
+from ropelens.comparison.pairs import entries_of
+from ropelens.figures.wavelengths import short_count
+
+FIRST = 0.5
+"""Mean attention from which a head is said to look at the previous token, or to induce."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the page's table: the column of comparison.csv, its title, unit, digits."""
+
+    name: str
+    title: str
+    unit: str
+    meaning: str
+    digits: int = 2
+
+
+COLUMNS = (
+    Column("loss", "loss", "nats/token", "mean over entries, validation text", 3),
+    Column("worse", "worse", "pairs", "pairs in which the loss is above the baseline's", 0),
+    Column("loss_past_context", "past context", "nats/token", "loss past the trained context"),
+    Column("repeat_loss", "repeated", "nats/token", "loss on random tokens when repeated"),
+    Column("retrieval", "retrieval", "0–1", "keys whose value was found; chance is 1/8"),
+    Column(
+        "previous_token_heads", "previous", "heads", "at least half on the previous token", 1
+    ),
+    Column("previous_token_layer_0", "in layer 0", "heads", "such heads in the first layer", 1),
+    Column("induction", "induction", "0–1", "the best head's score"),
+    Column("positional", "positional", "heads", "mean over entries", 1),
+    Column("semantic", "semantic", "heads", "mean over entries", 1),
+    Column("positional_wavelength", "λ positional", "tokens", "their median mean wavelength"),
+    Column("semantic_wavelength", "λ semantic", "tokens", "their median mean wavelength"),
+)
+
+
+def findings(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
+    """The comparison in sentences, the most important first."""
+    said = [_losses(table, str(comparison.attrs["baseline"]))]
+    if "loss_past_context" in table:
+        said.append(
+            "Past the trained context the loss is "
+            + _each(table, "loss_past_context", "{:.2f}")
+            + " nats per token."
+        )
+        said.append(
+            "Random tokens, repeated, cost "
+            + _each(table, "repeat_loss", "{:.2f}")
+            + " nats per token; of keys, the value was found for "
+            + _each(table, "retrieval", "{:.0%}")
+            + " (chance 12%)."
+        )
+    said.append(
+        "Heads that give half their attention to the previous token: "
+        + _each(table, "previous_token_heads", "{:.3g}")
+        + "; in the first layer: "
+        + _each(table, "previous_token_layer_0", "{:.3g}")
+        + "."
+    )
+    waves = table[table[["positional_wavelength", "semantic_wavelength"]].notna().all(axis=1)]
+    if len(waves):
+        said.append(
+            "Positional and semantic heads select through median wavelengths of "
+            + ", ".join(
+                f"{short_count(row['positional_wavelength'])} and "
+                f"{short_count(row['semantic_wavelength'])} tokens ({row['group']})"
+                for row in waves.to_dict("records")
+            )
+            + "."
+        )
+    if "growth_loss" in comparison:
+        said.append(_growth(comparison, str(table["group"].iloc[0])))
+    return said
+
+
+def _losses(table: pd.DataFrame, baseline: str) -> str:
+    """Loss of the baseline, and the differences to it from the best to the worst."""
+    known = table[table["loss_change"].notna()].sort_values("loss_change")
+    losses = _each(table, "loss", "{:.3f}")
+    if known.empty:
+        return f"The loss is {losses} nats per token; the entries read different text."
+    changes = "; ".join(
+        f"{row['group']} {_signed(row['loss_change'])} "
+        f"({_signed(row['low'])} to {_signed(row['high'])})"
+        for row in known.to_dict("records")
+    )
+    over = " and ".join(known["over"].unique())
+    seeds = int(known["pairs"].max())
+    how = {
+        "seeds": f"over {seeds} pairs of seeds",
+        "sequences": "over sequences, one seed each",
+        "apart": "from both standard errors",
+    }.get(over, f"over {over}")
+    return (
+        f"Against {baseline}, the loss changes by: {changes} nats per token "
+        f"(95% interval {how})."
+    )
+
+
+def _growth(comparison: xr.Dataset, group: str) -> str:
+    """When the first heads of the baseline appear, as the checkpoints kept tell."""
+    entries = entries_of(comparison, group).isel(entry=0)
+    heads = ("layer", "head")
+    appear = {
+        "a head on the previous token": entries["growth_previous_token"].max(heads) >= FIRST,
+        "positional heads": (entries["growth_label"] == "positional").any(heads),
+        "semantic heads": (entries["growth_label"] == "semantic").any(heads),
+        "an induction head": entries["growth_induction"].max(heads) >= FIRST,
+    }
+    steps = comparison["step"].values
+    told = [
+        f"{what} at step {int(steps[found.values.argmax()]):,}"
+        if bool(found.any())
+        else f"{what} at none"
+        for what, found in appear.items()
+    ]
+    return f"In {entries['entry'].item()}, of the checkpoints kept, first: {', '.join(told)}."
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3f}".replace("-", "−")
+
+
+def _each(table: pd.DataFrame, name: str, digits: str) -> str:
+    return ", ".join(
+        f"{digits.format(value)} ({group})"
+        for group, value in zip(table["group"], table[name], strict=True)
+    )
+
+
+@dataclass(frozen=True)
+class Row:
+    """A group, and a text for each column."""
+
+    name: str
+    cells: tuple[str, ...]
+
+
+def shown_columns(table: pd.DataFrame) -> tuple[Column, ...]:
+    """The columns of which this table knows something."""
+    return tuple(c for c in COLUMNS if c.name in table and table[c.name].notna().any())
+
+
+def table_rows(table: pd.DataFrame) -> list[Row]:
+    """A `Row` for each group, in the table's order; the loss change stands behind the loss."""
+    columns = shown_columns(table)
+    return [
+        Row(str(row["group"]), tuple(_cell(row, column) for column in columns))
+        for row in table.to_dict("records")
+    ]
+
+
+def _cell(row: dict, column: Column) -> str:
+    value = float(row[column.name])
+    if column.name == "worse":
+        return f"{row['worse']} of {row['pairs']}" if row["pairs"] else "–"
+    if not math.isfinite(value):
+        return "–" if math.isnan(value) else "∞"
+    if column.name.endswith("wavelength"):
+        return short_count(value)
+    return f"{value:.{column.digits}f}".replace("-", "−")
+
+
+def facts(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
+    """The line under the title: what stands side by side."""
+    entries = comparison.sizes["entry"]
+    said = [
+        f"{len(table)} groups, {entries} entries"
+        if entries > len(table)
+        else f"{entries} entries"
+    ]
+    if "context" in comparison.attrs:
+        said.append(f"context {int(comparison.attrs['context']):,}")
+    if "tokens_seen" in comparison.coords:
+        said.append(f"{int(comparison['tokens_seen'].max()):,} training tokens each")
+    return said
+
+
+def run_facts(comparison: xr.Dataset) -> list[tuple[str, str]]:
+    """What was run, as pairs of a name and a value with its unit."""
+    units = {
+        "baseline": "",
+        "context": "tokens",
+        "sequences": "for the loss",
+        "seed": "",
+        "created": "",
+    }
+    said = [("entries", ", ".join(comparison["entry"].values.tolist()))]
+    for name, unit in units.items():
+        if name in comparison.attrs:
+            said.append((name, f"{comparison.attrs[name]} {unit}".strip()))
+    return said

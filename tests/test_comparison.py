@@ -1,0 +1,285 @@
+"""Comparisons: what is compared, on which tokens, in which pairs, and kept for another time."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from scipy import stats
+from trained import SEQUENCES, VARIANTS, comparison, measured, run_folder, study
+from transformers import AutoModelForCausalLM
+
+import ropelens as rl
+from ropelens.comparison import compare as comparing
+from ropelens.comparison.compare import checkpoints
+from ropelens.comparison.entries import Run, find_entries
+from ropelens.comparison.measure import past_context, validation
+from ropelens.comparison.pairs import mean_interval, partners
+from ropelens.errors import BadArgument
+from ropelens.train.tokens import open_sequences
+
+__all__ = ["comparison", "measured", "study"]
+
+
+def runs_in(study: Path) -> list[Run]:
+    return [entry for entry in find_entries([study]) if isinstance(entry, Run)]
+
+
+def copy_of(study: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(study, tmp_path / "copy"))
+
+
+# what is compared
+
+
+def test_a_study_is_its_runs_in_its_order(study: Path) -> None:
+    entries = runs_in(study)
+    assert [(e.variant, e.seed) for e in entries] == [(v, s) for s in (0, 1) for v in VARIANTS]
+    assert entries[0].name == "rope seed 0"
+    assert {e.group for e in entries} == set(VARIANTS)
+    assert list(entries[0].checkpoints()) == [1, 2, 3]
+
+
+def test_runs_by_themselves_are_the_runs_of_the_study(study: Path) -> None:
+    folders = [run_folder(study, variant, 1) for variant in ("nope", "rope")]
+    assert [entry.name for entry in find_entries(folders)] == ["nope seed 1", "rope seed 1"]
+
+
+def test_unfinished_runs_of_a_study_are_left_out(study: Path, tmp_path: Path) -> None:
+    copy = copy_of(study, tmp_path)
+    unfinished = run_folder(copy, "nope", 1)
+    record = json.loads((unfinished / "run.json").read_text())
+    del record["finished"]
+    (unfinished / "run.json").write_text(json.dumps(record))
+    shutil.rmtree(run_folder(copy, "p-rope:0.5", 0))
+    with pytest.warns(UserWarning, match=r"left out: .*p-rope-0.5/seed-0, .*nope/seed-1"):
+        entries = find_entries([copy])
+    assert [e.name for e in entries] == [
+        *("rope seed 0", "nope seed 0", "rope seed 1", "p-rope:0.5 seed 1")
+    ]
+    with pytest.raises(BadArgument, match=r"The run in .*seed-1 is not finished"):
+        find_entries([unfinished])
+
+
+def test_what_cannot_be_compared_is_refused(study: Path, tmp_path: Path) -> None:
+    rope, nope = run_folder(study, "rope", 0), run_folder(study, "nope", 0)
+    cases = {
+        "holds nothing to compare": [study, tmp_path],
+        "A comparison needs two or more": [rope],
+        "A folder is named twice": [study, nope],
+    }
+    for words, paths in cases.items():
+        with pytest.raises(BadArgument, match=words):
+            find_entries(paths)
+    with pytest.raises(BadArgument, match="two sequences or more"):
+        rl.compare([study], cache=tmp_path, sequences=1)
+    assert not any(tmp_path.iterdir())
+
+
+def test_runs_on_other_tokens_are_refused(study: Path, tmp_path: Path) -> None:
+    copy = copy_of(study, tmp_path)
+    other = run_folder(copy, "nope", 0)
+    record = json.loads((other / "run.json").read_text())
+    record["settings"]["context"] = 64
+    (other / "run.json").write_text(json.dumps(record))
+    with pytest.raises(BadArgument, match="context: 32 and 64"):
+        find_entries([run_folder(copy, "rope", 0), other])
+    (other / "run.json").write_text("{")
+    with pytest.raises(BadArgument, match=r"run\.json is damaged"):
+        find_entries([copy])
+
+
+def test_two_runs_of_one_name_are_refused(study: Path, tmp_path: Path) -> None:
+    copy = copy_of(study, tmp_path)
+    with pytest.raises(BadArgument, match="Two runs are both rope seed 0"):
+        find_entries([run_folder(study, "rope", 0), run_folder(copy, "rope", 0)])
+
+
+# on which tokens
+
+
+def test_validation_text_is_spread_and_was_held_out(study: Path) -> None:
+    run = runs_in(study)[0]
+    few, every = validation(run, sequences=3), validation(run, sequences=10**6)
+    assert torch.equal(few, every[:: len(every) // 3][:3])
+    stored = torch.from_numpy(open_sequences(run.data / "train.npy").astype(np.int64))
+    assert torch.equal(every, stored[-len(every) :])  # the last 2% were not learnt from
+
+
+def test_longer_text_goes_on_where_a_sequence_ends(study: Path) -> None:
+    run = runs_in(study)[0]
+    rows = validation(run, sequences=10**6)
+    long = past_context(run, sequences=2)
+    assert long.shape == (2, 4 * run.context)
+    body = rows[:, 1:].reshape(-1)
+    assert torch.equal(long[0, 1:], body[: 4 * run.context - 1])
+    assert (long[:, 0] == rows[0, 0]).all()
+    assert torch.equal(long[1, 1:], body[-5 * 31 :][: 4 * run.context - 1])
+
+
+def test_losses_are_those_of_transformers(comparison: xr.Dataset, study: Path) -> None:
+    for entry in runs_in(study)[:3]:
+        tokens = validation(entry, sequences=SEQUENCES)
+        model = AutoModelForCausalLM.from_pretrained(entry.folder)
+        with torch.no_grad():
+            expected = [float(model(row[None], labels=row[None]).loss) for row in tokens]
+        found = comparison.sel(entry=entry.name)
+        np.testing.assert_allclose(found["sequence_loss"], expected, rtol=1e-5)
+        assert float(found["loss"]) == pytest.approx(np.mean(expected), rel=1e-6)
+        assert float(found["loss_se"]) == pytest.approx(stats.sem(expected), rel=1e-4)
+
+
+def test_loss_by_position_goes_to_four_times_the_context(
+    comparison: xr.Dataset, study: Path
+) -> None:
+    entry = runs_in(study)[1]
+    tokens = past_context(entry, sequences=SEQUENCES // 8)
+    model = AutoModelForCausalLM.from_pretrained(entry.folder)
+    with torch.no_grad():
+        log_p = model(tokens).logits.log_softmax(-1)[:, :-1]
+    loss = -log_p.gather(-1, tokens[:, 1:, None])[..., 0].mean(0).numpy()
+    found = comparison.sel(entry=entry.name)
+    start, stop = found["position_start"].values, found["position_stop"].values
+    assert stop[-1] == 4 * entry.context
+    expected = [loss[a - 1 : b - 1].mean() for a, b in zip(start, stop, strict=True)]
+    np.testing.assert_allclose(found["position_loss"], expected, rtol=1e-5)
+
+
+def test_heads_and_planes_are_those_of_a_profile(comparison: xr.Dataset, study: Path) -> None:
+    entry = runs_in(study)[1]
+    model, _ = rl.load(entry.folder)
+    for prefix, sequences, of in (
+        ("", SEQUENCES // 8, comparison),
+        ("growth_", 2, comparison.sel(step=entry.steps)),
+    ):
+        profile = rl.profile(model, validation(entry, sequences=SEQUENCES)[:sequences])
+        if prefix:
+            profile = rl.profile(model, validation(entry, sequences=2))
+        heads = rl.classify_heads(profile)
+        found = of.sel(entry=entry.name)
+        for name in ("q_norm", "selectivity", "previous_token"):
+            np.testing.assert_allclose(found[prefix + name], profile[name], rtol=1e-5)
+        assert found[prefix + "label"].values.ravel().tolist() == heads["label"].tolist()
+    assert np.isinf(comparison["wavelength"].sel(entry="nope seed 0")).all()
+    stopped = np.isinf(comparison["wavelength"].sel(entry="p-rope:0.5 seed 1", layer=0))
+    assert stopped.values.tolist() == [False] * 4 + [True] * 4
+
+
+# in which pairs
+
+
+def test_pairs_are_of_one_seed(comparison: xr.Dataset) -> None:
+    assert comparison["partner"].values.tolist() == [0, 0, 0, 3, 3, 3]
+    table = rl.summarize_comparison(comparison).set_index("group")
+    losses = {
+        group: comparison["loss"].values[comparison["group"].values == group]
+        for group in VARIANTS
+    }
+    for group in VARIANTS[1:]:
+        change = losses[group] - losses["rope"]
+        row = table.loc[group]
+        expected = stats.ttest_1samp(change, 0).confidence_interval(0.95)
+        assert row["loss_change"] == pytest.approx(change.mean())
+        assert (row["low"], row["high"]) == pytest.approx(tuple(expected))
+        assert (row["over"], row["pairs"]) == ("seeds", 2)
+        assert row["worse"] == (change > 0).sum()
+    assert table.loc["rope", ["loss_change", "low", "high"]].isna().all()
+
+
+def test_one_seed_is_compared_over_sequences(comparison: xr.Dataset) -> None:
+    of_one = comparison.isel(entry=[0, 1, 2])
+    row = rl.summarize_comparison(of_one).set_index("group").loc["nope"]
+    losses = of_one["sequence_loss"].values
+    expected = stats.ttest_rel(losses[2], losses[0]).confidence_interval(0.95)
+    assert (row["low"], row["high"]) == pytest.approx(tuple(expected))
+    assert (row["over"], row["pairs"]) == ("sequences", 1)
+
+
+def test_the_baseline_of_a_size_is_of_that_size() -> None:
+    groups = ["a rope", "a nope", "b rope", "b nope", "b odd"]
+    alike = [("a", 0), ("a", 0), ("b", 0), ("b", 0), ("b", 7)]
+    assert partners(groups, alike, baselines={"a rope", "b rope"}) == [0, 0, 2, 2, -1]
+
+
+def test_an_interval_of_one_has_no_bounds() -> None:
+    assert mean_interval(np.array([2.0]))[0] == 2.0
+    assert np.isnan(mean_interval(np.array([2.0]))[1:]).all()
+
+
+def test_the_table_counts_heads(comparison: xr.Dataset) -> None:
+    table = rl.summarize_comparison(comparison).set_index("group")
+    of_rope = comparison.isel(entry=[0, 3])
+    assert table.loc["rope", "entries"] == 2
+    labels = of_rope["label"].values.ravel().tolist()
+    for label in ("positional", "semantic", "sink", "diffuse", "mixed"):
+        assert table.loc["rope", label] == labels.count(label) / 2
+    assert (
+        table.loc["rope", "previous_token_heads"]
+        == (of_rope["previous_token"] >= 0.5).sum() / 2
+    )
+    past = of_rope["position_loss"].values[:, of_rope["position_start"].values >= 32]
+    width = (of_rope["position_stop"] - of_rope["position_start"]).values
+    weights = width[of_rope["position_start"].values >= 32]
+    expected = np.average(past.mean(0), weights=weights)
+    assert table.loc["rope", "loss_past_context"] == pytest.approx(expected)
+    assert table.loc["rope", "retrieval"] == pytest.approx(float(of_rope["retrieval"].mean()))
+
+
+# kept for another time
+
+
+def test_what_was_measured_is_not_measured_again(
+    comparison: xr.Dataset, study: Path, measured: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> xr.Dataset:
+        raise AssertionError("measured again")
+
+    done: list[int] = []
+    monkeypatch.setattr(comparing, "measure_final", never)
+    monkeypatch.setattr(comparing, "measure_early", never)
+    again = rl.compare([study], cache=measured, sequences=SEQUENCES, progress=done.append)
+    xr.testing.assert_equal(again, comparison)
+    assert sum(done) == checkpoints([study]) == 6 * 4
+    with pytest.raises(AssertionError, match="measured again"):
+        rl.compare([study], cache=measured, sequences=SEQUENCES, seed=1)
+
+
+def test_a_stopped_comparison_goes_on(
+    comparison: xr.Dataset, study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure, begun = comparing.measure_final, []
+
+    def stop_at_third(run: Run, *args: object, **options: object) -> xr.Dataset:
+        begun.append(run.name)
+        if len(begun) == 3:
+            raise KeyboardInterrupt
+        return measure(run, *args, **options)
+
+    monkeypatch.setattr(comparing, "measure_final", stop_at_third)
+    with pytest.raises(KeyboardInterrupt):
+        rl.compare([study], cache=tmp_path, sequences=SEQUENCES)
+    damaged = tmp_path / "rope-seed-0" / "final.nc"
+    damaged.write_bytes(damaged.read_bytes()[:1000])
+    begun.clear()
+    begun += ["", "", ""]
+    again = rl.compare([study], cache=tmp_path, sequences=SEQUENCES)
+    assert begun[3:] == [e.name for e in runs_in(study) if e.name != "p-rope:0.5 seed 0"]
+    xr.testing.assert_equal(again, comparison)
+
+
+def test_other_weights_are_measured_again(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, cache = copy_of(study, tmp_path), tmp_path / "cache"
+    folders = [run_folder(copy, variant, 0) for variant in ("rope", "nope")]
+    before = rl.compare(folders, cache=cache, sequences=2)
+    weights = "model.safetensors"
+    shutil.copy(run_folder(copy, "nope", 1) / weights, folders[1] / weights)
+    after = rl.compare(folders, cache=cache, sequences=2)
+    assert float(after["loss"][0]) == float(before["loss"][0])
+    assert float(after["loss"][1]) != float(before["loss"][1])

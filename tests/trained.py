@@ -1,0 +1,50 @@
+"""A small study and what a comparison makes of it, for the tests of comparisons."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import xarray as xr
+
+import ropelens as rl
+from ropelens.train import run_study
+from ropelens.train import sizes as size_table
+from tests.test_train import NANO, story
+
+VARIANTS = ("rope", "p-rope:0.5", "nope")
+STUDY = """\
+variants = ["rope", "p-rope:0.5", "nope"]
+seeds = [0, 1]
+sizes = ["nano"]
+text = ["story.txt"]
+context = 32
+vocabulary = 300
+steps = 3
+"""
+SEQUENCES = 16
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of three variants and two seeds, of three steps each."""
+    place = tmp_path_factory.mktemp("study")
+    (place / "story.txt").write_text(story(2000), encoding="utf-8")
+    (place / "study.toml").write_text(STUDY)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(size_table, "SIZES", dict(size_table.SIZES) | {"nano": NANO})
+        return run_study(place / "study.toml", out=place / "runs")
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("measured")
+
+
+@pytest.fixture(scope="module")
+def comparison(study: Path, measured: Path) -> xr.Dataset:
+    return rl.compare([study], cache=measured, sequences=SEQUENCES)
+
+
+def run_folder(study: Path, variant: str, seed: int) -> Path:
+    return study / "nano" / variant.replace(":", "-") / f"seed-{seed}"
