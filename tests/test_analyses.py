@@ -15,7 +15,7 @@ import ropelens as rl
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "analyses").glob("*.py"))
-MORE = {"reach": {"reach.nc"}}
+MORE = {"reach": {"reach.nc"}, "truncation": {"truncation.nc", "truncation.csv"}}
 """What an analysis writes beside the four files of every answer."""
 names = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 
