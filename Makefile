@@ -1,5 +1,5 @@
 # make report   measure the bundled checkpoint and print the path of its page
-# make reports  both analyses on the bundled checkpoint
+# make reports  the analyses on the bundled checkpoint
 # make test     run the tests
 # make lint     formatting, types, import order
 # make bench    what measuring costs beside a plain forward pass
@@ -21,6 +21,7 @@ report: .venv/.report
 reports: .venv/.report
 	@$(BIN)/python analyses/frequency_norms.py
 	@$(BIN)/python analyses/positional_heads.py
+	@$(BIN)/python analyses/truncation.py
 
 test: .venv/.test
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile

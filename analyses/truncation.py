@@ -37,7 +37,7 @@ def main(
     loaded, tokenizer = rl.load(model)
     documents = rl.read_documents(text or [rl.sample_path()])
     chosen = rl.tokenize(documents, tokenizer, context=context, sequences=sequences)
-    given = {"lengths": chosen.lengths, "rows": min(64, context - 1)}
+    given = {"lengths": chosen.lengths, "rows": 64}
     profile = rl.profile(loaded, chosen.tokens, tokenizer=tokenizer, **given)
     planes = np.isfinite(profile["wavelength"].values).sum(axis=1).max()
     bands = int(min(8, planes))
@@ -73,8 +73,9 @@ def findings(sweep: xr.Dataset, table: pd.DataFrame) -> list[str]:
     random = table[table["kind"] == "random"].groupby("kept")["loss_change"]
     kept = min(slow.index, key=lambda share: abs(share - 0.75))
     said = [
-        f"Stopping the slowest {1 - kept:.0%} of the planes costs {cost(slow.loc[kept])}, the "
-        f"fastest {cost(fast.loc[kept])}, random ones {random.mean().get(kept, 0):+.3f}."
+        f"Stopping the slowest {1 - kept:.0%} of the planes costs {cost(slow.loc[kept])} "
+        f"nats/token, the fastest {cost(fast.loc[kept])}, random ones "
+        f"{signed(random.mean().get(kept, np.nan))} (the mean of their draws)."
     ]
     free = slow.index[(slow["loss_change_high"] < 0.01).cummin()]
     context = sweep.attrs["trained_context"]
@@ -85,15 +86,28 @@ def findings(sweep: xr.Dataset, table: pd.DataFrame) -> list[str]:
         f"the band of long queries is predicted at {2 * np.pi * context / 3.657:,.0f}."
     )
     for end, rows in (("slowest", slow), ("fastest", fast)):
-        steps = "; ".join(f"{share:.3g}: {cost(row)}" for share, row in rows.iterrows())
-        said.append(f"Cost by the share that still rotates, the {end} stopped first: {steps}.")
+        steps = ", ".join(
+            f"{signed(row['loss_change'])} at {share:.0%} ({signed(random.mean().get(share))})"
+            for share, row in rows.iterrows()
+        )
+        said.append(
+            f"Nats/token by the share that still rotates, the {end} stopped first (random "
+            f"ones): {steps}."
+        )
     return [*said, bands(sweep, table)]
 
 
 def cost(row: pd.Series) -> str:
-    """A change of loss with its interval, in words."""
-    low, high = row["loss_change_low"], row["loss_change_high"]
-    return f"{row['loss_change']:+.3f} nats/token ({low:+.3f} to {high:+.3f})"
+    """A change of loss with its 95 % interval, in words."""
+    low, high = signed(row["loss_change_low"]), signed(row["loss_change_high"])
+    return f"{signed(row['loss_change'])} ({low} to {high})"
+
+
+def signed(value: float | None) -> str:
+    """Three decimals with a sign; the same sets have no others beside them: "none"."""
+    if value is None or np.isnan(value):
+        return "none"
+    return f"{value + 0.0:+.3f}".replace("-", "−")
 
 
 def bands(sweep: xr.Dataset, table: pd.DataFrame) -> str:
@@ -112,9 +126,9 @@ def bands(sweep: xr.Dataset, table: pd.DataFrame) -> str:
     top = of.loc[of["loss_change"].idxmax()]
     return (
         f"Of {len(of)} bands the dearest is that of {top['wavelength_low']:,.0f} to "
-        f"{top['wavelength_high']:,.0f} tokens: {cost(top)}, as many random planes "
-        f"{control.get(top.name, 0):+.3f}. Rank correlation over bands of cost with share of "
-        f"selectivity: {both:+.2f}."
+        f"{top['wavelength_high']:,.0f} tokens: {cost(top)} nats/token, as many random "
+        f"planes {signed(control.get(top.name))}. Rank correlation over bands of cost with "
+        f"share of selectivity: {both:+.2f}."
     )
 
 

@@ -210,7 +210,7 @@ def truncate(
     ] = 3,
     context: Context = None,
     sequences: SequenceCount = None,
-    rows: Rows = "all",
+    rows: Rows = "64",
     seed: Seed = 0,
     device: Device = "auto",
     dtype: Dtype = "float32",

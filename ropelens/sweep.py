@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from ropelens.analyze import measure_profile
 from ropelens.job import Job, Measured, Ready, do
@@ -20,6 +21,7 @@ class Sweep(Job):
     ends: tuple[str, ...] = ENDS
     bands: int = 0
     controls: int = 3
+    rows: int | Literal["all"] = 64
 
 
 def run(job: Sweep, *, command: str) -> Path:
