@@ -90,18 +90,26 @@ def findings(found: xr.Dataset, asked: pd.DataFrame) -> list[str]:
         said.append(f"{sentence}{safe}.")
     own = every.sel(variant=every["variant"].values[0])
     sure = int((own["horizon_high"] < 2 * own["horizon_low"]).sum())
-    far = every["win_share"].sel(distance=slice(farthest / 10, None)).mean(("distance", "one"))
-    shares = [f"{float(share):.0%} under {share['variant'].item()}" for share in far]
+    near, trained = own["picked_distance"], found.attrs["trained_context"]
+    within = int((own["horizon"] <= trained).sum())
+    far = every["win_share"].sel(distance=slice(farthest / 10, None)).mean("distance")
+    moved = [shares(every["unmoved_win_share"]), shares(far)]
     return [
         *said,
-        f"In the text the picked keys stand {float(own['picked_distance'].mean()):,.0f} tokens "
-        "back on average; the horizons above are those of their mean score, looked for up to "
-        f"{farthest:,} tokens.",
-        f"Row by row, a key moved {farthest // 10:,} tokens back or more still scores above "
-        f"every other key in these shares of rows: {', '.join(shares)}.",
-        f"Of {count} horizons under the model's own rotation {sure} have a 95% interval, over "
-        "sequences, with ends less than a factor 2 apart.",
+        f"In the text the picked keys stand {float(near.mean()):,.0f} tokens back on average. "
+        f"{within} of {count} horizons under the model's own rotation lie within the context "
+        f"it was trained on, {trained:,} tokens; {sure} have a 95% interval, over sequences, "
+        "with ends less than a factor 2 apart.",
+        "A horizon is that of the mean score against the mean of the others. Row by row, the "
+        f"picked key still scores above every other key, left where it stands: {moved[0]}; "
+        f"moved {farthest // 10:,} to {farthest:,} tokens back: {moved[1]}.",
     ]
+
+
+def shares(of: xr.DataArray) -> str:
+    """The mean over heads under every variant, in words."""
+    means = of.mean("one")
+    return ", ".join(f"{float(one):.0%} under {one['variant'].item()}" for one in means)
 
 
 if __name__ == "__main__":
