@@ -22,6 +22,7 @@ reports: .venv/.report
 	@$(BIN)/python analyses/frequency_norms.py
 	@$(BIN)/python analyses/positional_heads.py
 	@$(BIN)/python analyses/truncation.py
+	@$(BIN)/python analyses/reach.py
 
 test: .venv/.test
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
