@@ -96,7 +96,8 @@ def findings(found: xr.Dataset, asked: pd.DataFrame) -> list[str]:
     moved = [shares(every["unmoved_win_share"]), shares(far)]
     return [
         *said,
-        f"In the text the picked keys stand {float(near.mean()):,.0f} tokens back on average. "
+        f"In the text ({found.attrs['rows']} rows of every sequence) the picked keys stand "
+        f"{float(near.mean()):,.0f} tokens back on average. "
         f"{within} of {count} horizons under the model's own rotation lie within the context "
         f"it was trained on, {trained:,} tokens; {sure} have a 95% interval, over sequences, "
         "with ends less than a factor 2 apart.",
