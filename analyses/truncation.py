@@ -70,31 +70,45 @@ def main(
 def findings(sweep: xr.Dataset, table: pd.DataFrame) -> list[str]:
     """What the planes are worth, in sentences with numbers."""
     slow, fast = (table[table["kind"] == end].set_index("kept") for end in ("slow", "fast"))
-    random = table[table["kind"] == "random"].groupby("kept")["loss_change"]
+    random = table[table["kind"] == "random"].groupby("kept")["loss_change"].mean()
     kept = min(slow.index, key=lambda share: abs(share - 0.75))
-    said = [
+    free = slow[(slow["loss_change_high"] < 0.01).cummin()]
+    begin = f"those of {free['wavelength_low'].min():,.0f} tokens and more"
+    context = sweep.attrs["trained_context"]
+    changed, heads = "labels_changed", sweep["label"].isel(edit=0).size
+    return [
         f"Stopping the slowest {1 - kept:.0%} of the planes costs {cost(slow.loc[kept])} "
         f"nats/token, the fastest {cost(fast.loc[kept])}, random ones "
-        f"{signed(random.mean().get(kept, np.nan))} (the mean of their draws)."
+        f"{signed(random.get(kept, np.nan))} (mean of the draws).",
+        f"The slowest planes that may stop together for less than 0.01 nats/token (all of the "
+        f"interval): {begin if len(free) else 'none'}. The trained context is {context:,} "
+        f"tokens; the band of long queries is predicted at {2 * np.pi * context / 3.657:,.0f}.",
+        bands(sweep, table),
+        f"Labels change in {slow.loc[kept, changed]:.0f} of {heads} heads with the slowest "
+        f"{1 - kept:.0%} stopped, in {fast.loc[kept, changed]:.0f} with the fastest; the head "
+        f"that changes most is then {fast.loc[kept, 'changed_most']}.",
     ]
-    free = slow.index[(slow["loss_change_high"] < 0.01).cummin()]
-    context = sweep.attrs["trained_context"]
-    until = f"from {slow['wavelength_low'][free[-1]]:,.0f} tokens on" if len(free) else "none"
-    said.append(
-        f"The slowest planes that may stop together for less than 0.01 nats/token: {until} "
-        f"({1 - min(free, default=1):.0%} of all). The trained context is {context:,} tokens, "
-        f"the band of long queries is predicted at {2 * np.pi * context / 3.657:,.0f}."
+
+
+def bands(sweep: xr.Dataset, table: pd.DataFrame) -> str:
+    """The dearest band, and whether the bands that heads select through are the dear ones."""
+    of = table[table["kind"] == "band"].set_index("band")
+    control = table[table["kind"] == "band control"].groupby("band")["loss_change"].mean()
+    positive = sweep["selectivity"].clip(min=0)
+    share = positive / positive.sum("frequency")
+    low, high = (0.999 * of["wavelength_low"], 1.001 * of["wavelength_high"])
+    inside = [
+        (share["wavelength"] > low[n]) & (share["wavelength"] < high[n]) for n in of.index
+    ]
+    within = [float(share.where(part).sum("frequency").mean()) for part in inside]
+    together = of["loss_change"].corr(pd.Series(within, of.index), method="spearman")
+    top = of.loc[of["loss_change"].idxmax()]
+    return (
+        f"Of {len(of)} bands the dearest has wavelengths from {top['wavelength_low']:,.0f} "
+        f"tokens: {cost(top)} nats/token, as many random planes "
+        f"{signed(control.get(top.name, np.nan))}. Rank correlation over bands of cost with "
+        f"share of selectivity: {signed(together, '+.2f')}."
     )
-    for end, rows in (("slowest", slow), ("fastest", fast)):
-        steps = ", ".join(
-            f"{signed(row['loss_change'])} at {share:.0%} ({signed(random.mean().get(share))})"
-            for share, row in rows.iterrows()
-        )
-        said.append(
-            f"Nats/token by the share that still rotates, the {end} stopped first (random "
-            f"ones): {steps}."
-        )
-    return [*said, bands(sweep, table)]
 
 
 def cost(row: pd.Series) -> str:
@@ -103,33 +117,8 @@ def cost(row: pd.Series) -> str:
     return f"{signed(row['loss_change'])} ({low} to {high})"
 
 
-def signed(value: float | None) -> str:
-    """Three decimals with a sign; the same sets have no others beside them: "none"."""
-    if value is None or np.isnan(value):
-        return "none"
-    return f"{value + 0.0:+.3f}".replace("-", "−")
-
-
-def bands(sweep: xr.Dataset, table: pd.DataFrame) -> str:
-    """The dearest band, and whether bands that heads select through are the dear ones."""
-    of = table[table["kind"] == "band"].set_index("band")
-    control = table[table["kind"] == "band control"].groupby("band")["loss_change"].mean()
-    positive = sweep["selectivity"].clip(min=0)
-    share = positive / positive.sum("frequency")
-    within = [
-        float(share.where((share["wavelength"] > 0.999 * row.wavelength_low)
-                          & (share["wavelength"] < 1.001 * row.wavelength_high))
-              .sum("frequency").mean())
-        for row in of.itertuples()
-    ]  # fmt: skip
-    both = of["loss_change"].corr(pd.Series(within, of.index), method="spearman")
-    top = of.loc[of["loss_change"].idxmax()]
-    return (
-        f"Of {len(of)} bands the dearest is that of {top['wavelength_low']:,.0f} to "
-        f"{top['wavelength_high']:,.0f} tokens: {cost(top)} nats/token, as many random "
-        f"planes {signed(control.get(top.name))}. Rank correlation over bands of cost with "
-        f"share of selectivity: {both:+.2f}."
-    )
+def signed(value: float, form: str = "+.3f") -> str:
+    return "unknown" if np.isnan(value) else f"{value:{form}}".replace("-", "−")
 
 
 if __name__ == "__main__":

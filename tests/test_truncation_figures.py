@@ -100,6 +100,24 @@ def test_the_marks_stand_at_the_planes_that_they_name(sweep: xr.Dataset) -> None
     assert band[0] == pytest.approx(2 * np.pi * 512 / 3.657)
 
 
+def test_the_words_at_the_marks_stand_where_the_line_does_not(sweep: xr.Dataset) -> None:
+    """Free at the slow end and dear at the fast one, so above the one and below the other."""
+    for measures, sides in ((["loss"], ("top", "bottom")), (["retrieval"], ("bottom", "top"))):
+        notes = rl.plot_truncation(sweep, measures=measures).layout.annotations
+        for panel, side in zip(("x", "x2"), sides, strict=True):
+            found = [note for note in notes if note.name and note.xref == panel]
+            assert [(note.name, note.yanchor) for note in found] == [
+                ("context", side),
+                ("band", side),
+            ]
+    bands = rl.plot_bands(sweep)
+    table = rl.summarize_truncation(sweep)
+    rows = table[table["kind"].isin(["band", "band control"])]
+    low, high = bands.layout.yaxis.range
+    assert low < 0
+    assert high > 1.2 * rows["loss_change_high"].max()
+
+
 def test_the_axis_above_names_the_plane_that_stops_at_each_step(sweep: xr.Dataset) -> None:
     figure = rl.plot_truncation(sweep)
     above = figure.layout.xaxis101

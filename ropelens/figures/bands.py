@@ -46,6 +46,7 @@ def plot_bands(truncation: xr.Dataset, *, measure: str = "loss") -> go.Figure:
     _add_bands(figure, bands, spans, measure)
     _add_controls(figure, table, spans, measure)
     figure.update_yaxes(title_text=MEASURES[measure].title, zeroline=True, row=1)
+    figure.update_yaxes(range=_with_room(table, measure), row=1)
     if panels == 2:
         _add_selectivity(figure, truncation)
     figure.update_layout(
@@ -62,6 +63,16 @@ def plot_bands(truncation: xr.Dataset, *, measure: str = "loss") -> go.Figure:
     figure.update_xaxes(title_text=AXIS_TITLE, row=panels)
     _add_marks(figure, truncation, ends)
     return figure
+
+
+def _with_room(table: pd.DataFrame, measure: str) -> list[float]:
+    """The range of the upper panel, with room above for the words at the marks."""
+    column = MEASURES[measure].column
+    shown = table[table["kind"].isin(["none", "band", "band control"])]
+    known = [name for name in (column, f"{column}_low", f"{column}_high") if name in shown]
+    low, high = float(shown[known].min().min()), float(shown[known].max().max())
+    reach = high - low or 1.0
+    return [low - 0.05 * reach, high + 0.25 * reach]
 
 
 def _spans(truncation: xr.Dataset, bands: pd.DataFrame) -> list[tuple[float, float]]:

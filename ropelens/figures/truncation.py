@@ -21,6 +21,10 @@ ENDS = {
     "slow": ("slowest planes stopped first (p-RoPE)", COLORS["semantic"], "square"),
     "fast": ("fastest planes stopped first", COLORS["positional"], "circle"),
 }
+TITLES = {
+    True: "What stopping planes costs, from either end",
+    False: "What else stopping planes changes, from either end",
+}
 MOST_TICKS = 8
 
 
@@ -79,7 +83,7 @@ def plot_truncation(
         figure.update_yaxes(title_text=MEASURES[name].title, row=row, col=1)
     figure.update_layout(
         template=template("light"),
-        title_text="What stopping planes costs, from either end",
+        title_text=TITLES[tuple(measures) == ("loss",)],
         height=180 + 240 * len(measures),
         margin_t=130,
         title={"y": 1, "yref": "container", "yanchor": "top", "pad_t": 16},
@@ -93,6 +97,8 @@ def plot_truncation(
     figure.update_xaxes(title_text="planes that still rotate (% of all)", row=len(measures))
     for column, end in enumerate(ends, start=1):
         _name_planes(figure, truncation, end, column=column)
+        high = _is_high(table, end, MEASURES[measures[0]])
+        _add_marks(figure, truncation, end, column=column, below=high)
     return figure
 
 
@@ -207,12 +213,6 @@ def _name_planes(figure: go.Figure, truncation: xr.Dataset, end: str, *, column:
     """Above a panel, the wavelengths of the planes in the order in which they stop."""
     layer, wavelength = turning_wavelengths(truncation)
     count = len(wavelength)
-
-    def place(plane: float) -> float:
-        # Stopping plane i moves the kept share by one plane; it stands amid that step.
-        share = (plane + 0.5) / count
-        return share if end == "slow" else 1 - share
-
     step = max(1, -(-count // MOST_TICKS))
     planes = range(0, count, step)
     below = next(figure.select_xaxes(row=1, col=column)).plotly_name.replace("axis", "")
@@ -223,7 +223,7 @@ def _name_planes(figure: go.Figure, truncation: xr.Dataset, end: str, *, column:
                 "overlaying": below,
                 "side": "top",
                 "range": [1.04, -0.04],
-                "tickvals": [place(plane) for plane in planes],
+                "tickvals": [_place(plane, count, end) for plane in planes],
                 "ticktext": [short_count(wavelength[plane]) for plane in planes],
                 "title_text": "wavelength of the plane that stops there (tokens)"
                 + ("" if alike(truncation) else f", layer {layer}"),
@@ -235,21 +235,46 @@ def _name_planes(figure: go.Figure, truncation: xr.Dataset, end: str, *, column:
     figure.add_scatter(
         x=[None], y=[None], xaxis=f"x{above}", yaxis=side, showlegend=False, hoverinfo="skip"
     )
+
+
+def _place(plane: float, count: int, end: str) -> float:
+    """Where a plane stands on the axis of kept shares: amid the step that stops it."""
+    share = (plane + 0.5) / count
+    return share if end == "slow" else 1 - share
+
+
+def _is_high(table: pd.DataFrame, end: str, measure: Measure) -> bool:
+    """Whether the line of an end runs through the upper half of its panel in the middle."""
+    seen = table[table["kind"].isin(["none", "random", *ENDS])]
+    middle = seen[(seen["kind"] == end) & seen["kept"].between(0.3, 0.7)]
+    values = seen[measure.column]
+    return bool(middle[measure.column].mean() > (values.min() + values.max()) / 2)
+
+
+def _add_marks(
+    figure: go.Figure, truncation: xr.Dataset, end: str, *, column: int, below: bool
+) -> None:
+    """Lines at the trained context and the predicted band, named where the line is not."""
+    _, wavelength = turning_wavelengths(truncation)
+    x, y = (
+        next(axes(row=1, col=column)).plotly_name.replace("axis", "")
+        for axes in (figure.select_xaxes, figure.select_yaxes)
+    )
     for mark in marks(truncation):
         index = plane_index(wavelength, mark.wavelength)
         if index is None:
             continue
+        at = _place(index, len(wavelength), end)
         line = {"width": 1.5, "dash": "dot", "color": MUTED}
-        figure.add_vline(x=place(index), line=line, name=mark.name, row="all", col=column)
+        figure.add_vline(x=at, line=line, name=mark.name, row="all", col=column)
         left = (mark.name == "band") == (end == "slow")
         figure.add_annotation(
-            x=place(index),
-            # Above the line of the slow end, below that of the fast one.
-            y=1 if end == "slow" else 0.08,
-            xref=below,
-            yref=f"{side} domain",
+            x=at,
+            y=0.09 if below else 1,
+            xref=x,
+            yref=f"{y} domain",
             xanchor="right" if left else "left",
-            yanchor="top" if end == "slow" else "bottom",
+            yanchor="bottom" if below else "top",
             align="right" if left else "left",
             text=mark.words,
             name=mark.name,
