@@ -28,9 +28,9 @@ def tiny_llama(**changes: object) -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(**SIZES | {"num_key_value_heads": 2} | changes))
 
 
-def save_tiny(folder: Path) -> Path:
+def save_tiny(folder: Path, **changes: object) -> Path:
     """Save a tiny Llama of std 0.3 and a tokenizer of letters into `folder`."""
-    tiny_llama().save_pretrained(folder)
+    tiny_llama(**changes).save_pretrained(folder)
     letters = {"<s>": 0, "<unk>": 1} | {chr(97 + i): i + 2 for i in range(26)}
     tokenizer = Tokenizer(models.WordLevel(letters, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")

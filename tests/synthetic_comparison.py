@@ -1,0 +1,94 @@
+"""A comparison with numbers that are known beforehand, and no model behind it."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import xarray as xr
+
+from ropelens.heads import LABELS
+
+STEPS = (1, 2, 4, 8)
+CONTEXT = 32
+
+
+def synthetic_comparison(
+    *, groups: tuple[str, ...] = ("rope", "p-rope:0.5", "nope")
+) -> xr.Dataset:
+    """Two seeds of each of `groups`, of two layers of two heads and eight planes.
+
+    The loss of group g and seed s is 3 + 0.1 g + 0.01 s (1 + g); the second half of the
+    planes of the second group stop, all of those of the third.
+    """
+    random = np.random.default_rng(0)
+    entries = [(number, group, seed) for seed in (0, 1) for number, group in enumerate(groups)]
+    names = np.array([f"{group} seed {seed}" for _, group, seed in entries], dtype=object)
+    loss = np.array([3 + 0.1 * g + 0.01 * s * (1 + g) for g, _, s in entries])
+    wavelength = 2 * np.pi * 10_000.0 ** (np.arange(8) / 8)
+    turning = [np.arange(8) < {0: 8, 1: 4}.get(g, 0) for g, _, _ in entries]
+    start = np.array([1, 2, 4, 8, 16, 32, 64])
+    heads, planes = ("entry", "layer", "head"), ("entry", "layer", "head", "frequency")
+    count = len(entries)
+
+    def draw(*shape: int) -> np.ndarray:
+        return random.uniform(0.1, 0.9, (count, *shape))
+
+    label = np.resize(np.array(LABELS, dtype=object), (count, 2, 2))
+    of_heads = {
+        name: (heads, draw(2, 2))
+        for name in ("previous_token", "induction", "positional_fraction")
+    }
+    of_planes = {
+        "q_norm": (planes, draw(2, 2, 8)),
+        "k_norm": (("entry", "layer", "kv_head", "frequency"), draw(2, 1, 8)),
+        "selectivity": (planes, draw(2, 2, 8)),
+    }
+    grown = {
+        name: ((*dims[:1], "step", *dims[1:]), np.stack([values] * len(STEPS), axis=1))
+        for name, (dims, values) in (of_heads | of_planes).items()
+    }
+    fall = 3 - np.arange(len(STEPS))
+    return xr.Dataset(
+        of_heads
+        | of_planes
+        | {f"growth_{name}": value for name, value in grown.items()}
+        | {
+            "label": (heads, label),
+            "mean_wavelength": (heads, 100 * draw(2, 2)),
+            "wavelength": (
+                ("entry", "layer", "frequency"),
+                np.array([[np.where(t, wavelength, np.inf)] * 2 for t in turning]),
+            ),
+            "loss": ("entry", loss),
+            "loss_se": ("entry", np.full(count, 0.02)),
+            "sequence_loss": (("entry", "sequence"), loss[:, None] + draw(8)),
+            "position_loss": (("entry", "position_bin"), loss[:, None] + draw(7)),
+            "repeat_loss": (("entry", "trial"), draw(4)),
+            "retrieval": (("entry", "retrieval_length", "depth"), draw(1, 3)),
+            "growth_label": (("entry", "step", "layer", "head"), np.stack([label] * 4, 1)),
+            "growth_loss": (("entry", "step"), loss[:, None] + fall),
+        },
+        coords={
+            "entry": names,
+            "group": ("entry", np.array([group for _, group, _ in entries], dtype=object)),
+            "variant": ("entry", np.array([group for _, group, _ in entries], dtype=object)),
+            "size": ("entry", np.array(["tiny"] * count, dtype=object)),
+            "seed": ("entry", [seed for *_, seed in entries]),
+            "partner": ("entry", [len(groups) * seed for *_, seed in entries]),
+            "position_start": ("position_bin", start),
+            "position_stop": ("position_bin", 2 * start),
+            "step": list(STEPS),
+            "tokens_seen": ("step", [128 * step for step in STEPS]),
+        },
+        attrs={
+            "model": ", ".join(groups),
+            "baseline": groups[0],
+            "seed": 0,
+            "versions": json.dumps({"torch": "2"}),
+            "created": "2026-01-01T00:00:00+00:00",
+            "context": CONTEXT,
+            "trained_context": CONTEXT,
+            "sequences": 8,
+        },
+    )

@@ -1,0 +1,205 @@
+"""What a comparison shows: its figures, sentences, table and page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+from in_browser import Opened, browser
+from synthetic_comparison import CONTEXT, STEPS, synthetic_comparison
+from synthetic_profile import synthetic_profile
+
+import ropelens as rl
+from ropelens.comparison.pairs import ALONE
+from ropelens.errors import BadArgument
+from ropelens.figures.comparison_planes import plane_places
+from ropelens.report.again import rewrite_page
+from ropelens.report.comparison import comparison_figures
+from ropelens.report.comparison_words import findings, shown_columns, table_rows
+
+__all__ = ["browser"]
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture
+def comparison() -> xr.Dataset:
+    return synthetic_comparison()
+
+
+def traces(figure, **meta: str) -> list:
+    return [t for t in figure.data if t.meta and meta.items() <= t.meta.items()]
+
+
+def test_loss_changes_are_pairs_means_and_intervals(comparison: xr.Dataset) -> None:
+    table = rl.summarize_comparison(comparison)
+    figure = rl.plot_loss_change(comparison, table)
+    pairs = {trace.y[0]: trace.x for trace in traces(figure, of="pair")}
+    np.testing.assert_allclose(pairs["p-rope:0.5"], [0.1, 0.11])
+    np.testing.assert_allclose(pairs["nope"], [0.2, 0.22])
+    (mean,) = [t for t in traces(figure, of="mean") if t.y[0] == "nope"]
+    row = table.set_index("group").loc["nope"]
+    assert mean.x[0] + mean.error_x.array[0] == pytest.approx(row["high"])
+    assert mean.x[0] - mean.error_x.arrayminus[0] == pytest.approx(row["low"])
+    alone = comparison.assign_coords(partner=("entry", [ALONE] * 6))
+    with pytest.raises(BadArgument, match="There is no loss to compare"):
+        rl.plot_loss_change(alone, rl.summarize_comparison(alone))
+
+
+def test_loss_by_position_and_its_difference(comparison: xr.Dataset) -> None:
+    figure = rl.plot_position_loss(comparison)
+    losses = comparison["position_loss"].values
+    mean = {trace.name: trace.y for trace in traces(figure, y="position_loss")}
+    change = {trace.name: trace.y for trace in traces(figure, y="change")}
+    np.testing.assert_allclose(mean["rope"], losses[[0, 3]].mean(0))
+    np.testing.assert_allclose(change["nope"], (losses[[2, 5]] - losses[[0, 3]]).mean(0))
+    assert "rope" not in change
+    (line,) = figure.layout.shapes[:1]
+    assert line.x0 == CONTEXT
+
+
+def test_planes_that_stop_stand_where_they_turn_elsewhere(comparison: xr.Dataset) -> None:
+    place, turning = plane_places(comparison, "p-rope:0.5")
+    np.testing.assert_array_equal(place, comparison["wavelength"][0, 0])
+    assert turning.tolist() == [True] * 4 + [False] * 4
+    figure = rl.plot_comparison_planes(comparison)
+    for name in ("q_norm", "k_norm", "selectivity"):
+        rows = {trace.name: trace for trace in traces(figure, y=name)}
+        dims = [dim for dim in comparison[name].dims if dim != "frequency"]
+        expected = comparison[name][[1, 4]].mean(dims)
+        np.testing.assert_allclose(rows["p-rope:0.5"].y, expected)
+        hollow = [symbol.endswith("-open") for symbol in rows["nope"].marker.symbol]
+        assert hollow == [True] * 8
+
+
+def test_planes_of_models_unlike_in_number_lend_no_places(comparison: xr.Dataset) -> None:
+    fewer = comparison["wavelength"].values.copy()
+    fewer[2::3, :, 4:] = np.nan  # the third group has four planes, none of which turn
+    comparison["wavelength"] = (("entry", "layer", "frequency"), fewer)
+    place, turning = plane_places(comparison, "nope")
+    assert np.isnan(place).all()
+    assert not turning.any()
+    rl.plot_comparison_planes(comparison)
+
+
+def test_a_slider_goes_through_the_checkpoints(comparison: xr.Dataset) -> None:
+    comparison["growth_q_norm"] = comparison["growth_q_norm"] * comparison["step"]
+    figure = rl.plot_growth_planes(comparison)
+    (slider,) = figure.layout.sliders
+    assert [step.label for step in slider.steps] == [str(step) for step in STEPS]
+    for step, shown in zip(STEPS, slider.steps, strict=True):
+        expected = comparison["growth_q_norm"].sel(step=step)[[0, 3]]
+        expected = expected.mean(("entry", "layer", "head"))
+        np.testing.assert_allclose(shown.args[0]["y"][0], expected)
+    np.testing.assert_allclose(figure.data[0].y, slider.steps[-1].args[0]["y"][0])
+
+
+def test_growth_counts_heads_by_step(comparison: xr.Dataset) -> None:
+    figure = rl.plot_growth(comparison)
+    (loss,) = [t for t in traces(figure, y="loss (nats/token)") if t.name == "rope"]
+    np.testing.assert_allclose(loss.y, comparison["growth_loss"][[0, 3]].mean("entry"))
+    np.testing.assert_allclose(loss.error_y.array, 0.005)
+    (positional,) = [t for t in traces(figure, y="positional heads") if t.name == "nope"]
+    labels = comparison["growth_label"][[2, 5]].values
+    np.testing.assert_allclose(positional.y, (labels == "positional").sum((2, 3)).mean(0))
+
+
+def test_bars_count_labels(comparison: xr.Dataset) -> None:
+    table = rl.summarize_comparison(comparison)
+    figure = rl.plot_label_counts(table)
+    for bar in figure.data:
+        assert list(bar.x) == table[bar.name].iloc[::-1].tolist()
+    assert sum(sum(bar.x) for bar in figure.data) == 4 * 3
+
+
+def test_findings_say_the_order_of_the_losses(comparison: xr.Dataset) -> None:
+    said = findings(comparison, rl.summarize_comparison(comparison))
+    assert said[0].startswith("Against rope, the loss changes by: p-rope:0.5 +0.105 (")
+    assert "; nope +0.210 (" in said[0]
+    assert said[0].endswith("(95% interval over 2 pairs of seeds).")
+    assert any("In rope seed 0, of the checkpoints kept, first: " in s for s in said)
+
+
+def test_the_table_tells_what_is_not_known(comparison: xr.Dataset) -> None:
+    comparison["label"][:] = "mixed"
+    table = rl.summarize_comparison(comparison)
+    names = [column.name for column in shown_columns(table)]
+    assert "positional_wavelength" not in names
+    rows = table_rows(table)
+    assert [row.cells[names.index("worse")] for row in rows] == ["–", "2 of 2", "2 of 2"]
+
+
+def test_analyses_have_no_growth(comparison: xr.Dataset) -> None:
+    runs_only = [name for name in comparison.data_vars if str(name).startswith("growth_")]
+    runs_only += ["sequence_loss", "position_loss", "repeat_loss", "retrieval"]
+    analyses = comparison.drop_vars([*runs_only, "step", "tokens_seen"]).isel(entry=[0, 1])
+    table = rl.summarize_comparison(analyses)
+    assert table["over"].tolist() == ["", "apart"]
+    assert table["low"][1] == pytest.approx(0.1 - 1.96 * np.hypot(0.02, 0.02))
+    assert len(comparison_figures(analyses, table)) == 3
+    assert len(findings(analyses, table)) >= 2
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    comparison = synthetic_comparison(groups=("rope", f"p-rope:{HOSTILE}", "nope"))
+    folder = tmp_path_factory.mktemp("compared") / "out"
+    return rl.write_comparison(folder, comparison, question=f"{HOSTILE}?", command="x")
+
+
+def test_four_files_are_written(page: Path) -> None:
+    names = sorted(path.name for path in page.parent.iterdir())
+    assert names == ["comparison.csv", "comparison.nc", "index.html", "run.json"]
+    record = json.loads((page.parent / "run.json").read_text())
+    assert record["command"] == "x"
+    assert record["baseline"] == "rope"
+    again = rl.open_comparison(page.parent / "comparison.nc")
+    table = pd.read_csv(page.parent / "comparison.csv")
+    expected = rl.summarize_comparison(again)["loss_change"]
+    np.testing.assert_allclose(table["loss_change"], expected)
+
+
+def test_the_page_is_made_again_from_its_numbers(page: Path) -> None:
+    before = page.read_bytes()
+    assert rewrite_page(page.parent) == page
+    assert page.read_bytes() == before
+
+
+def test_what_is_no_comparison_is_refused(tmp_path: Path) -> None:
+    profile, _ = synthetic_profile()
+    rl.save_results(profile, tmp_path / "comparison.nc")
+    with pytest.raises(
+        BadArgument, match=r"(?s)comparison\.nc is no comparison\..*it has no entry"
+    ):
+        rl.open_comparison(tmp_path / "comparison.nc")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_page_shows_all_and_does_no_harm(
+    browser, page: Path, width: int, scheme: str
+) -> None:
+    viewport = {"width": width, "height": 900}
+    opened = Opened(browser, page, viewport=viewport, color_scheme=scheme)
+    shown = opened.load(ready="html.ready")
+    assert shown.locator(".plot .main-svg").count() >= 6
+    assert HOSTILE in shown.locator("h1").inner_text()
+    assert shown.locator("tbody tr").count() == 3
+    assert shown.locator(".plot img").count() == 0
+    overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert shown.evaluate(overflow) <= 0
+    if width == 1280:
+        places = shown.locator(".slider-rail-touch-rect")
+        places.scroll_into_view_if_needed()
+        box = places.bounding_box()
+        assert box is not None
+        shown.mouse.click(box["x"] + 2, box["y"] + box["height"] / 2)
+        shown.wait_for_function(
+            "document.querySelector('.slider-label').textContent == 'step 1'"
+        )
+    assert opened.harmless()
+    opened.context.close()
