@@ -1,4 +1,4 @@
-"""The command line: `ropelens analyze`, `truncate`, `compare`, `rope`, `report`, `train`."""
+"""The command line: a function for each command that `ropelens --help` lists."""
 
 from __future__ import annotations
 
@@ -100,6 +100,21 @@ def analyze(
         trust_remote_code=trust_remote_code,
     )
     _print_path(run(job, command=_command()))
+
+
+@app.command("list", short_help="Name the checkpoints that come with ropelens.")
+def list_bundled() -> None:
+    """Name the checkpoints that come with ropelens, which other commands take as MODEL.
+
+    \b
+    Example:
+      ropelens list
+    """
+    from rich.console import Console
+
+    from ropelens.tables import bundled_table
+
+    Console(highlight=False).print(bundled_table())
 
 
 @app.command(short_help="Measure how each layer of a model rotates.")

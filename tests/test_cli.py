@@ -17,7 +17,7 @@ from cli_runs import NAMES, Command, Ended, here, save_family
 from tiny_checkpoints import save_tiny
 
 import ropelens as rl
-from ropelens.bundled import bundled_path
+from ropelens.bundled import BUNDLED, bundled_path
 from ropelens.output import fingerprint
 from ropelens.train import SIZES
 
@@ -375,3 +375,12 @@ def test_the_bundled_checkpoint_needs_neither_model_nor_text(
     assert record["arguments"]["text"] == []
     ended = ropelens("rope")
     assert (ended.code, ended.err) == (0, "")
+
+
+def test_list_names_what_is_bundled(ropelens: Command) -> None:
+    ended = ropelens("list")
+    assert (ended.code, ended.err) == (0, "")
+    for name in BUNDLED:
+        (line,) = [line for line in ended.out.splitlines() if f"bundled:{name} " in line]
+        losses = pd.read_csv(bundled_path(name) / "metrics.csv")["valid_loss"]
+        assert line.endswith(f"{losses.iloc[-1]:.3f}")

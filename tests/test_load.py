@@ -203,7 +203,7 @@ def test_a_partial_rotary_factor_with_effect_is_not(folder: Path, tmp_path: Path
 
 
 def test_the_bundled_checkpoint_goes_by_its_name() -> None:
-    whole = f"bundled:{BUNDLED[0]}"
+    whole = f"bundled:{next(iter(BUNDLED))}"
     for name in ("bundled", whole):
         model, tokenizer = load(name)
         assert model.config._name_or_path == whole

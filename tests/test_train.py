@@ -383,7 +383,7 @@ def test_an_unfinished_run_is_not_bundled(run: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.fixture(scope="module", params=BUNDLED)
+@pytest.fixture(scope="module", params=list(BUNDLED))
 def bundled(request: pytest.FixtureRequest) -> Path:
     return bundled_path(request.param)
 

@@ -6,12 +6,16 @@ the checkpoint itself.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 
 from ropelens.errors import BadArgument
 
-BUNDLED = ("rope",)
+BUNDLED: Mapping[str, str] = {
+    "rope": "RoPE of base 10,000; what ropelens looks at when no model is named",
+}
+"""The names of the checkpoints, and what each is."""
 
 
 def bundled_path(name: str = "rope") -> Path:
