@@ -26,6 +26,8 @@ TITLES = {
     False: "What else stopping planes changes, from either end",
 }
 MOST_TICKS = 8
+WORDS = 0.17
+"""Kept shares that the words at a mark stretch over."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,7 @@ def plot_truncation(
     figure.update_xaxes(title_text="planes that still rotate (% of all)", row=len(measures))
     for column, end in enumerate(ends, start=1):
         _name_planes(figure, truncation, end, column=column)
-        high = _is_high(table, end, MEASURES[measures[0]])
-        _add_marks(figure, truncation, end, column=column, below=high)
+        _add_marks(figure, truncation, end, MEASURES[measures[0]], column=column)
     return figure
 
 
@@ -243,18 +244,22 @@ def _place(plane: float, count: int, end: str) -> float:
     return share if end == "slow" else 1 - share
 
 
-def _is_high(table: pd.DataFrame, end: str, measure: Measure) -> bool:
-    """Whether the line of an end runs through the upper half of its panel in the middle."""
+def _is_high(
+    table: pd.DataFrame, end: str, measure: Measure, words: tuple[float, float]
+) -> bool:
+    """Whether the line of an end, between two kept shares, is in its panel's upper half."""
     seen = table[table["kind"].isin(["none", "random", *ENDS])]
-    middle = seen[(seen["kind"] == end) & seen["kept"].between(0.3, 0.7)]
+    line = seen[seen["kind"].isin(["none", end])].sort_values("kept")
+    inside = np.interp(np.linspace(*words, 9), line["kept"], line[measure.column])
     values = seen[measure.column]
-    return bool(middle[measure.column].mean() > (values.min() + values.max()) / 2)
+    return bool(inside.mean() > (values.min() + values.max()) / 2)
 
 
 def _add_marks(
-    figure: go.Figure, truncation: xr.Dataset, end: str, *, column: int, below: bool
+    figure: go.Figure, truncation: xr.Dataset, end: str, measure: Measure, *, column: int
 ) -> None:
     """Lines at the trained context and the predicted band, named where the line is not."""
+    table = summarize_truncation(truncation)
     _, wavelength = turning_wavelengths(truncation)
     x, y = (
         next(axes(row=1, col=column)).plotly_name.replace("axis", "")
@@ -268,6 +273,8 @@ def _add_marks(
         line = {"width": 1.5, "dash": "dot", "color": MUTED}
         figure.add_vline(x=at, line=line, name=mark.name, row="all", col=column)
         left = (mark.name == "band") == (end == "slow")
+        covered = (at, at + (WORDS if left else -WORDS))  # shares fall to the right
+        below = _is_high(table, end, measure, covered)
         figure.add_annotation(
             x=at,
             y=0.09 if below else 1,
