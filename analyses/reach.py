@@ -52,9 +52,9 @@ def main(
             "Each line is the share of these heads whose picked key, moved that far back, "
             "still scores above the mean of the other keys; bands are 95% intervals of the "
             "heads' horizons.": rl.plot_horizons(found),
-            "The head with most content bits, a panel a variant: above 0 the key wins. Line and "
-            "band: mean and range over distances nearby; diamond: the horizon; dashed: what no "
-            "distance takes the score below.": rl.plot_reach(
+            "The head with most content bits, a panel a variant: above 0 the key wins. Line "
+            "and band: mean and range over distances nearby; diamond: the horizon; dashed: "
+            "what no distance takes the score below.": rl.plot_reach(
                 found, layer=int(first["layer"]), head=int(first["head"]), variants=DRAWN
             ),
         },
