@@ -92,6 +92,8 @@ def reach(
     whole = torch.full(tokens.shape[:1], tokens.shape[-1])
     lengths = whole if lengths is None else torch.as_tensor(lengths)
     check_tokens(tokens, lengths, rows, subject.model.config.get_text_config().vocab_size)
+    if resamples < 0:
+        raise BadArgument("resamples is a number, 0 or more.", seen=str(resamples))
     at = _distances(distances)
     layers = [layer.planes for layer in read_layers(subject, context=int(lengths.max()))]
     chosen = _chosen(subject.model, heads, layers=len(layers))
@@ -143,8 +145,11 @@ def _distances(
         decades = round(np.log10(FARTHEST)) * PER_DECADE
         steps = np.unique(np.geomspace(1, FARTHEST, decades + 1).round())
         return torch.from_numpy(np.concatenate([[0.0], steps]))
-    values = torch.as_tensor(np.asarray(distances, dtype=np.float64)).flatten()
-    wrong = [f"{d:g}" for d in values.tolist() if not 0 <= d <= LONGEST]
+    try:
+        values = torch.as_tensor(np.asarray(distances, dtype=np.float64)).flatten()
+        wrong = [f"{d:g}" for d in values.tolist() if not 0 <= d <= LONGEST]
+    except (TypeError, ValueError):
+        values, wrong = torch.zeros(0), [repr(distances)]
     if wrong or not len(values):
         raise BadArgument(
             f"Distances are numbers of tokens that a key stands back, from 0 to {LONGEST:,}.",
@@ -252,7 +257,7 @@ def _draws(sequences: int, resamples: int, seed: int) -> Float[Tensor, "resample
     """How often each group of sequences is drawn: once each first, then by the bootstrap."""
     groups = min(sequences, GROUPS)
     once = np.ones((1, groups))
-    drawn = np.random.default_rng(seed).multinomial(
+    drawn = np.random.default_rng(seed % 2**64).multinomial(
         groups, np.full(groups, 1 / groups), size=resamples if groups > 1 else 0
     )
     draws = np.concatenate([once, drawn])

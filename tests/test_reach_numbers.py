@@ -81,8 +81,8 @@ def test_what_a_variant_leaves_unmoved():
 def test_some_heads_are_those_heads_of_all():
     tokens = torch.from_numpy(random_tokens(sequences=3, length=30))
     model = tiny("llama_gqa")
-    every = rl.reach(model, tokens, rows=8)
-    some = rl.reach(model, tokens, rows=8, heads="0.3,1.1,1.2")
+    every = rl.reach(model, tokens, rows=8, seed=-1)
+    some = rl.reach(model, tokens, rows=8, seed=-1, heads="0.3,1.1,1.2")
     assert int(some["picked_distance"].notnull().sum()) == 3
     for layer, head in ((0, 3), (1, 1), (1, 2)):
         one = {"layer": layer, "head": head}
