@@ -428,9 +428,9 @@ def test_semantic_heads_of_real_models_have_a_horizon_that_stopping_removes(
         ({"distances": (math.nan,)}, "Distances are numbers of tokens that a key stands back"),
         ({"distances": ()}, "Distances are numbers of tokens that a key stands back"),
         (
-            {"distances": ["far"]},
+            {"distances": np.array(["far"])},
             "Distances are numbers of tokens that a key stands back, from 0 to 16,777,216; "
-            "seen: ['far']",
+            "seen: array(['far']",
         ),
         ({"resamples": -1}, "resamples is a number, 0 or more; seen: -1"),
         ({"rows": 0}, 'rows must be "all" or a number, 1 or more; seen: 0'),
