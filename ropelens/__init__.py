@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from ropelens.rope.variants import parse_variant as parse_variant
     from ropelens.text import read_documents as read_documents
     from ropelens.text import tokenize as tokenize
+    from ropelens.train.study import run_study as run_study
     from ropelens.truncation import truncate as truncate
     from ropelens.truncation_summary import summarize_truncation as summarize_truncation
 
@@ -142,6 +143,7 @@ _HOME = {
     "parse_variant": "rope.variants",
     "read_documents": "text",
     "tokenize": "text",
+    "run_study": "train.study",
     "truncate": "truncation",
     "summarize_truncation": "truncation_summary",
 }

@@ -84,6 +84,7 @@ def synthetic_comparison(
         attrs={
             "model": ", ".join(groups),
             "baseline": groups[0],
+            "findings": "A finding.",
             "seed": 0,
             "versions": json.dumps({"torch": "2"}),
             "created": "2026-01-01T00:00:00+00:00",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import shutil
 import subprocess
@@ -12,11 +13,13 @@ from pathlib import Path
 import pytest
 
 import ropelens as rl
+from tests.test_train import story
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "analyses").glob("*.py"))
 MORE = {"reach": {"reach.nc"}, "truncation": {"truncation.nc", "truncation.csv"}}
 """What an analysis writes beside the four files of every answer."""
+ON_A_MODEL = [script for script in SCRIPTS if script.stem != "variants"]
 names = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 
 
@@ -46,7 +49,7 @@ def test_uses_the_public_api_only(script: Path) -> None:
     assert used <= set(rl.__all__)
 
 
-@names
+@pytest.mark.parametrize("script", ON_A_MODEL, ids=lambda path: path.stem)
 def test_runs_on_the_bundled_checkpoint(script: Path, tmp_path: Path) -> None:
     (tmp_path / "analyses").mkdir()
     copy = shutil.copy(script, tmp_path / "analyses")
@@ -61,3 +64,36 @@ def test_runs_on_the_bundled_checkpoint(script: Path, tmp_path: Path) -> None:
     common = {"index.html", "profile.nc", "heads.csv", "run.json"}
     assert files == common | MORE.get(script.stem, set())
     assert (tmp_path / "reports" / "index.html").exists()
+
+
+STUDY = """\
+variants = ["rope", "p-rope:0.5", "nope"]
+sizes = ["2x32x2x1"]
+context = 32
+vocabulary = 300
+steps = 2
+"""
+
+
+def test_variants_are_trained_and_compared(tmp_path: Path) -> None:
+    (tmp_path / "analyses").mkdir()
+    script = shutil.copy(ROOT / "analyses" / "variants.py", tmp_path / "analyses")
+    (tmp_path / "small.toml").write_text(STUDY)
+    (tmp_path / "story.txt").write_text(story(900), encoding="utf-8")
+    options = ("--text", "story.txt", "--study", "small.toml", "--sequences", "2")
+    done = subprocess.run(
+        [sys.executable, script, *options],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "reports" / "variants" / "small"
+    assert done.stdout.strip() == str(folder / "index.html")
+    said = json.loads((folder / "run.json").read_text())["findings"]
+    assert said[0].startswith("Against rope, the loss changes by: ")
+    (still,) = [sentence for sentence in said if "stops carry" in sentence]
+    assert still.startswith("The 4 planes of 8 that p-rope:0.5 stops carry ")
+    assert "% of the squared query norm" in still
+    assert "small" in (tmp_path / "reports" / "index.html").read_text()

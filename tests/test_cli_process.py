@@ -148,7 +148,9 @@ def test_an_unknown_hub_id_without_a_network_is_refused_at_once(
     assert ended.problem.startswith("There is no checkpoint called nobody/nothing")
 
 
-@pytest.mark.parametrize("command", ["", "analyze", "rope", "report", "train"])
+@pytest.mark.parametrize(
+    "command", ["", "analyze", "list", "truncate", "compare", "rope", "report", "train"]
+)
 def test_help_does_not_wait_for_torch(command: str) -> None:
     begin = os.times()
     ended = apart(*command.split(), "--help", before=NO_TORCH)

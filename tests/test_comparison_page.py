@@ -121,6 +121,7 @@ def test_findings_say_the_order_of_the_losses(comparison: xr.Dataset) -> None:
     assert said[0].startswith("Against rope, the loss changes by: p-rope:0.5 +0.105 (")
     assert "; nope +0.210 (" in said[0]
     assert said[0].endswith("(95% interval over 2 pairs of seeds).")
+    assert said[-1] == "A finding."
     assert any("In rope seed 0, of the checkpoints kept, first: " in s for s in said)
 
 
@@ -148,7 +149,9 @@ def test_analyses_have_no_growth(comparison: xr.Dataset) -> None:
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     comparison = synthetic_comparison(groups=("rope", f"p-rope:{HOSTILE}", "nope"))
     folder = tmp_path_factory.mktemp("compared") / "out"
-    return rl.write_comparison(folder, comparison, question=f"{HOSTILE}?", command="x")
+    return rl.write_comparison(
+        folder, comparison, question=f"{HOSTILE}?", findings=[HOSTILE], command="x"
+    )
 
 
 def test_four_files_are_written(page: Path) -> None:

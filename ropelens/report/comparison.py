@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -37,23 +38,27 @@ def write_comparison(
     comparison: xr.Dataset,
     *,
     question: str = QUESTION,
+    findings: Sequence[str] = (),
     command: str | None = None,
 ) -> Path:
     """Write what `compare` gave, and its table; return the path of the page.
 
     There will be index.html (one file, no network), comparison.nc, comparison.csv and
-    run.json in `folder`, all of them or, after an error, what was there before. `command`
+    run.json in `folder`, all of them or, after an error, what was there before. `findings`
+    are sentences of your own, told after those that the numbers give by themselves; `command`
     is what a shell would be told to do the same again; None: the one that runs.
     """
     command = command or shlex.join(["python", *sys.argv])
-    comparison = comparison.assign_attrs(question=question, command=command)
+    comparison = comparison.assign_attrs(
+        question=question, command=command, findings="\n".join(findings)
+    )
     table = summarize_comparison(comparison)
-    findings = words.findings(comparison, table)
+    said = words.findings(comparison, table)
     record = {
         "command": command,
         "question": question,
-        "finding": findings[0],
-        "findings": findings,
+        "finding": said[0],
+        "findings": said,
         "model": {"name": str(comparison.attrs["model"])},
         "entries": comparison["entry"].values.tolist(),
         "baseline": comparison.attrs["baseline"],
@@ -62,6 +67,7 @@ def write_comparison(
         "versions": json.loads(comparison.attrs["versions"]),
     }
     page = render_comparison(comparison)
+    Path(folder).parent.mkdir(parents=True, exist_ok=True)
     with output_folder(folder) as results:
         save_results(comparison, results / "comparison.nc")
         write_whole(results / "comparison.csv", table.to_csv(index=False, lineterminator="\n"))

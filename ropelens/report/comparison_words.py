@@ -80,7 +80,7 @@ def findings(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
         )
     if "growth_loss" in comparison:
         said.append(_growth(comparison, str(table["group"].iloc[0])))
-    return said
+    return said + str(comparison.attrs["findings"]).splitlines()
 
 
 def _losses(table: pd.DataFrame, baseline: str) -> str:

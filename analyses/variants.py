@@ -1,0 +1,87 @@
+"""Trained from the start, how do variants of RoPE differ, and what do still planes carry?
+
+Source: Barbero et al. 2024, "Round and Round We Go!" (arXiv 2410.06205), section 6: p-RoPE,
+which stops the slowest planes, trains as well as RoPE or better, NoPE worse. One run each, and
+no look inside. Here three seeds each, in pairs that see the same text in the same order from
+the same weights, and a look at the heads and planes that came of it.
+
+Expectation: nope far behind; p-rope:0.75 within noise of rope at this scale; p-rope:0.25 and
+p-rope-reversed:0.75 worse. No previous-token head in the first layer of nope. Positional heads
+at short wavelengths, and content in the planes that stand still.
+
+    python analyses/variants.py --text FOLDER --valid FOLDER [--runs runs/variants]
+
+Trains what analyses/variants.toml names (a day on two cores; stopped, the same command goes
+on, and runs that are there are not trained again), and writes reports/variants/<study>/.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import typer
+import xarray as xr
+
+import ropelens as rl
+
+HERE = Path(__file__).parent
+REPORTS = HERE.parent / "reports"
+
+
+def main(
+    text: list[Path] = typer.Option(..., help="Text to learn from."),
+    valid: list[Path] = typer.Option([], help="Validation text; else a share of the text."),
+    study: Path = typer.Option(HERE / "variants.toml", help="Variants, seeds and sizes."),
+    runs: Path = typer.Option(Path("runs/variants"), help="Folder of the runs."),
+    sequences: int = typer.Option(512, help="Sequences of validation text for the loss."),
+) -> None:
+    rl.run_study(study, out=runs, text=text, valid=valid)
+    comparison = rl.compare([runs], cache=runs / "measured", sequences=sequences)
+    page = rl.write_comparison(
+        REPORTS / "variants" / study.stem,
+        comparison,
+        question="Trained from the start, how do variants of RoPE differ?",
+        findings=what_still_planes_carry(comparison),
+    )
+    rl.write_index(REPORTS)
+    typer.echo(page)
+
+
+def what_still_planes_carry(comparison: xr.Dataset) -> list[str]:
+    """For each variant that stops some planes: these, beside the same of the baseline."""
+    baseline = str(comparison.attrs["baseline"])
+    said = []
+    for group in dict.fromkeys(comparison["group"].values.tolist()):
+        entries = of(comparison, group)
+        still = np.isinf(entries["wavelength"]).isel(entry=0, layer=0, drop=True)
+        if not still.any() or still.all():
+            continue
+        here, there = (
+            ", ".join(
+                f"{share:.0%} of {what}" for what, share in shares(of_group, still).items()
+            )
+            for of_group in (entries, of(comparison, baseline))
+        )
+        said.append(
+            f"The {int(still.sum())} planes of {len(still)} that {group} stops carry {here}; "
+            f"in {baseline}, which turns them, {there}."
+        )
+    return said
+
+
+def of(comparison: xr.Dataset, group: str) -> xr.Dataset:
+    """The runs of one variant."""
+    return comparison.isel(entry=np.flatnonzero(comparison["group"].values == group))
+
+
+def shares(entries: xr.Dataset, still: xr.DataArray) -> dict[str, float]:
+    """What part of the squared norms and of the selectivity is in the planes `still`."""
+    parts = {"the squared query norm": entries["q_norm"] ** 2}
+    for label in ("positional", "semantic"):
+        known = entries["selectivity"].where(entries["label"] == label)
+        if known.notnull().any():
+            parts[f"the selectivity of {label} heads"] = known
+    return {what: float(part.where(still).sum() / part.sum()) for what, part in parts.items()}
+
+
+if __name__ == "__main__":
+    typer.run(main)
