@@ -269,7 +269,7 @@ def test_cuda_where_there_is_none(
         (["analyse"], "No such command 'analyse'"),
         (["rope", "one", "two"], "unexpected extra argument"),
         (["report"], "Missing argument 'DIR'"),
-        (["train", "--out", "run"], "Missing option '--text'"),
+        (["train", "--out", "run"], "one of --text, --dataset and --study is needed"),
         (["--nonsense"], "No such option: --nonsense"),
     ],
 )
