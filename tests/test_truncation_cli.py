@@ -72,7 +72,8 @@ def test_the_bundled_model_is_swept_to_six_files_and_a_page(
 def test_the_profile_is_that_of_analyze(
     ropelens: Command, model: Path, text: Path, tmp_path: Path
 ) -> None:
-    for command, more in (("truncate", FEW), ("analyze", ("--sequences", 4))):
+    # A sweep looks at 64 rows where it is not told otherwise.
+    for command, more in (("truncate", FEW), ("analyze", ("--sequences", 4, "--rows", 64))):
         out = tmp_path / command
         assert ropelens(command, model, "--text", text, *more, "--out", out).code == 0
     heads = [(tmp_path / name / "heads.csv").read_bytes() for name in ("truncate", "analyze")]
