@@ -70,6 +70,29 @@ def test_planes_that_are_not_chosen_keep_every_bit():
     assert torch.equal(plain[0].value, edited[0].value)
 
 
+def test_planes_of_a_range_of_wavelengths():
+    """From the low end, up to but without the high one; the slowest are chosen by infinity."""
+    model = tiny("llama_gqa")
+    lengths = [2 * math.pi * 10_000 ** (plane / 8) for plane in range(8)]
+    for low, high, numbers in (
+        (lengths[2] * 0.999, lengths[5] * 0.999, [2, 3, 4]),
+        (lengths[6] * 0.999, math.inf, [6, 7]),
+        (0.0, lengths[0] * 1.001, [0]),
+    ):
+        with rl.edit_rope(model, rl.stop_wavelengths(low, high)):
+            edited = logits(model)
+        with rl.edit_rope(model, rl.stop_planes(numbers)):
+            assert torch.equal(logits(model), edited)
+    planes = Planes(torch.tensor([1.0, 0.5, 0.0]), 6, "half")
+    length = 2 * math.pi / 0.5
+    for low, high, chosen in (
+        (length, 20.0, [1]),
+        (1.0, length, [0]),
+        (1.0, math.inf, [0, 1, 2]),
+    ):
+        assert rl.Wavelengths(low, high)(planes).nonzero().flatten().tolist() == chosen
+
+
 # against models that are built that way
 
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 from cli_runs import Command, Ended, here, save_family
 from oracles.tiny import random_tokens, tiny
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import GPTNeoXConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
 
 import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
@@ -140,6 +141,42 @@ def test_p_rope_keeps_planes_at_their_frequencies_and_partial_does_not(p: float,
     if 1 < kept < len(whole):
         assert (partial[1:kept] < whole[1:kept]).all()
         assert partial[kept - 1] == pytest.approx(1e4 ** -((kept - 1) / kept), rel=1e-5)
+
+
+@pytest.mark.parametrize("p", [0.25, 0.5, 0.75, 1.0])
+def test_partial_is_that_of_gpt_neox(p: float):
+    """Black et al. 2022, in transformers' own rotary module for it."""
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": p}
+    config = GPTNeoXConfig(hidden_size=128, num_attention_heads=2, rope_parameters=rope)
+    expected = GPTNeoXRotaryEmbedding(config).inv_freq
+    inv_freq, _ = parse_variant(f"partial:{p}").frequencies(Shape(64))
+    torch.testing.assert_close(inv_freq[: len(expected)], expected, rtol=1e-6, atol=0)
+    assert not inv_freq[len(expected) :].any()
+
+
+def test_a_model_that_scales_its_types_of_layers_differently():
+    """Which factor a variant should replace is then unknown; stopping planes needs none."""
+    own = tiny("gemma3").config.rope_parameters
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    layers = own | {"full_attention": own["full_attention"] | yarn}
+    model = tiny("gemma3", rope_parameters=layers)
+    with (
+        pytest.raises(UnsupportedModel, match="scales its queries in more than one way"),
+        rl.edit_rope(model, "linear:2"),
+    ):
+        pytest.fail("the edit was opened")
+    with rl.edit_rope(model, "p-rope:0.5"):
+        logits(model)
+
+
+def test_a_model_that_does_not_state_its_base():
+    model = plain("llama_gqa")
+    model.config.rope_parameters = {"rope_type": "default"}
+    with (
+        pytest.raises(UnsupportedModel, match="does not state the base of its RoPE"),
+        rl.edit_rope(model, "linear:2"),
+    ):
+        pytest.fail("the edit was opened")
 
 
 # checkpoints
