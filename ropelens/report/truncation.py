@@ -35,11 +35,11 @@ class Row:
 
 COLUMNS = (
     ("rotate", "% of planes"),
-    ("wavelengths stopped", "tokens"),
+    ("wavelengths", "stopped, tokens"),
     ("loss", "change, nats/token"),
     ("95% interval", "nats/token"),
-    ("random planes", "loss, nats/token"),
-    ("loss on repeats", "change, nats/token"),
+    ("random planes", "nats/token"),
+    ("repeats", "nats/token"),
     ("retrieval", "change, share"),
     ("induction", "change, 0–1"),
     ("new labels", "heads"),
