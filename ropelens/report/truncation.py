@@ -196,7 +196,7 @@ def _retrieval(table: pd.DataFrame) -> str:
     share = table["retrieval"].iloc[0]
     if not np.isfinite(share):
         return ""
-    return f"As it is, the model retrieves {share:.0%} of the needles (chance: 12.5%)."
+    return f"As it is, the model retrieves {share:.1%} of the needles (chance: 12.5%)."
 
 
 def _control(table: pd.DataFrame, row: pd.Series) -> float:
