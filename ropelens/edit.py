@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.models.doorway import TransformersSubject, by_itself, edit_attention, open_edit
 from ropelens.models.rotation import depends_on_length, read_layers, stated_inv_freq
-from ropelens.models.subject import as_subject
+from ropelens.models.subject import Subject, as_subject
 from ropelens.models.variants import attention_factor, shape_of
 from ropelens.rope.formulas import Rates
 from ropelens.rope.planes import Planes
@@ -239,22 +239,32 @@ def edit_rope(model: nn.Module, *edits: Edit | str) -> Iterator[None]:
     that it does not have, or a variant that does not exist.
     """
     subject = as_subject(model)
+    with by_itself(subject.model):
+        planes = tuple(layer.planes for layer in read_layers(subject))
+    with edit_attention(subject.model, stack_edits(subject, planes, edits)):
+        yield
+
+
+def stack_edits(
+    subject: Subject, planes: tuple[Planes, ...], edits: Sequence[Edit | str]
+) -> ModelEdit:
+    """`edits` on those that are open, checked as `edit_rope` does.
+
+    `planes` is how the model rotates by itself, within its trained context.
+    """
     if not isinstance(subject, TransformersSubject):
         raise UnsupportedModel(
-            f"{type(model).__name__} cannot be edited.",
+            f"{type(subject.model).__name__} cannot be edited inside another library's model.",
             means="edits change the attention calls of transformers models",
             attempt="edit the transformers model that it was made from",
         )
-    outer = open_edit(subject.model)
+    model, outer = subject.model, open_edit(subject.model)
     before = outer.edits if isinstance(outer, ModelEdit) else ()
-    with by_itself(subject.model):
-        planes = tuple(layer.planes for layer in read_layers(subject))
-    heads = subject.model.config.get_text_config().num_attention_heads
-    added = tuple(_read(edit, subject.model) for edit in edits)
+    heads = model.config.get_text_config().num_attention_heads
+    added = tuple(_read(edit, model) for edit in edits)
     for edit in added:
         _check(edit, planes, heads)
-    with edit_attention(subject.model, ModelEdit(subject.model, planes, (*before, *added))):
-        yield
+    return ModelEdit(model, planes, (*before, *added))
 
 
 def _read(edit: Edit | str, model: PreTrainedModel) -> Edit:

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from torch import nn
 from transformers import PreTrainedModel
 
-from ropelens.edit import Edit, edit_rope
+from ropelens.edit import Edit, stack_edits
 from ropelens.errors import BadArgument
 from ropelens.models.doorway import AttentionEdit, by_itself, edit_attention, open_edit
-from ropelens.models.rotation import read_layers
+from ropelens.models.rotation import depends_on_length, read_layers
 from ropelens.models.subject import Subject
 from ropelens.rope.planes import Planes
 
@@ -35,7 +34,6 @@ class Entry:
 
 def entries_of(
     subject: Subject,
-    model: nn.Module,
     edits: Mapping[str, Edit | str | Sequence[Edit | str]],
     *,
     context: int,
@@ -44,6 +42,9 @@ def entries_of(
     _check_names(edits)
     with by_itself(subject.model):
         own = [layer.planes for layer in read_layers(subject, context=context)]
+        within = own
+        if depends_on_length(subject.model):  # edits start from the trained context's
+            within = [layer.planes for layer in read_layers(subject)]
     around = open_edit(subject.model)
     entries = [Entry(NONE, None, _planes_under(around, own, context))]
     for name, given in edits.items():
@@ -52,8 +53,7 @@ def entries_of(
             if isinstance(given, Sequence) and not isinstance(given, str)
             else (given,)
         )
-        with edit_rope(model, *together):
-            edit = open_edit(subject.model)
+        edit = stack_edits(subject, tuple(within), together)
         entries.append(Entry(name, edit, _planes_under(edit, own, context)))
     return own, entries
 

@@ -120,7 +120,7 @@ def evaluate(
     if batch_size is not None and batch_size < 1:
         raise BadArgument("batch_size must be a number, 1 or more.", seen=repr(batch_size))
     wanted = _wanted(measures)
-    own, entries = entries_of(subject, model, edits or {}, context=int(lengths.max()))
+    own, entries = entries_of(subject, edits or {}, context=int(lengths.max()))
 
     dataset = xr.Dataset(coords={"edit": np.array([e.name for e in entries], dtype=object)})
     if wanted & ON_TEXT:

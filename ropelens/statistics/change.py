@@ -11,8 +11,8 @@ from torch import Tensor
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.rows import Rows
 
-BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
-"""Scores held at once, twice over."""
+BLOCK_ELEMENTS = {"cpu": 2**16, "cuda": 2**26}
+"""Scores held at once, twice over: on a CPU, as many as its caches hold."""
 
 FEWEST_ROWS = 16
 """Rows of a block where scores of so many do not fit: products of fewer are slow."""
@@ -50,9 +50,10 @@ def attention_change(
         step = area // (int(position[:, begin:end].max()) + 1)
         end = max(end, min(begin + step, position.shape[1]))
         old, new = (side.scores(begin, end) for side in sides)
-        chances = old.softmax(-1)
+        before_log, after_log = old.log_softmax(-1), new.log_softmax(-1)
         # Where chances are 0 so is the term: hidden keys have the same finite score twice.
-        divergence = (chances * (old - new)).sum(-1) + new.logsumexp(-1) - old.logsumexp(-1)
+        ratio = before_log - after_log
+        divergence = before_log.exp_().mul_(ratio).sum(-1)
         part = (divergence * weight[:, None, begin:end]).sum(-1)
         total += part.to("cpu", torch.float64)
         begin = end
@@ -85,7 +86,7 @@ class _Side:
             scores = scores.div_(call.softcap).tanh_().mul_(call.softcap)
         column = torch.arange(low, high)
         unseen = (column < first[..., None]) | (column > position[..., None])
-        scores.masked_fill_(unseen[:, None].to(scores.device), HIDDEN)
+        scores.add_(HIDDEN * unseen[:, None].to(scores))  # so large that no score is left
         if call.sink_logits is None:
             return scores
         sink = call.sink_logits.to(scores)[None, :, None, None]
