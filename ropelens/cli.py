@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from ropelens.cli_train import train
 from ropelens.options import (
     Backend,
     Context,
@@ -27,7 +28,7 @@ from ropelens.options import (
     SequenceCount,
     Text,
 )
-from ropelens.terminal import run_app
+from ropelens.terminal import print_path, run_app
 
 app = typer.Typer(
     name="ropelens",
@@ -99,7 +100,7 @@ def analyze(
         local_files_only=local_files_only,
         trust_remote_code=trust_remote_code,
     )
-    _print_path(run(job, command=_command()))
+    print_path(run(job, command=_command()))
 
 
 @app.command("list", short_help="Name the checkpoints that come with ropelens.")
@@ -263,7 +264,7 @@ def truncate(
         local_files_only=local_files_only,
         trust_remote_code=trust_remote_code,
     )
-    _print_path(run(job, command=_command()))
+    print_path(run(job, command=_command()))
 
 
 @app.command(short_help="Set trained runs, or analyzed models, side by side.")
@@ -304,7 +305,7 @@ def compare(
     page = run(
         paths, out=out, sequences=sequences, seed=seed, device=device, command=_command()
     )
-    _print_path(page)
+    print_path(page)
 
 
 @app.command(short_help="Make the page again, from saved results.")
@@ -326,116 +327,15 @@ def report(
     """
     from ropelens.report.again import rewrite_page
 
-    _print_path(rewrite_page(folder))
+    print_path(rewrite_page(folder))
 
 
-@app.command(short_help="Train small LLaMA-style models on text.")
-def train(
-    *,
-    out: Annotated[
-        Path,
-        typer.Option(
-            metavar="RUN", help="Folder of the run, which is also the model; or of the study."
-        ),
-    ],
-    text: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE",
-            help="Text file or folder; may be repeated. [default: what the study names]",
-            show_default=False,
-        ),
-    ] = None,
-    valid: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE",
-            help="Validation text; may be repeated. [default: 2% of the sequences]",
-            show_default=False,
-        ),
-    ] = None,
-    dataset: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME[:CONFIG]",
-            help="In place of --text: the train split of a dataset of the Hub, streamed.",
-            show_default=False,
-        ),
-    ] = None,
-    study: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.toml",
-            help="Train all that a study names: variants, sizes and seeds. It takes the "
-            "place of all options but --text, --valid and --out.",
-            show_default=False,
-        ),
-    ] = None,
-    variant: Annotated[
-        str,
-        typer.Option(metavar="NAME[:VALUE]", help="The model's RoPE: p-rope:0.75, nope, ..."),
-    ] = "rope",
-    size: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="Size of the model: tiny, small, base, or layers x width x heads x kv_heads, "
-            "such as 8x384x6x2.",
-        ),
-    ] = "tiny",
-    context: Annotated[int, typer.Option(metavar="N", help="Tokens a sequence.")] = 512,
-    vocabulary: Annotated[
-        int, typer.Option(metavar="N", help="Tokens of the BPE tokenizer.")
-    ] = 2048,
-    steps: Annotated[int, typer.Option(metavar="N", help="Optimizer steps.")] = 2500,
-    learning_rate: Annotated[
-        float | None,
-        typer.Option(
-            metavar="RATE", help="Peak rate. [default: the size's]", show_default=False
-        ),
-    ] = None,
-    seed: Seed = 0,
-) -> None:
-    """Train small LLaMA-style models on text; the same command goes on where it stopped.
-
-    \b
-    Examples:
-      ropelens train --text books/ --variant p-rope:0.75 --out runs/books
-      ropelens train --study variants.toml --text books/ --out runs/variants
-    """
-    if study is not None:
-        from ropelens.train import run_study
-
-        _print_path(run_study(study, out=out, text=text or (), valid=valid or ()))
-        return
-    if bool(text) == (dataset is not None):
-        raise typer.BadParameter("one of --text, --dataset and --study is needed")
-    from ropelens.train import train as train_model
-
-    _print_path(
-        train_model(
-            text or (),
-            out=out,
-            valid=valid or (),
-            dataset=dataset,
-            variant=variant,
-            size=size,
-            context=context,
-            vocabulary=vocabulary,
-            steps=steps,
-            learning_rate=learning_rate,
-            seed=seed,
-        )
-    )
+app.command(short_help="Train small LLaMA-style models on text.")(train)
 
 
 def _command() -> str:
     """What a shell would be told to do this again."""
     return shlex.join(["ropelens", *sys.argv[1:]])
-
-
-def _print_path(path: Path) -> None:
-    typer.echo(bytes(path))  # a name need not be text in the terminal's encoding
 
 
 def main() -> None:

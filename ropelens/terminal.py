@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import warnings
+from pathlib import Path
 
 import typer
 
@@ -16,6 +17,11 @@ def say(message: str) -> None:
     """One line on stderr, with nothing in it that a terminal would obey."""
     line = " ".join("".join(c if c.isprintable() else " " for c in message).split())
     print(f"ropelens: {line}", file=sys.stderr, flush=True)
+
+
+def print_path(path: Path) -> None:
+    """A path on stdout, which is all that a command says there."""
+    typer.echo(bytes(path))  # a name need not be text in the terminal's encoding
 
 
 def quiet_libraries() -> None:

@@ -1,0 +1,110 @@
+"""The command `ropelens train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ropelens.options import Seed
+from ropelens.terminal import print_path
+
+
+def train(
+    *,
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="RUN", help="Folder of the run, which is also the model; or of the study."
+        ),
+    ],
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Text file or folder; may be repeated. [default: what the study names]",
+            show_default=False,
+        ),
+    ] = None,
+    valid: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Validation text; may be repeated. [default: 2% of the sequences]",
+            show_default=False,
+        ),
+    ] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[:CONFIG]",
+            help="In place of --text: the train split of a dataset of the Hub, streamed.",
+            show_default=False,
+        ),
+    ] = None,
+    study: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.toml",
+            help="Train all that a study names: variants, sizes and seeds. It takes the "
+            "place of all options but --text, --valid and --out.",
+            show_default=False,
+        ),
+    ] = None,
+    variant: Annotated[
+        str,
+        typer.Option(metavar="NAME[:VALUE]", help="The model's RoPE: p-rope:0.75, nope, ..."),
+    ] = "rope",
+    size: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Size of the model: tiny, small, base, or layers x width x heads x kv_heads, "
+            "such as 8x384x6x2.",
+        ),
+    ] = "tiny",
+    context: Annotated[int, typer.Option(metavar="N", help="Tokens a sequence.")] = 512,
+    vocabulary: Annotated[
+        int, typer.Option(metavar="N", help="Tokens of the BPE tokenizer.")
+    ] = 2048,
+    steps: Annotated[int, typer.Option(metavar="N", help="Optimizer steps.")] = 2500,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(
+            metavar="RATE", help="Peak rate. [default: the size's]", show_default=False
+        ),
+    ] = None,
+    seed: Seed = 0,
+) -> None:
+    """Train small LLaMA-style models on text; the same command goes on where it stopped.
+
+    \b
+    Examples:
+      ropelens train --text books/ --variant p-rope:0.75 --out runs/books
+      ropelens train --study variants.toml --text books/ --out runs/variants
+    """
+    if study is not None:
+        from ropelens.train import run_study
+
+        print_path(run_study(study, out=out, text=text or (), valid=valid or ()))
+        return
+    if bool(text) == (dataset is not None):
+        raise typer.BadParameter("one of --text, --dataset and --study is needed")
+    from ropelens.train import train as train_model
+
+    print_path(
+        train_model(
+            text or (),
+            out=out,
+            valid=valid or (),
+            dataset=dataset,
+            variant=variant,
+            size=size,
+            context=context,
+            vocabulary=vocabulary,
+            steps=steps,
+            learning_rate=learning_rate,
+            seed=seed,
+        )
+    )
