@@ -77,7 +77,8 @@ def run_app(app: typer.Typer) -> None:
 def _explain(error: BaseException) -> int:
     """Say in one line what went wrong and return the exit code; raise what is a bug."""
     if isinstance(error, typer.TyperException):  # wrong usage
-        say(f"{error.format_message().rstrip('.')}; see ropelens --help")
+        message = error.format_message().replace("Value error, ", "")  # typer's, of choices
+        say(f"{message.rstrip('.')}; see ropelens --help")
         return error.exit_code
     if isinstance(error, RopelensError):
         say(error.line)

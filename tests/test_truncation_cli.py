@@ -116,7 +116,11 @@ def test_report_makes_the_same_page_again_with_and_without_the_sweep(
         (("--keep", "half"), 2, "'half' in 'half' is no share from 0 to 1"),
         (("--keep", ""), 2, "'' in '' is no share from 0 to 1"),
         (("--keep", "nan"), 2, "'nan' in 'nan' is no share from 0 to 1"),
-        (("--end", "middle"), 2, "'middle' is not one of 'slow', 'fast'"),
+        (
+            ("--end", "middle"),
+            2,
+            "Invalid value for '--end': 'middle' is not one of 'slow', 'fast'",
+        ),
         (("--bands", "-1"), 2, "Invalid value for '--bands'"),
         (("--bands", "99"), 1, "There are more bands than planes to share out: 99; seen: 4"),
     ],
