@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from ropelens.rope.select import Wavelengths as Wavelengths
     from ropelens.rope.variants import VARIANTS as VARIANTS
     from ropelens.rope.variants import parse_variant as parse_variant
+    from ropelens.tasks import Retrieval as Retrieval
     from ropelens.text import read_documents as read_documents
     from ropelens.text import tokenize as tokenize
     from ropelens.train.study import run_study as run_study
@@ -141,6 +142,7 @@ _HOME = {
     "Wavelengths": "rope.select",
     "VARIANTS": "rope.variants",
     "parse_variant": "rope.variants",
+    "Retrieval": "tasks",
     "read_documents": "text",
     "tokenize": "text",
     "run_study": "train.study",
