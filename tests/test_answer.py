@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 
 import pandas as pd
+import plotly.graph_objects as go
 import pytest
 import xarray as xr
 from in_browser import Opened, browser
 from synthetic_profile import synthetic_profile
 
 from ropelens.figures import plot_claim, plot_head_norms, plot_label_selectivity
+from ropelens.figures.style import new_figure
 from ropelens.report import write_answer
 
 __all__ = ["browser"]
@@ -22,6 +24,13 @@ HOSTILE = "<script>alert(1)</script>"
 @pytest.fixture(scope="module")
 def small() -> tuple[xr.Dataset, pd.DataFrame]:
     return synthetic_profile()
+
+
+def drawn_with_legend(**place: object) -> go.Figure:
+    figure = new_figure("Lines", height=400)
+    for name in ("a line", "another line"):
+        figure.add_scatter(x=[1, 2], y=[1, 2], name=name)
+    return figure.update_layout(legend=place)
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +47,8 @@ def page(
             f"Captions: {HOSTILE}": plot_label_selectivity(profile, heads),
             "Heads of layer 1": plot_head_norms(profile, layer=1),
             "The claim": plot_claim(profile, heads),
+            "Words above": drawn_with_legend(yref="container", y=0.9),
+            "Words below": drawn_with_legend(yref="container", y=0, yanchor="bottom"),
         },
         profile=profile,
         heads=heads,
@@ -71,5 +82,15 @@ def test_shows_every_figure_and_does_no_harm(
     assert HOSTILE in shown.locator(".lead").inner_text()
     overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert shown.evaluate(overflow) <= 0
+    legends = shown.locator(".legend")
+    assert legends.count() == 4
+    for number in range(legends.count()):
+        legend = legends.nth(number).bounding_box()
+        plot = legends.nth(number).locator("xpath=ancestor::*[@class='main-svg'][1]")
+        around = plot.bounding_box()
+        assert legend is not None
+        assert around is not None
+        assert around["y"] <= legend["y"]
+        assert legend["y"] + legend["height"] <= around["y"] + around["height"]
     assert opened.harmless()
     opened.context.close()

@@ -114,6 +114,7 @@ def bare(figure: go.Figure) -> dict:
     figure.update_layout(
         title_text="", template=None, margin_t=36, dragmode=False, autosize=True
     )
-    if figure.layout.legend.yref == "container":  # above an axis that stands on top
-        figure.update_layout(legend_y=1, margin_t=90)
+    legend = figure.layout.legend
+    if legend.yref == "container" and legend.y:  # above an axis that stands on top
+        figure.update_layout(legend_y=1, legend_yanchor="top", margin_t=90)
     return json.loads(figure.to_json(engine="json"))
