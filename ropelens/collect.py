@@ -236,13 +236,17 @@ class RepeatScores:
     losses: Float[Tensor, "sequence position"]
 
 
+REPEATS = 8
+"""Sequences of repeated random tokens that scores are means of."""
+
+
 def repeat_scores(
     subject: Subject,
     *,
     first_token: int,
     planes: list[Planes],
     length: int = 64,
-    sequences: int = 8,
+    sequences: int = REPEATS,
     seed: int = 0,
 ) -> RepeatScores:
     """Scores on sequences of `length` random tokens, twice, after `first_token`.

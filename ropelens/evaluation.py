@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ropelens.collect import TOKENS_PER_BATCH, Progress, batches, repeat_scores
+from ropelens.collect import REPEATS, TOKENS_PER_BATCH, Progress, batches, repeat_scores
 from ropelens.edit import Edit
 from ropelens.edited import Entry, entries_of
 from ropelens.errors import BadArgument
@@ -29,7 +29,7 @@ from ropelens.evaluation_text import (
 from ropelens.models.doorway import device_of
 from ropelens.models.rotation import depends_on_length
 from ropelens.models.subject import Subject, as_subject, trained_context
-from ropelens.profiling import REPEATED_TOKENS, check_tokens, model_name, versions
+from ropelens.profiling import check_tokens, model_name, repeat_length, versions
 from ropelens.rope.planes import Planes
 from ropelens.statistics.ragged import stack
 from ropelens.summary import DESCRIBED as PROFILED
@@ -87,7 +87,8 @@ def evaluate(
     it is (under what is open around the call); the others follow in order. Sequences, rows
     and random tokens are the same for all, so differences are paired. `tokens`, `lengths`,
     `rows` and `batch_size` are as for `profile`; sequences may be longer than the trained
-    context. `progress` is told the tokens of each batch done, once for each entry.
+    context. `progress` is told the tokens done, of text, repeats and prompts, in every entry;
+    `tokens_of_entry` says how many an entry has.
 
     `measures` is any of:
 
@@ -131,12 +132,12 @@ def evaluate(
             measure_batch(subject, batch, text, progress)
         dataset = dataset.assign(label_findings(text, lengths, wanted))
     if "induction" in wanted:
-        found = _measure_repeats(subject, entries, own, int(tokens[0, 0]), seed)
+        found = _measure_repeats(subject, entries, own, int(tokens[0, 0]), seed, progress)
         dataset = dataset.assign(found)
     if "retrieval" in wanted:
         plan = retrieval or Retrieval()
         dataset = dataset.merge(
-            _measure_retrieval(subject, entries, tokens, lengths, plan, seed)
+            _measure_retrieval(subject, entries, tokens, lengths, plan, seed, progress)
         )
     dataset = dataset.assign_coords(
         {dim: range(dataset.sizes[dim]) for dim in ("layer", "head") if dim in dataset.sizes}
@@ -146,6 +147,24 @@ def evaluate(
         dataset[name].attrs = {"long_name": long_name, "units": units}
     dataset.attrs = _facts(subject.model, tokens, lengths) | {"rows": rows, "seed": seed}
     return dataset
+
+
+def tokens_of_entry(
+    model: nn.Module,
+    lengths: Int[Tensor, " sequence"],
+    *,
+    measures: Sequence[str] = MEASURES,
+    retrieval: Retrieval | None = None,
+) -> int:
+    """Tokens that `evaluate` runs for the model as it is, and for each edit."""
+    wanted, plan, of = _wanted(measures), retrieval or Retrieval(), as_subject(model).model
+    total = int(lengths.sum()) if wanted & ON_TEXT else 0
+    if "induction" in wanted:
+        total += REPEATS * (1 + 2 * repeat_length(of))
+    if "retrieval" in wanted:
+        prompts = len(plan.depths) * plan.trials
+        total += prompts * sum(_prompt_lengths(of, lengths, plan))
+    return total
 
 
 def _wanted(measures: Sequence[str]) -> set[str]:
@@ -176,10 +195,15 @@ def _facts(model: PreTrainedModel, tokens: Tensor, lengths: Tensor) -> dict[str,
 
 
 def _measure_repeats(
-    subject: Subject, entries: list[Entry], own: list[Planes], first_token: int, seed: int
+    subject: Subject,
+    entries: list[Entry],
+    own: list[Planes],
+    first_token: int,
+    seed: int,
+    progress: Progress | None,
 ) -> Labelled:
     """Attention and losses on repeated random tokens, as `profile` has them, of every entry."""
-    length = max(2, min(REPEATED_TOKENS, (trained_context(subject.model) - 1) // 2))
+    length = repeat_length(subject.model)
     found: dict[str, list[np.ndarray]] = {}
     for entry in entries:
         with entry.open(subject.model):
@@ -198,6 +222,8 @@ def _measure_repeats(
         }
         for name, values in measured.items():
             found.setdefault(name, []).append(values)
+        if progress is not None:
+            progress(scores.losses.numel())
     dims = {1: ("edit", "trial"), 2: ("edit", "layer", "head")}
     return {name: (dims[values[0].ndim], np.stack(values)) for name, values in found.items()}
 
@@ -209,11 +235,11 @@ def _measure_retrieval(
     lengths: Tensor,
     plan: Retrieval,
     seed: int,
+    progress: Progress | None,
 ) -> xr.Dataset:
     """Which needles every entry finds, by the length of the prompt and the needle's depth."""
     text = torch.cat([row[1:length] for row, length in zip(tokens, lengths, strict=True)])
-    context = min(trained_context(subject.model), int(lengths.max()))
-    at = plan.lengths_within(context)
+    at = _prompt_lengths(subject.model, lengths, plan)
     needles = [
         hide_needles(
             text.cpu(),
@@ -230,12 +256,20 @@ def _measure_retrieval(
     for entry in entries:
         with entry.open(subject.model):
             hits.append([_look_for(subject, of_length) for of_length in needles])
+        if progress is not None:
+            progress(sum(of_length.prompts.numel() for of_length in needles))
     hit = np.array(hits, dtype=np.float64)
     dims = ("edit", "retrieval_length", "depth", "retrieval_trial")
     return xr.Dataset(
         {"retrieval": (dims[:3], hit.mean(-1)), "retrieval_hit": (dims, hit)},
         coords={"retrieval_length": list(at), "depth": list(plan.depths)},
     )
+
+
+def _prompt_lengths(
+    model: PreTrainedModel, lengths: Int[Tensor, " sequence"], plan: Retrieval
+) -> tuple[int, ...]:
+    return plan.lengths_within(min(trained_context(model), int(lengths.max())))
 
 
 def _look_for(subject: Subject, needles: Haystack) -> Float[np.ndarray, "depth trial"]:

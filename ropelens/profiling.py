@@ -85,7 +85,7 @@ def profile(
     longest = int((lengths == lengths.max()).nonzero()[0])
     excerpt = tokens[longest, : _excerpt_length(heads, int(lengths[longest]))]
     maps = attention_of(subject, excerpt)
-    repeated = max(2, min(REPEATED_TOKENS, (trained_context(subject.model) - 1) // 2))
+    repeated = repeat_length(subject.model)
     scores = repeat_scores(
         subject, first_token=int(tokens[0, 0]), planes=planes, length=repeated, seed=seed
     )
@@ -156,6 +156,11 @@ def name_token(tokenizer: TokenNames | None, token: int) -> str:
 def _excerpt_length(heads: int, length: int) -> int:
     """Tokens of the excerpt: all that EXCERPT_TOKENS and EXCERPT_WEIGHTS allow."""
     return min(length, EXCERPT_TOKENS, int((EXCERPT_WEIGHTS / heads) ** 0.5))
+
+
+def repeat_length(model: PreTrainedModel) -> int:
+    """Random tokens before they are repeated: `REPEATED_TOKENS`, or what the context holds."""
+    return max(2, min(REPEATED_TOKENS, (trained_context(model) - 1) // 2))
 
 
 def check_tokens(tokens: Tensor, lengths: Tensor, rows: int | str, vocabulary: int) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from ropelens.analyze import measure_profile
+from ropelens.evaluation import tokens_of_entry
 from ropelens.job import Job, Measured, Ready, do
 from ropelens.progress import show_progress
 from ropelens.truncation import ENDS, KEEP, count_cuts, truncate
@@ -45,7 +46,7 @@ def _measure(job: Sweep, ready: Ready) -> Measured:
         controls=job.controls,
         seed=job.seed,
     )
-    total = int(sequences.lengths.sum()) * entries
+    total = entries * tokens_of_entry(ready.model, sequences.lengths)
     with show_progress("stopping planes", total=total, unit="tokens") as advance:
         truncation = truncate(
             ready.model,
