@@ -15,13 +15,7 @@ import xarray as xr
 from ropelens.output import output_folder, write_whole
 from ropelens.report.page import model_name, run_facts, short_facts, versions
 from ropelens.report.payload import page_template
-from ropelens.report.render import (
-    asset,
-    content_policy,
-    environment,
-    plotly_script,
-    script_json,
-)
+from ropelens.report.render import render
 from ropelens.results import save_results
 
 
@@ -79,36 +73,37 @@ def _render(
     command: str,
 ) -> str:
     """The page as text."""
-    script = asset("answer.js")
-    payload = {
-        "figures": [bare(figure) for figure in figures.values()],
-        "templates": {theme: page_template(theme) for theme in ("light", "dark")},
-    }
-    return (
-        environment()
-        .get_template("answer.html")
-        .render(
-            policy=content_policy(plotly_script(), script),
-            plotly=plotly_script(),
-            script=script,
-            style=asset("page.css"),
-            payload=script_json(payload),
-            question=question,
-            model=model_name(profile),
-            facts=short_facts(profile),
-            findings=findings,
-            shown=[
-                {"title": figure.layout.title.text, "caption": caption}
-                for caption, figure in figures.items()
-            ],
-            run=run_facts(profile, heads),
-            versions=versions(profile),
-            command=command,
-        )
+    return render_figures(
+        "answer.html",
+        figures,
+        question=question,
+        model=model_name(profile),
+        facts=short_facts(profile),
+        findings=findings,
+        run=run_facts(profile, heads),
+        versions=versions(profile),
+        command=command,
     )
 
 
-def bare(figure: go.Figure) -> dict:
+def render_figures(template: str, figures: Mapping[str, go.Figure], **values: object) -> str:
+    """A page of `figures` by their captions; `values` are what else its template names."""
+    return render(
+        template,
+        script="answer.js",
+        payload={
+            "figures": [_bare(figure) for figure in figures.values()],
+            "templates": {theme: page_template(theme) for theme in ("light", "dark")},
+        },
+        shown=[
+            {"title": figure.layout.title.text, "caption": caption}
+            for caption, figure in figures.items()
+        ],
+        **values,
+    )
+
+
+def _bare(figure: go.Figure) -> dict:
     """A figure without its title and colours: those are the page's."""
     figure = go.Figure(figure)
     figure.update_layout(

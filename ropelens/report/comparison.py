@@ -18,16 +18,8 @@ from ropelens.figures.comparison_planes import plot_comparison_planes, plot_grow
 from ropelens.figures.growth import plot_growth
 from ropelens.output import output_folder, write_whole
 from ropelens.report import comparison_words as words
-from ropelens.report.answer import bare
+from ropelens.report.answer import render_figures
 from ropelens.report.page import versions
-from ropelens.report.payload import page_template
-from ropelens.report.render import (
-    asset,
-    content_policy,
-    environment,
-    plotly_script,
-    script_json,
-)
 from ropelens.results import save_results
 
 QUESTION = "How do they use their frequencies, side by side?"
@@ -112,38 +104,21 @@ def comparison_figures(comparison: xr.Dataset, table: pd.DataFrame) -> dict[str,
 
 def render_comparison(comparison: xr.Dataset) -> str:
     """The page of a comparison as it was saved, as text."""
-    script = asset("answer.js")
     table = summarize_comparison(comparison)
-    figures = comparison_figures(comparison, table)
-    payload = {
-        "figures": [bare(figure) for figure in figures.values()],
-        "templates": {theme: page_template(theme) for theme in ("light", "dark")},
-    }
-    return (
-        environment()
-        .get_template("comparison.html")
-        .render(
-            policy=content_policy(plotly_script(), script),
-            plotly=plotly_script(),
-            script=script,
-            style=asset("page.css"),
-            payload=script_json(payload),
-            question=str(comparison.attrs["question"]),
-            model=str(comparison.attrs["model"]),
-            facts=words.facts(comparison, table),
-            findings=words.findings(comparison, table),
-            table={
-                "title": "Side by side",
-                "explain": "Means over the entries of each row; comparison.csv has the rest.",
-                "columns": words.shown_columns(table),
-                "rows": words.table_rows(table),
-            },
-            shown=[
-                {"title": figure.layout.title.text, "caption": caption}
-                for caption, figure in figures.items()
-            ],
-            run=words.run_facts(comparison),
-            versions=versions(comparison),
-            command=str(comparison.attrs["command"]),
-        )
+    return render_figures(
+        "comparison.html",
+        comparison_figures(comparison, table),
+        question=str(comparison.attrs["question"]),
+        model=str(comparison.attrs["model"]),
+        facts=words.facts(comparison, table),
+        findings=words.findings(comparison, table),
+        table={
+            "title": "Side by side",
+            "explain": "Means over the entries of each row; comparison.csv has the rest.",
+            "columns": words.shown_columns(table),
+            "rows": words.table_rows(table),
+        },
+        run=words.run_facts(comparison),
+        versions=versions(comparison),
+        command=str(comparison.attrs["command"]),
     )

@@ -10,20 +10,10 @@ import xarray as xr
 
 from ropelens.comparison.pairs import entries_of
 from ropelens.figures.wavelengths import short_count
+from ropelens.report.table import NOTHING, Column
 
 FIRST = 0.5
 """Mean attention from which a head is said to look at the previous token, or to induce."""
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of the page's table: the column of comparison.csv, its title, unit, digits."""
-
-    name: str
-    title: str
-    unit: str
-    meaning: str
-    digits: int = 2
 
 
 COLUMNS = (
@@ -163,9 +153,9 @@ def table_rows(table: pd.DataFrame) -> list[Row]:
 def _cell(row: dict, column: Column) -> str:
     value = float(row[column.name])
     if column.name == "worse":
-        return f"{row['worse']} of {row['pairs']}" if row["pairs"] else "–"
+        return f"{row['worse']} of {row['pairs']}" if row["pairs"] else NOTHING
     if not math.isfinite(value):
-        return "–" if math.isnan(value) else "∞"
+        return NOTHING if math.isnan(value) else "∞"
     if column.name.endswith("wavelength"):
         return short_count(value)
     return f"{value:.{column.digits}f}".replace("-", "−")

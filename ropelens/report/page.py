@@ -15,13 +15,7 @@ from ropelens.figures.style import COLORS
 from ropelens.output import write_whole
 from ropelens.report import words
 from ropelens.report.payload import build_payload
-from ropelens.report.render import (
-    asset,
-    content_policy,
-    environment,
-    plotly_script,
-    script_json,
-)
+from ropelens.report.render import render
 from ropelens.report.table import shown_columns, table_rows
 from ropelens.report.truncation import truncation_section
 
@@ -56,40 +50,33 @@ def render_page(
         payload["figures"] |= section.figures
     claim = heads.attrs.get("claim")
     counts = words.label_counts(heads)
-    script = asset("page.js")
-    return (
-        environment()
-        .get_template("page.html")
-        .render(
-            policy=content_policy(plotly_script(), script),
-            plotly=plotly_script(),
-            script=script,
-            style=asset("page.css"),
-            payload=script_json(payload),
-            truncation=section,
-            colors=COLORS,
-            glyphs=GLYPHS,
-            counts=counts,
-            model=model_name(profile),
-            facts=short_facts(profile),
-            run=run_facts(profile, heads),
-            command=str(profile.attrs.get("command", "")),
-            versions=versions(profile),
-            cautions=words.cautions(profile, heads),
-            headline=words.headline(heads),
-            where_positional=words.where_positional(heads),
-            claim=words.claim_sentence(claim),
-            claim_numbers=claim_title(claim),
-            label_rules=words.label_rules(heads.attrs.get("thresholds")),
-            interval_method=words.interval_method(),
-            slow_planes=words.slow_planes(profile),
-            map_summary=words.map_summary(profile, heads),
-            columns=shown_columns(heads),
-            rows=table_rows(heads),
-            layers=profile.sizes["layer"],
-            heads=profile.sizes["head"],
-            context=int(profile.attrs.get("context", 0)),
-        )
+    return render(
+        "page.html",
+        script="page.js",
+        payload=payload,
+        truncation=section,
+        colors=COLORS,
+        glyphs=GLYPHS,
+        counts=counts,
+        model=model_name(profile),
+        facts=short_facts(profile),
+        run=run_facts(profile, heads),
+        command=str(profile.attrs.get("command", "")),
+        versions=versions(profile),
+        cautions=words.cautions(profile, heads),
+        headline=words.headline(heads),
+        where_positional=words.where_positional(heads),
+        claim=words.claim_sentence(claim),
+        claim_numbers=claim_title(claim),
+        label_rules=words.label_rules(heads.attrs.get("thresholds")),
+        interval_method=words.interval_method(),
+        slow_planes=words.slow_planes(profile),
+        map_summary=words.map_summary(profile, heads),
+        columns=shown_columns(heads),
+        rows=table_rows(heads),
+        layers=profile.sizes["layer"],
+        heads=profile.sizes["head"],
+        context=int(profile.attrs.get("context", 0)),
     )
 
 

@@ -63,3 +63,20 @@ def content_policy(*scripts: str) -> str:
         "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
         f"form-action 'none'; script-src {' '.join(script_hash(script) for script in scripts)}"
     )
+
+
+def render(template: str, *, script: str, payload: object, **values: object) -> str:
+    """A page: `template` with `values`, plotly, the file `script` and what that reads."""
+    own = asset(script)
+    return (
+        environment()
+        .get_template(template)
+        .render(
+            policy=content_policy(plotly_script(), own),
+            plotly=plotly_script(),
+            script=own,
+            style=asset("page.css"),
+            payload=script_json(payload),
+            **values,
+        )
+    )
