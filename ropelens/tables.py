@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 import xarray as xr
 from rich.table import Table
 from rich.text import Text
@@ -44,9 +44,9 @@ def bundled_table() -> Table:
     for heading in ("tokens seen", "validation loss\n(nats/token)"):
         table.add_column(heading, justify="right")
     for name, what in BUNDLED.items():
-        last = pd.read_csv(bundled_path(name) / "metrics.csv").iloc[-1]
-        loss = f"{last['valid_loss']:.3f}"
-        table.add_row(f"bundled:{name}", what, f"{int(last['tokens']):,}", loss)
+        facts = json.loads((bundled_path(name) / "bundle.json").read_text(encoding="utf-8"))
+        loss = f"{facts['validation_loss']:.3f}"
+        table.add_row(f"bundled:{name}", what, f"{facts['tokens']:,}", loss)
     return table
 
 

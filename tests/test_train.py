@@ -374,6 +374,27 @@ def test_write_bundle(run: Path, tmp_path: Path) -> None:
     assert stored.dtype == torch.float16
 
 
+def test_an_early_model_is_bundled_without_a_sample(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "nano-step-8"
+    measured = write_bundle(run, out=out, command="ropelens train", text="a story", step=8)
+    card = (out / "README.md").read_text()
+    assert f"tokens seen: {8 * 4 * 32:,} (8 steps of 4 sequences of 32, of the 60" in card
+    assert "Without text of its own" in card
+    assert not (out / "sample.jsonl").exists()
+    stored = load_file(out / "model.safetensors")
+    early = load_file(run / "history" / "step-000008" / "model.safetensors")
+    assert all(torch.equal(stored[name], early[name].half()) for name in stored)
+    facts = json.loads((out / "bundle.json").read_text())
+    assert facts == {
+        "tokens": 8 * 4 * 32,
+        "step": 8,
+        "validation_loss": measured.full_loss,
+    }
+    with pytest.raises(BadArgument, match="did not keep step 9"):
+        write_bundle(run, out=tmp_path / "none", command="", text="", step=9)
+    assert not (tmp_path / "none").exists()
+
+
 def test_an_unfinished_run_is_not_bundled(run: Path, tmp_path: Path) -> None:
     record = json.loads((run / "run.json").read_text())
     del record["finished"]

@@ -35,7 +35,10 @@ def bundled_path(name: str = "rope") -> Path:
 def sample_path(name: str = "rope") -> Path:
     """Text sampled from the bundled checkpoint `name`: .jsonl, a document a line.
 
+    For an early model of a run, text sampled from the finished one ("rope").
+
     Raises:
         BadArgument: no checkpoint of that name is bundled.
     """
-    return bundled_path(name) / "sample.jsonl"
+    own = bundled_path(name) / "sample.jsonl"
+    return own if own.exists() else bundled_path() / own.name

@@ -19,7 +19,7 @@ from ropelens.errors import BadArgument
 from ropelens.output import write_whole
 from ropelens.train.card import loss_curve, model_card, read_metrics
 from ropelens.train.data import training_and_validation
-from ropelens.train.record import transformers_bars_off, write_model
+from ropelens.train.record import transformers_bars_off, write_json, write_model
 from ropelens.train.run import VALID_SEQUENCES
 from ropelens.train.sample import sample_documents
 
@@ -44,25 +44,40 @@ class Measured:
 
 
 def write_bundle(
-    run: Path, *, out: Path, command: str, text: str, documents: int = 64, seed: int = 0
+    run: Path,
+    *,
+    out: Path,
+    command: str,
+    text: str,
+    step: int | None = None,
+    documents: int = 64,
+    seed: int = 0,
 ) -> Measured:
     """Fill the folder `out` from the finished run folder `run`; what was measured of it.
 
     `command` (the call that made the run) and `text` (what its text was, in words) stand
     in the card. `out` gets config, safetensors in float16, tokenizer, sample.jsonl (text
-    sampled from these very weights by `seed`), metrics.csv, loss.svg and README.md.
+    sampled from these very weights by `seed`), metrics.csv, loss.svg, bundle.json and
+    README.md. With `step`, the weights are those that the run's history kept after that
+    step, and nothing is sampled: early models are looked at on the text of the finished one.
 
     Raises:
-        BadArgument: `run` is not finished, or the folder would be larger than 6 MB.
+        BadArgument: `run` is not finished, did not keep `step`, or the folder would be
+            larger than 6 MB.
     """
     record = json.loads((run / "run.json").read_text(encoding="utf-8"))
     if "finished" not in record:
         raise BadArgument(f"the run in {run} is not finished.", attempt="its command again")
+    source, steps = run, record["settings"]["steps"]
+    if step is not None:
+        source, steps = run / "history" / f"step-{step:06d}", step
+        if not source.is_dir():
+            raise BadArgument(f"the run in {run} did not keep step {step}.")
     context = record["settings"]["context"]
     _, held_out = training_and_validation(run / record["data"], batch=1)
     with transformers_bars_off():
         model = LlamaForCausalLM.from_pretrained(
-            run, dtype=torch.float32, local_files_only=True
+            source, dtype=torch.float32, local_files_only=True
         )
     tokenizer = PreTrainedTokenizerFast.from_pretrained(run, local_files_only=True)
     # Spread over all of the text, whose documents differ in how hard they are.
@@ -70,20 +85,16 @@ def write_bundle(
     measured = measure_half(model, spread)
     out.mkdir(parents=True, exist_ok=True)
     write_model(model.half(), out)
-    texts = sample_documents(
-        model.float(),
-        tokenizer,
-        documents=documents,
-        context=context,
-        temperature=TEMPERATURE,
-        seed=seed,
-    )
-    lines = [json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts]
-    write_whole(out / "sample.jsonl", "".join(lines))
+    samples = 0
+    if step is None:
+        samples = _write_sample(out, model.float(), tokenizer, documents, context, seed)
     for name in ("tokenizer.json", "tokenizer_config.json", "metrics.csv"):
         shutil.copyfile(run / name, out / name)
     rows = read_metrics(run / "metrics.csv")
     write_whole(out / "loss.svg", loss_curve(rows))
+    tokens = record["tokens"] * steps // record["settings"]["steps"]
+    facts = {"tokens": tokens, "step": steps, "validation_loss": measured.full_loss}
+    write_json(out / "bundle.json", facts)
     card = model_card(
         record,
         rows,
@@ -92,7 +103,9 @@ def write_bundle(
         name=out.name,
         command=command,
         text=text,
-        samples=len(texts),
+        step=steps,
+        tokens=tokens,
+        samples=samples,
         sample_seed=seed,
         temperature=TEMPERATURE,
         seen=min(VALID_SEQUENCES, len(held_out)),
@@ -102,6 +115,28 @@ def write_bundle(
     if size > LARGEST:
         raise BadArgument(f"{out} is {size:,} bytes; at most {LARGEST:,} are bundled.")
     return measured
+
+
+def _write_sample(
+    out: Path,
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    documents: int,
+    context: int,
+    seed: int,
+) -> int:
+    """Write sample.jsonl, text sampled from `model`; the number of documents in it."""
+    texts = sample_documents(
+        model,
+        tokenizer,
+        documents=documents,
+        context=context,
+        temperature=TEMPERATURE,
+        seed=seed,
+    )
+    lines = [json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts]
+    write_whole(out / "sample.jsonl", "".join(lines))
+    return len(texts)
 
 
 def measure_half(model: LlamaForCausalLM, rows: np.ndarray, *, batch: int = 16) -> Measured:

@@ -37,7 +37,7 @@ is a tool's test model: it writes the semblance of a novel, and is good for noth
 - context: {context} tokens, of which the first is always BOS
 - tokenizer: byte-level BPE of {vocabulary:,} tokens, trained on the same text
 - trained on: {text}
-- tokens seen: {tokens:,} ({steps:,} steps of {batch} sequences of {context})
+- tokens seen: {tokens:,} ({step:,} steps of {batch} sequences of {context}{early})
 - optimizer: AdamW (0.9, 0.95), peak rate {learning_rate:g}, {warmup_steps} steps of
   warm-up, then cosine to zero; weight decay 0.1, gradients clipped at norm 1; {precision}
 - seed: {seed}
@@ -69,12 +69,21 @@ zero.
 
 Validation during training is on the first {seen} held-out sequences, in the precision of
 training. All rows: `metrics.csv`. Median rate {rate:,} tokens/s on {threads} CPU threads.
+{sample}"""
 
+SAMPLE = """
 ## Sampled text
 
 `sample.jsonl`: {samples} documents sampled from these weights (temperature {temperature},
 no top-k, seed {sample_seed}), each exactly one context of tokens. It is what ropelens
 analyses when no text is given.
+"""
+
+EARLY = """
+## Text
+
+Without text of its own: when none is given, ropelens analyses what was sampled from the
+finished model.
 """
 
 
@@ -93,14 +102,24 @@ def model_card(
     name: str,
     command: str,
     text: str,
+    step: int,
+    tokens: int,
     samples: int,
     sample_seed: int,
     temperature: float,
     seen: int,
 ) -> str:
-    """README.md of a bundled checkpoint, from run.json's `record` and metrics.csv's `rows`."""
+    """README.md of a bundled checkpoint, from run.json's `record` and metrics.csv's `rows`.
+
+    `step` and `tokens` are what the weights have seen; no `samples`: they are an early model's.
+    """
     settings = record["settings"]
     rates = sorted(row["tokens_per_second"] for row in rows if "tokens_per_second" in row)
+    sample = EARLY
+    if samples:
+        sample = SAMPLE.format(
+            samples=samples, sample_seed=sample_seed, temperature=temperature
+        )
     own = parse_variant(settings["variant"]).needs_ropelens()
     return CARD.format(
         **settings["size"] | {k: v for k, v in settings.items() if k != "size"},
@@ -110,7 +129,9 @@ def model_card(
         needs=NEEDS_ROPELENS if own else "",
         wavelengths=settings["size"]["head_dim"] // 2,
         text=text,
-        tokens=record["tokens"],
+        step=step,
+        early=f", of the {settings['steps']:,} that it was trained for" if not samples else "",
+        tokens=tokens,
         versions=", ".join(f"{package} {v}" for package, v in record["versions"].items()),
         command=command,
         valid_tokens=measured.sequences * settings["context"],
@@ -119,9 +140,7 @@ def model_card(
         seen=seen,
         rate=round(rates[len(rates) // 2]),
         threads=record["threads"],
-        samples=samples,
-        sample_seed=sample_seed,
-        temperature=temperature,
+        sample=sample,
     )
 
 
