@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Literal
 
 import numpy as np
@@ -29,7 +27,7 @@ from ropelens.evaluation_text import (
 from ropelens.models.doorway import device_of
 from ropelens.models.rotation import depends_on_length
 from ropelens.models.subject import Subject, as_subject, trained_context
-from ropelens.profiling import check_tokens, model_name, repeat_length, versions
+from ropelens.profiling import check_tokens, describe_run, repeat_length
 from ropelens.rope.planes import Planes
 from ropelens.statistics.ragged import stack
 from ropelens.summary import DESCRIBED as PROFILED
@@ -145,7 +143,7 @@ def evaluate(
     for name in set(dataset.variables):
         long_name, units = DESCRIBED[str(name)]
         dataset[name].attrs = {"long_name": long_name, "units": units}
-    dataset.attrs = _facts(subject.model, tokens, lengths) | {"rows": rows, "seed": seed}
+    dataset.attrs = describe_run(subject.model, tokens, lengths, rows=rows, seed=seed)
     return dataset
 
 
@@ -177,21 +175,6 @@ def _wanted(measures: Sequence[str]) -> set[str]:
             attempt=f"measures: any of {', '.join(MEASURES)}",
         )
     return set(names)
-
-
-def _facts(model: PreTrainedModel, tokens: Tensor, lengths: Tensor) -> dict[str, str | int]:
-    """What was measured, as a profile says it."""
-    return {
-        "model": model_name(model),
-        "revision": str(model.config.to_dict().get("_commit_hash") or ""),
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "context": tokens.shape[1],
-        "trained_context": trained_context(model),
-        "sequences": len(tokens),
-        "tokens": int(lengths.sum()),
-        "versions": json.dumps(versions()),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
 
 
 def _measure_repeats(

@@ -80,14 +80,14 @@ def profile(
     layers = read_layers(subject, context=int(lengths.max()))
     planes = [layer.planes for layer in layers]
 
-    config = subject.model.config.get_text_config()
-    heads = config.num_hidden_layers * config.num_attention_heads
-    longest = int((lengths == lengths.max()).nonzero()[0])
-    excerpt = tokens[longest, : _excerpt_length(heads, int(lengths[longest]))]
+    excerpt = _excerpt(subject.model, tokens, lengths)
     maps = attention_of(subject, excerpt)
-    repeated = repeat_length(subject.model)
     scores = repeat_scores(
-        subject, first_token=int(tokens[0, 0]), planes=planes, length=repeated, seed=seed
+        subject,
+        first_token=int(tokens[0, 0]),
+        planes=planes,
+        length=repeat_length(subject.model),
+        seed=seed,
     )
     sums = collect(
         subject,
@@ -113,18 +113,32 @@ def profile(
     ).assign_coords(excerpt_token=("excerpt_key", np.array(names, dtype=object)))
     for name, (long_name, units) in DESCRIBED.items():
         dataset[name].attrs = {"long_name": long_name, "units": units}
-    dataset.attrs |= {
-        "model": model_name(subject.model),
-        "revision": str(subject.model.config.to_dict().get("_commit_hash") or ""),
-        "dtype": str(subject.model.dtype).removeprefix("torch."),
+    dataset.attrs |= describe_run(subject.model, tokens, lengths, rows=rows, seed=seed)
+    return dataset
+
+
+def describe_run(
+    model: PreTrainedModel,
+    tokens: Int[Tensor, "sequence position"],
+    lengths: Int[Tensor, " sequence"],
+    *,
+    rows: int | Literal["all"],
+    seed: int,
+) -> dict[str, str | int]:
+    """What results say of the model and tokens that they were measured on: their `attrs`."""
+    return {
+        "model": model_name(model),
+        "revision": str(model.config.to_dict().get("_commit_hash") or ""),
+        "dtype": str(model.dtype).removeprefix("torch."),
         "seed": seed,
         "context": tokens.shape[1],
-        "trained_context": trained_context(subject.model),
+        "trained_context": trained_context(model),
         "rows": rows,
+        "sequences": len(tokens),
+        "tokens": int(lengths.sum()),
         "versions": json.dumps(versions()),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    return dataset
 
 
 def versions() -> dict[str, str]:
@@ -153,9 +167,17 @@ def name_token(tokenizer: TokenNames | None, token: int) -> str:
     return str(twice)[len(alone) :] or str(alone)
 
 
-def _excerpt_length(heads: int, length: int) -> int:
-    """Tokens of the excerpt: all that EXCERPT_TOKENS and EXCERPT_WEIGHTS allow."""
-    return min(length, EXCERPT_TOKENS, int((EXCERPT_WEIGHTS / heads) ** 0.5))
+def _excerpt(
+    model: PreTrainedModel,
+    tokens: Int[Tensor, "sequence position"],
+    lengths: Int[Tensor, " sequence"],
+) -> Int[Tensor, " excerpt_key"]:
+    """The begin of the longest sequence: all that EXCERPT_TOKENS and EXCERPT_WEIGHTS allow."""
+    config = model.config.get_text_config()
+    heads = config.num_hidden_layers * config.num_attention_heads
+    longest = int((lengths == lengths.max()).nonzero()[0])
+    most = min(EXCERPT_TOKENS, int((EXCERPT_WEIGHTS / heads) ** 0.5))
+    return tokens[longest, : min(int(lengths[longest]), most)]
 
 
 def repeat_length(model: PreTrainedModel) -> int:

@@ -6,9 +6,7 @@ at those that no one ran, under the model's own rotation and under that of any v
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Literal
 
 import numpy as np
@@ -23,8 +21,8 @@ from ropelens.edit import Layer, as_edit
 from ropelens.errors import BadArgument
 from ropelens.models.doorway import device_of, open_edit
 from ropelens.models.rotation import depends_on_length, read_layers
-from ropelens.models.subject import Subject, as_subject, check_layers, trained_context
-from ropelens.profiling import check_tokens, model_name, versions
+from ropelens.models.subject import Subject, as_subject, check_layers
+from ropelens.profiling import check_tokens, describe_run
 from ropelens.reach_summary import Plan, label_arrays, summarize_layer
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, chosen_heads, parse_heads
@@ -114,27 +112,9 @@ def reach(
     draws = _draws(len(tokens), resamples, seed)
     found = {layer: summarize_layer(sums[layer], plan, layer, draws) for layer in sums}
     dataset = label_arrays(found, plan)
-    dataset.attrs = _facts(subject.model, tokens, lengths, plan) | {"resamples": resamples}
+    facts = describe_run(subject.model, tokens, lengths, rows=plan.rows, seed=plan.seed)
+    dataset.attrs = facts | {"resamples": resamples}
     return dataset
-
-
-def _facts(
-    model: PreTrainedModel, tokens: Tensor, lengths: Tensor, plan: Plan
-) -> dict[str, str | int]:
-    """What was measured, as a profile says it."""
-    return {
-        "model": model_name(model),
-        "revision": str(model.config.to_dict().get("_commit_hash") or ""),
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "seed": plan.seed,
-        "context": tokens.shape[1],
-        "trained_context": trained_context(model),
-        "rows": plan.rows,
-        "sequences": len(tokens),
-        "tokens": int(lengths.sum()),
-        "versions": json.dumps(versions()),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
 
 
 def _distances(
