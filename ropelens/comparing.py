@@ -31,6 +31,11 @@ def run(
             means="its own page and run.json would be lost",
             attempt="another --out",
         )
+    if (out / "profile.nc").exists():
+        raise BadArgument(
+            f"{out} holds the results of ropelens analyze; their page would be lost.",
+            attempt="another --out",
+        )
     with show_progress("comparing", total=checkpoints(paths), unit="checkpoints") as advance:
         comparison = compare(
             paths,

@@ -87,6 +87,10 @@ def do(job: Job, *, command: str, measure: Callable[[Ready], Measured]) -> Path:
     """
     begin = time.perf_counter()
     check_out(job.out)
+    if (job.out / "comparison.nc").exists():
+        raise BadArgument(
+            f"{job.out} holds a comparison; its page would be lost.", attempt="another --out"
+        )
     documents = read_documents(_text(job))
     with _noted_warnings() as noted:
         model, tokenizer = load(
@@ -141,15 +145,19 @@ def _record(
     }
 
 
+TRAINED = ("config.json", "study.json", "history", "checkpoints", ".lock")
+"""What lies in the folder of a model, of a run that is to become one, or of a study."""
+
+
 def check_out(folder: Path) -> None:
     """Refuse a folder that results cannot be written to, or that holds a model.
 
     The run.json of a training run lies beside its model, and would be lost.
     """
     check_writable(folder)
-    if (folder / "config.json").exists():
+    if any((folder / name).exists() for name in TRAINED):
         raise BadArgument(
-            f"{folder} holds a model; results would mix with its files.",
+            f"{folder} holds a model, a run or a study; results would mix with its files.",
             attempt=f"another folder, such as {folder / 'ropelens'}",
         )
 

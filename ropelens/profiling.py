@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -136,9 +137,20 @@ def describe_run(
         "rows": rows,
         "sequences": len(tokens),
         "tokens": int(lengths.sum()),
+        "tokens_sha256": _fingerprint(tokens, lengths),
         "versions": json.dumps(versions()),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _fingerprint(
+    tokens: Int[Tensor, "sequence position"], lengths: Int[Tensor, " sequence"]
+) -> str:
+    """sha256, in hex, of the tokens that count: equal where two models read the same."""
+    digest = hashlib.sha256()
+    for row, length in zip(tokens.cpu().numpy(), lengths.tolist(), strict=True):
+        digest.update(np.int64(length).tobytes() + row[:length].astype("<i8").tobytes())
+    return digest.hexdigest()
 
 
 def versions() -> dict[str, str]:

@@ -79,7 +79,7 @@ def synthetic_comparison(
             "position_start": ("position_bin", start),
             "position_stop": ("position_bin", 2 * start),
             "step": list(STEPS),
-            "tokens_seen": ("step", [128 * step for step in STEPS]),
+            "tokens_seen": (("entry", "step"), [[128 * step for step in STEPS]] * count),
         },
         attrs={
             "model": ", ".join(groups),

@@ -20,7 +20,7 @@ from ropelens.comparison.compare import checkpoints
 from ropelens.comparison.entries import Run, find_entries
 from ropelens.comparison.measure import past_context, validation
 from ropelens.comparison.pairs import mean_interval, partners
-from ropelens.errors import BadArgument
+from ropelens.errors import BadArgument, RopelensError
 from ropelens.train.tokens import open_sequences
 
 __all__ = ["comparison", "measured", "study"]
@@ -86,11 +86,41 @@ def test_runs_on_other_tokens_are_refused(study: Path, tmp_path: Path) -> None:
     other = run_folder(copy, "nope", 0)
     record = json.loads((other / "run.json").read_text())
     record["settings"]["context"] = 64
+    record["settings"]["steps"] = 9
     (other / "run.json").write_text(json.dumps(record))
-    with pytest.raises(BadArgument, match="context: 32 and 64"):
+    with pytest.raises(BadArgument, match="context: 32 and 64; steps: 3 and 9"):
         find_entries([run_folder(copy, "rope", 0), other])
     (other / "run.json").write_text("{")
     with pytest.raises(BadArgument, match=r"run\.json is damaged"):
+        find_entries([copy])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"learning_rate": 1.0}, "learning_rate: 0.01 and 1.0"),
+        ({"variant": "../../x"}, "No RoPE variant is called"),
+        ({"size": {"layers": 2}}, r"run\.json is damaged"),
+        ({"steps": 0}, "steps: 3 and 0|is damaged"),
+    ],
+)
+def test_runs_that_learnt_otherwise_are_refused(
+    study: Path, tmp_path: Path, change: dict[str, object], words: str
+) -> None:
+    copy = copy_of(study, tmp_path)
+    other = run_folder(copy, "nope", 0)
+    record = json.loads((other / "run.json").read_text())
+    record["settings"] |= change
+    (other / "run.json").write_text(json.dumps(record))
+    with pytest.raises(RopelensError, match=words):
+        find_entries([run_folder(copy, "rope", 0), other])
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"variants": 3}', '{"colour": 1}'])
+def test_a_damaged_study_is_one_error(study: Path, tmp_path: Path, damage: str) -> None:
+    copy = copy_of(study, tmp_path)
+    (copy / "study.json").write_text(damage)
+    with pytest.raises(BadArgument, match=r"study\.json is damaged"):
         find_entries([copy])
 
 
@@ -106,7 +136,8 @@ def test_two_runs_of_one_name_are_refused(study: Path, tmp_path: Path) -> None:
 def test_validation_text_is_spread_and_was_held_out(study: Path) -> None:
     run = runs_in(study)[0]
     few, every = validation(run, sequences=3), validation(run, sequences=10**6)
-    assert torch.equal(few, every[:: len(every) // 3][:3])
+    last = len(every) - 1
+    assert torch.equal(few, every[[0, round(last / 2), last]])
     stored = torch.from_numpy(open_sequences(run.data / "train.npy").astype(np.int64))
     assert torch.equal(every, stored[-len(every) :])  # the last 2% were not learnt from
 
@@ -157,9 +188,7 @@ def test_heads_and_planes_are_those_of_a_profile(comparison: xr.Dataset, study: 
         ("", SEQUENCES // 8, comparison),
         ("growth_", 2, comparison.sel(step=entry.steps)),
     ):
-        profile = rl.profile(model, validation(entry, sequences=SEQUENCES)[:sequences])
-        if prefix:
-            profile = rl.profile(model, validation(entry, sequences=2))
+        profile = rl.profile(model, validation(entry, sequences=sequences))
         heads = rl.classify_heads(profile)
         found = of.sel(entry=entry.name)
         for name in ("q_norm", "selectivity", "previous_token"):

@@ -111,7 +111,7 @@ def test_models_that_read_other_text_have_no_difference_of_losses(
     out = tmp_path / "out"
     assert ropelens("compare", analyses[0], analyses[2], "--out", out).code == 0
     assert pd.read_csv(out / "comparison.csv")["loss_change"].isna().all()
-    assert "the entries read different text" in (out / "index.html").read_text()
+    assert "no two read the same tokens" in (out / "index.html").read_text()
 
 
 def test_bad_input_is_one_line_and_nothing_is_lost(
@@ -121,6 +121,7 @@ def test_bad_input_is_one_line_and_nothing_is_lost(
     cases = {
         "is one of the folders to compare": (*analyses, "--out", analyses[0]),
         "holds a model": (*analyses, "--out", runs[0]),
+        "holds the results of ropelens analyze": (*analyses[:2], "--out", analyses[2]),
         "Runs and analyses cannot be compared": (runs[0], analyses[0], "--out", tmp_path / "a"),
         "A comparison needs two or more": (runs[0], "--out", tmp_path / "a"),
         "holds nothing to compare": (runs[0], tmp_path / "none", "--out", tmp_path / "a"),

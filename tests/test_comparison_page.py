@@ -23,7 +23,7 @@ from ropelens.report.comparison_words import findings, shown_columns, table_rows
 
 __all__ = ["browser"]
 
-HOSTILE = "<img src=x onerror=alert(1)>"
+HOSTILE = '<img src=x onerror=alert(1)><a href="https://evil.example/">%{y}</a>'
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_findings_say_the_order_of_the_losses(comparison: xr.Dataset) -> None:
     said = findings(comparison, rl.summarize_comparison(comparison))
     assert said[0].startswith("Against rope, the loss changes by: p-rope:0.5 +0.105 (")
     assert "; nope +0.210 (" in said[0]
-    assert said[0].endswith("(95% interval over 2 pairs of seeds).")
+    assert said[0].endswith(", 2 pairs of seeds) nats per token, with 95% intervals.")
     assert said[-1] == "A finding."
     assert any("In rope seed 0, of the checkpoints kept, first: " in s for s in said)
 
@@ -193,6 +193,7 @@ def test_the_page_shows_all_and_does_no_harm(
     assert HOSTILE in shown.locator("h1").inner_text()
     assert shown.locator("tbody tr").count() == 3
     assert shown.locator(".plot img").count() == 0
+    assert shown.locator(".plot a[href]").count() == 0
     overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert shown.evaluate(overflow) <= 0
     if width == 1280:

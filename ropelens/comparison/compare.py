@@ -96,11 +96,16 @@ def compare(
         dataset = _side_by_side([measure.final(run) for run in runs], entries)
         growth = _side_by_side([measure.growth(run) for run in runs], entries)
         dataset = dataset.assign({GROWTH + str(n): v for n, v in growth.data_vars.items()})
+        per_step = np.array([run.tokens_per_step for run in runs])
         dataset = dataset.assign_coords(
-            tokens_seen=("step", dataset["step"].values * runs[0].tokens_per_step)
+            tokens_seen=(("entry", "step"), per_step[:, None] * dataset["step"].values)
         )
         context = runs[0].context
-        facts = {"context": context, "trained_context": context, "sequences": sequences}
+        facts = {
+            "context": context,
+            "trained_context": context,
+            "sequences": dataset.sizes["sequence"],
+        }
     else:
         dataset, facts = _analyses(entries), {}
     dataset = dataset.assign_coords(partner=("entry", _partners(dataset, entries)))
@@ -153,7 +158,8 @@ class _Measurement:
             "seed": self.seed,
             "versions": versions(),
         }
-        path = self.cache / run.name.replace(":", "-").replace(" ", "-") / f"{name}.nc"
+        place = "".join(c if c.isalnum() or c in "._-" else "-" for c in run.name)
+        path = self.cache / place / f"{name}.nc"
 
         def make() -> xr.Dataset:
             return measure(
@@ -171,7 +177,8 @@ def _analyses(entries: Sequence[Entry]) -> xr.Dataset:
     dataset = _side_by_side([head_measures(profile) for profile in profiles], entries)
     return dataset.assign_coords(
         model=("entry", [str(p.attrs["model"]) for p in profiles]),
-        text=("entry", [f"{p.attrs.get('text', '')}; {p.attrs['tokens']}" for p in profiles]),
+        # Of a profile that does not tell, the tokens are no other's.
+        text=("entry", [str(p.attrs.get("tokens_sha256", id(p))) for p in profiles]),
         trained_context=("entry", [int(p.attrs["trained_context"]) for p in profiles]),
     )
 

@@ -11,12 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from ropelens.errors import BadArgument
+from ropelens.rope.variants import parse_variant
 from ropelens.train.record import read_json
 from ropelens.train.sizes import SIZES, Size
 from ropelens.train.study import STUDY, runs_of, saved_study
 
-SAME = ("context", "vocabulary", "valid_sha256", "text_sha256", "dataset", "tokenizer_sha256")
-"""Settings that runs share whose losses are losses of the same thing."""
+SAME = (
+    *("context", "vocabulary", "valid_sha256", "text_sha256", "dataset", "tokenizer_sha256"),
+    *("steps", "precision"),
+)
+"""Settings that runs share whose losses are losses of the same thing, learnt alike."""
+
+SAME_OF_A_SIZE = ("size", "learning_rate", "warmup_steps")
+"""Settings that also runs of one size share."""
 
 NOTHING = "pass runs or studies that ropelens train wrote, or what ropelens analyze wrote"
 
@@ -45,7 +52,8 @@ class Run(Entry):
     def checkpoints(self) -> dict[int, Path]:
         """The models that its history kept, and the finished one, by their step."""
         early = sorted((self.folder / "history").glob("step-*"))
-        kept = {int(folder.name.removeprefix("step-")): folder for folder in early}
+        steps = [folder.name.removeprefix("step-") for folder in early]
+        kept = {int(n): f for n, f in zip(steps, early, strict=True) if n.isdecimal()}
         return kept | {self.steps: self.folder}
 
 
@@ -103,16 +111,21 @@ def _record(folder: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        return read_json(path)
+        record: object = read_json(path)
     except ValueError as error:
         raise BadArgument(f"{path} is damaged.", seen=str(error)) from error
+    return record if isinstance(record, dict) else {}
 
 
 def _study(path: Path) -> list[tuple[Path, dict[str, Any] | None]]:
     """The finished runs of a study, in its order."""
     done: list[tuple[Path, dict[str, Any] | None]] = []
     missing = []
-    for run in runs_of(saved_study(path)):
+    try:
+        runs = list(runs_of(saved_study(path)))
+    except (TypeError, ValueError, AttributeError) as error:
+        raise BadArgument(f"{path / STUDY} is damaged.", seen=str(error)) from error
+    for run in runs:
         record = _record(path / run.folder)
         if "finished" in record:
             done.append((path / run.folder, record))
@@ -127,40 +140,18 @@ def _study(path: Path) -> list[tuple[Path, dict[str, Any] | None]]:
 
 
 def _runs(found: Iterable[tuple[Path, dict[str, Any] | None]]) -> list[Entry]:
-    records = [(folder, record) for folder, record in found if record is not None]
-    first_folder, first = records[0]
-    for folder, record in records[1:]:
-        differ = [n for n in SAME if record["settings"].get(n) != first["settings"].get(n)]
-        if differ:
-            raise BadArgument(
-                f"The runs in {first_folder} and {folder} cannot be compared.",
-                seen="; ".join(
-                    f"{n}: {first['settings'].get(n)} and {record['settings'].get(n)}"
-                    for n in differ
-                ),
-                means="losses per token are of the same thing only on the same tokens",
-                attempt="ropelens analyze of both models, on the same text",
-            )
-    sizes = [size_name(Size(**record["settings"]["size"])) for _, record in records]
+    runs = [_run(folder, record) for folder, record in found if record is not None]
+    settings = [record["settings"] for _, record in found if record is not None]
+    of_size: dict[str, int] = {}
+    for number, run in enumerate(runs):
+        like = of_size.setdefault(run.size, number)
+        _check_alike(runs, settings, (0, number), SAME)
+        _check_alike(runs, settings, (like, number), SAME_OF_A_SIZE)
     entries: list[Entry] = []
-    for (folder, record), size in zip(records, sizes, strict=True):
-        settings = record["settings"]
-        variant, seed = settings["variant"], settings["seed"]
-        group = variant if len(set(sizes)) == 1 else f"{size} {variant}"
-        entries.append(
-            Run(
-                name=f"{group} seed {seed}",
-                group=group,
-                folder=folder,
-                size=size,
-                variant=variant,
-                seed=seed,
-                data=folder / record["data"],
-                context=settings["context"],
-                steps=settings["steps"],
-                tokens_per_step=record["tokens"] // settings["steps"],
-            )
-        )
+    for run in runs:
+        group = run.variant if len(of_size) == 1 else f"{run.size} {run.variant}"
+        name = f"{group} seed {run.seed}"
+        entries.append(dataclasses.replace(run, name=name, group=group))
     twice = [name for name, count in Counter(e.name for e in entries).items() if count > 1]
     if twice:
         raise BadArgument(
@@ -169,6 +160,49 @@ def _runs(found: Iterable[tuple[Path, dict[str, Any] | None]]) -> list[Entry]:
             attempt="one of them",
         )
     return entries
+
+
+def _run(folder: Path, record: dict[str, Any]) -> Run:
+    """The run in `folder`, by what its run.json says; its name and group are still open."""
+    try:
+        settings = record["settings"]
+        parse_variant(settings["variant"])
+        return Run(
+            name="",
+            group="",
+            folder=folder,
+            size=size_name(Size(**settings["size"])),
+            variant=settings["variant"],
+            seed=int(settings["seed"]),
+            data=folder / record["data"],
+            context=int(settings["context"]),
+            steps=int(settings["steps"]),
+            tokens_per_step=int(record["tokens"]) // int(settings["steps"]),
+        )
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise BadArgument(
+            f"{folder / 'run.json'} is damaged.", seen=f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _check_alike(
+    runs: Sequence[Run],
+    settings: Sequence[dict[str, Any]],
+    pair: tuple[int, int],
+    names: Sequence[str],
+) -> None:
+    """Raise BadArgument where the settings `names` of a pair of runs differ."""
+    first, second = (settings[number] for number in pair)
+    differ = [name for name in names if first.get(name) != second.get(name)]
+    if differ:
+        raise BadArgument(
+            "The runs in {} and {} cannot be compared.".format(
+                *(runs[number].folder for number in pair)
+            ),
+            seen="; ".join(f"{n}: {first.get(n)} and {second.get(n)}" for n in differ),
+            means="a difference in loss would be of these too",
+            attempt="ropelens analyze of both models, on the same text",
+        )
 
 
 def size_name(size: Size) -> str:

@@ -44,7 +44,8 @@ def measure_final(
     """The finished model in `folder`: heads, planes, losses, induction and retrieval."""
     model, _ = load(folder, device=device, local_files_only=True)
     tokens = validation(run, sequences=sequences)
-    dataset = head_measures(profile(model, tokens[: max(2, sequences // PER_HEADS)], seed=seed))
+    fewer = validation(run, sequences=max(2, sequences // PER_HEADS))
+    dataset = head_measures(profile(model, fewer, seed=seed))
     losses = evaluate(model, tokens, measures=("loss",), seed=seed).isel(edit=0, drop=True)
     longer = past_context(run, sequences=max(2, sequences // PER_LONG))
     beyond = evaluate(model, longer, measures=("loss",), seed=seed)
@@ -99,8 +100,8 @@ def validation(run: Run, *, sequences: int) -> Int[Tensor, "sequence position"]:
             f"{run.data} holds a single sequence of validation text.",
             means="intervals are over sequences",
         )
-    step = max(1, len(held_out) // sequences)
-    return torch.from_numpy(held_out[::step][:sequences].astype(np.int64))
+    at = np.linspace(0, len(held_out) - 1, min(sequences, len(held_out))).round().astype(int)
+    return torch.from_numpy(held_out[at].astype(np.int64))
 
 
 def past_context(run: Run, *, sequences: int) -> Int[Tensor, "sequence position"]:

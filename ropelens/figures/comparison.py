@@ -12,6 +12,7 @@ from ropelens.comparison.pairs import changes, entries_of, group_names
 from ropelens.errors import BadArgument
 from ropelens.figures.series import looks
 from ropelens.figures.style import COLORS, LABELS, MUTED, new_figure, template
+from ropelens.figures.text import plotly_text
 from ropelens.figures.wavelengths import short_count
 
 
@@ -27,9 +28,8 @@ def plot_loss_change(comparison: xr.Dataset, table: pd.DataFrame) -> go.Figure:
             "There is no loss to compare.",
             means="no entry has one of the baseline to be paired with",
         )
-    figure = new_figure(
-        f"Loss against that of {comparison.attrs['baseline']}", height=140 + 46 * len(rows)
-    )
+    baseline = plotly_text(comparison.attrs["baseline"])
+    figure = new_figure(f"Loss against that of {baseline}", height=140 + 46 * len(rows))
     look = looks(comparison)
     for row in rows.to_dict("records"):
         group, mean = row["group"], row["loss_change"]
@@ -37,7 +37,7 @@ def plot_loss_change(comparison: xr.Dataset, table: pd.DataFrame) -> go.Figure:
         color = look[group].color
         figure.add_scatter(
             x=pairs,
-            y=[group] * len(pairs),
+            y=[plotly_text(group)] * len(pairs),
             mode="markers",
             marker={"size": 13, "symbol": "circle-open", "color": color, "line_width": 1.5},
             hovertemplate="one pair: %{x:+.4f} nats/token<extra></extra>",
@@ -45,7 +45,7 @@ def plot_loss_change(comparison: xr.Dataset, table: pd.DataFrame) -> go.Figure:
         )
         figure.add_scatter(
             x=[mean],
-            y=[group],
+            y=[plotly_text(group)],
             error_x={
                 "type": "data",
                 "array": [row["high"] - mean],
@@ -89,14 +89,14 @@ def plot_position_loss(comparison: xr.Dataset) -> go.Figure:
             figure.add_scatter(
                 x=middle,
                 y=values.mean("entry").values,
-                name=group,
+                name=plotly_text(group),
                 legendgroup=group,
                 showlegend=row == 1,
                 mode="lines+markers",
                 line=look[group].line,
                 marker={"symbol": look[group].symbol, "size": 6},
-                hovertemplate=f"{group}<br>position %{{x:.0f}}: %{{y:.3f}} nats/token"
-                "<extra></extra>",
+                hovertemplate=f"{plotly_text(group)}<br>"
+                "position %{x:.0f}: %{y:.3f} nats/token<extra></extra>",
                 meta={"x": "position", "y": "position_loss" if row == 1 else "change"},
                 row=row,
                 col=1,
@@ -122,7 +122,7 @@ def plot_position_loss(comparison: xr.Dataset) -> go.Figure:
     figure.update_xaxes(title_text="position of the predicted token (log scale)", row=2)
     figure.update_yaxes(title_text="loss (nats/token)", row=1)
     figure.update_yaxes(
-        title_text=f"difference to {comparison.attrs['baseline']}<br>(nats/token)",
+        title_text=f"difference to {plotly_text(comparison.attrs['baseline'])}<br>(nats/token)",
         zeroline=True,
         zerolinecolor=MUTED,
         row=2,
@@ -140,7 +140,7 @@ def plot_label_counts(table: pd.DataFrame) -> go.Figure:
     for label in LABELS:
         figure.add_bar(
             x=rows[label],
-            y=rows["group"],
+            y=[plotly_text(group) for group in rows["group"]],
             orientation="h",
             name=label,
             marker={"color": COLORS[label]},
@@ -150,6 +150,6 @@ def plot_label_counts(table: pd.DataFrame) -> go.Figure:
             hovertemplate=f"%{{y}}: %{{x:.3g}} {label}<extra></extra>",
         )
     figure.update_layout(barmode="stack", bargap=0.3, legend_traceorder="normal")
-    figure.update_xaxes(title_text="heads (mean over seeds)")
+    figure.update_xaxes(title_text="heads (mean over entries)")
     figure.update_yaxes(showgrid=False, type="category")
     return figure

@@ -13,6 +13,7 @@ from ropelens.comparison.pairs import entries_of, group_names
 from ropelens.figures.plane_marks import marks
 from ropelens.figures.series import looks
 from ropelens.figures.style import MUTED, template
+from ropelens.figures.text import plotly_text
 from ropelens.figures.wavelengths import AXIS_TITLE, short_count
 
 ROOM = 0.45
@@ -109,7 +110,7 @@ def _traces(comparison: xr.Dataset, *, prefix: str) -> list[tuple[go.Scatter, in
                     go.Scatter(
                         x=place,
                         y=mean.values,
-                        name=group,
+                        name=plotly_text(group),
                         legendgroup=group,
                         showlegend=row == 1,
                         mode="lines+markers",
@@ -122,7 +123,7 @@ def _traces(comparison: xr.Dataset, *, prefix: str) -> list[tuple[go.Scatter, in
                             short_count(w) if t else "∞"
                             for w, t in zip(place, turning, strict=True)
                         ],
-                        hovertemplate=f"{group}<br>%{{y:.3f}}, wavelength "
+                        hovertemplate=f"{plotly_text(group)}<br>%{{y:.3f}}, wavelength "
                         "%{customdata} tokens<extra></extra>",
                         meta={"x": "wavelength", "y": name},
                     ),

@@ -12,6 +12,7 @@ from plotly.subplots import make_subplots
 from ropelens.comparison.pairs import entries_of, group_names
 from ropelens.figures.series import looks
 from ropelens.figures.style import template
+from ropelens.figures.text import plotly_text
 from ropelens.figures.wavelengths import short_count
 
 HEADS = ("layer", "head")
@@ -57,13 +58,14 @@ def plot_growth(comparison: xr.Dataset) -> go.Figure:
                     "width": 2,
                     "visible": values.sizes["entry"] > 1,
                 },
-                name=group,
+                name=plotly_text(group),
                 legendgroup=group,
                 showlegend=row == 1,
                 mode="lines+markers",
                 line=look[group].line,
                 marker={"symbol": look[group].symbol, "size": 6},
-                hovertemplate=f"{group}<br>step %{{x:,}}: %{{y:.3g}}<extra></extra>",
+                hovertemplate=f"{plotly_text(group)}<br>"
+                "step %{x:,}: %{y:.3g}<extra></extra>",
                 meta={"x": "step", "y": title.replace("<br>", " ")},
                 row=row,
                 col=1,

@@ -108,7 +108,7 @@ def render_comparison(comparison: xr.Dataset) -> str:
     return render_figures(
         "comparison.html",
         comparison_figures(comparison, table),
-        question=str(comparison.attrs["question"]),
+        question=str(comparison.attrs.get("question", QUESTION)),
         model=str(comparison.attrs["model"]),
         facts=words.facts(comparison, table),
         findings=words.findings(comparison, table),
@@ -120,5 +120,5 @@ def render_comparison(comparison: xr.Dataset) -> str:
         },
         run=words.run_facts(comparison),
         versions=versions(comparison),
-        command=str(comparison.attrs["command"]),
+        command=str(comparison.attrs.get("command", "")),
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 import xarray as xr
@@ -36,19 +38,20 @@ COLUMNS = (
 
 def findings(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
     """The comparison in sentences, the most important first."""
-    said = [_losses(table, str(comparison.attrs["baseline"]))]
-    if "loss_past_context" in table:
+    said = [_losses(comparison, table)]
+    if "loss_past_context" in table and table["loss_past_context"].notna().any():
         said.append(
             "Past the trained context the loss is "
             + _each(table, "loss_past_context", "{:.2f}")
             + " nats per token."
         )
+    if "repeat_loss" in table:
         said.append(
             "Random tokens, repeated, cost "
             + _each(table, "repeat_loss", "{:.2f}")
             + " nats per token; of keys, the value was found for "
             + _each(table, "retrieval", "{:.0%}")
-            + " (chance 12%)."
+            + " (chance 12.5%)."
         )
     said.append(
         "Heads that give half their attention to the previous token: "
@@ -70,31 +73,35 @@ def findings(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
         )
     if "growth_loss" in comparison:
         said.append(_growth(comparison, str(table["group"].iloc[0])))
-    return said + str(comparison.attrs["findings"]).splitlines()
+    return said + str(comparison.attrs.get("findings", "")).splitlines()
 
 
-def _losses(table: pd.DataFrame, baseline: str) -> str:
+def _losses(comparison: xr.Dataset, table: pd.DataFrame) -> str:
     """Loss of the baseline, and the differences to it from the best to the worst."""
+    baseline = str(comparison.attrs["baseline"])
     known = table[table["loss_change"].notna()].sort_values("loss_change")
     losses = _each(table, "loss", "{:.3f}")
     if known.empty:
-        return f"The loss is {losses} nats per token; the entries read different text."
+        why = "no two read the same tokens"
+        if "context" in comparison.attrs:
+            why = f"no run has one of {baseline} with its size and seed beside it"
+        return f"The loss is {losses} nats per token; {why}."
     changes = "; ".join(
         f"{row['group']} {_signed(row['loss_change'])} "
-        f"({_signed(row['low'])} to {_signed(row['high'])})"
+        f"({_signed(row['low'])} to {_signed(row['high'])}, {_over(row)})"
         for row in known.to_dict("records")
     )
-    over = " and ".join(known["over"].unique())
-    seeds = int(known["pairs"].max())
-    how = {
-        "seeds": f"over {seeds} pairs of seeds",
-        "sequences": "over sequences, one seed each",
-        "apart": "from both standard errors",
-    }.get(over, f"over {over}")
     return (
-        f"Against {baseline}, the loss changes by: {changes} nats per token "
-        f"(95% interval {how})."
+        f"Against {baseline}, the loss changes by: {changes} nats per token, "
+        "with 95% intervals."
     )
+
+
+def _over(row: Mapping[Hashable, Any]) -> str:
+    """What the interval of a row is over."""
+    if row["over"] == "seeds":
+        return f"{row['pairs']} pairs of seeds"
+    return {"sequences": "sequences, one seed", "apart": "both standard errors"}[row["over"]]
 
 
 def _growth(comparison: xr.Dataset, group: str) -> str:
@@ -172,7 +179,9 @@ def facts(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
     if "context" in comparison.attrs:
         said.append(f"context {int(comparison.attrs['context']):,}")
     if "tokens_seen" in comparison.coords:
-        said.append(f"{int(comparison['tokens_seen'].max()):,} training tokens each")
+        seen = sorted({int(tokens) for tokens in comparison["tokens_seen"].max("step").values})
+        counts = " and ".join(f"{tokens:,}" for tokens in seen)
+        said.append(f"{counts} training tokens" + (" each" if len(seen) == 1 else ""))
     return said
 
 
