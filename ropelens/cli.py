@@ -144,11 +144,13 @@ def rope(
         typer.Option(
             metavar="N",
             min=2,
+            max=65_536,
             help="With --variant: of heads of N coordinates, no model.",
         ),
     ] = None,
     base: Annotated[
-        float, typer.Option(metavar="B", min=1, help="With --head-dim: the base.")
+        float,
+        typer.Option(metavar="B", min=2, max=1e15, help="With --head-dim: the base."),
     ] = 10_000.0,
     trained_context: Annotated[
         int, typer.Option(metavar="N", min=1, help="With --head-dim: tokens trained for.")

@@ -21,8 +21,9 @@ def rows_of(text: str) -> Any:
     """The value of --rows."""
     if text == "all":
         return text
-    if not (text.isascii() and text.isdigit() and int(text)):
-        raise typer.BadParameter(f'{text!r} is neither "all" nor a number, 1 or more')
+    if not (text.isascii() and text.isdigit() and len(text) < 8 and int(text)):
+        shown = text if len(text) < 40 else f"{text[:40]}..."
+        raise typer.BadParameter(f'{shown!r} is neither "all" nor a number from 1 to 9,999,999')
     return int(text)
 
 

@@ -221,7 +221,7 @@ def test_a_model_without_text_is_told_what_to_pass(
         ("--context", 2, 2, "'--context': Input should be greater than or equal to 3"),
         ("--context", "x", 2, "'--context': Input should be a valid integer"),
         ("--sequences", 0, 2, "'--sequences': Input should be greater than or equal to 1"),
-        ("--rows", 0, 2, "'--rows': '0' is neither \"all\" nor a number, 1 or more"),
+        ("--rows", 0, 2, "'--rows': '0' is neither \"all\" nor a number from 1 to 9,999,999"),
         ("--rows", -1, 2, "'--rows': '-1' is neither"),
         ("--rows", "x", 2, "'--rows': 'x' is neither"),
         ("--rows", "", 2, "'--rows': '' is neither"),
@@ -289,7 +289,7 @@ def test_wrong_usage(ropelens: Command, args: list[str], words: str) -> None:
         ("text.txt/out", "cannot be made: there is no folder"),
         ("no/parent", "cannot be made: there is no folder"),
         ("/proc/ropelens", "/proc/ropelens cannot be written to"),
-        ("model", "holds a model; results would mix with its files"),
+        ("model", "holds a model, a run or a study; results would mix"),
     ],
 )
 def test_a_place_that_cannot_be_written_to(

@@ -129,6 +129,8 @@ def test_bad_input_is_one_line_and_nothing_is_lost(
     for words, arguments in cases.items():
         ended = ropelens("compare", *arguments)
         assert (ended.code, words in ended.problem) == (1, True), ended.err
+    (tmp_path / "begun" / "history").mkdir(parents=True)
+    assert "a run or a study" in ropelens("compare", *runs, "--out", tmp_path / "begun").problem
     assert ropelens("compare", "--out", tmp_path / "a").code == 2
     assert ropelens("compare", *runs, "--sequences", 1, "--out", tmp_path / "a").code == 2
     assert not (tmp_path / "a").exists()

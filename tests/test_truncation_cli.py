@@ -155,7 +155,7 @@ def test_a_folder_that_holds_a_model_is_refused(
     before = sorted(model.iterdir())
     ended = ropelens("truncate", model, "--text", text, "--out", model)
     assert ended.code == 1
-    assert "holds a model; results would mix with its files" in ended.problem
+    assert "holds a model, a run or a study; results would mix" in ended.problem
     assert sorted(model.iterdir()) == before
 
 

@@ -94,6 +94,9 @@ def _usages() -> str:
 
 # What stands behind the colon
 
+LARGEST = 1e15
+"""Bases and stretches beyond it are mistakes, and float32 would not hold their powers."""
+
 
 def _number(text: str, low: float, high: float = math.inf) -> float:
     try:
@@ -112,7 +115,7 @@ def _nothing(text: str) -> None:
 
 
 def _base(text: str) -> float:
-    return _number(text, 1.0)
+    return _number(text, 1.0, LARGEST)
 
 
 def _base_or_none(text: str) -> float | None:
@@ -124,7 +127,7 @@ def _share(text: str) -> float:
 
 
 def _stretch(text: str) -> float:
-    return _number(text, 1.0)
+    return _number(text, 1.0, LARGEST)
 
 
 def _every(text: str) -> int:

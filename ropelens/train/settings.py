@@ -59,6 +59,10 @@ def check_settings(settings: Settings) -> None:
         if value < low or (high is not None and value > high):
             limits = f"at least {low}" if high is None else f"between {low} and {high}"
             raise BadArgument(f"{name} is {value}; it must be {limits}.")
+    if not 0 < settings.learning_rate < 1:
+        raise BadArgument(
+            f"learning_rate is {settings.learning_rate}; it must be above 0 and below 1."
+        )
     if settings.precision not in get_args(Precision):
         raise BadArgument(
             f"no precision is called {settings.precision!r}.",
