@@ -169,6 +169,11 @@ def _persist(step: Callable[[], None]) -> None:
             continue
 
 
+def file_name(text: str) -> str:
+    """`text` as the name of a file or folder: letters, digits, ".", "_" and "-" alone."""
+    return "".join(c if c.isalnum() or c in "._-" else "-" for c in text)
+
+
 def write_whole(path: str | Path, content: str | bytes) -> Path:
     """Write a file aside and rename it into place: never half a file, nor none.
 

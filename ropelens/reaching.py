@@ -16,11 +16,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ropelens.collect import TOKENS_PER_BATCH, Progress
+from ropelens.collect import Progress, batches
 from ropelens.edit import Layer, as_edit
 from ropelens.errors import BadArgument
-from ropelens.models.doorway import device_of, open_edit
-from ropelens.models.rotation import depends_on_length, read_layers
+from ropelens.models.doorway import open_edit
+from ropelens.models.rotation import read_layers
 from ropelens.models.subject import Subject, as_subject, check_layers
 from ropelens.profiling import check_tokens, describe_run
 from ropelens.reach_summary import Plan, label_arrays, summarize_layer
@@ -30,7 +30,7 @@ from ropelens.rope.turn import Side
 from ropelens.rope.variants import parse_variant
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.picked import PickedSums, Rotation, sum_picked
-from ropelens.statistics.rows import Rows, all_rows, sample_rows
+from ropelens.statistics.rows import Rows
 from ropelens.statistics.sums import GROUPS
 
 OWN = "rope"
@@ -191,16 +191,13 @@ def _collect(
     progress: Progress | None,
 ) -> dict[int, PickedSums]:
     """The sums of every layer that has chosen heads, over all sequences."""
-    size = max(1, TOKENS_PER_BATCH[device_of(subject.model).type] // tokens.shape[1])
-    longest, whole = int(lengths.max()), depends_on_length(subject.model)
     sums: dict[int, PickedSums] = {}
     seen: set[int] = set()
-    for begin in range(0, len(tokens), size):
-        length = lengths[begin : begin + size]
-        rows = _rows(length, plan, begin)
-        group = (begin + torch.arange(len(length))) % GROUPS
+    for batch in batches(subject, tokens, lengths, rows=plan.rows, seed=plan.seed):
 
-        def observe(call: AttentionCall, rows: Rows = rows, group: Tensor = group) -> None:
+        def observe(
+            call: AttentionCall, rows: Rows = batch.rows, group: Tensor = batch.group
+        ) -> None:
             seen.add(call.layer)
             if not len(plan.heads[call.layer]):
                 return
@@ -217,20 +214,11 @@ def _collect(
             sums[call.layer] = sums[call.layer] + part if call.layer in sums else part
 
         with torch.no_grad(), subject.observe(observe):
-            # A RoPE that changes with the length must see the one that it was read at.
-            subject.forward(
-                tokens[begin : begin + size, : longest if whole else int(length.max())]
-            )
+            subject.forward(batch.tokens)
         if progress is not None:
-            progress(int(length.sum()))
+            progress(int(batch.lengths.sum()))
     check_layers(subject.model, seen)
     return sums
-
-
-def _rows(length: Int[Tensor, " sequence"], plan: Plan, first: int) -> Rows:
-    if plan.rows == "all":
-        return all_rows(length)
-    return sample_rows(length, count=plan.rows, seed=plan.seed, first=first)
 
 
 def _draws(sequences: int, resamples: int, seed: int) -> Float[Tensor, "resample group"]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pandas as pd
 import xarray as xr
-from jaxtyping import Float
-from scipy import stats
 
 from ropelens.errors import BadArgument
+from ropelens.statistics.intervals import paired_interval
 
 COLUMNS = (
     "edit",
@@ -47,7 +44,6 @@ COORDINATES = (
     *("kind", "kept", "planes", "planes_stopped", "wavelength_low", "wavelength_high"),
     *("draw", "band"),
 )
-LEVEL = 0.95
 
 
 def summarize_truncation(truncation: xr.Dataset) -> pd.DataFrame:
@@ -81,25 +77,6 @@ def check_truncation(truncation: xr.Dataset) -> None:
             seen=f"no coordinate {missing[0]}" if missing else f"its first entry is {first!r}",
             attempt="pass what ropelens.truncate(model, tokens) gives",
         )
-
-
-def paired_interval(
-    change: Float[np.ndarray, " sequence"], weight: Float[np.ndarray, " sequence"]
-) -> tuple[float, float, float]:
-    """The weighted mean of paired differences, and the ends of its 95 % interval.
-
-    Student's t with n - 1 degrees of freedom around the ratio estimator sum(w d) / sum(w),
-    whose variance is n / (n - 1) sum(w^2 (d - mean)^2) / sum(w)^2 (Cochran 1977, *Sampling
-    Techniques*, eq. 6.13, without the finite population correction). With equal weights
-    this is `scipy.stats.ttest_1samp`. One difference has no interval: NaN.
-    """
-    count, whole = len(change), weight.sum()
-    mean = float((weight * change).sum() / whole)
-    if count < 2:
-        return mean, math.nan, math.nan
-    spread = (weight**2 * (change - mean) ** 2).sum() * count / (count - 1)
-    half = float(stats.t.ppf((1 + LEVEL) / 2, count - 1) * np.sqrt(spread) / whole)
-    return mean, mean - half, mean + half
 
 
 def _add_changes(table: pd.DataFrame, truncation: xr.Dataset) -> None:

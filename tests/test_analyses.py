@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from trained import story
 
 import ropelens as rl
-from tests.test_train import story
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "analyses").glob("*.py"))

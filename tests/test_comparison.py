@@ -19,8 +19,9 @@ from ropelens.comparison import compare as comparing
 from ropelens.comparison.compare import checkpoints
 from ropelens.comparison.entries import Run, find_entries
 from ropelens.comparison.measure import past_context, validation
-from ropelens.comparison.pairs import mean_interval, partners
+from ropelens.comparison.pairs import partners
 from ropelens.errors import BadArgument, RopelensError
+from ropelens.statistics.intervals import paired_interval
 from ropelens.train.tokens import open_sequences
 
 __all__ = ["comparison", "measured", "study"]
@@ -236,8 +237,8 @@ def test_the_baseline_of_a_size_is_of_that_size() -> None:
 
 
 def test_an_interval_of_one_has_no_bounds() -> None:
-    assert mean_interval(np.array([2.0]))[0] == 2.0
-    assert np.isnan(mean_interval(np.array([2.0]))[1:]).all()
+    assert paired_interval(np.array([2.0]))[0] == 2.0
+    assert np.isnan(paired_interval(np.array([2.0]))[1:]).all()
 
 
 def test_the_table_counts_heads(comparison: xr.Dataset) -> None:

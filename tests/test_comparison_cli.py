@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 from cli_runs import Command, Ended, here
 from tiny_checkpoints import save_tiny
+from trained import NANO, story
 
 import ropelens as rl
 from ropelens.analyze import Job, run
 from ropelens.train import train
-from tests.test_train import NANO, story
 
 FILES = ["comparison.csv", "comparison.nc", "index.html", "run.json"]
 

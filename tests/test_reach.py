@@ -16,7 +16,7 @@ from scipy.optimize import brentq
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import ropelens as rl
-from ropelens import reaching
+from ropelens import collect
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.rope.horizon import horizons, lowest_scores, moved_scores
 
@@ -349,7 +349,7 @@ def test_numbers_do_not_depend_on_the_batches(monkeypatch: pytest.MonkeyPatch):
 def _batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """All sequences at once, then two at a time."""
     yield
-    monkeypatch.setattr(reaching, "TOKENS_PER_BATCH", {"cpu": 40})
+    monkeypatch.setattr(collect, "TOKENS_PER_BATCH", {"cpu": 40})
     yield
 
 

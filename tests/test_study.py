@@ -9,6 +9,7 @@ import pytest
 import torch
 from filelock import FileLock
 from safetensors.torch import load_file
+from trained import NANO, OPTIONS, story
 from transformers import AutoModelForCausalLM
 
 from ropelens.errors import BadArgument, BadText, UnsupportedModel
@@ -17,7 +18,6 @@ from ropelens.train import read_study, run_study, train
 from ropelens.train import sizes as size_table
 from ropelens.train import study as studies
 from ropelens.train.tokens import open_sequences
-from tests.test_train import NANO, OPTIONS, story
 
 FILE = """\
 variants = ["rope", "p-rope:0.5", "p-rope-reversed:0.5", "nope"]

@@ -20,6 +20,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from trained import NANO, OPTIONS, story
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -32,32 +33,12 @@ from transformers import (
 
 from ropelens.bundled import BUNDLED, bundled_path, sample_path
 from ropelens.errors import BadArgument, BadText
-from ropelens.train import SIZES, Size, TrainingFailed, model_config, train, write_bundle
+from ropelens.train import SIZES, TrainingFailed, model_config, train, write_bundle
 from ropelens.train.loop import WHOLE, Checkpoints, last_whole_checkpoint
 from ropelens.train.sample import sample_documents
 from ropelens.train.settings import shared_batch
 from ropelens.train.sizes import get_size
 from ropelens.train.tokens import open_sequences, write_sequences
-
-NANO = Size(
-    layers=2,
-    width=32,
-    heads=2,
-    kv_heads=1,
-    head_dim=16,
-    mlp=64,
-    batch=4,
-    micro_batch=2,
-    learning_rate=1e-2,
-)
-OPTIONS = {
-    "size": NANO,
-    "context": 32,
-    "vocabulary": 300,
-    "steps": 60,
-    "log_every": 5,
-    "eval_every": 20,
-}
 
 # Written for this test, in the manner of what the bundled checkpoint has read.
 PASSAGE = """\
@@ -67,15 +48,6 @@ it; but I am afraid that I must go away to London in the morning." She did not a
 fire had burned low, and there was no sound in the room but the ticking of the clock upon the
 wall. "Will you come back again?" she asked, in a low voice, and her hand trembled a little.
 """
-
-
-def story(lines: int) -> str:
-    """Text with little to learn: names take turns, and each says the same."""
-    names = ["Anna", "Bertram", "Cecily", "Dorian"]
-    return "\n".join(
-        f"{names[i % 4]} met {names[i * 7 % 4]} and said good day, number {i % 10}."
-        for i in range(lines)
-    )
 
 
 @pytest.fixture(scope="module")

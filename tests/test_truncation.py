@@ -21,8 +21,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 import ropelens as rl
 from ropelens import truncation as module
 from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.statistics.intervals import paired_interval
 from ropelens.truncation import KEEP, Cut, Turning, count_cuts, plan_cuts
-from ropelens.truncation_summary import COLUMNS, paired_interval
+from ropelens.truncation_summary import COLUMNS
 
 TOKENS = torch.randint(2, 40, (6, 24), generator=torch.Generator().manual_seed(0))
 

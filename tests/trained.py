@@ -1,4 +1,4 @@
-"""A small study and what a comparison makes of it, for the tests of comparisons."""
+"""A model small enough to train in a test, a study of it, and what a comparison makes of it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,28 @@ import pytest
 import xarray as xr
 
 import ropelens as rl
-from ropelens.train import run_study
+from ropelens.train import Size, run_study
 from ropelens.train import sizes as size_table
-from tests.test_train import NANO, story
 
+NANO = Size(
+    layers=2,
+    width=32,
+    heads=2,
+    kv_heads=1,
+    head_dim=16,
+    mlp=64,
+    batch=4,
+    micro_batch=2,
+    learning_rate=1e-2,
+)
+OPTIONS = {
+    "size": NANO,
+    "context": 32,
+    "vocabulary": 300,
+    "steps": 60,
+    "log_every": 5,
+    "eval_every": 20,
+}
 VARIANTS = ("rope", "p-rope:0.5", "nope")
 STUDY = """\
 variants = ["rope", "p-rope:0.5", "nope"]
@@ -23,6 +41,15 @@ vocabulary = 300
 steps = 3
 """
 SEQUENCES = 16
+
+
+def story(lines: int) -> str:
+    """Text with little to learn: names take turns, and each says the same."""
+    names = ["Anna", "Bertram", "Cecily", "Dorian"]
+    return "\n".join(
+        f"{names[i % 4]} met {names[i * 7 % 4]} and said good day, number {i % 10}."
+        for i in range(lines)
+    )
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from ropelens.comparison.measure import (
 )
 from ropelens.comparison.pairs import partners
 from ropelens.errors import BadArgument
-from ropelens.output import fingerprint
+from ropelens.output import file_name, fingerprint
 from ropelens.profiling import versions
 from ropelens.results import open_profile
 
@@ -158,8 +158,7 @@ class _Measurement:
             "seed": self.seed,
             "versions": versions(),
         }
-        place = "".join(c if c.isalnum() or c in "._-" else "-" for c in run.name)
-        path = self.cache / place / f"{name}.nc"
+        path = self.cache / file_name(run.name) / f"{name}.nc"
 
         def make() -> xr.Dataset:
             return measure(

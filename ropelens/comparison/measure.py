@@ -46,19 +46,18 @@ def measure_final(
     tokens = validation(run, sequences=sequences)
     fewer = validation(run, sequences=max(2, sequences // PER_HEADS))
     dataset = head_measures(profile(model, fewer, seed=seed))
-    losses = evaluate(model, tokens, measures=("loss",), seed=seed).isel(edit=0, drop=True)
+    measures = ("loss", "induction", "retrieval")
+    found = evaluate(model, tokens, measures=measures, seed=seed).isel(edit=0, drop=True)
     longer = past_context(run, sequences=max(2, sequences // PER_LONG))
-    beyond = evaluate(model, longer, measures=("loss",), seed=seed)
-    tasks = evaluate(model, tokens, measures=("induction", "retrieval"), seed=seed)
-    beyond, tasks = beyond.isel(edit=0, drop=True), tasks.isel(edit=0, drop=True)
-    loss = losses["loss"]
+    beyond = evaluate(model, longer, measures=("loss",), seed=seed).isel(edit=0, drop=True)
+    loss = found["loss"].drop_vars(set(found.coords) - {"sequence"}, errors="ignore")
     return dataset.assign(
         {
             "loss": loss.mean(),
             "loss_se": loss.std(ddof=1) / np.sqrt(loss.size),
             "sequence_loss": loss,
             **{name: beyond[name] for name in ("position_loss", "position_loss_se")},
-            **{name: tasks[name] for name in ("first_loss", "repeat_loss", "retrieval")},
+            **{name: found[name] for name in ("first_loss", "repeat_loss", "retrieval")},
         }
     )
 

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import xarray as xr
-from jaxtyping import Float
-from scipy import stats
 
 ALONE = -1
 """The partner of an entry that the baseline has no like of."""
@@ -56,13 +54,3 @@ def changes(comparison: xr.Dataset, group: str, name: str) -> xr.DataArray:
     values = comparison[name]
     other = values.isel(entry=partner[mine]).assign_coords(entry=values["entry"][mine])
     return values.isel(entry=mine) - other
-
-
-def mean_interval(values: Float[np.ndarray, " pair"]) -> tuple[float, float, float]:
-    """Mean of `values` and its 95% interval by Student's t; NaN bounds for a single one."""
-    mean = float(values.mean())
-    if len(values) < 2:
-        return mean, np.nan, np.nan
-    error = float(values.std(ddof=1)) / np.sqrt(len(values))
-    spread = float(stats.t.ppf(0.975, len(values) - 1)) * error
-    return mean, mean - spread, mean + spread

@@ -7,8 +7,9 @@ import pandas as pd
 import xarray as xr
 from jaxtyping import Float
 
-from ropelens.comparison.pairs import changes, entries_of, group_names, mean_interval
+from ropelens.comparison.pairs import changes, entries_of, group_names
 from ropelens.heads import LABELS
+from ropelens.statistics.intervals import paired_interval
 
 NORMAL = 1.96
 """Standard errors on either side of a mean that hold 95% of a normal distribution."""
@@ -75,9 +76,11 @@ def _interval(
     if not len(change):
         return "", (np.nan, np.nan, np.nan)
     if len(change) > 1:
-        return "seeds", mean_interval(change)
+        return "seeds", paired_interval(change)
     if "sequence_loss" in comparison:
-        return "sequences", mean_interval(changes(comparison, group, "sequence_loss").values[0])
+        return "sequences", paired_interval(
+            changes(comparison, group, "sequence_loss").values[0]
+        )
     # Two models on one text, the losses of whose sequences are not known: as if apart.
     this = int(np.flatnonzero(comparison["group"].values == group)[0])
     both = [this, int(comparison["partner"].values[this])]

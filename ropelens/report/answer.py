@@ -12,7 +12,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from ropelens.output import output_folder, write_whole
+from ropelens.output import file_name, output_folder, write_whole
 from ropelens.report.page import model_name, run_facts, short_facts, versions
 from ropelens.report.payload import page_template
 from ropelens.report.render import render
@@ -38,7 +38,7 @@ def write_answer(
     results in `more` by the names of their files ("truncation.nc", "truncation.csv"): all
     of them or, after an error, what was there before.
     """
-    name = "".join(c if c.isalnum() or c in "._-" else "-" for c in profile.attrs["model"])
+    name = file_name(profile.attrs["model"])
     folder = Path(folder) / (name.strip(".-") or "model")
     folder.parent.mkdir(parents=True, exist_ok=True)
     command = shlex.join(["python", *sys.argv])

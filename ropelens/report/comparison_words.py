@@ -12,7 +12,7 @@ import xarray as xr
 
 from ropelens.comparison.pairs import entries_of
 from ropelens.figures.wavelengths import short_count
-from ropelens.report.table import NOTHING, Column
+from ropelens.report.table import NOTHING, Column, signed
 
 FIRST = 0.5
 """Mean attention from which a head is said to look at the previous token, or to induce."""
@@ -87,8 +87,8 @@ def _losses(comparison: xr.Dataset, table: pd.DataFrame) -> str:
             why = f"no run has one of {baseline} with its size and seed beside it"
         return f"The loss is {losses} nats per token; {why}."
     changes = "; ".join(
-        f"{row['group']} {_signed(row['loss_change'])} "
-        f"({_signed(row['low'])} to {_signed(row['high'])}, {_over(row)})"
+        f"{row['group']} {signed(row['loss_change'])} "
+        f"({signed(row['low'])} to {signed(row['high'])}, {_over(row)})"
         for row in known.to_dict("records")
     )
     return (
@@ -122,10 +122,6 @@ def _growth(comparison: xr.Dataset, group: str) -> str:
         for what, found in appear.items()
     ]
     return f"In {entries['entry'].item()}, of the checkpoints kept, first: {', '.join(told)}."
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.3f}".replace("-", "−")
 
 
 def _each(table: pd.DataFrame, name: str, digits: str) -> str:

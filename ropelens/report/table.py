@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,11 @@ import pandas as pd
 from ropelens.figures.wavelengths import short_count
 
 NOTHING = "–"
+
+
+def signed(value: float) -> str:
+    """Three decimals with a sign, `NOTHING` where there is no number."""
+    return f"{value:+.3f}".replace("-", "−") if math.isfinite(value) else NOTHING
 
 
 @dataclass(frozen=True)

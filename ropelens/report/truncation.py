@@ -15,6 +15,7 @@ from ropelens import figures
 from ropelens.figures.plane_marks import marks, plane_index, turning_wavelengths
 from ropelens.figures.truncation import MEASURES
 from ropelens.figures.wavelengths import short_count
+from ropelens.report.table import NOTHING, signed
 from ropelens.truncation_summary import summarize_truncation
 
 FREE = 0.01
@@ -128,14 +129,14 @@ def _quarters(table: pd.DataFrame) -> str:
 
 
 def _costs(change: float) -> str:
-    return f"changes the loss by {_signed(change)} nats/token"
+    return f"changes the loss by {signed(change)} nats/token"
 
 
 def _interval(row: pd.Series) -> str:
     low, high = row["loss_change_low"], row["loss_change_high"]
     if not np.isfinite(low):
         return ""
-    return f" (95% interval {_signed(low)} to {_signed(high)})"
+    return f" (95% interval {signed(low)} to {signed(high)})"
 
 
 def _free(table: pd.DataFrame) -> str:
@@ -184,10 +185,10 @@ def _bands(table: pd.DataFrame) -> str:
         return ""
     row = bands.iloc[int(bands["loss_change"].argmax())]
     control = _control(table, row)
-    beside = f"; as many random planes: {_signed(control)}" if np.isfinite(control) else ""
+    beside = f"; as many random planes: {signed(control)}" if np.isfinite(control) else ""
     return (
         f"Of {len(bands)} bands, the dearest is that of wavelengths {_span(row)} tokens: "
-        f"{_signed(row['loss_change'])} nats/token{beside}."
+        f"{signed(row['loss_change'])} nats/token{beside}."
     )
 
 
@@ -223,22 +224,17 @@ def _cells(table: pd.DataFrame, row: pd.Series) -> tuple[str, ...]:
     return (
         f"{100 * row['kept']:.3g}",
         _span(row),
-        _signed(row["loss_change"]),
-        f"{_signed(low)} to {_signed(high)}" if np.isfinite(low) else "–",
-        _signed(_control(table, row)),
-        _signed(row["repeat_loss_change"]),
-        _signed(row["retrieval_change"]),
-        _signed(row["induction_change"]),
-        f"{labels:.0f}" if np.isfinite(labels) else "–",
-        f"{most} {bits:.2f}" if isinstance(most, str) and most else "–",
+        signed(row["loss_change"]),
+        f"{signed(low)} to {signed(high)}" if np.isfinite(low) else NOTHING,
+        signed(_control(table, row)),
+        signed(row["repeat_loss_change"]),
+        signed(row["retrieval_change"]),
+        signed(row["induction_change"]),
+        f"{labels:.0f}" if np.isfinite(labels) else NOTHING,
+        f"{most} {bits:.2f}" if isinstance(most, str) and most else NOTHING,
     )
 
 
 def _span(row: pd.Series) -> str:
     low, high = short_count(row["wavelength_low"]), short_count(row["wavelength_high"])
     return low if low == high else f"{low} to {high}"
-
-
-def _signed(value: float) -> str:
-    """Three decimals with a sign; "–" where there is no number."""
-    return f"{value:+.3f}".replace("-", "−") if np.isfinite(value) else "–"

@@ -59,9 +59,9 @@ def check_settings(settings: Settings) -> None:
         if value < low or (high is not None and value > high):
             limits = f"at least {low}" if high is None else f"between {low} and {high}"
             raise BadArgument(f"{name} is {value}; it must be {limits}.")
-    if not 0 < settings.learning_rate < 1:
+    if not 0 < settings.learning_rate < math.inf:
         raise BadArgument(
-            f"learning_rate is {settings.learning_rate}; it must be above 0 and below 1."
+            f"learning_rate is {settings.learning_rate}; it must be a number above 0."
         )
     if settings.precision not in get_args(Precision):
         raise BadArgument(
