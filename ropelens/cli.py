@@ -18,6 +18,7 @@ from ropelens.options import (
     Dtype,
     Ends,
     Keep,
+    Measures,
     Model,
     Offline,
     Out,
@@ -120,6 +121,7 @@ def list_bundled() -> None:
 
 @app.command(short_help="Measure how each layer of a model rotates.")
 def rope(
+    run: typer.Context,
     model: Model = "bundled",
     *,
     context: Annotated[
@@ -189,6 +191,10 @@ def rope(
     if head_dim is not None:
         if chosen is None:
             raise typer.BadParameter("--head-dim needs a --variant")
+        if getattr(run.get_parameter_source("model"), "name", "") == "COMMANDLINE":
+            raise typer.BadParameter(f"--head-dim is for no model, and {model!r} is one")
+        if head_dim % 2:
+            raise typer.BadParameter(f"--head-dim {head_dim} is odd; planes are pairs")
         shape = Shape(head_dim, base, trained_context, context or 0)
         console.print(variant_table(chosen, shape))
         return
@@ -226,6 +232,7 @@ def truncate(
             metavar="N", min=0, help="Random sets of as many planes beside each step."
         ),
     ] = 3,
+    measures: Measures = "loss,induction,retrieval,change,labels",
     context: Context = None,
     sequences: SequenceCount = None,
     rows: Rows = "64",
@@ -245,6 +252,7 @@ def truncate(
     Examples:
       ropelens truncate --out out
       ropelens truncate ./my-llama --text book.txt --end slow --bands 8 --out out
+      ropelens truncate --measures loss --out out
     """
     from ropelens.sweep import Sweep, run
 
@@ -256,6 +264,7 @@ def truncate(
         ends=tuple(end or ("slow", "fast")),
         bands=bands,
         controls=controls,
+        measures=measures,
         context=context,
         sequences=sequences,
         rows=rows,

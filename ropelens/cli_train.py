@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ropelens.options import Seed
+from ropelens.options import Seed, folder_of
 from ropelens.terminal import print_path
 
 
@@ -16,7 +16,9 @@ def train(
     out: Annotated[
         Path,
         typer.Option(
-            metavar="RUN", help="Folder of the run, which is also the model; or of the study."
+            parser=folder_of,
+            metavar="RUN",
+            help="Folder of the run, which is also the model; or of the study.",
         ),
     ],
     text: Annotated[

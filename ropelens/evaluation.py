@@ -31,6 +31,7 @@ from ropelens.profiling import check_tokens, describe_run, repeat_length
 from ropelens.rope.planes import Planes
 from ropelens.statistics.ragged import stack
 from ropelens.summary import DESCRIBED as PROFILED
+from ropelens.summary import plane_coordinates
 from ropelens.tasks import Haystack, Retrieval, hide_needles
 
 MEASURES = ("loss", "induction", "retrieval", "change", "labels")
@@ -105,6 +106,9 @@ def evaluate(
       edit under which heads of one layer rotate differently has no budget: its bits are NaN,
       its labels "".
 
+    Coordinates `inv_freq` (rad/token) and `wavelength` (tokens) say how the model rotates as
+    it is (layer, frequency); they are missing where heads of one layer rotate differently.
+
     See docs/measures.md for definitions. All measures on the text come from one forward pass
     of an entry. The model is left as it was, on errors too.
 
@@ -118,10 +122,12 @@ def evaluate(
     check_tokens(tokens, lengths, rows, subject.model.config.get_text_config().vocab_size)
     if batch_size is not None and batch_size < 1:
         raise BadArgument("batch_size must be a number, 1 or more.", seen=repr(batch_size))
-    wanted = _wanted(measures)
+    wanted = wanted_measures(measures)
     own, entries = entries_of(subject, edits or {}, context=int(lengths.max()))
 
     dataset = xr.Dataset(coords={"edit": np.array([e.name for e in entries], dtype=object)})
+    if entries[0].planes is not None:
+        dataset = dataset.assign_coords(plane_coordinates(entries[0].planes))
     if wanted & ON_TEXT:
         text = [TextFindings(entry, wanted, int(lengths.max())) for entry in entries]
         for batch in batches(
@@ -155,7 +161,11 @@ def tokens_of_entry(
     retrieval: Retrieval | None = None,
 ) -> int:
     """Tokens that `evaluate` runs for the model as it is, and for each edit."""
-    wanted, plan, of = _wanted(measures), retrieval or Retrieval(), as_subject(model).model
+    wanted, plan, of = (
+        wanted_measures(measures),
+        retrieval or Retrieval(),
+        as_subject(model).model,
+    )
     total = int(lengths.sum()) if wanted & ON_TEXT else 0
     if "induction" in wanted:
         total += REPEATS * (1 + 2 * repeat_length(of))
@@ -165,8 +175,8 @@ def tokens_of_entry(
     return total
 
 
-def _wanted(measures: Sequence[str]) -> set[str]:
-    """The measures asked for; refuses those that do not exist."""
+def wanted_measures(measures: Sequence[str]) -> set[str]:
+    """The measures asked for, of `MEASURES`; `BadArgument` for those that do not exist."""
     names = (measures,) if isinstance(measures, str) else tuple(measures)
     unknown = [name for name in names if name not in MEASURES]
     if unknown or not names:

@@ -48,6 +48,18 @@ def shares_of(text: str) -> Any:
     return tuple(shares)
 
 
+def folder_of(text: str) -> Any:
+    """The value of --out: an empty one is a shell variable that was not set."""
+    if not text.strip():
+        raise typer.BadParameter("it is empty; name a folder")
+    return Path(text)
+
+
+def names_of(text: str) -> Any:
+    """The value of --measures."""
+    return tuple(part.strip() for part in text.split(","))
+
+
 Model = Annotated[
     str,
     typer.Argument(
@@ -85,7 +97,10 @@ Offline = Annotated[
 RemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
 ]
-Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder for the results.")]
+Out = Annotated[
+    Path,
+    typer.Option(parser=folder_of, metavar="DIR", help="Folder for the results."),
+]
 Context = Annotated[
     int | None,
     typer.Option(
@@ -119,6 +134,16 @@ Keep = Annotated[
         parser=shares_of,
         metavar="P,P,...",
         help="Shares of the planes that go on rotating, from 0 to 1.",
+    ),
+]
+Measures = Annotated[
+    Any,
+    typer.Option(
+        parser=names_of,
+        metavar="NAME,NAME,...",
+        help="What to measure: loss (on the text), induction (on repeated random tokens), "
+        "retrieval (of needles in the text), change (of attention), labels. Induction and "
+        "retrieval run some tens of thousands of tokens of their own an edit.",
     ),
 ]
 Ends = Annotated[

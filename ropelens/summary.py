@@ -115,9 +115,7 @@ def summarize(sums: Sums, planes: Sequence[Planes]) -> xr.Dataset:
         "layer": np.arange(len(layers)),
         "head": np.arange(values["total_bits"][1].shape[1]),
         "kv_head": np.arange(values["k_norm"][1].shape[1]),
-        "frequency": np.arange(values["q_norm"][1].shape[2]),
-        "inv_freq": (("layer", "frequency"), stack(p.term_inv_freq.abs() for p in planes)),
-        "wavelength": (("layer", "frequency"), stack(p.wavelength for p in planes)),
+        **plane_coordinates(planes),
         "offset_start": ("offset_bin", edges[:-1].numpy()),
         "offset_stop": ("offset_bin", edges[1:].numpy()),
     }
@@ -132,6 +130,19 @@ def summarize(sums: Sums, planes: Sequence[Planes]) -> xr.Dataset:
         "loss_se": sums.loss.standard_error,
     }
     return dataset
+
+
+def plane_coordinates(
+    planes: Sequence[Planes],
+) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
+    """`inv_freq` (rad/token) and `wavelength` (tokens) of each layer; NaN beyond its own."""
+    per_plane = ("layer", "frequency")
+    inv_freq = stack(layer.term_inv_freq.abs() for layer in planes)
+    return {
+        "frequency": (("frequency",), np.arange(inv_freq.shape[1])),
+        "inv_freq": (per_plane, inv_freq),
+        "wavelength": (per_plane, stack(layer.wavelength for layer in planes)),
+    }
 
 
 def _by_frequency(layer: LayerSums, sums: Sums, planes: Planes) -> dict[str, Tensor]:

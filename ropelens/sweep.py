@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from ropelens.analyze import measure_profile
-from ropelens.evaluation import tokens_of_entry
+from ropelens.evaluation import MEASURES, tokens_of_entry, wanted_measures
 from ropelens.job import Job, Measured, Ready, do
 from ropelens.progress import show_progress
 from ropelens.truncation import ENDS, KEEP, count_cuts, truncate
@@ -22,6 +22,7 @@ class Sweep(Job):
     ends: tuple[str, ...] = ENDS
     bands: int = 0
     controls: int = 3
+    measures: tuple[str, ...] = MEASURES
     rows: int | Literal["all"] = 64
 
 
@@ -32,6 +33,7 @@ def run(job: Sweep, *, command: str) -> Path:
     `command` is what a shell would be told to do the same again. Raises `RopelensError`
     for what a user can cause; files that are in `job.out` then stay as they are.
     """
+    wanted_measures(job.measures)  # refused before a model is loaded
     return do(job, command=command, measure=partial(_measure, job))
 
 
@@ -46,7 +48,7 @@ def _measure(job: Sweep, ready: Ready) -> Measured:
         controls=job.controls,
         seed=job.seed,
     )
-    total = entries * tokens_of_entry(ready.model, sequences.lengths)
+    total = entries * tokens_of_entry(ready.model, sequences.lengths, measures=job.measures)
     with show_progress("stopping planes", total=total, unit="tokens") as advance:
         truncation = truncate(
             ready.model,
@@ -56,6 +58,7 @@ def _measure(job: Sweep, ready: Ready) -> Measured:
             ends=job.ends,
             bands=job.bands,
             controls=job.controls,
+            measures=job.measures,
             rows=job.rows,
             seed=job.seed,
             progress=advance,

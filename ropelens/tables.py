@@ -67,8 +67,8 @@ def variant_table(variant: Variant, shape: Shape) -> Table:
 
 def _planes_table(title: str, *further: str) -> Table:
     """An empty table of planes, with `further` headings."""
-    table = Table(title=Text(title), title_justify="left")
-    headings = ("plane", "inv_freq [rad/token]", "wavelength [tokens]", *further)
+    table = Table(title=Text(title), title_justify="left", min_width=72)
+    headings = ("plane", "inv_freq\n[rad/token]", "wavelength\n[tokens]", *further)
     for heading in headings:
         table.add_column(Text(heading), justify="right")  # a str's brackets are markup
     return table
@@ -97,7 +97,8 @@ def _table(rope: xr.Dataset) -> Table:
     residual = float(rope["residual"].max())
     table = _planes_table(
         f"{_layers(rope['layer'].values.tolist())}: {what} (residual {residual:.1e})",
-        "stated [rad/token]",
+        "stated\n[rad/token]",
+        "measured /\nstated − 1",
     )
     for plane in range(rope.sizes["frequency"]):
         inv_freq = float(row["inv_freq"][plane])
@@ -109,6 +110,7 @@ def _table(rope: xr.Dataset) -> Table:
             f"{inv_freq:.9g}",
             f"{float(row['wavelength'][plane]):,.2f}",
             "" if np.isnan(stated) else f"{stated:.9g}",
+            f"{inv_freq / stated - 1:.1e}" if stated > 0 else "",
         )
     return table
 

@@ -267,6 +267,8 @@ def test_cuda_where_there_is_none(
         (["analyze"], "Missing option '--out'; see ropelens --help"),
         (["analyze", "--out"], "Option '--out' requires an argument"),
         (["analyse"], "No such command 'analyse'"),
+        (["analyze", "--out", ""], "'--out': it is empty; name a folder"),
+        (["train", "--text", "a.txt", "--out", " "], "'--out': it is empty; name a folder"),
         (["rope", "one", "two"], "unexpected extra argument"),
         (["report"], "Missing argument 'DIR'"),
         (["train", "--out", "run"], "one of --text, --dataset and --study is needed"),

@@ -18,7 +18,7 @@ from ropelens.errors import BadArgument
 from ropelens.report import render, words, write_index, write_report
 from ropelens.report.page import model_name, run_facts, versions
 from ropelens.report.payload import attention_bytes, build_payload, packed
-from ropelens.report.table import COLUMNS, table_rows
+from ropelens.report.table import COLUMNS, signed, table_rows
 
 
 @pytest.fixture(scope="module")
@@ -173,3 +173,19 @@ def test_index_lists_pages_with_what_they_found(tmp_path, small):
     assert 'href="other/%3Cb%3E/index.html"' in text
     assert "<b>" not in text
     assert "No reports yet" in write_index(tmp_path / "empty").read_text()
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.8942, "+0.894"),
+        (-0.0006, "−0.001"),
+        (0.0004999, "+0.0005"),
+        (-2.34e-5, "−0.00002"),
+        (1e-9, "±0"),
+        (0.0, "+0.000"),
+        (float("nan"), "–"),
+    ],
+)
+def test_a_small_change_keeps_a_digit(value: float, shown: str) -> None:
+    assert signed(value) == shown

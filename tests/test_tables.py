@@ -33,19 +33,22 @@ def test_a_table_for_layers_that_rotate_alike(
     titles = [line for line in lines if line.startswith("layer")]
     assert re.match(r"layers 0-1, 3-4: 8 planes, half pairing \(residual \S+\) *$", titles[0])
     assert re.match(r"layers 2, 5: no rotation \(residual 0\.0e\+00\) *$", titles[1])
-    heading = [part.strip() for part in lines[2].split("┃")[1:-1]]
+    both = [line.split("┃")[1:-1] for line in lines[2:4]]
+    pairs = zip(*both, strict=True)
+    heading = [f"{above.strip()} {below.strip()}".strip() for above, below in pairs]
     units = ["plane", "inv_freq [rad/token]", "wavelength [tokens]", "stated [rad/token]"]
-    assert heading == units
+    assert heading == [*units, "measured / stated − 1"]
     rows = [[part.strip() for part in line.split("│")[1:-1]] for line in lines if "│" in line]
     assert [row[0] for row in rows] == [*map(str, range(8)), "rest"]
-    assert rows[0] == ["0", "1", "6.28", "1"]
-    for plane, (_, inv_freq, wavelength, stated) in enumerate(rows[:8]):
+    assert rows[0][:4] == ["0", "1", "6.28", "1"]
+    for plane, (_, inv_freq, wavelength, stated, apart) in enumerate(rows[:8]):
         expected = 2_000_000 ** (-plane / 8)
         assert float(inv_freq) == pytest.approx(expected, rel=1e-6)
         assert float(stated) == pytest.approx(expected, rel=1e-6)
+        assert 0 < abs(float(apart)) < 1e-6  # a measurement, not a copy
         shown = float(wavelength.replace(",", ""))
         assert shown == pytest.approx(2 * np.pi / expected, rel=1e-3)
-    assert rows[8] == ["rest", "0", "inf", ""]
+    assert rows[8] == ["rest", "0", "inf", "", ""]
 
 
 def test_verbose_prints_every_layer(ropelens: Command, tmp_path: Path) -> None:

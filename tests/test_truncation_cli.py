@@ -89,6 +89,22 @@ def test_one_end_alone(ropelens: Command, model: Path, text: Path, tmp_path: Pat
     assert rl.open_truncation(out / "truncation.nc")["kind"].values.tolist() == ["none", "fast"]
 
 
+def test_only_what_was_asked_for_is_measured(
+    ropelens: Command, model: Path, text: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    options = ("--text", text, *FEW, "--measures", "loss, change")
+    assert ropelens("truncate", model, *options, "--out", out).code == 0
+    table = rl.summarize_truncation(rl.open_truncation(out / "truncation.nc"))
+    assert table["loss_change"].notna().all()
+    assert table["largest_attention_change"].notna().all()
+    for unknown in ("repeat_loss", "retrieval", "induction", "labels_changed"):
+        assert table[unknown].isna().all()
+    page = (out / "index.html").read_text()
+    assert 'id="plot-truncation"' in page
+    assert 'id="plot-others"' not in page
+
+
 def test_report_makes_the_same_page_again_with_and_without_the_sweep(
     ropelens: Command, model: Path, text: Path, tmp_path: Path
 ) -> None:
@@ -122,6 +138,8 @@ def test_report_makes_the_same_page_again_with_and_without_the_sweep(
             "Invalid value for '--end': 'middle' is not one of 'slow', 'fast'",
         ),
         (("--bands", "-1"), 2, "Invalid value for '--bands'"),
+        (("--measures", "loss,loos"), 1, "There is no measure 'loos'; try: measures: any of"),
+        (("--measures", ""), 1, "There is no measure ''"),
         (("--bands", "99"), 1, "There are more bands than planes to share out: 99; seen: 4"),
     ],
 )

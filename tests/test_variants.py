@@ -328,7 +328,15 @@ def test_a_model_as_a_variant_would_make_it(ropelens: Command, tmp_path: Path):
     assert ropelens("rope", model).out.count("inf") == 0
 
 
-def test_heads_without_a_variant_are_wrong_usage(ropelens: Command):
-    ended = ropelens("rope", "--head-dim", 16)
-    assert ended.code == 2
-    assert "--head-dim needs a --variant" in ended.problem
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--head-dim", 16], "--head-dim needs a --variant"),
+        (["bundled", "--variant", "nope", "--head-dim", 16], "'bundled' is one"),
+        (["--variant", "nope", "--head-dim", 7], "--head-dim 7 is odd; planes are pairs"),
+    ],
+)
+def test_heads_that_no_table_is_of(ropelens: Command, args: list, words: str):
+    ended = ropelens("rope", *args)
+    assert (ended.code, ended.out) == (2, "")
+    assert words in ended.problem

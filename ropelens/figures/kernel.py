@@ -28,10 +28,10 @@ def plot_kernel(profile: xr.Dataset, *, layer: int, head: int) -> go.Figure:
     named = [f"{a}" if a == b else f"{a} to {b}" for a, b in zip(start, last, strict=True)]
     figure = new_figure(f"Kernel of layer {layer}, head {head}", height=340)
     for name, words, line in (
-        ("kernel_measured", "measured", {"width": 2, "shape": "hvh"}),
+        ("kernel_measured", "fitted to the attention", {"width": 2, "shape": "hvh"}),
         (
             "kernel_predicted",
-            "predicted from means",
+            "predicted from mean q and k",
             {"width": 2, "dash": "4px,3px", "color": MUTED},
         ),
     ):

@@ -19,21 +19,52 @@ FIRST = 0.5
 
 
 COLUMNS = (
-    Column("loss", "loss", "nats/token", "mean over entries, validation text", 3),
-    Column("worse", "worse", "pairs", "pairs in which the loss is above the baseline's", 0),
-    Column("loss_past_context", "past context", "nats/token", "loss past the trained context"),
-    Column("repeat_loss", "repeated", "nats/token", "loss on random tokens when repeated"),
-    Column("retrieval", "retrieval", "0–1", "keys whose value was found; chance is 1/8"),
+    Column("loss", "loss", "nats/token", "on text that was not learnt from", 3),
     Column(
-        "previous_token_heads", "previous", "heads", "at least half on the previous token", 1
+        "loss_change", "change", "nats/token",
+        "of the loss from the baseline's, pairs of the same text (and size and seed), with its "
+        "95% interval",
     ),
-    Column("previous_token_layer_0", "in layer 0", "heads", "such heads in the first layer", 1),
-    Column("induction", "induction", "0–1", "the best head's score"),
-    Column("positional", "positional", "heads", "mean over entries", 1),
-    Column("semantic", "semantic", "heads", "mean over entries", 1),
-    Column("positional_wavelength", "λ positional", "tokens", "their median mean wavelength"),
-    Column("semantic_wavelength", "λ semantic", "tokens", "their median mean wavelength"),
-)
+    Column("worse", "worse", "pairs", "pairs in which the loss is above the baseline's", 0),
+    Column(
+        "loss_past_context", "past context", "nats/token",
+        "loss of tokens further into the text than any that was learnt from",
+    ),
+    Column(
+        "repeat_loss", "repeated", "nats/token",
+        "loss on random tokens that come a second time, which induction predicts",
+    ),
+    Column(
+        "retrieval", "retrieval", "0–1",
+        "of needles, pairs of a key and a value hidden in the text, the share whose value is "
+        "found when the key comes again, among 8 (chance: 0.125)",
+    ),
+    Column(
+        "previous_token_heads", "previous token", "heads",
+        "heads that give at least half of their attention to the token before", 1,
+    ),
+    Column(
+        "previous_token_layer_0", "… in layer 0", "heads",
+        "those of them in the first layer, which must tell position from RoPE alone", 1,
+    ),
+    Column(
+        "induction", "induction", "0–1",
+        "the best head's attention on what followed the same token last time",
+    ),
+    Column(
+        "positional", "positional", "heads",
+        "heads whose choice of keys the offset explains more than what the tokens are", 1,
+    ),
+    Column("semantic", "semantic", "heads", "heads whose choice the tokens explain more", 1),
+    Column(
+        "positional_wavelength", "… wavelength", "tokens, positional",
+        "the median wavelength that positional heads select their keys through",
+    ),
+    Column(
+        "semantic_wavelength", "… wavelength", "tokens, semantic",
+        "the median wavelength that semantic heads select their keys through",
+    ),
+)  # fmt: skip
 
 
 def findings(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
@@ -87,14 +118,18 @@ def _losses(comparison: xr.Dataset, table: pd.DataFrame) -> str:
             why = f"no run has one of {baseline} with its size and seed beside it"
         return f"The loss is {losses} nats per token; {why}."
     changes = "; ".join(
-        f"{row['group']} {signed(row['loss_change'])} "
-        f"({signed(row['low'])} to {signed(row['high'])}, {_over(row)})"
-        for row in known.to_dict("records")
+        f"{row['group']} {_change(row, _over(row))}" for row in known.to_dict("records")
     )
     return (
         f"Against {baseline}, the loss changes by: {changes} nats per token, "
         "with 95% intervals."
     )
+
+
+def _change(row: Mapping[Hashable, Any], *further: str) -> str:
+    """The loss change of a row with its interval, and `further` words on that."""
+    interval = f"{signed(row['low'])} to {signed(row['high'])}"
+    return f"{signed(row['loss_change'])} ({', '.join([interval, *further])})"
 
 
 def _over(row: Mapping[Hashable, Any]) -> str:
@@ -118,7 +153,7 @@ def _growth(comparison: xr.Dataset, group: str) -> str:
     told = [
         f"{what} at step {int(steps[found.values.argmax()]):,}"
         if bool(found.any())
-        else f"{what} at none"
+        else f"{what} at no step"
         for what, found in appear.items()
     ]
     return f"In {entries['entry'].item()}, of the checkpoints kept, first: {', '.join(told)}."
@@ -145,7 +180,7 @@ def shown_columns(table: pd.DataFrame) -> tuple[Column, ...]:
 
 
 def table_rows(table: pd.DataFrame) -> list[Row]:
-    """A `Row` for each group, in the table's order; the loss change stands behind the loss."""
+    """A `Row` for each group, in the table's order."""
     columns = shown_columns(table)
     return [
         Row(str(row["group"]), tuple(_cell(row, column) for column in columns))
@@ -157,6 +192,8 @@ def _cell(row: dict, column: Column) -> str:
     value = float(row[column.name])
     if column.name == "worse":
         return f"{row['worse']} of {row['pairs']}" if row["pairs"] else NOTHING
+    if column.name == "loss_change":
+        return _change(row) if row["over"] else NOTHING
     if not math.isfinite(value):
         return NOTHING if math.isnan(value) else "∞"
     if column.name.endswith("wavelength"):
@@ -194,4 +231,7 @@ def run_facts(comparison: xr.Dataset) -> list[tuple[str, str]]:
     for name, unit in units.items():
         if name in comparison.attrs:
             said.append((name, f"{comparison.attrs[name]} {unit}".strip()))
+    if "model" in comparison.coords:
+        models = zip(comparison["entry"].values, comparison["model"].values, strict=True)
+        said.append(("models", ", ".join(f"{entry}: {model}" for entry, model in models)))
     return said

@@ -11,11 +11,23 @@ import pandas as pd
 from ropelens.figures.wavelengths import short_count
 
 NOTHING = "–"
+ROUNDED_AWAY = 5e-4
+"""Below this, three decimals are all 0."""
+SMALLEST = 1e-6
+"""Changes below this are the rounding of float32 losses."""
 
 
 def signed(value: float) -> str:
-    """Three decimals with a sign, `NOTHING` where there is no number."""
-    return f"{value:+.3f}".replace("-", "−") if math.isfinite(value) else NOTHING
+    """Three decimals with a sign, or one digit that is not 0; `NOTHING` without a number."""
+    if not math.isfinite(value):
+        return NOTHING
+    if abs(value) >= ROUNDED_AWAY or value == 0:
+        return f"{value:+.3f}".replace("-", "−")
+    if abs(value) < SMALLEST:
+        return "±0"
+    return np.format_float_positional(
+        value, precision=1, fractional=False, sign=True, trim="-"
+    ).replace("-", "−")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from ropelens import figures
 from ropelens.figures.plane_marks import marks, plane_index, turning_wavelengths
 from ropelens.figures.truncation import MEASURES
 from ropelens.figures.wavelengths import short_count
-from ropelens.report.table import NOTHING, signed
+from ropelens.report.table import NOTHING, Column, signed
 from ropelens.truncation_summary import summarize_truncation
 
 FREE = 0.01
@@ -35,17 +35,36 @@ class Row:
 
 
 COLUMNS = (
-    ("rotate", "% of planes"),
-    ("wavelengths", "stopped, tokens"),
-    ("loss", "change, nats/token"),
-    ("95% interval", "nats/token"),
-    ("random planes", "nats/token"),
-    ("repeats", "nats/token"),
-    ("retrieval", "change, share"),
-    ("induction", "change, 0–1"),
-    ("new labels", "heads"),
-    ("most changed", "head, bits"),
-)
+    Column("kept", "rotate", "% of planes", "planes that still rotate, of those that did"),
+    Column("wavelength", "wavelengths", "stopped, tokens", "of the planes that stopped"),
+    Column("loss_change", "loss", "change, nats/token", "on the text, from the model as it is"),
+    Column(
+        "interval", "95% interval", "nats/token",
+        "of that change: paired over the same sequences, Student's t",
+    ),
+    Column(
+        "control", "random planes", "nats/token",
+        "the loss change when as many planes stop, drawn at random: mean of the draws",
+    ),
+    Column(
+        "repeat_loss_change", "repeats", "nats/token",
+        "change of the loss on random tokens that come a second time, which induction predicts",
+    ),
+    Column(
+        "retrieval_change", "retrieval", "change, share",
+        "of needles, pairs of a key and a value hidden in the text, whose value is found when "
+        "the key comes again, among 8 (chance: 0.125)",
+    ),
+    Column(
+        "induction_change", "induction", "change, 0–1",
+        "of the best head's attention on what followed the same token last time",
+    ),
+    Column("labels_changed", "new labels", "heads", "heads that are called something else"),
+    Column(
+        "changed_most", "most changed", "head, bits",
+        "the head whose attention moved furthest, and the divergence from what it was",
+    ),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -54,7 +73,7 @@ class Section:
 
     sentences: list[str]
     figures: dict[str, dict]
-    columns: tuple[tuple[str, str], ...]
+    columns: tuple[Column, ...]
     rows: list[Row]
 
 
@@ -164,8 +183,10 @@ def _places(truncation: xr.Dataset) -> str:
     """Where the trained context and the predicted band lie among the planes."""
     _, wavelength = turning_wavelengths(truncation)
     words = {
-        "context": "one turn in the trained context ({length:,.0f} tokens) has number {at:.1f}",
-        "band": "long queries are predicted at number {at:.1f} ({length:,.0f} tokens)",
+        "context": "a wavelength of the trained context ({length:,.0f} tokens) falls at "
+        "{at:.1f}",
+        "band": "the predicted band of long queries ({length:,.0f} tokens, Oka et al. 2026) "
+        "at {at:.1f}",
     }
     found = [(mark, plane_index(wavelength, mark.wavelength)) for mark in marks(truncation)]
     parts = [
@@ -175,7 +196,10 @@ def _places(truncation: xr.Dataset) -> str:
     ]
     if not parts:
         return ""
-    return f"Of {len(wavelength)} planes, counted from 0, the fastest: {'; '.join(parts)}."
+    return (
+        f"Where planes are numbered from 0, the fastest, to {len(wavelength) - 1}, "
+        f"{' and '.join(parts)}."
+    )
 
 
 def _bands(table: pd.DataFrame) -> str:

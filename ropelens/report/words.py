@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pandas as pd
 import xarray as xr
 
@@ -122,8 +123,10 @@ def slow_planes(profile: xr.Dataset) -> str:
     if not context or not slow:
         return ""
     whole = int((~pd.isna(wavelength)).sum())
+    alike = np.allclose(profile["wavelength"], wavelength, rtol=1e-3, equal_nan=True)
+    where = "In every layer" if alike else "In layer 0"
     return (
-        f"In layer 0, {slow} of {plural(whole, 'plane')} {'is' if slow == 1 else 'are'} longer "
+        f"{where}, {slow} of {plural(whole, 'plane')} {'is' if slow == 1 else 'are'} longer "
         f"than the context of {context:,} tokens and never turn once within it."
     )
 
