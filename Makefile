@@ -9,6 +9,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# By a path: setuptools' import hook loses to a folder called ropelens where Python is started.
+EDITABLE := --config-settings editable_mode=compat --editable
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := report
@@ -40,13 +42,13 @@ bench: .venv/.report
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ropelens needs Python 3.11 or newer: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) torch==2.13.0
-	$(PIP) --editable .
+	$(PIP) $(EDITABLE) .
 	@touch $@
 
 .venv/.test: .venv/.report
-	$(PIP) --editable '.[test]'
+	$(PIP) $(EDITABLE) '.[test]'
 	@touch $@
 
 .venv/.lint: .venv/.test
-	$(PIP) --editable '.[test,lint]'
+	$(PIP) $(EDITABLE) '.[test,lint]'
 	@touch $@

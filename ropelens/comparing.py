@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ropelens.comparison.compare import checkpoints, compare
+from ropelens.comparison.compare import compare_entries, count_checkpoints
+from ropelens.comparison.entries import find_entries
 from ropelens.errors import BadArgument
 from ropelens.job import check_out
 from ropelens.progress import show_progress
@@ -36,9 +37,11 @@ def run(
             f"{out} holds the results of ropelens analyze; their page would be lost.",
             attempt="another --out",
         )
-    with show_progress("comparing", total=checkpoints(paths), unit="checkpoints") as advance:
-        comparison = compare(
-            paths,
+    entries = find_entries(paths)
+    total = count_checkpoints(entries)
+    with show_progress("comparing", total=total, unit="checkpoints") as advance:
+        comparison = compare_entries(
+            entries,
             cache=out / MEASURED,
             sequences=sequences,
             seed=seed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -11,17 +12,29 @@ import pytest
 import torch
 import xarray as xr
 from scipy import stats
-from trained import SEQUENCES, VARIANTS, comparison, measured, run_folder, study
+from trained import (
+    NANO,
+    SEQUENCES,
+    VARIANTS,
+    comparison,
+    measured,
+    run_folder,
+    story,
+    study,
+)
 from transformers import AutoModelForCausalLM
 
 import ropelens as rl
 from ropelens.comparison import compare as comparing
-from ropelens.comparison.compare import checkpoints
+from ropelens.comparison.compare import count_checkpoints
 from ropelens.comparison.entries import Run, find_entries
 from ropelens.comparison.measure import past_context, validation
 from ropelens.comparison.pairs import partners
 from ropelens.errors import BadArgument, RopelensError
+from ropelens.report.comparison import render_comparison
 from ropelens.statistics.intervals import paired_interval
+from ropelens.train import run_study
+from ropelens.train import sizes as size_table
 from ropelens.train.tokens import open_sequences
 
 __all__ = ["comparison", "measured", "study"]
@@ -236,6 +249,39 @@ def test_the_baseline_of_a_size_is_of_that_size() -> None:
     assert partners(groups, alike, baselines={"a rope", "b rope"}) == [0, 0, 2, 2, -1]
 
 
+def test_two_sizes_have_a_baseline_each(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pico = dataclasses.replace(NANO, layers=1, heads=4, kv_heads=2, head_dim=8)
+    for name, size in {"nano": NANO, "pico": pico}.items():
+        monkeypatch.setitem(size_table.SIZES, name, size)
+    (tmp_path / "story.txt").write_text(story(2000), encoding="utf-8")
+    (tmp_path / "both.toml").write_text(
+        'variants = ["rope", "nope"]\nsizes = ["nano", "pico"]\ntext = ["story.txt"]\n'
+        "context = 32\nvocabulary = 300\nsteps = 3\n"
+    )
+    runs = run_study(tmp_path / "both.toml", out=tmp_path / "runs")
+    both = rl.compare([runs], cache=tmp_path / "cache", sequences=4)
+    names = ["nano rope", "nano nope", "pico rope", "pico nope"]
+    assert both["group"].values.tolist() == names
+    assert both["partner"].values.tolist() == [0, 0, 2, 2]
+    small = both.isel(entry=[2, 3])
+    assert (small["label"].sel(layer=1) == "").all()  # a layer that they do not have
+    assert small["selectivity"].sel(layer=1).isnull().all()
+    assert (small["label"].sel(layer=0) != "").all()
+    assert (both.isel(entry=[0, 1])["label"].sel(head=[2, 3]) == "").all()
+    table = rl.summarize_comparison(both).set_index("group")
+    assert table[["positional", "semantic", "mixed", "sink", "diffuse"]].sum(
+        axis=1
+    ).tolist() == [*(4, 4, 4, 4)]
+    loss = both["loss"].values
+    changes = table["loss_change"].values
+    assert changes[[1, 3]] == pytest.approx([loss[1] - loss[0], loss[3] - loss[2]])
+    assert np.isnan(changes[[0, 2]]).all()
+    page = render_comparison(both)
+    assert all(f">{name}<" in page for name in names)
+
+
 def test_an_interval_of_one_has_no_bounds() -> None:
     assert paired_interval(np.array([2.0]))[0] == 2.0
     assert np.isnan(paired_interval(np.array([2.0]))[1:]).all()
@@ -274,7 +320,7 @@ def test_what_was_measured_is_not_measured_again(
     monkeypatch.setattr(comparing, "measure_early", never)
     again = rl.compare([study], cache=measured, sequences=SEQUENCES, progress=done.append)
     xr.testing.assert_equal(again, comparison)
-    assert sum(done) == checkpoints([study]) == 6 * 4
+    assert sum(done) == count_checkpoints(find_entries([study])) == 6 * 4
     with pytest.raises(AssertionError, match="measured again"):
         rl.compare([study], cache=measured, sequences=SEQUENCES, seed=1)
 

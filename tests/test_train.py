@@ -218,6 +218,13 @@ def test_the_seed_decides(run: Path, text: Path, tmp_path: Path) -> None:
     assert metrics(other)[0]["train_loss"] != metrics(run)[0]["train_loss"]
 
 
+def test_a_folder_of_other_results_is_left_alone(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"command": "ropelens analyze"}')
+    with pytest.raises(BadArgument, match="holds the results of another command"):
+        train([text], out=tmp_path, **OPTIONS)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
 def test_other_settings_are_refused(run: Path, text: Path, tmp_path: Path) -> None:
     with pytest.raises(BadArgument) as caught:
         train([text], out=run, **OPTIONS | {"seed": 1})

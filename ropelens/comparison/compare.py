@@ -81,13 +81,32 @@ def compare(
     Raises:
         BadArgument: as `find_entries`, or too little validation text.
     """
+    return compare_entries(
+        find_entries(paths),
+        cache=cache,
+        sequences=sequences,
+        seed=seed,
+        device=device,
+        progress=progress,
+    )
+
+
+def compare_entries(
+    entries: Sequence[Entry],
+    *,
+    cache: Path,
+    sequences: int,
+    seed: int,
+    device: str,
+    progress: Progress | None,
+) -> xr.Dataset:
+    """What `compare` returns, of what `find_entries` found."""
     if sequences < 2:
         raise BadArgument(
             "A comparison looks at two sequences or more.",
             seen=str(sequences),
             means="intervals are over sequences",
         )
-    entries = find_entries(paths)
     runs = [entry for entry in entries if isinstance(entry, Run)]
     if runs:
         measure = _Measurement(
@@ -122,9 +141,9 @@ def compare(
     return dataset
 
 
-def checkpoints(paths: Sequence[str | Path]) -> int:
-    """How many measurements `compare` makes of `paths`: the total of its `progress`."""
-    runs = [entry for entry in find_entries(paths) if isinstance(entry, Run)]
+def count_checkpoints(entries: Sequence[Entry]) -> int:
+    """How many measurements `compare` makes of `entries`: the total of its `progress`."""
+    runs = [entry for entry in entries if isinstance(entry, Run)]
     return sum(1 + len(run.checkpoints()) for run in runs)
 
 

@@ -108,13 +108,7 @@ def _look(path: Path) -> list[tuple[Path, dict[str, Any] | None]]:
 def _record(folder: Path) -> dict[str, Any]:
     """What a run's run.json says; nothing where there is none."""
     path = folder / "run.json"
-    if not path.exists():
-        return {}
-    try:
-        record: object = read_json(path)
-    except ValueError as error:
-        raise BadArgument(f"{path} is damaged.", seen=str(error)) from error
-    return record if isinstance(record, dict) else {}
+    return read_json(path) if path.exists() else {}
 
 
 def _study(path: Path) -> list[tuple[Path, dict[str, Any] | None]]:

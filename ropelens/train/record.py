@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import TrainerControl, TrainerState
 from transformers.utils import logging as transformers_logging
 
+from ropelens.errors import BadArgument
 from ropelens.output import write_whole
 
 COLUMNS = ("step", "tokens", "train_loss", "valid_loss", "learning_rate", "tokens_per_second")
@@ -140,8 +141,13 @@ def transformers_bars_off() -> Iterator[None]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What `write_json` wrote."""
-    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    """What `write_json` wrote; BadArgument for anything else."""
+    try:
+        value: object = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BadArgument(f"{path} is damaged.", seen=str(error)) from error
+    if not isinstance(value, dict):
+        raise BadArgument(f"{path} is damaged.", seen=f"a {type(value).__name__}, no object")
     return value
 
 

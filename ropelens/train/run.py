@@ -125,6 +125,7 @@ def train(
     together = processes()
     shared_batch(shape, among=together.num_processes)
     main = together.is_main_process
+    _check_out(out)
     with _alone(out) if main else nullcontext():
         if main:
             learnt_from = prepare_data(data, source, batch=shape.batch)
@@ -143,6 +144,16 @@ def train(
             _finish_record(out, tokens=settings.steps * settings.tokens_per_step)
         together.wait_for_everyone()
     return out
+
+
+def _check_out(out: Path) -> None:
+    """Refuse a folder whose run.json tells of something else than a training run."""
+    record = out / "run.json"
+    if record.exists() and "settings" not in read_json(record):
+        raise BadArgument(
+            f"{out} holds the results of another command; a run would mix with them.",
+            attempt="another --out",
+        )
 
 
 @contextmanager

@@ -89,7 +89,7 @@ def get_size(size: str | Size) -> Size:
         return size
     if size in SIZES:
         return SIZES[size]
-    if not re.fullmatch(r"\d+(x\d+){3}", size, re.ASCII):
+    if not re.fullmatch(r"\d{1,5}(x\d{1,5}){3}", size, re.ASCII):
         raise BadArgument(
             f"no model size is called {size!r}.",
             attempt=f"one of: {', '.join(SIZES)}; or layers x width x heads x kv_heads, "

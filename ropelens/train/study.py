@@ -76,6 +76,12 @@ def read_study(path: Path) -> Study:
     if not facts.get("variants"):
         raise BadArgument(f"{path} names no variants.", attempt='variants = ["rope", "nope"]')
     study = _study_of(facts)
+    for name in ("variants", "seeds", "sizes"):
+        values = getattr(study, name)
+        if len(set(values)) < max(1, len(values)):
+            raise BadArgument(
+                f"{path}: {name} must name one or more, each once.", seen=str(list(values))
+            )
     for variant in study.variants:
         parse_variant(variant)
     for size in study.sizes:
