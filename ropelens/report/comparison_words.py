@@ -27,7 +27,7 @@ COLUMNS = (
     ),
     Column("worse", "worse", "pairs", "pairs in which the loss is above the baseline's", 0),
     Column(
-        "loss_past_context", "past context", "nats/token",
+        "loss_past_context", "past\ncontext", "nats/token",
         "loss of tokens further into the text than any that was learnt from",
     ),
     Column(
@@ -40,11 +40,11 @@ COLUMNS = (
         "found when the key comes again, among 8 (chance: 0.125)",
     ),
     Column(
-        "previous_token_heads", "previous token", "heads",
+        "previous_token_heads", "previous\ntoken", "heads",
         "heads that give at least half of their attention to the token before", 1,
     ),
     Column(
-        "previous_token_layer_0", "… in layer 0", "heads",
+        "previous_token_layer_0", "in\nlayer 0", "heads",
         "those of them in the first layer, which must tell position from RoPE alone", 1,
     ),
     Column(
@@ -55,13 +55,13 @@ COLUMNS = (
         "positional", "positional", "heads",
         "heads whose choice of keys the offset explains more than what the tokens are", 1,
     ),
-    Column("semantic", "semantic", "heads", "heads whose choice the tokens explain more", 1),
     Column(
-        "positional_wavelength", "… wavelength", "tokens, positional",
+        "positional_wavelength", "through", "tokens",
         "the median wavelength that positional heads select their keys through",
     ),
+    Column("semantic", "semantic", "heads", "heads whose choice the tokens explain more", 1),
     Column(
-        "semantic_wavelength", "… wavelength", "tokens, semantic",
+        "semantic_wavelength", "through", "tokens",
         "the median wavelength that semantic heads select their keys through",
     ),
 )  # fmt: skip
@@ -118,7 +118,8 @@ def _losses(comparison: xr.Dataset, table: pd.DataFrame) -> str:
             why = f"no run has one of {baseline} with its size and seed beside it"
         return f"The loss is {losses} nats per token; {why}."
     changes = "; ".join(
-        f"{row['group']} {_change(row, _over(row))}" for row in known.to_dict("records")
+        f"{row['group']} {signed(row['loss_change'])} ({_bounds(row)}, {_over(row)})"
+        for row in known.to_dict("records")
     )
     return (
         f"Against {baseline}, the loss changes by: {changes} nats per token, "
@@ -126,10 +127,9 @@ def _losses(comparison: xr.Dataset, table: pd.DataFrame) -> str:
     )
 
 
-def _change(row: Mapping[Hashable, Any], *further: str) -> str:
-    """The loss change of a row with its interval, and `further` words on that."""
-    interval = f"{signed(row['low'])} to {signed(row['high'])}"
-    return f"{signed(row['loss_change'])} ({', '.join([interval, *further])})"
+def _bounds(row: Mapping[Hashable, Any]) -> str:
+    """The 95% interval of a row's loss change."""
+    return f"{signed(row['low'])} to {signed(row['high'])}"
 
 
 def _over(row: Mapping[Hashable, Any]) -> str:
@@ -193,7 +193,7 @@ def _cell(row: dict, column: Column) -> str:
     if column.name == "worse":
         return f"{row['worse']} of {row['pairs']}" if row["pairs"] else NOTHING
     if column.name == "loss_change":
-        return _change(row) if row["over"] else NOTHING
+        return f"{signed(value)}\n{_bounds(row)}" if row["over"] else NOTHING
     if not math.isfinite(value):
         return NOTHING if math.isnan(value) else "∞"
     if column.name.endswith("wavelength"):
