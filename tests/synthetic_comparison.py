@@ -18,6 +18,8 @@ def synthetic_comparison(
 ) -> xr.Dataset:
     """Two seeds of each of `groups`, of two layers of two heads and eight planes.
 
+    What the heads and planes do grows in proportion to the step, and their labels move on.
+
     The loss of group g and seed s is 3 + 0.1 g + 0.01 s (1 + g); the second half of the
     planes of the second group stop, all of those of the third.
     """
@@ -45,7 +47,10 @@ def synthetic_comparison(
         "selectivity": (planes, draw(2, 2, 8)),
     }
     grown = {
-        name: ((*dims[:1], "step", *dims[1:]), np.stack([values] * len(STEPS), axis=1))
+        name: (
+            (*dims[:1], "step", *dims[1:]),
+            np.stack([values * step / STEPS[-1] for step in STEPS], axis=1),
+        )
         for name, (dims, values) in (of_heads | of_planes).items()
     }
     fall = 3 - np.arange(len(STEPS))
@@ -66,7 +71,10 @@ def synthetic_comparison(
             "position_loss": (("entry", "position_bin"), loss[:, None] + draw(7)),
             "repeat_loss": (("entry", "trial"), draw(4)),
             "retrieval": (("entry", "retrieval_length", "depth"), draw(1, 3)),
-            "growth_label": (("entry", "step", "layer", "head"), np.stack([label] * 4, 1)),
+            "growth_label": (
+                ("entry", "step", "layer", "head"),
+                np.stack([np.roll(label, n) for n in (3, 2, 1, 0)], 1),
+            ),
             "growth_loss": (("entry", "step"), loss[:, None] + fall),
         },
         coords={

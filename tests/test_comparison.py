@@ -208,6 +208,12 @@ def test_heads_and_planes_are_those_of_a_profile(comparison: xr.Dataset, study: 
         for name in ("q_norm", "selectivity", "previous_token"):
             np.testing.assert_allclose(found[prefix + name], profile[name], rtol=1e-5)
         assert found[prefix + "label"].values.ravel().tolist() == heads["label"].tolist()
+        for name in ("mean_wavelength", "positional_fraction"):
+            values = found[prefix + name].values.ravel()
+            np.testing.assert_allclose(values, heads[name], rtol=1e-5)
+    assert comparison["tokens_seen"].sel(entry=entry.name).values.tolist() == [
+        step * NANO.batch * 32 for step in comparison["step"].values
+    ]
     assert np.isinf(comparison["wavelength"].sel(entry="nope seed 0")).all()
     stopped = np.isinf(comparison["wavelength"].sel(entry="p-rope:0.5 seed 1", layer=0))
     assert stopped.values.tolist() == [False] * 4 + [True] * 4
@@ -298,6 +304,12 @@ def test_the_table_counts_heads(comparison: xr.Dataset) -> None:
         table.loc["rope", "previous_token_heads"]
         == (of_rope["previous_token"] >= 0.5).sum() / 2
     )
+    previous = of_rope["previous_token"].values[:, 0]
+    assert table.loc["rope", "previous_token_layer_0"] == (previous >= 0.5).sum() / 2
+    best = of_rope["induction"].values.max((1, 2)).mean()
+    assert table.loc["rope", "induction"] == pytest.approx(best)
+    repeats = of_rope["repeat_loss"].values.mean()
+    assert table.loc["rope", "repeat_loss"] == pytest.approx(repeats)
     past = of_rope["position_loss"].values[:, of_rope["position_start"].values >= 32]
     width = (of_rope["position_stop"] - of_rope["position_start"]).values
     weights = width[of_rope["position_start"].values >= 32]
@@ -321,8 +333,12 @@ def test_what_was_measured_is_not_measured_again(
     again = rl.compare([study], cache=measured, sequences=SEQUENCES, progress=done.append)
     xr.testing.assert_equal(again, comparison)
     assert sum(done) == count_checkpoints(find_entries([study])) == 6 * 4
+    for other in ({"seed": 1}, {"sequences": SEQUENCES - 1}):
+        with pytest.raises(AssertionError, match="measured again"):
+            rl.compare([study], cache=measured, **{"sequences": SEQUENCES} | other)
+    monkeypatch.setattr(comparing, "versions", lambda: {"torch": "another"})
     with pytest.raises(AssertionError, match="measured again"):
-        rl.compare([study], cache=measured, sequences=SEQUENCES, seed=1)
+        rl.compare([study], cache=measured, sequences=SEQUENCES)
 
 
 def test_a_stopped_comparison_goes_on(

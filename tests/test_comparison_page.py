@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import xarray as xr
 from in_browser import Opened, browser
+from scipy import stats
 from synthetic_comparison import CONTEXT, STEPS, synthetic_comparison
 from synthetic_profile import synthetic_profile
 
@@ -60,6 +61,12 @@ def test_loss_by_position_and_its_difference(comparison: xr.Dataset) -> None:
     assert "rope" not in change
     (line,) = figure.layout.shapes[:1]
     assert line.x0 == CONTEXT
+    (words,) = [a for a in figure.layout.annotations if "trained context" in a.text]
+    assert 10**words.x == pytest.approx(CONTEXT)  # a logarithmic axis takes the exponent
+    for trace in traces(figure, y="position_loss"):
+        start, stop = (comparison[f"position_{end}"].values for end in ("start", "stop"))
+        assert (trace.x >= start).all()
+        assert (trace.x < stop).all()
 
 
 def test_planes_that_stop_stand_where_they_turn_elsewhere(comparison: xr.Dataset) -> None:
@@ -87,7 +94,6 @@ def test_planes_of_models_unlike_in_number_lend_no_places(comparison: xr.Dataset
 
 
 def test_a_slider_goes_through_the_checkpoints(comparison: xr.Dataset) -> None:
-    comparison["growth_q_norm"] = comparison["growth_q_norm"] * comparison["step"]
     figure = rl.plot_growth_planes(comparison)
     (slider,) = figure.layout.sliders
     assert [step.label for step in slider.steps] == [str(step) for step in STEPS]
@@ -106,6 +112,15 @@ def test_growth_counts_heads_by_step(comparison: xr.Dataset) -> None:
     (positional,) = [t for t in traces(figure, y="positional heads") if t.name == "nope"]
     labels = comparison["growth_label"][[2, 5]].values
     np.testing.assert_allclose(positional.y, (labels == "positional").sum((2, 3)).mean(0))
+    for title, name in (
+        ("best head on previous token", "previous_token"),
+        ("best head, induction", "induction"),
+    ):
+        (best,) = [t for t in traces(figure, y=title) if t.name == "nope"]
+        scores = comparison[f"growth_{name}"][[2, 5]].values.max((2, 3))
+        np.testing.assert_allclose(best.y, scores.mean(0))
+        np.testing.assert_allclose(best.error_y.array, scores.max(0) - scores.mean(0))
+    assert figure.data[0].x.tolist() == list(STEPS)
 
 
 def test_bars_count_labels(comparison: xr.Dataset) -> None:
@@ -122,7 +137,13 @@ def test_findings_say_the_order_of_the_losses(comparison: xr.Dataset) -> None:
     assert "; nope +0.210 (" in said[0]
     assert said[0].endswith(", 2 pairs of seeds) nats per token, with 95% intervals.")
     assert said[-1] == "A finding."
-    assert any("In rope seed 0, of the checkpoints kept, first: " in s for s in said)
+    (grown,) = [s for s in said if s.startswith("In rope seed 0, of the checkpoints kept")]
+    labels = comparison["growth_label"][0].values
+    first = STEPS[(labels == "semantic").any((1, 2)).argmax()]
+    assert f"semantic heads at step {first}," in grown
+    comparison["growth_induction"] = 0 * comparison["growth_induction"]
+    said = findings(comparison, rl.summarize_comparison(comparison))
+    assert any("an induction head at no step." in s for s in said)
 
 
 def test_the_table_tells_what_is_not_known(comparison: xr.Dataset) -> None:
@@ -132,6 +153,11 @@ def test_the_table_tells_what_is_not_known(comparison: xr.Dataset) -> None:
     assert "positional_wavelength" not in names
     rows = table_rows(table)
     assert [row.cells[names.index("worse")] for row in rows] == ["–", "2 of 2", "2 of 2"]
+    change = [row.cells[names.index("loss_change")].split("\n") for row in rows]
+    assert change[0] == ["–"]
+    assert [lines[0] for lines in change[1:]] == ["+0.105", "+0.210"]
+    spread = stats.t.ppf(0.975, 1) * 0.005
+    assert change[1][1] == f"+{0.105 - spread:.3f} to +{0.105 + spread:.3f}"
 
 
 def test_analyses_have_no_growth(comparison: xr.Dataset) -> None:
