@@ -53,6 +53,7 @@ def synthetic_comparison(
         )
         for name, (dims, values) in (of_heads | of_planes).items()
     }
+    moved = [np.roll(label, n) for n in (6, 2, 1, 0)]  # no positional head at first
     fall = 3 - np.arange(len(STEPS))
     return xr.Dataset(
         of_heads
@@ -71,10 +72,7 @@ def synthetic_comparison(
             "position_loss": (("entry", "position_bin"), loss[:, None] + draw(7)),
             "repeat_loss": (("entry", "trial"), draw(4)),
             "retrieval": (("entry", "retrieval_length", "depth"), draw(1, 3)),
-            "growth_label": (
-                ("entry", "step", "layer", "head"),
-                np.stack([np.roll(label, n) for n in (3, 2, 1, 0)], 1),
-            ),
+            "growth_label": (("entry", "step", "layer", "head"), np.stack(moved, axis=1)),
             "growth_loss": (("entry", "step"), loss[:, None] + fall),
         },
         coords={
