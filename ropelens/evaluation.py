@@ -116,10 +116,7 @@ def evaluate(
     otherwise as `profile` and `edit_rope` do.
     """
     subject = as_subject(model)
-    tokens = torch.as_tensor(tokens)
-    whole = torch.full(tokens.shape[:1], tokens.shape[-1])
-    lengths = whole if lengths is None else torch.as_tensor(lengths).cpu()
-    check_tokens(tokens, lengths, rows, subject.model.config.get_text_config().vocab_size)
+    tokens, lengths = check_tokens(subject.model, tokens, lengths, rows=rows)
     if batch_size is not None and batch_size < 1:
         raise BadArgument("batch_size must be a number, 1 or more.", seen=repr(batch_size))
     wanted = wanted_measures(measures)

@@ -171,7 +171,7 @@ def _label_budgets(text: list[TextFindings]) -> xr.Dataset:
     }
     budget = {name.removesuffix("_bits"): values for name, values in bits.items()}
     unknown = np.isnan(budget["total"])
-    labels = np.where(unknown, "", label_heads(Thresholds(), **budget)).astype(object)
+    labels = label_heads(Thresholds(), **budget)
     changed = (labels != labels[0]).astype(float)
     per_head = bits | {
         "label": labels,

@@ -130,9 +130,10 @@ def label_heads(
     position: Float[np.ndarray, "*shape"],
     content: Float[np.ndarray, "*shape"],
 ) -> np.ndarray:
-    """The label of each head, from its budget in bits; the first rule that fits."""
+    """The label of each head, from its budget in bits; the first rule that fits, "" of NaN."""
     fraction = positional_fraction(position, content)
     rules = {
+        "": np.isnan(total),
         "diffuse": total < thresholds.diffuse,
         "sink": sink > thresholds.sink * total,
         "positional": fraction >= thresholds.positional,

@@ -72,10 +72,7 @@ def profile(
     `BadArgument` for tokens, lengths or rows out of range.
     """
     subject = as_subject(model)
-    tokens = torch.as_tensor(tokens)
-    whole = torch.full(tokens.shape[:1], tokens.shape[-1])
-    lengths = whole if lengths is None else torch.as_tensor(lengths)
-    check_tokens(tokens, lengths, rows, subject.model.config.get_text_config().vocab_size)
+    tokens, lengths = check_tokens(subject.model, tokens, lengths, rows=rows)
     if batch_size is not None and batch_size < 1:
         raise BadArgument("batch_size must be a number, 1 or more.", seen=repr(batch_size))
     layers = read_layers(subject, context=int(lengths.max()))
@@ -197,8 +194,21 @@ def repeat_length(model: PreTrainedModel) -> int:
     return max(2, min(REPEATED_TOKENS, (trained_context(model) - 1) // 2))
 
 
-def check_tokens(tokens: Tensor, lengths: Tensor, rows: int | str, vocabulary: int) -> None:
-    """Refuse tokens, lengths or rows out of range, saying which, as `profile` does."""
+def check_tokens(
+    model: PreTrainedModel,
+    tokens: Int[Tensor, "sequence position"],
+    lengths: Int[Tensor, " sequence"] | None,
+    *,
+    rows: int | Literal["all"],
+) -> tuple[Int[Tensor, "sequence position"], Int[Tensor, " sequence"]]:
+    """`tokens` and their `lengths`, all of them without, as tensors (lengths on the CPU).
+
+    Raises `BadArgument` for tokens, lengths or rows out of range, saying which.
+    """
+    tokens = torch.as_tensor(tokens)
+    whole = torch.full(tokens.shape[:1], tokens.shape[-1])
+    lengths = whole if lengths is None else torch.as_tensor(lengths).cpu()
+    vocabulary = model.config.get_text_config().vocab_size
     shaped = tokens.ndim == 2 and tokens.shape[0] >= 1 and tokens.shape[1] >= 3
     if not shaped or tokens.is_floating_point():
         raise BadArgument(
@@ -225,3 +235,4 @@ def check_tokens(tokens: Tensor, lengths: Tensor, rows: int | str, vocabulary: i
         )
     if rows != "all" and (not isinstance(rows, Integral) or rows < 1):
         raise BadArgument('rows must be "all" or a number, 1 or more.', seen=repr(rows))
+    return tokens, lengths

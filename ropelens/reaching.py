@@ -86,10 +86,7 @@ def reach(
     `profile` does; `UnsupportedModel` for a variant that the family cannot express.
     """
     subject = as_subject(model)
-    tokens = torch.as_tensor(tokens)
-    whole = torch.full(tokens.shape[:1], tokens.shape[-1])
-    lengths = whole if lengths is None else torch.as_tensor(lengths)
-    check_tokens(tokens, lengths, rows, subject.model.config.get_text_config().vocab_size)
+    tokens, lengths = check_tokens(subject.model, tokens, lengths, rows=rows)
     if resamples < 0:
         raise BadArgument("resamples is a number, 0 or more.", seen=str(resamples))
     at = _distances(distances)

@@ -83,7 +83,7 @@ def head_measures(profile: xr.Dataset) -> xr.Dataset:
     )
     heads = ("layer", "head")
     return dataset.assign(
-        label=(heads, np.where(np.isnan(total), "", labels).astype(object)),
+        label=(heads, labels),
         positional_fraction=(heads, positional_fraction(position, content)),
         mean_wavelength=(heads, mean_wavelength(profile)),
         loss=float(profile.attrs["loss"]),
