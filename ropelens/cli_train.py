@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -77,6 +77,10 @@ def train(
             metavar="RATE", help="Peak rate. [default: the size's]", show_default=False
         ),
     ] = None,
+    precision: Annotated[
+        Literal["bf16", "fp32"],
+        typer.Option(metavar="P", help="bf16, autocast over float32 weights; or fp32."),
+    ] = "bf16",
     seed: Seed = 0,
 ) -> None:
     """Train small LLaMA-style models on text; the same command goes on where it stopped.
@@ -107,6 +111,7 @@ def train(
             vocabulary=vocabulary,
             steps=steps,
             learning_rate=learning_rate,
+            precision=precision,
             seed=seed,
         )
     )

@@ -316,7 +316,7 @@ def test_without_a_command_the_help_comes_as_an_error(ropelens: Command) -> None
         ),
         ("rope", ["[MODEL]", "--context N", "--variant NAME", "--head-dim N", "--verbose"]),
         ("report", ["DIR"]),
-        ("train", ["--text FILE", "--out RUN", "--steps N", "--seed N", "--size NAME"]),
+        ("train", ["--text FILE", "--out RUN", "--steps N", "--precision P", "--size NAME"]),
     ],
 )
 def test_help_names_every_option(ropelens: Command, command: str, options: list[str]) -> None:

@@ -14,8 +14,8 @@ from ropelens.statistics.intervals import paired_interval
 NORMAL = 1.96
 """Standard errors on either side of a mean that hold 95% of a normal distribution."""
 
-PREVIOUS_TOKEN = 0.5
-"""Mean attention on the previous token from which a head is called a previous-token head."""
+LOOKS_AT = 0.5
+"""Mean attention from which a head is said to look at the previous token, or to induce."""
 
 
 def summarize_comparison(comparison: xr.Dataset) -> pd.DataFrame:
@@ -105,7 +105,7 @@ def _behaviour(entries: xr.Dataset, *, context: int) -> dict[str, float]:
 def _heads(entries: xr.Dataset) -> dict[str, float]:
     """What the heads do, per entry."""
     count = entries.sizes["entry"]
-    previous = entries["previous_token"] >= PREVIOUS_TOKEN
+    previous = entries["previous_token"] >= LOOKS_AT
     wavelengths = {
         f"{label}_wavelength": float(
             entries["mean_wavelength"].where(entries["label"] == label).median()

@@ -11,12 +11,9 @@ import pandas as pd
 import xarray as xr
 
 from ropelens.comparison.pairs import entries_of
+from ropelens.comparison.table import LOOKS_AT
 from ropelens.figures.wavelengths import short_count
 from ropelens.report.table import NOTHING, Column, signed
-
-FIRST = 0.5
-"""Mean attention from which a head is said to look at the previous token, or to induce."""
-
 
 COLUMNS = (
     Column("loss", "loss", "nats/token", "on text that was not learnt from", 3),
@@ -144,10 +141,10 @@ def _growth(comparison: xr.Dataset, group: str) -> str:
     entries = entries_of(comparison, group).isel(entry=0)
     heads = ("layer", "head")
     appear = {
-        "a head on the previous token": entries["growth_previous_token"].max(heads) >= FIRST,
+        "a head on the previous token": entries["growth_previous_token"].max(heads) >= LOOKS_AT,
         "positional heads": (entries["growth_label"] == "positional").any(heads),
         "semantic heads": (entries["growth_label"] == "semantic").any(heads),
-        "an induction head": entries["growth_induction"].max(heads) >= FIRST,
+        "an induction head": entries["growth_induction"].max(heads) >= LOOKS_AT,
     }
     steps = comparison["step"].values
     told = [
