@@ -11,6 +11,7 @@ queries and keys are turned once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -128,6 +129,13 @@ def rescale(
     Layers without rotation stay without.
     """
     speeds = torch.as_tensor(inv_freq, dtype=torch.float32)
+    if speeds.ndim != 1 or not speeds.isfinite().all():
+        raise BadArgument(
+            "inv_freq is a list of finite frequencies, one for every plane.",
+            seen=f"shape {tuple(speeds.shape)}, {speeds.flatten()[:4].tolist()} ...",
+        )
+    if not 0 < attention_factor < math.inf:
+        raise BadArgument("attention_factor is above 0.", seen=str(attention_factor))
     return Edit(select or Every(), Rescale(lambda layer: (speeds, attention_factor)), heads)
 
 

@@ -9,8 +9,9 @@ only where it differs from that of any others.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from numbers import Integral
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -30,6 +31,9 @@ from ropelens.rope.select import kept_planes
 
 KEEP = (1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0)
 ENDS = ("slow", "fast")
+ATTEMPTS = 100
+"""Orders that are drawn before a control may be missing."""
+
 ALIKE = 1e-3
 """Relative difference below which wavelengths of two layers count as one."""
 
@@ -190,20 +194,29 @@ def plan_cuts(
     sizes = sorted(
         {tuple(_stopped(layer, share) for layer in layers) for share in keep},
     )
+    sizes = [size for size in sizes if any(size)]
+    both = {_at_end(layers, size, end) for size in sizes for end in ENDS}
+    seed %= 1 << 64  # torch takes any number, numpy none below 0
+    random = _controls(layers, sizes, draws=controls, seed=(seed, 0), beside=both)
     for size in sizes:
-        if not any(size):
-            continue
         cuts += [Cut(end, _at_end(layers, size, end)) for end in ENDS if end in ends]
-        cuts += _controls("random", layers, size, draws=controls, seed=(seed, 0))
+        cuts += [Cut("random", stopped, draw=draw) for draw, stopped in random[size]]
     for band, stopped in enumerate(_bands(layers, bands)):
         size = tuple(map(len, stopped))
         stream = (seed, 1 + band)
+        random = _controls(layers, [size], draws=controls, seed=stream, beside={stopped})
         cuts.append(Cut("band", stopped, band=band))
-        cuts += _controls("band control", layers, size, draws=controls, seed=stream, band=band)
+        cuts += [
+            Cut("band control", others, draw=draw, band=band) for draw, others in random[size]
+        ]
     return cuts
 
 
 def _check(keep: Sequence[float | int], ends: Sequence[str], bands: int, controls: int) -> None:
+    if isinstance(keep, (float, int, str)):
+        raise BadArgument(
+            "keep lists shares of the planes.", seen=repr(keep), attempt="keep=[0.75, 0.5]"
+        )
     wrong = [share for share in keep if not 0 <= share <= 1]
     if wrong or not len(keep):
         raise BadArgument(
@@ -216,8 +229,8 @@ def _check(keep: Sequence[float | int], ends: Sequence[str], bands: int, control
             f"The planes have no end {unknown[0]!r}.", attempt='"slow", "fast", or both'
         )
     for what, number in (("bands", bands), ("controls", controls)):
-        if number < 0:
-            raise BadArgument(f"{what} must be a number, 0 or more.", seen=str(number))
+        if not isinstance(number, Integral) or number < 0:
+            raise BadArgument(f"{what} must be a whole number, 0 or more.", seen=repr(number))
 
 
 def _stopped(layer: Turning, share: float | int) -> int:
@@ -234,26 +247,43 @@ def _at_end(layers: Sequence[Turning], size: Numbers, end: str) -> tuple[Numbers
 
 
 def _controls(
-    kind: str,
     layers: Sequence[Turning],
-    size: Numbers,
+    sizes: Sequence[Numbers],
     *,
     draws: int,
     seed: tuple[int, int],
-    band: int = -1,
-) -> list[Cut]:
-    """Random sets of `size[layer]` planes a layer; layers of as many planes get the same."""
-    if all(n in (0, len(layer.numbers)) for n, layer in zip(size, layers, strict=True)):
-        return []  # there is no other set of that size
-    cuts = []
-    for draw in range(draws):
-        stopped = []
-        for layer, n in zip(layers, size, strict=True):
-            count = len(layer.numbers)
-            order = np.random.default_rng([*seed, draw, count]).permutation(count)
-            stopped.append(tuple(layer.numbers[at] for at in sorted(order[:n].tolist())))
-        cuts.append(Cut(kind, tuple(stopped), draw=draw, band=band))
-    return cuts
+    beside: Set[tuple[Numbers, ...]],
+) -> dict[Numbers, list[tuple[int, tuple[Numbers, ...]]]]:
+    """Random sets of `size[layer]` planes a layer, with the number of their draw, by size.
+
+    A draw stops planes in one order: its larger sets hold the smaller ones. Layers of as many
+    planes get the same. An order that leads through a set in `beside` is drawn again; where
+    none leads past them, such sets are left out. Of all planes there is no other set.
+    """
+    found: dict[Numbers, list[tuple[int, tuple[Numbers, ...]]]] = {size: [] for size in sizes}
+    whole = [len(layer.numbers) for layer in layers]
+    some = [s for s in sizes if any(0 < n < of for n, of in zip(s, whole, strict=True))]
+    for draw in range(draws if some else 0):
+        for attempt in range(ATTEMPTS):
+            sets = {size: _drawn(layers, size, (*seed, draw, attempt)) for size in some}
+            if beside.isdisjoint(sets.values()):
+                break
+        for size, stopped in sets.items():
+            if stopped not in beside:
+                found[size].append((draw, stopped))
+    return found
+
+
+def _drawn(
+    layers: Sequence[Turning], size: Numbers, seed: tuple[int, ...]
+) -> tuple[Numbers, ...]:
+    """The first `size[layer]` planes of each layer, in an order that `seed` shuffles."""
+    stopped = []
+    for layer, n in zip(layers, size, strict=True):
+        count = len(layer.numbers)
+        order = np.random.default_rng([*seed, count]).permutation(count)
+        stopped.append(tuple(layer.numbers[at] for at in sorted(order[:n].tolist())))
+    return tuple(stopped)
 
 
 def _bands(layers: Sequence[Turning], bands: int) -> list[tuple[Numbers, ...]]:

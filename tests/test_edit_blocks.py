@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextvars
 import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -110,6 +114,47 @@ def test_the_inner_edit_has_the_last_word(llama: LlamaForCausalLM):
         stopped = logits(llama)
     with rl.edit_rope(llama, rl.stop(rl.Every())):
         assert torch.equal(logits(llama), stopped)
+
+
+def test_attention_factors_do_not_add_up(llama: LlamaForCausalLM):
+    """As frequencies: the inner edit's, while what was dropped stays dropped."""
+    plain = logits(llama)
+    with rl.edit_rope(llama, "yarn:16"):
+        once = logits(llama)
+        assert not torch.allclose(once, plain, atol=0.01)
+        with rl.edit_rope(llama, "rope"):
+            torch.testing.assert_close(logits(llama), plain, rtol=0, atol=1e-5)
+    with rl.edit_rope(llama, "yarn:16", "yarn:16"):
+        assert torch.equal(logits(llama), once)
+    with rl.edit_rope(llama, rl.drop(rl.Every())):
+        dropped = logits(llama)
+        with rl.edit_rope(llama, "yarn:16"):
+            torch.testing.assert_close(logits(llama), dropped, rtol=0, atol=1e-5)
+
+
+def test_a_thread_of_its_own_is_told_what_to_do(llama: LlamaForCausalLM):
+    def failure(work: Callable[[], object]) -> Exception | None:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(work).exception()
+
+    with rl.edit_rope(llama, "nope"):
+        error = failure(lambda: logits(llama))
+        assert isinstance(error, UnsupportedModel)
+        assert "The model runs in another thread" in error.line
+        assert failure(partial(contextvars.copy_context().run, logits, llama)) is None
+
+
+def test_blocks_that_do_not_nest_leave_nothing_behind(llama: LlamaForCausalLM):
+    before, plain = state(llama), logits(llama)
+    outer, inner = rl.edit_rope(llama, "nope"), rl.edit_rope(llama, "rope:500")
+    outer.__enter__()
+    inner.__enter__()
+    for block in (outer, inner):
+        with pytest.raises(BadArgument, match="not closed in the order that nests them"):
+            block.__exit__(None, None, None)
+    assert state(llama) == before
+    with rl.edit_rope(llama, rl.stop_planes([])):
+        assert torch.equal(logits(llama), plain)
 
 
 def test_heads_one_by_one_are_all_heads(llama: LlamaForCausalLM):
@@ -245,6 +290,9 @@ def test_heads_that_rotate_differently_have_no_one_profile(llama: LlamaForCausal
         (lambda: rl.stop_planes([0], heads="*.4"), r"no head \*.4; .*, heads 0 to 3"),
         (lambda: rl.stop_planes([0], heads="1.1,3"), "names each as layer.head; seen: '3' in"),
         (lambda: rl.stop_planes([0], heads=""), "A list of heads names each as layer.head."),
+        (lambda: rl.stop_planes([True]), "Planes have whole numbers; seen: True"),
+        (lambda: rl.rescale([float("nan")] * 8), "inv_freq is a list of finite frequencies"),
+        (lambda: rl.rescale([1.0] * 8, attention_factor=0.0), "attention_factor is above 0."),
         (lambda: rl.rescale([1.0, 0.5]), "2 frequencies; layer 0 has 8 planes"),
     ],
 )

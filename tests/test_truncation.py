@@ -79,6 +79,11 @@ def test_a_sweep_is_named_by_what_really_rotates() -> None:
     assert [cut.name(layers) for cut in plan(layers, keep=[1], ends=["slow"])] == ["none"]
 
 
+def test_any_seed_will_do() -> None:
+    layers = [turning(8)]
+    assert plan(layers, seed=-1) == plan(layers, seed=2**64 - 1) != plan(layers, seed=0)
+
+
 def test_controls_are_as_large_drawn_by_the_seed_and_grow() -> None:
     layers = [turning(16)] * 3
     cuts = plan(layers, seed=5)
@@ -94,6 +99,21 @@ def test_controls_are_as_large_drawn_by_the_seed_and_grow() -> None:
         path = [set(cut.stopped[0]) for cut in of_kind(cuts, "random") if cut.draw == draw]
         assert all(small < large for small, large in pairwise(path))
     assert not [cut for cut in of_kind(cuts, "random") if cut.kept(layers) in (0, 1)]
+
+
+@pytest.mark.parametrize("planes", [2, 3, 4, 8])
+def test_no_control_is_what_it_stands_beside(planes: int) -> None:
+    """With few planes random sets often are an end, or the band: those are drawn again."""
+    cuts = plan([turning(planes)] * 2, bands=planes, controls=20)
+    sets = {kind: {cut.stopped for cut in of_kind(cuts, kind)} for kind in ("slow", "fast")}
+    random = {cut.stopped for cut in of_kind(cuts, "random")}
+    assert not random & (sets["slow"] | sets["fast"])
+    assert bool(random) == (planes > 2)  # of two planes, each one alone is an end
+    for band in range(planes):
+        (own,) = (cut.stopped for cut in of_kind(cuts, "band") if cut.band == band)
+        controls = [c.stopped for c in of_kind(cuts, "band control") if c.band == band]
+        assert len(controls) == 20
+        assert own not in controls
 
 
 def test_every_plane_is_as_likely_to_be_in_a_control() -> None:
@@ -151,8 +171,8 @@ def test_planes_that_stand_still_by_themselves_do_not_count() -> None:
         ({"keep": []}, "A kept share of the planes lies between 0 and 1; seen: no share"),
         ({"ends": ["low"]}, """The planes have no end 'low'; try: "slow", "fast", or both"""),
         ({"bands": 9}, "There are more bands than planes to share out: 9; seen: 4 different"),
-        ({"bands": -1}, "bands must be a number, 0 or more; seen: -1"),
-        ({"controls": -2}, "controls must be a number, 0 or more; seen: -2"),
+        ({"bands": -1}, "bands must be a whole number, 0 or more; seen: -1"),
+        ({"controls": -2}, "controls must be a whole number, 0 or more; seen: -2"),
     ],
 )
 def test_what_cannot_be_swept_is_said_in_a_line(changes: dict, words: str) -> None:

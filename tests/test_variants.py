@@ -112,6 +112,28 @@ def test_a_variant_replaces_what_the_model_has():
     assert not planes.inv_freq[4:].any()
 
 
+def test_a_config_takes_a_variant_by_name():
+    config = plain("llama_gqa").config
+    named = rl.variant_config(config, "p-rope:0.5")
+    assert named.to_dict() == rl.variant_config(config, parse_variant("p-rope:0.5")).to_dict()
+    with pytest.raises(BadArgument, match="No RoPE variant is called 'warp'"):
+        rl.variant_config(config, "warp")
+
+
+@pytest.mark.parametrize(
+    ("spelled", "shape", "words"),
+    [
+        ("ntk:4", Shape(2), "2 rotating coordinates, which are one plane"),
+        ("dynamic:4", Shape(2), "2 rotating coordinates, which are one plane"),
+        ("yarn:4", Shape(16, base=1.0), "base 1, with which all planes turn alike"),
+    ],
+)
+def test_heads_that_a_formula_says_nothing_of(spelled: str, shape: Shape, words: str):
+    with pytest.raises(BadArgument) as refused:
+        parse_variant(spelled).frequencies(shape)
+    assert words in refused.value.line
+
+
 def test_layers_without_rotation_in_a_pattern():
     """SmolLM3's own; on a model of any family as an edit."""
     for every in (2, 4, 9):
@@ -237,6 +259,12 @@ def test_a_config_is_copied_and_each_type_of_layer_keeps_its_base():
         ("gpt_neox", "p-rope:0.5", "it rotates a part of each head already (0.25)"),
         ("glm", "yarn:2", "it rotates a part of each head already (0.5)"),
         ("llama_gqa", "nope-every:2", "it has no no_rope_layers, as SmolLM3 has"),
+        (
+            "llama4",
+            "nope-every:2",
+            "which of its layers are chunked_attention and which full_attention follows "
+            "which rotate",
+        ),
         ("gpt2", "p-rope:0.5", "it has no rope_parameters"),
     ],
 )

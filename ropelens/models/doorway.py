@@ -29,7 +29,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ropelens.errors import UnsupportedModel
+from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.rope.planes import Planes
 from ropelens.statistics.call import AttentionCall
 
@@ -106,11 +106,7 @@ def open_edit(model: PreTrainedModel) -> AttentionEdit | None:
 @contextmanager
 def by_itself(model: PreTrainedModel) -> Iterator[None]:
     """No edit and no observer at the doorway of `model` while the block runs, whoever waits."""
-    door = _open_door.get(_CLOSED)
-    own = {id(m) for m in model.modules()}
-    edits = {module: edit for module, edit in door.edits.items() if module not in own}
-    told = {module: who for module, who in door.observers.items() if module not in own}
-    token = _open_door.set(replace(door, observers=told, edits=edits))
+    token = _open_door.set(_without(_open_door.get(_CLOSED), model))
     try:
         yield
     finally:
@@ -134,9 +130,8 @@ def _opened(
     }
     if "flex_attention" in own.values():  # before it compiles kernels for nothing
         raise _hidden_mask("flex_attention")
-    token = _open_door.set(
-        _Door(outer.implementations | own, outer.observers | observers, outer.edits | edits)
-    )
+    door = _Door(outer.implementations | own, outer.observers | observers, outer.edits | edits)
+    token = _open_door.set(door)
     try:
         for key in own:
             configs[key]._attn_implementation_internal = NAME
@@ -144,7 +139,23 @@ def _opened(
     finally:
         for key, implementation in own.items():
             configs[key]._attn_implementation_internal = implementation
-        _open_door.reset(token)
+        if _open_door.get(_CLOSED) is door:
+            _open_door.reset(token)
+        else:
+            _open_door.set(_without(_open_door.get(_CLOSED), model))
+            raise BadArgument(
+                "Blocks that edit or observe a model were not closed in the order that "
+                "nests them: the one opened last comes first.",
+                means="all of them are closed now, and the model is as it was",
+            )
+
+
+def _without(door: _Door, model: PreTrainedModel) -> _Door:
+    """The doorway with nobody at `model`."""
+    own = {id(m) for m in model.modules()}
+    told = {module: who for module, who in door.observers.items() if module not in own}
+    edits = {module: edit for module, edit in door.edits.items() if module not in own}
+    return replace(door, observers=told, edits=edits)
 
 
 def device_of(model: PreTrainedModel) -> torch.device:
@@ -186,9 +197,20 @@ def _configs(model: PreTrainedModel) -> dict[int, PreTrainedConfig]:
     return {id(config): config for config in configs if isinstance(config, PreTrainedConfig)}
 
 
+def _door() -> _Door:
+    """The open doorway of a model that calls its attention."""
+    door = _open_door.get(None)
+    if door is None:
+        raise UnsupportedModel(
+            "The model runs in another thread than the one that edits or observes it.",
+            attempt="in that thread, contextvars.copy_context().run, copied in this one",
+        )
+    return door
+
+
 def _name_of(module: nn.Module) -> str:
     """What the module's attention implementation was called before the doorway opened."""
-    return _open_door.get().implementations[id(module.config)]
+    return _door().implementations[id(module.config)]
 
 
 def _implementation(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]]:
@@ -213,7 +235,7 @@ def _attention(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Stands in for the model's attention: the same result, and the observers told."""
-    door = _open_door.get()
+    door = _door()
     edit = door.edits.get(id(module))
     groups: AbstractContextManager[None] = nullcontext()
     if edit is not None:
@@ -315,7 +337,7 @@ def _hidden_mask(seen: str) -> UnsupportedModel:
 
 def _mask(*args: Any, config: PreTrainedConfig, **kwargs: Any) -> Tensor | None:
     """The mask that the model's own implementation would have been given."""
-    name = _open_door.get().implementations[id(config)]
+    name = _door().implementations[id(config)]
     return AttentionMaskInterface()[name](*args, config=config, **kwargs)
 
 

@@ -16,7 +16,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from ropelens.errors import UnsupportedModel
 from ropelens.models.subject import trained_context
 from ropelens.rope.formulas import Shape
-from ropelens.rope.variants import OWN, VARIANTS, Variant
+from ropelens.rope.variants import OWN, VARIANTS, Variant, parse_variant
 
 Config = TypeVar("Config", bound=PreTrainedConfig)
 
@@ -24,22 +24,29 @@ LAYER_PATTERN = "no_rope_layers"
 """The list in a config (SmolLM3, Llama 4) of which layers rotate, 1, and which do not, 0."""
 
 
-def variant_config(config: Config, variant: Variant) -> Config:
+def variant_config(config: Config, variant: Variant | str) -> Config:
     """A copy of `config` for a model that rotates as `variant`, trained or loaded from then on.
+
+    A variant is also known by its name, such as "p-rope:0.75" (`VARIANTS`).
 
     The base is that of `config`, unless the variant names one; its max_position_embeddings is
     the trained context. Types of layers with RoPE of their own (Gemma 3) each keep their base.
 
     Raises `UnsupportedModel` where the family cannot express the variant.
     """
+    variant = parse_variant(variant) if isinstance(variant, str) else variant
     changed = copy.deepcopy(config)
-    facts = config.get_text_config().to_dict()
+    text = changed.get_text_config()
+    facts = text.to_dict()
     if variant.name == "nope-every":
         if LAYER_PATTERN not in facts:
             raise _cannot(config, variant, f"it has no {LAYER_PATTERN}, as SmolLM3 has")
+        types = sorted(set(facts.get("layer_types") or ()))
+        if len(types) > 1:
+            why = f"which of its layers are {' and which '.join(types)} follows which rotate"
+            raise _cannot(config, variant, why)
         layers = range(facts["num_hidden_layers"])
-        changed.no_rope_layers = [int(not variant.stops_in(layer)) for layer in layers]
-    text = changed.get_text_config()
+        text.no_rope_layers = [int(not variant.stops_in(layer)) for layer in layers]
     if not facts.get("rope_parameters"):
         raise _cannot(config, variant, "it has no rope_parameters")
     parameters = text.rope_parameters

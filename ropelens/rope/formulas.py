@@ -97,6 +97,11 @@ def linear(stretch: float, shape: Shape) -> Rates:
 
 def ntk_base(stretch: float, shape: Shape) -> float:
     """The base that slows the slowest plane `stretch` times, and the fastest not."""
+    if shape.head_dim < 4:
+        raise BadArgument(
+            "Its base grows so that one plane slows and another does not.",
+            seen=f"{shape.head_dim} rotating coordinates, which are one plane",
+        )
     return float(shape.base * stretch ** (shape.head_dim / (shape.head_dim - 2)))
 
 
@@ -114,6 +119,11 @@ def dynamic(stretch: float, shape: Shape) -> Rates:
 
 def yarn(stretch: float, shape: Shape) -> Rates:
     """Planes of over 32 turns in the context stay, those of under one slow down."""
+    if shape.base <= 1:
+        raise BadArgument(
+            "YaRN tells planes apart by their speed.",
+            seen=f"base {shape.base:g}, with which all planes turn alike or faster",
+        )
 
     def plane_of(turns: float) -> float:
         ratio = math.log(shape.context / (turns * 2 * math.pi)) / math.log(shape.base)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -94,6 +95,13 @@ class PlaneNumbers:
 
     numbers: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        wrong = [
+            n for n in self.numbers if not isinstance(n, Integral) or n is True or n is False
+        ]
+        if wrong:
+            raise BadArgument("Planes have whole numbers.", seen=repr(wrong[0]))
+
     def __call__(self, planes: Planes) -> Bool[Tensor, " frequency"]:
         return torch.isin(torch.arange(len(planes.inv_freq)), torch.tensor(self.numbers).long())
 
@@ -117,7 +125,7 @@ def parse_heads(heads: str) -> tuple[tuple[int | None, int | None], ...]:
     Raises `BadArgument` for anything else, naming the part that is wrong.
     """
     pairs = []
-    for part in heads.split(","):
+    for part in heads.split(",") if isinstance(heads, str) else (repr(heads),):
         found = re.fullmatch(r"\s*(\d+|\*)\.(\d+|\*)\s*", part, re.ASCII)
         if found is None:
             raise BadArgument(

@@ -45,13 +45,16 @@ class Side:
         gain: float | None = None,
         mean: Float[Tensor, "head frequency 2"] | None = None,
     ) -> Side:
-        """This side with the chosen planes changed: a new frequency or mean, a further gain."""
+        """This side with the chosen planes changed: a new frequency, gain or mean.
+
+        A plane whose gain is 0 is gone for good.
+        """
         side = self
         if inv_freq is not None:
             changed = torch.where(chosen, inv_freq.float(), side.inv_freq)
             side = replace(side, inv_freq=changed)
         if gain is not None:
-            side = replace(side, gain=torch.where(chosen, gain * side.gain, side.gain))
+            side = replace(side, gain=torch.where(chosen & (side.gain != 0), gain, side.gain))
         if mean is not None:
             changed = torch.where(chosen[..., None], mean.float(), side.mean)
             side = replace(side, mean=changed)
