@@ -224,15 +224,15 @@ def attention_of(
 
 @dataclass(frozen=True)
 class RepeatScores:
-    """Attention on repeated random tokens, mean over rows of the repetition, [0, 1].
+    """Attention on repeated random tokens, a sequence each, mean over rows of the repetition.
 
     `induction`: on the token after the earlier occurrence (Olsson et al. 2022, arXiv
     2209.11895, the prefix-matching score). `duplicate_token`: on that occurrence itself.
     `losses`: of the token at each position, in nats; NaN at position 0.
     """
 
-    induction: list[Float[Tensor, " head"]]
-    duplicate_token: list[Float[Tensor, " head"]]
+    induction: list[Float[Tensor, "sequence head"]]
+    duplicate_token: list[Float[Tensor, "sequence head"]]
     losses: Float[Tensor, "sequence position"]
 
 
@@ -263,13 +263,13 @@ def repeat_scores(
         seed=seed,
     )
     second = torch.arange(length + 1, 2 * length + 1).expand(sequences, -1)
-    weight = torch.full(second.shape, 1 / second.numel())
+    weight = torch.full(second.shape, 1 / length)
     whole = torch.full((sequences,), tokens.shape[1])
     rows = Rows(second, weight, whole, dense=False)
     mass: dict[int, Tensor] = {}
 
     def observe(call: AttentionCall) -> None:
-        sums = sum_attention(call, rows, planes[call.layer])[1].offset_mass.sum(0)
+        sums = sum_attention(call, rows, planes[call.layer])[1].offset_mass
         hidden = bool((call.start[second[0]] > second[0] - length).any())
         mass[call.layer] = torch.full_like(sums, torch.nan) if hidden else sums
 
@@ -277,7 +277,7 @@ def repeat_scores(
         losses = token_losses(subject.forward(tokens), tokens, whole)
     layers = [mass[layer] for layer in sorted(mass)]
     return RepeatScores(
-        induction=[m[:, length - 1] for m in layers],
-        duplicate_token=[m[:, length] for m in layers],
+        induction=[m[..., length - 1] for m in layers],
+        duplicate_token=[m[..., length] for m in layers],
         losses=losses,
     )

@@ -52,11 +52,13 @@ DESCRIBED = {name: PROFILED[name] for name in (*BITS, *OF_NONE, "inv_freq", "wav
     "position_start": ("first position of the bin", "token"),
     "position_stop": ("first position beyond the bin", "token"),
     "induction": ("mean attention on the token after the earlier occurrence", "1"),
+    "trial_induction": ("the same, of one sequence of random tokens", "1"),
     "duplicate_token": ("mean attention on the earlier occurrence of the token", "1"),
     "first_loss": ("mean loss of random tokens, the first time", "nat/token"),
     "repeat_loss": ("mean loss of the same tokens, repeated", "nat/token"),
     "attention_change": ("divergence of the attention from that of the model as it is", "bit"),
     "label": ("label of the head", ""),
+    "labels_changed_resampled": ("heads with another label, sequences drawn again", "1"),
     "label_changed": ("whether the label is another than that of the model as it is", "1"),
     "retrieval": ("share of needles whose value was found", "1"),
     "retrieval_hit": ("whether the needle's value was found", "1"),
@@ -95,16 +97,18 @@ def evaluate(
       (edit) over all predicted tokens and `position_loss` (edit, position_bin), each with
       its standard error over sequences (`_se`).
     - "induction": `induction` and `duplicate_token` (edit, layer, head), as in a profile,
-      and the loss of the random tokens the first time and when repeated (edit, trial).
+      `trial_induction` (edit, trial, layer, head) of each sequence of random tokens, and the
+      loss of these the first time and when repeated (edit, trial).
     - "retrieval": `retrieval` (edit, retrieval_length, depth), the share of needles hidden in
       the text that are found, which asks for no instruction tuning (`Retrieval` says how;
       chance is 1 in 8), and `retrieval_hit`, 1 or 0 for each `retrieval_trial`.
     - "change": `attention_change` (edit, layer, head) in bits, the mean over rows of
       KL(A of the model as it is || A under the edit).
     - "labels": the attention budget and `label` (edit, layer, head), with `Thresholds()`, and
-      `label_changed`, 1 or 0; `selectivity`, `q_norm` and `k_norm` of the model as it is. An
-      edit under which heads of one layer rotate differently has no budget: its bits are NaN,
-      its labels "".
+      `label_changed`, 1 or 0; `labels_changed_resampled` (edit, resample), how many heads
+      change their label when the sequences are drawn again; `selectivity`, `q_norm` and
+      `k_norm` of the model as it is. An edit under which heads of one layer rotate
+      differently has no budget: its bits are NaN, its labels "".
 
     Coordinates `inv_freq` (rad/token) and `wavelength` (tokens) say how the model rotates as
     it is (layer, frequency); they are missing where heads of one layer rotate differently.
@@ -205,8 +209,9 @@ def _measure_repeats(
         # The repetition's first token is announced by nothing; the others by their past.
         first, second = scores.losses[:, 2 : length + 1], scores.losses[:, length + 2 :]
         measured = {
-            "induction": stack(scores.induction),
-            "duplicate_token": stack(scores.duplicate_token),
+            "induction": stack([m.mean(0) for m in scores.induction]),
+            "duplicate_token": stack([m.mean(0) for m in scores.duplicate_token]),
+            "trial_induction": np.moveaxis(stack(scores.induction), 1, 0),
             "first_loss": first.mean(1).numpy(),
             "repeat_loss": second.mean(1).numpy(),
         }
@@ -214,7 +219,8 @@ def _measure_repeats(
             found.setdefault(name, []).append(values)
         if progress is not None:
             progress(scores.losses.numel())
-    dims = {1: ("edit", "trial"), 2: ("edit", "layer", "head")}
+    heads = ("layer", "head")
+    dims = {1: ("edit", "trial"), 2: ("edit", *heads), 3: ("edit", "trial", *heads)}
     return {name: (dims[values[0].ndim], np.stack(values)) for name, values in found.items()}
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ropelens.collect import Batch, Progress, token_losses
 from ropelens.edited import NONE, Entry
-from ropelens.heads import Thresholds, label_heads, positional_fraction
+from ropelens.heads import Thresholds, label_heads, positional_fraction, resample_labels
 from ropelens.models.subject import Subject, check_layers
 from ropelens.statistics.bins import sum_bins
 from ropelens.statistics.call import AttentionCall
@@ -24,6 +24,9 @@ from ropelens.summary import summarize
 BITS = ("total_bits", "sink_bits", "position_bits", "content_bits")
 OF_NONE = ("selectivity", "q_norm", "k_norm")
 """What is told of the model as it is only."""
+
+RESAMPLES = 400
+"""Draws of the sequences that intervals of label changes are read from."""
 
 Labelled = dict[str, tuple[tuple[str, ...], np.ndarray]]
 """Arrays and the names of their axes."""
@@ -157,6 +160,25 @@ def _label_losses(text: list[TextFindings], lengths: Tensor) -> tuple[Labelled, 
     return found, coords
 
 
+def _resampled_changes(profiles: list[xr.Dataset | None]) -> Float[np.ndarray, "edit resample"]:
+    """How many heads have another label than in the first profile, sequences drawn again.
+
+    Each draw is of the same sequences for all; NaN where a profile is missing, or all of them
+    are one group.
+    """
+    changes = np.full((len(profiles), RESAMPLES), np.nan)
+    if profiles[0] is None or profiles[0].sizes["group"] < 2:
+        return changes
+    labels = [
+        None if p is None else resample_labels(p, Thresholds(), resamples=RESAMPLES, seed=0)
+        for p in profiles
+    ]
+    for count, now in zip(changes, labels, strict=True):
+        if now is not None:
+            count[:] = (now != labels[0]).sum(axis=(1, 2))
+    return changes
+
+
 def _label_budgets(text: list[TextFindings]) -> xr.Dataset:
     """The budget and label of every head of every entry, and how the model as it is rotates."""
     profiles = [
@@ -181,4 +203,5 @@ def _label_budgets(text: list[TextFindings]) -> xr.Dataset:
     dataset = xr.Dataset(
         {name: (("edit", "layer", "head"), values) for name, values in per_head.items()}
     )
+    dataset["labels_changed_resampled"] = (("edit", "resample"), _resampled_changes(profiles))
     return dataset if profiles[0] is None else profiles[0][list(OF_NONE)].merge(dataset)

@@ -214,9 +214,20 @@ def _confidence(
     seed: int,
 ) -> Float[np.ndarray, "layer head"]:
     """Share of bootstrap resamples of the groups of sequences that repeat each label."""
-    rows = profile["group_rows"].values
-    if len(rows) < 2:
+    if profile.sizes["group"] < 2:
         return np.full(labels.shape, np.nan)
+    resampled = resample_labels(profile, thresholds, resamples=resamples, seed=seed)
+    return (resampled == labels).mean(axis=0)
+
+
+def resample_labels(
+    profile: xr.Dataset, thresholds: Thresholds, *, resamples: int, seed: int
+) -> np.ndarray:
+    """Labels [resample, layer, head] with the groups of sequences drawn again (bootstrap).
+
+    The same seed draws the same groups of every profile that has as many.
+    """
+    rows = profile["group_rows"].values
     draws = np.random.default_rng(seed).multinomial(
         len(rows), np.full(len(rows), 1 / len(rows)), size=resamples
     )
@@ -228,7 +239,6 @@ def _confidence(
         for name in names
     ]
     sink, position, content = (part.numpy() for part in split_bits(*means))
-    resampled = label_heads(
+    return label_heads(
         thresholds, total=means[0].numpy(), sink=sink, position=position, content=content
     )
-    return (resampled == labels).mean(axis=0)

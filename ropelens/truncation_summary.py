@@ -29,12 +29,18 @@ COLUMNS = (
     "repeat_loss_change_high",
     "induction",
     "induction_change",
+    "induction_change_low",
+    "induction_change_high",
     "retrieval",
     "retrieval_change",
     "retrieval_change_low",
     "retrieval_change_high",
     "labels_changed",
+    "labels_changed_low",
+    "labels_changed_high",
     "labels_changed_share",
+    "labels_changed_share_low",
+    "labels_changed_share_high",
     "largest_attention_change",
     "changed_most",
 )
@@ -52,11 +58,12 @@ def summarize_truncation(truncation: xr.Dataset) -> pd.DataFrame:
     `truncation` is what `ropelens.truncate` gives. Changes are from the entry "none", the
     model as it is, on the same tokens: `loss_change` and `repeat_loss_change` in
     nats/token (the mean over predicted tokens; over trials), `retrieval_change` in share of
-    right answers, `induction_change` of the highest score of any head. `_low` and `_high`
-    are their 95 % intervals (`paired_interval`) over sequences or trials.
-    `labels_changed` counts the heads whose label differs, `labels_changed_share` is their
-    share of the heads that have one both times; `largest_attention_change` (bits) is that
-    of the head in `changed_most`, such as "L0 H3".
+    right answers, `induction_change` of the score of the head that has the highest in the
+    model as it is. `_low` and `_high` are their 95 % intervals (`paired_interval`) over
+    sequences or trials. `labels_changed` counts the heads whose label differs,
+    `labels_changed_share` is their share of the heads that have one both times; their
+    intervals are the middle 95 % of what they are with the sequences drawn again.
+    `largest_attention_change` (bits) is that of the head in `changed_most`, such as "L0 H3".
     """
     check_truncation(truncation)
     table = pd.DataFrame({"edit": truncation["edit"].values.astype(str)})
@@ -109,17 +116,21 @@ def _paired(truncation: xr.Dataset) -> list[tuple[str, np.ndarray, np.ndarray]]:
 def _add_heads(table: pd.DataFrame, truncation: xr.Dataset) -> None:
     """What became of the heads: induction, labels, attention."""
     if "induction" in truncation:
-        best = truncation["induction"].max(["layer", "head"]).values
-        table["induction"], table["induction_change"] = best, best - best[0]
+        _add_induction(table, truncation)
     if "label" in truncation:
         label = truncation["label"].transpose("edit", "layer", "head").values.astype(str)
         known = (label != "") & (label[0] != "")
         changed = (known & (label != label[0])).sum(axis=(1, 2)).astype(float)
         heads = known.sum(axis=(1, 2))
         table["labels_changed"] = np.where(heads > 0, changed, np.nan)
-        table["labels_changed_share"] = np.where(
-            heads > 0, changed / np.maximum(heads, 1), np.nan
-        )
+        if "labels_changed_resampled" in truncation:
+            again = truncation["labels_changed_resampled"].transpose("edit", ...).values
+            low, high = np.quantile(again, [0.025, 0.975], axis=1)
+            table["labels_changed_low"], table["labels_changed_high"] = low, high
+        for end in ("", "_low", "_high"):
+            if f"labels_changed{end}" in table:
+                count = table[f"labels_changed{end}"]
+                table[f"labels_changed_share{end}"] = count / np.where(heads > 0, heads, np.nan)
     if "attention_change" in truncation:
         change = truncation["attention_change"].transpose("edit", "layer", "head").values
         flat = np.nan_to_num(change.reshape(len(change), -1), nan=-1.0)
@@ -131,3 +142,19 @@ def _add_heads(table: pd.DataFrame, truncation: xr.Dataset) -> None:
         table["changed_most"] = [
             name if bits > 0 else "" for name, bits in zip(named, largest, strict=True)
         ]
+
+
+def _add_induction(table: pd.DataFrame, truncation: xr.Dataset) -> None:
+    """The score of the model's best head, in every entry, and its paired change over trials."""
+    scores = truncation["induction"].transpose("edit", "layer", "head").values
+    scores = scores.reshape(len(scores), -1)
+    if np.isnan(scores[0]).all():  # hidden by a sliding window
+        return
+    best = int(np.nanargmax(scores[0]))
+    table["induction"] = scores[:, best]
+    table["induction_change"] = scores[:, best] - scores[0, best]
+    if "trial_induction" in truncation:
+        by_trial = truncation["trial_induction"].transpose("edit", "trial", "layer", "head")
+        trials = by_trial.values.reshape(*by_trial.shape[:2], -1)[..., best]
+        bounds = [paired_interval(row - trials[0])[1:] for row in trials]
+        table[["induction_change_low", "induction_change_high"]] = bounds

@@ -92,6 +92,10 @@ def _tasks(total: np.ndarray, heads: tuple[int, int], rng: np.random.Generator) 
     hit = (rng.random(sizes[1:]) < chance).astype(float)
     return {
         "induction": (("edit", "layer", "head"), share[:, None, None] * best),
+        "trial_induction": (
+            ("edit", "trial", "layer", "head"),
+            (share[:, None] * (1 + trials))[..., None, None] * best,
+        ),
         "duplicate_token": (("edit", "layer", "head"), share[:, None, None] * best[::-1]),
         "repeat_loss": (("edit", "trial"), 5.0 - 2.0 * share[:, None] + trials),
         "first_loss": (("edit", "trial"), 6.0 + trials),
@@ -108,6 +112,10 @@ def _heads(total: np.ndarray, label: np.ndarray, rng: np.random.Generator) -> di
     return {
         "attention_change": (dims, change),
         "label": (dims, labels),
+        "labels_changed_resampled": (
+            ("edit", "resample"),
+            rng.binomial(label.size, np.clip(total / 4, 0, 1)[:, None], (len(total), 400)),
+        ),
         "total_bits": (dims, np.full(change.shape, 2.0)),
     }
 

@@ -82,6 +82,16 @@ def test_induction_is_that_of_a_profile_of_the_edited_model():
             np.testing.assert_array_equal(found[score].sel(edit=name), profile[score])
 
 
+def test_induction_of_trials_has_the_mean_that_is_told():
+    found = rl.evaluate(
+        tiny("llama_gqa"), tokens(), edits={"nope": "nope"}, measures=["induction"]
+    )
+    trials = found["trial_induction"]
+    assert trials.sizes["trial"] == found["repeat_loss"].sizes["trial"] == 8
+    np.testing.assert_allclose(trials.mean("trial"), found["induction"], rtol=1e-6)
+    assert (trials.std("trial") > 0).all()
+
+
 def test_an_edit_of_nothing_differs_in_nothing():
     model = tiny("gemma2")
     found = rl.evaluate(

@@ -56,12 +56,16 @@ def test_some_measures_are_a_part_of_all(measures: list[str]):
             *("loss", "predicted_tokens", "mean_loss", "mean_loss_se"),
             *("position_loss", "position_loss_se"),
         },
-        "induction": {"induction", "duplicate_token", "repeat_loss", "first_loss"},
+        "induction": {
+            *("induction", "duplicate_token", "trial_induction"),
+            *("repeat_loss", "first_loss"),
+        },
         "retrieval": {"retrieval", "retrieval_hit"},
         "change": {"attention_change"},
         "labels": {
             *("total_bits", "sink_bits", "position_bits", "content_bits", "label"),
-            *("label_changed", "positional_fraction", "selectivity", "q_norm", "k_norm"),
+            *("label_changed", "labels_changed_resampled", "positional_fraction"),
+            *("selectivity", "q_norm", "k_norm"),
         },
     }
     assert set(groups) == set(MEASURES)
@@ -114,6 +118,25 @@ def test_labels_that_change():
     np.testing.assert_array_equal(changed == 1, label != label.sel(edit="none"))
     assert changed.sel(edit="nope", layer=0).all()
     assert not changed.sel(edit=["none", "none too"]).any()
+
+
+def test_label_changes_have_the_sequences_drawn_again():
+    """Two sequences alike: no draw differs. Two apart: each draw is a profile of its own."""
+    model = tiny("llama_gqa")
+    given = torch.from_numpy(random_tokens(sequences=2, length=40))
+    options = {"edits": {"nope": "nope"}, "measures": ["labels"]}
+    alike = rl.evaluate(model, given[[0, 0]], **options)
+    again = alike["labels_changed_resampled"].values
+    assert (again[0] == 0).all()
+    assert (again[1] == float(alike["label_changed"][1].sum())).all()
+    found = rl.evaluate(model, given, **options)
+    drawn = [
+        float(rl.evaluate(model, given[list(pair)], **options)["label_changed"][1].sum())
+        for pair in ((0, 0), (0, 1), (1, 1))
+    ]
+    assert set(found["labels_changed_resampled"].values[1]) == set(drawn)
+    alone = rl.evaluate(model, given[:1], **options)["labels_changed_resampled"]
+    assert alone.isnull().all()
 
 
 def test_heads_of_a_layer_that_rotate_differently_have_no_budget():

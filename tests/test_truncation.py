@@ -333,8 +333,24 @@ def test_the_summary_counts_labels_and_names_the_head_that_changed(sweep: xr.Dat
     assert np.isnan(table["labels_changed"][3])
     assert (table["changed_most"][2], table["largest_attention_change"][2]) == ("L4 H5", 9.0)
     assert table["changed_most"][0] == ""
-    best = sweep["induction"].max(["layer", "head"]).values
-    np.testing.assert_allclose(table["induction_change"], best - best[0])
+    scores = sweep["induction"].values.reshape(sweep.sizes["edit"], -1)
+    of_best = scores[:, scores[0].argmax()]
+    np.testing.assert_allclose(table["induction_change"], of_best - of_best[0])
+
+
+def test_changes_of_heads_have_intervals(sweep: xr.Dataset) -> None:
+    table = rl.summarize_truncation(sweep)
+    scores = sweep["induction"].values[0]
+    layer, head = np.unravel_index(scores.argmax(), scores.shape)
+    trials = sweep["trial_induction"].values[:, :, layer, head]
+    theirs = stats.ttest_1samp(trials[5] - trials[0], 0).confidence_interval()
+    row = table.iloc[5]
+    assert row["induction_change_low"] == pytest.approx(theirs.low)
+    assert row["induction_change_high"] == pytest.approx(theirs.high)
+    again = sweep["labels_changed_resampled"].values[5]
+    assert row["labels_changed_low"] == np.quantile(again, 0.025)
+    share = np.quantile(again, 0.975) / sweep["label"][0].size
+    assert row["labels_changed_share_high"] == pytest.approx(share)
 
 
 def test_what_was_not_measured_is_unknown(sweep: xr.Dataset) -> None:

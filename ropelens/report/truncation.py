@@ -57,9 +57,14 @@ COLUMNS = (
     ),
     Column(
         "induction_change", "induction", "change, 0–1",
-        "of the best head's attention on what followed the same token last time",
+        "of the attention on what followed the same token last time, of the head that is best "
+        "at it in the model as it is",
     ),
-    Column("labels_changed", "new labels", "heads", "heads that are called something else"),
+    Column(
+        "labels_changed", "new labels", "heads",
+        "heads that are called something else (95% of their numbers with the sequences drawn "
+        "again)",
+    ),
     Column(
         "changed_most", "most changed", "head, bits",
         "the head whose attention moved furthest, and the divergence from what it was",
@@ -254,9 +259,16 @@ def _cells(table: pd.DataFrame, row: pd.Series) -> tuple[str, ...]:
         signed(row["repeat_loss_change"]),
         signed(row["retrieval_change"]),
         signed(row["induction_change"]),
-        f"{labels:.0f}" if np.isfinite(labels) else NOTHING,
+        _count(row) if np.isfinite(labels) else NOTHING,
         f"{most} {bits:.2f}" if isinstance(most, str) and most else NOTHING,
     )
+
+
+def _count(row: pd.Series) -> str:
+    """The heads with a new label, and the interval of their number where it has a width."""
+    low, high = row["labels_changed_low"], row["labels_changed_high"]
+    spread = f" ({low:.0f} to {high:.0f})" if np.isfinite(low) and low < high else ""
+    return f"{row['labels_changed']:.0f}{spread}"
 
 
 def _span(row: pd.Series) -> str:
