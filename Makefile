@@ -2,7 +2,7 @@
 # make reports  the analyses on the bundled checkpoint
 # make test     run the tests
 # make lint     formatting, types, import order
-# make bench    what measuring costs beside a plain forward pass
+# make bench    what measuring costs beside a plain forward pass, and a sweep beside evaluations
 #
 # Each installs into .venv what it needs, once: a second call starts at once.
 
@@ -37,6 +37,7 @@ lint: .venv/.lint
 
 bench: .venv/.report
 	@$(BIN)/python benchmarks/cost.py
+	@$(BIN)/python benchmarks/sweep.py
 
 .venv/.report: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ropelens needs Python 3.11 or newer: make PYTHON=python3.11")'

@@ -12,7 +12,6 @@ import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from numbers import Integral
-from operator import itemgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -223,6 +222,8 @@ def _check(keep: Sequence[float | int], ends: Sequence[str], bands: int, control
             "A kept share of the planes lies between 0 and 1.",
             seen=str(wrong[0]) if wrong else "no share at all",
         )
+    if not len(ends):
+        raise BadArgument("No end to stop planes from.", attempt='"slow", "fast", or both')
     unknown = [end for end in ends if end not in ENDS]
     if unknown:
         raise BadArgument(
@@ -342,13 +343,13 @@ def _array(values: list[Any]) -> np.ndarray:
 
 
 def _planes_text(cut: Cut) -> str:
-    """ "0,1,5"; where layers stop different ones "0: 0,1; 3: 5", each set's first layer."""
-    texts = [",".join(map(str, numbers)) for numbers in cut.stopped]
-    stopping = {text: layer for layer, text in reversed(list(enumerate(texts))) if text}
-    if len(stopping) <= 1:
-        return next(iter(stopping), "")
-    ordered = sorted(stopping.items(), key=itemgetter(1))
-    return "; ".join(f"{layer}: {text}" for text, layer in ordered)
+    """ "0,1,5"; where layers stop different ones "0 2: 0,1; 3: 5", each with its layers."""
+    layers: dict[str, list[str]] = {}
+    for layer, numbers in enumerate(cut.stopped):
+        layers.setdefault(",".join(map(str, numbers)), []).append(str(layer))
+    if len(layers) == 1:
+        return next(iter(layers))
+    return "; ".join(f"{' '.join(of)}: {text}" for text, of in layers.items() if text)
 
 
 def _lengths(cut: Cut, layers: Sequence[Turning]) -> list[float]:

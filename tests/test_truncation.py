@@ -22,7 +22,7 @@ import ropelens as rl
 from ropelens import truncation as module
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.statistics.intervals import paired_interval
-from ropelens.truncation import KEEP, Cut, Turning, count_cuts, plan_cuts
+from ropelens.truncation import KEEP, Cut, Turning, count_cuts, named_entries, plan_cuts
 from ropelens.truncation_summary import COLUMNS
 
 TOKENS = torch.randint(2, 40, (6, 24), generator=torch.Generator().manual_seed(0))
@@ -144,6 +144,8 @@ def test_layers_that_rotate_differently_keep_their_own_counts() -> None:
     assert slow.stopped == ((4, 5, 6, 7), (4, 5, 6, 7), (), (2, 3))
     assert slow.kept(layers) == 0.5
     assert [len(numbers) for numbers in of_kind(cuts, "random")[0].stopped] == [4, 4, 0, 2]
+    named = named_entries(xr.Dataset(coords={"edit": range(len(cuts))}), cuts, layers)
+    assert named["planes"].values[cuts.index(slow)] == "0 1: 4,5,6,7; 3: 2,3"
     spans = []
     stopped: list[tuple[int, int]] = []
     for cut in of_kind(cuts, "band"):
@@ -166,6 +168,7 @@ def test_planes_that_stand_still_by_themselves_do_not_count() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        ({"ends": []}, 'No end to stop planes from; try: "slow", "fast", or both'),
         ({"keep": [0.5, 1.5]}, "A kept share of the planes lies between 0 and 1; seen: 1.5"),
         ({"keep": [math.nan]}, "A kept share of the planes lies between 0 and 1; seen: nan"),
         ({"keep": []}, "A kept share of the planes lies between 0 and 1; seen: no share"),
