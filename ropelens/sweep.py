@@ -11,7 +11,8 @@ from ropelens.analyze import measure_profile
 from ropelens.evaluation import MEASURES, tokens_of_entry, wanted_measures
 from ropelens.job import Job, Measured, Ready, do
 from ropelens.progress import show_progress
-from ropelens.truncation import ENDS, KEEP, count_cuts, truncate
+from ropelens.rope.cuts import ENDS
+from ropelens.truncation import KEEP, count_cuts, truncate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -396,7 +396,13 @@ def test_bundled_is_small_and_described(bundled: Path) -> None:
     assert "/work" not in card
 
 
-def test_bundled_predicts_and_writes(bundled: Path) -> None:
+FINISHED = [name for name in BUNDLED if "-step-" not in name]
+TURNING = [name for name in FINISHED if name != "nope"]
+
+
+@pytest.mark.parametrize("name", FINISHED)
+def test_bundled_predicts_and_writes(name: str) -> None:
+    bundled = bundled_path(name)
     model = AutoModelForCausalLM.from_pretrained(
         bundled, dtype=torch.float32, local_files_only=True
     )
@@ -410,7 +416,9 @@ def test_bundled_predicts_and_writes(bundled: Path) -> None:
     assert tokenizer.decode(written[0, 20:]).strip()
 
 
-def test_bundled_needs_its_rotation(bundled: Path) -> None:
+@pytest.mark.parametrize("name", TURNING)
+def test_bundled_needs_its_rotation(name: str) -> None:
+    bundled = bundled_path(name)
     model = AutoModelForCausalLM.from_pretrained(
         bundled, dtype=torch.float32, local_files_only=True
     )
@@ -439,7 +447,20 @@ def test_bundled_sample_is_one_context_a_document(bundled: Path) -> None:
 def test_no_such_bundled_checkpoint() -> None:
     with pytest.raises(BadArgument) as caught:
         bundled_path("alibi")
-    assert caught.value.line == "no checkpoint called 'alibi' is bundled; try: one of: rope"
+    assert caught.value.line.startswith(
+        "no checkpoint called 'alibi' is bundled; try: one of: rope, p-rope-0.75, "
+    )
+
+
+def test_the_family_learnt_from_the_same_text_in_the_same_order() -> None:
+    """One tokenizer, one number of tokens; an early model is worse than the finished one."""
+    vocabularies = {(bundled_path(name) / "tokenizer.json").read_bytes() for name in BUNDLED}
+    assert len(vocabularies) == 1
+    facts = {n: json.loads((bundled_path(n) / "bundle.json").read_text()) for n in BUNDLED}
+    assert {facts[name]["tokens"] for name in FINISHED} == {20_480_000}
+    early = [facts[f"rope-step-{step}"]["validation_loss"] for step in (64, 256, 1024)]
+    assert sorted(early, reverse=True) == early
+    assert early[-1] > facts["rope"]["validation_loss"]
 
 
 def test_a_size_can_be_spelled_out() -> None:

@@ -21,8 +21,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 import ropelens as rl
 from ropelens import truncation as module
 from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.rope.cuts import Cut, Turning, plan_cuts
 from ropelens.statistics.intervals import paired_interval
-from ropelens.truncation import KEEP, Cut, Turning, count_cuts, named_entries, plan_cuts
+from ropelens.truncation import KEEP, count_cuts, edits_of, named_entries
 from ropelens.truncation_summary import COLUMNS
 
 TOKENS = torch.randint(2, 40, (6, 24), generator=torch.Generator().manual_seed(0))
@@ -155,7 +156,7 @@ def test_layers_that_rotate_differently_keep_their_own_counts() -> None:
         stopped += pairs
     assert len(stopped) == len(set(stopped)) == 20
     assert all(a[1] < b[0] for a, b in pairwise(spans))
-    heads = [edit.heads for edit in slow.edits()]
+    heads = [edit.heads for edit in edits_of(slow)]
     assert heads == ["0.*,1.*", "3.*"]
 
 

@@ -14,6 +14,13 @@ from ropelens.errors import BadArgument
 
 BUNDLED: Mapping[str, str] = {
     "rope": "RoPE of base 10,000; what ropelens looks at when no model is named",
+    "p-rope-0.75": "the slowest quarter of the planes stands still",
+    "p-rope-0.25": "the slowest three quarters stand still",
+    "p-rope-reversed-0.75": "the fastest quarter stands still",
+    "nope": "no plane turns",
+    "rope-step-64": "rope after 64 of its 2,500 steps",
+    "rope-step-256": "rope after 256 steps",
+    "rope-step-1024": "rope after 1,024 steps",
 }
 """The names of the checkpoints, and what each is."""
 

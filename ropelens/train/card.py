@@ -68,7 +68,7 @@ zero.
 {table}
 
 Validation during training is on the first {seen} held-out sequences, in the precision of
-training. All rows: `metrics.csv`. Median rate {rate:,} tokens/s on {threads} CPU threads.
+training. All rows: `metrics.csv`. Median rate {rate:,} tokens/s on {threads}.
 {sample}"""
 
 SAMPLE = """
@@ -139,7 +139,7 @@ def model_card(
         table=loss_table(rows),
         seen=seen,
         rate=round(rates[len(rates) // 2]),
-        threads=record["threads"],
+        threads=f"{record['threads']} CPU thread" + "s" * (record["threads"] > 1),
         sample=sample,
     )
 
