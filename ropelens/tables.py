@@ -40,7 +40,9 @@ def rotation_tables(rope: xr.Dataset, *, verbose: bool = False) -> list[Table]:
 
 def bundled_table() -> Table:
     """The checkpoints that come with ropelens: what each is, and what it learnt."""
-    table = Table("name", "what it is", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("name", no_wrap=True)
+    table.add_column("what it is")
     for heading in ("tokens seen", "validation loss\n(nats/token)"):
         table.add_column(heading, justify="right")
     for name, what in BUNDLED.items():

@@ -80,6 +80,12 @@ def test_a_sweep_is_named_by_what_really_rotates() -> None:
     assert [cut.name(layers) for cut in plan(layers, keep=[1], ends=["slow"])] == ["none"]
 
 
+def test_bands_alone_are_planned_without_ends() -> None:
+    cuts = plan([turning(8)], ends=(), bands=2, controls=1)
+    kinds = ["none", *("band", "band control") * 2]
+    assert [cut.kind for cut in cuts] == kinds
+
+
 def test_any_seed_will_do() -> None:
     layers = [turning(8)]
     assert plan(layers, seed=-1) == plan(layers, seed=2**64 - 1) != plan(layers, seed=0)
@@ -169,7 +175,6 @@ def test_planes_that_stand_still_by_themselves_do_not_count() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"ends": []}, 'No end to stop planes from; try: "slow", "fast", or both'),
         ({"keep": [0.5, 1.5]}, "A kept share of the planes lies between 0 and 1; seen: 1.5"),
         ({"keep": [math.nan]}, "A kept share of the planes lies between 0 and 1; seen: nan"),
         ({"keep": []}, "A kept share of the planes lies between 0 and 1; seen: no share"),

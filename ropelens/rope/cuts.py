@@ -108,7 +108,7 @@ def plan_cuts(
     sizes = sorted(
         {tuple(_stopped(layer, share) for layer in layers) for share in keep},
     )
-    sizes = [size for size in sizes if any(size)]
+    sizes = [size for size in sizes if any(size)] if ends else []
     both = {_at_end(layers, size, end) for size in sizes for end in ENDS}
     seed %= 1 << 64  # torch takes any number, numpy none below 0
     random = _controls(layers, sizes, draws=controls, seed=(seed, 0), beside=both)
@@ -137,8 +137,6 @@ def _check(keep: Sequence[float | int], ends: Sequence[str], bands: int, control
             "A kept share of the planes lies between 0 and 1.",
             seen=str(wrong[0]) if wrong else "no share at all",
         )
-    if not len(ends):
-        raise BadArgument("No end to stop planes from.", attempt='"slow", "fast", or both')
     unknown = [end for end in ends if end not in ENDS]
     if unknown:
         raise BadArgument(
