@@ -293,7 +293,10 @@ def compare(
     sequences: Annotated[
         int,
         typer.Option(
-            metavar="N", min=2, help="Sequences of each run's validation text for its loss."
+            metavar="N",
+            min=2,
+            max=10_000_000,
+            help="Sequences of each run's validation text for its loss.",
         ),
     ] = 512,
     seed: Seed = 0,

@@ -132,7 +132,9 @@ def test_bad_input_is_one_line_and_nothing_is_lost(
     (tmp_path / "begun" / "history").mkdir(parents=True)
     assert "a run or a study" in ropelens("compare", *runs, "--out", tmp_path / "begun").problem
     assert ropelens("compare", "--out", tmp_path / "a").code == 2
-    assert ropelens("compare", *runs, "--sequences", 1, "--out", tmp_path / "a").code == 2
+    for number in (1, 10**30):
+        ended = ropelens("compare", *runs, "--sequences", number, "--out", tmp_path / "a")
+        assert ended.code == 2
     assert not (tmp_path / "a").exists()
     assert {path: path.read_bytes() for path in analyses[0].iterdir()} == before
 
