@@ -235,6 +235,14 @@ class RepeatScores:
     duplicate_token: list[Float[Tensor, "sequence head"]]
     losses: Float[Tensor, "sequence position"]
 
+    @property
+    def means(self) -> dict[str, list[Float[Tensor, " head"]]]:
+        """Both scores as means over the sequences, by name."""
+        return {
+            "induction": [scores.mean(0) for scores in self.induction],
+            "duplicate_token": [scores.mean(0) for scores in self.duplicate_token],
+        }
+
 
 REPEATS = 8
 """Sequences of repeated random tokens that scores are means of."""

@@ -162,11 +162,8 @@ def tokens_of_entry(
     retrieval: Retrieval | None = None,
 ) -> int:
     """Tokens that `evaluate` runs for the model as it is, and for each edit."""
-    wanted, plan, of = (
-        wanted_measures(measures),
-        retrieval or Retrieval(),
-        as_subject(model).model,
-    )
+    wanted, plan = wanted_measures(measures), retrieval or Retrieval()
+    of = as_subject(model).model
     total = int(lengths.sum()) if wanted & ON_TEXT else 0
     if "induction" in wanted:
         total += REPEATS * (1 + 2 * repeat_length(of))
@@ -209,8 +206,7 @@ def _measure_repeats(
         # The repetition's first token is announced by nothing; the others by their past.
         first, second = scores.losses[:, 2 : length + 1], scores.losses[:, length + 2 :]
         measured = {
-            "induction": stack([m.mean(0) for m in scores.induction]),
-            "duplicate_token": stack([m.mean(0) for m in scores.duplicate_token]),
+            **{name: stack(layers) for name, layers in scores.means.items()},
             "trial_induction": np.moveaxis(stack(scores.induction), 1, 0),
             "first_loss": first.mean(1).numpy(),
             "repeat_loss": second.mean(1).numpy(),

@@ -99,15 +99,8 @@ def profile(
     )
     dataset = summarize(sums, planes)
     names = [name_token(tokenizer, int(token)) for token in excerpt]
-    repeats = {
-        name: [sequences.mean(0) for sequences in layers]
-        for name, layers in (
-            ("induction", scores.induction),
-            ("duplicate_token", scores.duplicate_token),
-        )
-    }
     dataset = dataset.assign(
-        {name: (("layer", "head"), stack(values)) for name, values in repeats.items()}
+        {name: (("layer", "head"), stack(values)) for name, values in scores.means.items()}
     )
     dataset = dataset.assign(
         excerpt_attention=(

@@ -50,7 +50,7 @@ def measure_final(
     found = evaluate(model, tokens, measures=measures, seed=seed).isel(edit=0, drop=True)
     longer = past_context(run, sequences=max(2, sequences // PER_LONG))
     beyond = evaluate(model, longer, measures=("loss",), seed=seed).isel(edit=0, drop=True)
-    loss = found["loss"].drop_vars(set(found.coords) - {"sequence"}, errors="ignore")
+    loss = found["loss"]
     return dataset.assign(
         {
             "loss": loss.mean(),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -13,7 +12,7 @@ import xarray as xr
 from ropelens.comparison.pairs import entries_of
 from ropelens.comparison.table import LOOKS_AT
 from ropelens.figures.wavelengths import short_count
-from ropelens.report.table import NOTHING, Column, signed
+from ropelens.report.table import NOTHING, Column, NamedRow, interval, signed
 
 COLUMNS = (
     Column("loss", "loss", "nats/token", "on text that was not learnt from", 3),
@@ -115,18 +114,14 @@ def _losses(comparison: xr.Dataset, table: pd.DataFrame) -> str:
             why = f"no run has one of {baseline} with its size and seed beside it"
         return f"The loss is {losses} nats per token; {why}."
     changes = "; ".join(
-        f"{row['group']} {signed(row['loss_change'])} ({_bounds(row)}, {_over(row)})"
+        f"{row['group']} {signed(row['loss_change'])} "
+        f"({interval(row['low'], row['high'])}, {_over(row)})"
         for row in known.to_dict("records")
     )
     return (
         f"Against {baseline}, the loss changes by: {changes} nats per token, "
         "with 95% intervals."
     )
-
-
-def _bounds(row: Mapping[Hashable, Any]) -> str:
-    """The 95% interval of a row's loss change."""
-    return f"{signed(row['low'])} to {signed(row['high'])}"
 
 
 def _over(row: Mapping[Hashable, Any]) -> str:
@@ -163,24 +158,16 @@ def _each(table: pd.DataFrame, name: str, digits: str) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Row:
-    """A group, and a text for each column."""
-
-    name: str
-    cells: tuple[str, ...]
-
-
 def shown_columns(table: pd.DataFrame) -> tuple[Column, ...]:
     """The columns of which this table knows something."""
     return tuple(c for c in COLUMNS if c.name in table and table[c.name].notna().any())
 
 
-def table_rows(table: pd.DataFrame) -> list[Row]:
-    """A `Row` for each group, in the table's order."""
+def table_rows(table: pd.DataFrame) -> list[NamedRow]:
+    """A `NamedRow` for each group, in the table's order."""
     columns = shown_columns(table)
     return [
-        Row(str(row["group"]), tuple(_cell(row, column) for column in columns))
+        NamedRow(str(row["group"]), tuple(_cell(row, column) for column in columns))
         for row in table.to_dict("records")
     ]
 
@@ -190,7 +177,9 @@ def _cell(row: dict, column: Column) -> str:
     if column.name == "worse":
         return f"{row['worse']} of {row['pairs']}" if row["pairs"] else NOTHING
     if column.name == "loss_change":
-        return f"{signed(value)}\n{_bounds(row)}" if row["over"] else NOTHING
+        return (
+            f"{signed(value)}\n{interval(row['low'], row['high'])}" if row["over"] else NOTHING
+        )
     if not math.isfinite(value):
         return NOTHING if math.isnan(value) else "∞"
     if column.name.endswith("wavelength"):

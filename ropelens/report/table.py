@@ -30,6 +30,19 @@ def signed(value: float) -> str:
     ).replace("-", "−")
 
 
+def interval(low: float, high: float) -> str:
+    """The two ends of an interval of changes."""
+    return f"{signed(low)} to {signed(high)}"
+
+
+@dataclass(frozen=True)
+class NamedRow:
+    """A line of a table: its name, and a text for each column."""
+
+    name: str
+    cells: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Column:
     """A column of heads.csv: its short title, its unit, what it means, its digits."""

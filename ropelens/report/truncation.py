@@ -15,7 +15,7 @@ from ropelens import figures
 from ropelens.figures.plane_marks import marks, plane_index, turning_wavelengths
 from ropelens.figures.truncation import MEASURES
 from ropelens.figures.wavelengths import short_count
-from ropelens.report.table import NOTHING, Column, signed
+from ropelens.report.table import NOTHING, Column, NamedRow, interval, signed
 from ropelens.truncation_summary import summarize_truncation
 
 FREE = 0.01
@@ -24,14 +24,6 @@ FREE = 0.01
 QUARTER = 0.75
 OF_END = {"slow": "slowest", "fast": "fastest"}
 CONTROL = {"slow": "random", "fast": "random", "band": "band control"}
-
-
-@dataclass(frozen=True)
-class Row:
-    """A line of the section's table, as text."""
-
-    what: str
-    cells: tuple[str, ...]
 
 
 COLUMNS = (
@@ -79,7 +71,7 @@ class Section:
     sentences: list[str]
     figures: dict[str, dict]
     columns: tuple[Column, ...]
-    rows: list[Row]
+    rows: list[NamedRow]
 
 
 def truncation_section(truncation: xr.Dataset) -> Section:
@@ -160,7 +152,7 @@ def _interval(row: pd.Series) -> str:
     low, high = row["loss_change_low"], row["loss_change_high"]
     if not np.isfinite(low):
         return ""
-    return f" (95% interval {signed(low)} to {signed(high)})"
+    return f" (95% interval {interval(low, high)})"
 
 
 def _free(table: pd.DataFrame) -> str:
@@ -236,36 +228,37 @@ def _control(table: pd.DataFrame, row: pd.Series) -> float:
     return float(control.loc[control[same] == row[same], "loss_change"].mean())
 
 
-def _rows(table: pd.DataFrame) -> list[Row]:
+def _rows(table: pd.DataFrame) -> list[NamedRow]:
     rows = table[table["kind"].isin(CONTROL)]
     order = list(CONTROL)
     rows = rows.sort_values(
         ["kind", "kept"], key=lambda c: c.map(order.index) if c.name == "kind" else -c,
         kind="stable",
     )  # fmt: skip
-    return [Row(str(row["edit"]), _cells(table, row)) for _, row in rows.iterrows()]
+    return [NamedRow(str(row["edit"]), _cells(table, row)) for _, row in rows.iterrows()]
 
 
 def _cells(table: pd.DataFrame, row: pd.Series) -> tuple[str, ...]:
     low, high = row["loss_change_low"], row["loss_change_high"]
-    labels, most = row["labels_changed"], row["changed_most"]
-    bits = row["largest_attention_change"]
+    most, bits = row["changed_most"], row["largest_attention_change"]
     return (
         f"{100 * row['kept']:.3g}",
         _span(row),
         signed(row["loss_change"]),
-        f"{signed(low)} to {signed(high)}" if np.isfinite(low) else NOTHING,
+        interval(low, high) if np.isfinite(low) else NOTHING,
         signed(_control(table, row)),
         signed(row["repeat_loss_change"]),
         signed(row["retrieval_change"]),
         signed(row["induction_change"]),
-        _count(row) if np.isfinite(labels) else NOTHING,
+        _count(row),
         f"{most} {bits:.2f}" if isinstance(most, str) and most else NOTHING,
     )
 
 
 def _count(row: pd.Series) -> str:
     """The heads with a new label, and the interval of their number where it has a width."""
+    if not np.isfinite(row["labels_changed"]):
+        return NOTHING
     low, high = row["labels_changed_low"], row["labels_changed_high"]
     spread = f" ({low:.0f} to {high:.0f})" if np.isfinite(low) and low < high else ""
     return f"{row['labels_changed']:.0f}{spread}"
