@@ -17,10 +17,8 @@ for a billion parameters on a GPU.
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import typer
-import xarray as xr
 
 import ropelens as rl
 
@@ -47,7 +45,7 @@ def main(
     page = rl.write_answer(
         REPORTS / "reach",
         question="How far back do semantic heads find the key that they picked?",
-        findings=findings(found, asked),
+        findings=[*rl.describe_reach(found), asked_for(asked)],
         figures={
             "Each line is the share of these heads whose picked key, moved that far back, "
             "still scores above the mean of the other keys; bands are 95% intervals of the "
@@ -72,45 +70,11 @@ def most_semantic(heads: pd.DataFrame) -> pd.DataFrame:
     return semantic if len(semantic) else heads.nsmallest(1, "positional_fraction")
 
 
-def findings(found: xr.Dataset, asked: pd.DataFrame) -> list[str]:
-    """Who loses the picked key where, in sentences with numbers."""
-    every = found.stack(one=("layer", "head")).dropna("one", how="all", subset=["horizon"])
-    count, farthest = every.sizes["one"], int(found["distance"].max())
-    kind = "semantic heads" if (asked["label"] == "semantic").all() else "heads (none semantic)"
-    said = []
-    for name in every["variant"].values:
-        of = every.sel(variant=name)
-        lost = of["horizon"].values[np.isfinite(of["horizon"].values)]
-        certain = int((of["lowest_score"] > of["others_level"]).sum())
-        sentence = f"Under {name} {len(lost)} of {count} {kind} lose the key they picked"
-        if len(lost):
-            ends = f" in the median ({lost.min():,.0f} to {lost.max():,.0f})"
-            sentence += f", at {np.median(lost):,.0f} tokens{ends if len(lost) > 1 else ''}"
-        safe = f"; {certain} cannot lose it at any distance" if certain else ""
-        said.append(f"{sentence}{safe}.")
-    own = every.sel(variant=every["variant"].values[0])
-    sure = int((own["horizon_high"] < 2 * own["horizon_low"]).sum())
-    near, trained = own["picked_distance"], found.attrs["trained_context"]
-    within = int((own["horizon"] <= trained).sum())
-    far = every["win_share"].sel(distance=slice(farthest / 10, None)).mean("distance")
-    moved = [shares(every["unmoved_win_share"]), shares(far)]
-    return [
-        *said,
-        f"In the text ({found.attrs['rows']} rows of every sequence) the picked keys stand "
-        f"{float(near.mean()):,.0f} tokens back on average. "
-        f"{within} of {count} horizons under the model's own rotation lie within the context "
-        f"it was trained on, {trained:,} tokens; {sure} have a 95% interval, over sequences, "
-        "with ends less than a factor 2 apart.",
-        "A horizon is that of the mean score against the mean of the others. Row by row, the "
-        f"picked key still scores above every other key, left where it stands: {moved[0]}; "
-        f"moved {farthest // 10:,} to {farthest:,} tokens back: {moved[1]}.",
-    ]
-
-
-def shares(of: xr.DataArray) -> str:
-    """The mean over heads under every variant, in words."""
-    means = of.mean("one")
-    return ", ".join(f"{float(one):.0%} under {one['variant'].item()}" for one in means)
+def asked_for(asked: pd.DataFrame) -> str:
+    """Which heads the numbers are about."""
+    if (asked["label"] == "semantic").all():
+        return f"Asked were the semantic heads, {len(asked)} in all layers."
+    return "No head is semantic; asked was the one that is least positional."
 
 
 if __name__ == "__main__":

@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from ropelens.models.variants import variant_config as variant_config
     from ropelens.profiling import profile as profile
     from ropelens.reaching import reach as reach
+    from ropelens.report import describe_reach as describe_reach
+    from ropelens.report import describe_truncation as describe_truncation
     from ropelens.report import write_answer as write_answer
     from ropelens.report import write_comparison as write_comparison
     from ropelens.report import write_index as write_index
@@ -126,6 +128,8 @@ _HOME = {
     "variant_config": "models.variants",
     "profile": "profiling",
     "reach": "reaching",
+    "describe_reach": "report",
+    "describe_truncation": "report",
     "write_answer": "report",
     "write_comparison": "report",
     "write_index": "report",

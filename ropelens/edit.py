@@ -304,6 +304,12 @@ def _check(edit: Edit, layers: tuple[Planes, ...], heads: int) -> None:
             raise BadArgument(
                 f"The model has no plane {missing[0]}.", seen=f"planes 0 to {most - 1}"
             )
+    if isinstance(edit.select, Wavelengths) and not any(edit.select(p).any() for p in layers):
+        every = torch.cat([planes.wavelength[: len(planes.inv_freq)] for planes in layers])
+        raise BadArgument(
+            f"No plane has a wavelength of {edit.select.low:g} to {edit.select.high:g} tokens.",
+            seen=f"wavelengths of {every.min():.4g} to {every.max():.4g} tokens",
+        )
     for index, planes in enumerate(layers):
         _change((edit,), Layer(index, planes, length=1), heads)
 

@@ -286,6 +286,10 @@ def test_heads_that_rotate_differently_have_no_one_profile(llama: LlamaForCausal
         (lambda: rl.stop_wavelengths(9.0, 3.0), "goes from a low .* seen: from 9.0 to 3.0"),
         (lambda: rl.stop_planes([8]), "The model has no plane 8; seen: planes 0 to 7"),
         (lambda: rl.stop_planes([-1]), "The model has no plane -1."),
+        (
+            lambda: rl.stop_wavelengths(7.0, 8.0),
+            "No plane has a wavelength of 7 to 8 tokens; seen: wavelengths of 6.283 to",
+        ),
         (lambda: rl.stop_planes([0], heads="2.0"), "no head 2.0; seen: layers 0 to 1"),
         (lambda: rl.stop_planes([0], heads="*.4"), r"no head \*.4; .*, heads 0 to 3"),
         (lambda: rl.stop_planes([0], heads="1.1,3"), "names each as layer.head; seen: '3' in"),

@@ -254,13 +254,18 @@ def _mark_horizon(figure: go.Figure, of_variant: xr.Dataset, place: dict[str, in
     )
 
 
-def _chosen(found: xr.Dataset, variants: Sequence[str] | None) -> list[str]:
-    """The variants to draw; refuses those that were not measured, or data that is no reach."""
+def check_reach(found: xr.Dataset) -> None:
+    """Raise `BadArgument` for a dataset that `ropelens.reach` did not make."""
     if "horizon" not in found or "variant" not in found.dims:
         raise BadArgument(
             "This dataset holds no reach of heads.",
             attempt="pass what reach(model, tokens) gives",
         )
+
+
+def _chosen(found: xr.Dataset, variants: Sequence[str] | None) -> list[str]:
+    """The variants to draw; refuses those that were not measured, or data that is no reach."""
+    check_reach(found)
     measured = [str(name) for name in found["variant"].values]
     names = measured if variants is None else list(variants)
     missing = [name for name in names if name not in measured]

@@ -12,7 +12,7 @@ import xarray as xr
 from ropelens.comparison.pairs import entries_of
 from ropelens.comparison.table import LOOKS_AT
 from ropelens.figures.wavelengths import short_count
-from ropelens.report.table import NOTHING, Column, NamedRow, interval, signed
+from ropelens.report.table import CHANCE, NOTHING, RETRIEVED, Column, NamedRow, interval, signed
 
 COLUMNS = (
     Column("loss", "loss", "nats/token", "on text that was not learnt from", 3),
@@ -30,11 +30,7 @@ COLUMNS = (
         "repeat_loss", "repeated", "nats/token",
         "loss on random tokens that come a second time, which induction predicts",
     ),
-    Column(
-        "retrieval", "retrieval", "0–1",
-        "of needles, pairs of a key and a value hidden in the text, the share whose value is "
-        "found when the key comes again, among 8 (chance: 0.125)",
-    ),
+    Column("retrieval", "retrieval", "0–1", RETRIEVED),
     Column(
         "previous_token_heads", "previous\ntoken", "heads",
         "heads that give at least half of their attention to the token before", 1,
@@ -78,7 +74,7 @@ def findings(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
             + _each(table, "repeat_loss", "{:.2f}")
             + " nats per token; of keys, the value was found for "
             + _each(table, "retrieval", "{:.0%}")
-            + " (chance 12.5%)."
+            + f" (chance {CHANCE:.1%})."
         )
     said.append(
         "Heads that give half their attention to the previous token: "

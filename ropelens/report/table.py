@@ -9,8 +9,15 @@ import numpy as np
 import pandas as pd
 
 from ropelens.figures.wavelengths import short_count
+from ropelens.tasks import NEEDLES
 
 NOTHING = "–"
+CHANCE = 1 / NEEDLES
+"""Share of needles that a guess among the prompt's values finds."""
+RETRIEVED = (
+    "of needles, pairs of a key and a value hidden in the text, the share whose value is found "
+    f"when the key comes again, among {NEEDLES} (chance: {CHANCE:.3g})"
+)
 ROUNDED_AWAY = 5e-4
 """Below this, three decimals are all 0."""
 SMALLEST = 1e-6

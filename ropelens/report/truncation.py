@@ -1,4 +1,4 @@
-"""The page's section on a truncation sweep: its sentences, figures and table."""
+"""The page's section on a truncation sweep: its figures and table."""
 
 from __future__ import annotations
 
@@ -12,19 +12,16 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens import figures
-from ropelens.figures.plane_marks import marks, plane_index, turning_wavelengths
 from ropelens.figures.truncation import MEASURES
-from ropelens.figures.wavelengths import short_count
-from ropelens.report.table import NOTHING, Column, NamedRow, interval, signed
+from ropelens.report.table import NOTHING, RETRIEVED, Column, NamedRow, interval, signed
+from ropelens.report.truncation_words import (
+    CONTROL,
+    OF_END,
+    control_change,
+    describe_truncation,
+    span,
+)
 from ropelens.truncation_summary import summarize_truncation
-
-FREE = 0.01
-"""Nats/token: a cut whose interval ends below this is called free."""
-
-QUARTER = 0.75
-OF_END = {"slow": "slowest", "fast": "fastest"}
-CONTROL = {"slow": "random", "fast": "random", "band": "band control"}
-
 
 COLUMNS = (
     Column("kept", "rotate", "% of planes", "planes that still rotate, of those that did"),
@@ -44,8 +41,7 @@ COLUMNS = (
     ),
     Column(
         "retrieval_change", "retrieval", "change, share",
-        "of needles, pairs of a key and a value hidden in the text, whose value is found when "
-        "the key comes again, among 8 (chance: 0.125)",
+        RETRIEVED,
     ),
     Column(
         "induction_change", "induction", "change, 0–1",
@@ -77,10 +73,8 @@ class Section:
 def truncation_section(truncation: xr.Dataset) -> Section:
     """The section about a sweep that `ropelens.truncate` made."""
     table = summarize_truncation(truncation)
-    said = [_quarters(table), _free(table), _places(truncation), _bands(table)]
-    said.append(_retrieval(table))
     return Section(
-        sentences=[sentence for sentence in said if sentence],
+        sentences=describe_truncation(truncation),
         figures={name: _bare(figure) for name, figure in _figures(truncation, table).items()},
         columns=COLUMNS,
         rows=_rows(table),
@@ -129,105 +123,6 @@ def _bare(figure: go.Figure) -> dict:
     return json.loads(figure.to_json(engine="json"))
 
 
-def _quarters(table: pd.DataFrame) -> str:
-    """What a quarter of the planes costs, from both ends."""
-    parts = []
-    for end, name in OF_END.items():
-        rows = table[(table["kind"] == end) & table["loss_change"].notna()]
-        if len(rows):
-            row = rows.iloc[int((rows["kept"] - QUARTER).abs().argmin())]
-            share = f"{100 * (1 - row['kept']):.3g}%"
-            parts.append(
-                f"the {name} {share} of the planes (wavelengths {_span(row)} tokens) "
-                f"{_costs(row['loss_change'])}{_interval(row)}"
-            )
-    return f"Stopping {'; stopping '.join(parts)}." if parts else ""
-
-
-def _costs(change: float) -> str:
-    return f"changes the loss by {signed(change)} nats/token"
-
-
-def _interval(row: pd.Series) -> str:
-    low, high = row["loss_change_low"], row["loss_change_high"]
-    if not np.isfinite(low):
-        return ""
-    return f" (95% interval {interval(low, high)})"
-
-
-def _free(table: pd.DataFrame) -> str:
-    """How many of the slowest planes may stop for nothing."""
-    rows = table[(table["kind"] == "slow") & table["loss_change_high"].notna()]
-    rows = rows.sort_values("kept", ascending=False)
-    dear = np.flatnonzero((rows["loss_change_high"] >= FREE).to_numpy())
-    free = rows.iloc[: dear[0] if len(dear) else len(rows)]
-    if not len(rows):
-        return ""
-    if not len(free):
-        return (
-            f"No step of the sweep is free: each costs {FREE} nats/token or may (upper end of "
-            "the interval)."
-        )
-    last = free.iloc[-1]
-    return (
-        f"The slowest planes may stop for nothing (the interval ends below {FREE} nats/token) "
-        f"until {100 * last['kept']:.3g}% still rotate: wavelengths of "
-        f"{short_count(last['wavelength_low'])} tokens and more."
-    )
-
-
-def _places(truncation: xr.Dataset) -> str:
-    """Where the trained context and the predicted band lie among the planes."""
-    _, wavelength = turning_wavelengths(truncation)
-    words = {
-        "context": "a wavelength of the trained context ({length:,.0f} tokens) falls at "
-        "{at:.1f}",
-        "band": "the predicted band of long queries ({length:,.0f} tokens, Oka et al. 2026) "
-        "at {at:.1f}",
-    }
-    found = [(mark, plane_index(wavelength, mark.wavelength)) for mark in marks(truncation)]
-    parts = [
-        words[mark.name].format(length=mark.wavelength, at=at)
-        for mark, at in found
-        if at is not None
-    ]
-    if not parts:
-        return ""
-    return (
-        f"Where planes are numbered from 0, the fastest, to {len(wavelength) - 1}, "
-        f"{' and '.join(parts)}."
-    )
-
-
-def _bands(table: pd.DataFrame) -> str:
-    """The dearest band, beside random planes."""
-    bands = table[(table["kind"] == "band") & table["loss_change"].notna()]
-    if not len(bands):
-        return ""
-    row = bands.iloc[int(bands["loss_change"].argmax())]
-    control = _control(table, row)
-    beside = f"; as many random planes: {signed(control)}" if np.isfinite(control) else ""
-    return (
-        f"Of {len(bands)} bands, the dearest is that of wavelengths {_span(row)} tokens: "
-        f"{signed(row['loss_change'])} nats/token{beside}."
-    )
-
-
-def _retrieval(table: pd.DataFrame) -> str:
-    """How well the model retrieves as it is, without which changes mean little."""
-    share = table["retrieval"].iloc[0]
-    if not np.isfinite(share):
-        return ""
-    return f"As it is, the model retrieves {share:.1%} of the needles (chance: 12.5%)."
-
-
-def _control(table: pd.DataFrame, row: pd.Series) -> float:
-    """The mean loss change of the random sets that stand beside an entry; NaN without."""
-    control = table[table["kind"] == CONTROL[row["kind"]]]
-    same = "band" if row["kind"] == "band" else "kept"
-    return float(control.loc[control[same] == row[same], "loss_change"].mean())
-
-
 def _rows(table: pd.DataFrame) -> list[NamedRow]:
     rows = table[table["kind"].isin(CONTROL)]
     order = list(CONTROL)
@@ -243,10 +138,10 @@ def _cells(table: pd.DataFrame, row: pd.Series) -> tuple[str, ...]:
     most, bits = row["changed_most"], row["largest_attention_change"]
     return (
         f"{100 * row['kept']:.3g}",
-        _span(row),
+        span(row),
         signed(row["loss_change"]),
         interval(low, high) if np.isfinite(low) else NOTHING,
-        signed(_control(table, row)),
+        signed(control_change(table, row)),
         signed(row["repeat_loss_change"]),
         signed(row["retrieval_change"]),
         signed(row["induction_change"]),
@@ -262,8 +157,3 @@ def _count(row: pd.Series) -> str:
     low, high = row["labels_changed_low"], row["labels_changed_high"]
     spread = f" ({low:.0f} to {high:.0f})" if np.isfinite(low) and low < high else ""
     return f"{row['labels_changed']:.0f}{spread}"
-
-
-def _span(row: pd.Series) -> str:
-    low, high = short_count(row["wavelength_low"]), short_count(row["wavelength_high"])
-    return low if low == high else f"{low} to {high}"

@@ -1,0 +1,83 @@
+"""Sentences about a sweep and about the reach of heads, against the numbers they tell."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from oracles.tiny import random_tokens, tiny
+from synthetic_truncation import synthetic_truncation
+
+import ropelens as rl
+from ropelens.errors import BadArgument
+
+
+def sentence(said: list[str], words: str) -> str:
+    (found,) = [one for one in said if words in one]
+    return found
+
+
+def test_a_sweep_tells_both_ends_and_the_random_planes_beside() -> None:
+    sweep = synthetic_truncation()
+    table = rl.summarize_truncation(sweep).set_index("edit")
+    random = table[(table["kind"] == "random") & (table["kept"] == 0.75)]["loss_change"]
+    told = rl.describe_truncation(sweep)[0]
+    numbers = [float(n) for n in re.findall(r"by ([+-][\d.]+)", told.replace("−", "-"))]
+    expected = [*table.loc[["slow 0.75", "fast 0.75"], "loss_change"], random.mean()]
+    np.testing.assert_allclose(numbers, expected, atol=6e-4)
+    assert "slowest 25%" in told
+    assert "fastest 25%" in told
+
+
+def test_planes_are_free_up_to_the_first_that_is_not() -> None:
+    sweep = synthetic_truncation()
+    slow = [f"slow {kept:.4g}" for kept in (0.875, 0.75, 0.625)]
+    loss = sweep["loss"].sel(edit="none").values
+    for edit in (name for name in sweep["edit"].values if name.startswith("slow")):
+        sweep["loss"].loc[{"edit": edit}] = loss + (0.001 if edit in slow else 0.5)
+    sweep["loss"].loc[{"edit": "slow 0.25"}] = loss  # free again, too late
+    told = sentence(rl.describe_truncation(sweep), "may stop for nothing")
+    assert "until 62.5% still rotate" in told
+
+
+def test_the_correlation_over_bands_is_that_of_cost_with_selectivity() -> None:
+    sweep = synthetic_truncation(bands=8)
+    rows = rl.summarize_truncation(sweep)
+    cost = rows[rows["kind"] == "band"]["loss_change"].to_numpy()
+    share = np.zeros((5, 8, 16))
+    # Selectivity that falls as the cost rises, two planes a band.
+    share[...] = np.repeat(cost.max() + 1 - cost, 2)
+    sweep["selectivity"][:] = share
+    told = sentence(rl.describe_truncation(sweep), "bands, the dearest")
+    assert told.endswith("with the share of the selectivity: −1.00.")
+    assert "Rank" not in sentence(
+        rl.describe_truncation(sweep.drop_vars("selectivity")), "bands, the dearest"
+    )
+
+
+def test_what_was_not_measured_is_not_told() -> None:
+    sweep = synthetic_truncation(bands=0, controls=0)
+    more = set(sweep.data_vars) - {"loss", "predicted_tokens"}
+    said = rl.describe_truncation(sweep.drop_vars(more))
+    assert len(said) == 3
+    assert not any("bands" in one or "label" in one or "needles" in one for one in said)
+    with pytest.raises(BadArgument, match="no truncation sweep"):
+        rl.describe_truncation(xr.Dataset())
+
+
+def test_reach_is_told_by_variant() -> None:
+    tokens = torch.from_numpy(random_tokens(sequences=4, length=16))
+    found = rl.reach(tiny("llama_gqa"), tokens, rows="all", variants=["rope", "nope"])
+    said = rl.describe_reach(found)
+    for variant, told in zip(("rope", "nope"), said, strict=False):
+        horizon = found["horizon"].sel(variant=variant).values
+        lost = horizon[np.isfinite(horizon)]
+        assert told.startswith(f"Under {variant} {len(lost)} of {horizon.size} heads lose")
+        assert (f"at {np.median(lost):,.0f} tokens" if len(lost) else "any distance") in told
+    share = found["unmoved_win_share"].sel(variant="nope").mean().item()
+    assert f"{share:.0%} under nope" in said[-1]
+    with pytest.raises(BadArgument, match="no reach of heads"):
+        rl.describe_reach(xr.Dataset())
