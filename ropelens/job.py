@@ -24,7 +24,8 @@ from transformers import PreTrainedModel
 from ropelens.bundled import sample_path
 from ropelens.errors import BadArgument, BadText
 from ropelens.models.checkpoint import locate
-from ropelens.models.load import load, maximum_context
+from ropelens.models.load import load
+from ropelens.models.subject import stated_context
 from ropelens.output import check_writable, fingerprint, output_folder, write_whole
 from ropelens.profiling import versions
 from ropelens.report import write_report
@@ -198,7 +199,7 @@ def _sequences(
     job: Job, documents: Sequence[str], model: PreTrainedModel, tokenizer: Any
 ) -> Sequences:
     """The documents as tokens of the model, cut to the context."""
-    maximum = maximum_context(model)
+    maximum = stated_context(model)
     context = job.context
     if context is None:
         context = min(maximum or LONGEST_DEFAULT_CONTEXT, LONGEST_DEFAULT_CONTEXT)

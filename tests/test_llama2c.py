@@ -25,7 +25,8 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from ropelens.errors import BadArgument, BadCheckpoint
 from ropelens.models.llama2c import BYTE_TOKENS, half_pairs, read_header, read_tokenizer
-from ropelens.models.load import load, maximum_context
+from ropelens.models.load import load
+from ropelens.models.subject import stated_context
 from ropelens.text import read_documents, tokenize
 
 # The model.
@@ -64,7 +65,7 @@ def test_against_the_exported_model_and_run_c(
     np.testing.assert_allclose(logits[0].numpy(), expected, rtol=1e-5, atol=2e-5)
     assert isinstance(model, LlamaForCausalLM)
     assert tokenizer is None
-    assert maximum_context(model) == 64
+    assert stated_context(model) == 64
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 

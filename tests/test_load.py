@@ -27,7 +27,8 @@ from transformers import (
 from ropelens.bundled import BUNDLED, bundled_path
 from ropelens.errors import BadArgument
 from ropelens.models.checkpoint import locate
-from ropelens.models.load import load, maximum_context
+from ropelens.models.load import load
+from ropelens.models.subject import stated_context
 from ropelens.text import read_documents, tokenize
 
 
@@ -47,7 +48,7 @@ def test_a_folder_gives_the_saved_model_ready_to_measure(folder: Path) -> None:
     assert not model.training
     assert not any(parameter.requires_grad for parameter in model.parameters())
     assert model.config._name_or_path == str(folder)
-    assert maximum_context(model) == 64
+    assert stated_context(model) == 64
     assert tokenizer is not None
     assert tokenizer("abc", add_special_tokens=False)["input_ids"] == [2, 3, 4]
 
@@ -223,7 +224,7 @@ def test_real_checkpoints_predict_real_stories(
     shared: Path, name: str, loss: float, count: int
 ) -> None:
     model, tokenizer = load(shared / "checkpoints" / name)
-    context = maximum_context(model)
+    context = stated_context(model)
     assert context is not None
     total, predicted = 0.0, 0
     for story in read_documents([shared / "corpora" / "tinystories"]):

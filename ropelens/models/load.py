@@ -89,14 +89,6 @@ def load(
     return model, tokenizer
 
 
-def maximum_context(model: PreTrainedModel) -> int | None:
-    """The longest context that the model's config allows, in tokens; None where it has none."""
-    config = model.config.get_text_config()
-    if not hasattr(config, "max_position_embeddings"):
-        return None
-    return config.max_position_embeddings
-
-
 def _read_folder(
     folder: Path, trust_remote_code: bool, arguments: dict[str, Any]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:

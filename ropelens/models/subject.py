@@ -14,6 +14,9 @@ from ropelens.errors import UnsupportedModel
 from ropelens.models.doorway import TransformersSubject
 from ropelens.statistics.call import AttentionCall
 
+UNSTATED_CONTEXT = 1024
+"""Positions, of a model whose configuration does not say how many it was made for."""
+
 Observer = Callable[[AttentionCall], None]
 
 
@@ -69,10 +72,16 @@ def as_subject(model: nn.Module) -> Subject:
     )
 
 
-def trained_context(model: PreTrainedModel) -> int:
-    """Number of positions that the model's configuration was made for."""
+def stated_context(model: PreTrainedModel) -> int | None:
+    """Positions that the model's configuration was made for; None where it does not say."""
     facts = model.config.get_text_config().to_dict()
-    return int(facts.get("max_position_embeddings") or facts.get("n_positions") or 1024)
+    length = facts.get("max_position_embeddings") or facts.get("n_positions")
+    return int(length) if length else None
+
+
+def trained_context(model: PreTrainedModel) -> int:
+    """The stated context; without one `UNSTATED_CONTEXT`."""
+    return stated_context(model) or UNSTATED_CONTEXT
 
 
 def check_layers(model: PreTrainedModel, seen: set[int]) -> None:

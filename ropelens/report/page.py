@@ -104,10 +104,10 @@ def short_facts(profile: xr.Dataset) -> list[str]:
 def loss_text(profile: xr.Dataset) -> str:
     """The mean loss with its standard error, in nats per token."""
     error = profile.attrs.get("loss_se")
-    spread = ""
-    if error is not None and math.isfinite(float(error)):
-        spread = f" ± {float(error):.3f}"
-    return f"{float(profile.attrs['loss']):.3f}{spread} nats per token"
+    loss = f"{float(profile.attrs['loss']):.3f}"
+    if error is None or not math.isfinite(float(error)):
+        return f"{loss} nats per token"
+    return f"{loss} ± {float(error):.3f} nats per token (standard error)"
 
 
 def run_facts(profile: xr.Dataset, heads: pd.DataFrame) -> list[tuple[str, str]]:
