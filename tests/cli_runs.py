@@ -22,6 +22,9 @@ from ropelens.cli import main
 NAMES = ("heads.csv", "index.html", "profile.nc", "run.json")
 MAIN = "from ropelens.cli import main; main()"
 
+# A shell starts what runs in the background deaf to Ctrl-C, and its children with it.
+LISTENING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -74,7 +77,7 @@ def start(*args: object, before: str = "", **options: object) -> subprocess.Pope
         "errors": "surrogateescape",  # names of files may be any bytes
     }
     return subprocess.Popen(
-        [sys.executable, "-c", f"{before}\n{MAIN}", *map(str, args)],
+        [sys.executable, "-c", f"{LISTENING}\n{before}\n{MAIN}", *map(str, args)],
         **settings | options,  # type: ignore[call-overload]
     )
 
