@@ -1,4 +1,4 @@
-"""The reach of heads, held to heads with a known horizon, to scipy, and to real distances."""
+"""The reach of heads, held to real distances and to loops over every row."""
 
 from __future__ import annotations
 
@@ -12,182 +12,13 @@ import torch
 import xarray as xr
 from oracles.recording import attention_calls
 from oracles.tiny import SUPPORTED, random_tokens, tiny
-from scipy.optimize import brentq
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 import ropelens as rl
 from ropelens import collect
 from ropelens.errors import BadArgument, UnsupportedModel
-from ropelens.rope.horizon import horizons, lowest_scores, moved_scores
 
-HEAD_DIM = 16
-SLOW = range(2, 8)  # planes whose quarter turn is longer than the sequences of the tests
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
-
-
-# heads built by hand
-
-Plane = dict[int, complex]
-
-
-def built(heads: list[Plane], *, bos_score: complex = 0.0) -> LlamaForCausalLM:
-    """A Llama of one layer, float64: every query looks for token 1, in the planes of a head.
-
-    Moved to distance d, token 1 scores Re sum_f c_f exp(i w_f d), with c what `heads` says;
-    every other key is 0.
-    """
-    width = 8 * len(heads)
-    config = LlamaConfig(
-        vocab_size=8,
-        hidden_size=width,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=len(heads),
-        num_key_value_heads=len(heads),
-        head_dim=HEAD_DIM,
-        rope_parameters=ROPE,
-        rms_norm_eps=1e-12,
-    )
-    with torch.random.fork_rng():
-        model = LlamaForCausalLM(config).double().eval()
-    query = np.zeros((len(heads), HEAD_DIM, width))
-    key = np.zeros((len(heads), HEAD_DIM, width))
-    for head, planes in enumerate(heads):
-        for plane, product in planes.items():
-            query[head, plane, :8] = product.real * HEAD_DIM**0.5
-            query[head, plane + HEAD_DIM // 2, :8] = product.imag * HEAD_DIM**0.5
-            key[head, plane, 1] = 1.0
-    stream = np.eye(8, width) * width**0.5
-    attention = model.model.layers[0].self_attn
-    with torch.no_grad():
-        model.model.embed_tokens.weight.copy_(torch.from_numpy(stream))
-        for weight, values in (
-            (attention.q_proj.weight, query),
-            (attention.k_proj.weight, key),
-        ):
-            weight.copy_(torch.from_numpy(values.reshape(-1, width) / width**0.5))
-    return model
-
-
-def planted(sequences: int = 4, length: int = 8) -> torch.Tensor:
-    """Sequences that hold token 1 once, at position 1 or 2."""
-    tokens = 3 + torch.arange(sequences * length).view(sequences, length) % 5
-    tokens[:, 0] = 0
-    tokens[torch.arange(sequences), 1 + torch.arange(sequences) % 2] = 1
-    return tokens
-
-
-def inv_freq(model: PreTrainedModel) -> np.ndarray:
-    return model.model.rotary_emb.inv_freq.double().numpy()
-
-
-@pytest.fixture(scope="module")
-def by_plane() -> tuple[LlamaForCausalLM, xr.Dataset]:
-    """A head for each slow plane, in which its score stands alone."""
-    model = built([{plane: 2.0} for plane in SLOW])
-    variants = ("rope", "p-rope:0.75", "linear:4", "nope", "p-rope-reversed:0.75")
-    return model, rl.reach(model, planted(), variants=variants, rows="all")
-
-
-def test_the_horizon_of_one_plane_is_a_quarter_of_its_wavelength(by_plane):
-    model, found = by_plane
-    expected = math.pi / (2 * inv_freq(model)[list(SLOW)])
-    for variant, stretch in (("rope", 1), ("linear:4", 4)):
-        measured = found["horizon"].sel(variant=variant, layer=0)
-        np.testing.assert_allclose(measured, stretch * expected, rtol=1e-9)
-
-
-def test_a_stopped_plane_has_no_horizon_and_the_others_keep_theirs(by_plane):
-    _, found = by_plane
-    horizon = found["horizon"].sel(layer=0)
-    stopped = np.array([plane >= 6 for plane in SLOW])  # int(0.75 * 16 // 2) = 6 turn
-    truncated, plain = horizon.sel(variant="p-rope:0.75"), horizon.sel(variant="rope")
-    np.testing.assert_array_equal(np.isinf(truncated), stopped)
-    np.testing.assert_array_equal(truncated[~stopped], plain[~stopped])
-    reversed_ = horizon.sel(variant="p-rope-reversed:0.75")
-    np.testing.assert_array_equal(reversed_, plain)  # planes 0 and 1 stand still
-    assert np.isinf(horizon.sel(variant="nope")).all()
-    certain = found["lowest_score"] > found["others_level"]
-    np.testing.assert_array_equal(certain, np.isinf(found["horizon"]))
-    score = found["moved_score"].sel(variant="nope", layer=0)
-    np.testing.assert_allclose(score, np.broadcast_to(score[:, :1], score.shape))
-
-
-def test_the_picked_key_wins_up_to_the_horizon_only(by_plane):
-    _, found = by_plane
-    plain = found.sel(variant="rope", layer=0)
-    won = plain["win_share"].transpose("distance", "head").values
-    distance = found["distance"].values[:, None]
-    horizon = plain["horizon"].values
-    assert (won[(distance < horizon)] > 0.8).all()  # the first rows do not see token 1
-    assert (won[(distance > 1.01 * horizon) & (distance < 2.99 * horizon)] == 0).all()
-
-
-def test_two_planes_against_brentq():
-    heads: list[Plane] = [{5: 1.0, 7: 0.6}, {4: 1.0 + 0.5j, 6: 0.7 - 0.2j}, {3: 0.4, 6: 1 + 1j}]
-    model = built(heads)
-    found = rl.reach(model, planted(), variants=("rope",), rows="all")
-    w = inv_freq(model)
-    for head, planes in enumerate(heads):
-
-        def score(d: float, planes: Plane = planes) -> float:
-            return sum((c * np.exp(1j * w[f] * d)).real for f, c in planes.items())
-
-        grid = np.arange(0, 20_000, 0.25)
-        below = np.flatnonzero(score(grid) <= 0)[0]
-        root = brentq(score, grid[below - 1], grid[below], xtol=1e-12)
-        measured = float(found["horizon"].sel(variant="rope", layer=0, head=head))
-        assert measured == pytest.approx(root, rel=1e-7)
-
-
-# the curve itself
-
-
-@pytest.mark.parametrize("within", [50, 700])
-@pytest.mark.parametrize("seed", range(4))
-def test_the_first_crossing_of_any_curve_is_found(seed: int, within: int):
-    """Every whole distance one by one in numpy, then scipy's root of the token before."""
-    random = np.random.default_rng(seed)
-    w = 10_000.0 ** (-np.arange(6) / 6)
-    w[4:] = 0.0
-    curves, farthest = 40, 6000
-    product = random.normal(size=(curves, 6)) + 1j * random.normal(size=(curves, 6))
-    product[:, 4:] = product[:, 4:].real * 2
-    level = random.normal(size=curves) * 2
-    found = horizons(
-        torch.from_numpy(product),
-        torch.from_numpy(w),
-        torch.from_numpy(level),
-        within=within,
-        farthest=farthest,
-    )
-    kinds = set()
-    for c, at, measured in zip(product, level, found.tolist(), strict=True):
-
-        def above(d: float, c: np.ndarray = c, at: float = at) -> float:
-            return float((c * np.exp(1j * w * d)).sum().real - at)
-
-        sign = [above(d) > 0 for d in range(farthest + 1)]
-        falls = [d for d in range(1, farthest + 1) if sign[d - 1] and not sign[d]]
-        if not any(sign[:within]):
-            assert measured == 0
-            kinds.add("never above")
-        elif not falls:
-            assert measured == math.inf
-            kinds.add("never below")
-        else:
-            assert measured == pytest.approx(brentq(above, falls[0] - 1, falls[0]), abs=1e-6)
-            kinds.add("falls")
-    assert kinds == {"never above", "never below", "falls"}
-
-
-def test_no_distance_takes_a_score_below_its_lowest():
-    w = torch.tensor([1.0, math.sqrt(0.5), 0.0], dtype=torch.float64)
-    product = torch.tensor([[1 + 1j, 0.5 - 1j, 2 + 3j]], dtype=torch.complex128)
-    score = moved_scores(product, w, torch.arange(200_000).double())
-    lowest = lowest_scores(product, w)
-    assert float(lowest) == pytest.approx(2 - math.sqrt(2) - math.sqrt(1.25))
-    assert float(lowest) < float(score.min()) < float(lowest) + 1e-3
 
 
 # against distances that exist: in layer 0 a token is the same wherever it stands
