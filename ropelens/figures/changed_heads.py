@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
+from jaxtyping import Float
 from plotly.subplots import make_subplots
 
 from ropelens.errors import BadArgument
@@ -23,6 +26,20 @@ SHORT = {
     "sink": "sink",
     "diffuse": "dif",
 }
+
+
+@dataclass(frozen=True)
+class Cells:
+    """One end of a sweep: heads (`names`) by kept `shares`; rows are heads.
+
+    `change` in bits, `words` the new labels, "" for old ones, `hovers` both in words.
+    """
+
+    shares: list[str]
+    names: list[str]
+    change: Float[np.ndarray, "head edit"]
+    words: list[list[str]]
+    hovers: list[list[str]]
 
 
 def plot_changed_heads(truncation: xr.Dataset, *, most: int = 16) -> go.Figure:
@@ -47,6 +64,7 @@ def plot_changed_heads(truncation: xr.Dataset, *, most: int = 16) -> go.Figure:
     heads = _most_changed(change[np.isin(kinds, ends)], most)
     names = [f"L{layer} H{head}" for layer, head in heads]
     labels = _labels(truncation)
+    highest = float(np.nanmax([change[:, layer, head] for layer, head in heads]))
     figure = make_subplots(
         rows=1,
         cols=len(ends),
@@ -54,34 +72,17 @@ def plot_changed_heads(truncation: xr.Dataset, *, most: int = 16) -> go.Figure:
         horizontal_spacing=0.02,
         subplot_titles=[TITLES[end] for end in ends],
     )
-    highest = float(np.nanmax([change[:, layer, head] for layer, head in heads]))
     for column, end in enumerate(ends, start=1):
         at = np.flatnonzero(kinds == end)
         at = at[np.argsort(-truncation["kept"].values[at], kind="stable")].tolist()
-        shares = [f"{100 * share:.3g}%" for share in truncation["kept"].values[at]]
-        z = np.array([change[at, layer, head] for layer, head in heads])
-        figure.add_heatmap(
-            x=shares,
-            y=names,
-            z=z,
-            zmin=0,
-            zmax=highest or 1.0,
-            colorscale=square_root_scale(SEQUENTIAL),
-            showscale=column == len(ends),
-            colorbar={"thickness": 10, "title": {"text": "change<br>(bits)"}},
-            customdata=[[_both(labels, edit, head) for edit in at] for head in heads],
-            hovertemplate="%{y}, %{x} of the planes rotate<br>attention changed by "
-            "%{z:.3f} bits%{customdata}<extra></extra>",
-            hoverongaps=False,
-            xgap=2,
-            ygap=2,
-            row=1,
-            col=column,
+        cells = Cells(
+            shares=[f"{100 * share:.3g}%" for share in truncation["kept"].values[at]],
+            names=names,
+            change=np.array([change[at, layer, head] for layer, head in heads]),
+            words=[[_new(labels, edit, head) for edit in at] for head in heads],
+            hovers=[[_both(labels, edit, head) for edit in at] for head in heads],
         )
-        words = [[_new(labels, edit, head) for edit in at] for head in heads]
-        _write_words(
-            figure, shares, names, words, bright=z > BRIGHT**2 * highest, column=column
-        )
+        _draw(figure, cells, highest=highest, column=column, scale=column == len(ends))
     figure.update_annotations(font_size=12)
     figure.update_layout(
         template=template("light"),
@@ -109,23 +110,35 @@ def _most_changed(change: np.ndarray, most: int) -> list[tuple[int, int]]:
     return [(int(layer), int(head)) for layer, head in pairs]
 
 
-def _write_words(
-    figure: go.Figure,
-    shares: list[str],
-    names: list[str],
-    words: list[list[str]],
-    *,
-    bright: np.ndarray,
-    column: int,
-) -> None:
-    """The words on the cells, dark on bright ones: a heat map's own have one colour."""
-    cells = [cell for cell, word in np.ndenumerate(np.array(words, dtype=object)) if word]
+def _draw(figure: go.Figure, cells: Cells, *, highest: float, column: int, scale: bool) -> None:
+    """One panel: the cells by colour, up to `highest` bits, and the words on them."""
+    figure.add_heatmap(
+        x=cells.shares,
+        y=cells.names,
+        z=cells.change,
+        zmin=0,
+        zmax=highest or 1.0,
+        colorscale=square_root_scale(SEQUENTIAL),
+        showscale=scale,
+        colorbar={"thickness": 10, "title": {"text": "change<br>(bits)"}},
+        customdata=cells.hovers,
+        hovertemplate="%{y}, %{x} of the planes rotate<br>attention changed by "
+        "%{z:.3f} bits%{customdata}<extra></extra>",
+        hoverongaps=False,
+        xgap=2,
+        ygap=2,
+        row=1,
+        col=column,
+    )
+    # Words dark on bright cells: a heat map's own have one colour.
+    at = [at for at, word in np.ndenumerate(np.array(cells.words, dtype=object)) if word]
+    bright = cells.change > BRIGHT**2 * highest
     figure.add_scatter(
-        x=[shares[at] for _, at in cells],
-        y=[names[row] for row, _ in cells],
-        text=[words[row][at] for row, at in cells],
+        x=[cells.shares[edit] for _, edit in at],
+        y=[cells.names[head] for head, _ in at],
+        text=[cells.words[head][edit] for head, edit in at],
         mode="text",
-        textfont={"size": 11, "color": [INK["light" if bright[c] else "dark"] for c in cells]},
+        textfont={"size": 11, "color": [INK["light" if bright[c] else "dark"] for c in at]},
         hoverinfo="skip",
         showlegend=False,
         row=1,

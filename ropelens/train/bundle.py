@@ -68,17 +68,10 @@ def write_bundle(
     record = json.loads((run / "run.json").read_text(encoding="utf-8"))
     if "finished" not in record:
         raise BadArgument(f"the run in {run} is not finished.", attempt="its command again")
-    source, steps = run, record["settings"]["steps"]
-    if step is not None:
-        source, steps = run / "history" / f"step-{step:06d}", step
-        if not source.is_dir():
-            raise BadArgument(f"the run in {run} did not keep step {step}.")
+    steps = record["settings"]["steps"] if step is None else step
     context = record["settings"]["context"]
+    model = _model(run, step)
     _, held_out = training_and_validation(run / record["data"], batch=1)
-    with transformers_bars_off():
-        model = LlamaForCausalLM.from_pretrained(
-            source, dtype=torch.float32, local_files_only=True
-        )
     tokenizer = PreTrainedTokenizerFast.from_pretrained(run, local_files_only=True)
     # Spread over all of the text, whose documents differ in how hard they are.
     spread = held_out[:: max(1, len(held_out) // MEASURED)][:MEASURED]
@@ -115,6 +108,17 @@ def write_bundle(
     if size > LARGEST:
         raise BadArgument(f"{out} is {size:,} bytes; at most {LARGEST:,} are bundled.")
     return measured
+
+
+def _model(run: Path, step: int | None) -> LlamaForCausalLM:
+    """The finished model of `run`, or that of a step in its history, in float32."""
+    folder = run if step is None else run / "history" / f"step-{step:06d}"
+    if not folder.is_dir():
+        raise BadArgument(f"the run in {run} did not keep step {step}.")
+    with transformers_bars_off():
+        return LlamaForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True
+        )
 
 
 def _write_sample(
