@@ -128,7 +128,7 @@ def _study(path: Path) -> list[tuple[Path, dict[str, Any] | None]]:
     if missing:
         warnings.warn(
             f"runs of {path} that are not finished are left out: {', '.join(missing)}",
-            stacklevel=4,
+            stacklevel=5,  # the line that called `compare`
         )
     return done
 
