@@ -17,6 +17,7 @@ for a billion parameters on a GPU.
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import typer
 
@@ -24,6 +25,9 @@ import ropelens as rl
 
 REPORTS = Path(__file__).parents[1] / "reports"
 DRAWN = ("rope", "p-rope:0.75", "p-rope:0.5", "nope")
+# At random, for even steps might keep time with a plane.
+FAR = np.random.default_rng(0).integers(100_000, 1_000_000, 200, endpoint=True)
+DISTANCES = np.unique([0, *np.geomspace(1, 1_000_000, 49).round(), *FAR])
 
 
 def main(
@@ -40,7 +44,9 @@ def main(
     heads = rl.classify_heads(profile)
     asked = most_semantic(heads)
     names = ",".join(f"{row.layer}.{row.head}" for row in asked.itertuples())
-    found = rl.reach(loaded, chosen.tokens, lengths=chosen.lengths, heads=names)
+    found = rl.reach(
+        loaded, chosen.tokens, lengths=chosen.lengths, heads=names, distances=DISTANCES
+    )
     first = asked.loc[asked["content_bits"].idxmax()]
     page = rl.write_answer(
         REPORTS / "reach",

@@ -68,16 +68,65 @@ def test_what_was_not_measured_is_not_told() -> None:
         rl.describe_truncation(xr.Dataset())
 
 
-def test_reach_is_told_by_variant() -> None:
+@pytest.fixture(scope="module")
+def found() -> xr.Dataset:
     tokens = torch.from_numpy(random_tokens(sequences=4, length=16))
-    found = rl.reach(tiny("llama_gqa"), tokens, rows="all", variants=["rope", "nope"])
+    distances = np.geomspace(1, 3000, 40).round()
+    return rl.reach(
+        tiny("llama_gqa"),
+        tokens,
+        rows="all",
+        variants=["nope", "rope"],
+        distances=distances,
+    )
+
+
+def test_reach_is_told_by_variant(found: xr.Dataset) -> None:
     said = rl.describe_reach(found)
-    for variant, told in zip(("rope", "nope"), said, strict=False):
+    for variant, under in (("nope", "nope"), ("rope", "its own rotation")):
+        told = sentence(said, f"Under {under} ")
         horizon = found["horizon"].sel(variant=variant).values
-        lost = horizon[np.isfinite(horizon)]
-        assert told.startswith(f"Under {variant} {len(lost)} of {horizon.size} heads lose")
-        assert (f"at {np.median(lost):,.0f} tokens" if len(lost) else "any distance") in told
+        lost = horizon[np.isfinite(horizon) & (horizon > 0)]
+        assert (
+            f"{len(lost)} of {horizon.size} heads lose the key they picked within 3,000" in told
+        )
+        assert not len(lost) or f"at {np.median(lost):,.0f} tokens" in told
+        never = int((horizon == 0).sum())
+        assert (f"{never} do not lead" in told) == bool(never)
+    far = found["win_share"].sel(variant="rope", distance=slice(300, None))
+    far = far.mean("distance").mean().item()
+    assert f"{far:.0%} under its own rotation (distances tried: 12)." in said[-1]
     share = found["unmoved_win_share"].sel(variant="nope").mean().item()
     assert f"{share:.0%} under nope" in said[-1]
+
+
+def test_the_trained_context_is_set_beside_the_models_own_horizons(found: xr.Dataset) -> None:
+    horizon = found["horizon"].sel(variant="rope").values
+    within = int(((horizon > 0) & (horizon <= found.attrs["trained_context"])).sum())
+    told = sentence(rl.describe_reach(found), "rows of every sequence")
+    assert f"{within} lose theirs, under its own rotation, within the context" in told
+    alone = found.sel(variant=["nope"])
+    assert "context" not in sentence(rl.describe_reach(alone), "rows of every sequence")
+    unsure = found.assign(horizon_low=found["horizon_low"] * np.nan)
+    assert "interval" not in sentence(rl.describe_reach(unsure), "rows of every sequence")
     with pytest.raises(BadArgument, match="no reach of heads"):
         rl.describe_reach(xr.Dataset())
+
+
+def test_a_dear_slow_end_is_said_not_to_be_free() -> None:
+    sweep = synthetic_truncation()
+    loss = sweep["loss"].sel(edit="none").values
+    sweep["loss"].loc[{"edit": "slow 0.875"}] = loss + 0.2
+    told = sentence(rl.describe_truncation(sweep), "for nothing")
+    assert told.startswith("Not even the slowest 12.5% of the planes may stop for nothing: ")
+    assert "+0.200" in told
+
+
+def test_heads_with_a_new_label_are_counted_with_their_interval() -> None:
+    sweep = synthetic_truncation()
+    row = rl.summarize_truncation(sweep).set_index("edit").loc["fast 0.75"]
+    told = sentence(rl.describe_truncation(sweep), "Heads with a new label")
+    low, high = row["labels_changed_low"], row["labels_changed_high"]
+    count = f"{row['labels_changed']:.0f} ({row['labels_changed_share']:.0%}"
+    assert f"{count}; 95% interval {low:.0f} to {high:.0f}) with the fastest 25%" in told
+    assert f"most in {row['changed_most']}: " in told

@@ -22,7 +22,7 @@ OF_END = {"slow": "slowest", "fast": "fastest"}
 CONTROL = {"slow": "random", "fast": "random", "band": "band control"}
 """The kind of the random sets that stand beside an entry."""
 
-FEW = 3
+FEW = 5
 """Bands of which a rank correlation says nothing."""
 
 
@@ -97,9 +97,10 @@ def _free(table: pd.DataFrame) -> str:
         return ""
     free = rows[(rows["loss_change_high"] < FREE).cummin()]
     if not len(free):
+        least = rows.iloc[0]
         return (
-            f"No step of the sweep is free: each costs {FREE} nats/token or may (upper end of "
-            "the interval)."
+            f"Not even the slowest {100 * (1 - least['kept']):.3g}% of the planes may stop for "
+            f"nothing: the interval ends at {signed(least['loss_change_high'])} nats/token."
         )
     last = free.iloc[-1]
     return (
@@ -161,7 +162,8 @@ def _together(bands: pd.DataFrame, truncation: xr.Dataset) -> str:
         return ""
     told = f"{found:+.2f}".replace("-", "−")
     return (
-        f" Rank correlation over bands of the cost with the share of the selectivity: {told}."
+        f" Rank correlation over the {len(bands)} bands of the cost with the share of the "
+        f"selectivity: {told}."
     )
 
 
@@ -172,11 +174,17 @@ def _labels(table: pd.DataFrame) -> str:
         row = _of_quarter(table, end, "labels_changed")
         if row is None:
             continue
-        most = row["changed_most"]
+        low, high = row["labels_changed_low"], row["labels_changed_high"]
+        spread = f"; 95% interval {low:.0f} to {high:.0f}" if math.isfinite(low) else ""
+        most, bits = row["changed_most"], row["largest_attention_change"]
         parts.append(
-            f"{row['labels_changed']:.0f} ({row['labels_changed_share']:.0%}) with the {name} "
-            f"{100 * (1 - row['kept']):.3g}% of the planes stopped"
-            + (f", {most} moving most" if isinstance(most, str) and most else "")
+            f"{row['labels_changed']:.0f} ({row['labels_changed_share']:.0%}{spread}) with the "
+            f"{name} {100 * (1 - row['kept']):.3g}% of the planes stopped"
+            + (
+                f" (attention moves most in {most}: {bits:.2g} bits)"
+                if isinstance(most, str) and most
+                else ""
+            )
         )
     return f"Heads with a new label: {'; '.join(parts)}." if parts else ""
 

@@ -6,6 +6,7 @@ import csv
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ropelens.rope.variants import parse_variant
@@ -25,7 +26,7 @@ tags: [rope, llama, interpretability]
 
 # {name}: a checkpoint bundled with ropelens
 
-A small LLaMA-style decoder with rotary position embeddings, trained from nothing by this
+A small LLaMA-style decoder {embeddings}, trained from nothing by this
 project's own recipe, so that ropelens has something to look into without a download. It
 is a tool's test model: it writes the semblance of a novel, and is good for nothing else.
 
@@ -64,6 +65,8 @@ The largest weight is {largest:.2f}, far from overflow; {vanished:,} of {paramet
 zero.
 
 ![loss over tokens](loss.svg)
+
+The run{part}:
 
 {table}
 
@@ -114,19 +117,22 @@ def model_card(
     `step` and `tokens` are what the weights have seen; no `samples`: they are an early model's.
     """
     settings = record["settings"]
-    rates = sorted(row["tokens_per_second"] for row in rows if "tokens_per_second" in row)
+    rates = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
+    variant = parse_variant(settings["variant"])
     sample = EARLY
     if samples:
         sample = SAMPLE.format(
             samples=samples, sample_seed=sample_seed, temperature=temperature
         )
-    own = parse_variant(settings["variant"]).needs_ropelens()
     return CARD.format(
         **settings["size"] | {k: v for k, v in settings.items() if k != "size"},
         **vars(measured),
         name=name,
+        embeddings="without position embeddings"
+        if variant.name == "nope"
+        else "with rotary position embeddings",
         rope=", ".join(f"{key} {value}" for key, value in rope_parameters.items()),
-        needs=NEEDS_ROPELENS if own else "",
+        needs=NEEDS_ROPELENS if variant.needs_ropelens() else "",
         wavelengths=settings["size"]["head_dim"] // 2,
         text=text,
         step=step,
@@ -136,9 +142,10 @@ def model_card(
         command=command,
         valid_tokens=measured.sequences * settings["context"],
         uniform=math.log(settings["vocabulary"]),
+        part=f", whose weights after step {step:,} these are" if not samples else "",
         table=loss_table(rows),
         seen=seen,
-        rate=round(rates[len(rates) // 2]),
+        rate=round(median(rates)),
         threads=f"{record['threads']} CPU thread" + "s" * (record["threads"] > 1),
         sample=sample,
     )
