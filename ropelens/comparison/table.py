@@ -34,7 +34,7 @@ def summarize_comparison(comparison: xr.Dataset) -> pd.DataFrame:
     share of keys whose value was found. `previous_token_heads` counts heads that give half
     their attention to the previous token, `previous_token_layer_0` those of the first
     layer; `induction` is the best head's score. Heads by label, and the median wavelength
-    (tokens) that positional and semantic heads select through, follow. All are means over
+    (tokens, of planes that turn) that positional and semantic heads select through, follow. All are means over
     the group's entries.
     """
     return pd.DataFrame([_row(comparison, group) for group in group_names(comparison)])

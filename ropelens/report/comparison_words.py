@@ -49,12 +49,14 @@ COLUMNS = (
     ),
     Column(
         "positional_wavelength", "through", "tokens",
-        "the median wavelength that positional heads select their keys through",
+        "the median wavelength that positional heads select their keys through, of planes that "
+        "turn",
     ),
     Column("semantic", "semantic", "heads", "heads whose choice the tokens explain more", 1),
     Column(
         "semantic_wavelength", "through", "tokens",
-        "the median wavelength that semantic heads select their keys through",
+        "the median wavelength that semantic heads select their keys through, of planes that "
+        "turn",
     ),
 )  # fmt: skip
 
@@ -86,7 +88,8 @@ def findings(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
     waves = table[table[["positional_wavelength", "semantic_wavelength"]].notna().all(axis=1)]
     if len(waves):
         said.append(
-            "Positional and semantic heads select through median wavelengths of "
+            "Of the planes that turn, positional and semantic heads select through median "
+            "wavelengths of "
             + ", ".join(
                 f"{short_count(row['positional_wavelength'])} and "
                 f"{short_count(row['semantic_wavelength'])} tokens ({row['group']})"
