@@ -34,8 +34,8 @@ def summarize_comparison(comparison: xr.Dataset) -> pd.DataFrame:
     share of keys whose value was found. `previous_token_heads` counts heads that give half
     their attention to the previous token, `previous_token_layer_0` those of the first
     layer; `induction` is the best head's score. Heads by label, and the median wavelength
-    (tokens, of planes that turn) that positional and semantic heads select through, follow. All are means over
-    the group's entries.
+    (tokens, of planes that turn) that positional and semantic heads select through, follow.
+    All are means over the group's entries.
     """
     return pd.DataFrame([_row(comparison, group) for group in group_names(comparison)])
 
