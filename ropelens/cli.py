@@ -28,6 +28,7 @@ from ropelens.options import (
     Seed,
     SequenceCount,
     Text,
+    given,
 )
 from ropelens.terminal import print_path, run_app
 
@@ -188,10 +189,14 @@ def rope(
 
     console = Console(highlight=False)
     chosen = None if variant is None else parse_variant(variant)
+    named = given(run)
+    formula = [flag for name, flag in named.items() if name in ("base", "trained_context")]
+    if head_dim is None and formula:
+        raise typer.BadParameter(f"{formula[0]} is for --head-dim; a model has its own")
     if head_dim is not None:
         if chosen is None:
             raise typer.BadParameter("--head-dim needs a --variant")
-        if getattr(run.get_parameter_source("model"), "name", "") == "COMMANDLINE":
+        if "model" in named:
             raise typer.BadParameter(f"--head-dim is for no model, and {model!r} is one")
         if head_dim % 2:
             raise typer.BadParameter(f"--head-dim {head_dim} is odd; planes are pairs")

@@ -7,11 +7,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from ropelens.options import Seed, folder_of
+from ropelens.options import Seed, folder_of, given
 from ropelens.terminal import print_path
+
+OF_STUDIES = ("study", "text", "valid", "out")
 
 
 def train(
+    run: typer.Context,
     *,
     out: Annotated[
         Path,
@@ -49,8 +52,8 @@ def train(
         Path | None,
         typer.Option(
             metavar="FILE.toml",
-            help="Train all that a study names: variants, sizes and seeds. It takes the "
-            "place of all options but --text, --valid and --out.",
+            help="Train all that a study names: variants, sizes and seeds. Beside it stand "
+            "--text, --valid and --out alone.",
             show_default=False,
         ),
     ] = None,
@@ -91,6 +94,9 @@ def train(
       ropelens train --study variants.toml --text books/ --out runs/variants
     """
     if study is not None:
+        other = [flag for name, flag in given(run).items() if name not in OF_STUDIES]
+        if other:
+            raise typer.BadParameter(f"{other[0]} stands in the file of --study")
         from ropelens.train import run_study
 
         print_path(run_study(study, out=out, text=text or (), valid=valid or ()))

@@ -10,6 +10,16 @@ from typing import Annotated, Any
 import typer
 
 
+def given(run: typer.Context) -> dict[str, str]:
+    """The parameters that stand on the command line, by name, each as one writes it."""
+    written = {param.name: param.opts[0] for param in run.command.params if param.name}
+    return {
+        name: flag
+        for name, flag in written.items()
+        if getattr(run.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    }
+
+
 class Backend(StrEnum):
     """The library that runs the model."""
 

@@ -272,6 +272,10 @@ def test_cuda_where_there_is_none(
         (["rope", "one", "two"], "unexpected extra argument"),
         (["report"], "Missing argument 'DIR'"),
         (["train", "--out", "run"], "one of --text, --dataset and --study is needed"),
+        (
+            ["train", "--study", "s.toml", "--out", "runs", "--steps", "9"],
+            "--steps stands in the file of --study",
+        ),
         (["--nonsense"], "No such option: --nonsense"),
     ],
 )

@@ -360,6 +360,7 @@ def test_a_model_as_a_variant_would_make_it(ropelens: Command, tmp_path: Path):
     ("args", "words"),
     [
         (["--head-dim", 16], "--head-dim needs a --variant"),
+        (["--variant", "nope", "--base", 500], "--base is for --head-dim; a model has its own"),
         (["bundled", "--variant", "nope", "--head-dim", 16], "'bundled' is one"),
         (["--variant", "nope", "--head-dim", 7], "--head-dim 7 is odd; planes are pairs"),
     ],
