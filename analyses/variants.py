@@ -48,29 +48,27 @@ def main(
 
 def what_still_planes_carry(comparison: xr.Dataset) -> list[str]:
     """For each variant that stops some planes: these, beside the same of the baseline."""
-    baseline = str(comparison.attrs["baseline"])
     said = []
     for group in dict.fromkeys(comparison["group"].values.tolist()):
-        entries = of(comparison, group)
-        still = np.isinf(entries["wavelength"]).isel(entry=0, layer=0, drop=True)
+        entries = comparison.isel(entry=np.flatnonzero(comparison["group"].values == group))
+        entries = entries.isel(entry=entries["partner"].values >= 0)
+        beside = comparison.isel(entry=entries["partner"].values)
+        wavelength = entries["wavelength"].isel(entry=slice(1), layer=0)
+        wavelength = wavelength.max("entry").dropna("frequency")  # of this size's planes
+        still = np.isinf(wavelength)
         if not still.any() or still.all():
             continue
         here, there = (
             ", ".join(
                 f"{share:.0%} of {what}" for what, share in shares(of_group, still).items()
             )
-            for of_group in (entries, of(comparison, baseline))
+            for of_group in (entries, beside)
         )
         said.append(
             f"The {int(still.sum())} planes of {len(still)} that {group} stops carry {here}; "
-            f"in {baseline}, which turns them, {there}."
+            f"in {beside['group'].values[0]}, which turns them, {there}."
         )
     return said
-
-
-def of(comparison: xr.Dataset, group: str) -> xr.Dataset:
-    """The runs of one variant."""
-    return comparison.isel(entry=np.flatnonzero(comparison["group"].values == group))
 
 
 def shares(entries: xr.Dataset, still: xr.DataArray) -> dict[str, float]:

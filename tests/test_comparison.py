@@ -109,6 +109,19 @@ def test_runs_on_other_tokens_are_refused(study: Path, tmp_path: Path) -> None:
         find_entries([copy])
 
 
+def test_a_run_is_measured_on_its_own_data_alone(study: Path, tmp_path: Path) -> None:
+    copy = copy_of(study, tmp_path)
+    path = copy / "data" / "data.json"
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps(data | {"text_sha256": "0" * 64}))
+    with pytest.raises(BadArgument, match="did not learn from what is in") as refused:
+        find_entries([copy])
+    assert f"text_sha256: {data['text_sha256']} and {'0' * 64}" in refused.value.line
+    path.unlink()
+    with pytest.raises(BadArgument, match="learnt from is not in"):
+        find_entries([copy])
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -202,6 +202,35 @@ def test_a_full_disk_leaves_the_last_checkpoint(
     assert metrics(out) == metrics(run)
 
 
+def test_a_kill_while_checkpoints_are_removed_loses_nothing(
+    run: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(folder: Path) -> None:
+        (last_whole_checkpoint(folder) / "model.safetensors").unlink()
+        raise KeyboardInterrupt
+
+    out = tmp_path / "killed"
+    with monkeypatch.context() as patch:
+        patch.setattr("ropelens.train.run.remove_checkpoints", half)
+        with pytest.raises(KeyboardInterrupt):
+            train([text], out=out, **OPTIONS)
+    assert "finished" in json.loads((out / "run.json").read_text())
+    assert last_whole_checkpoint(out / "checkpoints") is None
+    train([text], out=out, **OPTIONS)
+    assert not (out / "checkpoints").exists()
+    assert metrics(out) == metrics(run)
+
+
+def test_what_a_failed_start_wrote_is_not_read(text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    (tmp_path / "short.txt").write_text("Too short.")
+    with pytest.raises(BadText, match="too short"):
+        train([text], valid=[tmp_path / "short.txt"], out=out, **OPTIONS)
+    assert (out / "data" / "valid.npy").exists()
+    train([text], out=out, **OPTIONS | {"steps": 10, "eval_every": 10})
+    assert metrics(out)[-1]["valid_loss"]
+
+
 def test_the_seed_decides(run: Path, text: Path, tmp_path: Path) -> None:
     other = train([text], out=tmp_path / "other", **OPTIONS | {"seed": 1, "steps": 60})
     assert metrics(other)[0]["train_loss"] != metrics(run)[0]["train_loss"]

@@ -173,6 +173,7 @@ class _Measurement:
     def _kept(self, run: Run, folder: Path, name: str, measure: Measure) -> xr.Dataset:
         key = {
             "weights": fingerprint(folder),
+            "text": fingerprint(run.data / "data.json"),
             "sequences": self.sequences,
             "seed": self.seed,
             "versions": versions(),

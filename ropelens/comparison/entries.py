@@ -141,6 +141,8 @@ def _runs(found: Iterable[tuple[Path, dict[str, Any] | None]]) -> list[Entry]:
         like = of_size.setdefault(run.size, number)
         _check_alike(runs, settings, (0, number), SAME)
         _check_alike(runs, settings, (like, number), SAME_OF_A_SIZE)
+    for run, learnt_with in zip(runs, settings, strict=True):
+        _check_data(run, learnt_with)
     entries: list[Entry] = []
     for run in runs:
         group = run.variant if len(of_size) == 1 else f"{run.size} {run.variant}"
@@ -177,6 +179,24 @@ def _run(folder: Path, record: dict[str, Any]) -> Run:
         raise BadArgument(
             f"{folder / 'run.json'} is damaged.", seen=f"{type(error).__name__}: {error}"
         ) from error
+
+
+def _check_data(run: Run, settings: dict[str, Any]) -> None:
+    """Refuse a run whose `data` folder is gone, or holds other text than it learnt from."""
+    path = run.data / "data.json"
+    if not path.exists():
+        raise BadArgument(
+            f"The data that the run in {run.folder} learnt from is not in {run.data}.",
+            means="its validation text is needed; runs of a study share the study's folder",
+            attempt="the run where it was trained, or its study",
+        )
+    data = read_json(path)
+    differ = [name for name in data if settings.get(name) != data[name]]
+    if differ:
+        raise BadArgument(
+            f"The run in {run.folder} did not learn from what is in {run.data}.",
+            seen="; ".join(f"{n}: {settings.get(n)} and {data[n]}" for n in differ),
+        )
 
 
 def _check_alike(

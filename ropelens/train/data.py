@@ -113,6 +113,8 @@ def _fill(
     batch: int,
 ) -> None:
     """Train the tokenizer, write the token arrays, and see that they are enough."""
+    for left in ("train.npy", "valid.npy"):  # by a call that did not come to its end
+        (folder / left).unlink(missing_ok=True)
     say("training a tokenizer")
     tokenizer = train_tokenizer(
         itertools.islice(documents, TOKENIZER_DOCUMENTS),

@@ -6,6 +6,7 @@ marks a checkpoint as whole once every file of it is written.
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from pathlib import Path
@@ -20,9 +21,9 @@ from transformers.trainer_callback import PrinterCallback, TrainerControl, Train
 
 from ropelens.errors import RopelensError
 from ropelens.train.data import copy_tokenizer
-from ropelens.train.record import write_model
+from ropelens.train.record import write_json, write_model
 
-WHOLE = "whole"  # the empty file that is written last into a checkpoint
+WHOLE = "whole"  # the file that is written last into a checkpoint, and names the others
 
 
 class TrainingFailed(RopelensError):
@@ -33,7 +34,7 @@ def failed(what: str, *, step: int) -> TrainingFailed:
     """The error for `what` being no number any more at `step`."""
     return TrainingFailed(
         f"training stopped at step {step}: {what} is not a finite number.",
-        means="the run diverged; the last good checkpoint is kept",
+        means="the run diverged; checkpoints that were written before are kept",
         attempt="a lower learning rate, in a new run folder",
     )
 
@@ -158,14 +159,32 @@ class Checkpoints(TrainerCallback):
         folder = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
         # A pickle that nothing here reads; run.json says the same in the open.
         (folder / "training_args.bin").unlink(missing_ok=True)
-        (folder / WHOLE).touch()
+        write_json(folder / WHOLE, sorted(path.name for path in folder.iterdir()))
 
 
 def last_whole_checkpoint(folder: Path) -> Path | None:
     """The newest whole checkpoint in `folder`; removes what a kill left half-written."""
-    found = {int(p.name.rpartition("-")[2]): p for p in folder.glob("checkpoint-*")}
-    for step in sorted(found, reverse=True):
-        if (found[step] / WHOLE).exists():
-            return found[step]
-        shutil.rmtree(found[step])
+    found = {p: p.name.removeprefix("checkpoint-") for p in folder.glob("checkpoint-*")}
+    steps = {int(step): path for path, step in found.items() if step.isdecimal()}
+    for step in sorted(steps, reverse=True):
+        if _is_whole(steps[step]):
+            return steps[step]
+        shutil.rmtree(steps[step])
     return None
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    """Whether every file that was there when the checkpoint was written still is.
+
+    A kill while an old checkpoint is removed takes some of them, in any order.
+    """
+    marker = checkpoint / WHOLE
+    if not marker.exists():
+        return False
+    names = json.loads(marker.read_text(encoding="utf-8") or "[]")
+    return all((checkpoint / name).exists() for name in names)
+
+
+def remove_checkpoints(folder: Path) -> None:
+    """Remove the folder of checkpoints, if it is there."""
+    shutil.rmtree(folder, ignore_errors=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -33,6 +32,7 @@ from ropelens.train.loop import (
     History,
     Sequences,
     last_whole_checkpoint,
+    remove_checkpoints,
 )
 from ropelens.train.record import (
     Metrics,
@@ -135,13 +135,14 @@ def train(
         together.wait_for_everyone()
         if _is_finished(out):
             if main:
+                remove_checkpoints(out / "checkpoints")  # of a run stopped while it did so
                 say(f"{out} is finished already")
             return out
         model = _fit(out, settings, data=data, checkpoint_seconds=checkpoint_seconds)
         if main:
             write_model(model, out)
-            shutil.rmtree(out / "checkpoints")
             _finish_record(out, tokens=settings.steps * settings.tokens_per_step)
+            remove_checkpoints(out / "checkpoints")
         together.wait_for_everyone()
     return out
 
