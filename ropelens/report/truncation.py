@@ -18,8 +18,8 @@ from ropelens.report.truncation_words import (
     CONTROL,
     OF_END,
     control_change,
-    describe_truncation,
     span,
+    tell_table,
 )
 from ropelens.truncation_summary import summarize_truncation
 
@@ -74,7 +74,7 @@ def truncation_section(truncation: xr.Dataset) -> Section:
     """The section about a sweep that `ropelens.truncate` made."""
     table = summarize_truncation(truncation)
     return Section(
-        sentences=describe_truncation(truncation),
+        sentences=tell_table(table, truncation),
         figures={name: _bare(figure) for name, figure in _figures(truncation, table).items()},
         columns=COLUMNS,
         rows=_rows(table),

@@ -35,7 +35,11 @@ def describe_truncation(truncation: xr.Dataset) -> list[str]:
     through the dear ones; heads with a new label; retrieval. What was not measured is left
     out. Raises `BadArgument` for a dataset that is no sweep.
     """
-    table = summarize_truncation(truncation)
+    return tell_table(summarize_truncation(truncation), truncation)
+
+
+def tell_table(table: pd.DataFrame, truncation: xr.Dataset) -> list[str]:
+    """`describe_truncation`, from the table that `summarize_truncation` made."""
     said = (
         _quarters(table),
         _free(table),
@@ -66,6 +70,11 @@ def _of_quarter(table: pd.DataFrame, end: str, measured: str) -> pd.Series | Non
     return rows.iloc[int((rows["kept"] - QUARTER).abs().argmin())] if len(rows) else None
 
 
+def _stopped(row: pd.Series) -> str:
+    """The share of the planes that stop: "25%"."""
+    return f"{100 * (1 - row['kept']):.3g}%"
+
+
 def _quarters(table: pd.DataFrame) -> str:
     """What a quarter of the planes costs, from both ends."""
     parts, random = [], ""
@@ -73,10 +82,9 @@ def _quarters(table: pd.DataFrame) -> str:
         row = _of_quarter(table, end, "loss_change")
         if row is None:
             continue
-        share = f"{100 * (1 - row['kept']):.3g}%"
         parts.append(
-            f"the {name} {share} of the planes (wavelengths {span(row)} tokens) changes the "
-            f"loss by {signed(row['loss_change'])} nats/token{_interval(row)}"
+            f"the {name} {_stopped(row)} of the planes (wavelengths {span(row)} tokens) "
+            f"changes the loss by {signed(row['loss_change'])} nats/token{_interval(row)}"
         )
         control = control_change(table, row)
         if math.isfinite(control):
@@ -99,7 +107,7 @@ def _free(table: pd.DataFrame) -> str:
     if not len(free):
         least = rows.iloc[0]
         return (
-            f"Not even the slowest {100 * (1 - least['kept']):.3g}% of the planes may stop for "
+            f"Not even the slowest {_stopped(least)} of the planes may stop for "
             f"nothing: the interval ends at {signed(least['loss_change_high'])} nats/token."
         )
     last = free.iloc[-1]
@@ -179,7 +187,7 @@ def _labels(table: pd.DataFrame) -> str:
         most, bits = row["changed_most"], row["largest_attention_change"]
         parts.append(
             f"{row['labels_changed']:.0f} ({row['labels_changed_share']:.0%}{spread}) with the "
-            f"{name} {100 * (1 - row['kept']):.3g}% of the planes stopped"
+            f"{name} {_stopped(row)} of the planes stopped"
             + (
                 f" (attention moves most in {most}: {bits:.2g} bits)"
                 if isinstance(most, str) and most
