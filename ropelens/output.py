@@ -15,6 +15,7 @@ from ropelens.errors import BadArgument, BadCheckpoint
 
 LAST = "run.json"  # stands for the whole set: taken away first and put back last
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+TORCH_SAVE_FAILED = ("PytorchStreamWriter failed", "unexpected pos")  # it does not say why
 
 
 @contextmanager
@@ -42,7 +43,7 @@ def output_folder(path: str | Path) -> Iterator[Path]:
         else:
             results.rename(folder)
     except Exception as error:
-        if not _disk_full(error):
+        if not disk_full(error):
             raise
         raise BadArgument(
             f"The disk is full: the results do not fit into {folder}.",
@@ -85,9 +86,10 @@ def fingerprint(path: str | Path) -> str:
     return hashlib.sha256(listing.encode()).hexdigest()
 
 
-def _disk_full(error: Exception) -> bool:
+def disk_full(error: Exception) -> bool:
+    """Whether `error`, of whatever library, says that a disk (or a quota) is full."""
     # Libraries that write through C or Rust say it in words, in errors of their own.
-    words = [os.strerror(number) for number in FULL]
+    words = [*map(os.strerror, FULL), *TORCH_SAVE_FAILED]
     known = isinstance(error, OSError) and error.errno in FULL
     return known or any(word in str(error) for word in words)
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from ropelens.errors import BadArgument, BadText, UnsupportedModel
 from ropelens.models.rotation import measure_rope
-from ropelens.train import read_study, run_study, train
+from ropelens.train import TrainingFailed, read_study, run_study, train
 from ropelens.train import sizes as size_table
 from ropelens.train import study as studies
 from ropelens.train.tokens import open_sequences
@@ -142,6 +145,70 @@ def test_what_another_process_does_is_left_to_it(
     assert (tmp_path / "out/nano/nope/seed-0/model.safetensors").exists()
 
 
+def test_a_run_that_diverges_does_not_stop_the_others(
+    place: Path, small: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "study.toml"
+    file.write_text(
+        'variants = ["rope", "nope"]\nsizes = ["nano"]\ncontext = 32\n'
+        "vocabulary = 300\nsteps = 40\nlearning_rate = 1e30"
+    )
+    with pytest.raises(TrainingFailed) as caught:
+        run_study(file, out=tmp_path / "out", text=[place / "story.txt"])
+    assert caught.value.what == "2 of 2 runs of the study diverged."
+    assert caught.value.parts["seen"] == "nano/rope/seed-0, nano/nope/seed-0"
+    assert capfd.readouterr().err.count("the loss is not a finite number") == 2
+
+
+TOGETHER = """\
+import math
+from pathlib import Path
+from ropelens.train import Size, run_study
+from ropelens.train import sizes
+from transformers import Trainer
+
+sizes.SIZES = dict(sizes.SIZES) | {{"nano": {size!r}}}
+step = Trainer.training_step
+
+def broken(trainer, model, *args, **kwargs):
+    loss = step(trainer, model, *args, **kwargs)
+    one = trainer.args.process_index == 1 and "nope" in str(trainer.args.output_dir)
+    return loss * math.nan if one else loss
+
+Trainer.training_step = broken
+run_study(Path({file!r}), out=Path({out!r}), text=[Path({text!r})])
+"""
+
+
+def test_processes_that_train_together_stay_in_step(
+    place: Path, small: None, tmp_path: Path
+) -> None:
+    """Past a run that another command has, and past one that diverges on one of them."""
+    file, out = tmp_path / "study.toml", tmp_path / "out"
+    file.write_text(
+        'variants = ["rope", "nope", "p-rope:0.5"]\nsizes = ["nano"]\ncontext = 32\n'
+        "vocabulary = 300\nsteps = 3"
+    )
+    script = tmp_path / "script.py"
+    paths = {"file": str(file), "out": str(out), "text": str(place / "story.txt")}
+    script.write_text(TOGETHER.format(size=NANO, **paths))
+    busy = out / "nano/rope/seed-0"
+    busy.mkdir(parents=True)
+    with FileLock(busy / ".lock"):
+        ended = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+    assert ended.stderr.count("another process is at work on nano/rope/seed-0") == 1
+    assert "TrainingFailed: 1 of 3 runs of the study diverged." in ended.stderr
+    assert run_json(out / "nano/p-rope-0.5/seed-0")["processes"] == 2
+    assert "finished" in run_json(out / "nano/p-rope-0.5/seed-0")
+    assert not (busy / "model.safetensors").exists()
+
+
 def test_a_changed_study_is_refused(study: Path, tmp_path: Path, place: Path) -> None:
     file = tmp_path / "study.toml"
     file.write_text(FILE.replace("steps = 3", "steps = 4"))
@@ -175,13 +242,20 @@ def test_a_tokenizer_that_is_another_is_refused(
         ('variants = ["rope"]\nsizes = ["123456x8x2x2"]', "no model size is called"),
         ('variants = ["warp"]', "No RoPE variant is called 'warp'"),
         ('variants = ["rope"]\nsizes = ["huge"]', "no model size is called 'huge'"),
+        ('variants = ["rope"]\ncontext = 1', "context is 1; it must be at least 3"),
+        ('variants = ["rope"]\nvocabulary = 9', "vocabulary is 9; it must be between 258"),
+        ('variants = ["rope"]\nsteps = 0', "steps is 0; it must be at least 1"),
+        ('variants = ["rope"]\nseeds = [0, -1]', "seed is -1; it must be between 0"),
+        ('variants = ["rope"]\nlearning_rate = 0', "learning_rate is 0; it must be a number"),
+        ('variants = ["rope"]\nlearning_rate = "low"', "learning_rate must be a number"),
     ],
 )
 def test_files_that_are_no_study(text: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "study.toml"
     file.write_text(text)
     with pytest.raises(BadArgument, match=message):
-        read_study(file)
+        run_study(file, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_no_text_and_no_file(tmp_path: Path) -> None:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import errno
 import json
 import math
 import os
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +13,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
-from trained import NANO, OPTIONS, story
+from trained import NANO, OPTIONS, metrics, run, story, text
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     LlamaForCausalLM,
-    Trainer,
     TrainerControl,
     TrainerState,
     TrainingArguments,
@@ -32,32 +25,13 @@ from transformers import (
 
 from ropelens.errors import BadArgument, BadText
 from ropelens.train import SIZES, TrainingFailed, model_config, train
-from ropelens.train.loop import WHOLE, Checkpoints, last_whole_checkpoint
+from ropelens.train.loop import Checkpoints
 from ropelens.train.sample import sample_documents
 from ropelens.train.settings import shared_batch
 from ropelens.train.sizes import get_size
 from ropelens.train.tokens import open_sequences, write_sequences
 
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "story.txt"
-    path.write_text(story(600), encoding="utf-8")
-    return path
-
-
-@pytest.fixture(scope="module")
-def run(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train([text], out=tmp_path_factory.mktemp("runs") / "whole", **OPTIONS)
-
-
-def metrics(run: Path) -> list[dict[str, str]]:
-    """metrics.csv without the rate, the one column that a clock decides."""
-    with (run / "metrics.csv").open(newline="") as stream:
-        rows = list(csv.DictReader(stream))
-    for row in rows:
-        del row["tokens_per_second"]
-    return rows
+__all__ = ["run", "text"]
 
 
 def test_a_run_learns(run: Path) -> None:
@@ -118,117 +92,12 @@ def test_off_a_terminal_only_plain_lines(
     ]
 
 
-def test_killed_and_resumed_is_bit_for_bit_the_same(
-    run: Path, text: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "killed"
-    script = (
-        "from pathlib import Path; from ropelens.train import Size, train\n"
-        f"train([Path({str(text)!r})], out=Path({str(out)!r}), checkpoint_seconds=0, "
-        + ", ".join(f"{name}={value!r}" for name, value in OPTIONS.items())
-        + ")"
-    )
-    threads = str(torch.get_num_threads())
-    process = subprocess.Popen(
-        [sys.executable, "-c", script], env=os.environ | {"OMP_NUM_THREADS": threads}
-    )
-    try:
-        while not any((out / "checkpoints").glob(f"*/{WHOLE}")):
-            assert process.poll() is None
-            time.sleep(0.01)
-    finally:
-        process.kill()
-        process.wait()
-    reached = last_whole_checkpoint(out / "checkpoints")
-    assert reached is not None
-    assert not (out / "model.safetensors").exists()
-    # As a kill in the middle of writing leaves it.
-    (out / "checkpoints" / "checkpoint-59").mkdir()
-    train([text], out=out, checkpoint_seconds=0, **OPTIONS)
-    assert metrics(out) == metrics(run)
-    resumed, whole = load_file(out / "model.safetensors"), load_file(run / "model.safetensors")
-    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
-
-
-def test_two_processes_learn_what_one_does(text: Path, tmp_path: Path) -> None:
-    """As torchrun starts them, on a CPU by gloo; float32, for sums in another order differ."""
-    options = OPTIONS | {"precision": "fp32", "steps": 20, "checkpoint_seconds": 0}
-    alone = train([text], out=tmp_path / "alone", **options)
-    script = tmp_path / "script.py"
-    script.write_text(
-        "from pathlib import Path; from ropelens.train import Size, train\n"
-        f"train([Path({str(text)!r})], out=Path({str(tmp_path / 'two')!r}), **{options!r})"
-    )
-    subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        check=True,
-        capture_output=True,
-    )
-    assert json.loads((tmp_path / "two" / "run.json").read_text())["processes"] == 2
-    for ours, theirs in zip(metrics(alone), metrics(tmp_path / "two"), strict=True):
-        assert float(ours["train_loss"]) == pytest.approx(float(theirs["train_loss"]), rel=1e-5)
-    one, two = (load_file(run / "model.safetensors") for run in (alone, tmp_path / "two"))
-    assert all(torch.allclose(one[name], two[name], atol=1e-4) for name in one)
-
-
 def test_processes_that_cannot_share_a_batch() -> None:
     assert shared_batch(NANO, among=2) == (2, 1)
     assert shared_batch(NANO, among=4) == (1, 1)
     with pytest.raises(BadArgument) as caught:
         shared_batch(NANO, among=3)
     assert caught.value.what == "3 processes cannot share a batch of 4 sequences evenly."
-
-
-def test_a_full_disk_leaves_the_last_checkpoint(
-    run: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "full"
-    with monkeypatch.context() as patch:
-        save = Trainer._save_optimizer_and_scheduler
-
-        def fill(trainer: Trainer, folder: str) -> None:
-            if trainer.state.global_step > 20:
-                raise OSError(errno.ENOSPC, "No space left on device", folder)
-            save(trainer, folder)
-
-        patch.setattr(Trainer, "_save_optimizer_and_scheduler", fill)
-        with pytest.raises(OSError, match="No space left on device"):
-            train([text], out=out, checkpoint_seconds=0, **OPTIONS)
-    kept = last_whole_checkpoint(out / "checkpoints")
-    assert kept is not None
-    assert kept.name == "checkpoint-20"
-    train([text], out=out, **OPTIONS)
-    assert metrics(out) == metrics(run)
-
-
-def test_a_kill_while_checkpoints_are_removed_loses_nothing(
-    run: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def half(folder: Path) -> None:
-        (last_whole_checkpoint(folder) / "model.safetensors").unlink()
-        raise KeyboardInterrupt
-
-    out = tmp_path / "killed"
-    with monkeypatch.context() as patch:
-        patch.setattr("ropelens.train.run.remove_checkpoints", half)
-        with pytest.raises(KeyboardInterrupt):
-            train([text], out=out, **OPTIONS)
-    assert "finished" in json.loads((out / "run.json").read_text())
-    assert last_whole_checkpoint(out / "checkpoints") is None
-    train([text], out=out, **OPTIONS)
-    assert not (out / "checkpoints").exists()
-    assert metrics(out) == metrics(run)
-
-
-def test_what_a_failed_start_wrote_is_not_read(text: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    (tmp_path / "short.txt").write_text("Too short.")
-    with pytest.raises(BadText, match="too short"):
-        train([text], valid=[tmp_path / "short.txt"], out=out, **OPTIONS)
-    assert (out / "data" / "valid.npy").exists()
-    train([text], out=out, **OPTIONS | {"steps": 10, "eval_every": 10})
-    assert metrics(out)[-1]["valid_loss"]
 
 
 def test_the_seed_decides(run: Path, text: Path, tmp_path: Path) -> None:
@@ -248,6 +117,9 @@ def test_other_settings_are_refused(run: Path, text: Path, tmp_path: Path) -> No
         train([text], out=run, **OPTIONS | {"seed": 1})
     assert caught.value.what == f"the run in {run} was made with other settings."
     assert "seed: 0, now 1" in str(caught.value)
+    with pytest.raises(BadArgument, match="vocabulary: 300, now 400"):
+        train([text], out=run, data=tmp_path / "data", **OPTIONS | {"vocabulary": 400})
+    assert not (tmp_path / "data").exists()
     changed = tmp_path / "changed.txt"
     changed.write_text(text.read_text() + "More.")
     with pytest.raises(BadArgument, match="text_sha256"):
@@ -257,7 +129,7 @@ def test_other_settings_are_refused(run: Path, text: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"context": 1}, "context is 1; it must be at least 2."),
+        ({"context": 2}, "context is 2; it must be at least 3."),
         ({"vocabulary": 100}, "vocabulary is 100; it must be between 258 and 65536."),
         ({"steps": 0}, "steps is 0; it must be at least 1."),
         ({"seed": -1}, "seed is -1; it must be between 0 and 4294967295."),
@@ -283,17 +155,27 @@ def test_too_little_text(tmp_path: Path) -> None:
     assert str(caught.value).splitlines() == [
         "The text is too short to train on at a context of 32 tokens.",
         "  seen:  2 sequences of 32 tokens",
-        "  means: at least 5 are needed: one batch, and what validation takes",
+        "  means: at least 6 are needed: one batch, and validation's share",
         "  try:   pass more text, or a smaller context",
     ]
 
 
-def test_a_failed_start_does_not_stand_in_the_way(text: Path, tmp_path: Path) -> None:
-    short = tmp_path / "short.txt"
-    short.write_text("Too short.")
-    with pytest.raises(BadText):
-        train([text], valid=[short], out=tmp_path / "run", **OPTIONS | {"steps": 2})
-    train([text], out=tmp_path / "run", **OPTIONS | {"steps": 2})
+def test_validation_text_that_is_learnt_from(text: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadText, match="All of the validation text is also text to learn from"):
+        train([text], valid=[text], out=tmp_path / "run", **OPTIONS)
+    other = tmp_path / "other.txt"
+    other.write_text(story(80)[7:])
+    with pytest.warns(UserWarning, match="1 of 2 documents of the validation text are also"):
+        train([text], valid=[text, other], out=tmp_path / "run", **OPTIONS | {"steps": 2})
+
+
+def test_damaged_tokens(text: Path, tmp_path: Path) -> None:
+    options = OPTIONS | {"steps": 2}
+    train([text], out=tmp_path / "run", data=tmp_path / "data", **options)
+    os.truncate(tmp_path / "data" / "train.npy", 1000)
+    with pytest.raises(BadArgument) as caught:
+        train([text], out=tmp_path / "other", data=tmp_path / "data", **options)
+    assert caught.value.what == f"{tmp_path / 'data' / 'train.npy'} is damaged."
 
 
 def test_divergence_stops_the_run(text: Path, tmp_path: Path) -> None:

@@ -1,14 +1,15 @@
-"""A model small enough to train in a test, a study of it, and what a comparison makes of it."""
+"""A model small enough to train in a test, a run and a study of it, and their comparison."""
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import pytest
 import xarray as xr
 
 import ropelens as rl
-from ropelens.train import Size, run_study
+from ropelens.train import Size, run_study, train
 from ropelens.train import sizes as size_table
 
 NANO = Size(
@@ -50,6 +51,28 @@ def story(lines: int) -> str:
         f"{names[i % 4]} met {names[i * 7 % 4]} and said good day, number {i % 10}."
         for i in range(lines)
     )
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "story.txt"
+    path.write_text(story(600), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run, by OPTIONS."""
+    return train([text], out=tmp_path_factory.mktemp("runs") / "whole", **OPTIONS)
+
+
+def metrics(run: Path) -> list[dict[str, str]]:
+    """metrics.csv without the rate, the one column that a clock decides."""
+    with (run / "metrics.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    for row in rows:
+        del row["tokens_per_second"]
+    return rows
 
 
 @pytest.fixture(scope="module")

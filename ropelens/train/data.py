@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,12 @@ from ropelens.text import fingerprint_of, read_documents
 from ropelens.train.record import read_json, say, write_json
 from ropelens.train.tokens import (
     open_sequences,
-    require_sequences,
     train_tokenizer,
     write_sequences,
 )
 
 VALID_SHARE = 0.02  # of the sequences, where no text of its own is given
+LEAST_VALID = 2  # sequences; intervals are over them
 TOKENIZER_DOCUMENTS = 100_000  # that it is trained on at most
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 
@@ -55,11 +56,12 @@ def prepare_data(folder: Path, source: Source, *, batch: int) -> dict[str, Any]:
     sequences that training needs at least.
 
     Raises:
-        BadText: no such text, not UTF-8, or too little of it.
+        BadText: no such text, not UTF-8, too little of it, or none that is held out.
         BadArgument: the folder cannot be made, or holds other text, or a tokenizer that is
             not the one it was filled with.
     """
     documents, held_out = read_documents(source.text), read_documents(source.valid)
+    _check_held_out(documents, held_out)
     wanted = {
         "vocabulary": source.vocabulary,
         "context": source.context,
@@ -82,6 +84,24 @@ def prepare_data(folder: Path, source: Source, *, batch: int) -> dict[str, Any]:
         record, wanted | {"tokenizer_sha256": _tokenizer_sha256(folder)}, what=f"{folder}"
     )
     return record
+
+
+def _check_held_out(documents: Sequence[str], held_out: Sequence[str]) -> None:
+    """Refuse validation text that is all learnt from, and warn where some of it is."""
+    both = set(documents) & set(held_out)
+    shared = sum(document in both for document in held_out)
+    if held_out and shared == len(held_out):
+        raise BadText(
+            "All of the validation text is also text to learn from.",
+            means="its loss would not say how the model does on what it has not seen",
+            attempt="other --valid text, or none: 2% of the sequences are then held out",
+        )
+    if shared:
+        warnings.warn(
+            f"{shared:,} of {len(held_out):,} documents of the validation text are also "
+            "learnt from",
+            stacklevel=2,
+        )
 
 
 def require_same(before: Mapping[str, Any], now: Mapping[str, Any], *, what: str) -> None:
@@ -122,16 +142,31 @@ def _fill(
         context=source.context,
     )
     tokenizer.save_pretrained(folder)
-    # Where no text is given for it, validation takes at least one of the sequences.
-    needed = batch if held_out else batch + 1
-    for name, group, least in (("train", documents, needed), ("valid", held_out, 1)):
+    # Where no text is given for it, validation takes some of the sequences.
+    needed = batch if held_out else batch + LEAST_VALID
+    for name, group, least in (("train", documents, needed), ("valid", held_out, LEAST_VALID)):
         if group:
             array = folder / f"{name}.npy"
             count = write_sequences(
                 group, tokenizer, array, context=source.context, most=source.sequences
             )
             say(f"{name}: {count:,} sequences of {source.context} tokens")
-            require_sequences(count, needed=least, context=source.context)
+            _require(count, least=least, name=name, context=source.context)
+
+
+def _require(count: int, *, least: int, name: str, context: int) -> None:
+    """Refuse text for `name`, train or valid, that gives fewer than `least` sequences."""
+    if count < least:
+        if name == "train":
+            what, why = "The text is too short to train on", "one batch, and validation's share"
+        else:
+            what, why = "The validation text is too short", "intervals are over sequences"
+        raise BadText(
+            f"{what} at a context of {context:,} tokens.",
+            seen=f"{count:,} sequences of {context:,} tokens",
+            means=f"at least {least:,} are needed: {why}",
+            attempt="pass more text, or a smaller context",
+        )
 
 
 @dataclass(frozen=True)
@@ -175,6 +210,6 @@ def training_and_validation(data: Path, *, batch: int) -> tuple[np.ndarray, np.n
     if (data / "valid.npy").exists():
         held_out = open_sequences(data / "valid.npy")
     else:
-        apart = max(1, round(len(rows) * VALID_SHARE))
+        apart = max(LEAST_VALID, round(len(rows) * VALID_SHARE))
         rows, held_out = rows[:-apart], rows[-apart:]
     return rows[: len(rows) // batch * batch], held_out

@@ -21,7 +21,7 @@ from transformers.trainer_callback import PrinterCallback, TrainerControl, Train
 
 from ropelens.errors import RopelensError
 from ropelens.train.data import copy_tokenizer
-from ropelens.train.record import write_json, write_model
+from ropelens.train.record import read_json, write_json, write_model
 
 WHOLE = "whole"  # the file that is written last into a checkpoint, and names the others
 
@@ -56,8 +56,9 @@ class Sequences(torch.utils.data.Dataset):
 class CheckedTrainer(Trainer):
     """A Trainer that stops when the loss is not finite, and times the tokens it sees."""
 
-    def __init__(self, *, tokens_per_step: int, **kwargs: Any) -> None:
+    def __init__(self, *, running: RunningLoss, tokens_per_step: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self.running = running
         self.tokens_per_step = tokens_per_step
         self._timed_from: tuple[int, float] | None = None
         self.remove_callback(PrinterCallback)
@@ -71,19 +72,52 @@ class CheckedTrainer(Trainer):
         if self._timed_from is None:
             self._timed_from = self.state.global_step, time.perf_counter()
         loss = super().training_step(*args, **kwargs)
-        if not torch.isfinite(loss):
+        # Of all processes: were one of them to stop alone, the others would wait for it.
+        if not torch.isfinite(self.accelerator.reduce(loss)):
             raise failed("the loss", step=self.state.global_step + 1)
+        self.running.add(loss)
         return loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the rate since the last training line to what transformers logs."""
+        """Log mean loss and rate since the last training line, resumed or not."""
         if "loss" in logs and self._timed_from is not None:
+            lines = [line["step"] for line in self.state.log_history if "loss" in line]
+            steps = self.state.global_step - (lines[-1] if lines else 0)
+            mean = self.accelerator.gather(self.running.take()[None]).mean().item()
+            logs["loss"] = mean / steps
             step, since = self._timed_from
             now = time.perf_counter()
             tokens = (self.state.global_step - step) * self.tokens_per_step
             logs["tokens_per_second"] = tokens / (now - since)
             self._timed_from = self.state.global_step, now
         super().log(logs, start_time)
+
+
+class RunningLoss(TrainerCallback):
+    """The loss summed since the last row of metrics.csv, which checkpoints keep.
+
+    The Trainer forgets it where it resumes. `resumed`: the checkpoint that it goes on from.
+    """
+
+    def __init__(self, resumed: Path | None) -> None:
+        self.name = f"running_loss-{PartialState().process_index}.json"
+        kept = resumed and resumed / self.name
+        self.sum = torch.tensor(read_json(kept)["sum"] if kept and kept.exists() else 0.0)
+
+    def add(self, loss: torch.Tensor) -> None:
+        """Count the loss of a pass."""
+        self.sum = self.sum.to(loss.device) + loss
+
+    def take(self) -> torch.Tensor:
+        """The sum, which begins anew."""
+        taken, self.sum = self.sum, torch.zeros_like(self.sum)
+        return taken
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Write the sum of this process into the checkpoint."""
+        write_json(checkpoint_folder(args, state) / self.name, {"sum": self.sum.item()})
 
 
 class History(TrainerCallback):
@@ -114,11 +148,7 @@ class History(TrainerCallback):
 
 
 class Checkpoints(TrainerCallback):
-    """Asks for a checkpoint every `seconds`, on steps whose loss is logged, and at the end.
-
-    Only on such a step does the saved state hold all of the loss that the next row of
-    metrics.csv averages, so that a resumed run writes the rows of an uninterrupted one.
-    """
+    """Asks for a checkpoint every `seconds`, and at the end."""
 
     def __init__(self, *, seconds: float) -> None:
         self.seconds = seconds
@@ -137,8 +167,6 @@ class Checkpoints(TrainerCallback):
             TrainingFailed: a weight is NaN or infinite, so that there is nothing to save.
         """
         last = state.global_step >= state.max_steps
-        if not last and state.global_step % int(args.logging_steps):
-            return
         # By the first process's clock: what one of them saves, all of them must.
         due = [time.monotonic() - self.saved_at >= self.seconds]
         if not (last or broadcast_object_list(due)[0]):
@@ -156,10 +184,15 @@ class Checkpoints(TrainerCallback):
         PartialState().wait_for_everyone()
         if not state.is_world_process_zero:
             return
-        folder = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
+        folder = checkpoint_folder(args, state)
         # A pickle that nothing here reads; run.json says the same in the open.
         (folder / "training_args.bin").unlink(missing_ok=True)
         write_json(folder / WHOLE, sorted(path.name for path in folder.iterdir()))
+
+
+def checkpoint_folder(args: TrainingArguments, state: TrainerState) -> Path:
+    """Where the Trainer saves the checkpoint of the step that it is at."""
+    return Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
 
 
 def last_whole_checkpoint(folder: Path) -> Path | None:

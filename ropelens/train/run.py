@@ -8,17 +8,20 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
 from filelock import FileLock, Timeout
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
 
 from ropelens.errors import BadArgument
+from ropelens.output import disk_full
 from ropelens.train.data import (
+    LEAST_VALID,
     VALID_SHARE,
     Source,
     copy_tokenizer,
@@ -30,6 +33,7 @@ from ropelens.train.loop import (
     CheckedTrainer,
     Checkpoints,
     History,
+    RunningLoss,
     Sequences,
     last_whole_checkpoint,
     remove_checkpoints,
@@ -46,12 +50,12 @@ from ropelens.train.record import (
 from ropelens.train.settings import (
     Precision,
     Settings,
-    check_settings,
+    make_settings,
     processes,
     shared_batch,
     training_arguments,
 )
-from ropelens.train.sizes import Size, get_size, model_config
+from ropelens.train.sizes import Size, model_config
 
 VALID_SEQUENCES = 128  # seen at each validation: 65,000 tokens at context 512
 PACKAGES = ("ropelens", "torch", "transformers", "accelerate", "tokenizers", "numpy")
@@ -104,31 +108,30 @@ def train(
         UnsupportedModel: LLaMA's configuration cannot express the variant.
         TrainingFailed: the loss or a weight stopped being a number.
     """
-    shape = get_size(size)
-    settings = Settings(
-        size=shape,
+    settings = make_settings(
+        size=size,
         context=context,
         vocabulary=vocabulary,
         steps=steps,
-        learning_rate=shape.learning_rate if learning_rate is None else learning_rate,
-        warmup_steps=max(1, steps // 25),
+        learning_rate=learning_rate,
         variant=variant,
         seed=seed,
         precision=precision,
         log_every=log_every,
         eval_every=eval_every,
     )
-    check_settings(settings)
-    wanted = math.ceil(steps * shape.batch * (1 + 2 * VALID_SHARE)) if dataset else None
+    batch = settings.size.batch
+    streamed = math.ceil(steps * batch * (1 + 2 * VALID_SHARE)) + LEAST_VALID
+    wanted = streamed if dataset else None
     source = Source(tuple(text), tuple(valid), vocabulary, context, dataset, wanted)
     data = data or out / "data"
     together = processes()
-    shared_batch(shape, among=together.num_processes)
+    shared_batch(settings.size, among=together.num_processes)
     main = together.is_main_process
-    _check_out(out)
-    with _alone(out) if main else nullcontext():
+    _check_out(out, settings)
+    with _alone(out), _explained(out):
         if main:
-            learnt_from = prepare_data(data, source, batch=shape.batch)
+            learnt_from = prepare_data(data, source, batch=batch)
             _write_record(out, dataclasses.asdict(settings) | learnt_from, data=data)
             copy_tokenizer(data, out)
             last_whole_checkpoint(out / "checkpoints")  # clears what a kill left, for all
@@ -147,32 +150,57 @@ def train(
     return out
 
 
-def _check_out(out: Path) -> None:
-    """Refuse a folder whose run.json tells of something else than a training run."""
-    record = out / "run.json"
-    if record.exists() and "settings" not in read_json(record):
+def _check_out(out: Path, settings: Settings) -> None:
+    """Refuse a folder whose run.json tells of another run, or of something else."""
+    path = out / "run.json"
+    if not path.exists():
+        return
+    record = read_json(path)
+    if "settings" not in record:
         raise BadArgument(
             f"{out} holds the results of another command; a run would mix with them.",
             attempt="another --out",
         )
+    require_same(record["settings"], dataclasses.asdict(settings), what=f"the run in {out}")
 
 
 @contextmanager
 def _alone(out: Path) -> Iterator[None]:
-    """Keep every other process from the run while the block runs, however this one ends."""
-    out.mkdir(parents=True, exist_ok=True)
+    """Keep every other command from the run while the block runs, however this one ends.
+
+    The main process holds the lock for those that train with it, and tells them if it has it.
+    """
     lock = FileLock(out / ".lock")
-    try:
-        lock.acquire(blocking=False)
-    except Timeout as error:
+    if processes().is_main_process:
+        out.mkdir(parents=True, exist_ok=True)
+        with suppress(Timeout):
+            lock.acquire(blocking=False)
+    if not broadcast_object_list([lock.is_locked])[0]:
         raise Busy(
             f"another process is at work on the run in {out}.",
             attempt="wait for it, or pass another folder",
-        ) from error
+        )
     try:
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def _explained(out: Path) -> Iterator[None]:
+    """Say of a disk that runs full what is kept of the run in `out`."""
+    try:
+        yield
+    except Exception as error:
+        if not disk_full(error):
+            raise
+        kept = last_whole_checkpoint(out / "checkpoints")
+        raise BadArgument(
+            f"The disk is full: the run in {out} cannot go on.",
+            seen=" ".join(str(error).split())[:200],
+            means=f"{kept.name} is kept" if kept else "no checkpoint had been written",
+            attempt="free some space; the same command then goes on",
+        ) from error
 
 
 def _write_record(out: Path, decides: dict[str, Any], *, data: Path) -> None:
@@ -223,8 +251,11 @@ def _fit(
             eos_token_id=tokenizer.eos_token_id,
         )
     )
+    checkpoint = last_whole_checkpoint(out / "checkpoints")
+    running = RunningLoss(checkpoint)
     progress = ShownProgress()
     trainer = CheckedTrainer(
+        running=running,
         tokens_per_step=settings.tokens_per_step,
         model=model,
         args=training_arguments(settings, folder=out / "checkpoints"),
@@ -232,12 +263,12 @@ def _fit(
         eval_dataset=Sequences(held_out[:VALID_SEQUENCES]),
         callbacks=[
             History(out / "history", tokenizer=data),
+            running,
             Checkpoints(seconds=checkpoint_seconds),
             Metrics(out / "metrics.csv", tokens_per_step=settings.tokens_per_step),
             progress,
         ],
     )
-    checkpoint = last_whole_checkpoint(out / "checkpoints")
     if checkpoint is not None and processes().is_main_process:
         say(f"going on from {checkpoint.name}")
     try:

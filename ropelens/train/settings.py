@@ -12,7 +12,7 @@ from accelerate import PartialState
 from transformers import TrainingArguments
 
 from ropelens.errors import BadArgument
-from ropelens.train.sizes import Size, model_config
+from ropelens.train.sizes import Size, get_size, model_config
 from ropelens.train.tokens import SMALLEST_VOCABULARY
 
 Precision = Literal["bf16", "fp32"]
@@ -40,15 +40,47 @@ class Settings:
         return self.size.batch * self.context
 
 
-def check_settings(settings: Settings) -> None:
-    """Refuse what no run can be made of.
+def make_settings(
+    *,
+    size: str | Size,
+    context: int,
+    vocabulary: int,
+    steps: int,
+    learning_rate: float | None,
+    variant: str,
+    seed: int,
+    precision: Precision = "bf16",
+    log_every: int = 10,
+    eval_every: int = 250,
+) -> Settings:
+    """The settings of a run; a peak rate that is not given is that of the size.
 
     Raises:
-        BadArgument: naming the value and its limits, or the variants that there are.
+        BadArgument: naming the value and its limits, or the sizes or variants that there are.
         UnsupportedModel: a variant that LLaMA's configuration cannot express.
     """
+    shape = get_size(size)
+    settings = Settings(
+        size=shape,
+        context=context,
+        vocabulary=vocabulary,
+        steps=steps,
+        learning_rate=shape.learning_rate if learning_rate is None else learning_rate,
+        warmup_steps=max(1, steps // 25),
+        variant=variant,
+        seed=seed,
+        precision=precision,
+        log_every=log_every,
+        eval_every=eval_every,
+    )
+    _check(settings)
+    return settings
+
+
+def _check(settings: Settings) -> None:
     for name, low, high in (
-        ("context", 2, None),
+        # Of two tokens the second has one key beside itself: nothing to measure afterwards.
+        ("context", 3, None),
         ("vocabulary", SMALLEST_VOCABULARY, 1 << 16),
         ("steps", 1, None),
         ("seed", 0, (1 << 32) - 1),

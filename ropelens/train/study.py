@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from ropelens.errors import BadArgument
-from ropelens.rope.variants import parse_variant
 from ropelens.train.data import require_same
+from ropelens.train.loop import TrainingFailed
 from ropelens.train.record import read_json, say, write_json
 from ropelens.train.run import Busy, train
-from ropelens.train.sizes import get_size
+from ropelens.train.settings import make_settings, processes
 
 STUDY = "study.json"
 """The file of a study's folder that says which study it is."""
@@ -29,7 +29,8 @@ STUDY = "study.json"
 class Study:
     """What a study file says; its first variant is the baseline of comparisons.
 
-    `text` and `valid`: files or folders, from the place of the study file.
+    `text` and `valid`: files or folders, from the place of the study file. `learning_rate`:
+    the peak of the schedule; None: that of each size.
     """
 
     variants: tuple[str, ...]
@@ -40,6 +41,7 @@ class Study:
     context: int = 512
     vocabulary: int = 2048
     steps: int = 2500
+    learning_rate: float | None = None
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,8 @@ def read_study(path: Path) -> Study:
             raise BadArgument(
                 f"{path}: {name} must name one or more, each once.", seen=str(list(values))
             )
-    for variant in study.variants:
-        parse_variant(variant)
-    for size in study.sizes:
-        get_size(size)
+    for run in runs_of(study):
+        make_settings(**settings_of(study, run))
     return study
 
 
@@ -104,6 +104,10 @@ def _study_of(facts: Mapping[str, Any]) -> Study:
 
 def _check_type(path: Path, name: str, value: object) -> None:
     kind = {"variants": str, "sizes": str, "text": str, "valid": str}.get(name, int)
+    if name == "learning_rate":
+        if type(value) not in (int, float):
+            raise BadArgument(f"{path}: {name} must be a number.", seen=repr(value))
+        return
     one = name in ("context", "vocabulary", "steps")
     values = [value] if one else value
     if not isinstance(values, list) or not all(type(v) is kind for v in values):
@@ -119,6 +123,19 @@ def runs_of(study: Study) -> Iterator[Run]:
                 yield Run(variant, size, seed)
 
 
+def settings_of(study: Study, run: Run) -> dict[str, Any]:
+    """What decides the numbers of `run`, as `make_settings` and `train` take it."""
+    return {
+        "variant": run.variant,
+        "size": run.size,
+        "seed": run.seed,
+        "context": study.context,
+        "vocabulary": study.vocabulary,
+        "steps": study.steps,
+        "learning_rate": study.learning_rate,
+    }
+
+
 def run_study(
     path: Path, *, out: Path, text: Sequence[Path] = (), valid: Sequence[Path] = ()
 ) -> Path:
@@ -126,10 +143,12 @@ def run_study(
 
     Runs that are finished are passed over, a stopped one is resumed, and one that another
     process is at work on is left to it: the same command, given several times at once, shares
-    the runs out (one for each GPU, say). `text` and `valid` take the place of the file's.
+    the runs out (one for each GPU, say). A run that diverges does not keep the others from
+    theirs. `text` and `valid` take the place of the file's.
 
     Raises:
         BadArgument: as `read_study`, or `out` holds another study; else as `train`.
+        TrainingFailed: when all that can be is trained, naming the runs that diverged.
     """
     study = read_study(path)
     sources = {
@@ -145,25 +164,36 @@ def run_study(
     except OSError as error:
         raise BadArgument(f"cannot make the folder {out}: {error.strerror}.") from error
     _claim(out, study)
-    runs = list(runs_of(study))
+    runs, diverged = list(runs_of(study)), []
     for number, run in enumerate(runs, start=1):
-        say(f"run {number} of {len(runs)}: {run.folder}")
+        _tell(f"run {number} of {len(runs)}: {run.folder}")
         try:
             train(
                 sources["text"],
                 valid=sources["valid"],
                 out=out / run.folder,
                 data=out / "data",
-                variant=run.variant,
-                size=run.size,
-                seed=run.seed,
-                context=study.context,
-                vocabulary=study.vocabulary,
-                steps=study.steps,
+                **settings_of(study, run),
             )
         except Busy:
-            say(f"another process is at work on {run.folder}")
+            _tell(f"another process is at work on {run.folder}")
+        except TrainingFailed as error:
+            _tell(error.line)
+            diverged.append(str(run.folder))
+    if diverged:
+        raise TrainingFailed(
+            f"{len(diverged)} of {len(runs)} runs of the study diverged.",
+            seen=", ".join(diverged),
+            means="the others are as they should be",
+            attempt="a lower learning_rate in the study file, in a new folder",
+        )
     return out
+
+
+def _tell(line: str) -> None:
+    """One line for all the processes that train together."""
+    if processes().is_main_process:
+        say(line)
 
 
 def _claim(out: Path, study: Study) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from ropelens.errors import BadText
+from ropelens.errors import BadArgument
 
 BOS, EOS = "<s>", "</s>"
 SMALLEST_VOCABULARY = 256 + 2  # every byte, BOS and EOS
@@ -74,7 +74,7 @@ def write_sequences(
             whole = len(rest) // body
             rows = np.full((whole, context), tokenizer.bos_token_id, dtype=np.uint16)
             rows[:, 1:] = rest[: whole * body].reshape(whole, body)
-            rows.tofile(raw)
+            raw.write(rows.data)  # which says why it cannot, as tofile does not
             rest, count = rest[whole * body :], count + whole
             if most is not None and count >= most:
                 break
@@ -95,20 +95,16 @@ def _add_npy_header(raw: Path, path: Path, *, shape: tuple[int, int]) -> None:
 
 
 def open_sequences(path: Path) -> np.ndarray:
-    """The tokens at `path`, uint16 [sequence, context], read from disk as they are used."""
-    return np.load(path, mmap_mode="r", allow_pickle=False)
-
-
-def require_sequences(count: int, *, needed: int, context: int) -> None:
-    """Refuse text that gives fewer than `needed` sequences.
+    """The tokens at `path`, uint16 [sequence, context], read from disk as they are used.
 
     Raises:
-        BadText: with how much there is and how much is needed.
+        BadArgument: the file is not there, or not whole.
     """
-    if count < needed:
-        raise BadText(
-            f"The text is too short to train on at a context of {context:,} tokens.",
-            seen=f"{count:,} sequences of {context:,} tokens",
-            means=f"at least {needed:,} are needed: one batch, and what validation takes",
-            attempt="pass more text, or a smaller context",
-        )
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise BadArgument(
+            f"{path} is damaged.",
+            seen=" ".join(str(error).split())[:200],
+            attempt=f"remove {path.parent}: ropelens train makes it again from the text",
+        ) from error

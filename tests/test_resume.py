@@ -1,0 +1,184 @@
+"""Runs that are stopped, by whatever it is, and go on; and processes that share one."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from trained import OPTIONS, metrics, run, text
+from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+
+from ropelens.errors import BadArgument, BadText
+from ropelens.train import train
+from ropelens.train.loop import WHOLE, Checkpoints, last_whole_checkpoint
+
+__all__ = ["run", "text"]
+
+
+def test_killed_and_resumed_is_bit_for_bit_the_same(
+    run: Path, text: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "killed"
+    script = (
+        "from pathlib import Path; from ropelens.train import Size, train\n"
+        f"train([Path({str(text)!r})], out=Path({str(out)!r}), checkpoint_seconds=0, "
+        + ", ".join(f"{name}={value!r}" for name, value in OPTIONS.items())
+        + ")"
+    )
+    threads = str(torch.get_num_threads())
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], env=os.environ | {"OMP_NUM_THREADS": threads}
+    )
+    try:
+        while not any((out / "checkpoints").glob(f"*/{WHOLE}")):
+            assert process.poll() is None
+            time.sleep(0.01)
+    finally:
+        process.kill()
+        process.wait()
+    reached = last_whole_checkpoint(out / "checkpoints")
+    assert reached is not None
+    assert not (out / "model.safetensors").exists()
+    # As a kill in the middle of writing leaves it.
+    (out / "checkpoints" / "checkpoint-59").mkdir()
+    train([text], out=out, checkpoint_seconds=0, **OPTIONS)
+    assert metrics(out) == metrics(run)
+    resumed, whole = load_file(out / "model.safetensors"), load_file(run / "model.safetensors")
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+
+
+def test_two_processes_learn_what_one_does(text: Path, tmp_path: Path) -> None:
+    """As torchrun starts them, on a CPU by gloo; float32, for sums in another order differ."""
+    options = OPTIONS | {"precision": "fp32", "steps": 20, "checkpoint_seconds": 0}
+    alone = train([text], out=tmp_path / "alone", **options)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from pathlib import Path; from ropelens.train import Size, train\n"
+        f"train([Path({str(text)!r})], out=Path({str(tmp_path / 'two')!r}), **{options!r})"
+    )
+    subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        check=True,
+        capture_output=True,
+    )
+    assert json.loads((tmp_path / "two" / "run.json").read_text())["processes"] == 2
+    for ours, theirs in zip(metrics(alone), metrics(tmp_path / "two"), strict=True):
+        assert float(ours["train_loss"]) == pytest.approx(float(theirs["train_loss"]), rel=1e-5)
+    one, two = (load_file(run / "model.safetensors") for run in (alone, tmp_path / "two"))
+    assert all(torch.allclose(one[name], two[name], atol=1e-4) for name in one)
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(
+    run: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "full"
+    with monkeypatch.context() as patch:
+        save = Trainer._save_optimizer_and_scheduler
+
+        def fill(trainer: Trainer, folder: str) -> None:
+            if trainer.state.global_step > 20:
+                raise OSError(errno.ENOSPC, "No space left on device", folder)
+            save(trainer, folder)
+
+        patch.setattr(Trainer, "_save_optimizer_and_scheduler", fill)
+        with pytest.raises(BadArgument) as caught:
+            train([text], out=out, checkpoint_seconds=0, **OPTIONS)
+    assert caught.value.what == f"The disk is full: the run in {out} cannot go on."
+    assert caught.value.parts["means"] == "checkpoint-20 is kept"
+    kept = last_whole_checkpoint(out / "checkpoints")
+    assert kept is not None
+    assert kept.name == "checkpoint-20"
+    train([text], out=out, **OPTIONS)
+    assert metrics(out) == metrics(run)
+
+
+@pytest.mark.parametrize("room", [1.5, 0.5, 0.1])
+def test_whatever_a_full_disk_stops_is_explained(
+    run: Path, text: Path, tmp_path: Path, room: float
+) -> None:
+    """By the largest file that the system allows: torch.save, safetensors, and tokens fail."""
+    largest = int(room * (run / "model.safetensors").stat().st_size)
+    script = (
+        "import resource; from pathlib import Path; from ropelens.train import Size, train\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({largest}, {largest}))\n"
+        f"train([Path({str(text)!r})], out=Path({str(tmp_path / 'run')!r}), "
+        f"checkpoint_seconds=0, **{OPTIONS!r})"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ended.returncode
+    assert "BadArgument: The disk is full: the run in" in ended.stderr
+    assert "means: no checkpoint had been written" in ended.stderr
+    train([text], out=tmp_path / "run", **OPTIONS | {"steps": 60})
+    assert metrics(tmp_path / "run") == metrics(run)
+
+
+@pytest.mark.parametrize("step", [23, 24, 25])
+def test_a_stop_between_rows_of_metrics(
+    run: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """A row is the mean of five steps, of which some were before the stop."""
+    mark = Checkpoints.on_save
+
+    def stop(
+        callback: Checkpoints,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **event: object,
+    ) -> None:
+        mark(callback, args, state, control, **event)
+        if state.global_step == step:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "on_save", stop)
+        with pytest.raises(KeyboardInterrupt):
+            train([text], out=tmp_path, checkpoint_seconds=0, **OPTIONS)
+    train([text], out=tmp_path, **OPTIONS)
+    assert metrics(tmp_path) == metrics(run)
+
+
+def test_a_kill_while_checkpoints_are_removed_loses_nothing(
+    run: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(folder: Path) -> None:
+        (last_whole_checkpoint(folder) / "model.safetensors").unlink()
+        raise KeyboardInterrupt
+
+    out = tmp_path / "killed"
+    with monkeypatch.context() as patch:
+        patch.setattr("ropelens.train.run.remove_checkpoints", half)
+        with pytest.raises(KeyboardInterrupt):
+            train([text], out=out, **OPTIONS)
+    assert "finished" in json.loads((out / "run.json").read_text())
+    assert last_whole_checkpoint(out / "checkpoints") is None
+    train([text], out=out, **OPTIONS)
+    assert not (out / "checkpoints").exists()
+    assert metrics(out) == metrics(run)
+
+
+def test_what_a_failed_start_wrote_is_not_read(text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    (tmp_path / "short.txt").write_text("Too short.")
+    with pytest.raises(BadText, match="The validation text is too short at a context of 32"):
+        train([text], valid=[tmp_path / "short.txt"], out=out, **OPTIONS)
+    assert (out / "data" / "valid.npy").exists()
+    train([text], out=out, **OPTIONS | {"steps": 10, "eval_every": 10})
+    assert metrics(out)[-1]["valid_loss"]
+
+
+def test_a_failed_start_does_not_stand_in_the_way(text: Path, tmp_path: Path) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("Too short.")
+    with pytest.raises(BadText):
+        train([text], valid=[short], out=tmp_path / "run", **OPTIONS | {"steps": 2})
+    train([text], out=tmp_path / "run", **OPTIONS | {"steps": 2})
