@@ -26,7 +26,7 @@ from ropelens.evaluation_text import (
 )
 from ropelens.models.doorway import device_of
 from ropelens.models.rotation import depends_on_length
-from ropelens.models.subject import Subject, as_subject, trained_context
+from ropelens.models.subject import Subject, as_subject, stated_context, trained_context
 from ropelens.profiling import check_tokens, describe_run, repeat_length
 from ropelens.rope.planes import Planes
 from ropelens.statistics.ragged import stack
@@ -130,7 +130,8 @@ def evaluate(
     if entries[0].planes is not None:
         dataset = dataset.assign_coords(plane_coordinates(entries[0].planes))
     if wanted & ON_TEXT:
-        text = [TextFindings(entry, wanted, int(lengths.max())) for entry in entries]
+        stated = stated_context(subject.model)
+        text = [TextFindings(e, wanted, int(lengths.max()), stated) for e in entries]
         for batch in batches(
             subject, tokens, lengths, rows=rows, seed=seed, batch_size=batch_size
         ):

@@ -34,11 +34,15 @@ Labelled = dict[str, tuple[tuple[str, ...], np.ndarray]]
 
 @dataclass
 class TextFindings:
-    """What is found on the text for one entry; grows with every batch."""
+    """What is found on the text for one entry; grows with every batch.
+
+    `longest` is the text's longest sequence, `context` what the model was made for, if stated.
+    """
 
     entry: Entry
     wanted: set[str]
     longest: int
+    context: int | None
     sums: Sums = field(default_factory=no_sums)
     losses: list[Float[Tensor, "sequence bin"]] = field(default_factory=list)
     predicted: list[Int[Tensor, "sequence bin"]] = field(default_factory=list)
@@ -48,8 +52,10 @@ class TextFindings:
 
     @property
     def edges(self) -> Int[Tensor, " edge"]:
-        """Edges of the bins of positions, two an octave: a power of two is one of them."""
+        """Edges of the bins of positions, two an octave, and the context: no bin mixes what
+        lies within it and past it."""
         edges = {round(2 ** (half / 2)) for half in range(2 * self.longest.bit_length() + 1)}
+        edges.add(self.context or self.longest)
         inner = [edge for edge in sorted(edges) if edge < self.longest]
         return torch.tensor([*inner, self.longest])
 

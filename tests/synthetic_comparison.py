@@ -36,6 +36,8 @@ def synthetic_comparison(
     def draw(*shape: int) -> np.ndarray:
         return random.uniform(0.1, 0.9, (count, *shape))
 
+    dims = ("entry", "retrieval_length", "depth")
+    hit = np.round(draw(1, 3, 5))
     label = np.resize(np.array(LABELS, dtype=object), (count, 2, 2))
     of_heads = {
         name: (heads, draw(2, 2))
@@ -71,7 +73,8 @@ def synthetic_comparison(
             "sequence_loss": (("entry", "sequence"), loss[:, None] + draw(8)),
             "position_loss": (("entry", "position_bin"), loss[:, None] + draw(7)),
             "repeat_loss": (("entry", "trial"), draw(4)),
-            "retrieval": (("entry", "retrieval_length", "depth"), draw(1, 3)),
+            "retrieval": (dims, hit.mean(-1)),
+            "retrieval_hit": ((*dims, "retrieval_trial"), hit),
             "growth_label": (("entry", "step", "layer", "head"), np.stack(moved, axis=1)),
             "growth_loss": (("entry", "step"), loss[:, None] + fall),
         },
@@ -97,5 +100,7 @@ def synthetic_comparison(
             "context": CONTEXT,
             "trained_context": CONTEXT,
             "sequences": 8,
+            "head_sequences": 4,
+            "growth_sequences": 2,
         },
     )

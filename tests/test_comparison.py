@@ -331,6 +331,25 @@ def test_the_table_counts_heads(comparison: xr.Dataset) -> None:
     assert table.loc["rope", "retrieval"] == pytest.approx(float(of_rope["retrieval"].mean()))
 
 
+def test_what_runs_do_has_intervals_too(comparison: xr.Dataset) -> None:
+    two = rl.summarize_comparison(comparison).set_index("group").loc["nope"]
+    one = (
+        rl.summarize_comparison(comparison.isel(entry=[0, 1, 2])).set_index("group").loc["nope"]
+    )
+    repeat = comparison["repeat_loss"].values
+    hit = comparison["retrieval_hit"].mean(("retrieval_length", "depth")).values
+    for name, parts in {"repeat_loss": repeat, "retrieval": hit}.items():
+        seeds = parts[[2, 5]].mean(1) - parts[[0, 3]].mean(1)
+        trials = parts[2] - parts[0]
+        for row, change in ((two, seeds), (one, trials)):
+            assert row[f"{name}_change"] == pytest.approx(change.mean(), abs=1e-9)
+            expected = stats.ttest_1samp(change, 0).confidence_interval(0.95)
+            found = row[[f"{name}_low", f"{name}_high"]].tolist()
+            np.testing.assert_allclose(found, [*expected], atol=1e-9)
+    assert np.isfinite(two["loss_past_context_low"])
+    assert np.isnan(one["loss_past_context_low"])
+
+
 # kept for another time
 
 

@@ -144,6 +144,31 @@ def test_findings_say_the_order_of_the_losses(comparison: xr.Dataset) -> None:
     assert any("an induction head at no step." in s for s in said)
 
 
+def test_findings_say_what_differs_by_more_than_chance(comparison: xr.Dataset) -> None:
+    comparison["repeat_loss"][:] = 5.0
+    comparison["repeat_loss"][2::3] += xr.DataArray([0.5, 0.51], dims="entry")
+    comparison["retrieval_hit"][:] = 1.0
+    said = findings(comparison, rl.summarize_comparison(comparison))
+    (repeats,) = [s for s in said if s.startswith("Random tokens, repeated")]
+    spread = stats.t.ppf(0.975, 1) * 0.005
+    bounds = f"+{0.505 - spread:.3f} to +{0.505 + spread:.3f}"
+    assert f"apart from rope's: nope +0.505 ({bounds}). Of keys" in repeats
+    assert repeats.endswith("(chance 12.5%); no 95% interval tells one from rope's.")
+    one_seed = comparison.isel(entry=[0, 2])
+    said = findings(one_seed, rl.summarize_comparison(one_seed))
+    (past,) = [s for s in said if s.startswith("Past the trained context")]
+    assert past.endswith("whether it differs from rope's takes more seeds to tell.")
+
+
+def test_findings_say_which_runs_are_missing(comparison: xr.Dataset) -> None:
+    said = findings(comparison, rl.summarize_comparison(comparison))
+    assert not any("Runs are missing" in s for s in said)
+    fewer = comparison.isel(entry=[0, 1, 2, 3])
+    said = findings(fewer, rl.summarize_comparison(fewer))
+    missing = "Runs are missing: p-rope:0.5 has no seed 1; nope has no seed 1."
+    assert any(s.startswith(missing) for s in said)
+
+
 def test_the_table_tells_what_is_not_known(comparison: xr.Dataset) -> None:
     comparison["label"][:] = "mixed"
     table = rl.summarize_comparison(comparison)
@@ -161,6 +186,7 @@ def test_the_table_tells_what_is_not_known(comparison: xr.Dataset) -> None:
 def test_analyses_have_no_growth(comparison: xr.Dataset) -> None:
     runs_only = [name for name in comparison.data_vars if str(name).startswith("growth_")]
     runs_only += ["sequence_loss", "position_loss", "repeat_loss", "retrieval"]
+    runs_only.append("retrieval_hit")
     analyses = comparison.drop_vars([*runs_only, "step", "tokens_seen"]).isel(entry=[0, 1])
     table = rl.summarize_comparison(analyses)
     assert table["over"].tolist() == ["", "apart"]

@@ -196,11 +196,13 @@ def test_families(family: str):
 # longer than trained for
 
 
-def test_a_context_past_the_trained_one():
-    model = tiny("llama_gqa", max_position_embeddings=16)
+@pytest.mark.parametrize("context", [16, 13])
+def test_a_context_past_the_trained_one(context: int):
+    model = tiny("llama_gqa", max_position_embeddings=context)
     found = evaluate(model, edits={"linear": "linear:4"}, measures=["loss"])
-    assert found.attrs["trained_context"] == 16
-    assert 16 in found.position_start.values
+    assert found.attrs["trained_context"] == context
+    assert context in found.position_start.values
+    assert context in found.position_stop.values
     with torch.no_grad(), rl.edit_rope(model, "linear:4"):
         expected = [float(model(row[None], labels=row[None]).loss) for row in tokens()]
     np.testing.assert_allclose(found.loss.sel(edit="linear"), expected, rtol=1e-5)

@@ -74,8 +74,9 @@ def compare(
     Returns a dataset over `entry` (coordinates group, variant, size, seed): the heads and
     planes of each as a profile has them, `label`, `loss` and, of runs, `sequence_loss`
     (all on the same sequences), `position_loss` up to four times the trained context,
-    `first_loss` and `repeat_loss` on repeated random tokens, `retrieval`; and what is
-    known of every checkpoint, over (entry, step), under names that begin with "growth_".
+    `first_loss` and `repeat_loss` on repeated random tokens, `retrieval` and
+    `retrieval_hit` of each trial; and what is known of every checkpoint, over (entry, step),
+    under names that begin with "growth_".
     Entries without a layer, head, plane or step hold NaN there, and "" as a label.
 
     Raises:
@@ -124,6 +125,8 @@ def compare_entries(
             "context": context,
             "trained_context": context,
             "sequences": dataset.sizes["sequence"],
+            "head_sequences": dataset.attrs["sequences"],
+            "growth_sequences": growth.attrs["sequences"],
         }
     else:
         dataset, facts = _analyses(entries), {}

@@ -57,7 +57,8 @@ def measure_final(
             "loss_se": loss.std(ddof=1) / np.sqrt(loss.size),
             "sequence_loss": loss,
             **{name: beyond[name] for name in ("position_loss", "position_loss_se")},
-            **{name: found[name] for name in ("first_loss", "repeat_loss", "retrieval")},
+            **{name: found[name] for name in ("first_loss", "repeat_loss")},
+            **{name: found[name] for name in ("retrieval", "retrieval_hit")},
         }
     )
 

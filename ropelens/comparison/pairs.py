@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 import xarray as xr
+
+Compared = TypeVar("Compared", xr.Dataset, xr.DataArray)
 
 ALONE = -1
 """The partner of an entry that the baseline has no like of."""
@@ -38,19 +41,18 @@ def group_names(comparison: xr.Dataset) -> list[str]:
     return list(dict.fromkeys(comparison["group"].values.tolist()))
 
 
-def entries_of(comparison: xr.Dataset, group: str) -> xr.Dataset:
-    """The entries of one group."""
+def entries_of(comparison: Compared, group: str) -> Compared:
+    """The entries of one group, of a comparison or of one of its variables."""
     return comparison.isel(entry=np.flatnonzero(comparison["group"].values == group))
 
 
-def changes(comparison: xr.Dataset, group: str, name: str) -> xr.DataArray:
-    """Variable `name` of the entries of `group`, less that of the entries they are paired with.
+def changes(values: xr.DataArray, group: str) -> xr.DataArray:
+    """A variable's values of the entries of `group`, less those that they are paired with.
 
     Over `entry`: none for a group that is a baseline, or that has no pairs.
     """
-    partner = comparison["partner"].values
+    partner = values["partner"].values
     paired = (partner != ALONE) & (partner != np.arange(len(partner)))
-    mine = np.flatnonzero((comparison["group"].values == group) & paired)
-    values = comparison[name]
+    mine = np.flatnonzero((values["group"].values == group) & paired)
     other = values.isel(entry=partner[mine]).assign_coords(entry=values["entry"][mine])
     return values.isel(entry=mine) - other

@@ -1,11 +1,12 @@
-"""A comparison as a table: a row a variant, with its difference to the baseline."""
+"""A comparison as a table: a row a variant, with its differences to the baseline."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 import xarray as xr
-from jaxtyping import Float
 
 from ropelens.comparison.pairs import changes, entries_of, group_names
 from ropelens.heads import LABELS
@@ -16,6 +17,20 @@ NORMAL = 1.96
 
 LOOKS_AT = 0.5
 """Mean attention from which a head is said to look at the previous token, or to induce."""
+
+UNKNOWN = (np.nan, np.nan, np.nan)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A number of every entry, and the numbers that it is the mean of.
+
+    `mean` is over `entry`; `parts`, where they are known, over `entry` and one axis more, all
+    of it on the same sequences or trials.
+    """
+
+    mean: xr.DataArray
+    parts: xr.DataArray | None = None
 
 
 def summarize_comparison(comparison: xr.Dataset) -> pd.DataFrame:
@@ -31,11 +46,13 @@ def summarize_comparison(comparison: xr.Dataset) -> pd.DataFrame:
 
     `loss_past_context` is the loss of the tokens between the trained context and the
     longest position seen, `repeat_loss` that of random tokens when repeated, `retrieval` the
-    share of keys whose value was found. `previous_token_heads` counts heads that give half
-    their attention to the previous token, `previous_token_layer_0` those of the first
-    layer; `induction` is the best head's score. Heads by label, and the median wavelength
-    (tokens, of planes that turn) that positional and semantic heads select through, follow.
-    All are means over the group's entries.
+    share of keys whose value was found; their `_change`, `_low` and `_high` are as the
+    loss's, with trials in place of sequences (past the context: seeds alone).
+    `previous_token_heads` counts heads that give half their attention to the previous token,
+    `previous_token_layer_0` those of the first layer; `induction` is the best head's score.
+    These and the heads by label are means over the group's entries;
+    `positional_wavelength` and `semantic_wavelength` are medians over the heads of all of
+    them, of the wavelength (tokens, of planes that turn) that they select through.
     """
     return pd.DataFrame([_row(comparison, group) for group in group_names(comparison)])
 
@@ -50,55 +67,72 @@ def _row(comparison: xr.Dataset, group: str) -> dict[str, object]:
         "entries": entries.sizes["entry"],
         "loss": float(entries["loss"].mean()),
         **_loss_change(comparison, group),
-        **_behaviour(entries, context=int(comparison.attrs.get("context", 0))),
+        **_behaviour(comparison, group),
         **_heads(entries),
     }
 
 
 def _loss_change(comparison: xr.Dataset, group: str) -> dict[str, object]:
     """The difference of the group's loss to the baseline's, with its interval."""
-    change = changes(comparison, group, "loss").values
-    over, (mean, low, high) = _interval(comparison, group, change)
+    loss = Measured(comparison["loss"], comparison.get("sequence_loss"))
+    pairs = changes(loss.mean, group).values
+    over, (mean, low, high) = _change(loss, group)
+    if over == "one":
+        # Two models on one text, the losses of whose sequences are not known: as if apart.
+        this = int(np.flatnonzero(comparison["group"].values == group)[0])
+        both = [this, int(comparison["partner"].values[this])]
+        error = float(np.hypot(*comparison["loss_se"].values[both]))
+        over, low, high = "apart", mean - NORMAL * error, mean + NORMAL * error
     return {
         "loss_change": mean,
         "low": low,
         "high": high,
-        "over": over,
-        "pairs": len(change),
-        "worse": int((change > 0).sum()),
+        "over": "sequences" if over == "parts" else over,
+        "pairs": len(pairs),
+        "worse": int((pairs > 0).sum()),
     }
 
 
-def _interval(
-    comparison: xr.Dataset, group: str, change: Float[np.ndarray, " pair"]
-) -> tuple[str, tuple[float, float, float]]:
-    """What the interval is over, the mean change and its bounds."""
-    if not len(change):
-        return "", (np.nan, np.nan, np.nan)
-    if len(change) > 1:
-        return "seeds", paired_interval(change)
-    if "sequence_loss" in comparison:
-        return "sequences", paired_interval(
-            changes(comparison, group, "sequence_loss").values[0]
-        )
-    # Two models on one text, the losses of whose sequences are not known: as if apart.
-    this = int(np.flatnonzero(comparison["group"].values == group)[0])
-    both = [this, int(comparison["partner"].values[this])]
-    error = float(np.hypot(*comparison["loss_se"].values[both]))
-    mean = float(change[0])
-    return "apart", (mean, mean - NORMAL * error, mean + NORMAL * error)
+def _change(measured: Measured, group: str) -> tuple[str, tuple[float, float, float]]:
+    """The mean change of a group with its bounds, and what these are over.
+
+    That is "seeds", "parts", "one" pair, which has no bounds, or "", no pair.
+    """
+    pairs = changes(measured.mean, group).values
+    if not len(pairs):
+        return "", UNKNOWN
+    if len(pairs) > 1:
+        return "seeds", paired_interval(pairs)
+    if measured.parts is None:
+        return "one", paired_interval(pairs)
+    return "parts", paired_interval(changes(measured.parts, group).values[0])
 
 
-def _behaviour(entries: xr.Dataset, *, context: int) -> dict[str, float]:
+def _behaviour(comparison: xr.Dataset, group: str) -> dict[str, float]:
     """Loss past the trained context, on repeated tokens, and retrieval; runs only."""
-    if "position_loss" not in entries:
+    if "position_loss" not in comparison:
         return {}
-    past = entries["position_loss"].where(entries["position_start"] >= context, drop=True)
+    found = {}
+    for name, measured in _behaviours(comparison).items():
+        found[name] = float(entries_of(measured.mean, group).mean())
+        _, bounds = _change(measured, group)
+        for end, value in zip(("change", "low", "high"), bounds, strict=True):
+            found[f"{name}_{end}"] = value
+    return found
+
+
+def _behaviours(comparison: xr.Dataset) -> dict[str, Measured]:
+    """What runs do beside predicting text of the length that they know."""
+    beyond = comparison["position_start"] >= int(comparison.attrs["context"])
+    past = comparison["position_loss"].where(beyond, drop=True)
     tokens = past["position_stop"] - past["position_start"]
+    # A trial's lengths and depths may share their tokens: one mean a trial.
+    hit = comparison["retrieval_hit"].mean(("retrieval_length", "depth"))
+    repeat = comparison["repeat_loss"]
     return {
-        "loss_past_context": float(past.mean("entry").weighted(tokens).mean()),
-        "repeat_loss": float(entries["repeat_loss"].mean()),
-        "retrieval": float(entries["retrieval"].mean()),
+        "loss_past_context": Measured(past.weighted(tokens).mean("position_bin")),
+        "repeat_loss": Measured(repeat.mean("trial"), repeat),
+        "retrieval": Measured(hit.mean("retrieval_trial"), hit),
     }
 
 

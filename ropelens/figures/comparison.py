@@ -33,7 +33,7 @@ def plot_loss_change(comparison: xr.Dataset, table: pd.DataFrame) -> go.Figure:
     look = looks(comparison)
     for row in rows.to_dict("records"):
         group, mean = row["group"], row["loss_change"]
-        pairs = changes(comparison, group, "loss").values
+        pairs = changes(comparison["loss"], group).values
         color = look[group].color
         figure.add_scatter(
             x=pairs,
@@ -81,7 +81,7 @@ def plot_position_loss(comparison: xr.Dataset) -> go.Figure:
     for group in group_names(comparison):
         panels = {
             1: entries_of(comparison, group)["position_loss"],
-            2: changes(comparison, group, "position_loss"),
+            2: changes(comparison["position_loss"], group),
         }
         for row, values in panels.items():
             if not values.sizes["entry"]:

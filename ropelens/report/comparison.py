@@ -73,8 +73,8 @@ def comparison_figures(comparison: xr.Dataset, table: pd.DataFrame) -> dict[str,
     figures: dict[str, go.Figure] = {}
     if table["loss_change"].notna().any():
         figures[
-            "The loss on the same held-out text, less that of the baseline. A ring is one pair "
-            "of seeds, a bar the 95% interval; left of the line is better."
+            "The loss on the same text, less that of the baseline. A ring is one pair, a bar "
+            "the 95% interval; left of the line is better."
         ] = plot_loss_change(comparison, table)
     if "position_loss" in comparison:
         figures[
@@ -93,7 +93,9 @@ def comparison_figures(comparison: xr.Dataset, table: pd.DataFrame) -> dict[str,
     if "growth_loss" in comparison:
         figures[
             "Checkpoints at steps 1, 2, 4, ... of training. Lines are means over seeds, "
-            "whiskers reach from the lowest seed to the highest."
+            "whiskers reach from the lowest seed to the highest. Each is measured on "
+            f"{comparison.attrs['growth_sequences']} sequences: the last may differ from the "
+            "table, which is of more."
         ] = plot_growth(comparison)
         figures[
             "The same planes at every checkpoint: move the slider to see norms and "

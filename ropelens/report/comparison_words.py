@@ -15,7 +15,7 @@ from ropelens.figures.wavelengths import short_count
 from ropelens.report.table import CHANCE, NOTHING, RETRIEVED, Column, NamedRow, interval, signed
 
 COLUMNS = (
-    Column("loss", "loss", "nats/token", "on text that was not learnt from", 3),
+    Column("loss", "loss", "nats/token", "on the text", 3),
     Column(
         "loss_change", "change", "nats/token",
         "of the loss from the baseline's, pairs of the same text (and size and seed), with its "
@@ -68,15 +68,16 @@ def findings(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
         said.append(
             "Past the trained context the loss is "
             + _each(table, "loss_past_context", "{:.2f}")
-            + " nats per token."
+            + f" nats per token; {_apart(comparison, table, 'loss_past_context')}."
         )
     if "repeat_loss" in table:
         said.append(
             "Random tokens, repeated, cost "
             + _each(table, "repeat_loss", "{:.2f}")
-            + " nats per token; of keys, the value was found for "
+            + f" nats per token; {_apart(comparison, table, 'repeat_loss')}. "
+            "Of keys, the value was found for "
             + _each(table, "retrieval", "{:.0%}")
-            + f" (chance {CHANCE:.1%})."
+            + f" (chance {CHANCE:.1%}); {_apart(comparison, table, 'retrieval')}."
         )
     said.append(
         "Heads that give half their attention to the previous token: "
@@ -99,6 +100,11 @@ def findings(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
         )
     if "growth_loss" in comparison:
         said.append(_growth(comparison, str(table["group"].iloc[0])))
+    if lacking := _lacking(comparison):
+        said.append(
+            f"Runs are missing: {'; '.join(lacking)}. Means are over the seeds that a row has, "
+            "changes over its pairs with the baseline."
+        )
     return said + str(comparison.attrs.get("findings", "")).splitlines()
 
 
@@ -128,6 +134,39 @@ def _over(row: Mapping[Hashable, Any]) -> str:
     if row["over"] == "seeds":
         return f"{row['pairs']} pairs of seeds"
     return {"sequences": "sequences, one seed", "apart": "both standard errors"}[row["over"]]
+
+
+def _apart(comparison: xr.Dataset, table: pd.DataFrame, name: str) -> str:
+    """The groups whose change of `name` has an interval, of 95%, that leaves out 0."""
+    baseline = str(comparison.attrs["baseline"])
+    known = table[table[f"{name}_low"].notna()]
+    if known.empty:
+        return f"whether it differs from {baseline}'s takes more seeds to tell"
+    apart = known[(known[f"{name}_low"] > 0) | (known[f"{name}_high"] < 0)]
+    if apart.empty:
+        return f"no 95% interval tells one from {baseline}'s"
+    changes = ", ".join(
+        f"{row['group']} {signed(row[f'{name}_change'])} "
+        f"({interval(row[f'{name}_low'], row[f'{name}_high'])})"
+        for row in apart.to_dict("records")
+    )
+    return f"by 95% intervals apart from {baseline}'s: {changes}"
+
+
+def _lacking(comparison: xr.Dataset) -> list[str]:
+    """For each group without a seed that another of its size has: its name and the seeds."""
+    seeds: dict[str, dict[str, set[int]]] = {}
+    names = ("size", "group", "seed")
+    for size, group, seed in zip(*(comparison[n].values.tolist() for n in names), strict=True):
+        seeds.setdefault(size, {}).setdefault(group, set()).add(seed)
+    lacking = []
+    for of_size in seeds.values():
+        every = set().union(*of_size.values())
+        for group, has in of_size.items():
+            if missing := sorted(every - has):
+                word = "seed" if len(missing) == 1 else "seeds"
+                lacking.append(f"{group} has no {word} {', '.join(map(str, missing))}")
+    return lacking
 
 
 def _growth(comparison: xr.Dataset, group: str) -> str:
@@ -205,17 +244,22 @@ def facts(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
 
 def run_facts(comparison: xr.Dataset) -> list[tuple[str, str]]:
     """What was run, as pairs of a name and a value with its unit."""
-    units = {
-        "baseline": "",
-        "context": "tokens",
-        "sequences": "for the loss",
-        "seed": "",
-        "created": "",
-    }
-    said = [("entries", ", ".join(comparison["entry"].values.tolist()))]
-    for name, unit in units.items():
-        if name in comparison.attrs:
-            said.append((name, f"{comparison.attrs[name]} {unit}".strip()))
+    facts = comparison.attrs
+    said = [
+        ("entries", ", ".join(comparison["entry"].values.tolist())),
+        ("baseline", str(facts["baseline"])),
+    ]
+    if "context" in facts:
+        said += [
+            ("context", f"{facts['context']:,} tokens"),
+            ("text", "validation text, which no run learnt from"),
+            (
+                "sequences",
+                f"{facts['sequences']:,} for the loss, {facts['head_sequences']:,} for heads "
+                f"and planes, {facts['growth_sequences']:,} for each early checkpoint",
+            ),
+        ]
+    said += [("seed", str(facts["seed"])), ("created", str(facts["created"]))]
     if "model" in comparison.coords:
         models = zip(comparison["entry"].values, comparison["model"].values, strict=True)
         said.append(("models", ", ".join(f"{entry}: {model}" for entry, model in models)))
