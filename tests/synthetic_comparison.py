@@ -77,6 +77,12 @@ def synthetic_comparison(
             "retrieval_hit": ((*dims, "retrieval_trial"), hit),
             "growth_label": (("entry", "step", "layer", "head"), np.stack(moved, axis=1)),
             "growth_loss": (("entry", "step"), loss[:, None] + fall),
+            "growth_position_loss": (
+                ("entry", "step", "position_bin"),
+                loss[:, None, None] + fall[:, None] + draw(1, 7),
+            ),
+            "growth_repeat_loss": (("entry", "step", "trial"), draw(len(STEPS), 4)),
+            "growth_retrieval": (("entry", "step", *dims[1:]), draw(len(STEPS), 1, 3)),
         },
         coords={
             "entry": names,

@@ -224,6 +224,12 @@ def test_heads_and_planes_are_those_of_a_profile(comparison: xr.Dataset, study: 
         for name in ("mean_wavelength", "positional_fraction"):
             values = found[prefix + name].values.ravel()
             np.testing.assert_allclose(values, heads[name], rtol=1e-5)
+    last = comparison.sel(entry=entry.name, step=entry.steps)
+    for name in ("repeat_loss", "retrieval"):
+        np.testing.assert_allclose(last[f"growth_{name}"], last[name], rtol=1e-6)
+    longer = past_context(entry, sequences=2)
+    by_position = rl.evaluate(model, longer, measures=("loss",))["position_loss"][0]
+    np.testing.assert_allclose(last["growth_position_loss"], by_position, rtol=1e-6)
     assert comparison["tokens_seen"].sel(entry=entry.name).values.tolist() == [
         step * NANO.batch * 32 for step in comparison["step"].values
     ]

@@ -18,6 +18,7 @@ import ropelens as rl
 from ropelens.comparison.pairs import ALONE
 from ropelens.errors import BadArgument
 from ropelens.figures.comparison_planes import plane_places
+from ropelens.figures.wavelengths import short_count
 from ropelens.report.again import rewrite_page
 from ropelens.report.comparison import comparison_figures
 from ropelens.report.comparison_words import findings, shown_columns, table_rows
@@ -121,6 +122,19 @@ def test_growth_counts_heads_by_step(comparison: xr.Dataset) -> None:
         np.testing.assert_allclose(best.y, scores.mean(0))
         np.testing.assert_allclose(best.error_y.array, scores.max(0) - scores.mean(0))
     assert figure.data[0].x.tolist() == list(STEPS)
+    (past,) = [
+        t for t in traces(figure, y="loss past context (nats/token)") if t.name == "nope"
+    ]
+    by_bin = comparison["growth_position_loss"][[2, 5]].values
+    expected = np.average(by_bin[..., 5:], weights=[32, 64], axis=-1)
+    np.testing.assert_allclose(past.y, expected.mean(0))
+    for title, name in (
+        ("loss of repeats (nats/token)", "repeat_loss"),
+        ("retrieval (share)", "retrieval"),
+    ):
+        (trace,) = [t for t in traces(figure, y=title) if t.name == "nope"]
+        values = comparison[f"growth_{name}"][[2, 5]].values
+        np.testing.assert_allclose(trace.y, values.reshape(2, len(STEPS), -1).mean((0, 2)))
 
 
 def test_bars_count_labels(comparison: xr.Dataset) -> None:
@@ -139,9 +153,19 @@ def test_findings_say_the_order_of_the_losses(comparison: xr.Dataset) -> None:
     assert said[-1] == "A finding."
     (grown,) = [s for s in said if s.startswith("In rope seed 0, of the checkpoints kept")]
     assert "positional heads at step 2, semantic heads at step 1," in grown
+    norm = comparison["growth_q_norm"]
+    norm[0] = 1.0
+    norm[{"entry": 0, "frequency": 5}] = [[[2.0]], [[0.5]], [[2.0]], [[2.0]]]
+    wavelength = short_count(2 * np.pi * 10_000.0 ** (5 / 8))
+    said = findings(comparison, rl.summarize_comparison(comparison))
+    (grown,) = [s for s in said if s.startswith("In rope seed 0, of the checkpoints kept")]
+    longest = (
+        f"queries are longest in a plane of wavelength {wavelength} tokens, as from step 4 on"
+    )
+    assert grown.endswith(f"; {longest}.")
     comparison["growth_induction"] = 0 * comparison["growth_induction"]
     said = findings(comparison, rl.summarize_comparison(comparison))
-    assert any("an induction head at no step." in s for s in said)
+    assert any("an induction head at no step;" in s for s in said)
 
 
 def test_findings_say_what_differs_by_more_than_chance(comparison: xr.Dataset) -> None:

@@ -30,6 +30,7 @@ GROWTH = "growth_"
 GROWN = (
     *("loss", "loss_se", "label", "positional_fraction", "previous_token", "induction"),
     *("q_norm", "k_norm", "selectivity", "mean_wavelength"),
+    *("position_loss", "repeat_loss", "retrieval"),
 )
 
 DESCRIBED = {
@@ -69,7 +70,8 @@ def compare(
 
     `sequences` of validation text, of the trained context each, give the loss of a finished
     run; an eighth as many, four times as long, its loss by position, an eighth as many its
-    heads and planes, and a thirty-second those of each early checkpoint.
+    heads and planes, and a thirty-second those and the loss of each early checkpoint (for its
+    loss by position a sixty-fourth). Repeats and needles are the same for all.
 
     Returns a dataset over `entry` (coordinates group, variant, size, seed): the heads and
     planes of each as a profile has them, `label`, `loss` and, of runs, `sequence_loss`

@@ -12,6 +12,7 @@ import torch
 import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from ropelens.comparison.entries import Run
 from ropelens.errors import BadArgument
@@ -25,9 +26,9 @@ from ropelens.train.data import training_and_validation
 TIMES_CONTEXT = 4
 """How far past the trained context the loss by position goes."""
 
-PER_HEADS, PER_LONG, PER_EARLY = 8, 8, 32
-"""Sequences for the loss of a finished run, to one for its heads, one TIMES_CONTEXT as long,
-and one for an early checkpoint."""
+PER_HEADS, PER_LONG, PER_EARLY, PER_EARLY_LONG = 8, 8, 32, 64
+"""Sequences for the loss of a finished run, to one for its heads and one TIMES_CONTEXT as long;
+to one for an early checkpoint and one TIMES_CONTEXT as long for it."""
 
 BUDGET = ("total_bits", "sink_bits", "position_bits", "content_bits")
 HEAD_MEASURES = (
@@ -46,30 +47,50 @@ def measure_final(
     tokens = validation(run, sequences=sequences)
     fewer = validation(run, sequences=max(2, sequences // PER_HEADS))
     dataset = head_measures(profile(model, fewer, seed=seed))
-    measures = ("loss", "induction", "retrieval")
-    found = evaluate(model, tokens, measures=measures, seed=seed).isel(edit=0, drop=True)
+    loss = _evaluate(model, tokens, ("loss",), seed=seed)["loss"]
     longer = past_context(run, sequences=max(2, sequences // PER_LONG))
-    beyond = evaluate(model, longer, measures=("loss",), seed=seed).isel(edit=0, drop=True)
-    loss = found["loss"]
     return dataset.assign(
-        {
-            "loss": loss.mean(),
-            "loss_se": loss.std(ddof=1) / np.sqrt(loss.size),
-            "sequence_loss": loss,
-            **{name: beyond[name] for name in ("position_loss", "position_loss_se")},
-            **{name: found[name] for name in ("first_loss", "repeat_loss")},
-            **{name: found[name] for name in ("retrieval", "retrieval_hit")},
-        }
-    )
+        loss=loss.mean(), loss_se=loss.std(ddof=1) / np.sqrt(loss.size), sequence_loss=loss
+    ).assign(_behaviour(model, tokens, longer, seed=seed))
 
 
 def measure_early(
     run: Run, folder: Path, *, sequences: int, seed: int, device: str
 ) -> xr.Dataset:
-    """An early checkpoint of `run`: heads, planes and the loss, on fewer sequences."""
+    """A checkpoint of `run` on its way: the same, with text of fewer sequences."""
     model, _ = load(folder, device=device, local_files_only=True)
-    tokens = validation(run, sequences=max(2, sequences // PER_EARLY))
-    return head_measures(profile(model, tokens, seed=seed))
+    fewer = validation(run, sequences=max(2, sequences // PER_EARLY))
+    dataset = head_measures(profile(model, fewer, seed=seed))
+    tokens = validation(run, sequences=sequences)  # to hide the same needles in
+    longer = past_context(run, sequences=max(2, sequences // PER_EARLY_LONG))
+    return dataset.assign(_behaviour(model, tokens, longer, seed=seed))
+
+
+def _behaviour(
+    model: PreTrainedModel,
+    tokens: Int[Tensor, "sequence position"],
+    longer: Int[Tensor, "text far"],
+    *,
+    seed: int,
+) -> dict[str, xr.DataArray]:
+    """Loss by position of `longer`; loss of repeats; retrieval of needles in `tokens`."""
+    beyond = _evaluate(model, longer, ("loss",), seed=seed)
+    asked = _evaluate(model, tokens, ("induction", "retrieval"), seed=seed)
+    return {
+        **{name: beyond[name] for name in ("position_loss", "position_loss_se")},
+        **{name: asked[name] for name in ("first_loss", "repeat_loss")},
+        **{name: asked[name] for name in ("retrieval", "retrieval_hit")},
+    }
+
+
+def _evaluate(
+    model: PreTrainedModel,
+    tokens: Int[Tensor, "sequence position"],
+    measures: tuple[str, ...],
+    *,
+    seed: int,
+) -> xr.Dataset:
+    return evaluate(model, tokens, measures=measures, seed=seed).isel(edit=0, drop=True)
 
 
 def head_measures(profile: xr.Dataset) -> xr.Dataset:

@@ -123,17 +123,21 @@ def _behaviour(comparison: xr.Dataset, group: str) -> dict[str, float]:
 
 def _behaviours(comparison: xr.Dataset) -> dict[str, Measured]:
     """What runs do beside predicting text of the length that they know."""
-    beyond = comparison["position_start"] >= int(comparison.attrs["context"])
-    past = comparison["position_loss"].where(beyond, drop=True)
-    tokens = past["position_stop"] - past["position_start"]
     # A trial's lengths and depths may share their tokens: one mean a trial.
     hit = comparison["retrieval_hit"].mean(("retrieval_length", "depth"))
     repeat = comparison["repeat_loss"]
     return {
-        "loss_past_context": Measured(past.weighted(tokens).mean("position_bin")),
+        "loss_past_context": Measured(loss_past_context(comparison, "position_loss")),
         "repeat_loss": Measured(repeat.mean("trial"), repeat),
         "retrieval": Measured(hit.mean("retrieval_trial"), hit),
     }
+
+
+def loss_past_context(comparison: xr.Dataset, name: str) -> xr.DataArray:
+    """Mean loss of the tokens past the trained context, by the bins of variable `name`."""
+    beyond = comparison["position_start"] >= int(comparison.attrs["context"])
+    past = comparison[name].where(beyond, drop=True)
+    return past.weighted(past["position_stop"] - past["position_start"]).mean("position_bin")
 
 
 def _heads(entries: xr.Dataset) -> dict[str, float]:

@@ -10,6 +10,7 @@ import xarray as xr
 from plotly.subplots import make_subplots
 
 from ropelens.comparison.pairs import entries_of, group_names
+from ropelens.comparison.table import loss_past_context
 from ropelens.figures.series import looks
 from ropelens.figures.style import template
 from ropelens.figures.text import plotly_text
@@ -28,20 +29,23 @@ def _count(label: str) -> Callable[[xr.Dataset], xr.DataArray]:
 
 PANELS: dict[str, Callable[[xr.Dataset], xr.DataArray]] = {
     "loss<br>(nats/token)": lambda entries: entries["growth_loss"],
+    "loss past context<br>(nats/token)": lambda e: loss_past_context(e, "growth_position_loss"),
+    "loss of repeats<br>(nats/token)": lambda e: e["growth_repeat_loss"].mean("trial"),
     "positional<br>heads": _count("positional"),
     "semantic<br>heads": _count("semantic"),
     "best head on<br>previous token": lambda e: e["growth_previous_token"].max(HEADS),
     "best head,<br>induction": lambda entries: entries["growth_induction"].max(HEADS),
+    "retrieval<br>(share)": lambda e: e["growth_retrieval"].mean(("retrieval_length", "depth")),
 }
 """What each panel shows of entries, over (entry, step)."""
 
 
 def plot_growth(comparison: xr.Dataset) -> go.Figure:
-    """Loss, positional and semantic heads, and the best heads' scores by training step.
+    """Losses, positional and semantic heads, the best heads' scores, retrieval, by step.
 
     A line a group, the mean over its seeds; whiskers from the lowest seed to the highest.
     """
-    figure = make_subplots(rows=len(PANELS), cols=1, shared_xaxes=True, vertical_spacing=0.035)
+    figure = make_subplots(rows=len(PANELS), cols=1, shared_xaxes=True, vertical_spacing=0.02)
     steps = comparison["step"].values
     look = looks(comparison)
     for row, (title, measure) in enumerate(PANELS.items(), start=1):
@@ -71,14 +75,16 @@ def plot_growth(comparison: xr.Dataset) -> go.Figure:
                 col=1,
             )
         figure.update_yaxes(title_text=title, nticks=4, row=row)
-    for row in range(2, len(PANELS) + 1):
-        figure.update_yaxes(rangemode="tozero", row=row)
+        if not title.startswith("loss"):
+            figure.update_yaxes(rangemode="tozero", row=row)
     ticks = 2 ** np.arange(0, int(np.log2(max(2, int(steps.max())))) + 1, 2)
     figure.update_xaxes(
         type="log", tickvals=ticks, ticktext=[short_count(float(tick)) for tick in ticks]
     )
     figure.update_xaxes(title_text="training step (log scale)", row=len(PANELS))
     figure.update_layout(
-        template=template("light"), title_text="How it grew over training", height=820
+        template=template("light"),
+        title_text="How it grew over training",
+        height=130 * len(PANELS) + 170,
     )
     return figure

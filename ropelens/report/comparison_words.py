@@ -6,6 +6,7 @@ import math
 from collections.abc import Hashable, Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import xarray as xr
 
@@ -186,7 +187,25 @@ def _growth(comparison: xr.Dataset, group: str) -> str:
         else f"{what} at no step"
         for what, found in appear.items()
     ]
-    return f"In {entries['entry'].item()}, of the checkpoints kept, first: {', '.join(told)}."
+    return (
+        f"In {entries['entry'].item()}, of the checkpoints kept, first: {', '.join(told)}; "
+        f"{_longest_queries(entries)}."
+    )
+
+
+def _longest_queries(entry: xr.Dataset) -> str:
+    """In which plane the queries of an entry are longest, and since which step they are."""
+    norm = entry["growth_q_norm"].mean(("layer", "head")).transpose("step", "frequency")
+    most = norm.fillna(-1).argmax("frequency").values
+    moved = np.flatnonzero(most != most[-1])
+    since = int(entry["step"].values[moved[-1] + 1 if len(moved) else 0])
+    wavelength = float(entry["wavelength"].median("layer")[most[-1]])
+    where = (
+        f"of wavelength {short_count(wavelength)} tokens"
+        if math.isfinite(wavelength)
+        else "that does not rotate"
+    )
+    return f"queries are longest in a plane {where}, as from step {since:,} on"
 
 
 def _each(table: pd.DataFrame, name: str, digits: str) -> str:
