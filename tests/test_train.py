@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -80,16 +81,18 @@ def test_a_finished_run_is_not_run_again(
 def test_off_a_terminal_only_plain_lines(
     text: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    train([text], out=tmp_path / "run", **OPTIONS | {"steps": 5})
+    train([text], out=tmp_path / "run", **OPTIONS | {"steps": 10})
     out, err = capfd.readouterr()
     assert out == ""
     assert "\r" not in err
-    assert [line.split()[0] for line in err.splitlines()] == [
-        "training",
-        "train:",
-        "step",  # a training loss
-        "step",  # the validation loss at the end
+    said = [
+        r"training a tokenizer",
+        r"train: \d+ sequences of 32 tokens",
+        r"step 5/10  loss \d\.\d{4}  [\d,]+ tokens/s, 0:00:\d\d left",
+        r"step 10/10  validation loss \d\.\d{4}",
     ]
+    for line, expected in zip(err.splitlines(), said, strict=True):
+        assert re.fullmatch(expected, line)
 
 
 def test_processes_that_cannot_share_a_batch() -> None:

@@ -12,11 +12,13 @@ from plotly.subplots import make_subplots
 from ropelens.comparison.pairs import entries_of, group_names
 from ropelens.comparison.table import loss_past_context
 from ropelens.figures.series import looks
-from ropelens.figures.style import template
+from ropelens.figures.style import MUTED, template
 from ropelens.figures.text import plotly_text
 from ropelens.figures.wavelengths import short_count
+from ropelens.tasks import NEEDLES
 
 HEADS = ("layer", "head")
+CHANCE_LINE = {"width": 1.5, "dash": "dot", "color": MUTED}
 
 
 def _count(label: str) -> Callable[[xr.Dataset], xr.DataArray]:
@@ -43,7 +45,8 @@ PANELS: dict[str, Callable[[xr.Dataset], xr.DataArray]] = {
 def plot_growth(comparison: xr.Dataset) -> go.Figure:
     """Losses, positional and semantic heads, the best heads' scores, retrieval, by step.
 
-    A line a group, the mean over its seeds; whiskers from the lowest seed to the highest.
+    A line a group, the mean over its seeds; whiskers from the lowest seed to the highest. The
+    last panel is of retrieval, dotted what chance finds.
     """
     figure = make_subplots(rows=len(PANELS), cols=1, shared_xaxes=True, vertical_spacing=0.02)
     steps = comparison["step"].values
@@ -77,6 +80,7 @@ def plot_growth(comparison: xr.Dataset) -> go.Figure:
         figure.update_yaxes(title_text=title, nticks=4, row=row)
         if not title.startswith("loss"):
             figure.update_yaxes(rangemode="tozero", row=row)
+    figure.add_hline(y=1 / NEEDLES, line=CHANCE_LINE, row=len(PANELS))
     ticks = 2 ** np.arange(0, int(np.log2(max(2, int(steps.max())))) + 1, 2)
     figure.update_xaxes(
         type="log", tickvals=ticks, ticktext=[short_count(float(tick)) for tick in ticks]

@@ -10,6 +10,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,8 @@ def history_rows(
 class ShownProgress(TrainerCallback):
     """Progress on stderr: a bar on a terminal, at most a plain line a minute elsewhere."""
 
-    def __init__(self, *, seconds: float = 60.0) -> None:
+    def __init__(self, *, tokens_per_step: int, seconds: float = 60.0) -> None:
+        self.tokens_per_step = tokens_per_step
         self.seconds = seconds
         self.printed_at = -math.inf
         self.console = Console(stderr=True)
@@ -108,13 +110,17 @@ class ShownProgress(TrainerCallback):
         if "eval_loss" in logs:
             line = f"validation loss {logs['eval_loss']:.4f}"
         elif "loss" in logs:
-            line = f"loss {logs['loss']:.4f}  {logs['tokens_per_second']:,.0f} tokens/s"
+            rate = logs["tokens_per_second"]
+            line = f"loss {logs['loss']:.4f}  {rate:,.0f} tokens/s"
         else:
             return
         if self.bar is not None:
             self.bar.update(self.task, completed=state.global_step, description=line)
         elif "eval_loss" in logs or time.monotonic() - self.printed_at >= self.seconds:
             self.printed_at = time.monotonic()
+            to_do = (state.max_steps - state.global_step) * self.tokens_per_step
+            if "loss" in logs and to_do:
+                line += f", {timedelta(seconds=round(to_do / rate))} left"
             say(f"step {state.global_step}/{state.max_steps}  {line}")
 
     def close(self) -> None:

@@ -253,7 +253,7 @@ def _fit(
     )
     checkpoint = last_whole_checkpoint(out / "checkpoints")
     running = RunningLoss(checkpoint)
-    progress = ShownProgress()
+    progress = ShownProgress(tokens_per_step=settings.tokens_per_step)
     trainer = CheckedTrainer(
         running=running,
         tokens_per_step=settings.tokens_per_step,
