@@ -12,7 +12,7 @@ from typing import Any
 
 from ropelens.errors import BadArgument
 from ropelens.rope.variants import parse_variant
-from ropelens.train.record import read_json
+from ropelens.train.record import differences, read_json
 from ropelens.train.sizes import SIZES, Size
 from ropelens.train.study import STUDY, runs_of, saved_study
 
@@ -191,11 +191,11 @@ def _check_data(run: Run, settings: dict[str, Any]) -> None:
             attempt="the run where it was trained, or its study",
         )
     data = read_json(path)
-    differ = [name for name in data if settings.get(name) != data[name]]
+    differ = differences(settings, data, data, between=" and ")
     if differ:
         raise BadArgument(
             f"The run in {run.folder} did not learn from what is in {run.data}.",
-            seen="; ".join(f"{n}: {settings.get(n)} and {data[n]}" for n in differ),
+            seen=differ,
         )
 
 
@@ -207,13 +207,13 @@ def _check_alike(
 ) -> None:
     """Raise BadArgument where the settings `names` of a pair of runs differ."""
     first, second = (settings[number] for number in pair)
-    differ = [name for name in names if first.get(name) != second.get(name)]
+    differ = differences(first, second, names, between=" and ")
     if differ:
         raise BadArgument(
             "The runs in {} and {} cannot be compared.".format(
                 *(runs[number].folder for number in pair)
             ),
-            seen="; ".join(f"{n}: {first.get(n)} and {second.get(n)}" for n in differ),
+            seen=differ,
             means="a difference in loss would be of these too",
             attempt="ropelens analyze of both models, on the same text",
         )

@@ -19,7 +19,7 @@ from filelock import FileLock
 
 from ropelens.errors import BadArgument, BadText
 from ropelens.text import fingerprint_of, read_documents
-from ropelens.train.record import read_json, say, write_json
+from ropelens.train.record import differences, read_json, say, write_json
 from ropelens.train.tokens import (
     open_sequences,
     train_tokenizer,
@@ -110,11 +110,11 @@ def require_same(before: Mapping[str, Any], now: Mapping[str, Any], *, what: str
     Raises:
         BadArgument: with the values that differ.
     """
-    changed = [name for name in now if before.get(name) != now[name]]
+    changed = differences(before, now, now, between=", now ")
     if changed:
         raise BadArgument(
             f"{what} was made with other settings.",
-            seen="; ".join(f"{name}: {before.get(name)}, now {now[name]}" for name in changed),
+            seen=changed,
             attempt="the same command as before to resume it, or another folder",
         )
 

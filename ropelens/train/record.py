@@ -9,7 +9,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -155,6 +155,17 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadArgument(f"{path} is damaged.", seen=f"a {type(value).__name__}, no object")
     return value
+
+
+def differences(
+    one: Mapping[str, Any], other: Mapping[str, Any], names: Iterable[str], *, between: str
+) -> str:
+    """The values of `names` that differ: "steps: 3, now 4", by what stands `between` them."""
+    return "; ".join(
+        f"{name}: {one.get(name)}{between}{other.get(name)}"
+        for name in names
+        if one.get(name) != other.get(name)
+    )
 
 
 def write_json(path: Path, value: Any) -> None:
