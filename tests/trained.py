@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import shutil
 from pathlib import Path
 
 import pytest
 import xarray as xr
 
 import ropelens as rl
+from ropelens.comparison.entries import Run, find_entries
 from ropelens.train import Size, run_study, train
 from ropelens.train import sizes as size_table
 
@@ -98,3 +100,11 @@ def comparison(study: Path, measured: Path) -> xr.Dataset:
 
 def run_folder(study: Path, variant: str, seed: int) -> Path:
     return study / "nano" / variant.replace(":", "-") / f"seed-{seed}"
+
+
+def runs_in(study: Path) -> list[Run]:
+    return [entry for entry in find_entries([study]) if isinstance(entry, Run)]
+
+
+def copy_of(study: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(study, tmp_path / "copy"))

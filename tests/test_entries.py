@@ -1,0 +1,122 @@
+"""What is set side by side: runs, studies and analyses, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from trained import VARIANTS, copy_of, run_folder, runs_in, study
+
+import ropelens as rl
+from ropelens.comparison.entries import find_entries
+from ropelens.errors import BadArgument, RopelensError
+
+__all__ = ["study"]
+
+
+def test_a_study_is_its_runs_in_its_order(study: Path) -> None:
+    entries = runs_in(study)
+    assert [(e.variant, e.seed) for e in entries] == [(v, s) for s in (0, 1) for v in VARIANTS]
+    assert entries[0].name == "rope seed 0"
+    assert {e.group for e in entries} == set(VARIANTS)
+    assert list(entries[0].checkpoints()) == [1, 2, 3]
+
+
+def test_runs_by_themselves_are_the_runs_of_the_study(study: Path) -> None:
+    folders = [run_folder(study, variant, 1) for variant in ("nope", "rope")]
+    assert [entry.name for entry in find_entries(folders)] == ["nope seed 1", "rope seed 1"]
+
+
+def test_unfinished_runs_of_a_study_are_left_out(study: Path, tmp_path: Path) -> None:
+    copy = copy_of(study, tmp_path)
+    unfinished = run_folder(copy, "nope", 1)
+    record = json.loads((unfinished / "run.json").read_text())
+    del record["finished"]
+    (unfinished / "run.json").write_text(json.dumps(record))
+    shutil.rmtree(run_folder(copy, "p-rope:0.5", 0))
+    with pytest.warns(UserWarning, match=r"left out: .*p-rope-0.5/seed-0, .*nope/seed-1"):
+        entries = find_entries([copy])
+    assert [e.name for e in entries] == [
+        *("rope seed 0", "nope seed 0", "rope seed 1", "p-rope:0.5 seed 1")
+    ]
+    with pytest.raises(BadArgument, match=r"The run in .*seed-1 is not finished"):
+        find_entries([unfinished])
+
+
+def test_what_cannot_be_compared_is_refused(study: Path, tmp_path: Path) -> None:
+    rope, nope = run_folder(study, "rope", 0), run_folder(study, "nope", 0)
+    cases = {
+        "holds nothing to compare": [study, tmp_path],
+        "A comparison needs two or more": [rope],
+        "A folder is named twice": [study, nope],
+    }
+    for words, paths in cases.items():
+        with pytest.raises(BadArgument, match=words):
+            find_entries(paths)
+    with pytest.raises(BadArgument, match="two sequences or more"):
+        rl.compare([study], cache=tmp_path, sequences=1)
+    assert not any(tmp_path.iterdir())
+
+
+def test_runs_on_other_tokens_are_refused(study: Path, tmp_path: Path) -> None:
+    copy = copy_of(study, tmp_path)
+    other = run_folder(copy, "nope", 0)
+    record = json.loads((other / "run.json").read_text())
+    record["settings"]["context"] = 64
+    record["settings"]["steps"] = 9
+    (other / "run.json").write_text(json.dumps(record))
+    with pytest.raises(BadArgument, match="context: 32 and 64; steps: 3 and 9"):
+        find_entries([run_folder(copy, "rope", 0), other])
+    (other / "run.json").write_text("{")
+    with pytest.raises(BadArgument, match=r"run\.json is damaged"):
+        find_entries([copy])
+
+
+def test_a_run_is_measured_on_its_own_data_alone(study: Path, tmp_path: Path) -> None:
+    copy = copy_of(study, tmp_path)
+    path = copy / "data" / "data.json"
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps(data | {"text_sha256": "0" * 64}))
+    with pytest.raises(BadArgument, match="did not learn from what is in") as refused:
+        find_entries([copy])
+    assert f"text_sha256: {data['text_sha256']} and {'0' * 64}" in refused.value.line
+    path.unlink()
+    with pytest.raises(BadArgument, match="learnt from is not in"):
+        find_entries([copy])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"learning_rate": 1.0}, "learning_rate: 0.01 and 1.0"),
+        ({"variant": "../../x"}, "No RoPE variant is called"),
+        ({"size": {"layers": 2}}, r"run\.json is damaged"),
+        ({"steps": 0}, "steps: 3 and 0|is damaged"),
+    ],
+)
+def test_runs_that_learnt_otherwise_are_refused(
+    study: Path, tmp_path: Path, change: dict[str, object], words: str
+) -> None:
+    copy = copy_of(study, tmp_path)
+    other = run_folder(copy, "nope", 0)
+    record = json.loads((other / "run.json").read_text())
+    record["settings"] |= change
+    (other / "run.json").write_text(json.dumps(record))
+    with pytest.raises(RopelensError, match=words):
+        find_entries([run_folder(copy, "rope", 0), other])
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"variants": 3}', '{"colour": 1}'])
+def test_a_damaged_study_is_one_error(study: Path, tmp_path: Path, damage: str) -> None:
+    copy = copy_of(study, tmp_path)
+    (copy / "study.json").write_text(damage)
+    with pytest.raises(BadArgument, match=r"study\.json is damaged"):
+        find_entries([copy])
+
+
+def test_two_runs_of_one_name_are_refused(study: Path, tmp_path: Path) -> None:
+    copy = copy_of(study, tmp_path)
+    with pytest.raises(BadArgument, match="Two runs are both rope seed 0"):
+        find_entries([run_folder(study, "rope", 0), run_folder(copy, "rope", 0)])
