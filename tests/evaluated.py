@@ -1,0 +1,27 @@
+"""A small evaluation: three sequences, few needles."""
+
+from __future__ import annotations
+
+import torch
+import xarray as xr
+from oracles.tiny import random_tokens
+from torch import nn
+from transformers import PreTrainedModel
+
+import ropelens as rl
+from ropelens.tasks import Retrieval
+
+FEW = Retrieval(lengths=(40,), depths=(0.5,), trials=2)
+
+
+def tokens(*, sequences: int = 3, length: int = 40) -> torch.Tensor:
+    return torch.from_numpy(random_tokens(sequences=sequences, length=length))
+
+
+@torch.no_grad()
+def logits(model: PreTrainedModel) -> torch.Tensor:
+    return model(tokens(), use_cache=False).logits
+
+
+def evaluate(model: nn.Module, **options: object) -> xr.Dataset:
+    return rl.evaluate(model, **{"tokens": tokens(), "retrieval": FEW, **options})
