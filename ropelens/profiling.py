@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from datetime import UTC, datetime
 from importlib.metadata import version
 from numbers import Integral
@@ -36,6 +37,10 @@ REPEATED_TOKENS = 64
 EXCERPT_TOKENS = 64
 EXCERPT_WEIGHTS = 2**21
 """Largest number of attention weights kept for the excerpt, over all heads."""
+
+
+NUMBERED = re.compile(r"(seed|step)-\d+")
+"""Names of runs and checkpoints, within a study, that tell nothing alone."""
 
 
 class TokenNames(Protocol):
@@ -156,12 +161,19 @@ def versions() -> dict[str, str]:
 
 
 def model_name(model: PreTrainedModel) -> str:
-    """How results call a model: a Hub id as it is, a folder by its name, not by its place."""
+    """How results call a model: a Hub id as it is, a folder by its name, not by its place.
+
+    A run or a checkpoint of a study also by that of the folder above: "rope seed-0".
+    """
     name = str(model.config.name_or_path)
     place = Path(name).expanduser()
     if not name or not place.exists():
         return name or type(model).__name__
-    return place.resolve().name
+    *above, last = (part for part in place.resolve().parts[1:] if part != "history")
+    names = [last]
+    while above and NUMBERED.fullmatch(names[0]):
+        names.insert(0, above.pop())
+    return " ".join(names)
 
 
 def name_token(tokenizer: TokenNames | None, token: int) -> str:

@@ -29,6 +29,7 @@ from ropelens.errors import BadArgument
 from ropelens.models.checkpoint import locate
 from ropelens.models.load import load
 from ropelens.models.subject import stated_context
+from ropelens.profiling import model_name
 from ropelens.text import read_documents, tokenize
 
 
@@ -237,3 +238,20 @@ def test_real_checkpoints_predict_real_stories(
         predicted += tokens.shape[1] - 1
     assert predicted == count
     assert total / predicted == pytest.approx(loss, abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("place", "shown"),
+    [
+        ("my-llama", "my-llama"),
+        ("tiny/p-rope-0.75/seed-0", "p-rope-0.75 seed-0"),
+        ("tiny/nope/seed-12/history/step-000256", "nope seed-12 step-000256"),
+        ("seed-me", "seed-me"),
+    ],
+)
+def test_runs_of_a_study_are_told_apart(tmp_path: Path, place: str, shown: str) -> None:
+    (tmp_path / place).mkdir(parents=True)
+    model = tiny_llama()
+    model.config._name_or_path = str(tmp_path / place)
+    assert model_name(model) == shown
+    assert model_name(tiny_llama()) == "LlamaForCausalLM"
