@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ropelens.comparison.compare import compare_entries, count_checkpoints
-from ropelens.comparison.entries import find_entries
+from ropelens.comparison.entries import find_entries, unfinished_runs
 from ropelens.errors import BadArgument
 from ropelens.job import check_out
 from ropelens.progress import show_progress
@@ -47,5 +47,6 @@ def run(
             seed=seed,
             device=device,
             progress=advance,
+            unfinished=unfinished_runs(paths),
         )
     return write_comparison(out, comparison, command=command)

@@ -15,7 +15,8 @@ from ropelens.errors import BadArgument, BadCheckpoint
 
 LAST = "run.json"  # stands for the whole set: taken away first and put back last
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-TORCH_SAVE_FAILED = ("PytorchStreamWriter failed", "unexpected pos")  # it does not say why
+TORCH_SAVE_FAILED = ("PytorchStreamWriter failed", "unexpected pos", "iostream error")
+"""What torch.save says where it could not write, whatever the reason."""
 
 
 @contextmanager
@@ -35,26 +36,49 @@ def output_folder(path: str | Path) -> Iterator[Path]:
     folder = Path(path).absolute()  # the body may change the working directory
     scratch = _scratch(folder)
     try:
-        results = scratch / "new"
-        results.mkdir()
-        yield results
-        if folder.exists():
-            _replace(results, folder, kept=scratch / "old")
-        else:
-            results.rename(folder)
-    except Exception as error:
-        if not disk_full(error):
-            raise
-        raise BadArgument(
-            f"The disk is full: the results do not fit into {folder}.",
-            seen=" ".join(str(error).split())[:200],
-            means="nothing was written; results of an earlier run are as they were",
+        with explain_full_disk(
+            f"the results do not fit into {folder}",
+            means=lambda: "nothing was written; results of an earlier run are as they were",
             attempt="free some space, or write to another disk",
-        ) from error
+        ):
+            results = scratch / "new"
+            results.mkdir()
+            yield results
+            if folder.exists():
+                _replace(results, folder, kept=scratch / "old")
+            else:
+                results.rename(folder)
     finally:
         # Should an earlier run's files not have gone back, this is all there is of them.
         if not any(path.is_file() for path in (scratch / "old").rglob("*")):
             _persist(lambda: shutil.rmtree(scratch, ignore_errors=True))
+
+
+@contextmanager
+def explain_full_disk(what: str, *, means: Callable[[], str], attempt: str) -> Iterator[None]:
+    """Raise BadArgument, saying `what`, where the disk runs full in the block.
+
+    `means` is called then, and tells what is lost or kept.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not disk_full(error):
+            raise
+        seen = " ".join(str(error).split())[:200]
+        raise BadArgument(
+            f"The disk is full: {what}.", seen=seen, means=means(), attempt=attempt
+        ) from error
+
+
+def make_folder(path: Path) -> None:
+    """Make the folder `path` and those that it lies in; BadArgument where that fails."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadArgument(
+            f"{path} cannot be made: {error.strerror}.", attempt="another folder"
+        ) from error
 
 
 def check_writable(path: str | Path) -> None:

@@ -35,6 +35,14 @@ EXPECTED_OF_COMPARISON = (
 """Variables by which a file is known to be a comparison: what its table and figures need."""
 
 
+EXPECTED_OF_RUNS = (
+    *("position_loss", "position_start", "repeat_loss", "retrieval_hit", "step"),
+    *("growth_loss", "growth_label", "growth_q_norm", "growth_previous_token"),
+    *("growth_position_loss", "growth_repeat_loss", "growth_retrieval", "growth_induction"),
+)
+"""What a comparison of trained runs has besides."""
+
+
 def save_profile(profile: xr.Dataset, path: str | Path) -> Path:
     """Write a profile to `path`, whole or not at all; see `save_results`."""
     return save_results(profile, path)
@@ -84,7 +92,11 @@ def open_comparison(path: str | Path) -> xr.Dataset:
     Raises `BadArgument` for a file that is missing, damaged or no comparison.
     """
     expected = EXPECTED_OF_COMPARISON
-    return open_results(path, "comparison", by="ropelens compare", variables=expected)
+    found = open_results(path, "comparison", by="ropelens compare", variables=expected)
+    if "position_loss" not in found:
+        return found
+    of_runs = expected + EXPECTED_OF_RUNS
+    return open_results(path, "comparison", by="ropelens compare", variables=of_runs)
 
 
 def open_results(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from transformers import AutoModelForCausalLM
 
 import ropelens as rl
 from ropelens.comparison import compare as comparing
+from ropelens.comparison import measure
 from ropelens.comparison.compare import count_checkpoints
 from ropelens.comparison.entries import Run, find_entries
 from ropelens.comparison.measure import past_context, validation
@@ -95,7 +97,7 @@ def test_heads_and_planes_are_those_of_a_profile(comparison: xr.Dataset, study: 
     entry = runs_in(study)[1]
     model, _ = rl.load(entry.folder)
     for prefix, sequences, of in (
-        ("", SEQUENCES // 8, comparison),
+        ("", SEQUENCES // 8, comparison),  # that is 4, and 2 below
         ("growth_", 2, comparison.sel(step=entry.steps)),
     ):
         profile = rl.profile(model, validation(entry, sequences=sequences))
@@ -110,6 +112,8 @@ def test_heads_and_planes_are_those_of_a_profile(comparison: xr.Dataset, study: 
     last = comparison.sel(entry=entry.name, step=entry.steps)
     for name in ("repeat_loss", "retrieval"):
         np.testing.assert_allclose(last[f"growth_{name}"], last[name], rtol=1e-6)
+    counted = {name: comparison.attrs[f"{name}_sequences"] for name in ("head", "growth")}
+    assert counted == {"head": 4, "growth": 2}
     longer = past_context(entry, sequences=2)
     by_position = rl.evaluate(model, longer, measures=("loss",))["position_loss"][0]
     np.testing.assert_allclose(last["growth_position_loss"], by_position, rtol=1e-6)
@@ -119,6 +123,29 @@ def test_heads_and_planes_are_those_of_a_profile(comparison: xr.Dataset, study: 
     assert np.isinf(comparison["wavelength"].sel(entry="nope seed 0")).all()
     stopped = np.isinf(comparison["wavelength"].sel(entry="p-rope:0.5 seed 1", layer=0))
     assert stopped.values.tolist() == [False] * 4 + [True] * 4
+
+
+def test_text_is_measured_in_these_amounts(
+    study: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, int]] = []
+    for name in ("validation", "past_context"):
+        take = getattr(measure, name)
+
+        def told(
+            run: Run, *, sequences: int, name: str = name, take: Callable = take
+        ) -> object:
+            asked.append((name, sequences))
+            return take(run, sequences=sequences)
+
+        monkeypatch.setattr(measure, name, told)
+    run = runs_in(study)[0]
+    options = {"sequences": 512, "seed": 0, "device": "cpu"}
+    measure.measure_final(run, run.folder, **options)
+    assert set(asked) == {("validation", 512), ("validation", 64), ("past_context", 64)}
+    asked.clear()
+    measure.measure_early(run, run.folder, **options)
+    assert set(asked) == {("validation", 512), ("validation", 16), ("past_context", 8)}
 
 
 # in which pairs
@@ -260,6 +287,19 @@ def test_what_was_measured_is_not_measured_again(
     monkeypatch.setattr(comparing, "versions", lambda: {"torch": "another"})
     with pytest.raises(AssertionError, match="measured again"):
         rl.compare([study], cache=measured, sequences=SEQUENCES)
+
+
+def test_what_an_earlier_version_measured_is_measured_again(
+    comparison: xr.Dataset, study: Path, measured: Path, tmp_path: Path
+) -> None:
+    cache = Path(shutil.copytree(measured, tmp_path / "cache"))
+    for name, variable in (("final", "retrieval_hit"), ("step-000002", "position_loss")):
+        path = cache / "nope-seed-1" / f"{name}.nc"
+        xr.load_dataset(path, engine="h5netcdf").drop_vars(variable).to_netcdf(
+            path, engine="h5netcdf"
+        )
+    again = rl.compare([study], cache=cache, sequences=SEQUENCES)
+    xr.testing.assert_equal(again, comparison)
 
 
 def test_a_stopped_comparison_goes_on(

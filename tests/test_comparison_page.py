@@ -21,7 +21,7 @@ from ropelens.figures.comparison_planes import plane_places
 from ropelens.figures.wavelengths import short_count
 from ropelens.report.again import rewrite_page
 from ropelens.report.comparison import comparison_figures
-from ropelens.report.comparison_words import findings, shown_columns, table_rows
+from ropelens.report.comparison_words import findings, run_facts, shown_columns, table_rows
 
 __all__ = ["browser"]
 
@@ -137,6 +137,26 @@ def test_growth_counts_heads_by_step(comparison: xr.Dataset) -> None:
         np.testing.assert_allclose(trace.y, values.reshape(2, len(STEPS), -1).mean((0, 2)))
 
 
+def test_growth_shows_what_is_known_and_what_chance_does(comparison: xr.Dataset) -> None:
+    (line,) = rl.plot_growth(comparison).layout.shapes
+    assert line.y0 == line.y1 == 1 / 8
+    titles = {axis.title.text for axis in rl.plot_growth(comparison).select_yaxes()}
+    assert len(titles) == 8
+    comparison["growth_position_loss"][:] = np.nan
+    shown = {axis.title.text for axis in rl.plot_growth(comparison).select_yaxes()}
+    assert titles - shown == {"loss past context<br>(nats/token)"}
+
+
+def test_the_page_says_how_many_sequences(comparison: xr.Dataset) -> None:
+    facts = dict(run_facts(comparison))
+    said = "8 for the loss, 4 for heads and planes, 2 for these of each step"
+    assert facts["sequences"] == said
+    assert any(
+        "(2 for heads)" in s
+        for s in comparison_figures(comparison, rl.summarize_comparison(comparison))
+    )
+
+
 def test_bars_count_labels(comparison: xr.Dataset) -> None:
     table = rl.summarize_comparison(comparison)
     figure = rl.plot_label_counts(table)
@@ -163,6 +183,11 @@ def test_findings_say_the_order_of_the_losses(comparison: xr.Dataset) -> None:
         f"queries are longest in a plane of wavelength {wavelength} tokens, as from step 4 on"
     )
     assert grown.endswith(f"; {longest}.")
+    for step in (2, 3):  # that another run kept, and this one did not
+        lacking = comparison.copy(deep=True)
+        lacking["growth_q_norm"][0, step] = np.nan
+        said = findings(lacking, rl.summarize_comparison(lacking))
+        assert any(s.endswith(f"; {longest}.".replace("4", "48"[step == 2])) for s in said)
     comparison["growth_induction"] = 0 * comparison["growth_induction"]
     said = findings(comparison, rl.summarize_comparison(comparison))
     assert any("an induction head at no step;" in s for s in said)
@@ -176,21 +201,40 @@ def test_findings_say_what_differs_by_more_than_chance(comparison: xr.Dataset) -
     (repeats,) = [s for s in said if s.startswith("Random tokens, repeated")]
     spread = stats.t.ppf(0.975, 1) * 0.005
     bounds = f"+{0.505 - spread:.3f} to +{0.505 + spread:.3f}"
-    assert f"apart from rope's: nope +0.505 ({bounds}). Of keys" in repeats
-    assert repeats.endswith("(chance 12.5%); no 95% interval tells one from rope's.")
+    told = f"from rope leave out 0 for nope +0.505 ({bounds}, 2 pairs of seeds); no interval is"
+    assert f"nats per token; 95% intervals of the change {told} known of p-rope:0.5." in repeats
+    assert repeats.endswith("(chance 12.5%); no interval is known of p-rope:0.5, nope.")
+    comparison["repeat_loss"][2::3] = xr.DataArray([4.5, 4.49], dims="entry")
+    comparison["repeat_loss"][1::3] = xr.DataArray([4.5, 5.51], dims="entry")
+    said = findings(comparison, rl.summarize_comparison(comparison))
+    (repeats,) = [s for s in said if s.startswith("Random tokens, repeated")]
+    assert "leave out 0 for nope −0.505 (" in repeats
+    comparison["repeat_loss"][2::3] = xr.DataArray([4.5, 5.51], dims="entry")
+    said = findings(comparison, rl.summarize_comparison(comparison))
+    assert any("no 95% interval of a change from rope leaves out 0. Of" in s for s in said)
     one_seed = comparison.isel(entry=[0, 2])
     said = findings(one_seed, rl.summarize_comparison(one_seed))
     (past,) = [s for s in said if s.startswith("Past the trained context")]
-    assert past.endswith("whether it differs from rope's takes more seeds to tell.")
+    assert past.endswith("nats per token; no interval is known of nope.")
+    alone = comparison.isel(entry=[0, 3]).assign_coords(partner=("entry", [0, 1]))
+    said = findings(alone, rl.summarize_comparison(alone))
+    assert any(s.endswith("(rope) nats per token.") for s in said)
+    assert not any("interval" in s for s in said)
 
 
 def test_findings_say_which_runs_are_missing(comparison: xr.Dataset) -> None:
     said = findings(comparison, rl.summarize_comparison(comparison))
-    assert not any("Runs are missing" in s for s in said)
-    fewer = comparison.isel(entry=[0, 1, 2, 3])
+    assert not any("seeds:" in s or "not finished" in s for s in said)
+    fewer = comparison.isel(entry=[0, 1, 2, 3]).assign_attrs(unfinished="tiny/nope/seed-1")
     said = findings(fewer, rl.summarize_comparison(fewer))
-    missing = "Runs are missing: p-rope:0.5 has no seed 1; nope has no seed 1."
+    assert "Of the study, these runs were not finished: tiny/nope/seed-1." in said
+    missing = "Rows are of unlike seeds: p-rope:0.5 has no seed 1; nope has no seed 1."
     assert any(s.startswith(missing) for s in said)
+    # Another size has seeds of its own.
+    sizes = np.array(["tiny", "small", "small", "tiny"], dtype=object)
+    fewer = fewer.assign_coords(size=("entry", sizes))
+    said = findings(fewer, rl.summarize_comparison(fewer))
+    assert not any("unlike seeds" in s for s in said)
 
 
 def test_the_table_tells_what_is_not_known(comparison: xr.Dataset) -> None:

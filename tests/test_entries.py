@@ -10,7 +10,7 @@ import pytest
 from trained import VARIANTS, copy_of, run_folder, runs_in, study
 
 import ropelens as rl
-from ropelens.comparison.entries import find_entries
+from ropelens.comparison.entries import find_entries, unfinished_runs
 from ropelens.errors import BadArgument, RopelensError
 
 __all__ = ["study"]
@@ -41,6 +41,9 @@ def test_unfinished_runs_of_a_study_are_left_out(study: Path, tmp_path: Path) ->
     assert [e.name for e in entries] == [
         *("rope seed 0", "nope seed 0", "rope seed 1", "p-rope:0.5 seed 1")
     ]
+    unfinished = ["nano/p-rope-0.5/seed-0", "nano/nope/seed-1"]
+    assert unfinished_runs([copy, run_folder(study, "nope", 0)]) == unfinished
+    unfinished = run_folder(copy, "nope", 1)
     with pytest.raises(BadArgument, match=r"The run in .*seed-1 is not finished"):
         find_entries([unfinished])
 

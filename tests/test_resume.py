@@ -8,12 +8,13 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from trained import OPTIONS, metrics, run, text
+from trained import OPTIONS, metrics, run, story, text
 from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
 from ropelens.errors import BadArgument, BadText
@@ -21,6 +22,24 @@ from ropelens.train import train
 from ropelens.train.loop import WHOLE, Checkpoints, last_whole_checkpoint
 
 __all__ = ["run", "text"]
+
+
+def stopping(step: int) -> Callable[..., None]:
+    """`Checkpoints.on_save` that stops the run once the checkpoint of `step` is whole."""
+    mark = Checkpoints.on_save
+
+    def on_save(
+        callback: Checkpoints,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **event: object,
+    ) -> None:
+        mark(callback, args, state, control, **event)
+        if state.global_step == step:
+            raise KeyboardInterrupt
+
+    return on_save
 
 
 def test_killed_and_resumed_is_bit_for_bit_the_same(
@@ -55,24 +74,48 @@ def test_killed_and_resumed_is_bit_for_bit_the_same(
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
 
 
+TOGETHER = """\
+import sys
+from pathlib import Path
+from ropelens.train import Size, train
+from ropelens.train.loop import Checkpoints
+
+mark = Checkpoints.on_save
+
+def on_save(callback, args, state, control, **event):
+    mark(callback, args, state, control, **event)
+    if state.global_step == int(sys.argv[2]) < 20:
+        raise SystemExit(1)
+
+Checkpoints.on_save = on_save
+train([Path({text!r})], valid=[Path({valid!r})], out=Path(sys.argv[1]), **{options!r})
+"""
+
+
 def test_two_processes_learn_what_one_does(text: Path, tmp_path: Path) -> None:
-    """As torchrun starts them, on a CPU by gloo; float32, for sums in another order differ."""
+    """As torchrun starts them, on a CPU by gloo; float32, for sums in another order differ.
+
+    Stopped between two rows of metrics.csv, they go on.
+    """
     options = OPTIONS | {"precision": "fp32", "steps": 20, "checkpoint_seconds": 0}
-    alone = train([text], out=tmp_path / "alone", **options)
+    valid = tmp_path / "valid.txt"
+    valid.write_text(story(45)[20:])  # 19 sequences, which no two share evenly
+    alone = train([text], valid=[valid], out=tmp_path / "alone", **options)
     script = tmp_path / "script.py"
-    script.write_text(
-        "from pathlib import Path; from ropelens.train import Size, train\n"
-        f"train([Path({str(text)!r})], out=Path({str(tmp_path / 'two')!r}), **{options!r})"
-    )
-    subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        check=True,
-        capture_output=True,
-    )
+    script.write_text(TOGETHER.format(text=str(text), valid=str(valid), options=options))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script]
+    for last, code in ((7, 1), (20, 0)):
+        ended = subprocess.run(
+            [*command, str(tmp_path / "two"), str(last)],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            capture_output=True,
+        )
+        assert ended.returncode == code, ended.stderr.decode()
     assert json.loads((tmp_path / "two" / "run.json").read_text())["processes"] == 2
     for ours, theirs in zip(metrics(alone), metrics(tmp_path / "two"), strict=True):
-        assert float(ours["train_loss"]) == pytest.approx(float(theirs["train_loss"]), rel=1e-5)
+        for name in ("train_loss", "valid_loss"):
+            loss = float(theirs[name] or "nan")
+            assert float(ours[name] or "nan") == pytest.approx(loss, rel=1e-5, nan_ok=True)
     one, two = (load_file(run / "model.safetensors") for run in (alone, tmp_path / "two"))
     assert all(torch.allclose(one[name], two[name], atol=1e-4) for name in one)
 
@@ -121,30 +164,43 @@ def test_whatever_a_full_disk_stops_is_explained(
     assert metrics(tmp_path / "run") == metrics(run)
 
 
-@pytest.mark.parametrize("step", [23, 24, 25])
-def test_a_stop_between_rows_of_metrics(
+@pytest.mark.parametrize("step", [23, 24, 25, 60])
+def test_a_stop_after_any_step(
     run: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    """A row is the mean of five steps, of which some were before the stop."""
-    mark = Checkpoints.on_save
-
-    def stop(
-        callback: Checkpoints,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **event: object,
-    ) -> None:
-        mark(callback, args, state, control, **event)
-        if state.global_step == step:
-            raise KeyboardInterrupt
-
+    """Between rows of metrics.csv, each the mean of five steps; on one; and after the last."""
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "on_save", stop)
+        patch.setattr(Checkpoints, "on_save", stopping(step))
         with pytest.raises(KeyboardInterrupt):
             train([text], out=tmp_path, checkpoint_seconds=0, **OPTIONS)
+    assert not (tmp_path / "model.safetensors").exists()
     train([text], out=tmp_path, **OPTIONS)
     assert metrics(tmp_path) == metrics(run)
+    for name in ("model.safetensors", "config.json", "generation_config.json"):
+        assert (tmp_path / name).read_bytes() == (run / name).read_bytes()
+    kept, expected = ((of / "history").iterdir() for of in (tmp_path, run))
+    assert {folder.name for folder in kept} == {folder.name for folder in expected}
+
+
+def test_a_checkpoint_without_its_running_loss(
+    run: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next row is the mean of the steps that were seen."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "on_save", stopping(23))
+        with pytest.raises(KeyboardInterrupt):
+            train([text], out=tmp_path, checkpoint_seconds=0, **OPTIONS)
+    kept = last_whole_checkpoint(tmp_path / "checkpoints")
+    assert kept is not None
+    (kept / "running_loss-0.json").unlink()
+    (kept / WHOLE).write_text("")
+    train([text], out=tmp_path, **OPTIONS)
+    ours, theirs = metrics(tmp_path), metrics(run)
+    assert ours[4].pop("step") == theirs[4].pop("step") == "25"
+    losses = [float(rows[4].pop("train_loss")) for rows in (ours, theirs)]
+    assert losses[0] != losses[1]
+    assert losses[0] == pytest.approx(losses[1], abs=0.3)  # of two steps, not of five
+    assert ours == theirs
 
 
 def test_a_kill_while_checkpoints_are_removed_loses_nothing(

@@ -209,6 +209,26 @@ def test_processes_that_train_together_stay_in_step(
     assert not (busy / "model.safetensors").exists()
 
 
+def test_a_study_that_cannot_begin_leaves_its_folder_to_a_better_one(
+    place: Path, small: None, tmp_path: Path
+) -> None:
+    file, text = tmp_path / "study.toml", place / "story.txt"
+    for wrong, message in (
+        ("context = 20_000", "The text is too short to train on at a context of 20,000"),
+        ("context = 32", "All of the validation text is also text to learn from"),
+    ):
+        file.write_text(FILE.replace("context = 32", wrong))
+        valid = [text] if wrong == "context = 32" else []
+        with pytest.raises(BadText, match=message):
+            run_study(file, out=tmp_path / "out", text=[text], valid=valid)
+        assert not (tmp_path / "out" / "study.json").exists()
+    file.write_text(
+        'variants = ["rope"]\nsizes = ["nano"]\ncontext = 32\nvocabulary = 300\nsteps = 1'
+    )
+    run_study(file, out=tmp_path / "out", text=[text])
+    assert "finished" in run_json(tmp_path / "out/nano/rope/seed-0")
+
+
 def test_a_changed_study_is_refused(study: Path, tmp_path: Path, place: Path) -> None:
     file = tmp_path / "study.toml"
     file.write_text(FILE.replace("steps = 3", "steps = 4"))
@@ -237,6 +257,7 @@ def test_a_tokenizer_that_is_another_is_refused(
         ('variants = ["rope"]\nseeds = ["one"]', "seeds must be a list of int"),
         ('variants = ["rope"]\nsteps = [1]', "steps must be a whole number"),
         ('variants = ["nope", "nope"]', "variants must name one or more, each once"),
+        ('variants = ["p-rope:0.5", "p-rope:0.50"]', "variants must name one or more, each"),
         ('variants = ["rope"]\nseeds = []', "seeds must name one or more, each once"),
         ('variants = ["rope"]\nsizes = ["tiny", "tiny"]', "sizes must name one or more"),
         ('variants = ["rope"]\nsizes = ["123456x8x2x2"]', "no model size is called"),
@@ -244,7 +265,7 @@ def test_a_tokenizer_that_is_another_is_refused(
         ('variants = ["rope"]\nsizes = ["huge"]', "no model size is called 'huge'"),
         ('variants = ["rope"]\ncontext = 1', "context is 1; it must be at least 3"),
         ('variants = ["rope"]\nvocabulary = 9', "vocabulary is 9; it must be between 258"),
-        ('variants = ["rope"]\nsteps = 0', "steps is 0; it must be at least 1"),
+        ('variants = ["rope"]\nsteps = 0', "steps is 0; it must be between 1"),
         ('variants = ["rope"]\nseeds = [0, -1]', "seed is -1; it must be between 0"),
         ('variants = ["rope"]\nlearning_rate = 0', "learning_rate is 0; it must be a number"),
         ('variants = ["rope"]\nlearning_rate = "low"', "learning_rate must be a number"),

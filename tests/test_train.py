@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -26,6 +27,7 @@ from transformers import (
 
 from ropelens.errors import BadArgument, BadText
 from ropelens.train import SIZES, TrainingFailed, model_config, train
+from ropelens.train.data import training_and_validation
 from ropelens.train.loop import Checkpoints
 from ropelens.train.sample import sample_documents
 from ropelens.train.settings import shared_batch
@@ -134,7 +136,7 @@ def test_other_settings_are_refused(run: Path, text: Path, tmp_path: Path) -> No
     [
         ({"context": 2}, "context is 2; it must be at least 3."),
         ({"vocabulary": 100}, "vocabulary is 100; it must be between 258 and 65536."),
-        ({"steps": 0}, "steps is 0; it must be at least 1."),
+        ({"steps": 0}, "steps is 0; it must be between 1 and 1000000000."),
         ({"seed": -1}, "seed is -1; it must be between 0 and 4294967295."),
         ({"size": "huge"}, "no model size is called 'huge'."),
         ({"precision": "fp8"}, "no precision is called 'fp8'."),
@@ -179,6 +181,54 @@ def test_damaged_tokens(text: Path, tmp_path: Path) -> None:
     with pytest.raises(BadArgument) as caught:
         train([text], out=tmp_path / "other", data=tmp_path / "data", **options)
     assert caught.value.what == f"{tmp_path / 'data' / 'train.npy'} is damaged."
+    for name, content in {
+        "train.npy": b"",
+        "tokenizer.json": b"{",
+        "tokenizer_config.json": None,
+    }.items():
+        place = tmp_path / "data" / name
+        before = place.read_bytes()
+        place.unlink() if content is None else place.write_bytes(content)
+        with pytest.raises(BadArgument, match=f"{name} is damaged") as caught:
+            train([text], out=tmp_path / "other", data=tmp_path / "data", **options)
+        assert f"remove {tmp_path / 'data'}: ropelens train makes it" in str(caught.value)
+        place.write_bytes(before)
+
+
+def test_validation_text_that_has_gone_is_not_made_of_what_is_learnt(
+    text: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "valid.txt").write_text(story(60)[7:])
+    run = train(
+        [text], valid=[tmp_path / "valid.txt"], out=tmp_path / "run", **OPTIONS | {"steps": 2}
+    )
+    (run / "data" / "valid.npy").unlink()
+    with pytest.raises(BadArgument, match=r"valid\.npy is damaged"):
+        training_and_validation(run / "data", batch=4)
+
+
+def test_a_share_of_validation_leaves_a_batch(tmp_path: Path) -> None:
+    """Of 130 sequences, 2% are 3: no batch of 128 is left."""
+    (tmp_path / "story.txt").write_text(story(300))
+    large = dataclasses.replace(NANO, batch=128)
+    with pytest.raises(BadText) as caught:
+        train([tmp_path / "story.txt"], out=tmp_path / "run", **OPTIONS | {"size": large})
+    assert caught.value.parts["seen"] == "130 sequences of 32 tokens"
+    assert caught.value.parts["means"].startswith("at least 131 are needed")
+
+
+@pytest.mark.parametrize("place", ["file", "file/run"])
+def test_a_folder_that_cannot_be_made(text: Path, tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadArgument) as caught:
+        train([text], out=tmp_path / place, **OPTIONS)
+    assert caught.value.what.startswith(f"{tmp_path / place} cannot be made: ")
+
+
+def test_a_damaged_record(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.json").mkdir()
+    with pytest.raises(BadArgument, match=r"run\.json is damaged"):
+        train([text], out=tmp_path, **OPTIONS)
 
 
 def test_divergence_stops_the_run(text: Path, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ context = 32
 vocabulary = 300
 steps = 3
 """
-SEQUENCES = 16
+SEQUENCES = 32
 
 
 def story(lines: int) -> str:

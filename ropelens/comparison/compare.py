@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
-from ropelens.comparison.entries import Entry, Run, find_entries
+from ropelens.comparison.entries import Entry, Run, find_entries, unfinished_runs
 from ropelens.comparison.measure import (
+    OF_FINAL,
     cached,
     head_measures,
     measure_early,
@@ -91,6 +92,7 @@ def compare(
         seed=seed,
         device=device,
         progress=progress,
+        unfinished=unfinished_runs(paths),
     )
 
 
@@ -102,8 +104,9 @@ def compare_entries(
     seed: int,
     device: str,
     progress: Progress | None,
+    unfinished: Sequence[str] = (),
 ) -> xr.Dataset:
-    """What `compare` returns, of what `find_entries` found."""
+    """What `compare` returns, of what `find_entries` and `unfinished_runs` found."""
     if sequences < 2:
         raise BadArgument(
             "A comparison looks at two sequences or more.",
@@ -129,6 +132,7 @@ def compare_entries(
             "sequences": dataset.sizes["sequence"],
             "head_sequences": dataset.attrs["sequences"],
             "growth_sequences": growth.attrs["sequences"],
+            "unfinished": ", ".join(unfinished),
         }
     else:
         dataset, facts = _analyses(entries), {}
@@ -164,18 +168,20 @@ class _Measurement:
 
     def final(self, run: Run) -> xr.Dataset:
         """The finished model of `run`."""
-        return self._kept(run, run.folder, "final", measure_final)
+        return self._kept(run, run.folder, "final", measure_final, OF_FINAL)
 
     def growth(self, run: Run) -> xr.Dataset:
         """Every checkpoint of `run`, over `step`."""
         kept = run.checkpoints()
         steps = [
-            self._kept(run, folder, f"step-{step:06d}", measure_early)[list(GROWN)]
+            self._kept(run, folder, f"step-{step:06d}", measure_early, GROWN)[list(GROWN)]
             for step, folder in kept.items()
         ]
         return xr.concat(steps, xr.Variable("step", list(kept)), combine_attrs="override")
 
-    def _kept(self, run: Run, folder: Path, name: str, measure: Measure) -> xr.Dataset:
+    def _kept(
+        self, run: Run, folder: Path, name: str, measure: Measure, variables: tuple[str, ...]
+    ) -> xr.Dataset:
         key = {
             "weights": fingerprint(folder),
             "text": fingerprint(run.data / "data.json"),
@@ -190,7 +196,7 @@ class _Measurement:
                 run, folder, sequences=self.sequences, seed=self.seed, device=self.device
             )
 
-        dataset = cached(path, key, make)
+        dataset = cached(path, key, make, variables=variables)
         self.progress(1)
         return dataset
 

@@ -111,26 +111,34 @@ def _record(folder: Path) -> dict[str, Any]:
     return read_json(path) if path.exists() else {}
 
 
+def unfinished_runs(paths: Sequence[str | Path]) -> list[str]:
+    """The runs of the studies in `paths` that are not finished: "tiny/nope/seed-2"."""
+    return [
+        str(folder.relative_to(path))
+        for path in map(Path, paths)
+        if (path / STUDY).exists()
+        for folder, record in _runs_of_study(path)
+        if "finished" not in record
+    ]
+
+
 def _study(path: Path) -> list[tuple[Path, dict[str, Any] | None]]:
     """The finished runs of a study, in its order."""
-    done: list[tuple[Path, dict[str, Any] | None]] = []
-    missing = []
-    try:
-        runs = list(runs_of(saved_study(path)))
-    except (TypeError, ValueError, AttributeError) as error:
-        raise BadArgument(f"{path / STUDY} is damaged.", seen=str(error)) from error
-    for run in runs:
-        record = _record(path / run.folder)
-        if "finished" in record:
-            done.append((path / run.folder, record))
-        else:
-            missing.append(str(run.folder))
-    if missing:
+    if missing := unfinished_runs([path]):
         warnings.warn(
             f"runs of {path} that are not finished are left out: {', '.join(missing)}",
             stacklevel=5,  # the line that called `compare`
         )
-    return done
+    return [(at, record) for at, record in _runs_of_study(path) if "finished" in record]
+
+
+def _runs_of_study(path: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """The folders of all runs of a study, in its order, with what their run.json say."""
+    try:
+        runs = list(runs_of(saved_study(path)))
+    except (TypeError, ValueError, AttributeError) as error:
+        raise BadArgument(f"{path / STUDY} is damaged.", seen=str(error)) from error
+    return [(path / run.folder, _record(path / run.folder)) for run in runs]
 
 
 def _runs(found: Iterable[tuple[Path, dict[str, Any] | None]]) -> list[Entry]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 import xarray as xr
+from jaxtyping import Float
 
 from ropelens.comparison.pairs import changes, entries_of, group_names
 from ropelens.heads import LABELS
@@ -25,12 +26,13 @@ UNKNOWN = (np.nan, np.nan, np.nan)
 class Measured:
     """A number of every entry, and the numbers that it is the mean of.
 
-    `mean` is over `entry`; `parts`, where they are known, over `entry` and one axis more, all
-    of it on the same sequences or trials.
+    `mean` is over `entry`; `parts`, where they are known, over `entry` and one axis more (the
+    sequences or trials, the same for all entries), which `over` names.
     """
 
     mean: xr.DataArray
     parts: xr.DataArray | None = None
+    over: str = ""
 
 
 def summarize_comparison(comparison: xr.Dataset) -> pd.DataFrame:
@@ -74,10 +76,10 @@ def _row(comparison: xr.Dataset, group: str) -> dict[str, object]:
 
 def _loss_change(comparison: xr.Dataset, group: str) -> dict[str, object]:
     """The difference of the group's loss to the baseline's, with its interval."""
-    loss = Measured(comparison["loss"], comparison.get("sequence_loss"))
+    loss = Measured(comparison["loss"], comparison.get("sequence_loss"), "sequences")
     pairs = changes(loss.mean, group).values
-    over, (mean, low, high) = _change(loss, group)
-    if over == "one":
+    over, (mean, low, high) = _change(loss, pairs, group)
+    if len(pairs) and not over:
         # Two models on one text, the losses of whose sequences are not known: as if apart.
         this = int(np.flatnonzero(comparison["group"].values == group)[0])
         both = [this, int(comparison["partner"].values[this])]
@@ -87,25 +89,26 @@ def _loss_change(comparison: xr.Dataset, group: str) -> dict[str, object]:
         "loss_change": mean,
         "low": low,
         "high": high,
-        "over": "sequences" if over == "parts" else over,
+        "over": over,
         "pairs": len(pairs),
         "worse": int((pairs > 0).sum()),
     }
 
 
-def _change(measured: Measured, group: str) -> tuple[str, tuple[float, float, float]]:
-    """The mean change of a group with its bounds, and what these are over.
+def _change(
+    measured: Measured, pairs: Float[np.ndarray, " pair"], group: str
+) -> tuple[str, tuple[float, float, float]]:
+    """What bounds are over, the mean change of the `pairs` of a group, and its bounds.
 
-    That is "seeds", "parts", "one" pair, which has no bounds, or "", no pair.
+    Over "", the bounds are NaN: no pair, or one whose parts are not known.
     """
-    pairs = changes(measured.mean, group).values
     if not len(pairs):
         return "", UNKNOWN
     if len(pairs) > 1:
         return "seeds", paired_interval(pairs)
     if measured.parts is None:
-        return "one", paired_interval(pairs)
-    return "parts", paired_interval(changes(measured.parts, group).values[0])
+        return "", paired_interval(pairs)
+    return measured.over, paired_interval(changes(measured.parts, group).values[0])
 
 
 def _behaviour(comparison: xr.Dataset, group: str) -> dict[str, float]:
@@ -115,7 +118,7 @@ def _behaviour(comparison: xr.Dataset, group: str) -> dict[str, float]:
     found = {}
     for name, measured in _behaviours(comparison).items():
         found[name] = float(entries_of(measured.mean, group).mean())
-        _, bounds = _change(measured, group)
+        _, bounds = _change(measured, changes(measured.mean, group).values, group)
         for end, value in zip(("change", "low", "high"), bounds, strict=True):
             found[f"{name}_{end}"] = value
     return found
@@ -128,8 +131,8 @@ def _behaviours(comparison: xr.Dataset) -> dict[str, Measured]:
     repeat = comparison["repeat_loss"]
     return {
         "loss_past_context": Measured(loss_past_context(comparison, "position_loss")),
-        "repeat_loss": Measured(repeat.mean("trial"), repeat),
-        "retrieval": Measured(hit.mean("retrieval_trial"), hit),
+        "repeat_loss": Measured(repeat.mean("trial"), repeat, "trials"),
+        "retrieval": Measured(hit.mean("retrieval_trial"), hit, "trials"),
     }
 
 

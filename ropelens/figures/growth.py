@@ -48,12 +48,14 @@ def plot_growth(comparison: xr.Dataset) -> go.Figure:
     A line a group, the mean over its seeds; whiskers from the lowest seed to the highest. The
     last panel is of retrieval, dotted what chance finds.
     """
-    figure = make_subplots(rows=len(PANELS), cols=1, shared_xaxes=True, vertical_spacing=0.02)
+    measured = {title: measure(comparison) for title, measure in PANELS.items()}
+    panels = {title: values for title, values in measured.items() if values.notnull().any()}
+    figure = make_subplots(rows=len(panels), cols=1, shared_xaxes=True, vertical_spacing=0.02)
     steps = comparison["step"].values
     look = looks(comparison)
-    for row, (title, measure) in enumerate(PANELS.items(), start=1):
+    for row, (title, of_all) in enumerate(panels.items(), start=1):
         for group in group_names(comparison):
-            values = measure(entries_of(comparison, group)).transpose("entry", "step")
+            values = entries_of(of_all, group).transpose("entry", "step")
             figure.add_scatter(
                 x=steps,
                 y=values.mean("entry").values,
@@ -80,15 +82,15 @@ def plot_growth(comparison: xr.Dataset) -> go.Figure:
         figure.update_yaxes(title_text=title, nticks=4, row=row)
         if not title.startswith("loss"):
             figure.update_yaxes(rangemode="tozero", row=row)
-    figure.add_hline(y=1 / NEEDLES, line=CHANCE_LINE, row=len(PANELS))
+    figure.add_hline(y=1 / NEEDLES, line=CHANCE_LINE, row=len(panels))
     ticks = 2 ** np.arange(0, int(np.log2(max(2, int(steps.max())))) + 1, 2)
     figure.update_xaxes(
         type="log", tickvals=ticks, ticktext=[short_count(float(tick)) for tick in ticks]
     )
-    figure.update_xaxes(title_text="training step (log scale)", row=len(PANELS))
+    figure.update_xaxes(title_text="training step (log scale)", row=len(panels))
     figure.update_layout(
         template=template("light"),
         title_text="How it grew over training",
-        height=130 * len(PANELS) + 170,
+        height=130 * len(panels) + 170,
     )
     return figure

@@ -93,9 +93,9 @@ def comparison_figures(comparison: xr.Dataset, table: pd.DataFrame) -> dict[str,
     if "growth_loss" in comparison:
         figures[
             "Checkpoints at steps 1, 2, 4, ... of training. Lines are means over seeds, "
-            "whiskers reach from the lowest seed to the highest. Heads and losses are measured "
-            f"on {comparison.attrs['growth_sequences']} sequences each: the last may differ "
-            "from the table, which is of more. Dotted: what chance retrieves."
+            "whiskers reach from the lowest seed to the highest. Heads and losses of text are "
+            f"of fewer sequences than in the table ({comparison.attrs['growth_sequences']} for "
+            "heads). Dotted: what chance retrieves."
         ] = plot_growth(comparison)
         figures[
             "The same planes at every checkpoint: move the slider to see norms and "

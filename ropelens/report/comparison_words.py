@@ -69,16 +69,16 @@ def findings(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
         said.append(
             "Past the trained context the loss is "
             + _each(table, "loss_past_context", "{:.2f}")
-            + f" nats per token; {_apart(comparison, table, 'loss_past_context')}."
+            + f" nats per token{_apart(table, 'loss_past_context')}."
         )
     if "repeat_loss" in table:
         said.append(
             "Random tokens, repeated, cost "
             + _each(table, "repeat_loss", "{:.2f}")
-            + f" nats per token; {_apart(comparison, table, 'repeat_loss')}. "
+            + f" nats per token{_apart(table, 'repeat_loss')}. "
             "Of keys, the value was found for "
             + _each(table, "retrieval", "{:.0%}")
-            + f" (chance {CHANCE:.1%}); {_apart(comparison, table, 'retrieval')}."
+            + f" (chance {CHANCE:.1%}){_apart(table, 'retrieval')}."
         )
     said.append(
         "Heads that give half their attention to the previous token: "
@@ -101,10 +101,12 @@ def findings(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
         )
     if "growth_loss" in comparison:
         said.append(_growth(comparison, str(table["group"].iloc[0])))
+    if unfinished := comparison.attrs.get("unfinished"):
+        said.append(f"Of the study, these runs were not finished: {unfinished}.")
     if lacking := _lacking(comparison):
         said.append(
-            f"Runs are missing: {'; '.join(lacking)}. Means are over the seeds that a row has, "
-            "changes over its pairs with the baseline."
+            f"Rows are of unlike seeds: {'; '.join(lacking)}. Means are over the seeds that a "
+            "row has, changes over its pairs with the baseline."
         )
     return said + str(comparison.attrs.get("findings", "")).splitlines()
 
@@ -115,7 +117,7 @@ def _losses(comparison: xr.Dataset, table: pd.DataFrame) -> str:
     known = table[table["loss_change"].notna()].sort_values("loss_change")
     losses = _each(table, "loss", "{:.3f}")
     if known.empty:
-        why = "no two read the same tokens"
+        why = f"no other model read the tokens that {baseline} did"
         if "context" in comparison.attrs:
             why = f"no run has one of {baseline} with its size and seed beside it"
         return f"The loss is {losses} nats per token; {why}."
@@ -132,26 +134,40 @@ def _losses(comparison: xr.Dataset, table: pd.DataFrame) -> str:
 
 def _over(row: Mapping[Hashable, Any]) -> str:
     """What the interval of a row is over."""
-    if row["over"] == "seeds":
-        return f"{row['pairs']} pairs of seeds"
-    return {"sequences": "sequences, one seed", "apart": "both standard errors"}[row["over"]]
+    return "both standard errors" if row["over"] == "apart" else _pairs(row, "sequences")
 
 
-def _apart(comparison: xr.Dataset, table: pd.DataFrame, name: str) -> str:
-    """The groups whose change of `name` has an interval, of 95%, that leaves out 0."""
-    baseline = str(comparison.attrs["baseline"])
-    known = table[table[f"{name}_low"].notna()]
-    if known.empty:
-        return f"whether it differs from {baseline}'s takes more seeds to tell"
+def _apart(table: pd.DataFrame, name: str) -> str:
+    """Whose change of `name` has a 95% interval that leaves out 0, and who has no interval.
+
+    An interval without any width is none: shares of few needles may change alike in all pairs.
+    """
+    paired = table[table[f"{name}_change"].notna()]
+    if paired.empty:
+        return ""
+    wide = paired[f"{name}_low"] < paired[f"{name}_high"]
+    without = ", ".join(paired["group"][~wide])
+    if not wide.any():
+        return f"; no interval is known of {without}"
+    known = paired[wide]
     apart = known[(known[f"{name}_low"] > 0) | (known[f"{name}_high"] < 0)]
-    if apart.empty:
-        return f"no 95% interval tells one from {baseline}'s"
+    baseline = str(table["group"].iloc[0])
     changes = ", ".join(
         f"{row['group']} {signed(row[f'{name}_change'])} "
-        f"({interval(row[f'{name}_low'], row[f'{name}_high'])})"
+        f"({interval(row[f'{name}_low'], row[f'{name}_high'])}, {_pairs(row, 'trials')})"
         for row in apart.to_dict("records")
     )
-    return f"by 95% intervals apart from {baseline}'s: {changes}"
+    said = (
+        f"; 95% intervals of the change from {baseline} leave out 0 for {changes}"
+        if changes
+        else f"; no 95% interval of a change from {baseline} leaves out 0"
+    )
+    return f"{said}; no interval is known of {without}" if without else said
+
+
+def _pairs(row: Mapping[Hashable, Any], parts: str) -> str:
+    """What an interval of a row is over: its pairs of seeds, or the `parts` of one."""
+    return f"{row['pairs']} pairs of seeds" if row["pairs"] > 1 else f"{parts}, one seed"
 
 
 def _lacking(comparison: xr.Dataset) -> list[str]:
@@ -196,9 +212,10 @@ def _growth(comparison: xr.Dataset, group: str) -> str:
 def _longest_queries(entry: xr.Dataset) -> str:
     """In which plane the queries of an entry are longest, and since which step they are."""
     norm = entry["growth_q_norm"].mean(("layer", "head")).transpose("step", "frequency")
+    norm = norm.dropna("step", how="all")  # steps that another run kept
     most = norm.fillna(-1).argmax("frequency").values
     moved = np.flatnonzero(most != most[-1])
-    since = int(entry["step"].values[moved[-1] + 1 if len(moved) else 0])
+    since = int(norm["step"].values[moved[-1] + 1 if len(moved) else 0])
     wavelength = float(entry["wavelength"].median("layer")[most[-1]])
     where = (
         f"of wavelength {short_count(wavelength)} tokens"
@@ -271,11 +288,11 @@ def run_facts(comparison: xr.Dataset) -> list[tuple[str, str]]:
     if "context" in facts:
         said += [
             ("context", f"{facts['context']:,} tokens"),
-            ("text", "validation text, which no run learnt from"),
+            ("text", "validation text of the runs"),
             (
                 "sequences",
                 f"{facts['sequences']:,} for the loss, {facts['head_sequences']:,} for heads "
-                f"and planes, {facts['growth_sequences']:,} for each early checkpoint",
+                f"and planes, {facts['growth_sequences']:,} for these of each step",
             ),
         ]
     said += [("seed", str(facts["seed"])), ("created", str(facts["created"]))]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,9 +19,11 @@ import numpy as np
 from filelock import FileLock
 
 from ropelens.errors import BadArgument, BadText
+from ropelens.output import make_folder
 from ropelens.text import fingerprint_of, read_documents
 from ropelens.train.record import differences, read_json, say, write_json
 from ropelens.train.tokens import (
+    AGAIN,
     open_sequences,
     train_tokenizer,
     write_sequences,
@@ -28,6 +31,9 @@ from ropelens.train.tokens import (
 
 VALID_SHARE = 0.02  # of the sequences, where no text of its own is given
 LEAST_VALID = 2  # sequences; intervals are over them
+DATA = "data.json"
+"""The file of the folder that says what it was filled with."""
+
 TOKENIZER_DOCUMENTS = 100_000  # that it is trained on at most
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 
@@ -69,12 +75,9 @@ def prepare_data(folder: Path, source: Source, *, batch: int) -> dict[str, Any]:
         "valid_sha256": fingerprint_of(held_out),
         "dataset": source.dataset,
     }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadArgument(f"cannot make the folder {folder}: {error.strerror}.") from error
+    make_folder(folder)
     with FileLock(folder / ".lock"):
-        path = folder / "data.json"
+        path = folder / DATA
         if not path.exists():
             texts = StreamedText(source.dataset) if source.dataset else documents
             _fill(folder, source, texts, held_out, batch=batch)
@@ -120,8 +123,16 @@ def require_same(before: Mapping[str, Any], now: Mapping[str, Any], *, what: str
 
 
 def _tokenizer_sha256(folder: Path) -> str:
-    path = folder / TOKENIZER[0]
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else "missing"
+    for name in TOKENIZER:
+        try:
+            json.loads((folder / name).read_bytes())
+        except (OSError, ValueError) as error:
+            raise BadArgument(
+                f"{folder / name} is damaged.",
+                seen=" ".join(str(error).split())[:200],
+                attempt=AGAIN.format(folder),
+            ) from error
+    return hashlib.sha256((folder / TOKENIZER[0]).read_bytes()).hexdigest()
 
 
 def _fill(
@@ -142,31 +153,33 @@ def _fill(
         context=source.context,
     )
     tokenizer.save_pretrained(folder)
-    # Where no text is given for it, validation takes some of the sequences.
-    needed = batch if held_out else batch + LEAST_VALID
-    for name, group, least in (("train", documents, needed), ("valid", held_out, LEAST_VALID)):
+    for name, group in (("train", documents), ("valid", held_out)):
         if group:
             array = folder / f"{name}.npy"
             count = write_sequences(
                 group, tokenizer, array, context=source.context, most=source.sequences
             )
             say(f"{name}: {count:,} sequences of {source.context} tokens")
-            _require(count, least=least, name=name, context=source.context)
+            if name == "valid":
+                least, why = LEAST_VALID, "intervals are over sequences"
+                what = "The validation text is too short"
+            else:
+                # Where no text is given for it, validation takes some of the sequences.
+                least = batch + (0 if held_out else _share_of_validation(count))
+                why = "one batch, and validation's share"
+                what = "The text is too short to train on"
+            if count < least:
+                raise BadText(
+                    f"{what} at a context of {source.context:,} tokens.",
+                    seen=f"{count:,} sequences of {source.context:,} tokens",
+                    means=f"at least {least:,} are needed: {why}",
+                    attempt="pass more text, or a smaller context",
+                )
 
 
-def _require(count: int, *, least: int, name: str, context: int) -> None:
-    """Refuse text for `name`, train or valid, that gives fewer than `least` sequences."""
-    if count < least:
-        if name == "train":
-            what, why = "The text is too short to train on", "one batch, and validation's share"
-        else:
-            what, why = "The validation text is too short", "intervals are over sequences"
-        raise BadText(
-            f"{what} at a context of {context:,} tokens.",
-            seen=f"{count:,} sequences of {context:,} tokens",
-            means=f"at least {least:,} are needed: {why}",
-            attempt="pass more text, or a smaller context",
-        )
+def _share_of_validation(count: int) -> int:
+    """How many of `count` sequences are held out where no text is given for it."""
+    return max(LEAST_VALID, round(count * VALID_SHARE))
 
 
 @dataclass(frozen=True)
@@ -205,11 +218,14 @@ def training_and_validation(data: Path, *, batch: int) -> tuple[np.ndarray, np.n
     """The token sequences of the data folder, uint16 [sequence, context] each.
 
     The training ones are cut to whole batches, so that every step sees as many tokens.
+
+    Raises:
+        BadArgument: one of the arrays is missing or damaged.
     """
     rows = open_sequences(data / "train.npy")
-    if (data / "valid.npy").exists():
+    if read_json(data / DATA)["valid_sha256"] != fingerprint_of(()):
         held_out = open_sequences(data / "valid.npy")
     else:
-        apart = max(LEAST_VALID, round(len(rows) * VALID_SHARE))
+        apart = _share_of_validation(len(rows))
         rows, held_out = rows[:-apart], rows[-apart:]
     return rows[: len(rows) // batch * batch], held_out

@@ -23,6 +23,7 @@ from ropelens.errors import RopelensError
 from ropelens.train.data import copy_tokenizer
 from ropelens.train.record import read_json, write_json, write_model
 
+CHECKPOINT = "checkpoint-"  # the Trainer's name of a checkpoint, but for its step
 WHOLE = "whole"  # the file that is written last into a checkpoint, and names the others
 
 
@@ -81,10 +82,7 @@ class CheckedTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log mean loss and rate since the last training line, resumed or not."""
         if "loss" in logs and self._timed_from is not None:
-            lines = [line["step"] for line in self.state.log_history if "loss" in line]
-            steps = self.state.global_step - (lines[-1] if lines else 0)
-            mean = self.accelerator.gather(self.running.take()[None]).mean().item()
-            logs["loss"] = mean / steps
+            logs["loss"] = self.accelerator.gather(self.running.take()).mean().item()
             step, since = self._timed_from
             now = time.perf_counter()
             tokens = (self.state.global_step - step) * self.tokens_per_step
@@ -94,30 +92,40 @@ class CheckedTrainer(Trainer):
 
 
 class RunningLoss(TrainerCallback):
-    """The loss summed since the last row of metrics.csv, which checkpoints keep.
+    """The loss summed over the steps since the last row of metrics.csv; checkpoints keep it.
 
-    The Trainer forgets it where it resumes. `resumed`: the checkpoint that it goes on from.
+    The Trainer forgets it where it resumes. `resumed`: the checkpoint that it goes on from;
+    a process that left no sum in it begins a new one.
     """
 
     def __init__(self, resumed: Path | None) -> None:
         self.name = f"running_loss-{PartialState().process_index}.json"
         kept = resumed and resumed / self.name
-        self.sum = torch.tensor(read_json(kept)["sum"] if kept and kept.exists() else 0.0)
+        found = read_json(kept) if kept and kept.exists() else {"sum": 0.0, "steps": 0}
+        self.sum, self.steps = torch.tensor(found["sum"]), int(found["steps"])
 
     def add(self, loss: torch.Tensor) -> None:
-        """Count the loss of a pass."""
+        """Count the loss of a pass, which is its part of the step's."""
         self.sum = self.sum.to(loss.device) + loss
 
     def take(self) -> torch.Tensor:
-        """The sum, which begins anew."""
-        taken, self.sum = self.sum, torch.zeros_like(self.sum)
-        return taken
+        """The mean over the steps, of shape [1]; the sum begins anew."""
+        mean = (self.sum.double() / self.steps)[None]
+        self.sum, self.steps = torch.zeros_like(self.sum), 0
+        return mean
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Count the step."""
+        self.steps += 1
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Write the sum of this process into the checkpoint."""
-        write_json(checkpoint_folder(args, state) / self.name, {"sum": self.sum.item()})
+        found = {"sum": self.sum.item(), "steps": self.steps}
+        write_json(checkpoint_folder(args, state) / self.name, found)
 
 
 class History(TrainerCallback):
@@ -192,18 +200,30 @@ class Checkpoints(TrainerCallback):
 
 def checkpoint_folder(args: TrainingArguments, state: TrainerState) -> Path:
     """Where the Trainer saves the checkpoint of the step that it is at."""
-    return Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
+    return Path(str(args.output_dir)) / f"{CHECKPOINT}{state.global_step}"
 
 
 def last_whole_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint in `folder`; removes what a kill left half-written."""
-    found = {p: p.name.removeprefix("checkpoint-") for p in folder.glob("checkpoint-*")}
-    steps = {int(step): path for path, step in found.items() if step.isdecimal()}
-    for step in sorted(steps, reverse=True):
-        if _is_whole(steps[step]):
-            return steps[step]
-        shutil.rmtree(steps[step])
-    return None
+    """The newest whole checkpoint in `folder`."""
+    whole = [path for path in _checkpoints(folder) if _is_whole(path)]
+    return max(whole, key=step_of, default=None)
+
+
+def remove_broken_checkpoints(folder: Path) -> None:
+    """Remove what a kill left half-written in `folder`."""
+    for path in _checkpoints(folder):
+        if not _is_whole(path):
+            shutil.rmtree(path)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step after which a checkpoint was written."""
+    return int(checkpoint.name.removeprefix(CHECKPOINT))
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    found = folder.glob(f"{CHECKPOINT}*")
+    return [path for path in found if path.name.removeprefix(CHECKPOINT).isdecimal()]
 
 
 def _is_whole(checkpoint: Path) -> bool:

@@ -150,7 +150,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """What `write_json` wrote; BadArgument for anything else."""
     try:
         value: object = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise BadArgument(f"{path} is damaged.", seen=str(error)) from error
     if not isinstance(value, dict):
         raise BadArgument(f"{path} is damaged.", seen=f"a {type(value).__name__}, no object")

@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
 
 from ropelens.errors import BadArgument
-from ropelens.output import disk_full
+from ropelens.output import explain_full_disk, make_folder
 from ropelens.train.data import (
     LEAST_VALID,
     VALID_SHARE,
@@ -36,7 +36,9 @@ from ropelens.train.loop import (
     RunningLoss,
     Sequences,
     last_whole_checkpoint,
+    remove_broken_checkpoints,
     remove_checkpoints,
+    step_of,
 )
 from ropelens.train.record import (
     Metrics,
@@ -103,8 +105,8 @@ def train(
 
     Raises:
         BadText: no such text, not UTF-8, or too little of it.
-        BadArgument: a value out of range, `out` holds a run with other settings, or
-            another process is at work on it (`Busy`).
+        BadArgument: a value out of range, `out` holds a run with other settings, another
+            process is at work on it (`Busy`), or the disk is full.
         UnsupportedModel: LLaMA's configuration cannot express the variant.
         TrainingFailed: the loss or a weight stopped being a number.
     """
@@ -121,20 +123,26 @@ def train(
         eval_every=eval_every,
     )
     batch = settings.size.batch
-    streamed = math.ceil(steps * batch * (1 + 2 * VALID_SHARE)) + LEAST_VALID
-    wanted = streamed if dataset else None
-    source = Source(tuple(text), tuple(valid), vocabulary, context, dataset, wanted)
+    wanted = math.ceil(steps * batch * (1 + 2 * VALID_SHARE)) + LEAST_VALID
+    source = Source(
+        tuple(text), tuple(valid), vocabulary, context, dataset, wanted if dataset else None
+    )
     data = data or out / "data"
     together = processes()
     shared_batch(settings.size, among=together.num_processes)
     main = together.is_main_process
     _check_out(out, settings)
-    with _alone(out), _explained(out):
+    explained = explain_full_disk(
+        f"the run in {out} cannot go on",
+        means=lambda: _what_is_kept(out),
+        attempt="free some space; the same command then goes on",
+    )
+    with explained, _alone(out):
         if main:
             learnt_from = prepare_data(data, source, batch=batch)
             _write_record(out, dataclasses.asdict(settings) | learnt_from, data=data)
             copy_tokenizer(data, out)
-            last_whole_checkpoint(out / "checkpoints")  # clears what a kill left, for all
+            remove_broken_checkpoints(out / "checkpoints")
         together.wait_for_everyone()
         if _is_finished(out):
             if main:
@@ -143,6 +151,8 @@ def train(
             return out
         model = _fit(out, settings, data=data, checkpoint_seconds=checkpoint_seconds)
         if main:
+            # The Trainer turns it off; whoever loads the model wants it to write quickly.
+            model.config.use_cache = model.generation_config.use_cache = True
             write_model(model, out)
             _finish_record(out, tokens=settings.steps * settings.tokens_per_step)
             remove_checkpoints(out / "checkpoints")
@@ -156,7 +166,7 @@ def _check_out(out: Path, settings: Settings) -> None:
     if not path.exists():
         return
     record = read_json(path)
-    if "settings" not in record:
+    if not isinstance(record.get("settings"), dict):
         raise BadArgument(
             f"{out} holds the results of another command; a run would mix with them.",
             attempt="another --out",
@@ -172,7 +182,7 @@ def _alone(out: Path) -> Iterator[None]:
     """
     lock = FileLock(out / ".lock")
     if processes().is_main_process:
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
         with suppress(Timeout):
             lock.acquire(blocking=False)
     if not broadcast_object_list([lock.is_locked])[0]:
@@ -186,21 +196,9 @@ def _alone(out: Path) -> Iterator[None]:
         lock.release()
 
 
-@contextmanager
-def _explained(out: Path) -> Iterator[None]:
-    """Say of a disk that runs full what is kept of the run in `out`."""
-    try:
-        yield
-    except Exception as error:
-        if not disk_full(error):
-            raise
-        kept = last_whole_checkpoint(out / "checkpoints")
-        raise BadArgument(
-            f"The disk is full: the run in {out} cannot go on.",
-            seen=" ".join(str(error).split())[:200],
-            means=f"{kept.name} is kept" if kept else "no checkpoint had been written",
-            attempt="free some space; the same command then goes on",
-        ) from error
+def _what_is_kept(out: Path) -> str:
+    kept = last_whole_checkpoint(out / "checkpoints")
+    return f"{kept.name} is kept" if kept else "no checkpoint had been written"
 
 
 def _write_record(out: Path, decides: dict[str, Any], *, data: Path) -> None:
@@ -238,8 +236,15 @@ def _fit(
     out: Path, settings: Settings, *, data: Path, checkpoint_seconds: float
 ) -> LlamaForCausalLM:
     size = settings.size
+    checkpoint = last_whole_checkpoint(out / "checkpoints")
+    if checkpoint is not None and step_of(checkpoint) >= settings.steps:
+        with transformers_bars_off():  # stopped at the end; the Trainer would go past it
+            return LlamaForCausalLM.from_pretrained(checkpoint, local_files_only=True)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(out, local_files_only=True)
     rows, held_out = training_and_validation(data, batch=size.batch)
+    held_out = held_out[:VALID_SEQUENCES]
+    if len(held_out) >= size.batch:  # shared evenly, for each process takes as many of them
+        held_out = held_out[: len(held_out) // size.batch * size.batch]
     set_seed(settings.seed)
     model = LlamaForCausalLM(
         model_config(
@@ -251,7 +256,6 @@ def _fit(
             eos_token_id=tokenizer.eos_token_id,
         )
     )
-    checkpoint = last_whole_checkpoint(out / "checkpoints")
     running = RunningLoss(checkpoint)
     progress = ShownProgress(tokens_per_step=settings.tokens_per_step)
     trainer = CheckedTrainer(
@@ -260,7 +264,7 @@ def _fit(
         model=model,
         args=training_arguments(settings, folder=out / "checkpoints"),
         train_dataset=Sequences(rows),
-        eval_dataset=Sequences(held_out[:VALID_SEQUENCES]),
+        eval_dataset=Sequences(held_out),
         callbacks=[
             History(out / "history", tokenizer=data),
             running,
@@ -276,6 +280,4 @@ def _fit(
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:
         progress.close()
-    # The Trainer turns the cache off; whoever loads the model wants it to write quickly.
-    model.config.use_cache = model.generation_config.use_cache = True
     return model

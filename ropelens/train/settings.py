@@ -82,7 +82,7 @@ def _check(settings: Settings) -> None:
         # Of two tokens the second has one key beside itself: nothing to measure afterwards.
         ("context", 3, None),
         ("vocabulary", SMALLEST_VOCABULARY, 1 << 16),
-        ("steps", 1, None),
+        ("steps", 1, 10**9),
         ("seed", 0, (1 << 32) - 1),
         ("log_every", 1, None),
         ("eval_every", 1, None),

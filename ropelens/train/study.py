@@ -15,14 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from ropelens.errors import BadArgument
-from ropelens.train.data import require_same
+from ropelens.output import explain_full_disk
+from ropelens.rope.variants import parse_variant
+from ropelens.train.data import Source, prepare_data, require_same
 from ropelens.train.loop import TrainingFailed
 from ropelens.train.record import read_json, say, write_json
 from ropelens.train.run import Busy, train
-from ropelens.train.settings import make_settings, processes
+from ropelens.train.settings import make_settings, processes, shared_batch
+from ropelens.train.sizes import get_size
 
 STUDY = "study.json"
 """The file of a study's folder that says which study it is."""
+
+DATA_FOLDER = "data"
+"""The folder in a study's of what its runs learn from."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +86,12 @@ def read_study(path: Path) -> Study:
     study = _study_of(facts)
     for name in ("variants", "seeds", "sizes"):
         values = getattr(study, name)
+        if name == "variants":
+            values = [(parse_variant(text).name, parse_variant(text).value) for text in values]
         if len(set(values)) < max(1, len(values)):
             raise BadArgument(
-                f"{path}: {name} must name one or more, each once.", seen=str(list(values))
+                f"{path}: {name} must name one or more, each once.",
+                seen=str(list(getattr(study, name))),
             )
     for run in runs_of(study):
         make_settings(**settings_of(study, run))
@@ -159,12 +168,8 @@ def run_study(
         raise BadArgument(
             f"{path} names no text to train on.", attempt='--text FILE, or text = ["FILE"]'
         )
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadArgument(f"cannot make the folder {out}: {error.strerror}.") from error
-    _claim(out, study)
     runs, diverged = list(runs_of(study)), []
+    _begin(out, study, **sources)
     for number, run in enumerate(runs, start=1):
         _tell(f"run {number} of {len(runs)}: {run.folder}")
         try:
@@ -172,7 +177,7 @@ def run_study(
                 sources["text"],
                 valid=sources["valid"],
                 out=out / run.folder,
-                data=out / "data",
+                data=out / DATA_FOLDER,
                 **settings_of(study, run),
             )
         except Busy:
@@ -184,7 +189,7 @@ def run_study(
         raise TrainingFailed(
             f"{len(diverged)} of {len(runs)} runs of the study diverged.",
             seen=", ".join(diverged),
-            means="the others are as they should be",
+            means="every other run is trained, or another process is at work on it",
             attempt="a lower learning_rate in the study file, in a new folder",
         )
     return out
@@ -196,13 +201,26 @@ def _tell(line: str) -> None:
         say(line)
 
 
-def _claim(out: Path, study: Study) -> None:
-    """Write the study into `out`, or see that it is the one that stands there."""
+def _begin(out: Path, study: Study, *, text: Sequence[Path], valid: Sequence[Path]) -> None:
+    """Write the study into `out`, or see that it is the one that stands there.
+
+    Its data first: a study that nothing can be trained of leaves `out` to a better one.
+    """
     path = out / STUDY
     # As JSON has them; where the text lies may change, what it says may not (data.json).
     now: Mapping[str, Any] = json.loads(json.dumps(dataclasses.asdict(study)))
     now = {name: value for name, value in now.items() if name not in ("text", "valid")}
-    if path.exists():
-        require_same(read_json(path), now, what=f"the study in {out}")
-    else:
-        write_json(path, now)
+    together, sizes = processes(), [get_size(size) for size in study.sizes]
+    for size in sizes:
+        shared_batch(size, among=together.num_processes)
+    if together.is_main_process and not path.exists():
+        source = Source(tuple(text), tuple(valid), study.vocabulary, study.context)
+        with explain_full_disk(
+            f"the study in {out} cannot be begun",
+            means=lambda: "no run had been begun",
+            attempt="free some space; the same command begins it",
+        ):
+            prepare_data(out / DATA_FOLDER, source, batch=max(size.batch for size in sizes))
+            write_json(path, now)
+    together.wait_for_everyone()
+    require_same(read_json(path), now, what=f"the study in {out}")

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from ropelens.errors import BadArgument
 
 BOS, EOS = "<s>", "</s>"
+AGAIN = "remove {}: ropelens train makes it again, the same from the same text"
 SMALLEST_VOCABULARY = 256 + 2  # every byte, BOS and EOS
 
 
@@ -102,9 +103,9 @@ def open_sequences(path: Path) -> np.ndarray:
     """
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise BadArgument(
             f"{path} is damaged.",
             seen=" ".join(str(error).split())[:200],
-            attempt=f"remove {path.parent}: ropelens train makes it again from the text",
+            attempt=AGAIN.format(path.parent),
         ) from error
