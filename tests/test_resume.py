@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from trained import OPTIONS, metrics, run, story, text
+from trained import OPTIONS, in_two_processes, metrics, run, story, text
 from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
 from ropelens.errors import BadArgument, BadText
@@ -93,7 +93,7 @@ train([Path({text!r})], valid=[Path({valid!r})], out=Path(sys.argv[1]), **{optio
 
 
 def test_two_processes_learn_what_one_does(text: Path, tmp_path: Path) -> None:
-    """As torchrun starts them, on a CPU by gloo; float32, for sums in another order differ.
+    """In float32, for sums in another order differ.
 
     Stopped between two rows of metrics.csv, they go on.
     """
@@ -103,14 +103,9 @@ def test_two_processes_learn_what_one_does(text: Path, tmp_path: Path) -> None:
     alone = train([text], valid=[valid], out=tmp_path / "alone", **options)
     script = tmp_path / "script.py"
     script.write_text(TOGETHER.format(text=str(text), valid=str(valid), options=options))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script]
     for last, code in ((7, 1), (20, 0)):
-        ended = subprocess.run(
-            [*command, str(tmp_path / "two"), str(last)],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            capture_output=True,
-        )
-        assert ended.returncode == code, ended.stderr.decode()
+        ended = in_two_processes(script, str(tmp_path / "two"), str(last))
+        assert ended.returncode == code, ended.stderr
     assert json.loads((tmp_path / "two" / "run.json").read_text())["processes"] == 2
     for ours, theirs in zip(metrics(alone), metrics(tmp_path / "two"), strict=True):
         for name in ("train_loss", "valid_loss"):

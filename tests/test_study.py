@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from filelock import FileLock
 from safetensors.torch import load_file
-from trained import NANO, OPTIONS, story
+from trained import NANO, OPTIONS, in_two_processes, story
 from transformers import AutoModelForCausalLM
 
 from ropelens.errors import BadArgument, BadText, UnsupportedModel
@@ -195,13 +192,7 @@ def test_processes_that_train_together_stay_in_step(
     busy = out / "nano/rope/seed-0"
     busy.mkdir(parents=True)
     with FileLock(busy / ".lock"):
-        ended = subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        ended = in_two_processes(script)
     assert ended.stderr.count("another process is at work on nano/rope/seed-0") == 1
     assert "TrainingFailed: 1 of 3 runs of the study diverged." in ended.stderr
     assert run_json(out / "nano/p-rope-0.5/seed-0")["processes"] == 2
