@@ -21,7 +21,8 @@ from ropelens.figures.comparison_planes import plane_places
 from ropelens.figures.wavelengths import short_count
 from ropelens.report.again import rewrite_page
 from ropelens.report.comparison import comparison_figures
-from ropelens.report.comparison_words import findings, run_facts, shown_columns, table_rows
+from ropelens.report.comparison_table import shown_columns, table_rows
+from ropelens.report.comparison_words import findings, run_facts
 
 __all__ = ["browser"]
 

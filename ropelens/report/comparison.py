@@ -19,6 +19,7 @@ from ropelens.figures.growth import plot_growth
 from ropelens.output import output_folder, write_whole
 from ropelens.report import comparison_words as words
 from ropelens.report.answer import render_figures
+from ropelens.report.comparison_table import shown_columns, table_rows
 from ropelens.report.page import versions
 from ropelens.results import save_results
 
@@ -117,8 +118,8 @@ def render_comparison(comparison: xr.Dataset) -> str:
         table={
             "title": "Side by side",
             "explain": "Means over the entries of each row; comparison.csv has the rest.",
-            "columns": words.shown_columns(table),
-            "rows": words.table_rows(table),
+            "columns": shown_columns(table),
+            "rows": table_rows(table),
         },
         run=words.run_facts(comparison),
         versions=versions(comparison),

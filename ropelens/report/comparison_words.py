@@ -1,4 +1,4 @@
-"""What a comparison says: sentences with numbers, and its table as the page shows it."""
+"""What a comparison says: sentences with numbers, and the facts of the run."""
 
 from __future__ import annotations
 
@@ -13,53 +13,7 @@ import xarray as xr
 from ropelens.comparison.pairs import entries_of
 from ropelens.comparison.table import LOOKS_AT
 from ropelens.figures.wavelengths import short_count
-from ropelens.report.table import CHANCE, NOTHING, RETRIEVED, Column, NamedRow, interval, signed
-
-COLUMNS = (
-    Column("loss", "loss", "nats/token", "on the text", 3),
-    Column(
-        "loss_change", "change", "nats/token",
-        "of the loss from the baseline's, pairs of the same text (and size and seed), with its "
-        "95% interval",
-    ),
-    Column("worse", "worse", "pairs", "pairs in which the loss is above the baseline's", 0),
-    Column(
-        "loss_past_context", "past\ncontext", "nats/token",
-        "loss of tokens further into the text than any that was learnt from",
-    ),
-    Column(
-        "repeat_loss", "repeated", "nats/token",
-        "loss on random tokens that come a second time, which induction predicts",
-    ),
-    Column("retrieval", "retrieval", "0–1", RETRIEVED),
-    Column(
-        "previous_token_heads", "previous\ntoken", "heads",
-        "heads that give at least half of their attention to the token before", 1,
-    ),
-    Column(
-        "previous_token_layer_0", "in\nlayer 0", "heads",
-        "those of them in the first layer, which must tell position from RoPE alone", 1,
-    ),
-    Column(
-        "induction", "induction", "0–1",
-        "the best head's attention on what followed the same token last time",
-    ),
-    Column(
-        "positional", "positional", "heads",
-        "heads whose choice of keys the offset explains more than what the tokens are", 1,
-    ),
-    Column(
-        "positional_wavelength", "through", "tokens",
-        "the median wavelength that positional heads select their keys through, of planes that "
-        "turn",
-    ),
-    Column("semantic", "semantic", "heads", "heads whose choice the tokens explain more", 1),
-    Column(
-        "semantic_wavelength", "through", "tokens",
-        "the median wavelength that semantic heads select their keys through, of planes that "
-        "turn",
-    ),
-)  # fmt: skip
+from ropelens.report.table import CHANCE, interval, signed
 
 
 def findings(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
@@ -230,35 +184,6 @@ def _each(table: pd.DataFrame, name: str, digits: str) -> str:
         f"{digits.format(value)} ({group})"
         for group, value in zip(table["group"], table[name], strict=True)
     )
-
-
-def shown_columns(table: pd.DataFrame) -> tuple[Column, ...]:
-    """The columns of which this table knows something."""
-    return tuple(c for c in COLUMNS if c.name in table and table[c.name].notna().any())
-
-
-def table_rows(table: pd.DataFrame) -> list[NamedRow]:
-    """A `NamedRow` for each group, in the table's order."""
-    columns = shown_columns(table)
-    return [
-        NamedRow(str(row["group"]), tuple(_cell(row, column) for column in columns))
-        for row in table.to_dict("records")
-    ]
-
-
-def _cell(row: dict, column: Column) -> str:
-    value = float(row[column.name])
-    if column.name == "worse":
-        return f"{row['worse']} of {row['pairs']}" if row["pairs"] else NOTHING
-    if column.name == "loss_change":
-        return (
-            f"{signed(value)}\n{interval(row['low'], row['high'])}" if row["over"] else NOTHING
-        )
-    if not math.isfinite(value):
-        return NOTHING if math.isnan(value) else "∞"
-    if column.name.endswith("wavelength"):
-        return short_count(value)
-    return f"{value:.{column.digits}f}".replace("-", "−")
 
 
 def facts(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from importlib.metadata import version
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
-from accelerate.utils import broadcast_object_list
-from filelock import FileLock, Timeout
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
 
-from ropelens.errors import BadArgument
-from ropelens.output import explain_full_disk, make_folder
+from ropelens.output import explain_full_disk
 from ropelens.train.data import (
     LEAST_VALID,
     VALID_SHARE,
     Source,
     copy_tokenizer,
     prepare_data,
-    require_same,
     training_and_validation,
+)
+from ropelens.train.folder import (
+    alone,
+    begin_record,
+    check_folder,
+    finish_record,
+    is_finished,
+    what_is_kept,
 )
 from ropelens.train.loop import (
     CheckedTrainer,
@@ -43,10 +40,8 @@ from ropelens.train.loop import (
 from ropelens.train.record import (
     Metrics,
     ShownProgress,
-    read_json,
     say,
     transformers_bars_off,
-    write_json,
     write_model,
 )
 from ropelens.train.settings import (
@@ -60,11 +55,6 @@ from ropelens.train.settings import (
 from ropelens.train.sizes import Size, model_config
 
 VALID_SEQUENCES = 128  # seen at each validation: 65,000 tokens at context 512
-PACKAGES = ("ropelens", "torch", "transformers", "accelerate", "tokenizers", "numpy")
-
-
-class Busy(BadArgument):
-    """Another process is at work on the run."""
 
 
 def train(
@@ -131,20 +121,20 @@ def train(
     together = processes()
     shared_batch(settings.size, among=together.num_processes)
     main = together.is_main_process
-    _check_out(out, settings)
+    check_folder(out, settings)
     explained = explain_full_disk(
         f"the run in {out} cannot go on",
-        means=lambda: _what_is_kept(out),
+        means=lambda: what_is_kept(out),
         attempt="free some space; the same command then goes on",
     )
-    with explained, _alone(out):
+    with explained, alone(out):
         if main:
             learnt_from = prepare_data(data, source, batch=batch)
-            _write_record(out, dataclasses.asdict(settings) | learnt_from, data=data)
+            begin_record(out, dataclasses.asdict(settings) | learnt_from, data=data)
             copy_tokenizer(data, out)
             remove_broken_checkpoints(out / "checkpoints")
         together.wait_for_everyone()
-        if _is_finished(out):
+        if is_finished(out):
             if main:
                 remove_checkpoints(out / "checkpoints")  # of a run stopped while it did so
                 say(f"{out} is finished already")
@@ -154,82 +144,10 @@ def train(
             # The Trainer turns it off; whoever loads the model wants it to write quickly.
             model.config.use_cache = model.generation_config.use_cache = True
             write_model(model, out)
-            _finish_record(out, tokens=settings.steps * settings.tokens_per_step)
+            finish_record(out, tokens=settings.steps * settings.tokens_per_step)
             remove_checkpoints(out / "checkpoints")
         together.wait_for_everyone()
     return out
-
-
-def _check_out(out: Path, settings: Settings) -> None:
-    """Refuse a folder whose run.json tells of another run, or of something else."""
-    path = out / "run.json"
-    if not path.exists():
-        return
-    record = read_json(path)
-    if not isinstance(record.get("settings"), dict):
-        raise BadArgument(
-            f"{out} holds the results of another command; a run would mix with them.",
-            attempt="another --out",
-        )
-    require_same(record["settings"], dataclasses.asdict(settings), what=f"the run in {out}")
-
-
-@contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """Keep every other command from the run while the block runs, however this one ends.
-
-    The main process holds the lock for those that train with it, and tells them if it has it.
-    """
-    lock = FileLock(out / ".lock")
-    if processes().is_main_process:
-        make_folder(out)
-        with suppress(Timeout):
-            lock.acquire(blocking=False)
-    if not broadcast_object_list([lock.is_locked])[0]:
-        raise Busy(
-            f"another process is at work on the run in {out}.",
-            attempt="wait for it, or pass another folder",
-        )
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _what_is_kept(out: Path) -> str:
-    kept = last_whole_checkpoint(out / "checkpoints")
-    return f"{kept.name} is kept" if kept else "no checkpoint had been written"
-
-
-def _write_record(out: Path, decides: dict[str, Any], *, data: Path) -> None:
-    """Write run.json; on a later call, see that what decides the run is what it was."""
-    path = out / "run.json"
-    if path.exists():
-        require_same(read_json(path)["settings"], decides, what=f"the run in {out}")
-        return
-    record = {
-        "settings": decides,
-        "data": os.path.relpath(data, out),
-        "started": _clock(),
-        "command": sys.argv,
-        "versions": {name: version(name) for name in PACKAGES},
-        "processes": processes().num_processes,
-        "threads": torch.get_num_threads(),
-    }
-    write_json(path, record)
-
-
-def _is_finished(out: Path) -> bool:
-    return "finished" in read_json(out / "run.json")
-
-
-def _finish_record(out: Path, *, tokens: int) -> None:
-    path = out / "run.json"
-    write_json(path, read_json(path) | {"finished": _clock(), "tokens": tokens})
-
-
-def _clock() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def _fit(

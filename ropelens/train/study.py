@@ -18,9 +18,10 @@ from ropelens.errors import BadArgument
 from ropelens.output import explain_full_disk
 from ropelens.rope.variants import parse_variant
 from ropelens.train.data import Source, prepare_data, require_same
+from ropelens.train.folder import Busy
 from ropelens.train.loop import TrainingFailed
 from ropelens.train.record import read_json, say, write_json
-from ropelens.train.run import Busy, train
+from ropelens.train.run import train
 from ropelens.train.settings import make_settings, processes, shared_batch
 from ropelens.train.sizes import get_size
 

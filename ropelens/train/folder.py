@@ -1,0 +1,105 @@
+"""The folder of a run: whose it is, who is at work on it, how it began and ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import broadcast_object_list
+from filelock import FileLock, Timeout
+
+from ropelens.errors import BadArgument
+from ropelens.output import make_folder
+from ropelens.train.data import require_same
+from ropelens.train.loop import last_whole_checkpoint
+from ropelens.train.record import read_json, write_json
+from ropelens.train.settings import Settings, processes
+
+PACKAGES = ("ropelens", "torch", "transformers", "accelerate", "tokenizers", "numpy")
+
+
+class Busy(BadArgument):
+    """Another process is at work on the run."""
+
+
+def check_folder(out: Path, settings: Settings) -> None:
+    """Refuse a folder whose run.json tells of another run, or of something else."""
+    path = out / "run.json"
+    if not path.exists():
+        return
+    record = read_json(path)
+    if not isinstance(record.get("settings"), dict):
+        raise BadArgument(
+            f"{out} holds the results of another command; a run would mix with them.",
+            attempt="another --out",
+        )
+    require_same(record["settings"], dataclasses.asdict(settings), what=f"the run in {out}")
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Keep every other command from the run while the block runs, however this one ends.
+
+    The main process holds the lock for those that train with it, and tells them if it has it.
+    """
+    lock = FileLock(out / ".lock")
+    if processes().is_main_process:
+        make_folder(out)
+        with suppress(Timeout):
+            lock.acquire(blocking=False)
+    if not broadcast_object_list([lock.is_locked])[0]:
+        raise Busy(
+            f"another process is at work on the run in {out}.",
+            attempt="wait for it, or pass another folder",
+        )
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def what_is_kept(out: Path) -> str:
+    """In words: the last whole checkpoint of the run in `out`, if there is one."""
+    kept = last_whole_checkpoint(out / "checkpoints")
+    return f"{kept.name} is kept" if kept else "no checkpoint had been written"
+
+
+def begin_record(out: Path, decides: dict[str, Any], *, data: Path) -> None:
+    """Write run.json; on a later call, see that what decides the run is what it was."""
+    path = out / "run.json"
+    if path.exists():
+        require_same(read_json(path)["settings"], decides, what=f"the run in {out}")
+        return
+    record = {
+        "settings": decides,
+        "data": os.path.relpath(data, out),
+        "started": _clock(),
+        "command": sys.argv,
+        "versions": {name: version(name) for name in PACKAGES},
+        "processes": processes().num_processes,
+        "threads": torch.get_num_threads(),
+    }
+    write_json(path, record)
+
+
+def is_finished(out: Path) -> bool:
+    """Whether run.json says that the run in `out` came to its end."""
+    return "finished" in read_json(out / "run.json")
+
+
+def finish_record(out: Path, *, tokens: int) -> None:
+    """Say in run.json that the run ended, now, after so many tokens."""
+    path = out / "run.json"
+    write_json(path, read_json(path) | {"finished": _clock(), "tokens": tokens})
+
+
+def _clock() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
