@@ -59,7 +59,11 @@ def test_loss_by_position_and_its_difference(comparison: xr.Dataset) -> None:
     mean = {trace.name: trace.y for trace in traces(figure, y="position_loss")}
     change = {trace.name: trace.y for trace in traces(figure, y="change")}
     np.testing.assert_allclose(mean["rope"], losses[[0, 3]].mean(0))
-    np.testing.assert_allclose(change["nope"], (losses[[2, 5]] - losses[[0, 3]]).mean(0))
+    differences = losses[[2, 5]] - losses[[0, 3]]
+    np.testing.assert_allclose(change["nope"], differences.mean(0))
+    (nope,) = [trace for trace in traces(figure, y="change") if trace.name == "nope"]
+    np.testing.assert_allclose(nope.y + nope.error_y.array, differences.max(0))
+    np.testing.assert_allclose(nope.y - nope.error_y.arrayminus, differences.min(0))
     assert "rope" not in change
     (line,) = figure.layout.shapes[:1]
     assert line.x0 == CONTEXT
@@ -81,6 +85,9 @@ def test_planes_that_stop_stand_where_they_turn_elsewhere(comparison: xr.Dataset
         dims = [dim for dim in comparison[name].dims if dim != "frequency"]
         expected = comparison[name][[1, 4]].mean(dims)
         np.testing.assert_allclose(rows["p-rope:0.5"].y, expected)
+        seeds = comparison[name][[1, 4]].mean([dim for dim in dims if dim != "entry"])
+        highest = rows["p-rope:0.5"].y + rows["p-rope:0.5"].error_y.array
+        np.testing.assert_allclose(highest, seeds.max("entry"))
         hollow = [symbol.endswith("-open") for symbol in rows["nope"].marker.symbol]
         assert hollow == [True] * 8
 
@@ -103,6 +110,9 @@ def test_a_slider_goes_through_the_checkpoints(comparison: xr.Dataset) -> None:
         expected = comparison["growth_q_norm"].sel(step=step)[[0, 3]]
         expected = expected.mean(("entry", "layer", "head"))
         np.testing.assert_allclose(shown.args[0]["y"][0], expected)
+        seeds = comparison["growth_q_norm"].sel(step=step)[[0, 3]].mean(("layer", "head"))
+        highest = expected + shown.args[0]["error_y.array"][0]
+        np.testing.assert_allclose(highest, seeds.max("entry"))
     np.testing.assert_allclose(figure.data[0].y, slider.steps[-1].args[0]["y"][0])
 
 

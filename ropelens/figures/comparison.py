@@ -10,7 +10,7 @@ from plotly.subplots import make_subplots
 
 from ropelens.comparison.pairs import changes, entries_of, group_names
 from ropelens.errors import BadArgument
-from ropelens.figures.series import looks
+from ropelens.figures.series import looks, mean_and_range
 from ropelens.figures.style import COLORS, LABELS, MUTED, new_figure, template
 from ropelens.figures.text import plotly_text
 from ropelens.figures.wavelengths import short_count
@@ -70,7 +70,8 @@ def plot_loss_change(comparison: xr.Dataset, table: pd.DataFrame) -> go.Figure:
 def plot_position_loss(comparison: xr.Dataset) -> go.Figure:
     """Loss by position (nats per token), up to four times the trained context.
 
-    Above each group's mean, below its mean difference to the baseline, over the same text.
+    Above each group's mean, below its mean difference to the baseline, over the same text;
+    whiskers from the lowest seed to the highest.
     """
     figure = make_subplots(
         rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.08, row_heights=[0.5, 0.5]
@@ -88,7 +89,7 @@ def plot_position_loss(comparison: xr.Dataset) -> go.Figure:
                 continue
             figure.add_scatter(
                 x=middle,
-                y=values.mean("entry").values,
+                **mean_and_range(values),
                 name=plotly_text(group),
                 legendgroup=group,
                 showlegend=row == 1,

@@ -11,7 +11,7 @@ from plotly.subplots import make_subplots
 
 from ropelens.comparison.pairs import entries_of, group_names
 from ropelens.figures.plane_marks import marks
-from ropelens.figures.series import looks
+from ropelens.figures.series import looks, mean_and_range
 from ropelens.figures.style import MUTED, template
 from ropelens.figures.text import plotly_text
 from ropelens.figures.wavelengths import AXIS_TITLE, short_count
@@ -29,6 +29,7 @@ PANELS = {
 def plot_comparison_planes(comparison: xr.Dataset) -> go.Figure:
     """Norms and selectivity of the planes, means over layers, heads and seeds.
 
+    Whiskers reach from the lowest seed to the highest.
     Planes stand at their wavelength. One that does not rotate stands where the same plane of
     another group rotates, and is hollow.
     """
@@ -64,7 +65,7 @@ def plot_growth_planes(comparison: xr.Dataset) -> go.Figure:
                     {
                         "label": f"{step:,}",
                         "method": "restyle",
-                        "args": [{"y": [trace.y for trace, _ in frame]}],
+                        "args": [_moved(frame)],
                     }
                     for step, frame in zip(steps, frames, strict=True)
                 ],
@@ -102,14 +103,15 @@ def _traces(comparison: xr.Dataset, *, prefix: str) -> list[tuple[go.Scatter, in
     for row, name in enumerate(PANELS, start=1):
         for group in group_names(comparison):
             values = entries_of(comparison, group)[prefix + name]
-            mean = values.mean([dim for dim in values.dims if dim != "frequency"])
+            kept = ("entry", "frequency")
+            values = values.mean([dim for dim in values.dims if dim not in kept])
             place, turning = plane_places(comparison, group)
             symbol = look[group].symbol
             found.append(
                 (
                     go.Scatter(
                         x=place,
-                        y=mean.values,
+                        **mean_and_range(values.transpose(*kept)),
                         name=plotly_text(group),
                         legendgroup=group,
                         showlegend=row == 1,
@@ -133,11 +135,22 @@ def _traces(comparison: xr.Dataset, *, prefix: str) -> list[tuple[go.Scatter, in
     return found
 
 
+def _moved(frame: Sequence[tuple[go.Scatter, int]]) -> dict[str, list]:
+    """What of a figure's traces another checkpoint changes, as plotly's "restyle" has it."""
+    return {
+        "y": [trace.y for trace, _ in frame],
+        "error_y.array": [trace.error_y.array for trace, _ in frame],
+        "error_y.arrayminus": [trace.error_y.arrayminus for trace, _ in frame],
+    }
+
+
 def _scale(figure: go.Figure, traces: Sequence[tuple[go.Scatter, int]]) -> None:
     """One range for each panel that holds all of `traces`; the first has room for words."""
     for row in range(1, len(PANELS) + 1):
-        values = np.concatenate([trace.y for trace, panel in traces if panel == row])
-        low, high = min(0.0, float(np.nanmin(values))), float(np.nanmax(values))
+        shown = [trace for trace, panel in traces if panel == row]
+        lows = np.concatenate([trace.y - trace.error_y.arrayminus for trace in shown])
+        highs = np.concatenate([trace.y + trace.error_y.array for trace in shown])
+        low, high = min(0.0, float(np.nanmin(lows))), float(np.nanmax(highs))
         room = ROOM if row == 1 else 0.06
         figure.update_yaxes(range=[low and 1.06 * low, (1 + room) * high], row=row)
 

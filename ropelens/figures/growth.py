@@ -11,7 +11,7 @@ from plotly.subplots import make_subplots
 
 from ropelens.comparison.pairs import entries_of, group_names
 from ropelens.comparison.table import loss_past_context
-from ropelens.figures.series import looks
+from ropelens.figures.series import looks, mean_and_range
 from ropelens.figures.style import MUTED, template
 from ropelens.figures.text import plotly_text
 from ropelens.figures.wavelengths import short_count
@@ -58,15 +58,7 @@ def plot_growth(comparison: xr.Dataset) -> go.Figure:
             values = entries_of(of_all, group).transpose("entry", "step")
             figure.add_scatter(
                 x=steps,
-                y=values.mean("entry").values,
-                error_y={
-                    "type": "data",
-                    "array": (values.max("entry") - values.mean("entry")).values,
-                    "arrayminus": (values.mean("entry") - values.min("entry")).values,
-                    "thickness": 1,
-                    "width": 2,
-                    "visible": values.sizes["entry"] > 1,
-                },
+                **mean_and_range(values),
                 name=plotly_text(group),
                 legendgroup=group,
                 showlegend=row == 1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import xarray as xr
 
@@ -30,6 +31,25 @@ class Look:
     def line(self) -> dict[str, object]:
         """As plotly's `line`."""
         return {"color": self.color, "dash": self.dash, "width": 2}
+
+
+def mean_and_range(values: xr.DataArray) -> dict[str, Any]:
+    """As plotly's `y` and `error_y`: the mean over `entry`, from the lowest to the highest.
+
+    `values` are over `entry` and one axis more; of one entry there is no range to show.
+    """
+    mean = values.mean("entry")
+    return {
+        "y": mean.values,
+        "error_y": {
+            "type": "data",
+            "array": (values.max("entry") - mean).values,
+            "arrayminus": (mean - values.min("entry")).values,
+            "thickness": 1,
+            "width": 2,
+            "visible": values.sizes["entry"] > 1,
+        },
+    }
 
 
 def looks(comparison: xr.Dataset) -> Mapping[str, Look]:

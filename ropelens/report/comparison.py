@@ -80,12 +80,14 @@ def comparison_figures(comparison: xr.Dataset, table: pd.DataFrame) -> dict[str,
     if "position_loss" in comparison:
         figures[
             "How well tokens are predicted by where they stand. Right of the dotted line the "
-            "text is longer than any that was learnt from."
+            "text is longer than any that was learnt from. Whiskers reach from the lowest seed "
+            "to the highest, where there are several."
         ] = plot_position_loss(comparison)
     figures[
         "Mean norms say how much a plane can do, selectivity how much it pushes heads toward "
         "the keys they pick. Hollow marks are planes that do not rotate; they stand where the "
-        "same plane rotates in another model."
+        "same plane rotates in another model. Whiskers reach from the lowest seed to the "
+        "highest, where there are several."
     ] = plot_comparison_planes(comparison)
     figures[
         "Heads by the source of their choice: position, content, both, the first token, or "
