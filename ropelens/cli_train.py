@@ -59,7 +59,11 @@ def train(
     ] = None,
     variant: Annotated[
         str,
-        typer.Option(metavar="NAME[:VALUE]", help="The model's RoPE: p-rope:0.75, nope, ..."),
+        typer.Option(
+            metavar="NAME[:VALUE]",
+            help="The model's RoPE: p-rope:0.75, nope, ...; all but "
+            "nope-every, which LLaMA's configuration lacks.",
+        ),
     ] = "rope",
     size: Annotated[
         str,
@@ -71,7 +75,7 @@ def train(
     ] = "tiny",
     context: Annotated[int, typer.Option(metavar="N", help="Tokens a sequence.")] = 512,
     vocabulary: Annotated[
-        int, typer.Option(metavar="N", help="Tokens of the BPE tokenizer.")
+        int, typer.Option(metavar="N", help="Tokens of the BPE tokenizer, 258 to 65,536.")
     ] = 2048,
     steps: Annotated[int, typer.Option(metavar="N", help="Optimizer steps.")] = 2500,
     learning_rate: Annotated[

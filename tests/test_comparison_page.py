@@ -178,20 +178,26 @@ def test_bars_count_labels(comparison: xr.Dataset) -> None:
 
 def test_findings_say_the_order_of_the_losses(comparison: xr.Dataset) -> None:
     said = findings(comparison, rl.summarize_comparison(comparison))
-    assert said[0].startswith("Against rope, the loss changes by: p-rope:0.5 +0.105 (")
+    told = "Loss against that of rope, nats per token with 95% intervals: p-rope:0.5 +0.105 ("
+    assert said[0].startswith(told)
     assert "; nope +0.210 (" in said[0]
-    assert said[0].endswith(", 2 pairs of seeds) nats per token, with 95% intervals.")
+    assert said[0].endswith(", 2 pairs of seeds).")
+    one_seed = comparison.isel(entry=[0, 2])
+    (told, *_) = findings(one_seed, rl.summarize_comparison(one_seed))
+    end = "over the text of one seed). An interval over the text of one seed says nothing"
+    assert f"{end} of training again." in told
     assert said[-1] == "A finding."
-    (grown,) = [s for s in said if s.startswith("In rope seed 0, of the checkpoints kept")]
-    assert "positional heads at step 2, semantic heads at step 1," in grown
+    (grown,) = [s for s in said if s.startswith("rope seed 0, at the checkpoints kept")]
+    first = "the first positional head at step 2, the first semantic head at step 1,"
+    assert first in grown
     norm = comparison["growth_q_norm"]
     norm[0] = 1.0
     norm[{"entry": 0, "frequency": 5}] = [[[2.0]], [[0.5]], [[2.0]], [[2.0]]]
     wavelength = short_count(2 * np.pi * 10_000.0 ** (5 / 8))
     said = findings(comparison, rl.summarize_comparison(comparison))
-    (grown,) = [s for s in said if s.startswith("In rope seed 0, of the checkpoints kept")]
+    (grown,) = [s for s in said if s.startswith("rope seed 0, at the checkpoints kept")]
     longest = (
-        f"queries are longest in a plane of wavelength {wavelength} tokens, as from step 4 on"
+        f"from step 4 on its longest queries lie in a plane of wavelength {wavelength} tokens"
     )
     assert grown.endswith(f"; {longest}.")
     for step in (2, 3):  # that another run kept, and this one did not
@@ -201,7 +207,7 @@ def test_findings_say_the_order_of_the_losses(comparison: xr.Dataset) -> None:
         assert any(s.endswith(f"; {longest}.".replace("4", "48"[step == 2])) for s in said)
     comparison["growth_induction"] = 0 * comparison["growth_induction"]
     said = findings(comparison, rl.summarize_comparison(comparison))
-    assert any("an induction head at no step;" in s for s in said)
+    assert any("no induction head (previous-token" in s for s in said)
 
 
 def test_findings_say_what_differs_by_more_than_chance(comparison: xr.Dataset) -> None:
@@ -212,21 +218,24 @@ def test_findings_say_what_differs_by_more_than_chance(comparison: xr.Dataset) -
     (repeats,) = [s for s in said if s.startswith("Random tokens, repeated")]
     spread = stats.t.ppf(0.975, 1) * 0.005
     bounds = f"+{0.505 - spread:.3f} to +{0.505 + spread:.3f}"
-    told = f"from rope leave out 0 for nope +0.505 ({bounds}, 2 pairs of seeds); no interval is"
-    assert f"nats per token; 95% intervals of the change {told} known of p-rope:0.5." in repeats
-    assert repeats.endswith("(chance 12.5%); no interval is known of p-rope:0.5, nope.")
+    told = f"the change from rope leaves out 0 for nope +0.505 ({bounds}, 2 pairs of seeds)"
+    alike = "the same change in all pairs, so no interval."
+    assert f"; the 95% interval of {told}; p-rope:0.5: {alike} Of keys" in repeats
+    assert repeats.endswith(f"(chance 12.5%); p-rope:0.5, nope: {alike}")
     comparison["repeat_loss"][2::3] = xr.DataArray([4.5, 4.49], dims="entry")
     comparison["repeat_loss"][1::3] = xr.DataArray([4.5, 5.51], dims="entry")
     said = findings(comparison, rl.summarize_comparison(comparison))
     (repeats,) = [s for s in said if s.startswith("Random tokens, repeated")]
-    assert "leave out 0 for nope −0.505 (" in repeats
+    assert "leaves out 0 for nope −0.505 (" in repeats
     comparison["repeat_loss"][2::3] = xr.DataArray([4.5, 5.51], dims="entry")
     said = findings(comparison, rl.summarize_comparison(comparison))
-    assert any("no 95% interval of a change from rope leaves out 0. Of" in s for s in said)
+    assert any(
+        "; no change from rope is told from 0 by its 95% interval. Of" in s for s in said
+    )
     one_seed = comparison.isel(entry=[0, 2])
     said = findings(one_seed, rl.summarize_comparison(one_seed))
     (past,) = [s for s in said if s.startswith("Past the trained context")]
-    assert past.endswith("nats per token; no interval is known of nope.")
+    assert past.endswith("nats per token; nope: one pair, so no interval.")
     alone = comparison.isel(entry=[0, 3]).assign_coords(partner=("entry", [0, 1]))
     said = findings(alone, rl.summarize_comparison(alone))
     assert any(s.endswith("(rope) nats per token.") for s in said)

@@ -161,7 +161,12 @@ def test_whatever_a_full_disk_stops_is_explained(
 
 @pytest.mark.parametrize("step", [23, 24, 25, 60])
 def test_a_stop_after_any_step(
-    run: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+    run: Path,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    step: int,
 ) -> None:
     """Between rows of metrics.csv, each the mean of five steps; on one; and after the last."""
     with monkeypatch.context() as patch:
@@ -169,12 +174,27 @@ def test_a_stop_after_any_step(
         with pytest.raises(KeyboardInterrupt):
             train([text], out=tmp_path, checkpoint_seconds=0, **OPTIONS)
     assert not (tmp_path / "model.safetensors").exists()
+    told = f"stopped; the same command goes on from checkpoint-{step}\n"
+    assert capfd.readouterr().err.endswith(told)
     train([text], out=tmp_path, **OPTIONS)
     assert metrics(tmp_path) == metrics(run)
     for name in ("model.safetensors", "config.json", "generation_config.json"):
         assert (tmp_path / name).read_bytes() == (run / name).read_bytes()
     kept, expected = ((of / "history").iterdir() for of in (tmp_path, run))
     assert {folder.name for folder in kept} == {folder.name for folder in expected}
+
+
+def test_a_stop_before_the_first_checkpoint(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Checkpoints, "on_step_end", stop)
+    with pytest.raises(KeyboardInterrupt):
+        train([text], out=tmp_path, **OPTIONS)
+    told = "stopped; the same command begins again, for no checkpoint was due\n"
+    assert capfd.readouterr().err.endswith(told)
 
 
 def test_a_checkpoint_without_its_running_loss(

@@ -89,7 +89,7 @@ def test_off_a_terminal_only_plain_lines(
     assert "\r" not in err
     said = [
         r"training a tokenizer",
-        r"train: \d+ sequences of 32 tokens",
+        r"train: \d+ sequences of 32 tokens, and \d+ held out for validation",
         r"step 5/10  loss \d\.\d{4}  [\d,]+ tokens/s, 0:00:\d\d left",
         r"step 10/10  validation loss \d\.\d{4}",
     ]

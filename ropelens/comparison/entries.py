@@ -91,6 +91,8 @@ def find_entries(paths: Sequence[str | Path]) -> list[Entry]:
 
 def _look(path: Path) -> list[tuple[Path, dict[str, Any] | None]]:
     """The folders that `path` stands for, each with what a run's run.json says."""
+    if not path.is_dir():
+        raise BadArgument(f"There is no folder {path}.", attempt=NOTHING)
     if (path / STUDY).exists():
         return _study(path)
     record = _record(path)
@@ -160,8 +162,9 @@ def _runs(found: Iterable[tuple[Path, dict[str, Any] | None]]) -> list[Entry]:
     if twice:
         raise BadArgument(
             f"Two runs are both {twice[0]}.",
-            means="they differ in settings that a comparison does not tell apart",
-            attempt="one of them",
+            seen=", ".join(str(e.folder) for e in entries if e.name == twice[0]),
+            means="a comparison holds one run of a variant, size and seed",
+            attempt="leave one of them out",
         )
     return entries
 

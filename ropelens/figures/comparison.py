@@ -62,7 +62,9 @@ def plot_loss_change(comparison: xr.Dataset, table: pd.DataFrame) -> go.Figure:
         )
     figure.add_vline(x=0, line={"color": MUTED, "width": 1.5})
     figure.update_layout(showlegend=False)
-    figure.update_xaxes(title_text="difference in loss (nats per token; right is worse)")
+    figure.update_xaxes(
+        title_text="difference in loss (nats per token; right is worse)", exponentformat="none"
+    )
     figure.update_yaxes(range=[-0.6, len(rows) - 0.4], showgrid=False, type="category")
     return figure
 

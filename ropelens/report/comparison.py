@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 import sys
@@ -16,11 +17,13 @@ from ropelens.comparison.table import summarize_comparison
 from ropelens.figures.comparison import plot_label_counts, plot_loss_change, plot_position_loss
 from ropelens.figures.comparison_planes import plot_comparison_planes, plot_growth_planes
 from ropelens.figures.growth import plot_growth
+from ropelens.heads import Thresholds
 from ropelens.output import output_folder, write_whole
 from ropelens.report import comparison_words as words
 from ropelens.report.answer import render_figures
 from ropelens.report.comparison_table import shown_columns, table_rows
 from ropelens.report.page import versions
+from ropelens.report.words import label_rules
 from ropelens.results import save_results
 
 QUESTION = "How do they use their frequencies, side by side?"
@@ -74,8 +77,8 @@ def comparison_figures(comparison: xr.Dataset, table: pd.DataFrame) -> dict[str,
     figures: dict[str, go.Figure] = {}
     if table["loss_change"].notna().any():
         figures[
-            "The loss on the same text, less that of the baseline. A ring is one pair, a bar "
-            "the 95% interval; left of the line is better."
+            "The loss on the same text, less that of the baseline. A ring is one pair, a "
+            "filled mark their mean, a bar its 95% interval; left of the line is better."
         ] = plot_loss_change(comparison, table)
     if "position_loss" in comparison:
         figures[
@@ -90,8 +93,8 @@ def comparison_figures(comparison: xr.Dataset, table: pd.DataFrame) -> dict[str,
         "highest, where there are several."
     ] = plot_comparison_planes(comparison)
     figures[
-        "Heads by the source of their choice: position, content, both, the first token, or "
-        "hardly any choice."
+        "Heads by the source of their choice of keys: position, both (mixed), content, the "
+        "first token (sink), or hardly any choice (diffuse)."
     ] = plot_label_counts(table)
     if "growth_loss" in comparison:
         figures[
@@ -125,5 +128,6 @@ def render_comparison(comparison: xr.Dataset) -> str:
         },
         run=words.run_facts(comparison),
         versions=versions(comparison),
+        label_rules=label_rules(dataclasses.asdict(Thresholds())),
         command=str(comparison.attrs.get("command", "")),
     )

@@ -19,7 +19,7 @@ COLUMNS = (
     Column("worse", "worse", "pairs", "pairs in which the loss is above the baseline's", 0),
     Column(
         "loss_past_context", "past\ncontext", "nats/token",
-        "loss of tokens further into the text than any that was learnt from",
+        "loss at positions beyond the trained context, up to four times it",
     ),
     Column(
         "repeat_loss", "repeated", "nats/token",
@@ -40,16 +40,20 @@ COLUMNS = (
     ),
     Column(
         "positional", "positional", "heads",
-        "heads whose choice of keys the offset explains more than what the tokens are", 1,
+        "heads with two thirds or more of their position and content bits from position", 1,
     ),
     Column(
-        "positional_wavelength", "through", "tokens",
+        "positional_wavelength", "positional\nthrough", "tokens",
         "the median wavelength that positional heads select their keys through, of planes that "
         "turn",
     ),
-    Column("semantic", "semantic", "heads", "heads whose choice the tokens explain more", 1),
     Column(
-        "semantic_wavelength", "through", "tokens",
+        "semantic", "semantic", "heads",
+        "heads with one third or less of those bits from position; all others are mixed, sinks "
+        "or diffuse", 1,
+    ),
+    Column(
+        "semantic_wavelength", "semantic\nthrough", "tokens",
         "the median wavelength that semantic heads select their keys through, of planes that "
         "turn",
     ),
@@ -58,7 +62,10 @@ COLUMNS = (
 
 def shown_columns(table: pd.DataFrame) -> tuple[Column, ...]:
     """The columns of which this table knows something."""
-    return tuple(c for c in COLUMNS if c.name in table and table[c.name].notna().any())
+    known = {name for name in table if table[name].notna().any()}
+    if "loss_change" not in known:
+        known.discard("worse")
+    return tuple(column for column in COLUMNS if column.name in known)
 
 
 def table_rows(table: pd.DataFrame) -> list[NamedRow]:
@@ -82,4 +89,6 @@ def _cell(row: dict, column: Column) -> str:
         return NOTHING if math.isnan(value) else "∞"
     if column.name.endswith("wavelength"):
         return short_count(value)
+    if column.unit == "heads":
+        return f"{value:.3g}"
     return f"{value:.{column.digits}f}".replace("-", "−")

@@ -69,26 +69,35 @@ def _losses(comparison: xr.Dataset, table: pd.DataFrame) -> str:
     """Loss of the baseline, and the differences to it from the best to the worst."""
     baseline = str(comparison.attrs["baseline"])
     known = table[table["loss_change"].notna()].sort_values("loss_change")
-    losses = _each(table, "loss", "{:.3f}")
     if known.empty:
-        why = f"no other model read the tokens that {baseline} did"
-        if "context" in comparison.attrs:
-            why = f"no run has one of {baseline} with its size and seed beside it"
-        return f"The loss is {losses} nats per token; {why}."
+        why = (
+            f"no run of another variant has the size and seed of one of {baseline}"
+            if "context" in comparison.attrs
+            else f"no other model read the tokens that {baseline} did"
+        )
+        losses = _each(table, "loss", "{:.3f}")
+        return f"The loss is {losses} nats per token, not to be compared in pairs: {why}."
     changes = "; ".join(
         f"{row['group']} {signed(row['loss_change'])} "
         f"({interval(row['low'], row['high'])}, {_over(row)})"
         for row in known.to_dict("records")
     )
-    return (
-        f"Against {baseline}, the loss changes by: {changes} nats per token, "
-        "with 95% intervals."
-    )
+    said = f"Loss against that of {baseline}, nats per token with 95% intervals: {changes}."
+    if (known["over"] == "sequences").any():
+        said += " An interval over the text of one seed says nothing of training again."
+    return said
 
 
 def _over(row: Mapping[Hashable, Any]) -> str:
     """What the interval of a row is over."""
-    return "both standard errors" if row["over"] == "apart" else _pairs(row, "sequences")
+    if row["over"] == "apart":
+        return "over text, unpaired"
+    return _seeds(row) or "over the text of one seed"
+
+
+def _seeds(row: Mapping[Hashable, Any]) -> str:
+    """How many pairs of seeds an interval is over, if it is over seeds."""
+    return f"{row['pairs']} pairs of seeds" if row["pairs"] > 1 else ""
 
 
 def _apart(table: pd.DataFrame, name: str) -> str:
@@ -97,31 +106,29 @@ def _apart(table: pd.DataFrame, name: str) -> str:
     An interval without any width is none: shares of few needles may change alike in all pairs.
     """
     paired = table[table[f"{name}_change"].notna()]
-    if paired.empty:
-        return ""
-    wide = paired[f"{name}_low"] < paired[f"{name}_high"]
-    without = ", ".join(paired["group"][~wide])
-    if not wide.any():
-        return f"; no interval is known of {without}"
-    known = paired[wide]
+    low, high = paired[f"{name}_low"], paired[f"{name}_high"]
+    alike, alone = paired["group"][low == high], paired["group"][low.isna()]
+    known = paired[low < high]
     apart = known[(known[f"{name}_low"] > 0) | (known[f"{name}_high"] < 0)]
     baseline = str(table["group"].iloc[0])
-    changes = ", ".join(
-        f"{row['group']} {signed(row[f'{name}_change'])} "
-        f"({interval(row[f'{name}_low'], row[f'{name}_high'])}, {_pairs(row, 'trials')})"
-        for row in apart.to_dict("records")
-    )
-    said = (
-        f"; 95% intervals of the change from {baseline} leave out 0 for {changes}"
-        if changes
-        else f"; no 95% interval of a change from {baseline} leaves out 0"
-    )
-    return f"{said}; no interval is known of {without}" if without else said
-
-
-def _pairs(row: Mapping[Hashable, Any], parts: str) -> str:
-    """What an interval of a row is over: its pairs of seeds, or the `parts` of one."""
-    return f"{row['pairs']} pairs of seeds" if row["pairs"] > 1 else f"{parts}, one seed"
+    said = ""
+    if len(apart):
+        said += (
+            f"; the 95% interval of the change from {baseline} leaves out 0 for "
+            + ", ".join(
+                f"{row['group']} {signed(row[f'{name}_change'])} "
+                f"({interval(row[f'{name}_low'], row[f'{name}_high'])}, "
+                f"{_seeds(row) or 'over trials of one seed'})"
+                for row in apart.to_dict("records")
+            )
+        )
+    elif len(known):
+        said += f"; no change from {baseline} is told from 0 by its 95% interval"
+    if len(alike):
+        said += f"; {', '.join(alike)}: the same change in all pairs, so no interval"
+    if len(alone):
+        said += f"; {', '.join(alone)}: one pair, so no interval"
+    return said
 
 
 def _lacking(comparison: xr.Dataset) -> list[str]:
@@ -145,20 +152,20 @@ def _growth(comparison: xr.Dataset, group: str) -> str:
     entries = entries_of(comparison, group).isel(entry=0)
     heads = ("layer", "head")
     appear = {
-        "a head on the previous token": entries["growth_previous_token"].max(heads) >= LOOKS_AT,
-        "positional heads": (entries["growth_label"] == "positional").any(heads),
-        "semantic heads": (entries["growth_label"] == "semantic").any(heads),
-        "an induction head": entries["growth_induction"].max(heads) >= LOOKS_AT,
+        "previous-token head": entries["growth_previous_token"].max(heads) >= LOOKS_AT,
+        "positional head": (entries["growth_label"] == "positional").any(heads),
+        "semantic head": (entries["growth_label"] == "semantic").any(heads),
+        "induction head": entries["growth_induction"].max(heads) >= LOOKS_AT,
     }
     steps = comparison["step"].values
-    told = [
-        f"{what} at step {int(steps[found.values.argmax()]):,}"
-        if bool(found.any())
-        else f"{what} at no step"
-        for what, found in appear.items()
-    ]
+    first = {
+        what: int(steps[found.values.argmax()]) for what, found in appear.items() if found.any()
+    }
+    parts = [f"the first {what} at step {step:,}" for what, step in first.items()]
+    parts += [f"no {what}" for what in appear if what not in first]
     return (
-        f"In {entries['entry'].item()}, of the checkpoints kept, first: {', '.join(told)}; "
+        f"{entries['entry'].item()}, at the checkpoints kept: {', '.join(parts)} "
+        f"(previous-token and induction: {LOOKS_AT:.0%} of the attention or more); "
         f"{_longest_queries(entries)}."
     )
 
@@ -176,7 +183,7 @@ def _longest_queries(entry: xr.Dataset) -> str:
         if math.isfinite(wavelength)
         else "that does not rotate"
     )
-    return f"queries are longest in a plane {where}, as from step {since:,} on"
+    return f"from step {since:,} on its longest queries lie in a plane {where}"
 
 
 def _each(table: pd.DataFrame, name: str, digits: str) -> str:
@@ -189,12 +196,11 @@ def _each(table: pd.DataFrame, name: str, digits: str) -> str:
 def facts(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
     """The line under the title: what stands side by side."""
     entries = comparison.sizes["entry"]
-    said = [
-        f"{len(table)} groups, {entries} entries"
-        if entries > len(table)
-        else f"{entries} entries"
-    ]
-    if "context" in comparison.attrs:
+    of_runs = "context" in comparison.attrs
+    said = [f"{entries} {'runs' if of_runs else 'models'}"]
+    if entries > len(table):
+        said.insert(0, f"{len(table)} variants")
+    if of_runs:
         said.append(f"context {int(comparison.attrs['context']):,}")
     if "tokens_seen" in comparison.coords:
         seen = sorted({int(tokens) for tokens in comparison["tokens_seen"].max("step").values})
@@ -207,7 +213,7 @@ def run_facts(comparison: xr.Dataset) -> list[tuple[str, str]]:
     """What was run, as pairs of a name and a value with its unit."""
     facts = comparison.attrs
     said = [
-        ("entries", ", ".join(comparison["entry"].values.tolist())),
+        ("runs" if "context" in facts else "models", ", ".join(_named(comparison))),
         ("baseline", str(facts["baseline"])),
     ]
     if "context" in facts:
@@ -220,8 +226,13 @@ def run_facts(comparison: xr.Dataset) -> list[tuple[str, str]]:
                 f"and planes, {facts['growth_sequences']:,} for these of each step",
             ),
         ]
-    said += [("seed", str(facts["seed"])), ("created", str(facts["created"]))]
-    if "model" in comparison.coords:
-        models = zip(comparison["entry"].values, comparison["model"].values, strict=True)
-        said.append(("models", ", ".join(f"{entry}: {model}" for entry, model in models)))
-    return said
+    return [*said, ("seed", str(facts["seed"])), ("created", str(facts["created"]))]
+
+
+def _named(comparison: xr.Dataset) -> list[str]:
+    """The entries; of analyses, whose names are folders, with the models in them."""
+    entries = comparison["entry"].values.tolist()
+    if "model" not in comparison.coords:
+        return entries
+    models = comparison["model"].values.tolist()
+    return [f"{entry} ({model})" for entry, model in zip(entries, models, strict=True)]

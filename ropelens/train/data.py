@@ -159,13 +159,17 @@ def _fill(
             count = write_sequences(
                 group, tokenizer, array, context=source.context, most=source.sequences
             )
-            say(f"{name}: {count:,} sequences of {source.context} tokens")
+            apart = 0 if held_out else _share_of_validation(count)
+            say(
+                f"{name}: {count - apart:,} sequences of {source.context} tokens"
+                + (f", and {apart:,} held out for validation" if apart else "")
+            )
             if name == "valid":
                 least, why = LEAST_VALID, "intervals are over sequences"
                 what = "The validation text is too short"
             else:
                 # Where no text is given for it, validation takes some of the sequences.
-                least = batch + (0 if held_out else _share_of_validation(count))
+                least = batch + apart
                 why = "one batch, and validation's share"
                 what = "The text is too short to train on"
             if count < least:

@@ -72,6 +72,12 @@ def what_is_kept(out: Path) -> str:
     return f"{kept.name} is kept" if kept else "no checkpoint had been written"
 
 
+def how_to_go_on(out: Path) -> str:
+    """In words: what the same command does with the run in `out`."""
+    kept = last_whole_checkpoint(out / "checkpoints")
+    return f"goes on from {kept.name}" if kept else "begins again, for no checkpoint was due"
+
+
 def begin_record(out: Path, decides: dict[str, Any], *, data: Path) -> None:
     """Write run.json; on a later call, see that what decides the run is what it was."""
     path = out / "run.json"

@@ -162,10 +162,16 @@ def differences(
 ) -> str:
     """The values of `names` that differ: "steps: 3, now 4", by what stands `between` them."""
     return "; ".join(
-        f"{name}: {one.get(name)}{between}{other.get(name)}"
+        f"{name}: {_short(one.get(name))}{between}{_short(other.get(name))}"
         for name in names
         if one.get(name) != other.get(name)
     )
+
+
+def _short(value: object) -> str:
+    """A value as text; of a fingerprint the first digits tell enough."""
+    text = str(value)
+    return text[:8] if len(text) == 64 else text
 
 
 def write_json(path: Path, value: Any) -> None:

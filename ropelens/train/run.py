@@ -23,6 +23,7 @@ from ropelens.train.folder import (
     begin_record,
     check_folder,
     finish_record,
+    how_to_go_on,
     is_finished,
     what_is_kept,
 )
@@ -139,7 +140,12 @@ def train(
                 remove_checkpoints(out / "checkpoints")  # of a run stopped while it did so
                 say(f"{out} is finished already")
             return out
-        model = _fit(out, settings, data=data, checkpoint_seconds=checkpoint_seconds)
+        try:
+            model = _fit(out, settings, data=data, checkpoint_seconds=checkpoint_seconds)
+        except KeyboardInterrupt:
+            if main:
+                say(f"stopped; the same command {how_to_go_on(out)}")
+            raise
         if main:
             # The Trainer turns it off; whoever loads the model wants it to write quickly.
             model.config.use_cache = model.generation_config.use_cache = True

@@ -99,8 +99,9 @@ def get_size(size: str | Size) -> Size:
     if 0 in (layers, width, heads, kv_heads) or width % (2 * heads) or heads % kv_heads:
         raise BadArgument(
             f"no model can have the size {size}.",
-            means="heads share the width evenly, an even part each, and key-value heads "
-            "the heads",
+            means="the width must be a multiple of twice the heads, and the heads one of the "
+            "key-value heads",
+            attempt="layers x width x heads x kv_heads, such as 8x384x6x2",
         )
     return Size(
         layers=layers,

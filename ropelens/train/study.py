@@ -28,6 +28,8 @@ from ropelens.train.sizes import get_size
 STUDY = "study.json"
 """The file of a study's folder that says which study it is."""
 
+WORDS = {int: "whole numbers, such as [0, 1]", str: 'texts, such as ["rope"]'}
+
 DATA_FOLDER = "data"
 """The folder in a study's of what its runs learn from."""
 
@@ -71,6 +73,8 @@ def read_study(path: Path) -> Study:
     Raises:
         BadArgument: no such file, no TOML, a name or a value that a study does not have.
     """
+    if not path.is_file():
+        raise BadArgument(f"There is no study file {path}.")
     try:
         facts = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeError, tomllib.TOMLDecodeError) as error:
@@ -121,7 +125,7 @@ def _check_type(path: Path, name: str, value: object) -> None:
     one = name in ("context", "vocabulary", "steps")
     values = [value] if one else value
     if not isinstance(values, list) or not all(type(v) is kind for v in values):
-        wanted = "a whole number" if one else f"a list of {kind.__name__}"
+        wanted = "a whole number" if one else f"a list of {WORDS[kind]}"
         raise BadArgument(f"{path}: {name} must be {wanted}.", seen=repr(value))
 
 
