@@ -92,7 +92,7 @@ def test_variants_are_trained_and_compared(tmp_path: Path) -> None:
     folder = tmp_path / "reports" / "variants" / "small"
     assert done.stdout.strip() == str(folder / "index.html")
     said = json.loads((folder / "run.json").read_text())["findings"]
-    assert said[0].startswith("Against rope, the loss changes by: ")
+    assert said[0].startswith("Loss against that of rope, nats per token")
     (still,) = [sentence for sentence in said if "stops carry" in sentence]
     assert still.startswith("The 4 planes of 8 that p-rope:0.5 stops carry ")
     assert "% of the squared query norm" in still
