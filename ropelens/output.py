@@ -63,7 +63,7 @@ def explain_full_disk(what: str, *, means: Callable[[], str], attempt: str) -> I
     try:
         yield
     except Exception as error:
-        if not disk_full(error):
+        if not _disk_full(error):
             raise
         seen = " ".join(str(error).split())[:200]
         raise BadArgument(
@@ -110,7 +110,7 @@ def fingerprint(path: str | Path) -> str:
     return hashlib.sha256(listing.encode()).hexdigest()
 
 
-def disk_full(error: Exception) -> bool:
+def _disk_full(error: Exception) -> bool:
     """Whether `error`, of whatever library, says that a disk (or a quota) is full."""
     # Libraries that write through C or Rust say it in words, in errors of their own.
     words = [*map(os.strerror, FULL), *TORCH_SAVE_FAILED]

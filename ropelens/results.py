@@ -43,6 +43,9 @@ EXPECTED_OF_RUNS = (
 """What a comparison of trained runs has besides."""
 
 
+AGAIN = "a folder that {} wrote; where it was damaged, run that again"
+
+
 def save_profile(profile: xr.Dataset, path: str | Path) -> Path:
     """Write a profile to `path`, whole or not at all; see `save_results`."""
     return save_results(profile, path)
@@ -93,10 +96,11 @@ def open_comparison(path: str | Path) -> xr.Dataset:
     """
     expected = EXPECTED_OF_COMPARISON
     found = open_results(path, "comparison", by="ropelens compare", variables=expected)
-    if "position_loss" not in found:
-        return found
-    of_runs = expected + EXPECTED_OF_RUNS
-    return open_results(path, "comparison", by="ropelens compare", variables=of_runs)
+    if "position_loss" in found:
+        _require(
+            found, Path(path), "comparison", by="ropelens compare", variables=EXPECTED_OF_RUNS
+        )
+    return found
 
 
 def open_results(
@@ -104,7 +108,7 @@ def open_results(
 ) -> xr.Dataset:
     """The results in a file that the command `by` writes, if it has all `variables`."""
     path = Path(path)
-    again = f"a folder that {by} wrote; where it was damaged, run that again"
+    again = AGAIN.format(by)
     if not path.is_file():
         raise BadArgument(f"There is no {what} at {path}.", attempt=again)
     try:
@@ -115,15 +119,28 @@ def open_results(
             seen=" ".join(f"{type(error).__name__}: {error}".split())[:200],
             attempt=again,
         ) from error
-    missing = [name for name in variables if name not in results.variables]
-    missing += [name for name in ("model", "seed") if name not in results.attrs]
-    if missing:
-        raise BadArgument(
-            f"{path} is no {what}.", seen=f"it has no {missing[0]}", attempt=again
-        )
+    _require(results, path, what, by=by, variables=variables, attributes=("model", "seed"))
     plain = (v.item() if isinstance(v, np.generic) else v for v in results.attrs.values())
     results.attrs = dict(zip(results.attrs, plain, strict=True))
     return results
+
+
+def _require(
+    results: xr.Dataset,
+    path: Path,
+    what: str,
+    *,
+    by: str,
+    variables: tuple[str, ...],
+    attributes: tuple[str, ...] = (),
+) -> None:
+    """Raise BadArgument for results from the file at `path` that lack any of these."""
+    missing = [name for name in variables if name not in results.variables]
+    missing += [name for name in attributes if name not in results.attrs]
+    if missing:
+        raise BadArgument(
+            f"{path} is no {what}.", seen=f"it has no {missing[0]}", attempt=AGAIN.format(by)
+        )
 
 
 def _told(value: object) -> object:

@@ -24,6 +24,7 @@ from ropelens.errors import BadArgument
 from ropelens.output import file_name, fingerprint
 from ropelens.profiling import versions
 from ropelens.results import open_profile
+from ropelens.train.data import DATA
 
 GROWTH = "growth_"
 """Before the names of what is known of every checkpoint of a run, not the last alone."""
@@ -184,7 +185,7 @@ class _Measurement:
     ) -> xr.Dataset:
         key = {
             "weights": fingerprint(folder),
-            "text": fingerprint(run.data / "data.json"),
+            "text": fingerprint(run.data / DATA),
             "sequences": self.sequences,
             "seed": self.seed,
             "versions": versions(),

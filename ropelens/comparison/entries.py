@@ -12,6 +12,7 @@ from typing import Any
 
 from ropelens.errors import BadArgument
 from ropelens.rope.variants import parse_variant
+from ropelens.train.data import DATA
 from ropelens.train.record import differences, read_json
 from ropelens.train.sizes import SIZES, Size
 from ropelens.train.study import STUDY, runs_of, saved_study
@@ -116,22 +117,26 @@ def _record(folder: Path) -> dict[str, Any]:
 def unfinished_runs(paths: Sequence[str | Path]) -> list[str]:
     """The runs of the studies in `paths` that are not finished: "tiny/nope/seed-2"."""
     return [
-        str(folder.relative_to(path))
+        name
         for path in map(Path, paths)
         if (path / STUDY).exists()
-        for folder, record in _runs_of_study(path)
-        if "finished" not in record
+        for name in _unfinished(path, _runs_of_study(path))
     ]
+
+
+def _unfinished(path: Path, runs: Sequence[tuple[Path, dict[str, Any]]]) -> list[str]:
+    return [str(at.relative_to(path)) for at, record in runs if "finished" not in record]
 
 
 def _study(path: Path) -> list[tuple[Path, dict[str, Any] | None]]:
     """The finished runs of a study, in its order."""
-    if missing := unfinished_runs([path]):
+    runs = _runs_of_study(path)
+    if missing := _unfinished(path, runs):
         warnings.warn(
             f"runs of {path} that are not finished are left out: {', '.join(missing)}",
             stacklevel=5,  # the line that called `compare`
         )
-    return [(at, record) for at, record in _runs_of_study(path) if "finished" in record]
+    return [(at, record) for at, record in runs if "finished" in record]
 
 
 def _runs_of_study(path: Path) -> list[tuple[Path, dict[str, Any]]]:
@@ -194,7 +199,7 @@ def _run(folder: Path, record: dict[str, Any]) -> Run:
 
 def _check_data(run: Run, settings: dict[str, Any]) -> None:
     """Refuse a run whose `data` folder is gone, or holds other text than it learnt from."""
-    path = run.data / "data.json"
+    path = run.data / DATA
     if not path.exists():
         raise BadArgument(
             f"The data that the run in {run.folder} learnt from is not in {run.data}.",

@@ -153,32 +153,36 @@ def _fill(
         context=source.context,
     )
     tokenizer.save_pretrained(folder)
-    for name, group in (("train", documents), ("valid", held_out)):
-        if group:
-            array = folder / f"{name}.npy"
-            count = write_sequences(
-                group, tokenizer, array, context=source.context, most=source.sequences
-            )
-            apart = 0 if held_out else _share_of_validation(count)
-            say(
-                f"{name}: {count - apart:,} sequences of {source.context} tokens"
-                + (f", and {apart:,} held out for validation" if apart else "")
-            )
-            if name == "valid":
-                least, why = LEAST_VALID, "intervals are over sequences"
-                what = "The validation text is too short"
-            else:
-                # Where no text is given for it, validation takes some of the sequences.
-                least = batch + apart
-                why = "one batch, and validation's share"
-                what = "The text is too short to train on"
-            if count < least:
-                raise BadText(
-                    f"{what} at a context of {source.context:,} tokens.",
-                    seen=f"{count:,} sequences of {source.context:,} tokens",
-                    means=f"at least {least:,} are needed: {why}",
-                    attempt="pass more text, or a smaller context",
-                )
+    context, most = source.context, source.sequences
+    count = write_sequences(
+        documents, tokenizer, folder / "train.npy", context=context, most=most
+    )
+    # Where no text is given for it, validation takes some of the sequences.
+    apart = 0 if held_out else _share_of_validation(count)
+    say(
+        f"train: {count - apart:,} sequences of {context} tokens"
+        + (f", and {apart:,} held out for validation" if apart else "")
+    )
+    if count < batch + apart:
+        why = "one batch, and validation's share"
+        raise _too_short("text is too short to train on", count, batch + apart, why, context)
+    if held_out:
+        count = write_sequences(
+            held_out, tokenizer, folder / "valid.npy", context=context, most=most
+        )
+        say(f"valid: {count:,} sequences of {context} tokens")
+        if count < LEAST_VALID:
+            why = "intervals are over sequences"
+            raise _too_short("validation text is too short", count, LEAST_VALID, why, context)
+
+
+def _too_short(what: str, count: int, least: int, why: str, context: int) -> BadText:
+    return BadText(
+        f"The {what} at a context of {context:,} tokens.",
+        seen=f"{count:,} sequences of {context:,} tokens",
+        means=f"at least {least:,} are needed: {why}",
+        attempt="pass more text, or a smaller context",
+    )
 
 
 def _share_of_validation(count: int) -> int:

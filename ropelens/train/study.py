@@ -92,7 +92,7 @@ def read_study(path: Path) -> Study:
     for name in ("variants", "seeds", "sizes"):
         values = getattr(study, name)
         if name == "variants":
-            values = [(parse_variant(text).name, parse_variant(text).value) for text in values]
+            values = [(v.name, v.value) for v in map(parse_variant, values)]
         if len(set(values)) < max(1, len(values)):
             raise BadArgument(
                 f"{path}: {name} must name one or more, each once.",
