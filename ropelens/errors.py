@@ -29,6 +29,15 @@ class RopelensError(ValueError):
         return "; ".join(said)
 
 
+def words_of(error: BaseException, *, kind: bool = False) -> str:
+    """What an error of another library says, on one line, for `seen`.
+
+    `kind`: with its type, where its words alone say little. Cut at 300 characters.
+    """
+    said = f"{type(error).__name__}: {error}" if kind else str(error)
+    return " ".join(said.split())[:300]
+
+
 class UnsupportedModel(RopelensError):
     """The model cannot be measured: it does not rotate, or hides its attention."""
 

@@ -22,7 +22,7 @@ import xarray as xr
 from transformers import PreTrainedModel
 
 from ropelens.bundled import sample_path
-from ropelens.errors import BadArgument, BadText
+from ropelens.errors import BadArgument, BadText, words_of
 from ropelens.models.checkpoint import locate
 from ropelens.models.load import load
 from ropelens.models.subject import stated_context
@@ -229,7 +229,7 @@ def _out_of_memory(context: int) -> Iterator[None]:
             raise
         raise BadArgument(
             "The measurement does not fit into memory.",
-            seen=f"context {context:,}; " + " ".join(str(error).split())[:200],
+            seen=f"context {context:,}; " + words_of(error),
             attempt="a smaller --context, fewer --rows, --dtype bfloat16, or another --device",
         ) from error
 

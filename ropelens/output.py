@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ropelens.errors import BadArgument, BadCheckpoint
+from ropelens.errors import BadArgument, BadCheckpoint, words_of
 
 LAST = "run.json"  # stands for the whole set: taken away first and put back last
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -65,9 +65,11 @@ def explain_full_disk(what: str, *, means: Callable[[], str], attempt: str) -> I
     except Exception as error:
         if not _disk_full(error):
             raise
-        seen = " ".join(str(error).split())[:200]
         raise BadArgument(
-            f"The disk is full: {what}.", seen=seen, means=means(), attempt=attempt
+            f"The disk is full: {what}.",
+            seen=words_of(error),
+            means=means(),
+            attempt=attempt,
         ) from error
 
 

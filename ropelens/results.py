@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
-from ropelens.errors import BadArgument
+from ropelens.errors import BadArgument, words_of
 from ropelens.output import write_whole
 
 EXPECTED = (
@@ -116,7 +116,7 @@ def open_results(
     except Exception as error:  # whatever a damaged file makes HDF5, h5py and xarray raise
         raise BadArgument(
             f"{path} is no {what}.",
-            seen=" ".join(f"{type(error).__name__}: {error}".split())[:200],
+            seen=words_of(error, kind=True),
             attempt=again,
         ) from error
     _require(results, path, what, by=by, variables=variables, attributes=("model", "seed"))

@@ -14,6 +14,7 @@ from trained import NANO, story
 
 import ropelens as rl
 from ropelens.analyze import Job, run
+from ropelens.output import fingerprint
 from ropelens.train import train
 
 FILES = ["comparison.csv", "comparison.nc", "index.html", "run.json"]
@@ -74,6 +75,9 @@ def test_runs_become_four_files(ropelens: Command, runs: list[Path], tmp_path: P
     assert table["over"].fillna("").tolist() == ["", "sequences"]
     record = json.loads((out / "run.json").read_text())
     assert record["command"].startswith("ropelens compare ")
+    assert (record["context"], record["sequences"]) == (32, 4)
+    for entry, run_folder in zip(record["entries"], runs, strict=True):
+        assert record["fingerprints"][entry] == fingerprint(run_folder)
     page = (out / "index.html").read_bytes()
     assert ropelens("report", out) == Ended(0, f"{out / 'index.html'}\n", "")
     assert (out / "index.html").read_bytes() == page

@@ -18,7 +18,7 @@ from ropelens.errors import BadArgument
 from ropelens.report import render, words, write_index, write_report
 from ropelens.report.page import model_name, run_facts, versions
 from ropelens.report.payload import attention_bytes, build_payload, packed
-from ropelens.report.table import COLUMNS, signed, table_rows
+from ropelens.report.table import COLUMNS, change_and_interval, signed, table_rows
 
 
 @pytest.fixture(scope="module")
@@ -189,3 +189,17 @@ def test_index_lists_pages_with_what_they_found(tmp_path, small):
 )
 def test_a_small_change_keeps_a_digit(value: float, shown: str) -> None:
     assert signed(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ((-2e-5, -0.0031, 0.003), ("−0.000", "−0.003 to +0.003")),
+        ((-2e-5, -3e-5, 1e-4), ("−0.00002", "−0.00003 to +0.0001")),
+        ((0.25, float("nan"), float("nan")), ("+0.250", "–")),
+    ],
+)
+def test_a_change_is_as_precise_as_its_interval(
+    values: tuple[float, float, float], shown: tuple[str, str]
+) -> None:
+    assert change_and_interval(*values) == shown

@@ -168,6 +168,7 @@ def test_too_little_text(tmp_path: Path) -> None:
 def test_validation_text_that_is_learnt_from(text: Path, tmp_path: Path) -> None:
     with pytest.raises(BadText, match="All of the validation text is also text to learn from"):
         train([text], valid=[text], out=tmp_path / "run", **OPTIONS)
+    assert not (tmp_path / "run").exists()
     other = tmp_path / "other.txt"
     other.write_text(story(80)[7:])
     with pytest.warns(UserWarning, match="1 of 2 documents of the validation text are also"):

@@ -76,10 +76,10 @@ def compare(
     loss by position a sixty-fourth). Repeats and needles are the same for all.
 
     Returns a dataset over `entry` (coordinates group, variant, size, seed): the heads and
-    planes of each as a profile has them, `label`, `loss` and, of runs, `sequence_loss`
-    (all on the same sequences), `position_loss` up to four times the trained context,
-    `first_loss` and `repeat_loss` on repeated random tokens, `retrieval` and
-    `retrieval_hit` of each trial; and what is known of every checkpoint, over (entry, step),
+    planes of each as a profile has them, `label`, `loss` and, of runs, the `fingerprint`
+    of the weights, `sequence_loss` (all on the same sequences), `position_loss` up to four
+    times the trained context, `first_loss` and `repeat_loss` on repeated random tokens,
+    `retrieval` and `retrieval_hit` of each trial; and what is known of every checkpoint, over (entry, step),
     under names that begin with "growth_".
     Entries without a layer, head, plane or step hold NaN there, and "" as a label.
 
@@ -124,7 +124,8 @@ def compare_entries(
         dataset = dataset.assign({GROWTH + str(n): v for n, v in growth.data_vars.items()})
         per_step = np.array([run.tokens_per_step for run in runs])
         dataset = dataset.assign_coords(
-            tokens_seen=(("entry", "step"), per_step[:, None] * dataset["step"].values)
+            tokens_seen=(("entry", "step"), per_step[:, None] * dataset["step"].values),
+            fingerprint=("entry", [fingerprint(run.folder) for run in runs]),
         )
         context = runs[0].context
         facts = {
@@ -133,6 +134,7 @@ def compare_entries(
             "sequences": dataset.sizes["sequence"],
             "head_sequences": dataset.attrs["sequences"],
             "growth_sequences": growth.attrs["sequences"],
+            "data_sha256": fingerprint(runs[0].data / DATA),
             "unfinished": ", ".join(unfinished),
         }
     else:

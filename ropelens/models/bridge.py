@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.errors import BadArgument, UnsupportedModel, words_of
 from ropelens.models.doorway import Observer, device_of
 from ropelens.statistics.call import AttentionCall
 
@@ -134,6 +134,6 @@ def bridge(model: PreTrainedModel, tokenizer: Any) -> Any:
     except ValueError as error:
         raise UnsupportedModel(
             f"TransformerLens cannot run {type(model).__name__}.",
-            seen=" ".join(str(error).split())[:100],
+            seen=words_of(error),
             attempt="the default backend, hf",
         ) from error

@@ -15,7 +15,7 @@ from huggingface_hub import snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError, safe_open
 
-from ropelens.errors import BadArgument, BadCheckpoint
+from ropelens.errors import BadArgument, BadCheckpoint, words_of
 
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py"]
 # Below the top folder lie conversions (onnx/, original/, ...) that nothing here reads.
@@ -166,7 +166,7 @@ def _from_hub(name: str, revision: str | None, local_files_only: bool) -> Path:
     where = f"{name} at revision {revision}" if revision else name
     raise BadCheckpoint(
         f"There is no checkpoint called {where}.",
-        seen="no folder of that name here; " + " ".join(str(reason).split())[:300],
+        seen="no folder of that name here; " + words_of(reason),
         attempt="check the spelling; a model of the Hub that is not in the cache needs the "
         "network (and HF_HUB_OFFLINE unset), a gated one `hf auth login`",
     ) from reason

@@ -19,7 +19,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel
+from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel, words_of
 from ropelens.models import checks, llama2c
 from ropelens.models import variants as _registers_rope_types  # noqa: F401
 from ropelens.models.checkpoint import (
@@ -98,7 +98,8 @@ def _read_folder(
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # whatever a wrong value makes its class raise
         raise BadCheckpoint(
-            f"{folder / 'config.json'} is refused by transformers.", seen=_reason(error)
+            f"{folder / 'config.json'} is refused by transformers.",
+            seen=words_of(error, kind=True),
         ) from error
     checks.check_architecture(config)
     weight_files(folder, config=written)
@@ -152,7 +153,7 @@ def _read_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenize
     except Exception as error:  # whatever a damaged file makes its class raise
         raise BadCheckpoint(
             f"The tokenizer in {folder} cannot be read.",
-            seen=_reason(error),
+            seen=words_of(error, kind=True),
             attempt="fetch its files again, or remove them to work with token ids",
         ) from error
 
@@ -186,7 +187,7 @@ def _device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise BadArgument(
             f"The device {name!r} does not work here.",
-            seen=_reason(error),
+            seen=words_of(error, kind=True),
             attempt="device cpu",
         ) from error
     return device
@@ -200,16 +201,17 @@ def _loading(path: Path) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         raise BadArgument(
             f"The model in {path} does not fit into the memory of the device.",
-            seen=_reason(error),
+            seen=words_of(error, kind=True),
             attempt="a smaller dtype (bfloat16), or another device",
         ) from error
     except ImportError as error:
         raise UnsupportedModel(
-            f"The model in {path} needs a package that is not installed.", seen=_reason(error)
+            f"The model in {path} needs a package that is not installed.",
+            seen=words_of(error, kind=True),
         ) from error
     except Exception as error:  # the files' fault: nothing of ours runs inside
         raise BadCheckpoint(
-            f"transformers cannot load the model in {path}.", seen=_reason(error)
+            f"transformers cannot load the model in {path}.", seen=words_of(error, kind=True)
         ) from error
 
 
@@ -228,7 +230,3 @@ def _quiet_transformers() -> Iterator[None]:
         transformers_logging.set_verbosity(verbosity)
         if hide_bars:
             transformers_logging.enable_progress_bar()
-
-
-def _reason(error: BaseException) -> str:
-    return f"{type(error).__name__}: " + " ".join(str(error).split())[:300]

@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -26,7 +27,7 @@ from ropelens.report.page import versions
 from ropelens.report.words import label_rules
 from ropelens.results import save_results
 
-QUESTION = "How do they use their frequencies, side by side?"
+QUESTION = "How do these models differ in their use of RoPE's frequencies?"
 
 
 def write_comparison(
@@ -50,18 +51,7 @@ def write_comparison(
     )
     table = summarize_comparison(comparison)
     said = words.findings(comparison, table)
-    record = {
-        "command": command,
-        "question": question,
-        "finding": said[0],
-        "findings": said,
-        "model": {"name": str(comparison.attrs["model"])},
-        "entries": comparison["entry"].values.tolist(),
-        "baseline": comparison.attrs["baseline"],
-        "seed": comparison.attrs["seed"],
-        "created": comparison.attrs["created"],
-        "versions": json.loads(comparison.attrs["versions"]),
-    }
+    record = _record(comparison, said)
     page = render_comparison(comparison)
     Path(folder).parent.mkdir(parents=True, exist_ok=True)
     with output_folder(folder) as results:
@@ -70,6 +60,32 @@ def write_comparison(
         write_whole(results / "index.html", page)
         write_whole(results / "run.json", json.dumps(record, indent=2) + "\n")
     return Path(folder) / "index.html"
+
+
+OF_RUNS = ("context", "sequences", "head_sequences", "growth_sequences", "data_sha256")
+"""What run.json tells of trained runs alone. `data_sha256` is that of their data.json, which
+names the text, the validation text and the tokenizer."""
+
+
+def _record(comparison: xr.Dataset, findings: Sequence[str]) -> dict[str, Any]:
+    """What run.json says."""
+    facts = comparison.attrs
+    record = {
+        "command": facts["command"],
+        "question": facts["question"],
+        "finding": findings[0],
+        "findings": findings,
+        "model": {"name": str(facts["model"])},
+        "entries": comparison["entry"].values.tolist(),
+        "baseline": facts["baseline"],
+        "seed": facts["seed"],
+        "created": facts["created"],
+        "versions": json.loads(facts["versions"]),
+    }
+    if "fingerprint" in comparison.coords:
+        prints = comparison["fingerprint"].values.tolist()
+        record["fingerprints"] = dict(zip(record["entries"], prints, strict=True))
+    return record | {name: facts[name] for name in OF_RUNS if name in facts}
 
 
 def comparison_figures(comparison: xr.Dataset, table: pd.DataFrame) -> dict[str, go.Figure]:

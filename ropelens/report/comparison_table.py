@@ -7,7 +7,7 @@ import math
 import pandas as pd
 
 from ropelens.figures.wavelengths import short_count
-from ropelens.report.table import NOTHING, RETRIEVED, Column, NamedRow, interval, signed
+from ropelens.report.table import NOTHING, RETRIEVED, Column, NamedRow, change_and_interval
 
 COLUMNS = (
     Column("loss", "loss", "nats/token", "on the text", 3),
@@ -82,9 +82,9 @@ def _cell(row: dict, column: Column) -> str:
     if column.name == "worse":
         return f"{row['worse']} of {row['pairs']}" if row["pairs"] else NOTHING
     if column.name == "loss_change":
-        return (
-            f"{signed(value)}\n{interval(row['low'], row['high'])}" if row["over"] else NOTHING
-        )
+        if not row["over"]:
+            return NOTHING
+        return "\n".join(change_and_interval(value, row["low"], row["high"]))
     if not math.isfinite(value):
         return NOTHING if math.isnan(value) else "∞"
     if column.name.endswith("wavelength"):

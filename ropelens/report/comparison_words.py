@@ -13,7 +13,7 @@ import xarray as xr
 from ropelens.comparison.pairs import entries_of
 from ropelens.comparison.table import LOOKS_AT
 from ropelens.figures.wavelengths import short_count
-from ropelens.report.table import CHANCE, interval, signed
+from ropelens.report.table import CHANCE, change_and_interval
 
 
 def findings(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
@@ -78,14 +78,19 @@ def _losses(comparison: xr.Dataset, table: pd.DataFrame) -> str:
         losses = _each(table, "loss", "{:.3f}")
         return f"The loss is {losses} nats per token, not to be compared in pairs: {why}."
     changes = "; ".join(
-        f"{row['group']} {signed(row['loss_change'])} "
-        f"({interval(row['low'], row['high'])}, {_over(row)})"
+        f"{row['group']} {_change(row, ('loss_change', 'low', 'high'), _over(row))}"
         for row in known.to_dict("records")
     )
     said = f"Loss against that of {baseline}, nats per token with 95% intervals: {changes}."
     if (known["over"] == "sequences").any():
         said += " An interval over the text of one seed says nothing of training again."
     return said
+
+
+def _change(row: Mapping[Hashable, Any], names: tuple[str, str, str], over: str) -> str:
+    """A change, its interval (`names` of the three) and what that is over."""
+    value, ends = change_and_interval(*(row[name] for name in names))
+    return f"{value} ({ends}, {over})"
 
 
 def _over(row: Mapping[Hashable, Any]) -> str:
@@ -113,14 +118,14 @@ def _apart(table: pd.DataFrame, name: str) -> str:
     baseline = str(table["group"].iloc[0])
     said = ""
     if len(apart):
+        names = (f"{name}_change", f"{name}_low", f"{name}_high")
+        told = (
+            f"{row['group']} {_change(row, names, _seeds(row) or 'over trials of one seed')}"
+            for row in apart.to_dict("records")
+        )
         said += (
             f"; the 95% interval of the change from {baseline} leaves out 0 for "
-            + ", ".join(
-                f"{row['group']} {signed(row[f'{name}_change'])} "
-                f"({interval(row[f'{name}_low'], row[f'{name}_high'])}, "
-                f"{_seeds(row) or 'over trials of one seed'})"
-                for row in apart.to_dict("records")
-            )
+            f"{', '.join(told)}"
         )
     elif len(known):
         said += f"; no change from {baseline} is told from 0 by its 95% interval"

@@ -29,7 +29,7 @@ def signed(value: float) -> str:
     if not math.isfinite(value):
         return NOTHING
     if abs(value) >= ROUNDED_AWAY or value == 0:
-        return f"{value:+.3f}".replace("-", "−")
+        return _three(value)
     if abs(value) < SMALLEST:
         return "±0"
     return np.format_float_positional(
@@ -37,9 +37,19 @@ def signed(value: float) -> str:
     ).replace("-", "−")
 
 
-def interval(low: float, high: float) -> str:
-    """The two ends of an interval of changes."""
-    return f"{signed(low)} to {signed(high)}"
+def change_and_interval(value: float, low: float, high: float) -> tuple[str, str]:
+    """A change and the ends of its interval, `NOTHING` without one, all to one precision.
+
+    Three decimals; where these would all be 0, `signed`.
+    """
+    known = [v for v in (value, low, high) if math.isfinite(v)]
+    write = _three if max(map(abs, known), default=0) >= ROUNDED_AWAY else signed
+    ends = f"{write(low)} to {write(high)}" if math.isfinite(low) else NOTHING
+    return write(value), ends
+
+
+def _three(value: float) -> str:
+    return f"{value:+.3f}".replace("-", "−") if math.isfinite(value) else NOTHING
 
 
 @dataclass(frozen=True)

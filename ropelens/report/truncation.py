@@ -13,7 +13,14 @@ import xarray as xr
 
 from ropelens import figures
 from ropelens.figures.truncation import MEASURES
-from ropelens.report.table import NOTHING, RETRIEVED, Column, NamedRow, interval, signed
+from ropelens.report.table import (
+    NOTHING,
+    RETRIEVED,
+    Column,
+    NamedRow,
+    change_and_interval,
+    signed,
+)
 from ropelens.report.truncation_words import (
     CONTROL,
     OF_END,
@@ -135,12 +142,13 @@ def _rows(table: pd.DataFrame) -> list[NamedRow]:
 
 def _cells(table: pd.DataFrame, row: pd.Series) -> tuple[str, ...]:
     low, high = row["loss_change_low"], row["loss_change_high"]
+    change, ends = change_and_interval(row["loss_change"], low, high)
     most, bits = row["changed_most"], row["largest_attention_change"]
     return (
         f"{100 * row['kept']:.3g}",
         span(row),
-        signed(row["loss_change"]),
-        interval(low, high) if np.isfinite(low) else NOTHING,
+        change,
+        ends,
         signed(control_change(table, row)),
         signed(row["repeat_loss_change"]),
         signed(row["retrieval_change"]),

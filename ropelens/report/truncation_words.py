@@ -11,7 +11,7 @@ import xarray as xr
 from ropelens.figures.label_selectivity import selectivity_shares
 from ropelens.figures.plane_marks import marks, plane_index, turning_wavelengths
 from ropelens.figures.wavelengths import short_count
-from ropelens.report.table import CHANCE, interval, signed
+from ropelens.report.table import CHANCE, change_and_interval, signed
 from ropelens.truncation_summary import summarize_truncation
 
 FREE = 0.01
@@ -84,7 +84,7 @@ def _quarters(table: pd.DataFrame) -> str:
             continue
         parts.append(
             f"the {name} {_stopped(row)} of the planes (wavelengths {span(row)} tokens) "
-            f"changes the loss by {signed(row['loss_change'])} nats/token{_interval(row)}"
+            f"changes the loss by {_change(row)}"
         )
         control = control_change(table, row)
         if math.isfinite(control):
@@ -92,9 +92,11 @@ def _quarters(table: pd.DataFrame) -> str:
     return f"Stopping {'; stopping '.join(parts)}{random}." if parts else ""
 
 
-def _interval(row: pd.Series) -> str:
+def _change(row: pd.Series) -> str:
     low, high = row["loss_change_low"], row["loss_change_high"]
-    return f" (95% interval {interval(low, high)})" if math.isfinite(low) else ""
+    change, ends = change_and_interval(row["loss_change"], low, high)
+    known = f" (95% interval {ends})" if math.isfinite(low) else ""
+    return f"{change} nats/token{known}"
 
 
 def _free(table: pd.DataFrame) -> str:

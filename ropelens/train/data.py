@@ -10,7 +10,7 @@ import itertools
 import json
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from ropelens.errors import BadArgument, BadText
+from ropelens.errors import BadArgument, BadText, words_of
 from ropelens.output import make_folder
 from ropelens.text import fingerprint_of, read_documents
 from ropelens.train.record import differences, read_json, say, write_json
@@ -55,32 +55,49 @@ class Source:
     sequences: int | None = None
 
 
-def prepare_data(folder: Path, source: Source, *, batch: int) -> dict[str, Any]:
-    """Fill `folder` from `source`, or see that it is filled from it; what data.json says.
+@dataclass(frozen=True)
+class Texts:
+    """The documents of a source's files, to learn from and `held_out`."""
 
-    Of processes that want the same folder one fills it, and the others wait. `batch`:
-    sequences that training needs at least.
+    documents: list[str]
+    held_out: list[str]
+
+
+def read_texts(source: Source) -> Texts:
+    """Read the files of `source`.
 
     Raises:
-        BadText: no such text, not UTF-8, too little of it, or none that is held out.
+        BadText: no such text, not UTF-8, or all that is held out is also learnt from.
+    """
+    texts = Texts(read_documents(source.text), read_documents(source.valid))
+    _check_held_out(texts)
+    return texts
+
+
+def prepare_data(folder: Path, source: Source, texts: Texts, *, batch: int) -> dict[str, Any]:
+    """Fill `folder` from `source`, or see that it is filled from it; what data.json says.
+
+    `texts`: what `read_texts` found of it. Of processes that want the same folder one fills it,
+    and the others wait. `batch`: sequences that training needs at least.
+
+    Raises:
+        BadText: too little text.
         BadArgument: the folder cannot be made, or holds other text, or a tokenizer that is
             not the one it was filled with.
     """
-    documents, held_out = read_documents(source.text), read_documents(source.valid)
-    _check_held_out(documents, held_out)
     wanted = {
         "vocabulary": source.vocabulary,
         "context": source.context,
-        "text_sha256": fingerprint_of(documents),
-        "valid_sha256": fingerprint_of(held_out),
+        "text_sha256": fingerprint_of(texts.documents),
+        "valid_sha256": fingerprint_of(texts.held_out),
         "dataset": source.dataset,
     }
     make_folder(folder)
     with FileLock(folder / ".lock"):
         path = folder / DATA
         if not path.exists():
-            texts = StreamedText(source.dataset) if source.dataset else documents
-            _fill(folder, source, texts, held_out, batch=batch)
+            documents = StreamedText(source.dataset) if source.dataset else texts.documents
+            _fill(folder, source, documents, texts.held_out, batch=batch)
             write_json(path, wanted | {"tokenizer_sha256": _tokenizer_sha256(folder)})
     record = read_json(path)
     require_same(
@@ -89,11 +106,11 @@ def prepare_data(folder: Path, source: Source, *, batch: int) -> dict[str, Any]:
     return record
 
 
-def _check_held_out(documents: Sequence[str], held_out: Sequence[str]) -> None:
+def _check_held_out(texts: Texts) -> None:
     """Refuse validation text that is all learnt from, and warn where some of it is."""
-    both = set(documents) & set(held_out)
-    shared = sum(document in both for document in held_out)
-    if held_out and shared == len(held_out):
+    learnt = set(texts.documents)
+    shared = sum(document in learnt for document in texts.held_out)
+    if texts.held_out and shared == len(texts.held_out):
         raise BadText(
             "All of the validation text is also text to learn from.",
             means="its loss would not say how the model does on what it has not seen",
@@ -101,7 +118,7 @@ def _check_held_out(documents: Sequence[str], held_out: Sequence[str]) -> None:
         )
     if shared:
         warnings.warn(
-            f"{shared:,} of {len(held_out):,} documents of the validation text are also "
+            f"{shared:,} of {len(texts.held_out):,} documents of the validation text are also "
             "learnt from",
             stacklevel=2,
         )
@@ -129,7 +146,7 @@ def _tokenizer_sha256(folder: Path) -> str:
         except (OSError, ValueError) as error:
             raise BadArgument(
                 f"{folder / name} is damaged.",
-                seen=" ".join(str(error).split())[:200],
+                seen=words_of(error),
                 attempt=AGAIN.format(folder),
             ) from error
     return hashlib.sha256((folder / TOKENIZER[0]).read_bytes()).hexdigest()
@@ -211,7 +228,7 @@ class StreamedText:
         except (OSError, ValueError, KeyError) as error:
             raise BadText(
                 f"The dataset {self.name} cannot be streamed.",
-                seen=" ".join(str(error).split())[:200],
+                seen=words_of(error),
                 attempt='a name or name:config of `datasets`, with a column "text"',
             ) from error
 

@@ -16,6 +16,7 @@ from ropelens.train.data import (
     Source,
     copy_tokenizer,
     prepare_data,
+    read_texts,
     training_and_validation,
 )
 from ropelens.train.folder import (
@@ -123,14 +124,15 @@ def train(
     shared_batch(settings.size, among=together.num_processes)
     main = together.is_main_process
     check_folder(out, settings)
+    texts = read_texts(source) if main else None  # before there is a folder to leave behind
     explained = explain_full_disk(
         f"the run in {out} cannot go on",
         means=lambda: what_is_kept(out),
         attempt="free some space; the same command then goes on",
     )
     with explained, alone(out):
-        if main:
-            learnt_from = prepare_data(data, source, batch=batch)
+        if texts is not None:
+            learnt_from = prepare_data(data, source, texts, batch=batch)
             begin_record(out, dataclasses.asdict(settings) | learnt_from, data=data)
             copy_tokenizer(data, out)
             remove_broken_checkpoints(out / "checkpoints")

@@ -17,7 +17,7 @@ from typing import Any
 from ropelens.errors import BadArgument
 from ropelens.output import explain_full_disk
 from ropelens.rope.variants import parse_variant
-from ropelens.train.data import Source, prepare_data, require_same
+from ropelens.train.data import Source, prepare_data, read_texts, require_same
 from ropelens.train.folder import Busy
 from ropelens.train.loop import TrainingFailed
 from ropelens.train.record import read_json, say, write_json
@@ -220,12 +220,14 @@ def _begin(out: Path, study: Study, *, text: Sequence[Path], valid: Sequence[Pat
         shared_batch(size, among=together.num_processes)
     if together.is_main_process and not path.exists():
         source = Source(tuple(text), tuple(valid), study.vocabulary, study.context)
+        texts = read_texts(source)
         with explain_full_disk(
             f"the study in {out} cannot be begun",
             means=lambda: "no run had been begun",
             attempt="free some space; the same command begins it",
         ):
-            prepare_data(out / DATA_FOLDER, source, batch=max(size.batch for size in sizes))
+            batch = max(size.batch for size in sizes)
+            prepare_data(out / DATA_FOLDER, source, texts, batch=batch)
             write_json(path, now)
     together.wait_for_everyone()
     require_same(read_json(path), now, what=f"the study in {out}")

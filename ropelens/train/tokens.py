@@ -9,7 +9,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from ropelens.errors import BadArgument
+from ropelens.errors import BadArgument, words_of
 
 BOS, EOS = "<s>", "</s>"
 AGAIN = "remove {}: ropelens train makes it again, the same from the same text"
@@ -106,6 +106,6 @@ def open_sequences(path: Path) -> np.ndarray:
     except (OSError, ValueError, EOFError) as error:
         raise BadArgument(
             f"{path} is damaged.",
-            seen=" ".join(str(error).split())[:200],
+            seen=words_of(error),
             attempt=AGAIN.format(path.parent),
         ) from error
