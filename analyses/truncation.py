@@ -5,7 +5,7 @@ the slowest planes stopped, loses nothing; with the fastest stopped it loses muc
 planes of a trained model stop, from either end or a band of wavelengths at a time, beside
 as many random planes, all on the same text.
 
-Expectation: planes slower than the band of long queries (Oka et al. 2026: at wavelength 2 pi
+Expectation: planes slower than the high-norm band (Oka et al. 2026: at wavelength 2 pi
 context / 3.657) are free, the fastest cost nats/token. A band costs the more, the more the
 heads select through it.
 

@@ -12,9 +12,11 @@ import xarray as xr
 from in_browser import Opened, browser
 from synthetic_profile import synthetic_profile
 
+from ropelens.errors import BadArgument
 from ropelens.figures import plot_claim, plot_head_norms, plot_label_selectivity
 from ropelens.figures.style import new_figure
 from ropelens.report import write_answer
+from ropelens.report.again import rewrite_page
 
 __all__ = ["browser"]
 
@@ -53,6 +55,14 @@ def page(
         profile=profile,
         heads=heads,
     )
+
+
+def test_a_page_of_an_analysis_is_not_replaced(page: Path) -> None:
+    before = page.read_bytes()
+    with pytest.raises(BadArgument, match="is an analysis's own") as caught:
+        rewrite_page(page.parent)
+    assert caught.value.parts["seen"] == f"Does {HOSTILE} run?"
+    assert page.read_bytes() == before
 
 
 def test_writes_four_files_into_a_folder_named_after_the_model(page: Path) -> None:

@@ -79,8 +79,8 @@ def compare(
     planes of each as a profile has them, `label`, `loss` and, of runs, the `fingerprint`
     of the weights, `sequence_loss` (all on the same sequences), `position_loss` up to four
     times the trained context, `first_loss` and `repeat_loss` on repeated random tokens,
-    `retrieval` and `retrieval_hit` of each trial; and what is known of every checkpoint, over (entry, step),
-    under names that begin with "growth_".
+    `retrieval` and `retrieval_hit` of each trial; and what is known of every checkpoint,
+    over (entry, step), under names that begin with "growth_".
     Entries without a layer, head, plane or step hold NaN there, and "" as a label.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Where the trained context and the predicted band of long queries lie among the planes."""
+"""Where the trained context and the predicted high-norm band lie among the planes."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import pandas as pd
 from ropelens.figures.claim import OUTSIDE, signed
 from ropelens.output import write_whole
 from ropelens.report import words
+from ropelens.report.record import read_record
 from ropelens.report.render import asset, environment
 
 CLAIM = {"rank_correlation", "low", "high", "heads"}
@@ -52,7 +52,7 @@ def write_index(folder: str | Path) -> Path:
 
 def _entry(page: Path, folder: Path) -> Entry:
     place = page.parent
-    run = _run(place / "run.json")
+    run = read_record(place)
     finding = run.get("finding")
     if not isinstance(finding, str):
         finding = _from_heads(place / "heads.csv", claim=_claim(run))
@@ -64,15 +64,6 @@ def _entry(page: Path, folder: Path) -> Entry:
         link=quote(page.relative_to(folder).as_posix()),
         finding=finding,
     )
-
-
-def _run(path: Path) -> dict:
-    """The run beside a page; {} where there is none or it is no JSON object."""
-    try:
-        run = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return run if isinstance(run, dict) else {}
 
 
 def _claim(run: dict) -> dict | None:

@@ -126,7 +126,7 @@ def _places(truncation: xr.Dataset) -> str:
     words = {
         "context": "a wavelength of the trained context ({length:,.0f} tokens) falls at "
         "{at:.1f}",
-        "band": "the predicted band of long queries ({length:,.0f} tokens, Oka et al. 2026) "
+        "band": "the predicted high-norm band ({length:,.0f} tokens, Oka et al. 2026) "
         "at {at:.1f}",
     }
     found = [(mark, plane_index(wavelength, mark.wavelength)) for mark in marks(truncation)]
