@@ -40,10 +40,31 @@ def main(
         REPORTS / "variants" / study.stem,
         comparison,
         question="Trained from the start, how do variants of RoPE differ?",
-        findings=what_still_planes_carry(comparison),
+        findings=[where_norms_peak(comparison), *what_still_planes_carry(comparison)],
     )
     rl.write_index(REPORTS)
     typer.echo(page)
+
+
+def where_norms_peak(comparison: xr.Dataset) -> str:
+    """The plane with the largest share of |q||k| in each variant, a mean over layers."""
+    product = comparison["q_norm"].mean("head") * comparison["k_norm"].mean("kv_head")
+    share = (product / product.sum("frequency")).mean("layer")
+    told = []
+    for group in dict.fromkeys(comparison["group"].values.tolist()):
+        at = np.flatnonzero(comparison["group"].values == group)
+        mean = share.isel(entry=at).mean("entry")
+        peak = int(mean.argmax("frequency"))
+        wavelength = float(comparison["wavelength"][at[0], 0, peak])
+        where = (
+            f"{wavelength:,.0f} tokens" if np.isfinite(wavelength) else "one that stands still"
+        )
+        told.append(f"{group} {mean[peak]:.0%} ({where})")
+    even = 1 / np.isfinite(share).sum("frequency").max()
+    return (
+        f"The largest share of |q||k| in one plane, by its wavelength: {', '.join(told)}; "
+        f"evenly spread: {even:.0%}."
+    )
 
 
 def what_still_planes_carry(comparison: xr.Dataset) -> list[str]:

@@ -36,9 +36,10 @@ EXPECTED_OF_COMPARISON = (
 
 
 EXPECTED_OF_RUNS = (
-    *("position_loss", "position_start", "repeat_loss", "retrieval_hit", "step"),
+    *("position_loss", "position_start", "first_loss", "repeat_loss", "retrieval_hit", "step"),
     *("growth_loss", "growth_label", "growth_q_norm", "growth_previous_token"),
-    *("growth_position_loss", "growth_repeat_loss", "growth_retrieval", "growth_induction"),
+    *("growth_position_loss", "growth_first_loss", "growth_repeat_loss"),
+    *("growth_retrieval", "growth_induction"),
 )
 """What a comparison of trained runs has besides."""
 

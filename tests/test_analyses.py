@@ -93,6 +93,15 @@ def test_variants_are_trained_and_compared(tmp_path: Path) -> None:
     assert done.stdout.strip() == str(folder / "index.html")
     said = json.loads((folder / "run.json").read_text())["findings"]
     assert said[0].startswith("Loss against that of rope, nats per token")
+    (peaks,) = [sentence for sentence in said if "largest share" in sentence]
+    assert peaks.endswith("evenly spread: 12%.")
+    assert "% (one that stands still); evenly" in peaks
+    found = rl.open_comparison(folder / "comparison.nc")
+    rope = found.isel(entry=0)
+    product = (rope["q_norm"].mean("head") * rope["k_norm"][:, 0]).values
+    share = (product / product.sum(1, keepdims=True)).mean(0)
+    wavelength = rope["wavelength"][0, share.argmax()].item()
+    assert f"rope {share.max():.0%} ({wavelength:,.0f} tokens), p-rope:0.5" in peaks
     (still,) = [sentence for sentence in said if "stops carry" in sentence]
     assert still.startswith("The 4 planes of 8 that p-rope:0.5 stops carry ")
     assert "% of the squared query norm" in still

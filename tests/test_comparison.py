@@ -110,7 +110,7 @@ def test_heads_and_planes_are_those_of_a_profile(comparison: xr.Dataset, study: 
             values = found[prefix + name].values.ravel()
             np.testing.assert_allclose(values, heads[name], rtol=1e-5)
     last = comparison.sel(entry=entry.name, step=entry.steps)
-    for name in ("repeat_loss", "retrieval"):
+    for name in ("first_loss", "repeat_loss", "retrieval"):
         np.testing.assert_allclose(last[f"growth_{name}"], last[name], rtol=1e-6)
     counted = {name: comparison.attrs[f"{name}_sequences"] for name in ("head", "growth")}
     assert counted == {"head": 4, "growth": 2}
@@ -237,8 +237,8 @@ def test_the_table_counts_heads(comparison: xr.Dataset) -> None:
     assert table.loc["rope", "previous_token_layer_0"] == (previous >= 0.5).sum() / 2
     best = of_rope["induction"].values.max((1, 2)).mean()
     assert table.loc["rope", "induction"] == pytest.approx(best)
-    repeats = of_rope["repeat_loss"].values.mean()
-    assert table.loc["rope", "repeat_loss"] == pytest.approx(repeats)
+    gain = of_rope["first_loss"].values.mean() - of_rope["repeat_loss"].values.mean()
+    assert table.loc["rope", "repeat_gain"] == pytest.approx(gain)
     past = of_rope["position_loss"].values[:, of_rope["position_start"].values >= 32]
     width = (of_rope["position_stop"] - of_rope["position_start"]).values
     weights = width[of_rope["position_start"].values >= 32]
@@ -252,9 +252,9 @@ def test_what_runs_do_has_intervals_too(comparison: xr.Dataset) -> None:
     one = (
         rl.summarize_comparison(comparison.isel(entry=[0, 1, 2])).set_index("group").loc["nope"]
     )
-    repeat = comparison["repeat_loss"].values
+    gain = comparison["first_loss"].values - comparison["repeat_loss"].values
     hit = comparison["retrieval_hit"].mean(("retrieval_length", "depth")).values
-    for name, parts in {"repeat_loss": repeat, "retrieval": hit}.items():
+    for name, parts in {"repeat_gain": gain, "retrieval": hit}.items():
         seeds = parts[[2, 5]].mean(1) - parts[[0, 3]].mean(1)
         trials = parts[2] - parts[0]
         for row, change in ((two, seeds), (one, trials)):

@@ -139,12 +139,13 @@ def test_growth_counts_heads_by_step(comparison: xr.Dataset) -> None:
     by_bin = comparison["growth_position_loss"][[2, 5]].values
     expected = np.average(by_bin[..., 5:], weights=[32, 64], axis=-1)
     np.testing.assert_allclose(past.y, expected.mean(0))
-    for title, name in (
-        ("loss of repeats (nats/token)", "repeat_loss"),
-        ("retrieval (share)", "retrieval"),
+    gain = comparison["growth_first_loss"] - comparison["growth_repeat_loss"]
+    for title, of_all in (
+        ("gain of repeats (nats/token)", gain),
+        ("retrieval (share)", comparison["growth_retrieval"]),
     ):
         (trace,) = [t for t in traces(figure, y=title) if t.name == "nope"]
-        values = comparison[f"growth_{name}"][[2, 5]].values
+        values = of_all[[2, 5]].values
         np.testing.assert_allclose(trace.y, values.reshape(2, len(STEPS), -1).mean((0, 2)))
 
 
@@ -182,6 +183,8 @@ def test_findings_say_the_order_of_the_losses(comparison: xr.Dataset) -> None:
     assert said[0].startswith(told)
     assert "; nope +0.210 (" in said[0]
     assert said[0].endswith(", 2 pairs of seeds).")
+    (still,) = [s for s in said if s.startswith("Nothing rotates in ")]
+    assert still.startswith("Nothing rotates in nope: no head there can be positional by its")
     one_seed = comparison.isel(entry=[0, 2])
     (told, *_) = findings(one_seed, rl.summarize_comparison(one_seed))
     end = "over the text of one seed). An interval over the text of one seed says nothing"
@@ -211,21 +214,22 @@ def test_findings_say_the_order_of_the_losses(comparison: xr.Dataset) -> None:
 
 
 def test_findings_say_what_differs_by_more_than_chance(comparison: xr.Dataset) -> None:
+    comparison["first_loss"][:] = 10.0
     comparison["repeat_loss"][:] = 5.0
-    comparison["repeat_loss"][2::3] += xr.DataArray([0.5, 0.51], dims="entry")
+    comparison["repeat_loss"][2::3] -= xr.DataArray([0.5, 0.51], dims="entry")
     comparison["retrieval_hit"][:] = 1.0
     said = findings(comparison, rl.summarize_comparison(comparison))
-    (repeats,) = [s for s in said if s.startswith("Random tokens, repeated")]
+    (repeats,) = [s for s in said if s.startswith("Random tokens that come")]
     spread = stats.t.ppf(0.975, 1) * 0.005
     bounds = f"+{0.505 - spread:.3f} to +{0.505 + spread:.3f}"
     told = f"the change from rope leaves out 0 for nope +0.505 ({bounds}, 2 pairs of seeds)"
     alike = "the same change in all pairs, so no interval."
     assert f"; the 95% interval of {told}; p-rope:0.5: {alike} Of keys" in repeats
     assert repeats.endswith(f"(chance 12.5%); p-rope:0.5, nope: {alike}")
-    comparison["repeat_loss"][2::3] = xr.DataArray([4.5, 4.49], dims="entry")
+    comparison["repeat_loss"][2::3] = xr.DataArray([5.5, 5.51], dims="entry")
     comparison["repeat_loss"][1::3] = xr.DataArray([4.5, 5.51], dims="entry")
     said = findings(comparison, rl.summarize_comparison(comparison))
-    (repeats,) = [s for s in said if s.startswith("Random tokens, repeated")]
+    (repeats,) = [s for s in said if s.startswith("Random tokens that come")]
     assert "leaves out 0 for nope −0.505 (" in repeats
     comparison["repeat_loss"][2::3] = xr.DataArray([4.5, 5.51], dims="entry")
     said = findings(comparison, rl.summarize_comparison(comparison))
@@ -240,6 +244,19 @@ def test_findings_say_what_differs_by_more_than_chance(comparison: xr.Dataset) -
     said = findings(alone, rl.summarize_comparison(alone))
     assert any(s.endswith("(rope) nats per token.") for s in said)
     assert not any("interval" in s for s in said)
+
+
+def test_numbers_of_heads_are_means(comparison: xr.Dataset) -> None:
+    comparison["previous_token"][:] = 0.4
+    comparison["previous_token"][0, 1] = comparison["previous_token"][2, 1, 0] = 0.5
+    table = rl.summarize_comparison(comparison)
+    (told,) = [s for s in findings(comparison, table) if s.startswith("Heads that give half")]
+    assert told == (
+        "Heads that give half their attention to the previous token: 1 (rope), 0 (p-rope:0.5), "
+        "0.5 (nope); in the first layer: 0 (rope), 0 (p-rope:0.5), 0 (nope)."
+    )
+    at = [column.name for column in shown_columns(table)].index("previous_token_heads")
+    assert [row.cells[at] for row in table_rows(table)] == ["1", "0", "0.5"]
 
 
 def test_findings_say_which_runs_are_missing(comparison: xr.Dataset) -> None:
@@ -273,8 +290,8 @@ def test_the_table_tells_what_is_not_known(comparison: xr.Dataset) -> None:
 
 def test_analyses_have_no_growth(comparison: xr.Dataset) -> None:
     runs_only = [name for name in comparison.data_vars if str(name).startswith("growth_")]
-    runs_only += ["sequence_loss", "position_loss", "repeat_loss", "retrieval"]
-    runs_only.append("retrieval_hit")
+    runs_only += ["sequence_loss", "position_loss", "first_loss", "repeat_loss"]
+    runs_only += ["retrieval", "retrieval_hit"]
     analyses = comparison.drop_vars([*runs_only, "step", "tokens_seen"]).isel(entry=[0, 1])
     table = rl.summarize_comparison(analyses)
     assert table["over"].tolist() == ["", "apart"]

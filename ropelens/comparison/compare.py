@@ -32,7 +32,7 @@ GROWTH = "growth_"
 GROWN = (
     *("loss", "loss_se", "label", "positional_fraction", "previous_token", "induction"),
     *("q_norm", "k_norm", "selectivity", "mean_wavelength"),
-    *("position_loss", "repeat_loss", "retrieval"),
+    *("position_loss", "first_loss", "repeat_loss", "retrieval"),
 )
 
 DESCRIBED = {

@@ -47,9 +47,10 @@ def summarize_comparison(comparison: xr.Dataset) -> pd.DataFrame:
     said: the baseline's own, or models that read different text.
 
     `loss_past_context` is the loss of the tokens between the trained context and the
-    longest position seen, `repeat_loss` that of random tokens when repeated, `retrieval` the
-    share of keys whose value was found; their `_change`, `_low` and `_high` are as the
-    loss's, with trials in place of sequences (past the context: seeds alone).
+    longest position seen, `repeat_gain` how much less random tokens cost when they come a
+    second time, `retrieval` the share of keys whose value was found; their `_change`, `_low`
+    and `_high` are as the loss's, with trials in place of sequences (past the context: seeds
+    alone).
     `previous_token_heads` counts heads that give half their attention to the previous token,
     `previous_token_layer_0` those of the first layer; `induction` is the best head's score.
     These and the heads by label are means over the group's entries;
@@ -112,7 +113,7 @@ def _change(
 
 
 def _behaviour(comparison: xr.Dataset, group: str) -> dict[str, float]:
-    """Loss past the trained context, on repeated tokens, and retrieval; runs only."""
+    """Loss past the trained context, the gain of repeats, and retrieval; runs only."""
     if "position_loss" not in comparison:
         return {}
     found = {}
@@ -128,10 +129,10 @@ def _behaviours(comparison: xr.Dataset) -> dict[str, Measured]:
     """What runs do beside predicting text of the length that they know."""
     # A trial's lengths and depths may share their tokens: one mean a trial.
     hit = comparison["retrieval_hit"].mean(("retrieval_length", "depth"))
-    repeat = comparison["repeat_loss"]
+    gain = repeat_gain(comparison)
     return {
         "loss_past_context": Measured(loss_past_context(comparison, "position_loss")),
-        "repeat_loss": Measured(repeat.mean("trial"), repeat, "trials"),
+        "repeat_gain": Measured(gain.mean("trial"), gain, "trials"),
         "retrieval": Measured(hit.mean("retrieval_trial"), hit, "trials"),
     }
 
@@ -141,6 +142,14 @@ def loss_past_context(comparison: xr.Dataset, name: str) -> xr.DataArray:
     beyond = comparison["position_start"] >= int(comparison.attrs["context"])
     past = comparison[name].where(beyond, drop=True)
     return past.weighted(past["position_stop"] - past["position_start"]).mean("position_bin")
+
+
+def repeat_gain(comparison: xr.Dataset, prefix: str = "") -> xr.DataArray:
+    """How much less random tokens cost the second time, nats/token, by trial.
+
+    Not their loss alone: models differ in what random tokens cost them the first time.
+    """
+    return comparison[prefix + "first_loss"] - comparison[prefix + "repeat_loss"]
 
 
 def _heads(entries: xr.Dataset) -> dict[str, float]:

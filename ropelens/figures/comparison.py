@@ -147,10 +147,10 @@ def plot_label_counts(table: pd.DataFrame) -> go.Figure:
             orientation="h",
             name=label,
             marker={"color": COLORS[label]},
-            text=[f"{count:.3g}" if count else "" for count in rows[label]],
+            text=[f"{count:.1f}".removesuffix(".0") if count else "" for count in rows[label]],
             textposition="inside",
             insidetextanchor="middle",
-            hovertemplate=f"%{{y}}: %{{x:.3g}} {label}<extra></extra>",
+            hovertemplate=f"%{{y}}: %{{x:.2~f}} {label}<extra></extra>",
         )
     figure.update_layout(barmode="stack", bargap=0.3, legend_traceorder="normal")
     figure.update_xaxes(title_text="heads (mean over entries)")

@@ -10,7 +10,7 @@ import xarray as xr
 from plotly.subplots import make_subplots
 
 from ropelens.comparison.pairs import entries_of, group_names
-from ropelens.comparison.table import loss_past_context
+from ropelens.comparison.table import loss_past_context, repeat_gain
 from ropelens.figures.series import looks, mean_and_range
 from ropelens.figures.style import MUTED, template
 from ropelens.figures.text import plotly_text
@@ -32,7 +32,7 @@ def _count(label: str) -> Callable[[xr.Dataset], xr.DataArray]:
 PANELS: dict[str, Callable[[xr.Dataset], xr.DataArray]] = {
     "loss<br>(nats/token)": lambda entries: entries["growth_loss"],
     "loss past context<br>(nats/token)": lambda e: loss_past_context(e, "growth_position_loss"),
-    "loss of repeats<br>(nats/token)": lambda e: e["growth_repeat_loss"].mean("trial"),
+    "gain of repeats<br>(nats/token)": lambda e: repeat_gain(e, "growth_").mean("trial"),
     "positional<br>heads": _count("positional"),
     "semantic<br>heads": _count("semantic"),
     "best head on<br>previous token": lambda e: e["growth_previous_token"].max(HEADS),

@@ -22,8 +22,8 @@ COLUMNS = (
         "loss at positions beyond the trained context, up to four times it",
     ),
     Column(
-        "repeat_loss", "repeated", "nats/token",
-        "loss on random tokens that come a second time, which induction predicts",
+        "repeat_gain", "repeats\ngain", "nats/token",
+        "how much less random tokens cost when they come a second time",
     ),
     Column("retrieval", "retrieval", "0–1", RETRIEVED),
     Column(
@@ -77,6 +77,11 @@ def table_rows(table: pd.DataFrame) -> list[NamedRow]:
     ]
 
 
+def mean_count(value: float) -> str:
+    """A number of heads, the mean over some models: one decimal, none where it is whole."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
 def _cell(row: dict, column: Column) -> str:
     value = float(row[column.name])
     if column.name == "worse":
@@ -90,5 +95,5 @@ def _cell(row: dict, column: Column) -> str:
     if column.name.endswith("wavelength"):
         return short_count(value)
     if column.unit == "heads":
-        return f"{value:.3g}"
+        return mean_count(value)
     return f"{value:.{column.digits}f}".replace("-", "−")

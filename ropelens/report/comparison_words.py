@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import xarray as xr
 from ropelens.comparison.pairs import entries_of
 from ropelens.comparison.table import LOOKS_AT
 from ropelens.figures.wavelengths import short_count
+from ropelens.report.comparison_table import mean_count
 from ropelens.report.table import CHANCE, change_and_interval
 
 
@@ -22,25 +23,30 @@ def findings(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
     if "loss_past_context" in table and table["loss_past_context"].notna().any():
         said.append(
             "Past the trained context the loss is "
-            + _each(table, "loss_past_context", "{:.2f}")
+            + _each(table, "loss_past_context", "{:.2f}".format)
             + f" nats per token{_apart(table, 'loss_past_context')}."
         )
-    if "repeat_loss" in table:
+    if "repeat_gain" in table:
         said.append(
-            "Random tokens, repeated, cost "
-            + _each(table, "repeat_loss", "{:.2f}")
-            + f" nats per token{_apart(table, 'repeat_loss')}. "
+            "Random tokens that come a second time cost less by "
+            + _each(table, "repeat_gain", "{:.2f}".format)
+            + f" nats per token{_apart(table, 'repeat_gain')}. "
             "Of keys, the value was found for "
-            + _each(table, "retrieval", "{:.0%}")
+            + _each(table, "retrieval", "{:.0%}".format)
             + f" (chance {CHANCE:.1%}){_apart(table, 'retrieval')}."
         )
     said.append(
         "Heads that give half their attention to the previous token: "
-        + _each(table, "previous_token_heads", "{:.3g}")
+        + _each(table, "previous_token_heads", mean_count)
         + "; in the first layer: "
-        + _each(table, "previous_token_layer_0", "{:.3g}")
+        + _each(table, "previous_token_layer_0", mean_count)
         + "."
     )
+    if still := _without_rotation(comparison, table):
+        said.append(
+            f"Nothing rotates in {' and '.join(still)}: no head there can be positional by its "
+            "rotation, and what lower layers tell it of position counts as content."
+        )
     waves = table[table[["positional_wavelength", "semantic_wavelength"]].notna().all(axis=1)]
     if len(waves):
         said.append(
@@ -65,6 +71,15 @@ def findings(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
     return said + str(comparison.attrs.get("findings", "")).splitlines()
 
 
+def _without_rotation(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
+    """The groups in which no plane of any layer turns."""
+    return [
+        group
+        for group in table["group"]
+        if not np.isfinite(entries_of(comparison, group)["wavelength"]).any()
+    ]
+
+
 def _losses(comparison: xr.Dataset, table: pd.DataFrame) -> str:
     """Loss of the baseline, and the differences to it from the best to the worst."""
     baseline = str(comparison.attrs["baseline"])
@@ -75,7 +90,7 @@ def _losses(comparison: xr.Dataset, table: pd.DataFrame) -> str:
             if "context" in comparison.attrs
             else f"no other model read the tokens that {baseline} did"
         )
-        losses = _each(table, "loss", "{:.3f}")
+        losses = _each(table, "loss", "{:.3f}".format)
         return f"The loss is {losses} nats per token, not to be compared in pairs: {why}."
     changes = "; ".join(
         f"{row['group']} {_change(row, ('loss_change', 'low', 'high'), _over(row))}"
@@ -191,9 +206,9 @@ def _longest_queries(entry: xr.Dataset) -> str:
     return f"from step {since:,} on its longest queries lie in a plane {where}"
 
 
-def _each(table: pd.DataFrame, name: str, digits: str) -> str:
+def _each(table: pd.DataFrame, name: str, write: Callable[[float], str]) -> str:
     return ", ".join(
-        f"{digits.format(value)} ({group})"
+        f"{write(value)} ({group})"
         for group, value in zip(table["group"], table[name], strict=True)
     )
 
