@@ -46,13 +46,18 @@ def main(
     typer.echo(page)
 
 
+def entries_of_groups(comparison: xr.Dataset) -> dict[str, np.ndarray]:
+    """Where the entries of each variant stand, in the order of the comparison."""
+    groups = comparison["group"].values
+    return {group: np.flatnonzero(groups == group) for group in dict.fromkeys(groups.tolist())}
+
+
 def where_norms_peak(comparison: xr.Dataset) -> str:
     """The plane with the largest share of |q||k| in each variant, a mean over layers."""
     product = comparison["q_norm"].mean("head") * comparison["k_norm"].mean("kv_head")
     share = (product / product.sum("frequency")).mean("layer")
     told = []
-    for group in dict.fromkeys(comparison["group"].values.tolist()):
-        at = np.flatnonzero(comparison["group"].values == group)
+    for group, at in entries_of_groups(comparison).items():
         mean = share.isel(entry=at).mean("entry")
         peak = int(mean.argmax("frequency"))
         wavelength = float(comparison["wavelength"][at[0], 0, peak])
@@ -70,8 +75,8 @@ def where_norms_peak(comparison: xr.Dataset) -> str:
 def what_still_planes_carry(comparison: xr.Dataset) -> list[str]:
     """For each variant that stops some planes: these, beside the same of the baseline."""
     said = []
-    for group in dict.fromkeys(comparison["group"].values.tolist()):
-        entries = comparison.isel(entry=np.flatnonzero(comparison["group"].values == group))
+    for group, at in entries_of_groups(comparison).items():
+        entries = comparison.isel(entry=at)
         entries = entries.isel(entry=entries["partner"].values >= 0)
         beside = comparison.isel(entry=entries["partner"].values)
         wavelength = entries["wavelength"].isel(entry=slice(1), layer=0)

@@ -147,7 +147,7 @@ def plot_label_counts(table: pd.DataFrame) -> go.Figure:
             orientation="h",
             name=label,
             marker={"color": COLORS[label]},
-            text=[f"{count:.1f}".removesuffix(".0") if count else "" for count in rows[label]],
+            text=[mean_count(count) if count else "" for count in rows[label]],
             textposition="inside",
             insidetextanchor="middle",
             hovertemplate=f"%{{y}}: %{{x:.2~f}} {label}<extra></extra>",
@@ -156,3 +156,8 @@ def plot_label_counts(table: pd.DataFrame) -> go.Figure:
     figure.update_xaxes(title_text="heads (mean over entries)")
     figure.update_yaxes(showgrid=False, type="category")
     return figure
+
+
+def mean_count(value: float) -> str:
+    """A number of heads, the mean over some models: one decimal, none where it is whole."""
+    return f"{value:.1f}".removesuffix(".0")

@@ -6,6 +6,7 @@ import math
 
 import pandas as pd
 
+from ropelens.figures.comparison import mean_count
 from ropelens.figures.wavelengths import short_count
 from ropelens.report.table import NOTHING, RETRIEVED, Column, NamedRow, change_and_interval
 
@@ -75,11 +76,6 @@ def table_rows(table: pd.DataFrame) -> list[NamedRow]:
         NamedRow(str(row["group"]), tuple(_cell(row, column) for column in columns))
         for row in table.to_dict("records")
     ]
-
-
-def mean_count(value: float) -> str:
-    """A number of heads, the mean over some models: one decimal, none where it is whole."""
-    return f"{value:.1f}".removesuffix(".0")
 
 
 def _cell(row: dict, column: Column) -> str:

@@ -12,8 +12,8 @@ import xarray as xr
 
 from ropelens.comparison.pairs import entries_of
 from ropelens.comparison.table import LOOKS_AT
+from ropelens.figures.comparison import mean_count
 from ropelens.figures.wavelengths import short_count
-from ropelens.report.comparison_table import mean_count
 from ropelens.report.table import CHANCE, change_and_interval
 
 
