@@ -18,7 +18,6 @@ import ropelens as rl
 from ropelens.comparison.pairs import ALONE
 from ropelens.errors import BadArgument
 from ropelens.figures.comparison_planes import plane_places
-from ropelens.figures.wavelengths import short_count
 from ropelens.report.again import rewrite_page
 from ropelens.report.comparison import comparison_figures
 from ropelens.report.comparison_table import shown_columns, table_rows
@@ -196,12 +195,10 @@ def test_findings_say_the_order_of_the_losses(comparison: xr.Dataset) -> None:
     norm = comparison["growth_q_norm"]
     norm[0] = 1.0
     norm[{"entry": 0, "frequency": 5}] = [[[2.0]], [[0.5]], [[2.0]], [[2.0]]]
-    wavelength = short_count(2 * np.pi * 10_000.0 ** (5 / 8))
     said = findings(comparison, rl.summarize_comparison(comparison))
     (grown,) = [s for s in said if s.startswith("rope seed 0, at the checkpoints kept")]
-    longest = (
-        f"from step 4 on its longest queries lie in a plane of wavelength {wavelength} tokens"
-    )
+    # 2 pi 10,000^(5 / 8) of a head of 16 coordinates
+    longest = "from step 4 on its longest queries lie in a plane of wavelength 1,987 tokens"
     assert grown.endswith(f"; {longest}.")
     for step in (2, 3):  # that another run kept, and this one did not
         lacking = comparison.copy(deep=True)

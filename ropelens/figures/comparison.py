@@ -13,7 +13,6 @@ from ropelens.errors import BadArgument
 from ropelens.figures.series import looks, mean_and_range
 from ropelens.figures.style import COLORS, LABELS, MUTED, new_figure, template
 from ropelens.figures.text import plotly_text
-from ropelens.figures.wavelengths import short_count
 
 
 def plot_loss_change(comparison: xr.Dataset, table: pd.DataFrame) -> go.Figure:
@@ -120,7 +119,7 @@ def plot_position_loss(comparison: xr.Dataset) -> go.Figure:
         text="trained context ",
     )
     figure.update_xaxes(
-        type="log", tickvals=powers, ticktext=[short_count(power) for power in powers]
+        type="log", tickvals=powers, ticktext=[f"{power:,}" for power in powers]
     )
     figure.update_xaxes(title_text="position of the predicted token (log scale)", row=2)
     figure.update_yaxes(title_text="loss (nats/token)", row=1)

@@ -14,7 +14,6 @@ from ropelens.comparison.table import loss_past_context, repeat_gain
 from ropelens.figures.series import looks, mean_and_range
 from ropelens.figures.style import MUTED, template
 from ropelens.figures.text import plotly_text
-from ropelens.figures.wavelengths import short_count
 from ropelens.tasks import NEEDLES
 
 HEADS = ("layer", "head")
@@ -76,9 +75,7 @@ def plot_growth(comparison: xr.Dataset) -> go.Figure:
             figure.update_yaxes(rangemode="tozero", row=row)
     figure.add_hline(y=1 / NEEDLES, line=CHANCE_LINE, row=len(panels))
     ticks = 2 ** np.arange(0, int(np.log2(max(2, int(steps.max())))) + 1, 2)
-    figure.update_xaxes(
-        type="log", tickvals=ticks, ticktext=[short_count(float(tick)) for tick in ticks]
-    )
+    figure.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{tick:,}" for tick in ticks])
     figure.update_xaxes(title_text="training step (log scale)", row=len(panels))
     figure.update_layout(
         template=template("light"),

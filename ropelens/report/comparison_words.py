@@ -199,7 +199,7 @@ def _longest_queries(entry: xr.Dataset) -> str:
     since = int(norm["step"].values[moved[-1] + 1 if len(moved) else 0])
     wavelength = float(entry["wavelength"].median("layer")[most[-1]])
     where = (
-        f"of wavelength {short_count(wavelength)} tokens"
+        f"of wavelength {wavelength:,.0f} tokens"
         if math.isfinite(wavelength)
         else "that does not rotate"
     )
