@@ -47,6 +47,7 @@ def test_write_bundle(run: Path, tmp_path: Path) -> None:
     card = (out / "README.md").read_text()
     assert "# nano: a checkpoint bundled with ropelens" in card
     assert "    ropelens train --text story.txt\n" in card
+    assert "rotation: rope (rope_theta 10000.0, rope_type default), 8 of 8 planes turn" in card
     assert f"| float16, as stored | {measured.half_loss:.5f} |" in card
     assert f"tokens seen: {60 * 4 * 32:,} (60 steps of 4 sequences of 32)" in card
     assert card.count("| 60 | 7,680 |") == 1
@@ -109,6 +110,8 @@ def test_bundled_predicts_and_writes(name: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(bundled, local_files_only=True)
     assert sum(p.numel() for p in model.parameters()) > 2_000_000
     assert model.config.head_dim == 32
+    turning = int((model.model.rotary_emb.inv_freq != 0).sum())
+    assert f"{turning} of 16 planes turn" in (bundled / "README.md").read_text()
     tokens = tokenizer(PASSAGE, return_tensors="pt").input_ids
     assert model(input_ids=tokens, labels=tokens).loss < 0.5 * math.log(len(tokenizer))
     written = model.generate(tokens[:, :20], max_new_tokens=20, do_sample=False, pad_token_id=0)

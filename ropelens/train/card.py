@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from ropelens.rope.formulas import Shape
 from ropelens.rope.variants import parse_variant
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ is a tool's test model: it writes the semblance of a novel, and is good for noth
   attention, tied embeddings
 - shape: {layers} layers, width {width}, {heads} query and {kv_heads} key-value heads of
   {head_dim} dimensions, MLP {mlp}; {parameters:,} parameters
-- rotation: {variant} ({rope}), {wavelengths} planes
+- rotation: {variant} ({rope}), {turning} of {planes} planes turn
 - context: {context} tokens, of which the first is always BOS
 - tokenizer: byte-level BPE of {vocabulary:,} tokens, trained on the same text
 - trained on: {text}
@@ -119,6 +120,7 @@ def model_card(
     settings = record["settings"]
     rates = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
     variant = parse_variant(settings["variant"])
+    frequencies, _ = variant.frequencies(Shape(settings["size"]["head_dim"]))
     sample = EARLY
     if samples:
         sample = SAMPLE.format(
@@ -133,7 +135,8 @@ def model_card(
         else "with rotary position embeddings",
         rope=", ".join(f"{key} {value}" for key, value in rope_parameters.items()),
         needs=NEEDS_ROPELENS if variant.needs_ropelens() else "",
-        wavelengths=settings["size"]["head_dim"] // 2,
+        turning=int(frequencies.count_nonzero()),
+        planes=len(frequencies),
         text=text,
         step=step,
         early=f", of the {settings['steps']:,} that it was trained for" if not samples else "",
