@@ -25,6 +25,7 @@ from ropelens.statistics.sums import (
     LayerSums,
     LossSums,
     Sums,
+    by_group,
     no_sums,
     row_weight_by_group,
 )
@@ -70,6 +71,8 @@ class Batch:
             tokens=int(self.lengths.sum()),
             sequences=len(self.tokens),
             loss=LossSums.of(losses, self.lengths - 1),
+            group_loss=by_group(losses, self.group),
+            group_predicted=by_group(self.lengths - 1, self.group),
             layers=layers,
         )
 

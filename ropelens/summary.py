@@ -45,6 +45,8 @@ DESCRIBED = {
     "position_bits": ("part of it that the offset explains", "bit"),
     "content_bits": ("the rest: what the tokens explain", "bit"),
     "group_rows": ("rows of the group of sequences", "1"),
+    "group_loss": ("mean loss of the predicted tokens of the group", "nat/token"),
+    "group_predicted": ("predicted tokens of the group", "token"),
     "group_total_bits": ("total_bits within the group", "bit"),
     "group_sink_bits": ("sink_bits within the group", "bit"),
     "group_position_gain": ("gain of the position model over the sink model", "bit"),
@@ -111,6 +113,9 @@ def summarize(sums: Sums, planes: Sequence[Planes]) -> xr.Dataset:
         per_row = by_group / group_rows[used, None, None]
         values[name] = (("group", "layer", "head"), per_row)
     values["group_rows"] = (("group",), group_rows[used])
+    group_loss = (sums.group_loss / sums.group_predicted).numpy()
+    values["group_loss"] = (("group",), group_loss[used])
+    values["group_predicted"] = (("group",), sums.group_predicted.numpy()[used])
     coords = {
         "layer": np.arange(len(layers)),
         "head": np.arange(values["total_bits"][1].shape[1]),

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from cli_runs import Command, Ended, here
+from scipy import stats
 from tiny_checkpoints import save_tiny
 from trained import NANO, story
 
@@ -83,8 +85,16 @@ def test_runs_become_four_files(ropelens: Command, runs: list[Path], tmp_path: P
     assert (out / "index.html").read_bytes() == page
 
 
+def losses_of(analysis: Path, text: Path) -> list[float]:
+    """transformers' loss of each sequence that `ropelens analyze` read."""
+    model, tokenizer = rl.load(analysis.parent.parent / f"model-{analysis.parent.name}")
+    tokens = rl.tokenize([text.read_text()], tokenizer, context=16, sequences=4).tokens
+    with torch.no_grad():
+        return [float(model(row[None], labels=row[None]).loss) for row in tokens]
+
+
 def test_models_of_other_depths_are_compared_by_what_was_analyzed(
-    ropelens: Command, analyses: list[Path], tmp_path: Path
+    ropelens: Command, analyses: list[Path], text: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     assert ropelens("compare", *analyses[:2], "--out", out).code == 0
@@ -101,12 +111,15 @@ def test_models_of_other_depths_are_compared_by_what_was_analyzed(
         expected = pd.read_csv(Path(str(analyses[layers == 2])) / "heads.csv")["label"]
         assert found["label"][:layers].values.ravel().tolist() == expected.tolist()
     table = pd.read_csv(out / "comparison.csv").set_index("group")
-    change = profiles[1].attrs["loss"] - profiles[0].attrs["loss"]
-    error = np.hypot(profiles[0].attrs["loss_se"], profiles[1].attrs["loss_se"])
     row = table.loc["shallow/out"]
-    assert row["over"] == "apart"
+    assert (row["over"], row["pairs"]) == ("groups", 1)
+    change = profiles[1].attrs["loss"] - profiles[0].attrs["loss"]
     assert row["loss_change"] == pytest.approx(change)
-    assert row["high"] - row["low"] == pytest.approx(2 * 1.96 * error)
+    deep, shallow = (losses_of(folder, text) for folder in analyses[:2])
+    interval = stats.ttest_rel(shallow, deep).confidence_interval()
+    assert [row["low"], row["high"]] == pytest.approx(list(interval), abs=1e-6)
+    page = (out / "index.html").read_text()
+    assert "over the text, paired" in page
 
 
 def test_models_that_read_other_text_have_no_difference_of_losses(

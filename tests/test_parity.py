@@ -235,6 +235,9 @@ def test_the_losses_standard_error_is_that_of_a_ratio():
     jackknife = np.sqrt(39 / 40 * ((without - without.mean()) ** 2).sum())
     np.testing.assert_allclose(profile.attrs["loss"], losses.sum() / counts.sum())
     np.testing.assert_allclose(profile.attrs["loss_se"], jackknife, rtol=0.05)
+    dealt = np.array([(losses[g::32].sum(), counts[g::32].sum()) for g in range(32)])
+    np.testing.assert_allclose(profile["group_loss"], dealt[:, 0] / dealt[:, 1])
+    np.testing.assert_array_equal(profile["group_predicted"], dealt[:, 1])
     assert np.isnan(measured(model, tokens[:1], lengths[:1]).attrs["loss_se"])
 
 

@@ -35,6 +35,9 @@ GROWN = (
     *("position_loss", "first_loss", "repeat_loss", "retrieval"),
 )
 
+GROUP_LOSS = ("group_loss", "group_predicted")
+"""Variables of a profile by which two of the same tokens are paired."""
+
 DESCRIBED = {
     "loss": ("mean loss of the predicted tokens", "nat/token"),
     "loss_se": ("standard error of the loss over sequences", "nat/token"),
@@ -207,7 +210,12 @@ class _Measurement:
 def _analyses(entries: Sequence[Entry]) -> xr.Dataset:
     """What `ropelens analyze` wrote, side by side."""
     profiles = [open_profile(entry.folder / "profile.nc") for entry in entries]
-    dataset = _side_by_side([head_measures(profile) for profile in profiles], entries)
+    measured = [head_measures(profile) for profile in profiles]
+    if all(name in profile for name in GROUP_LOSS for profile in profiles):  # of now
+        # "group" is an entry's here.
+        losses = [p[list(GROUP_LOSS)].rename(group="sequence_group") for p in profiles]
+        measured = [m.merge(loss) for m, loss in zip(measured, losses, strict=True)]
+    dataset = _side_by_side(measured, entries)
     return dataset.assign_coords(
         model=("entry", [str(p.attrs["model"]) for p in profiles]),
         # Of a profile that does not tell, the tokens are no other's.
@@ -248,5 +256,5 @@ def _side_by_side(datasets: Sequence[xr.Dataset], entries: Sequence[Entry]) -> x
 
 def _numbered(dataset: xr.Dataset) -> xr.Dataset:
     """With an index on every dim that entries may differ in, so that they are aligned."""
-    dims = {"layer", "head", "kv_head", "frequency"} & set(dataset.sizes)
+    dims = {"layer", "head", "kv_head", "frequency", "sequence_group"} & set(dataset.sizes)
     return dataset.assign_coords({str(dim): np.arange(dataset.sizes[dim]) for dim in dims})

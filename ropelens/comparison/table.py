@@ -27,12 +27,14 @@ class Measured:
     """A number of every entry, and the numbers that it is the mean of.
 
     `mean` is over `entry`; `parts`, where they are known, over `entry` and one axis more (the
-    sequences or trials, the same for all entries), which `over` names.
+    sequences, groups of them, or trials, the same for all entries of a pair), which `over`
+    names, each with its part in the mean, its `weight` (without, all are alike).
     """
 
     mean: xr.DataArray
     parts: xr.DataArray | None = None
     over: str = ""
+    weight: xr.DataArray | None = None
 
 
 def summarize_comparison(comparison: xr.Dataset) -> pd.DataFrame:
@@ -41,10 +43,10 @@ def summarize_comparison(comparison: xr.Dataset) -> pd.DataFrame:
     `loss` is the mean over the group's entries (seeds), in nats per token, and
     `loss_change` its difference to the baseline's, pairs of one size and seed; `low` and
     `high` bound it with 95% confidence, by Student's t: over seeds, where there are two or
-    more pairs, or else over sequences (`over` says which, `pairs` how many seeds), and
-    "apart", from the standard errors of both, where the losses of single sequences are not
-    known. `worse` counts the pairs in which the variant loses. NaN where nothing can be
-    said: the baseline's own, or models that read different text.
+    more pairs, or else over sequences, or the 32 groups of them that a profile keeps (`over`
+    says which, `pairs` how many seeds), and "apart", from the standard errors of both, where
+    a profile of an earlier version keeps none. `worse` counts the pairs in which the variant
+    loses. NaN where nothing can be said: the baseline's own, or models that read other text.
 
     `loss_past_context` is the loss of the tokens between the trained context and the
     longest position seen, `repeat_gain` how much less random tokens cost when they come a
@@ -54,8 +56,8 @@ def summarize_comparison(comparison: xr.Dataset) -> pd.DataFrame:
     `previous_token_heads` counts heads that give half their attention to the previous token,
     `previous_token_layer_0` those of the first layer; `induction` is the best head's score.
     These and the heads by label are means over the group's entries;
-    `positional_wavelength` and `semantic_wavelength` are medians over the heads of all of
-    them, of the wavelength (tokens, of planes that turn) that they select through.
+    So are `positional_wavelength` and `semantic_wavelength`, the median over the heads with
+    that label of the wavelength (tokens, of planes that turn) that they select through.
     """
     return pd.DataFrame([_row(comparison, group) for group in group_names(comparison)])
 
@@ -77,17 +79,21 @@ def _row(comparison: xr.Dataset, group: str) -> dict[str, object]:
 
 def _loss_change(comparison: xr.Dataset, group: str) -> dict[str, object]:
     """The difference of the group's loss to the baseline's, with its interval."""
-    loss = Measured(comparison["loss"], comparison.get("sequence_loss"), "sequences")
+    mean = comparison["loss"]
+    loss = Measured(mean, comparison.get("sequence_loss"), "sequences")
+    if "group_loss" in comparison:
+        predicted = comparison["group_predicted"]
+        loss = Measured(mean, comparison["group_loss"], "groups", weight=predicted)
     pairs = changes(loss.mean, group).values
-    over, (mean, low, high) = _change(loss, pairs, group)
+    over, (change, low, high) = _change(loss, pairs, group)
     if len(pairs) and not over:
         # Two models on one text, the losses of whose sequences are not known: as if apart.
         this = int(np.flatnonzero(comparison["group"].values == group)[0])
         both = [this, int(comparison["partner"].values[this])]
         error = float(np.hypot(*comparison["loss_se"].values[both]))
-        over, low, high = "apart", mean - NORMAL * error, mean + NORMAL * error
+        over, low, high = "apart", change - NORMAL * error, change + NORMAL * error
     return {
-        "loss_change": mean,
+        "loss_change": change,
         "low": low,
         "high": high,
         "over": over,
@@ -109,7 +115,11 @@ def _change(
         return "seeds", paired_interval(pairs)
     if measured.parts is None:
         return "", paired_interval(pairs)
-    return measured.over, paired_interval(changes(measured.parts, group).values[0])
+    change = changes(measured.parts, group)[0]
+    known = change.notnull().values  # models that read less text have fewer parts
+    weight = measured.weight
+    weights = None if weight is None else weight.sel(entry=change["entry"]).values[known]
+    return measured.over, paired_interval(change.values[known], weights)
 
 
 def _behaviour(comparison: xr.Dataset, group: str) -> dict[str, float]:
@@ -156,16 +166,17 @@ def _heads(entries: xr.Dataset) -> dict[str, float]:
     """What the heads do, per entry."""
     count = entries.sizes["entry"]
     previous = entries["previous_token"] >= LOOKS_AT
+    heads = ("layer", "head")
     wavelengths = {
         f"{label}_wavelength": float(
-            entries["mean_wavelength"].where(entries["label"] == label).median()
+            entries["mean_wavelength"].where(entries["label"] == label).median(heads).mean()
         )
         for label in ("positional", "semantic")
     }
     return {
         "previous_token_heads": float(previous.sum() / count),
         "previous_token_layer_0": float(previous.isel(layer=0).sum() / count),
-        "induction": float(entries["induction"].max(("layer", "head")).mean()),
+        "induction": float(entries["induction"].max(heads).mean()),
         **{label: float((entries["label"] == label).sum() / count) for label in LABELS},
         **wavelengths,
     }

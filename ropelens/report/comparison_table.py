@@ -26,7 +26,7 @@ COLUMNS = (
         "repeat_gain", "repeats\ngain", "nats/token",
         "how much less random tokens cost when they come a second time",
     ),
-    Column("retrieval", "retrieval", "0–1", RETRIEVED),
+    Column("retrieval", "retrieval", "0–1", RETRIEVED, 3),
     Column(
         "previous_token_heads", "previous\ntoken", "heads",
         "heads that give at least half of their attention to the token before", 1,

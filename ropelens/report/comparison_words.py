@@ -16,6 +16,13 @@ from ropelens.figures.comparison import mean_count
 from ropelens.figures.wavelengths import short_count
 from ropelens.report.table import CHANCE, change_and_interval
 
+OVER_TEXT = {
+    "sequences": "over the text of one seed",
+    "groups": "over the text, paired",
+    "apart": "over the text, unpaired",
+}
+"""What an interval is over that is not over seeds."""
+
 
 def findings(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
     """The comparison in sentences, the most important first."""
@@ -32,7 +39,7 @@ def findings(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
             + _each(table, "repeat_gain", "{:.2f}".format)
             + f" nats per token{_apart(table, 'repeat_gain')}. "
             "Of keys, the value was found for "
-            + _each(table, "retrieval", "{:.0%}".format)
+            + _each(table, "retrieval", "{:.1%}".format)
             + f" (chance {CHANCE:.1%}){_apart(table, 'retrieval')}."
         )
     said.append(
@@ -110,9 +117,9 @@ def _change(row: Mapping[Hashable, Any], names: tuple[str, str, str], over: str)
 
 def _over(row: Mapping[Hashable, Any]) -> str:
     """What the interval of a row is over."""
-    if row["over"] == "apart":
-        return "over text, unpaired"
-    return _seeds(row) or "over the text of one seed"
+    if row["over"] in OVER_TEXT:
+        return OVER_TEXT[row["over"]]
+    return _seeds(row)
 
 
 def _seeds(row: Mapping[Hashable, Any]) -> str:
@@ -145,7 +152,8 @@ def _apart(table: pd.DataFrame, name: str) -> str:
     elif len(known):
         said += f"; no change from {baseline} is told from 0 by its 95% interval"
     if len(alike):
-        said += f"; {', '.join(alike)}: the same change in all pairs, so no interval"
+        over = "pairs" if (paired["pairs"] > 1).any() else "trials"
+        said += f"; {', '.join(alike)}: the same change in all {over}, so no interval"
     if len(alone):
         said += f"; {', '.join(alone)}: one pair, so no interval"
     return said

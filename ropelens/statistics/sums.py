@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -128,10 +128,13 @@ class Sums:
     """Everything a profile is computed from; sums of two corpora add.
 
     `row_weight[g, i]` is the weight of the rows at position i in the sequences of group
-    g, the same for every layer; `tokens` counts those that are not padding.
+    g, the same for every layer; `tokens` counts those that are not padding. `group_loss`
+    (nats) and `group_predicted` (tokens) are those of `loss` by group.
     """
 
     row_weight: Float[Tensor, "group position"]
+    group_loss: Float[Tensor, " group"]
+    group_predicted: Float[Tensor, " group"]
     tokens: int = 0
     sequences: int = 0
     loss: LossSums = field(default_factory=LossSums)
@@ -144,6 +147,8 @@ class Sums:
         }
         return Sums(
             row_weight=_add(self.row_weight, other.row_weight),
+            group_loss=self.group_loss + other.group_loss,
+            group_predicted=self.group_predicted + other.group_predicted,
             tokens=self.tokens + other.tokens,
             sequences=self.sequences + other.sequences,
             loss=self.loss + other.loss,
@@ -153,7 +158,8 @@ class Sums:
 
 def no_sums() -> Sums:
     """Sums over nothing."""
-    return Sums(row_weight=torch.zeros(GROUPS, 0, dtype=torch.float64))
+    nothing = torch.zeros(GROUPS, dtype=torch.float64)
+    return Sums(nothing.new_zeros(GROUPS, 0), group_loss=nothing, group_predicted=nothing)
 
 
 def row_weight_by_group(
@@ -162,6 +168,13 @@ def row_weight_by_group(
     """Weight of the rows at each position, summed over the sequences of each group."""
     weight = rows.by_position(context)
     return weight.new_zeros(GROUPS, context).index_add_(0, group, weight)
+
+
+def by_group(
+    values: Shaped[Tensor, " batch"], group: Int[Tensor, " batch"]
+) -> Float[Tensor, " group"]:
+    """One number of each sequence, summed over the sequences of each group."""
+    return torch.zeros(GROUPS, dtype=torch.float64).index_add_(0, group, values.double().cpu())
 
 
 def _add(longer: Tensor, shorter: Tensor) -> Tensor:
