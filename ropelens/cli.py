@@ -311,9 +311,9 @@ def compare(
 
     Writes index.html (the page), comparison.nc (every number, netCDF), comparison.csv (a
     row a variant) and run.json to DIR, and prints the path of the page. Every checkpoint
-    of a run is measured, on its validation text (--valid, or what was held out); what was
-    measured stays in DIR/measured, so that the same command goes on where it stopped. Of
-    what ropelens analyze wrote, nothing is measured again.
+    of a run is measured, on the text that was held out of its training; what was measured
+    stays in DIR/measured, so that the same command goes on where it stopped. Of what
+    ropelens analyze wrote, nothing is measured again.
 
     \b
     Examples:

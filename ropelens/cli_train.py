@@ -103,13 +103,13 @@ def train(
             raise typer.BadParameter(f"{other[0]} stands in the file of --study")
         from ropelens.train import run_study
 
-        print_path(run_study(study, out=out, text=text or (), valid=valid or ()))
+        _print_once(run_study(study, out=out, text=text or (), valid=valid or ()))
         return
     if bool(text) == (dataset is not None):
         raise typer.BadParameter("one of --text, --dataset and --study is needed")
     from ropelens.train import train as train_model
 
-    print_path(
+    _print_once(
         train_model(
             text or (),
             out=out,
@@ -125,3 +125,11 @@ def train(
             seed=seed,
         )
     )
+
+
+def _print_once(path: Path) -> None:
+    """`print_path`, by one of the processes that train together."""
+    from ropelens.train.settings import processes
+
+    if processes().is_main_process:
+        print_path(path)

@@ -22,7 +22,8 @@ import xarray as xr
 from transformers import PreTrainedModel
 
 from ropelens.bundled import sample_path
-from ropelens.errors import BadArgument, BadText, words_of
+from ropelens.errors import BadArgument, BadText
+from ropelens.memory import explain_full_memory
 from ropelens.models.checkpoint import locate
 from ropelens.models.load import load
 from ropelens.models.subject import stated_context
@@ -104,7 +105,11 @@ def do(job: Job, *, command: str, measure: Callable[[Ready], Measured]) -> Path:
         )
         sequences = _sequences(job, documents, model, tokenizer)
         loaded = time.perf_counter()
-        with _out_of_memory(int(sequences.tokens.shape[1])):
+        with explain_full_memory(
+            "The measurement",
+            seen=f"context {int(sequences.tokens.shape[1]):,}",
+            attempt="a smaller --context, fewer --rows, --dtype bfloat16, or another --device",
+        ):
             ready = Ready(model, tokenizer, sequences)
             measured = measure(ready)
         done = time.perf_counter()
@@ -216,22 +221,6 @@ def _sequences(
         )
     check_vocabulary(sequences, vocabulary=model.config.get_text_config().vocab_size)
     return sequences
-
-
-@contextmanager
-def _out_of_memory(context: int) -> Iterator[None]:
-    """Turn what torch raises when memory runs out into an error that says what helps."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-        if not known and "can't allocate memory" not in str(error):
-            raise
-        raise BadArgument(
-            "The measurement does not fit into memory.",
-            seen=f"context {context:,}; " + words_of(error),
-            attempt="a smaller --context, fewer --rows, --dtype bfloat16, or another --device",
-        ) from error
 
 
 def _write(out: Path, measured: Measured, record: dict[str, Any]) -> None:

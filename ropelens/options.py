@@ -73,7 +73,9 @@ def names_of(text: str) -> Any:
 Model = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help='A local folder, a llama2.c .bin file, a Hub id, or "bundled".'
+        metavar="MODEL",
+        help="A local folder, a llama2.c .bin file, a Hub id, bundled, or bundled:NAME, which "
+        "ropelens list names.",
     ),
 ]
 Text = Annotated[

@@ -61,15 +61,17 @@ def run_app(app: typer.Typer) -> None:
     traceback."""
     quiet_libraries()
     signals = catch_signals()
-    code = 1
+    code, stopped = 1, ""
     try:
-        code = app(standalone_mode=False) or 0
+        code = app(prog_name="ropelens", standalone_mode=False) or 0
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         if not signals:
             code = _explain(error)
+        elif isinstance(error.__cause__, KeyboardInterrupt):  # typer makes its own of it
+            stopped = str(error.__cause__)  # what a command says of itself
     if signals and code:
-        say("stopped; nothing half-written is left")
+        say(stopped or "stopped; nothing half-written is left")
         os._exit(128 + signals[0])  # all is cleaned up, and leaving torch takes seconds
     sys.exit(code)
 
@@ -78,7 +80,9 @@ def _explain(error: BaseException) -> int:
     """Say in one line what went wrong and return the exit code; raise what is a bug."""
     if isinstance(error, typer.TyperException):  # wrong usage
         message = error.format_message().replace("Value error, ", "")  # typer's, of choices
-        say(f"{message.rstrip('.')}; see ropelens --help")
+        context = getattr(error, "ctx", None)  # of the command, once it is known which
+        command = context.command_path if context else "ropelens"
+        say(f"{message.rstrip('.')}; see {command} --help")
         return error.exit_code
     if isinstance(error, RopelensError):
         say(error.line)

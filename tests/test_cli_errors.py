@@ -264,7 +264,7 @@ def test_cuda_where_there_is_none(
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["analyze"], "Missing option '--out'; see ropelens --help"),
+        (["analyze"], "Missing option '--out'; see ropelens analyze --help"),
         (["analyze", "--out"], "Option '--out' requires an argument"),
         (["analyse"], "No such command 'analyse'"),
         (["analyze", "--out", ""], "'--out': it is empty; name a folder"),

@@ -40,6 +40,18 @@ def stop(*_, **__):
 ropelens.job.write_report = stop
 """
 
+# Ctrl-C after the second step of a training.
+STOP_TRAINING = """
+import os, signal
+from ropelens.train.loop import Checkpoints
+after = Checkpoints.on_step_end
+def stop(self, args, state, control, **event):
+    after(self, args, state, control, **event)
+    if state.global_step == 2:
+        os.kill(os.getpid(), signal.SIGINT)
+Checkpoints.on_step_end = stop
+"""
+
 # A line on stderr at the end, should torch have been imported.
 NO_TORCH = """
 import atexit, sys
@@ -122,6 +134,18 @@ def test_a_signal_at_the_worst_moment(
     assert ended.err.splitlines()[-1] == STOPPED
     assert "Traceback" not in ended.err
     assert ended.out == ""
+
+
+def test_ctrl_c_while_training(text: Path, tmp_path: Path) -> None:
+    sizes = ("--size", "1x16x1x1", "--context", 16, "--vocabulary", 258, "--steps", 4)
+    args = ("train", "--text", text, "--out", tmp_path / "run", *sizes)
+    ended = apart(*args, before=STOP_TRAINING)
+    assert (ended.code, ended.out) == (130, "")
+    told = "ropelens: stopped; the same command begins again, for no checkpoint was due"
+    assert ended.err.splitlines()[-1] == told
+    assert "nothing half-written" not in ended.err
+    ended = apart(*args)
+    assert (ended.code, ended.out) == (0, f"{tmp_path / 'run'}\n")
 
 
 def test_a_reader_that_leaves_early_is_no_error(model: Path) -> None:

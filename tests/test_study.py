@@ -137,7 +137,9 @@ def test_what_another_process_does_is_left_to_it(
         with pytest.raises(BadArgument) as caught:
             train([place / "story.txt"], out=busy, **OPTIONS)
     assert caught.value.what == f"another process is at work on the run in {busy}."
-    assert "another process is at work on nano/rope/seed-0\n" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "another process is at work on nano/rope/seed-0\n" in said
+    assert said.endswith("done but for what others are at work on: nano/rope/seed-0\n")
     assert not (busy / "model.safetensors").exists()
     assert (tmp_path / "out/nano/nope/seed-0/model.safetensors").exists()
 
@@ -227,6 +229,24 @@ def test_a_changed_study_is_refused(study: Path, tmp_path: Path, place: Path) ->
         run_study(file, out=study, text=[place / "story.txt"])
     assert caught.value.what == f"the study in {study} was made with other settings."
     assert caught.value.parts["seen"] == "steps: 3, now 4"
+    assert "ropelens compare takes several studies" in caught.value.parts["try"]
+
+
+def test_a_study_and_a_run_do_not_share_a_folder(
+    study: Path, place: Path, small: None, tmp_path: Path
+) -> None:
+    with pytest.raises(BadArgument, match="holds a model, a run or a study already"):
+        train([place / "story.txt"], out=study, **OPTIONS)
+    run = train([place / "story.txt"], out=tmp_path / "run", **OPTIONS | {"steps": 2})
+    with pytest.raises(BadArgument, match="holds a model, a run or a study already"):
+        run_study(place / "study.toml", out=run)
+    assert not (run / "study.json").exists()
+
+
+def test_the_folder_of_a_run_is_a_name() -> None:
+    assert studies.Run("longrope:4/1,2/3,4", "tiny", 0).folder == Path(
+        "tiny/longrope-4-1-2-3-4/seed-0"
+    )
 
 
 def test_a_tokenizer_that_is_another_is_refused(
@@ -252,6 +272,8 @@ def test_a_tokenizer_that_is_another_is_refused(
         ('variants = ["rope"]\nsteps = [1]', "steps must be a whole number"),
         ('variants = ["nope", "nope"]', "variants must name one or more, each once"),
         ('variants = ["p-rope:0.5", "p-rope:0.50"]', "variants must name one or more, each"),
+        ('variants = ["rope", "rope:10000"]', "variants must name one or more, each once"),
+        ('variants = ["abf:5e5", "rope:500000"]', "variants must name one or more, each once"),
         ('variants = ["rope"]\nseeds = []', "seeds must name one or more, each once"),
         ('variants = ["rope"]\nsizes = ["tiny", "tiny"]', "sizes must name one or more"),
         ('variants = ["rope"]\nsizes = ["123456x8x2x2"]', "no model size is called"),
@@ -286,6 +308,7 @@ def test_a_dataset_is_streamed_until_there_is_enough(place: Path, tmp_path: Path
     folder = tmp_path / "stories"
     folder.mkdir()
     lines = [json.dumps({"text": story(20)}) for _ in range(200)]
+    lines.insert(1, json.dumps({"text": None}))
     (folder / "train.jsonl").write_text("\n".join(lines))
     run = train(dataset=str(folder), out=tmp_path / "run", **OPTIONS | {"steps": 5})
     assert run_json(run)["settings"]["dataset"] == str(folder)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from trained import NANO, OPTIONS, metrics, run, story, text
 from transformers import (
     AutoModelForCausalLM,
@@ -28,7 +29,7 @@ from transformers import (
 from ropelens.errors import BadArgument, BadText
 from ropelens.train import SIZES, TrainingFailed, model_config, train
 from ropelens.train.data import training_and_validation
-from ropelens.train.loop import Checkpoints
+from ropelens.train.loop import Checkpoints, History
 from ropelens.train.sample import sample_documents
 from ropelens.train.settings import shared_batch
 from ropelens.train.sizes import get_size
@@ -89,6 +90,7 @@ def test_off_a_terminal_only_plain_lines(
     assert "\r" not in err
     said = [
         r"training a tokenizer",
+        r"tokenizing the text",
         r"train: \d+ sequences of 32 tokens, and \d+ held out for validation",
         r"step 5/10  loss \d\.\d{4}  [\d,]+ tokens/s, 0:00:\d\d left",
         r"step 10/10  validation loss \d\.\d{4}",
@@ -115,6 +117,36 @@ def test_a_folder_of_other_results_is_left_alone(text: Path, tmp_path: Path) -> 
     with pytest.raises(BadArgument, match="holds the results of another command"):
         train([text], out=tmp_path, **OPTIONS)
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "study.json"])
+def test_another_model_is_not_written_over(text: Path, tmp_path: Path, file: str) -> None:
+    (tmp_path / file).write_text("{}")
+    (tmp_path / "tokenizer.json").write_text("its own")
+    with pytest.raises(BadArgument, match="holds a model, a run or a study already"):
+        train([text], out=tmp_path, **OPTIONS)
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {
+        file: "{}",
+        "tokenizer.json": "its own",
+    }
+
+
+def test_others_may_read_a_model_as_its_config(run: Path) -> None:
+    modes = {path.stat().st_mode for path in run.glob("*.*") if path.suffix != ".lock"}
+    assert len(modes) == 1
+
+
+def test_a_model_that_does_not_fit_into_memory(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to ...")
+
+    monkeypatch.setattr(LlamaForCausalLM, "__init__", full)
+    with pytest.raises(BadArgument) as caught:
+        train([text], out=tmp_path / "run", **OPTIONS)
+    assert caught.value.what == "The training does not fit into memory."
+    assert "layers=2" in caught.value.parts["seen"]
 
 
 def test_other_settings_are_refused(run: Path, text: Path, tmp_path: Path) -> None:
@@ -237,6 +269,8 @@ def test_divergence_stops_the_run(text: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainingFailed, match=stopped):
         train([text], out=tmp_path / "run", **OPTIONS | {"learning_rate": 1e30})
     assert not (tmp_path / "run" / "model.safetensors").exists()
+    for path in (tmp_path / "run" / "history").rglob("*.safetensors"):
+        assert all(weight.isfinite().all() for weight in load_file(path).values())
 
 
 def test_broken_weights_are_not_saved(tmp_path: Path) -> None:
@@ -247,6 +281,10 @@ def test_broken_weights_are_not_saved(tmp_path: Path) -> None:
     with pytest.raises(TrainingFailed, match="step 7: a weight is not a finite number"):
         Checkpoints(seconds=0).on_step_end(args, state, control, model=model)
     assert not control.should_save
+    state.global_step = 8
+    with pytest.raises(TrainingFailed, match="step 8: a weight is not a finite number"):
+        History(tmp_path, tokenizer=tmp_path).on_step_end(args, state, control, model=model)
+    assert not list(tmp_path.iterdir())
 
 
 A_TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=80)

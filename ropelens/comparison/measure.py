@@ -21,7 +21,7 @@ from ropelens.heads import Thresholds, label_heads, mean_wavelength, positional_
 from ropelens.models.load import load
 from ropelens.profiling import profile
 from ropelens.results import open_results, save_results
-from ropelens.train.data import training_and_validation
+from ropelens.train.data import spread, training_and_validation
 
 TIMES_CONTEXT = 4
 """How far past the trained context the loss by position goes."""
@@ -128,8 +128,7 @@ def validation(run: Run, *, sequences: int) -> Int[Tensor, "sequence position"]:
             f"{run.data} holds a single sequence of validation text.",
             means="intervals are over sequences",
         )
-    at = np.linspace(0, len(held_out) - 1, min(sequences, len(held_out))).round().astype(int)
-    return torch.from_numpy(held_out[at].astype(np.int64))
+    return torch.from_numpy(spread(held_out, sequences).astype(np.int64))
 
 
 def past_context(run: Run, *, sequences: int) -> Int[Tensor, "sequence position"]:

@@ -18,7 +18,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from ropelens.errors import BadArgument
 from ropelens.output import write_whole
 from ropelens.train.card import loss_curve, model_card, read_metrics
-from ropelens.train.data import training_and_validation
+from ropelens.train.data import spread, training_and_validation
 from ropelens.train.record import transformers_bars_off, write_json, write_model
 from ropelens.train.run import VALID_SEQUENCES
 from ropelens.train.sample import sample_documents
@@ -73,9 +73,7 @@ def write_bundle(
     model = _model(run, step)
     _, held_out = training_and_validation(run / record["data"], batch=1)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(run, local_files_only=True)
-    # Spread over all of the text, whose documents differ in how hard they are.
-    spread = held_out[:: max(1, len(held_out) // MEASURED)][:MEASURED]
-    measured = measure_half(model, spread)
+    measured = measure_half(model, spread(held_out, MEASURED))
     out.mkdir(parents=True, exist_ok=True)
     write_model(model.half(), out)
     samples = 0

@@ -89,7 +89,7 @@ def prepare_data(folder: Path, source: Source, texts: Texts, *, batch: int) -> d
         "vocabulary": source.vocabulary,
         "context": source.context,
         "text_sha256": fingerprint_of(texts.documents),
-        "valid_sha256": fingerprint_of(texts.held_out),
+        "valid_sha256": fingerprint_of(texts.held_out) if texts.held_out else None,
         "dataset": source.dataset,
     }
     make_folder(folder)
@@ -124,7 +124,13 @@ def _check_held_out(texts: Texts) -> None:
         )
 
 
-def require_same(before: Mapping[str, Any], now: Mapping[str, Any], *, what: str) -> None:
+def require_same(
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    *,
+    what: str,
+    attempt: str = "the same command as before to resume it, or another folder",
+) -> None:
     """Refuse to go on where `now` differs from what was recorded `before`.
 
     Raises:
@@ -135,7 +141,7 @@ def require_same(before: Mapping[str, Any], now: Mapping[str, Any], *, what: str
         raise BadArgument(
             f"{what} was made with other settings.",
             seen=changed,
-            attempt="the same command as before to resume it, or another folder",
+            attempt=attempt,
         )
 
 
@@ -171,26 +177,27 @@ def _fill(
     )
     tokenizer.save_pretrained(folder)
     context, most = source.context, source.sequences
+    say("tokenizing the text")
     count = write_sequences(
         documents, tokenizer, folder / "train.npy", context=context, most=most
     )
     # Where no text is given for it, validation takes some of the sequences.
     apart = 0 if held_out else _share_of_validation(count)
+    if count < batch + apart:
+        why = "one batch, and validation's share"
+        raise _too_short("text is too short to train on", count, batch + apart, why, context)
     say(
         f"train: {count - apart:,} sequences of {context} tokens"
         + (f", and {apart:,} held out for validation" if apart else "")
     )
-    if count < batch + apart:
-        why = "one batch, and validation's share"
-        raise _too_short("text is too short to train on", count, batch + apart, why, context)
     if held_out:
         count = write_sequences(
             held_out, tokenizer, folder / "valid.npy", context=context, most=most
         )
-        say(f"valid: {count:,} sequences of {context} tokens")
         if count < LEAST_VALID:
             why = "intervals are over sequences"
             raise _too_short("validation text is too short", count, LEAST_VALID, why, context)
+        say(f"valid: {count:,} sequences of {context} tokens")
 
 
 def _too_short(what: str, count: int, least: int, why: str, context: int) -> BadText:
@@ -224,7 +231,8 @@ class StreamedText:
         try:
             rows = datasets.load_dataset(name, config or None, split="train", streaming=True)
             for row in rows:
-                yield row["text"]
+                if row["text"] is not None:  # an empty cell of a table
+                    yield row["text"]
         except (OSError, ValueError, KeyError) as error:
             raise BadText(
                 f"The dataset {self.name} cannot be streamed.",
@@ -239,6 +247,15 @@ def copy_tokenizer(data: Path, folder: Path) -> None:
         shutil.copyfile(data / name, folder / name)
 
 
+def spread(rows: np.ndarray, count: int) -> np.ndarray:
+    """`count` of the rows, or all of fewer, evenly from the first to the last.
+
+    Documents, which follow one another, differ in how hard they are.
+    """
+    at = np.linspace(0, len(rows) - 1, min(count, len(rows))).round().astype(int)
+    return rows[at]
+
+
 def training_and_validation(data: Path, *, batch: int) -> tuple[np.ndarray, np.ndarray]:
     """The token sequences of the data folder, uint16 [sequence, context] each.
 
@@ -248,7 +265,7 @@ def training_and_validation(data: Path, *, batch: int) -> tuple[np.ndarray, np.n
         BadArgument: one of the arrays is missing or damaged.
     """
     rows = open_sequences(data / "train.npy")
-    if read_json(data / DATA)["valid_sha256"] != fingerprint_of(()):
+    if read_json(data / DATA)["valid_sha256"] is not None:
         held_out = open_sequences(data / "valid.npy")
     else:
         apart = _share_of_validation(len(rows))

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +20,7 @@ from ropelens.errors import BadArgument
 from ropelens.output import make_folder
 from ropelens.train.data import require_same
 from ropelens.train.loop import last_whole_checkpoint
-from ropelens.train.record import read_json, write_json
+from ropelens.train.record import differences, read_json, say, write_json
 from ropelens.train.settings import Settings, processes
 
 PACKAGES = ("ropelens", "torch", "transformers", "accelerate", "tokenizers", "numpy")
@@ -30,10 +30,22 @@ class Busy(BadArgument):
     """Another process is at work on the run."""
 
 
+def check_free(out: Path, *, of: Sequence[str]) -> None:
+    """Refuse a folder that has one of the files `of` a model, a run or a study."""
+    taken = [name for name in of if (out / name).exists()]
+    if taken:
+        raise BadArgument(
+            f"{out} holds a model, a run or a study already; this would mix with it.",
+            seen=", ".join(taken),
+            attempt="another --out",
+        )
+
+
 def check_folder(out: Path, settings: Settings) -> None:
     """Refuse a folder whose run.json tells of another run, or of something else."""
     path = out / "run.json"
     if not path.exists():
+        check_free(out, of=("config.json", "model.safetensors", "study.json"))
         return
     record = read_json(path)
     if not isinstance(record.get("settings"), dict):
@@ -79,21 +91,37 @@ def how_to_go_on(out: Path) -> str:
 
 
 def begin_record(out: Path, decides: dict[str, Any], *, data: Path) -> None:
-    """Write run.json; on a later call, see that what decides the run is what it was."""
+    """Write run.json; on a later call, see that what decides the run is what it was.
+
+    A run that goes on in another way is told so: its sums are rounded otherwise.
+    """
     path = out / "run.json"
+    computed = {
+        "versions": {name: version(name) for name in PACKAGES},
+        "processes": processes().num_processes,
+        "threads": torch.get_num_threads(),
+    }
     if path.exists():
-        require_same(read_json(path)["settings"], decides, what=f"the run in {out}")
+        record = read_json(path)
+        require_same(record["settings"], decides, what=f"the run in {out}")
+        before, now = _flat(record), _flat(computed)
+        changed = differences(before, now, now, between=", now ")
+        if changed and "finished" not in record:
+            say(f"{changed}: not bit for bit the run that it would have been")
         return
     record = {
         "settings": decides,
         "data": os.path.relpath(data, out),
         "started": _clock(),
         "command": sys.argv,
-        "versions": {name: version(name) for name in PACKAGES},
-        "processes": processes().num_processes,
-        "threads": torch.get_num_threads(),
+        **computed,
     }
     write_json(path, record)
+
+
+def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What rounds the sums of a run: versions, processes, threads."""
+    return record["versions"] | {name: record[name] for name in ("processes", "threads")}
 
 
 def is_finished(out: Path) -> bool:

@@ -6,7 +6,6 @@ marks a checkpoint as whole once every file of it is written.
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from pathlib import Path
@@ -24,7 +23,7 @@ from ropelens.train.data import copy_tokenizer
 from ropelens.train.record import read_json, write_json, write_model
 
 CHECKPOINT = "checkpoint-"  # the Trainer's name of a checkpoint, but for its step
-WHOLE = "whole"  # the file that is written last into a checkpoint, and names the others
+WHOLE = "whole"  # written last into a checkpoint: the other files and their sizes (bytes)
 
 
 class TrainingFailed(RopelensError):
@@ -38,6 +37,16 @@ def failed(what: str, *, step: int) -> TrainingFailed:
         means="the run diverged; checkpoints that were written before are kept",
         attempt="a lower learning rate, in a new run folder",
     )
+
+
+def check_weights(model: PreTrainedModel, *, step: int) -> None:
+    """See that there is something to save.
+
+    Raises:
+        TrainingFailed: a weight is NaN or infinite.
+    """
+    if not all(torch.isfinite(p).all() for p in model.parameters()):
+        raise failed("a weight", step=step)
 
 
 class Sequences(torch.utils.data.Dataset):
@@ -145,9 +154,16 @@ class History(TrainerCallback):
         control: TrainerControl,
         **event: Any,
     ) -> None:
-        """Save the model on a step that is a power of two."""
+        """Save the model on a step that is a power of two.
+
+        Raises:
+            TrainingFailed: as `check_weights`.
+        """
         step = state.global_step
-        if step & (step - 1) or not state.is_world_process_zero:
+        if step & (step - 1):
+            return
+        check_weights(event["model"], step=step)  # in every process, so that all of them stop
+        if not state.is_world_process_zero:
             return
         folder = self.folder / f"step-{step:06}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -172,16 +188,14 @@ class Checkpoints(TrainerCallback):
         """Set `should_save` where a checkpoint is due.
 
         Raises:
-            TrainingFailed: a weight is NaN or infinite, so that there is nothing to save.
+            TrainingFailed: as `check_weights`.
         """
         last = state.global_step >= state.max_steps
         # By the first process's clock: what one of them saves, all of them must.
         due = [time.monotonic() - self.saved_at >= self.seconds]
         if not (last or broadcast_object_list(due)[0]):
             return
-        model: PreTrainedModel = event["model"]
-        if not all(torch.isfinite(p).all() for p in model.parameters()):
-            raise failed("a weight", step=state.global_step)
+        check_weights(event["model"], step=state.global_step)
         control.should_save = True
 
     def on_save(
@@ -195,7 +209,8 @@ class Checkpoints(TrainerCallback):
         folder = checkpoint_folder(args, state)
         # A pickle that nothing here reads; run.json says the same in the open.
         (folder / "training_args.bin").unlink(missing_ok=True)
-        write_json(folder / WHOLE, sorted(path.name for path in folder.iterdir()))
+        sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+        write_json(folder / WHOLE, sizes)
 
 
 def checkpoint_folder(args: TrainingArguments, state: TrainerState) -> Path:
@@ -227,15 +242,15 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 
 def _is_whole(checkpoint: Path) -> bool:
-    """Whether every file that was there when the checkpoint was written still is.
+    """Whether every file that was there when the checkpoint was written is as long still.
 
-    A kill while an old checkpoint is removed takes some of them, in any order.
+    A kill while an old checkpoint is removed takes some of them, in any order; one of the
+    machine leaves files that had not reached the disk empty.
     """
-    marker = checkpoint / WHOLE
-    if not marker.exists():
+    files = {path.name: path.stat().st_size for path in checkpoint.iterdir()}
+    if not files.pop(WHOLE, 0):
         return False
-    names = json.loads(marker.read_text(encoding="utf-8") or "[]")
-    return all((checkpoint / name).exists() for name in names)
+    return files.items() >= read_json(checkpoint / WHOLE).items()
 
 
 def remove_checkpoints(folder: Path) -> None:

@@ -187,6 +187,8 @@ def write_model(model: PreTrainedModel, folder: Path) -> None:
     aside = folder / "model.partial"
     with transformers_bars_off():
         model.save_pretrained(aside)
+    readers = (aside / "config.json").stat().st_mode  # safetensors lets in its owner alone
     for file in sorted(aside.iterdir(), key=lambda f: f.suffix == ".safetensors"):
+        file.chmod(readers)
         file.replace(folder / file.name)
     aside.rmdir()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
 
+from ropelens.memory import explain_full_memory
 from ropelens.output import explain_full_disk
 from ropelens.train.data import (
     LEAST_VALID,
@@ -130,7 +131,12 @@ def train(
         means=lambda: what_is_kept(out),
         attempt="free some space; the same command then goes on",
     )
-    with explained, alone(out):
+    fits = explain_full_memory(
+        "The training",
+        seen=f"{settings.size}, context {context:,}",
+        attempt="a smaller size or context, in a new run folder",
+    )
+    with explained, fits, alone(out):
         if texts is not None:
             learnt_from = prepare_data(data, source, texts, batch=batch)
             begin_record(out, dataclasses.asdict(settings) | learnt_from, data=data)
@@ -145,9 +151,7 @@ def train(
         try:
             model = _fit(out, settings, data=data, checkpoint_seconds=checkpoint_seconds)
         except KeyboardInterrupt:
-            if main:
-                say(f"stopped; the same command {how_to_go_on(out)}")
-            raise
+            raise KeyboardInterrupt(f"stopped; the same command {how_to_go_on(out)}") from None
         if main:
             # The Trainer turns it off; whoever loads the model wants it to write quickly.
             model.config.use_cache = model.generation_config.use_cache = True

@@ -163,6 +163,7 @@ def training_arguments(settings: Settings, *, folder: Path) -> TrainingArguments
         disable_tqdm=True,
         ddp_find_unused_parameters=False,
         report_to="none",
+        log_level_replica="error",  # as quiet as the first process
     )
     # One process, one device: with more in sight the Trainer would multiply the batch.
     arguments._n_gpu = min(arguments.n_gpu, 1)

@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from ropelens.errors import BadArgument
-from ropelens.output import explain_full_disk
+from ropelens.output import explain_full_disk, file_name
+from ropelens.rope.formulas import Shape
 from ropelens.rope.variants import parse_variant
 from ropelens.train.data import Source, prepare_data, read_texts, require_same
-from ropelens.train.folder import Busy
+from ropelens.train.folder import Busy, check_free
 from ropelens.train.loop import TrainingFailed
 from ropelens.train.record import read_json, say, write_json
 from ropelens.train.run import train
 from ropelens.train.settings import make_settings, processes, shared_batch
-from ropelens.train.sizes import get_size
+from ropelens.train.sizes import ROPE_BASE, get_size
 
 STUDY = "study.json"
 """The file of a study's folder that says which study it is."""
@@ -64,7 +65,7 @@ class Run:
     @property
     def folder(self) -> Path:
         """Such as tiny/p-rope-0.75/seed-0."""
-        return Path(self.size, self.variant.replace(":", "-"), f"seed-{self.seed}")
+        return Path(self.size, file_name(self.variant), f"seed-{self.seed}")
 
 
 def read_study(path: Path) -> Study:
@@ -91,8 +92,9 @@ def read_study(path: Path) -> Study:
     study = _study_of(facts)
     for name in ("variants", "seeds", "sizes"):
         values = getattr(study, name)
-        if name == "variants":
-            values = [(v.name, v.value) for v in map(parse_variant, values)]
+        if name == "variants":  # by what they are: rope is rope:10000
+            shape = Shape(head_dim=2, base=ROPE_BASE, context=study.context)
+            values = [str(parse_variant(v).rope_parameters(shape)) for v in values]
         if len(set(values)) < max(1, len(values)):
             raise BadArgument(
                 f"{path}: {name} must name one or more, each once.",
@@ -173,7 +175,9 @@ def run_study(
         raise BadArgument(
             f"{path} names no text to train on.", attempt='--text FILE, or text = ["FILE"]'
         )
-    runs, diverged = list(runs_of(study)), []
+    runs: list[Run] = list(runs_of(study))
+    diverged: list[str] = []
+    busy: list[str] = []
     _begin(out, study, **sources)
     for number, run in enumerate(runs, start=1):
         _tell(f"run {number} of {len(runs)}: {run.folder}")
@@ -186,6 +190,7 @@ def run_study(
                 **settings_of(study, run),
             )
         except Busy:
+            busy.append(str(run.folder))
             _tell(f"another process is at work on {run.folder}")
         except TrainingFailed as error:
             _tell(error.line)
@@ -197,6 +202,8 @@ def run_study(
             means="every other run is trained, or another process is at work on it",
             attempt="a lower learning_rate in the study file, in a new folder",
         )
+    if busy:
+        _tell(f"done but for what others are at work on: {', '.join(busy)}")
     return out
 
 
@@ -215,6 +222,8 @@ def _begin(out: Path, study: Study, *, text: Sequence[Path], valid: Sequence[Pat
     # As JSON has them; where the text lies may change, what it says may not (data.json).
     now: Mapping[str, Any] = json.loads(json.dumps(dataclasses.asdict(study)))
     now = {name: value for name, value in now.items() if name not in ("text", "valid")}
+    if not path.exists():
+        check_free(out, of=("run.json", "config.json", "model.safetensors"))
     together, sizes = processes(), [get_size(size) for size in study.sizes]
     for size in sizes:
         shared_batch(size, among=together.num_processes)
@@ -230,4 +239,10 @@ def _begin(out: Path, study: Study, *, text: Sequence[Path], valid: Sequence[Pat
             prepare_data(out / DATA_FOLDER, source, texts, batch=batch)
             write_json(path, now)
     together.wait_for_everyone()
-    require_same(read_json(path), now, what=f"the study in {out}")
+    require_same(
+        read_json(path),
+        now,
+        what=f"the study in {out}",
+        attempt="the study file as it was, to go on; or another folder: ropelens compare takes "
+        "several studies of one text, and pairs all of their seeds",
+    )

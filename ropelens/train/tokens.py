@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def train_tokenizer(
         vocab_size=vocabulary,
         special_tokens=[BOS, EOS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        show_progress=sys.stderr.isatty(),
     )
     bpe.train_from_iterator(texts, trainer)
     bpe.post_processor = processors.TemplateProcessing(

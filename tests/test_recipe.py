@@ -1,0 +1,148 @@
+"""The recipe of training, against the same steps written out in plain torch."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from trained import NANO, OPTIONS, metrics, text
+from transformers import LlamaForCausalLM, set_seed
+
+from ropelens.train import model_config, train
+from ropelens.train.data import spread, training_and_validation
+from ropelens.train.loop import CheckedTrainer
+from ropelens.train.run import VALID_SEQUENCES
+
+__all__ = ["text"]
+
+STEPS = 50
+WARMUP = 2  # 4% of them
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The tokens of every pass of a training, in its order."""
+    found: list[Tensor] = []
+    step = CheckedTrainer.training_step
+
+    def training_step(self: CheckedTrainer, model: object, inputs: dict, *rest: object):
+        found.append(inputs["input_ids"].clone())
+        return step(self, model, inputs, *rest)
+
+    monkeypatch.setattr(CheckedTrainer, "training_step", training_step)
+    return found
+
+
+def rate(step: int) -> float:
+    """Of `step`, counted from 0: linear from 0 to the peak, then a half cosine to 0."""
+    if step < WARMUP:
+        return NANO.learning_rate * step / WARMUP
+    done = (step - WARMUP) / (STEPS - WARMUP)
+    return NANO.learning_rate * (1 + math.cos(math.pi * done)) / 2
+
+
+def trained_by_hand(batches: list[Tensor]) -> tuple[list[float], LlamaForCausalLM, int]:
+    """Losses of every step, the model after the last, and how often gradients were clipped."""
+    set_seed(0)
+    config = model_config(NANO, vocabulary=300, context=32, bos_token_id=0, eos_token_id=1)
+    model = LlamaForCausalLM(config)
+    norms = [p for name, p in model.named_parameters() if "norm" in name]
+    rest = [p for name, p in model.named_parameters() if "norm" not in name]
+    optimizer = torch.optim.AdamW(
+        [{"params": rest, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}],
+        betas=(0.9, 0.95),
+        eps=1e-8,
+    )
+    losses, clipped = [], 0
+    for step, tokens in enumerate(batches):
+        logits = model(tokens).logits[:, :-1]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        clipped += int(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0) > 1)
+        for group in optimizer.param_groups:
+            group["lr"] = rate(step)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, model, clipped
+
+
+def test_a_run_is_its_recipe_in_plain_torch(
+    seen: list[Tensor], text: Path, tmp_path: Path
+) -> None:
+    options = OPTIONS | {"steps": STEPS, "log_every": 1, "precision": "fp32"}
+    run = train([text], out=tmp_path / "run", **options)
+    passes = NANO.batch // NANO.micro_batch
+    assert len(seen) == STEPS * passes
+    batches = [torch.cat(seen[i : i + passes]) for i in range(0, len(seen), passes)]
+    losses, model, clipped = trained_by_hand(batches)
+    assert 5 < clipped < STEPS
+    found = [float(row["train_loss"]) for row in metrics(run)]
+    np.testing.assert_allclose(found, losses, rtol=2e-4)
+    weights = load_file(run / "model.safetensors")
+    by_hand = model.state_dict()
+    assert all(torch.allclose(weights[name], by_hand[name], atol=2e-3) for name in weights)
+    first = load_file(run / "history" / "step-000001" / "model.safetensors")
+    set_seed(0)
+    begun = LlamaForCausalLM(model.config).state_dict()  # the first step's rate is 0
+    assert all(torch.equal(first[name], begun[name]) for name in first)
+    assert not all(torch.equal(weights[name], begun[name]) for name in weights)
+
+
+def test_what_is_held_out_is_not_learnt_from(
+    seen: list[Tensor], text: Path, tmp_path: Path
+) -> None:
+    run = train([text], out=tmp_path / "run", **OPTIONS | {"steps": 200})
+    rows, held_out = training_and_validation(run / "data", batch=NANO.batch)
+    learnt = {tuple(row) for tokens in seen for row in tokens.tolist()}
+    assert learnt == {tuple(row) for row in rows.tolist()}  # all of it, several times
+    assert not learnt & {tuple(row) for row in held_out.tolist()}
+
+
+def test_text_comes_in_an_order_of_the_seed(
+    seen: list[Tensor], text: Path, tmp_path: Path
+) -> None:
+    orders = []
+    for name, changed in (
+        ("first", {}),
+        ("variant", {"variant": "nope"}),
+        ("seed", {"seed": 1}),
+    ):
+        seen.clear()
+        train([text], out=tmp_path / name, **OPTIONS | {"steps": 5} | changed)
+        orders.append(torch.cat(seen))
+    assert torch.equal(orders[0], orders[1])
+    assert not torch.equal(orders[0], orders[2])
+
+
+def test_bf16_rounds_as_it_goes(text: Path, tmp_path: Path) -> None:
+    """Some of each loss is lost, and not much of it."""
+    losses = []
+    for precision in ("bf16", "fp32"):
+        options = OPTIONS | {"steps": 5, "log_every": 1, "precision": precision}
+        run = train([text], out=tmp_path / precision, **options)
+        losses.append([float(row["train_loss"]) for row in metrics(run)])
+    assert losses[0] != losses[1]
+    np.testing.assert_allclose(*losses, rtol=0.02)
+
+
+def test_checkpoints_are_at_most_two_minutes_apart() -> None:
+    assert inspect.signature(train).parameters["checkpoint_seconds"].default <= 120
+
+
+def test_validation_while_training_is_of_enough() -> None:
+    assert VALID_SEQUENCES >= 100
+
+
+def test_spread_is_from_the_first_to_the_last() -> None:
+    rows = np.arange(2850)
+    some = spread(rows, 512)
+    assert (some[0], some[-1], len(some)) == (0, 2849, 512)
+    assert set(np.diff(some)) <= {5, 6}
+    np.testing.assert_array_equal(spread(rows, 10**6), rows)
