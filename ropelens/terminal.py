@@ -13,6 +13,10 @@ import typer
 from ropelens.errors import RopelensError
 
 
+class Stopped(Exception):
+    """What a command says, once Ctrl-C has ended it, in place of `run_app`'s own words."""
+
+
 def say(message: str) -> None:
     """One line on stderr, with nothing in it that a terminal would obey."""
     line = " ".join("".join(c if c.isprintable() else " " for c in message).split())
@@ -68,8 +72,8 @@ def run_app(app: typer.Typer) -> None:
     except (Exception, KeyboardInterrupt) as error:
         if not signals:
             code = _explain(error)
-        elif isinstance(error.__cause__, KeyboardInterrupt):  # typer makes its own of it
-            stopped = str(error.__cause__)  # what a command says of itself
+        elif isinstance(error, Stopped):
+            stopped = str(error)
     if signals and code:
         say(stopped or "stopped; nothing half-written is left")
         os._exit(128 + signals[0])  # all is cleaned up, and leaving torch takes seconds
