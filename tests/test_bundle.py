@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -17,7 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ropelens.bundled import BUNDLED, bundled_path, sample_path
 from ropelens.errors import BadArgument
-from ropelens.train import train, write_bundle
+from ropelens.train import bundle, train, write_bundle
+from ropelens.train.data import training_and_validation
 
 # Written for this test, in the manner of what the bundled checkpoint has read.
 PASSAGE = """\
@@ -39,8 +41,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train([folder / "story.txt"], out=folder / "nano", **OPTIONS)
 
 
-def test_write_bundle(run: Path, tmp_path: Path) -> None:
+def test_write_bundle(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "nano"
+    monkeypatch.setattr(bundle, "MEASURED", 3)
     measured = write_bundle(
         run, out=out, command="ropelens train --text story.txt", text="a story", documents=4
     )
@@ -52,6 +55,13 @@ def test_write_bundle(run: Path, tmp_path: Path) -> None:
     assert f"tokens seen: {60 * 4 * 32:,} (60 steps of 4 sequences of 32)" in card
     assert card.count("| 60 | 7,680 |") == 1
     assert measured.half_loss == pytest.approx(measured.full_loss, abs=1e-3)
+    held_out = np.array(training_and_validation(run / "data", batch=1)[1])
+    few = held_out[np.linspace(0, len(held_out) - 1, 3).round().astype(int)]
+    model = AutoModelForCausalLM.from_pretrained(run)
+    rows = torch.from_numpy(few.astype(np.int64))
+    with torch.no_grad():
+        loss = float(model(rows, labels=rows).loss)
+    assert measured.full_loss == pytest.approx(loss, rel=1e-5)
     ElementTree.fromstring((out / "loss.svg").read_text())
     assert 1 <= len((out / "sample.jsonl").read_text().splitlines()) <= 4
     stored = AutoModelForCausalLM.from_pretrained(out, dtype="auto", local_files_only=True)

@@ -91,6 +91,7 @@ def write_bundle(
         rows,
         measured,
         rope_parameters=model.config.to_dict()["rope_parameters"],
+        vocabulary=model.config.vocab_size,
         name=out.name,
         command=command,
         text=text,

@@ -103,6 +103,7 @@ def model_card(
     measured: Measured,
     *,
     rope_parameters: Mapping[str, Any],
+    vocabulary: int,
     name: str,
     command: str,
     text: str,
@@ -120,6 +121,7 @@ def model_card(
     settings = record["settings"]
     rates = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
     variant = parse_variant(settings["variant"])
+    now = {"vocabulary": vocabulary}  # short text does not fill the one that was wanted
     frequencies, _ = variant.frequencies(Shape(settings["size"]["head_dim"]))
     sample = EARLY
     if samples:
@@ -127,7 +129,7 @@ def model_card(
             samples=samples, sample_seed=sample_seed, temperature=temperature
         )
     return CARD.format(
-        **settings["size"] | {k: v for k, v in settings.items() if k != "size"},
+        **settings["size"] | {k: v for k, v in settings.items() if k != "size"} | now,
         **vars(measured),
         name=name,
         embeddings="without position embeddings"
@@ -144,7 +146,7 @@ def model_card(
         versions=", ".join(f"{package} {v}" for package, v in record["versions"].items()),
         command=command,
         valid_tokens=measured.sequences * settings["context"],
-        uniform=math.log(settings["vocabulary"]),
+        uniform=math.log(vocabulary),
         part=f", whose weights after step {step:,} these are" if not samples else "",
         table=loss_table(rows),
         seen=seen,
