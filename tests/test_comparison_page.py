@@ -89,6 +89,9 @@ def test_planes_that_stop_stand_where_they_turn_elsewhere(comparison: xr.Dataset
         np.testing.assert_allclose(highest, seeds.max("entry"))
         hollow = [symbol.endswith("-open") for symbol in rows["nope"].marker.symbol]
         assert hollow == [True] * 8
+    named = [trace for trace in figure.data if trace.showlegend is not False]
+    assert [trace.name for trace in named] == ["rope", "p-rope:0.5", "nope"]
+    assert not any(trace.marker.symbol.endswith("-open") for trace in named)
 
 
 def test_planes_of_models_unlike_in_number_lend_no_places(comparison: xr.Dataset) -> None:
@@ -112,6 +115,9 @@ def test_a_slider_goes_through_the_checkpoints(comparison: xr.Dataset) -> None:
         seeds = comparison["growth_q_norm"].sel(step=step)[[0, 3]].mean(("layer", "head"))
         highest = expected + shown.args[0]["error_y.array"][0]
         np.testing.assert_allclose(highest, seeds.max("entry"))
+        moved = [figure.data[place] for place in shown.args[1]]
+        assert len(moved) == len(shown.args[0]["y"]) == 9  # three panels of three groups
+        assert all("wavelength" in trace.meta.values() for trace in moved)
     np.testing.assert_allclose(figure.data[0].y, slider.steps[-1].args[0]["y"][0])
 
 

@@ -220,6 +220,7 @@ def _analyses(entries: Sequence[Entry]) -> xr.Dataset:
         model=("entry", [str(p.attrs["model"]) for p in profiles]),
         # Of a profile that does not tell, the tokens are no other's.
         text=("entry", [str(p.attrs.get("tokens_sha256", id(p))) for p in profiles]),
+        source=("entry", [str(p.attrs.get("text", "")) for p in profiles]),
         trained_context=("entry", [int(p.attrs["trained_context"]) for p in profiles]),
     )
 

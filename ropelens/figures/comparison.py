@@ -125,6 +125,7 @@ def plot_position_loss(comparison: xr.Dataset) -> go.Figure:
     figure.update_yaxes(title_text="loss (nats/token)", row=1)
     figure.update_yaxes(
         title_text=f"difference to {plotly_text(comparison.attrs['baseline'])}<br>(nats/token)",
+        exponentformat="none",
         zeroline=True,
         zerolinecolor=MUTED,
         row=2,

@@ -65,7 +65,7 @@ def plot_growth_planes(comparison: xr.Dataset) -> go.Figure:
                     {
                         "label": f"{step:,}",
                         "method": "restyle",
-                        "args": [_moved(frame)],
+                        "args": [_moved(frame), list(range(len(frame)))],
                     }
                     for step, frame in zip(steps, frames, strict=True)
                 ],
@@ -114,7 +114,7 @@ def _traces(comparison: xr.Dataset, *, prefix: str) -> list[tuple[go.Scatter, in
                         **mean_and_range(values.transpose(*kept)),
                         name=plotly_text(group),
                         legendgroup=group,
-                        showlegend=row == 1,
+                        showlegend=False,
                         mode="lines+markers",
                         line=look[group].line,
                         marker={
@@ -156,7 +156,20 @@ def _scale(figure: go.Figure, traces: Sequence[tuple[go.Scatter, int]]) -> None:
 
 
 def _finish(figure: go.Figure, comparison: xr.Dataset) -> None:
-    """Axes, and marks where the trained context and the predicted band lie."""
+    """Legend and axes, and marks where the trained context and the predicted band lie."""
+    for group, look in looks(comparison).items():
+        # By a trace of its own: a plane that stands still would hollow the legend's mark.
+        figure.add_scatter(
+            x=[None],
+            y=[None],
+            name=plotly_text(group),
+            legendgroup=group,
+            mode="lines+markers",
+            line=look.line,
+            marker={"size": 7, "symbol": look.symbol},
+            row=1,
+            col=1,
+        )
     for row, title in enumerate(PANELS.values(), start=1):
         figure.update_yaxes(title_text=title, nticks=5, row=row)
     figure.update_yaxes(zeroline=True, zerolinecolor=MUTED, row=len(PANELS))

@@ -70,7 +70,7 @@ def plot_growth(comparison: xr.Dataset) -> go.Figure:
                 row=row,
                 col=1,
             )
-        figure.update_yaxes(title_text=title, nticks=4, row=row)
+        figure.update_yaxes(title_text=title, nticks=4, exponentformat="none", row=row)
         if not title.startswith("loss"):
             figure.update_yaxes(rangemode="tozero", row=row)
     figure.add_hline(y=1 / NEEDLES, line=CHANCE_LINE, row=len(panels))

@@ -26,11 +26,12 @@ class Look:
     color: str
     symbol: str
     dash: str
+    width: float = 2
 
     @property
     def line(self) -> dict[str, object]:
         """As plotly's `line`."""
-        return {"color": self.color, "dash": self.dash, "width": 2}
+        return {"color": self.color, "dash": self.dash, "width": self.width}
 
 
 def mean_and_range(values: xr.DataArray) -> dict[str, Any]:
@@ -53,13 +54,13 @@ def mean_and_range(values: xr.DataArray) -> dict[str, Any]:
 
 
 def looks(comparison: xr.Dataset) -> Mapping[str, Look]:
-    """The look of each group; the first, the baseline, is grey."""
+    """The look of each group; the first, the baseline, is grey, and shows under the others."""
     first, *rest = group_names(comparison)
     styles = itertools.cycle(
         (color, symbol, dash)
         for dash in DASHES
         for color, symbol in zip(COLORS, SYMBOLS, strict=True)
     )
-    return {first: Look(MUTED, "circle", "solid")} | {
+    return {first: Look(MUTED, "circle", "solid", width=5)} | {
         group: Look(*style) for group, style in zip(rest, styles, strict=False)
     }

@@ -11,7 +11,7 @@ from ropelens.figures.wavelengths import short_count
 from ropelens.report.table import NOTHING, RETRIEVED, Column, NamedRow, change_and_interval
 
 COLUMNS = (
-    Column("loss", "loss", "nats/token", "on the text", 3),
+    Column("loss", "loss", "nats/token", "on text held out of training, or analyzed", 3),
     Column(
         "loss_change", "change", "nats/token",
         "of the loss from the baseline's, pairs of the same text (and size and seed), with its "

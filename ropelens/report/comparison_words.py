@@ -57,8 +57,8 @@ def findings(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
     waves = table[table[["positional_wavelength", "semantic_wavelength"]].notna().all(axis=1)]
     if len(waves):
         said.append(
-            "Of the planes that turn, positional and semantic heads select through median "
-            "wavelengths of "
+            f"Of the planes that turn{_unlike(comparison, table)}, positional and semantic "
+            "heads select through median wavelengths of "
             + ", ".join(
                 f"{short_count(row['positional_wavelength'])} and "
                 f"{short_count(row['semantic_wavelength'])} tokens ({row['group']})"
@@ -85,6 +85,15 @@ def _without_rotation(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
         for group in table["group"]
         if not np.isfinite(entries_of(comparison, group)["wavelength"]).any()
     ]
+
+
+def _unlike(comparison: xr.Dataset, table: pd.DataFrame) -> str:
+    """A warning where groups turn planes that others stop: their means are of other planes."""
+    turning = {
+        tuple(np.isfinite(entries_of(comparison, group)["wavelength"][0, 0].values))
+        for group in table["group"]
+    }
+    return " (not the same in all)" if len(turning) > 1 else ""
 
 
 def _losses(comparison: xr.Dataset, table: pd.DataFrame) -> str:
@@ -254,6 +263,9 @@ def run_facts(comparison: xr.Dataset) -> list[tuple[str, str]]:
                 f"and planes, {facts['growth_sequences']:,} for these of each step",
             ),
         ]
+    elif "source" in comparison.coords:
+        sources = dict.fromkeys(comparison["source"].values.tolist())
+        said.append(("text", "; ".join(source for source in sources if source)))
     return [*said, ("seed", str(facts["seed"])), ("created", str(facts["created"]))]
 
 

@@ -37,7 +37,7 @@ class Size:
 
 
 SIZES: Mapping[str, Size] = {
-    # The bundled checkpoints: 2.5 million parameters, 40 minutes on two CPU cores.
+    # The bundled checkpoints: 2.5 million parameters, one or two hours of a CPU core.
     "tiny": Size(
         layers=6,
         width=192,
