@@ -100,4 +100,4 @@ def band(profile: xr.Dataset) -> float | None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    rl.run_script(main)

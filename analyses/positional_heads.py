@@ -95,4 +95,4 @@ def findings(heads: pd.DataFrame) -> list[str]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    rl.run_script(main)

@@ -84,4 +84,4 @@ def asked_for(asked: pd.DataFrame) -> str:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    rl.run_script(main)

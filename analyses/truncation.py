@@ -65,4 +65,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    rl.run_script(main)

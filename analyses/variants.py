@@ -12,9 +12,11 @@ at short wavelengths, and content in the planes that stand still.
     python analyses/variants.py --text FOLDER --valid FOLDER [--runs runs/variants]
 
 Trains what analyses/variants.toml names (a day on two cores; stopped, the same command goes
-on, and runs that are there are not trained again), and writes reports/variants/<study>/.
+on, and runs that are there are not trained again), and writes reports/variants/<study>/, where
+<study> is the name of the study file: give a study of your own another.
 """
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -30,12 +32,20 @@ REPORTS = HERE.parent / "reports"
 def main(
     text: list[Path] = typer.Option(..., help="Text to learn from."),
     valid: list[Path] = typer.Option([], help="Validation text; else a share of the text."),
-    study: Path = typer.Option(HERE / "variants.toml", help="Variants, seeds and sizes."),
+    study: Path = typer.Option(
+        HERE / "variants.toml", help="Variants, seeds and sizes; its name is the report's."
+    ),
     runs: Path = typer.Option(Path("runs/variants"), help="Folder of the runs."),
     sequences: int = typer.Option(512, help="Sequences of validation text for the loss."),
 ) -> None:
     rl.run_study(study, out=runs, text=text, valid=valid)
-    comparison = rl.compare([runs], cache=runs / "measured", sequences=sequences)
+    measured = itertools.count(1)
+    comparison = rl.compare(
+        [runs],
+        cache=runs / "measured",
+        sequences=sequences,
+        progress=lambda _: typer.echo(f"measured: {next(measured)} checkpoints", err=True),
+    )
     page = rl.write_comparison(
         REPORTS / "variants" / study.stem,
         comparison,
@@ -108,4 +118,4 @@ def shares(entries: xr.Dataset, still: xr.DataArray) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    rl.run_script(main)

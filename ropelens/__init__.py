@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from ropelens.rope.variants import VARIANTS as VARIANTS
     from ropelens.rope.variants import parse_variant as parse_variant
     from ropelens.tasks import Retrieval as Retrieval
+    from ropelens.terminal import run_script as run_script
     from ropelens.text import read_documents as read_documents
     from ropelens.text import tokenize as tokenize
     from ropelens.train.study import run_study as run_study
@@ -147,6 +148,7 @@ _HOME = {
     "VARIANTS": "rope.variants",
     "parse_variant": "rope.variants",
     "Retrieval": "tasks",
+    "run_script": "terminal",
     "read_documents": "text",
     "tokenize": "text",
     "run_study": "train.study",

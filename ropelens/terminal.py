@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import typer
@@ -59,7 +60,18 @@ def catch_signals() -> list[int]:
     return received
 
 
-def run_app(app: typer.Typer) -> None:
+def run_script(main: Callable[..., None]) -> None:
+    """Run the function `main` of a script as the commands of `ropelens` run: see `run_app`.
+
+    As `typer.run`, which makes options of its parameters; --help prints the docstring of
+    the script.
+    """
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(help=f"\b\n{sys.modules[main.__module__].__doc__ or ''}")(main)
+    run_app(app, name=Path(sys.argv[0]).name)
+
+
+def run_app(app: typer.Typer, *, name: str = "ropelens") -> None:
     """Run a command and leave: exit 0 done, 1 with one line on stderr for what a user can
     cause, 2 for wrong usage, 130 on Ctrl-C, 143 on SIGTERM. Any other error is a bug: a
     traceback."""
@@ -67,11 +79,11 @@ def run_app(app: typer.Typer) -> None:
     signals = catch_signals()
     code, stopped = 1, ""
     try:
-        code = app(prog_name="ropelens", standalone_mode=False) or 0
+        code = app(prog_name=name, standalone_mode=False) or 0
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         if not signals:
-            code = _explain(error)
+            code = _explain(error, name)
         elif isinstance(error, Stopped):
             stopped = str(error)
     if signals and code:
@@ -80,12 +92,12 @@ def run_app(app: typer.Typer) -> None:
     sys.exit(code)
 
 
-def _explain(error: BaseException) -> int:
+def _explain(error: BaseException, name: str) -> int:
     """Say in one line what went wrong and return the exit code; raise what is a bug."""
     if isinstance(error, typer.TyperException):  # wrong usage
         message = error.format_message().replace("Value error, ", "")  # typer's, of choices
         context = getattr(error, "ctx", None)  # of the command, once it is known which
-        command = context.command_path if context else "ropelens"
+        command = context.command_path if context else name
         say(f"{message.rstrip('.')}; see {command} --help")
         return error.exit_code
     if isinstance(error, RopelensError):

@@ -66,6 +66,23 @@ def test_runs_on_the_bundled_checkpoint(script: Path, tmp_path: Path) -> None:
     assert (tmp_path / "reports" / "index.html").exists()
 
 
+@names
+def test_says_what_it_is_for_and_what_went_wrong(script: Path, tmp_path: Path) -> None:
+    def run(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, script, *options]
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+
+    told = run("--help")
+    title = (ast.get_docstring(ast.parse(script.read_text())) or "").splitlines()[0]
+    assert (told.returncode, told.stderr) == (0, "")
+    assert title in told.stdout
+    failed = run("--text", "nowhere")
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert failed.stderr.startswith("ropelens: There is no text at nowhere")
+    assert len(failed.stderr.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
 STUDY = """\
 variants = ["rope", "p-rope:0.5", "nope"]
 sizes = ["2x32x2x1"]

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from trained import NANO, OPTIONS, in_two_processes, story
 from transformers import AutoModelForCausalLM
 
-from ropelens.errors import BadArgument, BadText, UnsupportedModel
+import ropelens as rl
+from ropelens.errors import BadArgument, BadCheckpoint, BadText, UnsupportedModel
 from ropelens.models.rotation import measure_rope
 from ropelens.train import TrainingFailed, read_study, run_study, train
 from ropelens.train import sizes as size_table
@@ -241,6 +242,13 @@ def test_a_study_and_a_run_do_not_share_a_folder(
     with pytest.raises(BadArgument, match="holds a model, a run or a study already"):
         run_study(place / "study.toml", out=run)
     assert not (run / "study.json").exists()
+
+
+def test_a_study_is_no_model_and_says_where_its_models_are(study: Path) -> None:
+    with pytest.raises(BadCheckpoint) as caught:
+        rl.load(study)
+    assert caught.value.what.startswith(f"{study} is no model: it holds a study")
+    assert caught.value.parts["try"] == f"one of the folders {study}/*/*/seed-*"
 
 
 def test_the_folder_of_a_run_is_a_name() -> None:

@@ -22,6 +22,8 @@ HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktok
 HUB_FILES_LEFT_OUT = ["*/*", "consolidated*.safetensors"]
 PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 LFS_POINTER = b"version https://git-lfs"
+MODELS_WITHIN = ("history/step-*", "*/*/seed-*")
+"""Where the models lie of a run that is not finished, and of a study."""
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
@@ -79,6 +81,11 @@ def read_config(folder: Path) -> dict[str, object]:
                 f"{folder} holds an adapter, not a model.",
                 seen="adapter_config.json and no config.json",
                 attempt="merge it into its base model (peft: merge_and_unload) and save that",
+            )
+        if within := [name for name in MODELS_WITHIN if any(folder.glob(name))]:
+            raise BadCheckpoint(
+                f"{folder} is no model: it holds a study, or a run that is not finished.",
+                attempt=f"one of the folders {folder / within[0]}",
             )
         raise BadCheckpoint(
             f"{folder} has no config.json.",
