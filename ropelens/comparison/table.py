@@ -55,9 +55,9 @@ def summarize_comparison(comparison: xr.Dataset) -> pd.DataFrame:
     alone).
     `previous_token_heads` counts heads that give half their attention to the previous token,
     `previous_token_layer_0` those of the first layer; `induction` is the best head's score.
-    These and the heads by label are means over the group's entries;
-    So are `positional_wavelength` and `semantic_wavelength`, the median over the heads with
-    that label of the wavelength (tokens, of planes that turn) that they select through.
+    These and the heads by label are means over the group's entries. So are
+    `positional_wavelength` and `semantic_wavelength`, the median over the heads with that
+    label of the wavelength (tokens, of planes that turn) that they select through.
     """
     return pd.DataFrame([_row(comparison, group) for group in group_names(comparison)])
 
