@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,8 +23,8 @@ from ropelens.train.loop import WHOLE, Checkpoints, last_whole_checkpoint
 __all__ = ["run", "text"]
 
 
-def stopping(step: int) -> Callable[..., None]:
-    """`Checkpoints.on_save` that stops the run once the checkpoint of `step` is whole."""
+def stopped_after(step: int, text: Path, out: Path, **options: object) -> str:
+    """What a run in `out` says that is stopped once the checkpoint of `step` is whole."""
     mark = Checkpoints.on_save
 
     def on_save(
@@ -39,7 +38,11 @@ def stopping(step: int) -> Callable[..., None]:
         if state.global_step == step:
             raise KeyboardInterrupt
 
-    return on_save
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpoints, "on_save", on_save)
+        with pytest.raises(KeyboardInterrupt) as stopped:
+            train([text], out=out, checkpoint_seconds=0, **OPTIONS | options)
+    return str(stopped.value)
 
 
 def test_killed_and_resumed_is_bit_for_bit_the_same(
@@ -160,21 +163,11 @@ def test_whatever_a_full_disk_stops_is_explained(
 
 
 @pytest.mark.parametrize("step", [23, 24, 25, 60])
-def test_a_stop_after_any_step(
-    run: Path,
-    text: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    step: int,
-) -> None:
+def test_a_stop_after_any_step(run: Path, text: Path, tmp_path: Path, step: int) -> None:
     """Between rows of metrics.csv, each the mean of five steps; on one; and after the last."""
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "on_save", stopping(step))
-        with pytest.raises(KeyboardInterrupt) as stopped:
-            train([text], out=tmp_path, checkpoint_seconds=0, **OPTIONS)
+    told = stopped_after(step, text, tmp_path)
+    assert told == f"stopped; the same command goes on from checkpoint-{step}"
     assert not (tmp_path / "model.safetensors").exists()
-    told = f"stopped; the same command goes on from checkpoint-{step}"
-    assert str(stopped.value) == told
     train([text], out=tmp_path, **OPTIONS)
     assert metrics(tmp_path) == metrics(run)
     for name in ("model.safetensors", "config.json", "generation_config.json"):
@@ -198,13 +191,10 @@ def test_a_stop_before_the_first_checkpoint(
 
 @pytest.mark.parametrize("file", ["optimizer.pt", "model.safetensors", WHOLE])
 def test_a_checkpoint_that_did_not_reach_the_disk_is_passed_over(
-    run: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+    run: Path, text: Path, tmp_path: Path, file: str
 ) -> None:
     """A machine that loses its power leaves new files empty."""
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "on_save", stopping(24))
-        with pytest.raises(KeyboardInterrupt):
-            train([text], out=tmp_path, checkpoint_seconds=0, **OPTIONS)
+    stopped_after(24, text, tmp_path)
     newest = last_whole_checkpoint(tmp_path / "checkpoints")
     assert newest is not None
     (newest / file).write_bytes(b"")
@@ -216,12 +206,9 @@ def test_a_checkpoint_that_did_not_reach_the_disk_is_passed_over(
 
 
 def test_a_run_that_goes_on_in_another_way_says_so(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+    text: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "on_save", stopping(5))
-        with pytest.raises(KeyboardInterrupt):
-            train([text], out=tmp_path, checkpoint_seconds=0, **OPTIONS | {"steps": 8})
+    stopped_after(5, text, tmp_path, steps=8)
     path = tmp_path / "run.json"
     record = json.loads(path.read_text())
     record["versions"]["torch"], threads = "1.0", record["threads"]
@@ -237,14 +224,9 @@ def test_a_run_that_goes_on_in_another_way_says_so(
     assert "not bit for bit" not in capfd.readouterr().err  # it is finished
 
 
-def test_a_checkpoint_without_its_running_loss(
-    run: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_without_its_running_loss(run: Path, text: Path, tmp_path: Path) -> None:
     """The next row is the mean of the steps that were seen."""
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "on_save", stopping(23))
-        with pytest.raises(KeyboardInterrupt):
-            train([text], out=tmp_path, checkpoint_seconds=0, **OPTIONS)
+    stopped_after(23, text, tmp_path)
     kept = last_whole_checkpoint(tmp_path / "checkpoints")
     assert kept is not None
     (kept / "running_loss-0.json").unlink()
