@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from ropelens.options import Seed, folder_of, given
-from ropelens.terminal import Stopped, print_path
+from ropelens.terminal import print_path, stopped_in_its_words
 
 OF_STUDIES = ("study", "text", "valid", "out")
 
@@ -105,14 +103,14 @@ def train(
             raise typer.BadParameter(f"{other[0]} stands in the file of --study")
         from ropelens.train import run_study
 
-        with _told_how_to_go_on():
+        with stopped_in_its_words():
             _print_once(run_study(study, out=out, text=text or (), valid=valid or ()))
         return
     if bool(text) == (dataset is not None):
         raise typer.BadParameter("one of --text, --dataset and --study is needed")
     from ropelens.train import train as train_model
 
-    with _told_how_to_go_on():
+    with stopped_in_its_words():
         _print_once(
             train_model(
                 text or (),
@@ -129,15 +127,6 @@ def train(
                 seed=seed,
             )
         )
-
-
-@contextmanager
-def _told_how_to_go_on() -> Iterator[None]:
-    """Pass on what a training says of itself when it is stopped, which typer would drop."""
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        raise Stopped(str(error)) from error
 
 
 def _print_once(path: Path) -> None:

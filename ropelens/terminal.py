@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import typer
@@ -16,6 +18,15 @@ from ropelens.errors import RopelensError
 
 class Stopped(Exception):
     """What a command says, once Ctrl-C has ended it, in place of `run_app`'s own words."""
+
+
+@contextmanager
+def stopped_in_its_words() -> Iterator[None]:
+    """Pass on what the block says of itself when Ctrl-C ends it, which typer would drop."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise Stopped(str(error)) from error
 
 
 def say(message: str) -> None:
@@ -66,8 +77,14 @@ def run_script(main: Callable[..., None]) -> None:
     As `typer.run`, which makes options of its parameters; --help prints the docstring of
     the script.
     """
+
+    @functools.wraps(main)
+    def command(**options: object) -> None:
+        with stopped_in_its_words():
+            main(**options)
+
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(help=f"\b\n{sys.modules[main.__module__].__doc__ or ''}")(main)
+    app.command(help=f"\b\n{sys.modules[main.__module__].__doc__ or ''}")(command)
     run_app(app, name=Path(sys.argv[0]).name)
 
 

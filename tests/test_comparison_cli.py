@@ -122,6 +122,49 @@ def test_models_of_other_depths_are_compared_by_what_was_analyzed(
     assert "over the text, paired" in page
 
 
+def test_an_analysis_without_losses_of_groups_leaves_the_others_paired(
+    ropelens: Command, analyses: list[Path], tmp_path: Path
+) -> None:
+    """Of three on one text, one is of a version that kept no losses of groups."""
+    old = tmp_path / "old"
+    old.mkdir()
+    profile = rl.open_profile(analyses[1] / "profile.nc")
+    rl.save_profile(profile.drop_vars(["group_loss", "group_predicted"]), old / "profile.nc")
+    out = tmp_path / "out"
+    assert ropelens("compare", *analyses[:2], old, "--out", out).code == 0
+    table = pd.read_csv(out / "comparison.csv").set_index("group")
+    assert table["over"].fillna("").tolist() == ["", "groups", "apart"]
+    assert table["loss_change"].iloc[1] == pytest.approx(table["loss_change"].iloc[2])
+    assert table["high"].iloc[1] < table["high"].iloc[2]
+
+
+def test_one_sequence_has_no_interval(
+    ropelens: Command, analyses: list[Path], tmp_path: Path
+) -> None:
+    (tmp_path / "short.txt").write_text("A short text, of 16 tokens or so. " * 8)
+    folders = []
+    for name in ("deep", "shallow"):
+        model = analyses[0].parent.parent / f"model-{name}"
+        (tmp_path / name).mkdir()
+        folders.append(tmp_path / name / "out")
+        text = (tmp_path / "short.txt",)
+        run(Job(str(model), out=folders[-1], text=text, context=16, sequences=1), command="x")
+    out = tmp_path / "out"
+    assert ropelens("compare", *folders, "--out", out).code == 0
+    (said, *_) = json.loads((out / "run.json").read_text())["findings"]
+    assert said.endswith(" (no interval).")
+
+
+def test_runs_are_found_through_links(
+    ropelens: Command, runs: list[Path], tmp_path: Path
+) -> None:
+    (tmp_path / "far" / "away").mkdir(parents=True)
+    links = [tmp_path / "far" / "away" / run.name for run in runs]
+    for link, run_folder in zip(links, runs, strict=True):
+        link.symlink_to(run_folder)
+    assert ropelens("compare", *links, "--sequences", 2, "--out", tmp_path / "out").code == 0
+
+
 def test_models_that_read_other_text_have_no_difference_of_losses(
     ropelens: Command, analyses: list[Path], tmp_path: Path
 ) -> None:

@@ -32,7 +32,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     step = CheckedTrainer.training_step
 
     def training_step(self: CheckedTrainer, model: object, inputs: dict, *rest: object):
-        found.append(inputs["input_ids"].clone())
+        found.append(inputs["input_ids"].cpu().clone())
         return step(self, model, inputs, *rest)
 
     monkeypatch.setattr(CheckedTrainer, "training_step", training_step)

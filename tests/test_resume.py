@@ -189,15 +189,18 @@ def test_a_stop_before_the_first_checkpoint(
     assert str(stopped.value) == told
 
 
-@pytest.mark.parametrize("file", ["optimizer.pt", "model.safetensors", WHOLE])
+@pytest.mark.parametrize(
+    ("file", "left"),
+    [("optimizer.pt", b""), ("model.safetensors", b""), (WHOLE, b""), (WHOLE, b"\0\0\0")],
+)
 def test_a_checkpoint_that_did_not_reach_the_disk_is_passed_over(
-    run: Path, text: Path, tmp_path: Path, file: str
+    run: Path, text: Path, tmp_path: Path, file: str, left: bytes
 ) -> None:
-    """A machine that loses its power leaves new files empty."""
+    """A machine that loses its power leaves new files empty, or full of zeros."""
     stopped_after(24, text, tmp_path)
     newest = last_whole_checkpoint(tmp_path / "checkpoints")
     assert newest is not None
-    (newest / file).write_bytes(b"")
+    (newest / file).write_bytes(left)
     kept = last_whole_checkpoint(tmp_path / "checkpoints")
     assert kept is not None
     assert (newest.name, kept.name) == ("checkpoint-24", "checkpoint-23")

@@ -303,6 +303,16 @@ def test_files_that_are_no_study(text: str, message: str, tmp_path: Path) -> Non
     assert not (tmp_path / "out").exists()
 
 
+def test_variants_that_share_no_formula_are_not_alike(tmp_path: Path) -> None:
+    file = tmp_path / "study.toml"
+    names = ["rope", "ntk:2", "ntk:4", "linear:2", "dynamic:2", "yarn:2", "partial:0.5", "nope"]
+    file.write_text(f"variants = {json.dumps(names)}")
+    assert list(read_study(file).variants) == names
+    file.write_text('variants = ["rope", "nope-every:2"]')
+    with pytest.raises(UnsupportedModel, match="cannot express nope-every:2"):
+        read_study(file)
+
+
 def test_no_text_and_no_file(tmp_path: Path) -> None:
     with pytest.raises(BadArgument, match=r"There is no study file .*none\.toml"):
         read_study(tmp_path / "none.toml")

@@ -210,11 +210,7 @@ class _Measurement:
 def _analyses(entries: Sequence[Entry]) -> xr.Dataset:
     """What `ropelens analyze` wrote, side by side."""
     profiles = [open_profile(entry.folder / "profile.nc") for entry in entries]
-    measured = [head_measures(profile) for profile in profiles]
-    if all(name in profile for name in GROUP_LOSS for profile in profiles):  # of now
-        # "group" is an entry's here.
-        losses = [p[list(GROUP_LOSS)].rename(group="sequence_group") for p in profiles]
-        measured = [m.merge(loss) for m, loss in zip(measured, losses, strict=True)]
+    measured = [head_measures(profile).merge(_group_losses(profile)) for profile in profiles]
     dataset = _side_by_side(measured, entries)
     return dataset.assign_coords(
         model=("entry", [str(p.attrs["model"]) for p in profiles]),
@@ -223,6 +219,14 @@ def _analyses(entries: Sequence[Entry]) -> xr.Dataset:
         source=("entry", [str(p.attrs.get("text", "")) for p in profiles]),
         trained_context=("entry", [int(p.attrs["trained_context"]) for p in profiles]),
     )
+
+
+def _group_losses(profile: xr.Dataset) -> xr.Dataset:
+    """The losses of a profile's groups of sequences; none of one of an earlier version."""
+    dim = "sequence_group"  # for "group" is an entry's in a comparison
+    if all(name in profile for name in GROUP_LOSS):
+        return profile[list(GROUP_LOSS)].rename(group=dim)
+    return xr.Dataset({name: (dim, np.empty(0)) for name in GROUP_LOSS})
 
 
 def _partners(dataset: xr.Dataset, entries: Sequence[Entry]) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -187,7 +186,7 @@ def _run(folder: Path, record: dict[str, Any]) -> Run:
             size=size_name(Size(**settings["size"])),
             variant=settings["variant"],
             seed=int(settings["seed"]),
-            data=Path(os.path.normpath(folder / record["data"])),
+            data=(folder / record["data"]).resolve(),
             context=int(settings["context"]),
             steps=int(settings["steps"]),
             tokens_per_step=int(record["tokens"]) // int(settings["steps"]),

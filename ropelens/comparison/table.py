@@ -117,6 +117,8 @@ def _change(
         return "", paired_interval(pairs)
     change = changes(measured.parts, group)[0]
     known = change.notnull().values  # models that read less text have fewer parts
+    if not known.any():  # or one has none
+        return "", paired_interval(pairs)
     weight = measured.weight
     weights = None if weight is None else weight.sel(entry=change["entry"]).values[known]
     return measured.over, paired_interval(change.values[known], weights)

@@ -14,7 +14,7 @@ from ropelens.comparison.pairs import entries_of
 from ropelens.comparison.table import LOOKS_AT
 from ropelens.figures.comparison import mean_count
 from ropelens.figures.wavelengths import short_count
-from ropelens.report.table import CHANCE, change_and_interval
+from ropelens.report.table import CHANCE, NOTHING, change_and_interval
 
 OVER_TEXT = {
     "sequences": "over the text of one seed",
@@ -121,7 +121,7 @@ def _losses(comparison: xr.Dataset, table: pd.DataFrame) -> str:
 def _change(row: Mapping[Hashable, Any], names: tuple[str, str, str], over: str) -> str:
     """A change, its interval (`names` of the three) and what that is over."""
     value, ends = change_and_interval(*(row[name] for name in names))
-    return f"{value} ({ends}, {over})"
+    return f"{value} ({ends}, {over})" if ends != NOTHING else f"{value} (no interval)"
 
 
 def _over(row: Mapping[Hashable, Any]) -> str:

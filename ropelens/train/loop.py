@@ -18,7 +18,7 @@ from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, TrainerControl, TrainerState
 
-from ropelens.errors import RopelensError
+from ropelens.errors import BadArgument, RopelensError
 from ropelens.train.data import copy_tokenizer
 from ropelens.train.record import read_json, write_json, write_model
 
@@ -248,9 +248,11 @@ def _is_whole(checkpoint: Path) -> bool:
     machine leaves files that had not reached the disk empty.
     """
     files = {path.name: path.stat().st_size for path in checkpoint.iterdir()}
-    if not files.pop(WHOLE, 0):
+    files.pop(WHOLE, None)
+    try:
+        return files.items() >= read_json(checkpoint / WHOLE).items()
+    except BadArgument:  # no marker, or one that did not reach the disk
         return False
-    return files.items() >= read_json(checkpoint / WHOLE).items()
 
 
 def remove_checkpoints(folder: Path) -> None:

@@ -92,9 +92,8 @@ def read_study(path: Path) -> Study:
     study = _study_of(facts)
     for name in ("variants", "seeds", "sizes"):
         values = getattr(study, name)
-        if name == "variants":  # by what they are: rope is rope:10000
-            shape = Shape(head_dim=2, base=ROPE_BASE, context=study.context)
-            values = [str(parse_variant(v).rope_parameters(shape)) for v in values]
+        if name == "variants":
+            values = [_identity(text, study.context) for text in values]
         if len(set(values)) < max(1, len(values)):
             raise BadArgument(
                 f"{path}: {name} must name one or more, each once.",
@@ -103,6 +102,14 @@ def read_study(path: Path) -> Study:
     for run in runs_of(study):
         make_settings(**settings_of(study, run))
     return study
+
+
+def _identity(text: str, context: int) -> str:
+    """What tells a variant from others: rope:10000 is rope, and p-rope:0.50 is p-rope:0.5."""
+    variant = parse_variant(text)
+    if not variant.row.parameters:
+        return f"{variant.name}:{variant.value}"
+    return str(variant.rope_parameters(Shape(head_dim=64, base=ROPE_BASE, context=context)))
 
 
 def saved_study(folder: Path) -> Study:
