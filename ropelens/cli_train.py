@@ -13,6 +13,7 @@ from ropelens.terminal import print_path, stopped_in_its_words
 OF_STUDIES = ("study", "text", "valid", "out")
 
 
+@stopped_in_its_words()
 def train(
     run: typer.Context,
     *,
@@ -103,30 +104,28 @@ def train(
             raise typer.BadParameter(f"{other[0]} stands in the file of --study")
         from ropelens.train import run_study
 
-        with stopped_in_its_words():
-            _print_once(run_study(study, out=out, text=text or (), valid=valid or ()))
+        _print_once(run_study(study, out=out, text=text or (), valid=valid or ()))
         return
     if bool(text) == (dataset is not None):
         raise typer.BadParameter("one of --text, --dataset and --study is needed")
     from ropelens.train import train as train_model
 
-    with stopped_in_its_words():
-        _print_once(
-            train_model(
-                text or (),
-                out=out,
-                valid=valid or (),
-                dataset=dataset,
-                variant=variant,
-                size=size,
-                context=context,
-                vocabulary=vocabulary,
-                steps=steps,
-                learning_rate=learning_rate,
-                precision=precision,
-                seed=seed,
-            )
+    _print_once(
+        train_model(
+            text or (),
+            out=out,
+            valid=valid or (),
+            dataset=dataset,
+            variant=variant,
+            size=size,
+            context=context,
+            vocabulary=vocabulary,
+            steps=steps,
+            learning_rate=learning_rate,
+            precision=precision,
+            seed=seed,
         )
+    )
 
 
 def _print_once(path: Path) -> None:

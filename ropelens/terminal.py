@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import sys
@@ -22,7 +21,10 @@ class Stopped(Exception):
 
 @contextmanager
 def stopped_in_its_words() -> Iterator[None]:
-    """Pass on what the block says of itself when Ctrl-C ends it, which typer would drop."""
+    """Pass on what a command says of itself when Ctrl-C ends it, which typer would drop.
+
+    Around a block or, as a decorator, a function.
+    """
     try:
         yield
     except KeyboardInterrupt as error:
@@ -77,14 +79,10 @@ def run_script(main: Callable[..., None]) -> None:
     As `typer.run`, which makes options of its parameters; --help prints the docstring of
     the script.
     """
-
-    @functools.wraps(main)
-    def command(**options: object) -> None:
-        with stopped_in_its_words():
-            main(**options)
-
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(help=f"\b\n{sys.modules[main.__module__].__doc__ or ''}")(command)
+    app.command(help=f"\b\n{sys.modules[main.__module__].__doc__ or ''}")(
+        stopped_in_its_words()(main)
+    )
     run_app(app, name=Path(sys.argv[0]).name)
 
 

@@ -80,11 +80,12 @@ def _row(comparison: xr.Dataset, group: str) -> dict[str, object]:
 def _loss_change(comparison: xr.Dataset, group: str) -> dict[str, object]:
     """The difference of the group's loss to the baseline's, with its interval."""
     mean = comparison["loss"]
-    loss = Measured(mean, comparison.get("sequence_loss"), "sequences")
     if "group_loss" in comparison:
         predicted = comparison["group_predicted"]
         loss = Measured(mean, comparison["group_loss"], "groups", weight=predicted)
-    pairs = changes(loss.mean, group).values
+    else:
+        loss = Measured(mean, comparison.get("sequence_loss"), "sequences")
+    pairs = changes(mean, group).values
     over, (change, low, high) = _change(loss, pairs, group)
     if len(pairs) and not over:
         # Two models on one text, the losses of whose sequences are not known: as if apart.

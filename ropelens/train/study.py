@@ -182,7 +182,7 @@ def run_study(
         raise BadArgument(
             f"{path} names no text to train on.", attempt='--text FILE, or text = ["FILE"]'
         )
-    runs: list[Run] = list(runs_of(study))
+    runs = list(runs_of(study))
     diverged: list[str] = []
     busy: list[str] = []
     _begin(out, study, **sources)
