@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ropelens.collect import collect
+from ropelens.measure.batches import collect
 from ropelens.models.rotation import read_layers
 from ropelens.models.subject import as_subject
 

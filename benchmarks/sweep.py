@@ -18,7 +18,7 @@ from pathlib import Path
 import typer
 
 import ropelens as rl
-from ropelens.truncation import count_cuts
+from ropelens.measure.truncate import count_cuts
 
 CUTS = {"keep": (0.75, 0.5), "controls": 2}
 

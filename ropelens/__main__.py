@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ropelens.cli import main
+from ropelens.commands.app import main
 
 main()

@@ -17,10 +17,10 @@ import pytest
 from oracles.tiny import tiny
 from tiny_checkpoints import save_tiny
 
-from ropelens.cli import main
+from ropelens.commands.app import main
 
 NAMES = ("heads.csv", "index.html", "profile.nc", "run.json")
-MAIN = "from ropelens.cli import main; main()"
+MAIN = "from ropelens.commands.app import main; main()"
 
 # A shell starts what runs in the background deaf to Ctrl-C, and its children with it.
 LISTENING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"

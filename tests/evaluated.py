@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 import ropelens as rl
-from ropelens.tasks import Retrieval
+from ropelens.measure.tasks import Retrieval
 
 FEW = Retrieval(lengths=(40,), depths=(0.5,), trials=2)
 

@@ -12,8 +12,8 @@ import numpy as np
 import xarray as xr
 from synthetic_profile import synthetic_profile
 
+from ropelens.measure.truncate import named_entries
 from ropelens.rope.cuts import Cut, Turning, plan_cuts
-from ropelens.truncation import named_entries
 
 LABELS = ("positional", "mixed", "semantic")
 LENGTHS, DEPTHS, TRIALS = (128, 256, 512), (0.1, 0.5, 0.9), 16

@@ -21,9 +21,9 @@ from ropelens.comparison.measure import (
 )
 from ropelens.comparison.pairs import partners
 from ropelens.errors import BadArgument
-from ropelens.output import file_name, fingerprint
-from ropelens.profiling import versions
-from ropelens.results import open_profile
+from ropelens.files.folder import file_name, fingerprint
+from ropelens.files.results import open_profile
+from ropelens.measure.profile import versions
 from ropelens.train.data import DATA
 
 GROWTH = "growth_"

@@ -16,11 +16,11 @@ from transformers import PreTrainedModel
 
 from ropelens.comparison.entries import Run
 from ropelens.errors import BadArgument
-from ropelens.evaluation import evaluate
-from ropelens.heads import Thresholds, label_heads, mean_wavelength, positional_fraction
+from ropelens.files.results import open_results, save_results
+from ropelens.measure.evaluate import evaluate
+from ropelens.measure.heads import Thresholds, label_heads, mean_wavelength, positional_fraction
+from ropelens.measure.profile import profile
 from ropelens.models.load import load
-from ropelens.profiling import profile
-from ropelens.results import open_results, save_results
 from ropelens.train.data import spread, training_and_validation
 
 TIMES_CONTEXT = 4

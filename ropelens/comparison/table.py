@@ -10,7 +10,7 @@ import xarray as xr
 from jaxtyping import Float
 
 from ropelens.comparison.pairs import changes, entries_of, group_names
-from ropelens.heads import LABELS
+from ropelens.measure.heads import LABELS
 from ropelens.statistics.intervals import paired_interval
 
 NORMAL = 1.96

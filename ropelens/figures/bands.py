@@ -19,7 +19,7 @@ from ropelens.figures.wavelengths import (
     wavelength_axis,
     wavelength_positions,
 )
-from ropelens.truncation_summary import summarize_truncation
+from ropelens.measure.truncation_table import summarize_truncation
 
 
 def plot_bands(truncation: xr.Dataset, *, measure: str = "loss") -> go.Figure:

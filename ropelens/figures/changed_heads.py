@@ -13,7 +13,7 @@ from plotly.subplots import make_subplots
 from ropelens.errors import BadArgument
 from ropelens.figures.attention import square_root_scale
 from ropelens.figures.style import INK, SEQUENTIAL, template
-from ropelens.truncation_summary import check_truncation
+from ropelens.measure.truncation_table import check_truncation
 
 TITLES = {"slow": "slowest planes stopped", "fast": "fastest planes stopped"}
 BRIGHT = 0.55

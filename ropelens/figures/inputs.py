@@ -34,7 +34,7 @@ def head_table(profile: xr.Dataset, heads: pd.DataFrame | None) -> pd.DataFrame:
     """
     if heads is None:
         # Only here: a figure of a saved table needs neither the bootstrap nor scipy.
-        from ropelens.heads import classify_heads
+        from ropelens.measure.heads import classify_heads
 
         heads = classify_heads(profile)
     missing = [name for name in NEEDED if name not in heads]

@@ -15,7 +15,7 @@ from ropelens.errors import BadArgument
 from ropelens.figures.plane_marks import alike, marks, plane_index, turning_wavelengths
 from ropelens.figures.style import COLORS, MUTED, template
 from ropelens.figures.wavelengths import short_count
-from ropelens.truncation_summary import summarize_truncation
+from ropelens.measure.truncation_table import summarize_truncation
 
 ENDS = {
     "slow": ("slowest planes stopped first (p-RoPE)", COLORS["semantic"], "square"),

@@ -145,7 +145,9 @@ def _local(name: str, path: Path, revision: str | None) -> Checkpoint:
 
 
 def _bundled(name: str) -> Path:
-    from ropelens.bundled import bundled_path  # late: only this name needs what is bundled
+    from ropelens.models.bundled import (
+        bundled_path,  # late: only this name needs what is bundled
+    )
 
     _, colon, which = name.partition(":")
     return Path(bundled_path(which) if colon else bundled_path())

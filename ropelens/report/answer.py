@@ -12,11 +12,11 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from ropelens.output import file_name, output_folder, write_whole
+from ropelens.files.folder import file_name, output_folder, write_whole
+from ropelens.files.results import save_results
 from ropelens.report.page import model_name, run_facts, short_facts, versions
 from ropelens.report.payload import page_template
 from ropelens.report.render import render
-from ropelens.results import save_results
 
 
 def write_answer(

@@ -18,14 +18,14 @@ from ropelens.comparison.table import summarize_comparison
 from ropelens.figures.comparison import plot_label_counts, plot_loss_change, plot_position_loss
 from ropelens.figures.comparison_planes import plot_comparison_planes, plot_growth_planes
 from ropelens.figures.growth import plot_growth
-from ropelens.heads import Thresholds
-from ropelens.output import output_folder, write_whole
+from ropelens.files.folder import output_folder, write_whole
+from ropelens.files.results import save_results
+from ropelens.measure.heads import Thresholds
 from ropelens.report import comparison_words as words
 from ropelens.report.answer import render_figures
 from ropelens.report.comparison_table import shown_columns, table_rows
 from ropelens.report.page import versions
 from ropelens.report.words import label_rules
-from ropelens.results import save_results
 
 QUESTION = "How do these models differ in their use of RoPE's frequencies?"
 

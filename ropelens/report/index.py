@@ -10,9 +10,9 @@ from urllib.parse import quote
 import pandas as pd
 
 from ropelens.figures.claim import OUTSIDE, signed
-from ropelens.output import write_whole
+from ropelens.files.folder import write_whole
+from ropelens.files.record import read_record
 from ropelens.report import words
-from ropelens.report.record import read_record
 from ropelens.report.render import asset, environment
 
 CLAIM = {"rank_correlation", "low", "high", "heads"}

@@ -12,7 +12,7 @@ import xarray as xr
 from ropelens.figures.claim import claim_title
 from ropelens.figures.inputs import head_table
 from ropelens.figures.style import COLORS
-from ropelens.output import write_whole
+from ropelens.files.folder import write_whole
 from ropelens.report import words
 from ropelens.report.payload import build_payload
 from ropelens.report.render import render

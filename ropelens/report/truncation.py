@@ -13,6 +13,7 @@ import xarray as xr
 
 from ropelens import figures
 from ropelens.figures.truncation import MEASURES
+from ropelens.measure.truncation_table import summarize_truncation
 from ropelens.report.table import (
     NOTHING,
     RETRIEVED,
@@ -28,7 +29,6 @@ from ropelens.report.truncation_words import (
     span,
     tell_table,
 )
-from ropelens.truncation_summary import summarize_truncation
 
 COLUMNS = (
     Column("kept", "rotate", "% of planes", "planes that still rotate, of those that did"),

@@ -11,8 +11,8 @@ import xarray as xr
 from ropelens.figures.label_selectivity import selectivity_shares
 from ropelens.figures.plane_marks import marks, plane_index, turning_wavelengths
 from ropelens.figures.wavelengths import short_count
+from ropelens.measure.truncation_table import summarize_truncation
 from ropelens.report.table import CHANCE, change_and_interval, signed
-from ropelens.truncation_summary import summarize_truncation
 
 FREE = 0.01
 """Nats/token: a cut whose interval ends below this is called free."""

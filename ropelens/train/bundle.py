@@ -16,7 +16,7 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ropelens.errors import BadArgument
-from ropelens.output import write_whole
+from ropelens.files.folder import write_whole
 from ropelens.train.card import loss_curve, model_card, read_metrics
 from ropelens.train.data import spread, training_and_validation
 from ropelens.train.record import transformers_bars_off, write_json, write_model

@@ -19,8 +19,8 @@ import numpy as np
 from filelock import FileLock
 
 from ropelens.errors import BadArgument, BadText, words_of
-from ropelens.output import make_folder
-from ropelens.text import fingerprint_of, read_documents
+from ropelens.files.folder import make_folder
+from ropelens.models.texts import fingerprint_of, read_documents
 from ropelens.train.record import differences, read_json, say, write_json
 from ropelens.train.tokens import (
     AGAIN,

@@ -17,7 +17,7 @@ from accelerate.utils import broadcast_object_list
 from filelock import FileLock, Timeout
 
 from ropelens.errors import BadArgument
-from ropelens.output import make_folder
+from ropelens.files.folder import make_folder
 from ropelens.train.data import require_same
 from ropelens.train.loop import last_whole_checkpoint
 from ropelens.train.record import differences, read_json, say, write_json

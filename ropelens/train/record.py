@@ -21,7 +21,7 @@ from transformers.trainer_callback import TrainerControl, TrainerState
 from transformers.utils import logging as transformers_logging
 
 from ropelens.errors import BadArgument
-from ropelens.output import write_whole
+from ropelens.files.folder import write_whole
 
 COLUMNS = ("step", "tokens", "train_loss", "valid_loss", "learning_rate", "tokens_per_second")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
 
-from ropelens.memory import explain_full_memory
-from ropelens.output import explain_full_disk
+from ropelens.files.folder import explain_full_disk
+from ropelens.models.memory import explain_full_memory
 from ropelens.train.data import (
     LEAST_VALID,
     VALID_SHARE,

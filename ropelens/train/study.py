@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ropelens.errors import BadArgument
-from ropelens.output import explain_full_disk, file_name
+from ropelens.files.folder import explain_full_disk, file_name
 from ropelens.rope.formulas import Shape
 from ropelens.rope.variants import parse_variant
 from ropelens.train.data import Source, prepare_data, read_texts, require_same

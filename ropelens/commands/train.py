@@ -1,0 +1,136 @@
+"""The command `ropelens train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from ropelens.commands.options import Seed, folder_of, given
+from ropelens.commands.terminal import print_path, stopped_in_its_words
+
+OF_STUDIES = ("study", "text", "valid", "out")
+
+
+@stopped_in_its_words()
+def train(
+    run: typer.Context,
+    *,
+    out: Annotated[
+        Path,
+        typer.Option(
+            parser=folder_of,
+            metavar="RUN",
+            help="Folder of the run, which is also the model; or of the study.",
+        ),
+    ],
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Text file or folder; may be repeated. [default: what the study names]",
+            show_default=False,
+        ),
+    ] = None,
+    valid: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Validation text; may be repeated. [default: 2% of the sequences]",
+            show_default=False,
+        ),
+    ] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[:CONFIG]",
+            help="In place of --text: the train split of a dataset of the Hub, streamed.",
+            show_default=False,
+        ),
+    ] = None,
+    study: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.toml",
+            help="Train all that a study names: variants, sizes and seeds. Beside it stand "
+            "--text, --valid and --out alone.",
+            show_default=False,
+        ),
+    ] = None,
+    variant: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME[:VALUE]",
+            help="The model's RoPE: p-rope:0.75, nope, ...; all but "
+            "nope-every, which LLaMA's configuration lacks.",
+        ),
+    ] = "rope",
+    size: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Size of the model: tiny, small, base, or layers x width x heads x kv_heads, "
+            "such as 8x384x6x2.",
+        ),
+    ] = "tiny",
+    context: Annotated[int, typer.Option(metavar="N", help="Tokens a sequence.")] = 512,
+    vocabulary: Annotated[
+        int, typer.Option(metavar="N", help="Tokens of the BPE tokenizer, 258 to 65,536.")
+    ] = 2048,
+    steps: Annotated[int, typer.Option(metavar="N", help="Optimizer steps.")] = 2500,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(
+            metavar="RATE", help="Peak rate. [default: the size's]", show_default=False
+        ),
+    ] = None,
+    precision: Annotated[
+        Literal["bf16", "fp32"],
+        typer.Option(metavar="P", help="bf16, autocast over float32 weights; or fp32."),
+    ] = "bf16",
+    seed: Seed = 0,
+) -> None:
+    """Train small LLaMA-style models on text; the same command goes on where it stopped.
+
+    \b
+    Examples:
+      ropelens train --text books/ --variant p-rope:0.75 --out runs/books
+      ropelens train --study variants.toml --text books/ --out runs/variants
+    """
+    if study is not None:
+        other = [flag for name, flag in given(run).items() if name not in OF_STUDIES]
+        if other:
+            raise typer.BadParameter(f"{other[0]} stands in the file of --study")
+        from ropelens.train import run_study
+
+        _print_once(run_study(study, out=out, text=text or (), valid=valid or ()))
+        return
+    if bool(text) == (dataset is not None):
+        raise typer.BadParameter("one of --text, --dataset and --study is needed")
+    from ropelens.train import train as train_model
+
+    _print_once(
+        train_model(
+            text or (),
+            out=out,
+            valid=valid or (),
+            dataset=dataset,
+            variant=variant,
+            size=size,
+            context=context,
+            vocabulary=vocabulary,
+            steps=steps,
+            learning_rate=learning_rate,
+            precision=precision,
+            seed=seed,
+        )
+    )
+
+
+def _print_once(path: Path) -> None:
+    """`print_path`, by one of the processes that train together."""
+    from ropelens.train.settings import processes
+
+    if processes().is_main_process:
+        print_path(path)

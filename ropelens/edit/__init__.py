@@ -1,0 +1,1 @@
+"""A live model rotates otherwise while a block runs."""

@@ -1,0 +1,85 @@
+"""A model as it is and under edits, each ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel
+
+from ropelens.edit.rope import Edit, stack_edits
+from ropelens.errors import BadArgument
+from ropelens.models.doorway import AttentionEdit, by_itself, edit_attention, open_edit
+from ropelens.models.rotation import depends_on_length, read_layers
+from ropelens.models.subject import Subject
+from ropelens.rope.planes import Planes
+
+NONE = "none"
+"""The entry that is the model as it is."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The model as it is, or under an edit; `planes` is None where heads of a layer differ."""
+
+    name: str
+    edit: AttentionEdit | None
+    planes: list[Planes] | None
+
+    def open(self, model: PreTrainedModel) -> AbstractContextManager[None]:
+        """`model` is so while the block runs."""
+        return nullcontext() if self.edit is None else edit_attention(model, self.edit)
+
+
+def entries_of(
+    subject: Subject,
+    edits: Mapping[str, Edit | str | Sequence[Edit | str]],
+    *,
+    context: int,
+) -> tuple[list[Planes], list[Entry]]:
+    """How the model rotates by itself, and the entries, every edit checked and ready."""
+    _check_names(edits)
+    with by_itself(subject.model):
+        own = [layer.planes for layer in read_layers(subject, context=context)]
+        within = own
+        if depends_on_length(subject.model):  # edits start from the trained context's
+            within = [layer.planes for layer in read_layers(subject)]
+    around = open_edit(subject.model)
+    entries = [Entry(NONE, None, _planes_under(around, own, context))]
+    for name, given in edits.items():
+        together = (
+            tuple(given)
+            if isinstance(given, Sequence) and not isinstance(given, str)
+            else (given,)
+        )
+        edit = stack_edits(subject, tuple(within), together)
+        entries.append(Entry(name, edit, _planes_under(edit, own, context)))
+    return own, entries
+
+
+def _check_names(edits: Mapping[str, object]) -> None:
+    """Refuse edits without names, and the name that the model as it is has."""
+    if not isinstance(edits, Mapping) or not all(isinstance(name, str) for name in edits):
+        raise BadArgument(
+            "Edits that are measured have names.",
+            seen=repr(edits)[:80],
+            attempt='edits={"p = 0.75": ropelens.stop_slowest(0.25), "none at all": "nope"}',
+        )
+    if NONE in edits:
+        raise BadArgument(
+            f'An edit cannot be called "{NONE}": that is the model as it is.',
+            attempt="another name for the edit",
+        )
+
+
+def _planes_under(
+    edit: AttentionEdit | None, own: list[Planes], context: int
+) -> list[Planes] | None:
+    """How each layer rotates under `edit`; None where the heads of one rotate differently."""
+    if edit is None:
+        return own
+    try:
+        return [edit.planes(layer, p, length=context) for layer, p in enumerate(own)]
+    except BadArgument:
+        return None

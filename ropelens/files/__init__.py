@@ -1,0 +1,1 @@
+"""What is written and read: result folders, records, progress."""

@@ -1,0 +1,285 @@
+"""What edits of the rotation do to a model: the same measures, on the same tokens, for each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ropelens.edit.entries import Entry, entries_of
+from ropelens.edit.rope import Edit
+from ropelens.errors import BadArgument
+from ropelens.measure.batches import REPEATS, TOKENS_PER_BATCH, Progress, batches, repeat_scores
+from ropelens.measure.evaluate_text import (
+    BITS,
+    OF_NONE,
+    Labelled,
+    TextFindings,
+    label_findings,
+    measure_batch,
+)
+from ropelens.measure.profile import check_tokens, describe_run, repeat_length
+from ropelens.measure.summary import DESCRIBED as PROFILED
+from ropelens.measure.summary import plane_coordinates
+from ropelens.measure.tasks import Haystack, Retrieval, hide_needles
+from ropelens.models.doorway import device_of
+from ropelens.models.rotation import depends_on_length
+from ropelens.models.subject import Subject, as_subject, stated_context, trained_context
+from ropelens.rope.planes import Planes
+from ropelens.statistics.ragged import stack
+
+MEASURES = ("loss", "induction", "retrieval", "change", "labels")
+ON_TEXT = {"loss", "change", "labels"}
+
+DESCRIBED = {name: PROFILED[name] for name in (*BITS, *OF_NONE, "inv_freq", "wavelength")} | {
+    "edit": ("name of the edit", ""),
+    "layer": PROFILED["layer"],
+    "head": PROFILED["head"],
+    "kv_head": PROFILED["kv_head"],
+    "frequency": PROFILED["frequency"],
+    "predicted_tokens": ("tokens of the sequence that are predicted", "token"),
+    "loss": ("mean loss of the sequence's predicted tokens", "nat/token"),
+    "mean_loss": ("mean loss of all predicted tokens", "nat/token"),
+    "mean_loss_se": ("its standard error over sequences", "nat/token"),
+    "position_loss": ("mean loss of the tokens at the bin's positions", "nat/token"),
+    "position_loss_se": ("its standard error over sequences", "nat/token"),
+    "position_start": ("first position of the bin", "token"),
+    "position_stop": ("first position beyond the bin", "token"),
+    "induction": ("mean attention on the token after the earlier occurrence", "1"),
+    "trial_induction": ("the same, of one sequence of random tokens", "1"),
+    "duplicate_token": ("mean attention on the earlier occurrence of the token", "1"),
+    "first_loss": ("mean loss of random tokens, the first time", "nat/token"),
+    "repeat_loss": ("mean loss of the same tokens, repeated", "nat/token"),
+    "attention_change": ("divergence of the attention from that of the model as it is", "bit"),
+    "label": ("label of the head", ""),
+    "labels_changed_resampled": ("heads with another label, sequences drawn again", "1"),
+    "label_changed": ("whether the label is another than that of the model as it is", "1"),
+    "retrieval": ("share of needles whose value was found", "1"),
+    "retrieval_hit": ("whether the needle's value was found", "1"),
+    "retrieval_length": ("tokens of the prompt", "token"),
+    "depth": ("share of the prompt's text before the needle", "1"),
+    "positional_fraction": ("share of position bits in position and content bits", "1"),
+}
+
+
+def evaluate(
+    model: nn.Module,
+    tokens: Int[Tensor, "sequence position"],
+    *,
+    lengths: Int[Tensor, " sequence"] | None = None,
+    edits: Mapping[str, Edit | str | Sequence[Edit | str]] | None = None,
+    measures: Sequence[str] = MEASURES,
+    rows: int | Literal["all"] = "all",
+    retrieval: Retrieval | None = None,
+    seed: int = 0,
+    batch_size: int | None = None,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Measure `model` as it is and under each of `edits`, on the same tokens.
+
+    `edits` names what `edit_rope` takes: an edit, the name of a variant such as
+    "p-rope:0.75", or several together. The result's `edit` starts with "none", the model as
+    it is (under what is open around the call); the others follow in order. Sequences, rows
+    and random tokens are the same for all, so differences are paired. `tokens`, `lengths`,
+    `rows` and `batch_size` are as for `profile`; sequences may be longer than the trained
+    context. `progress` is told the tokens done, of text, repeats and prompts, in every entry;
+    `tokens_of_entry` says how many an entry has.
+
+    `measures` is any of:
+
+    - "loss": `loss` (edit, sequence) in nats/token, `predicted_tokens` (sequence); `mean_loss`
+      (edit) over all predicted tokens and `position_loss` (edit, position_bin), each with
+      its standard error over sequences (`_se`).
+    - "induction": `induction` and `duplicate_token` (edit, layer, head), as in a profile,
+      `trial_induction` (edit, trial, layer, head) of each sequence of random tokens, and the
+      loss of these the first time and when repeated (edit, trial).
+    - "retrieval": `retrieval` (edit, retrieval_length, depth), the share of needles hidden in
+      the text that are found, which asks for no instruction tuning (`Retrieval` says how;
+      chance is 1 in 8), and `retrieval_hit`, 1 or 0 for each `retrieval_trial`.
+    - "change": `attention_change` (edit, layer, head) in bits, the mean over rows of
+      KL(A of the model as it is || A under the edit).
+    - "labels": the attention budget and `label` (edit, layer, head), with `Thresholds()`, and
+      `label_changed`, 1 or 0; `labels_changed_resampled` (edit, resample), how many heads
+      change their label when the sequences are drawn again; `selectivity`, `q_norm` and
+      `k_norm` of the model as it is. An edit under which heads of one layer rotate
+      differently has no budget: its bits are NaN, its labels "".
+
+    Coordinates `inv_freq` (rad/token) and `wavelength` (tokens) say how the model rotates as
+    it is (layer, frequency); they are missing where heads of one layer rotate differently.
+
+    See docs/measures.md for definitions. All measures on the text come from one forward pass
+    of an entry. The model is left as it was, on errors too.
+
+    Raises `BadArgument` for measures, tokens, lengths, rows or edits out of range, and
+    otherwise as `profile` and `edit_rope` do.
+    """
+    subject = as_subject(model)
+    tokens, lengths = check_tokens(subject.model, tokens, lengths, rows=rows)
+    if batch_size is not None and batch_size < 1:
+        raise BadArgument("batch_size must be a number, 1 or more.", seen=repr(batch_size))
+    wanted = wanted_measures(measures)
+    own, entries = entries_of(subject, edits or {}, context=int(lengths.max()))
+
+    dataset = xr.Dataset(coords={"edit": np.array([e.name for e in entries], dtype=object)})
+    if entries[0].planes is not None:
+        dataset = dataset.assign_coords(plane_coordinates(entries[0].planes))
+    if wanted & ON_TEXT:
+        stated = stated_context(subject.model)
+        text = [TextFindings(e, wanted, int(lengths.max()), stated) for e in entries]
+        for batch in batches(
+            subject, tokens, lengths, rows=rows, seed=seed, batch_size=batch_size
+        ):
+            measure_batch(subject, batch, text, progress)
+        dataset = dataset.assign(label_findings(text, lengths, wanted))
+    if "induction" in wanted:
+        found = _measure_repeats(subject, entries, own, int(tokens[0, 0]), seed, progress)
+        dataset = dataset.assign(found)
+    if "retrieval" in wanted:
+        plan = retrieval or Retrieval()
+        dataset = dataset.merge(
+            _measure_retrieval(subject, entries, tokens, lengths, plan, seed, progress)
+        )
+    dataset = dataset.assign_coords(
+        {dim: range(dataset.sizes[dim]) for dim in ("layer", "head") if dim in dataset.sizes}
+    )
+    for name in set(dataset.variables):
+        long_name, units = DESCRIBED[str(name)]
+        dataset[name].attrs = {"long_name": long_name, "units": units}
+    dataset.attrs = describe_run(subject.model, tokens, lengths, rows=rows, seed=seed)
+    return dataset
+
+
+def tokens_of_entry(
+    model: nn.Module,
+    lengths: Int[Tensor, " sequence"],
+    *,
+    measures: Sequence[str] = MEASURES,
+    retrieval: Retrieval | None = None,
+) -> int:
+    """Tokens that `evaluate` runs for the model as it is, and for each edit."""
+    wanted, plan = wanted_measures(measures), retrieval or Retrieval()
+    of = as_subject(model).model
+    total = int(lengths.sum()) if wanted & ON_TEXT else 0
+    if "induction" in wanted:
+        total += REPEATS * (1 + 2 * repeat_length(of))
+    if "retrieval" in wanted:
+        prompts = len(plan.depths) * plan.trials
+        total += prompts * sum(_prompt_lengths(of, lengths, plan))
+    return total
+
+
+def wanted_measures(measures: Sequence[str]) -> set[str]:
+    """The measures asked for, of `MEASURES`; `BadArgument` for those that do not exist."""
+    names = (measures,) if isinstance(measures, str) else tuple(measures)
+    unknown = [name for name in names if name not in MEASURES]
+    if unknown or not names:
+        raise BadArgument(
+            f"There is no measure {unknown[0]!r}." if unknown else "Nothing is to be measured.",
+            attempt=f"measures: any of {', '.join(MEASURES)}",
+        )
+    return set(names)
+
+
+def _measure_repeats(
+    subject: Subject,
+    entries: list[Entry],
+    own: list[Planes],
+    first_token: int,
+    seed: int,
+    progress: Progress | None,
+) -> Labelled:
+    """Attention and losses on repeated random tokens, as `profile` has them, of every entry."""
+    length = repeat_length(subject.model)
+    found: dict[str, list[np.ndarray]] = {}
+    for entry in entries:
+        with entry.open(subject.model):
+            _forget_length(subject)
+            # Only attention is looked at here, so any planes will do.
+            scores = repeat_scores(
+                subject, first_token=first_token, planes=own, length=length, seed=seed
+            )
+        # The repetition's first token is announced by nothing; the others by their past.
+        first, second = scores.losses[:, 2 : length + 1], scores.losses[:, length + 2 :]
+        measured = {
+            **{name: stack(layers) for name, layers in scores.means.items()},
+            "trial_induction": np.moveaxis(stack(scores.induction), 1, 0),
+            "first_loss": first.mean(1).numpy(),
+            "repeat_loss": second.mean(1).numpy(),
+        }
+        for name, values in measured.items():
+            found.setdefault(name, []).append(values)
+        if progress is not None:
+            progress(scores.losses.numel())
+    heads = ("layer", "head")
+    dims = {1: ("edit", "trial"), 2: ("edit", *heads), 3: ("edit", "trial", *heads)}
+    return {name: (dims[values[0].ndim], np.stack(values)) for name, values in found.items()}
+
+
+def _measure_retrieval(
+    subject: Subject,
+    entries: list[Entry],
+    tokens: Tensor,
+    lengths: Tensor,
+    plan: Retrieval,
+    seed: int,
+    progress: Progress | None,
+) -> xr.Dataset:
+    """Which needles every entry finds, by the length of the prompt and the needle's depth."""
+    text = torch.cat([row[1:length] for row, length in zip(tokens, lengths, strict=True)])
+    at = _prompt_lengths(subject.model, lengths, plan)
+    needles = [
+        hide_needles(
+            text.cpu(),
+            first_token=int(tokens[0, 0]),
+            vocabulary=subject.model.config.get_text_config().vocab_size,
+            length=length,
+            depths=plan.depths,
+            trials=plan.trials,
+            seed=seed,
+        )
+        for length in at
+    ]
+    hits = []
+    for entry in entries:
+        with entry.open(subject.model):
+            hits.append([_look_for(subject, of_length) for of_length in needles])
+        if progress is not None:
+            progress(sum(of_length.prompts.numel() for of_length in needles))
+    hit = np.array(hits, dtype=np.float64)
+    dims = ("edit", "retrieval_length", "depth", "retrieval_trial")
+    return xr.Dataset(
+        {"retrieval": (dims[:3], hit.mean(-1)), "retrieval_hit": (dims, hit)},
+        coords={"retrieval_length": list(at), "depth": list(plan.depths)},
+    )
+
+
+def _prompt_lengths(
+    model: PreTrainedModel, lengths: Int[Tensor, " sequence"], plan: Retrieval
+) -> tuple[int, ...]:
+    return plan.lengths_within(min(trained_context(model), int(lengths.max())))
+
+
+def _look_for(subject: Subject, needles: Haystack) -> Float[np.ndarray, "depth trial"]:
+    """1 where the logit of the needle's value is the highest of all needles', 0 elsewhere."""
+    _forget_length(subject)
+    depths, trials, length = needles.prompts.shape
+    size = max(1, TOKENS_PER_BATCH[device_of(subject.model).type] // length)
+    with torch.no_grad():
+        last = [
+            subject.forward(prompts)[:, -1].float().cpu()
+            for prompts in needles.prompts.flatten(0, 1).split(size)
+        ]
+    return needles.found(torch.cat(last).unflatten(0, (depths, trials))).double().numpy()
+
+
+def _forget_length(subject: Subject) -> None:
+    """Dynamic RoPE turns as its longest sequence so far made it; one short one undoes that."""
+    if depends_on_length(subject.model):
+        with torch.no_grad():
+            subject.forward(torch.zeros(1, 1, dtype=torch.long))

@@ -1,0 +1,213 @@
+"""What is measured on a text: losses, attention budgets, and how far edits move attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ropelens.edit.entries import NONE, Entry
+from ropelens.measure.batches import Batch, Progress, token_losses
+from ropelens.measure.heads import Thresholds, label_heads, positional_fraction, resample_labels
+from ropelens.measure.summary import summarize
+from ropelens.models.subject import Subject, check_layers
+from ropelens.statistics.bins import sum_bins
+from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.change import attention_change, without_values
+from ropelens.statistics.ragged import stack
+from ropelens.statistics.sums import LayerSums, LossSums, Sums, no_sums
+
+BITS = ("total_bits", "sink_bits", "position_bits", "content_bits")
+OF_NONE = ("selectivity", "q_norm", "k_norm")
+"""What is told of the model as it is only."""
+
+RESAMPLES = 400
+"""Draws of the sequences that intervals of label changes are read from."""
+
+Labelled = dict[str, tuple[tuple[str, ...], np.ndarray]]
+"""Arrays and the names of their axes."""
+
+
+@dataclass
+class TextFindings:
+    """What is found on the text for one entry; grows with every batch.
+
+    `longest` is the text's longest sequence, `context` what the model was made for, if stated.
+    """
+
+    entry: Entry
+    wanted: set[str]
+    longest: int
+    context: int | None
+    sums: Sums = field(default_factory=no_sums)
+    losses: list[Float[Tensor, "sequence bin"]] = field(default_factory=list)
+    predicted: list[Int[Tensor, "sequence bin"]] = field(default_factory=list)
+    change: dict[int, Float[Tensor, " head"]] = field(default_factory=dict)
+    heads: dict[int, int] = field(default_factory=dict)
+    rows: float = 0.0
+
+    @property
+    def edges(self) -> Int[Tensor, " edge"]:
+        """Edges of the bins of positions, two an octave, and the context: no bin mixes what
+        lies within it and past it."""
+        edges = {round(2 ** (half / 2)) for half in range(2 * self.longest.bit_length() + 1)}
+        edges.add(self.context or self.longest)
+        inner = [edge for edge in sorted(edges) if edge < self.longest]
+        return torch.tensor([*inner, self.longest])
+
+    @property
+    def whole(self) -> LossSums:
+        """Moments of loss and predicted tokens over the sequences."""
+        losses, predicted = torch.cat(self.losses), torch.cat(self.predicted)
+        return LossSums.of(losses.sum(1), predicted.sum(1))
+
+    @property
+    def by_bin(self) -> list[LossSums]:
+        """Moments of loss and predicted tokens over the sequences that reach each bin."""
+        losses, predicted = torch.cat(self.losses), torch.cat(self.predicted)
+        reached = predicted > 0
+        return [
+            LossSums.of(losses[in_bin, number], predicted[in_bin, number])
+            for number, in_bin in enumerate(reached.T)
+        ]
+
+    def add_losses(
+        self, losses: Float[Tensor, "sequence position"], lengths: Int[Tensor, " sequence"]
+    ) -> None:
+        """Add the losses of a batch, summed over the bins of positions."""
+        edges, losses = self.edges - 1, losses[:, 1:]  # position 0 is not predicted
+        counts = 1 + torch.arange(losses.shape[1]) < lengths[:, None]
+        self.losses.append(sum_bins(losses.where(counts, 0.0), edges))
+        self.predicted.append(sum_bins(counts.long(), edges))
+
+
+def measure_batch(
+    subject: Subject, batch: Batch, text: list[TextFindings], progress: Progress | None
+) -> None:
+    """One forward pass of each entry over a batch, every measure beside it."""
+    kept: dict[int, AttentionCall] = {}
+    for found in text:
+        with found.entry.open(subject.model):
+            _measure_entry(subject, batch, found, kept)
+        if progress is not None:
+            progress(int(batch.lengths.sum()))
+
+
+def _measure_entry(
+    subject: Subject, batch: Batch, found: TextFindings, kept: dict[int, AttentionCall]
+) -> None:
+    """The measures of one entry on a batch; `kept` is the attention of the model as it is."""
+    layers: dict[int, LayerSums] = {}
+    planes = found.entry.planes if "labels" in found.wanted else None
+
+    def observe(call: AttentionCall) -> None:
+        found.heads[call.layer] = call.query.shape[1]
+        if planes is not None:
+            layers[call.layer] = batch.add_up(call, planes[call.layer])
+        if "change" in found.wanted:
+            if found.entry.name == NONE:
+                kept[call.layer] = without_values(call)
+                change = torch.zeros(call.query.shape[1], dtype=torch.float64)
+            else:
+                change = attention_change(kept[call.layer], call, batch.rows).sum(0)
+            found.change[call.layer] = found.change.get(call.layer, 0) + change
+
+    with torch.no_grad(), subject.observe(observe):
+        losses = token_losses(subject.forward(batch.tokens), batch.tokens, batch.lengths)
+    check_layers(subject.model, set(found.heads))
+    found.add_losses(losses, batch.lengths)
+    found.rows += float(batch.rows.weight.sum())
+    if planes is not None:
+        found.sums = found.sums + batch.sums(layers, losses.nansum(1))
+
+
+def label_findings(text: list[TextFindings], lengths: Tensor, wanted: set[str]) -> xr.Dataset:
+    """What was found on the text, as labelled arrays."""
+    found: Labelled = {}
+    coords: Labelled = {}
+    if "loss" in wanted:
+        found, coords = _label_losses(text, lengths)
+    if "change" in wanted:
+        of_entries = [
+            stack(entry.change[layer] for layer in sorted(entry.change)) / entry.rows
+            for entry in text
+        ]
+        change = np.stack(of_entries) / np.log(2)
+        found["attention_change"] = (("edit", "layer", "head"), change)
+    dataset = xr.Dataset(found, coords=coords)
+    return dataset.merge(_label_budgets(text)) if "labels" in wanted else dataset
+
+
+def _label_losses(text: list[TextFindings], lengths: Tensor) -> tuple[Labelled, Labelled]:
+    """Loss by sequence and by position of every entry; the bins of positions."""
+    predicted = lengths.double().numpy() - 1
+    by_sequence = [torch.cat(entry.losses).sum(1).numpy() / predicted for entry in text]
+    whole = [entry.whole for entry in text]
+    by_bin = [entry.by_bin for entry in text]
+    edges = text[0].edges.numpy()
+    means = np.array([[sums.mean for sums in bins] for bins in by_bin])
+    errors = np.array([[sums.standard_error for sums in bins] for bins in by_bin])
+    found: Labelled = {
+        "loss": (("edit", "sequence"), np.stack(by_sequence)),
+        "predicted_tokens": (("sequence",), lengths.numpy() - 1),
+        "mean_loss": (("edit",), np.array([sums.mean for sums in whole])),
+        "mean_loss_se": (("edit",), np.array([sums.standard_error for sums in whole])),
+        "position_loss": (("edit", "position_bin"), means),
+        "position_loss_se": (("edit", "position_bin"), errors),
+    }
+    coords: Labelled = {
+        "position_start": (("position_bin",), edges[:-1]),
+        "position_stop": (("position_bin",), edges[1:]),
+    }
+    return found, coords
+
+
+def _resampled_changes(profiles: list[xr.Dataset | None]) -> Float[np.ndarray, "edit resample"]:
+    """How many heads have another label than in the first profile, sequences drawn again.
+
+    Each draw is of the same sequences for all; NaN where a profile is missing, or all of them
+    are one group.
+    """
+    changes = np.full((len(profiles), RESAMPLES), np.nan)
+    if profiles[0] is None or profiles[0].sizes["group"] < 2:
+        return changes
+    labels = [
+        None if p is None else resample_labels(p, Thresholds(), resamples=RESAMPLES, seed=0)
+        for p in profiles
+    ]
+    for count, now in zip(changes, labels, strict=True):
+        if now is not None:
+            count[:] = (now != labels[0]).sum(axis=(1, 2))
+    return changes
+
+
+def _label_budgets(text: list[TextFindings]) -> xr.Dataset:
+    """The budget and label of every head of every entry, and how the model as it is rotates."""
+    profiles = [
+        None if entry.entry.planes is None else summarize(entry.sums, entry.entry.planes)
+        for entry in text
+    ]
+    heads = text[0].heads
+    shape = (len(heads), max(heads.values()))
+    bits = {
+        name: np.stack([np.full(shape, np.nan) if p is None else p[name] for p in profiles])
+        for name in BITS
+    }
+    budget = {name.removesuffix("_bits"): values for name, values in bits.items()}
+    unknown = np.isnan(budget["total"])
+    labels = label_heads(Thresholds(), **budget)
+    changed = (labels != labels[0]).astype(float)
+    per_head = bits | {
+        "label": labels,
+        "label_changed": np.where(unknown | unknown[0], np.nan, changed),
+        "positional_fraction": positional_fraction(budget["position"], budget["content"]),
+    }
+    dataset = xr.Dataset(
+        {name: (("edit", "layer", "head"), values) for name, values in per_head.items()}
+    )
+    dataset["labels_changed_resampled"] = (("edit", "resample"), _resampled_changes(profiles))
+    return dataset if profiles[0] is None else profiles[0][list(OF_NONE)].merge(dataset)

@@ -1,0 +1,249 @@
+"""A model and some tokens become a profile: labelled arrays that can be saved and shown."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from datetime import UTC, datetime
+from importlib.metadata import version
+from numbers import Integral
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ropelens.errors import BadArgument
+from ropelens.measure.batches import Progress, attention_of, collect, repeat_scores
+from ropelens.measure.summary import summarize
+from ropelens.models.rotation import read_layers
+from ropelens.models.subject import as_subject, trained_context
+from ropelens.statistics.ragged import stack
+
+DESCRIBED = {
+    "induction": ("mean attention on the token after the earlier occurrence", "1"),
+    "duplicate_token": ("mean attention on the earlier occurrence of the token", "1"),
+    "excerpt_attention": ("attention on the excerpt", "1"),
+    "excerpt_token": ("token of the excerpt", ""),
+}
+
+REPEATED_TOKENS = 64
+
+EXCERPT_TOKENS = 64
+EXCERPT_WEIGHTS = 2**21
+"""Largest number of attention weights kept for the excerpt, over all heads."""
+
+
+NUMBERED = re.compile(r"(seed|step)-\d+")
+"""Names of runs and checkpoints, within a study, that tell nothing alone."""
+
+
+class TokenNames(Protocol):
+    """What is needed of a tokenizer to name tokens; transformers' have it."""
+
+    def decode(self, token_ids: Any, **options: Any) -> Any: ...
+
+
+def profile(
+    model: nn.Module,
+    tokens: Int[Tensor, "sequence position"],
+    *,
+    lengths: Int[Tensor, " sequence"] | None = None,
+    tokenizer: TokenNames | None = None,
+    rows: int | Literal["all"] = "all",
+    seed: int = 0,
+    batch_size: int | None = None,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Measure how `model` uses its rotary frequencies on `tokens`, in one pass.
+
+    `model` is a transformers model or a TransformerLens `TransformerBridge`; it computes
+    what it always does and is left as it was. `tokens` are padded on the right; of
+    sequence s the first `lengths[s]` count (all, without `lengths`). `rows` of each
+    sequence's attention are looked at: "all", or a number drawn with `seed` (unbiased;
+    for long contexts). `tokenizer` names the tokens of the excerpt. `progress` is called
+    with the tokens of each batch done.
+
+    Returns a dataset over layer, head, kv_head, frequency (0 turns fastest), offset_bin,
+    and group (of sequences, for the bootstrap); every variable carries `long_name` and
+    `units`. See docs/measures.md for definitions.
+
+    Raises `UnsupportedModel` for a model without RoPE or with hidden attention, and
+    `BadArgument` for tokens, lengths or rows out of range.
+    """
+    subject = as_subject(model)
+    tokens, lengths = check_tokens(subject.model, tokens, lengths, rows=rows)
+    if batch_size is not None and batch_size < 1:
+        raise BadArgument("batch_size must be a number, 1 or more.", seen=repr(batch_size))
+    layers = read_layers(subject, context=int(lengths.max()))
+    planes = [layer.planes for layer in layers]
+
+    excerpt = _excerpt(subject.model, tokens, lengths)
+    maps = attention_of(subject, excerpt)
+    scores = repeat_scores(
+        subject,
+        first_token=int(tokens[0, 0]),
+        planes=planes,
+        length=repeat_length(subject.model),
+        seed=seed,
+    )
+    sums = collect(
+        subject,
+        tokens,
+        lengths,
+        planes=planes,
+        rows=rows,
+        seed=seed,
+        batch_size=batch_size,
+        progress=progress,
+    )
+    dataset = summarize(sums, planes)
+    names = [name_token(tokenizer, int(token)) for token in excerpt]
+    dataset = dataset.assign(
+        {name: (("layer", "head"), stack(values)) for name, values in scores.means.items()}
+    )
+    dataset = dataset.assign(
+        excerpt_attention=(
+            ("layer", "head", "excerpt_query", "excerpt_key"),
+            stack(maps).astype(np.float32),
+        )
+    ).assign_coords(excerpt_token=("excerpt_key", np.array(names, dtype=object)))
+    for name, (long_name, units) in DESCRIBED.items():
+        dataset[name].attrs = {"long_name": long_name, "units": units}
+    dataset.attrs |= describe_run(subject.model, tokens, lengths, rows=rows, seed=seed)
+    return dataset
+
+
+def describe_run(
+    model: PreTrainedModel,
+    tokens: Int[Tensor, "sequence position"],
+    lengths: Int[Tensor, " sequence"],
+    *,
+    rows: int | Literal["all"],
+    seed: int,
+) -> dict[str, str | int]:
+    """What results say of the model and tokens that they were measured on: their `attrs`."""
+    return {
+        "model": model_name(model),
+        "revision": str(model.config.to_dict().get("_commit_hash") or ""),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "seed": seed,
+        "context": tokens.shape[1],
+        "trained_context": trained_context(model),
+        "rows": rows,
+        "sequences": len(tokens),
+        "tokens": int(lengths.sum()),
+        "tokens_sha256": _fingerprint(tokens, lengths),
+        "versions": json.dumps(versions()),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _fingerprint(
+    tokens: Int[Tensor, "sequence position"], lengths: Int[Tensor, " sequence"]
+) -> str:
+    """sha256, in hex, of the tokens that count: equal where two models read the same."""
+    digest = hashlib.sha256()
+    for row, length in zip(tokens.cpu().numpy(), lengths.tolist(), strict=True):
+        digest.update(np.int64(length).tobytes() + row[:length].astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Versions of ropelens and of the libraries that a profile's numbers depend on."""
+    names = ("ropelens", "torch", "transformers", "transformer-lens", "numpy", "xarray")
+    return {name: version(name) for name in names}
+
+
+def model_name(model: PreTrainedModel) -> str:
+    """How results call a model: a Hub id as it is, a folder by its name, not by its place.
+
+    A run or a checkpoint of a study also by that of the folder above: "rope seed-0".
+    """
+    name = str(model.config.name_or_path)
+    place = Path(name).expanduser()
+    if not name or not place.exists():
+        return name or type(model).__name__
+    *above, last = (part for part in place.resolve().parts[1:] if part != "history")
+    names = [last]
+    while above and NUMBERED.fullmatch(names[0]):
+        names.insert(0, above.pop())
+    return " ".join(names)
+
+
+def name_token(tokenizer: TokenNames | None, token: int) -> str:
+    """The text of one token as it stands inside a text, or its number without a tokenizer.
+
+    Decoded behind itself: alone, many tokenizers drop the space that a token begins with.
+    """
+    if tokenizer is None:
+        return f"#{token}"
+    alone, twice = tokenizer.decode([token]), tokenizer.decode([token, token])
+    return str(twice)[len(alone) :] or str(alone)
+
+
+def _excerpt(
+    model: PreTrainedModel,
+    tokens: Int[Tensor, "sequence position"],
+    lengths: Int[Tensor, " sequence"],
+) -> Int[Tensor, " excerpt_key"]:
+    """The begin of the longest sequence: all that EXCERPT_TOKENS and EXCERPT_WEIGHTS allow."""
+    config = model.config.get_text_config()
+    heads = config.num_hidden_layers * config.num_attention_heads
+    longest = int((lengths == lengths.max()).nonzero()[0])
+    most = min(EXCERPT_TOKENS, int((EXCERPT_WEIGHTS / heads) ** 0.5))
+    return tokens[longest, : min(int(lengths[longest]), most)]
+
+
+def repeat_length(model: PreTrainedModel) -> int:
+    """Random tokens before they are repeated: `REPEATED_TOKENS`, or what the context holds."""
+    return max(2, min(REPEATED_TOKENS, (trained_context(model) - 1) // 2))
+
+
+def check_tokens(
+    model: PreTrainedModel,
+    tokens: Int[Tensor, "sequence position"],
+    lengths: Int[Tensor, " sequence"] | None,
+    *,
+    rows: int | Literal["all"],
+) -> tuple[Int[Tensor, "sequence position"], Int[Tensor, " sequence"]]:
+    """`tokens` and their `lengths`, all of them without, as tensors (lengths on the CPU).
+
+    Raises `BadArgument` for tokens, lengths or rows out of range, saying which.
+    """
+    tokens = torch.as_tensor(tokens)
+    whole = torch.full(tokens.shape[:1], tokens.shape[-1])
+    lengths = whole if lengths is None else torch.as_tensor(lengths).cpu()
+    vocabulary = model.config.get_text_config().vocab_size
+    shaped = tokens.ndim == 2 and tokens.shape[0] >= 1 and tokens.shape[1] >= 3
+    if not shaped or tokens.is_floating_point():
+        raise BadArgument(
+            "tokens must be a table of sequences of at least 3 tokens.",
+            seen=f"shape {tuple(tokens.shape)} of {tokens.dtype}",
+            attempt="tokens[sequence, position], for one sequence tokens[None]",
+        )
+    if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
+        raise BadArgument(
+            "Some tokens are not in the model's vocabulary.",
+            seen=f"ids {int(tokens.min())} to {int(tokens.max())}, vocabulary {vocabulary}",
+            attempt="use the tokenizer that belongs to the model",
+        )
+    if len(lengths) != len(tokens) or int(lengths.min()) < 2:
+        raise BadArgument(
+            "lengths must say, for every sequence, how many tokens count (2 or more).",
+            seen=f"{len(lengths)} lengths for {len(tokens)} sequences, "
+            f"the shortest {int(lengths.min())}",
+        )
+    if int(lengths.max()) > tokens.shape[1]:
+        raise BadArgument(
+            "A sequence cannot be longer than its row of tokens.",
+            seen=f"length {int(lengths.max())} of {tokens.shape[1]} positions",
+        )
+    if rows != "all" and (not isinstance(rows, Integral) or rows < 1):
+        raise BadArgument('rows must be "all" or a number, 1 or more.', seen=repr(rows))
+    return tokens, lengths

@@ -1,0 +1,229 @@
+"""The reach of heads: do they still find the key they picked when it stands farther away?
+
+From queries and keys without their rotation any pair can be scored at any distance, also
+at those that no one ran, under the model's own rotation and under that of any variant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ropelens.edit.rope import Layer, as_edit
+from ropelens.errors import BadArgument
+from ropelens.measure.batches import Progress, batches
+from ropelens.measure.profile import check_tokens, describe_run
+from ropelens.measure.reach_summary import Plan, label_arrays, summarize_layer
+from ropelens.models.doorway import open_edit
+from ropelens.models.rotation import read_layers
+from ropelens.models.subject import Subject, as_subject, check_layers
+from ropelens.rope.planes import Planes
+from ropelens.rope.select import ALL_HEADS, chosen_heads, parse_heads
+from ropelens.rope.turn import Side
+from ropelens.rope.variants import parse_variant
+from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.picked import PickedSums, Rotation, sum_picked
+from ropelens.statistics.rows import Rows
+from ropelens.statistics.sums import GROUPS
+
+OWN = "rope"
+"""The variant that stands for the model's own rotation, as it was measured."""
+
+VARIANTS = (OWN, "p-rope:0.75", "p-rope:0.5", "p-rope:0.25", "p-rope-reversed:0.75", "nope")
+"""What every family can express: planes go on as they are, or stop."""
+
+FARTHEST = 1_000_000
+PER_DECADE = 8
+LONGEST = 2**24
+"""Every whole distance is tried, so the farthest costs time; positions are exact up to here."""
+
+
+def reach(
+    model: nn.Module,
+    tokens: Int[Tensor, "sequence position"],
+    *,
+    lengths: Int[Tensor, " sequence"] | None = None,
+    heads: str = ALL_HEADS,
+    variants: Sequence[str] = VARIANTS,
+    distances: Sequence[float | int] | np.ndarray | None = None,
+    rows: int | Literal["all"] = 64,
+    resamples: int = 200,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Score the keys that heads pick at distances never run, under variants of RoPE.
+
+    One pass of the model as it is. In each of `rows` rows of a sequence (a number drawn with
+    `seed`, or "all") a head's picked key is the one with the largest score but for position
+    0 and the row itself; rows with fewer than two such keys are left out. Moved to distance d
+    it scores s Re sum_f q~_f conj(k~_f) exp(i v_f d) (Su et al. 2021, arXiv 2104.09864,
+    eq. 16), while the others stay where they are; v_f is the frequency of plane f under the
+    variant. "rope" is the model's own rotation as measured; the others are names of
+    `ropelens.VARIANTS` put to the model as `edit_rope` would, but for the queries and keys,
+    which stay those of the model as it is. Variants that change with the length are those of
+    a sequence that holds the farthest distance. `heads` is a list such as "1.3,2.*".
+
+    Returns a dataset over variant, layer, head and distance (tokens; by default 0 and 1 to
+    1,000,000, 8 a decade), in nats before a soft-cap. `horizon` is where the mean moved score
+    first falls to the mean of the others: every whole distance up to the farthest is tried,
+    and the root in the token before found by bisection. It is 0 where the score is above
+    that level nowhere in the context that was run, and infinite where none was found. Where
+    `lowest_score` is above `others_level` there is none at any distance, for planes that
+    stand still cannot lose (Barbero et al. 2024, arXiv 2410.06205, on why to stop some).
+    Its interval is the percentile bootstrap over sequences, in groups (`resamples`; NaN with
+    fewer than two). `best_horizon` is the same against the best other key. `win_share` counts
+    rows in which the key beats all others; `unmoved_win_share` says what the variant alone
+    leaves of that, before any distance. Heads that are not among `heads` are NaN.
+
+    Raises `BadArgument` for heads, variants or distances that do not exist, and otherwise as
+    `profile` does; `UnsupportedModel` for a variant that the family cannot express.
+    """
+    subject = as_subject(model)
+    tokens, lengths = check_tokens(subject.model, tokens, lengths, rows=rows)
+    if resamples < 0:
+        raise BadArgument("resamples is a number, 0 or more.", seen=str(resamples))
+    at = _distances(distances)
+    layers = [layer.planes for layer in read_layers(subject, context=int(lengths.max()))]
+    chosen = _chosen(subject.model, heads, layers=len(layers))
+    names = (variants,) if isinstance(variants, str) else tuple(variants)
+    turned = _rotations(subject.model, names, layers, length=int(at.max()) + 1)
+    plan = Plan(
+        planes=layers,
+        head_count=subject.model.config.get_text_config().num_attention_heads,
+        variants=names,
+        heads=chosen,
+        rotations=turned,
+        distances=at,
+        context=int(lengths.max()),
+        rows=rows,
+        seed=seed,
+    )
+    sums = _collect(subject, tokens, lengths, plan, progress)
+    draws = _draws(len(tokens), resamples, seed)
+    found = {layer: summarize_layer(sums[layer], plan, layer, draws) for layer in sums}
+    dataset = label_arrays(found, plan)
+    facts = describe_run(subject.model, tokens, lengths, rows=plan.rows, seed=plan.seed)
+    dataset.attrs = facts | {"resamples": resamples}
+    return dataset
+
+
+def _distances(
+    distances: Sequence[float | int] | np.ndarray | None,
+) -> Float[Tensor, " distance"]:
+    """The distances asked for, or the default ones; refuses what is no distance."""
+    if distances is None:
+        decades = round(np.log10(FARTHEST)) * PER_DECADE
+        steps = np.unique(np.geomspace(1, FARTHEST, decades + 1).round())
+        return torch.from_numpy(np.concatenate([[0.0], steps]))
+    try:
+        values = torch.as_tensor(np.asarray(distances, dtype=np.float64)).flatten()
+        wrong = [f"{d:g}" for d in values.tolist() if not 0 <= d <= LONGEST]
+    except (TypeError, ValueError):
+        values, wrong = torch.zeros(0), [repr(distances)]
+    if wrong or not len(values):
+        raise BadArgument(
+            f"Distances are numbers of tokens that a key stands back, from 0 to {LONGEST:,}.",
+            seen=", ".join(wrong) or "none at all",
+        )
+    return values
+
+
+def _chosen(model: PreTrainedModel, heads: str, *, layers: int) -> list[Int[Tensor, " _"]]:
+    """The chosen heads of every layer; refuses heads that the model does not have."""
+    count = model.config.get_text_config().num_attention_heads
+    pairs = parse_heads(heads)
+    for layer, head in pairs:
+        if (layer or 0) >= layers or (head or 0) >= count:
+            raise BadArgument(
+                f"The model has no head {'*' if layer is None else layer}."
+                f"{'*' if head is None else head}.",
+                seen=f"layers 0 to {layers - 1}, heads 0 to {count - 1}",
+            )
+    masks = (chosen_heads(pairs, layer=layer, heads=count) for layer in range(layers))
+    return [mask.nonzero().flatten() for mask in masks]
+
+
+def _rotations(
+    model: PreTrainedModel, variants: tuple[str, ...], layers: list[Planes], *, length: int
+) -> list[list[Rotation]]:
+    """How each layer rotates under each variant, [layer][variant]."""
+    if not variants or len(set(variants)) < len(variants):
+        raise BadArgument(
+            "Variants are named once each, at least one.", seen=", ".join(variants) or "none"
+        )
+    if open_edit(model) is not None and variants != (OWN,):
+        raise BadArgument(
+            "Variants are put to a model as it is, not to an edited one.",
+            seen=", ".join(name for name in variants if name != OWN),
+            attempt=f'outside edit_rope, or variants=("{OWN}",) for the edited rotation',
+        )
+    edits = [None if name == OWN else as_edit(parse_variant(name), model) for name in variants]
+    found = []
+    for index, planes in enumerate(layers):
+        about = Layer(index, planes, length=length)
+        sides = []
+        for edit in edits:
+            side = Side.of(planes, heads=1)
+            if edit is not None:
+                rows = chosen_heads(parse_heads(edit.heads), layer=index, heads=1)
+                here = rows[:, None] & edit.select(planes)
+                side = edit.action(side, side, here, about)[0] if here.any() else side
+            sides.append(Rotation.of(side, planes))
+        found.append(sides)
+    return found
+
+
+def _collect(
+    subject: Subject,
+    tokens: Int[Tensor, "sequence position"],
+    lengths: Int[Tensor, " sequence"],
+    plan: Plan,
+    progress: Progress | None,
+) -> dict[int, PickedSums]:
+    """The sums of every layer that has chosen heads, over all sequences."""
+    sums: dict[int, PickedSums] = {}
+    seen: set[int] = set()
+    for batch in batches(subject, tokens, lengths, rows=plan.rows, seed=plan.seed):
+
+        def observe(
+            call: AttentionCall, rows: Rows = batch.rows, group: Tensor = batch.group
+        ) -> None:
+            seen.add(call.layer)
+            if not len(plan.heads[call.layer]):
+                return
+            part = sum_picked(
+                call,
+                rows,
+                plan.planes[call.layer],
+                heads=plan.heads[call.layer],
+                rotations=plan.rotations[call.layer],
+                distances=plan.distances,
+                group=group,
+                groups=GROUPS,
+            )
+            sums[call.layer] = sums[call.layer] + part if call.layer in sums else part
+
+        with torch.no_grad(), subject.observe(observe):
+            subject.forward(batch.tokens)
+        if progress is not None:
+            progress(int(batch.lengths.sum()))
+    check_layers(subject.model, seen)
+    return sums
+
+
+def _draws(sequences: int, resamples: int, seed: int) -> Float[Tensor, "resample group"]:
+    """How often each group of sequences is drawn: once each first, then by the bootstrap."""
+    groups = min(sequences, GROUPS)
+    once = np.ones((1, groups))
+    drawn = np.random.default_rng(seed % 2**64).multinomial(
+        groups, np.full(groups, 1 / groups), size=resamples if groups > 1 else 0
+    )
+    draws = np.concatenate([once, drawn])
+    return torch.from_numpy(np.pad(draws, ((0, 0), (0, GROUPS - groups))))

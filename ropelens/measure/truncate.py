@@ -1,0 +1,150 @@
+"""Truncation sweeps: which planes may stop rotating, and what that costs.
+
+Barbero et al. 2024 (arXiv 2410.06205) truncate the low frequencies of RoPE (p-RoPE) and, as a
+foil, the high ones. A sweep does both to a live model, step by step, and beside every step
+stops random planes of the same number: a cost says something of *which* planes stopped
+only where it differs from that of any others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from ropelens.edit.rope import Edit, stop_planes
+from ropelens.measure.batches import Progress
+from ropelens.measure.evaluate import MEASURES, evaluate
+from ropelens.models.rotation import read_layers
+from ropelens.models.subject import as_subject
+from ropelens.rope.cuts import ENDS, Cut, Numbers, Turning, plan_cuts
+
+KEEP = (1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0)
+
+DESCRIBED = {
+    "edit": ("what was done to the model", ""),
+    "kind": ("what stopped: nothing, one end, a band, or random planes as control", ""),
+    "kept": ("share of the model's rotating planes that still rotate", "1"),
+    "planes": ("numbers of the stopped planes, 0 the fastest", ""),
+    "planes_stopped": ("number of stopped planes of a layer, the largest of all layers", "1"),
+    "wavelength_low": ("shortest wavelength that stopped", "token"),
+    "wavelength_high": ("longest wavelength that stopped", "token"),
+    "draw": ("number of the random draw, -1 where nothing is random", "1"),
+    "band": ("number of the band, 0 the fastest, -1 outside bands", "1"),
+}
+
+
+def truncate(
+    model: nn.Module,
+    tokens: Int[Tensor, "sequence position"],
+    *,
+    lengths: Int[Tensor, " sequence"] | None = None,
+    keep: Sequence[float | int] = KEEP,
+    ends: Sequence[str] = ENDS,
+    bands: int = 0,
+    controls: int = 3,
+    measures: Sequence[str] = MEASURES,
+    rows: int | Literal["all"] = "all",
+    seed: int = 0,
+    batch_size: int | None = None,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Stop more and more planes of `model` and measure what that does, all on the same tokens.
+
+    For each share in `keep` and each of `ends`: "slow" stops the slowest planes of every
+    layer and keeps int(p D // 2) of its D rotated coordinates' planes, as p-RoPE does
+    (transformers' `rope_type` "proportional"); "fast" stops the fastest and keeps as many.
+    Beside each share stand `controls` random sets of as many planes (kind "random"): draw n
+    stops planes in one random order, more for a smaller share. `bands` splits the
+    wavelengths into so many groups of neighbours, alike in number of planes, and stops one
+    at a time (kind "band"), each beside `controls` random sets of its size ("band
+    control"). Shares are of the planes that rotate in the model as it is; sets that come out
+    equal are measured once.
+
+    Returns what `ropelens.evaluate` gives for `measures`, with coordinates over `edit`:
+    `kind`, `kept` (0 to 1), `planes` ("0,1,5"), `wavelength_low`, `wavelength_high`
+    (tokens), `draw`, `band`; the first entry, "none", is the model as it is. All
+    differences between entries are paired. The model is left as it was, on errors too.
+
+    Raises `BadArgument` for shares outside [0, 1], an end that does not exist or more bands
+    than wavelengths, `UnsupportedModel` for a model that does not rotate, and what
+    `evaluate` raises.
+    """
+    layers = [Turning.of(layer.planes) for layer in read_layers(as_subject(model))]
+    cuts = plan_cuts(layers, keep=keep, ends=ends, bands=bands, controls=controls, seed=seed)
+    names = {cut.stopped: cut.name(layers) for cut in reversed(cuts)}  # the first one's
+    edits = {names[cut.stopped]: edits_of(cut) for cut in cuts if cut.kind != "none"}
+    measured = evaluate(
+        model,
+        tokens,
+        lengths=lengths,
+        edits=edits,
+        measures=measures,
+        rows=rows,
+        seed=seed,
+        batch_size=batch_size,
+        progress=progress,
+    )
+    return named_entries(measured.sel(edit=[names[cut.stopped] for cut in cuts]), cuts, layers)
+
+
+def count_cuts(
+    model: nn.Module,
+    *,
+    keep: Sequence[float | int] = KEEP,
+    ends: Sequence[str] = ENDS,
+    bands: int = 0,
+    controls: int = 3,
+    seed: int = 0,
+) -> int:
+    """How many different edits, the model as it is included, `truncate` would measure.
+
+    Raises what `truncate` raises before it begins.
+    """
+    layers = [Turning.of(layer.planes) for layer in read_layers(as_subject(model))]
+    cuts = plan_cuts(layers, keep=keep, ends=ends, bands=bands, controls=controls, seed=seed)
+    return len({cut.stopped for cut in cuts})
+
+
+def named_entries(
+    measured: xr.Dataset, cuts: Sequence[Cut], layers: Sequence[Turning]
+) -> xr.Dataset:
+    """`measured`, an entry a cut in the order of `cuts`, with what each is as coordinates."""
+    columns: Mapping[str, list[Any]] = {
+        "edit": [cut.name(layers) for cut in cuts],
+        "kind": [cut.kind for cut in cuts],
+        "kept": [cut.kept(layers) for cut in cuts],
+        "planes": [cut.planes for cut in cuts],
+        "planes_stopped": [max(map(len, cut.stopped)) for cut in cuts],
+        "wavelength_low": [min(cut.wavelengths(layers), default=math.nan) for cut in cuts],
+        "wavelength_high": [max(cut.wavelengths(layers), default=math.nan) for cut in cuts],
+        "draw": [cut.draw for cut in cuts],
+        "band": [cut.band for cut in cuts],
+    }
+    named = measured.assign_coords(
+        {name: ("edit", _array(values)) for name, values in columns.items()}
+    )
+    for name, (long_name, units) in DESCRIBED.items():
+        named[name].attrs = {"long_name": long_name, "units": units}
+    return named
+
+
+def _array(values: list[Any]) -> np.ndarray:
+    return np.array(values, dtype=object if isinstance(values[0], str) else None)
+
+
+def edits_of(cut: Cut) -> list[Edit]:
+    """A cut as edits of a live model: one for all layers that stop the same planes."""
+    layers: dict[Numbers, list[int]] = {}
+    for layer, numbers in enumerate(cut.stopped):
+        layers.setdefault(numbers, []).append(layer)
+    return [
+        stop_planes(numbers, heads=",".join(f"{layer}.*" for layer in named))
+        for numbers, named in layers.items()
+        if numbers
+    ]

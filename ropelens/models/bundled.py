@@ -1,0 +1,51 @@
+"""The checkpoints that come with ropelens, each trained by its own recipe.
+
+A folder each: config, float16 safetensors, tokenizer, model card, and text sampled from
+the checkpoint itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+
+from ropelens.errors import BadArgument
+
+BUNDLED: Mapping[str, str] = {
+    "rope": "RoPE of base 10,000; what ropelens looks at when no model is named",
+    "p-rope-0.75": "the slowest quarter of the planes stands still",
+    "p-rope-0.25": "the slowest three quarters stand still",
+    "p-rope-reversed-0.75": "the fastest quarter stands still",
+    "nope": "no plane turns",
+    "rope-step-64": "rope after 64 of its 2,500 steps",
+    "rope-step-256": "rope after 256 steps",
+    "rope-step-1024": "rope after 1,024 steps",
+}
+"""The names of the checkpoints, and what each is."""
+
+
+def bundled_path(name: str = "rope") -> Path:
+    """The folder of the bundled checkpoint `name`, to be read only.
+
+    Raises:
+        BadArgument: no checkpoint of that name is bundled.
+    """
+    if name not in BUNDLED:
+        raise BadArgument(
+            f"no checkpoint called {name!r} is bundled.",
+            attempt=f"one of: {', '.join(BUNDLED)}",
+        )
+    return Path(str(files("ropelens"))) / "bundled" / name
+
+
+def sample_path(name: str = "rope") -> Path:
+    """Text sampled from the bundled checkpoint `name`: .jsonl, a document a line.
+
+    For an early model of a run, text sampled from the finished one ("rope").
+
+    Raises:
+        BadArgument: no checkpoint of that name is bundled.
+    """
+    own = bundled_path(name) / "sample.jsonl"
+    return own if own.exists() else bundled_path() / own.name

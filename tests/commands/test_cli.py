@@ -1,0 +1,388 @@
+"""The commands do what they say: their files, their tables, their help."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import xarray as xr
+from cli_runs import NAMES, Command, Ended, here, save_family
+from tiny_checkpoints import save_tiny
+
+import ropelens as rl
+from ropelens.files.folder import fingerprint
+from ropelens.models.bundled import BUNDLED, bundled_path
+from ropelens.train import SIZES
+
+COLUMNS = (
+    "layer,head,label,confidence,positional_fraction,total_bits,sink_bits,position_bits,"
+    "content_bits,offset,offset_weight,mean_wavelength,previous_token,self_mass,sink_mass,"
+    "entropy_bits,induction,duplicate_token"
+)
+HEAD = ("layer", "head")
+DIMS = {
+    "q_norm": (*HEAD, "frequency"),
+    "k_norm": ("layer", "kv_head", "frequency"),
+    "q_coherence": (*HEAD, "frequency"),
+    "k_coherence": ("layer", "kv_head", "frequency"),
+    "selectivity": (*HEAD, "frequency"),
+    "offset_mass": (*HEAD, "offset_bin"),
+    "sink_mass": HEAD,
+    "entropy_bits": HEAD,
+    "total_bits": HEAD,
+    "sink_bits": HEAD,
+    "position_bits": HEAD,
+    "content_bits": HEAD,
+    "inv_freq": ("layer", "frequency"),
+    "wavelength": ("layer", "frequency"),
+    "offset_start": ("offset_bin",),
+    "offset_stop": ("offset_bin",),
+    "group_total_bits": ("group", *HEAD),
+}
+UNITS = {
+    "selectivity": "nat",
+    "total_bits": "bit",
+    "inv_freq": "rad/token",
+    "wavelength": "token",
+    "offset_start": "token",
+    "q_norm": "1",
+}
+
+
+@pytest.fixture
+def ropelens(capfd: pytest.CaptureFixture[str]) -> Command:
+    def run(*args: object) -> Ended:
+        return here(capfd, *args)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("models") / "tiny llama")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    letters = np.random.default_rng(0).choice(list("abcdefghijklmnop"), size=(12, 200))
+    for number, row in enumerate(letters):
+        (folder / f"{number:02}.txt").write_text("".join(row))
+    return folder
+
+
+@pytest.fixture
+def out(ropelens: Command, model: Path, text: Path, tmp_path: Path) -> Path:
+    """The results of a first run."""
+    folder = tmp_path / "out"
+    ended = ropelens("analyze", model, "--text", text, "--seed", 3, "--out", folder)
+    assert ended.code == 0
+    assert ended.out == f"{folder / 'index.html'}\n"
+    assert re.fullmatch(r"measuring: 2,\d{3} of 2,\d{3} tokens, [\d,]+ tokens/s\n", ended.err)
+    return folder
+
+
+# analyze
+
+
+def test_analyze_writes_four_files_and_nothing_else(out: Path) -> None:
+    assert sorted(path.name for path in out.iterdir()) == list(NAMES)
+    assert sorted(path.name for path in out.parent.iterdir()) == ["out"]
+
+
+def test_heads_csv_has_a_row_a_head_and_the_promised_columns(out: Path) -> None:
+    assert (out / "heads.csv").read_text().splitlines()[0] == COLUMNS
+    heads = pd.read_csv(out / "heads.csv")
+    assert list(zip(heads["layer"], heads["head"], strict=True)) == [
+        (layer, head) for layer in range(2) for head in range(4)
+    ]
+    assert set(heads["label"]) <= {"diffuse", "sink", "positional", "mixed", "semantic"}
+    assert heads["confidence"].between(0, 1).all()
+    assert heads["offset"].notna().equals(heads["label"] == "positional")
+    parts = heads["sink_bits"] + heads["position_bits"] + heads["content_bits"]
+    np.testing.assert_allclose(parts, heads["total_bits"], rtol=1e-9)
+
+
+@pytest.mark.parametrize("engine", [None, "h5netcdf"])
+def test_profile_nc_opens_anywhere_with_the_promised_names(
+    out: Path, engine: str | None
+) -> None:
+    with xr.open_dataset(out / "profile.nc", engine=engine) as profile:  # type: ignore[arg-type]
+        profile.load()
+    for name, dims in DIMS.items():
+        assert profile[name].dims == dims, name
+    for name, units in UNITS.items():
+        assert profile[name].attrs["units"] == units, name
+    for name in profile.data_vars:
+        assert profile[name].attrs["long_name"], name
+        assert "units" in profile[name].attrs, name
+    sizes = {"layer": 2, "head": 4, "kv_head": 2, "frequency": 4}
+    assert sizes.items() <= dict(profile.sizes).items()
+
+
+def test_profile_nc_says_what_was_run(out: Path, model: Path, text: Path) -> None:
+    attrs = rl.open_profile(out / "profile.nc").attrs
+    expected = {
+        "model": "tiny llama",
+        "revision": "",
+        "dtype": "float32",
+        "seed": 3,
+        "context": 64,
+        "sequences": 48,
+        "rows": "all",
+        "backend": "hf",
+        "warnings": "",
+    }
+    assert expected.items() <= attrs.items()
+    # each of the 12 documents has 200 letters, cut into 3 sequences of BOS and 63, and a tail
+    assert attrs["tokens"] == 12 * (200 + 4)
+    assert json.loads(attrs["versions"])["torch"] == torch.__version__
+    args = ["analyze", model, "--text", text, "--seed", 3, "--out", out]
+    assert shlex.split(attrs["command"]) == ["ropelens", *map(str, args)]
+
+
+def test_run_json_says_enough_to_run_it_again(
+    ropelens: Command, out: Path, model: Path
+) -> None:
+    record = json.loads((out / "run.json").read_text())
+    assert record["model"] == {
+        "name": "tiny llama",
+        "revision": "",
+        "class": "LlamaForCausalLM",
+        "fingerprint": fingerprint(model),
+    }
+    assert len(record["text"]["fingerprint"]) == 64
+    assert record["seed"] == 3
+    assert record["arguments"]["rows"] == "all"
+    assert record["versions"].keys() >= {"ropelens", "torch", "transformers"}
+    assert record["seconds"].keys() == {"load", "measure", "write"}
+    assert all(seconds > 0 for seconds in record["seconds"].values())
+    assert 5e7 < record["peak_memory_bytes"] < 1e10
+    first = (out / "heads.csv").read_bytes()
+    (out / "heads.csv").unlink()
+    program, *args = shlex.split(record["command"])
+    assert program == "ropelens"
+    assert ropelens(*args).code == 0
+    assert (out / "heads.csv").read_bytes() == first
+    again = json.loads((out / "run.json").read_text())
+    for changing in ("created", "seconds", "peak_memory_bytes"):
+        assert record.pop(changing)
+        again.pop(changing)
+    assert again == record
+
+
+def test_what_is_unknown_is_null_in_run_json(
+    ropelens: Command, model: Path, text: Path, tmp_path: Path
+) -> None:
+    ended = ropelens(
+        *("analyze", model, "--text", text, "--sequences", 1, "--rows", 5),
+        *("--out", tmp_path / "out"),
+    )
+    assert ended.code == 0
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    text_of = (tmp_path / "out" / "run.json").read_text()
+    record = json.loads(text_of, parse_constant=refuse)
+    assert record["loss_se"] is None
+    assert record["rows"] == 5
+    assert record["sequences"] == 1
+
+
+def test_sampled_rows_and_sequences_follow_the_seed(
+    ropelens: Command, model: Path, text: Path, tmp_path: Path
+) -> None:
+    tables = []
+    for number, seed in enumerate([1, 1, 2]):
+        folder = tmp_path / str(number)
+        options = ["--sequences", 20, "--rows", 8, "--context", 50, "--seed", seed]
+        ended = ropelens("analyze", model, "--text", text, *options, "--out", folder)
+        assert ended.code == 0
+        tables.append((folder / "heads.csv").read_bytes())
+    assert tables[0] == tables[1] != tables[2]
+
+
+def test_a_context_beyond_the_model_warns_in_one_line_and_goes_on(
+    ropelens: Command, model: Path, text: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    ended = ropelens("analyze", model, "--text", text, "--context", 100, "--out", out)
+    words = "context 100 is beyond the 64 tokens that the model was made for"
+    assert ended.code == 0
+    warning, progress = ended.err.splitlines()
+    assert warning == f"ropelens: warning: {words}"
+    assert progress.startswith("measuring: ")
+    assert json.loads((out / "run.json").read_text())["warnings"] == [words]
+    assert rl.open_profile(out / "profile.nc").attrs["warnings"] == words
+
+
+def test_more_sequences_than_there_are_is_news_only_if_asked_for(
+    ropelens: Command, model: Path, text: Path, tmp_path: Path
+) -> None:
+    ended = ropelens(
+        "analyze", model, "--text", text, "--sequences", 100, "--out", tmp_path / "out"
+    )
+    assert ended.code == 0
+    warning, _ = ended.err.splitlines()
+    words = "all 48 sequences of the text are used: 100 were asked for"
+    assert warning == f"ropelens: warning: {words}"
+
+
+def test_warnings_of_libraries_are_kept_to_them(
+    ropelens: Command, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def noisy(name: str) -> None:
+        for category in (UserWarning, FutureWarning, DeprecationWarning):
+            warnings.warn_explicit("noise", category, "library.py", 1, module="library")
+
+    monkeypatch.setattr("ropelens.commands.tables.Text", lambda text: noisy(text) or text)
+    ended = ropelens("rope", model)
+    assert (ended.code, ended.err) == (0, "")
+
+
+# The TransformerLens backend.
+
+
+def test_transformer_lens_gives_the_same_heads(
+    ropelens: Command, out: Path, model: Path, text: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    ended = ropelens(
+        *("analyze", model, "--text", text, "--seed", 3, "--out", other),
+        *("--backend", "transformer-lens"),
+    )
+    assert ended.code == 0
+    assert len(ended.err.splitlines()) == 1
+    theirs, ours = (pd.read_csv(folder / "heads.csv") for folder in (other, out))
+    assert theirs["label"].equals(ours["label"])
+    for column in ("total_bits", "sink_bits", "position_bits", "content_bits", "entropy_bits"):
+        np.testing.assert_allclose(theirs[column], ours[column], rtol=1e-4, atol=1e-5)
+    assert rl.open_profile(other / "profile.nc").attrs["backend"] == "transformer-lens"
+
+
+def test_a_family_whose_hooks_do_not_fire(
+    ropelens: Command, text: Path, tmp_path: Path
+) -> None:
+    model = save_family(tmp_path / "neox", "gpt_neox")
+    options = ["--backend", "transformer-lens", "--out", tmp_path / "out"]
+    ended = ropelens("analyze", model, "--text", text, *options)
+    assert ended.code == 1
+    assert "TransformerLens hides the attention of GPTNeoX" in ended.problem
+    assert not (tmp_path / "out").exists()
+
+
+# report
+
+
+def test_report_makes_the_same_page_again(ropelens: Command, out: Path) -> None:
+    page = (out / "index.html").read_bytes()
+    others = {name: (out / name).read_bytes() for name in NAMES if name != "index.html"}
+    (out / "index.html").unlink()
+    ended = ropelens("report", out)
+    assert ended == Ended(0, f"{out / 'index.html'}\n", "")
+    assert (out / "index.html").read_bytes() == page
+    assert {name: (out / name).read_bytes() for name in others} == others
+    assert sorted(path.name for path in out.iterdir()) == list(NAMES)
+
+
+# --help
+
+
+def test_without_a_command_the_help_comes_as_an_error(ropelens: Command) -> None:
+    ended = ropelens()
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == ropelens("--help").out
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("", ["--version", "analyze", "rope", "report", "train"]),
+        (
+            "analyze",
+            [
+                *("[MODEL]", "--out DIR", "--text FILE", "--context N", "--sequences N"),
+                *("--rows N|all", "--seed N", "--device D", "--dtype T", "--revision R"),
+                "--backend <hf|transformer-lens>",
+            ],
+        ),
+        ("rope", ["[MODEL]", "--context N", "--variant NAME", "--head-dim N", "--verbose"]),
+        ("report", ["DIR"]),
+        ("train", ["--text FILE", "--out RUN", "--steps N", "--precision P", "--size NAME"]),
+    ],
+)
+def test_help_names_every_option(ropelens: Command, command: str, options: list[str]) -> None:
+    ended = ropelens(*command.split(), "--help")
+    assert (ended.code, ended.err) == (0, "")
+    for option in options:
+        assert option in ended.out
+    assert max(map(len, ended.out.splitlines())) <= 80
+    if command:
+        assert f"  ropelens {command} " in ended.out  # an example
+
+
+def test_the_help_of_train_states_a_size_that_exists(ropelens: Command) -> None:
+    found = re.search(r"(?s)--size NAME .*?\[default: (\w+)\]", ropelens("train", "--help").out)
+    assert found is not None
+    assert found[1] in SIZES
+
+
+def test_the_version(ropelens: Command) -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+\n", ropelens("--version").out)
+
+
+# Real checkpoints, and the one that comes with the package.
+
+
+@pytest.mark.parametrize(("name", "claim"), [("babyllama105", -0.9), ("stories260k", -0.7)])
+def test_a_real_checkpoint_on_real_stories(
+    ropelens: Command, shared: Path, tmp_path: Path, name: str, claim: float
+) -> None:
+    ended = ropelens(
+        *("analyze", shared / "checkpoints" / name, "--context", 250),
+        *("--text", shared / "corpora" / "tinystories", "--out", tmp_path / "out"),
+    )
+    assert ended.code == 0
+    record = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert record["claim"]["rank_correlation"] == pytest.approx(claim, abs=0.1)
+    heads = pd.read_csv(tmp_path / "out" / "heads.csv")
+    assert len(heads) == 40
+    if name == "babyllama105":
+        first = heads[heads["layer"] == 0]
+        assert (first["label"] == "semantic").all()
+        assert (first["total_bits"] < 1).all()
+        early = heads[heads["layer"].isin([1, 2])]
+        assert (early["label"] == "positional").all()
+        assert early["offset"].between(1, 4).all()
+
+
+def test_the_bundled_checkpoint_needs_neither_model_nor_text(
+    ropelens: Command, tmp_path: Path
+) -> None:
+    ended = ropelens("analyze", "--sequences", 4, "--out", tmp_path / "out")
+    assert ended.code == 0
+    record = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert record["model"]["name"] == "bundled:rope"
+    assert record["model"]["fingerprint"] == fingerprint(bundled_path())
+    assert record["arguments"]["text"] == []
+    ended = ropelens("rope")
+    assert (ended.code, ended.err) == (0, "")
+
+
+def test_list_names_what_is_bundled(ropelens: Command) -> None:
+    ended = ropelens("list")
+    assert (ended.code, ended.err) == (0, "")
+    for name in BUNDLED:
+        (line,) = [line for line in ended.out.splitlines() if f"bundled:{name} " in line]
+        card = (bundled_path(name) / "README.md").read_text()
+        loss = re.search(r"as trained \| ([\d.]+)", card)
+        assert loss is not None
+        assert line.endswith(f"{float(loss[1]):.3f}")

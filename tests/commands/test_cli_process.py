@@ -1,0 +1,216 @@
+"""What only a process of its own can show: signals, pipes, noise, a fast start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cli_runs import NAMES, apart, start, unharmed
+from tiny_checkpoints import save_tiny
+
+from ropelens.files.results import open_profile
+
+STOPPED = "ropelens: stopped; nothing half-written is left"
+
+# Every batch gets a line, so that one tells that measuring has begun.
+LINE_A_BATCH = "from ropelens.files import progress; progress.SECONDS_BETWEEN_LINES = 0"
+
+# Ctrl-C while transformers imports, of which some library makes an ImportError.
+STOP_IMPORTING = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "transformers.modeling_utils":
+            sys.meta_path.remove(self)
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt as error:
+                raise ImportError("no such module") from error
+sys.meta_path.insert(0, Finder())
+"""
+
+# SIGTERM while the results are written: the profile and the table are there, the page not.
+STOP_WRITING = """
+import os, signal, ropelens.commands.job
+def stop(*_, **__):
+    os.kill(os.getpid(), signal.SIGTERM)
+ropelens.commands.job.write_report = stop
+"""
+
+# Ctrl-C after the second step of a training.
+STOP_TRAINING = """
+import os, signal
+from ropelens.train.loop import Checkpoints
+after = Checkpoints.on_step_end
+def stop(self, args, state, control, **event):
+    after(self, args, state, control, **event)
+    if state.global_step == 2:
+        os.kill(os.getpid(), signal.SIGINT)
+Checkpoints.on_step_end = stop
+"""
+
+# A line on stderr at the end, should torch have been imported.
+NO_TORCH = """
+import atexit, sys
+atexit.register(lambda: "torch" in sys.modules and print("torch is here", file=sys.stderr))
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("models") / "model")
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog " * 20)
+    return path
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    folder = tmp_path / "results" / "out"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_stdout_is_the_path_of_the_page_and_stderr_is_quiet(
+    model: Path, text: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    ended = apart("analyze", model, "--text", text, "--out", out)
+    assert ended.code == 0
+    assert ended.out == f"{out / 'index.html'}\n"
+    (line,) = ended.err.splitlines()
+    assert line.startswith("measuring: ")
+    assert sorted(path.name for path in out.iterdir()) == list(NAMES)
+
+
+def test_names_that_are_not_text_do_not_matter(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "utf-8:strict")
+    strange = tmp_path / "\udcff\n"  # as Python sees the byte 0xff
+    strange.mkdir()
+    (strange / "a.txt").write_bytes(b"a\0b" * 50)
+    ended = apart("analyze", model, "--text", strange, "--out", strange / "out")
+    assert ended.code == 0
+    assert ended.out == f"{strange / 'out' / 'index.html'}\n"
+    attrs = open_profile(strange / "out" / "profile.nc").attrs
+    assert "\\udcff" in attrs["command"]
+
+
+def test_ctrl_c_while_measuring(model: Path, text: Path, out: Path) -> None:
+    text.write_text("the quick brown fox jumps over the lazy dog " * 50_000)
+    args = ("analyze", model, "--text", text, "--sequences", 30_000, "--out", out)
+    with unharmed(out), start(*args, before=LINE_A_BATCH) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("measuring: 4,096 of 1,9")
+        begin = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        output, lines = process.communicate(timeout=60)
+        seconds = time.monotonic() - begin
+    assert process.returncode == 130
+    assert output == ""
+    *progress, last = lines.splitlines()
+    assert last == STOPPED
+    assert all(line.startswith("measuring: ") for line in progress)
+    assert seconds < 5  # much less, but for other work on the machine
+
+
+@pytest.mark.parametrize(
+    ("when", "code"), [(STOP_IMPORTING, 130), (STOP_WRITING, 143)], ids=["import", "write"]
+)
+def test_a_signal_at_the_worst_moment(
+    model: Path, text: Path, out: Path, when: str, code: int
+) -> None:
+    with unharmed(out):
+        ended = apart("analyze", model, "--text", text, "--out", out, before=when)
+    assert ended.code == code
+    assert ended.err.splitlines()[-1] == STOPPED
+    assert "Traceback" not in ended.err
+    assert ended.out == ""
+
+
+def test_ctrl_c_while_training(text: Path, tmp_path: Path) -> None:
+    sizes = ("--size", "1x16x1x1", "--context", 16, "--vocabulary", 258, "--steps", 4)
+    args = ("train", "--text", text, "--out", tmp_path / "run", *sizes)
+    ended = apart(*args, before=STOP_TRAINING)
+    assert (ended.code, ended.out) == (130, "")
+    told = "ropelens: stopped; the same command begins again, for no checkpoint was due"
+    assert ended.err.splitlines()[-1] == told
+    assert "nothing half-written" not in ended.err
+    ended = apart(*args)
+    assert (ended.code, ended.out) == (0, f"{tmp_path / 'run'}\n")
+
+
+SCRIPT = """\
+'''A question of its own.'''
+import os, signal
+import ropelens as rl
+
+def main(times: int = 1) -> None:
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"stopped; {times} times") from None
+
+rl.run_script(main)
+"""
+
+
+def test_a_script_is_stopped_in_its_words(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, script, "--times", "3"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (143, "")
+    assert ended.stderr == "ropelens: stopped; 3 times\n"
+
+
+def test_a_reader_that_leaves_early_is_no_error(model: Path) -> None:
+    """As `ropelens rope MODEL | head -1`."""
+    read, write = os.pipe()
+    os.close(read)
+    with start("rope", model, stdout=write) as process:
+        os.close(write)
+        _, err = process.communicate(timeout=60)
+    assert err == ""
+    assert process.returncode == 1
+
+
+def test_an_unknown_hub_id_without_a_network_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # where nothing listens
+    monkeypatch.setenv("NO_PROXY", "*")
+    begin = time.monotonic()
+    ended = apart("rope", "nobody/nothing")
+    assert time.monotonic() - begin < 30  # importing torch is most of it
+    assert ended.code == 1
+    assert ended.problem.startswith("There is no checkpoint called nobody/nothing")
+
+
+@pytest.mark.parametrize(
+    "command", ["", "analyze", "list", "truncate", "compare", "rope", "report", "train"]
+)
+def test_help_does_not_wait_for_torch(command: str) -> None:
+    begin = os.times()
+    ended = apart(*command.split(), "--help", before=NO_TORCH)
+    spent = os.times().children_user - begin.children_user
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.startswith("Usage: ")
+    assert spent < 1
+
+
+def test_wrong_usage_does_not_wait_for_torch() -> None:
+    ended = apart("analyze", "--out", "out", "--rows", "0", before=NO_TORCH)
+    assert ended.code == 2
+    assert "--rows" in ended.problem

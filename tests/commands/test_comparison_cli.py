@@ -1,0 +1,207 @@
+"""`ropelens compare`: runs or analyses in, four files out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from cli_runs import Command, Ended, here
+from scipy import stats
+from tiny_checkpoints import save_tiny
+from trained import NANO, story
+
+import ropelens as rl
+from ropelens.commands.analyze import Job, run
+from ropelens.files.folder import fingerprint
+from ropelens.train import train
+
+FILES = ["comparison.csv", "comparison.nc", "index.html", "run.json"]
+
+
+@pytest.fixture
+def ropelens(capfd: pytest.CaptureFixture[str]) -> Command:
+    def run(*args: object) -> Ended:
+        return here(capfd, *args)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("texts") / "text.txt"
+    path.write_text(story(600))
+    return path
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, text: Path) -> list[Path]:
+    place = tmp_path_factory.mktemp("runs")
+    options = {"size": NANO, "context": 32, "vocabulary": 300, "steps": 1}
+    return [
+        train([text], out=place / variant, data=place / "data", variant=variant, **options)
+        for variant in ("rope", "nope")
+    ]
+
+
+@pytest.fixture(scope="module")
+def analyses(tmp_path_factory: pytest.TempPathFactory, text: Path) -> list[Path]:
+    """A model of three layers and one of two on one text; the second on another text."""
+    place = tmp_path_factory.mktemp("analyses")
+    (place / "other.txt").write_text("Another text. " * 40)
+    folders = []
+    for name, layers, on in (
+        ("deep", 3, text),
+        ("shallow", 2, text),
+        ("other", 2, place / "other.txt"),
+    ):
+        model = save_tiny(place / f"model-{name}", num_hidden_layers=layers)
+        (place / name).mkdir()
+        folders.append(place / name / "out")
+        job = Job(model=str(model), out=folders[-1], text=(on,), context=16, sequences=4)
+        run(job, command="ropelens analyze")
+    return folders
+
+
+def test_runs_become_four_files(ropelens: Command, runs: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    ended = ropelens("compare", *runs, "--sequences", 4, "--out", out)
+    assert (ended.code, ended.out) == (0, f"{out / 'index.html'}\n")
+    assert "comparing: 4 of 4 checkpoints" in ended.err
+    assert sorted(path.name for path in out.iterdir()) == sorted([*FILES, "measured"])
+    table = pd.read_csv(out / "comparison.csv")
+    assert table["group"].tolist() == ["rope", "nope"]
+    assert table["over"].fillna("").tolist() == ["", "sequences"]
+    record = json.loads((out / "run.json").read_text())
+    assert record["command"].startswith("ropelens compare ")
+    assert (record["context"], record["sequences"]) == (32, 4)
+    for entry, run_folder in zip(record["entries"], runs, strict=True):
+        assert record["fingerprints"][entry] == fingerprint(run_folder)
+    page = (out / "index.html").read_bytes()
+    assert ropelens("report", out) == Ended(0, f"{out / 'index.html'}\n", "")
+    assert (out / "index.html").read_bytes() == page
+
+
+def losses_of(analysis: Path, text: Path) -> list[float]:
+    """transformers' loss of each sequence that `ropelens analyze` read."""
+    model, tokenizer = rl.load(analysis.parent.parent / f"model-{analysis.parent.name}")
+    tokens = rl.tokenize([text.read_text()], tokenizer, context=16, sequences=4).tokens
+    with torch.no_grad():
+        return [float(model(row[None], labels=row[None]).loss) for row in tokens]
+
+
+def test_models_of_other_depths_are_compared_by_what_was_analyzed(
+    ropelens: Command, analyses: list[Path], text: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    assert ropelens("compare", *analyses[:2], "--out", out).code == 0
+    assert sorted(path.name for path in out.iterdir()) == FILES
+    comparison = rl.open_comparison(out / "comparison.nc")
+    assert comparison["entry"].values.tolist() == ["deep/out", "shallow/out"]
+    profiles = [rl.open_profile(folder / "profile.nc") for folder in analyses[:2]]
+    for entry, profile in zip(comparison["entry"], profiles, strict=True):
+        layers = profile.sizes["layer"]
+        found = comparison.sel(entry=entry)
+        np.testing.assert_allclose(found["q_norm"][:layers], profile["q_norm"])
+        assert found["q_norm"][layers:].isnull().all()
+        assert (found["label"][layers:] == "").all()
+        expected = pd.read_csv(Path(str(analyses[layers == 2])) / "heads.csv")["label"]
+        assert found["label"][:layers].values.ravel().tolist() == expected.tolist()
+    table = pd.read_csv(out / "comparison.csv").set_index("group")
+    row = table.loc["shallow/out"]
+    assert (row["over"], row["pairs"]) == ("groups", 1)
+    change = profiles[1].attrs["loss"] - profiles[0].attrs["loss"]
+    assert row["loss_change"] == pytest.approx(change)
+    deep, shallow = (losses_of(folder, text) for folder in analyses[:2])
+    interval = stats.ttest_rel(shallow, deep).confidence_interval()
+    assert [row["low"], row["high"]] == pytest.approx(list(interval), abs=1e-6)
+    page = (out / "index.html").read_text()
+    assert "over the text, paired" in page
+
+
+def test_an_analysis_without_losses_of_groups_leaves_the_others_paired(
+    ropelens: Command, analyses: list[Path], tmp_path: Path
+) -> None:
+    """Of three on one text, one is of a version that kept no losses of groups."""
+    old = tmp_path / "old"
+    old.mkdir()
+    profile = rl.open_profile(analyses[1] / "profile.nc")
+    rl.save_profile(profile.drop_vars(["group_loss", "group_predicted"]), old / "profile.nc")
+    out = tmp_path / "out"
+    assert ropelens("compare", *analyses[:2], old, "--out", out).code == 0
+    table = pd.read_csv(out / "comparison.csv").set_index("group")
+    assert table["over"].fillna("").tolist() == ["", "groups", "apart"]
+    assert table["loss_change"].iloc[1] == pytest.approx(table["loss_change"].iloc[2])
+    assert table["high"].iloc[1] < table["high"].iloc[2]
+
+
+def test_one_sequence_has_no_interval(
+    ropelens: Command, analyses: list[Path], tmp_path: Path
+) -> None:
+    (tmp_path / "short.txt").write_text("A short text, of 16 tokens or so. " * 8)
+    folders = []
+    for name in ("deep", "shallow"):
+        model = analyses[0].parent.parent / f"model-{name}"
+        (tmp_path / name).mkdir()
+        folders.append(tmp_path / name / "out")
+        text = (tmp_path / "short.txt",)
+        run(Job(str(model), out=folders[-1], text=text, context=16, sequences=1), command="x")
+    out = tmp_path / "out"
+    assert ropelens("compare", *folders, "--out", out).code == 0
+    (said, *_) = json.loads((out / "run.json").read_text())["findings"]
+    assert said.endswith(" (no interval).")
+
+
+def test_runs_are_found_through_links(
+    ropelens: Command, runs: list[Path], tmp_path: Path
+) -> None:
+    (tmp_path / "far" / "away").mkdir(parents=True)
+    links = [tmp_path / "far" / "away" / run.name for run in runs]
+    for link, run_folder in zip(links, runs, strict=True):
+        link.symlink_to(run_folder)
+    assert ropelens("compare", *links, "--sequences", 2, "--out", tmp_path / "out").code == 0
+
+
+def test_models_that_read_other_text_have_no_difference_of_losses(
+    ropelens: Command, analyses: list[Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    assert ropelens("compare", analyses[0], analyses[2], "--out", out).code == 0
+    assert pd.read_csv(out / "comparison.csv")["loss_change"].isna().all()
+    assert "no other model read the tokens that " in (out / "index.html").read_text()
+
+
+def test_bad_input_is_one_line_and_nothing_is_lost(
+    ropelens: Command, runs: list[Path], analyses: list[Path], tmp_path: Path
+) -> None:
+    before = {path: path.read_bytes() for path in analyses[0].iterdir()}
+    cases = {
+        "is one of the folders to compare": (*analyses, "--out", analyses[0]),
+        "holds a model": (*analyses, "--out", runs[0]),
+        "holds the results of ropelens analyze": (*analyses[:2], "--out", analyses[2]),
+        "Runs and analyses cannot be compared": (runs[0], analyses[0], "--out", tmp_path / "a"),
+        "A comparison needs two or more": (runs[0], "--out", tmp_path / "a"),
+        "There is no folder": (runs[0], tmp_path / "none", "--out", tmp_path / "a"),
+    }
+    for words, arguments in cases.items():
+        ended = ropelens("compare", *arguments)
+        assert (ended.code, words in ended.problem) == (1, True), ended.err
+    (tmp_path / "begun" / "history").mkdir(parents=True)
+    assert "a run or a study" in ropelens("compare", *runs, "--out", tmp_path / "begun").problem
+    assert ropelens("compare", "--out", tmp_path / "a").code == 2
+    for number in (1, 10**30):
+        ended = ropelens("compare", *runs, "--sequences", number, "--out", tmp_path / "a")
+        assert ended.code == 2
+    assert not (tmp_path / "a").exists()
+    assert {path: path.read_bytes() for path in analyses[0].iterdir()} == before
+
+
+def test_help_names_every_option(ropelens: Command) -> None:
+    ended = ropelens("compare", "--help")
+    assert (ended.code, ended.err) == (0, "")
+    for option in ("DIR...", "--out DIR", "--sequences N", "--seed N", "--device D"):
+        assert option in ended.out
+    assert max(map(len, ended.out.splitlines())) <= 80

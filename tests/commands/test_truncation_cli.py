@@ -1,0 +1,207 @@
+"""`ropelens truncate` and what `ropelens report` makes of its files."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import xarray as xr
+from cli_runs import NAMES, Command, Ended, here, save_family
+from tiny_checkpoints import save_tiny
+
+import ropelens as rl
+from ropelens.measure.truncation_table import COLUMNS
+
+FILES = tuple(sorted((*NAMES, "truncation.csv", "truncation.nc")))
+FEW = ("--keep", "1,0.5", "--controls", 1, "--sequences", 4)
+
+
+@pytest.fixture
+def ropelens(capfd: pytest.CaptureFixture[str]) -> Command:
+    def run(*args: object) -> Ended:
+        return here(capfd, *args)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("texts") / "text.txt"
+    letters = np.random.default_rng(0).choice(list("abcdefghijklmnop"), size=2000)
+    path.write_text("".join(letters))
+    return path
+
+
+def test_the_bundled_model_is_swept_to_six_files_and_a_page(
+    ropelens: Command, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    small = ("--context", 96, "--sequences", 3, "--keep", "1,0.75", "--bands", 2)
+    ended = ropelens("truncate", *small, "--controls", 1, "--out", out)
+    assert (ended.code, ended.out) == (0, f"{out / 'index.html'}\n")
+    assert tuple(sorted(path.name for path in out.iterdir())) == FILES
+    table = pd.read_csv(out / "truncation.csv", keep_default_na=False)
+    assert table.columns.tolist() == list(COLUMNS)
+    assert table["edit"].tolist() == [
+        *("none", "slow 0.75", "fast 0.75", "random 0.75 #0"),
+        *("band 0", "band 0 control #0", "band 1", "band 1 control #0"),
+    ]
+    change = table["loss_change"].astype(float)
+    assert abs(change[1]) < 0.01 < 0.2 < change[2]
+    sweep = rl.open_truncation(out / "truncation.nc")
+    again = rl.summarize_truncation(sweep)
+    np.testing.assert_allclose(again["loss_change"], change, rtol=1e-12, atol=1e-15)
+    record = json.loads((out / "run.json").read_text())
+    assert record["arguments"]["keep"] == [1.0, 0.75]
+    assert record["arguments"]["ends"] == ["slow", "fast"]
+    assert re.match(r"ropelens truncate --context 96 .* --out ", record["command"])
+    assert sweep.attrs["command"] == record["command"]
+    assert "Stopping planes" in (out / "index.html").read_text()
+
+
+def test_the_profile_is_that_of_analyze(
+    ropelens: Command, model: Path, text: Path, tmp_path: Path
+) -> None:
+    # A sweep looks at 64 rows where it is not told otherwise.
+    for command, more in (("truncate", FEW), ("analyze", ("--sequences", 4, "--rows", 64))):
+        out = tmp_path / command
+        assert ropelens(command, model, "--text", text, *more, "--out", out).code == 0
+    heads = [(tmp_path / name / "heads.csv").read_bytes() for name in ("truncate", "analyze")]
+    assert heads[0] == heads[1]
+    profiles = [rl.open_profile(tmp_path / n / "profile.nc") for n in ("truncate", "analyze")]
+    xr.testing.assert_equal(*profiles)
+
+
+def test_one_end_alone(ropelens: Command, model: Path, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = ("--text", text, "--end", "fast", *FEW, "--controls", 0)
+    assert ropelens("truncate", model, *options, "--out", out).code == 0
+    assert rl.open_truncation(out / "truncation.nc")["kind"].values.tolist() == ["none", "fast"]
+
+
+def test_only_what_was_asked_for_is_measured(
+    ropelens: Command, model: Path, text: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    options = ("--text", text, *FEW, "--measures", "loss, change")
+    assert ropelens("truncate", model, *options, "--out", out).code == 0
+    table = rl.summarize_truncation(rl.open_truncation(out / "truncation.nc"))
+    assert table["loss_change"].notna().all()
+    assert table["largest_attention_change"].notna().all()
+    for unknown in ("repeat_loss", "retrieval", "induction", "labels_changed"):
+        assert table[unknown].isna().all()
+    page = (out / "index.html").read_text()
+    assert 'id="plot-truncation"' in page
+    assert 'id="plot-others"' not in page
+
+
+def test_report_makes_the_same_page_again_with_and_without_the_sweep(
+    ropelens: Command, model: Path, text: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    assert ropelens("truncate", model, "--text", text, *FEW, "--out", out).code == 0
+    page = (out / "index.html").read_bytes()
+    (out / "index.html").unlink()
+    assert ropelens("report", out) == Ended(0, f"{out / 'index.html'}\n", "")
+    assert (out / "index.html").read_bytes() == page
+    sweep = (out / "truncation.nc").read_bytes()
+    (out / "truncation.nc").write_bytes(sweep[: len(sweep) // 2])
+    ended = ropelens("report", out)
+    assert ended.code == 1
+    assert "truncation.nc is no truncation sweep" in ended.problem
+    assert (out / "index.html").read_bytes() == page
+    (out / "truncation.nc").unlink()
+    assert ropelens("report", out).code == 0
+    assert b"Stopping planes" not in (out / "index.html").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (("--keep", "0.5,1.5"), 2, "'1.5' in '0.5,1.5' is no share from 0 to 1"),
+        (("--keep", "half"), 2, "'half' in 'half' is no share from 0 to 1"),
+        (("--keep", ""), 2, "'' in '' is no share from 0 to 1"),
+        (("--keep", "nan"), 2, "'nan' in 'nan' is no share from 0 to 1"),
+        (
+            ("--end", "middle"),
+            2,
+            "Invalid value for '--end': 'middle' is not one of 'slow', 'fast'",
+        ),
+        (("--bands", "-1"), 2, "Invalid value for '--bands'"),
+        (("--measures", "loss,loos"), 1, "There is no measure 'loos'; try: measures: any of"),
+        (("--measures", ""), 1, "There is no measure ''"),
+        (("--bands", "99"), 1, "There are more bands than planes to share out: 99; seen: 4"),
+    ],
+)
+def test_bad_options_are_one_line_and_write_nothing(
+    ropelens: Command,
+    model: Path,
+    text: Path,
+    tmp_path: Path,
+    options: tuple[str, ...],
+    code: int,
+    words: str,
+) -> None:
+    ended = ropelens("truncate", model, "--text", text, *options, "--out", tmp_path / "out")
+    assert ended.code == code
+    assert words in ended.problem
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_family_that_hides_its_attention(
+    ropelens: Command, text: Path, tmp_path: Path
+) -> None:
+    hidden = save_family(tmp_path / "gptj", "gptj")
+    ended = ropelens("truncate", hidden, "--text", text, "--out", tmp_path / "out")
+    assert ended.code == 1
+    assert "GPTJForCausalLM hides its attention" in ended.problem
+
+
+def test_a_folder_that_holds_a_model_is_refused(
+    ropelens: Command, model: Path, text: Path
+) -> None:
+    before = sorted(model.iterdir())
+    ended = ropelens("truncate", model, "--text", text, "--out", model)
+    assert ended.code == 1
+    assert "holds a model, a run or a study; results would mix" in ended.problem
+    assert sorted(model.iterdir()) == before
+
+
+def test_an_error_in_the_middle_leaves_earlier_results(
+    ropelens: Command, model: Path, text: Path, tmp_path: Path, monkeypatch
+) -> None:
+    out = tmp_path / "out"
+    assert ropelens("truncate", model, "--text", text, *FEW, "--out", out).code == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+
+    def full(*args: object, **options: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("ropelens.measure.truncate.evaluate", full)
+    ended = ropelens("truncate", model, "--text", text, *FEW, "--out", out)
+    assert ended.code == 1
+    assert "The measurement does not fit into memory" in ended.problem
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_help_names_every_option(ropelens: Command) -> None:
+    ended = ropelens("truncate", "--help")
+    assert (ended.code, ended.err) == (0, "")
+    for option in (
+        *("[MODEL]", "--out DIR", "--text FILE", "--keep P,P,...", "--end slow|fast"),
+        *("--bands N", "--controls N", "--context N", "--sequences N", "--rows N|all"),
+        *("--seed N", "--device D", "--dtype T", "--revision R"),
+    ):
+        assert option in ended.out
+    assert max(map(len, ended.out.splitlines())) <= 80
+    assert "  ropelens truncate " in ended.out

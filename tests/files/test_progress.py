@@ -1,0 +1,83 @@
+"""Progress: a bar where somebody watches, plain lines where a file does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import re
+import sys
+import time
+
+import pytest
+
+from ropelens.files import progress
+from ropelens.files.progress import show_progress
+
+
+def test_plain_lines_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # which CI services set
+    now = iter([100.0, 101.0, 111.0, 112.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
+    with show_progress("measuring", total=10_000, unit="tokens") as advance:
+        advance(1_000)  # too soon for a line
+        advance(1_000)
+        advance(8_000)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "measuring: 2,000 of 10,000 tokens, 182 tokens/s, 0:00:44 left",
+        "measuring: 10,000 of 10,000 tokens, 833 tokens/s",
+    ]
+    assert progress.SECONDS_BETWEEN_LINES == 10.0
+
+
+def everything(terminal: int) -> str:
+    """All that was written to a terminal; one read gives some of it."""
+    os.set_blocking(terminal, False)
+    parts = []
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            parts.append(os.read(terminal, 4096))
+    return b"".join(parts).decode()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_bar_with_rate_and_time_left_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    terminal, end = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    with os.fdopen(end, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        try:
+            with show_progress("measuring", total=1_000, unit="tokens") as advance:
+                time.sleep(0.2)
+                advance(800)  # one step is enough for a rate
+                time.sleep(0.2)
+                if fails:
+                    raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            assert fails
+        monkeypatch.undo()
+        seen = everything(terminal)
+    os.close(terminal)
+    words = re.sub(r"\x1b\[[\d;]*m", "", seen)  # without colours
+    assert re.search(r"measuring [━╺╸]+ +80% [\d,]+ tokens/s, \d:\d\d:\d\d left", words)
+    assert seen.count("\x1b[?25l") == seen.count("\x1b[?25h") == 1  # the cursor comes back
+    assert seen.endswith("\x1b[2K")  # and the bar goes
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with show_progress("measuring", total=10, unit="tokens") as advance:
+        advance(10)
+    assert re.fullmatch(
+        r"measuring: 10 of 10 tokens, [\d,]+ tokens/s\n", capsys.readouterr().err
+    )

@@ -1,0 +1,249 @@
+"""Evaluations as a whole: what is asked for, how often the model runs, families, long text."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from evaluated import evaluate, tokens
+from oracles.copying import copying
+from oracles.tiny import random_tokens, tiny
+from torch import nn
+
+import ropelens as rl
+from ropelens.measure.evaluate import MEASURES
+from ropelens.measure.tasks import Retrieval
+
+# what is asked for
+
+
+@pytest.mark.parametrize(
+    "measures", [[name] for name in MEASURES] + [["loss", "labels"], ["change", "induction"]]
+)
+def test_some_measures_are_a_part_of_all(measures: list[str]):
+    """Each alone gives its own variables, with the numbers that it has among all."""
+    model = tiny("llama_gqa")
+    edits = {"half": "p-rope:0.5", "a head": rl.stop_planes([0], heads="1.2")}
+    whole = evaluate(model, edits=edits)
+    part = evaluate(model, edits=edits, measures=measures)
+    groups = {
+        "loss": {
+            *("loss", "predicted_tokens", "mean_loss", "mean_loss_se"),
+            *("position_loss", "position_loss_se"),
+        },
+        "induction": {
+            *("induction", "duplicate_token", "trial_induction"),
+            *("repeat_loss", "first_loss"),
+        },
+        "retrieval": {"retrieval", "retrieval_hit"},
+        "change": {"attention_change"},
+        "labels": {
+            *("total_bits", "sink_bits", "position_bits", "content_bits", "label"),
+            *("label_changed", "labels_changed_resampled", "positional_fraction"),
+            *("selectivity", "q_norm", "k_norm"),
+        },
+    }
+    assert set(groups) == set(MEASURES)
+    assert set(whole.data_vars) == set().union(*groups.values())
+    assert set(part.data_vars) == set().union(*(groups[name] for name in measures))
+    for name in part.variables:
+        np.testing.assert_array_equal(part[name], whole[name], err_msg=str(name))
+
+
+@pytest.mark.parametrize("rows", ["all", 7])
+def test_text_is_read_once_by_each_entry(rows: int | str, monkeypatch: pytest.MonkeyPatch):
+    """One forward pass a batch and entry, and the same rows looked at in each."""
+    model = tiny("llama_gqa")
+    shapes: list[tuple[int, ...]] = []
+    forward = type(model).forward
+
+    def counted(self: nn.Module, input_ids: torch.Tensor, **options: object) -> object:
+        shapes.append(tuple(input_ids.shape))
+        return forward(self, input_ids, **options)
+
+    monkeypatch.setattr(type(model), "forward", counted)
+    evaluate(
+        model,
+        edits={"a": "nope", "b": "p-rope:0.5", "c": "linear:2"},
+        measures=["loss", "change", "labels"],
+        rows=rows,
+        batch_size=2,
+    )
+    assert shapes.count((2, 40)) == shapes.count((1, 40)) == 4
+
+
+def test_sampled_rows_are_those_of_a_profile():
+    model = tiny("llama_gqa")
+    found = evaluate(model, edits={"nope": "nope"}, measures="labels", rows=7, seed=5)
+    profiles = {"none": rl.profile(model, tokens(), rows=7, seed=5)}
+    with rl.edit_rope(model, "nope"):
+        profiles["nope"] = rl.profile(model, tokens(), rows=7, seed=5)
+    for name, profile in profiles.items():
+        np.testing.assert_array_equal(found.total_bits.sel(edit=name), profile["total_bits"])
+
+
+def test_labels_that_change():
+    """The head that looks one token back cannot without rotation; the one that copies can."""
+    text = torch.from_numpy(np.random.default_rng(0).integers(1, 64, size=(4, 64)))
+    found = rl.evaluate(
+        copying(), text, edits={"nope": "nope", "none too": []}, measures="labels"
+    )
+    label, changed = found.label, found.label_changed
+    assert label.sel(edit="none", layer=0, head=0) == "positional"
+    np.testing.assert_array_equal(changed == 1, label != label.sel(edit="none"))
+    assert changed.sel(edit="nope", layer=0).all()
+    assert not changed.sel(edit=["none", "none too"]).any()
+
+
+def test_label_changes_have_the_sequences_drawn_again():
+    """Two sequences alike: no draw differs. Two apart: each draw is a profile of its own."""
+    model = tiny("llama_gqa")
+    given = torch.from_numpy(random_tokens(sequences=2, length=40))
+    options = {"edits": {"nope": "nope"}, "measures": ["labels"]}
+    alike = rl.evaluate(model, given[[0, 0]], **options)
+    again = alike["labels_changed_resampled"].values
+    assert (again[0] == 0).all()
+    assert (again[1] == float(alike["label_changed"][1].sum())).all()
+    found = rl.evaluate(model, given, **options)
+    drawn = [
+        float(rl.evaluate(model, given[list(pair)], **options)["label_changed"][1].sum())
+        for pair in ((0, 0), (0, 1), (1, 1))
+    ]
+    assert set(found["labels_changed_resampled"].values[1]) == set(drawn)
+    alone = rl.evaluate(model, given[:1], **options)["labels_changed_resampled"]
+    assert alone.isnull().all()
+
+
+def test_heads_of_a_layer_that_rotate_differently_have_no_budget():
+    model = tiny("llama_gqa")
+    found = evaluate(model, edits={"a head": rl.stop_planes([0, 1], heads="1.2")})
+    edited = found.sel(edit="a head")
+    assert (edited.label == "").all()
+    for name in ("total_bits", "content_bits", "positional_fraction", "label_changed"):
+        assert edited[name].isnull().all(), name
+        assert found[name].sel(edit="none").notnull().any(), name
+    assert edited.attention_change.sel(layer=1, head=2) > 0
+    assert edited.loss.notnull().all()
+
+
+def test_under_an_open_edit_that_is_the_model_as_it_is():
+    """Also one under which no entry has a budget."""
+    model = tiny("llama_gqa")
+    with rl.edit_rope(model, "p-rope:0.5"):
+        inside = evaluate(model, edits={"fast too": rl.stop_fastest(0.5)})
+    outside = evaluate(model, edits={"half": "p-rope:0.5", "all": "nope"})
+    pairs = (("none", "half"), ("fast too", "all"))
+    for name in ("loss", "induction", "repeat_loss", "retrieval_hit", "total_bits"):
+        for own, other in pairs:
+            np.testing.assert_array_equal(
+                inside[name].sel(edit=own), outside[name].sel(edit=other), err_msg=name
+            )
+    assert (inside.attention_change.sel(edit="none") == 0).all()
+    assert (inside.wavelength == torch.inf).sum() == 2 * 4
+    with rl.edit_rope(model, rl.stop_planes([0], heads="0.1")):
+        found = evaluate(model, edits={"more": rl.drop(rl.Slowest(0.5))})
+    assert (found.label == "").all()
+    assert found.total_bits.isnull().all()
+    assert "selectivity" not in found
+
+
+FAMILIES = ("gemma4", "deepseek_v3", "gpt_oss", "gpt_neox", "smollm3", "llama4", "cohere")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(family: str):
+    """What they know best: other head sizes by layer, sinks, parts, layers without rotation."""
+    model = tiny(family)
+    found = evaluate(
+        model, edits={"half": rl.stop_slowest(0.5), "head": rl.drop(rl.Every(), heads="0.0")}
+    )
+    assert (found.attention_change.sel(edit="head", layer=0, head=0) > 1e-3).all()
+    others = found.attention_change.sel(edit="head", layer=0, head=[1, 2, 3])
+    assert float(abs(others).max()) < 1e-6
+    assert np.isfinite(found.loss).all()
+    with rl.edit_rope(model, rl.stop_slowest(0.5)):
+        profile = rl.profile(model, tokens())
+    np.testing.assert_allclose(
+        found.total_bits.sel(edit="half"), profile["total_bits"], rtol=1e-4, atol=1e-6
+    )
+
+
+# longer than trained for
+
+
+@pytest.mark.parametrize("context", [16, 13])
+def test_a_context_past_the_trained_one(context: int):
+    model = tiny("llama_gqa", max_position_embeddings=context)
+    found = evaluate(model, edits={"linear": "linear:4"}, measures=["loss"])
+    assert found.attrs["trained_context"] == context
+    assert context in found.position_start.values
+    assert context in found.position_stop.values
+    with torch.no_grad(), rl.edit_rope(model, "linear:4"):
+        expected = [float(model(row[None], labels=row[None]).loss) for row in tokens()]
+    np.testing.assert_allclose(found.loss.sel(edit="linear"), expected, rtol=1e-5)
+
+
+def test_a_rotation_that_remembers_its_longest_sequence():
+    """Dynamic RoPE: one entry's long prompts must not slow the planes of the next one's."""
+    plan = Retrieval(lengths=(60, 600), depths=(0.0, 0.5, 1.0), trials=64)
+    found = rl.evaluate(
+        tiny("llama_dynamic", max_position_embeddings=16),
+        tokens(),
+        edits={"no edit": []},
+        measures=("retrieval", "loss"),
+        retrieval=plan,
+    )
+    for name in ("loss", "retrieval_hit"):
+        one, other = found[name]
+        np.testing.assert_array_equal(one, other)
+    short = rl.evaluate(
+        tiny("llama_dynamic", max_position_embeddings=16),
+        tokens(),
+        measures="retrieval",
+        retrieval=Retrieval(lengths=(60,), depths=(0.0, 0.5, 1.0), trials=64),
+    )
+    np.testing.assert_array_equal(
+        short.retrieval_hit.sel(edit="none"),
+        found.retrieval_hit.sel(edit="none", retrieval_length=[60]),
+    )
+
+
+# standard errors
+
+
+def test_standard_errors_are_those_of_the_jackknife():
+    """Of a mean over tokens of sequences of different lengths; close, with many sequences."""
+    lengths = torch.from_numpy(np.random.default_rng(1).integers(8, 41, size=60))
+    found = rl.evaluate(
+        tiny("llama_gqa"),
+        tokens(sequences=60),
+        lengths=lengths,
+        edits={"nope": "nope"},
+        measures="loss",
+    )
+    loss, weight = found.loss.values, found.predicted_tokens.values
+    whole = (loss * weight).sum(1) / weight.sum()
+    without = [np.delete(loss, n, 1) @ np.delete(weight, n) for n in range(60)]
+    left = np.array([x / np.delete(weight, n).sum() for n, x in enumerate(without)])
+    error = np.sqrt(59 / 60 * ((left - left.mean(0)) ** 2).sum(0))
+    np.testing.assert_allclose(found.mean_loss, whole, rtol=1e-12)
+    np.testing.assert_allclose(found.mean_loss_se, error, rtol=0.03)
+    # The first bin has one token of every sequence: an ordinary mean.
+    with torch.no_grad():
+        own = torch.log_softmax(tiny("llama_gqa")(tokens(sequences=60)).logits[:, 0], -1)
+    first = -own.gather(1, tokens(sequences=60)[:, 1:2])[:, 0].double()
+    one = found.isel(position_bin=0).sel(edit="none")
+    assert float(one.position_loss) == pytest.approx(float(first.mean()), rel=1e-5)
+    expected = float(first.std() / 60**0.5)
+    assert float(one.position_loss_se) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_loss_that_is_no_number_is_not_left_out():
+    model = tiny("llama_gqa")
+    with torch.no_grad():
+        model.model.embed_tokens.weight[95] = torch.nan
+    text = tokens().clamp(max=94)
+    text[1, 20] = 95
+    found = evaluate(model, tokens=text, measures="loss")
+    assert found.loss.isnull().values.tolist() == [[False, True, False]]
+    assert found.mean_loss.isnull().all()

@@ -1,0 +1,387 @@
+"""Every number of a profile, held to a dense float64 computation or to transformers itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from oracles.dense import dense
+from oracles.tiny import SUPPORTED, random_tokens, rotations, tiny
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+import ropelens as rl
+from ropelens.errors import BadArgument
+from ropelens.measure.batches import attention_of, collect, repeat_scores
+from ropelens.measure.summary import summarize
+from ropelens.models.doorway import Observer
+from ropelens.models.rotation import read_layers
+from ropelens.models.subject import Subject, as_subject
+from ropelens.statistics.bins import offset_edges
+
+LENGTHS = (40, 23, 31)
+LONG = (150, 97, 128)  # beyond 64, where bins hold several offsets
+LONG_FAMILIES = ("llama_gqa", "mistral_sliding", "gemma2", "gpt_oss")
+
+NORMS = ("q_norm", "k_norm", "q_coherence", "k_coherence", "selectivity")
+MASSES = ("offset_mass", "sink_mass", "entropy_bits")
+BITS = ("total_bits", "sink_bits", "position_bits", "content_bits")
+FITS = ("kernel", "kernel_sink")
+EXACT = ("offset_share", "predicted_kernel")
+
+
+def assert_close(ours: np.ndarray, true: np.ndarray, *, rtol: float, what: str) -> None:
+    """Equal up to `rtol` of the largest entry, with NaN in the same places."""
+    np.testing.assert_array_equal(np.isnan(ours), np.isnan(true), err_msg=what)
+    scale = np.nanmax(np.abs(true), initial=1e-2)
+    np.testing.assert_allclose(ours, true, rtol=0, atol=rtol * scale, err_msg=what)
+
+
+def measured(
+    model: PreTrainedModel, tokens: np.ndarray, lengths: tuple[int, ...], **options: int
+) -> xr.Dataset:
+    subject = as_subject(model)
+    planes = [layer.planes for layer in read_layers(subject)]
+    ids = torch.from_numpy(tokens)
+    return summarize(
+        collect(subject, ids, torch.tensor(lengths), planes=planes, **options), planes
+    )
+
+
+def true_values(
+    model: PreTrainedModel, tokens: np.ndarray, lengths: tuple[int, ...], *, name: str
+) -> dict[str, np.ndarray]:
+    edges = offset_edges(tokens.shape[1]).numpy()
+    bins = np.stack([edges[:-1], edges[1:]], axis=1)
+    return dense(model, tokens, lengths, rotations=rotations(model, name=name), bins=bins)
+
+
+def assert_frequencies_agree(
+    profile: xr.Dataset, true: Mapping[str, np.ndarray], *, rtol: float
+) -> None:
+    """Planes that turn, one by one; what stays put as the one entry that the oracle has.
+
+    Planes that a p-RoPE stopped are entries of their own here and part of the rest there,
+    so of them only selectivity, which adds, can be compared.
+    """
+    for layer, inv_freq in enumerate(profile["inv_freq"].values):
+        turns, stays = inv_freq > 0, inv_freq == 0
+        count = int(turns.sum())
+        for name in NORMS:
+            ours, theirs = profile[name].values[layer], true[name][layer]
+            assert_close(ours[:, turns], theirs[:, :count], rtol=rtol, what=f"{name} {layer}")
+            if stays.sum() == 1 or (stays.any() and name == "selectivity"):
+                rest = ours[:, stays].sum(1)
+                assert_close(rest, theirs[:, -1], rtol=rtol, what=f"rest of {name} {layer}")
+        assert_close(inv_freq[turns], true["inv_freq"][layer, :count], rtol=0, what="inv_freq")
+
+
+def assert_profile_agrees(
+    profile: xr.Dataset, true: Mapping[str, np.ndarray], *, rtol: float, bits: float
+) -> None:
+    assert_frequencies_agree(profile, true, rtol=rtol)
+    tolerances = dict.fromkeys((*MASSES, *EXACT), rtol) | dict.fromkeys((*BITS, *FITS), bits)
+    for name, tolerance in tolerances.items():
+        assert_close(profile[name].values, true[name], rtol=tolerance, what=name)
+    learned = profile["learned_sink_mass"].values  # a share, of which 0 is known to rounding
+    np.testing.assert_allclose(learned, true["learned_sink_mass"], rtol=0, atol=rtol)
+    np.testing.assert_allclose(profile.attrs["loss"], true["loss"], rtol=rtol)
+    assert profile.attrs["tokens"] == true["tokens"]
+    assert profile.attrs["rows_measured"] == true["rows"]
+
+
+# against the dense oracle
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_every_family(name: str):
+    model = tiny(name).double()
+    if name not in ("gemma2", "gpt_oss"):
+        model.set_attn_implementation("sdpa")
+    tokens = random_tokens(sequences=len(LENGTHS), length=max(LENGTHS))
+    profile = measured(model, tokens, LENGTHS)
+    true = true_values(model, tokens, LENGTHS, name=name)
+    assert (true["total_bits"] > 0.1).all(), "attention is not nearly uniform"
+    assert_profile_agrees(profile, true, rtol=2e-6, bits=1e-5)
+
+
+@pytest.mark.parametrize("name", LONG_FAMILIES)
+def test_beyond_the_exact_bins(name: str):
+    """Three batches, one sequence each, whose sums add up with different lengths."""
+    model = tiny(name, seed=1).double()
+    tokens = random_tokens(sequences=len(LONG), length=max(LONG), seed=1)
+    profile = measured(model, tokens, LONG, batch_size=1)
+    true = true_values(model, tokens, LONG, name=name)
+    assert_profile_agrees(profile, true, rtol=2e-6, bits=1e-4)
+
+
+VARIANTS = {
+    "chunks that do not see each other": ("llama4", {"attention_chunk_size": 8}),
+    "kv heads that differ between layers": (
+        "gemma4",
+        {"num_global_key_value_heads": 1, "attention_k_eq_v": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants(variant: str):
+    name, changes = VARIANTS[variant]
+    model = tiny(name, **changes).double()
+    tokens = random_tokens(sequences=len(LENGTHS), length=max(LENGTHS))
+    profile = measured(model, tokens, LENGTHS)
+    true = true_values(model, tokens, LENGTHS, name=name)
+    assert_profile_agrees(profile, true, rtol=2e-6, bits=1e-5)
+    if name == "llama4":
+        assert float(profile["offset_mass"][:3, :, 8:].max()) == 0
+    else:
+        assert np.isnan(profile["k_norm"][1, 1]).all()
+        assert profile["k_norm"][0].notnull().sum() == 16
+
+
+@pytest.mark.parametrize("name", ["llama_mha", "llama_gqa", "llama_mqa"])
+def test_float32_of_a_tiny_model(name: str):
+    model = tiny(name)
+    tokens = random_tokens(sequences=len(LENGTHS), length=max(LENGTHS))
+    profile = measured(model, tokens, LENGTHS)
+    true = true_values(model, tokens, LENGTHS, name=name)
+    assert_profile_agrees(profile, true, rtol=1e-5, bits=1e-4)
+
+
+@dataclass(frozen=True)
+class Story:
+    """A real checkpoint, and the tokens of five stories, each cut at 250 tokens."""
+
+    model: PreTrainedModel
+    tokens: np.ndarray
+    lengths: tuple[int, ...]
+
+
+@pytest.fixture(scope="module")
+def babyllama(shared: Path) -> Story:
+    folder = shared / "checkpoints" / "babyllama105"
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    stories = sorted((shared / "corpora" / "tinystories").glob("*.txt"))
+    ids = [tokenizer(story.read_text())["input_ids"][:250] for story in stories]
+    ids = [story[: 250 - 37 * place] for place, story in enumerate(ids)]
+    tokens = np.zeros((len(ids), 250), dtype=np.int64)
+    for row, story in zip(tokens, ids, strict=True):
+        row[: len(story)] = story
+    return Story(model, tokens, tuple(len(story) for story in ids))
+
+
+def test_float32_of_a_real_checkpoint(babyllama: Story):
+    profile = measured(babyllama.model, babyllama.tokens, babyllama.lengths)
+    true = true_values(babyllama.model, babyllama.tokens, babyllama.lengths, name="llama_gqa")
+    assert_profile_agrees(profile, true, rtol=1e-5, bits=1e-3)
+
+
+def test_what_a_real_checkpoint_is_known_to_do(babyllama: Story):
+    """Found by a dense computation before there was any other."""
+    tokens, lengths = torch.from_numpy(babyllama.tokens), torch.tensor(babyllama.lengths)
+    heads = rl.classify_heads(rl.profile(babyllama.model, tokens, lengths=lengths))
+    first = heads[heads["layer"] == 0]
+    assert (first["label"] == "semantic").all()
+    assert (first["total_bits"] < 1).all()
+    early = heads[heads["layer"].isin([1, 2])]
+    assert (early["label"] == "positional").all()
+    assert early["offset"].between(1, 4).all()
+    assert heads.attrs["claim"]["rank_correlation"] < -0.8
+
+
+# against transformers itself
+
+
+@torch.no_grad()
+def attentions(model: PreTrainedModel, tokens: np.ndarray) -> np.ndarray:
+    """transformers' own weights on one sequence, [layer, head, row, key]."""
+    model.set_attn_implementation("eager")
+    out = model(torch.from_numpy(tokens)[None], output_attentions=True, use_cache=False)
+    return np.stack([weights[0].double().numpy() for weights in out.attentions])
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "cohere"])
+def test_the_loss_is_transformers_own(name: str):
+    model = tiny(name)
+    tokens = random_tokens(sequences=len(LENGTHS), length=max(LENGTHS))
+    profile = measured(model, tokens, LENGTHS, batch_size=2)
+    mask = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+    ids = torch.from_numpy(tokens)
+    with torch.no_grad():
+        out = model(ids, attention_mask=mask.long(), labels=ids.where(mask, -100))
+    np.testing.assert_allclose(profile.attrs["loss"], float(out.loss), rtol=1e-5)
+    assert 0 < profile.attrs["loss_se"] < profile.attrs["loss"]
+
+
+def test_the_losses_standard_error_is_that_of_a_ratio():
+    """By the jackknife over sequences, which the delta method approximates."""
+    model = tiny("llama_gqa").double()
+    lengths = tuple(int(n) for n in np.random.default_rng(0).integers(5, 20, size=40))
+    tokens = random_tokens(sequences=40, length=20)
+    profile = measured(model, tokens, lengths)
+    alone = [
+        measured(model, row[None], (length,)).attrs["loss"] * (length - 1)
+        for row, length in zip(tokens, lengths, strict=True)
+    ]
+    losses, counts = np.array(alone), np.array(lengths) - 1
+    without = (losses.sum() - losses) / (counts.sum() - counts)
+    jackknife = np.sqrt(39 / 40 * ((without - without.mean()) ** 2).sum())
+    np.testing.assert_allclose(profile.attrs["loss"], losses.sum() / counts.sum())
+    np.testing.assert_allclose(profile.attrs["loss_se"], jackknife, rtol=0.05)
+    dealt = np.array([(losses[g::32].sum(), counts[g::32].sum()) for g in range(32)])
+    np.testing.assert_allclose(profile["group_loss"], dealt[:, 0] / dealt[:, 1])
+    np.testing.assert_array_equal(profile["group_predicted"], dealt[:, 1])
+    assert np.isnan(measured(model, tokens[:1], lengths[:1]).attrs["loss_se"])
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "gemma2"])
+def test_self_and_previous_token_by_brute_force(name: str):
+    """Means over the rows that see the offset at a key other than position 0."""
+    model = tiny(name)
+    tokens = random_tokens(sequences=len(LENGTHS), length=max(LENGTHS))
+    profile = measured(model, tokens, LENGTHS)
+    seen: dict[int, list[np.ndarray]] = {0: [], 1: []}
+    for row, length in zip(tokens, LENGTHS, strict=True):
+        weights = attentions(model, row[:length])
+        for offset, kept in seen.items():
+            rows = range(1 + offset, length)
+            kept += [weights[..., i, i - offset] for i in rows]
+    for offset, variable in enumerate(["self_mass", "previous_token"]):
+        expected = np.mean(seen[offset], axis=0)
+        assert_close(profile[variable].values, expected, rtol=1e-5, what=variable)
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding", "gemma2", "gpt_oss"])
+def test_the_excerpt_is_transformers_attention(name: str):
+    model = tiny(name)
+    tokens = random_tokens(sequences=2, length=90)
+    profile = rl.profile(model, torch.from_numpy(tokens))
+    expected = attentions(model, tokens[0, :64])
+    kept = profile["excerpt_attention"]
+    assert kept.dtype == np.float32
+    np.testing.assert_allclose(kept.values, expected, atol=1e-5)
+    assert profile["excerpt_token"].values.tolist() == [f"#{t}" for t in tokens[0, :64]]
+    for maps, true in zip(
+        attention_of(as_subject(model), torch.from_numpy(tokens[0])),
+        attentions(model, tokens[0]),
+        strict=True,
+    ):
+        np.testing.assert_allclose(maps, true, atol=1e-5)
+
+
+@dataclass
+class Listening:
+    """A subject that notes the tokens that it was given."""
+
+    model: PreTrainedModel
+    given: list[Tensor] = field(default_factory=list)
+
+    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        self.given.append(tokens)
+        return self.subject.forward(tokens, positions)
+
+    def observe(self, observer: Observer) -> AbstractContextManager[None]:
+        return self.subject.observe(observer)
+
+    @property
+    def subject(self) -> Subject:
+        return as_subject(self.model)
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "gpt_oss"])
+def test_repeated_tokens_by_brute_force(name: str):
+    model = tiny(name)
+    listening = Listening(model)
+    planes = [layer.planes for layer in read_layers(as_subject(model))]
+    scores = repeat_scores(
+        listening, first_token=1, planes=planes, length=9, sequences=3, seed=4
+    )
+    (tokens,) = listening.given
+    assert tokens.shape == (3, 19)
+    assert (tokens[:, 0] == 1).all()
+    assert torch.equal(tokens[:, 1:10], tokens[:, 10:])
+    assert all(len(set(row[1:10].tolist())) == 9 for row in tokens)
+    assert len({tuple(row.tolist()) for row in tokens}) == 3
+    weights = np.stack([attentions(model, row.numpy()) for row in tokens])
+    if name == "gpt_oss":  # scores are of what is left to the keys
+        weights = weights / weights.sum(-1, keepdims=True)
+    again = range(10, 19)
+    for name, ours, back in (
+        ("induction", scores.induction, 8),
+        ("duplicate", scores.duplicate_token, 9),
+    ):
+        expected = np.mean([weights[:, :, :, i, i - back] for i in again], axis=0)
+        by_sequence = torch.stack(ours, dim=1).numpy()
+        assert_close(by_sequence, expected, rtol=1e-5, what=name)
+
+
+def test_groups_add_up_to_the_whole():
+    """40 sequences are dealt to 32 groups; their means, weighted by rows, are the means."""
+    model = tiny("llama_gqa")
+    lengths = tuple(int(n) for n in np.random.default_rng(0).integers(4, 16, size=40))
+    profile = measured(model, random_tokens(sequences=40, length=16), lengths, batch_size=7)
+    rows = profile["group_rows"]
+    dealt = [sum(n - 1 for n in lengths[group::32]) for group in range(32)]
+    np.testing.assert_array_equal(rows, dealt)
+    weight = rows / rows.sum()
+    for name in ("total_bits", "sink_bits"):
+        mean = (weight * profile[f"group_{name}"]).sum("group")
+        np.testing.assert_allclose(mean, profile[name], rtol=1e-5)
+    gain = (weight * profile["group_position_gain"]).sum("group").values
+    still = (weight * profile["group_content_gain"]).sum("group").values
+    rest = (profile["total_bits"] - profile["sink_bits"]).values
+    redundant = np.maximum(0, gain + np.maximum(still, 0) - rest)
+    np.testing.assert_allclose(profile["position_bits"], gain - redundant, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor.int, torch.Tensor.numpy, torch.Tensor.tolist])
+def test_tokens_of_any_kind(kind):
+    model = tiny("llama_gqa")
+    tokens, lengths = torch.from_numpy(random_tokens(sequences=2, length=9)), [9, 5]
+    plain = rl.profile(model, tokens, lengths=torch.tensor(lengths))
+    other = rl.profile(model, kind(tokens), lengths=lengths)
+    xr.testing.assert_equal(plain, other)
+    assert plain.attrs["loss"] == other.attrs["loss"]
+
+
+@pytest.mark.parametrize("tokens", [torch.arange(9), torch.ones(2, 9)], ids=["1-d", "float"])
+def test_tokens_of_no_kind(tokens: Tensor):
+    with pytest.raises(BadArgument, match="must be a table of sequences") as refused:
+        rl.profile(tiny("llama_gqa"), tokens)
+    assert str(tokens.dtype) in refused.value.parts["seen"]
+
+
+def test_profile_is_collect_and_summarize_and_says_what_was_run():
+    model = tiny("gemma3").double()
+    tokens = random_tokens(sequences=len(LENGTHS), length=max(LENGTHS))
+    lengths = torch.tensor(LENGTHS)
+    done: list[int] = []
+    profile = rl.profile(
+        model, torch.from_numpy(tokens), lengths=lengths, batch_size=2, progress=done.append
+    )
+    plain = measured(model, tokens, LENGTHS, batch_size=2)
+    for name in plain.variables:
+        np.testing.assert_array_equal(profile[name], plain[name], err_msg=name)
+    assert done == [63, 31]
+    expected = {
+        "model": "Gemma3ForCausalLM",
+        "dtype": "float64",
+        "seed": 0,
+        "context": 40,
+        "sequences": 3,
+        "rows": "all",
+        "tokens": 94,
+    }
+    assert {name: profile.attrs[name] for name in expected} == expected
+    for name, variable in profile.variables.items():
+        if name not in profile.dims:
+            assert variable.attrs["long_name"], name
+            assert "units" in variable.attrs, name
+    assert all(isinstance(value, str | int | float) for value in profile.attrs.values())

@@ -1,0 +1,150 @@
+"""Prompts that hide a needle, and a model built by hand that finds it."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from oracles.copying import copying
+from oracles.tiny import tiny
+
+import ropelens as rl
+from ropelens.errors import BadArgument
+from ropelens.measure.tasks import Haystack, Retrieval, hide_needles, repeated_tokens
+
+TEXT = torch.from_numpy(np.random.default_rng(0).integers(1, 25, size=(4, 96)))
+TEXT[:, 0] = 0
+
+
+def needles(**changed: object) -> Haystack:
+    options = {"vocabulary": 64, "length": 61, "depths": (0.0, 0.5, 1.0), "trials": 20}
+    options |= {"first_token": 63, "seed": 0} | changed
+    return hide_needles(TEXT.flatten(), **options)
+
+
+def test_repeated_tokens():
+    tokens = repeated_tokens(first_token=5, vocabulary=90, length=30, sequences=4, seed=0)
+    assert tokens.shape == (4, 61)
+    assert (tokens[:, 0] == 5).all()
+    assert torch.equal(tokens[:, 1:31], tokens[:, 31:])
+    assert all(len(row[1:31].unique()) == 30 for row in tokens)
+    assert not torch.equal(tokens[0], tokens[1])
+
+
+def test_a_prompt_holds_its_needles_once_and_ends_with_a_key():
+    found = needles()
+    assert found.prompts.shape == (3, 20, 61)
+    assert found.values.shape == (20, 8)
+    text = " ".join(map(str, TEXT.flatten().tolist()))
+    for depth, before in enumerate((0, 17, 34)):  # of 34 tokens of text
+        for prompt, values in zip(found.prompts[depth], found.values.tolist(), strict=True):
+            first, *rest = prompt.tolist()
+            body, key = rest[:-2], rest[-2:]
+            assert first == 63
+            places = [body.index(value) - 2 for value in values]
+            taken = [body[at + n] for at in places for n in range(3)]
+            assert [body[places[0] + n] for n in range(3)] == [*key, values[0]]
+            assert len({*taken}) == 24
+            hay = [token for token in body if token not in taken]
+            assert " ".join(map(str, hay)) in text
+            assert len(hay) + 24 == len(body)
+            assert sum(token in hay for token in body[: places[0]]) == before
+
+
+def test_a_trial_is_the_same_at_every_depth_and_another_by_seed():
+    found = needles()
+    sorted_prompts = found.prompts.sort(-1).values
+    assert (sorted_prompts == sorted_prompts[0]).all()
+    assert torch.equal(needles().prompts, found.prompts)
+    assert not torch.equal(needles(seed=1).prompts, found.prompts)
+    assert torch.equal(needles(seed=-1).prompts, needles(seed=-1).prompts)
+
+
+def test_needles_are_tokens_of_the_text_where_it_has_enough():
+    text = torch.cat([torch.zeros(40, dtype=torch.long), torch.arange(30)])
+    found = hide_needles(
+        text, first_token=1, vocabulary=99, length=32, depths=[0.5], trials=50, seed=0
+    )
+    assert int(found.values.max()) < 30
+    assert not (needles().values[..., None] == TEXT.unique()).all()
+
+
+def test_a_short_text_and_a_small_vocabulary():
+    """The needles lie in random tokens; they may then be made of tokens that lie there too."""
+    found = needles(length=2000, vocabulary=25, first_token=24, trials=2)
+    assert found.prompts.shape == (3, 2, 2000)
+    assert len(found.prompts.unique()) == 25
+    with pytest.raises(BadArgument, match="The vocabulary is too small to hide needles"):
+        needles(vocabulary=23)
+
+
+def test_a_needle_is_found_where_its_value_is_above_all_others():
+    found = Haystack(torch.zeros(1, 4, 9, dtype=torch.long), torch.tensor([[3, 1, 2]] * 4))
+    logits = torch.tensor(
+        [
+            [9.0, 1.0, 2.0, 3.0],  # above its own; what is no candidate does not matter
+            [0.0, 3.0, 2.0, 3.0],  # as high as another
+            [0.0, 1.0, 4.0, 3.0],
+            [0.0, 0.0, 0.0, 0.0],
+        ]
+    )
+    assert found.found(logits[None]).tolist() == [[True, False, False, False]]
+
+
+def test_lengths_by_default_are_parts_of_the_context():
+    assert Retrieval().lengths_within(512) == (128, 256, 512)
+    assert Retrieval().lengths_within(40) == (32, 40)
+    assert Retrieval(lengths=(99,)).lengths_within(512) == (99,)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"lengths": (512, 31)}, "has 32 tokens or more; seen: lengths .512, 31."),
+        ({"lengths": ()}, "A prompt that hides needles has 32 tokens or more"),
+        ({"depths": (0.5, 1.1)}, "is a share of its prompt, 0 to 1; seen: depths .0.5, 1.1."),
+        ({"depths": ()}, "The depth of a needle is a share"),
+        ({"trials": 0}, "trials must be a number, 1 or more; seen: 0"),
+    ],
+)
+def test_what_no_retrieval_can_be(options: dict[str, object], line: str):
+    with pytest.raises(BadArgument) as refused:
+        Retrieval(**options)
+    assert re.search(line, refused.value.line), refused.value.line
+
+
+def test_a_model_that_copies_finds_every_needle():
+    """By its slow planes, and one token back by its fast ones: at half the speed, two back."""
+    model = copying()
+    speeds = model.model.rotary_emb.inv_freq
+    found = rl.evaluate(
+        model,
+        TEXT,
+        edits={"slow": rl.stop_slowest(0.25), "half": rl.rescale(speeds / 2, heads="0.*")},
+        measures=("retrieval", "induction"),
+        retrieval=Retrieval(lengths=(48, 96), depths=(0.0, 0.3, 1.0), trials=32),
+    )
+    assert found.retrieval.dims == ("edit", "retrieval_length", "depth")
+    assert found.retrieval_length.values.tolist() == [48, 96]
+    assert found.depth.values.tolist() == [0.0, 0.3, 1.0]
+    assert (found.retrieval.sel(edit=["none", "slow"]) > 0.99).all()
+    assert (found.retrieval.sel(edit="half") < 0.3).all()
+    np.testing.assert_array_equal(found.retrieval, found.retrieval_hit.mean("retrieval_trial"))
+    assert (found.induction.sel(edit="none", layer=1) > 0.98).all()  # 63 of 64 rows
+    assert (found.induction.sel(edit="half", layer=1) < 0.1).all()
+    gain = (found.first_loss - found.repeat_loss).mean("trial")
+    assert gain.sel(edit="none") > 1
+    assert gain.sel(edit="half") < 0.1
+
+
+def test_a_random_model_finds_one_in_eight():
+    found = rl.evaluate(
+        tiny("llama_gqa"),
+        TEXT,
+        measures="retrieval",
+        retrieval=Retrieval(lengths=(48,), depths=(0.5,), trials=800),
+    )
+    hits = found.retrieval_hit.sum().item()
+    assert abs(hits - 100) < 4 * (800 * 7 / 64) ** 0.5

@@ -1,0 +1,288 @@
+"""Which planes a sweep stops, what it measures of that, and how sure the changes are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from oracles.tiny import tiny
+from scipy import stats
+from tiny_checkpoints import tiny_llama
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+import ropelens as rl
+from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.measure import truncate as module
+from ropelens.measure.truncate import KEEP, count_cuts, edits_of, named_entries
+from ropelens.rope.cuts import Cut, Turning, plan_cuts
+
+TOKENS = torch.randint(2, 40, (6, 24), generator=torch.Generator().manual_seed(0))
+
+
+def turning(planes: int, base: float = 10_000.0) -> Turning:
+    wavelength = 2 * np.pi * base ** (np.arange(planes) / planes)
+    return Turning(tuple(range(planes)), tuple(wavelength.tolist()))
+
+
+def plan(layers: Sequence[Turning], **changes: object) -> list[Cut]:
+    settings = {"keep": KEEP, "ends": ("slow", "fast"), "bands": 0, "controls": 3, "seed": 0}
+    return plan_cuts(layers, **settings | changes)
+
+
+def of_kind(cuts: Sequence[Cut], kind: str) -> list[Cut]:
+    return [cut for cut in cuts if cut.kind == kind]
+
+
+# Which planes.
+
+
+@pytest.mark.parametrize("planes", [4, 6, 16, 64])
+@pytest.mark.parametrize("share", [0, 0.1, 0.25, 0.6, 0.7, 0.75, 0.9, 1])
+def test_the_slow_end_is_what_transformers_calls_proportional(
+    planes: int, share: float
+) -> None:
+    config = LlamaConfig(
+        hidden_size=4 * 2 * planes,
+        num_attention_heads=4,
+        rope_parameters={
+            "rope_type": "proportional",
+            "rope_theta": 10_000.0,
+            "partial_rotary_factor": share,
+        },
+    )
+    inv_freq, _ = ROPE_INIT_FUNCTIONS["proportional"](config, device="cpu")
+    still = tuple((inv_freq == 0).nonzero().ravel().tolist())
+    cuts = plan([turning(planes)], keep=[share])
+    slow, fast = (of_kind(cuts, end) for end in ("slow", "fast"))
+    assert [cut.stopped for cut in slow] == ([(still,)] if still else [])
+    fastest = tuple(range(len(still)))
+    assert [cut.stopped for cut in fast] == ([(fastest,)] if still else [])
+
+
+def test_a_sweep_is_named_by_what_really_rotates() -> None:
+    layers = [turning(4)] * 2
+    cuts = plan(layers, keep=[1, 0.875, 0.8, 0.5, 0], controls=1)
+    assert [cut.name(layers) for cut in cuts] == [
+        *("none", "slow 0.75", "fast 0.75", "random 0.75 #0"),
+        *("slow 0.5", "fast 0.5", "random 0.5 #0", "slow 0", "fast 0"),
+    ]
+    assert [cut.kept(layers) for cut in cuts[:2]] == [1, 0.75]
+    assert [cut.name(layers) for cut in plan(layers, keep=[1], ends=["slow"])] == ["none"]
+
+
+def test_bands_alone_are_planned_without_ends() -> None:
+    cuts = plan([turning(8)], ends=(), bands=2, controls=1)
+    kinds = ["none", *("band", "band control") * 2]
+    assert [cut.kind for cut in cuts] == kinds
+
+
+def test_any_seed_will_do() -> None:
+    layers = [turning(8)]
+    assert plan(layers, seed=-1) == plan(layers, seed=2**64 - 1) != plan(layers, seed=0)
+
+
+def test_controls_are_as_large_drawn_by_the_seed_and_grow() -> None:
+    layers = [turning(16)] * 3
+    cuts = plan(layers, seed=5)
+    assert cuts == plan(layers, seed=5)
+    assert cuts != plan(layers, seed=6)
+    for share in KEEP[1:-1]:
+        same = [cut for cut in cuts if cut.kept(layers) == share]
+        assert [cut.kind for cut in same] == ["slow", "fast", "random", "random", "random"]
+        assert {len(numbers) for cut in same for numbers in cut.stopped} == {16 * (1 - share)}
+        assert all(len(set(cut.stopped)) == 1 for cut in same)
+        assert len({cut.stopped for cut in same[2:]}) == 3
+    for draw in range(3):
+        path = [set(cut.stopped[0]) for cut in of_kind(cuts, "random") if cut.draw == draw]
+        assert all(small < large for small, large in pairwise(path))
+    assert not [cut for cut in of_kind(cuts, "random") if cut.kept(layers) in (0, 1)]
+
+
+@pytest.mark.parametrize("planes", [2, 3, 4, 8])
+def test_no_control_is_what_it_stands_beside(planes: int) -> None:
+    """With few planes random sets often are an end, or the band: those are drawn again."""
+    cuts = plan([turning(planes)] * 2, bands=planes, controls=20)
+    sets = {kind: {cut.stopped for cut in of_kind(cuts, kind)} for kind in ("slow", "fast")}
+    random = {cut.stopped for cut in of_kind(cuts, "random")}
+    assert not random & (sets["slow"] | sets["fast"])
+    assert bool(random) == (planes > 2)  # of two planes, each one alone is an end
+    for band in range(planes):
+        (own,) = (cut.stopped for cut in of_kind(cuts, "band") if cut.band == band)
+        controls = [c.stopped for c in of_kind(cuts, "band control") if c.band == band]
+        assert len(controls) == 20
+        assert own not in controls
+
+
+def test_every_plane_is_as_likely_to_be_in_a_control() -> None:
+    cuts = plan([turning(8)], keep=[0.75], controls=400)
+    drawn = np.bincount([n for cut in of_kind(cuts, "random") for n in cut.stopped[0]])
+    assert stats.chisquare(drawn).pvalue > 0.01
+
+
+@pytest.mark.parametrize("bands", [1, 3, 8, 16])
+def test_bands_share_out_the_planes_in_their_order(bands: int) -> None:
+    cuts = plan([turning(16)] * 2, keep=[1], bands=bands, controls=2)
+    chosen = of_kind(cuts, "band")
+    assert [n for cut in chosen for n in cut.stopped[0]] == list(range(16))
+    sizes = [len(cut.stopped[0]) for cut in chosen]
+    assert len(sizes) == bands
+    assert max(sizes) - min(sizes) <= 1
+    controls = of_kind(cuts, "band control")
+    assert len(controls) == (0 if bands == 1 else 2 * bands)
+    for cut in controls:
+        assert len(cut.stopped[0]) == sizes[cut.band]
+
+
+def test_layers_that_rotate_differently_keep_their_own_counts() -> None:
+    """As in Gemma 3 (two bases), with a layer that does not rotate and one of fewer planes."""
+    layers = [turning(8), turning(8, 1e6), Turning((), ()), turning(4)]
+    cuts = plan(layers, keep=[0.5], bands=4, controls=1)
+    slow = of_kind(cuts, "slow")[0]
+    assert slow.stopped == ((4, 5, 6, 7), (4, 5, 6, 7), (), (2, 3))
+    assert slow.kept(layers) == 0.5
+    assert [len(numbers) for numbers in of_kind(cuts, "random")[0].stopped] == [4, 4, 0, 2]
+    named = named_entries(xr.Dataset(coords={"edit": range(len(cuts))}), cuts, layers)
+    assert named["planes"].values[cuts.index(slow)] == "0 1: 4,5,6,7; 3: 2,3"
+    spans = []
+    stopped: list[tuple[int, int]] = []
+    for cut in of_kind(cuts, "band"):
+        pairs = [(layer, n) for layer, ns in enumerate(cut.stopped) for n in ns]
+        lengths = [layers[layer].wavelength[n] for layer, n in pairs]
+        spans.append((min(lengths), max(lengths)))
+        stopped += pairs
+    assert len(stopped) == len(set(stopped)) == 20
+    assert all(a[1] < b[0] for a, b in pairwise(spans))
+    heads = [edit.heads for edit in edits_of(slow)]
+    assert heads == ["0.*,1.*", "3.*"]
+
+
+def test_planes_that_stand_still_by_themselves_do_not_count() -> None:
+    layer = Turning((0, 1, 2, 3), turning(4).wavelength)  # of 6 planes, the last two still
+    cuts = plan([layer], keep=[0.5])
+    assert [cut.stopped for cut in of_kind(cuts, "slow")] == [((2, 3),)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"keep": [0.5, 1.5]}, "A kept share of the planes lies between 0 and 1; seen: 1.5"),
+        ({"keep": [math.nan]}, "A kept share of the planes lies between 0 and 1; seen: nan"),
+        ({"keep": []}, "A kept share of the planes lies between 0 and 1; seen: no share"),
+        ({"ends": ["low"]}, """The planes have no end 'low'; try: "slow", "fast", or both"""),
+        ({"bands": 9}, "There are more bands than planes to share out: 9; seen: 4 different"),
+        ({"bands": -1}, "bands must be a whole number, 0 or more; seen: -1"),
+        ({"controls": -2}, "controls must be a whole number, 0 or more; seen: -2"),
+    ],
+)
+def test_what_cannot_be_swept_is_said_in_a_line(changes: dict, words: str) -> None:
+    with pytest.raises(BadArgument) as raised:
+        rl.truncate(tiny_llama().eval(), TOKENS, **changes)
+    assert raised.value.line.startswith(words)
+
+
+def test_a_model_without_rotation_has_nothing_to_stop() -> None:
+    with pytest.raises(UnsupportedModel) as raised:
+        plan([Turning((), ())])
+    assert raised.value.line.startswith("The model has no planes that rotate")
+
+
+def test_hidden_attention_is_refused_and_nothing_stays_edited() -> None:
+    with pytest.raises(UnsupportedModel, match="hides its attention"):
+        rl.truncate(tiny("gptj").eval(), TOKENS)
+
+
+# What is measured.
+
+
+def test_losses_are_those_of_the_proportional_config() -> None:
+    model = tiny_llama().eval()
+    dataset = rl.truncate(model, TOKENS, keep=[0.5], controls=0, measures=["loss"])
+    rope = {"rope_type": "proportional", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
+    other = tiny_llama(rope_parameters=rope).eval()
+    other.load_state_dict(model.state_dict())
+    for edit, expected in (("none", model), ("slow 0.5", other)):
+        losses = dataset["loss"].sel(edit=edit).values
+        with torch.no_grad():
+            theirs = [float(expected(row[None], labels=row[None]).loss) for row in TOKENS]
+        np.testing.assert_allclose(losses, theirs, atol=2e-6)
+    assert not np.allclose(*dataset["loss"].sel(edit=["none", "slow 0.5"]).values, atol=1e-3)
+
+
+def test_equal_sets_are_measured_once_and_listed_each(monkeypatch) -> None:
+    asked: dict = {}
+    real = module.evaluate
+
+    def spy(model: object, tokens: object, **options: object) -> xr.Dataset:
+        asked.update(options)
+        return real(model, tokens, **options)
+
+    monkeypatch.setattr(module, "evaluate", spy)
+    model = tiny_llama().eval()
+    dataset = rl.truncate(model, TOKENS, bands=4, measures=["loss"])
+    sets = [text for text in dataset["planes"].values if text]
+    assert len(asked["edits"]) == len(set(sets)) < len(sets)
+    assert count_cuts(model, bands=4) == 1 + len(asked["edits"])
+    everything = dataset.isel(edit=dataset["planes"].values == "0,1,2,3")
+    assert everything["edit"].values.tolist() == ["slow 0", "fast 0"]
+    assert np.ptp(everything["loss"].values, axis=0).max() == 0
+    for name in ("edit", "kind", "kept", "planes", "wavelength_low", "wavelength_high"):
+        assert {"long_name", "units"} <= set(dataset[name].attrs)
+
+
+def test_every_entry_says_what_stopped() -> None:
+    dataset = rl.truncate(tiny_llama().eval(), TOKENS, bands=2, measures=["loss"])
+    wavelength = 2 * np.pi * 10_000.0 ** (np.arange(4) / 4)
+    for entry in range(1, dataset.sizes["edit"]):
+        row = dataset.isel(edit=entry)
+        stopped = [int(n) for n in str(row["planes"].item()).split(",")]
+        assert row["kept"] == 1 - len(stopped) / 4
+        assert row["planes_stopped"] == len(stopped)
+        assert row["wavelength_low"].item() == pytest.approx(wavelength[min(stopped)], rel=1e-5)
+        assert row["wavelength_high"].item() == pytest.approx(
+            wavelength[max(stopped)], rel=1e-5
+        )
+        assert (row["draw"].item() >= 0) == (row["kind"].item() in ("random", "band control"))
+        assert (row["band"].item() >= 0) == str(row["kind"].item()).startswith("band")
+
+
+def test_an_interrupted_sweep_leaves_the_model_as_it_was() -> None:
+    model = tiny_llama().eval()
+    with torch.no_grad():
+        before = model(TOKENS).logits
+    told = []
+
+    def interrupt(tokens: int) -> None:
+        told.append(tokens)
+        if len(told) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rl.truncate(model, TOKENS, progress=interrupt)
+    with torch.no_grad():
+        assert torch.equal(model(TOKENS).logits, before)
+
+
+# A real model.
+
+
+def test_both_ends_of_a_real_checkpoint_differ(shared) -> None:
+    model, tokenizer = rl.load(str(shared / "checkpoints" / "babyllama105"))
+    documents = rl.read_documents([shared / "corpora" / "tinystories"])
+    chosen = rl.tokenize(documents, tokenizer, context=250)
+    dataset = rl.truncate(
+        model,
+        chosen.tokens,
+        lengths=chosen.lengths,
+        keep=[0.75],
+        controls=0,
+        measures=["loss"],
+    )
+    slow, fast = rl.summarize_truncation(dataset)["loss_change"][1:]
+    assert abs(slow) < 0.01
+    assert 1.0 < fast < 3.0

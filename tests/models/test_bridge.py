@@ -1,0 +1,140 @@
+"""TransformerLens models: the same numbers as transformers, or a clear refusal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from oracles.tiny import random_tokens, tiny
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+import ropelens as rl
+from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.measure.batches import attention_of
+from ropelens.models.bridge import BridgeSubject, bridge
+from ropelens.models.subject import as_subject
+from ropelens.statistics.call import AttentionCall
+
+LENGTHS = torch.tensor([40, 23, 31])
+TOKENS = torch.from_numpy(random_tokens(sequences=3, length=40))
+
+# Families that differ in what the bridge must pass on: windows (of which Mistral's module
+# knows nothing, and Exaone's too much), soft-caps, sinks, rest, pairing, NoPE layers.
+BRIDGED = (
+    *("llama_gqa", "llama_yarn", "mistral_sliding", "exaone4", "gemma2", "gemma3"),
+    *("gpt_oss", "phi", "cohere", "glm", "smollm3", "olmo2", "qwen3"),
+)
+SILENT = {
+    "gpt_neox": ("GPTNeoXAttention", "layer 0: hook_rot_q did not fire"),
+    "phi3": ("Phi3Attention", "layer 0: hook_rot_q did not fire"),
+    "gemma4": ("Gemma4TextAttention", "layer 0: hook_rot_q did not fire"),
+    "deepseek_v3": ("DeepseekV3Attention", "layer 0: there is no v.hook_out"),
+}
+
+
+def saved(name: str, folder: Path) -> tuple[torch.nn.Module, PreTrainedTokenizerFast]:
+    """A tiny model and a tokenizer as they come from disk, which is what a bridge wants."""
+    tiny(name).save_pretrained(folder)
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2} | {f"t{i}": i for i in range(3, 96)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    ).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    return model, AutoTokenizer.from_pretrained(folder)
+
+
+def assert_same_profile(one: xr.Dataset, other: xr.Dataset) -> None:
+    for name in one.variables:
+        if one[name].dtype.kind != "f":
+            np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+            continue
+        a, b = one[name].values, other[name].values
+        assert (np.isnan(a) == np.isnan(b)).all()
+        finite = np.isfinite(a)
+        least = 1.0 if one[name].attrs["units"] == "bit" else 1e-2
+        scale = np.abs(a[finite]).max(initial=least)
+        np.testing.assert_allclose(
+            b[finite], a[finite], rtol=0, atol=1e-5 * scale, err_msg=name
+        )
+    assert one.attrs["loss"] == pytest.approx(other.attrs["loss"], rel=1e-5)
+    for name in ("tokens", "sequences", "model", "context"):
+        assert one.attrs[name] == other.attrs[name]
+
+
+@pytest.mark.parametrize("name", BRIDGED)
+def test_a_bridge_gives_the_profile_of_the_model(name: str, tmp_path: Path):
+    model, tokenizer = saved(name, tmp_path)
+    model.set_attn_implementation("eager")
+    plain = rl.profile(model, TOKENS, lengths=LENGTHS, tokenizer=tokenizer)
+    rope = rl.measure_rope(model)
+    bridged = bridge(model, tokenizer)  # which changes the model
+    assert isinstance(as_subject(bridged), BridgeSubject)
+    assert_same_profile(
+        plain, rl.profile(bridged, TOKENS, lengths=LENGTHS, tokenizer=tokenizer)
+    )
+    np.testing.assert_allclose(rl.measure_rope(bridged)["inv_freq"], rope["inv_freq"], 1e-6)
+
+
+def test_windows_beyond_the_excerpt_are_seen(tmp_path: Path):
+    """The check on 64 tokens would not have told a window of 70 from none."""
+    model, tokenizer = saved("mistral_sliding", tmp_path)
+    model.config.sliding_window = 70
+    tokens = torch.from_numpy(random_tokens(sequences=2, length=90))
+    model.set_attn_implementation("eager")
+    plain = rl.profile(model, tokens, tokenizer=tokenizer)
+    beyond = plain["offset_start"] >= 72
+    assert float(plain["offset_mass"].where(beyond).max()) == 0
+    assert bool(beyond.any())
+    bridged = bridge(model, tokenizer)
+    assert_same_profile(plain, rl.profile(bridged, tokens, tokenizer=tokenizer))
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_a_family_without_its_hooks_is_refused(name: str, tmp_path: Path):
+    bridged = bridge(*saved(name, tmp_path))
+    module, seen = SILENT[name]
+    for measure in (rl.measure_rope, lambda model: rl.profile(model, TOKENS)):
+        with pytest.raises(UnsupportedModel) as refused:
+            measure(bridged)
+        assert refused.value.what == f"TransformerLens hides the attention of {module}."
+        assert refused.value.parts["seen"] == seen
+        assert "hf" in refused.value.parts["try"]
+
+
+def test_an_unknown_family_is_refused(tmp_path: Path):
+    model, tokenizer = saved("helium", tmp_path)
+    with pytest.raises(UnsupportedModel) as refused:
+        bridge(model, tokenizer)
+    assert refused.value.what == "TransformerLens cannot run HeliumForCausalLM."
+    assert refused.value.parts["try"] == "the default backend, hf"
+
+
+def test_a_bridge_needs_a_tokenizer():
+    with pytest.raises(BadArgument, match="this checkpoint has none"):
+        bridge(tiny("llama_gqa"), None)
+
+
+def test_hooks_are_gone_after_the_block_and_after_an_error(tmp_path: Path):
+    bridged = bridge(*saved("llama_gqa", tmp_path))
+    subject = as_subject(bridged)
+    calls: list[AttentionCall] = []
+    with torch.no_grad():
+        with subject.observe(calls.append):
+            subject.forward(TOKENS)
+        assert [call.layer for call in calls] == [0, 1]
+
+        def fail(call: AttentionCall) -> None:
+            raise KeyError(call.layer)
+
+        with pytest.raises(KeyError), subject.observe(fail):
+            subject.forward(TOKENS)
+        subject.forward(TOKENS)
+        assert len(calls) == 2
+        after_an_error = attention_of(subject, TOKENS[0])
+    assert len(after_an_error) == 2

@@ -1,0 +1,319 @@
+"""The doorway: models compute what they always do, and what it shows is what they computed."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from oracles.recording import attention_calls
+from oracles.tiny import FAMILIES, SUPPORTED, WINDOW, random_tokens, tiny
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
+
+import ropelens as rl
+from ropelens.errors import UnsupportedModel
+from ropelens.measure.batches import attention_of
+from ropelens.models.doorway import NAME, TransformersSubject, observe_attention
+from ropelens.models.subject import as_subject
+from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.maps import attention_map, output_residual
+
+NO_SDPA = ("gemma2", "gpt_oss")
+IMPLEMENTATIONS = [
+    (name, implementation)
+    for name in SUPPORTED
+    for implementation in ("eager", "sdpa")
+    if implementation == "eager" or name not in NO_SDPA
+]
+SLIDING = [name for name in SUPPORTED if "sliding_window" in FAMILIES[name].config]
+LENGTH = 30  # more than twice the window
+
+
+def implementations(model: PreTrainedModel) -> dict[str, str | None]:
+    """What each module's configuration says of its attention."""
+    return {
+        name: module.config._attn_implementation
+        for name, module in model.named_modules()
+        if hasattr(module, "config")
+    }
+
+
+def tokens(*, sequences: int = 2, length: int = LENGTH) -> torch.Tensor:
+    return torch.from_numpy(random_tokens(sequences=sequences, length=length))
+
+
+@torch.no_grad()
+def logits(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
+    return model(ids, use_cache=False).logits
+
+
+@pytest.fixture
+def llama() -> LlamaForCausalLM:
+    return tiny("llama_gqa")
+
+
+# the model computes what it always does
+
+
+@pytest.mark.parametrize(("name", "implementation"), IMPLEMENTATIONS)
+def test_outputs_are_bit_identical(name: str, implementation: str):
+    model = tiny(name)
+    model.set_attn_implementation(implementation)
+    ids, before = tokens(), implementations(model)
+    plain = logits(model, ids)
+    calls: list[AttentionCall] = []
+    with observe_attention(model, calls.append):
+        observed = logits(model, ids)
+    assert torch.equal(plain, observed)
+    assert [call.layer for call in calls] == list(range(model.config.num_hidden_layers))
+    assert implementations(model) == before
+    assert torch.equal(plain, logits(model, ids))
+    assert len(calls) == model.config.num_hidden_layers, "a closed doorway shows nothing"
+
+
+def test_padding_masks_reach_the_model(llama: LlamaForCausalLM):
+    """A name without a mask function of its own would silently lose padding."""
+    ids = tokens()
+    mask = torch.ones_like(ids)
+    mask[0, :7] = 0
+    for implementation in ("eager", "sdpa"):
+        llama.set_attn_implementation(implementation)
+        with torch.no_grad():
+            plain = llama(ids, attention_mask=mask).logits
+            with observe_attention(llama, lambda call: None):
+                observed = llama(ids, attention_mask=mask, use_cache=False).logits
+        assert torch.equal(plain, observed)
+        assert not torch.allclose(plain, logits(llama, ids), atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_every_dtype_passes_the_check(dtype: torch.dtype):
+    model = tiny("gemma2").to(dtype)
+    maps = attention_of(as_subject(model), tokens(sequences=1)[0])
+    for weights in maps:
+        torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+
+
+@pytest.mark.parametrize("name", ["phi", "gpt_neox"])
+def test_a_model_in_training_is_measured_without_dropout(name: str):
+    """And left in training, but for what was not."""
+    dropout = {"phi": "resid_pdrop", "gpt_neox": "hidden_dropout"}[name]
+    model = tiny(name, **{dropout: 0.4})
+    plain = rl.profile(model, tokens())
+    model.train()
+    frozen = next(iter(model.children()))
+    frozen.training = False
+    again = rl.profile(model, tokens())
+    np.testing.assert_array_equal(again["total_bits"], plain["total_bits"])
+    assert [m for m in model.modules() if not m.training] == [frozen]
+    assert model.training
+
+
+# what is shown is what was computed
+
+
+@pytest.mark.parametrize(("name", "implementation"), IMPLEMENTATIONS)
+def test_calls_give_the_attention_of_the_model(name: str, implementation: str):
+    """Against the weights that transformers' eager attention returns."""
+    model = tiny(name)
+    ids = tokens(sequences=1)
+    expected, _ = attention_calls(model, ids[0].numpy())
+    model.set_attn_implementation(implementation)
+    calls: list[AttentionCall] = []
+    with observe_attention(model, calls.append):
+        logits(model, ids)
+    for call, true in zip(calls, expected, strict=True):
+        weights = attention_map(call)
+        torch.testing.assert_close(weights[0].double(), true.attention, rtol=1e-4, atol=1e-5)
+        assert output_residual(call, weights) < 1e-5
+        assert call.scale == true.scale
+        assert call.softcap == true.softcap
+        np.testing.assert_array_equal(call.start, true.visible.int().argmax(1))
+
+
+@pytest.mark.parametrize("length", [WINDOW - 1, WINDOW, WINDOW + 1, LENGTH])
+@pytest.mark.parametrize("name", SLIDING)
+def test_windows_are_seen_whatever_the_length(name: str, length: int):
+    """Short sequences come without a mask, long ones with: the window is the same."""
+    row = torch.arange(length)
+    windowed = (row - WINDOW + 1).clamp_min(0)
+    starts = {}
+    for implementation in ("eager",) if name in NO_SDPA else ("eager", "sdpa"):
+        model = tiny(name)
+        model.set_attn_implementation(implementation)
+        calls: list[AttentionCall] = []
+        with observe_attention(model, calls.append):
+            logits(model, tokens(length=length))
+        kinds = getattr(model.config, "layer_types", None) or ["sliding_attention"] * len(calls)
+        for call, kind in zip(calls, kinds, strict=True):
+            expected = windowed if kind == "sliding_attention" else torch.zeros_like(row)
+            assert torch.equal(call.start, expected), (implementation, kind)
+        starts[implementation] = [call.start.tolist() for call in calls]
+    assert len({str(start) for start in starts.values()}) == 1
+
+
+def windowed_attention(module, query, key, value, attention_mask, **kwargs):
+    """Like flash attention: it wants no mask, and makes its own from the window."""
+    assert attention_mask is None
+    row = torch.arange(query.shape[2])
+    window = kwargs["sliding_window"]
+    hidden = (row > row[:, None]) | (row <= row[:, None] - window)
+    mask = torch.zeros(len(row), len(row)).masked_fill(hidden, -1e9)[None, None]
+    eager = sys.modules[type(module).__module__].eager_attention_forward
+    return eager(module, query, key, value, mask, **kwargs)
+
+
+def test_a_window_without_a_mask_is_seen():
+    AttentionInterface.register("windowed", windowed_attention)
+    AttentionMaskInterface.register("windowed", lambda *args, **kwargs: None)
+    model = tiny("mistral_sliding")
+    expected = logits(model, tokens())
+    model.set_attn_implementation("windowed")
+    torch.testing.assert_close(logits(model, tokens()), expected)
+    calls: list[AttentionCall] = []
+    with observe_attention(model, calls.append):
+        logits(model, tokens())
+    for call in calls:
+        assert torch.equal(call.start, (torch.arange(LENGTH) - WINDOW + 1).clamp_min(0))
+    attention_of(as_subject(model), tokens()[0])
+
+
+def test_chunks_are_seen():
+    """Llama 4 cuts the context into chunks that do not see each other."""
+    model = tiny("llama4", attention_chunk_size=8)
+    calls: list[AttentionCall] = []
+    with observe_attention(model, calls.append):
+        logits(model, tokens(length=20))
+    row = torch.arange(20)
+    for call, rotates in zip(calls, model.config.no_rope_layers, strict=True):
+        assert torch.equal(call.start, row // 8 * 8 if rotates else 0 * row)
+    attention_of(as_subject(model), tokens(length=20)[0])
+
+
+# opening and closing
+
+
+class Stop(Exception):
+    """Raised by a test's own code."""
+
+
+def test_an_error_closes_the_doorway(llama: LlamaForCausalLM):
+    before = implementations(llama)
+
+    def fail(call: AttentionCall) -> None:
+        raise Stop
+
+    with pytest.raises(Stop), observe_attention(llama, fail):
+        logits(llama, tokens())
+    with pytest.raises(Stop), observe_attention(llama, lambda call: None):
+        raise Stop
+    assert implementations(llama) == before
+    logits(llama, tokens())
+
+
+def test_nested_doorways_over_one_model(llama: LlamaForCausalLM):
+    inner: list[AttentionCall] = []
+    outer: list[AttentionCall] = []
+    plain = logits(llama, tokens())
+    with observe_attention(llama, outer.append):
+        with observe_attention(llama, inner.append):
+            assert torch.equal(logits(llama, tokens()), plain)
+        assert (len(inner), len(outer)) == (2, 2)
+        assert set(implementations(llama).values()) == {NAME}
+        assert torch.equal(logits(llama, tokens()), plain)
+        assert (len(inner), len(outer)) == (2, 4)
+    assert set(implementations(llama).values()) == {"eager"}
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own configs", "one config"])
+def test_two_models_at_once_are_told_apart(llama: LlamaForCausalLM, shared: bool):
+    other = tiny("llama_gqa", seed=1)
+    if shared:
+        other = LlamaForCausalLM(llama.config).eval()
+    plain = logits(other, tokens())
+    ours: list[AttentionCall] = []
+    theirs: list[AttentionCall] = []
+    with observe_attention(llama, ours.append), observe_attention(other, theirs.append):
+        logits(llama, tokens())
+        assert (len(ours), len(theirs)) == (2, 0)
+        assert torch.equal(logits(other, tokens()), plain)
+        assert (len(ours), len(theirs)) == (2, 2)
+    assert set(implementations(llama).values()) == {"eager"}
+    assert set(implementations(other).values()) == {"eager"}
+
+
+def test_a_model_that_shares_the_config_may_still_use_its_cache(llama: LlamaForCausalLM):
+    other = LlamaForCausalLM(llama.config).eval()
+    calls: list[AttentionCall] = []
+    with observe_attention(llama, calls.append):
+        other.generate(tokens()[:, :5], max_new_tokens=3, do_sample=False)
+    assert not calls
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_each_model_keeps_its_own_implementation(llama: LlamaForCausalLM, implementation: str):
+    other = tiny("llama_gqa")
+    other.set_attn_implementation(implementation)
+    with observe_attention(llama, lambda call: None):
+        with observe_attention(other, lambda call: None):
+            pass
+        assert set(implementations(other).values()) == {implementation}
+
+
+# what it refuses
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generation_with_a_cache_is_refused(llama: LlamaForCausalLM, cache: str):
+    generate = {"max_new_tokens": 3, "do_sample": False, "cache_implementation": cache}
+    expected = llama.generate(tokens()[:, :5], **generate)
+    with (
+        observe_attention(llama, lambda call: None),
+        pytest.raises(UnsupportedModel, match=r"\d queries on \d keys") as refused,
+    ):
+        llama.generate(tokens()[:, :5], **generate)
+    assert refused.value.what == "Observing needs whole sequences, not continuations."
+    assert refused.value.parts["try"] == "call the model with use_cache=False"
+    assert set(implementations(llama).values()) == {"eager"}
+    assert torch.equal(llama.generate(tokens()[:, :5], **generate), expected)
+
+
+def test_flex_attention_is_refused(llama: LlamaForCausalLM):
+    llama.set_attn_implementation("flex_attention")
+    with pytest.raises(UnsupportedModel) as refused:
+        rl.measure_rope(llama)
+    assert refused.value.what == "This attention implementation hides its mask."
+    assert refused.value.parts["seen"] == "flex_attention"
+    assert "sdpa" in refused.value.parts["try"]
+    assert set(implementations(llama).values()) == {"flex_attention"}
+
+
+def test_a_layer_that_looks_ahead_is_found(llama: LlamaForCausalLM):
+    llama.model.layers[1].self_attn.is_causal = False
+    llama.set_attn_implementation("sdpa")
+    with pytest.raises(UnsupportedModel, match="layer 1: attention recomputed") as refused:
+        attention_of(as_subject(llama), tokens()[0])
+    assert refused.value.what.startswith("LlamaForCausalLM attends in a way that")
+
+
+def test_a_silent_layer_is_refused(llama: LlamaForCausalLM):
+    llama.config.num_hidden_layers = 3  # of which the model has two
+    with pytest.raises(UnsupportedModel, match="2 of 3 layers showed") as refused:
+        attention_of(as_subject(llama), tokens()[0])
+    assert "layer 2" in refused.value.parts["seen"]
+
+
+def test_the_subject_runs_at_any_positions(llama: LlamaForCausalLM):
+    subject, ids = TransformersSubject(llama), tokens()
+    positions = torch.arange(LENGTH).expand(2, -1)
+    with torch.no_grad():
+        plain = subject.forward(ids)
+        assert torch.equal(plain, logits(llama, ids))
+        torch.testing.assert_close(subject.forward(ids, positions), plain)
+        assert not torch.allclose(subject.forward(ids, 3 * positions), plain, atol=1e-2)

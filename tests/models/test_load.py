@@ -1,0 +1,257 @@
+"""Loading: what is good comes out ready to be measured, or with a warning."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_checkpoints import SIZES, edit_config, save_over, save_tiny, tiny_llama
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
+
+from ropelens.errors import BadArgument
+from ropelens.measure.profile import model_name
+from ropelens.models.bundled import BUNDLED, bundled_path
+from ropelens.models.checkpoint import locate
+from ropelens.models.load import load
+from ropelens.models.subject import stated_context
+from ropelens.models.texts import read_documents, tokenize
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A whole checkpoint."""
+    return save_tiny(tmp_path / "model")
+
+
+def test_a_folder_gives_the_saved_model_ready_to_measure(folder: Path) -> None:
+    model, tokenizer = load(folder)
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens).logits, tiny_llama().eval()(tokens).logits)
+    assert isinstance(model, LlamaForCausalLM)
+    assert model.dtype is torch.float32
+    assert not model.training
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert model.config._name_or_path == str(folder)
+    assert stated_context(model) == 64
+    assert tokenizer is not None
+    assert tokenizer("abc", add_special_tokens=False)["input_ids"] == [2, 3, 4]
+
+
+def test_loading_leaves_the_random_state_alone(folder: Path) -> None:
+    before = torch.random.get_rng_state()
+    load(folder)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_loading_says_nothing_where_stderr_is_no_terminal(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    load(folder)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [
+        ("float32", torch.float32),
+        ("float16", torch.float16),
+        ("bfloat16", torch.bfloat16),
+        ("float64", torch.float64),
+        ("auto", torch.bfloat16),
+    ],
+)
+def test_dtype_is_the_asked_one_and_auto_the_checkpoints(
+    folder: Path, dtype: str, expected: torch.dtype
+) -> None:
+    save_over(folder, tiny_llama().to(torch.bfloat16))
+    model, _ = load(folder, dtype=dtype, device="cpu")
+    assert {parameter.dtype for parameter in model.parameters()} == {expected}
+
+
+def test_a_model_without_a_tokenizer_has_none(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    _, tokenizer = load(folder)
+    assert tokenizer is None
+
+
+def test_a_sharded_checkpoint_is_one_model(folder: Path) -> None:
+    save_over(folder, tiny_llama())
+    tiny_llama().save_pretrained(folder, max_shard_size="20KB")
+    (folder / "model.safetensors").unlink()
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    model, _ = load(folder)
+    for name, parameter in tiny_llama().named_parameters():
+        assert torch.equal(model.get_parameter(name), parameter)
+
+
+def test_a_pickle_beside_safetensors_is_never_opened(folder: Path) -> None:
+    (folder / "pytorch_model.bin").write_bytes(b"not even a pickle")
+    load(folder)
+
+
+FAMILIES = {
+    "gpt_neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES)),
+    "gpt2": lambda: GPT2LMHeadModel(
+        GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3)
+    ),
+    "bloom": lambda: BloomForCausalLM(
+        BloomConfig(vocab_size=40, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.3)
+    ),
+    "cohere": lambda: CohereForCausalLM(CohereConfig(**SIZES)),
+    "gemma3": lambda: Gemma3ForCausalLM(
+        Gemma3TextConfig(**SIZES, head_dim=8, num_key_value_heads=2)
+    ),
+    "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**SIZES, num_key_value_heads=2)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_causal_families_pass_the_check_of_causality(
+    tmp_path: Path, family: str, dtype: str
+) -> None:
+    # GPT-2 and BLOOM do not rotate, which is not for loading to find out.
+    FAMILIES[family]().save_pretrained(tmp_path)
+    model, _ = load(tmp_path, dtype=dtype)
+    assert model.config.model_type.startswith(family)
+
+
+# What cannot be asked for.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"dtype": "int8"}, "There is no dtype 'int8'.*float32, float16, bfloat16"),
+        ({"device": "gpu"}, "There is no device 'gpu'.*auto, cpu, cuda"),
+        ({"device": "meta"}, "There is no device 'meta'"),
+        ({"revision": "main"}, "has no revision main.*only models on the Hub"),
+    ],
+)
+def test_an_impossible_argument_is_refused(
+    folder: Path, arguments: dict[str, str], words: str
+) -> None:
+    with pytest.raises(BadArgument) as caught:
+        load(folder, **arguments)
+    assert caught.match(f"(?s){words}")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_cuda_that_is_not_there_is_named(folder: Path, device: str) -> None:
+    with pytest.raises(BadArgument, match=f"'{device}' needs CUDA, which is not available"):
+        load(folder, device=device)
+
+
+@pytest.mark.gpu
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda_is_taken_where_there_is_one(folder: Path) -> None:
+    model, _ = load(folder)
+    assert model.device.type == "cuda"
+    assert model.dtype is torch.float32
+    with pytest.raises(BadArgument, match="'cuda:99' does not work here"):
+        load(folder, device="cuda:99")
+
+
+# What loads, with a warning.
+
+
+def test_tensors_that_the_model_has_no_place_for_are_named(folder: Path) -> None:
+    edit_config(folder, num_hidden_layers=1)
+    with pytest.warns(UserWarning, match=r"leaves them out: 9, model\.layers\.1\."):
+        load(folder)
+
+
+def test_a_partial_rotary_factor_without_effect_is_named(folder: Path) -> None:
+    edit_config(folder, partial_rotary_factor=0.5)
+    with pytest.warns(UserWarning, match=r"partial_rotary_factor=0\.5 has no effect.*all 8"):
+        model, _ = load(folder)
+    rotated = dict(model.named_buffers())["model.rotary_emb.inv_freq"]
+    assert (rotated > 0).all()
+
+
+def test_a_partial_rotary_factor_with_effect_is_not(folder: Path, tmp_path: Path) -> None:
+    rope = {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    edit_config(folder, rope_parameters=rope)
+    GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES)).save_pretrained(tmp_path / "neox")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model, _ = load(folder)
+        load(tmp_path / "neox")
+    rotated = dict(model.named_buffers())["model.rotary_emb.inv_freq"]
+    assert (rotated > 0).tolist() == [True, True, False, False]
+
+
+# Checkpoints that were trained.
+
+
+def test_the_bundled_checkpoint_goes_by_its_name() -> None:
+    whole = f"bundled:{next(iter(BUNDLED))}"
+    for name in ("bundled", whole):
+        model, tokenizer = load(name)
+        assert model.config._name_or_path == whole
+        assert tokenizer is not None
+        assert locate(name).path == bundled_path()
+
+
+def test_what_is_not_bundled_is_refused() -> None:
+    with pytest.raises(BadArgument, match="'yeti' is bundled"):
+        load("bundled:yeti")
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "count"), [("babyllama105", 0.615, 1275), ("stories260k", 1.264, 1802)]
+)
+def test_real_checkpoints_predict_real_stories(
+    shared: Path, name: str, loss: float, count: int
+) -> None:
+    model, tokenizer = load(shared / "checkpoints" / name)
+    context = stated_context(model)
+    assert context is not None
+    total, predicted = 0.0, 0
+    for story in read_documents([shared / "corpora" / "tinystories"]):
+        # The story from its start, cut at the model's context.
+        length = 1 + len(tokenizer(story, add_special_tokens=False)["input_ids"])
+        cut = tokenize([story], tokenizer, context=min(context, length))
+        tokens = cut.tokens[:1]
+        assert int(cut.lengths[0]) == tokens.shape[1]
+        total += float(model(tokens, labels=tokens).loss) * (tokens.shape[1] - 1)
+        predicted += tokens.shape[1] - 1
+    assert predicted == count
+    assert total / predicted == pytest.approx(loss, abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("place", "shown"),
+    [
+        ("my-llama", "my-llama"),
+        ("tiny/p-rope-0.75/seed-0", "p-rope-0.75 seed-0"),
+        ("tiny/nope/seed-12/history/step-000256", "nope seed-12 step-000256"),
+        ("seed-me", "seed-me"),
+    ],
+)
+def test_runs_of_a_study_are_told_apart(tmp_path: Path, place: str, shown: str) -> None:
+    (tmp_path / place).mkdir(parents=True)
+    model = tiny_llama()
+    model.config._name_or_path = str(tmp_path / place)
+    assert model_name(model) == shown
+    assert model_name(tiny_llama()) == "LlamaForCausalLM"

@@ -1,0 +1,326 @@
+"""Reading and cutting text: nothing lost, nothing counted twice, every refusal by its words."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from ropelens.errors import BadArgument, BadCheckpoint, BadText, RopelensError
+from ropelens.models.load import load
+from ropelens.models.texts import (
+    PADDING,
+    Sequences,
+    check_context,
+    check_vocabulary,
+    fingerprint_of,
+    read_documents,
+    tokenize,
+)
+
+
+def letters(*, bos: bool = True) -> PreTrainedTokenizerFast:
+    """A token a character, ids from its code; BOS is 1, EOS 2 and added where asked for."""
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2} | {chr(code): code for code in range(3, 128)}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.add_special_tokens([AddedToken("<s>"), AddedToken("</s>")])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    names = {"bos_token": "<s>"} if bos else {}
+    # A maximum as real tokenizers state it, far below the documents' lengths.
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", model_max_length=8, **names
+    )
+
+
+WITH_BOS, WITHOUT_BOS = letters(), letters(bos=False)
+
+
+def rows(sequences: Sequences) -> list[list[int]]:
+    pairs = zip(sequences.tokens.tolist(), sequences.lengths.tolist(), strict=True)
+    return [row[:length] for row, length in pairs]
+
+
+# Reading.
+
+
+def test_files_and_folders_in_order(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("second\n")
+    (tmp_path / "a.md").write_text("first\n\n")
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "d.jsonl").write_text(
+        '{"text": "third\\n", "id": 3}\n\n{"text": "fourth"}\n'
+    )
+    (tmp_path / "e.py").write_text("not text")
+    (tmp_path / "z").write_text("any name will do")
+    assert read_documents([tmp_path]) == ["first", "second", "third\n", "fourth"]
+    assert read_documents([tmp_path / "z", str(tmp_path / "a.md")]) == [
+        "any name will do",
+        "first",
+    ]
+
+
+def test_line_ends_and_marks_are_read_as_python_does(tmp_path: Path) -> None:
+    path = tmp_path / "windows.txt"
+    path.write_bytes("\ufeffé\r\ntwo\rthree\u2028\r\n".encode())
+    assert read_documents([path]) == ["é\ntwo\nthree\u2028"]
+
+
+def test_a_line_of_jsonl_may_hold_any_separator(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"text": "a\u2028b\u0085c\r\nd"}, ensure_ascii=False) + "\n")
+    assert read_documents([path]) == ["a\u2028b\u0085c\r\nd"]
+
+
+def test_empty_documents_among_others_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\n")
+    (tmp_path / "b.txt").write_text("text")
+    (tmp_path / "c.jsonl").write_text('{"text": ""}\n{"text": "more"}\n')
+    assert read_documents([tmp_path]) == ["text", "more"]
+
+
+def write(name: str, data: bytes) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        (folder / name).write_bytes(data)
+        return folder / name
+
+    return make
+
+
+BAD_FILES: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
+    "missing": (lambda f: f / "no.txt", ["There is no text at", "no.txt", "folders of *.txt"]),
+    "empty": (write("a.txt", b""), ["a.txt is empty"]),
+    "blank": (write("a.txt", b" \n\n"), ["a.txt is empty"]),
+    "empty folder": (lambda f: f, ["holds no *.txt, *.md or *.jsonl file"]),
+    "blank folder": (lambda f: write("a.txt", b"\n")(f).parent, ["is empty"]),
+    "Latin-1": (
+        write("a.txt", b"caf\xe9 au lait"),
+        ["a.txt is not UTF-8", "byte 3 is 0xe9", "iconv"],
+    ),
+    "UTF-16": (
+        write("a.txt", "text".encode("utf-16")),
+        ["a.txt is not UTF-8", "byte 0 is 0xff"],
+    ),
+    "cut in a character": (
+        write("a.txt", "né".encode()[:2]),
+        ["byte 1 is 0xc3", "end of data"],
+    ),
+    "jsonl not UTF-8": (
+        write("a.jsonl", b'{"text": "\xe9"}'),
+        ["not UTF-8", "byte 10 is 0xe9"],
+    ),
+    "jsonl empty": (write("a.jsonl", b'{"text": ""}\n'), ["a.jsonl is empty"]),
+    "jsonl malformed": (
+        write("a.jsonl", b'{"text": "good"}\n\n{"text": bad}\n'),
+        ["Line 3 of", "a.jsonl is not JSON", "it starts '{\"text\": bad}'"],
+    ),
+    "jsonl no text": (
+        write("a.jsonl", b'{"text": "good"}\n{"content": "x"}\n'),
+        ["Line 2 of", 'has no "text"', "an object such as"],
+    ),
+    "jsonl a list": (write("a.jsonl", b'["text"]\n'), ["Line 1 of", 'has no "text"']),
+    "jsonl a number": (write("a.jsonl", b'{"text": 3}\n'), ["Line 1 of", 'has no "text"']),
+    "jsonl half a pair": (
+        write("a.jsonl", b'{"text": "ab\\ud83d"}\n'),
+        ["Line 1 of", "is no valid text", "surrogate pair at character 2"],
+    ),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_FILES)
+def test_a_bad_file_is_refused_by_name(tmp_path: Path, bad: str) -> None:
+    make, words = BAD_FILES[bad]
+    path = make(tmp_path)
+    with pytest.raises(BadText) as caught:
+        read_documents([path])
+    for word in [*words, str(path)]:
+        assert word in str(caught.value)
+    assert "\n" not in caught.value.line
+
+
+def test_a_file_that_cannot_be_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Permissions do not stop root, so the operating system's refusal is played.
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (tmp_path / "a.txt").write_text("secret")
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(BadText, match=r"a\.txt cannot be read\.[\s\S]*Permission denied"):
+        read_documents([tmp_path / "a.txt"])
+
+
+# Cutting.
+
+
+def test_documents_are_cut_each_with_bos_and_a_padded_tail() -> None:
+    cut = tokenize(["abcdefgh", "xy"], WITH_BOS, context=4)
+    assert rows(cut) == [
+        [1, *map(ord, "abc")],
+        [1, *map(ord, "def")],
+        [1, *map(ord, "gh")],
+        [1, *map(ord, "xy")],
+    ]
+    assert cut.tokens.shape == (4, 4)
+    assert cut.tokens[2:, 3].tolist() == [PADDING, PADDING]
+    assert cut.source == "4 of 4 sequences of up to 4 tokens (documents: 2, characters: 10)"
+
+
+def test_without_bos_a_tail_of_one_token_is_dropped() -> None:
+    assert rows(tokenize(["abcde", "xyz"], WITHOUT_BOS, context=4)) == [
+        list(map(ord, "abcd")),
+        list(map(ord, "xyz")),
+    ]
+
+
+def test_the_padding_ends_at_the_longest_sequence() -> None:
+    cut = tokenize(["ab", "cd", "e"], WITH_BOS, context=6)
+    assert cut.tokens.shape == (3, 3)
+    assert cut.lengths.tolist() == [3, 3, 2]
+
+
+@given(
+    documents=st.lists(st.text("abc ", max_size=30), min_size=1, max_size=5),
+    context=st.integers(2, 12),
+    bos=st.booleans(),
+)
+@settings(deadline=None)
+def test_sequences_joined_are_the_documents(
+    documents: list[str], context: int, bos: bool
+) -> None:
+    step, expected = context - bos, []
+    for text in documents:
+        parts = [text[start : start + step] for start in range(0, len(text), step)]
+        expected += [[1] * bos + list(map(ord, part)) for part in parts if len(part) + bos > 1]
+    tokenizer = WITH_BOS if bos else WITHOUT_BOS
+    if sum(map(len, expected)) < context:
+        with pytest.raises(BadText):
+            tokenize(documents, tokenizer, context=context)
+    else:
+        assert rows(tokenize(documents, tokenizer, context=context)) == expected
+
+
+def test_a_sample_is_seeded_ordered_and_without_replacement() -> None:
+    text = ["".join(chr(33 + i) for i in range(60))]  # no character twice
+    everything = tokenize(text, WITH_BOS, context=3)
+    some = tokenize(text, WITH_BOS, context=3, sequences=10, seed=3)
+    places = [rows(everything).index(row) for row in rows(some)]
+    assert len(places) == 10
+    assert places == sorted(set(places))
+    again = tokenize(text, WITH_BOS, context=3, sequences=10, seed=3)
+    other = tokenize(text, WITH_BOS, context=3, sequences=10, seed=4)
+    assert rows(again) == rows(some) != rows(other)
+    assert some.fingerprint == everything.fingerprint
+    assert some.source.startswith("10 of 30 sequences")
+
+
+def test_every_sequence_is_as_likely_to_be_drawn() -> None:
+    text, counts = ["".join(chr(33 + i) for i in range(20))], torch.zeros(10)
+    for seed in range(400):
+        drawn = tokenize(text, WITH_BOS, context=3, sequences=5, seed=seed)
+        counts[(drawn.tokens[:, 1] - 33) // 2] += 1
+    assert counts.sum() == 2000
+    assert (counts - 200).abs().max() < 5 * 10  # the standard deviation is 10
+
+
+def test_more_sequences_than_there_are_gives_all_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="all 2 sequences of the text are used: 9 were asked"):
+        cut = tokenize(["abcd"], WITH_BOS, context=3, sequences=9)
+    assert len(cut.tokens) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(tokenize(["abcd"], WITH_BOS, context=3, sequences=2).tokens) == 2
+
+
+def test_a_long_document_is_no_news(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenize(["a" * 1000], letters(), context=4)
+    assert capfd.readouterr() == ("", "")
+    assert caplog.records == []
+
+
+def test_the_fingerprint_is_of_the_text() -> None:
+    cut = tokenize(["née", "b"], WITH_BOS, context=2)
+    assert cut.fingerprint == hashlib.sha256("née\0b".encode()).hexdigest()
+    assert fingerprint_of(["a", "b"]) != fingerprint_of(["ab"])
+
+
+BAD_CUTS: dict[str, tuple[Callable[[], object], type[RopelensError], str]] = {
+    "short": (
+        lambda: tokenize(["abc", "de"], WITH_BOS, context=8),
+        BadText,
+        r"shorter than one context of 8 tokens[\s\S]*7 tokens \(documents: 2\)",
+    ),
+    "no documents": (lambda: tokenize([], WITH_BOS, context=2), BadText, "0 tokens"),
+    "context 1": (
+        lambda: tokenize(["abc"], WITH_BOS, context=1),
+        BadArgument,
+        "context is 1; at least 2 tokens",
+    ),
+    "context 0": (lambda: tokenize(["abc"], WITH_BOS, context=0), BadArgument, "context is 0"),
+    "context -3": (
+        lambda: tokenize(["abc"], WITH_BOS, context=-3),
+        BadArgument,
+        "context is -3",
+    ),
+    "sequences 0": (
+        lambda: tokenize(["abc"], WITH_BOS, context=2, sequences=0),
+        BadArgument,
+        "sequences is 0; at least 1",
+    ),
+    "sequences -1": (
+        lambda: tokenize(["abc"], WITH_BOS, context=2, sequences=-1),
+        BadArgument,
+        "sequences is -1",
+    ),
+    "no tokenizer": (
+        lambda: tokenize(["abc"], None, context=2),
+        BadCheckpoint,
+        "has no tokenizer, so text cannot be used",
+    ),
+    "other vocabulary": (
+        lambda: check_vocabulary(tokenize(["abz"], WITH_BOS, context=2), vocabulary=122),
+        BadCheckpoint,
+        r"ids that the model does not have[\s\S]*token id 122; the model's ids end at 121",
+    ),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_CUTS)
+def test_a_bad_cut_is_refused(bad: str) -> None:
+    call, kind, words = BAD_CUTS[bad]
+    with pytest.raises(kind, match=words) as caught:
+        call()
+    assert type(caught.value) is kind
+    assert "\n" not in caught.value.line
+
+
+def test_a_context_beyond_the_model_is_a_warning() -> None:
+    with pytest.warns(UserWarning, match="context 600 is beyond the 512 tokens"):
+        check_context(600, 512)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_context(512, 512)
+        check_context(512, None)
+    check_vocabulary(tokenize(["abz"], WITH_BOS, context=2), vocabulary=123)
+
+
+def test_special_tokens_that_somebody_wrote_are_text() -> None:
+    _, tokenizer = load("bundled")
+    found = tokenize(["a <s> b </s> c " * 30], tokenizer, context=40)
+    for row, length in zip(found.tokens, found.lengths, strict=True):
+        begins = (row[:length] == tokenizer.bos_token_id).nonzero().flatten()
+        assert begins.tolist() == [0]

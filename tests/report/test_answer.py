@@ -1,0 +1,106 @@
+"""The page of an analysis: a question, findings and figures, in one harmless file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import plotly.graph_objects as go
+import pytest
+import xarray as xr
+from in_browser import Opened, browser
+from synthetic_profile import synthetic_profile
+
+from ropelens.commands.report import rewrite_page
+from ropelens.errors import BadArgument
+from ropelens.figures import plot_claim, plot_head_norms, plot_label_selectivity
+from ropelens.figures.style import new_figure
+from ropelens.report import write_answer
+
+__all__ = ["browser"]
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+@pytest.fixture(scope="module")
+def small() -> tuple[xr.Dataset, pd.DataFrame]:
+    return synthetic_profile()
+
+
+def drawn_with_legend(**place: object) -> go.Figure:
+    figure = new_figure("Lines", height=400)
+    for name in ("a line", "another line"):
+        figure.add_scatter(x=[1, 2], y=[1, 2], name=name)
+    return figure.update_layout(legend=place)
+
+
+@pytest.fixture(scope="module")
+def page(
+    small: tuple[xr.Dataset, pd.DataFrame], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    profile, heads = small
+    profile = profile.assign_attrs(model=f"some/{HOSTILE}")
+    return write_answer(
+        tmp_path_factory.mktemp("reports") / "analysis",
+        question=f"Does {HOSTILE} run?",
+        findings=[f"No: {HOSTILE} is text.", "0.5 bits"],
+        figures={
+            f"Captions: {HOSTILE}": plot_label_selectivity(profile, heads),
+            "Heads of layer 1": plot_head_norms(profile, layer=1),
+            "The claim": plot_claim(profile, heads),
+            "Words above": drawn_with_legend(yref="container", y=0.9),
+            "Words below": drawn_with_legend(yref="container", y=0, yanchor="bottom"),
+        },
+        profile=profile,
+        heads=heads,
+    )
+
+
+def test_a_page_of_an_analysis_is_not_replaced(page: Path) -> None:
+    before = page.read_bytes()
+    with pytest.raises(BadArgument, match="is an analysis's own") as caught:
+        rewrite_page(page.parent)
+    assert caught.value.parts["seen"] == f"Does {HOSTILE} run?"
+    assert page.read_bytes() == before
+
+
+def test_writes_four_files_into_a_folder_named_after_the_model(page: Path) -> None:
+    assert page.parent.parent.name == "analysis"
+    assert page.parent.name == "some--script-alert-1---script"
+    assert {path.name for path in page.parent.iterdir()} == {
+        "index.html",
+        "profile.nc",
+        "heads.csv",
+        "run.json",
+    }
+    run = json.loads((page.parent / "run.json").read_text())
+    assert run["finding"] == f"No: {HOSTILE} is text."
+    assert run["findings"][1] == "0.5 bits"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_shows_every_figure_and_does_no_harm(
+    browser, page: Path, width: int, scheme: str
+) -> None:
+    viewport = {"width": width, "height": 900}
+    opened = Opened(browser, page, viewport=viewport, color_scheme=scheme)
+    shown = opened.load(ready="html.ready")
+    assert shown.locator(".plot .main-svg").count() >= 3
+    assert HOSTILE in shown.locator("h1").inner_text()
+    assert HOSTILE in shown.locator(".lead").inner_text()
+    overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert shown.evaluate(overflow) <= 0
+    legends = shown.locator(".legend")
+    assert legends.count() == 4
+    for number in range(legends.count()):
+        legend = legends.nth(number).bounding_box()
+        plot = legends.nth(number).locator("xpath=ancestor::*[@class='main-svg'][1]")
+        around = plot.bounding_box()
+        assert legend is not None
+        assert around is not None
+        assert around["y"] <= legend["y"]
+        assert legend["y"] + legend["height"] <= around["y"] + around["height"]
+    assert opened.harmless()
+    opened.context.close()

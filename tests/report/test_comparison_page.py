@@ -1,0 +1,367 @@
+"""What a comparison shows: its figures, sentences, table and page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+from in_browser import Opened, browser
+from scipy import stats
+from synthetic_comparison import CONTEXT, STEPS, synthetic_comparison
+from synthetic_profile import synthetic_profile
+
+import ropelens as rl
+from ropelens.commands.report import rewrite_page
+from ropelens.comparison.pairs import ALONE
+from ropelens.errors import BadArgument
+from ropelens.figures.comparison_planes import plane_places
+from ropelens.report.comparison import comparison_figures
+from ropelens.report.comparison_table import shown_columns, table_rows
+from ropelens.report.comparison_words import findings, run_facts
+
+__all__ = ["browser"]
+
+HOSTILE = '<img src=x onerror=alert(1)><a href="https://evil.example/">%{y}</a>'
+
+
+@pytest.fixture
+def comparison() -> xr.Dataset:
+    return synthetic_comparison()
+
+
+def traces(figure, **meta: str) -> list:
+    return [t for t in figure.data if t.meta and meta.items() <= t.meta.items()]
+
+
+def test_loss_changes_are_pairs_means_and_intervals(comparison: xr.Dataset) -> None:
+    table = rl.summarize_comparison(comparison)
+    figure = rl.plot_loss_change(comparison, table)
+    pairs = {trace.y[0]: trace.x for trace in traces(figure, of="pair")}
+    np.testing.assert_allclose(pairs["p-rope:0.5"], [0.1, 0.11])
+    np.testing.assert_allclose(pairs["nope"], [0.2, 0.22])
+    (mean,) = [t for t in traces(figure, of="mean") if t.y[0] == "nope"]
+    row = table.set_index("group").loc["nope"]
+    assert mean.x[0] + mean.error_x.array[0] == pytest.approx(row["high"])
+    assert mean.x[0] - mean.error_x.arrayminus[0] == pytest.approx(row["low"])
+    alone = comparison.assign_coords(partner=("entry", [ALONE] * 6))
+    with pytest.raises(BadArgument, match="There is no loss to compare"):
+        rl.plot_loss_change(alone, rl.summarize_comparison(alone))
+
+
+def test_loss_by_position_and_its_difference(comparison: xr.Dataset) -> None:
+    figure = rl.plot_position_loss(comparison)
+    losses = comparison["position_loss"].values
+    mean = {trace.name: trace.y for trace in traces(figure, y="position_loss")}
+    change = {trace.name: trace.y for trace in traces(figure, y="change")}
+    np.testing.assert_allclose(mean["rope"], losses[[0, 3]].mean(0))
+    differences = losses[[2, 5]] - losses[[0, 3]]
+    np.testing.assert_allclose(change["nope"], differences.mean(0))
+    (nope,) = [trace for trace in traces(figure, y="change") if trace.name == "nope"]
+    np.testing.assert_allclose(nope.y + nope.error_y.array, differences.max(0))
+    np.testing.assert_allclose(nope.y - nope.error_y.arrayminus, differences.min(0))
+    assert "rope" not in change
+    (line,) = figure.layout.shapes[:1]
+    assert line.x0 == CONTEXT
+    (words,) = [a for a in figure.layout.annotations if "trained context" in a.text]
+    assert 10**words.x == pytest.approx(CONTEXT)  # a logarithmic axis takes the exponent
+    for trace in traces(figure, y="position_loss"):
+        start, stop = (comparison[f"position_{end}"].values for end in ("start", "stop"))
+        assert (trace.x >= start).all()
+        assert (trace.x < stop).all()
+
+
+def test_planes_that_stop_stand_where_they_turn_elsewhere(comparison: xr.Dataset) -> None:
+    place, turning = plane_places(comparison, "p-rope:0.5")
+    np.testing.assert_array_equal(place, comparison["wavelength"][0, 0])
+    assert turning.tolist() == [True] * 4 + [False] * 4
+    figure = rl.plot_comparison_planes(comparison)
+    for name in ("q_norm", "k_norm", "selectivity"):
+        rows = {trace.name: trace for trace in traces(figure, y=name)}
+        dims = [dim for dim in comparison[name].dims if dim != "frequency"]
+        expected = comparison[name][[1, 4]].mean(dims)
+        np.testing.assert_allclose(rows["p-rope:0.5"].y, expected)
+        seeds = comparison[name][[1, 4]].mean([dim for dim in dims if dim != "entry"])
+        highest = rows["p-rope:0.5"].y + rows["p-rope:0.5"].error_y.array
+        np.testing.assert_allclose(highest, seeds.max("entry"))
+        hollow = [symbol.endswith("-open") for symbol in rows["nope"].marker.symbol]
+        assert hollow == [True] * 8
+    named = [trace for trace in figure.data if trace.showlegend is not False]
+    assert [trace.name for trace in named] == ["rope", "p-rope:0.5", "nope"]
+    assert not any(trace.marker.symbol.endswith("-open") for trace in named)
+
+
+def test_planes_of_models_unlike_in_number_lend_no_places(comparison: xr.Dataset) -> None:
+    fewer = comparison["wavelength"].values.copy()
+    fewer[2::3, :, 4:] = np.nan  # the third group has four planes, none of which turn
+    comparison["wavelength"] = (("entry", "layer", "frequency"), fewer)
+    place, turning = plane_places(comparison, "nope")
+    assert np.isnan(place).all()
+    assert not turning.any()
+    rl.plot_comparison_planes(comparison)
+
+
+def test_a_slider_goes_through_the_checkpoints(comparison: xr.Dataset) -> None:
+    figure = rl.plot_growth_planes(comparison)
+    (slider,) = figure.layout.sliders
+    assert [step.label for step in slider.steps] == [str(step) for step in STEPS]
+    for step, shown in zip(STEPS, slider.steps, strict=True):
+        expected = comparison["growth_q_norm"].sel(step=step)[[0, 3]]
+        expected = expected.mean(("entry", "layer", "head"))
+        np.testing.assert_allclose(shown.args[0]["y"][0], expected)
+        seeds = comparison["growth_q_norm"].sel(step=step)[[0, 3]].mean(("layer", "head"))
+        highest = expected + shown.args[0]["error_y.array"][0]
+        np.testing.assert_allclose(highest, seeds.max("entry"))
+        moved = [figure.data[place] for place in shown.args[1]]
+        assert len(moved) == len(shown.args[0]["y"]) == 9  # three panels of three groups
+        assert all("wavelength" in trace.meta.values() for trace in moved)
+    np.testing.assert_allclose(figure.data[0].y, slider.steps[-1].args[0]["y"][0])
+
+
+def test_growth_counts_heads_by_step(comparison: xr.Dataset) -> None:
+    figure = rl.plot_growth(comparison)
+    (loss,) = [t for t in traces(figure, y="loss (nats/token)") if t.name == "rope"]
+    np.testing.assert_allclose(loss.y, comparison["growth_loss"][[0, 3]].mean("entry"))
+    np.testing.assert_allclose(loss.error_y.array, 0.005)
+    (positional,) = [t for t in traces(figure, y="positional heads") if t.name == "nope"]
+    labels = comparison["growth_label"][[2, 5]].values
+    np.testing.assert_allclose(positional.y, (labels == "positional").sum((2, 3)).mean(0))
+    for title, name in (
+        ("best head on previous token", "previous_token"),
+        ("best head, induction", "induction"),
+    ):
+        (best,) = [t for t in traces(figure, y=title) if t.name == "nope"]
+        scores = comparison[f"growth_{name}"][[2, 5]].values.max((2, 3))
+        np.testing.assert_allclose(best.y, scores.mean(0))
+        np.testing.assert_allclose(best.error_y.array, scores.max(0) - scores.mean(0))
+    assert figure.data[0].x.tolist() == list(STEPS)
+    (past,) = [
+        t for t in traces(figure, y="loss past context (nats/token)") if t.name == "nope"
+    ]
+    by_bin = comparison["growth_position_loss"][[2, 5]].values
+    expected = np.average(by_bin[..., 5:], weights=[32, 64], axis=-1)
+    np.testing.assert_allclose(past.y, expected.mean(0))
+    gain = comparison["growth_first_loss"] - comparison["growth_repeat_loss"]
+    for title, of_all in (
+        ("gain of repeats (nats/token)", gain),
+        ("retrieval (share)", comparison["growth_retrieval"]),
+    ):
+        (trace,) = [t for t in traces(figure, y=title) if t.name == "nope"]
+        values = of_all[[2, 5]].values
+        np.testing.assert_allclose(trace.y, values.reshape(2, len(STEPS), -1).mean((0, 2)))
+
+
+def test_growth_shows_what_is_known_and_what_chance_does(comparison: xr.Dataset) -> None:
+    (line,) = rl.plot_growth(comparison).layout.shapes
+    assert line.y0 == line.y1 == 1 / 8
+    titles = {axis.title.text for axis in rl.plot_growth(comparison).select_yaxes()}
+    assert len(titles) == 8
+    comparison["growth_position_loss"][:] = np.nan
+    shown = {axis.title.text for axis in rl.plot_growth(comparison).select_yaxes()}
+    assert titles - shown == {"loss past context<br>(nats/token)"}
+
+
+def test_the_page_says_how_many_sequences(comparison: xr.Dataset) -> None:
+    facts = dict(run_facts(comparison))
+    said = "8 for the loss, 4 for heads and planes, 2 for these of each step"
+    assert facts["sequences"] == said
+    assert any(
+        "(2 for heads)" in s
+        for s in comparison_figures(comparison, rl.summarize_comparison(comparison))
+    )
+
+
+def test_bars_count_labels(comparison: xr.Dataset) -> None:
+    table = rl.summarize_comparison(comparison)
+    figure = rl.plot_label_counts(table)
+    for bar in figure.data:
+        assert list(bar.x) == table[bar.name].iloc[::-1].tolist()
+    assert sum(sum(bar.x) for bar in figure.data) == 4 * 3
+
+
+def test_findings_say_the_order_of_the_losses(comparison: xr.Dataset) -> None:
+    said = findings(comparison, rl.summarize_comparison(comparison))
+    told = "Loss against that of rope, nats per token with 95% intervals: p-rope:0.5 +0.105 ("
+    assert said[0].startswith(told)
+    assert "; nope +0.210 (" in said[0]
+    assert said[0].endswith(", 2 pairs of seeds).")
+    (still,) = [s for s in said if s.startswith("Nothing rotates in ")]
+    assert still.startswith("Nothing rotates in nope: no head there can be positional by its")
+    one_seed = comparison.isel(entry=[0, 2])
+    (told, *_) = findings(one_seed, rl.summarize_comparison(one_seed))
+    end = "over the text of one seed). An interval over the text of one seed says nothing"
+    assert f"{end} of training again." in told
+    assert said[-1] == "A finding."
+    (grown,) = [s for s in said if s.startswith("rope seed 0, at the checkpoints kept")]
+    first = "the first positional head at step 2, the first semantic head at step 1,"
+    assert first in grown
+    norm = comparison["growth_q_norm"]
+    norm[0] = 1.0
+    norm[{"entry": 0, "frequency": 5}] = [[[2.0]], [[0.5]], [[2.0]], [[2.0]]]
+    said = findings(comparison, rl.summarize_comparison(comparison))
+    (grown,) = [s for s in said if s.startswith("rope seed 0, at the checkpoints kept")]
+    # 2 pi 10,000^(5 / 8) of a head of 16 coordinates
+    longest = "from step 4 on its longest queries lie in a plane of wavelength 1,987 tokens"
+    assert grown.endswith(f"; {longest}.")
+    for step in (2, 3):  # that another run kept, and this one did not
+        lacking = comparison.copy(deep=True)
+        lacking["growth_q_norm"][0, step] = np.nan
+        said = findings(lacking, rl.summarize_comparison(lacking))
+        assert any(s.endswith(f"; {longest}.".replace("4", "48"[step == 2])) for s in said)
+    comparison["growth_induction"] = 0 * comparison["growth_induction"]
+    said = findings(comparison, rl.summarize_comparison(comparison))
+    assert any("no induction head (previous-token" in s for s in said)
+
+
+def test_findings_say_what_differs_by_more_than_chance(comparison: xr.Dataset) -> None:
+    comparison["first_loss"][:] = 10.0
+    comparison["repeat_loss"][:] = 5.0
+    comparison["repeat_loss"][2::3] -= xr.DataArray([0.5, 0.51], dims="entry")
+    comparison["retrieval_hit"][:] = 1.0
+    said = findings(comparison, rl.summarize_comparison(comparison))
+    (repeats,) = [s for s in said if s.startswith("Random tokens that come")]
+    spread = stats.t.ppf(0.975, 1) * 0.005
+    bounds = f"+{0.505 - spread:.3f} to +{0.505 + spread:.3f}"
+    told = f"the change from rope leaves out 0 for nope +0.505 ({bounds}, 2 pairs of seeds)"
+    alike = "the same change in all pairs, so no interval."
+    assert f"; the 95% interval of {told}; p-rope:0.5: {alike} Of keys" in repeats
+    assert repeats.endswith(f"(chance 12.5%); p-rope:0.5, nope: {alike}")
+    comparison["repeat_loss"][2::3] = xr.DataArray([5.5, 5.51], dims="entry")
+    comparison["repeat_loss"][1::3] = xr.DataArray([4.5, 5.51], dims="entry")
+    said = findings(comparison, rl.summarize_comparison(comparison))
+    (repeats,) = [s for s in said if s.startswith("Random tokens that come")]
+    assert "leaves out 0 for nope −0.505 (" in repeats
+    comparison["repeat_loss"][2::3] = xr.DataArray([4.5, 5.51], dims="entry")
+    said = findings(comparison, rl.summarize_comparison(comparison))
+    assert any(
+        "; no change from rope is told from 0 by its 95% interval. Of" in s for s in said
+    )
+    one_seed = comparison.isel(entry=[0, 2])
+    said = findings(one_seed, rl.summarize_comparison(one_seed))
+    (past,) = [s for s in said if s.startswith("Past the trained context")]
+    assert past.endswith("nats per token; nope: one pair, so no interval.")
+    alone = comparison.isel(entry=[0, 3]).assign_coords(partner=("entry", [0, 1]))
+    said = findings(alone, rl.summarize_comparison(alone))
+    assert any(s.endswith("(rope) nats per token.") for s in said)
+    assert not any("interval" in s for s in said)
+
+
+def test_numbers_of_heads_are_means(comparison: xr.Dataset) -> None:
+    comparison["previous_token"][:] = 0.4
+    comparison["previous_token"][0, 1] = comparison["previous_token"][2, 1, 0] = 0.5
+    table = rl.summarize_comparison(comparison)
+    (told,) = [s for s in findings(comparison, table) if s.startswith("Heads that give half")]
+    assert told == (
+        "Heads that give half their attention to the previous token: 1 (rope), 0 (p-rope:0.5), "
+        "0.5 (nope); in the first layer: 0 (rope), 0 (p-rope:0.5), 0 (nope)."
+    )
+    at = [column.name for column in shown_columns(table)].index("previous_token_heads")
+    assert [row.cells[at] for row in table_rows(table)] == ["1", "0", "0.5"]
+
+
+def test_findings_say_which_runs_are_missing(comparison: xr.Dataset) -> None:
+    said = findings(comparison, rl.summarize_comparison(comparison))
+    assert not any("seeds:" in s or "not finished" in s for s in said)
+    fewer = comparison.isel(entry=[0, 1, 2, 3]).assign_attrs(unfinished="tiny/nope/seed-1")
+    said = findings(fewer, rl.summarize_comparison(fewer))
+    assert "Of the study, these runs were not finished: tiny/nope/seed-1." in said
+    missing = "Rows are of unlike seeds: p-rope:0.5 has no seed 1; nope has no seed 1."
+    assert any(s.startswith(missing) for s in said)
+    # Another size has seeds of its own.
+    sizes = np.array(["tiny", "small", "small", "tiny"], dtype=object)
+    fewer = fewer.assign_coords(size=("entry", sizes))
+    said = findings(fewer, rl.summarize_comparison(fewer))
+    assert not any("unlike seeds" in s for s in said)
+
+
+def test_the_table_tells_what_is_not_known(comparison: xr.Dataset) -> None:
+    comparison["label"][:] = "mixed"
+    table = rl.summarize_comparison(comparison)
+    names = [column.name for column in shown_columns(table)]
+    assert "positional_wavelength" not in names
+    rows = table_rows(table)
+    assert [row.cells[names.index("worse")] for row in rows] == ["–", "2 of 2", "2 of 2"]
+    change = [row.cells[names.index("loss_change")].split("\n") for row in rows]
+    assert change[0] == ["–"]
+    assert [lines[0] for lines in change[1:]] == ["+0.105", "+0.210"]
+    spread = stats.t.ppf(0.975, 1) * 0.005
+    assert change[1][1] == f"+{0.105 - spread:.3f} to +{0.105 + spread:.3f}"
+
+
+def test_analyses_have_no_growth(comparison: xr.Dataset) -> None:
+    runs_only = [name for name in comparison.data_vars if str(name).startswith("growth_")]
+    runs_only += ["sequence_loss", "position_loss", "first_loss", "repeat_loss"]
+    runs_only += ["retrieval", "retrieval_hit"]
+    analyses = comparison.drop_vars([*runs_only, "step", "tokens_seen"]).isel(entry=[0, 1])
+    table = rl.summarize_comparison(analyses)
+    assert table["over"].tolist() == ["", "apart"]
+    assert table["low"][1] == pytest.approx(0.1 - 1.96 * np.hypot(0.02, 0.02))
+    assert len(comparison_figures(analyses, table)) == 3
+    assert len(findings(analyses, table)) >= 2
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    comparison = synthetic_comparison(groups=("rope", f"p-rope:{HOSTILE}", "nope"))
+    folder = tmp_path_factory.mktemp("compared") / "out"
+    return rl.write_comparison(
+        folder, comparison, question=f"{HOSTILE}?", findings=[HOSTILE], command="x"
+    )
+
+
+def test_four_files_are_written(page: Path) -> None:
+    names = sorted(path.name for path in page.parent.iterdir())
+    assert names == ["comparison.csv", "comparison.nc", "index.html", "run.json"]
+    record = json.loads((page.parent / "run.json").read_text())
+    assert record["command"] == "x"
+    assert record["baseline"] == "rope"
+    again = rl.open_comparison(page.parent / "comparison.nc")
+    table = pd.read_csv(page.parent / "comparison.csv")
+    expected = rl.summarize_comparison(again)["loss_change"]
+    np.testing.assert_allclose(table["loss_change"], expected)
+
+
+def test_the_page_is_made_again_from_its_numbers(page: Path) -> None:
+    before = page.read_bytes()
+    assert rewrite_page(page.parent) == page
+    assert page.read_bytes() == before
+
+
+def test_what_is_no_comparison_is_refused(tmp_path: Path) -> None:
+    profile, _ = synthetic_profile()
+    rl.save_results(profile, tmp_path / "comparison.nc")
+    with pytest.raises(
+        BadArgument, match=r"(?s)comparison\.nc is no comparison\..*it has no entry"
+    ):
+        rl.open_comparison(tmp_path / "comparison.nc")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_page_shows_all_and_does_no_harm(
+    browser, page: Path, width: int, scheme: str
+) -> None:
+    viewport = {"width": width, "height": 900}
+    opened = Opened(browser, page, viewport=viewport, color_scheme=scheme)
+    shown = opened.load(ready="html.ready")
+    assert shown.locator(".plot .main-svg").count() >= 6
+    assert HOSTILE in shown.locator("h1").inner_text()
+    assert shown.locator("tbody tr").count() == 3
+    assert shown.locator(".plot img").count() == 0
+    assert shown.locator(".plot a[href]").count() == 0
+    overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert shown.evaluate(overflow) <= 0
+    if width == 1280:
+        places = shown.locator(".slider-rail-touch-rect")
+        places.scroll_into_view_if_needed()
+        box = places.bounding_box()
+        assert box is not None
+        shown.mouse.click(box["x"] + 2, box["y"] + box["height"] / 2)
+        shown.wait_for_function(
+            "document.querySelector('.slider-label').textContent == 'step 1'"
+        )
+    assert opened.harmless()
+    opened.context.close()
