@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from importlib import import_module
 from pathlib import Path
@@ -61,3 +63,11 @@ def test_readme_names_commands_that_exist() -> None:
         assert f"\n{target}:" in makefile, target
     for script in re.findall(r"(?:analyses|benchmarks)/\w+\.py", readme):
         assert (ROOT / script).exists(), script
+
+
+def test_figures_and_pages_load_neither_torch_nor_transformers() -> None:
+    script = (
+        "import sys, ropelens.figures, ropelens.report\n"
+        "assert not {'torch', 'transformers', 'transformer_lens'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

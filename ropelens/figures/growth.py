@@ -14,7 +14,7 @@ from ropelens.comparison.table import loss_past_context, repeat_gain
 from ropelens.figures.series import looks, mean_and_range
 from ropelens.figures.style import MUTED, template
 from ropelens.figures.text import plotly_text
-from ropelens.measure.tasks import NEEDLES
+from ropelens.measure.terms import NEEDLES
 
 HEADS = ("layer", "head")
 CHANCE_LINE = {"width": 1.5, "dash": "dot", "color": MUTED}

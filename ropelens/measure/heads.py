@@ -6,13 +6,12 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 import pandas as pd
-import torch
 import xarray as xr
 from jaxtyping import Float, Int
 from scipy import stats
 
 from ropelens.errors import BadArgument
-from ropelens.statistics.budget import split_bits
+from ropelens.statistics.split import split_bits
 
 LABELS = ("diffuse", "sink", "positional", "mixed", "semantic")
 
@@ -235,10 +234,9 @@ def resample_labels(
     weight = weight / weight.sum(axis=1, keepdims=True)
     names = ("total_bits", "sink_bits", "position_gain", "content_gain")
     means = [
-        torch.from_numpy(np.einsum("rg,glh->rlh", weight, profile[f"group_{name}"].values))
-        for name in names
+        np.einsum("rg,glh->rlh", weight, profile[f"group_{name}"].values) for name in names
     ]
-    sink, position, content = (part.numpy() for part in split_bits(*means))
+    sink, position, content = split_bits(*means)
     return label_heads(
-        thresholds, total=means[0].numpy(), sink=sink, position=position, content=content
+        thresholds, total=means[0], sink=sink, position=position, content=content
     )

@@ -21,6 +21,7 @@ from ropelens.errors import BadArgument
 from ropelens.measure.batches import Progress, batches
 from ropelens.measure.profile import check_tokens, describe_run
 from ropelens.measure.reach_summary import Plan, label_arrays, summarize_layer
+from ropelens.measure.terms import OWN
 from ropelens.models.doorway import open_edit
 from ropelens.models.rotation import read_layers
 from ropelens.models.subject import Subject, as_subject, check_layers
@@ -32,9 +33,6 @@ from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.picked import PickedSums, Rotation, sum_picked
 from ropelens.statistics.rows import Rows
 from ropelens.statistics.sums import GROUPS
-
-OWN = "rope"
-"""The variant that stands for the model's own rotation, as it was measured."""
 
 VARIANTS = (OWN, "p-rope:0.75", "p-rope:0.5", "p-rope:0.25", "p-rope-reversed:0.75", "nope")
 """What every family can express: planes go on as they are, or stop."""

@@ -11,9 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ropelens.errors import BadArgument
-
-NEEDLES = 8
-"""Needles of a prompt, of which one is asked for: chance is 1 in 8."""
+from ropelens.measure.terms import NEEDLES
 
 KEY = 2
 """Tokens of a needle's key; its value is one more."""

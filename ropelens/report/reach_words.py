@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 
 from ropelens.figures.reach import check_reach
-from ropelens.measure.reach import OWN
+from ropelens.measure.terms import OWN
 
 FAR = 10
 """Distances from a tenth of the farthest on are called far."""

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from ropelens.figures.wavelengths import short_count
-from ropelens.measure.tasks import NEEDLES
+from ropelens.measure.terms import NEEDLES
 
 NOTHING = "–"
 CHANCE = 1 / NEEDLES

@@ -17,6 +17,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ropelens.statistics.split import split_bits
+
 TOLERANCE = 1e-7
 """Largest difference, per row, between a bin's mass and what the fitted model expects.
 
@@ -233,20 +235,3 @@ def attention_budget(
     total, sink, position, still = (x.sum(0) / rows.sum() for x in groups.values())
     sink, position, content_bits = split_bits(total, sink, position, still)
     return Budget(sink, position, content_bits, position_fit, groups)
-
-
-def split_bits(
-    total: Float[Tensor, "*shape"],
-    sink: Float[Tensor, "*shape"],
-    position: Float[Tensor, "*shape"],
-    still: Float[Tensor, "*shape"],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Sink, position and content bits, from the gains of the models.
-
-    What the offset explains and the head would do just as well without its rotation
-    (gain `still`) is not positional: the overlap of the two gains, which together exceed
-    what there is, moves from position to content.
-    """
-    overlap = (position + still.clamp(min=0) - (total - sink)).clamp(min=0)
-    position = position - overlap
-    return sink, position, total - sink - position

@@ -17,7 +17,8 @@ from torch import Tensor
 
 import ropelens as rl
 from ropelens.statistics.bins import offset_edges, sum_bins
-from ropelens.statistics.budget import OffsetBins, Sight, fit_kernel, split_bits
+from ropelens.statistics.budget import OffsetBins, Sight, fit_kernel
+from ropelens.statistics.split import split_bits
 
 few = settings(deadline=None, max_examples=25, derandomize=True)
 seeds = st.integers(0, 2**20)
