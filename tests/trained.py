@@ -33,6 +33,7 @@ OPTIONS = {
     "context": 32,
     "vocabulary": 300,
     "steps": 60,
+    "precision": "bf16",
     "log_every": 5,
     "eval_every": 20,
 }
@@ -45,6 +46,7 @@ text = ["story.txt"]
 context = 32
 vocabulary = 300
 steps = 3
+precision = "bf16"
 """
 SEQUENCES = 32
 

@@ -86,9 +86,12 @@ def train(
         ),
     ] = None,
     precision: Annotated[
-        Literal["bf16", "fp32"],
-        typer.Option(metavar="P", help="bf16, autocast over float32 weights; or fp32."),
-    ] = "bf16",
+        Literal["auto", "bf16", "fp32"],
+        typer.Option(
+            metavar="P",
+            help="bf16, autocast over float32 weights; fp32; or auto: bf16 where it is faster.",
+        ),
+    ] = "auto",
     seed: Seed = 0,
 ) -> None:
     """Train small LLaMA-style models on text; the same command goes on where it stopped.
@@ -130,7 +133,7 @@ def train(
 
 def _print_once(path: Path) -> None:
     """`print_path`, by one of the processes that train together."""
-    from ropelens.train.settings import processes
+    from ropelens.train.machine import processes
 
     if processes().is_main_process:
         print_path(path)

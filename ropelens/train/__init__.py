@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ropelens.train.bundle import write_bundle
 from ropelens.train.loop import TrainingFailed
 from ropelens.train.run import train
 from ropelens.train.sizes import SIZES, Size, model_config
@@ -17,5 +16,4 @@ __all__ = [
     "read_study",
     "run_study",
     "train",
-    "write_bundle",
 ]

@@ -21,7 +21,8 @@ from filelock import FileLock
 from ropelens.errors import BadArgument, BadText, words_of
 from ropelens.files.folder import make_folder
 from ropelens.models.texts import fingerprint_of, read_documents
-from ropelens.train.record import differences, read_json, say, write_json
+from ropelens.train.machine import say
+from ropelens.train.record import differences, read_json, write_json
 from ropelens.train.tokens import (
     AGAIN,
     open_sequences,

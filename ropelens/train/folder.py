@@ -18,10 +18,11 @@ from filelock import FileLock, Timeout
 
 from ropelens.errors import BadArgument
 from ropelens.files.folder import make_folder
+from ropelens.train.checkpoints import last_whole_checkpoint
 from ropelens.train.data import require_same
-from ropelens.train.loop import last_whole_checkpoint
-from ropelens.train.record import differences, read_json, say, write_json
-from ropelens.train.settings import Settings, processes
+from ropelens.train.machine import chosen_precision, processes, say
+from ropelens.train.record import differences, read_json, write_json
+from ropelens.train.settings import Settings
 
 PACKAGES = ("ropelens", "torch", "transformers", "accelerate", "tokenizers", "numpy")
 
@@ -41,19 +42,27 @@ def check_free(out: Path, *, of: Sequence[str]) -> None:
         )
 
 
-def check_folder(out: Path, settings: Settings) -> None:
-    """Refuse a folder whose run.json tells of another run, or of something else."""
+def settled(out: Path, settings: Settings) -> Settings:
+    """`settings` as the run in `out` takes them: with a precision, its own if it has begun.
+
+    Raises:
+        BadArgument: run.json tells of a run with other settings, or of something else.
+    """
     path = out / "run.json"
     if not path.exists():
         check_free(out, of=("config.json", "model.safetensors", "study.json"))
-        return
-    record = read_json(path)
-    if not isinstance(record.get("settings"), dict):
+        precision = chosen_precision(settings.precision, kept=None)
+        return dataclasses.replace(settings, precision=precision)
+    before = read_json(path).get("settings")
+    if not isinstance(before, dict):
         raise BadArgument(
             f"{out} holds the results of another command; a run would mix with them.",
             attempt="another --out",
         )
-    require_same(record["settings"], dataclasses.asdict(settings), what=f"the run in {out}")
+    precision = chosen_precision(settings.precision, kept=before.get("precision"))
+    settings = dataclasses.replace(settings, precision=precision)
+    require_same(before, settings.facts(), what=f"the run in {out}")
+    return settings
 
 
 @contextmanager

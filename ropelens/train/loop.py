@@ -1,33 +1,244 @@
-"""transformers' Trainer, held to what a run folder promises.
+"""The loop of training, in plain torch.
 
-It stops at the first loss that is not a number, saves only weights that are finite, and
-marks a checkpoint as whole once every file of it is written.
+AdamW on matrices and vectors, gradients summed over passes and processes and clipped, a
+linear warm-up, then a cosine to zero. Every number follows from the settings and the text,
+so a run that goes on from a checkpoint ends with the same weights, bit for bit.
 """
 
 from __future__ import annotations
 
-import shutil
+import math
 import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
-from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_callback import PrinterCallback, TrainerControl, TrainerState
+from accelerate.utils import broadcast_object_list, reduce
+from jaxtyping import Float, Int64
+from torch import Tensor
+from transformers import PreTrainedModel
 
-from ropelens.errors import BadArgument, RopelensError
-from ropelens.train.data import copy_tokenizer
-from ropelens.train.record import read_json, write_json, write_model
+from ropelens.errors import RopelensError
+from ropelens.files.progress import show_progress
+from ropelens.train.checkpoints import (
+    State,
+    last_whole_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
+from ropelens.train.data import copy_tokenizer, training_and_validation
+from ropelens.train.machine import processes, say
+from ropelens.train.record import write_metrics, write_model
+from ropelens.train.settings import Settings, passes_of
 
-CHECKPOINT = "checkpoint-"  # the Trainer's name of a checkpoint, but for its step
-WHOLE = "whole"  # written last into a checkpoint: the other files and their sizes (bytes)
+VALID_SEQUENCES = 128  # seen at each validation: 65,000 tokens at context 512
+SECONDS_BETWEEN_LINES = 60.0
 
 
 class TrainingFailed(RopelensError):
     """The loss or the weights stopped being numbers."""
+
+
+def fit(
+    model: PreTrainedModel,
+    settings: Settings,
+    *,
+    out: Path,
+    data: Path,
+    checkpoint_seconds: float,
+) -> None:
+    """Train `model` on the tokens in `data`, from the last whole checkpoint in `out` on.
+
+    `out` gets metrics.csv, the model after steps 1, 2, 4, 8, ... in history/, and a checkpoint
+    every `checkpoint_seconds` and at the end.
+
+    Raises:
+        TrainingFailed: the loss or a weight is NaN or infinite; no such weight is written.
+    """
+    rows, held_out = training_and_validation(data, batch=settings.size.batch)
+    optimizer = make_optimizer(model.to(processes().device).train())
+    state = State()
+    if kept := last_whole_checkpoint(out / "checkpoints"):
+        say(f"going on from {kept.name}")
+        state = load_checkpoint(kept, model, optimizer)
+    loss = torch.tensor(state.loss, device=processes().device)
+    saved_at, timed_at, tokens = time.monotonic(), time.perf_counter(), 0
+    with shown_progress(settings, state) as show:
+        for batch in batches(rows, settings, after=state.step):
+            rate = learning_rate(settings, state.step)
+            for part in learn(model, optimizer, batch, settings, rate=rate, step=state.step):
+                loss += part
+            state.step += 1
+            tokens += settings.tokens_per_step
+            row: dict[str, float] = {}
+            if state.step % settings.log_every == 0:
+                now = time.perf_counter()
+                row["train_loss"] = float(loss.double() / settings.log_every)
+                row["learning_rate"] = rate
+                row["tokens_per_second"] = round(tokens / (now - timed_at))
+                loss, timed_at, tokens = torch.zeros_like(loss), now, 0
+            last = state.step == settings.steps
+            if last or state.step % settings.eval_every == 0:
+                row["valid_loss"] = validation_loss(model, held_out, settings)
+            if row:
+                seen = state.step * settings.tokens_per_step
+                state.rows.append({"step": state.step, "tokens": seen} | row)
+                write_metrics(out / "metrics.csv", state.rows)
+            show(row)
+            if state.step & (state.step - 1) == 0:
+                write_history(model, out, step=state.step, tokenizer=data)
+            # By the first process's clock: what one of them saves, all of them check.
+            due = broadcast_object_list([time.monotonic() - saved_at >= checkpoint_seconds])[0]
+            if last or due:
+                check_weights(model, step=state.step)
+                state.loss, saved_at = loss.item(), time.monotonic()
+                save_checkpoint(out / "checkpoints", model, optimizer, state)
+
+
+@contextmanager
+def shown_progress(
+    settings: Settings, state: State
+) -> Iterator[Callable[[Mapping[str, float]], None]]:
+    """Gives a function to call after each step, with its row of metrics.csv if it has one."""
+    if not processes().is_main_process:
+        yield lambda row: None
+        return
+    losses: dict[str, str] = {}
+    each = settings.tokens_per_step
+    with show_progress(
+        "training",
+        total=settings.steps * each,
+        unit="tokens",
+        completed=state.step * each,
+        seconds=SECONDS_BETWEEN_LINES,
+    ) as advance:
+
+        def show(row: Mapping[str, float]) -> None:
+            for name, word in (("train_loss", "loss"), ("valid_loss", "validation loss")):
+                if name in row:
+                    losses[name] = f"{word} {row[name]:.4f}"
+            advance(each, ", ".join(losses.values()))
+
+        yield show
+
+
+def make_optimizer(model: PreTrainedModel) -> torch.optim.AdamW:
+    """AdamW; the weights of matrices decay, those of norms do not."""
+    weights = list(model.parameters())
+    matrices = {"params": [w for w in weights if w.ndim > 1], "weight_decay": 0.1}
+    vectors = {"params": [w for w in weights if w.ndim == 1], "weight_decay": 0.0}
+    return torch.optim.AdamW([matrices, vectors], betas=(0.9, 0.95), eps=1e-8, fused=True)
+
+
+def learning_rate(settings: Settings, step: int) -> float:
+    """The rate of `step`, counted from 0: up to the peak in a line, then half a cosine."""
+    warmup = settings.warmup_steps
+    if step < warmup:
+        return settings.peak_rate * (step / warmup)
+    done = (step - warmup) / max(1, settings.steps - warmup)
+    return settings.peak_rate * (0.5 * (1 + math.cos(math.pi * done)))
+
+
+def batches(
+    rows: np.ndarray, settings: Settings, *, after: int
+) -> Iterator[Int64[Tensor, "sequence position"]]:
+    """The tokens of each step from the step `after` on, counted from 0.
+
+    The seed decides the order of the sequences, which is another in every epoch.
+    """
+    batch = settings.size.batch
+    order = torch.empty(0)
+    for step in range(after, settings.steps):
+        epoch, at = divmod(step, len(rows) // batch)
+        if at == 0 or step == after:
+            random = torch.Generator().manual_seed(settings.seed + epoch)
+            order = torch.randperm(len(rows), generator=random)
+        chosen = order[at * batch : (at + 1) * batch].numpy()
+        yield torch.from_numpy(rows[chosen].astype(np.int64))
+
+
+def learn(
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    batch: Int64[Tensor, "sequence position"],
+    settings: Settings,
+    *,
+    rate: float,
+    step: int,
+) -> Float[Tensor, " part"]:
+    """Take one step on `batch`; the loss per predicted token, as parts that sum to it.
+
+    A part is what this process's pass and those of the others at the same time give.
+
+    Raises:
+        TrainingFailed: the loss is NaN or infinite, in any process; nothing was changed.
+    """
+    losses = []
+    for tokens in own_passes(batch, settings):
+        loss = loss_of(model, tokens, settings, predicted=batch[:, 1:].numel())
+        loss.backward()
+        losses.append(loss.detach())
+    parts = reduce(torch.stack(losses), "sum")
+    if not parts.isfinite().all():
+        raise failed("the loss", step=step + 1)
+    if processes().use_distributed:
+        for weight in model.parameters():
+            torch.distributed.all_reduce(weight.grad)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.step()
+    optimizer.zero_grad()
+    return parts
+
+
+def own_passes(
+    rows: Int64[Tensor, "sequence position"], settings: Settings
+) -> list[Int64[Tensor, "sequence position"]]:
+    """What this process takes of `rows`, as many sequences at once as fit its memory."""
+    together = processes()
+    micro = passes_of(settings.size, among=together.num_processes)
+    own = rows.split(micro)[together.process_index :: together.num_processes]
+    return [tokens.to(together.device) for tokens in own]
+
+
+def loss_of(
+    model: PreTrainedModel,
+    tokens: Int64[Tensor, "sequence position"],
+    settings: Settings,
+    *,
+    predicted: int,
+) -> Float[Tensor, ""]:
+    """The loss of `model` on `tokens`, nats, summed and divided by `predicted`."""
+    bf16 = settings.precision == "bf16"
+    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=bf16):
+        return model(
+            input_ids=tokens, labels=tokens, num_items_in_batch=predicted, use_cache=False
+        ).loss
+
+
+@torch.no_grad()
+def validation_loss(model: PreTrainedModel, held_out: np.ndarray, settings: Settings) -> float:
+    """The mean loss per predicted token of the first `VALID_SEQUENCES` of `held_out`, nats."""
+    tokens = torch.from_numpy(held_out[:VALID_SEQUENCES].astype(np.int64))
+    total = torch.zeros((), dtype=torch.float64, device=processes().device)
+    model.eval()
+    for own in own_passes(tokens, settings):
+        total += loss_of(model, own, settings, predicted=own[:, 1:].numel()) * len(own)
+    model.train()
+    return float(reduce(total, "sum")) / len(tokens)
+
+
+def check_weights(model: PreTrainedModel, *, step: int) -> None:
+    """See that there is something to save.
+
+    Raises:
+        TrainingFailed: a weight is NaN or infinite.
+    """
+    if not all(weight.isfinite().all() for weight in model.parameters()):
+        raise failed("a weight", step=step)
 
 
 def failed(what: str, *, step: int) -> TrainingFailed:
@@ -39,222 +250,16 @@ def failed(what: str, *, step: int) -> TrainingFailed:
     )
 
 
-def check_weights(model: PreTrainedModel, *, step: int) -> None:
-    """See that there is something to save.
+def write_history(model: PreTrainedModel, out: Path, *, step: int, tokenizer: Path) -> None:
+    """Keep the model of `step` in history/, a checkpoint that loads alone.
 
     Raises:
-        TrainingFailed: a weight is NaN or infinite.
+        TrainingFailed: as `check_weights`, in every process.
     """
-    if not all(torch.isfinite(p).all() for p in model.parameters()):
-        raise failed("a weight", step=step)
-
-
-class Sequences(torch.utils.data.Dataset):
-    """Rows of a memory-mapped array, as the labelled examples that the Trainer reads."""
-
-    def __init__(self, rows: np.ndarray) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        tokens = torch.from_numpy(self.rows[index].astype(np.int64))
-        return {"input_ids": tokens, "labels": tokens}
-
-
-class CheckedTrainer(Trainer):
-    """A Trainer that stops when the loss is not finite, and times the tokens it sees."""
-
-    def __init__(self, *, running: RunningLoss, tokens_per_step: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.running = running
-        self.tokens_per_step = tokens_per_step
-        self._timed_from: tuple[int, float] | None = None
-        self.remove_callback(PrinterCallback)
-
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """One forward and backward pass.
-
-        Raises:
-            TrainingFailed: the loss is NaN or infinite.
-        """
-        if self._timed_from is None:
-            self._timed_from = self.state.global_step, time.perf_counter()
-        loss = super().training_step(*args, **kwargs)
-        # Of all processes: were one of them to stop alone, the others would wait for it.
-        if not torch.isfinite(self.accelerator.reduce(loss)):
-            raise failed("the loss", step=self.state.global_step + 1)
-        self.running.add(loss)
-        return loss
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log mean loss and rate since the last training line, resumed or not."""
-        if "loss" in logs and self._timed_from is not None:
-            logs["loss"] = self.accelerator.gather(self.running.take()).mean().item()
-            step, since = self._timed_from
-            now = time.perf_counter()
-            tokens = (self.state.global_step - step) * self.tokens_per_step
-            logs["tokens_per_second"] = tokens / (now - since)
-            self._timed_from = self.state.global_step, now
-        super().log(logs, start_time)
-
-
-class RunningLoss(TrainerCallback):
-    """The loss summed over the steps since the last row of metrics.csv; checkpoints keep it.
-
-    The Trainer forgets it where it resumes. `resumed`: the checkpoint that it goes on from;
-    a process that left no sum in it begins a new one.
-    """
-
-    def __init__(self, resumed: Path | None) -> None:
-        self.name = f"running_loss-{PartialState().process_index}.json"
-        kept = resumed and resumed / self.name
-        found = read_json(kept) if kept and kept.exists() else {"sum": 0.0, "steps": 0}
-        self.sum, self.steps = torch.tensor(found["sum"]), int(found["steps"])
-
-    def add(self, loss: torch.Tensor) -> None:
-        """Count the loss of a pass, which is its part of the step's."""
-        self.sum = self.sum.to(loss.device) + loss
-
-    def take(self) -> torch.Tensor:
-        """The mean over the steps, of shape [1]; the sum begins anew."""
-        mean = (self.sum.double() / self.steps)[None]
-        self.sum, self.steps = torch.zeros_like(self.sum), 0
-        return mean
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        """Count the step."""
-        self.steps += 1
-
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        """Write the sum of this process into the checkpoint."""
-        found = {"sum": self.sum.item(), "steps": self.steps}
-        write_json(checkpoint_folder(args, state) / self.name, found)
-
-
-class History(TrainerCallback):
-    """Keeps the model of steps 1, 2, 4, 8, ... in `folder`, each a checkpoint that loads alone.
-
-    For looking at how what a model does came about. A resumed run writes the same again.
-    """
-
-    def __init__(self, folder: Path, *, tokenizer: Path) -> None:
-        self.folder = folder
-        self.tokenizer = tokenizer
-
-    def on_step_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **event: Any,
-    ) -> None:
-        """Save the model on a step that is a power of two.
-
-        Raises:
-            TrainingFailed: as `check_weights`.
-        """
-        step = state.global_step
-        if step & (step - 1):
-            return
-        check_weights(event["model"], step=step)  # in every process, so that all of them stop
-        if not state.is_world_process_zero:
-            return
-        folder = self.folder / f"step-{step:06}"
-        folder.mkdir(parents=True, exist_ok=True)
-        copy_tokenizer(self.tokenizer, folder)
-        write_model(event["model"], folder)
-
-
-class Checkpoints(TrainerCallback):
-    """Asks for a checkpoint every `seconds`, and at the end."""
-
-    def __init__(self, *, seconds: float) -> None:
-        self.seconds = seconds
-        self.saved_at = time.monotonic()
-
-    def on_step_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **event: Any,
-    ) -> None:
-        """Set `should_save` where a checkpoint is due.
-
-        Raises:
-            TrainingFailed: as `check_weights`.
-        """
-        last = state.global_step >= state.max_steps
-        # By the first process's clock: what one of them saves, all of them must.
-        due = [time.monotonic() - self.saved_at >= self.seconds]
-        if not (last or broadcast_object_list(due)[0]):
-            return
-        check_weights(event["model"], step=state.global_step)
-        control.should_save = True
-
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        """Mark the checkpoint whole: every other file of it is written by now."""
-        self.saved_at = time.monotonic()
-        PartialState().wait_for_everyone()
-        if not state.is_world_process_zero:
-            return
-        folder = checkpoint_folder(args, state)
-        # A pickle that nothing here reads; run.json says the same in the open.
-        (folder / "training_args.bin").unlink(missing_ok=True)
-        sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
-        write_json(folder / WHOLE, sizes)
-
-
-def checkpoint_folder(args: TrainingArguments, state: TrainerState) -> Path:
-    """Where the Trainer saves the checkpoint of the step that it is at."""
-    return Path(str(args.output_dir)) / f"{CHECKPOINT}{state.global_step}"
-
-
-def last_whole_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint in `folder`."""
-    whole = [path for path in _checkpoints(folder) if _is_whole(path)]
-    return max(whole, key=step_of, default=None)
-
-
-def remove_broken_checkpoints(folder: Path) -> None:
-    """Remove what a kill left half-written in `folder`."""
-    for path in _checkpoints(folder):
-        if not _is_whole(path):
-            shutil.rmtree(path)
-
-
-def step_of(checkpoint: Path) -> int:
-    """The step after which a checkpoint was written."""
-    return int(checkpoint.name.removeprefix(CHECKPOINT))
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    found = folder.glob(f"{CHECKPOINT}*")
-    return [path for path in found if path.name.removeprefix(CHECKPOINT).isdecimal()]
-
-
-def _is_whole(checkpoint: Path) -> bool:
-    """Whether every file that was there when the checkpoint was written is as long still.
-
-    A kill while an old checkpoint is removed takes some of them, in any order; one of the
-    machine leaves files that had not reached the disk empty.
-    """
-    files = {path.name: path.stat().st_size for path in checkpoint.iterdir()}
-    files.pop(WHOLE, None)
-    try:
-        return files.items() >= read_json(checkpoint / WHOLE).items()
-    except BadArgument:  # no marker, or one that did not reach the disk
-        return False
-
-
-def remove_checkpoints(folder: Path) -> None:
-    """Remove the folder of checkpoints, if it is there."""
-    shutil.rmtree(folder, ignore_errors=True)
+    check_weights(model, step=step)
+    if not processes().is_main_process:
+        return
+    folder = out / "history" / f"step-{step:06}"
+    folder.mkdir(parents=True, exist_ok=True)
+    copy_tokenizer(tokenizer, folder)
+    write_model(model, folder)

@@ -36,43 +36,19 @@ class Size:
     learning_rate: float
 
 
+# Rows of a table, a size each.
+# fmt: off
 SIZES: Mapping[str, Size] = {
     # The bundled checkpoints: 2.5 million parameters, one or two hours of a CPU core.
-    "tiny": Size(
-        layers=6,
-        width=192,
-        heads=6,
-        kv_heads=2,
-        head_dim=32,
-        mlp=448,
-        batch=16,
-        micro_batch=4,
-        learning_rate=3e-3,
-    ),
+    "tiny": Size(layers=6, width=192, heads=6, kv_heads=2, head_dim=32, mlp=448,
+                 batch=16, micro_batch=4, learning_rate=3e-3),
     # For one GPU: 27 and 65 million parameters with a vocabulary of 16,384.
-    "small": Size(
-        layers=8,
-        width=448,
-        heads=7,
-        kv_heads=7,
-        head_dim=64,
-        mlp=1216,
-        batch=64,
-        micro_batch=32,
-        learning_rate=1e-3,
-    ),
-    "base": Size(
-        layers=12,
-        width=640,
-        heads=10,
-        kv_heads=5,
-        head_dim=64,
-        mlp=1728,
-        batch=128,
-        micro_batch=16,
-        learning_rate=6e-4,
-    ),
+    "small": Size(layers=8, width=448, heads=7, kv_heads=7, head_dim=64, mlp=1216,
+                  batch=64, micro_batch=32, learning_rate=1e-3),
+    "base": Size(layers=12, width=640, heads=10, kv_heads=5, head_dim=64, mlp=1728,
+                 batch=128, micro_batch=16, learning_rate=6e-4),
 }
+# fmt: on
 
 
 def get_size(size: str | Size) -> Size:

@@ -21,15 +21,30 @@ from ropelens.rope.variants import parse_variant
 from ropelens.train.data import Source, prepare_data, read_texts, require_same
 from ropelens.train.folder import Busy, check_free
 from ropelens.train.loop import TrainingFailed
-from ropelens.train.record import read_json, say, write_json
-from ropelens.train.run import train
-from ropelens.train.settings import make_settings, processes, shared_batch
+from ropelens.train.machine import Precision, chosen_precision, processes, say
+from ropelens.train.record import read_json, write_json
+from ropelens.train.run import train_in
+from ropelens.train.settings import Settings, passes_of
 from ropelens.train.sizes import ROPE_BASE, get_size
 
 STUDY = "study.json"
 """The file of a study's folder that says which study it is."""
 
-WORDS = {int: "whole numbers, such as [0, 1]", str: 'texts, such as ["rope"]'}
+TEXTS = (True, {str}, 'a list of texts, such as ["rope"]')
+NUMBER = (False, {int}, "a whole number")
+KINDS = {
+    "variants": TEXTS,
+    "seeds": (True, {int}, "a list of whole numbers, such as [0, 1]"),
+    "sizes": TEXTS,
+    "text": TEXTS,
+    "valid": TEXTS,
+    "context": NUMBER,
+    "vocabulary": NUMBER,
+    "steps": NUMBER,
+    "learning_rate": (False, {int, float}, "a number"),
+    "precision": (False, {str}, "a text"),
+}
+"""What a study file may say: if it is a list, of which types, and how that is put in words."""
 
 DATA_FOLDER = "data"
 """The folder in a study's of what its runs learn from."""
@@ -40,7 +55,8 @@ class Study:
     """What a study file says; its first variant is the baseline of comparisons.
 
     `text` and `valid`: files or folders, from the place of the study file. `learning_rate`:
-    the peak of the schedule; None: that of each size.
+    the peak of the schedule; None: that of each size. `precision`: "auto" is settled when the
+    study begins, so that all of its runs have the same.
     """
 
     variants: tuple[str, ...]
@@ -52,6 +68,7 @@ class Study:
     vocabulary: int = 2048
     steps: int = 2500
     learning_rate: float | None = None
+    precision: Precision = "auto"
 
 
 @dataclass(frozen=True)
@@ -80,11 +97,10 @@ def read_study(path: Path) -> Study:
         facts = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeError, tomllib.TOMLDecodeError) as error:
         raise BadArgument(f"{path} cannot be read as a study.", seen=str(error)) from error
-    fields = {field.name: field for field in dataclasses.fields(Study)}
     for name, value in facts.items():
-        if name not in fields:
+        if name not in KINDS:
             raise BadArgument(
-                f"{path}: a study has no {name!r}.", attempt=f"one of: {', '.join(fields)}"
+                f"{path}: a study has no {name!r}.", attempt=f"one of: {', '.join(KINDS)}"
             )
         _check_type(path, name, value)
     if not facts.get("variants"):
@@ -100,7 +116,7 @@ def read_study(path: Path) -> Study:
                 seen=str(list(getattr(study, name))),
             )
     for run in runs_of(study):
-        make_settings(**settings_of(study, run))
+        settings_of(study, run)
     return study
 
 
@@ -126,15 +142,9 @@ def _study_of(facts: Mapping[str, Any]) -> Study:
 
 
 def _check_type(path: Path, name: str, value: object) -> None:
-    kind = {"variants": str, "sizes": str, "text": str, "valid": str}.get(name, int)
-    if name == "learning_rate":
-        if type(value) not in (int, float):
-            raise BadArgument(f"{path}: {name} must be a number.", seen=repr(value))
-        return
-    one = name in ("context", "vocabulary", "steps")
-    values = [value] if one else value
-    if not isinstance(values, list) or not all(type(v) is kind for v in values):
-        wanted = "a whole number" if one else f"a list of {WORDS[kind]}"
+    listed, kinds, wanted = KINDS[name]
+    values = value if listed and isinstance(value, list) else [value]
+    if isinstance(value, list) is not listed or not all(type(v) in kinds for v in values):
         raise BadArgument(f"{path}: {name} must be {wanted}.", seen=repr(value))
 
 
@@ -146,17 +156,23 @@ def runs_of(study: Study) -> Iterator[Run]:
                 yield Run(variant, size, seed)
 
 
-def settings_of(study: Study, run: Run) -> dict[str, Any]:
-    """What decides the numbers of `run`, as `make_settings` and `train` take it."""
-    return {
-        "variant": run.variant,
-        "size": run.size,
-        "seed": run.seed,
-        "context": study.context,
-        "vocabulary": study.vocabulary,
-        "steps": study.steps,
-        "learning_rate": study.learning_rate,
-    }
+def settings_of(study: Study, run: Run) -> Settings:
+    """What decides the numbers of `run`.
+
+    Raises:
+        BadArgument: a value out of range, no such size or variant.
+        UnsupportedModel: a variant that LLaMA's configuration cannot express.
+    """
+    return Settings(
+        variant=run.variant,
+        size=get_size(run.size),
+        seed=run.seed,
+        context=study.context,
+        vocabulary=study.vocabulary,
+        steps=study.steps,
+        learning_rate=study.learning_rate,
+        precision=study.precision,
+    )
 
 
 def run_study(
@@ -174,33 +190,30 @@ def run_study(
         TrainingFailed: when all that can be is trained, naming the runs that diverged.
     """
     study = read_study(path)
-    sources = {
-        "text": tuple(text) or tuple(path.parent / name for name in study.text),
-        "valid": tuple(valid) or tuple(path.parent / name for name in study.valid),
-    }
-    if not sources["text"]:
+    source = Source(
+        tuple(text) or tuple(path.parent / name for name in study.text),
+        tuple(valid) or tuple(path.parent / name for name in study.valid),
+        study.vocabulary,
+        study.context,
+    )
+    if not source.text:
         raise BadArgument(
             f"{path} names no text to train on.", attempt='--text FILE, or text = ["FILE"]'
         )
+    study = _begin(out, study, source)
     runs = list(runs_of(study))
     diverged: list[str] = []
     busy: list[str] = []
-    _begin(out, study, **sources)
     for number, run in enumerate(runs, start=1):
-        _tell(f"run {number} of {len(runs)}: {run.folder}")
+        say(f"run {number} of {len(runs)}: {run.folder}")
         try:
-            train(
-                sources["text"],
-                valid=sources["valid"],
-                out=out / run.folder,
-                data=out / DATA_FOLDER,
-                **settings_of(study, run),
-            )
+            settings = settings_of(study, run)
+            train_in(out / run.folder, settings, source, data=out / DATA_FOLDER)
         except Busy:
             busy.append(str(run.folder))
-            _tell(f"another process is at work on {run.folder}")
+            say(f"another process is at work on {run.folder}")
         except TrainingFailed as error:
-            _tell(error.line)
+            say(error.line)
             diverged.append(str(run.folder))
     if diverged:
         raise TrainingFailed(
@@ -210,32 +223,29 @@ def run_study(
             attempt="a lower learning_rate in the study file, in a new folder",
         )
     if busy:
-        _tell(f"done but for what others are at work on: {', '.join(busy)}")
+        say(f"done but for what others are at work on: {', '.join(busy)}")
     return out
 
 
-def _tell(line: str) -> None:
-    """One line for all the processes that train together."""
-    if processes().is_main_process:
-        say(line)
-
-
-def _begin(out: Path, study: Study, *, text: Sequence[Path], valid: Sequence[Path]) -> None:
+def _begin(out: Path, study: Study, source: Source) -> Study:
     """Write the study into `out`, or see that it is the one that stands there.
 
-    Its data first: a study that nothing can be trained of leaves `out` to a better one.
+    Gives `study` with the precision of its runs. Its data come first: a study that nothing can
+    be trained of leaves `out` to a better one.
     """
     path = out / STUDY
-    # As JSON has them; where the text lies may change, what it says may not (data.json).
-    now: Mapping[str, Any] = json.loads(json.dumps(dataclasses.asdict(study)))
-    now = {name: value for name, value in now.items() if name not in ("text", "valid")}
-    if not path.exists():
-        check_free(out, of=("run.json", "config.json", "model.safetensors"))
-    together, sizes = processes(), [get_size(size) for size in study.sizes]
+    before = read_json(path) if path.exists() else None
+    sizes = [get_size(size) for size in study.sizes]
     for size in sizes:
-        shared_batch(size, among=together.num_processes)
-    if together.is_main_process and not path.exists():
-        source = Source(tuple(text), tuple(valid), study.vocabulary, study.context)
+        passes_of(size, among=processes().num_processes)
+    if before is None:
+        check_free(out, of=("run.json", "config.json", "model.safetensors"))
+    precision = chosen_precision(study.precision, kept=before and before["precision"])
+    study = dataclasses.replace(study, precision=precision)
+    # As JSON has them; where the text lies may change, what it says may not (data.json).
+    now: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(study)))
+    del now["text"], now["valid"]
+    if processes().is_main_process and before is None:
         texts = read_texts(source)
         with explain_full_disk(
             f"the study in {out} cannot be begun",
@@ -245,7 +255,7 @@ def _begin(out: Path, study: Study, *, text: Sequence[Path], valid: Sequence[Pat
             batch = max(size.batch for size in sizes)
             prepare_data(out / DATA_FOLDER, source, texts, batch=batch)
             write_json(path, now)
-    together.wait_for_everyone()
+    processes().wait_for_everyone()
     require_same(
         read_json(path),
         now,
@@ -253,3 +263,4 @@ def _begin(out: Path, study: Study, *, text: Sequence[Path], valid: Sequence[Pat
         attempt="the study file as it was, to go on; or another folder: ropelens compare takes "
         "several studies of one text, and pairs all of their seeds",
     )
+    return study

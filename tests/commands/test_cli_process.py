@@ -45,13 +45,14 @@ ropelens.commands.job.write_report = stop
 # Ctrl-C after the second step of a training.
 STOP_TRAINING = """
 import os, signal
-from ropelens.train.loop import Checkpoints
-after = Checkpoints.on_step_end
-def stop(self, args, state, control, **event):
-    after(self, args, state, control, **event)
-    if state.global_step == 2:
-        os.kill(os.getpid(), signal.SIGINT)
-Checkpoints.on_step_end = stop
+from ropelens.train import loop
+batches = loop.batches
+def stop(*args, **options):
+    for number, batch in enumerate(batches(*args, **options)):
+        if number == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        yield batch
+loop.batches = stop
 """
 
 # A line on stderr at the end, should torch have been imported.

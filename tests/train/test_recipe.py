@@ -16,8 +16,7 @@ from transformers import LlamaForCausalLM, set_seed
 
 from ropelens.train import model_config, train
 from ropelens.train.data import spread, training_and_validation
-from ropelens.train.loop import CheckedTrainer
-from ropelens.train.run import VALID_SEQUENCES
+from ropelens.train.loop import VALID_SEQUENCES
 
 __all__ = ["text"]
 
@@ -29,13 +28,14 @@ WARMUP = 2  # 4% of them
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The tokens of every pass of a training, in its order."""
     found: list[Tensor] = []
-    step = CheckedTrainer.training_step
+    forward = LlamaForCausalLM.forward
 
-    def training_step(self: CheckedTrainer, model: object, inputs: dict, *rest: object):
-        found.append(inputs["input_ids"].cpu().clone())
-        return step(self, model, inputs, *rest)
+    def watched(model: LlamaForCausalLM, input_ids: Tensor, **options: object):
+        if model.training:
+            found.append(input_ids.cpu().clone())
+        return forward(model, input_ids, **options)
 
-    monkeypatch.setattr(CheckedTrainer, "training_step", training_step)
+    monkeypatch.setattr(LlamaForCausalLM, "forward", watched)
     return found
 
 

@@ -14,32 +14,26 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from trained import OPTIONS, in_two_processes, metrics, run, story, text
-from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
 from ropelens.errors import BadArgument, BadText
 from ropelens.train import train
-from ropelens.train.loop import WHOLE, Checkpoints, last_whole_checkpoint
+from ropelens.train import checkpoints, loop
+from ropelens.train.checkpoints import STATE, last_whole_checkpoint
 
 __all__ = ["run", "text"]
 
 
 def stopped_after(step: int, text: Path, out: Path, **options: object) -> str:
     """What a run in `out` says that is stopped once the checkpoint of `step` is whole."""
-    mark = Checkpoints.on_save
+    save = loop.save_checkpoint
 
-    def on_save(
-        callback: Checkpoints,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **event: object,
-    ) -> None:
-        mark(callback, args, state, control, **event)
-        if state.global_step == step:
+    def save_and_stop(*arguments: object) -> None:
+        save(*arguments)
+        if arguments[-1].step == step:
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Checkpoints, "on_save", on_save)
+        patch.setattr(loop, "save_checkpoint", save_and_stop)
         with pytest.raises(KeyboardInterrupt) as stopped:
             train([text], out=out, checkpoint_seconds=0, **OPTIONS | options)
     return str(stopped.value)
@@ -60,7 +54,7 @@ def test_killed_and_resumed_is_bit_for_bit_the_same(
         [sys.executable, "-c", script], env=os.environ | {"OMP_NUM_THREADS": threads}
     )
     try:
-        while not any((out / "checkpoints").glob(f"*/{WHOLE}")):
+        while not any((out / "checkpoints").glob(f"*/{STATE}")):
             assert process.poll() is None
             time.sleep(0.01)
     finally:
@@ -81,16 +75,16 @@ TOGETHER = """\
 import sys
 from pathlib import Path
 from ropelens.train import Size, train
-from ropelens.train.loop import Checkpoints
+from ropelens.train import loop
 
-mark = Checkpoints.on_save
+save = loop.save_checkpoint
 
-def on_save(callback, args, state, control, **event):
-    mark(callback, args, state, control, **event)
-    if state.global_step == int(sys.argv[2]) < 20:
+def save_and_stop(*arguments):
+    save(*arguments)
+    if arguments[-1].step == int(sys.argv[2]) < 20:
         raise SystemExit(1)
 
-Checkpoints.on_save = on_save
+loop.save_checkpoint = save_and_stop
 train([Path({text!r})], valid=[Path({valid!r})], out=Path(sys.argv[1]), **{options!r})
 """
 
@@ -123,14 +117,14 @@ def test_a_full_disk_leaves_the_last_checkpoint(
 ) -> None:
     out = tmp_path / "full"
     with monkeypatch.context() as patch:
-        save = Trainer._save_optimizer_and_scheduler
+        save = torch.save
 
-        def fill(trainer: Trainer, folder: str) -> None:
-            if trainer.state.global_step > 20:
-                raise OSError(errno.ENOSPC, "No space left on device", folder)
-            save(trainer, folder)
+        def fill(moments: dict, path: Path) -> None:
+            if int(path.parent.name.removeprefix("checkpoint-")) > 20:
+                raise OSError(errno.ENOSPC, "No space left on device", path)
+            save(moments, path)
 
-        patch.setattr(Trainer, "_save_optimizer_and_scheduler", fill)
+        patch.setattr(checkpoints.torch, "save", fill)
         with pytest.raises(BadArgument) as caught:
             train([text], out=out, checkpoint_seconds=0, **OPTIONS)
     assert caught.value.what == f"The disk is full: the run in {out} cannot go on."
@@ -182,7 +176,7 @@ def test_a_stop_before_the_first_checkpoint(
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Checkpoints, "on_step_end", stop)
+    monkeypatch.setattr(loop, "write_history", stop)
     with pytest.raises(KeyboardInterrupt) as stopped:
         train([text], out=tmp_path, **OPTIONS)
     told = "stopped; the same command begins again, for no checkpoint was due"
@@ -191,7 +185,7 @@ def test_a_stop_before_the_first_checkpoint(
 
 @pytest.mark.parametrize(
     ("file", "left"),
-    [("optimizer.pt", b""), ("model.safetensors", b""), (WHOLE, b""), (WHOLE, b"\0\0\0")],
+    [("optimizer.pt", b""), ("model.safetensors", b""), (STATE, b""), (STATE, b"\0\0\0")],
 )
 def test_a_checkpoint_that_did_not_reach_the_disk_is_passed_over(
     run: Path, text: Path, tmp_path: Path, file: str, left: bytes
@@ -225,24 +219,6 @@ def test_a_run_that_goes_on_in_another_way_says_so(
     assert told in capfd.readouterr().err.splitlines()
     train([text], out=tmp_path, **OPTIONS | {"steps": 8})
     assert "not bit for bit" not in capfd.readouterr().err  # it is finished
-
-
-def test_a_checkpoint_without_its_running_loss(run: Path, text: Path, tmp_path: Path) -> None:
-    """The next row is the mean of the steps that were seen."""
-    stopped_after(23, text, tmp_path)
-    kept = last_whole_checkpoint(tmp_path / "checkpoints")
-    assert kept is not None
-    (kept / "running_loss-0.json").unlink()
-    sizes = json.loads((kept / WHOLE).read_text())
-    del sizes["running_loss-0.json"]
-    (kept / WHOLE).write_text(json.dumps(sizes))
-    train([text], out=tmp_path, **OPTIONS)
-    ours, theirs = metrics(tmp_path), metrics(run)
-    assert ours[4].pop("step") == theirs[4].pop("step") == "25"
-    losses = [float(rows[4].pop("train_loss")) for rows in (ours, theirs)]
-    assert losses[0] != losses[1]
-    assert losses[0] == pytest.approx(losses[1], abs=0.3)  # of two steps, not of five
-    assert ours == theirs
 
 
 def test_a_kill_while_checkpoints_are_removed_loses_nothing(

@@ -28,6 +28,7 @@ text = ["story.txt"]
 context = 32
 vocabulary = 300
 steps = 3
+precision = "bf16"
 """
 
 
@@ -165,17 +166,17 @@ import math
 from pathlib import Path
 from ropelens.train import Size, run_study
 from ropelens.train import sizes
-from transformers import Trainer
+from ropelens.train import loop
+from ropelens.train.machine import processes
 
 sizes.SIZES = dict(sizes.SIZES) | {{"nano": {size!r}}}
-step = Trainer.training_step
+loss_of = loop.loss_of
 
-def broken(trainer, model, *args, **kwargs):
-    loss = step(trainer, model, *args, **kwargs)
-    one = trainer.args.process_index == 1 and "nope" in str(trainer.args.output_dir)
-    return loss * math.nan if one else loss
+def broken(model, tokens, settings, **rest):
+    one = processes().process_index == 1 and settings.variant == "nope"
+    return loss_of(model, tokens, settings, **rest) * (math.nan if one else 1)
 
-Trainer.training_step = broken
+loop.loss_of = broken
 run_study(Path({file!r}), out=Path({out!r}), text=[Path({text!r})])
 """
 
@@ -293,6 +294,8 @@ def test_a_tokenizer_that_is_another_is_refused(
         ('variants = ["rope"]\nseeds = [0, -1]', "seed is -1; it must be between 0"),
         ('variants = ["rope"]\nlearning_rate = 0', "learning_rate is 0; it must be a number"),
         ('variants = ["rope"]\nlearning_rate = "low"', "learning_rate must be a number"),
+        ('variants = ["rope"]\nprecision = 16', "precision must be a text"),
+        ('variants = ["rope"]\nprecision = "fp8"', "no precision is called 'fp8'"),
     ],
 )
 def test_files_that_are_no_study(text: str, message: str, tmp_path: Path) -> None:

@@ -17,21 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from trained import NANO, OPTIONS, metrics, run, story, text
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    LlamaForCausalLM,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from ropelens.errors import BadArgument, BadText
 from ropelens.train import SIZES, TrainingFailed, model_config, train
 from ropelens.train.data import training_and_validation
-from ropelens.train.loop import Checkpoints, History
-from ropelens.train.sample import sample_documents
-from ropelens.train.settings import shared_batch
+from ropelens.train.loop import check_weights, write_history
+from ropelens.train.settings import passes_of
 from ropelens.train.sizes import get_size
 from ropelens.train.tokens import open_sequences, write_sequences
 
@@ -92,18 +84,17 @@ def test_off_a_terminal_only_plain_lines(
         r"training a tokenizer",
         r"tokenizing the text",
         r"train: \d+ sequences of 32 tokens, and \d+ held out for validation",
-        r"step 5/10  loss \d\.\d{4}  [\d,]+ tokens/s, 0:00:\d\d left",
-        r"step 10/10  validation loss \d\.\d{4}",
+        r"training: 1,280 of 1,280 tokens, [\d,]+ tokens/s, loss \d\.\d{4}, "
+        r"validation loss \d\.\d{4}",
     ]
     for line, expected in zip(err.splitlines(), said, strict=True):
         assert re.fullmatch(expected, line)
 
 
 def test_processes_that_cannot_share_a_batch() -> None:
-    assert shared_batch(NANO, among=2) == (2, 1)
-    assert shared_batch(NANO, among=4) == (1, 1)
+    assert [passes_of(NANO, among=number) for number in (1, 2, 4)] == [2, 2, 1]
     with pytest.raises(BadArgument) as caught:
-        shared_batch(NANO, among=3)
+        passes_of(NANO, among=3)
     assert caught.value.what == "3 processes cannot share a batch of 4 sequences evenly."
 
 
@@ -276,14 +267,10 @@ def test_divergence_stops_the_run(text: Path, tmp_path: Path) -> None:
 def test_broken_weights_are_not_saved(tmp_path: Path) -> None:
     model = LlamaForCausalLM(model_config(NANO, vocabulary=300, context=32))
     torch.nn.init.constant_(model.lm_head.weight, math.nan)
-    args = TrainingArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True)
-    state, control = TrainerState(global_step=7, max_steps=7), TrainerControl()
     with pytest.raises(TrainingFailed, match="step 7: a weight is not a finite number"):
-        Checkpoints(seconds=0).on_step_end(args, state, control, model=model)
-    assert not control.should_save
-    state.global_step = 8
+        check_weights(model, step=7)
     with pytest.raises(TrainingFailed, match="step 8: a weight is not a finite number"):
-        History(tmp_path, tokenizer=tmp_path).on_step_end(args, state, control, model=model)
+        write_history(model, tmp_path, step=8, tokenizer=tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -313,18 +300,6 @@ def test_the_config_says_how_to_rotate() -> None:
     torch.testing.assert_close(half.model.rotary_emb.inv_freq[:4], whole[:4])
     assert (half.model.rotary_emb.inv_freq[4:] == 0).all()
     torch.testing.assert_close(whole, 10_000.0 ** -(torch.arange(8) / 8))
-
-
-def test_sampled_documents_are_one_context_each(run: Path) -> None:
-    model = LlamaForCausalLM.from_pretrained(run, local_files_only=True)
-    tokenizer = AutoTokenizer.from_pretrained(run, local_files_only=True)
-    before = torch.random.get_rng_state()
-    texts = sample_documents(model, tokenizer, documents=8, context=32, seed=3)
-    assert 1 <= len(texts) <= 8
-    assert [len(tokenizer(text).input_ids) for text in texts] == [32] * len(texts)
-    assert texts == sample_documents(model, tokenizer, documents=8, context=32, seed=3)
-    assert texts != sample_documents(model, tokenizer, documents=8, context=32, seed=4)
-    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_a_size_can_be_spelled_out() -> None:
