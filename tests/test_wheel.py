@@ -1,18 +1,24 @@
-"""A wheel holds all that the package needs outside its checkout."""
+"""A wheel holds all that the package needs outside its checkout, and is not large."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
+LARGEST = 25_000_000  # bytes
 
 
-def test_wheel_holds_code_templates_and_the_bundled_checkpoint(tmp_path: Path) -> None:
-    source = tmp_path / "source"
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("wheel")
+    source = place / "source"
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -20,15 +26,46 @@ def test_wheel_holds_code_templates_and_the_bundled_checkpoint(tmp_path: Path) -
         ROOT / "ropelens", source / "ropelens", ignore=shutil.ignore_patterns("__pycache__")
     )
     build = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    command = [sys.executable, "-m", "pip", *build, "--wheel-dir", str(tmp_path), str(source)]
+    command = [sys.executable, "-m", "pip", *build, "--wheel-dir", str(place), str(source)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (wheel,) = tmp_path.glob("ropelens-*.whl")
+    return next(place.glob("ropelens-*.whl"))
+
+
+def test_a_wheel_holds_all_but_the_weights_of_early_models(wheel: Path) -> None:
     held = set(zipfile.ZipFile(wheel).namelist())
     files = {
-        path.relative_to(source).as_posix()
-        for path in (source / "ropelens").rglob("*")
-        if path.is_file()
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "ropelens").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
     }
-    assert files - held == set()
+    early = {f"ropelens/bundled/rope-step-{n}/model.safetensors" for n in (64, 256, 1024)}
+    assert files - held == early
     assert {"ropelens/bundled/rope/model.safetensors", "ropelens/py.typed"} <= held
+
+
+def test_a_wheel_is_small(wheel: Path) -> None:
+    assert wheel.stat().st_size < LARGEST
+
+
+def test_what_is_left_out_is_said(wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+
+    def ropelens(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "ropelens", *arguments],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(tmp_path), "COLUMNS": "200"},
+            capture_output=True,
+            text=True,
+        )
+
+    listed = ropelens("list").stdout.splitlines()
+    left_out = [line.split()[0] for line in listed if "(in the repository alone)" in line]
+    assert left_out == [f"bundled:rope-step-{step}" for step in (64, 256, 1024)]
+    assert ropelens("rope", "bundled:nope").returncode == 0
+    refused = ropelens("rope", "bundled:rope-step-64")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith(
+        "ropelens: bundled:rope-step-64 has its weights in the repository alone; means: "
+    )

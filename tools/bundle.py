@@ -1,7 +1,7 @@
-"""Make the folder of a bundled checkpoint out of a finished run.
+"""Make the bundled checkpoints out of a finished study: python tools/bundle.py runs/variants
 
-Half-precision safetensors, tokenizer, text sampled from the checkpoint itself, and a
-model card whose every number is read from the run or measured here.
+A folder each: half-precision safetensors, tokenizer, text sampled from the checkpoint itself,
+and a model card whose every number is read from the run or measured here.
 """
 
 from __future__ import annotations
@@ -10,22 +10,35 @@ import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
+import typer
+from card import loss_curve, model_card, read_metrics
+from sample import sample_documents
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from ropelens.commands.terminal import run_script
 from ropelens.errors import BadArgument
 from ropelens.files.folder import write_whole
-from ropelens.train.card import loss_curve, model_card, read_metrics
+from ropelens.models.bundled import BUNDLED
 from ropelens.train.data import spread, training_and_validation
-from ropelens.train.record import transformers_bars_off, write_json, write_model
-from ropelens.train.run import VALID_SEQUENCES
-from ropelens.train.sample import sample_documents
+from ropelens.train.loop import VALID_SEQUENCES
+from ropelens.train.record import write_json, write_model
 
 LARGEST = 6_000_000  # bytes of a bundled folder, sampled text and card included
 MEASURED = 512  # held-out sequences that the two precisions are compared on
 TEMPERATURE = 0.9
+BUNDLES = Path("ropelens/bundled")
+COMMAND = (
+    "ropelens train --study analyses/variants.toml --text novels/train --valid novels/valid "
+    "--out runs/variants"
+)
+TEXT = (
+    "85 public-domain English novels of 1815-1930, 67 million characters (from "
+    "computationalstylistics/100_english_novels)"
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +54,22 @@ class Measured:
     full_loss: float
     half_loss: float
     sequences: int
+
+
+def main(
+    study: Annotated[Path, typer.Argument(help="Folder of the study.")],
+    *,
+    out: Annotated[Path, typer.Option(help="Gets a folder for each checkpoint.")] = BUNDLES,
+    command: Annotated[str, typer.Option(help="The call that made the study.")] = COMMAND,
+    text: Annotated[str, typer.Option(help="What its text was, in words.")] = TEXT,
+) -> None:
+    for name in BUNDLED:
+        variant, _, step = name.partition("-step-")
+        (run,) = study.glob(f"*/{variant}/seed-0")
+        measured = write_bundle(
+            run, out=out / name, command=command, text=text, step=int(step) if step else None
+        )
+        typer.echo(f"{name}: validation loss {measured.half_loss:.4f}")
 
 
 def write_bundle(
@@ -114,10 +143,7 @@ def _model(run: Path, step: int | None) -> LlamaForCausalLM:
     folder = run if step is None else run / "history" / f"step-{step:06d}"
     if not folder.is_dir():
         raise BadArgument(f"the run in {run} did not keep step {step}.")
-    with transformers_bars_off():
-        return LlamaForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, local_files_only=True
-        )
+    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
 
 
 def _write_sample(
@@ -168,3 +194,7 @@ def mean_loss(model: LlamaForCausalLM, rows: np.ndarray, *, batch: int) -> float
         tokens = torch.from_numpy(rows[start : start + batch].astype(np.int64))
         total += float(model(input_ids=tokens, labels=tokens).loss) * len(tokens)
     return total / len(rows)
+
+
+if __name__ == "__main__":
+    run_script(main)

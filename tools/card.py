@@ -13,7 +13,7 @@ from ropelens.rope.formulas import Shape
 from ropelens.rope.variants import parse_variant
 
 if TYPE_CHECKING:
-    from ropelens.train.bundle import Measured
+    from bundle import Measured
 
 Row = Mapping[str, float]
 
@@ -50,7 +50,7 @@ is a tool's test model: it writes the semblance of a novel, and is good for noth
 
     {command}
 
-then `ropelens.train.write_bundle` on its folder.
+then `python tools/bundle.py runs/variants`.
 
 ## Loss
 

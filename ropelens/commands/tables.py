@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ import xarray as xr
 from rich.table import Table
 from rich.text import Text
 
-from ropelens.models.bundled import BUNDLED, bundled_path
+from ropelens.models.bundled import BUNDLED, bundled_facts
 
 if TYPE_CHECKING:  # torch takes seconds, and `ropelens list` needs none of it
     from ropelens.rope.formulas import Shape
@@ -45,10 +44,10 @@ def bundled_table() -> Table:
     table.add_column("what it is")
     for heading in ("tokens seen", "validation loss\n(nats/token)"):
         table.add_column(heading, justify="right")
-    for name, what in BUNDLED.items():
-        facts = json.loads((bundled_path(name) / "bundle.json").read_text(encoding="utf-8"))
+    for name in BUNDLED:
+        facts = bundled_facts(name)
         loss = f"{facts['validation_loss']:.3f}"
-        table.add_row(f"bundled:{name}", what, f"{facts['tokens']:,}", loss)
+        table.add_row(f"bundled:{name}", facts["what"], f"{facts['tokens']:,}", loss)
     return table
 
 

@@ -49,7 +49,12 @@ def show_progress(
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield _lines(what, total=total, unit=unit, completed=completed, seconds=seconds)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), _Pace(unit, completed))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        _Pace(unit, completed),
+    )
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bar:
         task = bar.add_task(what, total=total, completed=completed)

@@ -1,14 +1,16 @@
-"""The checkpoints that come with ropelens, each trained by its own recipe.
+"""The checkpoints that come with ropelens, each trained by its own recipe (tools/bundle.py).
 
 A folder each: config, float16 safetensors, tokenizer, model card, and text sampled from
-the checkpoint itself.
+the checkpoint itself. A wheel has no weights of the early ones; a checkout has them.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from ropelens.errors import BadArgument
 
@@ -29,13 +31,33 @@ def bundled_path(name: str = "rope") -> Path:
     """The folder of the bundled checkpoint `name`, to be read only.
 
     Raises:
-        BadArgument: no checkpoint of that name is bundled.
+        BadArgument: no checkpoint of that name is bundled, or its weights were left out.
     """
     if name not in BUNDLED:
         raise BadArgument(
             f"no checkpoint called {name!r} is bundled.",
             attempt=f"one of: {', '.join(BUNDLED)}",
         )
+    if not (_folder(name) / "model.safetensors").exists():
+        raise BadArgument(
+            f"bundled:{name} has its weights in the repository alone.",
+            means="ropelens was installed from a wheel, which leaves early models out",
+            attempt=f"a checkout of the repository, which has ropelens/bundled/{name}",
+        )
+    return _folder(name)
+
+
+def bundled_facts(name: str) -> dict[str, Any]:
+    """What bundle.json says of the checkpoint `name`: tokens, step, validation_loss (nats).
+
+    And `what` it is, in words that say where its weights are missing.
+    """
+    facts: dict[str, Any] = json.loads((_folder(name) / "bundle.json").read_text("utf-8"))
+    here = (_folder(name) / "model.safetensors").exists()
+    return facts | {"what": BUNDLED[name] + ("" if here else " (in the repository alone)")}
+
+
+def _folder(name: str) -> Path:
     return Path(str(files("ropelens"))) / "bundled" / name
 
 

@@ -234,13 +234,14 @@ def _begin(out: Path, study: Study, source: Source) -> Study:
     be trained of leaves `out` to a better one.
     """
     path = out / STUDY
-    before = read_json(path) if path.exists() else None
+    # Studies that do not say their precision had this one.
+    before = {"precision": "bf16"} | read_json(path) if path.exists() else None
     sizes = [get_size(size) for size in study.sizes]
     for size in sizes:
         passes_of(size, among=processes().num_processes)
     if before is None:
         check_free(out, of=("run.json", "config.json", "model.safetensors"))
-    precision = chosen_precision(study.precision, kept=before and before["precision"])
+    precision = chosen_precision(study.precision, kept=before["precision"] if before else None)
     study = dataclasses.replace(study, precision=precision)
     # As JSON has them; where the text lies may change, what it says may not (data.json).
     now: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(study)))
@@ -257,7 +258,7 @@ def _begin(out: Path, study: Study, source: Source) -> Study:
             write_json(path, now)
     processes().wait_for_everyone()
     require_same(
-        read_json(path),
+        before or read_json(path),
         now,
         what=f"the study in {out}",
         attempt="the study file as it was, to go on; or another folder: ropelens compare takes "

@@ -16,8 +16,7 @@ from safetensors.torch import load_file
 from trained import OPTIONS, in_two_processes, metrics, run, story, text
 
 from ropelens.errors import BadArgument, BadText
-from ropelens.train import train
-from ropelens.train import checkpoints, loop
+from ropelens.train import checkpoints, loop, train
 from ropelens.train.checkpoints import STATE, last_whole_checkpoint
 
 __all__ = ["run", "text"]

@@ -1,0 +1,117 @@
+"""How a bundled checkpoint is made of a run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from trained import run, text
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+from ropelens.errors import BadArgument
+from ropelens.models.bundled import BUNDLED
+from ropelens.train.data import training_and_validation
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+import bundle
+from bundle import write_bundle
+from sample import sample_documents
+
+__all__ = ["run", "text"]
+
+
+def test_write_bundle(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "nano"
+    monkeypatch.setattr(bundle, "MEASURED", 3)
+    measured = write_bundle(
+        run, out=out, command="ropelens train --text story.txt", text="a story", documents=4
+    )
+    card = (out / "README.md").read_text()
+    assert "# nano: a checkpoint bundled with ropelens" in card
+    assert "    ropelens train --text story.txt\n" in card
+    assert "rotation: rope (rope_theta 10000.0, rope_type default), 8 of 8 planes turn" in card
+    assert f"| float16, as stored | {measured.half_loss:.5f} |" in card
+    assert f"tokens seen: {60 * 4 * 32:,} (60 steps of 4 sequences of 32)" in card
+    assert card.count("| 60 | 7,680 |") == 1
+    assert measured.half_loss == pytest.approx(measured.full_loss, abs=1e-3)
+    held_out = np.array(training_and_validation(run / "data", batch=1)[1])
+    few = held_out[np.linspace(0, len(held_out) - 1, 3).round().astype(int)]
+    model = AutoModelForCausalLM.from_pretrained(run)
+    rows = torch.from_numpy(few.astype(np.int64))
+    with torch.no_grad():
+        loss = float(model(rows, labels=rows).loss)
+    assert measured.full_loss == pytest.approx(loss, rel=1e-5)
+    ElementTree.fromstring((out / "loss.svg").read_text())
+    assert 1 <= len((out / "sample.jsonl").read_text().splitlines()) <= 4
+    stored = AutoModelForCausalLM.from_pretrained(out, dtype="auto", local_files_only=True)
+    assert stored.dtype == torch.float16
+
+
+def test_an_early_model_is_bundled_without_a_sample(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "nano-step-8"
+    measured = write_bundle(run, out=out, command="ropelens train", text="a story", step=8)
+    card = (out / "README.md").read_text()
+    assert f"tokens seen: {8 * 4 * 32:,} (8 steps of 4 sequences of 32, of the 60" in card
+    assert "Without text of its own" in card
+    assert not (out / "sample.jsonl").exists()
+    stored = load_file(out / "model.safetensors")
+    early = load_file(run / "history" / "step-000008" / "model.safetensors")
+    assert all(torch.equal(stored[name], early[name].half()) for name in stored)
+    facts = json.loads((out / "bundle.json").read_text())
+    assert facts == {
+        "tokens": 8 * 4 * 32,
+        "step": 8,
+        "validation_loss": measured.full_loss,
+    }
+    with pytest.raises(BadArgument, match="did not keep step 9"):
+        write_bundle(run, out=tmp_path / "none", command="", text="", step=9)
+    assert not (tmp_path / "none").exists()
+
+
+def test_an_unfinished_run_is_not_bundled(run: Path, tmp_path: Path) -> None:
+    record = json.loads((run / "run.json").read_text())
+    del record["finished"]
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    with pytest.raises(BadArgument, match="is not finished"):
+        write_bundle(tmp_path, out=tmp_path / "out", command="", text="")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_family_is_made_of_a_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each name from the run of its variant, of seed 0, and from the step it names."""
+    made = []
+    for name in ("rope", "nope", "p-rope-0.25", "p-rope-0.75", "p-rope-reversed-0.75"):
+        for seed in (0, 1):
+            (tmp_path / "study" / "tiny" / name / f"seed-{seed}").mkdir(parents=True)
+
+    def note(run: Path, *, out: Path, step: int | None, **_: str) -> bundle.Measured:
+        made.append((out.name, run.relative_to(tmp_path / "study/tiny").as_posix(), step))
+        return bundle.Measured(1, 0, 1.0, 3.0, 3.0, 1)
+
+    monkeypatch.setattr(bundle, "write_bundle", note)
+    bundle.main(tmp_path / "study", out=tmp_path / "out")
+    assert [name for name, _, _ in made] == list(BUNDLED)
+    assert made[0] == ("rope", "rope/seed-0", None)
+    assert made[1] == ("p-rope-0.75", "p-rope-0.75/seed-0", None)
+    assert made[-1] == ("rope-step-1024", "rope/seed-0", 1024)
+    assert "nope: validation loss 3.0000\n" in capsys.readouterr().out
+
+
+def test_sampled_documents_are_one_context_each(run: Path) -> None:
+    model = LlamaForCausalLM.from_pretrained(run, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(run, local_files_only=True)
+    before = torch.random.get_rng_state()
+    texts = sample_documents(model, tokenizer, documents=8, context=32, seed=3)
+    assert 1 <= len(texts) <= 8
+    assert [len(tokenizer(text).input_ids) for text in texts] == [32] * len(texts)
+    assert texts == sample_documents(model, tokenizer, documents=8, context=32, seed=3)
+    assert texts != sample_documents(model, tokenizer, documents=8, context=32, seed=4)
+    assert torch.equal(torch.random.get_rng_state(), before)
