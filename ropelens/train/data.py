@@ -56,23 +56,32 @@ class Source:
     sequences: int | None = None
 
 
-@dataclass(frozen=True)
-class Texts:
-    """The documents of a source's files, to learn from and `held_out`."""
-
-    documents: list[str]
-    held_out: list[str]
+Texts = tuple[list[str], list[str]]
+"""Documents to learn from, and those held out."""
 
 
 def read_texts(source: Source) -> Texts:
-    """Read the files of `source`.
+    """Read the files of `source`; warn where some text is both learnt from and held out.
 
     Raises:
         BadText: no such text, not UTF-8, or all that is held out is also learnt from.
     """
-    texts = Texts(read_documents(source.text), read_documents(source.valid))
-    _check_held_out(texts)
-    return texts
+    documents, held_out = read_documents(source.text), read_documents(source.valid)
+    learnt = set(documents)
+    shared = sum(document in learnt for document in held_out)
+    if held_out and shared == len(held_out):
+        raise BadText(
+            "All of the validation text is also text to learn from.",
+            means="its loss would not say how the model does on what it has not seen",
+            attempt="other --valid text, or none: 2% of the sequences are then held out",
+        )
+    if shared:
+        warnings.warn(
+            f"{shared:,} of {len(held_out):,} documents of the validation text are also "
+            "learnt from",
+            stacklevel=2,
+        )
+    return documents, held_out
 
 
 def prepare_data(folder: Path, source: Source, texts: Texts, *, batch: int) -> dict[str, Any]:
@@ -86,43 +95,25 @@ def prepare_data(folder: Path, source: Source, texts: Texts, *, batch: int) -> d
         BadArgument: the folder cannot be made, or holds other text, or a tokenizer that is
             not the one it was filled with.
     """
+    documents, held_out = texts
     wanted = {
         "vocabulary": source.vocabulary,
         "context": source.context,
-        "text_sha256": fingerprint_of(texts.documents),
-        "valid_sha256": fingerprint_of(texts.held_out) if texts.held_out else None,
+        "text_sha256": fingerprint_of(documents),
+        "valid_sha256": fingerprint_of(held_out) if held_out else None,
         "dataset": source.dataset,
     }
     make_folder(folder)
     with FileLock(folder / ".lock"):
         path = folder / DATA
         if not path.exists():
-            documents = StreamedText(source.dataset) if source.dataset else texts.documents
-            _fill(folder, source, documents, texts.held_out, batch=batch)
+            learnt = StreamedText(source.dataset) if source.dataset else documents
+            _fill(folder, source, learnt, held_out, batch=batch)
             write_json(path, wanted | {"tokenizer_sha256": _tokenizer_sha256(folder)})
     record = read_json(path)
-    require_same(
-        record, wanted | {"tokenizer_sha256": _tokenizer_sha256(folder)}, what=f"{folder}"
-    )
+    wanted["tokenizer_sha256"] = _tokenizer_sha256(folder)
+    require_same(record, wanted, what=str(folder))
     return record
-
-
-def _check_held_out(texts: Texts) -> None:
-    """Refuse validation text that is all learnt from, and warn where some of it is."""
-    learnt = set(texts.documents)
-    shared = sum(document in learnt for document in texts.held_out)
-    if texts.held_out and shared == len(texts.held_out):
-        raise BadText(
-            "All of the validation text is also text to learn from.",
-            means="its loss would not say how the model does on what it has not seen",
-            attempt="other --valid text, or none: 2% of the sequences are then held out",
-        )
-    if shared:
-        warnings.warn(
-            f"{shared:,} of {len(texts.held_out):,} documents of the validation text are also "
-            "learnt from",
-            stacklevel=2,
-        )
 
 
 def require_same(
@@ -177,37 +168,37 @@ def _fill(
         context=source.context,
     )
     tokenizer.save_pretrained(folder)
-    context, most = source.context, source.sequences
     say("tokenizing the text")
-    count = write_sequences(
-        documents, tokenizer, folder / "train.npy", context=context, most=most
-    )
+
+    def write(texts: Iterable[str], name: str) -> int:
+        return write_sequences(
+            texts, tokenizer, folder / name, context=source.context, most=source.sequences
+        )
+
+    count = write(documents, "train.npy")
     # Where no text is given for it, validation takes some of the sequences.
     apart = 0 if held_out else _share_of_validation(count)
-    if count < batch + apart:
-        why = "one batch, and validation's share"
-        raise _too_short("text is too short to train on", count, batch + apart, why, context)
+    why = "one batch, and validation's share"
+    _require("text is too short to train on", count, batch + apart, why, source.context)
     say(
-        f"train: {count - apart:,} sequences of {context} tokens"
+        f"train: {count - apart:,} sequences of {source.context} tokens"
         + (f", and {apart:,} held out for validation" if apart else "")
     )
     if held_out:
-        count = write_sequences(
-            held_out, tokenizer, folder / "valid.npy", context=context, most=most
+        count, why = write(held_out, "valid.npy"), "intervals are over sequences"
+        _require("validation text is too short", count, LEAST_VALID, why, source.context)
+        say(f"valid: {count:,} sequences of {source.context} tokens")
+
+
+def _require(what: str, count: int, least: int, why: str, context: int) -> None:
+    """Raise BadText where there are fewer than `least` sequences."""
+    if count < least:
+        raise BadText(
+            f"The {what} at a context of {context:,} tokens.",
+            seen=f"{count:,} sequences of {context:,} tokens",
+            means=f"at least {least:,} are needed: {why}",
+            attempt="pass more text, or a smaller context",
         )
-        if count < LEAST_VALID:
-            why = "intervals are over sequences"
-            raise _too_short("validation text is too short", count, LEAST_VALID, why, context)
-        say(f"valid: {count:,} sequences of {context} tokens")
-
-
-def _too_short(what: str, count: int, least: int, why: str, context: int) -> BadText:
-    return BadText(
-        f"The {what} at a context of {context:,} tokens.",
-        seen=f"{count:,} sequences of {context:,} tokens",
-        means=f"at least {least:,} are needed: {why}",
-        attempt="pass more text, or a smaller context",
-    )
 
 
 def _share_of_validation(count: int) -> int:

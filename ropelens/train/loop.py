@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ropelens.errors import RopelensError
-from ropelens.files.progress import show_progress
+from ropelens.files.progress import Advance, show_progress
 from ropelens.train.checkpoints import (
     State,
     last_whole_checkpoint,
@@ -35,6 +35,7 @@ from ropelens.train.settings import Settings, passes_of
 
 VALID_SEQUENCES = 128  # seen at each validation: 65,000 tokens at context 512
 SECONDS_BETWEEN_LINES = 60.0
+SHOWN = {"train_loss": "loss", "valid_loss": "validation loss"}
 
 
 class TrainingFailed(RopelensError):
@@ -65,7 +66,8 @@ def fit(
         state = load_checkpoint(kept, model, optimizer)
     loss = torch.tensor(state.loss, device=processes().device)
     saved_at, timed_at, tokens = time.monotonic(), time.perf_counter(), 0
-    with shown_progress(settings, state) as show:
+    newest: dict[str, float] = {}
+    with shown_progress(settings, done=state.step) as advance:
         for batch in batches(rows, settings, after=state.step):
             rate = learning_rate(settings, state.step)
             for part in learn(model, optimizer, batch, settings, rate=rate, step=state.step):
@@ -86,7 +88,9 @@ def fit(
                 seen = state.step * settings.tokens_per_step
                 state.rows.append({"step": state.step, "tokens": seen} | row)
                 write_metrics(out / "metrics.csv", state.rows)
-            show(row)
+                newest |= row
+            text = (f"{SHOWN[name]} {newest[name]:.4f}" for name in SHOWN if name in newest)
+            advance(settings.tokens_per_step, ", ".join(text))
             if state.step & (state.step - 1) == 0:
                 write_history(model, out, step=state.step, tokenizer=data)
             # By the first process's clock: what one of them saves, all of them check.
@@ -97,31 +101,17 @@ def fit(
                 save_checkpoint(out / "checkpoints", model, optimizer, state)
 
 
-@contextmanager
-def shown_progress(
-    settings: Settings, state: State
-) -> Iterator[Callable[[Mapping[str, float]], None]]:
-    """Gives a function to call after each step, with its row of metrics.csv if it has one."""
+def shown_progress(settings: Settings, *, done: int) -> AbstractContextManager[Advance]:
+    """Progress on stderr, by the first process; `done`: the steps taken before."""
     if not processes().is_main_process:
-        yield lambda row: None
-        return
-    losses: dict[str, str] = {}
-    each = settings.tokens_per_step
-    with show_progress(
+        return nullcontext(lambda amount, text="": None)
+    return show_progress(
         "training",
-        total=settings.steps * each,
+        total=settings.steps * settings.tokens_per_step,
         unit="tokens",
-        completed=state.step * each,
+        completed=done * settings.tokens_per_step,
         seconds=SECONDS_BETWEEN_LINES,
-    ) as advance:
-
-        def show(row: Mapping[str, float]) -> None:
-            for name, word in (("train_loss", "loss"), ("valid_loss", "validation loss")):
-                if name in row:
-                    losses[name] = f"{word} {row[name]:.4f}"
-            advance(each, ", ".join(losses.values()))
-
-        yield show
+    )
 
 
 def make_optimizer(model: PreTrainedModel) -> torch.optim.AdamW:

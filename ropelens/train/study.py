@@ -30,21 +30,17 @@ from ropelens.train.sizes import ROPE_BASE, get_size
 STUDY = "study.json"
 """The file of a study's folder that says which study it is."""
 
-TEXTS = (True, {str}, 'a list of texts, such as ["rope"]')
-NUMBER = (False, {int}, "a whole number")
-KINDS = {
-    "variants": TEXTS,
-    "seeds": (True, {int}, "a list of whole numbers, such as [0, 1]"),
-    "sizes": TEXTS,
-    "text": TEXTS,
-    "valid": TEXTS,
-    "context": NUMBER,
-    "vocabulary": NUMBER,
-    "steps": NUMBER,
-    "learning_rate": (False, {int, float}, "a number"),
-    "precision": (False, {str}, "a text"),
+KINDS: Mapping[str, tuple[bool, set[type], str]] = {
+    "tuple[str, ...]": (True, {str}, 'a list of texts, such as ["rope"]'),
+    "tuple[int, ...]": (True, {int}, "a list of whole numbers, such as [0, 1]"),
+    "int": (False, {int}, "a whole number"),
+    "float | None": (False, {int, float}, "a number"),
+    "Precision": (False, {str}, "a text"),
 }
-"""What a study file may say: if it is a list, of which types, and how that is put in words."""
+"""What may stand for each type of a study: a list or not, of what, and that in words."""
+
+OF_ALL = ("context", "vocabulary", "steps", "learning_rate", "precision")
+"""Settings that all runs of a study share."""
 
 DATA_FOLDER = "data"
 """The folder in a study's of what its runs learn from."""
@@ -97,12 +93,16 @@ def read_study(path: Path) -> Study:
         facts = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeError, tomllib.TOMLDecodeError) as error:
         raise BadArgument(f"{path} cannot be read as a study.", seen=str(error)) from error
+    fields = {field.name: field.type for field in dataclasses.fields(Study)}
     for name, value in facts.items():
-        if name not in KINDS:
+        if name not in fields:
             raise BadArgument(
-                f"{path}: a study has no {name!r}.", attempt=f"one of: {', '.join(KINDS)}"
+                f"{path}: a study has no {name!r}.", attempt=f"one of: {', '.join(fields)}"
             )
-        _check_type(path, name, value)
+        listed, kinds, wanted = KINDS[str(fields[name])]
+        values = value if listed and isinstance(value, list) else [value]
+        if isinstance(value, list) is not listed or not all(type(v) in kinds for v in values):
+            raise BadArgument(f"{path}: {name} must be {wanted}.", seen=repr(value))
     if not facts.get("variants"):
         raise BadArgument(f"{path} names no variants.", attempt='variants = ["rope", "nope"]')
     study = _study_of(facts)
@@ -141,13 +141,6 @@ def _study_of(facts: Mapping[str, Any]) -> Study:
     return Study(**values)
 
 
-def _check_type(path: Path, name: str, value: object) -> None:
-    listed, kinds, wanted = KINDS[name]
-    values = value if listed and isinstance(value, list) else [value]
-    if isinstance(value, list) is not listed or not all(type(v) in kinds for v in values):
-        raise BadArgument(f"{path}: {name} must be {wanted}.", seen=repr(value))
-
-
 def runs_of(study: Study) -> Iterator[Run]:
     """Every run, all variants of one seed before the next: a stopped study compares most."""
     for seed in study.seeds:
@@ -164,14 +157,10 @@ def settings_of(study: Study, run: Run) -> Settings:
         UnsupportedModel: a variant that LLaMA's configuration cannot express.
     """
     return Settings(
-        variant=run.variant,
         size=get_size(run.size),
+        variant=run.variant,
         seed=run.seed,
-        context=study.context,
-        vocabulary=study.vocabulary,
-        steps=study.steps,
-        learning_rate=study.learning_rate,
-        precision=study.precision,
+        **{name: getattr(study, name) for name in OF_ALL},
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -69,31 +70,27 @@ def write_sequences(
     aside = path.with_suffix(".partial")
     rest = np.empty(0, dtype=np.uint16)
     count = 0
-    with aside.open("wb") as raw:
+    with aside.open("wb") as file:
+        _write_header(file, (0, context))
         for text in texts:
             ids = bpe.encode(f"{text}\n", add_special_tokens=False).ids
             rest = np.concatenate([rest, np.array([*ids, tokenizer.eos_token_id], np.uint16)])
             whole = len(rest) // body
             rows = np.full((whole, context), tokenizer.bos_token_id, dtype=np.uint16)
             rows[:, 1:] = rest[: whole * body].reshape(whole, body)
-            raw.write(rows.data)  # which says why it cannot, as tofile does not
+            file.write(rows.data)  # which says why it cannot, as tofile does not
             rest, count = rest[whole * body :], count + whole
             if most is not None and count >= most:
                 break
-    _add_npy_header(aside, path, shape=(count, context))
+        file.seek(0)
+        _write_header(file, (count, context))  # as long as before: numpy leaves room
+    aside.replace(path)
     return count
 
 
-def _add_npy_header(raw: Path, path: Path, *, shape: tuple[int, int]) -> None:
-    """Turn the bare numbers in `raw` into the .npy file `path`, a block at a time."""
-    whole = raw.with_suffix(".whole")
-    with raw.open("rb") as source, whole.open("wb") as target:
-        header = {"descr": "<u2", "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(target, header)
-        while block := source.read(1 << 24):
-            target.write(block)
-    whole.replace(path)
-    raw.unlink()
+def _write_header(file: BinaryIO, shape: tuple[int, int]) -> None:
+    header = {"descr": "<u2", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
 
 
 def open_sequences(path: Path) -> np.ndarray:

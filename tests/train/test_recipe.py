@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from accelerate.data_loader import SeedableRandomSampler
 from safetensors.torch import load_file
 from torch import Tensor
 from trained import NANO, OPTIONS, metrics, text
@@ -16,7 +18,8 @@ from transformers import LlamaForCausalLM, set_seed
 
 from ropelens.train import model_config, train
 from ropelens.train.data import spread, training_and_validation
-from ropelens.train.loop import VALID_SEQUENCES
+from ropelens.train.loop import VALID_SEQUENCES, batches
+from ropelens.train.settings import Settings
 
 __all__ = ["text"]
 
@@ -119,6 +122,31 @@ def test_text_comes_in_an_order_of_the_seed(
         orders.append(torch.cat(seen))
     assert torch.equal(orders[0], orders[1])
     assert not torch.equal(orders[0], orders[2])
+
+
+@pytest.mark.parametrize("after", [0, 5, 7, 16])
+def test_every_epoch_has_an_order_of_its_own(after: int) -> None:
+    """That of accelerate's sampler, wherever a run goes on: 9 sequences are 3 steps."""
+    size = dataclasses.replace(NANO, batch=3)
+    options = OPTIONS | {"size": size, "steps": 20, "learning_rate": None, "seed": 4}
+    settings = Settings(variant="rope", **options)
+    rows = np.arange(9)[:, None]
+    sampler = SeedableRandomSampler(range(9), data_seed=4)
+    order = torch.tensor([list(sampler) for _ in range(7)]).view(-1, 3)[after:20]
+    found = torch.stack(list(batches(rows, settings, after=after)))[..., 0]
+    assert torch.equal(found, order)
+
+
+def test_validation_is_the_mean_over_what_is_held_out(text: Path, tmp_path: Path) -> None:
+    """Five sequences, which passes of two do not share evenly."""
+    run = train([text], out=tmp_path / "run", **OPTIONS | {"steps": 20, "precision": "fp32"})
+    _, held_out = training_and_validation(run / "data", batch=NANO.batch)
+    tokens = torch.from_numpy(held_out.astype(np.int64))
+    assert len(tokens) == 5
+    with torch.no_grad():
+        model = LlamaForCausalLM.from_pretrained(run)
+        loss = float(model(input_ids=tokens, labels=tokens).loss)
+    assert float(metrics(run)[-1]["valid_loss"]) == pytest.approx(loss, rel=1e-6)
 
 
 def test_bf16_rounds_as_it_goes(text: Path, tmp_path: Path) -> None:
