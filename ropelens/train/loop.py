@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ropelens.errors import RopelensError
-from ropelens.files.progress import Advance, show_progress
+from ropelens.files.progress import show_progress
 from ropelens.train.checkpoints import (
     State,
     last_whole_checkpoint,
@@ -90,7 +90,7 @@ def fit(
                 write_metrics(out / "metrics.csv", state.rows)
                 newest |= row
             text = (f"{SHOWN[name]} {newest[name]:.4f}" for name in SHOWN if name in newest)
-            advance(settings.tokens_per_step, ", ".join(text))
+            advance(settings.tokens_per_step, note=", ".join(text))
             if state.step & (state.step - 1) == 0:
                 write_history(model, out, step=state.step, tokenizer=data)
             # By the first process's clock: what one of them saves, all of them check.
@@ -101,10 +101,12 @@ def fit(
                 save_checkpoint(out / "checkpoints", model, optimizer, state)
 
 
-def shown_progress(settings: Settings, *, done: int) -> AbstractContextManager[Advance]:
+def shown_progress(
+    settings: Settings, *, done: int
+) -> AbstractContextManager[Callable[..., None]]:
     """Progress on stderr, by the first process; `done`: the steps taken before."""
     if not processes().is_main_process:
-        return nullcontext(lambda amount, text="": None)
+        return nullcontext(lambda amount, note: None)
     return show_progress(
         "training",
         total=settings.steps * settings.tokens_per_step,
