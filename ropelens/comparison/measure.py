@@ -21,6 +21,7 @@ from ropelens.measure.evaluate import evaluate
 from ropelens.measure.heads import Thresholds, label_heads, mean_wavelength, positional_fraction
 from ropelens.measure.profile import profile
 from ropelens.models.load import load
+from ropelens.statistics.measures import columns, compared
 from ropelens.train.data import spread, training_and_validation
 
 TIMES_CONTEXT = 4
@@ -29,15 +30,6 @@ TIMES_CONTEXT = 4
 PER_HEADS, PER_LONG, PER_EARLY, PER_EARLY_LONG = 8, 8, 32, 64
 """Sequences for the loss of a finished run, to one for its heads and one TIMES_CONTEXT as long;
 to one for an early checkpoint and one TIMES_CONTEXT as long for it."""
-
-BUDGET = ("total_bits", "sink_bits", "position_bits", "content_bits")
-HEAD_MEASURES = (
-    *("q_norm", "k_norm", "selectivity"),
-    *BUDGET,
-    *("previous_token", "self_mass", "sink_mass", "induction", "duplicate_token"),
-)
-"""Variables of a profile that comparisons show."""
-
 
 OF_FINAL = (
     *("label", "selectivity", "loss", "loss_se", "sequence_loss", "position_loss"),
@@ -102,18 +94,18 @@ def _evaluate(
 
 def head_measures(profile: xr.Dataset) -> xr.Dataset:
     """What of a profile is compared; labels by the default thresholds, "" for no head."""
-    dataset = profile[list(HEAD_MEASURES)]
+    dataset = profile[compared("final", "growth")]
     dataset = dataset.drop_vars(set(dataset.coords) - {"inv_freq", "wavelength"})
     dataset = dataset.reset_coords(("inv_freq", "wavelength"))
-    budget = {name: profile[name].transpose("layer", "head").values for name in BUDGET}
-    total, sink, position, content = budget.values()
-    labels = label_heads(
-        Thresholds(), total=total, sink=sink, position=position, content=content
-    )
+    budget = {
+        name.removesuffix("_bits"): profile[name].transpose("layer", "head").values
+        for name in columns("budget")
+    }
+    labels = label_heads(Thresholds(), **budget)
     heads = ("layer", "head")
     return dataset.assign(
         label=(heads, labels),
-        positional_fraction=(heads, positional_fraction(position, content)),
+        positional_fraction=(heads, positional_fraction(budget["position"], budget["content"])),
         mean_wavelength=(heads, mean_wavelength(profile)),
         loss=float(profile.attrs["loss"]),
         loss_se=float(profile.attrs["loss_se"]),

@@ -15,57 +15,21 @@ from transformers import PreTrainedModel
 from ropelens.edit.entries import Entry, entries_of
 from ropelens.edit.rope import Edit
 from ropelens.errors import BadArgument
-from ropelens.measure.batches import REPEATS, TOKENS_PER_BATCH, Progress, batches, repeat_scores
-from ropelens.measure.evaluate_text import (
-    BITS,
-    OF_NONE,
-    Labelled,
-    TextFindings,
-    label_findings,
-    measure_batch,
-)
-from ropelens.measure.profile import check_tokens, describe_run, repeat_length
-from ropelens.measure.summary import DESCRIBED as PROFILED
-from ropelens.measure.summary import plane_coordinates
+from ropelens.measure.batches import TOKENS_PER_BATCH, Progress, batches
+from ropelens.measure.evaluate_text import TextFindings, label_findings, measure_batch
+from ropelens.measure.profile import check_tokens, describe_run
+from ropelens.measure.repeats import REPEATS, repeat_length, repeat_scores
+from ropelens.measure.summary import described, number_dims, plane_coordinates
 from ropelens.measure.tasks import Haystack, Retrieval, hide_needles
 from ropelens.models.doorway import device_of
 from ropelens.models.rotation import depends_on_length
 from ropelens.models.subject import Subject, as_subject, stated_context, trained_context
 from ropelens.rope.planes import Planes
+from ropelens.statistics.measures import named
 from ropelens.statistics.ragged import stack
 
 MEASURES = ("loss", "induction", "retrieval", "change", "labels")
 ON_TEXT = {"loss", "change", "labels"}
-
-DESCRIBED = {name: PROFILED[name] for name in (*BITS, *OF_NONE, "inv_freq", "wavelength")} | {
-    "edit": ("name of the edit", ""),
-    "layer": PROFILED["layer"],
-    "head": PROFILED["head"],
-    "kv_head": PROFILED["kv_head"],
-    "frequency": PROFILED["frequency"],
-    "predicted_tokens": ("tokens of the sequence that are predicted", "token"),
-    "loss": ("mean loss of the sequence's predicted tokens", "nat/token"),
-    "mean_loss": ("mean loss of all predicted tokens", "nat/token"),
-    "mean_loss_se": ("its standard error over sequences", "nat/token"),
-    "position_loss": ("mean loss of the tokens at the bin's positions", "nat/token"),
-    "position_loss_se": ("its standard error over sequences", "nat/token"),
-    "position_start": ("first position of the bin", "token"),
-    "position_stop": ("first position beyond the bin", "token"),
-    "induction": ("mean attention on the token after the earlier occurrence", "1"),
-    "trial_induction": ("the same, of one sequence of random tokens", "1"),
-    "duplicate_token": ("mean attention on the earlier occurrence of the token", "1"),
-    "first_loss": ("mean loss of random tokens, the first time", "nat/token"),
-    "repeat_loss": ("mean loss of the same tokens, repeated", "nat/token"),
-    "attention_change": ("divergence of the attention from that of the model as it is", "bit"),
-    "label": ("label of the head", ""),
-    "labels_changed_resampled": ("heads with another label, sequences drawn again", "1"),
-    "label_changed": ("whether the label is another than that of the model as it is", "1"),
-    "retrieval": ("share of needles whose value was found", "1"),
-    "retrieval_hit": ("whether the needle's value was found", "1"),
-    "retrieval_length": ("tokens of the prompt", "token"),
-    "depth": ("share of the prompt's text before the needle", "1"),
-    "positional_fraction": ("share of position bits in position and content bits", "1"),
-}
 
 
 def evaluate(
@@ -126,7 +90,8 @@ def evaluate(
     wanted = wanted_measures(measures)
     own, entries = entries_of(subject, edits or {}, context=int(lengths.max()))
 
-    dataset = xr.Dataset(coords={"edit": np.array([e.name for e in entries], dtype=object)})
+    names = np.array([entry.name for entry in entries], dtype=object)
+    dataset = xr.Dataset(coords={"edit": described("edit", names, "name of the edit", "")})
     if entries[0].planes is not None:
         dataset = dataset.assign_coords(plane_coordinates(entries[0].planes))
     if wanted & ON_TEXT:
@@ -145,12 +110,7 @@ def evaluate(
         dataset = dataset.merge(
             _measure_retrieval(subject, entries, tokens, lengths, plan, seed, progress)
         )
-    dataset = dataset.assign_coords(
-        {dim: range(dataset.sizes[dim]) for dim in ("layer", "head") if dim in dataset.sizes}
-    )
-    for name in set(dataset.variables):
-        long_name, units = DESCRIBED[str(name)]
-        dataset[name].attrs = {"long_name": long_name, "units": units}
+    dataset = number_dims(dataset)
     dataset.attrs = describe_run(subject.model, tokens, lengths, rows=rows, seed=seed)
     return dataset
 
@@ -193,7 +153,7 @@ def _measure_repeats(
     first_token: int,
     seed: int,
     progress: Progress | None,
-) -> Labelled:
+) -> Mapping[str, xr.Variable]:
     """Attention and losses on repeated random tokens, as `profile` has them, of every entry."""
     length = repeat_length(subject.model)
     found: dict[str, list[np.ndarray]] = {}
@@ -216,9 +176,24 @@ def _measure_repeats(
             found.setdefault(name, []).append(values)
         if progress is not None:
             progress(scores.losses.numel())
-    heads = ("layer", "head")
-    dims = {1: ("edit", "trial"), 2: ("edit", *heads), 3: ("edit", "trial", *heads)}
-    return {name: (dims[values[0].ndim], np.stack(values)) for name, values in found.items()}
+    heads, trials = ("edit", "layer", "head"), ("edit", "trial")
+    means = {
+        row.name: xr.Variable(heads, np.stack(found[row.name]), row.attrs)
+        for row in named("induction", "duplicate_token")
+    }
+    return means | {
+        name: described(dims, np.stack(found[name]), long_name, units)
+        for name, dims, long_name, units in (
+            (
+                "trial_induction",
+                (*trials, "layer", "head"),
+                "the same, of one sequence of random tokens",
+                "1",
+            ),
+            ("first_loss", trials, "mean loss of random tokens, the first time", "nat/token"),
+            ("repeat_loss", trials, "mean loss of the same tokens, repeated", "nat/token"),
+        )
+    }
 
 
 def _measure_retrieval(
@@ -253,9 +228,19 @@ def _measure_retrieval(
             progress(sum(of_length.prompts.numel() for of_length in needles))
     hit = np.array(hits, dtype=np.float64)
     dims = ("edit", "retrieval_length", "depth", "retrieval_trial")
+    share = "share of needles whose value was found"
+    depth = "share of the prompt's text before the needle"
     return xr.Dataset(
-        {"retrieval": (dims[:3], hit.mean(-1)), "retrieval_hit": (dims, hit)},
-        coords={"retrieval_length": list(at), "depth": list(plan.depths)},
+        {
+            "retrieval": described(dims[:3], hit.mean(-1), share, "1"),
+            "retrieval_hit": described(dims, hit, "whether the needle's value was found", "1"),
+        },
+        coords={
+            "retrieval_length": described(
+                dims[1], np.array(at), "tokens of the prompt", "token"
+            ),
+            dims[2]: described(dims[2], np.array(plan.depths), depth, "1"),
+        },
     )
 
 

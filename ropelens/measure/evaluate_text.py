@@ -13,23 +13,18 @@ from torch import Tensor
 from ropelens.edit.entries import NONE, Entry
 from ropelens.measure.batches import Batch, Progress, token_losses
 from ropelens.measure.heads import Thresholds, label_heads, positional_fraction, resample_labels
-from ropelens.measure.summary import summarize
+from ropelens.measure.summary import described, summarize
 from ropelens.models.subject import Subject, check_layers
 from ropelens.statistics.bins import sum_bins
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.change import attention_change, without_values
+from ropelens.statistics.measures import columns, named, of_planes
 from ropelens.statistics.ragged import stack
 from ropelens.statistics.sums import LayerSums, LossSums, Sums, no_sums
 
-BITS = ("total_bits", "sink_bits", "position_bits", "content_bits")
-OF_NONE = ("selectivity", "q_norm", "k_norm")
-"""What is told of the model as it is only."""
-
 RESAMPLES = 400
 """Draws of the sequences that intervals of label changes are read from."""
-
-Labelled = dict[str, tuple[tuple[str, ...], np.ndarray]]
-"""Arrays and the names of their axes."""
+PER_HEAD = ("edit", "layer", "head")
 
 
 @dataclass
@@ -127,43 +122,64 @@ def _measure_entry(
 
 def label_findings(text: list[TextFindings], lengths: Tensor, wanted: set[str]) -> xr.Dataset:
     """What was found on the text, as labelled arrays."""
-    found: Labelled = {}
-    coords: Labelled = {}
-    if "loss" in wanted:
-        found, coords = _label_losses(text, lengths)
+    dataset = _label_losses(text, lengths) if "loss" in wanted else xr.Dataset()
     if "change" in wanted:
-        of_entries = [
+        nats = [
             stack(entry.change[layer] for layer in sorted(entry.change)) / entry.rows
             for entry in text
         ]
-        change = np.stack(of_entries) / np.log(2)
-        found["attention_change"] = (("edit", "layer", "head"), change)
-    dataset = xr.Dataset(found, coords=coords)
+        dataset["attention_change"] = described(
+            PER_HEAD,
+            np.stack(nats) / np.log(2),
+            "divergence of the attention from that of the model as it is",
+            "bit",
+        )
     return dataset.merge(_label_budgets(text)) if "labels" in wanted else dataset
 
 
-def _label_losses(text: list[TextFindings], lengths: Tensor) -> tuple[Labelled, Labelled]:
+def _label_losses(text: list[TextFindings], lengths: Tensor) -> xr.Dataset:
     """Loss by sequence and by position of every entry; the bins of positions."""
-    predicted = lengths.double().numpy() - 1
+    predicted, edges = lengths.numpy() - 1, text[0].edges.numpy()
     by_sequence = [torch.cat(entry.losses).sum(1).numpy() / predicted for entry in text]
-    whole = [entry.whole for entry in text]
-    by_bin = [entry.by_bin for entry in text]
-    edges = text[0].edges.numpy()
-    means = np.array([[sums.mean for sums in bins] for bins in by_bin])
-    errors = np.array([[sums.standard_error for sums in bins] for bins in by_bin])
-    found: Labelled = {
-        "loss": (("edit", "sequence"), np.stack(by_sequence)),
-        "predicted_tokens": (("sequence",), lengths.numpy() - 1),
-        "mean_loss": (("edit",), np.array([sums.mean for sums in whole])),
-        "mean_loss_se": (("edit",), np.array([sums.standard_error for sums in whole])),
-        "position_loss": (("edit", "position_bin"), means),
-        "position_loss_se": (("edit", "position_bin"), errors),
+    of_all = [entry.whole for entry in text]
+    of_bins = [entry.by_bin for entry in text]
+    by_bin = ("edit", "position_bin")
+    error = "its standard error over sequences"
+    rows = {
+        "loss": (
+            ("edit", "sequence"),
+            np.stack(by_sequence),
+            "mean loss of the sequence's predicted tokens",
+        ),
+        "mean_loss": (
+            "edit",
+            np.array([sums.mean for sums in of_all]),
+            "mean loss of all predicted tokens",
+        ),
+        "mean_loss_se": ("edit", np.array([sums.standard_error for sums in of_all]), error),
+        "position_loss": (
+            by_bin,
+            np.array([[sums.mean for sums in bins] for bins in of_bins]),
+            "mean loss of the tokens at the bin's positions",
+        ),
+        "position_loss_se": (
+            by_bin,
+            np.array([[sums.standard_error for sums in bins] for bins in of_bins]),
+            error,
+        ),
     }
-    coords: Labelled = {
-        "position_start": (("position_bin",), edges[:-1]),
-        "position_stop": (("position_bin",), edges[1:]),
+    losses = {name: described(*row, "nat/token") for name, row in rows.items()}
+    in_tokens = {
+        "predicted_tokens": (
+            "sequence",
+            predicted,
+            "tokens of the sequence that are predicted",
+        ),
+        "position_start": ("position_bin", edges[:-1], "first position of the bin"),
+        "position_stop": ("position_bin", edges[1:], "first position beyond the bin"),
     }
-    return found, coords
+    counts = {name: described(*row, "token") for name, row in in_tokens.items()}
+    return xr.Dataset(losses | counts).set_coords(["position_start", "position_stop"])
 
 
 def _resampled_changes(profiles: list[xr.Dataset | None]) -> Float[np.ndarray, "edit resample"]:
@@ -192,22 +208,38 @@ def _label_budgets(text: list[TextFindings]) -> xr.Dataset:
         for entry in text
     ]
     heads = text[0].heads
-    shape = (len(heads), max(heads.values()))
+    missing = np.full((len(heads), max(heads.values())), np.nan)
     bits = {
-        name: np.stack([np.full(shape, np.nan) if p is None else p[name] for p in profiles])
-        for name in BITS
+        row.name: np.stack([missing if p is None else p[row.name] for p in profiles])
+        for row in named(*columns("budget"))
     }
     budget = {name.removesuffix("_bits"): values for name, values in bits.items()}
     unknown = np.isnan(budget["total"])
     labels = label_heads(Thresholds(), **budget)
-    changed = (labels != labels[0]).astype(float)
-    per_head = bits | {
-        "label": labels,
-        "label_changed": np.where(unknown | unknown[0], np.nan, changed),
-        "positional_fraction": positional_fraction(budget["position"], budget["content"]),
-    }
+    changed = np.where(unknown | unknown[0], np.nan, (labels != labels[0]).astype(float))
+    fraction = positional_fraction(budget["position"], budget["content"])
     dataset = xr.Dataset(
-        {name: (("edit", "layer", "head"), values) for name, values in per_head.items()}
+        {
+            **{
+                row.name: xr.Variable(PER_HEAD, bits[row.name], row.attrs)
+                for row in named(*bits)
+            },
+            "label": described(PER_HEAD, labels, "label of the head", ""),
+            "label_changed": described(
+                PER_HEAD,
+                changed,
+                "whether the label is another than that of the model as it is",
+                "1",
+            ),
+            "positional_fraction": described(
+                PER_HEAD, fraction, "share of position bits in position and content bits", "1"
+            ),
+            "labels_changed_resampled": described(
+                ("edit", "resample"),
+                _resampled_changes(profiles),
+                "heads with another label, sequences drawn again",
+                "1",
+            ),
+        }
     )
-    dataset["labels_changed_resampled"] = (("edit", "resample"), _resampled_changes(profiles))
-    return dataset if profiles[0] is None else profiles[0][list(OF_NONE)].merge(dataset)
+    return dataset if profiles[0] is None else profiles[0][of_planes()].merge(dataset)
