@@ -13,18 +13,17 @@ from torch import Tensor
 from ropelens.edit.entries import NONE, Entry
 from ropelens.measure.batches import Batch, Progress, token_losses
 from ropelens.measure.heads import Thresholds, label_heads, positional_fraction, resample_labels
-from ropelens.measure.summary import described, summarize
+from ropelens.measure.summary import summarize
 from ropelens.models.subject import Subject, check_layers
 from ropelens.statistics.bins import sum_bins
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.change import attention_change, without_values
-from ropelens.statistics.measures import columns, named, of_planes
+from ropelens.statistics.measures import columns
 from ropelens.statistics.ragged import stack
 from ropelens.statistics.sums import LayerSums, LossSums, Sums, no_sums
 
 RESAMPLES = 400
 """Draws of the sequences that intervals of label changes are read from."""
-PER_HEAD = ("edit", "layer", "head")
 
 
 @dataclass
@@ -120,66 +119,28 @@ def _measure_entry(
         found.sums = found.sums + batch.sums(layers, losses.nansum(1))
 
 
-def label_findings(text: list[TextFindings], lengths: Tensor, wanted: set[str]) -> xr.Dataset:
-    """What was found on the text, as labelled arrays."""
-    dataset = _label_losses(text, lengths) if "loss" in wanted else xr.Dataset()
-    if "change" in wanted:
-        nats = [
-            stack(entry.change[layer] for layer in sorted(entry.change)) / entry.rows
-            for entry in text
-        ]
-        dataset["attention_change"] = described(
-            PER_HEAD,
-            np.stack(nats) / np.log(2),
-            "divergence of the attention from that of the model as it is",
-            "bit",
+def text_values(
+    text: list[TextFindings], lengths: Tensor, wanted: set[str]
+) -> dict[str, np.ndarray]:
+    """What was found on the text, by the names of `EVALUATED`."""
+    values: dict[str, np.ndarray] = {}
+    if "loss" in wanted:
+        edges, predicted = text[0].edges.numpy(), lengths.numpy() - 1
+        means = [(entry.whole.mean, entry.whole.standard_error) for entry in text]
+        by_bin = np.array(
+            [[(sums.mean, sums.standard_error) for sums in e.by_bin] for e in text]
         )
-    return dataset.merge(_label_budgets(text)) if "labels" in wanted else dataset
-
-
-def _label_losses(text: list[TextFindings], lengths: Tensor) -> xr.Dataset:
-    """Loss by sequence and by position of every entry; the bins of positions."""
-    predicted, edges = lengths.numpy() - 1, text[0].edges.numpy()
-    by_sequence = [torch.cat(entry.losses).sum(1).numpy() / predicted for entry in text]
-    of_all = [entry.whole for entry in text]
-    of_bins = [entry.by_bin for entry in text]
-    by_bin = ("edit", "position_bin")
-    error = "its standard error over sequences"
-    rows = {
-        "loss": (
-            ("edit", "sequence"),
-            np.stack(by_sequence),
-            "mean loss of the sequence's predicted tokens",
-        ),
-        "mean_loss": (
-            "edit",
-            np.array([sums.mean for sums in of_all]),
-            "mean loss of all predicted tokens",
-        ),
-        "mean_loss_se": ("edit", np.array([sums.standard_error for sums in of_all]), error),
-        "position_loss": (
-            by_bin,
-            np.array([[sums.mean for sums in bins] for bins in of_bins]),
-            "mean loss of the tokens at the bin's positions",
-        ),
-        "position_loss_se": (
-            by_bin,
-            np.array([[sums.standard_error for sums in bins] for bins in of_bins]),
-            error,
-        ),
-    }
-    losses = {name: described(*row, "nat/token") for name, row in rows.items()}
-    in_tokens = {
-        "predicted_tokens": (
-            "sequence",
-            predicted,
-            "tokens of the sequence that are predicted",
-        ),
-        "position_start": ("position_bin", edges[:-1], "first position of the bin"),
-        "position_stop": ("position_bin", edges[1:], "first position beyond the bin"),
-    }
-    counts = {name: described(*row, "token") for name, row in in_tokens.items()}
-    return xr.Dataset(losses | counts).set_coords(["position_start", "position_stop"])
+        values["loss"] = np.stack(
+            [torch.cat(entry.losses).sum(1).numpy() / predicted for entry in text]
+        )
+        values["predicted_tokens"] = predicted
+        values["mean_loss"], values["mean_loss_se"] = np.array(means).T
+        values["position_loss"], values["position_loss_se"] = np.moveaxis(by_bin, -1, 0)
+        values["position_start"], values["position_stop"] = edges[:-1], edges[1:]
+    if "change" in wanted:
+        nats = [stack(e.change[layer] for layer in sorted(e.change)) / e.rows for e in text]
+        values["attention_change"] = np.stack(nats) / np.log(2)
+    return values
 
 
 def _resampled_changes(profiles: list[xr.Dataset | None]) -> Float[np.ndarray, "edit resample"]:
@@ -201,8 +162,13 @@ def _resampled_changes(profiles: list[xr.Dataset | None]) -> Float[np.ndarray, "
     return changes
 
 
-def _label_budgets(text: list[TextFindings]) -> xr.Dataset:
-    """The budget and label of every head of every entry, and how the model as it is rotates."""
+def label_values(
+    text: list[TextFindings],
+) -> tuple[dict[str, np.ndarray], xr.Dataset | None]:
+    """The budget and label of every head of every entry, by the names of `EVALUATED`.
+
+    With the profile of the model as it is, where it has one.
+    """
     profiles = [
         None if entry.entry.planes is None else summarize(entry.sums, entry.entry.planes)
         for entry in text
@@ -210,36 +176,16 @@ def _label_budgets(text: list[TextFindings]) -> xr.Dataset:
     heads = text[0].heads
     missing = np.full((len(heads), max(heads.values())), np.nan)
     bits = {
-        row.name: np.stack([missing if p is None else p[row.name] for p in profiles])
-        for row in named(*columns("budget"))
+        name: np.stack([missing if p is None else p[name] for p in profiles])
+        for name in columns("budget")
     }
     budget = {name.removesuffix("_bits"): values for name, values in bits.items()}
     unknown = np.isnan(budget["total"])
     labels = label_heads(Thresholds(), **budget)
     changed = np.where(unknown | unknown[0], np.nan, (labels != labels[0]).astype(float))
-    fraction = positional_fraction(budget["position"], budget["content"])
-    dataset = xr.Dataset(
-        {
-            **{
-                row.name: xr.Variable(PER_HEAD, bits[row.name], row.attrs)
-                for row in named(*bits)
-            },
-            "label": described(PER_HEAD, labels, "label of the head", ""),
-            "label_changed": described(
-                PER_HEAD,
-                changed,
-                "whether the label is another than that of the model as it is",
-                "1",
-            ),
-            "positional_fraction": described(
-                PER_HEAD, fraction, "share of position bits in position and content bits", "1"
-            ),
-            "labels_changed_resampled": described(
-                ("edit", "resample"),
-                _resampled_changes(profiles),
-                "heads with another label, sequences drawn again",
-                "1",
-            ),
-        }
-    )
-    return dataset if profiles[0] is None else profiles[0][of_planes()].merge(dataset)
+    return bits | {
+        "label": labels,
+        "label_changed": changed,
+        "labels_changed_resampled": _resampled_changes(profiles),
+        "positional_fraction": positional_fraction(budget["position"], budget["content"]),
+    }, profiles[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -22,6 +22,7 @@ LARGEST_RESIDUAL = 1e-3
 """Largest relative difference between attention as observed and as the model computed it."""
 
 
+@runtime_checkable
 class TokenNames(Protocol):
     """What is needed of a tokenizer to name tokens; transformers' have it."""
 

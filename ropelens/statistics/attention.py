@@ -16,7 +16,7 @@ from ropelens.statistics.memory import sum_by_offset
 from ropelens.statistics.rows import Rows
 from ropelens.statistics.schema import Statistic
 
-SequenceSums = dict[str, Float[Tensor, "batch head *value"]]
+SequenceSums = dict[str, Float[Tensor, "batch _ ..."]]
 """Sums over the tokens or rows of each sequence, by the names of the statistics, in float64."""
 
 

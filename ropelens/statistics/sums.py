@@ -30,8 +30,8 @@ class LayerSums:
 
     start: Int[Tensor, " position"]
     scale: float
-    pooled: dict[str, Float[Tensor, " head *value"]]
-    by_group: dict[str, Float[Tensor, "group head *value"]]
+    pooled: dict[str, Float[Tensor, "_ ..."]]
+    by_group: dict[str, Float[Tensor, "group _ ..."]]
 
     @classmethod
     def of(

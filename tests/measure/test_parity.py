@@ -18,7 +18,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import ropelens as rl
 from ropelens.errors import BadArgument
-from ropelens.measure.batches import attention_of, collect, repeat_scores
+from ropelens.measure.batches import collect
+from ropelens.measure.excerpt import attention_of
+from ropelens.measure.repeats import repeat_scores
 from ropelens.measure.summary import summarize
 from ropelens.models.doorway import Observer
 from ropelens.models.rotation import read_layers
