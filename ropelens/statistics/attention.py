@@ -39,11 +39,32 @@ def sum_attention(
     by_token = [statistic for statistic in statistics if statistic.over == "tokens"]
     by_row = [statistic for statistic in statistics if statistic.over != "tokens"]
     sums = {row.name: _sum_tokens(row.of(vectors), padding) for row in by_token}
-    if by_row:
-        of_call = RowsOfCall(vectors, rows)
-        for block in of_call.blocks():
-            _add_block(of_call, block, by_row, sums)
-    return sums
+    return sums | (_sum_blocks(RowsOfCall(vectors, rows), by_row) if by_row else {})
+
+
+def _sum_blocks(rows: RowsOfCall, statistics: Sequence[Statistic]) -> SequenceSums:
+    """The sums over rows of all blocks."""
+    sums: SequenceSums = {}
+    single: list[str] = []
+    for block in rows.blocks():
+        # All functions have run before sums by offset set the first key of their values to 0.
+        values = {row.name: _checked(row, block) for row in statistics}
+        single = [row.name for row in statistics if values[row.name].ndim == 4]
+        weight = block.weight[:, None, None, None]
+        if single:  # one product for all
+            together = torch.stack([values[name] for name in single], dim=-1)
+            _add(sums, "", block, (weight @ together)[..., 0, :])
+        for row in statistics:
+            if row.over == "offsets":
+                part = sum_by_offset(
+                    values[row.name], block.own, block.weight, dense=rows.dense
+                )
+                _add(sums, row.name, block, part, width=rows.context)
+            elif row.name not in single:
+                part = (weight @ values[row.name])[..., 0, :]
+                scale = block.call.scale if row.dims[-1] == "coordinate" else 1
+                _add(sums, row.name, block, scale * part)
+    return sums | dict(zip(single, sums.pop("").unbind(-1), strict=True)) if single else sums
 
 
 def _sum_tokens(
@@ -53,30 +74,6 @@ def _sum_tokens(
     if padding.any():
         values = values.masked_fill(padding[:, None, :, None], 0)
     return values.sum(2).to("cpu", torch.float64)
-
-
-def _add_block(
-    of_call: RowsOfCall, block: Block, statistics: Sequence[Statistic], sums: SequenceSums
-) -> None:
-    """Add the rows of a block, weighted, to the sums of its query heads."""
-    single: dict[str, Tensor] = {}
-    row_weight = block.weight[:, None, None, None]
-    for statistic in statistics:
-        name, values = statistic.name, _checked(statistic, block)
-        if statistic.over == "offsets":
-            part = sum_by_offset(values, block.own, block.weight, dense=of_call.dense)
-            _add(sums, name, block, part, sizes=(of_call.context,))
-        elif values.ndim == 4:
-            single[name] = values
-        else:
-            part = (row_weight @ values)[..., 0, :]
-            if statistic.dims[-1] == "coordinate":
-                part = block.call.scale * part
-            _add(sums, name, block, part, sizes=part.shape[3:])
-    if single:  # one product for all
-        parts = (row_weight @ torch.stack(list(single.values()), dim=-1))[..., 0, :]
-        for name, part in zip(single, parts.unbind(-1), strict=True):
-            _add(sums, name, block, part, sizes=())
 
 
 def _checked(statistic: Statistic, block: Block) -> Tensor:
@@ -97,14 +94,13 @@ def _add(
     sums: SequenceSums,
     name: str,
     block: Block,
-    part: Float[Tensor, "batch kv_head group *part"],
+    part: Float[Tensor, "batch kv_head group value"],
     *,
-    sizes: tuple[int, ...],
+    width: int | None = None,
 ) -> None:
     """Add a block's sums to those of its query heads; fewer offsets are the first ones."""
     part = part.flatten(1, 2).to("cpu", torch.float64)
-    batch, heads = block.call.query.shape[:2]
     if name not in sums:
-        sums[name] = part.new_zeros(batch, heads, *sizes)
-    total = sums[name][:, block.query_heads]
-    total[tuple(slice(size) for size in part.shape)] += part
+        batch, heads = block.call.query.shape[:2]
+        sums[name] = part.new_zeros(batch, heads, width or part.shape[-1])
+    sums[name][:, block.query_heads, : part.shape[-1]] += part

@@ -155,19 +155,33 @@ class Block:
     @cached_property
     def scores(self) -> Float[Tensor, "batch kv_head group row key"]:
         """L_ij = s q_i k_j, after a soft-cap; so low where row i does not see j that A is 0."""
-        k = self._rows.k_scaled[:, self._heads, self._columns]
-        return self._hidden.hide(self._capped(products(self.q, k, out=self._memory("scores"))))
+        return self._scores(self._memory("scores"))
 
-    @cached_property
+    @property
     def attention(self) -> Float[Tensor, "batch kv_head group row key"]:
         """A_i: the softmax of L_i over the keys that row i sees."""
-        return torch.softmax(self.scores, -1, out=self._memory("attention"))
+        return self._softmax[0]
 
-    @cached_property
+    @property
     def log_norm(self) -> Float[Tensor, "batch kv_head group row"]:
         """log sum_j exp(L_ij)."""
+        return self._softmax[1]
+
+    @cached_property
+    def _softmax(self) -> tuple[Tensor, Tensor]:
+        """A and its logarithmic norm, in memory that held scores which have no name."""
+        memory = self._memory("attention")
+        scores = self._scores(memory) if self.call.softcap is None else self.scores
+        largest = scores.amax(-1)
+        attention = torch.softmax(scores, -1, out=memory)
         # A row's largest weight is at least 1 / keys, so its logarithm is exact.
-        return self.scores.amax(-1) - self.attention.amax(-1).log()
+        return attention, largest - attention.amax(-1).log()
+
+    def _scores(
+        self, memory: Float[Tensor, "batch kv_head group row key"]
+    ) -> Float[Tensor, "batch kv_head group row key"]:
+        k = self._rows.k_scaled[:, self._heads, self._columns]
+        return self._hidden.hide(self._capped(products(self.q, k, out=memory)))
 
     @cached_property
     def read(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
@@ -189,21 +203,34 @@ class Block:
     @cached_property
     def still_scores(self) -> Float[Tensor, "batch kv_head group row key"]:
         """L~_ij = s q~_i k~_j: the scores with the rotation taken off both sides."""
-        q = self._rows.q_still[:, self._heads, :, self._part]
-        k = self._rows.k_still_scaled[:, self._heads, self._columns]
-        return self._hidden.hide(self._capped(products(q, k, out=self._memory("still"))))
+        return self._still_scores(self._memory("still"))
 
-    @cached_property
+    @property
     def expected_still_score(self) -> Float[Tensor, "batch kv_head group row"]:
         """sum_j A_ij L~_ij."""
-        product = self._memory("product")
-        return torch.mul(self.attention, self.still_scores, out=product).sum(-1)
+        return self._still_sums[0]
+
+    @property
+    def log_still_norm(self) -> Float[Tensor, "batch kv_head group row"]:
+        """log sum_j exp(L~_ij)."""
+        return self._still_sums[1]
 
     @cached_property
-    def log_still_norm(self) -> Float[Tensor, "batch kv_head group row"]:
-        """log sum_j exp(L~_ij): of each row's own key, the score less its log softmax."""
-        log_softmax = torch.log_softmax(self.still_scores, -1, out=self._memory("product"))
-        return column(self.still_scores, self.own) - column(log_softmax, self.own)
+    def _still_sums(self) -> tuple[Tensor, Tensor]:
+        """Both, in memory that held scores which have no name."""
+        memory = self._memory("log softmax")
+        scores = self._still_scores(memory)
+        expected = torch.mul(self.attention, scores, out=self._memory("product")).sum(-1)
+        own = column(scores, self.own)
+        # Of any key, here each row's own, the score less its log softmax.
+        return expected, own - column(torch.log_softmax(scores, -1, out=memory), self.own)
+
+    def _still_scores(
+        self, memory: Float[Tensor, "batch kv_head group row key"]
+    ) -> Float[Tensor, "batch kv_head group row key"]:
+        q = self._rows.q_still[:, self._heads, :, self._part]
+        k = self._rows.k_still_scaled[:, self._heads, self._columns]
+        return self._hidden.hide(self._capped(products(q, k, out=memory)))
 
     @property
     def sink_logits(self) -> Float[Tensor, "kv_head group 1"] | None:

@@ -100,17 +100,13 @@ def sum_by_offset(
     *,
     dense: bool,
 ) -> Float[Tensor, "batch kv_head group offset"]:
-    """Weighted sum of `values` at each offset, without the first key.
+    """Weighted sum of `values` at each offset, without the first key, which is set to 0.
 
-    `own` is the column of each row's own key; beyond it values are 0. The first column is 0
-    while its neighbours are summed, and then what it was.
+    `own` is the column of each row's own key; beyond it values are 0.
     """
     values = values.contiguous()
-    first = values[..., 0].clone()
     values[..., 0] = 0
-    sums = (_sum_diagonals if dense else _sum_gathered)(values, own, row_weight)
-    values[..., 0] = first
-    return sums
+    return (_sum_diagonals if dense else _sum_gathered)(values, own, row_weight)
 
 
 def _sum_diagonals(
