@@ -27,7 +27,7 @@ from ropelens.models.rotation import read_layers
 from ropelens.models.subject import Subject, as_subject
 from ropelens.statistics.bins import offset_edges
 from ropelens.statistics.measures import MEASURES
-from ropelens.statistics.schema import Variable
+from ropelens.statistics.schema import Derived, Statistic
 
 LENGTHS = (40, 23, 31)
 LONG = (150, 97, 128)  # beyond 64, where bins hold several offsets
