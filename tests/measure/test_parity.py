@@ -36,7 +36,7 @@ LONG_FAMILIES = ("llama_gqa", "mistral_sliding", "gemma2", "gpt_oss")
 OF_LAYERS = [
     row
     for row in MEASURES
-    if row.saved and row.dims[0] == "layer" and type(row) is not Variable
+    if row.saved and row.dims[0] == "layer" and isinstance(row, Statistic | Derived)
 ]
 """Everything that sums of one pass give of layers: each has an entry in the dense oracle."""
 
