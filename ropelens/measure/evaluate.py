@@ -159,7 +159,7 @@ def evaluate(
     if "labels" in wanted:
         labels, profile = label_values(text)
         values |= labels
-        dataset = dataset if profile is None else profile[of_planes()].merge(dataset)
+        dataset = dataset if profile is None else profile[of_planes()]
     if "induction" in wanted:
         values |= _measure_repeats(subject, entries, own, int(tokens[0, 0]), seed, progress)
     if "retrieval" in wanted:
