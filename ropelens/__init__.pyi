@@ -78,6 +78,7 @@ from .rope.select import Slowest as Slowest
 from .rope.select import Wavelengths as Wavelengths
 from .rope.variants import VARIANTS as VARIANTS
 from .rope.variants import parse_variant as parse_variant
+from .statistics.schema import Statistic as Statistic
 
 # train and compare
 from .train.study import run_study as run_study

@@ -13,7 +13,6 @@ import xarray as xr
 
 from ropelens.comparison.entries import Entry, Run, find_entries, unfinished_runs
 from ropelens.comparison.measure import (
-    OF_FINAL,
     cached,
     head_measures,
     measure_early,
@@ -24,16 +23,11 @@ from ropelens.errors import BadArgument
 from ropelens.files.folder import file_name, fingerprint
 from ropelens.files.results import open_profile
 from ropelens.measure.profile import versions
+from ropelens.statistics.measures import compared
 from ropelens.train.data import DATA
 
 GROWTH = "growth_"
 """Before the names of what is known of every checkpoint of a run, not the last alone."""
-
-GROWN = (
-    *("loss", "loss_se", "label", "positional_fraction", "previous_token", "induction"),
-    *("q_norm", "k_norm", "selectivity", "mean_wavelength"),
-    *("position_loss", "first_loss", "repeat_loss", "retrieval"),
-)
 
 GROUP_LOSS = ("group_loss", "group_predicted")
 """Variables of a profile by which two of the same tokens are paired."""
@@ -174,25 +168,24 @@ class _Measurement:
 
     def final(self, run: Run) -> xr.Dataset:
         """The finished model of `run`."""
-        return self._kept(run, run.folder, "final", measure_final, OF_FINAL)
+        return self._kept(run, run.folder, "final", measure_final)
 
     def growth(self, run: Run) -> xr.Dataset:
         """Every checkpoint of `run`, over `step`."""
         kept = run.checkpoints()
         steps = [
-            self._kept(run, folder, f"step-{step:06d}", measure_early, GROWN)[list(GROWN)]
+            self._kept(run, folder, f"step-{step:06d}", measure_early)
             for step, folder in kept.items()
         ]
         return xr.concat(steps, xr.Variable("step", list(kept)), combine_attrs="override")
 
-    def _kept(
-        self, run: Run, folder: Path, name: str, measure: Measure, variables: tuple[str, ...]
-    ) -> xr.Dataset:
+    def _kept(self, run: Run, folder: Path, name: str, measure: Measure) -> xr.Dataset:
         key = {
             "weights": fingerprint(folder),
             "text": fingerprint(run.data / DATA),
             "sequences": self.sequences,
             "seed": self.seed,
+            "measures": compared("final", "growth"),
             "versions": versions(),
         }
         path = self.cache / file_name(run.name) / f"{name}.nc"
@@ -202,7 +195,7 @@ class _Measurement:
                 run, folder, sequences=self.sequences, seed=self.seed, device=self.device
             )
 
-        dataset = cached(path, key, make, variables=variables)
+        dataset = cached(path, key, make)
         self.progress(1)
         return dataset
 

@@ -21,6 +21,7 @@ from ropelens.measure.evaluate import evaluate
 from ropelens.measure.heads import Thresholds, label_heads, mean_wavelength, positional_fraction
 from ropelens.measure.profile import profile
 from ropelens.models.load import load
+from ropelens.statistics.measures import columns, compared
 from ropelens.train.data import spread, training_and_validation
 
 TIMES_CONTEXT = 4
@@ -29,21 +30,6 @@ TIMES_CONTEXT = 4
 PER_HEADS, PER_LONG, PER_EARLY, PER_EARLY_LONG = 8, 8, 32, 64
 """Sequences for the loss of a finished run, to one for its heads and one TIMES_CONTEXT as long;
 to one for an early checkpoint and one TIMES_CONTEXT as long for it."""
-
-BUDGET = ("total_bits", "sink_bits", "position_bits", "content_bits")
-HEAD_MEASURES = (
-    *("q_norm", "k_norm", "selectivity"),
-    *BUDGET,
-    *("previous_token", "self_mass", "sink_mass", "induction", "duplicate_token"),
-)
-"""Variables of a profile that comparisons show."""
-
-
-OF_FINAL = (
-    *("label", "selectivity", "loss", "loss_se", "sequence_loss", "position_loss"),
-    *("first_loss", "repeat_loss", "retrieval", "retrieval_hit"),
-)
-"""Variables that `measure_final` gives, by which what is kept is known to be of now."""
 
 
 def measure_final(
@@ -64,13 +50,15 @@ def measure_final(
 def measure_early(
     run: Run, folder: Path, *, sequences: int, seed: int, device: str
 ) -> xr.Dataset:
-    """A checkpoint of `run` on its way: the same, with text of fewer sequences."""
+    """A checkpoint of `run` on its way: the most of that, with text of fewer sequences."""
     model, _ = load(folder, device=device, local_files_only=True)
     fewer = validation(run, sequences=max(2, sequences // PER_EARLY))
-    dataset = head_measures(profile(model, fewer, seed=seed))
+    dataset = head_measures(profile(model, fewer, seed=seed), "growth")
     tokens = validation(run, sequences=sequences)  # to hide the same needles in
     longer = past_context(run, sequences=max(2, sequences // PER_EARLY_LONG))
-    return dataset.assign(_behaviour(model, tokens, longer, seed=seed))
+    behaviour = _behaviour(model, tokens, longer, seed=seed)
+    last_alone = ("inv_freq", "wavelength", "position_loss_se", "retrieval_hit")
+    return dataset.assign(behaviour).drop_vars(last_alone)
 
 
 def _behaviour(
@@ -100,20 +88,23 @@ def _evaluate(
     return evaluate(model, tokens, measures=measures, seed=seed).isel(edit=0, drop=True)
 
 
-def head_measures(profile: xr.Dataset) -> xr.Dataset:
-    """What of a profile is compared; labels by the default thresholds, "" for no head."""
-    dataset = profile[list(HEAD_MEASURES)]
+def head_measures(profile: xr.Dataset, *how: str) -> xr.Dataset:
+    """What of a profile is compared; labels by the default thresholds, "" for no head.
+
+    `how` as for `compared`; everything without it.
+    """
+    dataset = profile[compared(*(how or ("final", "growth")))]
     dataset = dataset.drop_vars(set(dataset.coords) - {"inv_freq", "wavelength"})
     dataset = dataset.reset_coords(("inv_freq", "wavelength"))
-    budget = {name: profile[name].transpose("layer", "head").values for name in BUDGET}
-    total, sink, position, content = budget.values()
-    labels = label_heads(
-        Thresholds(), total=total, sink=sink, position=position, content=content
-    )
+    budget = {
+        name.removesuffix("_bits"): profile[name].transpose("layer", "head").values
+        for name in columns("budget")
+    }
+    labels = label_heads(Thresholds(), **budget)
     heads = ("layer", "head")
     return dataset.assign(
         label=(heads, labels),
-        positional_fraction=(heads, positional_fraction(position, content)),
+        positional_fraction=(heads, positional_fraction(budget["position"], budget["content"])),
         mean_wavelength=(heads, mean_wavelength(profile)),
         loss=float(profile.attrs["loss"]),
         loss_se=float(profile.attrs["loss_se"]),
@@ -150,21 +141,15 @@ def past_context(run: Run, *, sequences: int) -> Int[Tensor, "sequence position"
     return torch.from_numpy(np.hstack([first, np.stack(texts)]).astype(np.int64))
 
 
-def cached(
-    path: Path,
-    key: Mapping[str, object],
-    make: Callable[[], xr.Dataset],
-    *,
-    variables: tuple[str, ...],
-) -> xr.Dataset:
+def cached(path: Path, key: Mapping[str, object], make: Callable[[], xr.Dataset]) -> xr.Dataset:
     """The dataset at `path` where it was made by this very `key`; else made, and kept there.
 
-    A stopped comparison goes on from what is there, if it has all `variables`.
+    A stopped comparison goes on from what is there.
     """
     text = json.dumps(key, sort_keys=True)
     if path.exists():
         with contextlib.suppress(BadArgument):
-            kept = open_results(path, "measurement", by="ropelens compare", variables=variables)
+            kept = open_results(path, "measurement", by="ropelens compare", variables=())
             if kept.attrs.get("key") == text:
                 return kept
     made = make().assign_attrs(key=text)

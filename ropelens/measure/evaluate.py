@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -15,57 +16,74 @@ from transformers import PreTrainedModel
 from ropelens.edit.entries import Entry, entries_of
 from ropelens.edit.rope import Edit
 from ropelens.errors import BadArgument
-from ropelens.measure.batches import REPEATS, TOKENS_PER_BATCH, Progress, batches, repeat_scores
+from ropelens.measure.batches import TOKENS_PER_BATCH, Progress, batches
 from ropelens.measure.evaluate_text import (
-    BITS,
-    OF_NONE,
-    Labelled,
     TextFindings,
-    label_findings,
+    label_values,
     measure_batch,
+    text_values,
 )
-from ropelens.measure.profile import check_tokens, describe_run, repeat_length
-from ropelens.measure.summary import DESCRIBED as PROFILED
-from ropelens.measure.summary import plane_coordinates
+from ropelens.measure.profile import check_tokens, describe_run
+from ropelens.measure.repeats import REPEATS, repeat_length, repeat_scores
+from ropelens.measure.summary import number_dims, plane_coordinates
 from ropelens.measure.tasks import Haystack, Retrieval, hide_needles
 from ropelens.models.doorway import device_of
 from ropelens.models.rotation import depends_on_length
 from ropelens.models.subject import Subject, as_subject, stated_context, trained_context
 from ropelens.rope.planes import Planes
+from ropelens.statistics.measures import columns, named, of_planes
 from ropelens.statistics.ragged import stack
+from ropelens.statistics.schema import Variable
 
 MEASURES = ("loss", "induction", "retrieval", "change", "labels")
 ON_TEXT = {"loss", "change", "labels"}
 
-DESCRIBED = {name: PROFILED[name] for name in (*BITS, *OF_NONE, "inv_freq", "wavelength")} | {
-    "edit": ("name of the edit", ""),
-    "layer": PROFILED["layer"],
-    "head": PROFILED["head"],
-    "kv_head": PROFILED["kv_head"],
-    "frequency": PROFILED["frequency"],
-    "predicted_tokens": ("tokens of the sequence that are predicted", "token"),
-    "loss": ("mean loss of the sequence's predicted tokens", "nat/token"),
-    "mean_loss": ("mean loss of all predicted tokens", "nat/token"),
-    "mean_loss_se": ("its standard error over sequences", "nat/token"),
-    "position_loss": ("mean loss of the tokens at the bin's positions", "nat/token"),
-    "position_loss_se": ("its standard error over sequences", "nat/token"),
-    "position_start": ("first position of the bin", "token"),
-    "position_stop": ("first position beyond the bin", "token"),
-    "induction": ("mean attention on the token after the earlier occurrence", "1"),
-    "trial_induction": ("the same, of one sequence of random tokens", "1"),
-    "duplicate_token": ("mean attention on the earlier occurrence of the token", "1"),
-    "first_loss": ("mean loss of random tokens, the first time", "nat/token"),
-    "repeat_loss": ("mean loss of the same tokens, repeated", "nat/token"),
-    "attention_change": ("divergence of the attention from that of the model as it is", "bit"),
-    "label": ("label of the head", ""),
-    "labels_changed_resampled": ("heads with another label, sequences drawn again", "1"),
-    "label_changed": ("whether the label is another than that of the model as it is", "1"),
-    "retrieval": ("share of needles whose value was found", "1"),
-    "retrieval_hit": ("whether the needle's value was found", "1"),
-    "retrieval_length": ("tokens of the prompt", "token"),
-    "depth": ("share of the prompt's text before the needle", "1"),
-    "positional_fraction": ("share of position bits in position and content bits", "1"),
+BY_HEAD = ("edit", "layer", "head")
+BY_TRIAL = ("edit", "trial")
+BY_BIN = ("edit", "position_bin")
+BY_DEPTH = ("edit", "retrieval_length", "depth")
+
+# fmt: off
+ROWS = (
+    Variable("edit", ("edit",), "", "name of the edit"),
+    Variable("loss", ("edit", "sequence"), "nat/token",
+        "mean loss of the sequence's predicted tokens"),
+    Variable("predicted_tokens", ("sequence",), "token",
+        "tokens of the sequence that are predicted"),
+    Variable("mean_loss", ("edit",), "nat/token", "mean loss of all predicted tokens"),
+    Variable("mean_loss_se", ("edit",), "nat/token", "its standard error over sequences"),
+    Variable("position_loss", BY_BIN, "nat/token",
+        "mean loss of the tokens at the bin's positions"),
+    Variable("position_loss_se", BY_BIN, "nat/token", "its standard error over sequences"),
+    Variable("position_start", ("position_bin",), "token", "first position of the bin"),
+    Variable("position_stop", ("position_bin",), "token", "first position beyond the bin"),
+    Variable("trial_induction", ("edit", "trial", "layer", "head"), "1",
+        "the same, of one sequence of random tokens"),
+    Variable("first_loss", BY_TRIAL, "nat/token",
+        "mean loss of random tokens, the first time"),
+    Variable("repeat_loss", BY_TRIAL, "nat/token", "mean loss of the same tokens, repeated"),
+    Variable("attention_change", BY_HEAD, "bit",
+        "divergence of the attention from that of the model as it is"),
+    Variable("label", BY_HEAD, "", "label of the head"),
+    Variable("labels_changed_resampled", ("edit", "resample"), "1",
+        "heads with another label, sequences drawn again"),
+    Variable("label_changed", BY_HEAD, "1",
+        "whether the label is another than that of the model as it is"),
+    Variable("positional_fraction", BY_HEAD, "1",
+        "share of position bits in position and content bits"),
+    Variable("retrieval", BY_DEPTH, "1", "share of needles whose value was found"),
+    Variable("retrieval_hit", (*BY_DEPTH, "retrieval_trial"), "1",
+        "whether the needle's value was found"),
+    Variable("retrieval_length", ("retrieval_length",), "token", "tokens of the prompt"),
+    Variable("depth", ("depth",), "1", "share of the prompt's text before the needle"),
+)
+# fmt: on
+
+EVALUATED = {row.name: row for row in ROWS} | {
+    row.name: replace(row, dims=("edit", *row.dims))
+    for row in named(*columns("budget"), "induction", "duplicate_token")
 }
+"""The variables of an evaluation, beside those of the planes of the model as it is."""
 
 
 def evaluate(
@@ -126,7 +144,8 @@ def evaluate(
     wanted = wanted_measures(measures)
     own, entries = entries_of(subject, edits or {}, context=int(lengths.max()))
 
-    dataset = xr.Dataset(coords={"edit": np.array([e.name for e in entries], dtype=object)})
+    values = {"edit": np.array([entry.name for entry in entries], dtype=object)}
+    dataset = xr.Dataset()
     if entries[0].planes is not None:
         dataset = dataset.assign_coords(plane_coordinates(entries[0].planes))
     if wanted & ON_TEXT:
@@ -136,21 +155,21 @@ def evaluate(
             subject, tokens, lengths, rows=rows, seed=seed, batch_size=batch_size
         ):
             measure_batch(subject, batch, text, progress)
-        dataset = dataset.assign(label_findings(text, lengths, wanted))
+        values |= text_values(text, lengths, wanted)
+    if "labels" in wanted:
+        labels, profile = label_values(text)
+        values |= labels
+        dataset = dataset if profile is None else profile[of_planes()]
     if "induction" in wanted:
-        found = _measure_repeats(subject, entries, own, int(tokens[0, 0]), seed, progress)
-        dataset = dataset.assign(found)
+        values |= _measure_repeats(subject, entries, own, int(tokens[0, 0]), seed, progress)
     if "retrieval" in wanted:
         plan = retrieval or Retrieval()
-        dataset = dataset.merge(
-            _measure_retrieval(subject, entries, tokens, lengths, plan, seed, progress)
-        )
-    dataset = dataset.assign_coords(
-        {dim: range(dataset.sizes[dim]) for dim in ("layer", "head") if dim in dataset.sizes}
-    )
-    for name in set(dataset.variables):
-        long_name, units = DESCRIBED[str(name)]
-        dataset[name].attrs = {"long_name": long_name, "units": units}
+        values |= _measure_retrieval(subject, entries, tokens, lengths, plan, seed, progress)
+    rows_of = {name: EVALUATED[name] for name in values}
+    dataset = dataset.assign(
+        {name: xr.Variable(r.dims, values[name], r.attrs) for name, r in rows_of.items()}
+    ).set_coords([name for name in ("position_start", "position_stop") if name in values])
+    dataset = number_dims(dataset)
     dataset.attrs = describe_run(subject.model, tokens, lengths, rows=rows, seed=seed)
     return dataset
 
@@ -193,7 +212,7 @@ def _measure_repeats(
     first_token: int,
     seed: int,
     progress: Progress | None,
-) -> Labelled:
+) -> dict[str, np.ndarray]:
     """Attention and losses on repeated random tokens, as `profile` has them, of every entry."""
     length = repeat_length(subject.model)
     found: dict[str, list[np.ndarray]] = {}
@@ -216,9 +235,7 @@ def _measure_repeats(
             found.setdefault(name, []).append(values)
         if progress is not None:
             progress(scores.losses.numel())
-    heads = ("layer", "head")
-    dims = {1: ("edit", "trial"), 2: ("edit", *heads), 3: ("edit", "trial", *heads)}
-    return {name: (dims[values[0].ndim], np.stack(values)) for name, values in found.items()}
+    return {name: np.stack(values) for name, values in found.items()}
 
 
 def _measure_retrieval(
@@ -229,7 +246,7 @@ def _measure_retrieval(
     plan: Retrieval,
     seed: int,
     progress: Progress | None,
-) -> xr.Dataset:
+) -> dict[str, np.ndarray]:
     """Which needles every entry finds, by the length of the prompt and the needle's depth."""
     text = torch.cat([row[1:length] for row, length in zip(tokens, lengths, strict=True)])
     at = _prompt_lengths(subject.model, lengths, plan)
@@ -252,11 +269,12 @@ def _measure_retrieval(
         if progress is not None:
             progress(sum(of_length.prompts.numel() for of_length in needles))
     hit = np.array(hits, dtype=np.float64)
-    dims = ("edit", "retrieval_length", "depth", "retrieval_trial")
-    return xr.Dataset(
-        {"retrieval": (dims[:3], hit.mean(-1)), "retrieval_hit": (dims, hit)},
-        coords={"retrieval_length": list(at), "depth": list(plan.depths)},
-    )
+    return {
+        "retrieval": hit.mean(-1),
+        "retrieval_hit": hit,
+        "retrieval_length": np.array(at),
+        "depth": np.array(plan.depths),
+    }
 
 
 def _prompt_lengths(

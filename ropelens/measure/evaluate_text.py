@@ -18,18 +18,12 @@ from ropelens.models.subject import Subject, check_layers
 from ropelens.statistics.bins import sum_bins
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.change import attention_change, without_values
+from ropelens.statistics.measures import columns
 from ropelens.statistics.ragged import stack
 from ropelens.statistics.sums import LayerSums, LossSums, Sums, no_sums
 
-BITS = ("total_bits", "sink_bits", "position_bits", "content_bits")
-OF_NONE = ("selectivity", "q_norm", "k_norm")
-"""What is told of the model as it is only."""
-
 RESAMPLES = 400
 """Draws of the sequences that intervals of label changes are read from."""
-
-Labelled = dict[str, tuple[tuple[str, ...], np.ndarray]]
-"""Arrays and the names of their axes."""
 
 
 @dataclass
@@ -125,45 +119,28 @@ def _measure_entry(
         found.sums = found.sums + batch.sums(layers, losses.nansum(1))
 
 
-def label_findings(text: list[TextFindings], lengths: Tensor, wanted: set[str]) -> xr.Dataset:
-    """What was found on the text, as labelled arrays."""
-    found: Labelled = {}
-    coords: Labelled = {}
+def text_values(
+    text: list[TextFindings], lengths: Tensor, wanted: set[str]
+) -> dict[str, np.ndarray]:
+    """What was found on the text, by the names of `EVALUATED`."""
+    values: dict[str, np.ndarray] = {}
     if "loss" in wanted:
-        found, coords = _label_losses(text, lengths)
+        edges, predicted = text[0].edges.numpy(), lengths.numpy() - 1
+        means = [(entry.whole.mean, entry.whole.standard_error) for entry in text]
+        by_bin = np.array(
+            [[(sums.mean, sums.standard_error) for sums in e.by_bin] for e in text]
+        )
+        values["loss"] = np.stack(
+            [torch.cat(entry.losses).sum(1).numpy() / predicted for entry in text]
+        )
+        values["predicted_tokens"] = predicted
+        values["mean_loss"], values["mean_loss_se"] = np.array(means).T
+        values["position_loss"], values["position_loss_se"] = np.moveaxis(by_bin, -1, 0)
+        values["position_start"], values["position_stop"] = edges[:-1], edges[1:]
     if "change" in wanted:
-        of_entries = [
-            stack(entry.change[layer] for layer in sorted(entry.change)) / entry.rows
-            for entry in text
-        ]
-        change = np.stack(of_entries) / np.log(2)
-        found["attention_change"] = (("edit", "layer", "head"), change)
-    dataset = xr.Dataset(found, coords=coords)
-    return dataset.merge(_label_budgets(text)) if "labels" in wanted else dataset
-
-
-def _label_losses(text: list[TextFindings], lengths: Tensor) -> tuple[Labelled, Labelled]:
-    """Loss by sequence and by position of every entry; the bins of positions."""
-    predicted = lengths.double().numpy() - 1
-    by_sequence = [torch.cat(entry.losses).sum(1).numpy() / predicted for entry in text]
-    whole = [entry.whole for entry in text]
-    by_bin = [entry.by_bin for entry in text]
-    edges = text[0].edges.numpy()
-    means = np.array([[sums.mean for sums in bins] for bins in by_bin])
-    errors = np.array([[sums.standard_error for sums in bins] for bins in by_bin])
-    found: Labelled = {
-        "loss": (("edit", "sequence"), np.stack(by_sequence)),
-        "predicted_tokens": (("sequence",), lengths.numpy() - 1),
-        "mean_loss": (("edit",), np.array([sums.mean for sums in whole])),
-        "mean_loss_se": (("edit",), np.array([sums.standard_error for sums in whole])),
-        "position_loss": (("edit", "position_bin"), means),
-        "position_loss_se": (("edit", "position_bin"), errors),
-    }
-    coords: Labelled = {
-        "position_start": (("position_bin",), edges[:-1]),
-        "position_stop": (("position_bin",), edges[1:]),
-    }
-    return found, coords
+        nats = [stack(e.change[layer] for layer in sorted(e.change)) / e.rows for e in text]
+        values["attention_change"] = np.stack(nats) / np.log(2)
+    return values
 
 
 def _resampled_changes(profiles: list[xr.Dataset | None]) -> Float[np.ndarray, "edit resample"]:
@@ -185,29 +162,30 @@ def _resampled_changes(profiles: list[xr.Dataset | None]) -> Float[np.ndarray, "
     return changes
 
 
-def _label_budgets(text: list[TextFindings]) -> xr.Dataset:
-    """The budget and label of every head of every entry, and how the model as it is rotates."""
+def label_values(
+    text: list[TextFindings],
+) -> tuple[dict[str, np.ndarray], xr.Dataset | None]:
+    """The budget and label of every head of every entry, by the names of `EVALUATED`.
+
+    With the profile of the model as it is, where it has one.
+    """
     profiles = [
         None if entry.entry.planes is None else summarize(entry.sums, entry.entry.planes)
         for entry in text
     ]
     heads = text[0].heads
-    shape = (len(heads), max(heads.values()))
+    missing = np.full((len(heads), max(heads.values())), np.nan)
     bits = {
-        name: np.stack([np.full(shape, np.nan) if p is None else p[name] for p in profiles])
-        for name in BITS
+        name: np.stack([missing if p is None else p[name] for p in profiles])
+        for name in columns("budget")
     }
     budget = {name.removesuffix("_bits"): values for name, values in bits.items()}
     unknown = np.isnan(budget["total"])
     labels = label_heads(Thresholds(), **budget)
-    changed = (labels != labels[0]).astype(float)
-    per_head = bits | {
+    changed = np.where(unknown | unknown[0], np.nan, (labels != labels[0]).astype(float))
+    return bits | {
         "label": labels,
-        "label_changed": np.where(unknown | unknown[0], np.nan, changed),
+        "label_changed": changed,
+        "labels_changed_resampled": _resampled_changes(profiles),
         "positional_fraction": positional_fraction(budget["position"], budget["content"]),
-    }
-    dataset = xr.Dataset(
-        {name: (("edit", "layer", "head"), values) for name, values in per_head.items()}
-    )
-    dataset["labels_changed_resampled"] = (("edit", "resample"), _resampled_changes(profiles))
-    return dataset if profiles[0] is None else profiles[0][list(OF_NONE)].merge(dataset)
+    }, profiles[0]

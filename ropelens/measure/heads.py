@@ -11,31 +11,10 @@ from jaxtyping import Float, Int
 from scipy import stats
 
 from ropelens.errors import BadArgument
+from ropelens.statistics.measures import columns
 from ropelens.statistics.split import split_bits
 
 LABELS = ("diffuse", "sink", "positional", "mixed", "semantic")
-
-COLUMNS = (
-    "layer",
-    "head",
-    "label",
-    "confidence",
-    "positional_fraction",
-    "total_bits",
-    "sink_bits",
-    "position_bits",
-    "content_bits",
-    "offset",
-    "offset_weight",
-    "mean_wavelength",
-    "previous_token",
-    "self_mass",
-    "sink_mass",
-    "entropy_bits",
-    "induction",
-    "duplicate_token",
-)
-"""The columns of heads.csv, in order."""
 
 SEEN_BY = 0.05
 """Share of rows that must see an offset for it to be called a head's offset."""
@@ -84,26 +63,25 @@ def classify_heads(
     positional_fraction with mean_wavelength, as `wavelength_claim` gives it.
     """
     thresholds = thresholds or Thresholds()
-    bits = {
-        name: profile[f"{name}_bits"].values
-        for name in ("total", "sink", "position", "content")
-    }
+    budget = columns("budget")
+    bits = {name.removesuffix("_bits"): profile[name].values for name in budget}
     labels = label_heads(thresholds, **bits)
     offset, offset_weight = _peaks(profile)
     layer, head = (np.asarray(index) for index in np.indices(labels.shape))
-    columns: dict[str, np.ndarray] = {
+    given = [str(name) for name in profile.data_vars if "column" in profile[name].attrs]
+    table: dict[str, np.ndarray] = {
         "layer": layer,
         "head": head,
         "label": labels,
         "confidence": _confidence(profile, labels, thresholds, resamples=resamples, seed=seed),
         "positional_fraction": positional_fraction(bits["position"], bits["content"]),
+        **{name: profile[name].values for name in budget},
         "offset": offset,
         "offset_weight": offset_weight,
         "mean_wavelength": mean_wavelength(profile),
+        **{name: profile[name].values for name in (*columns("score"), *given)},
     }
-    copied = [name for name in COLUMNS if name not in columns]
-    columns |= {name: profile[name].values for name in copied}
-    heads = pd.DataFrame({name: columns[name].ravel() for name in COLUMNS})
+    heads = pd.DataFrame({name: values.ravel() for name, values in table.items()})
     heads = heads[heads["total_bits"].notna()].reset_index(drop=True)
     positional = heads["label"] == "positional"
     heads["offset"] = heads["offset"].where(positional).astype("Int64")

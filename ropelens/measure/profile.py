@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import torch
@@ -19,34 +20,18 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ropelens.errors import BadArgument
-from ropelens.measure.batches import Progress, attention_of, collect, repeat_scores
-from ropelens.measure.summary import summarize
+from ropelens.measure.batches import Progress, collect
+from ropelens.measure.excerpt import TokenNames, attention_of, excerpt_of, name_token
+from ropelens.measure.repeats import repeat_length, repeat_scores
+from ropelens.measure.summary import described, summarize
 from ropelens.models.rotation import read_layers
 from ropelens.models.subject import as_subject, trained_context
+from ropelens.statistics.measures import STATISTICS, check_new, named
 from ropelens.statistics.ragged import stack
-
-DESCRIBED = {
-    "induction": ("mean attention on the token after the earlier occurrence", "1"),
-    "duplicate_token": ("mean attention on the earlier occurrence of the token", "1"),
-    "excerpt_attention": ("attention on the excerpt", "1"),
-    "excerpt_token": ("token of the excerpt", ""),
-}
-
-REPEATED_TOKENS = 64
-
-EXCERPT_TOKENS = 64
-EXCERPT_WEIGHTS = 2**21
-"""Largest number of attention weights kept for the excerpt, over all heads."""
-
+from ropelens.statistics.schema import Statistic
 
 NUMBERED = re.compile(r"(seed|step)-\d+")
 """Names of runs and checkpoints, within a study, that tell nothing alone."""
-
-
-class TokenNames(Protocol):
-    """What is needed of a tokenizer to name tokens; transformers' have it."""
-
-    def decode(self, token_ids: Any, **options: Any) -> Any: ...
 
 
 def profile(
@@ -55,6 +40,7 @@ def profile(
     *,
     lengths: Int[Tensor, " sequence"] | None = None,
     tokenizer: TokenNames | None = None,
+    statistics: Sequence[Statistic] = (),
     rows: int | Literal["all"] = "all",
     seed: int = 0,
     batch_size: int | None = None,
@@ -66,26 +52,27 @@ def profile(
     what it always does and is left as it was. `tokens` are padded on the right; of
     sequence s the first `lengths[s]` count (all, without `lengths`). `rows` of each
     sequence's attention are looked at: "all", or a number drawn with `seed` (unbiased;
-    for long contexts). `tokenizer` names the tokens of the excerpt. `progress` is called
-    with the tokens of each batch done.
+    for long contexts). `tokenizer` names the tokens of the excerpt. `statistics` are
+    measured beside those that every profile has. `progress` is called with the tokens of
+    each batch done.
 
     Returns a dataset over layer, head, kv_head, frequency (0 turns fastest), offset_bin,
     and group (of sequences, for the bootstrap); every variable carries `long_name` and
     `units`. See docs/measures.md for definitions.
 
     Raises `UnsupportedModel` for a model without RoPE or with hidden attention, and
-    `BadArgument` for tokens, lengths or rows out of range.
+    `BadArgument` for tokens, lengths, rows or statistics out of range.
     """
     subject = as_subject(model)
     tokens, lengths = check_tokens(subject.model, tokens, lengths, rows=rows)
     if batch_size is not None and batch_size < 1:
         raise BadArgument("batch_size must be a number, 1 or more.", seen=repr(batch_size))
-    layers = read_layers(subject, context=int(lengths.max()))
-    planes = [layer.planes for layer in layers]
+    check_new(statistics)
+    planes = [layer.planes for layer in read_layers(subject, context=int(lengths.max()))]
 
-    excerpt = _excerpt(subject.model, tokens, lengths)
+    excerpt = excerpt_of(subject.model, tokens, lengths)
     maps = attention_of(subject, excerpt)
-    scores = repeat_scores(
+    repeats = repeat_scores(
         subject,
         first_token=int(tokens[0, 0]),
         planes=planes,
@@ -97,24 +84,27 @@ def profile(
         tokens,
         lengths,
         planes=planes,
+        statistics=[*STATISTICS, *statistics],
         rows=rows,
         seed=seed,
         batch_size=batch_size,
         progress=progress,
     )
-    dataset = summarize(sums, planes)
+    dataset = summarize(sums, planes, extra=statistics)
+    for row in named(*repeats.means):
+        dataset[row.name] = xr.Variable(row.dims, stack(repeats.means[row.name]), row.attrs)
     names = [name_token(tokenizer, int(token)) for token in excerpt]
-    dataset = dataset.assign(
-        {name: (("layer", "head"), stack(values)) for name, values in scores.means.items()}
+    dataset["excerpt_attention"] = described(
+        ("layer", "head", "excerpt_query", "excerpt_key"),
+        stack(maps).astype(np.float32),
+        "attention on the excerpt",
+        "1",
     )
-    dataset = dataset.assign(
-        excerpt_attention=(
-            ("layer", "head", "excerpt_query", "excerpt_key"),
-            stack(maps).astype(np.float32),
+    dataset = dataset.assign_coords(
+        excerpt_token=described(
+            "excerpt_key", np.array(names, dtype=object), "token of the excerpt", ""
         )
-    ).assign_coords(excerpt_token=("excerpt_key", np.array(names, dtype=object)))
-    for name, (long_name, units) in DESCRIBED.items():
-        dataset[name].attrs = {"long_name": long_name, "units": units}
+    )
     dataset.attrs |= describe_run(subject.model, tokens, lengths, rows=rows, seed=seed)
     return dataset
 
@@ -174,35 +164,6 @@ def model_name(model: PreTrainedModel) -> str:
     while above and NUMBERED.fullmatch(names[0]):
         names.insert(0, above.pop())
     return " ".join(names)
-
-
-def name_token(tokenizer: TokenNames | None, token: int) -> str:
-    """The text of one token as it stands inside a text, or its number without a tokenizer.
-
-    Decoded behind itself: alone, many tokenizers drop the space that a token begins with.
-    """
-    if tokenizer is None:
-        return f"#{token}"
-    alone, twice = tokenizer.decode([token]), tokenizer.decode([token, token])
-    return str(twice)[len(alone) :] or str(alone)
-
-
-def _excerpt(
-    model: PreTrainedModel,
-    tokens: Int[Tensor, "sequence position"],
-    lengths: Int[Tensor, " sequence"],
-) -> Int[Tensor, " excerpt_key"]:
-    """The begin of the longest sequence: all that EXCERPT_TOKENS and EXCERPT_WEIGHTS allow."""
-    config = model.config.get_text_config()
-    heads = config.num_hidden_layers * config.num_attention_heads
-    longest = int((lengths == lengths.max()).nonzero()[0])
-    most = min(EXCERPT_TOKENS, int((EXCERPT_WEIGHTS / heads) ** 0.5))
-    return tokens[longest, : min(int(lengths[longest]), most)]
-
-
-def repeat_length(model: PreTrainedModel) -> int:
-    """Random tokens before they are repeated: `REPEATED_TOKENS`, or what the context holds."""
-    return max(2, min(REPEATED_TOKENS, (trained_context(model) - 1) // 2))
 
 
 def check_tokens(

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.memory import HIDDEN, pick
 from ropelens.statistics.rows import Rows
 
 BLOCK_ELEMENTS = {"cpu": 2**16, "cuda": 2**26}
@@ -60,10 +61,6 @@ def attention_change(
     return total
 
 
-HIDDEN = -1e30
-"""Score of a key that the row does not see."""
-
-
 class _Side:
     """One of the two calls, laid out for blocks of rows."""
 
@@ -71,7 +68,7 @@ class _Side:
         dtype = torch.promote_types(call.query.dtype, torch.float32)
         self.call = call
         self.position = position
-        self.query = _pick(call.query, position).to(dtype)
+        self.query = pick(call.query, position).to(dtype)
         self.key = call.key.to(dtype) * call.scale
 
     def scores(self, begin: int, end: int) -> Float[Tensor, "batch head row key"]:
@@ -91,13 +88,3 @@ class _Side:
             return scores
         sink = call.sink_logits.to(scores)[None, :, None, None]
         return torch.cat([scores, sink.expand(*scores.shape[:3], 1)], dim=-1)
-
-
-def _pick(
-    x: Float[Tensor, "batch head position coordinate"], at: Int[Tensor, "shared row"]
-) -> Float[Tensor, "batch head row coordinate"]:
-    """`x` at the positions `at`, which one row of may serve the whole batch."""
-    at = at.to(x.device)
-    if len(at) == 1:
-        return x[:, :, at[0]]
-    return x.gather(2, at[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ropelens.statistics.attention import RowSums, TokenSums
+from ropelens.statistics.attention import SequenceSums
 from ropelens.statistics.bins import offset_edges, sum_bins
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.rows import Rows
+from ropelens.statistics.schema import Statistic
 
 GROUPS = 32
 """Sequences are dealt to this many groups in turn; the bootstrap resamples groups."""
@@ -21,52 +21,37 @@ GROUPS = 32
 
 @dataclass(frozen=True)
 class LayerSums:
-    """Sums of one layer: over all sequences, and by group where the bootstrap needs it.
+    """Sums of one layer by the names of the statistics: over all sequences, or by group.
 
-    `start[i]` is the first key that the row at position i sees, `scale` that of the
-    scores. Units as in `TokenSums` and `RowSums`.
+    `start[i]` is the first key that the row at position i sees, `scale` that of the scores.
+    `pooled` and `by_group` [group, ...] are in the units of the statistics; what is by offset
+    is summed over the offsets of each bin.
     """
 
     start: Int[Tensor, " position"]
     scale: float
-    q_norm: Float[Tensor, "head term"]
-    k_norm: Float[Tensor, "kv_head term"]
-    q_still: Float[Tensor, "head coordinate"]
-    k_still: Float[Tensor, "kv_head coordinate"]
-    selectivity: Float[Tensor, "head coordinate"]
-    offset_mass: Float[Tensor, "group head bin"]
-    sink_mass: Float[Tensor, "group head"]
-    entropy: Float[Tensor, "group head"]
-    content: Float[Tensor, "group head"]
-    learned_sink: Float[Tensor, "group head"]
+    pooled: dict[str, Float[Tensor, "_ ..."]]
+    by_group: dict[str, Float[Tensor, "group _ ..."]]
 
     @classmethod
     def of(
         cls,
-        tokens: TokenSums,
-        rows: RowSums,
+        sums: SequenceSums,
         call: AttentionCall,
         group: Int[Tensor, " batch"],
+        statistics: Sequence[Statistic],
     ) -> LayerSums:
         """Sums of a batch of sequences, each of which belongs to a `group`."""
-        edges = offset_edges(len(call.start))
-
-        def by_group(x: Tensor) -> Tensor:
-            return x.new_zeros(GROUPS, *x.shape[1:]).index_add_(0, group, x)
-
+        edges, sums = offset_edges(len(call.start)), dict(sums)
+        for row in statistics:
+            if row.over == "offsets":
+                sums[row.name] = sum_bins(sums[row.name], edges)
+        apart = {row.name for row in statistics if row.by_group}
         return cls(
             start=call.start,
             scale=call.scale,
-            q_norm=tokens.q_norm.sum(0),
-            k_norm=tokens.k_norm.sum(0),
-            q_still=tokens.q_still.sum(0),
-            k_still=tokens.k_still.sum(0),
-            selectivity=rows.selectivity.sum(0),
-            offset_mass=by_group(sum_bins(rows.offset_mass, edges)),
-            sink_mass=by_group(rows.sink_mass),
-            entropy=by_group(rows.entropy),
-            content=by_group(rows.content),
-            learned_sink=by_group(rows.learned_sink),
+            pooled={name: x.sum(0) for name, x in sums.items() if name not in apart},
+            by_group={name: by_group(sums[name], group) for name in apart},
         )
 
     def __add__(self, other: LayerSums) -> LayerSums:
@@ -74,12 +59,13 @@ class LayerSums:
         longer = self if len(self.start) >= len(other.start) else other
         shorter = other if longer is self else self
         assert torch.equal(longer.start[: len(shorter.start)], shorter.start)
-        sums: dict[str, Any] = {
-            name: _add(value, vars(shorter)[name])
-            for name, value in vars(longer).items()
-            if isinstance(value, Tensor) and name != "start"
-        }
-        return replace(longer, **sums)
+        return replace(
+            longer,
+            pooled={name: _add(x, shorter.pooled[name]) for name, x in longer.pooled.items()},
+            by_group={
+                name: _add(x, shorter.by_group[name]) for name, x in longer.by_group.items()
+            },
+        )
 
 
 @dataclass(frozen=True)
@@ -162,19 +148,12 @@ def no_sums() -> Sums:
     return Sums(nothing.new_zeros(GROUPS, 0), group_loss=nothing, group_predicted=nothing)
 
 
-def row_weight_by_group(
-    rows: Rows, group: Int[Tensor, " batch"], context: int
-) -> Float[Tensor, "group position"]:
-    """Weight of the rows at each position, summed over the sequences of each group."""
-    weight = rows.by_position(context)
-    return weight.new_zeros(GROUPS, context).index_add_(0, group, weight)
-
-
 def by_group(
-    values: Shaped[Tensor, " batch"], group: Int[Tensor, " batch"]
-) -> Float[Tensor, " group"]:
-    """One number of each sequence, summed over the sequences of each group."""
-    return torch.zeros(GROUPS, dtype=torch.float64).index_add_(0, group, values.double().cpu())
+    values: Shaped[Tensor, " batch *value"], group: Int[Tensor, " batch"]
+) -> Float[Tensor, " group *value"]:
+    """Values of each sequence, summed over the sequences of each group."""
+    values = values.double().cpu()
+    return values.new_zeros(GROUPS, *values.shape[1:]).index_add_(0, group, values)
 
 
 def _add(longer: Tensor, shorter: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from ropelens.measure.summary import summarize
 from ropelens.models.rotation import read_layers
 from ropelens.models.subject import as_subject
 from ropelens.rope.planes import Planes
-from ropelens.statistics import attention
+from ropelens.statistics import block
 from ropelens.statistics.rows import sample_rows
 from ropelens.statistics.sums import Sums
 
@@ -90,7 +90,9 @@ def test_halves_of_different_contexts_add(name: str):
     whole = collect(subject, tokens, lengths, planes=planes, batch_size=4)
     long = collect(subject, tokens[:2], lengths[:2], planes=planes)
     short = collect(subject, tokens[2:, :20], lengths[2:], planes=planes, first=2)
-    assert len(short.layers[0].offset_mass[0, 0]) < len(long.layers[0].offset_mass[0, 0])
+    assert len(short.layers[0].by_group["offset_mass"][0, 0]) < len(
+        long.layers[0].by_group["offset_mass"][0, 0]
+    )
     assert_same(whole, long + short, planes, rtol=1e-9)
     assert_same(whole, short + long, planes, rtol=1e-9)
 
@@ -103,7 +105,7 @@ def test_blocks_change_nothing(name: str, rows: int | str, monkeypatch: pytest.M
     tokens = torch.from_numpy(random_tokens(sequences=3, length=70))
     lengths = torch.tensor([70, 33, 51])
     one = collect(subject, tokens, lengths, planes=planes, rows=rows)
-    monkeypatch.setitem(attention.BLOCK_ELEMENTS, "cpu", 1)
+    monkeypatch.setitem(block.BLOCK_ELEMENTS, "cpu", 1)
     many = collect(subject, tokens, lengths, planes=planes, rows=rows)
     assert_same(one, many, planes, rtol=1e-6)
 

@@ -1,4 +1,4 @@
-"""What `rl.profile` refuses, in the words that a Python user sees."""
+"""What `rl.profile` and `rl.plane_means` refuse, in the words that a Python user sees."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from oracles.tiny import tiny
 from torch import nn
 
 from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.measure.means import plane_means
 from ropelens.measure.profile import profile
 
 TOKENS = torch.arange(24).reshape(2, 12) + 3  # of a vocabulary of 96
@@ -34,6 +35,9 @@ def test_arguments_out_of_range(
 ) -> None:
     with pytest.raises(BadArgument, match=words):
         profile(tiny("llama_gqa"), tokens, **options)
+    if "rows" not in options:  # means are over tokens
+        with pytest.raises(BadArgument, match=words):
+            plane_means(tiny("llama_gqa"), tokens, **options)
 
 
 def test_a_model_of_another_kind() -> None:

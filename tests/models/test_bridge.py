@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
-from ropelens.measure.batches import attention_of
+from ropelens.measure.excerpt import attention_of
 from ropelens.models.bridge import BridgeSubject, bridge
 from ropelens.models.subject import as_subject
 from ropelens.statistics.call import AttentionCall

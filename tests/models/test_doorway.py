@@ -18,7 +18,7 @@ from transformers import (
 
 import ropelens as rl
 from ropelens.errors import UnsupportedModel
-from ropelens.measure.batches import attention_of
+from ropelens.measure.excerpt import attention_of
 from ropelens.models.doorway import NAME, TransformersSubject, observe_attention
 from ropelens.models.subject import as_subject
 from ropelens.statistics.call import AttentionCall

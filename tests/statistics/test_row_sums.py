@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ropelens.rope.planes import Planes, plane_norms, unrotate
-from ropelens.statistics import attention
+from ropelens.statistics import block as module
 from ropelens.statistics.attention import sum_attention
 from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.measures import STATISTICS
 from ropelens.statistics.rows import all_rows, sample_rows
 
 few = settings(deadline=None, max_examples=25, derandomize=True)
@@ -116,7 +117,7 @@ def brute_force(
     def squashed(x: Tensor) -> Tensor:
         return x if call.softcap is None else call.softcap * torch.tanh(x / call.softcap)
 
-    names = ("sink_mass", "entropy", "content", "learned_sink", "law")
+    names = ("sink_mass", "entropy", "still_likelihood", "learned_sink_mass", "law")
     sums = {name: torch.zeros(1, dtype=torch.float64) for name in names}
     sums["offset_mass"] = torch.zeros(len(q), dtype=torch.float64)
     sums["selectivity"] = torch.zeros_like(q[0])
@@ -130,7 +131,7 @@ def brute_force(
         sums["selectivity"] += weight * ((a - 1 / len(keys))[:, None] * terms).sum(0)
         sums["law"] += weight * ((a - 1 / len(keys)) * terms.sum(1)).sum()
         sums["entropy"] -= weight * (a * log_a).sum()
-        sums["content"] += weight * (a * still.log_softmax(0)).sum()
+        sums["still_likelihood"] += weight * (a * still.log_softmax(0)).sum()
         for j, mass in zip(keys, a, strict=True):
             if j == 0:
                 sums["sink_mass"] += weight * mass
@@ -138,7 +139,7 @@ def brute_force(
                 sums["offset_mass"][i - j] += weight * mass
         if call.sink_logits is not None:
             everything = torch.cat([scores, call.sink_logits[head, None]])
-            sums["learned_sink"] += weight * everything.softmax(0)[-1]
+            sums["learned_sink_mass"] += weight * everything.softmax(0)[-1]
     return sums
 
 
@@ -152,11 +153,12 @@ def test_row_sums_by_brute_force(
     """Any heads, windows, soft-caps, sinks, padding, samples and blocks."""
     call, planes, lengths = made
     rows = all_rows(lengths) if count is None else sample_rows(lengths, count=count, seed=3)
-    before, attention.BLOCK_ELEMENTS["cpu"] = attention.BLOCK_ELEMENTS["cpu"], block
+    before, module.BLOCK_ELEMENTS["cpu"] = module.BLOCK_ELEMENTS["cpu"], block
+    ids = torch.zeros(call.query.shape[0], call.query.shape[2], dtype=torch.long)
     try:
-        tokens, sums = sum_attention(call, rows, planes)
+        sums = sum_attention(call, rows, planes, tokens=ids, statistics=STATISTICS)
     finally:
-        attention.BLOCK_ELEMENTS["cpu"] = before
+        module.BLOCK_ELEMENTS["cpu"] = before
     for sequence, head in itertools.product(*map(range, call.query.shape[:2])):
         taken = [
             (int(position), float(weight))
@@ -169,16 +171,16 @@ def test_row_sums_by_brute_force(
         ]
         assert all(1 <= position < lengths[sequence] for position, _ in taken)
         expected = brute_force(call, planes, taken, sequence=sequence, head=head)
-        law = sums.selectivity[sequence, head].sum()
+        law = sums["selectivity"][sequence, head].sum()
         torch.testing.assert_close(law[None], expected.pop("law"), rtol=1e-9, atol=1e-9)
         for name, value in expected.items():
-            ours = getattr(sums, name)[sequence, head]
+            ours = sums[name][sequence, head]
             torch.testing.assert_close(
                 ours.reshape(value.shape), value, rtol=1e-9, atol=1e-9, msg=f"{name}: {ours}"
             )
     for x, norm, still in (
-        (call.query, tokens.q_norm, tokens.q_still),
-        (call.key, tokens.k_norm, tokens.k_still),
+        (call.query, sums["q_norm"], sums["q_still"]),
+        (call.key, sums["k_norm"], sums["k_still"]),
     ):
         for sequence, length in enumerate(lengths.tolist()):
             counted = x[sequence, :, :length]

@@ -1,0 +1,88 @@
+"""Whole attention matrices on a short excerpt, held against what the model computes itself."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ropelens.errors import UnsupportedModel
+from ropelens.models.subject import Subject, check_layers
+from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.maps import attention_map, output_residual
+
+EXCERPT_TOKENS = 64
+EXCERPT_WEIGHTS = 2**21
+"""Largest number of attention weights kept for the excerpt, over all heads."""
+
+LARGEST_RESIDUAL = 1e-3
+"""Largest relative difference between attention as observed and as the model computed it."""
+
+
+@runtime_checkable
+class TokenNames(Protocol):
+    """What is needed of a tokenizer to name tokens; transformers' have it."""
+
+    def decode(self, token_ids: Any, **options: Any) -> Any: ...
+
+
+def excerpt_of(
+    model: PreTrainedModel,
+    tokens: Int[Tensor, "sequence position"],
+    lengths: Int[Tensor, " sequence"],
+) -> Int[Tensor, " excerpt_key"]:
+    """The begin of the longest sequence: all that EXCERPT_TOKENS and EXCERPT_WEIGHTS allow."""
+    config = model.config.get_text_config()
+    heads = config.num_hidden_layers * config.num_attention_heads
+    longest = int((lengths == lengths.max()).nonzero()[0])
+    most = min(EXCERPT_TOKENS, int((EXCERPT_WEIGHTS / heads) ** 0.5))
+    return tokens[longest, : min(int(lengths[longest]), most)]
+
+
+def attention_of(
+    subject: Subject, tokens: Int[Tensor, " position"]
+) -> list[Float[Tensor, "head row key"]]:
+    """The attention matrices of every layer on one short sequence.
+
+    What the doorway shows is held against what the model computes: weights from the
+    observed queries, keys, scale, soft-cap, mask and sinks, times the values, must give
+    the model's own output. Raises `UnsupportedModel` where they do not, as for a model
+    that also looks ahead.
+    """
+    maps: dict[int, Tensor] = {}
+    residuals: dict[int, float] = {}
+
+    def observe(call: AttentionCall) -> None:
+        weights = attention_map(call)
+        maps[call.layer] = weights[0].float().cpu()
+        residuals[call.layer] = output_residual(call, weights)
+
+    with torch.no_grad(), subject.observe(observe):
+        subject.forward(tokens[None])
+    check_layers(subject.model, set(maps))
+    limit = max(LARGEST_RESIDUAL, 16 * torch.finfo(subject.model.dtype).eps)
+    for layer, residual in sorted(residuals.items()):
+        if not residual <= limit:
+            raise UnsupportedModel(
+                f"{type(subject.model).__name__} attends in a way that ropelens does not know.",
+                seen=f"layer {layer}: attention recomputed from its queries and keys misses "
+                f"the model's own output by {residual:.2g} (allowed {limit:.0e})",
+                means="the model is not causal, or changes its scores or weights in a way "
+                "that it does not tell the attention interface",
+                attempt="a causal language model of a tested family (see README)",
+            )
+    return [maps[layer] for layer in sorted(maps)]
+
+
+def name_token(tokenizer: TokenNames | None, token: int) -> str:
+    """The text of one token as it stands inside a text, or its number without a tokenizer.
+
+    Decoded behind itself: alone, many tokenizers drop the space that a token begins with.
+    """
+    if tokenizer is None:
+        return f"#{token}"
+    alone, twice = tokenizer.decode([token]), tokenizer.decode([token, token])
+    return str(twice)[len(alone) :] or str(alone)

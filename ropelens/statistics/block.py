@@ -1,0 +1,252 @@
+"""What a statistic reads: the vectors of an attention call, and blocks of its rows.
+
+A block has the formulas of docs/measures.md as properties, each computed when it is first
+asked for: scores, softmax, A K, and the scores without rotation. Nothing larger than a block
+of rows is ever held, and only the lower triangle is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ropelens.rope.planes import Planes, plane_norms, unrotate
+from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.memory import Hidden, Scratch, column, pick, products
+from ropelens.statistics.rows import Rows
+
+BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
+"""Scores held at once; on a CPU a block should stay in its caches."""
+
+BLOCK_ROWS = {"cpu": 128, "cuda": 1024}
+"""Rows of a block where they fit: products of few rows run far below a processor's speed."""
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Queries and keys of one call in float32 or wider, with their rotation and without.
+
+    `tokens` are the ids of the batch, whose keys these are.
+    """
+
+    call: AttentionCall
+    planes: Planes
+    tokens: Int[Tensor, "batch position"]
+    q: Float[Tensor, "batch head position coordinate"]
+    k: Float[Tensor, "batch kv_head position coordinate"]
+    q_still: Float[Tensor, "batch head position coordinate"]
+    k_still: Float[Tensor, "batch kv_head position coordinate"]
+
+    @classmethod
+    def of(
+        cls, call: AttentionCall, planes: Planes, tokens: Int[Tensor, "batch position"]
+    ) -> Vectors:
+        """Those of a call whose layer rotates in `planes`."""
+        dtype = torch.promote_types(call.query.dtype, torch.float32)
+        q, k = call.query.to(dtype), call.key.to(dtype)
+        position = torch.arange(q.shape[2], device=q.device)
+        still = unrotate(q, position, planes), unrotate(k, position, planes)
+        return cls(call, planes, tokens.to(k.device), q, k, *still)
+
+    def plane_norms(
+        self, x: Float[Tensor, "*batch coordinate"]
+    ) -> Float[Tensor, "*batch term"]:
+        """Length of each plane of `x`."""
+        return plane_norms(x, self.planes)
+
+
+class RowsOfCall:
+    """The rows of a call that are looked at, laid out for blocks.
+
+    Query heads stand by the kv head that they read. `position` has batch 1 where all
+    sequences have the same rows.
+    """
+
+    def __init__(self, vectors: Vectors, rows: Rows) -> None:
+        k = vectors.k
+        self.vectors, self.call = vectors, vectors.call
+        self.dense, self.context = rows.dense, k.shape[2]
+        self.position = rows.position[:1] if rows.dense else rows.position
+        self.weight = rows.weight.to(k.device, k.dtype)
+        self.q, self.q_still = self._of_rows(vectors.q), self._of_rows(vectors.q_still)
+        self.k_scaled = k * self.call.scale
+        self.scratch = Scratch(k)
+
+    def _of_rows(
+        self, x: Float[Tensor, "batch head position coordinate"]
+    ) -> Float[Tensor, "batch kv_head group row coordinate"]:
+        """Queries of these rows; of all rows a view, no copy."""
+        rows = x[:, :, 1 : self.position.shape[1] + 1] if self.dense else pick(x, self.position)
+        return rows.unflatten(1, (self.vectors.k.shape[1], -1))
+
+    @cached_property
+    def k_still_scaled(self) -> Float[Tensor, "batch kv_head position coordinate"]:
+        """Keys without rotation, times the scale of the scores."""
+        return self.vectors.k_still * self.call.scale
+
+    @cached_property
+    def mean_key(self) -> Float[Tensor, "batch kv_head row coordinate"]:
+        """Mean of the keys that each row sees, from their running sum."""
+        k, start = self.vectors.k, self.call.start[self.position]
+        total = k.cumsum(2)
+        seen = pick(total, self.position)
+        if start.any():
+            before = pick(total, (start - 1).clamp(min=0))
+            seen -= before * (start > 0).to(k.device)[:, None, :, None]
+        return seen.div_((self.position + 1 - start).to(k.device)[:, None, :, None])
+
+    def blocks(self) -> Iterator[Block]:
+        """All rows of all heads, in blocks of about BLOCK_ELEMENTS scores."""
+        batch, kv_heads, group, rows, _ = self.q.shape
+        device = self.q.device.type
+        area = BLOCK_ELEMENTS[device] // (batch * group)
+        keys = self.position.amax(0) + 1  # that some sequence's row may see
+        begin = 0
+        while begin < rows:
+            step = min(BLOCK_ROWS[device], rows - begin)
+            while step > 16 and step * int(keys[begin : begin + step].max()) > area:
+                step = (step + 1) // 2
+            end = begin + step
+            heads = max(1, area // (step * int(keys[begin:end].max())))
+            for first in range(0, kv_heads, heads):
+                last = min(first + heads, kv_heads)
+                yield Block(self, slice(begin, end), slice(first, last))
+            begin = end
+
+
+class Block:
+    """Some rows of an attention call beside all keys that they see, for some kv heads.
+
+    Scores are in nats. `position`, which may have batch 1 for all sequences, and `weight`
+    are those of the rows; `keys` are the positions of the keys: the first is 0, or one that
+    no row sees. `q` [batch, kv_head, group, row, coordinate] and `k` [batch, kv_head, key,
+    coordinate] carry their rotation. `tokens` [batch, key] are the ids of the keys.
+    """
+
+    def __init__(self, rows: RowsOfCall, part: slice, heads: slice) -> None:
+        self._rows, self._part, self._heads = rows, part, heads
+        self.call, self.planes = rows.call, rows.vectors.planes
+        self.position, self.weight = rows.position[:, part], rows.weight[:, part]
+        first = self.call.start[self.position]
+        # One key more than any row sees, where there is one: its weight is 0 in every row.
+        self.keys = range(max(int(first.min()) - 1, 0), int(self.position.max()) + 1)
+        columns = self._columns = slice(self.keys.start, self.keys.stop)
+        self.q = rows.q[:, heads, :, part]
+        self.k = rows.vectors.k[:, heads, columns]
+        self.tokens = rows.vectors.tokens[:, columns]
+        self._hidden = Hidden(first, self.position, self.keys, self.k.device)
+
+    @property
+    def query_heads(self) -> slice:
+        """Which query heads of the layer these are."""
+        group = self.q.shape[2]
+        return slice(self._heads.start * group, self._heads.stop * group)
+
+    @property
+    def own(self) -> Int[Tensor, "shared row"]:
+        """The column of each row's own key."""
+        return (self.position - self.keys.start).to(self.k.device)
+
+    @cached_property
+    def scores(self) -> Float[Tensor, "batch kv_head group row key"]:
+        """L_ij = s q_i k_j, after a soft-cap; so low where row i does not see j that A is 0."""
+        return self._scores(self._memory("scores"))
+
+    @property
+    def attention(self) -> Float[Tensor, "batch kv_head group row key"]:
+        """A_i: the softmax of L_i over the keys that row i sees."""
+        return self._softmax[0]
+
+    @property
+    def log_norm(self) -> Float[Tensor, "batch kv_head group row"]:
+        """log sum_j exp(L_ij)."""
+        return self._softmax[1]
+
+    @cached_property
+    def _softmax(self) -> tuple[Tensor, Tensor]:
+        """A and its logarithmic norm, in memory that held scores which have no name."""
+        memory = self._memory("attention")
+        scores = self._scores(memory) if self.call.softcap is None else self.scores
+        largest = scores.amax(-1)
+        attention = torch.softmax(scores, -1, out=memory)
+        # A row's largest weight is at least 1 / keys, so its logarithm is exact.
+        return attention, largest - attention.amax(-1).log()
+
+    def _scores(
+        self, memory: Float[Tensor, "batch kv_head group row key"]
+    ) -> Float[Tensor, "batch kv_head group row key"]:
+        k = self._rows.k_scaled[:, self._heads, self._columns]
+        return self._hidden.hide(self._capped(products(self.q, k, out=memory)))
+
+    @cached_property
+    def read(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
+        """A K: sum_j A_ij k_j."""
+        return (self.attention.flatten(2, 3) @ self.k).unflatten(2, self.q.shape[2:4])
+
+    @property
+    def mean_key(self) -> Float[Tensor, "batch kv_head 1 row coordinate"]:
+        """U K: the mean of the keys that each row sees."""
+        return self._rows.mean_key[:, self._heads, None, self._part]
+
+    @cached_property
+    def expected_score(self) -> Float[Tensor, "batch kv_head group row"]:
+        """sum_j A_ij L_ij, which without a soft-cap is s q_i (A K)_i."""
+        if self.call.softcap is None:
+            return self.call.scale * torch.linalg.vecdot(self.q, self.read)
+        return torch.linalg.vecdot(self.attention, self.scores)
+
+    @cached_property
+    def still_scores(self) -> Float[Tensor, "batch kv_head group row key"]:
+        """L~_ij = s q~_i k~_j: the scores with the rotation taken off both sides."""
+        return self._still_scores(self._memory("still"))
+
+    @property
+    def expected_still_score(self) -> Float[Tensor, "batch kv_head group row"]:
+        """sum_j A_ij L~_ij."""
+        return self._still_sums[0]
+
+    @property
+    def log_still_norm(self) -> Float[Tensor, "batch kv_head group row"]:
+        """log sum_j exp(L~_ij)."""
+        return self._still_sums[1]
+
+    @cached_property
+    def _still_sums(self) -> tuple[Tensor, Tensor]:
+        """Both, in memory that held scores which have no name."""
+        memory = self._memory("log softmax")
+        scores = self._still_scores(memory)
+        expected = torch.mul(self.attention, scores, out=self._memory("product")).sum(-1)
+        own = column(scores, self.own)
+        # Of any key, here each row's own, the score less its log softmax.
+        return expected, own - column(torch.log_softmax(scores, -1, out=memory), self.own)
+
+    def _still_scores(
+        self, memory: Float[Tensor, "batch kv_head group row key"]
+    ) -> Float[Tensor, "batch kv_head group row key"]:
+        q = self._rows.q_still[:, self._heads, :, self._part]
+        k = self._rows.k_still_scaled[:, self._heads, self._columns]
+        return self._hidden.hide(self._capped(products(q, k, out=memory)))
+
+    @property
+    def sink_logits(self) -> Float[Tensor, "kv_head group 1"] | None:
+        """The sink logit of each head, where a model has them."""
+        if self.call.sink_logits is None:
+            return None
+        by_head = self.call.sink_logits.to(self.q.dtype).unflatten(0, (-1, self.q.shape[2]))
+        return by_head[self._heads, :, None]
+
+    def _memory(self, name: str) -> Float[Tensor, "batch kv_head group row key"]:
+        """A matrix of this block, in memory that serves every block."""
+        return self._rows.scratch.take(name, *self.q.shape[:4], len(self.keys))
+
+    def _capped(
+        self, scores: Float[Tensor, "batch kv_head group row key"]
+    ) -> Float[Tensor, "batch kv_head group row key"]:
+        """`scores`, changed in place: squashed where the model does so."""
+        cap = self.call.softcap
+        return scores if cap is None else scores.div_(cap).tanh_().mul_(cap)

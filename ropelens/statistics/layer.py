@@ -1,0 +1,72 @@
+"""What the sums of one layer say: means, the bins of offsets, and the budget fitted to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ropelens.rope.planes import Planes, plane_norms
+from ropelens.statistics.bins import offset_edges
+from ropelens.statistics.budget import Budget, Sight, attention_budget
+from ropelens.statistics.schema import Statistic
+from ropelens.statistics.sums import LayerSums, Sums
+
+
+class LayerMeans:
+    """Means of a layer by the names of its statistics, `layer["entropy"]`, and what follows.
+
+    `whole` has what is the same for all layers: rows, tokens and losses by group.
+    """
+
+    def __init__(
+        self, sums: LayerSums, whole: Sums, planes: Planes, statistics: Sequence[Statistic]
+    ) -> None:
+        self.sums, self.whole, self.planes, self.scale = sums, whole, planes, sums.scale
+        self._over = {row.name: row.over for row in statistics}
+        self.row_weight = whole.row_weight.sum(0)
+        self.sight = Sight.of(sums.start)
+        self.edges: Int[Tensor, " edge"] = offset_edges(len(sums.start))
+
+    def __getitem__(self, name: str) -> Float[Tensor, " head *value"]:
+        """The mean of a statistic over tokens or rows."""
+        apart = self.sums.by_group
+        total = apart[name].sum(0) if name in apart else self.sums.pooled[name]
+        count = self.whole.tokens if self._over[name] == "tokens" else self.row_weight.sum()
+        return total / count
+
+    def plane_norms(
+        self, x: Float[Tensor, "*batch coordinate"]
+    ) -> Float[Tensor, "*batch term"]:
+        """Length of each plane of `x`."""
+        return plane_norms(x, self.planes)
+
+    @property
+    def group_rows(self) -> Float[Tensor, " group"]:
+        """Rows of each group of sequences."""
+        return self.whole.row_weight.sum(1)
+
+    def group_mean(self, sums: Float[Tensor, "group head"]) -> Float[Tensor, "group head"]:
+        """Means over the rows of each group; NaN for a group without rows."""
+        return sums / self.group_rows[:, None]
+
+    @cached_property
+    def offset_share(self) -> Float[Tensor, " bin"]:
+        """Share of rows that see each bin's first offset at a key other than position 0."""
+        reached = self.sight.choices[:, None] > self.edges[:-1]
+        return (self.row_weight @ reached.double()) / self.row_weight.sum()
+
+    @cached_property
+    def budget(self) -> Budget:
+        """The attention budget of every head."""
+        return attention_budget(
+            offset_mass=self.sums.by_group["offset_mass"],
+            sink_mass=self.sums.by_group["sink_mass"],
+            entropy=self.sums.by_group["entropy"],
+            content=self.sums.by_group["still_likelihood"],
+            row_weight=self.whole.row_weight,
+            sight=self.sight,
+            edges=self.edges,
+        )

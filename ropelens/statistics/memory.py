@@ -1,0 +1,149 @@
+"""How blocks of scores are held and summed fast: memory used again, and skewed strides.
+
+Nothing here says what is measured; block.py and attention.py read the same with plain
+products, and would take twice as long.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+HIDDEN = -1e30
+"""Score of a key that the row does not see: its weight is exactly 0, its product finite."""
+
+
+class Scratch:
+    """Memory that every block uses again: fresh pages cost more than the products.
+
+    A block asks for each name once, so none of its tensors is written over while it lives.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        self._like = like
+        self._held: dict[str, Tensor] = {}
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """A tensor of this shape in the memory of this name; what it held is lost."""
+        size = math.prod(shape)
+        if name not in self._held or len(self._held[name]) < size:
+            self._held[name] = self._like.new_empty(size)
+        return self._held[name][:size].view(shape)
+
+
+def products(
+    q: Float[Tensor, "batch kv_head group row coordinate"],
+    k: Float[Tensor, "batch kv_head key coordinate"],
+    *,
+    out: Float[Tensor, "batch kv_head group row key"],
+) -> Float[Tensor, "batch kv_head group row key"]:
+    """q k of every row and key: one product serves all the heads of a kv head."""
+    batch, kv_heads, group, rows, _ = q.shape
+    flat = out.view(batch * kv_heads, group * rows, -1)
+    torch.bmm(q.flatten(2, 3).flatten(0, 1), k.flatten(0, 1).mT, out=flat)
+    return out
+
+
+class Hidden:
+    """The keys from `low` to `high` that rows do not see: few columns of a block."""
+
+    def __init__(
+        self,
+        first: Int[Tensor, "shared row"],
+        last: Int[Tensor, "shared row"],
+        keys: range,
+        device: torch.device,
+    ) -> None:
+        self._columns: list[tuple[slice, Tensor]] = []
+        low, high = keys.start, keys.stop
+        for left, right in ((low, int(first.max())), (int(last.min()) + 1, high)):
+            if left < right:
+                key = torch.arange(left, right)
+                seen = (key >= first[..., None]) & (key <= last[..., None])
+                penalty = torch.where(seen, 0.0, HIDDEN)[:, None, None].to(device)
+                self._columns.append((slice(left - low, right - low), penalty))
+
+    def hide(
+        self, scores: Float[Tensor, "batch kv_head group row key"]
+    ) -> Float[Tensor, "batch kv_head group row key"]:
+        """`scores`, changed in place: HIDDEN where a row does not see a key."""
+        for columns, penalty in self._columns:
+            scores[..., columns] += penalty
+        return scores
+
+
+def pick(
+    x: Float[Tensor, "batch head position coordinate"], at: Int[Tensor, "shared row"]
+) -> Float[Tensor, "batch head row coordinate"]:
+    """`x` at the positions `at`, which one row of may serve the whole batch."""
+    at = at.to(x.device)
+    if len(at) == 1:
+        return x.index_select(2, at[0])
+    return x.gather(2, at[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+
+
+def column(
+    x: Float[Tensor, "batch kv_head group row key"], index: Int[Tensor, "shared row"]
+) -> Float[Tensor, "batch kv_head group row"]:
+    """One entry of each row of `x`."""
+    index = index[:, None, None, :, None].expand(*x.shape[:-1], 1)
+    return x.gather(-1, index)[..., 0]
+
+
+def sum_by_offset(
+    values: Float[Tensor, "batch kv_head group row key"],
+    own: Int[Tensor, "shared row"],
+    row_weight: Float[Tensor, "batch row"],
+    *,
+    dense: bool,
+) -> Float[Tensor, "batch kv_head group offset"]:
+    """Weighted sum of `values` at each offset, without the first key, which is set to 0.
+
+    `own` is the column of each row's own key; beyond it values are 0.
+    """
+    values = values.contiguous()
+    values[..., 0] = 0
+    return (_sum_diagonals if dense else _sum_gathered)(values, own, row_weight)
+
+
+def _sum_diagonals(
+    values: Float[Tensor, "batch kv_head group row key"],
+    own: Int[Tensor, "1 row"],
+    row_weight: Float[Tensor, "batch row"],
+) -> Float[Tensor, "batch kv_head group offset"]:
+    """Sums along each diagonal, for consecutive rows.
+
+    Row i of r holds its own key in column S - r + i. With one more element of stride a
+    row, a diagonal becomes a column, and their sums one vector-matrix product over
+    memory that stays where it is. What such a column picks up from the tail of the row
+    above lies right of that row's own key, where values are zero; the first row, which
+    has no row above, is added apart.
+    """
+    heads, (rows, keys) = values.shape[:3], values.shape[3:]
+    by_head = row_weight[:, None, None].expand(*heads, rows).reshape(-1, 1, rows)
+    flat = values.view(-1, rows, keys)
+    skewed = flat.as_strided(
+        (len(flat), rows - 1, keys),
+        (rows * keys, keys + 1, 1),
+        values.storage_offset() + keys + 1 - (rows - 1),
+    )
+    sums = (by_head[..., 1:] @ skewed)[:, 0]
+    sums[:, rows - 1 :] += by_head[:, 0, :1] * flat[:, 0, : keys - rows + 1]
+    return sums.flip(-1).view(*heads, keys)
+
+
+def _sum_gathered(
+    values: Float[Tensor, "batch kv_head group row key"],
+    own: Int[Tensor, "batch row"],
+    row_weight: Float[Tensor, "batch row"],
+) -> Float[Tensor, "batch kv_head group offset"]:
+    """Sums at each offset, for rows anywhere.
+
+    Offsets beyond what a row sees read the first key, whose value is 0.
+    """
+    at = own[..., None] - torch.arange(values.shape[-1], device=values.device)
+    index = at.clamp(min=0)[:, None, None].expand_as(values)
+    return (row_weight[:, None, None, None] @ values.gather(-1, index))[..., 0, :]

@@ -1,0 +1,174 @@
+"""A statistic of one's own: the recipe of CONTRIBUTING, and what every row must keep to."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from oracles.recording import attention_calls
+from oracles.tiny import random_tokens, tiny
+
+import ropelens as rl
+from ropelens.errors import BadArgument
+from ropelens.statistics.measures import MEASURES, STATISTICS
+from ropelens.statistics.schema import Statistic
+
+ROOT = Path(__file__).parents[2]
+LENGTHS = (40, 23, 31)
+WANTED = [3, 5, 8, 13]
+
+
+def recipe() -> str:
+    """The code of CONTRIBUTING's recipe."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    return re.search(r"## A new statistic.*?```python\n(.*?)```", text, re.DOTALL)[1]
+
+
+def attention_on(wanted: list[int]) -> Statistic:
+    """What the recipe defines, by running it."""
+    names: dict[str, object] = {}
+    exec(recipe(), names)
+    return names["attention_on"](wanted)
+
+
+@pytest.mark.parametrize("rows", ["all", 7])
+@pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding", "gemma2", "gpt_neox"])
+def test_the_recipe_is_dense_attention_on_a_set_of_tokens(name: str, rows: int | str):
+    assert len(recipe().splitlines()) < 15
+    model = tiny(name).double()
+    tokens = random_tokens(sequences=3, length=40) % 17
+    profile = rl.profile(
+        model,
+        torch.from_numpy(tokens),
+        lengths=torch.tensor(LENGTHS),
+        statistics=[attention_on(WANTED)],
+        rows=rows,
+        batch_size=2,
+    )
+    ours = profile["attention_on_set"]
+    assert ours.dims == ("layer", "head")
+    assert ours.attrs["units"] == "1"
+    on = []
+    for row, length in zip(tokens, LENGTHS, strict=True):
+        calls, _ = attention_calls(model, row[:length])
+        attention = torch.stack([call.attention for call in calls])
+        on.append(attention[..., 1:, np.isin(row[:length], WANTED)].sum(-1))
+    if rows == "all":
+        true = torch.cat(on, dim=-1).mean(-1)
+        np.testing.assert_allclose(ours, true, rtol=1e-6)
+    heads = rl.classify_heads(profile)
+    np.testing.assert_array_equal(heads["attention_on_set"], ours.values.ravel())
+    assert heads.columns[-1] == "attention_on_set"
+
+
+def test_a_statistic_changes_no_other():
+    model = tiny("llama_gqa")
+    tokens = torch.from_numpy(random_tokens(sequences=2, length=30))
+    plain = rl.profile(model, tokens)
+    beside = rl.profile(model, tokens, statistics=[attention_on([1])])
+    for name in plain.data_vars:
+        if plain[name].dtype.kind == "f":
+            np.testing.assert_allclose(beside[name], plain[name], atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "gemma2"])
+def test_every_property_is_right_whoever_reads_first(name: str):
+    """Functions that look at a block before, between and after the others see one attention."""
+    model = tiny(name).double()
+    tokens = torch.from_numpy(random_tokens(sequences=2, length=30))
+
+    def row(name: str, of, **options: str) -> Statistic:
+        return Statistic(name, ("layer", "head"), "1", name, of=of, **options)
+
+    def from_scores(block):
+        return (block.scores.softmax(-1) * block.attention).sum(-1)
+
+    def offsets(block):
+        return block.attention * 2
+
+    more = [
+        row("first", from_scores),
+        Statistic(
+            "twice", ("layer", "head", "offset_bin"), "1", "", of=offsets, over="offsets"
+        ),
+        row("sink", lambda block: block.attention[..., 0].clone()),
+        row("still", lambda block: block.still_scores.softmax(-1)[..., 0].clone()),
+        row("last", lambda block: block.attention.square().sum(-1)),
+        row("whole", lambda block: block.attention.sum(-1)),
+    ]
+    profile = rl.profile(model, tokens, statistics=more)
+    np.testing.assert_allclose(profile["first"], profile["last"])
+    np.testing.assert_allclose(profile["whole"], 1)
+    np.testing.assert_allclose(profile["sink"], profile["sink_mass"])
+    np.testing.assert_allclose(profile["twice"], 2 * profile["offset_mass"])
+    assert np.abs(profile["still"] - profile["sink"]).max() > 0.01
+
+
+def wrong(**changes: object) -> Statistic:
+    options = {"of": lambda block: block.attention.sum(-1)} | changes
+    return Statistic("mine", ("layer", "head"), "1", "a statistic", **options)
+
+
+@pytest.mark.parametrize(
+    ("statistics", "says", "seen"),
+    [
+        (
+            [wrong(of=lambda block: block.attention.sum(-2))],
+            "has no value for every row",
+            "30)",
+        ),
+        ([wrong(over="offsets")], "has no value for every row", "a block has"),
+        ([wrong(), wrong()], "There is a variable 'mine' already", ""),
+    ],
+)
+def test_statistics_that_are_refused(statistics: list[Statistic], says: str, seen: str):
+    tokens = torch.from_numpy(random_tokens(sequences=1, length=30))
+    with pytest.raises(BadArgument, match=says) as refused:
+        rl.profile(tiny("llama_gqa"), tokens, statistics=statistics)
+    assert seen in str(refused.value.parts.get("seen", ""))
+
+
+def test_a_statistic_cannot_take_a_name_of_a_profile():
+    taken = Statistic("sink_mass", ("layer", "head"), "1", "mine", of=lambda block: block.read)
+    tokens = torch.from_numpy(random_tokens(sequences=1, length=30))
+    with pytest.raises(BadArgument, match="There is a variable 'sink_mass' already"):
+        rl.profile(tiny("llama_gqa"), tokens, statistics=[taken])
+
+
+# every row
+
+
+@pytest.mark.parametrize("row", MEASURES, ids=lambda row: row.name)
+def test_a_profile_has_every_row_as_it_says(row):
+    profile = small_profile()
+    if not row.saved:
+        assert row.name not in profile
+        return
+    variable = profile[row.name]
+    assert variable.dims == row.saved_dims
+    assert variable.attrs == {"long_name": row.long_name, "units": row.units}
+    assert np.isfinite(variable).any()
+
+
+def small_profile():
+    if not hasattr(small_profile, "made"):
+        tokens = torch.from_numpy(random_tokens(sequences=3, length=12))
+        small_profile.made = rl.profile(tiny("llama_gqa"), tokens)
+    return small_profile.made
+
+
+def test_the_reference_in_the_docs_is_that_of_the_rows():
+    """`python tools/reference.py` writes it anew."""
+    namespace: dict[str, object] = {"__name__": "reference"}
+    exec((ROOT / "tools" / "reference.py").read_text(), namespace)
+    assert namespace["reference"]() in (ROOT / "docs" / "measures.md").read_text()
+
+
+def test_formulas_say_what_they_compute():
+    named = [row.of for row in STATISTICS if row.of.__name__ != "<lambda>"]
+    assert len(named) >= 4
+    assert all(inspect.getdoc(function) for function in named)
