@@ -13,11 +13,11 @@ from ropelens.figures.comparison_planes import (
 from ropelens.figures.comparison_planes import plot_growth_planes as plot_growth_planes
 from ropelens.figures.growth import plot_growth as plot_growth
 from ropelens.figures.head_map import plot_head_map as plot_head_map
-from ropelens.figures.head_norms import plot_head_norms as plot_head_norms
 from ropelens.figures.kernel import plot_kernel as plot_kernel
 from ropelens.figures.label_selectivity import (
     plot_label_selectivity as plot_label_selectivity,
 )
+from ropelens.figures.norms import plot_head_norms as plot_head_norms
 from ropelens.figures.norms import plot_norms as plot_norms
 from ropelens.figures.reach import plot_horizons as plot_horizons
 from ropelens.figures.reach import plot_reach as plot_reach

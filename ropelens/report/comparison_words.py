@@ -12,9 +12,8 @@ import xarray as xr
 
 from ropelens.comparison.pairs import entries_of
 from ropelens.comparison.table import LOOKS_AT
-from ropelens.figures.comparison import mean_count
-from ropelens.figures.wavelengths import short_count
-from ropelens.report.table import CHANCE, NOTHING, change_and_interval
+from ropelens.figures.numbers import NOTHING, change_and_interval, mean_count, short_count
+from ropelens.report.table import CHANCE
 
 OVER_TEXT = {
     "sequences": "over the text of one seed",

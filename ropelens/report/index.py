@@ -9,7 +9,8 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from ropelens.figures.claim import OUTSIDE, signed
+from ropelens.figures.claim import OUTSIDE
+from ropelens.figures.numbers import number
 from ropelens.files.folder import write_whole
 from ropelens.files.record import read_record
 from ropelens.report import words
@@ -94,5 +95,5 @@ def _correlation(heads: pd.DataFrame) -> str:
         return ""
     value = kept.rank()["positional_fraction"].corr(kept.rank()["mean_wavelength"])
     return (
-        f"Rank correlation of positional fraction with mean wavelength {signed(float(value))}."
+        f"Rank correlation of positional fraction with mean wavelength {number(float(value))}."
     )

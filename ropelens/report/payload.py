@@ -13,14 +13,14 @@ import xarray as xr
 
 from ropelens import figures
 from ropelens.figures.attention import query_positions
-from ropelens.figures.inputs import kv_heads
+from ropelens.figures.inputs import kv_heads, numbers
 from ropelens.figures.kernel import kernel_arrays
 from ropelens.figures.norms import PANELS
 from ropelens.figures.style import COLORS, LABELS, PAPER, template
 from ropelens.figures.text import visible_token
 from ropelens.figures.triangle import bit_shares
 from ropelens.figures.wavelengths import common_columns, wavelength_positions
-from ropelens.report.table import numbers, shown_columns
+from ropelens.report.table import shown_columns
 
 OF_HEAD = ("selectivity", "q_norm", "q_coherence")
 OF_KV_HEAD = ("k_norm", "k_coherence")

@@ -12,15 +12,13 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens import figures
+from ropelens.figures.numbers import NOTHING, change_and_interval, signed
 from ropelens.figures.truncation import MEASURES
 from ropelens.measure.truncation_table import summarize_truncation
 from ropelens.report.table import (
-    NOTHING,
     RETRIEVED,
     Column,
     NamedRow,
-    change_and_interval,
-    signed,
 )
 from ropelens.report.truncation_words import (
     CONTROL,

@@ -9,10 +9,10 @@ import pandas as pd
 import xarray as xr
 
 from ropelens.figures.label_selectivity import selectivity_shares
+from ropelens.figures.numbers import change_and_interval, short_count, signed
 from ropelens.figures.plane_marks import marks, plane_index, turning_wavelengths
-from ropelens.figures.wavelengths import short_count
 from ropelens.measure.truncation_table import summarize_truncation
-from ropelens.report.table import CHANCE, change_and_interval, signed
+from ropelens.report.table import CHANCE
 
 FREE = 0.01
 """Nats/token: a cut whose interval ends below this is called free."""

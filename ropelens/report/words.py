@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from ropelens.figures.claim import signed
+from ropelens.figures.numbers import number
 from ropelens.figures.style import LABELS
 
 DOUBT = 0.8
@@ -60,8 +60,8 @@ def claim_sentence(claim: dict | None) -> str:
         )
     numbers = (
         f"rank correlation of positional fraction with mean wavelength "
-        f"{signed(claim['rank_correlation'])}, 95% interval {signed(claim['low'])} to "
-        f"{signed(claim['high'])}, {plural(claim['heads'], 'head')}"
+        f"{number(claim['rank_correlation'])}, 95% interval {number(claim['low'])} to "
+        f"{number(claim['high'])}, {plural(claim['heads'], 'head')}"
     )
     if claim["high"] < 0:
         verdict = "Positional heads use short wavelengths, semantic ones long"
@@ -162,9 +162,9 @@ def _join(parts: list[str]) -> str:
 def _ranges(numbers: list[int]) -> str:
     """[0, 1, 2, 5] as "0–2 and 5"."""
     runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
+    for one in numbers:
+        if runs and one == runs[-1][-1] + 1:
+            runs[-1].append(one)
         else:
-            runs.append([number])
+            runs.append([one])
     return _join([f"{run[0]}" if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs])

@@ -15,10 +15,11 @@ import xarray as xr
 from synthetic_profile import synthetic_profile
 
 from ropelens.errors import BadArgument
+from ropelens.figures.numbers import change_and_interval, signed
 from ropelens.report import render, words, write_index, write_report
 from ropelens.report.page import model_name, run_facts, versions
 from ropelens.report.payload import attention_bytes, build_payload, packed
-from ropelens.report.table import COLUMNS, change_and_interval, signed, table_rows
+from ropelens.report.table import COLUMNS, table_rows
 
 
 @pytest.fixture(scope="module")
