@@ -127,10 +127,12 @@ def _most_changed(change: np.ndarray, most: int) -> np.ndarray:
 def _new_labels(
     labels: np.ndarray | None, shape: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The short new label of each head under each edit, "" for an old one; both for the hover."""
+    """The new label of each head under each edit, short, and old and new for the hover."""
     words, hovers = np.full((2, *shape), "", dtype=object)
-    for at in np.ndindex(*shape) if labels is not None else ():
-        old, new = labels[at[0], 0], labels[at]
+    if labels is None:
+        return words, hovers
+    for at in np.ndindex(*shape):
+        old, new = str(labels[at[0], 0]), str(labels[at])
         if new:
             words[at] = "" if old == new else SHORT[new]
             hovers[at] = f"<br>{old}, still" if old == new else f"<br>{old}, now {new}"

@@ -10,11 +10,11 @@ from urllib.parse import quote
 import pandas as pd
 
 from ropelens.figures.claim import OUTSIDE
-from ropelens.figures.numbers import number
 from ropelens.files.folder import write_whole
 from ropelens.files.record import read_record
 from ropelens.report import words
 from ropelens.report.render import asset, environment
+from ropelens.report.sentences import say
 
 CLAIM = {"rank_correlation", "low", "high", "heads"}
 """What run.json says of the claim, where it says it."""
@@ -94,6 +94,4 @@ def _correlation(heads: pd.DataFrame) -> str:
     if len(kept) < 3 or (kept.nunique() < 2).any():
         return ""
     value = kept.rank()["positional_fraction"].corr(kept.rank()["mean_wavelength"])
-    return (
-        f"Rank correlation of positional fraction with mean wavelength {number(float(value))}."
-    )
+    return say("profile", "correlation", value=float(value))

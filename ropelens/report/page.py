@@ -69,7 +69,6 @@ def render_page(
         claim=words.claim_sentence(claim),
         claim_numbers=claim_title(claim),
         label_rules=words.label_rules(heads.attrs.get("thresholds")),
-        interval_method=words.interval_method(),
         slow_planes=words.slow_planes(profile),
         map_summary=words.map_summary(profile, heads),
         columns=shown_columns(heads),
