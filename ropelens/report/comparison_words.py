@@ -19,6 +19,12 @@ from ropelens.report.table import CHANCE
 Record = dict[str, Any]
 """The numbers that a sentence tells."""
 
+ORDER = (
+    *("losses", "unpaired_losses", "past_context", "repeats", "previous_token"),
+    *("without_rotation", "wavelengths", "growth", "unfinished", "unlike_seeds"),
+)
+"""The sentences as they follow each other, the most important first."""
+
 OVER_TEXT = {
     "sequences": "over the text of one seed",
     "groups": "over the text, paired",
@@ -29,32 +35,35 @@ OVER_TEXT = {
 
 def findings(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
     """The comparison in sentences, the most important first."""
-    paired = table["loss_change"].notna().any()
-    records = {
-        "losses": _losses(comparison, table) if paired else None,
-        "unpaired_losses": None if paired else _unpaired_losses(comparison, table),
-        "past_context": _past_context(table),
-        "repeats": _repeats(table),
-        "previous_token": {
-            "heads": _each(table, "previous_token_heads"),
-            "first_layer": _each(table, "previous_token_layer_0"),
-        },
-        "without_rotation": _without_rotation(comparison, table),
-        "wavelengths": _wavelengths(comparison, table),
-        "growth": _growth(comparison, str(table["group"].iloc[0])),
-        "unfinished": {"runs": runs} if (runs := comparison.attrs.get("unfinished")) else None,
-        "unlike_seeds": _unlike_seeds(comparison),
-    }
-    said = [say("comparison", name, **record) for name, record in records.items() if record]
+    rows = table.to_dict("records")
+    baseline = str(comparison.attrs["baseline"])
+    records: dict[str, Record | None] = {"previous_token": {"rows": rows}}
+    if table["loss_change"].notna().any():
+        records["losses"] = {"baseline": baseline, **_losses(table)}
+    else:
+        of_runs = "context" in comparison.attrs
+        records["unpaired_losses"] = {"baseline": baseline, "rows": rows, "of_runs": of_runs}
+    if "loss_past_context" in table and table["loss_past_context"].notna().any():
+        changes = _changes(table, "loss_past_context")
+        records["past_context"] = {"rows": rows, "changes": changes}
+    if "repeat_gain" in table:
+        gain, retrieval = (_changes(table, name) for name in ("repeat_gain", "retrieval"))
+        numbers = {"gain_changes": gain, "retrieval_changes": retrieval, "chance": CHANCE}
+        records["repeats"] = {"rows": rows, **numbers}
+    records["without_rotation"] = _without_rotation(comparison, table)
+    records["wavelengths"] = _wavelengths(comparison, table)
+    if "growth_loss" in comparison:
+        records["growth"] = _growth(comparison, str(table["group"].iloc[0]))
+    if runs := comparison.attrs.get("unfinished"):
+        records["unfinished"] = {"runs": runs}
+    records["unlike_seeds"] = _unlike_seeds(comparison)
+    said = [
+        say("comparison", name, **record) for name in ORDER if (record := records.get(name))
+    ]
     return said + str(comparison.attrs.get("findings", "")).splitlines()
 
 
-def _each(table: pd.DataFrame, name: str) -> dict[str, float]:
-    """A column by group."""
-    return dict(zip(table["group"], table[name], strict=True))
-
-
-def _losses(comparison: xr.Dataset, table: pd.DataFrame) -> Record:
+def _losses(table: pd.DataFrame) -> Record:
     """The differences in loss to the baseline, from the best to the worst."""
     known = table[table["loss_change"].notna()].sort_values("loss_change")
     names = ("loss_change", "low", "high")
@@ -62,37 +71,7 @@ def _losses(comparison: xr.Dataset, table: pd.DataFrame) -> Record:
         _change(row, names, OVER_TEXT.get(row["over"], _seeds(row)))
         for row in known.to_dict("records")
     ]
-    of_one_seed = bool((known["over"] == "sequences").any())
-    baseline = str(comparison.attrs["baseline"])
-    return {"baseline": baseline, "changes": changes, "of_one_seed": of_one_seed}
-
-
-def _unpaired_losses(comparison: xr.Dataset, table: pd.DataFrame) -> Record:
-    """The losses where no group can be compared with the baseline in pairs."""
-    baseline = str(comparison.attrs["baseline"])
-    of_runs = "context" in comparison.attrs
-    return {"baseline": baseline, "losses": _each(table, "loss"), "of_runs": of_runs}
-
-
-def _past_context(table: pd.DataFrame) -> Record | None:
-    """The loss beyond the trained context, where it was measured."""
-    name = "loss_past_context"
-    if name not in table or table[name].isna().all():
-        return None
-    return {"losses": _each(table, name), "changes": _changes(table, name)}
-
-
-def _repeats(table: pd.DataFrame) -> Record | None:
-    """How much less repeated tokens cost and what was retrieved, where it was measured."""
-    if "repeat_gain" not in table:
-        return None
-    return {
-        "gains": _each(table, "repeat_gain"),
-        "gain_changes": _changes(table, "repeat_gain"),
-        "retrieval": _each(table, "retrieval"),
-        "retrieval_changes": _changes(table, "retrieval"),
-        "chance": CHANCE,
-    }
+    return {"changes": changes, "of_one_seed": bool((known["over"] == "sequences").any())}
 
 
 def _without_rotation(comparison: xr.Dataset, table: pd.DataFrame) -> Record | None:
@@ -165,13 +144,11 @@ def _unlike_seeds(comparison: xr.Dataset) -> Record | None:
     return {"missing": missing} if missing else None
 
 
-def _growth(comparison: xr.Dataset, group: str) -> Record | None:
+def _growth(comparison: xr.Dataset, group: str) -> Record:
     """When the first heads of the baseline appear, as the checkpoints kept tell.
 
     And in which plane its queries are longest at the end, and since which step they are.
     """
-    if "growth_loss" not in comparison:
-        return None
     entry = entries_of(comparison, group).isel(entry=0)
     heads = ("layer", "head")
     appear = {
