@@ -29,10 +29,11 @@ def plot_head_map(
     """
     heads = head_table(profile, heads)
     layers, count = profile.sizes["layer"], profile.sizes["head"]
-    confidence = np.nan_to_num(head_grid(profile, heads, numbers(heads, "confidence")), nan=1.0)
+    confidence = head_grid(profile, heads, numbers(heads, "confidence")).astype(float)
+    strength = np.nan_to_num(confidence, nan=1.0)
     labels = head_grid(profile, heads, heads["label"])
     hovers = head_grid(profile, heads, hover_lines(heads))
-    offset = head_grid(profile, heads, numbers(heads, "offset"))
+    offset = head_grid(profile, heads, numbers(heads, "offset")).astype(float)
     offsets = [["" if np.isnan(x) else f"{x:.0f}" for x in row] for row in offset]
     # Cells of 13 to 40 pixels, plus title, legend and axis.
     height = int(np.clip(layers * 40, 200, max(300, layers * 13)) + 130)
@@ -40,7 +41,7 @@ def plot_head_map(
     for label in LABELS:
         named = label == "positional" and count <= OFFSETS_FIT
         figure.add_heatmap(
-            z=np.where(labels == label, confidence, np.nan),
+            z=np.where(labels == label, strength, np.nan),
             zmin=0,
             zmax=1,
             colorscale=[[0, faded(COLORS[label], 0.3)], [1, faded(COLORS[label], 1)]],

@@ -78,17 +78,9 @@ def numbers(heads: pd.DataFrame, name: str) -> np.ndarray:
 def head_grid(
     profile: xr.Dataset, heads: pd.DataFrame, values: np.ndarray | pd.Series
 ) -> np.ndarray:
-    """`values`, one a row of the table, as an array [layer, head].
-
-    A head without a row has NaN, or None where the values are no numbers.
-    """
-    given = np.asarray(values)
-    grid = np.full(
-        (profile.sizes["layer"], profile.sizes["head"]),
-        np.nan if given.dtype.kind == "f" else None,
-        dtype=given.dtype if given.dtype.kind == "f" else object,
-    )
-    grid[heads["layer"].to_numpy(int), heads["head"].to_numpy(int)] = given
+    """`values`, one a row of the table, as objects [layer, head]; None for a head without."""
+    grid = np.full((profile.sizes["layer"], profile.sizes["head"]), None, dtype=object)
+    grid[heads["layer"].to_numpy(int), heads["head"].to_numpy(int)] = values
     return grid
 
 

@@ -65,9 +65,10 @@ def page_layout(row: PageFigure, profile: xr.Dataset) -> dict[str, Any]:
     Figures of all heads stand side by side, so they are of one height (13 pixels a layer where
     there are many) and share the legend in the page's text.
     """
-    beside = row.section == "heads"
-    height = {"height": max(360, 13 * profile.sizes["layer"] + 90)} if beside else {}
-    return {"showlegend": not beside, "margin_t": 24} | height
+    if row.section != "heads":
+        return {"margin_t": 24}
+    height = max(360, 13 * profile.sizes["layer"] + 90)
+    return {"margin_t": 24, "showlegend": False, "height": height}
 
 
 def head_arrays(profile: xr.Dataset) -> dict[str, dict]:
