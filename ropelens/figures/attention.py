@@ -24,12 +24,12 @@ def plot_attention(profile: xr.Dataset, *, layer: int, head: int) -> go.Figure:
     """
     check_head(profile, layer=layer, head=head)
     strings = [str(token) for token in profile["excerpt_token"].values]
-    tokens = [plotly_text(visible_token(token)) for token in strings]
+    named = np.array([plotly_text(visible_token(token)) for token in strings], dtype=object)
     ticks = [plotly_text(visible_token(token, longest=12)) for token in strings]
     one_head = profile["excerpt_attention"].isel(layer=layer, head=head)
     weights = one_head.transpose("excerpt_query", "excerpt_key").values
     queries = query_positions(profile)
-    keys = np.arange(len(tokens))
+    keys = np.arange(len(named))
     figure = new_figure(f"Attention of layer {layer}, head {head} on an excerpt", height=640)
     figure.add_heatmap(
         x=keys,
@@ -50,32 +50,18 @@ def plot_attention(profile: xr.Dataset, *, layer: int, head: int) -> go.Figure:
         },
         meta={"z": "attention"},
         # One text a cell, [query token, key token]: cheaper as text of rows and columns.
-        customdata=_pairs([tokens[i] for i in queries], tokens),
+        customdata=np.stack(np.meshgrid(named[queries], named, indexing="ij"), axis=-1),
         hovertemplate="%{customdata[0]} → %{customdata[1]}: %{z:.1%}<extra></extra>",
         hoverongaps=False,
-        xgap=1 if len(tokens) <= GAPS_FIT else 0,
-        ygap=1 if len(tokens) <= GAPS_FIT else 0,
+        xgap=1 if len(named) <= GAPS_FIT else 0,
+        ygap=1 if len(named) <= GAPS_FIT else 0,
     )
-    small = {"size": 10}
-    figure.update_xaxes(
-        title_text="key (token)",
-        tickvals=keys,
-        ticktext=ticks,
-        tickangle=-90,
-        tickfont=small,
-        showgrid=False,
-        ticks="",
-    )
-    figure.update_yaxes(
-        title_text="query (token)",
-        tickvals=queries,
-        ticktext=[ticks[i] for i in queries],
-        tickfont=small,
-        range=[queries[-1] + 0.5, queries[0] - 0.5],
-        showgrid=False,
-        ticks="",
-    )
-    return figure
+    axis = {"tickfont": {"size": 10}, "showgrid": False, "ticks": ""}
+    figure.update_xaxes(title_text="key (token)", tickvals=keys, ticktext=ticks, **axis)
+    figure.update_xaxes(tickangle=-90)
+    figure.update_yaxes(title_text="query (token)", tickvals=queries, **axis)
+    figure.update_yaxes(ticktext=[ticks[i] for i in queries])
+    return figure.update_yaxes(range=[queries[-1] + 0.5, queries[0] - 0.5])
 
 
 def query_positions(profile: xr.Dataset) -> np.ndarray:
@@ -87,10 +73,3 @@ def query_positions(profile: xr.Dataset) -> np.ndarray:
 def square_root_scale(name: str) -> list[list]:
     """A colour scale that spends its colours on the square root of the value."""
     return [[place**2, color] for place, color in get_colorscale(name)]
-
-
-def _pairs(rows: list[str], columns: list[str]) -> np.ndarray:
-    pairs = np.empty((len(rows), len(columns), 2), dtype=object)
-    pairs[..., 0] = np.array(rows, dtype=object)[:, None]
-    pairs[..., 1] = np.array(columns, dtype=object)[None]
-    return pairs

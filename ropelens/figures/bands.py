@@ -6,15 +6,23 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
-from plotly.subplots import make_subplots
+from jaxtyping import Float
 
 from ropelens.errors import BadArgument
-from ropelens.figures.label_selectivity import selectivity_shares
+from ropelens.figures.label_selectivity import mean_share, selectivity_shares
 from ropelens.figures.plane_marks import marks
-from ropelens.figures.style import COLORS, MUTED, template
-from ropelens.figures.truncation import MEASURES, check_measures, hover_text
+from ropelens.figures.style import COLORS, TEXT_ONLY, mark, new_figure
+from ropelens.figures.truncation import (
+    MEAN_OF_DRAWS,
+    MEASURES,
+    Measure,
+    change_and_bars,
+    check_measures,
+    draw_crosses,
+    hover_texts,
+)
 from ropelens.figures.wavelengths import (
-    AXIS_TITLE,
+    one_title,
     plane_borders,
     wavelength_axis,
     wavelength_positions,
@@ -39,35 +47,34 @@ def plot_bands(truncation: xr.Dataset, *, measure: str = "loss") -> go.Figure:
         )
     check_measures(table, [measure])
     panels = 2 if "selectivity" in truncation else 1
-    figure = make_subplots(
-        rows=panels, cols=1, vertical_spacing=0.09, row_heights=[0.62, 0.38][:panels]
-    )
+    figure = new_figure(
+        "What each band of wavelengths is worth",
+        height=200 + 180 * panels,
+        **{"rows": panels, "cols": 1, "vertical_spacing": 0.09},
+        row_heights=[0.62, 0.38][:panels],
+    ).update_layout(margin_t=80)
     spans = _spans(truncation, bands)
-    _add_bands(figure, bands, spans, measure)
-    _add_controls(figure, table, spans, measure)
+    _add_bands(figure, bands, spans, MEASURES[measure])
+    _add_random(figure, table, spans, MEASURES[measure])
     figure.update_yaxes(title_text=MEASURES[measure].title, zeroline=True, row=1)
-    figure.update_yaxes(range=_with_room(table, measure), row=1)
+    figure.update_yaxes(range=_with_room(table, MEASURES[measure].column), row=1)
     if panels == 2:
         _add_selectivity(figure, truncation)
-    figure.update_layout(
-        template=template("light"),
-        title_text="What each band of wavelengths is worth",
-        height=200 + 180 * panels,
-        margin_t=80,
-    )
+    ends = np.log10([spans.min(), spans.max()])
     figure.update_xaxes(**wavelength_axis(truncation["wavelength"].values))
-    ends = [np.log10(min(low for low, _ in spans)), np.log10(max(high for _, high in spans))]
     figure.update_xaxes(range=[float(ends[0]) - 0.03, float(ends[1]) + 0.03])
+    one_title(figure)
     for row in range(1, panels):
-        figure.update_xaxes(title_text="", showticklabels=False, row=row)
-    figure.update_xaxes(title_text=AXIS_TITLE, row=panels)
-    _add_marks(figure, truncation, ends)
+        figure.update_xaxes(showticklabels=False, row=row)
+    for at in marks(truncation):
+        if spans.min() < at.wavelength < spans.max():
+            side = "left" if at.name == "band" else "right"
+            mark(figure, at.wavelength, at.words, name=at.name, xanchor=side, align=side)
     return figure
 
 
-def _with_room(table: pd.DataFrame, measure: str) -> list[float]:
+def _with_room(table: pd.DataFrame, column: str) -> list[float]:
     """The range of the upper panel, with room above for the words at the marks."""
-    column = MEASURES[measure].column
     shown = table[table["kind"].isin(["none", "band", "band control"])]
     known = [name for name in (column, f"{column}_low", f"{column}_high") if name in shown]
     low, high = float(shown[known].min().min()), float(shown[known].max().max())
@@ -75,104 +82,60 @@ def _with_room(table: pd.DataFrame, measure: str) -> list[float]:
     return [low - 0.05 * reach, high + 0.25 * reach]
 
 
-def _spans(truncation: xr.Dataset, bands: pd.DataFrame) -> list[tuple[float, float]]:
+def _spans(truncation: xr.Dataset, bands: pd.DataFrame) -> Float[np.ndarray, "band 2"]:
     """Where each band begins and ends on the axis (tokens): at its outer planes' borders."""
     wavelength = truncation["wavelength"].transpose("layer", "frequency").values
     low, high = plane_borders(wavelength)
-    spans = []
-    for band in bands.itertuples():
-        inside = (wavelength >= band.wavelength_low) & (wavelength <= band.wavelength_high)
-        spans.append((float(low[inside].min()), float(high[inside].max())))
-    return spans
+    outer = bands[["wavelength_low", "wavelength_high"]].to_numpy(float)
+    inside = [(wavelength >= first) & (wavelength <= last) for first, last in outer]
+    return np.array([(low[planes].min(), high[planes].max()) for planes in inside])
 
 
 def _add_bands(
-    figure: go.Figure, bands: pd.DataFrame, spans: list[tuple[float, float]], measure: str
+    figure: go.Figure, bands: pd.DataFrame, spans: np.ndarray, measure: Measure
 ) -> None:
-    column = MEASURES[measure].column
-    change = bands[column].to_numpy(float)
-    error = None
-    bounds = [f"{column}_high", f"{column}_low"]
-    if set(bounds) <= set(bands):
-        reach = np.nan_to_num(np.abs(bands[bounds].to_numpy(float) - change[:, None]))
-        error = {"array": reach[:, 0], "arrayminus": reach[:, 1], "thickness": 1.5, "width": 4}
-    low, high = np.array(spans).T
-    hovers = [hover_text(row, MEASURES[measure]) for row in bands.to_dict("records")]
+    """A bar a band, and its interval."""
+    low, high = spans.T
+    bars = change_and_bars(bands, measure)
     figure.add_bar(
         x=(low + high) / 2,
-        width=(high - low),
-        y=change,
+        width=high - low,
+        y=bars["y"],
         name="one band stopped",
         marker={"color": COLORS["positional"], "opacity": 0.55, "line": {"width": 1}},
-        text=hovers,
+        text=hover_texts(bands, measure),
         textposition="none",
-        hovertemplate="%{text}<extra></extra>",
+        hovertemplate=TEXT_ONLY,
         row=1,
         col=1,
     )
     # A bar's own error stands at the middle of its width, which a logarithmic axis moves.
-    figure.add_scatter(
-        x=np.sqrt(low * high),
-        y=change,
-        error_y=error,
-        mode="markers",
-        marker={"color": COLORS["positional"], "size": 6},
-        showlegend=False,
-        hoverinfo="skip",
-        row=1,
-        col=1,
-    )
+    marker = {"color": COLORS["positional"], "size": 6}
+    look = {"mode": "markers", "marker": marker, "showlegend": False, "hoverinfo": "skip"}
+    figure.add_scatter(x=np.sqrt(low * high), **bars, **look, row=1, col=1)
 
 
-def _add_controls(
-    figure: go.Figure, table: pd.DataFrame, spans: list[tuple[float, float]], measure: str
+def _add_random(
+    figure: go.Figure, table: pd.DataFrame, spans: np.ndarray, measure: Measure
 ) -> None:
     """Random sets of a band's size: a cross a draw over the band, dashed their mean."""
-    column = MEASURES[measure].column
     draws = table[table["kind"] == "band control"]
     if not len(draws):
         return
-    numbers = table.loc[table["kind"] == "band", "band"]
-    span = dict(zip(numbers, spans, strict=True))
-    figure.add_scatter(
-        x=[float(np.sqrt(span[band][0] * span[band][1])) for band in draws["band"]],
-        y=draws[column],
-        mode="markers",
-        marker={"color": MUTED, "size": 6, "symbol": "x"},
-        name="random planes",
-        legendgroup="random",
-        text=[hover_text(row, MEASURES[measure]) for row in draws.to_dict("records")],
-        hovertemplate="%{text}<extra></extra>",
-        row=1,
-        col=1,
-    )
-    x: list[float | None] = []
-    y: list[float | None] = []
-    for band, mean in draws.groupby("band")[column].mean().items():
-        x += [*span[band], None]
-        y += [mean, mean, None]
-    figure.add_scatter(
-        x=x,
-        y=y,
-        mode="lines",
-        line={"color": MUTED, "width": 2, "dash": "4px,3px"},
-        legendgroup="random",
-        showlegend=False,
-        hoverinfo="skip",
-        row=1,
-        col=1,
-    )
+    span = dict(zip(table.loc[table["kind"] == "band", "band"], spans, strict=True))
+    middles = [float(np.sqrt(span[band].prod())) for band in draws["band"]]
+    figure.add_scatter(x=middles, **draw_crosses(draws, measure, size=6), row=1, col=1)
+    means = draws.groupby("band")[measure.column].mean()
+    x = [place for band in means.index for place in (*span[band], None)]
+    y = [value for mean in means for value in (mean, mean, None)]
+    figure.add_scatter(x=x, y=y, **MEAN_OF_DRAWS, showlegend=False, row=1, col=1)
 
 
 def _add_selectivity(figure: go.Figure, truncation: xr.Dataset) -> None:
     """Share of the positive selectivity by wavelength, mean over all heads."""
     places = wavelength_positions(truncation["wavelength"].values)
-    share = 100 * np.nanmean(selectivity_shares(truncation), axis=1)
-    kept = np.isfinite(places) & np.isfinite(share)
-    mean = pd.Series(share[kept]).groupby(np.round(np.log(places[kept]), 4)).mean()
     figure.add_scatter(
-        x=np.exp(mean.index.to_numpy()),
-        y=mean.to_numpy(),
+        **mean_share(places, np.nanmean(selectivity_shares(truncation), axis=1)),
         mode="lines+markers",
         line={"color": COLORS["semantic"], "width": 2},
         marker={"symbol": "square", "size": 6},
@@ -184,22 +147,3 @@ def _add_selectivity(figure: go.Figure, truncation: xr.Dataset) -> None:
     )
     title = "selectivity<br>(% of positive)"
     figure.update_yaxes(title_text=title, rangemode="tozero", row=2)
-
-
-def _add_marks(figure: go.Figure, truncation: xr.Dataset, ends: list[float]) -> None:
-    for mark in marks(truncation):
-        if not ends[0] < np.log10(mark.wavelength) < ends[1]:
-            continue
-        line = {"width": 1.5, "dash": "dot", "color": MUTED}
-        figure.add_vline(x=mark.wavelength, line=line, name=mark.name)
-        figure.add_annotation(
-            x=float(np.log10(mark.wavelength)),
-            y=1,
-            xref="x",
-            yref="y domain",
-            xanchor="left" if mark.name == "band" else "right",
-            yanchor="top",
-            align="left" if mark.name == "band" else "right",
-            text=mark.words,
-            name=mark.name,
-        )

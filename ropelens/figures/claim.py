@@ -9,10 +9,10 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from ropelens.figures.inputs import head_table, hover_lines, row_of
-from ropelens.figures.style import COLORS, LABELS, SYMBOLS, new_figure
-from ropelens.figures.triangle import marker_size, ring
-from ropelens.figures.wavelengths import short_count, wavelength_axis
+from ropelens.figures.inputs import head_table, points_by_label, ring, row_of
+from ropelens.figures.numbers import number, short_count
+from ropelens.figures.style import log_axis, new_figure
+from ropelens.figures.wavelengths import wavelength_axis
 
 OUTSIDE = ("sink", "diffuse")
 """Labels whose heads choose too little for the claim to be about them."""
@@ -34,43 +34,16 @@ def plot_claim(
     heads = head_table(profile, heads)
     x = heads["mean_wavelength"].to_numpy(float)
     y = heads["positional_fraction"].to_numpy(float)
-    hovers, size = hover_lines(heads), marker_size(heads)
     figure = new_figure(claim_title(heads.attrs.get("claim")), height=430)
-    for label in LABELS:
-        rows = (heads["label"] == label).to_numpy() & np.isfinite(x) & np.isfinite(y)
-        if not rows.any():
-            continue
-        hollow = "-open" if label in OUTSIDE else ""
-        figure.add_scatter(
-            x=x[rows],
-            y=y[rows],
-            mode="markers",
-            name=label,
-            marker={
-                "color": COLORS[label],
-                "symbol": SYMBOLS[label] + hollow,
-                "size": size[rows],
-                "opacity": 0.85,
-                "line": {"width": 1.5} if hollow else {"width": 1},
-            },
-            customdata=heads.loc[rows, ["layer", "head"]].to_numpy(int),
-            text=hovers[rows],
-            hovertemplate="%{text}<extra></extra>",
-            cliponaxis=False,
-        )
+    for rows, look in points_by_label(heads, np.isfinite(x) & np.isfinite(y), hollow=OUTSIDE):
+        figure.add_scatter(x=x[rows], y=y[rows], **look)
     if selected is not None:
         row = row_of(heads, selected)
-        figure.add_scatter(
-            x=x[row : row + 1], y=y[row : row + 1], meta={"role": "selected"}, **ring()
-        )
-    figure.update_xaxes(**_wavelengths(profile, x))
-    figure.update_yaxes(
-        title_text="positional fraction (0 to 1)",
-        range=[-0.04, 1.04],
-        tickvals=[0, 0.25, 0.5, 0.75, 1],
-    )
-    figure.update_layout(legend_itemsizing="constant")
-    return figure
+        figure.add_scatter(x=x[[row]], y=y[[row]], **ring())
+    figure.update_xaxes(**_used_wavelengths(profile, x))
+    figure.update_yaxes(title_text="positional fraction (0 to 1)", range=[-0.04, 1.04])
+    figure.update_yaxes(tickvals=[0, 0.25, 0.5, 0.75, 1])
+    return figure.update_layout(legend_itemsizing="constant")
 
 
 def claim_title(claim: dict | None) -> str:
@@ -79,28 +52,18 @@ def claim_title(claim: dict | None) -> str:
         return "Positional fraction by mean wavelength"
     if not math.isfinite(claim["rank_correlation"]):
         return "Too few heads for a rank correlation"
-    return (
-        f"Rank correlation {signed(claim['rank_correlation'])} "
-        f"(95% interval {signed(claim['low'])} to {signed(claim['high'])}, "
-        f"{claim['heads']} heads)"
-    )
+    value, low, high = (number(claim[name]) for name in ("rank_correlation", "low", "high"))
+    return f"Rank correlation {value} (95% interval {low} to {high}, {claim['heads']} heads)"
 
 
-def signed(value: float) -> str:
-    """Two decimals, with a true minus sign; "?" where there is no number."""
-    return f"{value:.2f}".replace("-", "−") if math.isfinite(value) else "?"
-
-
-def _wavelengths(profile: xr.Dataset, used: np.ndarray) -> dict:
+def _used_wavelengths(profile: xr.Dataset, used: np.ndarray) -> dict:
     """The wavelength axis, cut to the wavelengths that heads use on average."""
-    axis = wavelength_axis(profile["wavelength"].values)
+    ticks = [float(f"{n * 10.0**power:g}") for power in range(-1, 10) for n in (1, 3)]
+    axis = wavelength_axis(profile["wavelength"].values) | log_axis(
+        {tick: short_count(tick) for tick in ticks},
+        title_text="mean wavelength (tokens, log scale)",
+    )
     used = np.log10(used[np.isfinite(used) & (used > 0)])
     if used.size:
         axis["range"] = [float(used.min()) - 0.15, float(used.max()) + 0.15]
-    ticks = 10.0 ** np.arange(-1, 10)
-    axis["tickvals"] = sorted(
-        float(f"{value:g}") for tick in ticks for value in (tick, 3 * tick)
-    )
-    axis["ticktext"] = [short_count(value) for value in axis["tickvals"]]
-    axis["title_text"] = "mean wavelength (tokens, log scale)"
     return axis

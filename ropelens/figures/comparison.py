@@ -6,12 +6,12 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
-from plotly.subplots import make_subplots
 
-from ropelens.comparison.pairs import changes, entries_of, group_names
+from ropelens.comparison.pairs import changes, entries_of
 from ropelens.errors import BadArgument
-from ropelens.figures.series import looks, mean_and_range
-from ropelens.figures.style import COLORS, LABELS, MUTED, new_figure, template
+from ropelens.figures.numbers import mean_count
+from ropelens.figures.series import group_line, looks
+from ropelens.figures.style import COLORS, LABELS, MUTED, log_axis, mark, new_figure
 from ropelens.figures.text import plotly_text
 
 
@@ -29,43 +29,34 @@ def plot_loss_change(comparison: xr.Dataset, table: pd.DataFrame) -> go.Figure:
         )
     baseline = plotly_text(comparison.attrs["baseline"])
     figure = new_figure(f"Loss against that of {baseline}", height=140 + 46 * len(rows))
-    look = looks(comparison)
     for row in rows.to_dict("records"):
-        group, mean = row["group"], row["loss_change"]
+        group, mean, look = row["group"], row["loss_change"], looks(comparison)[row["group"]]
         pairs = changes(comparison["loss"], group).values
-        color = look[group].color
+        ring = {"size": 13, "symbol": "circle-open", "color": look.color, "line_width": 1.5}
         figure.add_scatter(
             x=pairs,
             y=[plotly_text(group)] * len(pairs),
             mode="markers",
-            marker={"size": 13, "symbol": "circle-open", "color": color, "line_width": 1.5},
+            marker=ring,
             hovertemplate="one pair: %{x:+.4f} nats/token<extra></extra>",
             meta={"x": "loss_change", "of": "pair"},
         )
+        bar = {"array": [row["high"] - mean], "arrayminus": [mean - row["low"]]}
         figure.add_scatter(
             x=[mean],
             y=[plotly_text(group)],
-            error_x={
-                "type": "data",
-                "array": [row["high"] - mean],
-                "arrayminus": [mean - row["low"]],
-                "color": color,
-                "thickness": 2.5,
-                "width": 7,
-            },
+            error_x={"type": "data", **bar, "color": look.color, "thickness": 2.5, "width": 7},
             mode="markers",
-            marker={"size": 8, "symbol": look[group].symbol, "color": color},
+            marker={"size": 8, "symbol": look.symbol, "color": look.color},
             hovertemplate="%{x:+.4f} nats/token "
             f"[{row['low']:+.4f}, {row['high']:+.4f}], 95% over {row['over']}<extra></extra>",
             meta={"x": "loss_change", "of": "mean"},
         )
     figure.add_vline(x=0, line={"color": MUTED, "width": 1.5})
-    figure.update_layout(showlegend=False)
-    figure.update_xaxes(
-        title_text="difference in loss (nats per token; right is worse)", exponentformat="none"
-    )
+    title = "difference in loss (nats per token; right is worse)"
+    figure.update_xaxes(title_text=title, exponentformat="none")
     figure.update_yaxes(range=[-0.6, len(rows) - 0.4], showgrid=False, type="category")
-    return figure
+    return figure.update_layout(showlegend=False)
 
 
 def plot_position_loss(comparison: xr.Dataset) -> go.Figure:
@@ -74,62 +65,41 @@ def plot_position_loss(comparison: xr.Dataset) -> go.Figure:
     Above each group's mean, below its mean difference to the baseline, over the same text;
     whiskers from the lowest seed to the highest.
     """
-    figure = make_subplots(
-        rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.08, row_heights=[0.5, 0.5]
+    figure = new_figure(
+        "Loss by position in the text",
+        height=560,
+        **{"rows": 2, "cols": 1, "shared_xaxes": True, "vertical_spacing": 0.08},
     )
     start = np.maximum(comparison["position_start"].values.astype(float), 1)
     middle = np.sqrt(start * (comparison["position_stop"].values - 1).clip(1))
-    look = looks(comparison)
-    for group in group_names(comparison):
+    for group, look in looks(comparison).items():
         panels = {
-            1: entries_of(comparison, group)["position_loss"],
-            2: changes(comparison["position_loss"], group),
+            "position_loss": entries_of(comparison, group)["position_loss"],
+            "change": changes(comparison["position_loss"], group),
         }
-        for row, values in panels.items():
+        for row, (name, values) in enumerate(panels.items(), start=1):
             if not values.sizes["entry"]:
                 continue
             figure.add_scatter(
                 x=middle,
-                **mean_and_range(values),
-                name=plotly_text(group),
-                legendgroup=group,
+                **group_line(group, look, values),
                 showlegend=row == 1,
-                mode="lines+markers",
-                line=look[group].line,
-                marker={"symbol": look[group].symbol, "size": 6},
+                marker={"symbol": look.symbol, "size": 6},
                 hovertemplate=f"{plotly_text(group)}<br>"
                 "position %{x:.0f}: %{y:.3f} nats/token<extra></extra>",
-                meta={"x": "position", "y": "position_loss" if row == 1 else "change"},
+                meta={"x": "position", "y": name},
                 row=row,
                 col=1,
             )
-    context = int(comparison.attrs["context"])
-    longest = int(comparison["position_stop"].max())
+    context, longest = int(comparison.attrs["context"]), int(comparison["position_stop"].max())
+    mark(figure, context, "trained context ", name="context", xanchor="right")
     powers = [2**k for k in range(int(np.log2(longest)) + 1)]
-    figure.update_layout(
-        template=template("light"), title_text="Loss by position in the text", height=560
-    )
-    figure.add_vline(x=context, line={"width": 1.75, "dash": "dot", "color": MUTED})
-    figure.add_annotation(
-        x=np.log10(context),
-        y=1,
-        yref="y domain",
-        yanchor="top",
-        xanchor="right",
-        text="trained context ",
-    )
-    figure.update_xaxes(
-        type="log", tickvals=powers, ticktext=[f"{power:,}" for power in powers]
-    )
+    figure.update_xaxes(**log_axis({power: f"{power:,}" for power in powers}))
     figure.update_xaxes(title_text="position of the predicted token (log scale)", row=2)
+    baseline = plotly_text(comparison.attrs["baseline"])
     figure.update_yaxes(title_text="loss (nats/token)", row=1)
-    figure.update_yaxes(
-        title_text=f"difference to {plotly_text(comparison.attrs['baseline'])}<br>(nats/token)",
-        exponentformat="none",
-        zeroline=True,
-        zerolinecolor=MUTED,
-        row=2,
-    )
+    figure.update_yaxes(title_text=f"difference to {baseline}<br>(nats/token)", row=2)
+    figure.update_yaxes(exponentformat="none", zeroline=True, zerolinecolor=MUTED, row=2)
     return figure
 
 
@@ -156,8 +126,3 @@ def plot_label_counts(table: pd.DataFrame) -> go.Figure:
     figure.update_xaxes(title_text="heads (mean over entries)")
     figure.update_yaxes(showgrid=False, type="category")
     return figure
-
-
-def mean_count(value: float) -> str:
-    """A number of heads, the mean over some models: one decimal, none where it is whole."""
-    return f"{value:.1f}".removesuffix(".0")

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
-from plotly.subplots import make_subplots
 
-from ropelens.comparison.pairs import entries_of, group_names
+from ropelens.comparison.pairs import entries_of
+from ropelens.figures.numbers import short_count
 from ropelens.figures.plane_marks import marks
-from ropelens.figures.series import looks, mean_and_range
-from ropelens.figures.style import MUTED, template
+from ropelens.figures.series import Look, group_line, looks
+from ropelens.figures.style import MUTED, log_axis, mark, new_figure
 from ropelens.figures.text import plotly_text
-from ropelens.figures.wavelengths import AXIS_TITLE, short_count
+from ropelens.figures.wavelengths import AXIS_TITLE
 
 ROOM = 0.45
 """Share of the first panel's values that is left above them for the marks' words."""
@@ -33,46 +33,23 @@ def plot_comparison_planes(comparison: xr.Dataset) -> go.Figure:
     Planes stand at their wavelength. One that does not rotate stands where the same plane of
     another group rotates, and is hollow.
     """
-    figure = _panels("What the planes carry")
-    traces = _traces(comparison, prefix="")
-    for trace, row in traces:
-        figure.add_trace(trace, row=row, col=1)
-    _finish(figure, comparison)
-    _scale(figure, traces)
-    return figure
+    lines = _lines(comparison, prefix="")
+    return _draw("What the planes carry", comparison, [lines])
 
 
 def plot_growth_planes(comparison: xr.Dataset) -> go.Figure:
     """As `plot_comparison_planes`, with a slider over the checkpoints of the runs."""
-    figure = _panels("What the planes carry, as the models learn")
     steps = comparison["step"].values
-    frames = [_traces(comparison.isel(step=i), prefix="growth_") for i in range(len(steps))]
-    for trace, row in frames[-1]:
-        figure.add_trace(trace, row=row, col=1)
-    _finish(figure, comparison)
-    _scale(figure, [trace for frame in frames for trace in frame])
-    figure.update_layout(
-        height=650,
-        sliders=[
-            {
-                "active": len(steps) - 1,
-                "currentvalue": {"prefix": "step "},
-                "pad": {"t": 56},
-                "bgcolor": MUTED,
-                "bordercolor": MUTED,
-                "tickcolor": MUTED,
-                "steps": [
-                    {
-                        "label": f"{step:,}",
-                        "method": "restyle",
-                        "args": [_moved(frame), list(range(len(frame)))],
-                    }
-                    for step, frame in zip(steps, frames, strict=True)
-                ],
-            }
-        ],
-    )
-    return figure
+    frames = [_lines(comparison.isel(step=i), prefix="growth_") for i in range(len(steps))]
+    figure = _draw("What the planes carry, as the models learn", comparison, frames)
+    places = list(range(len(frames[-1])))
+    slides = [
+        {"label": f"{step:,}", "method": "restyle", "args": [_changes(frame), places]}
+        for step, frame in zip(steps, frames, strict=True)
+    ]
+    slider = {"active": len(steps) - 1, "currentvalue": {"prefix": "step "}, "pad": {"t": 56}}
+    colors = {"bgcolor": MUTED, "bordercolor": MUTED, "tickcolor": MUTED}
+    return figure.update_layout(height=650, sliders=[slider | colors | {"steps": slides}])
 
 
 def plane_places(comparison: xr.Dataset, group: str) -> tuple[np.ndarray, np.ndarray]:
@@ -90,101 +67,82 @@ def plane_places(comparison: xr.Dataset, group: str) -> tuple[np.ndarray, np.nda
     return np.where(np.isfinite(own), own, lent), np.isfinite(own)
 
 
-def _panels(title: str) -> go.Figure:
-    figure = make_subplots(rows=len(PANELS), cols=1, shared_xaxes=True, vertical_spacing=0.05)
-    figure.update_layout(template=template("light"), title_text=title, height=560)
-    return figure
+def _lines(comparison: xr.Dataset, *, prefix: str) -> list[go.Scatter]:
+    """The lines of all groups, panel after panel; `meta` names the variable of each."""
+    return [
+        _line(
+            entries_of(comparison, group)[prefix + name],
+            look,
+            *plane_places(comparison, group),
+            name,
+        )
+        for name in PANELS
+        for group, look in looks(comparison).items()
+    ]
 
 
-def _traces(comparison: xr.Dataset, *, prefix: str) -> list[tuple[go.Scatter, int]]:
-    """A line for each panel and group, with the row of its panel."""
-    look = looks(comparison)
-    found = []
-    for row, name in enumerate(PANELS, start=1):
-        for group in group_names(comparison):
-            values = entries_of(comparison, group)[prefix + name]
-            kept = ("entry", "frequency")
-            values = values.mean([dim for dim in values.dims if dim not in kept])
-            place, turning = plane_places(comparison, group)
-            symbol = look[group].symbol
-            found.append(
-                (
-                    go.Scatter(
-                        x=place,
-                        **mean_and_range(values.transpose(*kept)),
-                        name=plotly_text(group),
-                        legendgroup=group,
-                        showlegend=False,
-                        mode="lines+markers",
-                        line=look[group].line,
-                        marker={
-                            "size": 7,
-                            "symbol": [symbol if t else f"{symbol}-open" for t in turning],
-                        },
-                        customdata=[
-                            short_count(w) if t else "∞"
-                            for w, t in zip(place, turning, strict=True)
-                        ],
-                        hovertemplate=f"{plotly_text(group)}<br>%{{y:.3f}}, wavelength "
-                        "%{customdata} tokens<extra></extra>",
-                        meta={"x": "wavelength", "y": name},
-                    ),
-                    row,
-                )
-            )
-    return found
+def _line(
+    values: xr.DataArray, look: Look, place: np.ndarray, turning: np.ndarray, name: str
+) -> go.Scatter:
+    group = str(values["group"].values[0])
+    kept = ("entry", "frequency")
+    over = values.mean([dim for dim in values.dims if dim not in kept]).transpose(*kept)
+    lengths = np.where(turning, place, np.inf)
+    return go.Scatter(
+        x=place,
+        **group_line(group, look, over),
+        showlegend=False,
+        marker={"size": 7, "symbol": [look.symbol + "-open" * (not t) for t in turning]},
+        customdata=[short_count(length) for length in lengths],
+        hovertemplate=f"{plotly_text(group)}<br>%{{y:.3f}}, wavelength "
+        "%{customdata} tokens<extra></extra>",
+        meta={"x": "wavelength", "y": name},
+    )
 
 
-def _moved(frame: Sequence[tuple[go.Scatter, int]]) -> dict[str, list]:
-    """What of a figure's traces another checkpoint changes, as plotly's "restyle" has it."""
+def _changes(lines: Sequence[go.Scatter]) -> dict[str, list]:
+    """What of a figure's lines another checkpoint changes, as plotly's "restyle" has it."""
     return {
-        "y": [trace.y for trace, _ in frame],
-        "error_y.array": [trace.error_y.array for trace, _ in frame],
-        "error_y.arrayminus": [trace.error_y.arrayminus for trace, _ in frame],
+        "y": [line.y for line in lines],
+        "error_y.array": [line.error_y.array for line in lines],
+        "error_y.arrayminus": [line.error_y.arrayminus for line in lines],
     }
 
 
-def _scale(figure: go.Figure, traces: Sequence[tuple[go.Scatter, int]]) -> None:
-    """One range for each panel that holds all of `traces`; the first has room for words."""
-    for row in range(1, len(PANELS) + 1):
-        shown = [trace for trace, panel in traces if panel == row]
-        lows = np.concatenate([trace.y - trace.error_y.arrayminus for trace in shown])
-        highs = np.concatenate([trace.y + trace.error_y.array for trace in shown])
-        low, high = min(0.0, float(np.nanmin(lows))), float(np.nanmax(highs))
-        room = ROOM if row == 1 else 0.06
-        figure.update_yaxes(range=[low and 1.06 * low, (1 + room) * high], row=row)
-
-
-def _finish(figure: go.Figure, comparison: xr.Dataset) -> None:
-    """Legend and axes, and marks where the trained context and the predicted band lie."""
+def _draw(
+    title: str, comparison: xr.Dataset, frames: Sequence[Sequence[go.Scatter]]
+) -> go.Figure:
+    """The lines of the last frame; each panel's range holds those of all frames."""
+    rows = {"rows": len(PANELS), "cols": 1, "shared_xaxes": True, "vertical_spacing": 0.05}
+    figure = new_figure(title, height=560, **rows)
+    names = list(PANELS)
+    for line in frames[-1]:
+        figure.add_trace(line, row=names.index(line.meta["y"]) + 1, col=1)
     for group, look in looks(comparison).items():
-        # By a trace of its own: a plane that stands still would hollow the legend's mark.
+        # By a trace of its own: a plane that does not rotate would hollow the legend's mark.
+        legend = {"name": plotly_text(group), "legendgroup": group, "mode": "lines+markers"}
+        marker = {"size": 7, "symbol": look.symbol}
         figure.add_scatter(
-            x=[None],
-            y=[None],
-            name=plotly_text(group),
-            legendgroup=group,
-            mode="lines+markers",
-            line=look.line,
-            marker={"size": 7, "symbol": look.symbol},
-            row=1,
-            col=1,
+            x=[None], y=[None], **legend, line=look.line, marker=marker, row=1, col=1
         )
-    for row, title in enumerate(PANELS.values(), start=1):
-        figure.update_yaxes(title_text=title, nticks=5, row=row)
+    for row, (name, unit) in enumerate(PANELS.items(), start=1):
+        lines = [line for frame in frames for line in frame if line.meta["y"] == name]
+        low = min(0.0, *(float(np.nanmin(line.y - line.error_y.arrayminus)) for line in lines))
+        high = max(float(np.nanmax(line.y + line.error_y.array)) for line in lines)
+        room = ROOM if row == 1 else 0.06
+        figure.update_yaxes(title_text=unit, nticks=5, row=row)
+        figure.update_yaxes(range=[low and 1.06 * low, (1 + room) * high], row=row)
     figure.update_yaxes(zeroline=True, zerolinecolor=MUTED, row=len(PANELS))
-    powers = 10.0 ** np.arange(0, 9)
     figure.update_xaxes(
-        type="log", tickvals=powers, ticktext=[short_count(power) for power in powers]
+        **log_axis({power: short_count(power) for power in 10.0 ** np.arange(9)})
     )
     figure.update_xaxes(title_text=AXIS_TITLE, row=len(PANELS))
-    for mark in marks(comparison):
-        figure.add_vline(x=mark.wavelength, line={"width": 1.5, "dash": "dot", "color": MUTED})
-        figure.add_annotation(
-            x=np.log10(mark.wavelength),
-            y=1,
-            yref="y domain",
-            xanchor="right" if mark.name == "context" else "left",
-            yanchor="top",
-            text=mark.words,
+    for at in marks(comparison):
+        mark(
+            figure,
+            at.wavelength,
+            at.words,
+            name=at.name,
+            xanchor="right" if at.name == "context" else "left",
         )
+    return figure

@@ -7,17 +7,15 @@ from collections.abc import Callable
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
-from plotly.subplots import make_subplots
 
-from ropelens.comparison.pairs import entries_of, group_names
+from ropelens.comparison.pairs import entries_of
 from ropelens.comparison.table import loss_past_context, repeat_gain
-from ropelens.figures.series import looks, mean_and_range
-from ropelens.figures.style import MUTED, template
+from ropelens.figures.series import group_line, looks
+from ropelens.figures.style import DOTTED, log_axis, new_figure
 from ropelens.figures.text import plotly_text
 from ropelens.measure.terms import NEEDLES
 
 HEADS = ("layer", "head")
-CHANCE_LINE = {"width": 1.5, "dash": "dot", "color": MUTED}
 
 
 def _count(label: str) -> Callable[[xr.Dataset], xr.DataArray]:
@@ -49,21 +47,16 @@ def plot_growth(comparison: xr.Dataset) -> go.Figure:
     """
     measured = {title: measure(comparison) for title, measure in PANELS.items()}
     panels = {title: values for title, values in measured.items() if values.notnull().any()}
-    figure = make_subplots(rows=len(panels), cols=1, shared_xaxes=True, vertical_spacing=0.02)
+    rows = {"rows": len(panels), "cols": 1, "shared_xaxes": True, "vertical_spacing": 0.02}
+    figure = new_figure("How it grew over training", height=130 * len(panels) + 170, **rows)
     steps = comparison["step"].values
-    look = looks(comparison)
-    for row, (title, of_all) in enumerate(panels.items(), start=1):
-        for group in group_names(comparison):
-            values = entries_of(of_all, group).transpose("entry", "step")
+    for row, (title, values) in enumerate(panels.items(), start=1):
+        for group, look in looks(comparison).items():
             figure.add_scatter(
                 x=steps,
-                **mean_and_range(values),
-                name=plotly_text(group),
-                legendgroup=group,
+                **group_line(group, look, entries_of(values, group).transpose("entry", "step")),
                 showlegend=row == 1,
-                mode="lines+markers",
-                line=look[group].line,
-                marker={"symbol": look[group].symbol, "size": 6},
+                marker={"symbol": look.symbol, "size": 6},
                 hovertemplate=f"{plotly_text(group)}<br>"
                 "step %{x:,}: %{y:.3g}<extra></extra>",
                 meta={"x": "step", "y": title.replace("<br>", " ")},
@@ -73,13 +66,7 @@ def plot_growth(comparison: xr.Dataset) -> go.Figure:
         figure.update_yaxes(title_text=title, nticks=4, exponentformat="none", row=row)
         if not title.startswith("loss"):
             figure.update_yaxes(rangemode="tozero", row=row)
-    figure.add_hline(y=1 / NEEDLES, line=CHANCE_LINE, row=len(panels))
-    ticks = 2 ** np.arange(0, int(np.log2(max(2, int(steps.max())))) + 1, 2)
-    figure.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{tick:,}" for tick in ticks])
-    figure.update_xaxes(title_text="training step (log scale)", row=len(panels))
-    figure.update_layout(
-        template=template("light"),
-        title_text="How it grew over training",
-        height=130 * len(panels) + 170,
-    )
-    return figure
+    figure.add_hline(y=1 / NEEDLES, line=DOTTED, row=len(panels))
+    ticks = 4 ** np.arange(0, int(np.log2(max(2, int(steps.max())))) // 2 + 1)
+    figure.update_xaxes(**log_axis({int(tick): f"{tick:,}" for tick in ticks}))
+    return figure.update_xaxes(title_text="training step (log scale)", row=len(panels))

@@ -7,7 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from ropelens.figures.inputs import head_grid, head_table, hover_lines
+from ropelens.figures.inputs import head_grid, head_table, hover_lines, numbers
 from ropelens.figures.style import COLORS, LABELS, faded, index_step, new_figure
 
 OFFSETS_FIT = 24
@@ -29,89 +29,51 @@ def plot_head_map(
     """
     heads = head_table(profile, heads)
     layers, count = profile.sizes["layer"], profile.sizes["head"]
-    confidence = np.nan_to_num(head_grid(profile, heads, "confidence"), nan=1.0)
-    labels = _words(profile, heads, heads["label"].to_numpy(object))
-    hovers = _words(profile, heads, hover_lines(heads))
-    offset = head_grid(profile, heads, "offset")
-    numbers = [["" if np.isnan(x) else f"{x:.0f}" for x in row] for row in offset]
-    figure = new_figure("Heads by layer: label and confidence", height=_height(layers))
+    confidence = head_grid(profile, heads, numbers(heads, "confidence")).astype(float)
+    strength = np.nan_to_num(confidence, nan=1.0)
+    labels = head_grid(profile, heads, heads["label"])
+    hovers = head_grid(profile, heads, hover_lines(heads))
+    offset = head_grid(profile, heads, numbers(heads, "offset")).astype(float)
+    offsets = [["" if np.isnan(x) else f"{x:.0f}" for x in row] for row in offset]
+    # Cells of 13 to 40 pixels, plus title, legend and axis.
+    height = int(np.clip(layers * 40, 200, max(300, layers * 13)) + 130)
+    figure = new_figure("Heads by layer: label and confidence", height=height)
     for label in LABELS:
+        named = label == "positional" and count <= OFFSETS_FIT
         figure.add_heatmap(
-            z=np.where(labels == label, confidence, np.nan),
+            z=np.where(labels == label, strength, np.nan),
             zmin=0,
             zmax=1,
             colorscale=[[0, faded(COLORS[label], 0.3)], [1, faded(COLORS[label], 1)]],
             showscale=False,
             showlegend=False,
             name=label,
-            text=numbers if label == "positional" and count <= OFFSETS_FIT else None,
-            texttemplate="%{text}" if label == "positional" and count <= OFFSETS_FIT else None,
+            text=offsets if named else None,
+            texttemplate="%{text}" if named else None,
             customdata=np.where(labels == label, hovers, ""),
             hovertemplate="%{customdata}<extra></extra>",
             hoverongaps=False,
             xgap=2 if count <= OFFSETS_FIT else 1,
             ygap=2 if layers <= OFFSETS_FIT else 1,
         )
-    _add_legend(figure, heads)
-    figure.update_xaxes(
-        title_text="head (index)",
-        range=_ends(count),
-        dtick=index_step(count),
-        tick0=0,
-        showgrid=False,
-        constrain="domain",
-    )
-    figure.update_yaxes(
-        title_text="layer (index)",
-        range=_ends(layers)[::-1],
-        dtick=index_step(layers),
-        tick0=0,
-        showgrid=False,
-    )
+    for label in LABELS:  # heat maps have no entries in a legend; empty scatters do
+        if (heads["label"] == label).any():
+            marker = {"color": COLORS[label], "symbol": "square", "size": 11}
+            legend = {"mode": "markers", "name": label, "marker": marker, "hoverinfo": "skip"}
+            figure.add_scatter(x=[None], y=[None], **legend)
+    figure.update_xaxes(**_cell_axis("head", count), constrain="domain")
+    figure.update_yaxes(**_cell_axis("layer", layers))
+    figure.update_yaxes(range=figure.layout.yaxis.range[::-1])
     if selected is not None:
-        figure.add_shape(name="selected", **frame(*selected))
+        layer, head = selected
+        corners = {"x0": head - 0.5, "x1": head + 0.5, "y0": layer - 0.5, "y1": layer + 0.5}
+        fill = {"line_width": 3, "fillcolor": "rgba(0,0,0,0)"}
+        figure.add_shape(name="selected", type="rect", **corners, **fill)
     return figure
 
 
-def frame(layer: int, head: int) -> dict:
-    """The rectangle around one cell of the map, as keywords of a plotly shape."""
-    return {
-        "type": "rect",
-        "x0": head - 0.5,
-        "x1": head + 0.5,
-        "y0": layer - 0.5,
-        "y1": layer + 0.5,
-        "line_width": 3,
-        "fillcolor": "rgba(0,0,0,0)",
-    }
-
-
-def _ends(count: int) -> list[float]:
+def _cell_axis(what: str, count: int) -> dict:
     """An axis over `count` cells, with room at both ends for a frame's stroke."""
     room = 0.5 + max(0.05, 0.006 * count)
-    return [-room, count - 1 + room]
-
-
-def _height(layers: int) -> int:
-    """Pixels: cells of 13 to 40 pixels, plus title, legend and axis."""
-    return int(np.clip(layers * 40, 200, max(300, layers * 13)) + 130)
-
-
-def _words(profile: xr.Dataset, heads: pd.DataFrame, values: np.ndarray) -> np.ndarray:
-    grid = np.empty((profile.sizes["layer"], profile.sizes["head"]), dtype=object)
-    grid[heads["layer"].to_numpy(int), heads["head"].to_numpy(int)] = values
-    return grid
-
-
-def _add_legend(figure: go.Figure, heads: pd.DataFrame) -> None:
-    """Heat maps have no entries of their own; empty scatters with their colours do."""
-    for label in LABELS:
-        if (heads["label"] == label).any():
-            figure.add_scatter(
-                x=[None],
-                y=[None],
-                mode="markers",
-                name=label,
-                marker={"color": COLORS[label], "symbol": "square", "size": 11},
-                hoverinfo="skip",
-            )
+    ticks = {"dtick": index_step(count), "tick0": 0, "showgrid": False}
+    return {"title_text": f"{what} (index)", "range": [-room, count - 1 + room], **ticks}

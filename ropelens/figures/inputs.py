@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import xarray as xr
 
 from ropelens.errors import BadArgument
-from ropelens.figures.style import LABELS
-from ropelens.figures.wavelengths import short_count
+from ropelens.figures.numbers import short_count
+from ropelens.figures.style import COLORS, LABELS, SYMBOLS, TEXT_ONLY
 
 NEEDED = (
-    "layer",
-    "head",
-    "label",
-    "confidence",
-    "positional_fraction",
-    "total_bits",
-    "sink_bits",
-    "position_bits",
-    "content_bits",
-    "offset",
-    "mean_wavelength",
+    *(
+        "layer",
+        "head",
+        "label",
+        "confidence",
+        "positional_fraction",
+        "mean_wavelength",
+        "offset",
+    ),
+    *("total_bits", "sink_bits", "position_bits", "content_bits"),
 )
+"""The columns of a table of heads that figures read."""
 
 
 def head_table(profile: xr.Dataset, heads: pd.DataFrame | None) -> pd.DataFrame:
@@ -67,12 +70,16 @@ def row_of(heads: pd.DataFrame, selected: tuple[int, int]) -> int:
     return int(found[0])
 
 
-def head_grid(profile: xr.Dataset, heads: pd.DataFrame, column: str) -> np.ndarray:
-    """A column of the table as an array [layer, head]; NaN where it says nothing."""
-    grid = np.full((profile.sizes["layer"], profile.sizes["head"]), np.nan)
-    values = (
-        pd.to_numeric(heads[column]).astype("Float64").to_numpy(dtype=float, na_value=np.nan)
-    )
+def numbers(heads: pd.DataFrame, name: str) -> np.ndarray:
+    """A column of the table as float64; NaN where it says nothing."""
+    return pd.to_numeric(heads[name]).astype("Float64").to_numpy(dtype=float, na_value=np.nan)
+
+
+def head_grid(
+    profile: xr.Dataset, heads: pd.DataFrame, values: np.ndarray | pd.Series
+) -> np.ndarray:
+    """`values`, one a row of the table, as objects [layer, head]; None for a head without."""
+    grid = np.full((profile.sizes["layer"], profile.sizes["head"]), None, dtype=object)
     grid[heads["layer"].to_numpy(int), heads["head"].to_numpy(int)] = values
     return grid
 
@@ -116,3 +123,53 @@ def _hover(row: dict) -> str:
         f"position {row['position_bits']:.2f}, content {row['content_bits']:.2f}<br>"
         f"mean wavelength {short_count(row['mean_wavelength'])} tokens"
     )
+
+
+def points_by_label(
+    heads: pd.DataFrame, known: np.ndarray, *, hollow: Sequence[str] = ()
+) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
+    """For each label the rows of its heads, of those that are `known`, and the points' look.
+
+    The look is keywords of a plotly scatter: colour and symbol say the label (an outline
+    for a `hollow` one), the area grows with the head's bits, hovers tell its numbers.
+    """
+    hovers, sizes = hover_lines(heads), marker_sizes(heads)
+    for label in LABELS:
+        rows = (heads["label"] == label).to_numpy() & known
+        if not rows.any():
+            continue
+        marker = {"color": COLORS[label], "size": sizes[rows], "opacity": 0.85}
+        symbol = SYMBOLS[label] + ("-open" if label in hollow else "")
+        yield (
+            rows,
+            {
+                "mode": "markers",
+                "name": label,
+                "marker": marker
+                | {"symbol": symbol, "line_width": 1.5 if label in hollow else 1},
+                "customdata": heads.loc[rows, ["layer", "head"]].to_numpy(int),
+                "text": hovers[rows],
+                "hovertemplate": TEXT_ONLY,
+                "cliponaxis": False,
+            },
+        )
+
+
+def marker_sizes(heads: pd.DataFrame) -> np.ndarray:
+    """Diameters in pixels, 5 to 15: the area grows with the head's total bits."""
+    bits = heads["total_bits"].to_numpy(float).clip(min=0)
+    largest = np.nanmax(bits) if np.isfinite(bits).any() and np.nanmax(bits) > 0 else 1.0
+    crowd = 1.0 if len(heads) <= 200 else 0.75
+    return np.nan_to_num(crowd * np.sqrt(25 + 200 * bits / largest), nan=5.0)
+
+
+def ring() -> dict[str, Any]:
+    """The open circle around the selected head, as keywords of a scatter."""
+    return {
+        "mode": "markers",
+        "marker": {"symbol": "circle-open", "size": 22, "line": {"width": 2.5}},
+        "meta": {"role": "selected"},
+        "hoverinfo": "skip",
+        "showlegend": False,
+        "cliponaxis": False,
+    }

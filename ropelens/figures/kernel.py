@@ -7,9 +7,10 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.figures.inputs import check_head
-from ropelens.figures.style import MUTED, new_figure
+from ropelens.figures.style import DASHED, SHADE, log_axis, new_figure
 
 TICKS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+MEASURED = {"line": {"width": 2, "shape": "hvh"}, "fill": "tozeroy", "fillcolor": SHADE}
 
 
 def plot_kernel(profile: xr.Dataset, *, layer: int, head: int) -> go.Figure:
@@ -27,35 +28,24 @@ def plot_kernel(profile: xr.Dataset, *, layer: int, head: int) -> go.Figure:
     last = profile["offset_stop"].values - 1
     named = [f"{a}" if a == b else f"{a} to {b}" for a, b in zip(start, last, strict=True)]
     figure = new_figure(f"Kernel of layer {layer}, head {head}", height=340)
-    for name, words, line in (
-        ("kernel_measured", "fitted to the attention", {"width": 2, "shape": "hvh"}),
-        (
-            "kernel_predicted",
-            "predicted from mean q and k",
-            {"width": 2, "dash": "4px,3px", "color": MUTED},
-        ),
+    for name, words, look in (
+        ("kernel_measured", "fitted to the attention", MEASURED),
+        ("kernel_predicted", "predicted from mean q and k", {"line": DASHED}),
     ):
         figure.add_scatter(
             x=start + 1,
             y=arrays[name][layer, head],
             name=words,
             mode="lines",
-            line=line,
-            fill="tozeroy" if name == "kernel_measured" else None,
-            fillcolor="rgba(128,132,140,0.22)" if name == "kernel_measured" else None,
+            **look,
             meta={"y": name},
             customdata=named,
             hovertemplate="offset %{customdata}: %{y:.2%} " + words + "<extra></extra>",
         )
-    context = int(profile["offset_stop"].values[-1])
-    figure.update_xaxes(**offset_axis(context))
-    figure.update_yaxes(
-        title_text="weight of one offset (% of attention)",
-        tickformat=".0%",
-        rangemode="tozero",
-    )
-    figure.update_layout(hovermode="x unified")
-    return figure
+    figure.update_xaxes(**_offset_axis(int(profile["offset_stop"].values[-1])))
+    title = "weight of one offset (% of attention)"
+    figure.update_yaxes(title_text=title, tickformat=".0%", rangemode="tozero")
+    return figure.update_layout(hovermode="x unified")
 
 
 def kernel_arrays(profile: xr.Dataset) -> dict[str, np.ndarray]:
@@ -70,22 +60,17 @@ def kernel_arrays(profile: xr.Dataset) -> dict[str, np.ndarray]:
     whole = np.nansum(measured * width, axis=-1, keepdims=True)
     total = (weight * width).sum(-1, keepdims=True)
     predicted = np.divide(weight * whole, total, out=np.zeros_like(weight), where=total > 0)
-    return {
-        "kernel_measured": measured,
-        "kernel_predicted": np.where(seen, predicted, np.nan),
-    }
+    predicted[~seen] = np.nan
+    return {"kernel_measured": measured, "kernel_predicted": predicted}
 
 
-def offset_axis(context: int) -> dict:
+def _offset_axis(context: int) -> dict:
     """Keywords for `update_xaxes`: offset + 1 on a log scale, ticks named by offset."""
     ticks = [offset for offset in TICKS if offset < context]
     while context > 2 * ticks[-1] > 512:
         ticks.append(2 * ticks[-1])
-    return {
-        "type": "log",
-        "tickmode": "array",
-        "tickvals": [offset + 1 for offset in ticks],
-        "ticktext": [f"{offset}" for offset in ticks],
-        "range": [-0.03, float(np.log10(context + 1))],
-        "title_text": "offset: tokens looked back (tokens, log scale)",
-    }
+    return log_axis(
+        {offset + 1: f"{offset}" for offset in ticks},
+        title_text="offset: tokens looked back (tokens, log scale)",
+        range=[-0.03, float(np.log10(context + 1))],
+    )

@@ -9,9 +9,8 @@ import xarray as xr
 from jaxtyping import Float
 
 from ropelens.figures.inputs import head_table
-from ropelens.figures.norms import mark_context
-from ropelens.figures.style import COLORS, LABELS, MUTED, SYMBOLS, new_figure
-from ropelens.figures.wavelengths import wavelength_axis, wavelength_positions
+from ropelens.figures.style import COLORS, LABELS, SYMBOLS, new_figure
+from ropelens.figures.wavelengths import mark_context, wavelength_axis, wavelength_positions
 
 FEWEST_HEADS = 2
 """A kind with fewer heads has no mean worth a line."""
@@ -33,12 +32,8 @@ def plot_label_selectivity(profile: xr.Dataset, heads: pd.DataFrame | None = Non
         if len(rows) < FEWEST_HEADS:
             continue
         layers, columns = rows["layer"].to_numpy(int), rows["head"].to_numpy(int)
-        place, share = places[layers].ravel(), 100 * shares[layers, columns].ravel()
-        kept = np.isfinite(place) & np.isfinite(share)
-        mean = pd.Series(share[kept]).groupby(np.round(np.log(place[kept]), 4)).mean()
         figure.add_scatter(
-            x=np.exp(mean.index.to_numpy()),
-            y=mean.to_numpy(),
+            **mean_share(places[layers], shares[layers, columns]),
             name=f"{label} ({len(rows)} heads)",
             mode="lines+markers",
             line={"color": COLORS[label], "width": 2},
@@ -48,7 +43,7 @@ def plot_label_selectivity(profile: xr.Dataset, heads: pd.DataFrame | None = Non
         )
     figure.update_xaxes(**wavelength_axis(profile["wavelength"].values))
     figure.update_yaxes(title_text="share of positive selectivity (%)", rangemode="tozero")
-    mark_context(figure, profile, color=MUTED)
+    mark_context(figure, profile)
     return figure
 
 
@@ -57,3 +52,13 @@ def selectivity_shares(profile: xr.Dataset) -> Float[np.ndarray, "layer head fre
     positive = profile["selectivity"].transpose("layer", "head", "frequency").clip(min=0)
     total = positive.sum("frequency")
     return (positive / total.where(total > 0)).values
+
+
+def mean_share(
+    places: Float[np.ndarray, "row frequency"], shares: Float[np.ndarray, "row frequency"]
+) -> dict[str, np.ndarray]:
+    """The mean of `shares` in percent (y) at each place on the wavelength axis (x)."""
+    known = np.isfinite(places) & np.isfinite(shares)
+    at = np.round(np.log(places[known]), 4)  # measured layers differ in the last digits
+    mean = pd.Series(100 * shares[known]).groupby(at).mean()
+    return {"x": np.exp(mean.index.to_numpy()), "y": mean.to_numpy()}

@@ -1,15 +1,21 @@
-"""Query and key norms by layer and wavelength: which planes a model puts its weight on."""
+"""Query and key norms by wavelength, of layers and of a layer's heads."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
-from plotly.subplots import make_subplots
 
 from ropelens.figures.inputs import check_head, kv_heads
-from ropelens.figures.style import SEQUENTIAL, index_step, template
-from ropelens.figures.wavelengths import AXIS_TITLE, common_columns, wavelength_axis
+from ropelens.figures.style import SEQUENTIAL, index_axis, name_panel, new_figure
+from ropelens.figures.wavelengths import (
+    common_columns,
+    mark_context,
+    one_title,
+    wavelength_axis,
+)
 
 PANELS = {"q_norm": "query", "k_norm": "key"}
 
@@ -24,47 +30,50 @@ def plot_norms(profile: xr.Dataset, *, head: int | None = None) -> go.Figure:
     if head is not None:
         check_head(profile, layer=0, head=head)
     layers = profile.sizes["layer"]
-    edges, planes = common_columns(profile["wavelength"].values)
-    figure = make_subplots(
-        rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.14 if layers <= 16 else 0.07
+    whose = "mean over heads" if head is None else f"head {head} of each layer"
+    figure = new_figure(
+        f"Query and key norms by wavelength, {whose}",
+        height=170 + 2 * int(np.clip(layers * 30, 120, max(220, layers * 9))),
+        **{"rows": 2, "cols": 1, "shared_xaxes": True},
+        vertical_spacing=0.14 if layers <= 16 else 0.07,
     )
+    edges, planes = common_columns(profile["wavelength"].values)
     for row, (name, side) in enumerate(PANELS.items(), start=1):
         z = in_columns(norms_by_layer(profile, name, head=head), planes)
+        bar = {"len": 0.46, "y": 1.0 if row == 1 else 0.46, "yanchor": "top"}
         figure.add_heatmap(
-            x=edges,
-            y=np.arange(layers),
-            z=z,
-            name=f"{side} norm",
+            **_norm_cells(edges, z, row="layer", side=side, bar=bar),
             meta={"role": name},
-            colorscale=SEQUENTIAL,
-            zmin=0,
             zmax=float(np.nanmax(z)),
-            colorbar=_bar(row),
-            hovertemplate="layer %{y}<br>wavelength %{x:.3~s} tokens<br>"
-            f"{side} norm %{{z:.3f}}<extra></extra>",
-            hoverongaps=False,
             row=row,
             col=1,
         )
-    whose = "mean over heads" if head is None else f"head {head} of each layer"
-    figure.update_layout(
-        template=template("light"),
-        title_text=f"Query and key norms by wavelength, {whose}",
-        height=170 + 2 * int(np.clip(layers * 30, 120, max(220, layers * 9))),
+        # A bar's own title would widen the margin.
+        name_panel(figure, row, f"{side} norm (model units)")
+    figure.update_yaxes(**index_axis(layers, "layer"))
+    _lay_out(figure, profile, edges)
+    one_title(figure)
+    return figure
+
+
+def plot_head_norms(profile: xr.Dataset, *, layer: int) -> go.Figure:
+    """Mean query norm of every plane, a row a head of `layer`; in the model's units.
+
+    Source: Barbero et al. 2024 (arXiv 2410.06205), its figure of norms by head.
+    """
+    check_head(profile, layer=layer, head=0)
+    heads = profile.sizes["head"]
+    norms = profile["q_norm"].transpose("layer", "head", "frequency").values[layer]
+    edges, planes = common_columns(profile["wavelength"].values)
+    z = in_columns(norms, np.broadcast_to(planes[layer], (heads, planes.shape[1])))
+    figure = new_figure(
+        f"Query norms by wavelength, heads of layer {layer}",
+        height=150 + int(np.clip(heads * 30, 120, max(240, heads * 9))),
     )
-    figure.update_yaxes(
-        title_text="layer (index)",
-        range=[layers - 0.5, -0.5],
-        dtick=index_step(layers, most=8),
-        tick0=0,
-        showgrid=False,
-    )
-    figure.update_xaxes(**wavelength_axis(profile["wavelength"].values), showgrid=False)
-    figure.update_xaxes(range=np.log10([edges[0], edges[-1]]).tolist())
-    figure.update_xaxes(title_text="", row=1)
-    figure.update_xaxes(title_text=AXIS_TITLE, row=2)
-    _name_panels(figure)
-    mark_context(figure, profile, color="#ffffff", below=True)
+    bar = {"title": {"text": "norm<br>(model<br>units)"}}
+    figure.add_heatmap(**_norm_cells(edges, z, row="head", side="query", bar=bar))
+    figure.update_yaxes(**index_axis(heads, "head"))
+    _lay_out(figure, profile, edges)
     return figure
 
 
@@ -79,55 +88,30 @@ def norms_by_layer(profile: xr.Dataset, name: str, *, head: int | None) -> np.nd
 
 
 def in_columns(values: np.ndarray, planes: np.ndarray) -> np.ndarray:
-    """Values [layer, frequency] moved to the columns of `common_columns`; NaN where none."""
+    """Values [row, frequency] moved to the columns of `common_columns`; NaN where none."""
     moved = np.take_along_axis(values, np.maximum(planes, 0), axis=1)
     return np.where(planes >= 0, moved, np.nan)
 
 
-def mark_context(
-    figure: go.Figure, profile: xr.Dataset, *, color: str, below: bool = False
-) -> None:
-    """A dotted line at the context's length: planes beyond it never turn once.
-
-    Its name stands above the first panel, or `below` it.
-    """
-    context = profile.attrs.get("context")
-    turning = profile["wavelength"].values
-    turning = turning[np.isfinite(turning)]
-    if context and turning.size and turning.min() < int(context) < turning.max():
-        line = {"width": 1.75, "dash": "dot", "color": color}
-        figure.add_vline(x=int(context), line=line, name="context")
-        figure.add_annotation(
-            x=np.log10(int(context)),
-            y=0 if below else 1,
-            xref="x",
-            yref="y domain",
-            yanchor="top" if below else "bottom",
-            text="context",
-            name="context",
-        )
-
-
-def _name_panels(figure: go.Figure) -> None:
-    """The panel's quantity and unit above it: a bar's own title would widen the margin."""
-    for axis, side in (("y", "query"), ("y2", "key")):
-        figure.add_annotation(
-            x=0,
-            y=1,
-            xref="paper",
-            yref=f"{axis} domain",
-            xanchor="left",
-            yanchor="bottom",
-            text=f"{side} norm (model units)",
-            font_size=12,
-        )
-
-
-def _bar(row: int) -> dict:
+def _norm_cells(
+    edges: np.ndarray, z: np.ndarray, *, row: str, side: str, bar: dict
+) -> dict[str, Any]:
+    """A heat map of norms `z` [row, column], a `row` being a layer or a head."""
     return {
-        "len": 0.46,
-        "y": 1.0 if row == 1 else 0.46,
-        "yanchor": "top",
-        "thickness": 10,
-        "nticks": 4,
+        "x": edges,
+        "y": np.arange(len(z)),
+        "z": z,
+        "name": f"{side} norm",
+        "colorscale": SEQUENTIAL,
+        "zmin": 0,
+        "colorbar": {"thickness": 10, "nticks": 4} | bar,
+        "hovertemplate": f"{row} %{{y}}<br>wavelength %{{x:.3~s}} tokens<br>"
+        f"{side} norm %{{z:.3f}}<extra></extra>",
+        "hoverongaps": False,
     }
+
+
+def _lay_out(figure: go.Figure, profile: xr.Dataset, edges: np.ndarray) -> None:
+    figure.update_xaxes(**wavelength_axis(profile["wavelength"].values), showgrid=False)
+    figure.update_xaxes(range=np.log10([edges[0], edges[-1]]).tolist())
+    mark_context(figure, profile, color="#ffffff", below=True)

@@ -11,8 +11,17 @@ import xarray as xr
 
 from ropelens.errors import BadArgument
 from ropelens.figures.inputs import check_head
-from ropelens.figures.style import COLORS, MUTED, faded, new_figure
-from ropelens.figures.wavelengths import short_count
+from ropelens.figures.numbers import short_count
+from ropelens.figures.style import (
+    COLORS,
+    DASHED,
+    MUTED,
+    faded,
+    log_axis,
+    name_panel,
+    new_figure,
+)
+from ropelens.figures.wavelengths import one_title
 
 PER_DECADE = 16
 """Bins of distance in a decade."""
@@ -20,6 +29,7 @@ PER_DECADE = 16
 PER_BIN = 48
 """Whole distances drawn from a bin that holds more."""
 
+DISTANCE = "distance (tokens, log scale)"
 PANEL = 128
 """Height of a panel in pixels."""
 
@@ -51,32 +61,24 @@ def plot_reach(
             f"The reach of layer {layer}, head {head} was not measured.",
             attempt=f'reach(model, tokens, heads="{layer}.{head}")',
         )
+    rows = {"rows": len(names), "cols": 1, "shared_xaxes": True}
     figure = new_figure(
-        f"Reach of layer {layer}, head {head}", height=PANEL * len(names) + 110
-    ).set_subplots(
-        rows=len(names),
-        cols=1,
-        shared_xaxes=True,
+        f"Reach of layer {layer}, head {head}",
+        height=PANEL * len(names) + 110,
+        **rows,
         vertical_spacing=0.22 / len(names),  # room for the name of a panel
     )
     for row, name in enumerate(names, start=1):
         of_variant = of_head.sel(variant=name)
-        _draw_panel(figure, of_variant, row=row)
-        figure.add_annotation(
-            x=0,
-            y=1,
-            xref="paper",
-            yref=f"y{'' if row == 1 else row} domain",
-            xanchor="left",
-            yanchor="bottom",
-            text=f"<b>{name}</b>: {horizon_words(of_variant)}",
-            font_size=12,
-        )
-    figure.update_xaxes(**_distance_axis(found), title_text="")
-    figure.update_xaxes(row=len(names), col=1, title_text="distance (tokens, log scale)")
-    figure.update_yaxes(title_text="above others (nats)", range=_score_axis(figure))
-    figure.update_layout(showlegend=False)
-    return figure
+        _draw_panel(figure, of_variant, row=row, col=1)
+        name_panel(figure, row, f"<b>{name}</b>: {horizon_words(of_variant)}")
+    figure.update_xaxes(**_distance_axis(found))
+    one_title(figure, DISTANCE)
+    drawn = np.concatenate([trace.y for trace in figure.data])
+    margin = 0.06 * (drawn.max() - drawn.min()) + 1e-3
+    figure.update_yaxes(title_text="above others (nats)")
+    figure.update_yaxes(range=[float(drawn.min() - margin), float(drawn.max() + margin)])
+    return figure.update_layout(showlegend=False)
 
 
 def plot_horizons(found: xr.Dataset, *, variants: Sequence[str] | None = None) -> go.Figure:
@@ -92,21 +94,14 @@ def plot_horizons(found: xr.Dataset, *, variants: Sequence[str] | None = None) -
     styles = [(None, "solid"), *(STYLES[i % len(STYLES)] for i in range(len(names) - 1))]
     for name, (color, dash) in zip(names, styles, strict=True):
         of_variant = found.sel(variant=name)
+        fill = {"fillcolor": faded(color or MUTED, 0.3), "line": {"width": 0, "shape": "hv"}}
         for end in ("horizon_low", "horizon_high"):
             values = _values(of_variant[end])
             x, y = surviving(values, farthest)
             if values.size:
-                figure.add_scatter(
-                    x=x + 1,
-                    y=100 * y,
-                    mode="lines",
-                    showlegend=False,
-                    legendgroup=name,
-                    line={"width": 0, "shape": "hv"},
-                    fill="tonexty" if end == "horizon_high" else None,
-                    fillcolor=faded(color or MUTED, 0.3),
-                    hoverinfo="skip",
-                )
+                onto = "tonexty" if end == "horizon_high" else None
+                look = {"mode": "lines", "showlegend": False, "hoverinfo": "skip", **fill}
+                figure.add_scatter(x=x + 1, y=100 * y, fill=onto, legendgroup=name, **look)
         x, y = surviving(_values(of_variant["horizon"]), farthest)
         figure.add_scatter(
             x=x + 1,
@@ -119,11 +114,10 @@ def plot_horizons(found: xr.Dataset, *, variants: Sequence[str] | None = None) -
             hovertemplate=f"{name}<br>%{{y:.0f}}% of heads still win beyond "
             "%{customdata:,.1f} tokens<extra></extra>",
         )
-    figure.update_xaxes(**_distance_axis(found), title_text="distance (tokens, log scale)")
+    figure.update_xaxes(**_distance_axis(found), title_text=DISTANCE)
     figure.update_yaxes(title_text="share of heads (%)", range=[-3, 103])
     below = {"yref": "container", "y": 0, "yanchor": "bottom"}  # it may take several rows
-    figure.update_layout(legend=below)
-    return figure
+    return figure.update_layout(legend=below)
 
 
 def surviving(horizon: np.ndarray, farthest: float) -> tuple[np.ndarray, np.ndarray]:
@@ -139,9 +133,7 @@ def surviving(horizon: np.ndarray, farthest: float) -> tuple[np.ndarray, np.ndar
 
 def horizon_words(of_variant: xr.Dataset) -> str:
     """Where a head loses its picked key under one variant, in words."""
-    horizon, low, high = (
-        float(of_variant[name]) for name in ("horizon", "horizon_low", "horizon_high")
-    )
+    horizon, low, high = _horizon(of_variant)
     if float(of_variant["lowest_score"]) > float(of_variant["others_level"]):
         return "no horizon at any distance"
     if horizon == 0:
@@ -183,75 +175,50 @@ def score_range(
     return middle, np.minimum.reduceat(score, begins), mean, np.maximum.reduceat(score, begins)
 
 
-def _draw_panel(figure: go.Figure, of_variant: xr.Dataset, *, row: int) -> None:
-    place = {"row": row, "col": 1}
+def _draw_panel(figure: go.Figure, of_variant: xr.Dataset, **place: int) -> None:
+    """The moved score by distance, the levels it meets, and the horizon."""
     level = float(of_variant["others_level"])
-    middle, low, mean, high = score_range(of_variant)
-    color = COLORS["positional"]
-    for values, fill in ((low, None), (high, "tonexty")):
-        figure.add_scatter(
-            x=middle + 1,
-            y=values - level,
-            mode="lines",
-            line={"width": 0, "color": color},
-            fill=fill,
-            fillcolor=faded(color, 0.28),
-            hoverinfo="skip",
-            **place,
-        )
+    middle, *scores = score_range(of_variant)
+    low, mean, high = (score - level for score in scores)
+    color, silent = COLORS["positional"], {"mode": "lines", "hoverinfo": "skip"}
+    band = {"line": {"width": 0, "color": color}, "fillcolor": faded(color, 0.28), **silent}
+    figure.add_scatter(x=middle + 1, y=low, **band, **place)
+    figure.add_scatter(x=middle + 1, y=high, fill="tonexty", **band, **place)
     figure.add_scatter(
         x=middle + 1,
-        y=mean - level,
+        y=mean,
         mode="lines",
         line={"width": 2, "color": color},
-        customdata=np.stack([middle, low - level, high - level], axis=-1),
+        customdata=np.stack([middle, low, high], axis=-1),
         hovertemplate="about %{customdata[0]:,.0f} tokens back: %{y:.2f} nats above the "
         "other keys (%{customdata[1]:.2f} to %{customdata[2]:.2f})<extra></extra>",
         **place,
     )
-    ends = middle[[0, -1]] + 1
     lowest = float(of_variant["lowest_score"]) - level
-    for y, line in ((0.0, {"width": 1.25}), (lowest, {"width": 1.5, "dash": "4px,3px"})):
-        figure.add_scatter(
-            x=ends,
-            y=[y, y],
-            mode="lines",
-            line={"color": MUTED, **line},
-            hoverinfo="skip",
-            **place,
-        )
-    _mark_horizon(figure, of_variant, place)
-
-
-def _score_axis(figure: go.Figure) -> list[float]:
-    """One range for all panels, that of everything in them."""
-    drawn = np.concatenate([trace.y for trace in figure.data])
-    margin = 0.06 * (drawn.max() - drawn.min()) + 1e-3
-    return [float(drawn.min() - margin), float(drawn.max() + margin)]
-
-
-def _mark_horizon(figure: go.Figure, of_variant: xr.Dataset, place: dict[str, int]) -> None:
-    horizon, low, high = (
-        float(of_variant[name]) for name in ("horizon", "horizon_low", "horizon_high")
-    )
+    for y, line in ((0.0, {"color": MUTED, "width": 1.25}), (lowest, DASHED | {"width": 1.5})):
+        figure.add_scatter(x=middle[[0, -1]] + 1, y=[y, y], line=line, **silent, **place)
+    horizon, *ends = _horizon(of_variant)
     if not 0 < horizon < np.inf:
         return
     farthest = float(of_variant["distance"].max())
-    below, above = np.nan_to_num([low, high], nan=horizon, posinf=farthest)
+    below, above = np.nan_to_num(ends, nan=horizon, posinf=farthest)
+    marker = {"symbol": "diamond", "size": 11, "color": COLORS["semantic"]}
+    bars = {"array": [max(above - horizon, 0)], "arrayminus": [max(horizon - below, 0)]}
     figure.add_scatter(
         x=[horizon + 1],
         y=[0],
         mode="markers",
-        marker={"symbol": "diamond", "size": 11, "color": COLORS["semantic"]},
-        error_x={
-            "array": [max(above - horizon, 0)],
-            "arrayminus": [max(horizon - below, 0)],
-            "color": COLORS["semantic"],
-            "thickness": 2,
-        },
+        marker=marker,
+        error_x={**bars, "color": COLORS["semantic"], "thickness": 2},
         hovertemplate=horizon_words(of_variant) + "<extra></extra>",
         **place,
     )
+
+
+def _horizon(of_variant: xr.Dataset) -> tuple[float, ...]:
+    """The horizon and the ends of its interval."""
+    names = ("horizon", "horizon_low", "horizon_high")
+    return tuple(float(of_variant[name]) for name in names)
 
 
 def check_reach(found: xr.Dataset) -> None:
@@ -288,10 +255,5 @@ def _distance_axis(found: xr.Dataset) -> dict:
     """Keywords for `update_xaxes`: distance + 1 on a log scale, ticks named by distance."""
     farthest = max(float(found["distance"].max()), 1.0)
     ticks = [0, *(10**power for power in range(int(np.log10(farthest)) + 1))]
-    return {
-        "type": "log",
-        "tickmode": "array",
-        "tickvals": [tick + 1 for tick in ticks],
-        "ticktext": [short_count(tick) for tick in ticks],
-        "range": [-0.03, float(np.log10(farthest + 1)) + 0.03],
-    }
+    names = {tick + 1: short_count(tick) for tick in ticks}
+    return log_axis(names, range=[-0.03, float(np.log10(farthest + 1)) + 0.03])

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
-from plotly.subplots import make_subplots
 
 from ropelens.figures.inputs import check_head, kv_heads
-from ropelens.figures.norms import mark_context
-from ropelens.figures.style import MUTED, template
-from ropelens.figures.wavelengths import AXIS_TITLE, wavelength_axis, wavelength_positions
-
-PANELS = (
-    ("selectivity<br>(nats)", {"selectivity": "selectivity"}),
-    ("norm<br>(model units)", {"q_norm": "query", "k_norm": "key"}),
-    ("coherence<br>(0 to 1)", {"q_coherence": "query", "k_coherence": "key"}),
+from ropelens.figures.style import DASHED, SHADE, new_figure
+from ropelens.figures.wavelengths import (
+    mark_context,
+    one_title,
+    wavelength_axis,
+    wavelength_positions,
 )
+
+PANELS = {
+    "selectivity<br>(nats)": {"selectivity": "selectivity"},
+    "norm<br>(model units)": {"q_norm": "query", "k_norm": "key"},
+    "coherence<br>(0 to 1)": {"q_coherence": "query", "k_coherence": "key"},
+}
+LINES: dict[str, dict[str, Any]] = {
+    "selectivity": {
+        "line": {"width": 1.5, "shape": "hvh"},
+        "marker": {"size": 4},
+        "fill": "tozeroy",
+        "fillcolor": SHADE,
+    },
+    "query": {"line": {"width": 2}, "marker": {"size": 5}},
+    "key": {"line": DASHED, "marker": {"size": 5}},
+}
 
 
 def plot_selectivity(profile: xr.Dataset, *, layer: int, head: int) -> go.Figure:
@@ -29,10 +44,10 @@ def plot_selectivity(profile: xr.Dataset, *, layer: int, head: int) -> go.Figure
     """
     check_head(profile, layer=layer, head=head)
     wavelength = profile["wavelength"].values
-    figure = make_subplots(
-        rows=3, cols=1, shared_xaxes=True, vertical_spacing=0.06, row_heights=[0.4, 0.34, 0.26]
-    )
-    for row, (title, names) in enumerate(PANELS, start=1):
+    panels = {"rows": 3, "cols": 1, "shared_xaxes": True, "vertical_spacing": 0.06}
+    title = f"Planes of layer {layer}, head {head}"
+    figure = new_figure(title, height=460, **panels, row_heights=[0.4, 0.34, 0.26])
+    for row, (unit, names) in enumerate(PANELS.items(), start=1):
         for name, side in names.items():
             figure.add_scatter(
                 x=wavelength_positions(wavelength)[layer],
@@ -41,10 +56,7 @@ def plot_selectivity(profile: xr.Dataset, *, layer: int, head: int) -> go.Figure
                 legendgroup=side,
                 showlegend=row == 2,
                 mode="lines+markers",
-                line=_line(name),
-                marker={"size": 5 if name != "selectivity" else 4},
-                fill="tozeroy" if name == "selectivity" else None,
-                fillcolor="rgba(128,132,140,0.22)" if name == "selectivity" else None,
+                **LINES[side],
                 meta={"x": "wavelength_position", "y": name, "customdata": "wavelength"},
                 customdata=wavelength[layer],
                 hovertemplate=f"{side} %{{y:.3f}}<br>wavelength %{{customdata:.3~s}} tokens"
@@ -52,20 +64,13 @@ def plot_selectivity(profile: xr.Dataset, *, layer: int, head: int) -> go.Figure
                 row=row,
                 col=1,
             )
-        figure.update_yaxes(title_text=title, nticks=5, row=row)
-    figure.update_layout(
-        template=template("light"),
-        title_text=f"Planes of layer {layer}, head {head}",
-        height=460,
-    )
+        figure.update_yaxes(title_text=unit, nticks=5, row=row)
     figure.update_yaxes(zeroline=True, row=1)
     figure.update_yaxes(rangemode="tozero", row=2)
     figure.update_yaxes(range=[-0.03, 1.03], tickvals=[0, 0.5, 1], row=3)
     figure.update_xaxes(**wavelength_axis(wavelength))
-    figure.update_xaxes(title_text="", row=1)
-    figure.update_xaxes(title_text="", row=2)
-    figure.update_xaxes(title_text=AXIS_TITLE, row=3)
-    mark_context(figure, profile, color=MUTED)
+    one_title(figure)
+    mark_context(figure, profile)
     return figure
 
 
@@ -75,13 +80,3 @@ def of_head(profile: xr.Dataset, name: str, *, layer: int, head: int) -> np.ndar
     if "kv_head" in values.dims:
         return values.isel(kv_head=kv_heads(profile)[layer, head]).values
     return values.isel(head=head).values
-
-
-def _line(name: str) -> dict:
-    if name == "selectivity":
-        return {"width": 1.5, "shape": "hvh"}
-    return (
-        {"width": 2}
-        if name.startswith("q")
-        else {"width": 2, "dash": "4px,3px", "color": MUTED}
-    )

@@ -11,6 +11,7 @@ import xarray as xr
 
 from ropelens.comparison.pairs import group_names
 from ropelens.figures.style import MUTED
+from ropelens.figures.text import plotly_text
 
 COLORS = ("#0f83c4", "#d9700f", "#12946f", "#b0579b", "#a88a00", "#7a6fd0")
 """Apart for colour-blind eyes on a white and on a near-black page; after Okabe and Ito."""
@@ -34,10 +35,10 @@ class Look:
         return {"color": self.color, "dash": self.dash, "width": self.width}
 
 
-def mean_and_range(values: xr.DataArray) -> dict[str, Any]:
-    """As plotly's `y` and `error_y`: the mean over `entry`, from the lowest to the highest.
+def group_line(group: str, look: Look, values: xr.DataArray) -> dict[str, Any]:
+    """Keywords of the scatter that draws a group's `values`, over `entry` and one axis more.
 
-    `values` are over `entry` and one axis more; of one entry there is no range to show.
+    The mean over `entry`; whiskers from the lowest entry to the highest, where there are some.
     """
     mean = values.mean("entry")
     return {
@@ -50,6 +51,10 @@ def mean_and_range(values: xr.DataArray) -> dict[str, Any]:
             "width": 2,
             "visible": values.sizes["entry"] > 1,
         },
+        "name": plotly_text(group),
+        "legendgroup": group,
+        "mode": "lines+markers",
+        "line": look.line,
     }
 
 

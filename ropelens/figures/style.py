@@ -8,9 +8,12 @@ differ in shape as well: no figure speaks by colour alone.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
+import numpy as np
 import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
 Theme = Literal["light", "dark"]
 
@@ -36,6 +39,13 @@ INK = {"light": "#1d2126", "dark": "#e8e6e1"}
 SOFT = {"light": "#5c636b", "dark": "#a3a9b0"}
 MUTED = "#80868d"
 """The second line of a figure: grey enough beside `INK` on a light and on a dark page."""
+DASHED = {"width": 2, "dash": "4px,3px", "color": MUTED}
+"""The line of what is predicted, or of planes drawn at random, beside what was measured."""
+DOTTED = {"width": 1.5, "dash": "dot", "color": MUTED}
+"""The line that marks a place on an axis."""
+SHADE = "rgba(128,132,140,0.22)"
+TEXT_ONLY = "%{text}<extra></extra>"
+"""The `hovertemplate` of a trace whose `text` is its hover."""
 GRID = {"light": "#e6e4de", "dark": "#2c3137"}
 PAPER = {"light": "#ffffff", "dark": "#15181b"}
 
@@ -56,41 +66,28 @@ def template(theme: Theme) -> go.layout.Template:
     }
     ternary_axis = {key: axis[key] for key in ("gridcolor", "linecolor", "tickfont", "ticklen")}
     ternary_axis["title"] = {"font": {"color": ink, "size": 12}}
+    left = {"x": 0, "xref": "paper", "xanchor": "left"}
     bar = {"outlinewidth": 0, "ticks": "", "tickfont": {"color": soft, "size": 11}}
     return go.layout.Template(
         layout={
             "font": {"family": FONT, "size": 12, "color": ink},
-            "title": {
-                "font": {"size": 14, "color": ink},
-                "x": 0,
-                "xref": "paper",
-                "xanchor": "left",
-            },
+            "title": {"font": {"size": 14, "color": ink}} | left,
             "paper_bgcolor": paper,
             "plot_bgcolor": "rgba(0,0,0,0)",
             "colorway": [ink],
             "xaxis": axis,
             "yaxis": axis,
-            "ternary": {
-                "bgcolor": "rgba(0,0,0,0)",
-                "aaxis": ternary_axis,
-                "baxis": ternary_axis,
-                "caxis": ternary_axis,
-            },
+            "ternary": dict.fromkeys(("aaxis", "baxis", "caxis"), ternary_axis)
+            | {"bgcolor": "rgba(0,0,0,0)"},
             "annotationdefaults": {"font": {"color": soft, "size": 11}, "showarrow": False},
             "shapedefaults": {"line": {"color": ink}},
             "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": soft, "activecolor": ink},
             "hoverlabel": {
-                "bgcolor": paper,
-                "bordercolor": soft,
-                "align": "left",
+                **{"bgcolor": paper, "bordercolor": soft, "align": "left"},
                 "font": {"family": FONT, "size": 12, "color": ink},
             },
             "legend": {
-                "orientation": "h",
-                "x": 0,
-                "y": 1.02,
-                "yanchor": "bottom",
+                **{"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
                 "font": {"color": ink, "size": 12},
             },
             "margin": {"l": 48, "r": 12, "t": 64, "b": 44},
@@ -103,11 +100,47 @@ def template(theme: Theme) -> go.layout.Template:
     )
 
 
-def new_figure(title: str, *, height: int) -> go.Figure:
-    """An empty figure with the light template, `height` in pixels."""
-    figure = go.Figure()
-    figure.update_layout(template=template("light"), title_text=title, height=height)
-    return figure
+def new_figure(title: str, *, height: int, **panels: Any) -> go.Figure:
+    """An empty figure with the light template, `height` in pixels.
+
+    `panels` (rows, cols, ...) are `plotly.subplots.make_subplots`'s; none: one panel.
+    """
+    figure = make_subplots(**panels) if panels else go.Figure()
+    return figure.update_layout(template=template("light"), title_text=title, height=height)
+
+
+def log_axis(names: Mapping[Any, str], **more: object) -> dict[str, Any]:
+    """Keywords for `update_xaxes`: a log scale with `names` at their values."""
+    ticks = {"tickvals": list(names), "ticktext": list(names.values())}
+    return {"type": "log", "tickmode": "array", **ticks, **more}
+
+
+def index_axis(count: int, what: str) -> dict[str, Any]:
+    """Keywords for `update_yaxes`: rows 0 to `count` - 1 of `what`, 0 on top."""
+    ticks = {"dtick": index_step(count, most=8), "tick0": 0}
+    return {
+        "title_text": f"{what} (index)",
+        "range": [count - 0.5, -0.5],
+        **ticks,
+        "showgrid": False,
+    }
+
+
+def mark(figure: go.Figure, x: float, words: str, *, name: str, **note: object) -> None:
+    """A dotted line at `x` of a log axis; `words` at the top of the first panel.
+
+    `note` are further keywords of the words' annotation; "color" is the line's.
+    """
+    figure.add_vline(x=x, line=DOTTED | {"color": note.pop("color", MUTED)}, name=name)
+    place = {"x": float(np.log10(x)), "y": 1, "xref": "x", "yref": "y domain", "yanchor": "top"}
+    figure.add_annotation(place | {"text": words, "name": name} | note)
+
+
+def name_panel(figure: go.Figure, row: int, words: str) -> None:
+    """`words` above the left end of the panel in `row`, counted from 1."""
+    place = {"x": 0, "xref": "paper", "xanchor": "left", "y": 1, "yanchor": "bottom"}
+    domain = f"y{'' if row == 1 else row} domain"
+    figure.add_annotation(place, yref=domain, text=words, font_size=12)
 
 
 def faded(color: str, opacity: float) -> str:

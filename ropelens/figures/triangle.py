@@ -7,10 +7,14 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from ropelens.figures.inputs import head_table, hover_lines, row_of
-from ropelens.figures.style import COLORS, LABELS, SYMBOLS, new_figure
+from ropelens.figures.inputs import head_table, points_by_label, ring, row_of
+from ropelens.figures.style import new_figure
 
-PARTS = ("sink_bits", "position_bits", "content_bits")
+CORNERS = {
+    "sink_bits": "sink (% of bits)",
+    "position_bits": "position<br>(% of bits)",
+    "content_bits": "content<br>(% of bits)",
+}
 
 
 def plot_budget_triangle(
@@ -26,81 +30,26 @@ def plot_budget_triangle(
     are of the head's total bits, in [0, 1]; a head of no bits has none and is left out.
     """
     heads = head_table(profile, heads)
-    hovers = hover_lines(heads)
     shares = bit_shares(heads)
-    size = marker_size(heads)
     figure = new_figure("Where each head's bits come from", height=430)
-    for label in LABELS:
-        rows = (heads["label"] == label).to_numpy() & np.isfinite(shares).all(1)
-        if not rows.any():
-            continue
-        figure.add_scatterternary(
-            a=shares[rows, 0],
-            b=shares[rows, 1],
-            c=shares[rows, 2],
-            mode="markers",
-            name=label,
-            marker={
-                "color": COLORS[label],
-                "symbol": SYMBOLS[label],
-                "size": size[rows],
-                "opacity": 0.85,
-                "line": {"width": 1},
-            },
-            customdata=heads.loc[rows, ["layer", "head"]].to_numpy(int),
-            text=hovers[rows],
-            hovertemplate="%{text}<extra></extra>",
-            cliponaxis=False,
-        )
+    for rows, look in points_by_label(heads, np.isfinite(shares).all(1)):
+        a, b, c = shares[rows].T
+        figure.add_scatterternary(a=a, b=b, c=c, **look)
     if selected is not None:
-        row = shares[row_of(heads, selected)]
-        figure.add_scatterternary(
-            **dict(zip("abc", ([value] for value in row), strict=True)),
-            meta={"role": "selected"},
-            **ring(),
-        )
-    _lay_out(figure)
+        a, b, c = shares[[row_of(heads, selected)]].T
+        figure.add_scatterternary(a=a, b=b, c=c, **ring())
+    axis = {"tickvals": [0.25, 0.5, 0.75], "tickformat": ".0%", "ticks": ""}
+    titles = zip(("aaxis", "baxis", "caxis"), CORNERS.values(), strict=True)
+    figure.update_layout(
+        ternary={"sum": 1} | {name: axis | {"title_text": title} for name, title in titles},
+        legend={"itemsizing": "constant", "orientation": "v", "y": 1, "yanchor": "top"},
+        margin={"l": 56, "r": 56, "t": 80, "b": 56},
+    )
     return figure
 
 
 def bit_shares(heads: pd.DataFrame) -> np.ndarray:
     """Shares [row, (sink, position, content)] of each head's bits; NaN where it has none."""
-    parts = heads[list(PARTS)].to_numpy(float).clip(min=0)
+    parts = heads[list(CORNERS)].to_numpy(float).clip(min=0)
     whole = parts.sum(1, keepdims=True)
     return np.divide(parts, whole, out=np.full_like(parts, np.nan), where=whole > 0)
-
-
-def marker_size(heads: pd.DataFrame) -> np.ndarray:
-    """Diameter in pixels, 5 to 15: the area grows with the head's total bits."""
-    bits = heads["total_bits"].to_numpy(float).clip(min=0)
-    largest = np.nanmax(bits) if np.isfinite(bits).any() and np.nanmax(bits) > 0 else 1.0
-    crowd = 1.0 if len(heads) <= 200 else 0.75
-    return np.nan_to_num(crowd * np.sqrt(25 + 200 * bits / largest), nan=5.0)
-
-
-def ring() -> dict:
-    """The open circle around the selected head, as keywords of a scatter."""
-    return {
-        "mode": "markers",
-        "marker": {"symbol": "circle-open", "size": 22, "line": {"width": 2.5}},
-        "hoverinfo": "skip",
-        "showlegend": False,
-        "cliponaxis": False,
-    }
-
-
-def _lay_out(figure: go.Figure) -> None:
-    corners = {
-        "aaxis": "sink (% of bits)",
-        "baxis": "position<br>(% of bits)",
-        "caxis": "content<br>(% of bits)",
-    }
-    ticks = {"tickvals": [0.25, 0.5, 0.75], "tickformat": ".0%", "ticks": ""}
-    figure.update_layout(
-        ternary={
-            "sum": 1,
-            **{axis: {"title_text": text, **ticks} for axis, text in corners.items()},
-        },
-        legend={"itemsizing": "constant", "orientation": "v", "y": 1, "yanchor": "top"},
-        margin={"l": 56, "r": 56, "t": 80, "b": 56},
-    )

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
-from plotly.subplots import make_subplots
 
 from ropelens.errors import BadArgument
+from ropelens.figures.numbers import number, short_count
 from ropelens.figures.plane_marks import alike, marks, plane_index, turning_wavelengths
-from ropelens.figures.style import COLORS, MUTED, template
-from ropelens.figures.wavelengths import short_count
+from ropelens.figures.style import COLORS, DASHED, DOTTED, MUTED, TEXT_ONLY, new_figure
 from ropelens.measure.truncation_table import summarize_truncation
 
 ENDS = {
     "slow": ("slowest planes stopped first (p-RoPE)", COLORS["semantic"], "square"),
     "fast": ("fastest planes stopped first", COLORS["positional"], "circle"),
 }
-TITLES = {
-    True: "What stopping planes costs, from either end",
-    False: "What else stopping planes changes, from either end",
-}
 MOST_TICKS = 8
+MEAN_OF_DRAWS = {
+    "mode": "lines",
+    "line": DASHED,
+    "name": "random planes",
+    "legendgroup": "random",
+    "hoverinfo": "skip",
+}
+"""Keywords of the scatter that draws the mean over random sets of planes."""
 WORDS = 0.17
 """Kept shares that the words at a mark stretch over."""
 
@@ -69,28 +73,25 @@ def plot_truncation(
             attempt='truncate(model, tokens, ends=("slow", "fast"))',
         )
     check_measures(table, measures)
-    figure = make_subplots(
-        rows=len(measures),
-        cols=len(ends),
-        shared_yaxes=True,
-        horizontal_spacing=0.04,
-        vertical_spacing=0.08,
+    height = 180 + 240 * len(measures)
+    figure = new_figure(
+        "What stopping planes costs, from either end"
+        if tuple(measures) == ("loss",)
+        else "What else stopping planes changes, from either end",
+        height=height,
+        **{"rows": len(measures), "cols": len(ends), "shared_yaxes": True},
+        **{"horizontal_spacing": 0.04, "vertical_spacing": 0.08},
     )
     for row, name in enumerate(measures, start=1):
         for column, end in enumerate(ends, start=1):
-            first = row == column == 1
             place = {"row": row, "col": column}
-            _add_control(figure, table, end, MEASURES[name], named=first, place=place)
-            _add_end(figure, table, end, MEASURES[name], named=row == 1, place=place)
+            _add_random(figure, table, end, MEASURES[name], legend=row == column == 1, **place)
+            _add_end(figure, table, end, MEASURES[name], legend=row == 1, **place)
         figure.update_yaxes(title_text=MEASURES[name].title, row=row, col=1)
     figure.update_layout(
-        template=template("light"),
-        title_text=TITLES[tuple(measures) == ("loss",)],
-        height=180 + 240 * len(measures),
         margin_t=130,
         title={"y": 1, "yref": "container", "yanchor": "top", "pad_t": 16},
-        legend={"y": 1 - 40 / (180 + 240 * len(measures)), "yref": "container"},
-        legend_yanchor="top",
+        legend={"y": 1 - 40 / height, "yref": "container", "yanchor": "top"},
     )
     figure.update_yaxes(zeroline=True, nticks=6)
     figure.update_xaxes(range=[1.04, -0.04], tickvals=[1, 0.75, 0.5, 0.25, 0], tickformat=".0%")
@@ -127,80 +128,83 @@ def _add_end(
     end: str,
     measure: Measure,
     *,
-    named: bool,
-    place: dict,
+    legend: bool,
+    **place: int,
 ) -> None:
     """The line of one end, from the model as it is."""
     words, color, symbol = ENDS[end]
     rows = table[table["kind"].isin(["none", end])].sort_values("kept", ascending=False)
-    change = rows[measure.column].to_numpy(float)
-    bounds = [f"{measure.column}_high", f"{measure.column}_low"]
-    error = None
-    if set(bounds) <= set(rows):
-        reach = np.nan_to_num(np.abs(rows[bounds].to_numpy(float) - change[:, None]))
-        error = {"array": reach[:, 0], "arrayminus": reach[:, 1], "thickness": 1.5, "width": 4}
     figure.add_scatter(
         x=rows["kept"],
-        y=change,
-        error_y=error,
+        **change_and_bars(rows, measure),
         name=words,
         legendgroup=end,
-        showlegend=named,
+        showlegend=legend,
         mode="lines+markers",
         line={"color": color, "width": 2},
         marker={"color": color, "symbol": symbol, "size": 7},
-        text=[hover_text(row, measure) for row in rows.to_dict("records")],
-        hovertemplate="%{text}<extra></extra>",
+        text=hover_texts(rows, measure),
+        hovertemplate=TEXT_ONLY,
         cliponaxis=False,
         **place,
     )
 
 
-def _add_control(
+def _add_random(
     figure: go.Figure,
     table: pd.DataFrame,
     end: str,
     measure: Measure,
     *,
-    named: bool,
-    place: dict,
+    legend: bool,
+    **place: int,
 ) -> None:
-    """Random sets of planes: a dot a draw, and the mean from nothing stopped to all."""
+    """Random sets of planes: a cross a draw, and the mean from nothing stopped to all."""
     draws = table[table["kind"] == "random"]
     if not len(draws):
         return
     ends = table[(table["kind"] == "none") | ((table["kind"] == end) & (table["kept"] == 0))]
     mean = pd.concat([draws, ends]).groupby("kept")[measure.column].mean().sort_index()
-    look = {"name": "random planes", "legendgroup": "random"}
-    figure.add_scatter(
-        x=mean.index.to_numpy(),
-        y=mean.to_numpy(),
-        mode="lines",
-        line={"color": MUTED, "width": 2, "dash": "4px,3px"},
-        showlegend=named,
-        hoverinfo="skip",
-        **look,
-        **place,
-    )
-    figure.add_scatter(
-        x=draws["kept"],
-        y=draws[measure.column],
-        mode="markers",
-        marker={"color": MUTED, "size": 5, "symbol": "x"},
-        showlegend=False,
-        text=[hover_text(row, measure) for row in draws.to_dict("records")],
-        hovertemplate="%{text}<extra></extra>",
-        **look,
-        **place,
-    )
+    x, y = mean.index.to_numpy(), mean.to_numpy()
+    figure.add_scatter(x=x, y=y, **MEAN_OF_DRAWS, showlegend=legend, **place)
+    crosses = draw_crosses(draws, measure, size=5)
+    figure.add_scatter(x=draws["kept"], **crosses, showlegend=False, **place)
 
 
-def hover_text(row: dict, measure: Measure) -> str:
-    """An entry of the sweep in words: what stopped, and the measure with its interval."""
-    value = f"{row[measure.column]:{measure.format}}".replace("-", "−")
+def change_and_bars(rows: pd.DataFrame, measure: Measure) -> dict[str, Any]:
+    """As plotly's `y` and `error_y`: a measure's change, with its interval where it has one."""
+    change = rows[measure.column].to_numpy(float)
+    ends = [f"{measure.column}_high", f"{measure.column}_low"]
+    if not set(ends) <= set(rows):
+        return {"y": change, "error_y": None}
+    above, below = np.nan_to_num(np.abs(rows[ends].to_numpy(float) - change[:, None])).T
+    bars = {"array": above, "arrayminus": below, "thickness": 1.5, "width": 4}
+    return {"y": change, "error_y": bars}
+
+
+def draw_crosses(draws: pd.DataFrame, measure: Measure, *, size: int) -> dict[str, Any]:
+    """Keywords of a scatter: a cross for each random set of planes, `size` in pixels."""
+    return {
+        "y": draws[measure.column],
+        "mode": "markers",
+        "marker": {"color": MUTED, "size": size, "symbol": "x"},
+        "name": "random planes",
+        "legendgroup": "random",
+        "text": hover_texts(draws, measure),
+        "hovertemplate": TEXT_ONLY,
+    }
+
+
+def hover_texts(rows: pd.DataFrame, measure: Measure) -> list[str]:
+    """What stopped in each row of the summary, and the measure with its interval."""
+    return [_hover(row, measure) for row in rows.to_dict("records")]
+
+
+def _hover(row: dict, measure: Measure) -> str:
+    value = number(row[measure.column], measure.format)
     low, high = (row.get(f"{measure.column}_{side}", np.nan) for side in ("low", "high"))
     if np.isfinite(low):
-        value += f" (95% {low:{measure.format}} to {high:{measure.format}})".replace("-", "−")
+        value += f" (95% {number(low, measure.format)} to {number(high, measure.format)})"
     if row["kind"] == "none":
         return f"<b>as it is</b><br>{value}"
     span = f"{short_count(row['wavelength_low'])} to {short_count(row['wavelength_high'])}"
@@ -214,28 +218,31 @@ def _name_planes(figure: go.Figure, truncation: xr.Dataset, end: str, *, column:
     """Above a panel, the wavelengths of the planes in the order in which they stop."""
     layer, wavelength = turning_wavelengths(truncation)
     count = len(wavelength)
-    step = max(1, -(-count // MOST_TICKS))
-    planes = range(0, count, step)
-    below = next(figure.select_xaxes(row=1, col=column)).plotly_name.replace("axis", "")
+    planes = range(0, count, max(1, -(-count // MOST_TICKS)))
+    below, side = _axes(figure, column)
     above = 100 + column
-    figure.update_layout(
-        {
-            f"xaxis{above}": {
-                "overlaying": below,
-                "side": "top",
-                "range": [1.04, -0.04],
-                "tickvals": [_place(plane, count, end) for plane in planes],
-                "ticktext": [short_count(wavelength[plane]) for plane in planes],
-                "title_text": "wavelength of the plane that stops there (tokens)"
-                + ("" if alike(truncation) else f", layer {layer}"),
-                "showgrid": False,
-            }
-        }
-    )
-    side = next(figure.select_yaxes(row=1, col=column)).plotly_name.replace("axis", "")
+    figure.layout[f"xaxis{above}"] = {
+        "overlaying": below,
+        "side": "top",
+        "range": [1.04, -0.04],
+        "tickvals": [_place(plane, count, end) for plane in planes],
+        "ticktext": [short_count(wavelength[plane]) for plane in planes],
+        "title_text": "wavelength of the plane that stops there (tokens)"
+        + ("" if alike(truncation) else f", layer {layer}"),
+        "showgrid": False,
+    }
     figure.add_scatter(
         x=[None], y=[None], xaxis=f"x{above}", yaxis=side, showlegend=False, hoverinfo="skip"
     )
+
+
+def _axes(figure: go.Figure, column: int) -> tuple[str, str]:
+    """The x and y axis of a column's first panel, as traces name them."""
+    axes = (
+        next(select(row=1, col=column)) for select in (figure.select_xaxes, figure.select_yaxes)
+    )
+    x, y = (axis.plotly_name.replace("axis", "") for axis in axes)
+    return x, y
 
 
 def _place(plane: float, count: int, end: str) -> float:
@@ -261,17 +268,13 @@ def _add_marks(
     """Lines at the trained context and the predicted band, named where the line is not."""
     table = summarize_truncation(truncation)
     _, wavelength = turning_wavelengths(truncation)
-    x, y = (
-        next(axes(row=1, col=column)).plotly_name.replace("axis", "")
-        for axes in (figure.select_xaxes, figure.select_yaxes)
-    )
+    x, y = _axes(figure, column)
     for mark in marks(truncation):
         index = plane_index(wavelength, mark.wavelength)
         if index is None:
             continue
         at = _place(index, len(wavelength), end)
-        line = {"width": 1.5, "dash": "dot", "color": MUTED}
-        figure.add_vline(x=at, line=line, name=mark.name, row="all", col=column)
+        figure.add_vline(x=at, line=DOTTED, name=mark.name, row="all", col=column)
         left = (mark.name == "band") == (end == "slow")
         covered = (at, at + (WORDS if left else -WORDS))  # shares fall to the right
         below = _is_high(table, end, measure, covered)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
 
 from ropelens.errors import BadArgument
+from ropelens.figures.numbers import short_count
+from ropelens.figures.style import MUTED, log_axis, mark
 
 AXIS_TITLE = "wavelength (tokens, log scale)"
 
@@ -40,16 +44,6 @@ def wavelength_positions(wavelength: np.ndarray) -> np.ndarray:
 def wavelength_axis(wavelength: np.ndarray) -> dict:
     """Keywords for `update_xaxes`: log scale, ticks at powers of ten and one at "∞"."""
     positions = wavelength_positions(wavelength)
-    turning = positions[np.isfinite(wavelength)]
-    endless = positions[np.isinf(wavelength)]
-    values: list[float] = []
-    if turning.size:
-        low, high = np.log10(turning.min()), np.log10(turning.max())
-        values = [float(10**power) for power in range(int(np.ceil(low)), int(high) + 1)]
-    labels = [short_count(value) for value in values]
-    if endless.size:
-        values.append(float(np.exp(np.log(endless).mean())))
-        labels.append("∞")
     everything = positions[np.isfinite(positions)]
     if not everything.size:
         raise BadArgument(
@@ -57,15 +51,39 @@ def wavelength_axis(wavelength: np.ndarray) -> dict:
             seen="every wavelength is NaN",
             attempt="measure it",
         )
+    turning = positions[np.isfinite(wavelength)]
+    powers: range | tuple[()] = ()
+    if turning.size:
+        low, high = np.log10(turning.min()), np.log10(turning.max())
+        powers = range(int(np.ceil(low)), int(high) + 1)
+    ticks = {float(10**power): short_count(10**power) for power in powers}
+    if (endless := positions[np.isinf(wavelength)]).size:
+        ticks[float(np.exp(np.log(endless).mean()))] = "∞"
     ends = np.log10([everything.min(), everything.max()]) + np.array([-0.12, 0.12])
-    return {
-        "type": "log",
-        "tickmode": "array",
-        "tickvals": values,
-        "ticktext": labels,
-        "title_text": AXIS_TITLE,
-        "range": ends.tolist(),
-    }
+    return log_axis(ticks, title_text=AXIS_TITLE, range=ends.tolist())
+
+
+def one_title(figure: go.Figure, title: str = AXIS_TITLE) -> None:
+    """Leave the shared x axis of stacked panels its `title` below the last one only."""
+    *others, last = figure.select_xaxes()
+    for axis in others:
+        axis.title.text = ""
+    last.title.text = title
+
+
+def mark_context(
+    figure: go.Figure, profile: xr.Dataset, *, color: str = MUTED, below: bool = False
+) -> None:
+    """A dotted line at the context's length: planes beyond it never turn once.
+
+    Its name stands above the first panel, or `below` it.
+    """
+    context = int(profile.attrs.get("context", 0))
+    turning = profile["wavelength"].values
+    turning = turning[np.isfinite(turning)]
+    if turning.size and turning.min() < context < turning.max():
+        place = {"y": 0, "yanchor": "top"} if below else {"yanchor": "bottom"}
+        mark(figure, context, "context", name="context", color=color, **place)
 
 
 def plane_borders(wavelength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -101,14 +119,3 @@ def common_columns(wavelength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     centres = np.sqrt(edges[1:] * edges[:-1])
     inside = (low[..., None] < centres) & (centres < high[..., None])
     return edges, np.where(inside.any(1), inside.argmax(1), -1)
-
-
-def short_count(value: float) -> str:
-    """Three significant digits at most: 1000 as "1k", 2_512_345 as "2.51M", infinity as "∞"."""
-    if np.isinf(value):
-        return "∞"
-    value = float(f"{value:.3g}")
-    for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:g}{suffix}"
-    return f"{value:g}"

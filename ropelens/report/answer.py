@@ -15,6 +15,7 @@ import xarray as xr
 from ropelens.files.folder import file_name, output_folder, write_whole
 from ropelens.files.results import save_results
 from ropelens.report.page import model_name, run_facts, short_facts, versions
+from ropelens.report.page_figures import bare
 from ropelens.report.payload import page_template
 from ropelens.report.render import render
 
@@ -92,24 +93,12 @@ def render_figures(template: str, figures: Mapping[str, go.Figure], **values: ob
         template,
         script="answer.js",
         payload={
-            "figures": [_bare(figure) for figure in figures.values()],
+            "figures": [bare(figure) for figure in figures.values()],
             "templates": {theme: page_template(theme) for theme in ("light", "dark")},
         },
-        shown=[
-            {"title": figure.layout.title.text, "caption": caption}
-            for caption, figure in figures.items()
+        cards=[
+            {"name": number, "title": figure.layout.title.text, "explain": caption, "terms": ()}
+            for number, (caption, figure) in enumerate(figures.items())
         ],
         **values,
     )
-
-
-def _bare(figure: go.Figure) -> dict:
-    """A figure without its title and colours: those are the page's."""
-    figure = go.Figure(figure)
-    figure.update_layout(
-        title_text="", template=None, margin_t=36, dragmode=False, autosize=True
-    )
-    legend = figure.layout.legend
-    if legend.yref == "container" and legend.y:  # above an axis that stands on top
-        figure.update_layout(legend_y=1, legend_yanchor="top", margin_t=90)
-    return json.loads(figure.to_json(engine="json"))

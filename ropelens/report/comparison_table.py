@@ -6,9 +6,8 @@ import math
 
 import pandas as pd
 
-from ropelens.figures.comparison import mean_count
-from ropelens.figures.wavelengths import short_count
-from ropelens.report.table import NOTHING, RETRIEVED, Column, NamedRow, change_and_interval
+from ropelens.figures.numbers import NOTHING, change_and_interval, mean_count, short_count
+from ropelens.report.table import RETRIEVED, Column, NamedRow
 
 COLUMNS = (
     Column("loss", "loss", "nats/token", "on text held out of training, or analyzed", 3),

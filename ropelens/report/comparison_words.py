@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,18 @@ import xarray as xr
 
 from ropelens.comparison.pairs import entries_of
 from ropelens.comparison.table import LOOKS_AT
-from ropelens.figures.comparison import mean_count
-from ropelens.figures.wavelengths import short_count
-from ropelens.report.table import CHANCE, NOTHING, change_and_interval
+from ropelens.figures.numbers import change_and_interval
+from ropelens.report.sentences import say
+from ropelens.report.table import CHANCE
+
+Record = dict[str, Any]
+"""The numbers that a sentence tells."""
+
+ORDER = (
+    *("losses", "unpaired_losses", "past_context", "repeats", "previous_token"),
+    *("without_rotation", "wavelengths", "growth", "unfinished", "unlike_seeds"),
+)
+"""The sentences as they follow each other, the most important first."""
 
 OVER_TEXT = {
     "sequences": "over the text of one seed",
@@ -26,109 +35,72 @@ OVER_TEXT = {
 
 def findings(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
     """The comparison in sentences, the most important first."""
-    said = [_losses(comparison, table)]
+    rows = table.to_dict("records")
+    baseline = str(comparison.attrs["baseline"])
+    records: dict[str, Record | None] = {"previous_token": {"rows": rows}}
+    if table["loss_change"].notna().any():
+        records["losses"] = {"baseline": baseline, **_losses(table)}
+    else:
+        of_runs = "context" in comparison.attrs
+        records["unpaired_losses"] = {"baseline": baseline, "rows": rows, "of_runs": of_runs}
     if "loss_past_context" in table and table["loss_past_context"].notna().any():
-        said.append(
-            "Past the trained context the loss is "
-            + _each(table, "loss_past_context", "{:.2f}".format)
-            + f" nats per token{_apart(table, 'loss_past_context')}."
-        )
+        changes = _changes(table, "loss_past_context")
+        records["past_context"] = {"rows": rows, "changes": changes}
     if "repeat_gain" in table:
-        said.append(
-            "Random tokens that come a second time cost less by "
-            + _each(table, "repeat_gain", "{:.2f}".format)
-            + f" nats per token{_apart(table, 'repeat_gain')}. "
-            "Of keys, the value was found for "
-            + _each(table, "retrieval", "{:.1%}".format)
-            + f" (chance {CHANCE:.1%}){_apart(table, 'retrieval')}."
-        )
-    said.append(
-        "Heads that give half their attention to the previous token: "
-        + _each(table, "previous_token_heads", mean_count)
-        + "; in the first layer: "
-        + _each(table, "previous_token_layer_0", mean_count)
-        + "."
-    )
-    if still := _without_rotation(comparison, table):
-        said.append(
-            f"Nothing rotates in {' and '.join(still)}: no head there can be positional by its "
-            "rotation, and what lower layers tell it of position counts as content."
-        )
-    waves = table[table[["positional_wavelength", "semantic_wavelength"]].notna().all(axis=1)]
-    if len(waves):
-        said.append(
-            f"Of the planes that turn{_unlike(comparison, table)}, positional and semantic "
-            "heads select through median wavelengths of "
-            + ", ".join(
-                f"{short_count(row['positional_wavelength'])} and "
-                f"{short_count(row['semantic_wavelength'])} tokens ({row['group']})"
-                for row in waves.to_dict("records")
-            )
-            + "."
-        )
+        gain, retrieval = (_changes(table, name) for name in ("repeat_gain", "retrieval"))
+        numbers = {"gain_changes": gain, "retrieval_changes": retrieval, "chance": CHANCE}
+        records["repeats"] = {"rows": rows, **numbers}
+    records["without_rotation"] = _without_rotation(comparison, table)
+    records["wavelengths"] = _wavelengths(comparison, table)
     if "growth_loss" in comparison:
-        said.append(_growth(comparison, str(table["group"].iloc[0])))
-    if unfinished := comparison.attrs.get("unfinished"):
-        said.append(f"Of the study, these runs were not finished: {unfinished}.")
-    if lacking := _lacking(comparison):
-        said.append(
-            f"Rows are of unlike seeds: {'; '.join(lacking)}. Means are over the seeds that a "
-            "row has, changes over its pairs with the baseline."
-        )
+        records["growth"] = _growth(comparison, str(table["group"].iloc[0]))
+    if runs := comparison.attrs.get("unfinished"):
+        records["unfinished"] = {"runs": runs}
+    records["unlike_seeds"] = _unlike_seeds(comparison)
+    said = [
+        say("comparison", name, **record) for name in ORDER if (record := records.get(name))
+    ]
     return said + str(comparison.attrs.get("findings", "")).splitlines()
 
 
-def _without_rotation(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
+def _losses(table: pd.DataFrame) -> Record:
+    """The differences in loss to the baseline, from the best to the worst."""
+    known = table[table["loss_change"].notna()].sort_values("loss_change")
+    names = ("loss_change", "low", "high")
+    changes = [
+        _change(row, names, OVER_TEXT.get(row["over"], _seeds(row)))
+        for row in known.to_dict("records")
+    ]
+    return {"changes": changes, "of_one_seed": bool((known["over"] == "sequences").any())}
+
+
+def _without_rotation(comparison: xr.Dataset, table: pd.DataFrame) -> Record | None:
     """The groups in which no plane of any layer turns."""
-    return [
+    groups = [
         group
         for group in table["group"]
         if not np.isfinite(entries_of(comparison, group)["wavelength"]).any()
     ]
+    return {"groups": groups} if groups else None
 
 
-def _unlike(comparison: xr.Dataset, table: pd.DataFrame) -> str:
-    """A warning where groups turn planes that others stop: their means are of other planes."""
+def _wavelengths(comparison: xr.Dataset, table: pd.DataFrame) -> Record | None:
+    """The wavelengths that heads select through; whether all groups turn the same planes."""
+    names = ["positional_wavelength", "semantic_wavelength"]
+    known = table[table[names].notna().all(axis=1)]
+    if known.empty:
+        return None
     turning = {
         tuple(np.isfinite(entries_of(comparison, group)["wavelength"][0, 0].values))
         for group in table["group"]
     }
-    return " (not the same in all)" if len(turning) > 1 else ""
+    return {"groups": known.to_dict("records"), "alike": len(turning) == 1}
 
 
-def _losses(comparison: xr.Dataset, table: pd.DataFrame) -> str:
-    """Loss of the baseline, and the differences to it from the best to the worst."""
-    baseline = str(comparison.attrs["baseline"])
-    known = table[table["loss_change"].notna()].sort_values("loss_change")
-    if known.empty:
-        why = (
-            f"no run of another variant has the size and seed of one of {baseline}"
-            if "context" in comparison.attrs
-            else f"no other model read the tokens that {baseline} did"
-        )
-        losses = _each(table, "loss", "{:.3f}".format)
-        return f"The loss is {losses} nats per token, not to be compared in pairs: {why}."
-    changes = "; ".join(
-        f"{row['group']} {_change(row, ('loss_change', 'low', 'high'), _over(row))}"
-        for row in known.to_dict("records")
-    )
-    said = f"Loss against that of {baseline}, nats per token with 95% intervals: {changes}."
-    if (known["over"] == "sequences").any():
-        said += " An interval over the text of one seed says nothing of training again."
-    return said
-
-
-def _change(row: Mapping[Hashable, Any], names: tuple[str, str, str], over: str) -> str:
-    """A change, its interval (`names` of the three) and what that is over."""
-    value, ends = change_and_interval(*(row[name] for name in names))
-    return f"{value} ({ends}, {over})" if ends != NOTHING else f"{value} (no interval)"
-
-
-def _over(row: Mapping[Hashable, Any]) -> str:
-    """What the interval of a row is over."""
-    if row["over"] in OVER_TEXT:
-        return OVER_TEXT[row["over"]]
-    return _seeds(row)
+def _change(row: Mapping[Hashable, Any], names: tuple[str, str, str], over: str) -> Record:
+    """A group's change, its interval (`names` of the three) and what that is over."""
+    value, interval = change_and_interval(*(row[name] for name in names))
+    return {"group": row["group"], "value": value, "interval": interval, "over": over}
 
 
 def _seeds(row: Mapping[Hashable, Any]) -> str:
@@ -136,98 +108,72 @@ def _seeds(row: Mapping[Hashable, Any]) -> str:
     return f"{row['pairs']} pairs of seeds" if row["pairs"] > 1 else ""
 
 
-def _apart(table: pd.DataFrame, name: str) -> str:
+def _changes(table: pd.DataFrame, name: str) -> Record:
     """Whose change of `name` has a 95% interval that leaves out 0, and who has no interval.
 
     An interval without any width is none: shares of few needles may change alike in all pairs.
     """
-    paired = table[table[f"{name}_change"].notna()]
-    low, high = paired[f"{name}_low"], paired[f"{name}_high"]
-    alike, alone = paired["group"][low == high], paired["group"][low.isna()]
-    known = paired[low < high]
-    apart = known[(known[f"{name}_low"] > 0) | (known[f"{name}_high"] < 0)]
-    baseline = str(table["group"].iloc[0])
-    said = ""
-    if len(apart):
-        names = (f"{name}_change", f"{name}_low", f"{name}_high")
-        told = (
-            f"{row['group']} {_change(row, names, _seeds(row) or 'over trials of one seed')}"
-            for row in apart.to_dict("records")
-        )
-        said += (
-            f"; the 95% interval of the change from {baseline} leaves out 0 for "
-            f"{', '.join(told)}"
-        )
-    elif len(known):
-        said += f"; no change from {baseline} is told from 0 by its 95% interval"
-    if len(alike):
-        over = "pairs" if (paired["pairs"] > 1).any() else "trials"
-        said += f"; {', '.join(alike)}: the same change in all {over}, so no interval"
-    if len(alone):
-        said += f"; {', '.join(alone)}: one pair, so no interval"
-    return said
+    names = (f"{name}_change", f"{name}_low", f"{name}_high")
+    change, low, high = (table[column] for column in names)
+    paired = change.notna()
+    known = paired & (low < high)
+    apart = table[known & ((low > 0) | (high < 0))].to_dict("records")
+    over = "over trials of one seed"
+    return {
+        "baseline": str(table["group"].iloc[0]),
+        "known": bool(known.any()),
+        "apart": [_change(row, names, _seeds(row) or over) for row in apart],
+        "alike": table["group"][paired & (low == high)].tolist(),
+        "units": "pairs" if (table["pairs"][paired] > 1).any() else "trials",
+        "alone": table["group"][paired & low.isna()].tolist(),
+    }
 
 
-def _lacking(comparison: xr.Dataset) -> list[str]:
-    """For each group without a seed that another of its size has: its name and the seeds."""
+def _unlike_seeds(comparison: xr.Dataset) -> Record | None:
+    """The groups without a seed that another of its size has, with these seeds."""
     seeds: dict[str, dict[str, set[int]]] = {}
     names = ("size", "group", "seed")
     for size, group, seed in zip(*(comparison[n].values.tolist() for n in names), strict=True):
         seeds.setdefault(size, {}).setdefault(group, set()).add(seed)
-    lacking = []
-    for of_size in seeds.values():
-        every = set().union(*of_size.values())
-        for group, has in of_size.items():
-            if missing := sorted(every - has):
-                word = "seed" if len(missing) == 1 else "seeds"
-                lacking.append(f"{group} has no {word} {', '.join(map(str, missing))}")
-    return lacking
+    missing = [
+        (group, sorted(set().union(*of_size.values()) - has))
+        for of_size in seeds.values()
+        for group, has in of_size.items()
+    ]
+    missing = [(group, lacks) for group, lacks in missing if lacks]
+    return {"missing": missing} if missing else None
 
 
-def _growth(comparison: xr.Dataset, group: str) -> str:
-    """When the first heads of the baseline appear, as the checkpoints kept tell."""
-    entries = entries_of(comparison, group).isel(entry=0)
+def _growth(comparison: xr.Dataset, group: str) -> Record:
+    """When the first heads of the baseline appear, as the checkpoints kept tell.
+
+    And in which plane its queries are longest at the end, and since which step they are.
+    """
+    entry = entries_of(comparison, group).isel(entry=0)
     heads = ("layer", "head")
     appear = {
-        "previous-token head": entries["growth_previous_token"].max(heads) >= LOOKS_AT,
-        "positional head": (entries["growth_label"] == "positional").any(heads),
-        "semantic head": (entries["growth_label"] == "semantic").any(heads),
-        "induction head": entries["growth_induction"].max(heads) >= LOOKS_AT,
+        "previous-token head": entry["growth_previous_token"].max(heads) >= LOOKS_AT,
+        "positional head": (entry["growth_label"] == "positional").any(heads),
+        "semantic head": (entry["growth_label"] == "semantic").any(heads),
+        "induction head": entry["growth_induction"].max(heads) >= LOOKS_AT,
     }
     steps = comparison["step"].values
-    first = {
-        what: int(steps[found.values.argmax()]) for what, found in appear.items() if found.any()
-    }
-    parts = [f"the first {what} at step {step:,}" for what, step in first.items()]
-    parts += [f"no {what}" for what in appear if what not in first]
-    return (
-        f"{entries['entry'].item()}, at the checkpoints kept: {', '.join(parts)} "
-        f"(previous-token and induction: {LOOKS_AT:.0%} of the attention or more); "
-        f"{_longest_queries(entries)}."
-    )
-
-
-def _longest_queries(entry: xr.Dataset) -> str:
-    """In which plane the queries of an entry are longest, and since which step they are."""
-    norm = entry["growth_q_norm"].mean(("layer", "head")).transpose("step", "frequency")
+    first = [
+        (what, int(steps[found.values.argmax()]) if found.any() else None)
+        for what, found in appear.items()
+    ]
+    norm = entry["growth_q_norm"].mean(heads).transpose("step", "frequency")
     norm = norm.dropna("step", how="all")  # steps that another run kept
     most = norm.fillna(-1).argmax("frequency").values
     moved = np.flatnonzero(most != most[-1])
-    since = int(norm["step"].values[moved[-1] + 1 if len(moved) else 0])
     wavelength = float(entry["wavelength"].median("layer")[most[-1]])
-    where = (
-        f"of wavelength {wavelength:,.0f} tokens"
-        if math.isfinite(wavelength)
-        else "that does not rotate"
-    )
-    return f"from step {since:,} on its longest queries lie in a plane {where}"
-
-
-def _each(table: pd.DataFrame, name: str, write: Callable[[float], str]) -> str:
-    return ", ".join(
-        f"{write(value)} ({group})"
-        for group, value in zip(table["group"], table[name], strict=True)
-    )
+    return {
+        "entry": entry["entry"].item(),
+        "heads": sorted(first, key=lambda found: found[1] is None),
+        "share": LOOKS_AT,
+        "since": int(norm["step"].values[moved[-1] + 1 if len(moved) else 0]),
+        "wavelength": wavelength if math.isfinite(wavelength) else None,
+    }
 
 
 def facts(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:

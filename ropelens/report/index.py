@@ -9,11 +9,12 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from ropelens.figures.claim import OUTSIDE, signed
+from ropelens.figures.claim import OUTSIDE
 from ropelens.files.folder import write_whole
 from ropelens.files.record import read_record
 from ropelens.report import words
-from ropelens.report.render import asset, environment
+from ropelens.report.render import asset, content_policy, environment
+from ropelens.report.sentences import plural, say
 
 CLAIM = {"rank_correlation", "low", "high", "heads"}
 """What run.json says of the claim, where it says it."""
@@ -42,10 +43,12 @@ def write_index(folder: str | Path) -> Path:
     for page in pages:
         entry = _entry(page, folder)
         analyses.setdefault(entry.analysis, []).append(entry)
-    text = (
-        environment()
-        .get_template("index.html")
-        .render(analyses=analyses, style=asset("page.css"), pages=len(pages))
+    template = environment().get_template("index.html")
+    text = template.render(
+        analyses=analyses,
+        facts=[plural(len(pages), "page")],
+        policy=content_policy(),
+        style=asset("page.css"),
     )
     return write_whole(folder / "index.html", text)
 
@@ -93,6 +96,4 @@ def _correlation(heads: pd.DataFrame) -> str:
     if len(kept) < 3 or (kept.nunique() < 2).any():
         return ""
     value = kept.rank()["positional_fraction"].corr(kept.rank()["mean_wavelength"])
-    return (
-        f"Rank correlation of positional fraction with mean wavelength {signed(float(value))}."
-    )
+    return say("profile", "correlation", value=float(value))

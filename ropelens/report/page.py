@@ -14,6 +14,7 @@ from ropelens.figures.inputs import head_table
 from ropelens.figures.style import COLORS
 from ropelens.files.folder import write_whole
 from ropelens.report import words
+from ropelens.report.page_figures import PROFILE, card, draw
 from ropelens.report.payload import build_payload
 from ropelens.report.render import render
 from ropelens.report.table import shown_columns, table_rows
@@ -45,7 +46,9 @@ def render_page(
 ) -> str:
     """The page as text."""
     section = None if truncation is None else truncation_section(truncation)
-    payload = build_payload(profile, heads, selected=words.first_head(heads))
+    selected = words.first_head(heads)
+    figures = draw(PROFILE, profile, heads, selected)
+    payload = build_payload(profile, heads, figures, selected=selected)
     if section is not None:
         payload["figures"] |= section.figures
     claim = heads.attrs.get("claim")
@@ -55,6 +58,7 @@ def render_page(
         script="page.js",
         payload=payload,
         truncation=section,
+        cards=[card(row, figure) for row, figure in figures.items()],
         colors=COLORS,
         glyphs=GLYPHS,
         counts=counts,
@@ -69,14 +73,12 @@ def render_page(
         claim=words.claim_sentence(claim),
         claim_numbers=claim_title(claim),
         label_rules=words.label_rules(heads.attrs.get("thresholds")),
-        interval_method=words.interval_method(),
         slow_planes=words.slow_planes(profile),
         map_summary=words.map_summary(profile, heads),
         columns=shown_columns(heads),
         rows=table_rows(heads),
         layers=profile.sizes["layer"],
         heads=profile.sizes["head"],
-        context=int(profile.attrs.get("context", 0)),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,24 +11,27 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from ropelens import figures
 from ropelens.figures.attention import query_positions
-from ropelens.figures.inputs import kv_heads
+from ropelens.figures.inputs import kv_heads, numbers
 from ropelens.figures.kernel import kernel_arrays
 from ropelens.figures.norms import PANELS
 from ropelens.figures.style import COLORS, LABELS, PAPER, template
 from ropelens.figures.text import visible_token
 from ropelens.figures.triangle import bit_shares
 from ropelens.figures.wavelengths import common_columns, wavelength_positions
-from ropelens.report.table import numbers, shown_columns
+from ropelens.report.page_figures import PageFigure, bare
+from ropelens.report.table import shown_columns
 
 OF_HEAD = ("selectivity", "q_norm", "q_coherence")
 OF_KV_HEAD = ("k_norm", "k_coherence")
-OVERVIEW = ("map", "triangle", "claim")
 
 
 def build_payload(
-    profile: xr.Dataset, heads: pd.DataFrame, *, selected: tuple[int, int]
+    profile: xr.Dataset,
+    heads: pd.DataFrame,
+    figures: Mapping[PageFigure, go.Figure],
+    *,
+    selected: tuple[int, int],
 ) -> dict[str, Any]:
     """Everything the script shows, ready for JSON; `heads` in the table's order."""
     rows = np.full((profile.sizes["layer"], profile.sizes["head"]), -1)
@@ -49,54 +52,23 @@ def build_payload(
         "normNames": list(PANELS),
         "arrays": head_arrays(profile),
         "figures": {
-            name: page_figure(figure, name, layers=profile.sizes["layer"])
-            for name, figure in page_figures(profile, heads, selected=selected).items()
+            row.name: bare(figure, **(page_layout(row, profile) | row.layout))
+            for row, figure in figures.items()
         },
         "templates": {theme: page_template(theme) for theme in ("light", "dark")},
     }
 
 
-def page_figures(
-    profile: xr.Dataset, heads: pd.DataFrame, *, selected: tuple[int, int]
-) -> dict[str, go.Figure]:
-    """The page's figures with one head chosen, by the name of their place on it."""
-    layer, head = selected
-    return {
-        "map": figures.plot_head_map(profile, heads, selected=selected),
-        "triangle": figures.plot_budget_triangle(profile, heads, selected=selected),
-        "claim": figures.plot_claim(profile, heads, selected=selected),
-        "kernel": figures.plot_kernel(profile, layer=layer, head=head),
-        "selectivity": figures.plot_selectivity(profile, layer=layer, head=head),
-        "attention": figures.plot_attention(profile, layer=layer, head=head),
-        "norms": figures.plot_norms(profile),
-    }
+def page_layout(row: PageFigure, profile: xr.Dataset) -> dict[str, Any]:
+    """What the page lays out otherwise than the figure does.
 
-
-def page_figure(figure: go.Figure, name: str, *, layers: int) -> dict:
-    """A figure as the page wants it: its title and shared legend stand in the page's text."""
-    legend = name not in OVERVIEW
-    if name in OVERVIEW:
-        figure.update_layout(height=_overview_height(layers))
-    if name == "triangle":
-        figure.update_layout(margin={"l": 50, "r": 50, "b": 44})
-    if name == "kernel":
-        figure.update_layout(height=460)
-    if name == "attention":
-        figure.update_layout(height=620)
-    figure.update_layout(
-        title_text="",
-        template=None,
-        showlegend=legend,
-        margin_t=36 if name in ("kernel", "selectivity") else 24,
-        dragmode=False,
-        autosize=True,
-    )
-    return json.loads(figure.to_json(engine="json"))
-
-
-def _overview_height(layers: int) -> int:
-    """Pixels, one height for figures that stand side by side; 13 a layer where many."""
-    return max(360, 13 * layers + 90)
+    Figures of all heads stand side by side, so they are of one height (13 pixels a layer where
+    there are many) and share the legend in the page's text.
+    """
+    if row.section != "heads":
+        return {"margin_t": 24}
+    height = max(360, 13 * profile.sizes["layer"] + 90)
+    return {"margin_t": 24, "showlegend": False, "height": height}
 
 
 def head_arrays(profile: xr.Dataset) -> dict[str, dict]:

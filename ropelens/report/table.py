@@ -2,54 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from ropelens.figures.wavelengths import short_count
+from ropelens.figures.inputs import numbers
+from ropelens.figures.numbers import number, short_count
 from ropelens.measure.terms import NEEDLES
 
-NOTHING = "–"
 CHANCE = 1 / NEEDLES
 """Share of needles that a guess among the prompt's values finds."""
 RETRIEVED = (
     "of needles, pairs of a key and a value hidden in the text, the share whose value is found "
     f"when the key comes again, among {NEEDLES} (chance: {CHANCE:.3g})"
 )
-ROUNDED_AWAY = 5e-4
-"""Below this, three decimals are all 0."""
-SMALLEST = 1e-6
-"""Changes below this are the rounding of float32 losses."""
-
-
-def signed(value: float) -> str:
-    """Three decimals with a sign, or one digit that is not 0; `NOTHING` without a number."""
-    if not math.isfinite(value):
-        return NOTHING
-    if abs(value) >= ROUNDED_AWAY or value == 0:
-        return _three(value)
-    if abs(value) < SMALLEST:
-        return "±0"
-    return np.format_float_positional(
-        value, precision=1, fractional=False, sign=True, trim="-"
-    ).replace("-", "−")
-
-
-def change_and_interval(value: float, low: float, high: float) -> tuple[str, str]:
-    """A change and the ends of its interval, `NOTHING` without one, all to one precision.
-
-    Three decimals; where these would all be 0, `signed`.
-    """
-    known = [v for v in (value, low, high) if math.isfinite(v)]
-    write = _three if max(map(abs, known), default=0) >= ROUNDED_AWAY else signed
-    ends = f"{write(low)} to {write(high)}" if math.isfinite(low) else NOTHING
-    return write(value), ends
-
-
-def _three(value: float) -> str:
-    return f"{value:+.3f}".replace("-", "−") if math.isfinite(value) else NOTHING
 
 
 @dataclass(frozen=True)
@@ -121,17 +88,8 @@ def table_rows(heads: pd.DataFrame) -> list[Row]:
     ]
 
 
-def numbers(heads: pd.DataFrame, name: str) -> np.ndarray:
-    """A column as float64, NaN where it says nothing."""
-    return pd.to_numeric(heads[name]).astype("Float64").to_numpy(dtype=float, na_value=np.nan)
-
-
 def number_text(value: float, *, column: Column) -> str:
     """A number as the table shows it."""
-    if np.isnan(value):
-        return NOTHING
-    if np.isinf(value):
-        return "∞"
-    if column.name == "mean_wavelength":
+    if column.name == "mean_wavelength" and np.isfinite(value):
         return short_count(value)
-    return f"{value:.{column.digits}f}".replace("-", "−")
+    return number(value, f".{column.digits}f")

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 import xarray as xr
 
-from ropelens import figures
-from ropelens.figures.truncation import MEASURES
+from ropelens.figures.numbers import NOTHING, change_and_interval, signed
 from ropelens.measure.truncation_table import summarize_truncation
+from ropelens.report.page_figures import SWEEP, bare, card, draw
 from ropelens.report.table import (
-    NOTHING,
     RETRIEVED,
     Column,
     NamedRow,
-    change_and_interval,
-    signed,
 )
 from ropelens.report.truncation_words import (
     CONTROL,
-    OF_END,
     control_change,
     span,
     tell_table,
@@ -69,10 +62,11 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Section:
-    """What the page says of a sweep; figures by the name of their place."""
+    """What the page says of a sweep; figures by the name of their place, with their words."""
 
     sentences: list[str]
     figures: dict[str, dict]
+    cards: list[dict]
     columns: tuple[Column, ...]
     rows: list[NamedRow]
 
@@ -80,54 +74,14 @@ class Section:
 def truncation_section(truncation: xr.Dataset) -> Section:
     """The section about a sweep that `ropelens.truncate` made."""
     table = summarize_truncation(truncation)
+    figures = draw(SWEEP, truncation, table)
     return Section(
         sentences=tell_table(table, truncation),
-        figures={name: _bare(figure) for name, figure in _figures(truncation, table).items()},
+        figures={row.name: bare(figure) for row, figure in figures.items()},
+        cards=[card(row, figure) for row, figure in figures.items()],
         columns=COLUMNS,
         rows=_rows(table),
     )
-
-
-def _figures(truncation: xr.Dataset, table: pd.DataFrame) -> dict[str, go.Figure]:
-    """The figures that the sweep has numbers for."""
-    known = [name for name, m in MEASURES.items() if table[m.column].notna().any()]
-    ends = bool(table["kind"].isin(OF_END).any())
-    others = [name for name in known if name != "loss"]
-    draw: dict[str, tuple[bool, Callable[[], go.Figure]]] = {
-        "truncation": (
-            ends and "loss" in known,
-            lambda: figures.plot_truncation(truncation),
-        ),
-        "bands": (
-            bool((table["kind"] == "band").any()) and "loss" in known,
-            lambda: figures.plot_bands(truncation),
-        ),
-        "others": (
-            ends and bool(others),
-            lambda: figures.plot_truncation(truncation, measures=others),
-        ),
-        "changed": (
-            ends and "attention_change" in truncation,
-            lambda: figures.plot_changed_heads(truncation),
-        ),
-    }
-    return {name: make() for name, (wanted, make) in draw.items() if wanted}
-
-
-def _bare(figure: go.Figure) -> dict:
-    """A figure without its title, which stands in the page's text, and its colours."""
-    lifted = 40 if figure.layout.legend.yref == "container" else 30
-    figure.update_layout(
-        title_text="",
-        template=None,
-        height=figure.layout.height - lifted,
-        margin_t=figure.layout.margin.t - lifted,
-        dragmode=False,
-        autosize=True,
-    )
-    if figure.layout.legend.yref == "container":
-        figure.update_layout(legend_y=1)
-    return json.loads(figure.to_json(engine="json"))
 
 
 def _rows(table: pd.DataFrame) -> list[NamedRow]:

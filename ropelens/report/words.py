@@ -8,11 +8,14 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from ropelens.figures.claim import signed
 from ropelens.figures.style import LABELS
+from ropelens.report.sentences import say
 
 DOUBT = 0.8
 """A label less sure than this may well change with other text."""
+
+MOST_OFFSETS = 4
+"""Of the offsets that positional heads look back to, so many are told."""
 
 
 def label_counts(heads: pd.DataFrame) -> dict[str, int]:
@@ -22,12 +25,8 @@ def label_counts(heads: pd.DataFrame) -> dict[str, int]:
 
 def headline(heads: pd.DataFrame) -> str:
     """How many heads do what: "Of 40 heads, 12 are positional, 9 semantic and 3 sink."."""
-    counts = [(count, label) for label, count in label_counts(heads).items() if count]
-    counts.sort(key=lambda pair: -pair[0])
-    (first, label), rest = counts[0], [f"{count} {label}" for count, label in counts[1:]]
-    verb = "is" if first == 1 else "are"
-    whole = _join([f"{first} {verb} {label}", *rest])
-    return f"Of {plural(len(heads), 'head')}, {whole}."
+    counts = sorted(_present(heads), key=lambda pair: -pair[1])
+    return say("profile", "headline", heads=len(heads), counts=counts)
 
 
 def where_positional(heads: pd.DataFrame) -> str:
@@ -35,15 +34,15 @@ def where_positional(heads: pd.DataFrame) -> str:
     kept = heads[heads["label"] == "positional"]
     if not len(kept):
         return ""
-    layers = sorted({int(layer) for layer in kept["layer"]})
-    where = f"layer {layers[0]}" if len(layers) == 1 else f"layers {_ranges(layers)}"
     offsets = kept["offset"].dropna().astype(int).value_counts().sort_index()
-    if not len(offsets):
-        return f"Positional heads sit in {where}."
-    common = offsets.sort_values(ascending=False, kind="stable").head(4).sort_index()
-    looks = _join([f"{offset} ({plural(count, 'head')})" for offset, count in common.items()])
-    most = " most often" if len(common) < len(offsets) else ""
-    return f"Positional heads sit in {where}; the offsets they look back to are{most} {looks}."
+    common = offsets.sort_values(ascending=False, kind="stable").head(MOST_OFFSETS)
+    return say(
+        "profile",
+        "where_positional",
+        layers=sorted({int(layer) for layer in kept["layer"]}),
+        offsets=list(common.sort_index().items()),
+        all=len(common) == len(offsets),
+    )
 
 
 def claim_sentence(claim: dict | None) -> str:
@@ -53,45 +52,28 @@ def claim_sentence(claim: dict | None) -> str:
     """
     if not claim:
         return ""
+    names = ("rank_correlation", "low", "high", "heads")
+    numbers = {name: claim[name] for name in names}
+    why = "too few heads are neither sink nor diffuse"
+    return say("profile", "claim", verdict=claim_verdict(claim), why=why, **numbers)
+
+
+def claim_verdict(claim: dict) -> str:
+    """The word for what the claim's interval says.
+
+    "holds" where the rank correlation is below 0 in all of its 95% interval, "contradicted"
+    where it is above, "unresolved" between, "not testable" without a correlation.
+    """
     if not math.isfinite(claim["rank_correlation"]):
-        return (
-            "Whether positional heads use short wavelengths cannot be said here: too few heads "
-            "are neither sink nor diffuse."
-        )
-    numbers = (
-        f"rank correlation of positional fraction with mean wavelength "
-        f"{signed(claim['rank_correlation'])}, 95% interval {signed(claim['low'])} to "
-        f"{signed(claim['high'])}, {plural(claim['heads'], 'head')}"
-    )
+        return "not testable"
     if claim["high"] < 0:
-        verdict = "Positional heads use short wavelengths, semantic ones long"
-    elif claim["low"] > 0:
-        verdict = "Against the paper's claim, positional heads use the longer wavelengths here"
-    else:
-        verdict = "Whether positional heads use short wavelengths is open here"
-    return f"{verdict}: {numbers}."
+        return "holds"
+    return "contradicted" if claim["low"] > 0 else "unresolved"
 
 
 def label_rules(thresholds: dict | None) -> str:
     """When a head carries which label, with the thresholds that were used, where known."""
-    if not thresholds:
-        return (
-            "A head is positional where mostly the offset explains its choice of keys, "
-            "semantic where mostly the tokens do, mixed between; sink where nearly all goes to "
-            "the first token, diffuse where it hardly chooses."
-        )
-    return (
-        "A head is positional where the offset explains at least "
-        f"{thresholds['positional']:.0%} of its position and content bits, semantic where at "
-        f"most {thresholds['semantic']:.0%}, mixed between. Before that: sink where the first "
-        f"token explains more than {thresholds['sink']:.0%} of all its bits, diffuse where it "
-        f"has fewer than {thresholds['diffuse']:g} bits."
-    )
-
-
-def interval_method() -> str:
-    """How the claim's interval was made."""
-    return "Spearman's rank correlation; 95% interval by percentile bootstrap over heads."
+    return say("profile", "label_rules", thresholds=thresholds)
 
 
 def cautions(profile: xr.Dataset, heads: pd.DataFrame) -> list[str]:
@@ -102,16 +84,9 @@ def cautions(profile: xr.Dataset, heads: pd.DataFrame) -> list[str]:
     stated = str(profile.attrs.get("warnings", "")).splitlines()
     found = [line.strip() for line in stated if line.strip()]
     if heads["confidence"].isna().all():
-        found.append(
-            "No confidence: labels were not resampled, so nothing says how firm they are."
-        )
-    doubtful = int((heads["confidence"] < DOUBT).sum())
-    if doubtful:
-        have = "has" if doubtful == 1 else "have"
-        found.append(
-            f"{plural(doubtful, 'head')} of {len(heads)} {have} a label with confidence below "
-            f"{DOUBT:g}: it may change with other text."
-        )
+        found.append(say("profile", "no_confidence"))
+    if doubtful := int((heads["confidence"] < DOUBT).sum()):
+        found.append(say("profile", "doubtful", count=doubtful, heads=len(heads), doubt=DOUBT))
     return found
 
 
@@ -122,26 +97,16 @@ def slow_planes(profile: xr.Dataset) -> str:
     slow = int((wavelength > context).sum())
     if not context or not slow:
         return ""
-    whole = int((~pd.isna(wavelength)).sum())
+    planes = int((~pd.isna(wavelength)).sum())
     alike = np.allclose(profile["wavelength"], wavelength, rtol=1e-3, equal_nan=True)
-    where = "In every layer" if alike else "In layer 0"
-    return (
-        f"{where}, {slow} of {plural(whole, 'plane')} {'is' if slow == 1 else 'are'} longer "
-        f"than the context of {context:,} tokens and never turn once within it."
-    )
+    return say("profile", "slow_planes", slow=slow, planes=planes, context=context, alike=alike)
 
 
 def map_summary(profile: xr.Dataset, heads: pd.DataFrame) -> str:
     """The head map in words, for those who cannot see it."""
-    layers = []
-    for layer in range(profile.sizes["layer"]):
-        counts = label_counts(heads[heads["layer"] == layer])
-        named = [f"{count} {label}" for label, count in counts.items() if count]
-        layers.append(f"layer {layer}: {', '.join(named)}")
-    return (
-        f"Map of {profile.sizes['layer']} layers by {profile.sizes['head']} heads; "
-        + "; ".join(layers)
-    )
+    layers = range(profile.sizes["layer"])
+    counts = [_present(heads[heads["layer"] == layer]) for layer in layers]
+    return say("profile", "map_summary", layers=counts, heads=profile.sizes["head"])
 
 
 def first_head(heads: pd.DataFrame) -> tuple[int, int]:
@@ -150,21 +115,6 @@ def first_head(heads: pd.DataFrame) -> tuple[int, int]:
     return int(row["layer"]), int(row["head"])
 
 
-def plural(count: int, noun: str) -> str:
-    """ "1 head", "2 heads", "1,024 heads"."""
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
-
-
-def _join(parts: list[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-
-
-def _ranges(numbers: list[int]) -> str:
-    """[0, 1, 2, 5] as "0–2 and 5"."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return _join([f"{run[0]}" if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs])
+def _present(heads: pd.DataFrame) -> list[tuple[str, int]]:
+    """Labels that heads carry, with how many do."""
+    return [(label, count) for label, count in label_counts(heads).items() if count]

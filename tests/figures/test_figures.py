@@ -13,7 +13,7 @@ import pytest
 import xarray as xr
 from synthetic_profile import synthetic_profile
 
-from ropelens import figures
+import ropelens as rl
 from ropelens.errors import BadArgument
 from ropelens.figures.inputs import kv_heads
 from ropelens.figures.kernel import kernel_arrays
@@ -29,14 +29,14 @@ from ropelens.figures.wavelengths import (
 Draw = Callable[[xr.Dataset, pd.DataFrame], go.Figure]
 
 FAMILIES: dict[str, Draw] = {
-    "head_map": lambda p, h: figures.plot_head_map(p, h, selected=(1, 2)),
-    "triangle": lambda p, h: figures.plot_budget_triangle(p, h, selected=(1, 2)),
-    "claim": lambda p, h: figures.plot_claim(p, h, selected=(1, 2)),
-    "norms": lambda p, h: figures.plot_norms(p),
-    "norms_of_head": lambda p, h: figures.plot_norms(p, head=2),
-    "kernel": lambda p, h: figures.plot_kernel(p, layer=1, head=2),
-    "selectivity": lambda p, h: figures.plot_selectivity(p, layer=1, head=2),
-    "attention": lambda p, h: figures.plot_attention(p, layer=1, head=2),
+    "head_map": lambda p, h: rl.plot_head_map(p, h, selected=(1, 2)),
+    "triangle": lambda p, h: rl.plot_budget_triangle(p, h, selected=(1, 2)),
+    "claim": lambda p, h: rl.plot_claim(p, h, selected=(1, 2)),
+    "norms": lambda p, h: rl.plot_norms(p),
+    "norms_of_head": lambda p, h: rl.plot_norms(p, head=2),
+    "kernel": lambda p, h: rl.plot_kernel(p, layer=1, head=2),
+    "selectivity": lambda p, h: rl.plot_selectivity(p, layer=1, head=2),
+    "attention": lambda p, h: rl.plot_attention(p, layer=1, head=2),
 }
 SHAPES = {
     "small": {},
@@ -76,7 +76,7 @@ def test_every_axis_names_its_unit_and_nothing_is_changed(family, measured):
 
 def test_head_map_holds_each_confidence_under_its_label(measured):
     profile, heads = measured
-    figure = figures.plot_head_map(profile, heads, selected=(1, 2))
+    figure = rl.plot_head_map(profile, heads, selected=(1, 2))
     maps = {trace.name: np.array(trace.z, float) for trace in figure.select_traces("heatmap")}
     assert set(maps) == set(LABELS)
     for row in heads.itertuples():
@@ -92,7 +92,7 @@ def test_head_map_holds_each_confidence_under_its_label(measured):
 
 def test_positional_cells_name_their_offset(small):
     profile, heads = small
-    trace = next(figures.plot_head_map(profile, heads).select_traces({"name": "positional"}))
+    trace = next(rl.plot_head_map(profile, heads).select_traces({"name": "positional"}))
     for row in heads.itertuples():
         expected = "" if pd.isna(row.offset) else str(row.offset)
         assert trace.text[row.layer][row.head] == expected
@@ -101,7 +101,7 @@ def test_positional_cells_name_their_offset(small):
 def test_unknown_confidence_is_drawn_at_full_strength(small):
     profile, heads = small
     heads = heads.assign(confidence=np.nan)
-    figure = figures.plot_head_map(profile, heads)
+    figure = rl.plot_head_map(profile, heads)
     strengths = np.nansum([trace.z for trace in figure.select_traces("heatmap")], axis=0)
     np.testing.assert_array_equal(strengths, 1.0)
     assert "nan" not in figure.to_json()
@@ -109,7 +109,7 @@ def test_unknown_confidence_is_drawn_at_full_strength(small):
 
 def test_triangle_shares_out_the_bits(measured):
     profile, heads = measured
-    figure = figures.plot_budget_triangle(profile, heads, selected=(1, 2))
+    figure = rl.plot_budget_triangle(profile, heads, selected=(1, 2))
     *labelled, chosen = figure.data
     assert sum(len(trace.a) for trace in labelled) == len(heads)
     table = heads.set_index(["layer", "head"])
@@ -127,13 +127,13 @@ def test_a_head_without_bits_has_no_place_in_the_triangle(small):
     profile, heads = small
     heads = heads.copy()
     heads.loc[3, ["total_bits", "sink_bits", "position_bits", "content_bits"]] = 0.0
-    figure = figures.plot_budget_triangle(profile, heads)
+    figure = rl.plot_budget_triangle(profile, heads)
     assert sum(len(trace.a) for trace in figure.data) == len(heads) - 1
 
 
 def test_claim_is_fraction_by_wavelength_and_says_the_correlation(small):
     profile, heads = small
-    figure = figures.plot_claim(profile, heads, selected=(1, 2))
+    figure = rl.plot_claim(profile, heads, selected=(1, 2))
     *labelled, chosen = figure.data
     table = heads.set_index(["layer", "head"])
     for trace in labelled:
@@ -147,16 +147,16 @@ def test_claim_is_fraction_by_wavelength_and_says_the_correlation(small):
         assert f"{value:.2f}".replace("-", "−") in figure.layout.title.text
     heads = heads.copy()
     heads.attrs["claim"] = dict.fromkeys(claim, float("nan"))
-    assert figures.plot_claim(profile, heads).layout.title.text.startswith("Too few heads")
+    assert rl.plot_claim(profile, heads).layout.title.text.startswith("Too few heads")
     heads.attrs.clear()
-    assert "orrelation" not in figures.plot_claim(profile, heads).layout.title.text
+    assert "orrelation" not in rl.plot_claim(profile, heads).layout.title.text
 
 
 def test_norms_are_the_mean_over_heads_or_one_head(measured):
     profile, _ = measured
     finite = np.isfinite(profile.wavelength.values[0])
     for head in (None, 2):
-        query, key = figures.plot_norms(profile, head=head).data
+        query, key = rl.plot_norms(profile, head=head).data
         q = profile.q_norm.mean("head") if head is None else profile.q_norm.isel(head=head)
         kv_head = 2 // (profile.sizes["head"] // profile.sizes["kv_head"])
         k = (
@@ -168,16 +168,16 @@ def test_norms_are_the_mean_over_heads_or_one_head(measured):
             np.testing.assert_allclose(trace.z[:, : finite.sum()], values[:, finite])
             np.testing.assert_allclose(trace.z[:, -1], values[:, -1])
             assert len(trace.x) == trace.z.shape[1] + 1
-    layout = figures.plot_norms(profile).layout
+    layout = rl.plot_norms(profile).layout
     assert layout.xaxis.type == layout.xaxis2.type == "log"
     assert layout.xaxis2.title.text == "wavelength (tokens, log scale)"
     with pytest.raises(BadArgument, match="no layer 0, head 99"):
-        figures.plot_norms(profile, head=99)
+        rl.plot_norms(profile, head=99)
 
 
 def test_kernel_is_measured_and_predicted_with_the_same_total(measured):
     profile, _ = measured
-    first, second = figures.plot_kernel(profile, layer=1, head=2).data
+    first, second = rl.plot_kernel(profile, layer=1, head=2).data
     np.testing.assert_array_equal(first.y, profile.kernel.values[1, 2])
     np.testing.assert_array_equal(first.x, profile.offset_start + 1)
     width = (profile.offset_stop - profile.offset_start).values
@@ -200,7 +200,7 @@ def test_an_offset_nobody_sees_is_a_gap_not_a_weight(small):
 
 def test_selectivity_shows_one_head_and_the_keys_it_reads(measured):
     profile, _ = measured
-    figure = figures.plot_selectivity(profile, layer=1, head=2)
+    figure = rl.plot_selectivity(profile, layer=1, head=2)
     kv_head = kv_heads(profile)[1, 2]
     for trace in figure.data:
         name = trace.meta["y"]
@@ -214,7 +214,7 @@ def test_selectivity_shows_one_head_and_the_keys_it_reads(measured):
 
 def test_attention_names_tokens_and_leaves_the_future_empty(small):
     profile, _ = small
-    figure = figures.plot_attention(profile, layer=1, head=2)
+    figure = rl.plot_attention(profile, layer=1, head=2)
     weights = profile.excerpt_attention.values[1, 2]
     below = np.tril(np.ones_like(weights, dtype=bool))
     np.testing.assert_array_equal(figure.data[0].z[below], weights[below])
@@ -235,20 +235,20 @@ def test_tokens_are_shown_letter_by_letter():
 def test_heads_that_are_not_the_profiles_are_refused(small):
     profile, heads = small
     with pytest.raises(BadArgument, match="cannot be drawn") as missing:
-        figures.plot_head_map(profile, heads.drop(columns="total_bits"))
+        rl.plot_head_map(profile, heads.drop(columns="total_bits"))
     assert "total_bits" in missing.value.line
     with pytest.raises(BadArgument, match="cannot be drawn"):
-        figures.plot_claim(profile, heads.assign(label="odd"))
+        rl.plot_claim(profile, heads.assign(label="odd"))
     for wrong in (heads.assign(layer=heads.layer + 1), pd.concat([heads, heads]), heads[:0]):
         with pytest.raises(BadArgument, match="not about the same model"):
-            figures.plot_budget_triangle(profile, wrong)
+            rl.plot_budget_triangle(profile, wrong)
     with pytest.raises(BadArgument, match="no layer 7, head 0"):
-        figures.plot_kernel(profile, layer=7, head=0)
+        rl.plot_kernel(profile, layer=7, head=0)
 
 
 def test_heads_default_to_their_classification(small):
     profile, _ = small
-    figure = figures.plot_head_map(profile)
+    figure = rl.plot_head_map(profile)
     cells = np.isfinite([trace.z for trace in figure.select_traces("heatmap")]).sum(0)
     np.testing.assert_array_equal(cells, 1)
 
@@ -261,14 +261,14 @@ def test_layers_of_unequal_width():
     heads = heads[(heads.layer != 1) | (heads["head"] < 2)]
     np.testing.assert_array_equal(kv_heads(profile)[:, :2], [[0, 0], [0, 0], [0, 0]])
     np.testing.assert_array_equal(kv_heads(profile)[0], [0, 0, 1, 1])
-    for draw in (figures.plot_budget_triangle, figures.plot_claim):
+    for draw in (rl.plot_budget_triangle, rl.plot_claim):
         assert sum(len(trace.customdata) for trace in draw(profile, heads).data) == 10
         with pytest.raises(BadArgument, match="no layer 1, head 2"):
             draw(profile, heads, selected=(1, 2))
-    figure = figures.plot_head_map(profile, heads)
+    figure = rl.plot_head_map(profile, heads)
     cells = np.isfinite([trace.z for trace in figure.select_traces("heatmap")]).sum(0)
     np.testing.assert_array_equal(cells[1], [1, 1, 0, 0])
-    assert np.isfinite(figures.plot_norms(profile).data[0].z).all()
+    assert np.isfinite(rl.plot_norms(profile).data[0].z).all()
 
 
 def test_planes_that_never_turn_stand_apart():

@@ -12,9 +12,9 @@ import xarray as xr
 from in_browser import Opened, browser
 from synthetic_profile import synthetic_profile
 
+from ropelens import plot_claim, plot_head_norms, plot_label_selectivity
 from ropelens.commands.report import rewrite_page
 from ropelens.errors import BadArgument
-from ropelens.figures import plot_claim, plot_head_norms, plot_label_selectivity
 from ropelens.figures.style import new_figure
 from ropelens.report import write_answer
 

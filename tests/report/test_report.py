@@ -15,10 +15,12 @@ import xarray as xr
 from synthetic_profile import synthetic_profile
 
 from ropelens.errors import BadArgument
+from ropelens.figures.numbers import change_and_interval, signed
 from ropelens.report import render, words, write_index, write_report
 from ropelens.report.page import model_name, run_facts, versions
+from ropelens.report.page_figures import PROFILE, draw
 from ropelens.report.payload import attention_bytes, build_payload, packed
-from ropelens.report.table import COLUMNS, change_and_interval, signed, table_rows
+from ropelens.report.table import COLUMNS, table_rows
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +78,8 @@ def test_arrays_travel_as_bytes(small):
     below = np.tril(np.ones(weights.shape[-2:], dtype=bool))
     assert cells.shape == (5, 8, 48 * 49 // 2)
     np.testing.assert_allclose((cells / 255) ** 2, weights[..., below], atol=0.004)
-    payload = build_payload(profile, heads, selected=(0, 0))
+    figures = draw(PROFILE, profile, heads, (0, 0))
+    payload = build_payload(profile, heads, figures, selected=(0, 0))
     assert json.loads(render.script_json(payload))["arrays"]["attention"]["dtype"] == "uint8"
 
 

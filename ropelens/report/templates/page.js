@@ -8,6 +8,10 @@
   const plot = (name) => $(`plot-${name}`);
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const narrow = matchMedia("(max-width: 720px)");
+  /** Figures of the chosen head, with their names: those whose traces say which arrays they show. */
+  const OF_HEAD = Object.fromEntries(Object.entries(page.figures)
+    .filter(([, { data }]) => data.some(({ meta }) => meta && !meta.role))
+    .map(([name]) => [name, plot(name).getAttribute("aria-label")]));
   const state = { layer: 0, head: 0, query: page.queries.length - 1, norms: "mean" };
   document.documentElement.classList.add("scripted");
 
@@ -113,7 +117,7 @@
   function refill(name) {
     const changed = {}, traces = [];
     plot(name).data.forEach((trace, i) => {
-      if (!trace.meta) return;
+      if (!trace.meta || trace.meta.role) return;
       traces.push(i);
       for (const [axis, array] of Object.entries(trace.meta)) {
         const values = array === "attention" ? attention(state.layer, state.head)
@@ -167,7 +171,7 @@
     frame("map", { x0: head - 0.5, x1: head + 0.5, y0: layer - 0.5, y1: layer + 0.5 });
     ring("triangle", { a: sink, b: position, c: content });
     ring("claim", { x: number("mean_wavelength", row), y: number("positional_fraction", row) });
-    for (const name of ["kernel", "selectivity", "attention"]) refill(name);
+    for (const name of Object.keys(OF_HEAD)) refill(name);
     showNorms();
     showQuery();
     document.documentElement.dataset.shown = `L${layer}H${head}`;
@@ -191,10 +195,8 @@
     $("budget").querySelectorAll("span").forEach((bar, i) => { bar.style.flexGrow = shares[i] || 0; bar.hidden = !(shares[i] >= 0.005); });
     const split = names.map((part, i) => `${part} ${Math.round(100 * (shares[i] || 0))}%`).join(", ");
     $("now").replaceChildren(name, glyph, what, split);
-    for (const [name, words] of [["kernel", "Kernel over offsets"],
-      ["selectivity", "Selectivity, norms and coherence over wavelengths"],
-      ["attention", "Attention on the excerpt"]]) {
-      plot(name).setAttribute("aria-label", `${words} of layer ${layer}, head ${head}`);
+    for (const [name, words] of Object.entries(OF_HEAD)) {
+      plot(name).setAttribute("aria-label", `${words}: layer ${layer}, head ${head}`);
     }
     document.querySelectorAll("#numbers [data-column]").forEach((cell) => {
       cell.textContent = cells[Number(cell.dataset.column) + 2].textContent;

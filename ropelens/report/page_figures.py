@@ -1,0 +1,237 @@
+"""The figures of each page, a row a figure: what draws it, and the words around it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from ropelens.figures.attention import plot_attention
+from ropelens.figures.bands import plot_bands
+from ropelens.figures.changed_heads import plot_changed_heads
+from ropelens.figures.claim import plot_claim
+from ropelens.figures.comparison import plot_label_counts, plot_loss_change, plot_position_loss
+from ropelens.figures.comparison_planes import plot_comparison_planes, plot_growth_planes
+from ropelens.figures.growth import plot_growth
+from ropelens.figures.head_map import plot_head_map
+from ropelens.figures.kernel import plot_kernel
+from ropelens.figures.norms import plot_norms
+from ropelens.figures.selectivity import plot_selectivity
+from ropelens.figures.triangle import plot_budget_triangle
+from ropelens.figures.truncation import MEASURES, plot_truncation
+
+
+@dataclass(frozen=True, eq=False)
+class PageFigure:
+    """A figure on a page.
+
+    `draw` takes the page's results; so does `known`, whether there is something to draw.
+    `title`: "" is the figure's own. `explain`: the sentences below it. `section`: the place
+    on the page of a profile, "heads" (all), "head" (the chosen one) or "model". `terms`:
+    words of the glossary. `layout`: what the page changes in the figure's.
+    """
+
+    name: str
+    draw: Callable[..., go.Figure]
+    explain: str
+    title: str = ""
+    known: Callable[..., bool] = lambda *_: True
+    section: str = ""
+    terms: tuple[str, ...] = ()
+    layout: dict[str, Any] = field(default_factory=dict)
+
+
+PROFILE = (
+    PageFigure(
+        "map",
+        lambda profile, heads, at: plot_head_map(profile, heads, selected=at),
+        "Each cell is a head. Colour says what it does, strength how sure that is; a number "
+        "is how many tokens a positional head looks back. Click a cell, or use the arrow "
+        "keys.",
+        title="Every head, by layer",
+        section="heads",
+        terms=("positional", "semantic", "confidence", "offset"),
+    ),
+    PageFigure(
+        "triangle",
+        lambda profile, heads, at: plot_budget_triangle(profile, heads, selected=at),
+        "A head near a corner owes its choice of keys to that alone: the first token (sink), "
+        "how far back they are (position), or what they are (content). Larger points choose "
+        "more sharply.",
+        title="Where its bits come from",
+        section="heads",
+        terms=("bits", "sink"),
+        layout={"margin": {"l": 50, "r": 50, "b": 44, "t": 24}},
+    ),
+    PageFigure(
+        "claim",
+        lambda profile, heads, at: plot_claim(profile, heads, selected=at),
+        "If positional heads use fast planes and semantic heads slow ones, points fall from "
+        "top left to bottom right. Hollow points, sink and diffuse heads, are not counted.",
+        title="The claim: position and wavelength",
+        section="heads",
+        terms=("wavelength",),
+    ),
+    PageFigure(
+        "kernel",
+        lambda profile, _, at: plot_kernel(profile, layer=at[0], head=at[1]),
+        "How much of its attention one token gets, by how many tokens back it is. Dashed: "
+        "what the head's average query and key alone would do.",
+        title="Kernel: how far it looks back",
+        section="head",
+        terms=("kernel", "offset"),
+        layout={"height": 460, "margin_t": 36},
+    ),
+    PageFigure(
+        "selectivity",
+        lambda profile, _, at: plot_selectivity(profile, layer=at[0], head=at[1]),
+        "Top: how hard each plane pushes the head toward the keys it picks. Middle: how long "
+        "its queries and keys are there, which bounds the push. Bottom: how far they stay the "
+        "same whatever the token.",
+        title="Planes: which wavelengths it uses",
+        section="head",
+        terms=("selectivity", "norm", "coherence", "wavelength"),
+        layout={"margin_t": 36},
+    ),
+    PageFigure(
+        "attention",
+        lambda profile, _, at: plot_attention(profile, layer=at[0], head=at[1]),
+        "Each row is a token looking back; bright cells are what it looks at. Click a row to "
+        "read it in the text.",
+        title="Attention on an excerpt",
+        section="head",
+        layout={"height": 620},
+    ),
+    PageFigure(
+        "norms",
+        lambda profile, *_: plot_norms(profile),
+        "Bright cells are planes with long queries or keys: those a layer can push with most. "
+        "Fast planes are on the left, slow ones on the right; a dotted line is the context's "
+        "length.",
+        title="Query and key norms, by layer and wavelength",
+        section="model",
+        terms=("plane", "norm", "wavelength"),
+    ),
+)
+
+
+def _measured(table: pd.DataFrame) -> list[str]:
+    """The measures of a sweep that its table has numbers of."""
+    return [name for name, m in MEASURES.items() if table[m.column].notna().any()]
+
+
+def _has(table: pd.DataFrame, *kinds: str) -> bool:
+    return bool(table["kind"].isin(kinds).any())
+
+
+SWEEP = (
+    PageFigure(
+        "truncation",
+        lambda sweep, _: plot_truncation(sweep),
+        "Left, the slowest planes stop first (p-RoPE); right, the fastest. A line that lies "
+        "below the grey one stops planes that the model needs less than random ones. Bars are "
+        "95% intervals of the difference on the same sequences.",
+        known=lambda _, table: _has(table, "slow", "fast") and "loss" in _measured(table),
+        terms=("plane", "wavelength"),
+    ),
+    PageFigure(
+        "bands",
+        lambda sweep, _: plot_bands(sweep),
+        "One band of neighbouring planes stops at a time. Grey: as many random planes. Below: "
+        "where on the axis the heads get the push toward the keys they pick.",
+        known=lambda _, table: _has(table, "band") and "loss" in _measured(table),
+        terms=("selectivity", "wavelength"),
+    ),
+    PageFigure(
+        "others",
+        lambda sweep, table: plot_truncation(
+            sweep, measures=[name for name in _measured(table) if name != "loss"]
+        ),
+        "The same steps, other measures, each as the change from the model as it is.",
+        known=lambda _, table: (
+            _has(table, "slow", "fast") and bool({*_measured(table)} - {"loss"})
+        ),
+    ),
+    PageFigure(
+        "changed",
+        lambda sweep, _: plot_changed_heads(sweep),
+        "Colour: how far a head's attention moved from what it is without the edit. A word in "
+        "a cell is the head's new label: pos(itional), mix(ed), sem(antic), sink, dif(fuse).",
+        known=lambda sweep, table: _has(table, "slow", "fast") and "attention_change" in sweep,
+        terms=("bits", "positional", "semantic"),
+    ),
+)
+
+COMPARISON = (
+    PageFigure(
+        "loss_change",
+        plot_loss_change,
+        "The loss on the same text, less that of the baseline. A ring is one pair, a filled "
+        "mark their mean, a bar its 95% interval; left of the line is better.",
+        known=lambda _, table: bool(table["loss_change"].notna().any()),
+    ),
+    PageFigure(
+        "position_loss",
+        lambda comparison, _: plot_position_loss(comparison),
+        "How well tokens are predicted by where they stand. Right of the dotted line the text "
+        "is longer than any that was learnt from. Whiskers reach from the lowest seed to the "
+        "highest, where there are several.",
+        known=lambda comparison, _: "position_loss" in comparison,
+    ),
+    PageFigure(
+        "planes",
+        lambda comparison, _: plot_comparison_planes(comparison),
+        "Mean norms say how much a plane can do, selectivity how much it pushes heads toward "
+        "the keys they pick. Hollow marks are planes that do not rotate; they stand where the "
+        "same plane rotates in another model. Whiskers reach from the lowest seed to the "
+        "highest, where there are several.",
+    ),
+    PageFigure(
+        "label_counts",
+        lambda _, table: plot_label_counts(table),
+        "Heads by the source of their choice of keys: position, both (mixed), content, the "
+        "first token (sink), or hardly any choice (diffuse).",
+    ),
+    PageFigure(
+        "growth",
+        lambda comparison, _: plot_growth(comparison),
+        "Checkpoints at steps 1, 2, 4, ... of training. Lines are means over seeds, whiskers "
+        "reach from the lowest seed to the highest. Heads and losses of text are of fewer "
+        "sequences than in the table ({growth_sequences} for heads). Dotted: what chance "
+        "retrieves.",
+        known=lambda comparison, _: "growth_loss" in comparison,
+    ),
+    PageFigure(
+        "growth_planes",
+        lambda comparison, _: plot_growth_planes(comparison),
+        "The same planes at every checkpoint: move the slider to see norms and selectivity "
+        "form.",
+        known=lambda comparison, _: "growth_loss" in comparison,
+    ),
+)
+
+
+def draw(rows: Sequence[PageFigure], *results: Any) -> dict[PageFigure, go.Figure]:
+    """The figures of `rows` that there is something to show in."""
+    return {row: row.draw(*results) for row in rows if row.known(*results)}
+
+
+def card(row: PageFigure, figure: go.Figure) -> dict[str, Any]:
+    """The words around a figure, as a template reads them."""
+    words = {"name": row.name, "section": row.section, "terms": row.terms}
+    return words | {"title": row.title or figure.layout.title.text, "explain": row.explain}
+
+
+def bare(figure: go.Figure, **layout: Any) -> dict[str, Any]:
+    """A figure for a page's script: its title, colours and legend's place are the page's."""
+    figure = go.Figure(figure)
+    figure.update_layout(title_text="", template=None, dragmode=False, autosize=True)
+    legend = figure.layout.legend
+    if legend.yref == "container" and legend.y:  # above an axis that stands on top
+        layout = {"legend_y": 1, "legend_yanchor": "top", "margin_t": 90} | layout
+    figure.update_layout({"margin_t": 36} | layout)
+    return json.loads(figure.to_json(engine="json"))
