@@ -21,7 +21,6 @@ from transformers.utils import logging as transformers_logging
 
 from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel, words_of
 from ropelens.models import checks, llama2c
-from ropelens.models import variants as _registers_rope_types  # noqa: F401
 from ropelens.models.checkpoint import (
     PICKLE_SUFFIXES,
     locate,

@@ -1,22 +1,16 @@
-"""RoPE variants in transformers' hands: registered, written into a config, read off a model.
-
-Importing this module registers the variants that only ropelens knows, so that transformers
-builds and loads models with them.
-"""
+"""RoPE variants in transformers' hands: written into a config, read off a model."""
 
 from __future__ import annotations
 
 import copy
 from typing import Any, TypeVar
 
-import torch
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ropelens.errors import UnsupportedModel
 from ropelens.models.subject import trained_context
 from ropelens.rope.formulas import Shape
-from ropelens.rope.variants import OWN, VARIANTS, Variant, parse_variant
+from ropelens.rope.variants import Variant, parse_variant
 
 Config = TypeVar("Config", bound=PreTrainedConfig)
 
@@ -120,33 +114,3 @@ def _cannot(config: PreTrainedConfig, variant: Variant, why: str) -> Unsupported
         seen=why,
         attempt="the variant as an edit of the live model, ropelens.edit_rope",
     )
-
-
-def _rates(
-    config: PreTrainedConfig,
-    device: torch.device | str | None = None,
-    seq_len: int | None = None,
-    layer_type: str | None = None,
-) -> tuple[torch.Tensor, float]:
-    """inv_freq and attention factor of a `rope_type` of ours; transformers' signature."""
-    parameters = config.rope_parameters
-    parameters = parameters if layer_type is None else parameters[layer_type]
-    head_dim = config.to_dict().get("head_dim")
-    head_dim = head_dim or config.hidden_size // config.num_attention_heads
-    row = VARIANTS[parameters["rope_type"].removeprefix(OWN)]
-    shape = Shape(head_dim, float(parameters["rope_theta"]))
-    inv_freq, factor = row.frequencies(parameters["p"], shape)
-    return inv_freq.to(device), factor
-
-
-def _check(
-    config: PreTrainedConfig, rope_parameters: dict[str, Any], ignore_keys: Any = None
-) -> None:
-    """Holds a config's parameters to the row; transformers warns of types without such."""
-    VARIANTS[rope_parameters["rope_type"].removeprefix(OWN)].parse(str(rope_parameters["p"]))
-
-
-for _name, _row in VARIANTS.items():
-    if _row.rope_type == OWN + _name:
-        ROPE_INIT_FUNCTIONS[OWN + _name] = _rates
-        setattr(PreTrainedConfig, f"_validate_{OWN}{_name}_rope_parameters", _check)

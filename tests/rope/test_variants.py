@@ -218,21 +218,27 @@ def test_a_saved_checkpoint_rotates_as_it_did(tmp_path: Path, spelled: str):
     torch.testing.assert_close(logits(loaded), logits(model), rtol=0, atol=1e-4)
 
 
-def test_who_must_import_ropelens_first(tmp_path: Path):
-    """transformers alone builds its own types, and ours once they are registered."""
-    for spelled, before, loads in (
-        ("p-rope:0.5", "", True),
-        ("partial:0.5", "", False),
-        ("partial:0.5", "import ropelens.models.variants; ", True),
-    ):
-        config = rl.variant_config(plain("llama_gqa").config, parse_variant(spelled))
-        config.save_pretrained(tmp_path)
-        code = (
-            f"from transformers import LlamaConfig as C, LlamaForCausalLM as M; "
-            f"M(C.from_pretrained({str(tmp_path)!r}))"
-        )
-        ended = subprocess.run([sys.executable, "-c", before + code], capture_output=True)
-        assert (ended.returncode == 0) == loads, ended.stderr.decode()
+TRANSFORMERS_FIRST = """
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+assert "ropelens-partial" not in ROPE_INIT_FUNCTIONS
+import ropelens
+"""
+ROPELENS_FIRST = """
+import sys, ropelens
+assert not {"torch", "transformers"} & set(sys.modules)
+"""
+BUILD = """
+from transformers import LlamaConfig, LlamaForCausalLM
+LlamaForCausalLM(LlamaConfig.from_pretrained(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("before", [TRANSFORMERS_FIRST, ROPELENS_FIRST])
+def test_importing_ropelens_is_enough_in_either_order(tmp_path: Path, before: str):
+    """And it alone loads neither torch nor transformers."""
+    rl.variant_config(plain("llama_gqa").config, "partial:0.5").save_pretrained(tmp_path)
+    code = "import sys" + before + BUILD
+    subprocess.run([sys.executable, "-c", code, tmp_path], check=True)
 
 
 def test_nothing_is_logged_about_types_of_our_own(caplog: pytest.LogCaptureFixture):
