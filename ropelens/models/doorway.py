@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -72,6 +73,27 @@ class _Door:
 
 _open_door: ContextVar[_Door] = ContextVar("ropelens_door")
 _CLOSED = _Door({}, {}, {})
+_opening = Lock()
+
+
+class _Doorway(str):
+    """`NAME`, as it stands in a config while the doorway is open; its copies are closed.
+
+    A copy or a pickle of a model holds what stood there before, so it is the plain model.
+    """
+
+    own: str
+
+    def __new__(cls, own: str) -> _Doorway:
+        name = super().__new__(cls, NAME)
+        name.own = own
+        return name
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> str:
+        return self.own
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (self.own,)
 
 
 @contextmanager
@@ -123,22 +145,24 @@ def _opened(
     """The doorway of `model`, open to these beside all who stand there; restored on errors."""
     configs = _configs(model)
     outer = _open_door.get(_CLOSED)
-    own = {
-        key: config._attn_implementation
-        for key, config in configs.items()
-        if config._attn_implementation not in (None, NAME)
-    }
-    if "flex_attention" in own.values():  # before it compiles kernels for nothing
-        raise _hidden_mask("flex_attention")
+    with _opening:
+        found = {key: config._attn_implementation for key, config in configs.items()}
+        own = {key: name for key, name in found.items() if name not in (None, NAME)}
+        if any(
+            name == NAME and key not in outer.implementations for key, name in found.items()
+        ):
+            raise _in_another_thread("edited or observed")
+        if "flex_attention" in own.values():  # before it compiles kernels for nothing
+            raise _hidden_mask("flex_attention")
+        for key, name in own.items():
+            configs[key]._attn_implementation_internal = _Doorway(name)
     door = _Door(outer.implementations | own, outer.observers | observers, outer.edits | edits)
     token = _open_door.set(door)
     try:
-        for key in own:
-            configs[key]._attn_implementation_internal = NAME
         yield
     finally:
-        for key, implementation in own.items():
-            configs[key]._attn_implementation_internal = implementation
+        for key, name in own.items():
+            configs[key]._attn_implementation_internal = name
         if _open_door.get(_CLOSED) is door:
             _open_door.reset(token)
         else:
@@ -197,20 +221,26 @@ def _configs(model: PreTrainedModel) -> dict[int, PreTrainedConfig]:
     return {id(config): config for config in configs if isinstance(config, PreTrainedConfig)}
 
 
-def _door() -> _Door:
+def _door_of(config: PreTrainedConfig) -> _Door:
     """The open doorway of a model that calls its attention."""
-    door = _open_door.get(None)
-    if door is None:
-        raise UnsupportedModel(
-            "The model runs in another thread than the one that edits or observes it.",
-            attempt="in that thread, contextvars.copy_context().run, copied in this one",
-        )
+    door = _open_door.get(_CLOSED)
+    if id(config) not in door.implementations:
+        raise _in_another_thread("running")
     return door
+
+
+def _in_another_thread(what: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"The model is {what} in another thread than the one that edits or observes it.",
+        means="what a block does to a model holds in the thread that opened the block",
+        attempt="a copy of the model for each thread (copy.deepcopy), or to run it within the "
+        "block: contextvars.copy_context().run, copied in the thread that opened it",
+    )
 
 
 def _name_of(module: nn.Module) -> str:
     """What the module's attention implementation was called before the doorway opened."""
-    return _door().implementations[id(module.config)]
+    return _door_of(module.config).implementations[id(module.config)]
 
 
 def _implementation(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]]:
@@ -235,7 +265,7 @@ def _attention(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Stands in for the model's attention: the same result, and the observers told."""
-    door = _door()
+    door = _door_of(module.config)
     edit = door.edits.get(id(module))
     groups: AbstractContextManager[None] = nullcontext()
     if edit is not None:
@@ -337,7 +367,7 @@ def _hidden_mask(seen: str) -> UnsupportedModel:
 
 def _mask(*args: Any, config: PreTrainedConfig, **kwargs: Any) -> Tensor | None:
     """The mask that the model's own implementation would have been given."""
-    name = _door().implementations[id(config)]
+    name = _door_of(config).implementations[id(config)]
     return AttentionMaskInterface()[name](*args, config=config, **kwargs)
 
 
