@@ -221,7 +221,7 @@ def _configs(model: PreTrainedModel) -> dict[int, PreTrainedConfig]:
     return {id(config): config for config in configs if isinstance(config, PreTrainedConfig)}
 
 
-def _door_of(config: PreTrainedConfig) -> _Door:
+def _door_of(config: Any) -> _Door:
     """The open doorway of a model that calls its attention."""
     door = _open_door.get(_CLOSED)
     if id(config) not in door.implementations:
