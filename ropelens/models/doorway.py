@@ -371,5 +371,6 @@ def _mask(*args: Any, config: PreTrainedConfig, **kwargs: Any) -> Tensor | None:
     return AttentionMaskInterface()[name](*args, config=config, **kwargs)
 
 
-AttentionInterface.register(NAME, _attention)
+# Traced, it would keep the edit or the observers of the call that was traced.
+AttentionInterface.register(NAME, torch.compiler.disable(_attention))
 AttentionMaskInterface.register(NAME, _mask)

@@ -233,6 +233,15 @@ def test_another_model_is_left_alone(llama: LlamaForCausalLM):
             assert torch.equal(logits(llama), edited)
 
 
+def test_a_compiled_model_is_edited_too(llama: LlamaForCausalLM):
+    compiled = torch.compile(llama, backend="eager")
+    plain = logits(compiled)
+    for name in ("nope", "p-rope:0.5"):
+        with rl.edit_rope(llama, name):
+            assert torch.equal(logits(compiled), logits(llama))
+    assert torch.equal(logits(compiled), plain)
+
+
 # caches
 
 
