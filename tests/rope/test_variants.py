@@ -112,6 +112,22 @@ def test_a_variant_replaces_what_the_model_has():
     assert not planes.inv_freq[4:].any()
 
 
+def test_own_is_the_models_rotation_and_rope_is_plain_rope():
+    """Wherever the words are used: in a reach, in an edit, in the table."""
+    yarn = built("llama_gqa", "yarn:4")
+    plain_rope, _ = parse_variant("rope").frequencies(Shape(16, base=10_000.0))
+    ids = torch.from_numpy(random_tokens(sequences=1, length=12))
+    found = rl.reach(yarn, ids, variants=("own", "rope"), resamples=0)
+    for name, inv_freq in (("own", yarn.model.rotary_emb.inv_freq), ("rope", plain_rope)):
+        under = found["variant_inv_freq"].sel(variant=name, layer=0)
+        assert under.values == pytest.approx(inv_freq.numpy(), rel=1e-6)
+    with rl.edit_rope(yarn, "rope"):
+        planes = read_layers(as_subject(yarn))[0].planes
+    torch.testing.assert_close(planes.inv_freq, plain_rope)
+    with pytest.raises(BadArgument, match="No RoPE variant is called 'own'"):
+        parse_variant("own")
+
+
 def test_a_config_takes_a_variant_by_name():
     config = plain("llama_gqa").config
     named = rl.variant_config(config, "p-rope:0.5")
