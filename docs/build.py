@@ -1,4 +1,4 @@
-"""Write the reference into docs/reference/: every public name, and the examples with what they say.
+"""Write the reference into docs/reference/: the public names, and what the examples print.
 
     make docs
 
