@@ -155,18 +155,19 @@ def test_the_first_crossing_of_any_curve_is_found(seed: int, within: int):
         within=within,
         farthest=farthest,
     )
+    waves = np.exp(1j * np.outer(np.arange(farthest + 1), w))
     kinds = set()
     for c, at, measured in zip(product, level, found.tolist(), strict=True):
 
         def above(d: float, c: np.ndarray = c, at: float = at) -> float:
             return float((c * np.exp(1j * w * d)).sum().real - at)
 
-        sign = [above(d) > 0 for d in range(farthest + 1)]
-        falls = [d for d in range(1, farthest + 1) if sign[d - 1] and not sign[d]]
-        if not any(sign[:within]):
+        sign = (waves @ c).real > at
+        falls = 1 + np.flatnonzero(sign[:-1] & ~sign[1:])
+        if not sign[:within].any():
             assert measured == 0
             kinds.add("never above")
-        elif not falls:
+        elif not len(falls):
             assert measured == math.inf
             kinds.add("never below")
         else:
