@@ -21,15 +21,15 @@ from .measure.truncation_table import summarize_truncation as summarize_truncati
 
 # edit
 from .edit.rope import edit_rope as edit_rope
-from .edit.rope import Edit as Edit
-from .edit.rope import stop as stop
-from .edit.rope import stop_slowest as stop_slowest
-from .edit.rope import stop_fastest as stop_fastest
-from .edit.rope import stop_wavelengths as stop_wavelengths
-from .edit.rope import stop_planes as stop_planes
-from .edit.rope import rescale as rescale
-from .edit.rope import drop as drop
-from .edit.rope import mean_ablate as mean_ablate
+from .edit.actions import Edit as Edit
+from .edit.actions import stop as stop
+from .edit.actions import stop_slowest as stop_slowest
+from .edit.actions import stop_fastest as stop_fastest
+from .edit.actions import stop_wavelengths as stop_wavelengths
+from .edit.actions import stop_planes as stop_planes
+from .edit.actions import rescale as rescale
+from .edit.actions import drop as drop
+from .edit.actions import mean_ablate as mean_ablate
 from .rope.select import Every as Every
 from .rope.select import Slowest as Slowest
 from .rope.select import Fastest as Fastest

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from ropelens.edit.rope import Edit, stack_edits
+from ropelens.edit.actions import Edit
+from ropelens.edit.rope import stack_edits
 from ropelens.errors import BadArgument
 from ropelens.models.doorway import AttentionEdit, by_itself, edit_attention, open_edit
 from ropelens.models.rotation import depends_on_length, read_layers

@@ -16,7 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ropelens.edit.rope import Layer, as_edit
+from ropelens.edit.actions import Layer
+from ropelens.edit.rope import as_edit
 from ropelens.errors import BadArgument
 from ropelens.measure.batches import Progress, batches
 from ropelens.measure.profile import check_tokens, describe_run

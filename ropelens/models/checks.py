@@ -82,7 +82,7 @@ def check_loading(model: PreTrainedModel, found: dict[str, set]) -> None:
         warnings.warn(
             f"{name} has no place for some tensors of the checkpoint and leaves them out: "
             f"{len(found['unexpected_keys'])}, {_some(found['unexpected_keys'])}",
-            stacklevel=4,  # who called load
+            stacklevel=5,  # who called load
         )
 
 

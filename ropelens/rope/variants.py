@@ -8,7 +8,6 @@ checkpoints load anywhere; the others carry a `rope_type` that begins with "rope
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -98,36 +97,32 @@ LARGEST = 1e15
 """Bases and stretches beyond it are mistakes, and float32 would not hold their powers."""
 
 
-def _number(text: str, low: float, high: float = math.inf) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a number") from None
-    if not (low <= number <= high and math.isfinite(number)):
-        limits = f"{low:g} or more" if high == math.inf else f"between {low:g} and {high:g}"
-        raise ValueError(f"it must be {limits}")
-    return number
+def _number(low: float, high: float) -> Callable[[str], float]:
+    """What reads a number from `low` to `high`."""
+
+    def read(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is not a number") from None
+        if not low <= number <= high:
+            raise ValueError(f"it must be between {low:g} and {high:g}")
+        return number
+
+    return read
+
+
+_SHARE = _number(0.0, 1.0)
+_BASE = _STRETCH = _number(1.0, LARGEST)
+
+
+def _base_or_none(text: str) -> float | None:
+    return _BASE(text) if text else None
 
 
 def _nothing(text: str) -> None:
     if text:
         raise ValueError("it takes none")
-
-
-def _base(text: str) -> float:
-    return _number(text, 1.0, LARGEST)
-
-
-def _base_or_none(text: str) -> float | None:
-    return _base(text) if text else None
-
-
-def _share(text: str) -> float:
-    return _number(text, 0.0, 1.0)
-
-
-def _stretch(text: str) -> float:
-    return _number(text, 1.0, LARGEST)
 
 
 def _every(text: str) -> int:
@@ -140,10 +135,10 @@ def _factors(text: str) -> Factors:
     parts = text.split("/")
     if len(parts) != 3:
         raise ValueError("it must be s/short,short,.../long,long,..., a factor a plane")
-    short, long = (tuple(_stretch(f) for f in part.split(",")) for part in parts[1:])
+    short, long = (tuple(_STRETCH(f) for f in part.split(",")) for part in parts[1:])
     if len(short) != len(long):
         raise ValueError(f"{len(short)} short factors, {len(long)} long ones")
-    return Factors(_stretch(parts[0]), short, long)
+    return Factors(_STRETCH(parts[0]), short, long)
 
 
 # What transformers calls them
@@ -171,55 +166,45 @@ VARIANTS: Mapping[str, Row] = {
         parse=_base_or_none,
         frequencies=formulas.rope,
         rope_type="default",
-        parameters={
-            "rope_theta": _base_of,
-        },
+        parameters={"rope_theta": _base_of},
     ),
     "abf": Row(
         usage="abf:base",
         meaning="another base, such as 500000, for longer contexts",
         source="Xiong et al. 2023, arXiv 2309.16039",
-        parse=_base,
+        parse=_BASE,
         frequencies=formulas.rope,
         rope_type="default",
-        parameters={
-            "rope_theta": _base_of,
-        },
+        parameters={"rope_theta": _base_of},
     ),
     "p-rope": Row(
         usage="p-rope:p",
         meaning="the fastest share p of the planes turn as before, the rest stand still",
         source=_PAPER,
-        parse=_share,
+        parse=_SHARE,
         frequencies=formulas.p_rope,
         rope_type="proportional",
-        parameters={
-            "partial_rotary_factor": _value,
-        },
+        parameters={"partial_rotary_factor": _value},
         stops=lambda p: Slowest(1 - p),
     ),
     "p-rope-reversed": Row(
         usage="p-rope-reversed:p",
         meaning="the slowest share p of the planes turn as before, the rest stand still",
         source=_PAPER,
-        parse=_share,
+        parse=_SHARE,
         frequencies=formulas.p_rope_reversed,
         rope_type=OWN + "p-rope-reversed",
-        parameters={
-            "p": _value,
-        },
+        parameters={"p": _value},
         stops=lambda p: Fastest(1 - p),
     ),
     "partial": Row(
         usage="partial:p",
         meaning="a share p of the planes turn, all frequencies spread anew over them",
         source="Black et al. 2022 (GPT-NeoX), arXiv 2204.06745",
-        parse=_share,
+        parse=_SHARE,
         frequencies=formulas.partial,
         rope_type=OWN + "partial",
-        parameters={
-            "p": _value,
-        },
+        parameters={"p": _value},
     ),
     "nope": Row(
         usage="nope",
@@ -228,9 +213,7 @@ VARIANTS: Mapping[str, Row] = {
         parse=_nothing,
         frequencies=formulas.nope,
         rope_type="proportional",
-        parameters={
-            "partial_rotary_factor": lambda v, s: 0.0,
-        },
+        parameters={"partial_rotary_factor": lambda v, s: 0.0},
         stops=lambda value: Every(),
     ),
     "nope-every": Row(
@@ -246,40 +229,34 @@ VARIANTS: Mapping[str, Row] = {
         usage="linear:s",
         meaning="position interpolation: every plane s times slower",
         source="Chen et al. 2023, arXiv 2306.15595",
-        parse=_stretch,
+        parse=_STRETCH,
         frequencies=formulas.linear,
         rope_type="linear",
-        parameters={
-            "factor": _value,
-        },
+        parameters={"factor": _value},
     ),
     "ntk": Row(
         usage="ntk:s",
         meaning="a base so much larger that the slowest plane is s times slower",
         source="Peng et al. 2023, arXiv 2309.00071",
-        parse=_stretch,
+        parse=_STRETCH,
         frequencies=formulas.ntk,
         rope_type="default",
-        parameters={
-            "rope_theta": formulas.ntk_base,
-        },
+        parameters={"rope_theta": formulas.ntk_base},
     ),
     "dynamic": Row(
         usage="dynamic:s",
         meaning="ntk that grows with the sequence, past the trained context",
         source="Peng et al. 2023, arXiv 2309.00071",
-        parse=_stretch,
+        parse=_STRETCH,
         frequencies=formulas.dynamic,
         rope_type="dynamic",
-        parameters={
-            "factor": _value,
-        },
+        parameters={"factor": _value},
     ),
     "yarn": Row(
         usage="yarn:s",
         meaning="slow planes s times slower, fast ones as before, scores sharper",
         source="Peng et al. 2023, arXiv 2309.00071",
-        parse=_stretch,
+        parse=_STRETCH,
         frequencies=formulas.yarn,
         rope_type="yarn",
         parameters={
@@ -291,7 +268,7 @@ VARIANTS: Mapping[str, Row] = {
         usage="llama3:s",
         meaning="wavelengths past the context s times longer, up to a quarter as before",
         source="Llama team 2024, arXiv 2407.21783, as transformers has it",
-        parse=_stretch,
+        parse=_STRETCH,
         frequencies=formulas.llama3,
         rope_type="llama3",
         parameters={
