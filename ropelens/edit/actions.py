@@ -36,7 +36,7 @@ from ropelens.rope.turn import Side
 
 @dataclass(frozen=True)
 class Layer:
-    """What an action may ask of the layer that it changes; `length` in tokens."""
+    """What an action knows of the layer that it changes; `length` is that of the sequence."""
 
     index: int
     planes: Planes
@@ -49,7 +49,7 @@ Frequencies = Callable[[Layer], Rates]
 
 @runtime_checkable
 class Action(Protocol):
-    """What becomes of the chosen planes, on the side of queries and of keys."""
+    """Changes the chosen planes of a layer's queries and keys."""
 
     def __call__(
         self, query: Side, key: Side, chosen: Bool[Tensor, "head frequency"], layer: Layer
@@ -72,7 +72,7 @@ class Edit:
 
 
 def stop(select: Selection, *, heads: str = ALL_HEADS) -> Edit:
-    """The planes no longer rotate: what they carry counts whatever the distance."""
+    """The planes no longer rotate: what they add to a score is the same at any distance."""
     return Edit(select, _stop, heads)
 
 
@@ -200,7 +200,7 @@ class MeanAblate:
 
 
 def change_layer(edits: Sequence[Edit], layer: Layer, heads: int) -> tuple[Side, Side]:
-    """What the edits, one after the other, make of a layer's queries and keys."""
+    """How the edits, one after the other, change a layer's queries and keys."""
     query = key = Side.of(layer.planes, heads=heads)
     for edit in edits:
         rows = chosen_heads(parse_heads(edit.heads), layer=layer.index, heads=heads)

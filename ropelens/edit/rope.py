@@ -50,7 +50,7 @@ def edit_rope(model: nn.Module, *edits: Edit | str) -> Iterator[None]:
 def stack_edits(
     subject: Subject, planes: tuple[Planes, ...], edits: Sequence[Edit | str]
 ) -> ModelEdit:
-    """`edits` on those that are open, checked as `edit_rope` does.
+    """`edits`, checked, after those that are open.
 
     `planes` is how the model rotates by itself, within its trained context.
     """
@@ -70,7 +70,7 @@ def stack_edits(
 
 
 def _read(edit: Edit | str, model: PreTrainedModel) -> Edit:
-    """The edit that was meant: itself, or that of a variant by name."""
+    """The edit itself, or that of a variant by name."""
     if isinstance(edit, str):
         return as_edit(parse_variant(edit), model)
     if not isinstance(edit, Edit):
@@ -83,7 +83,7 @@ def _read(edit: Edit | str, model: PreTrainedModel) -> Edit:
 
 
 def _check(edit: Edit, layers: tuple[Planes, ...], heads: int) -> None:
-    """Refuse heads and planes that the model does not have, and actions that cannot be."""
+    """Refuse heads and planes that the model does not have, and actions that do not fit it."""
     for layer, head in parse_heads(edit.heads):
         if (layer or 0) >= len(layers) or (head or 0) >= heads:
             raise BadArgument(
@@ -133,7 +133,7 @@ def as_edit(variant: Variant, model: PreTrainedModel) -> Edit:
 
 @dataclass(frozen=True, eq=False)
 class ModelEdit:
-    """All open edits of a model, standing at its attention; `own` is how it rotates itself."""
+    """All open edits of a model, applied at its attention. `own`: its planes without edits."""
 
     model: PreTrainedModel
     own: tuple[Planes, ...]
@@ -174,7 +174,7 @@ class ModelEdit:
         return replace(planes, inv_freq=query.inv_freq[0])
 
     def _planes_now(self, layer: int, *, continued: bool) -> Planes:
-        """How the model itself rotates in this call: as ever, but for dynamic and longrope."""
+        """How the model itself rotates in this call; dynamic and longrope change with length."""
         planes = self.own[layer]
         if not depends_on_length(self.model):
             return planes

@@ -50,7 +50,7 @@ class AttentionEdit(Protocol):
         rows: Int[Tensor, "_ row"],
         keys: Int[Tensor, "_ key"],
     ) -> tuple[Tensor, Tensor]:
-        """Both as they shall be; keys come back a head each where heads of one group differ.
+        """The changed queries and keys: one for each query head where heads of a group differ.
 
         `rows` and `keys` are their positions, up to a shift that a sequence has in common.
         """
@@ -63,8 +63,7 @@ class AttentionEdit(Protocol):
 
 @dataclass(frozen=True)
 class _Door:
-    """Who stands behind the name: each config's own implementation, and for each module
-    its observers and its edit."""
+    """Each config's own implementation, and each module's observers and edit, by their ids."""
 
     implementations: dict[int, str]
     observers: dict[int, tuple[Observer, ...]]
@@ -127,7 +126,7 @@ def open_edit(model: PreTrainedModel) -> AttentionEdit | None:
 
 @contextmanager
 def by_itself(model: PreTrainedModel) -> Iterator[None]:
-    """No edit and no observer at the doorway of `model` while the block runs, whoever waits."""
+    """`model` without any open edit or observer while the block runs."""
     token = _open_door.set(_without(_open_door.get(_CLOSED), model))
     try:
         yield
@@ -142,7 +141,7 @@ def _opened(
     observers: dict[int, tuple[Observer, ...]],
     edits: dict[int, AttentionEdit],
 ) -> Iterator[None]:
-    """The doorway of `model`, open to these beside all who stand there; restored on errors."""
+    """Add observers and edits at the doorway of `model` while the block runs."""
     configs = _configs(model)
     outer = _open_door.get(_CLOSED)
     with _opening:
@@ -175,7 +174,7 @@ def _opened(
 
 
 def _without(door: _Door, model: PreTrainedModel) -> _Door:
-    """The doorway with nobody at `model`."""
+    """The doorway without the observers and edits of `model`."""
     own = {id(m) for m in model.modules()}
     told = {module: who for module, who in door.observers.items() if module not in own}
     edits = {module: edit for module, edit in door.edits.items() if module not in own}
@@ -183,7 +182,7 @@ def _without(door: _Door, model: PreTrainedModel) -> _Door:
 
 
 def device_of(model: PreTrainedModel) -> torch.device:
-    """Where the model takes its tokens."""
+    """The device on which the model takes its tokens."""
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, Tensor)
     return weight.device
@@ -300,7 +299,7 @@ def _attention(
 
 @contextmanager
 def _a_key_for_every_query(module: nn.Module) -> Iterator[None]:
-    """No grouped queries: the implementation is given as many keys and values as queries."""
+    """The module expects a key and a value for every query head while the block runs."""
     groups = module.num_key_value_groups
     module.num_key_value_groups = 1  # type: ignore[assignment]
     try:

@@ -24,6 +24,12 @@ def register(modeling_rope_utils: ModuleType) -> None:
             setattr(modeling_rope_utils.RotaryEmbeddingConfigMixin, check, _check)
 
 
+def head_dim_of(config: Any) -> int:
+    """Coordinates of a head, which a config states or leaves to its width."""
+    stated = config.to_dict().get("head_dim")
+    return stated or config.hidden_size // config.num_attention_heads
+
+
 def _rates(
     config: Any,
     device: torch.device | str | None = None,
@@ -33,10 +39,8 @@ def _rates(
     """inv_freq and attention factor of a `rope_type` of ours; transformers' signature."""
     parameters = config.rope_parameters
     parameters = parameters if layer_type is None else parameters[layer_type]
-    head_dim = config.to_dict().get("head_dim")
-    head_dim = head_dim or config.hidden_size // config.num_attention_heads
     row = VARIANTS[parameters["rope_type"].removeprefix(OWN)]
-    shape = Shape(head_dim, float(parameters["rope_theta"]))
+    shape = Shape(head_dim_of(config), float(parameters["rope_theta"]))
     inv_freq, factor = row.frequencies(parameters["p"], shape)
     return inv_freq.to(device), factor
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropelens.errors import UnsupportedModel
+from ropelens.models.rope_types import head_dim_of
 from ropelens.models.subject import trained_context
 from ropelens.rope.formulas import Shape
 from ropelens.rope.variants import Variant, parse_variant
@@ -57,15 +58,14 @@ def variant_config(config: Config, variant: Variant | str) -> Config:
 def _parameters(
     config: PreTrainedConfig, own: dict[str, Any], variant: Variant
 ) -> dict[str, Any]:
-    """The variant's rope_parameters for one type of layer, over what `own` says of the base."""
+    """The variant's rope_parameters for one type of layer, with the base that `own` states."""
     partial = own.get("partial_rotary_factor")
     if partial not in (None, 1.0):
         raise _cannot(config, variant, f"it rotates a part of each head already ({partial})")
-    head_dim = config.get_text_config().to_dict().get("head_dim")
     text = config.get_text_config()
-    head_dim = head_dim or text.hidden_size // text.num_attention_heads
     context = own.get("original_max_position_embeddings") or text.max_position_embeddings
-    return variant.rope_parameters(Shape(head_dim, float(own["rope_theta"]), int(context)))
+    shape = Shape(head_dim_of(text), float(own["rope_theta"]), int(context))
+    return variant.rope_parameters(shape)
 
 
 def shape_of(model: PreTrainedModel, layer: int, *, rotary_dim: int, length: int) -> Shape:

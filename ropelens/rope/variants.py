@@ -18,11 +18,11 @@ from ropelens.rope.formulas import Factors, Rates, Shape
 from ropelens.rope.select import Every, Fastest, Selection, Slowest
 
 OWN = "ropelens-"
-"""How each `rope_type` begins that only ropelens knows."""
+"""The beginning of each `rope_type` that only ropelens knows."""
 
 
 @dataclass(frozen=True)
-class Row:
+class VariantRow:
     """A variant of RoPE: how it is written, what it means, its formula, its source.
 
     `parse` reads what stands behind the colon, and complains with a ValueError. A config
@@ -50,7 +50,7 @@ class Variant:
     value: Any
 
     @property
-    def row(self) -> Row:
+    def row(self) -> VariantRow:
         """The row of the table."""
         return VARIANTS[self.name]
 
@@ -73,7 +73,10 @@ class Variant:
 
 
 def parse_variant(text: str) -> Variant:
-    """The variant written as NAME or NAME:VALUE; `BadArgument`, with the table, for no such."""
+    """The variant written as NAME or NAME:VALUE.
+
+    Raises `BadArgument`, which lists the variants, for any other text.
+    """
     name, _, value = text.partition(":")
     if name not in VARIANTS:
         raise BadArgument(f"No RoPE variant is called {name!r}.", attempt=_usages())
@@ -158,8 +161,8 @@ def _base_of(value: float | None, shape: Shape) -> float:
 
 _PAPER = "Barbero et al. 2024, arXiv 2410.06205"
 
-VARIANTS: Mapping[str, Row] = {
-    "rope": Row(
+VARIANTS: Mapping[str, VariantRow] = {
+    "rope": VariantRow(
         usage="rope[:base]",
         meaning="plain RoPE; without a base, the model's own or 10,000",
         source="Su et al. 2021, arXiv 2104.09864",
@@ -168,7 +171,7 @@ VARIANTS: Mapping[str, Row] = {
         rope_type="default",
         parameters={"rope_theta": _base_of},
     ),
-    "abf": Row(
+    "abf": VariantRow(
         usage="abf:base",
         meaning="another base, such as 500000, for longer contexts",
         source="Xiong et al. 2023, arXiv 2309.16039",
@@ -177,7 +180,7 @@ VARIANTS: Mapping[str, Row] = {
         rope_type="default",
         parameters={"rope_theta": _base_of},
     ),
-    "p-rope": Row(
+    "p-rope": VariantRow(
         usage="p-rope:p",
         meaning="the fastest share p of the planes turn as before, the rest stand still",
         source=_PAPER,
@@ -187,7 +190,7 @@ VARIANTS: Mapping[str, Row] = {
         parameters={"partial_rotary_factor": _value},
         stops=lambda p: Slowest(1 - p),
     ),
-    "p-rope-reversed": Row(
+    "p-rope-reversed": VariantRow(
         usage="p-rope-reversed:p",
         meaning="the slowest share p of the planes turn as before, the rest stand still",
         source=_PAPER,
@@ -197,7 +200,7 @@ VARIANTS: Mapping[str, Row] = {
         parameters={"p": _value},
         stops=lambda p: Fastest(1 - p),
     ),
-    "partial": Row(
+    "partial": VariantRow(
         usage="partial:p",
         meaning="a share p of the planes turn, all frequencies spread anew over them",
         source="Black et al. 2022 (GPT-NeoX), arXiv 2204.06745",
@@ -206,7 +209,7 @@ VARIANTS: Mapping[str, Row] = {
         rope_type=OWN + "partial",
         parameters={"p": _value},
     ),
-    "nope": Row(
+    "nope": VariantRow(
         usage="nope",
         meaning="no plane turns",
         source="Kazemnejad et al. 2023, arXiv 2305.19466",
@@ -216,7 +219,7 @@ VARIANTS: Mapping[str, Row] = {
         parameters={"partial_rotary_factor": lambda v, s: 0.0},
         stops=lambda value: Every(),
     ),
-    "nope-every": Row(
+    "nope-every": VariantRow(
         usage="nope-every:n",
         meaning="every n-th layer does not rotate, as in SmolLM3",
         source="Yang et al. 2025, arXiv 2501.18795",
@@ -225,7 +228,7 @@ VARIANTS: Mapping[str, Row] = {
         rope_type="default",
         stops=lambda value: Every(),
     ),
-    "linear": Row(
+    "linear": VariantRow(
         usage="linear:s",
         meaning="position interpolation: every plane s times slower",
         source="Chen et al. 2023, arXiv 2306.15595",
@@ -234,7 +237,7 @@ VARIANTS: Mapping[str, Row] = {
         rope_type="linear",
         parameters={"factor": _value},
     ),
-    "ntk": Row(
+    "ntk": VariantRow(
         usage="ntk:s",
         meaning="a base so much larger that the slowest plane is s times slower",
         source="Peng et al. 2023, arXiv 2309.00071",
@@ -243,7 +246,7 @@ VARIANTS: Mapping[str, Row] = {
         rope_type="default",
         parameters={"rope_theta": formulas.ntk_base},
     ),
-    "dynamic": Row(
+    "dynamic": VariantRow(
         usage="dynamic:s",
         meaning="ntk that grows with the sequence, past the trained context",
         source="Peng et al. 2023, arXiv 2309.00071",
@@ -252,7 +255,7 @@ VARIANTS: Mapping[str, Row] = {
         rope_type="dynamic",
         parameters={"factor": _value},
     ),
-    "yarn": Row(
+    "yarn": VariantRow(
         usage="yarn:s",
         meaning="slow planes s times slower, fast ones as before, scores sharper",
         source="Peng et al. 2023, arXiv 2309.00071",
@@ -264,7 +267,7 @@ VARIANTS: Mapping[str, Row] = {
             "original_max_position_embeddings": _context,
         },
     ),
-    "llama3": Row(
+    "llama3": VariantRow(
         usage="llama3:s",
         meaning="wavelengths past the context s times longer, up to a quarter as before",
         source="Llama team 2024, arXiv 2407.21783, as transformers has it",
@@ -278,7 +281,7 @@ VARIANTS: Mapping[str, Row] = {
             "original_max_position_embeddings": _context,
         },
     ),
-    "longrope": Row(
+    "longrope": VariantRow(
         usage="longrope:s/shorts/longs",
         meaning="a factor a plane: 1,1.1,... up to the trained context, others past it",
         source="Ding et al. 2024, arXiv 2402.13753",
