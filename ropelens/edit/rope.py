@@ -174,7 +174,7 @@ class ModelEdit:
         return replace(planes, inv_freq=query.inv_freq[0])
 
     def _planes_now(self, layer: int, *, continued: bool) -> Planes:
-        """How the model itself rotates in this call; dynamic and longrope change with length."""
+        """How the model itself rotates in this call, which may depend on its length."""
         planes = self.own[layer]
         if not depends_on_length(self.model):
             return planes
