@@ -164,7 +164,7 @@ _PAPER = "Barbero et al. 2024, arXiv 2410.06205"
 VARIANTS: Mapping[str, VariantRow] = {
     "rope": VariantRow(
         usage="rope[:base]",
-        meaning="plain RoPE; without a base, the model's own or 10,000",
+        meaning="plain RoPE of this base; else of the model's base, or 10,000",
         source="Su et al. 2021, arXiv 2104.09864",
         parse=_base_or_none,
         frequencies=formulas.rope,
