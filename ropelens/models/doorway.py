@@ -372,4 +372,4 @@ def _mask(*args: Any, config: PreTrainedConfig, **kwargs: Any) -> Tensor | None:
 
 # Traced, it would keep the edit or the observers of the call that was traced.
 AttentionInterface.register(NAME, torch.compiler.disable(_attention))
-AttentionMaskInterface.register(NAME, _mask)
+AttentionMaskInterface.register(NAME, torch.compiler.disable(_mask))
