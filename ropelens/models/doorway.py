@@ -147,9 +147,8 @@ def _opened(
     with _opening:
         found = {key: config._attn_implementation for key, config in configs.items()}
         own = {key: name for key, name in found.items() if name not in (None, NAME)}
-        if any(
-            name == NAME and key not in outer.implementations for key, name in found.items()
-        ):
+        opened = {key for key, name in found.items() if name == NAME}
+        if not opened <= outer.implementations.keys():
             raise _in_another_thread("edited or observed")
         if "flex_attention" in own.values():  # before it compiles kernels for nothing
             raise _hidden_mask("flex_attention")

@@ -249,7 +249,9 @@ LlamaForCausalLM(LlamaConfig.from_pretrained(sys.argv[1]))
 """
 
 
-@pytest.mark.parametrize("before", [TRANSFORMERS_FIRST, ROPELENS_FIRST])
+@pytest.mark.parametrize(
+    "before", [TRANSFORMERS_FIRST, ROPELENS_FIRST], ids=["transformers first", "ropelens first"]
+)
 def test_importing_ropelens_is_enough_in_either_order(tmp_path: Path, before: str):
     """And it alone loads neither torch nor transformers."""
     rl.variant_config(plain("llama_gqa").config, "partial:0.5").save_pretrained(tmp_path)
