@@ -2,6 +2,7 @@
 # make reports  the analyses on the bundled checkpoint
 # make test     run the tests
 # make lint     formatting, types, import order
+# make docs     the reference and its examples, into docs/reference/
 # make bench    what measuring costs beside a plain forward pass, and a sweep beside evaluations
 #
 # Each installs into .venv what it needs, once: a second call starts at once.
@@ -14,7 +15,7 @@ EDITABLE := --config-settings editable_mode=compat --editable
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := report
-.PHONY: report reports test lint bench
+.PHONY: report reports test lint docs bench
 
 report: .venv/.report
 	@mkdir -p reports/analyze
@@ -35,6 +36,9 @@ lint: .venv/.lint
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
+docs: .venv/.docs
+	@$(BIN)/python -W error docs/build.py
+
 bench: .venv/.report
 	@$(BIN)/python benchmarks/cost.py
 	@$(BIN)/python benchmarks/sweep.py
@@ -52,4 +56,8 @@ bench: .venv/.report
 
 .venv/.lint: .venv/.test
 	$(PIP) $(EDITABLE) '.[test,lint]'
+	@touch $@
+
+.venv/.docs: .venv/.report
+	$(PIP) $(EDITABLE) '.[docs]'
 	@touch $@

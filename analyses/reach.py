@@ -24,7 +24,7 @@ import typer
 import ropelens as rl
 
 REPORTS = Path(__file__).parents[1] / "reports"
-DRAWN = ("rope", "p-rope:0.75", "p-rope:0.5", "nope")
+DRAWN = ("own", "p-rope:0.75", "p-rope:0.5", "nope")
 # At random, for even steps might keep time with a plane.
 FAR = np.random.default_rng(0).integers(100_000, 1_000_000, 200, endpoint=True)
 DISTANCES = np.unique([0, *np.geomspace(1, 1_000_000, 49).round(), *FAR])

@@ -6,9 +6,15 @@
     heads = rl.classify_heads(profile)
 
 The public names stand in __init__.pyi and are imported when first used, so that
-`ropelens --help` does not wait for torch.
+`ropelens --help` does not wait for torch. transformers is told of the rope types that only
+ropelens knows when it is imported, before or after this.
 """
 
 import lazy_loader
+import wrapt
+
+wrapt.register_post_import_hook(
+    "ropelens.models.rope_types:register", "transformers.modeling_rope_utils"
+)
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,24 +1,51 @@
-# The public names, each written once: type checkers read them here, and __init__.py imports
-# each when it is first used.
+# The public names, each written once, in groups: type checkers read them here, __init__.py
+# imports each when it is first used, and the reference has a chapter for each group.
 
 # load
-from .commands.terminal import run_script as run_script
-from .comparison.compare import compare as compare
-from .comparison.table import summarize_comparison as summarize_comparison
+from .models.load import load as load
+from .models.bundled import sample_path as sample_path
+from .models.texts import read_documents as read_documents
+from .models.texts import tokenize as tokenize
+
+# measure
+from .models.rotation import measure_rope as measure_rope
+from .measure.profile import profile as profile
+from .statistics.schema import Statistic as Statistic
+from .measure.heads import classify_heads as classify_heads
+from .measure.heads import Thresholds as Thresholds
+from .measure.means import plane_means as plane_means
+from .measure.reach import reach as reach
+from .measure.evaluate import evaluate as evaluate
+from .measure.tasks import Retrieval as Retrieval
+from .measure.truncate import truncate as truncate
+from .measure.truncation_table import summarize_truncation as summarize_truncation
 
 # edit
-from .edit.rope import Edit as Edit
-from .edit.rope import drop as drop
 from .edit.rope import edit_rope as edit_rope
-from .edit.rope import mean_ablate as mean_ablate
-from .edit.rope import rescale as rescale
-from .edit.rope import stop as stop
-from .edit.rope import stop_fastest as stop_fastest
-from .edit.rope import stop_planes as stop_planes
-from .edit.rope import stop_slowest as stop_slowest
-from .edit.rope import stop_wavelengths as stop_wavelengths
-from .errors import RopelensError as RopelensError
-from .errors import UnsupportedModel as UnsupportedModel
+from .edit.actions import Edit as Edit
+from .edit.actions import stop as stop
+from .edit.actions import stop_slowest as stop_slowest
+from .edit.actions import stop_fastest as stop_fastest
+from .edit.actions import stop_wavelengths as stop_wavelengths
+from .edit.actions import stop_planes as stop_planes
+from .edit.actions import rescale as rescale
+from .edit.actions import drop as drop
+from .edit.actions import mean_ablate as mean_ablate
+from .rope.select import Every as Every
+from .rope.select import Slowest as Slowest
+from .rope.select import Fastest as Fastest
+from .rope.select import Wavelengths as Wavelengths
+from .rope.select import PlaneNumbers as PlaneNumbers
+from .rope.variants import VARIANTS as VARIANTS
+from .rope.variants import parse_variant as parse_variant
+from .models.variants import variant_config as variant_config
+
+# train
+from .train.study import run_study as run_study
+
+# compare
+from .comparison.compare import compare as compare
+from .comparison.table import summarize_comparison as summarize_comparison
 
 # plot
 from .figures.attention import plot_attention as plot_attention
@@ -41,44 +68,21 @@ from .figures.reach import plot_reach as plot_reach
 from .figures.selectivity import plot_selectivity as plot_selectivity
 from .figures.triangle import plot_budget_triangle as plot_budget_triangle
 from .figures.truncation import plot_truncation as plot_truncation
-from .files.results import open_comparison as open_comparison
-from .files.results import open_profile as open_profile
-from .files.results import open_truncation as open_truncation
-from .files.results import save_profile as save_profile
-from .files.results import save_results as save_results
-from .measure.evaluate import evaluate as evaluate
-from .measure.heads import Thresholds as Thresholds
-from .measure.heads import classify_heads as classify_heads
-from .measure.means import plane_means as plane_means
-from .measure.profile import profile as profile
-from .measure.reach import reach as reach
-from .measure.tasks import Retrieval as Retrieval
-from .measure.truncate import truncate as truncate
-from .measure.truncation_table import summarize_truncation as summarize_truncation
-from .models.bundled import sample_path as sample_path
-from .models.load import load as load
-
-# measure
-from .models.rotation import measure_rope as measure_rope
-from .models.texts import read_documents as read_documents
-from .models.texts import tokenize as tokenize
-from .models.variants import variant_config as variant_config
 
 # write and read
+from .report import write_report as write_report
+from .report import write_comparison as write_comparison
+from .report import write_answer as write_answer
+from .report import write_index as write_index
 from .report import describe_reach as describe_reach
 from .report import describe_truncation as describe_truncation
-from .report import write_answer as write_answer
-from .report import write_comparison as write_comparison
-from .report import write_index as write_index
-from .report import write_report as write_report
-from .rope.select import Every as Every
-from .rope.select import Fastest as Fastest
-from .rope.select import PlaneNumbers as PlaneNumbers
-from .rope.select import Slowest as Slowest
-from .rope.select import Wavelengths as Wavelengths
-from .rope.variants import VARIANTS as VARIANTS
-from .rope.variants import parse_variant as parse_variant
-from .statistics.schema import Statistic as Statistic
+from .files.results import save_profile as save_profile
+from .files.results import save_results as save_results
+from .files.results import open_profile as open_profile
+from .files.results import open_truncation as open_truncation
+from .files.results import open_comparison as open_comparison
 
-# train and compare
-from .train.study import run_study as run_study
+# scripts and errors
+from .commands.terminal import run_script as run_script
+from .errors import RopelensError as RopelensError
+from .errors import UnsupportedModel as UnsupportedModel

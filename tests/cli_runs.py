@@ -85,7 +85,7 @@ def start(*args: object, before: str = "", **options: object) -> subprocess.Pope
 def apart(*args: object, before: str = "") -> Ended:
     """`start`, waited for."""
     process = start(*args, before=before)
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=300)
     return Ended(process.returncode, out, err)
 
 

@@ -22,6 +22,9 @@ install_import_hook(sorted(CHECKED - UNCHECKED), "beartype.beartype")
 # Read by huggingface_hub when it is imported, so before any test is.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+# Tables and help are as wide as the terminal says, and that of whoever runs the tests differs.
+os.environ["COLUMNS"] = "80"
+
 
 @pytest.fixture(scope="session")
 def shared() -> Path:

@@ -92,7 +92,7 @@ finished model.
 
 
 NEEDS_ROPELENS = """
-transformers does not know this variant of RoPE: `import ropelens.models.variants` registers
+transformers does not know this variant of RoPE: `import ropelens` registers
 it, and has to come before the checkpoint is loaded.
 """
 

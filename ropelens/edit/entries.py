@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from ropelens.edit.rope import Edit, stack_edits
+from ropelens.edit.actions import Edit
+from ropelens.edit.rope import stack_edits
 from ropelens.errors import BadArgument
 from ropelens.models.doorway import AttentionEdit, by_itself, edit_attention, open_edit
 from ropelens.models.rotation import depends_on_length, read_layers
@@ -28,7 +29,7 @@ class Entry:
     planes: list[Planes] | None
 
     def open(self, model: PreTrainedModel) -> AbstractContextManager[None]:
-        """`model` is so while the block runs."""
+        """`model` runs as this entry while the block runs."""
         return nullcontext() if self.edit is None else edit_attention(model, self.edit)
 
 
@@ -38,7 +39,7 @@ def entries_of(
     *,
     context: int,
 ) -> tuple[list[Planes], list[Entry]]:
-    """How the model rotates by itself, and the entries, every edit checked and ready."""
+    """How the model itself rotates, and an entry for it and for every edit, all checked."""
     _check_names(edits)
     with by_itself(subject.model):
         own = [layer.planes for layer in read_layers(subject, context=context)]

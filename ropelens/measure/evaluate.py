@@ -13,8 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ropelens.edit.actions import Edit
 from ropelens.edit.entries import Entry, entries_of
-from ropelens.edit.rope import Edit
 from ropelens.errors import BadArgument
 from ropelens.measure.batches import TOKENS_PER_BATCH, Progress, batches
 from ropelens.measure.evaluate_text import (

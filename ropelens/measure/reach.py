@@ -16,7 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ropelens.edit.rope import Layer, as_edit
+from ropelens.edit.actions import Layer
+from ropelens.edit.rope import as_edit
 from ropelens.errors import BadArgument
 from ropelens.measure.batches import Progress, batches
 from ropelens.measure.profile import check_tokens, describe_run
@@ -63,7 +64,7 @@ def reach(
     0 and the row itself; rows with fewer than two such keys are left out. Moved to distance d
     it scores s Re sum_f q~_f conj(k~_f) exp(i v_f d) (Su et al. 2021, arXiv 2104.09864,
     eq. 16), while the others stay where they are; v_f is the frequency of plane f under the
-    variant. "rope" is the model's own rotation as measured; the others are names of
+    variant. "own" is the model's own rotation as measured; the others are names of
     `ropelens.VARIANTS` put to the model as `edit_rope` would, but for the queries and keys,
     which stay those of the model as it is. Variants that change with the length are those of
     a sequence that holds the farthest distance. `heads` is a list such as "1.3,2.*".

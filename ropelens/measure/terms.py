@@ -5,5 +5,5 @@ from __future__ import annotations
 NEEDLES = 8
 """Needles of a prompt, of which one is asked for: chance is 1 in 8."""
 
-OWN = "rope"
-"""The variant that stands for the model's own rotation, as it was measured."""
+OWN = "own"
+"""What stands among variants for the model's own rotation, as it was measured."""

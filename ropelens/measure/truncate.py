@@ -17,7 +17,7 @@ import xarray as xr
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from ropelens.edit.rope import Edit, stop_planes
+from ropelens.edit.actions import Edit, stop_planes
 from ropelens.measure.batches import Progress
 from ropelens.measure.evaluate import MEASURES, evaluate
 from ropelens.models.rotation import read_layers

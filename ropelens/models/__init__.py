@@ -1,0 +1,1 @@
+"""All that knows transformers: loading, texts, the attention doorway, measured rotations."""

@@ -1,4 +1,4 @@
-"""Refusals of what transformers lets pass in silence.
+"""Refuse what transformers loads without a word.
 
 Weights it would fill with random numbers, weights with NaN, models whose tokens see what
 comes after them, settings without effect: each measured or read, and named.
@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from ropelens.errors import BadCheckpoint, UnsupportedModel
+from ropelens.models.rope_types import head_dim_of
 
 # How classes end that AutoModelForCausalLM builds a generating model from; from others, an
 # encoder's or a classifier's, it builds one without a word.
@@ -82,7 +83,7 @@ def check_loading(model: PreTrainedModel, found: dict[str, set]) -> None:
         warnings.warn(
             f"{name} has no place for some tensors of the checkpoint and leaves them out: "
             f"{len(found['unexpected_keys'])}, {_some(found['unexpected_keys'])}",
-            stacklevel=4,  # who called load
+            stacklevel=5,  # who called load
         )
 
 
@@ -144,12 +145,11 @@ def warn_of_idle_rotary_factor(model: PreTrainedModel) -> None:
     says; GPT-NeoX, Phi or GLM do read it. Told apart by how many planes rotate.
     """
     config = model.config.get_text_config()
-    written = config.to_dict()
-    rope = written.get("rope_parameters") or {}
+    rope = config.to_dict().get("rope_parameters") or {}
     factor = rope.get("partial_rotary_factor")
     if factor in (None, 1.0) or rope["rope_type"] != "default":
         return
-    head_dim = written.get("head_dim") or config.hidden_size // config.num_attention_heads
+    head_dim = head_dim_of(config)
     rotated = [
         2 * buffer.numel()
         for name, buffer in model.named_buffers()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -49,7 +50,7 @@ class AttentionEdit(Protocol):
         rows: Int[Tensor, "_ row"],
         keys: Int[Tensor, "_ key"],
     ) -> tuple[Tensor, Tensor]:
-        """Both as they shall be; keys come back a head each where heads of one group differ.
+        """The changed queries and keys: one for each query head where heads of a group differ.
 
         `rows` and `keys` are their positions, up to a shift that a sequence has in common.
         """
@@ -62,8 +63,7 @@ class AttentionEdit(Protocol):
 
 @dataclass(frozen=True)
 class _Door:
-    """Who stands behind the name: each config's own implementation, and for each module
-    its observers and its edit."""
+    """Each config's own implementation, and each module's observers and edit, by their ids."""
 
     implementations: dict[int, str]
     observers: dict[int, tuple[Observer, ...]]
@@ -72,6 +72,27 @@ class _Door:
 
 _open_door: ContextVar[_Door] = ContextVar("ropelens_door")
 _CLOSED = _Door({}, {}, {})
+_opening = Lock()
+
+
+class _Doorway(str):
+    """`NAME`, as it stands in a config while the doorway is open; its copies are closed.
+
+    A copy or a pickle of a model holds what stood there before, so it is the plain model.
+    """
+
+    own: str
+
+    def __new__(cls, own: str) -> _Doorway:
+        name = super().__new__(cls, NAME)
+        name.own = own
+        return name
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> str:
+        return self.own
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (self.own,)
 
 
 @contextmanager
@@ -105,7 +126,7 @@ def open_edit(model: PreTrainedModel) -> AttentionEdit | None:
 
 @contextmanager
 def by_itself(model: PreTrainedModel) -> Iterator[None]:
-    """No edit and no observer at the doorway of `model` while the block runs, whoever waits."""
+    """`model` without any open edit or observer while the block runs."""
     token = _open_door.set(_without(_open_door.get(_CLOSED), model))
     try:
         yield
@@ -120,25 +141,26 @@ def _opened(
     observers: dict[int, tuple[Observer, ...]],
     edits: dict[int, AttentionEdit],
 ) -> Iterator[None]:
-    """The doorway of `model`, open to these beside all who stand there; restored on errors."""
+    """Add observers and edits at the doorway of `model` while the block runs."""
     configs = _configs(model)
     outer = _open_door.get(_CLOSED)
-    own = {
-        key: config._attn_implementation
-        for key, config in configs.items()
-        if config._attn_implementation not in (None, NAME)
-    }
-    if "flex_attention" in own.values():  # before it compiles kernels for nothing
-        raise _hidden_mask("flex_attention")
+    with _opening:
+        found = {key: config._attn_implementation for key, config in configs.items()}
+        own = {key: name for key, name in found.items() if name not in (None, NAME)}
+        opened = {key for key, name in found.items() if name == NAME}
+        if not opened <= outer.implementations.keys():
+            raise _in_another_thread("edited or observed")
+        if "flex_attention" in own.values():  # before it compiles kernels for nothing
+            raise _hidden_mask("flex_attention")
+        for key, name in own.items():
+            configs[key]._attn_implementation_internal = _Doorway(name)
     door = _Door(outer.implementations | own, outer.observers | observers, outer.edits | edits)
     token = _open_door.set(door)
     try:
-        for key in own:
-            configs[key]._attn_implementation_internal = NAME
         yield
     finally:
-        for key, implementation in own.items():
-            configs[key]._attn_implementation_internal = implementation
+        for key, name in own.items():
+            configs[key]._attn_implementation_internal = name
         if _open_door.get(_CLOSED) is door:
             _open_door.reset(token)
         else:
@@ -151,7 +173,7 @@ def _opened(
 
 
 def _without(door: _Door, model: PreTrainedModel) -> _Door:
-    """The doorway with nobody at `model`."""
+    """The doorway without the observers and edits of `model`."""
     own = {id(m) for m in model.modules()}
     told = {module: who for module, who in door.observers.items() if module not in own}
     edits = {module: edit for module, edit in door.edits.items() if module not in own}
@@ -159,7 +181,7 @@ def _without(door: _Door, model: PreTrainedModel) -> _Door:
 
 
 def device_of(model: PreTrainedModel) -> torch.device:
-    """Where the model takes its tokens."""
+    """The device on which the model takes its tokens."""
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, Tensor)
     return weight.device
@@ -197,20 +219,26 @@ def _configs(model: PreTrainedModel) -> dict[int, PreTrainedConfig]:
     return {id(config): config for config in configs if isinstance(config, PreTrainedConfig)}
 
 
-def _door() -> _Door:
+def _door_of(config: Any) -> _Door:
     """The open doorway of a model that calls its attention."""
-    door = _open_door.get(None)
-    if door is None:
-        raise UnsupportedModel(
-            "The model runs in another thread than the one that edits or observes it.",
-            attempt="in that thread, contextvars.copy_context().run, copied in this one",
-        )
+    door = _open_door.get(_CLOSED)
+    if id(config) not in door.implementations:
+        raise _in_another_thread("running")
     return door
+
+
+def _in_another_thread(what: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"The model is {what} in another thread than the one that edits or observes it.",
+        means="what a block does to a model holds in the thread that opened the block",
+        attempt="a copy of the model for each thread (copy.deepcopy), or to run it within the "
+        "block: contextvars.copy_context().run, copied in the thread that opened it",
+    )
 
 
 def _name_of(module: nn.Module) -> str:
     """What the module's attention implementation was called before the doorway opened."""
-    return _door().implementations[id(module.config)]
+    return _door_of(module.config).implementations[id(module.config)]
 
 
 def _implementation(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]]:
@@ -235,7 +263,7 @@ def _attention(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Stands in for the model's attention: the same result, and the observers told."""
-    door = _door()
+    door = _door_of(module.config)
     edit = door.edits.get(id(module))
     groups: AbstractContextManager[None] = nullcontext()
     if edit is not None:
@@ -270,7 +298,7 @@ def _attention(
 
 @contextmanager
 def _a_key_for_every_query(module: nn.Module) -> Iterator[None]:
-    """No grouped queries: the implementation is given as many keys and values as queries."""
+    """The module expects a key and a value for every query head while the block runs."""
     groups = module.num_key_value_groups
     module.num_key_value_groups = 1  # type: ignore[assignment]
     try:
@@ -337,9 +365,10 @@ def _hidden_mask(seen: str) -> UnsupportedModel:
 
 def _mask(*args: Any, config: PreTrainedConfig, **kwargs: Any) -> Tensor | None:
     """The mask that the model's own implementation would have been given."""
-    name = _door().implementations[id(config)]
+    name = _door_of(config).implementations[id(config)]
     return AttentionMaskInterface()[name](*args, config=config, **kwargs)
 
 
-AttentionInterface.register(NAME, _attention)
-AttentionMaskInterface.register(NAME, _mask)
+# Traced, it would keep the edit or the observers of the call that was traced.
+AttentionInterface.register(NAME, torch.compiler.disable(_attention))
+AttentionMaskInterface.register(NAME, torch.compiler.disable(_mask))

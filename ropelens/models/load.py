@@ -21,7 +21,6 @@ from transformers.utils import logging as transformers_logging
 
 from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel, words_of
 from ropelens.models import checks, llama2c
-from ropelens.models import variants as _registers_rope_types  # noqa: F401
 from ropelens.models.checkpoint import (
     PICKLE_SUFFIXES,
     locate,
@@ -30,24 +29,11 @@ from ropelens.models.checkpoint import (
     weight_files,
 )
 
-DTYPES: dict[str, torch.dtype | str] = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float64": torch.float64,
-    "auto": "auto",
-}
-TOKENIZER_FILES = [
-    "tokenizer.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "tekken.json",
-    "tiktoken.model",
-    "*.tiktoken",
-]
+DTYPES = ("float32", "float16", "bfloat16", "float64", "auto")
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model"),
+    *("sentencepiece.bpe.model", "tekken.json", "tiktoken.model", "*.tiktoken"),
+)
 
 
 def load(
@@ -74,7 +60,11 @@ def load(
     for what is no causal language model, BadArgument for the other arguments. Warns where
     the checkpoint holds more than the model uses, or its config sets what has no effect.
     """
-    arguments = {"dtype": _dtype(dtype), "device_map": {"": _device(device)}}
+    if dtype not in DTYPES:
+        raise BadArgument(
+            f"There is no dtype {dtype!r}.", attempt=f"one of {', '.join(DTYPES)}"
+        )
+    arguments = {"dtype": dtype, "device_map": {"": _device(device)}}
     with _quiet_transformers():
         checkpoint = locate(str(name), revision=revision, local_files_only=local_files_only)
         if checkpoint.path.is_dir():
@@ -103,19 +93,17 @@ def _read_folder(
         ) from error
     checks.check_architecture(config)
     weight_files(folder, config=written)
-    with _loading(folder):
-        result: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            trust_remote_code=trust_remote_code,
-            use_safetensors=True,
-            local_files_only=True,
-            ignore_mismatched_sizes=True,  # check_loading refuses them by name
-            output_loading_info=True,
-            **arguments,
-        )
-    model, found = result
-    checks.check_loading(model, found)
+    model = _build(
+        AutoModelForCausalLM,
+        folder,
+        folder,
+        config=config,
+        trust_remote_code=trust_remote_code,
+        use_safetensors=True,
+        local_files_only=True,
+        ignore_mismatched_sizes=True,  # check_loading refuses them by name
+        **arguments,
+    )
     return model, _read_tokenizer(folder, trust_remote_code)
 
 
@@ -130,12 +118,7 @@ def _read_file(
             attempt=f"pass the folder that holds config.json and the weights: {path.parent}",
         )
     config, state = llama2c.read_model(path)
-    with _loading(path):
-        result: Any = LlamaForCausalLM.from_pretrained(
-            None, config=config, state_dict=state, output_loading_info=True, **arguments
-        )
-    model, found = result
-    checks.check_loading(model, found)
+    model = _build(LlamaForCausalLM, path, None, config=config, state_dict=state, **arguments)
     beside = llama2c.tokenizer_file(path, vocabulary=config.vocab_size)
     if beside is None:
         return model, None
@@ -156,12 +139,6 @@ def _read_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenize
             seen=words_of(error, kind=True),
             attempt="fetch its files again, or remove them to work with token ids",
         ) from error
-
-
-def _dtype(name: str) -> torch.dtype | str:
-    if name not in DTYPES:
-        raise BadArgument(f"There is no dtype {name!r}.", attempt="one of " + ", ".join(DTYPES))
-    return DTYPES[name]
 
 
 def _device(name: str) -> torch.device:
@@ -193,11 +170,10 @@ def _device(name: str) -> torch.device:
     return device
 
 
-@contextmanager
-def _loading(path: Path) -> Iterator[None]:
-    """Turn whatever transformers raises over a checkpoint into our errors."""
+def _build(family: Any, path: Path, source: Path | None, **arguments: Any) -> PreTrainedModel:
+    """The checked model that transformers makes of `source` or the arguments, from `path`."""
     try:
-        yield
+        model, found = family.from_pretrained(source, output_loading_info=True, **arguments)
     except torch.OutOfMemoryError as error:
         raise BadArgument(
             f"The model in {path} does not fit into the memory of the device.",
@@ -213,6 +189,8 @@ def _loading(path: Path) -> Iterator[None]:
         raise BadCheckpoint(
             f"transformers cannot load the model in {path}.", seen=words_of(error, kind=True)
         ) from error
+    checks.check_loading(model, found)
+    return model
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What is said where memory runs out."""
+"""The error that says what did not fit into memory, and what helps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ropelens.errors import BadArgument, words_of
 
 @contextmanager
 def explain_full_memory(what: str, *, seen: str, attempt: str) -> Iterator[None]:
-    """Turn what torch raises when memory runs out in the block into what helps.
+    """Turn torch's errors over full memory in the block into one that says what helps.
 
     Raises:
         BadArgument: `what` does not fit.

@@ -17,7 +17,7 @@ from ropelens.errors import UnsupportedModel
 from ropelens.models.doorway import AttentionEdit, by_itself, open_edit
 from ropelens.models.subject import Subject, as_subject, check_layers, trained_context
 from ropelens.rope.planes import Planes
-from ropelens.rope.probe import Rotation, probe_positions, read_rotation
+from ropelens.rope.probe import MeasuredRotation, probe_positions, read_rotation
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.ragged import stack
 
@@ -37,7 +37,7 @@ class LayerRotation:
     the measured ones otherwise.
     """
 
-    measured: Rotation
+    measured: MeasuredRotation
     stated: Float[Tensor, " frequency"] | None
     planes: Planes
 
@@ -66,13 +66,12 @@ def measure_rope(model: nn.Module, *, context: int | None = None) -> xr.Dataset:
     """
     layers = read_layers(as_subject(model), context=context)
     measured = [layer.measured.planes.term_inv_freq.abs() for layer in layers]
-    stated = [_beside(layer) for layer in layers]
     per_plane = ("layer", "frequency")
     dataset = xr.Dataset(
         {
             "inv_freq": (per_plane, stack(measured)),
             "wavelength": (per_plane, stack(2 * math.pi / w.double() for w in measured)),
-            "inv_freq_stated": (per_plane, stack(stated)),
+            "inv_freq_stated": (per_plane, stack(map(_beside, layers))),
             "residual": ("layer", [layer.measured.residual for layer in layers]),
             "pairing": ("layer", [layer.measured.planes.pairing for layer in layers]),
             "rotary_dim": ("layer", [layer.measured.planes.rotary_dim for layer in layers]),
@@ -122,7 +121,7 @@ def _edited(
     if torch.equal(planes.inv_freq, layer.planes.inv_freq):
         return layer
     resolution = torch.zeros_like(planes.inv_freq)
-    measured = Rotation(planes, layer.measured.residual, resolution)
+    measured = MeasuredRotation(planes, layer.measured.residual, resolution)
     return LayerRotation(measured, planes.inv_freq.abs(), planes)
 
 
@@ -191,7 +190,7 @@ def _parameters(model: PreTrainedModel) -> list[dict[str, Any]]:
 
 
 def _longest_position(model: PreTrainedModel, context: int | None) -> int:
-    """How far the probe may look without changing what it looks at."""
+    """The farthest position that the probe may use without changing the rotation."""
     config = model.config.get_text_config()
     if "rope_parameters" not in config.to_dict() or not stated_inv_freq(model, 0):
         # No rotary module: positions may index a table, which ends somewhere.
@@ -205,7 +204,9 @@ def _longest_position(model: PreTrainedModel, context: int | None) -> int:
     return max(context or 0, trained) - 1
 
 
-def _check_rotates(model: PreTrainedModel, measured: list[Rotation], noise: float) -> None:
+def _check_rotates(
+    model: PreTrainedModel, measured: list[MeasuredRotation], noise: float
+) -> None:
     """Refuse a model whose queries change by anything but a rotation, or not at all."""
     limit = max(LARGEST_RESIDUAL, 16 * noise)
     name = type(model).__name__
@@ -230,7 +231,7 @@ def _check_rotates(model: PreTrainedModel, measured: list[Rotation], noise: floa
 
 
 def _agree(
-    model: PreTrainedModel, layer: int, rotation: Rotation, longest: int, noise: float
+    model: PreTrainedModel, layer: int, rotation: MeasuredRotation, longest: int, noise: float
 ) -> LayerRotation:
     """Hold a measured rotation against the stated one; refuse where they disagree.
 

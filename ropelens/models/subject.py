@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
@@ -11,13 +10,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ropelens.errors import UnsupportedModel
-from ropelens.models.doorway import TransformersSubject
-from ropelens.statistics.call import AttentionCall
+from ropelens.models.doorway import Observer, TransformersSubject
 
 UNSTATED_CONTEXT = 1024
 """Positions, of a model whose configuration does not say how many it was made for."""
-
-Observer = Callable[[AttentionCall], None]
 
 
 @runtime_checkable

@@ -22,7 +22,7 @@ PADDING = 0  # any id of any vocabulary: padded positions are never counted
 
 @runtime_checkable
 class TextTokenizer(Protocol):
-    """What is needed of a tokenizer; transformers' have it."""
+    """What `tokenize` needs of a tokenizer, as transformers' have it."""
 
     bos_token_id: int | None
 

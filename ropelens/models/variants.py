@@ -1,22 +1,17 @@
-"""RoPE variants in transformers' hands: registered, written into a config, read off a model.
-
-Importing this module registers the variants that only ropelens knows, so that transformers
-builds and loads models with them.
-"""
+"""RoPE variants in transformers' hands: written into a config, read off a model."""
 
 from __future__ import annotations
 
 import copy
 from typing import Any, TypeVar
 
-import torch
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ropelens.errors import UnsupportedModel
+from ropelens.models.rope_types import head_dim_of
 from ropelens.models.subject import trained_context
 from ropelens.rope.formulas import Shape
-from ropelens.rope.variants import OWN, VARIANTS, Variant, parse_variant
+from ropelens.rope.variants import Variant, parse_variant
 
 Config = TypeVar("Config", bound=PreTrainedConfig)
 
@@ -63,15 +58,14 @@ def variant_config(config: Config, variant: Variant | str) -> Config:
 def _parameters(
     config: PreTrainedConfig, own: dict[str, Any], variant: Variant
 ) -> dict[str, Any]:
-    """The variant's rope_parameters for one type of layer, over what `own` says of the base."""
+    """The variant's rope_parameters for one type of layer, with the base that `own` states."""
     partial = own.get("partial_rotary_factor")
     if partial not in (None, 1.0):
         raise _cannot(config, variant, f"it rotates a part of each head already ({partial})")
-    head_dim = config.get_text_config().to_dict().get("head_dim")
     text = config.get_text_config()
-    head_dim = head_dim or text.hidden_size // text.num_attention_heads
     context = own.get("original_max_position_embeddings") or text.max_position_embeddings
-    return variant.rope_parameters(Shape(head_dim, float(own["rope_theta"]), int(context)))
+    shape = Shape(head_dim_of(text), float(own["rope_theta"]), int(context))
+    return variant.rope_parameters(shape)
 
 
 def shape_of(model: PreTrainedModel, layer: int, *, rotary_dim: int, length: int) -> Shape:
@@ -120,33 +114,3 @@ def _cannot(config: PreTrainedConfig, variant: Variant, why: str) -> Unsupported
         seen=why,
         attempt="the variant as an edit of the live model, ropelens.edit_rope",
     )
-
-
-def _rates(
-    config: PreTrainedConfig,
-    device: torch.device | str | None = None,
-    seq_len: int | None = None,
-    layer_type: str | None = None,
-) -> tuple[torch.Tensor, float]:
-    """inv_freq and attention factor of a `rope_type` of ours; transformers' signature."""
-    parameters = config.rope_parameters
-    parameters = parameters if layer_type is None else parameters[layer_type]
-    head_dim = config.to_dict().get("head_dim")
-    head_dim = head_dim or config.hidden_size // config.num_attention_heads
-    row = VARIANTS[parameters["rope_type"].removeprefix(OWN)]
-    shape = Shape(head_dim, float(parameters["rope_theta"]))
-    inv_freq, factor = row.frequencies(parameters["p"], shape)
-    return inv_freq.to(device), factor
-
-
-def _check(
-    config: PreTrainedConfig, rope_parameters: dict[str, Any], ignore_keys: Any = None
-) -> None:
-    """Holds a config's parameters to the row; transformers warns of types without such."""
-    VARIANTS[rope_parameters["rope_type"].removeprefix(OWN)].parse(str(rope_parameters["p"]))
-
-
-for _name, _row in VARIANTS.items():
-    if _row.rope_type == OWN + _name:
-        ROPE_INIT_FUNCTIONS[OWN + _name] = _rates
-        setattr(PreTrainedConfig, f"_validate_{OWN}{_name}_rope_parameters", _check)

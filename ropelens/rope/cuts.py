@@ -19,7 +19,7 @@ from ropelens.rope.select import kept_planes
 
 ENDS = ("slow", "fast")
 ATTEMPTS = 100
-"""Orders that are drawn before a control may be missing."""
+"""How often a control is drawn anew before it may be left out."""
 
 ALIKE = 1e-3
 """Relative difference below which wavelengths of two layers count as one."""
@@ -44,7 +44,7 @@ class Turning:
 
 @dataclass(frozen=True)
 class Cut:
-    """One entry of a sweep: the planes that stop in each layer, and why those."""
+    """One entry of a sweep: which planes stop in each layer; `kind` says why those."""
 
     kind: str
     stopped: tuple[Numbers, ...]
@@ -52,12 +52,12 @@ class Cut:
     band: int = -1
 
     def kept(self, layers: Sequence[Turning]) -> float:
-        """Share of all planes that rotate in the model which still rotate."""
+        """Share of the model's rotating planes that still rotate."""
         whole = sum(len(layer.numbers) for layer in layers)
         return (whole - sum(map(len, self.stopped))) / whole
 
     def name(self, layers: Sequence[Turning]) -> str:
-        """What the dimension `edit` calls it: "slow 0.75", "random 0.75 #1", "band 3"."""
+        """Its name in the dimension `edit`: "slow 0.75", "random 0.75 #1", "band 3"."""
         what = self.kind.removesuffix(" control")
         place = f"{self.kept(layers):.4g}" if self.band < 0 else f"{self.band}"
         control = " control" if self.kind.endswith("control") else ""

@@ -19,7 +19,7 @@ from ropelens.rope.select import kept_planes
 
 @dataclass(frozen=True)
 class Shape:
-    """What frequencies depend on beside a variant's own value.
+    """What a variant's frequencies depend on beside its value.
 
     `head_dim` coordinates rotate; `base` is that of a variant which names none; `context`
     tokens is what the model was trained for, before the variant; `length` tokens are in a
@@ -72,7 +72,7 @@ def p_rope_reversed(p: float, shape: Shape) -> Rates:
 
 
 def partial(p: float, shape: Shape) -> Rates:
-    """Which coordinates make a plane is the model's own affair, so the rest stands still."""
+    """The first int(p D // 2) planes turn, at frequencies spread anew; the rest stand still."""
     inv_freq = torch.zeros(shape.head_dim // 2)
     rotated = kept_planes(p, shape.head_dim)
     if rotated:
@@ -86,7 +86,7 @@ def nope(value: None, shape: Shape) -> Rates:
 
 
 def nope_every(every: int, shape: Shape) -> Rates:
-    """The layers that rotate rotate plainly."""
+    """Plain RoPE, in the layers that rotate."""
     return _plain(shape), 1.0
 
 
@@ -96,7 +96,7 @@ def linear(stretch: float, shape: Shape) -> Rates:
 
 
 def ntk_base(stretch: float, shape: Shape) -> float:
-    """The base that slows the slowest plane `stretch` times, and the fastest not."""
+    """The base that makes the slowest plane `stretch` times slower, and keeps the fastest."""
     if shape.head_dim < 4:
         raise BadArgument(
             "Its base grows so that one plane slows and another does not.",
@@ -106,19 +106,19 @@ def ntk_base(stretch: float, shape: Shape) -> float:
 
 
 def ntk(stretch: float, shape: Shape) -> Rates:
-    """Plain, with the base of `ntk_base`."""
+    """Plain RoPE with the base of `ntk_base`."""
     return _plain(shape, base=ntk_base(stretch, shape)), 1.0
 
 
 def dynamic(stretch: float, shape: Shape) -> Rates:
-    """As ntk, by as much as the sequence is longer than the context."""
+    """As ntk, stretched further the longer the sequence is than the trained context."""
     length = max(shape.length, shape.context)
     growth = stretch * length / shape.context - (stretch - 1)
     return _plain(shape, base=ntk_base(growth, shape)), 1.0
 
 
 def yarn(stretch: float, shape: Shape) -> Rates:
-    """Planes of over 32 turns in the context stay, those of under one slow down."""
+    """Planes of over 32 turns in the context stay; those of under one are slowed."""
     if shape.base <= 1:
         raise BadArgument(
             "YaRN tells planes apart by their speed.",
@@ -139,7 +139,7 @@ def yarn(stretch: float, shape: Shape) -> Rates:
 
 
 def llama3(stretch: float, shape: Shape) -> Rates:
-    """Wavelengths up to a quarter of the context stay, those past it grow, as YaRN."""
+    """Wavelengths up to a quarter of the context stay; those past the context grow."""
     plain = _plain(shape)
     kept = (shape.context * plain / (2 * math.pi) - 1.0) / (4.0 - 1.0)
     kept = kept.clamp(0, 1)

@@ -24,7 +24,7 @@ LARGEST_ANGLE = 1024.0
 
 
 @dataclass(frozen=True)
-class Rotation:
+class MeasuredRotation:
     """What one layer does to a vector as its position grows.
 
     `residual` is the largest change of a plane's length between positions, relative to
@@ -49,7 +49,7 @@ def read_rotation(
     *,
     noise: float,
     counts: Iterable[int] = (),
-) -> Rotation:
+) -> MeasuredRotation:
     """The rotation that takes `vectors[:, 0]` to `vectors[:, p]`, for every p.
 
     `vectors` are queries and keys of one layer for lone tokens, any number of heads and
@@ -66,7 +66,7 @@ def read_rotation(
     moved = (x - x[:, :1]).square().mean(dim=0).amax(dim=0).sqrt()
     changed = (moved > 32 * noise * size / math.sqrt(head_dim)).nonzero()[:, 0].tolist()
     if not changed:
-        return Rotation(still, 0.0, torch.zeros(0))
+        return MeasuredRotation(still, 0.0, torch.zeros(0))
 
     offset = changed[0] - changed[0] % 2
     count = (changed[-1] - offset) // 2 + 1
@@ -83,7 +83,7 @@ def read_rotation(
     best = next(i for i, residual in enumerate(residuals) if not residual > fits)
     inv_freq, resolution = _frequencies(x, positions, candidates[best], noise=noise)
     planes = replace(candidates[best], inv_freq=inv_freq)
-    return Rotation(planes, residuals[best], resolution)
+    return MeasuredRotation(planes, residuals[best], resolution)
 
 
 def _residual(x: Float[Tensor, "vector position coordinate"], planes: Planes) -> float:

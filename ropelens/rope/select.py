@@ -1,4 +1,4 @@
-"""Which planes and which heads an edit is about: each selection a question put to a layer."""
+"""Which planes of a layer, and which heads, an edit changes."""
 
 from __future__ import annotations
 

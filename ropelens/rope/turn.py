@@ -1,4 +1,4 @@
-"""Turning the planes of rotated queries and keys on, to other angles than the model's.
+"""Turn queries and keys from the angles that the model gave them to others.
 
 A rotated vector holds exp(i w p) x~ in every plane. Multiplied by exp(i (v - w) p) it is
 what the model would have computed with frequency v in the place of w (Su et al. 2021, arXiv
@@ -19,7 +19,7 @@ from ropelens.rope.planes import Planes
 
 @dataclass(frozen=True)
 class Side:
-    """What becomes of a layer's queries, or of its keys; a row a head, or one for all.
+    """How a layer's queries change, or its keys: a row for each head, or one for all.
 
     Plane f shall turn at `inv_freq[..., f]` rad/token (signed as in `Planes`) and be
     `gain[..., f]` times as long. Where `mean[..., f, :]` is not NaN, that vector, without
@@ -82,7 +82,9 @@ def turn(
     planes: Planes,
     side: Side,
 ) -> Float[Tensor, "batch head position coordinate"]:
-    """`x`, rotated as `planes` say, changed as `side` says; what it leaves keeps every bit.
+    """`x`, which is rotated as `planes` say, changed as `side` says.
+
+    Coordinates outside the planes keep every bit.
 
     Both angles are the float32 products that transformers' rotary modules compute, so that
     the model's own rounding cancels at far positions.

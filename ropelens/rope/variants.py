@@ -8,7 +8,6 @@ checkpoints load anywhere; the others carry a `rope_type` that begins with "rope
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,11 +18,11 @@ from ropelens.rope.formulas import Factors, Rates, Shape
 from ropelens.rope.select import Every, Fastest, Selection, Slowest
 
 OWN = "ropelens-"
-"""How each `rope_type` begins that only ropelens knows."""
+"""The beginning of each `rope_type` that only ropelens knows."""
 
 
 @dataclass(frozen=True)
-class Row:
+class VariantRow:
     """A variant of RoPE: how it is written, what it means, its formula, its source.
 
     `parse` reads what stands behind the colon, and complains with a ValueError. A config
@@ -51,7 +50,7 @@ class Variant:
     value: Any
 
     @property
-    def row(self) -> Row:
+    def row(self) -> VariantRow:
         """The row of the table."""
         return VARIANTS[self.name]
 
@@ -74,7 +73,10 @@ class Variant:
 
 
 def parse_variant(text: str) -> Variant:
-    """The variant written as NAME or NAME:VALUE; `BadArgument`, with the table, for no such."""
+    """The variant written as NAME or NAME:VALUE.
+
+    Raises `BadArgument`, which lists the variants, for any other text.
+    """
     name, _, value = text.partition(":")
     if name not in VARIANTS:
         raise BadArgument(f"No RoPE variant is called {name!r}.", attempt=_usages())
@@ -98,36 +100,32 @@ LARGEST = 1e15
 """Bases and stretches beyond it are mistakes, and float32 would not hold their powers."""
 
 
-def _number(text: str, low: float, high: float = math.inf) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a number") from None
-    if not (low <= number <= high and math.isfinite(number)):
-        limits = f"{low:g} or more" if high == math.inf else f"between {low:g} and {high:g}"
-        raise ValueError(f"it must be {limits}")
-    return number
+def _number(low: float, high: float) -> Callable[[str], float]:
+    """What reads a number from `low` to `high`."""
+
+    def read(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is not a number") from None
+        if not low <= number <= high:
+            raise ValueError(f"it must be between {low:g} and {high:g}")
+        return number
+
+    return read
+
+
+_SHARE = _number(0.0, 1.0)
+_BASE = _STRETCH = _number(1.0, LARGEST)
+
+
+def _base_or_none(text: str) -> float | None:
+    return _BASE(text) if text else None
 
 
 def _nothing(text: str) -> None:
     if text:
         raise ValueError("it takes none")
-
-
-def _base(text: str) -> float:
-    return _number(text, 1.0, LARGEST)
-
-
-def _base_or_none(text: str) -> float | None:
-    return _base(text) if text else None
-
-
-def _share(text: str) -> float:
-    return _number(text, 0.0, 1.0)
-
-
-def _stretch(text: str) -> float:
-    return _number(text, 1.0, LARGEST)
 
 
 def _every(text: str) -> int:
@@ -140,10 +138,10 @@ def _factors(text: str) -> Factors:
     parts = text.split("/")
     if len(parts) != 3:
         raise ValueError("it must be s/short,short,.../long,long,..., a factor a plane")
-    short, long = (tuple(_stretch(f) for f in part.split(",")) for part in parts[1:])
+    short, long = (tuple(_STRETCH(f) for f in part.split(",")) for part in parts[1:])
     if len(short) != len(long):
         raise ValueError(f"{len(short)} short factors, {len(long)} long ones")
-    return Factors(_stretch(parts[0]), short, long)
+    return Factors(_STRETCH(parts[0]), short, long)
 
 
 # What transformers calls them
@@ -163,77 +161,65 @@ def _base_of(value: float | None, shape: Shape) -> float:
 
 _PAPER = "Barbero et al. 2024, arXiv 2410.06205"
 
-VARIANTS: Mapping[str, Row] = {
-    "rope": Row(
+VARIANTS: Mapping[str, VariantRow] = {
+    "rope": VariantRow(
         usage="rope[:base]",
-        meaning="plain RoPE; without a base, the model's own or 10,000",
+        meaning="plain RoPE of this base; else of the model's base, or 10,000",
         source="Su et al. 2021, arXiv 2104.09864",
         parse=_base_or_none,
         frequencies=formulas.rope,
         rope_type="default",
-        parameters={
-            "rope_theta": _base_of,
-        },
+        parameters={"rope_theta": _base_of},
     ),
-    "abf": Row(
+    "abf": VariantRow(
         usage="abf:base",
         meaning="another base, such as 500000, for longer contexts",
         source="Xiong et al. 2023, arXiv 2309.16039",
-        parse=_base,
+        parse=_BASE,
         frequencies=formulas.rope,
         rope_type="default",
-        parameters={
-            "rope_theta": _base_of,
-        },
+        parameters={"rope_theta": _base_of},
     ),
-    "p-rope": Row(
+    "p-rope": VariantRow(
         usage="p-rope:p",
         meaning="the fastest share p of the planes turn as before, the rest stand still",
         source=_PAPER,
-        parse=_share,
+        parse=_SHARE,
         frequencies=formulas.p_rope,
         rope_type="proportional",
-        parameters={
-            "partial_rotary_factor": _value,
-        },
+        parameters={"partial_rotary_factor": _value},
         stops=lambda p: Slowest(1 - p),
     ),
-    "p-rope-reversed": Row(
+    "p-rope-reversed": VariantRow(
         usage="p-rope-reversed:p",
         meaning="the slowest share p of the planes turn as before, the rest stand still",
         source=_PAPER,
-        parse=_share,
+        parse=_SHARE,
         frequencies=formulas.p_rope_reversed,
         rope_type=OWN + "p-rope-reversed",
-        parameters={
-            "p": _value,
-        },
+        parameters={"p": _value},
         stops=lambda p: Fastest(1 - p),
     ),
-    "partial": Row(
+    "partial": VariantRow(
         usage="partial:p",
         meaning="a share p of the planes turn, all frequencies spread anew over them",
         source="Black et al. 2022 (GPT-NeoX), arXiv 2204.06745",
-        parse=_share,
+        parse=_SHARE,
         frequencies=formulas.partial,
         rope_type=OWN + "partial",
-        parameters={
-            "p": _value,
-        },
+        parameters={"p": _value},
     ),
-    "nope": Row(
+    "nope": VariantRow(
         usage="nope",
         meaning="no plane turns",
         source="Kazemnejad et al. 2023, arXiv 2305.19466",
         parse=_nothing,
         frequencies=formulas.nope,
         rope_type="proportional",
-        parameters={
-            "partial_rotary_factor": lambda v, s: 0.0,
-        },
+        parameters={"partial_rotary_factor": lambda v, s: 0.0},
         stops=lambda value: Every(),
     ),
-    "nope-every": Row(
+    "nope-every": VariantRow(
         usage="nope-every:n",
         meaning="every n-th layer does not rotate, as in SmolLM3",
         source="Yang et al. 2025, arXiv 2501.18795",
@@ -242,44 +228,38 @@ VARIANTS: Mapping[str, Row] = {
         rope_type="default",
         stops=lambda value: Every(),
     ),
-    "linear": Row(
+    "linear": VariantRow(
         usage="linear:s",
         meaning="position interpolation: every plane s times slower",
         source="Chen et al. 2023, arXiv 2306.15595",
-        parse=_stretch,
+        parse=_STRETCH,
         frequencies=formulas.linear,
         rope_type="linear",
-        parameters={
-            "factor": _value,
-        },
+        parameters={"factor": _value},
     ),
-    "ntk": Row(
+    "ntk": VariantRow(
         usage="ntk:s",
         meaning="a base so much larger that the slowest plane is s times slower",
         source="Peng et al. 2023, arXiv 2309.00071",
-        parse=_stretch,
+        parse=_STRETCH,
         frequencies=formulas.ntk,
         rope_type="default",
-        parameters={
-            "rope_theta": formulas.ntk_base,
-        },
+        parameters={"rope_theta": formulas.ntk_base},
     ),
-    "dynamic": Row(
+    "dynamic": VariantRow(
         usage="dynamic:s",
         meaning="ntk that grows with the sequence, past the trained context",
         source="Peng et al. 2023, arXiv 2309.00071",
-        parse=_stretch,
+        parse=_STRETCH,
         frequencies=formulas.dynamic,
         rope_type="dynamic",
-        parameters={
-            "factor": _value,
-        },
+        parameters={"factor": _value},
     ),
-    "yarn": Row(
+    "yarn": VariantRow(
         usage="yarn:s",
         meaning="slow planes s times slower, fast ones as before, scores sharper",
         source="Peng et al. 2023, arXiv 2309.00071",
-        parse=_stretch,
+        parse=_STRETCH,
         frequencies=formulas.yarn,
         rope_type="yarn",
         parameters={
@@ -287,11 +267,11 @@ VARIANTS: Mapping[str, Row] = {
             "original_max_position_embeddings": _context,
         },
     ),
-    "llama3": Row(
+    "llama3": VariantRow(
         usage="llama3:s",
         meaning="wavelengths past the context s times longer, up to a quarter as before",
         source="Llama team 2024, arXiv 2407.21783, as transformers has it",
-        parse=_stretch,
+        parse=_STRETCH,
         frequencies=formulas.llama3,
         rope_type="llama3",
         parameters={
@@ -301,7 +281,7 @@ VARIANTS: Mapping[str, Row] = {
             "original_max_position_embeddings": _context,
         },
     ),
-    "longrope": Row(
+    "longrope": VariantRow(
         usage="longrope:s/shorts/longs",
         meaning="a factor a plane: 1,1.1,... up to the trained context, others past it",
         source="Ding et al. 2024, arXiv 2402.13753",

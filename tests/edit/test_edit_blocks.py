@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextvars
+import copy
+import pickle
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -132,16 +134,69 @@ def test_attention_factors_do_not_add_up(llama: LlamaForCausalLM):
             torch.testing.assert_close(logits(llama), dropped, rtol=0, atol=1e-5)
 
 
-def test_a_thread_of_its_own_is_told_what_to_do(llama: LlamaForCausalLM):
-    def failure(work: Callable[[], object]) -> Exception | None:
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(work).exception()
+def copied(model: PreTrainedModel) -> PreTrainedModel:
+    return copy.deepcopy(model)
 
+
+def pickled(model: PreTrainedModel) -> PreTrainedModel:
+    return pickle.loads(pickle.dumps(model))
+
+
+@pytest.mark.parametrize("take", [copied, pickled])
+def test_a_copy_made_inside_a_block_is_the_plain_model(
+    llama: LlamaForCausalLM, take: Callable[[PreTrainedModel], PreTrainedModel]
+):
+    plain = logits(llama)
     with rl.edit_rope(llama, "nope"):
-        error = failure(lambda: logits(llama))
-        assert isinstance(error, UnsupportedModel)
-        assert "The model runs in another thread" in error.line
-        assert failure(partial(contextvars.copy_context().run, logits, llama)) is None
+        other = take(llama)
+        assert torch.equal(logits(other), plain)
+        assert not torch.allclose(logits(llama), plain, atol=0.01)
+        with rl.edit_rope(other, "nope"):
+            assert torch.equal(logits(other), logits(llama))
+    assert torch.equal(logits(other), plain)
+    assert type(other.config._attn_implementation) is str
+
+
+def in_a_thread(work: Callable[[], object]) -> Exception | None:
+    """The error that `work` ends with in a thread of its own."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).exception()
+
+
+def test_a_thread_of_its_own_is_told_what_to_do(llama: LlamaForCausalLM):
+    other = copied(llama)
+
+    def run_beside_another() -> None:
+        with rl.edit_rope(other, "nope"):
+            logits(llama)
+
+    works = {
+        partial(logits, llama): "running",
+        run_beside_another: "running",
+        partial(rl.measure_rope, llama): "edited or observed",
+        partial(run_and_fail, llama, rl.stop_slowest(0.5)): "edited or observed",
+    }
+    with rl.edit_rope(llama, "nope"):
+        edited = logits(llama)
+        for work, what in works.items():
+            error = in_a_thread(work)
+            assert isinstance(error, UnsupportedModel), what
+            assert error.what.startswith(f"The model is {what} in another thread")
+        assert in_a_thread(partial(contextvars.copy_context().run, logits, llama)) is None
+        assert torch.equal(logits(llama), edited)
+    assert in_a_thread(partial(rl.measure_rope, llama)) is None
+
+
+def test_a_copy_for_each_thread_works(llama: LlamaForCausalLM):
+    def edited(model: PreTrainedModel, name: str) -> torch.Tensor:
+        with rl.edit_rope(model, name):
+            return logits(model)
+
+    names = ["nope", "p-rope:0.5", "linear:4", "rope:500"] * 4
+    expected = [edited(llama, name) for name in names]
+    with ThreadPoolExecutor(4) as pool:
+        found = pool.map(edited, [copied(llama) for _ in names], names)
+    assert all(map(torch.equal, found, expected))
 
 
 def test_blocks_that_do_not_nest_leave_nothing_behind(llama: LlamaForCausalLM):
@@ -176,6 +231,15 @@ def test_another_model_is_left_alone(llama: LlamaForCausalLM):
         with rl.edit_rope(other, rl.stop(rl.Every())):
             assert not torch.equal(logits(other), plain)
             assert torch.equal(logits(llama), edited)
+
+
+def test_a_compiled_model_is_edited_too(llama: LlamaForCausalLM):
+    compiled = torch.compile(llama, backend="eager")
+    plain = logits(compiled)
+    for name in ("nope", "p-rope:0.5"):
+        with rl.edit_rope(llama, name):
+            assert torch.equal(logits(compiled), logits(llama))
+    assert torch.equal(logits(compiled), plain)
 
 
 # caches

@@ -147,7 +147,7 @@ def test_each_variant_ends_at_its_share_of_heads_without_a_horizon(found):
 
 
 def test_only_some_variants_and_no_band_without_a_bootstrap():
-    found = measured("llama_gqa", variants=("rope", "nope"), resamples=0, heads="1.*")
+    found = measured("llama_gqa", variants=("own", "nope"), resamples=0, heads="1.*")
     figure = rl.plot_horizons(found, variants=["nope"])
     assert len(figure.data) == 1
     assert "NaN" not in figure.to_json()
@@ -165,7 +165,7 @@ def test_only_some_variants_and_no_band_without_a_bootstrap():
         ({"layer": 0, "head": 9}, "There is no layer 0, head 9; seen: layers 0 to 1"),
         (
             {"layer": 0, "head": 0, "variants": ["yarn:4"]},
-            "There is nothing to draw of this variant; seen: yarn:4; try: one of: rope, ",
+            "There is nothing to draw of this variant; seen: yarn:4; try: one of: own, ",
         ),
         (
             {"layer": 0, "head": 0, "variants": []},

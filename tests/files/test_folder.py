@@ -260,7 +260,7 @@ def test_a_file_that_stops_growing_is_said_in_one_line(
     """)
     with unharmed(folder, before):
         done = subprocess.run(
-            [sys.executable, "-c", program, folder], capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", program, folder], capture_output=True, text=True, timeout=300
         )
     assert done.stderr == ""
     assert done.stdout.startswith("The disk is full: the results do not fit into")

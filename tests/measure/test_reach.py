@@ -69,7 +69,7 @@ REAL_DISTANCES = (1, 2, 3, 5, 11, 40, 200)
 def test_a_moved_key_scores_as_in_a_real_run(name: str):
     model = tiny(name)
     tokens = torch.from_numpy(random_tokens(sequences=1, length=4))
-    found = rl.reach(model, tokens, variants=("rope",), distances=REAL_DISTANCES, rows="all")
+    found = rl.reach(model, tokens, variants=("own",), distances=REAL_DISTANCES, rows="all")
     against_real_runs(found, model, tokens)
 
 
@@ -84,7 +84,7 @@ def test_under_a_variant_it_scores_as_in_the_model_of_that_variant(variant: str)
     other.set_attn_implementation("eager")
     tokens = torch.from_numpy(random_tokens(sequences=1, length=4, seed=3))
     found = rl.reach(model, tokens, variants=(variant,), distances=REAL_DISTANCES, rows="all")
-    picks = rl.reach(model, tokens, variants=("rope",), distances=REAL_DISTANCES, rows="all")
+    picks = rl.reach(model, tokens, variants=("own",), distances=REAL_DISTANCES, rows="all")
     xr.testing.assert_equal(found["picked_distance"], picks["picked_distance"])
     against_real_runs(found, other, tokens)
 
@@ -101,7 +101,7 @@ def test_every_number_of_text_against_loops(name: str):
         model,
         torch.from_numpy(tokens),
         lengths=torch.tensor(lengths),
-        variants=("rope",),
+        variants=("own",),
         distances=distances,
         rows="all",
     ).squeeze("variant")
@@ -134,9 +134,9 @@ def test_a_key_left_where_it_is_wins_every_row_that_it_was_picked_in():
     """Where all picked keys stand equally far back, moving them there moves nothing."""
     model = tiny("llama_gqa")
     tokens = torch.from_numpy(random_tokens(sequences=1, length=4))
-    found = rl.reach(model, tokens, variants=("rope",), distances=(1, 2), rows="all")
+    found = rl.reach(model, tokens, variants=("own",), distances=(1, 2), rows="all")
     for head in found["head"].values:
-        of_head = found.sel(variant="rope", layer=0, head=head)
+        of_head = found.sel(variant="own", layer=0, head=head)
         assert float(of_head["win_share"].sel(distance=of_head["picked_distance"])) == 1
 
 
@@ -151,7 +151,7 @@ def test_sampled_rows_expect_what_all_rows_give():
             model,
             tokens,
             lengths=lengths,
-            variants=("rope",),
+            variants=("own",),
             distances=(0, 10),
             rows=rows,
             resamples=0,
@@ -201,7 +201,7 @@ def test_intervals_hold_the_horizon_and_repeat_with_the_seed(shared: Path):
     model, tokenizer = rl.load(str(shared / "checkpoints/stories260k"))
     text = rl.read_documents([shared / "corpora/tinystories"])
     chosen = rl.tokenize(text, tokenizer, context=120)
-    options = {"lengths": chosen.lengths, "variants": ("rope",), "heads": "2.*,4.0"}
+    options = {"lengths": chosen.lengths, "variants": ("own",), "heads": "2.*,4.0"}
     first, again = (rl.reach(model, chosen.tokens, **options) for _ in range(2))
     xr.testing.assert_equal(first, again)
     inside = first.sel(layer=2)
@@ -228,15 +228,15 @@ def test_semantic_heads_of_real_models_have_a_horizon_that_stopping_removes(
         chosen.tokens,
         lengths=chosen.lengths,
         heads=named,
-        variants=("rope", "nope"),
+        variants=("own", "nope"),
         resamples=0,
     )
     horizon = found["horizon"].stack(any=("layer", "head")).dropna("any")
-    assert (horizon.sel(variant="rope") < 1000).all()
+    assert (horizon.sel(variant="own") < 1000).all()
     certain = found["lowest_score"] > found["others_level"]
     for row in semantic.itertuples():
         assert bool(certain.sel(variant="nope", layer=row.layer, head=row.head))
-        assert not bool(certain.sel(variant="rope", layer=row.layer, head=row.head))
+        assert not bool(certain.sel(variant="own", layer=row.layer, head=row.head))
 
 
 # what cannot be asked
@@ -294,7 +294,7 @@ def test_under_an_edit_only_the_edited_rotation_is_measured():
     model = tiny("llama_gqa")
     tokens = torch.from_numpy(random_tokens(sequences=2, length=12))
     with rl.edit_rope(model, "nope"):
-        found = rl.reach(model, tokens, variants="rope")
+        found = rl.reach(model, tokens, variants="own")
         with pytest.raises(BadArgument, match="Variants are put to a model as it is"):
-            rl.reach(model, tokens, variants=("rope", "p-rope:0.5"))
+            rl.reach(model, tokens, variants=("own", "p-rope:0.5"))
     assert (found["moved_score"].std("distance") < 1e-9).all()

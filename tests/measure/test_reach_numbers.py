@@ -36,7 +36,7 @@ def first_fall(
 def test_both_horizons_follow_from_the_scores_by_scipy():
     model, far = tiny("llama_gqa", rope_parameters=ROPE), 5000
     tokens = torch.from_numpy(random_tokens(sequences=6, length=40))
-    variants = ("rope", "p-rope:0.5", "yarn:4")
+    variants = ("own", "p-rope:0.5", "yarn:4")
     found = rl.reach(model, tokens, variants=variants, distances=(0, far), resamples=0)
     levels = {"horizon": "others_level", "best_horizon": "others_best"}
     differ = 0
@@ -58,8 +58,8 @@ def test_copies_of_a_token_tie_where_nothing_rotates():
     model = tiny("llama_gqa")
     tokens = torch.full((2, 40), 7)
     tokens[:, 0] = 3
-    found = rl.reach(model, tokens, variants=("rope", "nope"), rows="all").sel(layer=0)
-    still, own = found.sel(variant="nope"), found.sel(variant="rope")
+    found = rl.reach(model, tokens, variants=("own", "nope"), rows="all").sel(layer=0)
+    still, own = found.sel(variant="nope"), found.sel(variant="own")
     assert (still["win_share"] == 0).all()
     assert (still["unmoved_win_share"] == 0).all()
     assert (own["unmoved_win_share"] == 1).all()
@@ -68,10 +68,10 @@ def test_copies_of_a_token_tie_where_nothing_rotates():
 def test_what_a_variant_leaves_unmoved():
     """All under the model's own rotation; where nothing rotates, what any distance leaves."""
     tokens = torch.from_numpy(random_tokens(sequences=4, length=40))
-    variants = ("rope", "p-rope:0.5", "nope")
+    variants = ("own", "p-rope:0.5", "nope")
     found = rl.reach(tiny("llama_gqa"), tokens, variants=variants, rows="all")
     unmoved = found["unmoved_win_share"]
-    np.testing.assert_allclose(unmoved.sel(variant="rope"), 1)
+    np.testing.assert_allclose(unmoved.sel(variant="own"), 1)
     still = found["win_share"].sel(variant="nope")
     same = np.broadcast_to(unmoved.sel(variant="nope").values[..., None], still.shape)
     np.testing.assert_allclose(still, same, atol=0.02)
@@ -93,7 +93,7 @@ def test_the_interval_is_the_percentile_bootstrap_of_scipy():
     """Of scipy's resampled horizons 2.5 % lie below the one end, 2.5 % above the other."""
     model, count, length, far = tiny("llama_gqa"), 10, 24, 3000
     tokens = torch.from_numpy(random_tokens(sequences=count, length=length))
-    options = {"variants": ("rope",), "rows": "all", "distances": (0, far)}
+    options = {"variants": ("own",), "rows": "all", "distances": (0, far)}
     found = rl.reach(model, tokens, resamples=4000, **options).squeeze("variant")
     alone = xr.concat(
         [rl.reach(model, one[None], resamples=0, **options) for one in tokens], "sequence"

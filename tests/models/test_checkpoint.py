@@ -126,7 +126,7 @@ def test_a_hub_id_is_fetched_without_its_pickles(folder: Path, tmp_path: Path) -
             [sys.executable, "-c", program],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             env=os.environ | settings,
         )
         hub.shutdown()

@@ -76,14 +76,14 @@ def found() -> xr.Dataset:
         tiny("llama_gqa"),
         tokens,
         rows="all",
-        variants=["nope", "rope"],
+        variants=["nope", "own"],
         distances=distances,
     )
 
 
 def test_reach_is_told_by_variant(found: xr.Dataset) -> None:
     said = rl.describe_reach(found)
-    for variant, under in (("nope", "nope"), ("rope", "its own rotation")):
+    for variant, under in (("nope", "nope"), ("own", "its own rotation")):
         told = sentence(said, f"Under {under} ")
         horizon = found["horizon"].sel(variant=variant).values
         lost = horizon[np.isfinite(horizon) & (horizon > 0)]
@@ -93,7 +93,7 @@ def test_reach_is_told_by_variant(found: xr.Dataset) -> None:
         assert not len(lost) or f"at {np.median(lost):,.0f} tokens" in told
         never = int((horizon == 0).sum())
         assert (f"{never} do not lead" in told) == bool(never)
-    far = found["win_share"].sel(variant="rope", distance=slice(300, None))
+    far = found["win_share"].sel(variant="own", distance=slice(300, None))
     far = far.mean("distance").mean().item()
     assert f"{far:.0%} under its own rotation (distances tried: 12)." in said[-1]
     share = found["unmoved_win_share"].sel(variant="nope").mean().item()
@@ -101,7 +101,7 @@ def test_reach_is_told_by_variant(found: xr.Dataset) -> None:
 
 
 def test_the_trained_context_is_set_beside_the_models_own_horizons(found: xr.Dataset) -> None:
-    horizon = found["horizon"].sel(variant="rope").values
+    horizon = found["horizon"].sel(variant="own").values
     within = int(((horizon > 0) & (horizon <= found.attrs["trained_context"])).sum())
     told = sentence(rl.describe_reach(found), "rows of every sequence")
     assert f"{within} lose theirs, under its own rotation, within the context" in told

@@ -26,7 +26,7 @@ def small() -> tuple[xr.Dataset, pd.DataFrame]:
 
 
 def shown(page: playwright.Page, layer: int, head: int) -> None:
-    page.wait_for_selector(f"html[data-shown=L{layer}H{head}]", timeout=5000)
+    page.wait_for_selector(f"html[data-shown=L{layer}H{head}]")
 
 
 POINT = """([name, x, y]) => {
@@ -216,19 +216,21 @@ def test_the_text_shows_what_a_token_looks_at(opened, small):
     page.wait_for_selector("#tokens button:nth-of-type(31)[aria-pressed=true]")
 
 
+FITS = """width => document.documentElement.scrollWidth <= width
+  && [...document.querySelectorAll(".plot")].every((box) => {
+    const outer = box.getBoundingClientRect();
+    const inner = box.querySelector(".main-svg").getBoundingClientRect();
+    return Math.abs(inner.width - outer.width) <= 2
+      && Math.abs(inner.height - outer.height) <= 2 && outer.height >= 300;
+  })"""
+
+
 def test_follows_the_window_as_it_narrows(browser, report):
     opened = Opened(browser, report, viewport={"width": 1280, "height": 850})
     page = opened.load()
     for width in (820, 400, 1280):
         page.set_viewport_size({"width": width, "height": 850})
-        page.wait_for_timeout(400)
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        for box in page.locator(".plot").all():
-            inner = box.locator(".main-svg").first.bounding_box()
-            outer = box.bounding_box()
-            assert inner["width"] == pytest.approx(outer["width"], abs=2)
-            assert inner["height"] == pytest.approx(outer["height"], abs=2)
-            assert outer["height"] >= 300
+        page.wait_for_function(FITS, arg=width)  # a busy machine takes its time
     assert opened.harmless()
     opened.context.close()
 

@@ -79,14 +79,14 @@ def inv_freq(model: PreTrainedModel) -> np.ndarray:
 def by_plane() -> tuple[LlamaForCausalLM, xr.Dataset]:
     """A head for each slow plane, in which its score stands alone."""
     model = built([{plane: 2.0} for plane in SLOW])
-    variants = ("rope", "p-rope:0.75", "linear:4", "nope", "p-rope-reversed:0.75")
+    variants = ("own", "p-rope:0.75", "linear:4", "nope", "p-rope-reversed:0.75")
     return model, rl.reach(model, planted(), variants=variants, rows="all")
 
 
 def test_the_horizon_of_one_plane_is_a_quarter_of_its_wavelength(by_plane):
     model, found = by_plane
     expected = math.pi / (2 * inv_freq(model)[list(SLOW)])
-    for variant, stretch in (("rope", 1), ("linear:4", 4)):
+    for variant, stretch in (("own", 1), ("linear:4", 4)):
         measured = found["horizon"].sel(variant=variant, layer=0)
         np.testing.assert_allclose(measured, stretch * expected, rtol=1e-9)
 
@@ -95,7 +95,7 @@ def test_a_stopped_plane_has_no_horizon_and_the_others_keep_theirs(by_plane):
     _, found = by_plane
     horizon = found["horizon"].sel(layer=0)
     stopped = np.array([plane >= 6 for plane in SLOW])  # int(0.75 * 16 // 2) = 6 turn
-    truncated, plain = horizon.sel(variant="p-rope:0.75"), horizon.sel(variant="rope")
+    truncated, plain = horizon.sel(variant="p-rope:0.75"), horizon.sel(variant="own")
     np.testing.assert_array_equal(np.isinf(truncated), stopped)
     np.testing.assert_array_equal(truncated[~stopped], plain[~stopped])
     reversed_ = horizon.sel(variant="p-rope-reversed:0.75")
@@ -109,7 +109,7 @@ def test_a_stopped_plane_has_no_horizon_and_the_others_keep_theirs(by_plane):
 
 def test_the_picked_key_wins_up_to_the_horizon_only(by_plane):
     _, found = by_plane
-    plain = found.sel(variant="rope", layer=0)
+    plain = found.sel(variant="own", layer=0)
     won = plain["win_share"].transpose("distance", "head").values
     distance = found["distance"].values[:, None]
     horizon = plain["horizon"].values
@@ -120,7 +120,7 @@ def test_the_picked_key_wins_up_to_the_horizon_only(by_plane):
 def test_two_planes_against_brentq():
     heads: list[Plane] = [{5: 1.0, 7: 0.6}, {4: 1.0 + 0.5j, 6: 0.7 - 0.2j}, {3: 0.4, 6: 1 + 1j}]
     model = built(heads)
-    found = rl.reach(model, planted(), variants=("rope",), rows="all")
+    found = rl.reach(model, planted(), variants=("own",), rows="all")
     w = inv_freq(model)
     for head, planes in enumerate(heads):
 
@@ -130,7 +130,7 @@ def test_two_planes_against_brentq():
         grid = np.arange(0, 20_000, 0.25)
         below = np.flatnonzero(score(grid) <= 0)[0]
         root = brentq(score, grid[below - 1], grid[below], xtol=1e-12)
-        measured = float(found["horizon"].sel(variant="rope", layer=0, head=head))
+        measured = float(found["horizon"].sel(variant="own", layer=0, head=head))
         assert measured == pytest.approx(root, rel=1e-7)
 
 
@@ -155,18 +155,19 @@ def test_the_first_crossing_of_any_curve_is_found(seed: int, within: int):
         within=within,
         farthest=farthest,
     )
+    waves = np.exp(1j * np.outer(np.arange(farthest + 1), w))
     kinds = set()
     for c, at, measured in zip(product, level, found.tolist(), strict=True):
 
         def above(d: float, c: np.ndarray = c, at: float = at) -> float:
             return float((c * np.exp(1j * w * d)).sum().real - at)
 
-        sign = [above(d) > 0 for d in range(farthest + 1)]
-        falls = [d for d in range(1, farthest + 1) if sign[d - 1] and not sign[d]]
-        if not any(sign[:within]):
+        sign = (waves @ c).real > at
+        falls = 1 + np.flatnonzero(sign[:-1] & ~sign[1:])
+        if not sign[:within].any():
             assert measured == 0
             kinds.add("never above")
-        elif not falls:
+        elif not len(falls):
             assert measured == math.inf
             kinds.add("never below")
         else:

@@ -112,6 +112,22 @@ def test_a_variant_replaces_what_the_model_has():
     assert not planes.inv_freq[4:].any()
 
 
+def test_own_is_the_models_rotation_and_rope_is_plain_rope():
+    """Wherever the words are used: in a reach, in an edit, in the table."""
+    yarn = built("llama_gqa", "yarn:4")
+    plain_rope, _ = parse_variant("rope").frequencies(Shape(16, base=10_000.0))
+    ids = torch.from_numpy(random_tokens(sequences=1, length=12))
+    found = rl.reach(yarn, ids, variants=("own", "rope"), resamples=0)
+    for name, inv_freq in (("own", yarn.model.rotary_emb.inv_freq), ("rope", plain_rope)):
+        under = found["variant_inv_freq"].sel(variant=name, layer=0)
+        assert under.values == pytest.approx(inv_freq.numpy(), rel=1e-6)
+    with rl.edit_rope(yarn, "rope"):
+        planes = read_layers(as_subject(yarn))[0].planes
+    torch.testing.assert_close(planes.inv_freq, plain_rope)
+    with pytest.raises(BadArgument, match="No RoPE variant is called 'own'"):
+        parse_variant("own")
+
+
 def test_a_config_takes_a_variant_by_name():
     config = plain("llama_gqa").config
     named = rl.variant_config(config, "p-rope:0.5")
@@ -218,21 +234,29 @@ def test_a_saved_checkpoint_rotates_as_it_did(tmp_path: Path, spelled: str):
     torch.testing.assert_close(logits(loaded), logits(model), rtol=0, atol=1e-4)
 
 
-def test_who_must_import_ropelens_first(tmp_path: Path):
-    """transformers alone builds its own types, and ours once they are registered."""
-    for spelled, before, loads in (
-        ("p-rope:0.5", "", True),
-        ("partial:0.5", "", False),
-        ("partial:0.5", "import ropelens.models.variants; ", True),
-    ):
-        config = rl.variant_config(plain("llama_gqa").config, parse_variant(spelled))
-        config.save_pretrained(tmp_path)
-        code = (
-            f"from transformers import LlamaConfig as C, LlamaForCausalLM as M; "
-            f"M(C.from_pretrained({str(tmp_path)!r}))"
-        )
-        ended = subprocess.run([sys.executable, "-c", before + code], capture_output=True)
-        assert (ended.returncode == 0) == loads, ended.stderr.decode()
+TRANSFORMERS_FIRST = """
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+assert "ropelens-partial" not in ROPE_INIT_FUNCTIONS
+import ropelens
+"""
+ROPELENS_FIRST = """
+import sys, ropelens
+assert not {"torch", "transformers"} & set(sys.modules)
+"""
+BUILD = """
+from transformers import LlamaConfig, LlamaForCausalLM
+LlamaForCausalLM(LlamaConfig.from_pretrained(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(
+    "before", [TRANSFORMERS_FIRST, ROPELENS_FIRST], ids=["transformers first", "ropelens first"]
+)
+def test_importing_ropelens_is_enough_in_either_order(tmp_path: Path, before: str):
+    """And it alone loads neither torch nor transformers."""
+    rl.variant_config(plain("llama_gqa").config, "partial:0.5").save_pretrained(tmp_path)
+    code = "import sys" + before + BUILD
+    subprocess.run([sys.executable, "-c", code, tmp_path], check=True)
 
 
 def test_nothing_is_logged_about_types_of_our_own(caplog: pytest.LogCaptureFixture):

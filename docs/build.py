@@ -1,0 +1,93 @@
+"""Write the reference into docs/reference/: the public names, and what the examples print.
+
+    make docs
+
+The chapters are the groups of ropelens/__init__.pyi. An example is run before it is shown, so
+one that fails stops the build; so does every warning of pdoc, such as a name without a place.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pdoc.doc
+import pdoc.render
+
+import ropelens as rl
+
+HERE = Path(__file__).parent
+OUT = HERE / "reference"
+STUB = HERE.parent / "ropelens" / "__init__.pyi"
+MODULE_PATH = re.compile(r'(?:<span class="n">\w+</span><span class="o">\.</span>)+(?=<span)')
+"""What a signature says of where a type is defined: xarray.core.dataset. before Dataset."""
+
+
+def chapters() -> dict[str, list[str]]:
+    """The public names, by the group that they stand in."""
+    found: dict[str, list[str]] = {}
+    for line in STUB.read_text().splitlines():
+        if line.startswith("# "):
+            title = line.removeprefix("# ")
+        elif name := re.search(r" as (\w+)$", line):
+            found.setdefault(title, []).append(name[1])
+    return found
+
+
+def reference() -> pdoc.doc.Module:
+    """The package with its public names imported; the table of variants in words."""
+    for name in rl.__all__:
+        vars(rl)[name] = getattr(rl, name)  # pdoc looks up, and does not import
+    package = pdoc.doc.Module(rl)
+    undescribed = [name for name in rl.__all__ if not package.members[name].docstring]
+    assert undescribed == ["VARIANTS"], undescribed
+    rows = [f"| `{row.usage}` | {row.meaning} | {row.source} |" for row in rl.VARIANTS.values()]
+    table = "\n".join(["| variant | what it does | source |", "|---|---|---|", *rows])
+    package.members["VARIANTS"].docstring = f"The variants of RoPE by name.\n\n{table}"
+    return package
+
+
+def example(script: Path) -> pdoc.doc.Module:
+    """What a script is about, its code, what it printed, and the pages that it wrote."""
+    before = set(OUT.iterdir())
+    command = [sys.executable, "-W", "error", script]
+    done = subprocess.run(command, cwd=OUT, stdout=subprocess.PIPE, text=True, check=True)
+    code = script.read_text()
+    title = ast.get_docstring(ast.parse(code)) or ""
+    body = code.split('"""', 2)[2].strip()
+    written = sorted(path.name for path in set(OUT.iterdir()) - before)
+    links = [f"It wrote [{name}]({name})." for name in written]
+    parts = [title, f"```python\n{body}\n```", f"```\n{done.stdout}```", *links]
+    return pdoc.doc.Module(ModuleType(script.stem, "\n\n".join(parts)))
+
+
+def main() -> None:
+    shutil.rmtree(OUT, ignore_errors=True)
+    OUT.mkdir()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    pdoc.render.configure(
+        docformat="markdown",
+        search=False,
+        show_source=False,
+        template_directory=HERE / "templates",
+    )
+    pdoc.render.env.globals["chapters"] = chapters()
+    scripts = sorted((HERE / "examples").glob("*.py"))
+    pages = {"ropelens": reference()} | {script.stem: example(script) for script in scripts}
+    for name, module in pages.items():
+        page = pdoc.render.html_module(module, pages)
+        if name == "ropelens":
+            page = MODULE_PATH.sub("", page)
+        (OUT / f"{name}.html").write_text(page)
+    (OUT / "index.html").write_text(pdoc.render.html_index(pages))
+    print(OUT / "ropelens.html")
+
+
+if __name__ == "__main__":
+    main()

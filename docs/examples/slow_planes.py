@@ -1,0 +1,30 @@
+"""What does the model lose when its slowest planes, or its fastest, no longer rotate?
+
+A plane that no longer rotates tells what a token is, and not where it stands. The model was
+trained with all planes rotating: what it loses is what it used their rotation for.
+"""
+
+import ropelens as rl
+
+model, tokenizer = rl.load("bundled")
+documents = rl.read_documents([rl.sample_path()])
+text = rl.tokenize(documents, tokenizer, context=256, sequences=24)
+
+edits = {
+    "slowest quarter": rl.stop_slowest(0.25),  # p-RoPE with p = 0.75
+    "slowest half": rl.stop_slowest(0.5),
+    "fastest quarter": rl.stop_fastest(0.25),
+    "all": "nope",
+}
+found = rl.evaluate(
+    model, text.tokens, lengths=text.lengths, edits=edits, measures=["loss", "change"]
+)
+table = found[["mean_loss", "mean_loss_se"]].to_dataframe()
+table["attention_change"] = found["attention_change"].mean(["layer", "head"])  # bits
+print(table.round(3).to_string())
+
+# An edit is a block: inside, everything that runs the model meets the edited one.
+with rl.edit_rope(model, rl.stop_slowest(0.25, heads="4.*")):
+    wavelength = rl.measure_rope(model)["wavelength"]
+print()
+print(wavelength.round().to_pandas().loc[[3, 4], 10:].to_string())  # tokens; inf: no rotation
