@@ -2,6 +2,13 @@
 # each when it is first used.
 
 # load
+from .analysis.analysis import Analysis as Analysis
+from .analysis.analysis import open_analysis as open_analysis
+from .analysis.analyze import analyze as analyze
+from .analysis.folders import Answer as Answer
+from .analysis.folders import write_answer as write_answer
+from .analysis.folders import write_comparison as write_comparison
+from .commands.script import run_analysis as run_analysis
 from .commands.terminal import run_script as run_script
 from .comparison.compare import compare as compare
 from .comparison.table import summarize_comparison as summarize_comparison
@@ -67,8 +74,6 @@ from .models.variants import variant_config as variant_config
 # write and read
 from .report import describe_reach as describe_reach
 from .report import describe_truncation as describe_truncation
-from .report import write_answer as write_answer
-from .report import write_comparison as write_comparison
 from .report import write_index as write_index
 from .report import write_report as write_report
 from .rope.select import Every as Every

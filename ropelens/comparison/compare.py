@@ -12,13 +12,7 @@ import numpy as np
 import xarray as xr
 
 from ropelens.comparison.entries import Entry, Run, find_entries, unfinished_runs
-from ropelens.comparison.measure import (
-    OF_FINAL,
-    cached,
-    head_measures,
-    measure_early,
-    measure_final,
-)
+from ropelens.comparison.measure import cached, head_measures, measure_early, measure_final
 from ropelens.comparison.pairs import partners
 from ropelens.errors import BadArgument
 from ropelens.files.folder import file_name, fingerprint
@@ -147,6 +141,7 @@ def compare_entries(
         for variable in {name, GROWTH + name} & set(dataset.variables):
             dataset[variable].attrs = {"long_name": long_name, "units": units}
     dataset.attrs = {
+        "kind": "comparison",
         "model": ", ".join(dict.fromkeys(entry.group for entry in entries)),
         "baseline": entries[0].variant or entries[0].name,
         "seed": seed,
@@ -174,20 +169,18 @@ class _Measurement:
 
     def final(self, run: Run) -> xr.Dataset:
         """The finished model of `run`."""
-        return self._kept(run, run.folder, "final", measure_final, OF_FINAL)
+        return self._kept(run, run.folder, "final", measure_final)
 
     def growth(self, run: Run) -> xr.Dataset:
         """Every checkpoint of `run`, over `step`."""
         kept = run.checkpoints()
         steps = [
-            self._kept(run, folder, f"step-{step:06d}", measure_early, GROWN)[list(GROWN)]
+            self._kept(run, folder, f"step-{step:06d}", measure_early)[list(GROWN)]
             for step, folder in kept.items()
         ]
         return xr.concat(steps, xr.Variable("step", list(kept)), combine_attrs="override")
 
-    def _kept(
-        self, run: Run, folder: Path, name: str, measure: Measure, variables: tuple[str, ...]
-    ) -> xr.Dataset:
+    def _kept(self, run: Run, folder: Path, name: str, measure: Measure) -> xr.Dataset:
         key = {
             "weights": fingerprint(folder),
             "text": fingerprint(run.data / DATA),
@@ -202,7 +195,7 @@ class _Measurement:
                 run, folder, sequences=self.sequences, seed=self.seed, device=self.device
             )
 
-        dataset = cached(path, key, make, variables=variables)
+        dataset = cached(path, key, make)
         self.progress(1)
         return dataset
 

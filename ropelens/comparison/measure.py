@@ -39,13 +39,6 @@ HEAD_MEASURES = (
 """Variables of a profile that comparisons show."""
 
 
-OF_FINAL = (
-    *("label", "selectivity", "loss", "loss_se", "sequence_loss", "position_loss"),
-    *("first_loss", "repeat_loss", "retrieval", "retrieval_hit"),
-)
-"""Variables that `measure_final` gives, by which what is kept is known to be of now."""
-
-
 def measure_final(
     run: Run, folder: Path, *, sequences: int, seed: int, device: str
 ) -> xr.Dataset:
@@ -150,24 +143,18 @@ def past_context(run: Run, *, sequences: int) -> Int[Tensor, "sequence position"
     return torch.from_numpy(np.hstack([first, np.stack(texts)]).astype(np.int64))
 
 
-def cached(
-    path: Path,
-    key: Mapping[str, object],
-    make: Callable[[], xr.Dataset],
-    *,
-    variables: tuple[str, ...],
-) -> xr.Dataset:
+def cached(path: Path, key: Mapping[str, object], make: Callable[[], xr.Dataset]) -> xr.Dataset:
     """The dataset at `path` where it was made by this very `key`; else made, and kept there.
 
-    A stopped comparison goes on from what is there, if it has all `variables`.
+    A stopped comparison goes on from what is there.
     """
     text = json.dumps(key, sort_keys=True)
     if path.exists():
         with contextlib.suppress(BadArgument):
-            kept = open_results(path, "measurement", by="ropelens compare", variables=variables)
+            kept = open_results(path, "measurement")
             if kept.attrs.get("key") == text:
                 return kept
-    made = make().assign_attrs(key=text)
+    made = make().assign_attrs(kind="measurement", key=text)
     path.parent.mkdir(parents=True, exist_ok=True)
     save_results(made, path)
     return made

@@ -77,9 +77,9 @@ class Section:
     rows: list[NamedRow]
 
 
-def truncation_section(truncation: xr.Dataset) -> Section:
-    """The section about a sweep that `ropelens.truncate` made."""
-    table = summarize_truncation(truncation)
+def truncation_section(truncation: xr.Dataset, table: pd.DataFrame | None = None) -> Section:
+    """The section about a sweep that `ropelens.truncate` made; `table` is its summary."""
+    table = summarize_truncation(truncation) if table is None else table
     return Section(
         sentences=tell_table(table, truncation),
         figures={name: _bare(figure) for name, figure in _figures(truncation, table).items()},
@@ -96,15 +96,15 @@ def _figures(truncation: xr.Dataset, table: pd.DataFrame) -> dict[str, go.Figure
     draw: dict[str, tuple[bool, Callable[[], go.Figure]]] = {
         "truncation": (
             ends and "loss" in known,
-            lambda: figures.plot_truncation(truncation),
+            lambda: figures.plot_truncation(truncation, table=table),
         ),
         "bands": (
             bool((table["kind"] == "band").any()) and "loss" in known,
-            lambda: figures.plot_bands(truncation),
+            lambda: figures.plot_bands(truncation, table=table),
         ),
         "others": (
             ends and bool(others),
-            lambda: figures.plot_truncation(truncation, measures=others),
+            lambda: figures.plot_truncation(truncation, measures=others, table=table),
         ),
         "changed": (
             ends and "attention_change" in truncation,

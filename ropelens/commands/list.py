@@ -1,0 +1,29 @@
+"""The command `ropelens list`."""
+
+from __future__ import annotations
+
+
+def list_bundled() -> None:
+    """Name the checkpoints that come with ropelens, which other commands take as MODEL.
+
+    \b
+    Example:
+      ropelens list
+    """
+    import json
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from ropelens.models.bundled import BUNDLED, bundled_path
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("name", no_wrap=True)
+    table.add_column("what it is")
+    for heading in ("tokens seen", "validation loss\n(nats/token)"):
+        table.add_column(heading, justify="right")
+    for name, what in BUNDLED.items():
+        facts = json.loads((bundled_path(name) / "bundle.json").read_text(encoding="utf-8"))
+        loss = f"{facts['validation_loss']:.3f}"
+        table.add_row(f"bundled:{name}", what, f"{facts['tokens']:,}", loss)
+    Console(highlight=False).print(table)
