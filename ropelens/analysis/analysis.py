@@ -26,6 +26,10 @@ from ropelens.models.texts import Sequences
 from ropelens.report.page import render_page
 
 
+FACTS = ("revision", "backend", "text", "command", "warnings")
+"""Attributes that results have from `analyze`, beside those of `profile`."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Analysis:
     """What `ropelens.analyze` gives: the numbers of a model, and where they come from.

@@ -14,7 +14,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from ropelens.analysis.analysis import Analysis, open_analysis
+from ropelens.analysis.analysis import FACTS, Analysis, open_analysis
 from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument
 from ropelens.files.folder import file_name
@@ -49,11 +49,16 @@ def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path
     model = file_name(str(analysis.profile.attrs["model"]))
     folder = Path(folder) / (model.strip(".-") or "model")
     folder.parent.mkdir(parents=True, exist_ok=True)
+    facts = {name: analysis.profile.attrs[name] for name in FACTS}
+    more = {
+        name: result.assign_attrs(facts) if isinstance(result, xr.Dataset) else result
+        for name, result in answer.more.items()
+    }
     return write_folder(
         folder,
         record=analysis.provenance
         | {"kind": "answer", "question": answer.question, "findings": list(answer.findings)},
-        results=analysis.results | dict(answer.more),
+        results=analysis.results | more,
         page=lambda: render_answer(
             answer.question, answer.findings, answer.figures, analysis.profile, analysis.heads
         ),
