@@ -25,7 +25,6 @@ from ropelens.measure.truncation_table import summarize_truncation
 from ropelens.models.texts import Sequences
 from ropelens.report.page import render_page
 
-
 FACTS = ("revision", "backend", "text", "command", "warnings")
 """Attributes that results have from `analyze`, beside those of `profile`."""
 

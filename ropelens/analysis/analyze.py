@@ -47,6 +47,8 @@ from ropelens.report.words import claim_sentence, headline
 
 LONGEST_DEFAULT_CONTEXT = 2048
 DEFAULT_SEQUENCES = 64
+LONGEST_PATH = 255
+"""Characters of a document that are looked up as a path, should one have been meant."""
 
 Text = Path | str | Sequence[Path | str] | Sequences | Int[Tensor, "sequence position"]
 
@@ -216,6 +218,12 @@ def _material(
         return read_documents([sample_path(name.partition(":")[2] or "rope")])
     documents = []
     for part in [text] if isinstance(text, (Path, str)) else text:
+        if isinstance(part, str) and len(part) < LONGEST_PATH and Path(part).exists():
+            raise BadText(
+                f"{part!r} is a document of {len(part)} characters, and a file.",
+                means="a str is text, a Path names a file",
+                attempt=f"Path({part!r})",
+            )
         documents += read_documents([part]) if isinstance(part, Path) else [part]
     return documents
 

@@ -104,7 +104,8 @@ def _record(comparison: xr.Dataset, table: pd.DataFrame) -> dict[str, Any]:
     facts = comparison.attrs
     entries = comparison["entry"].values.tolist()
     record = {
-        **{name: facts[name] for name in ("kind", "command", "question")},
+        "kind": "comparison",
+        **{name: facts[name] for name in ("command", "question")},
         "findings": comparison_findings(comparison, table),
         "model": {"name": str(facts["model"])},
         "entries": entries,

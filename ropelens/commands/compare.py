@@ -57,13 +57,13 @@ def compare(
     from ropelens.files.progress import show_progress
     from ropelens.files.results import check_out
 
-    check_out(out, "comparison")
     if out.resolve() in {path.resolve() for path in paths}:
         raise BadArgument(
             f"{out} is one of the folders to compare.",
             means="its own page and run.json would be lost",
             attempt="another --out",
         )
+    check_out(out, "comparison")
     entries = find_entries(paths)
     total = count_checkpoints(entries)
     with show_progress("comparing", total=total, unit="checkpoints") as advance:

@@ -5,76 +5,87 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TaskProgressColumn,
-    TextColumn,
-)
-from rich.text import Text
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 SECONDS_BETWEEN_LINES = 10.0
 
 
+class Advance:
+    """Tells how far the work is, in plain lines on stderr; `show_progress` gives it."""
+
+    def __init__(
+        self, what: str, total: int, unit: str, completed: int, seconds: float
+    ) -> None:
+        self.what, self.total, self.unit, self.seconds = what, total, unit, seconds
+        self.begun = self.completed = completed
+        self.begin = self.last = time.monotonic()
+
+    def __call__(
+        self, amount: int = 0, *, completed: int | None = None, note: str = ""
+    ) -> None:
+        """`amount` more units are done, or `completed` in all; `note` says more, as a loss."""
+        self.completed = self.completed + amount if completed is None else completed
+        self.show(time.monotonic(), note)
+
+    def show(self, now: float, note: str) -> None:
+        """A line, where the last is long enough ago or all is done."""
+        if self.completed >= self.total or now - self.last >= self.seconds:
+            self.last = now
+            done = f"{self.what}: {self.completed:,} of {self.total:,} {self.unit}"
+            said = ", ".join(part for part in (done, self.pace(now), note) if part)
+            print(said, file=sys.stderr, flush=True)
+
+    def pace(self, now: float) -> str:
+        """Mean rate so far, and the time that the rest takes at that rate."""
+        rate = (self.completed - self.begun) / max(now - self.begin, 1e-9)
+        if rate <= 0:
+            return ""
+        left = timedelta(seconds=round((self.total - self.completed) / rate))
+        shown = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+        more = f", {left} left" if self.completed < self.total else ""
+        return f"{shown} {self.unit}/s{more}"
+
+
+class _Bar(Advance):
+    """The same as a bar with rate and time left, which is gone when the work is done."""
+
+    bar: Progress
+
+    def show(self, now: float, note: str) -> None:
+        said = ", ".join(part for part in (self.pace(now), note) if part)
+        self.bar.update(self.bar.task_ids[0], completed=self.completed, said=said)
+
+
 @contextmanager
-def show_progress(what: str, *, total: int, unit: str) -> Iterator[Callable[[int], None]]:
-    """Gives a function to call with the units done since the last call.
+def show_progress(
+    what: str,
+    *,
+    total: int,
+    unit: str,
+    completed: int = 0,
+    seconds: float | None = None,
+) -> Iterator[Advance]:
+    """Gives a function to call with the units done since the last call; see `Advance`.
 
     Writes to stderr. On a terminal: a bar with rate and time left, gone when done.
-    Elsewhere: plain lines, at least SECONDS_BETWEEN_LINES apart, and one at the end.
+    Elsewhere: plain lines, `seconds` apart (`SECONDS_BETWEEN_LINES` without), and one at the
+    end. `completed` units were done before, such as the steps of a run that goes on.
     """
+    apart = SECONDS_BETWEEN_LINES if seconds is None else seconds
     # Not as rich judges it: FORCE_COLOR, which CI services set, makes no log a terminal.
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
-        yield _lines(what, total=total, unit=unit)
+        yield Advance(what, total, unit, completed, apart)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), _Pace(unit))
+    advance = _Bar(what, total, unit, completed, apart)
+    words = [TextColumn(text) for text in ("{task.description}", "{task.fields[said]}")]
+    columns = (words[0], BarColumn(), TaskProgressColumn(), words[1])
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda amount: bar.advance(task, amount)
-
-
-class _Pace(ProgressColumn):
-    """Rate and time left; rich's own columns stay empty where a step takes long."""
-
-    def __init__(self, unit: str) -> None:
-        super().__init__()
-        self.unit = unit
-
-    def render(self, task: Task) -> Text:
-        if not task.completed or not task.total or not task.elapsed:
-            return Text("")
-        return Text(_pace(task.completed, task.total, task.elapsed, self.unit))
-
-
-def _lines(what: str, *, total: int, unit: str) -> Callable[[int], None]:
-    """Says on stderr how far it is, in plain lines."""
-    begin = last = time.monotonic()
-    done = 0
-
-    def advance(amount: int) -> None:
-        nonlocal last, done
-        done += amount
-        now = time.monotonic()
-        if done < total and now - last < SECONDS_BETWEEN_LINES:
-            return
-        last = now
-        pace = _pace(done, total, now - begin, unit)
-        print(f"{what}: {done:,} of {total:,} {unit}, {pace}", file=sys.stderr, flush=True)
-
-    return advance
-
-
-def _pace(done: float, total: float, seconds: float, unit: str) -> str:
-    """Mean rate so far, and the time that the rest takes at that rate."""
-    rate = done / max(seconds, 1e-9)
-    left = timedelta(seconds=round((total - done) / rate))
-    shown = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
-    return f"{shown} {unit}/s" + (f", {left} left" if done < total else "")
+        bar.add_task(what, total=total, completed=completed, said="")
+        advance.bar = bar
+        yield advance

@@ -201,7 +201,7 @@ def open_results(path: str | Path, kind: str) -> xr.Dataset:
     held = results.attrs.get("kind")
     if held != kind or not contents or missing:
         seen = f"it has no {missing[0]}" if missing else "it does not say what it holds"
-        if contents and held != kind:
+        if held not in (kind, None):
             seen = f"it says that it is of kind {held}"
         raise BadArgument(f"{path} is no {what}.", seen=seen, attempt=again)
     plain = (v.item() if isinstance(v, np.generic) else v for v in results.attrs.values())

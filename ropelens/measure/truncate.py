@@ -99,10 +99,14 @@ class Sweep:
     measures: Sequence[str]
     seed: int
 
+    @property
+    def entries(self) -> int:
+        """Different edits, the model as it is included: equal cuts are measured once."""
+        return len({cut.stopped for cut in self.cuts})
+
     def tokens(self, model: nn.Module, lengths: Int[Tensor, " sequence"]) -> int:
-        """Tokens that the whole sweep runs; equal cuts are measured once."""
-        entries = len({cut.stopped for cut in self.cuts})
-        return entries * tokens_of_entry(model, lengths, measures=self.measures)
+        """Tokens that the whole sweep runs."""
+        return self.entries * tokens_of_entry(model, lengths, measures=self.measures)
 
     def measure(
         self,
