@@ -8,20 +8,7 @@ from typing import Annotated
 import typer
 
 import ropelens as rl
-from ropelens.commands.options import (
-    Context,
-    Device,
-    Dtype,
-    Model,
-    Offline,
-    Out,
-    RemoteCode,
-    Revision,
-    Rows,
-    Seed,
-    SequenceCount,
-    Text,
-)
+from ropelens.commands import options
 from ropelens.commands.terminal import print_path, this_command
 
 
@@ -33,22 +20,22 @@ class Backend(StrEnum):
 
 
 def analyze(
-    model: Model = "bundled",
+    model: options.Model = "bundled",
     *,
-    out: Out,
-    text: Text = None,
-    context: Context = None,
-    sequences: SequenceCount = None,
-    rows: Rows = "all",
-    seed: Seed = 0,
-    device: Device = "auto",
-    dtype: Dtype = "float32",
+    out: options.Out,
+    text: options.Text = None,
+    context: options.Context = None,
+    sequences: options.SequenceCount = None,
+    rows: options.Rows = "all",
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "float32",
     backend: Annotated[
         Backend, typer.Option(help="The library that runs the model.")
     ] = Backend.hf,
-    revision: Revision = None,
-    local_files_only: Offline = False,
-    trust_remote_code: RemoteCode = False,
+    revision: options.Revision = None,
+    local_files_only: options.Offline = False,
+    trust_remote_code: options.RemoteCode = False,
 ) -> None:
     """Measure a model on text: which heads are positional, through which wavelengths.
 

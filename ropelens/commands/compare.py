@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ropelens.commands.options import Device, Out, Seed
+from ropelens.commands import options
 from ropelens.commands.terminal import print_path, this_command
 
 MEASURED = "measured"
@@ -24,7 +24,7 @@ def compare(
         ),
     ],
     *,
-    out: Out,
+    out: options.Out,
     sequences: Annotated[
         int,
         typer.Option(
@@ -34,8 +34,8 @@ def compare(
             help="Sequences of each run's validation text for its loss.",
         ),
     ] = 512,
-    seed: Seed = 0,
-    device: Device = "auto",
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
 ) -> None:
     """Set trained runs, or analyzed models, side by side: losses, heads and planes.
 

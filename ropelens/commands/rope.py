@@ -7,20 +7,12 @@ from typing import Annotated
 import typer
 
 import ropelens as rl
-from ropelens.commands.options import (
-    Device,
-    Dtype,
-    Model,
-    Offline,
-    RemoteCode,
-    Revision,
-    given,
-)
+from ropelens.commands import options
 
 
 def rope(
     run: typer.Context,
-    model: Model = "bundled",
+    model: options.Model = "bundled",
     *,
     context: Annotated[
         int | None,
@@ -58,11 +50,11 @@ def rope(
     verbose: Annotated[
         bool, typer.Option("--verbose", help="A table a layer, also where layers are alike.")
     ] = False,
-    device: Device = "auto",
-    dtype: Dtype = "float32",
-    revision: Revision = None,
-    local_files_only: Offline = False,
-    trust_remote_code: RemoteCode = False,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "float32",
+    revision: options.Revision = None,
+    local_files_only: options.Offline = False,
+    trust_remote_code: options.RemoteCode = False,
 ) -> None:
     """Measure how each layer of a model rotates, from one forward pass, and print it.
 
@@ -82,7 +74,7 @@ def rope(
 
     console = Console(highlight=False)
     chosen = None if variant is None else rl.parse_variant(variant)
-    named = given(run)
+    named = options.given(run)
     formula = [flag for name, flag in named.items() if name in ("base", "trained_context")]
     if head_dim is None and formula:
         raise typer.BadParameter(f"{formula[0]} is for --head-dim; a model has its own")

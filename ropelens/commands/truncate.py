@@ -9,20 +9,7 @@ from typing import Annotated, Any
 import typer
 
 import ropelens as rl
-from ropelens.commands.options import (
-    Context,
-    Device,
-    Dtype,
-    Model,
-    Offline,
-    Out,
-    RemoteCode,
-    Revision,
-    Rows,
-    Seed,
-    SequenceCount,
-    Text,
-)
+from ropelens.commands import options
 from ropelens.commands.terminal import print_path, this_command
 
 
@@ -83,10 +70,10 @@ Ends = Annotated[
 
 
 def truncate(
-    model: Model = "bundled",
+    model: options.Model = "bundled",
     *,
-    out: Out,
-    text: Text = None,
+    out: options.Out,
+    text: options.Text = None,
     keep: Keep = "1,0.875,0.75,0.625,0.5,0.375,0.25,0.125,0",
     end: Ends = None,
     bands: Annotated[
@@ -102,15 +89,15 @@ def truncate(
         ),
     ] = 3,
     measures: Measures = "loss,induction,retrieval,change,labels",
-    context: Context = None,
-    sequences: SequenceCount = None,
-    rows: Rows = "64",
-    seed: Seed = 0,
-    device: Device = "auto",
-    dtype: Dtype = "float32",
-    revision: Revision = None,
-    local_files_only: Offline = False,
-    trust_remote_code: RemoteCode = False,
+    context: options.Context = None,
+    sequences: options.SequenceCount = None,
+    rows: options.Rows = "64",
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "float32",
+    revision: options.Revision = None,
+    local_files_only: options.Offline = False,
+    trust_remote_code: options.RemoteCode = False,
 ) -> None:
     """Stop more and more planes of a model: which does it need, and for what?
 
