@@ -48,6 +48,7 @@ from .figures import plot_position_loss as plot_position_loss
 from .figures import plot_reach as plot_reach
 from .figures import plot_selectivity as plot_selectivity
 from .figures import plot_truncation as plot_truncation
+from .files.progress import show_progress as show_progress
 from .files.results import open_comparison as open_comparison
 from .files.results import open_profile as open_profile
 from .files.results import open_truncation as open_truncation

@@ -10,10 +10,10 @@ import shlex
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import pandas as pd
 import torch
@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from ropelens.analysis.analysis import Analysis
 from ropelens.errors import BadText
 from ropelens.files.folder import fingerprint
+from ropelens.files.progress import ShowProgress, silent
 from ropelens.measure.evaluate import MEASURES, wanted_measures
 from ropelens.measure.heads import classify_heads
 from ropelens.measure.profile import check_tokens, profile, versions
@@ -51,14 +52,6 @@ LONGEST_PATH = 255
 """Characters of a document that are looked up as a path, should one have been meant."""
 
 Text = Path | str | Sequence[Path | str] | Sequences | Int[Tensor, "sequence position"]
-
-
-class ShowProgress(Protocol):
-    """Opens a stage of the work; the function it gives is told the tokens done since."""
-
-    def __call__(
-        self, what: str, *, total: int, unit: str
-    ) -> AbstractContextManager[Callable[[int], None]]: ...
 
 
 def analyze(
@@ -109,7 +102,7 @@ def analyze(
         wanted_measures(truncation.get("measures", MEASURES))  # before a model is loaded
     begin = time.perf_counter()
     material = _material(text, model)
-    show = progress or _silent
+    show = progress or silent
     with _noted_warnings() as noted, one_probe():
         subject, tokenizer, origin = _subject(model, tokenizer, arguments)
         read = _sequences(
@@ -174,12 +167,6 @@ def analyze(
         "seconds": {name: round(value, 3) for name, value in seconds.items()},
     }
     return Analysis(measured, heads, provenance, swept, model=subject, sequences=read)
-
-
-def _silent(
-    what: str, *, total: int, unit: str
-) -> AbstractContextManager[Callable[[int], None]]:
-    return nullcontext(lambda _: None)
 
 
 OPTIONS_OF_LOAD = ("dtype", "device", "revision", "local_files_only", "trust_remote_code")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+import ropelens as rl
 from ropelens.commands import options
 from ropelens.commands.terminal import print_path, this_command
 
@@ -50,9 +51,6 @@ def compare(
       ropelens compare runs/variants --out out
       ropelens compare analyzed/llama analyzed/qwen --out out
     """
-    from ropelens.analysis.folders import write_comparison
-    from ropelens.comparison.compare import compare_entries, count_checkpoints
-    from ropelens.comparison.entries import find_entries, unfinished_runs
     from ropelens.errors import BadArgument
     from ropelens.files.progress import show_progress
     from ropelens.files.results import check_out
@@ -64,16 +62,12 @@ def compare(
             attempt="another --out",
         )
     check_out(out, "comparison")
-    entries = find_entries(paths)
-    total = count_checkpoints(entries)
-    with show_progress("comparing", total=total, unit="checkpoints") as advance:
-        comparison = compare_entries(
-            entries,
-            cache=out / MEASURED,
-            sequences=sequences,
-            seed=seed,
-            device=device,
-            progress=advance,
-            unfinished=unfinished_runs(paths),
-        )
-    print_path(write_comparison(out, comparison, command=this_command()))
+    comparison = rl.compare(
+        paths,
+        cache=out / MEASURED,
+        sequences=sequences,
+        seed=seed,
+        device=device,
+        progress=show_progress,
+    )
+    print_path(rl.write_comparison(out, comparison, command=this_command()))
