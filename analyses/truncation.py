@@ -15,54 +15,42 @@ Writes reports/truncation/<model>/. Takes about five minutes for the bundled che
 cores: some 65 evaluations of the model, attention looked at in 64 rows of a sequence.
 """
 
-from pathlib import Path
-
 import numpy as np
-import typer
 
 import ropelens as rl
 
-REPORTS = Path(__file__).parents[1] / "reports"
 MEASURES = ("loss", "induction", "change", "labels")
 
 
-def main(
-    model: str = typer.Argument("bundled", help="A folder, a Hub id, or bundled."),
-    text: list[Path] = typer.Option([], help="Text files or folders; else the bundled text."),
-    context: int = typer.Option(512, help="Tokens a sequence."),
-    sequences: int | None = typer.Option(None, help="Sequences, a sample; else all."),
-) -> None:
-    loaded, tokenizer = rl.load(model)
-    documents = rl.read_documents(text or [rl.sample_path()])
-    chosen = rl.tokenize(documents, tokenizer, context=context, sequences=sequences)
-    given = {"lengths": chosen.lengths, "rows": 64}
-    profile = rl.profile(loaded, chosen.tokens, tokenizer=tokenizer, **given)
-    planes = np.isfinite(profile["wavelength"].values).sum(axis=1).max()
-    bands = int(min(8, planes))
-    sweep = rl.truncate(loaded, chosen.tokens, bands=bands, measures=MEASURES, **given)
-    profile.attrs["text"] = sweep.attrs["text"] = chosen.source
-    page = rl.write_answer(
-        REPORTS / "truncation",
-        question="Which planes may stop rotating for nothing?",
-        findings=rl.describe_truncation(sweep),
-        figures={
-            "Planes stop one after the other, the slowest first (left) or the fastest first "
-            "(right), with 95% intervals of the paired change. Grey: as many random planes.":
-                rl.plot_truncation(sweep),
-            "One band of wavelengths stops at a time, beside as many random planes; below, "
-            "how much the heads select through each plane.": rl.plot_bands(sweep),
-            "The same steps: loss on repeated random tokens, and heads with a new label.":
-                rl.plot_truncation(sweep, measures=("repeat_loss", "labels")),
-            "Colour: how far the attention moves. A word: the head's label, where it is new.":
-                rl.plot_changed_heads(sweep),
-        },
-        profile=profile,
-        heads=rl.classify_heads(profile),
-        more={"truncation.nc": sweep, "truncation.csv": rl.summarize_truncation(sweep)},
-    )  # fmt: skip
-    rl.write_index(REPORTS)
-    typer.echo(page)
+ROWS = 64
+
+
+def answer(analysis: rl.Analysis) -> rl.Answer:
+    planes = np.isfinite(analysis.profile["wavelength"].values).sum(axis=1).max()
+    sweep = rl.truncate(
+        analysis.model,
+        analysis.sequences.tokens,
+        lengths=analysis.sequences.lengths,
+        bands=int(min(8, planes)),
+        measures=MEASURES,
+        rows=ROWS,
+    )
+    table = rl.summarize_truncation(sweep)
+    figures = {
+        "Planes stop one after the other, the slowest first (left) or the fastest first "
+        "(right), with 95% intervals of the paired change. Grey: as many random planes.":
+            rl.plot_truncation(sweep, table=table),
+        "One band of wavelengths stops at a time, beside as many random planes; below, "
+        "how much the heads select through each plane.": rl.plot_bands(sweep, table=table),
+        "The same steps: loss on repeated random tokens, and heads with a new label.":
+            rl.plot_truncation(sweep, measures=("repeat_loss", "labels"), table=table),
+        "Colour: how far the attention moves. A word: the head's label, where it is new.":
+            rl.plot_changed_heads(sweep),
+    }  # fmt: skip
+    question = "Which planes may stop rotating for nothing?"
+    more = {"truncation.nc": sweep, "truncation.csv": table}
+    return rl.Answer(question, rl.describe_truncation(sweep), figures, more)
 
 
 if __name__ == "__main__":
-    rl.run_script(main)
+    rl.run_analysis(answer, rows=ROWS)

@@ -16,7 +16,6 @@ on, and runs that are there are not trained again), and writes reports/variants/
 <study> is the name of the study file: give a study of your own another.
 """
 
-import itertools
 from pathlib import Path
 
 import numpy as np
@@ -39,12 +38,8 @@ def main(
     sequences: int = typer.Option(512, help="Sequences of validation text for the loss."),
 ) -> None:
     rl.run_study(study, out=runs, text=text, valid=valid)
-    measured = itertools.count(1)
     comparison = rl.compare(
-        [runs],
-        cache=runs / "measured",
-        sequences=sequences,
-        progress=lambda _: typer.echo(f"measured: {next(measured)} checkpoints", err=True),
+        [runs], cache=runs / "measured", sequences=sequences, progress=rl.show_progress
     )
     page = rl.write_comparison(
         REPORTS / "variants" / study.stem,

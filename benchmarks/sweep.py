@@ -18,7 +18,7 @@ from pathlib import Path
 import typer
 
 import ropelens as rl
-from ropelens.measure.truncate import count_cuts
+from ropelens.measure.truncate import plan_truncation
 
 CUTS = {"keep": (0.75, 0.5), "controls": 2}
 
@@ -34,7 +34,7 @@ def main(
     documents = rl.read_documents(text or [rl.sample_path()])
     chosen = rl.tokenize(documents, tokenizer, context=context, sequences=sequences)
     given = {"lengths": chosen.lengths, "rows": rows if rows == "all" else int(rows)}
-    entries = count_cuts(loaded, **CUTS)
+    entries = plan_truncation(loaded, **CUTS).entries
     plain = cpu_seconds(lambda: rl.evaluate(loaded, chosen.tokens, **given))
     sweep = cpu_seconds(lambda: rl.truncate(loaded, chosen.tokens, **given, **CUTS))
     typer.echo(

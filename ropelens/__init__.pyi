@@ -8,6 +8,8 @@ from .models.texts import read_documents as read_documents
 from .models.texts import tokenize as tokenize
 
 # measure
+from .analysis.analyze import analyze as analyze
+from .analysis.analysis import Analysis as Analysis
 from .models.rotation import measure_rope as measure_rope
 from .measure.profile import profile as profile
 from .statistics.schema import Statistic as Statistic
@@ -71,8 +73,9 @@ from .figures.truncation import plot_truncation as plot_truncation
 
 # write and read
 from .report import write_report as write_report
-from .report import write_comparison as write_comparison
-from .report import write_answer as write_answer
+from .analysis.folders import write_comparison as write_comparison
+from .analysis.folders import write_answer as write_answer
+from .analysis.folders import Answer as Answer
 from .report import write_index as write_index
 from .report import describe_reach as describe_reach
 from .report import describe_truncation as describe_truncation
@@ -81,8 +84,11 @@ from .files.results import save_results as save_results
 from .files.results import open_profile as open_profile
 from .files.results import open_truncation as open_truncation
 from .files.results import open_comparison as open_comparison
+from .analysis.analysis import open_analysis as open_analysis
 
 # scripts and errors
+from .commands.script import run_analysis as run_analysis
 from .commands.terminal import run_script as run_script
+from .files.progress import show_progress as show_progress
 from .errors import RopelensError as RopelensError
 from .errors import UnsupportedModel as UnsupportedModel

@@ -55,7 +55,7 @@ def here(capfd: pytest.CaptureFixture[str], *args: object) -> Ended:
     try:
         with (
             mock.patch.object(sys, "argv", ["ropelens", *map(str, args)]),
-            mock.patch.dict(os.environ),
+            mock.patch.dict(os.environ, {"COLUMNS": os.environ.get("COLUMNS", "80")}),
             warnings.catch_warnings(),
             pytest.raises(SystemExit) as ended,
         ):
@@ -75,6 +75,7 @@ def start(*args: object, before: str = "", **options: object) -> subprocess.Pope
         "stderr": subprocess.PIPE,
         "text": True,
         "errors": "surrogateescape",  # names of files may be any bytes
+        "env": os.environ | {"COLUMNS": "80"},
     }
     return subprocess.Popen(
         [sys.executable, "-c", f"{LISTENING}\n{before}\n{MAIN}", *map(str, args)],

@@ -10,7 +10,7 @@ import pytest
 from jaxtyping import install_import_hook
 
 # Shapes stand in signatures, and tests hold every call to them. Before ropelens is imported.
-ROOMS = ["rope", "statistics", "models", "edit", "measure", "comparison"]
+ROOMS = ["rope", "statistics", "models", "edit", "measure", "train", "comparison", "analysis"]
 # The first takes tokens of any kind; the second warns at its caller, whom a check hides.
 UNCHECKED = {"ropelens.measure.profile", "ropelens.models.texts"}
 PACKAGE = Path(__file__).parents[1] / "ropelens"

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from importlib import import_module
 from itertools import chain
 from pathlib import Path
 

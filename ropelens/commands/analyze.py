@@ -1,43 +1,70 @@
-"""The main job: a checkpoint and some text go in, four files come out."""
+"""The command `ropelens analyze`."""
 
 from __future__ import annotations
 
-from functools import partial
-from pathlib import Path
-from typing import Any
+from enum import StrEnum
+from typing import Annotated
 
-from ropelens.commands.job import Job, Measured, Ready, do
-from ropelens.files.progress import show_progress
-from ropelens.measure.heads import classify_heads
-from ropelens.measure.profile import profile
+import typer
+
+import ropelens as rl
+from ropelens.commands import options
+from ropelens.commands.terminal import print_path, this_command
 
 
-def run(job: Job, *, command: str) -> Path:
-    """Do `job`, write its four files to `job.out`, and return the path of the page.
+class Backend(StrEnum):
+    """The library that runs the model."""
 
-    `command` is what a shell would be told to do the same again. Raises `RopelensError`
-    for what a user can cause; files that are in `job.out` then stay as they are.
+    hf = "hf"
+    transformer_lens = "transformer-lens"
+
+
+def analyze(
+    model: options.Model = "bundled",
+    *,
+    out: options.Out,
+    text: options.Text = None,
+    context: options.Context = None,
+    sequences: options.SequenceCount = None,
+    rows: options.Rows = "all",
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "float32",
+    backend: Annotated[
+        Backend, typer.Option(help="The library that runs the model.")
+    ] = Backend.hf,
+    revision: options.Revision = None,
+    local_files_only: options.Offline = False,
+    trust_remote_code: options.RemoteCode = False,
+) -> None:
+    """Measure a model on text: which heads are positional, through which wavelengths.
+
+    Writes index.html (the page), profile.nc (every number, netCDF), heads.csv (a row a
+    head) and run.json (how to run it again) to DIR, and prints the path of the page.
+
+    \b
+    Examples:
+      ropelens analyze --out out
+      ropelens analyze ./my-llama --text book.txt --context 1024 --out out
     """
-    return do(job, command=command, measure=partial(measure_profile, job))
+    from ropelens.files.progress import show_progress
+    from ropelens.files.results import check_out
 
-
-def measure_profile(job: Job, ready: Ready) -> Measured:
-    """The profile and the labels of its heads, with progress on stderr."""
-    subject: Any = ready.model
-    if job.backend == "transformer-lens":
-        from ropelens.models.bridge import bridge
-
-        subject = bridge(ready.model, ready.tokenizer)
-    sequences = ready.sequences
-    total = int(sequences.lengths.sum())
-    with show_progress("measuring", total=total, unit="tokens") as advance:
-        measured = profile(
-            subject,
-            sequences.tokens,
-            lengths=sequences.lengths,
-            tokenizer=ready.tokenizer,
-            rows=job.rows,
-            seed=job.seed,
-            progress=advance,
-        )
-    return Measured(measured, classify_heads(measured, seed=job.seed))
+    check_out(out, "analysis")
+    analysis = rl.analyze(
+        model,
+        text,
+        context=context,
+        sequences=sequences,
+        rows=rows,
+        seed=seed,
+        backend=backend.value,
+        device=device,
+        dtype=dtype,
+        revision=revision,
+        local_files_only=local_files_only,
+        trust_remote_code=trust_remote_code,
+        progress=show_progress,
+        command=this_command(),
+    )
+    print_path(analysis.save(out))

@@ -1,52 +1,73 @@
-"""The job of `ropelens compare`: runs or analyses side by side, measured and written."""
+"""The command `ropelens compare`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-from ropelens.commands.job import check_out
-from ropelens.comparison.compare import compare_entries, count_checkpoints
-from ropelens.comparison.entries import find_entries, unfinished_runs
-from ropelens.errors import BadArgument
-from ropelens.files.progress import show_progress
-from ropelens.report import write_comparison
+import typer
+
+import ropelens as rl
+from ropelens.commands import options
+from ropelens.commands.terminal import print_path, this_command
 
 MEASURED = "measured"
 """The folder in that of the results which keeps what was measured of each checkpoint."""
 
 
-def run(
-    paths: Sequence[Path], *, out: Path, sequences: int, seed: int, device: str, command: str
-) -> Path:
-    """Compare what stands in `paths`, write four files to `out`; the path of the page.
+def compare(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DIR...",
+            help="Runs and studies of ropelens train; or folders that ropelens analyze wrote. "
+            "The first is the baseline.",
+        ),
+    ],
+    *,
+    out: options.Out,
+    sequences: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=2,
+            max=10_000_000,
+            help="Sequences of each run's validation text for its loss.",
+        ),
+    ] = 512,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+) -> None:
+    """Set trained runs, or analyzed models, side by side: losses, heads and planes.
 
-    Stopped and started again, it goes on where it was. `command` is what a shell would be
-    told to do the same again. Raises `RopelensError` for what a user can cause; files that
-    are in `out` then stay as they are.
+    Writes index.html (the page), comparison.nc (every number, netCDF), comparison.csv (a
+    row a variant) and run.json to DIR, and prints the path of the page. Every checkpoint
+    of a run is measured, on the text that was held out of its training; what was measured
+    stays in DIR/measured, so that the same command goes on where it stopped. Of what
+    ropelens analyze wrote, nothing is measured again.
+
+    \b
+    Examples:
+      ropelens compare runs/variants --out out
+      ropelens compare analyzed/llama analyzed/qwen --out out
     """
-    check_out(out)
+    from ropelens.errors import BadArgument
+    from ropelens.files.progress import show_progress
+    from ropelens.files.results import check_out
+
     if out.resolve() in {path.resolve() for path in paths}:
         raise BadArgument(
             f"{out} is one of the folders to compare.",
             means="its own page and run.json would be lost",
             attempt="another --out",
         )
-    if (out / "profile.nc").exists():
-        raise BadArgument(
-            f"{out} holds the results of ropelens analyze; their page would be lost.",
-            attempt="another --out",
-        )
-    entries = find_entries(paths)
-    total = count_checkpoints(entries)
-    with show_progress("comparing", total=total, unit="checkpoints") as advance:
-        comparison = compare_entries(
-            entries,
-            cache=out / MEASURED,
-            sequences=sequences,
-            seed=seed,
-            device=device,
-            progress=advance,
-            unfinished=unfinished_runs(paths),
-        )
-    return write_comparison(out, comparison, command=command)
+    check_out(out, "comparison")
+    comparison = rl.compare(
+        paths,
+        cache=out / MEASURED,
+        sequences=sequences,
+        seed=seed,
+        device=device,
+        progress=show_progress,
+    )
+    print_path(rl.write_comparison(out, comparison, command=this_command()))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,13 +18,6 @@ def given(run: typer.Context) -> dict[str, str]:
     }
 
 
-class Backend(StrEnum):
-    """The library that runs the model."""
-
-    hf = "hf"
-    transformer_lens = "transformer-lens"
-
-
 def rows_of(text: str) -> Any:
     """The value of --rows."""
     if text == "all":
@@ -37,37 +28,11 @@ def rows_of(text: str) -> Any:
     return int(text)
 
 
-class End(StrEnum):
-    """The end of the planes from which they stop."""
-
-    slow = "slow"
-    fast = "fast"
-
-
-def shares_of(text: str) -> Any:
-    """The value of --keep."""
-    shares = []
-    for part in text.split(","):
-        try:
-            share = float(part)
-        except ValueError:
-            share = math.nan
-        if not 0 <= share <= 1:
-            raise typer.BadParameter(f"{part.strip()!r} in {text!r} is no share from 0 to 1")
-        shares.append(share)
-    return tuple(shares)
-
-
 def folder_of(text: str) -> Any:
     """The value of --out: an empty one is a shell variable that was not set."""
     if not text.strip():
         raise typer.BadParameter("it is empty; name a folder")
     return Path(text)
-
-
-def names_of(text: str) -> Any:
-    """The value of --measures."""
-    return tuple(part.strip() for part in text.split(","))
 
 
 Model = Annotated[
@@ -138,33 +103,5 @@ Rows = Annotated[
         metavar="N|all",
         help="Rows of attention looked at in each sequence: all, or a random N of them, "
         "which is cheaper on long contexts.",
-    ),
-]
-Keep = Annotated[
-    Any,
-    typer.Option(
-        parser=shares_of,
-        metavar="P,P,...",
-        help="Shares of the planes that go on rotating, from 0 to 1.",
-    ),
-]
-Measures = Annotated[
-    Any,
-    typer.Option(
-        parser=names_of,
-        metavar="NAME,NAME,...",
-        help="What to measure: loss (on the text), induction (on repeated random tokens), "
-        "retrieval (of needles in the text), change (of attention), labels. Induction and "
-        "retrieval run some tens of thousands of tokens of their own an edit.",
-    ),
-]
-Ends = Annotated[
-    list[End] | None,
-    typer.Option(
-        "--end",
-        metavar="slow|fast",
-        help="The planes that stop first: the slowest (p-RoPE) or the fastest; may be "
-        "repeated. [default: both, one after the other]",
-        show_default=False,
     ),
 ]

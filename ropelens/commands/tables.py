@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
 from rich.table import Table
 from rich.text import Text
 
-from ropelens.models.bundled import BUNDLED, bundled_facts
-
-if TYPE_CHECKING:  # torch takes seconds, and `ropelens list` needs none of it
-    from ropelens.rope.formulas import Shape
-    from ropelens.rope.variants import Variant
+from ropelens.rope.formulas import Shape
+from ropelens.rope.variants import Variant
 
 ALIKE = 1e-3
 """Relative difference of measured frequencies below which layers share a table."""
@@ -35,20 +31,6 @@ def rotation_tables(rope: xr.Dataset, *, verbose: bool = False) -> list[Table]:
         else:
             groups.append([layer])
     return [_table(rope.isel(layer=group)) for group in groups]
-
-
-def bundled_table() -> Table:
-    """The checkpoints that come with ropelens: what each is, and what it learnt."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("name", no_wrap=True)
-    table.add_column("what it is")
-    for heading in ("tokens seen", "validation loss\n(nats/token)"):
-        table.add_column(heading, justify="right")
-    for name in BUNDLED:
-        facts = bundled_facts(name)
-        loss = f"{facts['validation_loss']:.3f}"
-        table.add_row(f"bundled:{name}", facts["what"], f"{facts['tokens']:,}", loss)
-    return table
 
 
 def variant_table(variant: Variant, shape: Shape) -> Table:

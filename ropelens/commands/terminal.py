@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import warnings
@@ -35,6 +36,11 @@ def say(message: str) -> None:
     """One line on stderr, with nothing in it that a terminal would obey."""
     line = " ".join("".join(c if c.isprintable() else " " for c in message).split())
     print(f"ropelens: {line}", file=sys.stderr, flush=True)
+
+
+def this_command() -> str:
+    """What a shell would be told to do this again."""
+    return shlex.join(["ropelens", *sys.argv[1:]])
 
 
 def print_path(path: Path) -> None:

@@ -1,67 +1,139 @@
-"""The job of `ropelens truncate`: a profile of the model as it is, and a truncation sweep."""
+"""The command `ropelens truncate`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
-from typing import Literal
+import math
+from enum import StrEnum
+from typing import Annotated, Any
 
-from ropelens.commands.analyze import measure_profile
-from ropelens.commands.job import Job, Measured, Ready, do
-from ropelens.files.progress import show_progress
-from ropelens.measure.evaluate import MEASURES, tokens_of_entry, wanted_measures
-from ropelens.measure.truncate import KEEP, count_cuts, truncate
-from ropelens.rope.cuts import ENDS
+import typer
+
+import ropelens as rl
+from ropelens.commands import options
+from ropelens.commands.terminal import print_path, this_command
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sweep(Job):
-    """What `ropelens truncate` was asked for; see its `--help`."""
+class End(StrEnum):
+    """The end of the planes from which they stop."""
 
-    keep: tuple[float, ...] = KEEP
-    ends: tuple[str, ...] = ENDS
-    bands: int = 0
-    controls: int = 3
-    measures: tuple[str, ...] = MEASURES
-    rows: int | Literal["all"] = 64
+    slow = "slow"
+    fast = "fast"
 
 
-def run(job: Sweep, *, command: str) -> Path:
-    """Do `job`, write its six files to `job.out`, and return the path of the page.
+def shares_of(text: str) -> Any:
+    """The value of --keep."""
+    shares = []
+    for part in text.split(","):
+        try:
+            share = float(part)
+        except ValueError:
+            share = math.nan
+        if not 0 <= share <= 1:
+            raise typer.BadParameter(f"{part.strip()!r} in {text!r} is no share from 0 to 1")
+        shares.append(share)
+    return tuple(shares)
 
-    The files are those of `ropelens analyze`, with truncation.nc and truncation.csv.
-    `command` is what a shell would be told to do the same again. Raises `RopelensError`
-    for what a user can cause; files that are in `job.out` then stay as they are.
+
+def names_of(text: str) -> Any:
+    """The value of --measures."""
+    return tuple(part.strip() for part in text.split(","))
+
+
+Keep = Annotated[
+    Any,
+    typer.Option(
+        parser=shares_of,
+        metavar="P,P,...",
+        help="Shares of the planes that go on rotating, from 0 to 1.",
+    ),
+]
+Measures = Annotated[
+    Any,
+    typer.Option(
+        parser=names_of,
+        metavar="NAME,NAME,...",
+        help="What to measure: loss (on the text), induction (on repeated random tokens), "
+        "retrieval (of needles in the text), change (of attention), labels. Induction and "
+        "retrieval run some tens of thousands of tokens of their own an edit.",
+    ),
+]
+Ends = Annotated[
+    list[End] | None,
+    typer.Option(
+        "--end",
+        metavar="slow|fast",
+        help="The planes that stop first: the slowest (p-RoPE) or the fastest; may be "
+        "repeated. [default: both, one after the other]",
+        show_default=False,
+    ),
+]
+
+
+def truncate(
+    model: options.Model = "bundled",
+    *,
+    out: options.Out,
+    text: options.Text = None,
+    keep: Keep = "1,0.875,0.75,0.625,0.5,0.375,0.25,0.125,0",
+    end: Ends = None,
+    bands: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=0, help="Also stop one of N bands of wavelengths at a time."
+        ),
+    ] = 0,
+    controls: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=0, help="Random sets of as many planes beside each step."
+        ),
+    ] = 3,
+    measures: Measures = "loss,induction,retrieval,change,labels",
+    context: options.Context = None,
+    sequences: options.SequenceCount = None,
+    rows: options.Rows = "64",
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "float32",
+    revision: options.Revision = None,
+    local_files_only: options.Offline = False,
+    trust_remote_code: options.RemoteCode = False,
+) -> None:
+    """Stop more and more planes of a model: which does it need, and for what?
+
+    Writes what analyze writes, with truncation.nc (every number, netCDF) and truncation.csv
+    (a row an edit) to DIR, and prints the path of the page.
+
+    \b
+    Examples:
+      ropelens truncate --out out
+      ropelens truncate ./my-llama --text book.txt --end slow --bands 8 --out out
+      ropelens truncate --measures loss --out out
     """
-    wanted_measures(job.measures)  # refused before a model is loaded
-    return do(job, command=command, measure=partial(_measure, job))
+    from ropelens.files.progress import show_progress
+    from ropelens.files.results import check_out
 
-
-def _measure(job: Sweep, ready: Ready) -> Measured:
-    """The sweep, then the profile; bad shares, ends and bands end it before either."""
-    sequences = ready.sequences
-    entries = count_cuts(
-        ready.model,
-        keep=job.keep,
-        ends=job.ends,
-        bands=job.bands,
-        controls=job.controls,
-        seed=job.seed,
+    check_out(out, "truncation")
+    analysis = rl.analyze(
+        model,
+        text,
+        context=context,
+        sequences=sequences,
+        rows=rows,
+        seed=seed,
+        truncation={
+            "keep": keep,
+            "ends": [str(one) for one in end or End],
+            "bands": bands,
+            "controls": controls,
+            "measures": measures,
+        },
+        device=device,
+        dtype=dtype,
+        revision=revision,
+        local_files_only=local_files_only,
+        trust_remote_code=trust_remote_code,
+        progress=show_progress,
+        command=this_command(),
     )
-    total = entries * tokens_of_entry(ready.model, sequences.lengths, measures=job.measures)
-    with show_progress("stopping planes", total=total, unit="tokens") as advance:
-        truncation = truncate(
-            ready.model,
-            sequences.tokens,
-            lengths=sequences.lengths,
-            keep=job.keep,
-            ends=job.ends,
-            bands=job.bands,
-            controls=job.controls,
-            measures=job.measures,
-            rows=job.rows,
-            seed=job.seed,
-            progress=advance,
-        )
-    return replace(measure_profile(job, ready), truncation=truncation)
+    print_path(analysis.save(out))

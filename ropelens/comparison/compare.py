@@ -12,15 +12,11 @@ import numpy as np
 import xarray as xr
 
 from ropelens.comparison.entries import Entry, Run, find_entries, unfinished_runs
-from ropelens.comparison.measure import (
-    cached,
-    head_measures,
-    measure_early,
-    measure_final,
-)
+from ropelens.comparison.measure import cached, head_measures, measure_early, measure_final
 from ropelens.comparison.pairs import partners
 from ropelens.errors import BadArgument
 from ropelens.files.folder import file_name, fingerprint
+from ropelens.files.progress import ShowProgress, silent
 from ropelens.files.results import open_profile
 from ropelens.measure.profile import versions
 from ropelens.statistics.measures import compared
@@ -46,9 +42,6 @@ DESCRIBED = {
 Measure = Callable[..., xr.Dataset]
 """`measure_final` or `measure_early`."""
 
-Progress = Callable[[int], object]
-"""Called with the number of checkpoints done since the last call."""
-
 
 def compare(
     paths: Sequence[str | Path],
@@ -57,7 +50,7 @@ def compare(
     sequences: int = 512,
     seed: int = 0,
     device: str = "auto",
-    progress: Progress | None = None,
+    progress: ShowProgress | None = None,
 ) -> xr.Dataset:
     """Measure what stands in `paths` side by side.
 
@@ -65,7 +58,7 @@ def compare(
     measured on the text that was held out of training; or folders that `ropelens analyze`
     wrote, which are read. The first entry's group (a variant of RoPE, all its seeds) is
     the baseline. What was measured is kept in the folder `cache`, so that a stopped
-    comparison goes on where it was; `progress` is called after each checkpoint.
+    comparison goes on where it was; `progress` opens the stage, as `ropelens.analyze` has it.
 
     `sequences` of validation text, of the trained context each, give the loss of a finished
     run; an eighth as many, four times as long, its loss by position, an eighth as many its
@@ -83,28 +76,7 @@ def compare(
     Raises:
         BadArgument: as `find_entries`, or too little validation text.
     """
-    return compare_entries(
-        find_entries(paths),
-        cache=cache,
-        sequences=sequences,
-        seed=seed,
-        device=device,
-        progress=progress,
-        unfinished=unfinished_runs(paths),
-    )
-
-
-def compare_entries(
-    entries: Sequence[Entry],
-    *,
-    cache: Path,
-    sequences: int,
-    seed: int,
-    device: str,
-    progress: Progress | None,
-    unfinished: Sequence[str] = (),
-) -> xr.Dataset:
-    """What `compare` returns, of what `find_entries` and `unfinished_runs` found."""
+    entries = find_entries(paths)
     if sequences < 2:
         raise BadArgument(
             "A comparison looks at two sequences or more.",
@@ -113,11 +85,11 @@ def compare_entries(
         )
     runs = [entry for entry in entries if isinstance(entry, Run)]
     if runs:
-        measure = _Measurement(
-            cache, sequences, seed, device, progress or (lambda amount: None)
-        )
-        dataset = _side_by_side([measure.final(run) for run in runs], entries)
-        growth = _side_by_side([measure.growth(run) for run in runs], entries)
+        total = sum(1 + len(run.checkpoints()) for run in runs)
+        with (progress or silent)("comparing", total=total, unit="checkpoints") as advance:
+            measure = _Measurement(cache, sequences, seed, device, advance)
+            dataset = _side_by_side([measure.final(run) for run in runs], entries)
+            growth = _side_by_side([measure.growth(run) for run in runs], entries)
         dataset = dataset.assign({GROWTH + str(n): v for n, v in growth.data_vars.items()})
         per_step = np.array([run.tokens_per_step for run in runs])
         dataset = dataset.assign_coords(
@@ -132,7 +104,7 @@ def compare_entries(
             "head_sequences": dataset.attrs["sequences"],
             "growth_sequences": growth.attrs["sequences"],
             "data_sha256": fingerprint(runs[0].data / DATA),
-            "unfinished": ", ".join(unfinished),
+            "unfinished": ", ".join(unfinished_runs(paths)),
         }
     else:
         dataset, facts = _analyses(entries), {}
@@ -141,6 +113,7 @@ def compare_entries(
         for variable in {name, GROWTH + name} & set(dataset.variables):
             dataset[variable].attrs = {"long_name": long_name, "units": units}
     dataset.attrs = {
+        "kind": "comparison",
         "model": ", ".join(dict.fromkeys(entry.group for entry in entries)),
         "baseline": entries[0].variant or entries[0].name,
         "seed": seed,
@@ -148,12 +121,6 @@ def compare_entries(
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     } | facts
     return dataset
-
-
-def count_checkpoints(entries: Sequence[Entry]) -> int:
-    """How many measurements `compare` makes of `entries`: the total of its `progress`."""
-    runs = [entry for entry in entries if isinstance(entry, Run)]
-    return sum(1 + len(run.checkpoints()) for run in runs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +131,7 @@ class _Measurement:
     sequences: int
     seed: int
     device: str
-    progress: Progress
+    advance: Callable[[int], None]
 
     def final(self, run: Run) -> xr.Dataset:
         """The finished model of `run`."""
@@ -196,7 +163,7 @@ class _Measurement:
             )
 
         dataset = cached(path, key, make)
-        self.progress(1)
+        self.advance(1)
         return dataset
 
 

@@ -97,7 +97,7 @@ def _look(path: Path) -> list[tuple[Path, dict[str, Any] | None]]:
     if (path / STUDY).exists():
         return _study(path)
     record = _record(path)
-    if "settings" in record:
+    if record.get("kind") == "training":
         if "finished" not in record:
             raise BadArgument(
                 f"The run in {path} is not finished.", attempt="the command that began it"

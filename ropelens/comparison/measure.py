@@ -149,10 +149,10 @@ def cached(path: Path, key: Mapping[str, object], make: Callable[[], xr.Dataset]
     text = json.dumps(key, sort_keys=True)
     if path.exists():
         with contextlib.suppress(BadArgument):
-            kept = open_results(path, "measurement", by="ropelens compare", variables=())
+            kept = open_results(path, "measurement")
             if kept.attrs.get("key") == text:
                 return kept
-    made = make().assign_attrs(key=text)
+    made = make().assign_attrs(kind="measurement", key=text)
     path.parent.mkdir(parents=True, exist_ok=True)
     save_results(made, path)
     return made

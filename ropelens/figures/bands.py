@@ -30,15 +30,18 @@ from ropelens.figures.wavelengths import (
 from ropelens.measure.truncation_table import summarize_truncation
 
 
-def plot_bands(truncation: xr.Dataset, *, measure: str = "loss") -> go.Figure:
+def plot_bands(
+    truncation: xr.Dataset, *, measure: str = "loss", table: pd.DataFrame | None = None
+) -> go.Figure:
     """The cost of stopping one band of wavelengths at a time, and the selectivity there.
 
     Top: change of `measure` (see `plot_truncation`) with the 95 % interval of the paired
     difference, a bar a band, from its fastest plane to its slowest; grey: as many random
     planes, a cross a draw, dashed their mean. Bottom, where measured: share of the positive
-    selectivity that each plane has, mean over all heads, in percent. x: wavelength in tokens.
+    selectivity that each plane has, mean over all heads, in percent. x: wavelength in
+    tokens. `table` is the sweep's summary, None computes it.
     """
-    table = summarize_truncation(truncation)
+    table = summarize_truncation(truncation) if table is None else table
     bands = table[table["kind"] == "band"]
     if not len(bands):
         raise BadArgument(

@@ -53,7 +53,10 @@ MEASURES = {
 
 
 def plot_truncation(
-    truncation: xr.Dataset, *, measures: Sequence[str] = ("loss",)
+    truncation: xr.Dataset,
+    *,
+    measures: Sequence[str] = ("loss",),
+    table: pd.DataFrame | None = None,
 ) -> go.Figure:
     """Change of each of `measures` by the share of planes that still rotate, an end a panel.
 
@@ -62,10 +65,11 @@ def plot_truncation(
     interval of the paired difference where there is one. Grey: as many random planes, a
     dot a draw, dashed their mean. Dotted lines: the plane whose wavelength is the trained
     context, and the one where Oka et al. 2026 predict the longest queries. `measures`:
-    "loss", "repeat_loss", "retrieval", "induction", "labels". Source: Barbero et al. 2024
+    "loss", "repeat_loss", "retrieval", "induction", "labels". `table` is the sweep's
+    summary, None computes it. Source: Barbero et al. 2024
     (arXiv 2410.06205), its p-RoPE and reversed variants.
     """
-    table = summarize_truncation(truncation)
+    table = summarize_truncation(truncation) if table is None else table
     ends = [end for end in ENDS if (table["kind"] == end).any()]
     if not ends:
         raise BadArgument(
@@ -100,7 +104,7 @@ def plot_truncation(
     figure.update_xaxes(title_text="planes that still rotate (% of all)", row=len(measures))
     for column, end in enumerate(ends, start=1):
         _name_planes(figure, truncation, end, column=column)
-        _add_marks(figure, truncation, end, MEASURES[measures[0]], column=column)
+        _add_marks(figure, truncation, table, end, MEASURES[measures[0]], column=column)
     return figure
 
 
@@ -263,10 +267,15 @@ def _is_high(
 
 
 def _add_marks(
-    figure: go.Figure, truncation: xr.Dataset, end: str, measure: Measure, *, column: int
+    figure: go.Figure,
+    truncation: xr.Dataset,
+    table: pd.DataFrame,
+    end: str,
+    measure: Measure,
+    *,
+    column: int,
 ) -> None:
     """Lines at the trained context and the predicted band, named where the line is not."""
-    table = summarize_truncation(truncation)
     _, wavelength = turning_wavelengths(truncation)
     x, y = _axes(figure, column)
     for mark in marks(truncation):

@@ -5,14 +5,31 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
+from typing import Protocol, runtime_checkable
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 SECONDS_BETWEEN_LINES = 10.0
+
+
+@runtime_checkable
+class ShowProgress(Protocol):
+    """Opens a stage of long work; the function it gives is told the units done since."""
+
+    def __call__(
+        self, what: str, *, total: int, unit: str
+    ) -> AbstractContextManager[Callable[[int], None]]: ...
+
+
+def silent(
+    what: str, *, total: int, unit: str
+) -> AbstractContextManager[Callable[[int], None]]:
+    """A `ShowProgress` that shows nothing."""
+    return nullcontext(lambda _: None)
 
 
 class Advance:

@@ -1,63 +1,148 @@
-"""Results as files: one netCDF each, readable by anything that reads netCDF 4."""
+"""Result folders: one writer, one reader, one schema of run.json; numbers in netCDF 4."""
 
 from __future__ import annotations
 
+import json
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 
 from ropelens.errors import BadArgument, words_of
-from ropelens.files.folder import write_whole
+from ropelens.files.folder import check_writable, output_folder, write_whole
 
-EXPECTED = (
-    *("inv_freq", "wavelength", "offset_start", "offset_stop", "offset_share", "kernel"),
-    *("q_norm", "k_norm", "q_coherence", "k_coherence", "selectivity", "offset_mass"),
-    *("sink_mass", "entropy_bits", "total_bits", "sink_bits", "position_bits"),
-    *("content_bits", "group_rows", "excerpt_attention", "excerpt_token"),
-    *("previous_token", "self_mass", "induction", "duplicate_token", "predicted_kernel"),
-    *("group_total_bits", "group_sink_bits", "group_position_gain", "group_content_gain"),
-)
-"""Variables by which a file is known to be a profile: what labels and the page need."""
+RECORD, PAGE = "run.json", "index.html"
+
+KINDS = {
+    "analysis": "the results of ropelens analyze",
+    "truncation": "the results of ropelens truncate",
+    "comparison": "a comparison",
+    "answer": "the answer of an analysis",
+}
+"""What a result folder can be: the `kind` in its run.json, and that in words."""
+
+SCHEMA = {
+    "kind": "what the folder holds, of `KINDS`",
+    "command": "what a shell would be told to do the same again",
+    "question": "the question that the page answers; comparisons and answers",
+    "findings": "what was found, in sentences, the most important first",
+    "arguments": "what was asked for, by name",
+    "model": "name and, where it was loaded by ropelens, revision, class and fingerprint",
+    "text": "source in words, and fingerprint (sha256)",
+    **dict.fromkeys(("seed", "context", "sequences", "tokens", "rows", "dtype"), "as measured"),
+    **dict.fromkeys(("loss", "loss_se"), "nats per token; null where it is unknown"),
+    **dict.fromkeys(("labels", "thresholds", "claim"), "heads by label, and the claim on them"),
+    **dict.fromkeys(("entries", "baseline", "fingerprints"), "comparisons: what was compared"),
+    **dict.fromkeys(("head_sequences", "growth_sequences"), "comparisons of trained runs"),
+    "data_sha256": "comparisons of trained runs: of data.json, which names text and tokenizer",
+    "created": "when it was measured",
+    "warnings": "what was warned of meanwhile",
+    "versions": "of ropelens and the libraries that numbers depend on",
+    **dict.fromkeys(("python", "platform", "threads", "device"), "where it ran"),
+    **dict.fromkeys(("peak_memory_bytes", "peak_cuda_memory_bytes"), "most in use at a time"),
+    "seconds": "what loading, measuring and writing took",
+}
+"""The keys of run.json; those of `REQUIRED` stand in every one."""
+
+REQUIRED = ("kind", "command", "findings", "model", "seed", "created", "versions")
+
+NETCDF = {
+    "profile": ("profile", "ropelens analyze"),
+    "truncation": ("truncation sweep", "ropelens truncate"),
+    "comparison": ("comparison", "ropelens compare"),
+    "reach": ("reach", "analyses/reach.py"),
+    "measurement": ("measurement", "ropelens compare"),
+}
+"""Kinds of netCDF files, as their attribute `kind` says: in words, and who writes them."""
+
+CONTENTS = "contents"
+"""The attribute that names all variables of a file: one that lacks some is damaged."""
+
+TRAINED = ("config.json", "study.json", "history", "checkpoints", ".lock")
+"""What lies in the folder of a model, of a run that is to become one, or of a study."""
 
 
-EXPECTED_OF_TRUNCATION = (
-    *("edit", "kind", "kept", "planes", "planes_stopped", "draw", "band"),
-    *("wavelength_low", "wavelength_high", "wavelength"),
-)
-"""Variables by which a file is known to be a truncation sweep: what its figures need."""
+def write_folder(
+    folder: str | Path,
+    *,
+    record: Mapping[str, Any],
+    results: Mapping[str, xr.Dataset | pd.DataFrame],
+    page: Callable[[], str],
+) -> Path:
+    """Write a result folder, whole or not at all; the path of its page.
+
+    `record` becomes run.json, by `SCHEMA`. `results` go by the names of their files: a
+    dataset becomes netCDF, whose kind is its name ("profile.nc"), a table becomes CSV.
+    `page` draws the page. On any error the folder stays as it was.
+    """
+    wrong = [name for name in REQUIRED if name not in record]
+    wrong += [name for name in record if name not in SCHEMA]
+    assert not wrong, f"run.json: {wrong}"
+    begin = time.perf_counter()
+    with output_folder(folder) as new:
+        for name, result in results.items():
+            if isinstance(result, xr.Dataset):
+                save_results(result.assign_attrs(kind=Path(name).stem), new / name)
+            else:
+                write_whole(new / name, result.to_csv(index=False, lineterminator="\n"))
+        write_whole(new / PAGE, page())
+        seconds = record.get("seconds", {}) | {"write": round(time.perf_counter() - begin, 3)}
+        text = json.dumps(dict(record) | {"seconds": seconds}, indent=2, allow_nan=False)
+        write_whole(new / RECORD, text + "\n")
+    return Path(folder) / PAGE
 
 
-EXPECTED_OF_COMPARISON = (
-    *("entry", "group", "variant", "size", "partner", "loss", "loss_se", "label"),
-    *("q_norm", "k_norm", "selectivity", "wavelength", "mean_wavelength", "previous_token"),
-)
-"""Variables by which a file is known to be a comparison: what its table and figures need."""
+def write_page(folder: str | Path, page: str) -> Path:
+    """Replace the page of a result folder, and nothing else; its path."""
+    with output_folder(folder) as new:
+        write_whole(new / PAGE, page)
+    return Path(folder) / PAGE
 
 
-EXPECTED_OF_RUNS = (
-    *("position_loss", "position_start", "first_loss", "repeat_loss", "retrieval_hit", "step"),
-    *("growth_loss", "growth_label", "growth_q_norm", "growth_previous_token"),
-    *("growth_position_loss", "growth_first_loss", "growth_repeat_loss"),
-    *("growth_retrieval", "growth_induction"),
-)
-"""What a comparison of trained runs has besides."""
+def read_record(folder: str | Path) -> dict[str, Any]:
+    """The run.json in `folder`; {} where there is none or it is no JSON object."""
+    try:
+        record = json.loads((Path(folder) / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
-AGAIN = "a folder that {} wrote; where it was damaged, run that again"
+def check_out(folder: Path, kind: str) -> None:
+    """Refuse a folder that results of `kind` cannot be written to, or would do harm in.
+
+    The run.json of a training run lies beside its model, and would be lost; so would the
+    page of other results.
+    """
+    check_writable(folder)
+    if any((folder / name).exists() for name in TRAINED):
+        raise BadArgument(
+            f"{folder} holds a model, a run or a study; results would mix with its files.",
+            attempt=f"another folder, such as {folder / 'ropelens'}",
+        )
+    held = read_record(folder).get("kind")
+    if held in KINDS and held != kind and {held, kind} != {"analysis", "truncation"}:
+        raise BadArgument(
+            f"{folder} holds {KINDS[held]}; the page would be lost.", attempt="another --out"
+        )
 
 
 def save_profile(profile: xr.Dataset, path: str | Path) -> Path:
     """Write a profile to `path`, whole or not at all; see `save_results`."""
-    return save_results(profile, path)
+    return save_results(profile.assign_attrs(kind="profile"), path)
 
 
 def save_results(results: xr.Dataset, path: str | Path) -> Path:
     """Write a profile, a sweep or any other labelled arrays to `path`, whole or not at all.
 
-    Numbers keep every bit. Of texts, what netCDF cannot hold is told in another way: a
-    NUL becomes "␀", half a surrogate pair a backslash escape. The file is made in memory,
-    for HDF5 crashes the process where a disk runs full under it.
+    The attribute `kind` of the arrays says what they are. Numbers keep every bit. Of texts,
+    what netCDF cannot hold is told in another way: a NUL becomes "␀", half a surrogate pair
+    a backslash escape. The file is made in memory, for HDF5 crashes the process where a disk
+    runs full under it.
     """
     told = results.assign_attrs({name: _told(value) for name, value in results.attrs.items()})
     for name, variable in results.variables.items():
@@ -70,6 +155,7 @@ def save_results(results: xr.Dataset, path: str | Path) -> Path:
         for name, variable in results.variables.items()
         if variable.dtype.kind == "f" and variable.ndim >= 2
     }
+    told.attrs[CONTENTS] = " ".join(sorted(map(str, results.variables)))
     return write_whole(path, bytes(told.to_netcdf(engine="h5netcdf", encoding=encoding)))
 
 
@@ -78,7 +164,7 @@ def open_profile(path: str | Path) -> xr.Dataset:
 
     Raises `BadArgument` for a file that is missing, damaged or no profile.
     """
-    return open_results(path, "profile", by="ropelens analyze", variables=EXPECTED)
+    return open_results(path, "profile")
 
 
 def open_truncation(path: str | Path) -> xr.Dataset:
@@ -86,8 +172,7 @@ def open_truncation(path: str | Path) -> xr.Dataset:
 
     Raises `BadArgument` for a file that is missing, damaged or no truncation sweep.
     """
-    expected = EXPECTED_OF_TRUNCATION
-    return open_results(path, "truncation sweep", by="ropelens truncate", variables=expected)
+    return open_results(path, "truncation")
 
 
 def open_comparison(path: str | Path) -> xr.Dataset:
@@ -95,53 +180,33 @@ def open_comparison(path: str | Path) -> xr.Dataset:
 
     Raises `BadArgument` for a file that is missing, damaged or no comparison.
     """
-    expected = EXPECTED_OF_COMPARISON
-    found = open_results(path, "comparison", by="ropelens compare", variables=expected)
-    if "position_loss" in found:
-        _require(
-            found, Path(path), "comparison", by="ropelens compare", variables=EXPECTED_OF_RUNS
-        )
-    return found
+    return open_results(path, "comparison")
 
 
-def open_results(
-    path: str | Path, what: str, *, by: str, variables: tuple[str, ...]
-) -> xr.Dataset:
-    """The results in a file that the command `by` writes, if it has all `variables`."""
+def open_results(path: str | Path, kind: str) -> xr.Dataset:
+    """The results in a netCDF file that says it is of `kind`, with all that it names."""
     path = Path(path)
-    again = AGAIN.format(by)
+    what, by = NETCDF[kind]
+    again = f"a folder that {by} wrote; where it was damaged, run that again"
     if not path.is_file():
         raise BadArgument(f"There is no {what} at {path}.", attempt=again)
     try:
         results = xr.load_dataset(path, engine="h5netcdf")
     except Exception as error:  # whatever a damaged file makes HDF5, h5py and xarray raise
         raise BadArgument(
-            f"{path} is no {what}.",
-            seen=words_of(error, kind=True),
-            attempt=again,
+            f"{path} is no {what}.", seen=words_of(error, kind=True), attempt=again
         ) from error
-    _require(results, path, what, by=by, variables=variables, attributes=("model", "seed"))
+    contents = str(results.attrs.pop(CONTENTS, "")).split()
+    missing = [name for name in contents if name not in results.variables]
+    held = results.attrs.get("kind")
+    if held != kind or not contents or missing:
+        seen = f"it has no {missing[0]}" if missing else "it does not say what it holds"
+        if held not in (kind, None):
+            seen = f"it says that it is of kind {held}"
+        raise BadArgument(f"{path} is no {what}.", seen=seen, attempt=again)
     plain = (v.item() if isinstance(v, np.generic) else v for v in results.attrs.values())
     results.attrs = dict(zip(results.attrs, plain, strict=True))
     return results
-
-
-def _require(
-    results: xr.Dataset,
-    path: Path,
-    what: str,
-    *,
-    by: str,
-    variables: tuple[str, ...],
-    attributes: tuple[str, ...] = (),
-) -> None:
-    """Raise BadArgument for results from the file at `path` that lack any of these."""
-    missing = [name for name in variables if name not in results.variables]
-    missing += [name for name in attributes if name not in results.attrs]
-    if missing:
-        raise BadArgument(
-            f"{path} is no {what}.", seen=f"it has no {missing[0]}", attempt=AGAIN.format(by)
-        )
 
 
 def _told(value: object) -> object:

@@ -109,7 +109,7 @@ def reach(
     found = {layer: summarize_layer(sums[layer], plan, layer, draws) for layer in sums}
     dataset = label_arrays(found, plan)
     facts = describe_run(subject.model, tokens, lengths, rows=plan.rows, seed=plan.seed)
-    dataset.attrs = facts | {"resamples": resamples}
+    dataset.attrs = {"kind": "reach"} | facts | {"resamples": resamples}
     return dataset
 
 

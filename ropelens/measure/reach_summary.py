@@ -45,19 +45,12 @@ DESCRIBED = {
 
 _BY_VARIANT = ("variant", "layer", "head")
 _DIMS: dict[str, tuple[str, ...]] = {
-    "moved_score": (*_BY_VARIANT, "distance"),
-    "win_share": (*_BY_VARIANT, "distance"),
-    "unmoved_win_share": _BY_VARIANT,
-    "others_level": _BY_VARIANT,
-    "others_best": _BY_VARIANT,
-    "lowest_score": _BY_VARIANT,
-    "horizon": _BY_VARIANT,
-    "horizon_low": _BY_VARIANT,
-    "horizon_high": _BY_VARIANT,
+    **dict.fromkeys(("moved_score", "win_share"), (*_BY_VARIANT, "distance")),
+    **dict.fromkeys(("unmoved_win_share", "others_level", "others_best"), _BY_VARIANT),
+    **dict.fromkeys(("lowest_score", "horizon", "horizon_low", "horizon_high"), _BY_VARIANT),
     "best_horizon": _BY_VARIANT,
     "picked_distance": ("layer", "head"),
-    "product_real": ("layer", "head", "frequency"),
-    "product_imag": ("layer", "head", "frequency"),
+    **dict.fromkeys(("product_real", "product_imag"), ("layer", "head", "frequency")),
 }
 _TERMS: dict[str, Callable[[Rotation], Tensor]] = {
     "inv_freq": lambda rotation: rotation.inv_freq,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from ropelens.edit.actions import Edit, stop_planes
 from ropelens.measure.batches import Progress
-from ropelens.measure.evaluate import MEASURES, evaluate
+from ropelens.measure.evaluate import MEASURES, evaluate, tokens_of_entry, wanted_measures
 from ropelens.models.rotation import read_layers
 from ropelens.models.subject import as_subject
 from ropelens.rope.cuts import ENDS, Cut, Numbers, Turning, plan_cuts
@@ -75,40 +76,81 @@ def truncate(
     than wavelengths, `UnsupportedModel` for a model that does not rotate, and what
     `evaluate` raises.
     """
-    layers = [Turning.of(layer.planes) for layer in read_layers(as_subject(model))]
-    cuts = plan_cuts(layers, keep=keep, ends=ends, bands=bands, controls=controls, seed=seed)
-    names = {cut.stopped: cut.name(layers) for cut in reversed(cuts)}  # the first one's
-    edits = {names[cut.stopped]: edits_of(cut) for cut in cuts if cut.kind != "none"}
-    measured = evaluate(
+    sweep = plan_truncation(
         model,
-        tokens,
-        lengths=lengths,
-        edits=edits,
+        keep=keep,
+        ends=ends,
+        bands=bands,
+        controls=controls,
         measures=measures,
-        rows=rows,
         seed=seed,
-        batch_size=batch_size,
-        progress=progress,
     )
-    return named_entries(measured.sel(edit=[names[cut.stopped] for cut in cuts]), cuts, layers)
+    return sweep.measure(
+        model, tokens, lengths=lengths, rows=rows, batch_size=batch_size, progress=progress
+    )
 
 
-def count_cuts(
+@dataclass(frozen=True)
+class Sweep:
+    """What `truncate` will measure: cuts of the planes that turn in `layers`, "none" first."""
+
+    layers: list[Turning]
+    cuts: list[Cut]
+    measures: Sequence[str]
+    seed: int
+
+    @property
+    def entries(self) -> int:
+        """Different edits, the model as it is included: equal cuts are measured once."""
+        return len({cut.stopped for cut in self.cuts})
+
+    def tokens(self, model: nn.Module, lengths: Int[Tensor, " sequence"]) -> int:
+        """Tokens that the whole sweep runs."""
+        return self.entries * tokens_of_entry(model, lengths, measures=self.measures)
+
+    def measure(
+        self,
+        model: nn.Module,
+        tokens: Int[Tensor, "sequence position"],
+        *,
+        lengths: Int[Tensor, " sequence"] | None = None,
+        rows: int | Literal["all"] = "all",
+        batch_size: int | None = None,
+        progress: Progress | None = None,
+    ) -> xr.Dataset:
+        """What `truncate` returns; the arguments are as there."""
+        # Cuts that stop the same planes are measured under the name of the first.
+        names = {cut.stopped: cut.name(self.layers) for cut in reversed(self.cuts)}
+        measured = evaluate(
+            model,
+            tokens,
+            lengths=lengths,
+            edits={names[c.stopped]: edits_of(c) for c in self.cuts if c.kind != "none"},
+            measures=self.measures,
+            rows=rows,
+            seed=self.seed,
+            batch_size=batch_size,
+            progress=progress,
+        )
+        entries = measured.sel(edit=[names[cut.stopped] for cut in self.cuts])
+        return named_entries(entries, self.cuts, self.layers)
+
+
+def plan_truncation(
     model: nn.Module,
     *,
     keep: Sequence[float | int] = KEEP,
     ends: Sequence[str] = ENDS,
     bands: int = 0,
     controls: int = 3,
+    measures: Sequence[str] = MEASURES,
     seed: int = 0,
-) -> int:
-    """How many different edits, the model as it is included, `truncate` would measure.
-
-    Raises what `truncate` raises before it begins.
-    """
+) -> Sweep:
+    """The sweep that `truncate` makes of `model`; raises what that raises before it begins."""
+    wanted_measures(measures)
     layers = [Turning.of(layer.planes) for layer in read_layers(as_subject(model))]
     cuts = plan_cuts(layers, keep=keep, ends=ends, bands=bands, controls=controls, seed=seed)
-    return len({cut.stopped for cut in cuts})
+    return Sweep(layers, cuts, measures, seed)
 
 
 def named_entries(
@@ -131,7 +173,7 @@ def named_entries(
     )
     for name, (long_name, units) in DESCRIBED.items():
         named[name].attrs = {"long_name": long_name, "units": units}
-    return named
+    return named.assign_attrs(kind="truncation")
 
 
 def _array(values: list[Any]) -> np.ndarray:

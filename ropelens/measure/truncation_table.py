@@ -9,40 +9,17 @@ import xarray as xr
 from ropelens.errors import BadArgument
 from ropelens.statistics.intervals import paired_interval
 
+ENDS_OF_INTERVAL = ("", "_low", "_high")
 COLUMNS = (
-    "edit",
-    "kind",
-    "kept",
-    "draw",
-    "band",
-    "planes_stopped",
-    "planes",
-    "wavelength_low",
-    "wavelength_high",
-    "loss",
-    "loss_change",
-    "loss_change_low",
-    "loss_change_high",
-    "repeat_loss",
-    "repeat_loss_change",
-    "repeat_loss_change_low",
-    "repeat_loss_change_high",
-    "induction",
-    "induction_change",
-    "induction_change_low",
-    "induction_change_high",
-    "retrieval",
-    "retrieval_change",
-    "retrieval_change_low",
-    "retrieval_change_high",
-    "labels_changed",
-    "labels_changed_low",
-    "labels_changed_high",
-    "labels_changed_share",
-    "labels_changed_share_low",
-    "labels_changed_share_high",
-    "largest_attention_change",
-    "changed_most",
+    *("edit", "kind", "kept", "draw", "band"),
+    *("planes_stopped", "planes", "wavelength_low", "wavelength_high"),
+    *(
+        column
+        for name in ("loss", "repeat_loss", "induction", "retrieval")
+        for column in (name, *(f"{name}_change{end}" for end in ENDS_OF_INTERVAL))
+    ),
+    *(f"labels_changed{share}{end}" for share in ("", "_share") for end in ENDS_OF_INTERVAL),
+    *("largest_attention_change", "changed_most"),
 )
 """The columns of truncation.csv, in order."""
 
@@ -91,7 +68,7 @@ def _add_changes(table: pd.DataFrame, truncation: xr.Dataset) -> None:
     for name, values, weight in _paired(truncation):
         table[name] = (values * weight).sum(axis=1) / weight.sum()
         found = [paired_interval(row - values[0], weight) for row in values]
-        for column, parts in zip(("", "_low", "_high"), zip(*found, strict=True), strict=True):
+        for column, parts in zip(ENDS_OF_INTERVAL, zip(*found, strict=True), strict=True):
             table[f"{name}_change{column}"] = parts
 
 
@@ -127,7 +104,7 @@ def _add_heads(table: pd.DataFrame, truncation: xr.Dataset) -> None:
             again = truncation["labels_changed_resampled"].transpose("edit", ...).values
             low, high = np.quantile(again, [0.025, 0.975], axis=1)
             table["labels_changed_low"], table["labels_changed_high"] = low, high
-        for end in ("", "_low", "_high"):
+        for end in ENDS_OF_INTERVAL:
             if f"labels_changed{end}" in table:
                 count = table[f"labels_changed{end}"]
                 table[f"labels_changed_share{end}"] = count / np.where(heads > 0, heads, np.nan)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,6 +43,10 @@ class LayerRotation:
     measured: MeasuredRotation
     stated: Float[Tensor, " frequency"] | None
     planes: Planes
+
+
+_probed: ContextVar[dict[PreTrainedModel, list[LayerRotation]]] = ContextVar("ropelens_probed")
+"""What `one_probe` found of each model in its block."""
 
 
 def measure_rope(model: nn.Module, *, context: int | None = None) -> xr.Dataset:
@@ -104,13 +111,38 @@ def read_layers(subject: Subject, *, context: int | None = None) -> list[LayerRo
     Under an open edit: measured without it, then as the edit has it. Raises `BadArgument`
     where it lets the heads of a layer rotate at different frequencies.
     """
-    with by_itself(subject.model):
-        layers = _read_layers(subject, context)
+    layers = _remembered(subject, context)
     edit = open_edit(subject.model)
     if edit is None:
         return layers
     length = context or trained_context(subject.model)
     return [_edited(layer, edit, index, length) for index, layer in enumerate(layers)]
+
+
+@contextmanager
+def one_probe() -> Iterator[None]:
+    """Measure the rotation of a model once while the block runs, for all who read it.
+
+    Nothing may change a model's weights or configuration meanwhile. A model whose rotation
+    depends on the length is measured anew each time.
+    """
+    token = _probed.set({})
+    try:
+        yield
+    finally:
+        _probed.reset(token)
+
+
+def _remembered(subject: Subject, context: int | None) -> list[LayerRotation]:
+    """The rotation of each layer of the model by itself, measured once in `one_probe`."""
+    probed = None if depends_on_length(subject.model) else _probed.get(None)
+    if probed is None or subject.model not in probed:
+        with by_itself(subject.model):
+            layers = _read_layers(subject, context)
+        if probed is None:
+            return layers
+        probed[subject.model] = layers
+    return probed[subject.model]
 
 
 def _edited(

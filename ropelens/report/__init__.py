@@ -1,7 +1,5 @@
 """Figures -> one offline HTML page a profile, and an index over many."""
 
-from ropelens.report.answer import write_answer as write_answer
-from ropelens.report.comparison import write_comparison as write_comparison
 from ropelens.report.index import write_index as write_index
 from ropelens.report.page import write_report as write_report
 from ropelens.report.reach_words import describe_reach as describe_reach

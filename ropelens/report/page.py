@@ -42,10 +42,13 @@ def write_report(
 
 
 def render_page(
-    profile: xr.Dataset, heads: pd.DataFrame, truncation: xr.Dataset | None = None
+    profile: xr.Dataset,
+    heads: pd.DataFrame,
+    truncation: xr.Dataset | None = None,
+    table: pd.DataFrame | None = None,
 ) -> str:
-    """The page as text."""
-    section = None if truncation is None else truncation_section(truncation)
+    """The page as text; `table` is the summary of `truncation`."""
+    section = None if truncation is None else truncation_section(truncation, table)
     selected = words.first_head(heads)
     figures = draw(PROFILE, profile, heads, selected)
     payload = build_payload(profile, heads, figures, selected=selected)

@@ -71,9 +71,9 @@ class Section:
     rows: list[NamedRow]
 
 
-def truncation_section(truncation: xr.Dataset) -> Section:
-    """The section about a sweep that `ropelens.truncate` made."""
-    table = summarize_truncation(truncation)
+def truncation_section(truncation: xr.Dataset, table: pd.DataFrame | None = None) -> Section:
+    """The section about a sweep that `ropelens.truncate` made; `table` is its summary."""
+    table = summarize_truncation(truncation) if table is None else table
     figures = draw(SWEEP, truncation, table)
     return Section(
         sentences=tell_table(table, truncation),

@@ -119,6 +119,7 @@ def begin_record(out: Path, decides: dict[str, Any], *, data: Path) -> None:
             say(f"{changed}: not bit for bit the run that it would have been")
         return
     record = {
+        "kind": "training",
         "settings": decides,
         "data": os.path.relpath(data, out),
         "started": _clock(),

@@ -15,7 +15,6 @@ from tiny_checkpoints import save_tiny
 from trained import NANO, story
 
 import ropelens as rl
-from ropelens.commands.analyze import Job, run
 from ropelens.files.folder import fingerprint
 from ropelens.train import train
 
@@ -61,8 +60,7 @@ def analyses(tmp_path_factory: pytest.TempPathFactory, text: Path) -> list[Path]
         model = save_tiny(place / f"model-{name}", num_hidden_layers=layers)
         (place / name).mkdir()
         folders.append(place / name / "out")
-        job = Job(model=str(model), out=folders[-1], text=(on,), context=16, sequences=4)
-        run(job, command="ropelens analyze")
+        rl.analyze(model, on, context=16, sequences=4).save(folders[-1])
     return folders
 
 
@@ -147,8 +145,8 @@ def test_one_sequence_has_no_interval(
         model = analyses[0].parent.parent / f"model-{name}"
         (tmp_path / name).mkdir()
         folders.append(tmp_path / name / "out")
-        text = (tmp_path / "short.txt",)
-        run(Job(str(model), out=folders[-1], text=text, context=16, sequences=1), command="x")
+        text = tmp_path / "short.txt"
+        rl.analyze(model, text, context=16, sequences=1).save(folders[-1])
     out = tmp_path / "out"
     assert ropelens("compare", *folders, "--out", out).code == 0
     (said, *_) = json.loads((out / "run.json").read_text())["findings"]

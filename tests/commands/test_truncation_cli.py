@@ -105,7 +105,7 @@ def test_only_what_was_asked_for_is_measured(
     assert 'id="plot-others"' not in page
 
 
-def test_report_makes_the_same_page_again_with_and_without_the_sweep(
+def test_report_makes_the_same_page_again_and_needs_the_sweep(
     ropelens: Command, model: Path, text: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -121,8 +121,20 @@ def test_report_makes_the_same_page_again_with_and_without_the_sweep(
     assert "truncation.nc is no truncation sweep" in ended.problem
     assert (out / "index.html").read_bytes() == page
     (out / "truncation.nc").unlink()
+    assert "There is no truncation sweep at" in ropelens("report", out).problem
+    assert (out / "index.html").read_bytes() == page
+
+
+def test_a_sweep_that_was_there_before_is_not_taken_for_one_of_the_analysis(
+    ropelens: Command, model: Path, text: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    assert ropelens("truncate", model, "--text", text, *FEW, "--out", out).code == 0
+    assert ropelens("analyze", model, "--text", text, "--out", out).code == 0
+    page = (out / "index.html").read_bytes()
+    assert b"Stopping planes" not in page
     assert ropelens("report", out).code == 0
-    assert b"Stopping planes" not in (out / "index.html").read_bytes()
+    assert (out / "index.html").read_bytes() == page
 
 
 @pytest.mark.parametrize(

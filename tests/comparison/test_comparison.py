@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -29,8 +30,7 @@ from transformers import AutoModelForCausalLM
 import ropelens as rl
 from ropelens.comparison import compare as comparing
 from ropelens.comparison import measure
-from ropelens.comparison.compare import count_checkpoints
-from ropelens.comparison.entries import Run, find_entries
+from ropelens.comparison.entries import Run
 from ropelens.comparison.measure import past_context, validation
 from ropelens.comparison.pairs import partners
 from ropelens.report.comparison import render_comparison
@@ -276,11 +276,17 @@ def test_what_was_measured_is_not_measured_again(
         raise AssertionError("measured again")
 
     done: list[int] = []
+
+    @contextmanager
+    def progress(what: str, *, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+        yield done.append
+        assert (what, sum(done), unit) == ("comparing", total, "checkpoints")
+
     monkeypatch.setattr(comparing, "measure_final", never)
     monkeypatch.setattr(comparing, "measure_early", never)
-    again = rl.compare([study], cache=measured, sequences=SEQUENCES, progress=done.append)
+    again = rl.compare([study], cache=measured, sequences=SEQUENCES, progress=progress)
     xr.testing.assert_equal(again, comparison)
-    assert sum(done) == count_checkpoints(find_entries([study])) == 6 * 4
+    assert sum(done) == 6 * 4
     for other in ({"seed": 1}, {"sequences": SEQUENCES - 1}):
         with pytest.raises(AssertionError, match="measured again"):
             rl.compare([study], cache=measured, **{"sequences": SEQUENCES} | other)

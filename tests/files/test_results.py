@@ -10,12 +10,13 @@ import xarray as xr
 from synthetic_profile import synthetic_profile
 
 from ropelens.errors import BadArgument
-from ropelens.files.results import open_profile, save_profile
+from ropelens.files.results import open_profile, save_profile, save_results
 
 
 @pytest.fixture
 def profile() -> xr.Dataset:
-    return synthetic_profile(layers=2, heads=4, frequencies=4, context=64, excerpt=16)[0]
+    made, _ = synthetic_profile(layers=2, heads=4, frequencies=4, context=64, excerpt=16)
+    return made.assign_attrs(kind="profile")
 
 
 def test_what_is_written_is_read(profile: xr.Dataset, tmp_path: Path) -> None:
@@ -24,6 +25,8 @@ def test_what_is_written_is_read(profile: xr.Dataset, tmp_path: Path) -> None:
     xr.testing.assert_identical(read, profile)
     assert list(tmp_path.iterdir()) == [path]
     with xr.open_dataset(path) as plain:
+        named = sorted(plain.attrs.pop("contents").split())
+        assert named == sorted(map(str, profile.variables))
         xr.testing.assert_identical(plain.load(), profile)
 
 
@@ -93,8 +96,11 @@ def test_a_truncated_file_is_refused(profile: xr.Dataset, tmp_path: Path, kept: 
 
 def test_a_file_of_another_kind_is_refused(profile: xr.Dataset, tmp_path: Path) -> None:
     other = tmp_path / "other.nc"
-    profile.drop_vars("selectivity").to_netcdf(other, engine="h5netcdf")
-    with pytest.raises(BadArgument, match="it has no selectivity"):
+    profile.to_netcdf(other, engine="h5netcdf")
+    with pytest.raises(BadArgument, match="it does not say what it holds"):
+        open_profile(other)
+    save_results(profile.assign_attrs(kind="comparison"), other)
+    with pytest.raises(BadArgument, match="it says that it is of kind comparison"):
         open_profile(other)
     with pytest.raises(BadArgument, match="There is no profile at"):
         open_profile(tmp_path)

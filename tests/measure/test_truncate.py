@@ -19,7 +19,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.measure import truncate as module
-from ropelens.measure.truncate import KEEP, count_cuts, edits_of, named_entries
+from ropelens.measure.truncate import KEEP, edits_of, named_entries, plan_truncation
 from ropelens.rope.cuts import Cut, Turning, plan_cuts
 
 TOKENS = torch.randint(2, 40, (6, 24), generator=torch.Generator().manual_seed(0))
@@ -227,7 +227,7 @@ def test_equal_sets_are_measured_once_and_listed_each(monkeypatch) -> None:
     dataset = rl.truncate(model, TOKENS, bands=4, measures=["loss"])
     sets = [text for text in dataset["planes"].values if text]
     assert len(asked["edits"]) == len(set(sets)) < len(sets)
-    assert count_cuts(model, bands=4) == 1 + len(asked["edits"])
+    assert plan_truncation(model, bands=4).entries == 1 + len(asked["edits"])
     everything = dataset.isel(edit=dataset["planes"].values == "0,1,2,3")
     assert everything["edit"].values.tolist() == ["slow 0", "fast 0"]
     assert np.ptp(everything["loss"].values, axis=0).max() == 0

@@ -127,8 +127,8 @@ def test_a_sweep_is_saved_and_opened(sweep: xr.Dataset, tmp_path) -> None:
     pd.testing.assert_frame_equal(
         rl.summarize_truncation(rl.open_truncation(path)), rl.summarize_truncation(sweep)
     )
-    rl.save_results(sweep.drop_vars("kind"), path)
-    with pytest.raises(BadArgument, match="it has no kind"):
+    rl.save_results(sweep.assign_attrs(kind="profile"), path)
+    with pytest.raises(BadArgument, match="it says that it is of kind profile"):
         rl.open_truncation(path)
     with pytest.raises(BadArgument, match="There is no truncation sweep at"):
         rl.open_truncation(tmp_path / "missing.nc")

@@ -13,10 +13,10 @@ from in_browser import Opened, browser
 from synthetic_profile import synthetic_profile
 
 from ropelens import plot_claim, plot_head_norms, plot_label_selectivity
-from ropelens.commands.report import rewrite_page
+from ropelens.analysis.analysis import Analysis
+from ropelens.analysis.folders import Answer, rewrite_page, write_answer
 from ropelens.errors import BadArgument
 from ropelens.figures.style import new_figure
-from ropelens.report import write_answer
 
 __all__ = ["browser"]
 
@@ -41,8 +41,7 @@ def page(
 ) -> Path:
     profile, heads = small
     profile = profile.assign_attrs(model=f"some/{HOSTILE}")
-    return write_answer(
-        tmp_path_factory.mktemp("reports") / "analysis",
+    answer = Answer(
         question=f"Does {HOSTILE} run?",
         findings=[f"No: {HOSTILE} is text.", "0.5 bits"],
         figures={
@@ -52,9 +51,12 @@ def page(
             "Words above": drawn_with_legend(yref="container", y=0.9),
             "Words below": drawn_with_legend(yref="container", y=0, yanchor="bottom"),
         },
-        profile=profile,
-        heads=heads,
     )
+    facts = {"command": "", "backend": "hf", "warnings": ""}
+    record = {name: profile.attrs[name] for name in ("seed", "created")}
+    record |= {"command": "", "model": {"name": profile.attrs["model"]}, "versions": {}}
+    analysis = Analysis(profile.assign_attrs(facts), heads, record)
+    return write_answer(tmp_path_factory.mktemp("reports") / "analysis", analysis, answer)
 
 
 def test_a_page_of_an_analysis_is_not_replaced(page: Path) -> None:
@@ -75,8 +77,7 @@ def test_writes_four_files_into_a_folder_named_after_the_model(page: Path) -> No
         "run.json",
     }
     run = json.loads((page.parent / "run.json").read_text())
-    assert run["finding"] == f"No: {HOSTILE} is text."
-    assert run["findings"][1] == "0.5 bits"
+    assert run["findings"] == [f"No: {HOSTILE} is text.", "0.5 bits"]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -15,7 +15,7 @@ from synthetic_comparison import CONTEXT, STEPS, synthetic_comparison
 from synthetic_profile import synthetic_profile
 
 import ropelens as rl
-from ropelens.commands.report import rewrite_page
+from ropelens.analysis.folders import rewrite_page
 from ropelens.comparison.pairs import ALONE
 from ropelens.errors import BadArgument
 from ropelens.figures.comparison_planes import plane_places
@@ -333,9 +333,7 @@ def test_the_page_is_made_again_from_its_numbers(page: Path) -> None:
 def test_what_is_no_comparison_is_refused(tmp_path: Path) -> None:
     profile, _ = synthetic_profile()
     rl.save_results(profile, tmp_path / "comparison.nc")
-    with pytest.raises(
-        BadArgument, match=r"(?s)comparison\.nc is no comparison\..*it has no entry"
-    ):
+    with pytest.raises(BadArgument, match="it does not say what it holds"):
         rl.open_comparison(tmp_path / "comparison.nc")
 
 

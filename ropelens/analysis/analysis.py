@@ -1,0 +1,116 @@
+"""What was measured of one model on one text, ready to look at, save and report."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import xarray as xr
+from torch import nn
+
+from ropelens.files.folder import write_whole
+from ropelens.files.results import (
+    check_out,
+    open_profile,
+    open_truncation,
+    read_record,
+    write_folder,
+)
+from ropelens.measure.heads import classify_heads
+from ropelens.measure.truncation_table import summarize_truncation
+from ropelens.models.texts import Sequences
+from ropelens.report.page import render_page
+
+FACTS = ("revision", "backend", "text", "command", "warnings")
+"""Attributes that results have from `analyze`, beside those of `profile`."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Analysis:
+    """What `ropelens.analyze` gives: the numbers of a model, and where they come from.
+
+    `profile` is what `ropelens.profile` gives, `heads` what `classify_heads` makes of it,
+    `provenance` what run.json says. `truncation` is a sweep, where one was asked for.
+    `model` and `sequences` are what was measured; None where the analysis was read from a
+    folder.
+    """
+
+    profile: xr.Dataset
+    heads: pd.DataFrame
+    provenance: dict[str, Any]
+    truncation: xr.Dataset | None = None
+    model: nn.Module | None = None
+    sequences: Sequences | None = None
+
+    @cached_property
+    def truncation_table(self) -> pd.DataFrame | None:
+        """The sweep as truncation.csv has it, a row an edit; None without a sweep."""
+        return None if self.truncation is None else summarize_truncation(self.truncation)
+
+    @property
+    def results(self) -> dict[str, xr.Dataset | pd.DataFrame]:
+        """All numbers by the names of their files."""
+        results: dict[str, xr.Dataset | pd.DataFrame] = {
+            "profile.nc": self.profile,
+            "heads.csv": self.heads,
+        }
+        if self.truncation is not None and self.truncation_table is not None:
+            results |= {
+                "truncation.nc": self.truncation,
+                "truncation.csv": self.truncation_table,
+            }
+        return results
+
+    def page(self) -> str:
+        """The page, as text."""
+        return render_page(self.profile, self.heads, self.truncation, self.truncation_table)
+
+    def report(self, path: str | Path) -> Path:
+        """Write the page alone to `path` (a file), whole or not at all; that path."""
+        return write_whole(path, self.page())
+
+    def save(self, folder: str | Path) -> Path:
+        """Write index.html, profile.nc, heads.csv and run.json to `folder`; the page's path.
+
+        With a sweep also truncation.nc and truncation.csv. All of them are written or, after
+        an error, what was there before stays. Raises `BadArgument` for a folder that cannot
+        be written to, or that holds a model or results of another kind.
+        """
+        check_out(Path(folder), self.provenance["kind"])
+        record, results = self.provenance, self.results
+        return write_folder(folder, record=record, results=results, page=self.page)
+
+    def __repr__(self) -> str:
+        return f"<Analysis of {self.profile.attrs['model']}: {self._finding}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what was found, and how many heads of each layer have which label."""
+        counts = pd.crosstab(self.heads["layer"], self.heads["label"])
+        model = html.escape(str(self.profile.attrs["model"]))
+        return f"<p><b>{model}</b>: {html.escape(self._finding)}</p>{counts.to_html()}"
+
+    @property
+    def _finding(self) -> str:
+        return " ".join(self.provenance["findings"][:1])
+
+
+def open_analysis(folder: str | Path) -> Analysis:
+    """Read an analysis that `Analysis.save` or `ropelens analyze` wrote.
+
+    Labels and their confidence are computed anew from the profile. Raises `BadArgument` for
+    files that are missing, damaged or of another kind.
+    """
+    folder = Path(folder)
+    record = {"kind": "analysis", "findings": []} | read_record(folder)
+    profile = open_profile(folder / "profile.nc")
+    swept = record["kind"] == "truncation"
+    return Analysis(
+        profile,
+        classify_heads(profile, seed=int(profile.attrs["seed"])),
+        record,
+        truncation=open_truncation(folder / "truncation.nc") if swept else None,
+    )

@@ -1,0 +1,324 @@
+"""The main job: a model and some text go in, an `Analysis` comes out."""
+
+from __future__ import annotations
+
+import math
+import platform
+import re
+import resource
+import shlex
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+import torch
+import xarray as xr
+from jaxtyping import Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ropelens.analysis.analysis import Analysis
+from ropelens.errors import BadText
+from ropelens.files.folder import fingerprint
+from ropelens.files.progress import ShowProgress, silent
+from ropelens.measure.evaluate import MEASURES, wanted_measures
+from ropelens.measure.heads import classify_heads
+from ropelens.measure.profile import check_tokens, profile, versions
+from ropelens.measure.truncate import plan_truncation
+from ropelens.models.bridge import bridge
+from ropelens.models.bundled import sample_path
+from ropelens.models.checkpoint import locate
+from ropelens.models.load import load
+from ropelens.models.memory import explain_full_memory
+from ropelens.models.rotation import one_probe
+from ropelens.models.subject import as_subject, stated_context
+from ropelens.models.texts import (
+    Sequences,
+    check_context,
+    check_vocabulary,
+    read_documents,
+    tokenize,
+)
+from ropelens.report.words import claim_sentence, headline
+
+LONGEST_DEFAULT_CONTEXT = 2048
+DEFAULT_SEQUENCES = 64
+LONGEST_PATH = 255
+"""Characters of a document that are looked up as a path, should one have been meant."""
+
+Text = Path | str | Sequence[Path | str] | Sequences | Int[Tensor, "sequence position"]
+
+
+def analyze(
+    model: str | Path | nn.Module = "bundled",
+    text: Text | None = None,
+    *,
+    lengths: Int[Tensor, " sequence"] | None = None,
+    tokenizer: Any = None,
+    context: int | None = None,
+    sequences: int | None = None,
+    rows: int | Literal["all"] = "all",
+    seed: int = 0,
+    truncation: Mapping[str, Any] | None = None,
+    device: str = "auto",
+    dtype: str = "float32",
+    backend: str = "hf",
+    revision: str | None = None,
+    local_files_only: bool = False,
+    trust_remote_code: bool = False,
+    progress: ShowProgress | None = None,
+    command: str | None = None,
+) -> Analysis:
+    """Measure a model on text: the profile, the labels of its heads, and how it came about.
+
+    `model` names what `ropelens.load` loads (with `device`, `dtype`, `revision`,
+    `local_files_only` and `trust_remote_code`, and run by `backend`, "hf" or
+    "transformer-lens"); or it is a transformers model or a `TransformerBridge`, with its
+    `tokenizer`.
+
+    `text` is what to measure on. A `Path` is a file or folder, read as `read_documents`
+    does; a `str` is a document; both may stand in a list. Tokens are what
+    `ropelens.tokenize` gives, or a tensor [sequence, position] with `lengths` as for
+    `ropelens.profile`. None is text sampled from a bundled checkpoint. Documents are cut
+    into sequences of `context` tokens (by default as many as the model allows, up to 2,048),
+    of which a random sample of `sequences` is kept (by default up to 64). `rows` of
+    each sequence's attention are looked at, "all" or a number drawn with `seed`.
+
+    `truncation` asks for a sweep too: options of `ropelens.truncate` (keep, ends, bands,
+    controls, measures), {} for its defaults; it sees the same sequences, rows and seed.
+    `progress` is called for each stage, as `ropelens.show_progress` is. `command` is what a
+    shell would be told to do the same again; None is the script that runs.
+
+    Raises `BadText` and `BadCheckpoint` for what cannot be read, and what `ropelens.load`,
+    `profile` and `truncate` raise.
+    """
+    arguments = _arguments(locals())  # while the parameters are the only names
+    if truncation is not None:
+        wanted_measures(truncation.get("measures", MEASURES))  # before a model is loaded
+    begin = time.perf_counter()
+    material = _material(text, model)
+    show = progress or silent
+    with _noted_warnings() as noted, one_probe():
+        subject, tokenizer, origin = _subject(model, tokenizer, arguments)
+        read = _sequences(
+            material, lengths, as_subject(subject).model, tokenizer, context, sequences, seed
+        )
+        loaded = time.perf_counter()
+        with explain_full_memory(
+            "The measurement",
+            seen=f"context {int(read.tokens.shape[1]):,}",
+            attempt="a smaller --context, fewer --rows, --dtype bfloat16, or another --device",
+        ):
+            swept = None
+            if truncation is not None:
+                sweep = plan_truncation(subject, seed=seed, **truncation)
+                total = sweep.tokens(subject, read.lengths)
+                with show("stopping planes", total=total, unit="tokens") as advance:
+                    swept = sweep.measure(
+                        subject, read.tokens, lengths=read.lengths, rows=rows, progress=advance
+                    )
+            if backend == "transformer-lens" and subject is not model:
+                subject = bridge(as_subject(subject).model, tokenizer)
+            total = int(read.lengths.sum())
+            with show("measuring", total=total, unit="tokens") as advance:
+                measured = profile(
+                    subject,
+                    read.tokens,
+                    lengths=read.lengths,
+                    tokenizer=tokenizer,
+                    rows=rows,
+                    seed=seed,
+                    progress=advance,
+                )
+            heads = classify_heads(measured, seed=seed)
+    seconds = {"load": loaded - begin, "measure": time.perf_counter() - loaded}
+    facts = {
+        "backend": backend,
+        "text": read.source,
+        "command": shlex.join(["python", *sys.argv]) if command is None else command,
+        "warnings": "\n".join(noted),
+    }
+    if "revision" in origin:
+        facts["revision"] = origin["revision"]
+    for results in (measured, swept):
+        if results is not None:
+            results.attrs |= facts
+    network = as_subject(subject).model
+    provenance = {
+        "kind": "analysis" if swept is None else "truncation",
+        "command": facts["command"],
+        "findings": [f"{headline(heads)} {claim_sentence(heads.attrs.get('claim'))}".strip()],
+        "arguments": arguments,
+        "model": {
+            "name": measured.attrs["model"],
+            "revision": measured.attrs["revision"],
+            "class": type(network).__name__,
+            "fingerprint": origin.get("fingerprint"),
+        },
+        "text": {"source": read.source, "fingerprint": read.fingerprint or None},
+        **_numbers(measured, heads),
+        "warnings": noted,
+        **_machine(network),
+        "seconds": {name: round(value, 3) for name, value in seconds.items()},
+    }
+    return Analysis(measured, heads, provenance, swept, model=subject, sequences=read)
+
+
+OPTIONS_OF_LOAD = ("dtype", "device", "revision", "local_files_only", "trust_remote_code")
+
+
+def _arguments(given: dict[str, Any]) -> dict[str, Any]:
+    """What `analyze` was asked for, in JSON's types."""
+    left_out = ("lengths", "tokenizer", "truncation", "progress", "command")
+    arguments = {name: value for name, value in given.items() if name not in left_out}
+    model, text = given["model"], given["text"]
+    arguments["model"] = type(model).__name__ if isinstance(model, nn.Module) else str(model)
+    arguments["text"] = "tokens"
+    if text is None or isinstance(text, (Path, str, Sequence)):
+        parts = [text] if isinstance(text, (Path, str)) else text or []
+        arguments["text"] = [
+            str(part) if isinstance(part, Path) else f"a document of {len(part):,} characters"
+            for part in parts
+        ]
+    return arguments | dict(given["truncation"] or {})
+
+
+def _material(
+    text: Text | None, model: str | Path | nn.Module
+) -> list[str] | Sequences | Int[Tensor, "sequence position"]:
+    """Documents, or the tokens that were passed in their place."""
+    if isinstance(text, (Sequences, Tensor)):
+        return text
+    if text is None or not text:
+        name = "" if isinstance(model, nn.Module) else str(model)
+        if name.partition(":")[0] != "bundled":
+            raise BadText(
+                f"There is no text to run {name or type(model).__name__} on.",
+                attempt="--text FILE (text files, folders of them, or .jsonl); only a bundled "
+                "checkpoint comes with text of its own",
+            )
+        return read_documents([sample_path(name.partition(":")[2] or "rope")])
+    documents = []
+    for part in [text] if isinstance(text, (Path, str)) else text:
+        if isinstance(part, str) and len(part) < LONGEST_PATH and Path(part).exists():
+            raise BadText(
+                f"{part!r} is a document of {len(part)} characters, and a file.",
+                means="a str is text, a Path names a file",
+                attempt=f"Path({part!r})",
+            )
+        documents += read_documents([part]) if isinstance(part, Path) else [part]
+    return documents
+
+
+def _subject(
+    model: str | Path | nn.Module, tokenizer: Any, arguments: Mapping[str, Any]
+) -> tuple[nn.Module, Any, dict[str, str]]:
+    """The model to measure and its tokenizer; of one that is loaded, where it comes from."""
+    if isinstance(model, nn.Module):
+        return model, tokenizer, {}
+    loaded, tokenizer = load(model, **{name: arguments[name] for name in OPTIONS_OF_LOAD})
+    checkpoint = locate(str(model), revision=arguments["revision"], local_files_only=True)
+    origin = {
+        "revision": checkpoint.revision,
+        "fingerprint": fingerprint(checkpoint.path),
+    }
+    return loaded, tokenizer, origin
+
+
+def _sequences(
+    material: list[str] | Sequences | Int[Tensor, "sequence position"],
+    lengths: Int[Tensor, " sequence"] | None,
+    model: PreTrainedModel,
+    tokenizer: Any,
+    context: int | None,
+    sequences: int | None,
+    seed: int,
+) -> Sequences:
+    """Documents as tokens of the model, cut to the context; tokens as they are."""
+    if isinstance(material, Sequences):
+        return material
+    if isinstance(material, Tensor):
+        tokens, lengths = check_tokens(model, material, lengths, rows="all")
+        return Sequences(tokens, lengths, "", f"{len(tokens):,} sequences of tokens")
+    maximum = stated_context(model)
+    if context is None:
+        context = min(maximum or LONGEST_DEFAULT_CONTEXT, LONGEST_DEFAULT_CONTEXT)
+    check_context(context, maximum)
+    with warnings.catch_warnings():
+        if sequences is None:  # then fewer than the default are no surprise
+            warnings.filterwarnings("ignore", message=".*were asked for")
+        found = tokenize(
+            material,
+            tokenizer,
+            context=context,
+            sequences=DEFAULT_SEQUENCES if sequences is None else sequences,
+            seed=seed,
+        )
+    check_vocabulary(found, vocabulary=model.config.get_text_config().vocab_size)
+    return found
+
+
+@contextmanager
+def _noted_warnings() -> Iterator[list[str]]:
+    """The texts of all warnings that are shown while the block runs."""
+    noted: list[str] = []
+    with warnings.catch_warnings():  # which puts `showwarning` back
+        show = warnings.showwarning
+
+        def note(message: Warning | str, *place: Any, **more: Any) -> None:
+            noted.append(" ".join(str(message).split()))
+            show(message, *place, **more)
+
+        warnings.showwarning = note
+        yield noted
+
+
+def _numbers(measured: xr.Dataset, heads: pd.DataFrame) -> dict[str, Any]:
+    """What was measured, in short, in JSON's types: null for a number that is unknown."""
+    attrs = measured.attrs
+    numbers = {name: int(attrs[name]) for name in ("seed", "context", "sequences", "tokens")}
+    return numbers | {
+        "rows": attrs["rows"],
+        "dtype": attrs["dtype"],
+        "loss": _known(attrs["loss"]),
+        "loss_se": _known(attrs["loss_se"]),
+        "labels": heads["label"].value_counts().to_dict(),
+        "thresholds": heads.attrs["thresholds"],
+        "claim": {name: _known(value) for name, value in heads.attrs["claim"].items()},
+        "created": attrs["created"],
+    }
+
+
+def _known(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _machine(model: PreTrainedModel) -> dict[str, Any]:
+    """Where it ran, and the most memory that was in use at a time, in bytes."""
+    facts = {
+        "versions": versions(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "threads": torch.get_num_threads(),
+        "device": str(model.device),
+        "peak_memory_bytes": _peak_memory(),
+    }
+    if model.device.type == "cuda":
+        facts["peak_cuda_memory_bytes"] = torch.cuda.max_memory_allocated(model.device)
+    return facts
+
+
+def _peak_memory() -> int:
+    """Bytes that this process held at most."""
+    # On Linux getrusage also counts what the process that started this one held by then.
+    status = Path("/proc/self/status")
+    found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.exists() else None
+    if found:
+        return 1024 * int(found[1])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak * (1 if sys.platform == "darwin" else 1024)

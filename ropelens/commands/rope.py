@@ -1,0 +1,102 @@
+"""The command `ropelens rope`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import ropelens as rl
+from ropelens.commands import options
+
+
+def rope(
+    run: typer.Context,
+    model: options.Model = "bundled",
+    *,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Tokens, for RoPE variants that change with the length (dynamic, longrope). "
+            "[default: what the model was trained for]",
+            show_default=False,
+        ),
+    ] = None,
+    variant: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[:VALUE]",
+            help="Of the model as this RoPE variant would make it: p-rope:0.75, yarn:4, ...",
+        ),
+    ] = None,
+    head_dim: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=2,
+            max=65_536,
+            help="With --variant: of heads of N coordinates, no model.",
+        ),
+    ] = None,
+    base: Annotated[
+        float,
+        typer.Option(metavar="B", min=2, max=1e15, help="With --head-dim: the base."),
+    ] = 10_000.0,
+    trained_context: Annotated[
+        int, typer.Option(metavar="N", min=1, help="With --head-dim: tokens trained for.")
+    ] = 2048,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="A table a layer, also where layers are alike.")
+    ] = False,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "float32",
+    revision: options.Revision = None,
+    local_files_only: options.Offline = False,
+    trust_remote_code: options.RemoteCode = False,
+) -> None:
+    """Measure how each layer of a model rotates, from one forward pass, and print it.
+
+    A row a plane: its angular frequency and wavelength as measured, and the frequency
+    that the model states. With --variant, the rotation that an edit makes of it; with
+    --head-dim too, the variant's formula alone.
+
+    \b
+    Examples:
+      ropelens rope ./my-llama
+      ropelens rope --variant p-rope:0.75 --head-dim 128
+    """
+    from rich.console import Console
+
+    from ropelens.commands.tables import rotation_tables, variant_table
+    from ropelens.rope.formulas import Shape
+
+    console = Console(highlight=False)
+    chosen = None if variant is None else rl.parse_variant(variant)
+    named = options.given(run)
+    formula = [flag for name, flag in named.items() if name in ("base", "trained_context")]
+    if head_dim is None and formula:
+        raise typer.BadParameter(f"{formula[0]} is for --head-dim; a model has its own")
+    if head_dim is not None:
+        if chosen is None:
+            raise typer.BadParameter("--head-dim needs a --variant")
+        if "model" in named:
+            raise typer.BadParameter(f"--head-dim is for no model, and {model!r} is one")
+        if head_dim % 2:
+            raise typer.BadParameter(f"--head-dim {head_dim} is odd; planes are pairs")
+        shape = Shape(head_dim, base, trained_context, context or 0)
+        console.print(variant_table(chosen, shape))
+        return
+    loaded, _ = rl.load(
+        model,
+        dtype=dtype,
+        device=device,
+        revision=revision,
+        local_files_only=local_files_only,
+        trust_remote_code=trust_remote_code,
+    )
+    with rl.edit_rope(loaded, *([variant] if variant else [])):
+        rotation = rl.measure_rope(loaded, context=context)
+    for table in rotation_tables(rotation, verbose=verbose):
+        console.print(table)

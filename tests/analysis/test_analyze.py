@@ -1,0 +1,164 @@
+"""One call measures a model: what it takes, what it gives, and how often it looks."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+import xarray as xr
+from tiny_checkpoints import save_tiny, tiny_llama
+
+import ropelens as rl
+from ropelens.files.folder import fingerprint
+
+WORDS = "the quick brown fox jumps over the lazy dog " * 20
+SWEEP = {"keep": (0.5,), "controls": 1, "bands": 2}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("texts") / "text.txt"
+    path.write_text(WORDS)
+    return path
+
+
+@pytest.fixture(scope="module")
+def analysis(checkpoint: Path, text: Path) -> rl.Analysis:
+    return rl.analyze(checkpoint, text, seed=3)
+
+
+def test_it_is_what_its_parts_give(analysis: rl.Analysis, checkpoint: Path) -> None:
+    model, tokenizer = rl.load(checkpoint)
+    read = rl.tokenize([WORDS.rstrip("\n")], tokenizer, context=64, seed=3)
+    profile = rl.profile(model, read.tokens, lengths=read.lengths, tokenizer=tokenizer, seed=3)
+    xr.testing.assert_equal(analysis.profile, profile)
+    pd.testing.assert_frame_equal(analysis.heads, rl.classify_heads(profile, seed=3))
+    assert analysis.provenance["model"]["fingerprint"] == fingerprint(checkpoint)
+    assert analysis.provenance["text"]["fingerprint"] == read.fingerprint
+
+
+def test_names_and_models_paths_documents_and_tokens_are_taken_alike(
+    analysis: rl.Analysis, checkpoint: Path
+) -> None:
+    model, tokenizer = rl.load(checkpoint)
+    read = rl.tokenize([WORDS], tokenizer, context=64)
+    given = {"tokenizer": tokenizer, "seed": 3}
+    for same in (
+        rl.analyze(model, WORDS, **given),
+        rl.analyze(model, [WORDS], **given),
+        rl.analyze(model, read, **given),
+        rl.analyze(model, read.tokens, lengths=read.lengths, **given),
+        rl.analyze(str(checkpoint), WORDS, seed=3),
+    ):
+        xr.testing.assert_equal(same.profile, analysis.profile)
+    live = rl.analyze(model, read.tokens, lengths=read.lengths, **given).provenance
+    assert live["model"]["fingerprint"] is None
+    assert live["text"]["fingerprint"] is None
+    assert live["arguments"]["model"] == "LlamaForCausalLM"
+
+
+def test_what_cannot_be_meant_is_refused(checkpoint: Path, text: Path) -> None:
+    with pytest.raises(rl.RopelensError, match="characters, and a file"):
+        rl.analyze(checkpoint, str(text))
+    with pytest.raises(rl.RopelensError, match="There is no text to run LlamaForCausalLM on"):
+        rl.analyze(tiny_llama().eval())
+    with pytest.raises(rl.RopelensError, match="There is no measure 'loos'"):
+        rl.analyze("no/such/model", WORDS, truncation={"measures": ["loos"]})
+
+
+def test_a_folder_is_read_as_it_was_saved(analysis: rl.Analysis, tmp_path: Path) -> None:
+    page = analysis.save(tmp_path / "out")
+    again = rl.open_analysis(tmp_path / "out")
+    xr.testing.assert_equal(again.profile, analysis.profile)
+    pd.testing.assert_frame_equal(again.heads, analysis.heads)
+    assert again.report(tmp_path / "page.html").read_bytes() == page.read_bytes()
+    record = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert again.provenance == record
+    assert record["kind"] == "analysis"
+    assert rl.write_index(tmp_path).exists()
+
+
+def test_results_of_another_kind_are_not_lost(analysis: rl.Analysis, tmp_path: Path) -> None:
+    answer = rl.Answer("Why?", ["Because."], {"A caption.": rl.plot_norms(analysis.profile)})
+    folder = rl.write_answer(tmp_path / "why", analysis, answer).parent
+    assert (folder.parent.name, folder.name) == ("why", "tiny")
+    with pytest.raises(rl.RopelensError, match="holds the answer of an analysis; the page"):
+        analysis.save(folder)
+    record = json.loads((folder / "run.json").read_text())
+    assert (record["kind"], record["findings"]) == ("answer", ["Because."])
+    assert record["model"] == analysis.provenance["model"]
+
+
+def test_it_shows_itself_and_no_token_or_name_harms(analysis: rl.Analysis) -> None:
+    hostile = analysis.profile.assign_attrs(model="<script>")
+    shown = rl.Analysis(hostile, analysis.heads, analysis.provenance)._repr_html_()
+    assert "<script>" not in shown
+    assert "&lt;script&gt;" in shown
+    assert "Of 8 heads" in shown
+    assert repr(analysis).startswith("<Analysis of tiny: Of 8 heads, ")
+
+
+def test_stages_are_told(checkpoint: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+
+    @contextmanager
+    def progress(what: str, *, total: int, unit: str):
+        done: list[int] = []
+        yield done.append
+        told.append((what, total, sum(done)))
+
+    rl.analyze(checkpoint, WORDS, truncation=SWEEP, progress=progress)
+    assert [what for what, _, _ in told] == ["stopping planes", "measuring"]
+    assert all(total == done for _, total, done in told)
+
+
+def test_a_sweep_takes_one_probe_one_plan_and_one_summary(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: Counter[str] = Counter()
+
+    def count(place: str) -> None:
+        module, name = place.rsplit(".", 1)
+        made = __import__(module, fromlist=[name]).__dict__[name]
+
+        def counted(*args: object, **options: object) -> object:
+            calls[name] += 1
+            return made(*args, **options)
+
+        monkeypatch.setattr(place, counted)
+
+    for place in (
+        "ropelens.models.rotation.probe_positions",
+        "ropelens.measure.truncate.plan_cuts",
+        *(
+            f"ropelens.{module}.summarize_truncation"
+            for module in (
+                *("analysis.analysis", "report.truncation", "report.truncation_words"),
+                *("figures.truncation", "figures.bands"),
+            )
+        ),
+    ):
+        count(place)
+    rl.analyze(checkpoint, WORDS, truncation=SWEEP).save(tmp_path / "out")
+    assert calls == {"probe_positions": 1, "plan_cuts": 1, "summarize_truncation": 1}
+
+
+def test_a_model_is_measured_anew_after_the_call(checkpoint: Path) -> None:
+    """The probe is remembered within a call alone: weights may change after it."""
+    model, tokenizer = rl.load(checkpoint)
+    before = rl.analyze(model, WORDS, tokenizer=tokenizer).profile["inv_freq"]
+    with torch.no_grad():
+        model.model.rotary_emb.inv_freq *= 0.5
+        model.model.rotary_emb.original_inv_freq *= 0.5
+    after = rl.analyze(model, WORDS, tokenizer=tokenizer).profile["inv_freq"]
+    torch.testing.assert_close(torch.tensor(after.values), torch.tensor(before.values) / 2)
