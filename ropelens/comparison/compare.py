@@ -12,7 +12,14 @@ import numpy as np
 import xarray as xr
 
 from ropelens.comparison.entries import Entry, Run, find_entries, unfinished_runs
-from ropelens.comparison.measure import cached, head_measures, measure_early, measure_final
+from ropelens.comparison.measure import (
+    BEHAVIOUR,
+    OF_LAST,
+    cached,
+    head_measures,
+    measure_early,
+    measure_final,
+)
 from ropelens.comparison.pairs import partners
 from ropelens.errors import BadArgument
 from ropelens.files.folder import file_name, fingerprint
@@ -135,24 +142,33 @@ class _Measurement:
 
     def final(self, run: Run) -> xr.Dataset:
         """The finished model of `run`."""
-        return self._kept(run, run.folder, "final", measure_final)
+        return self._kept(
+            run, run.folder, "final", measure_final, compared("final", "growth"), OF_LAST
+        )
 
     def growth(self, run: Run) -> xr.Dataset:
         """Every checkpoint of `run`, over `step`."""
         kept = run.checkpoints()
         steps = [
-            self._kept(run, folder, f"step-{step:06d}", measure_early)
+            self._kept(run, folder, f"step-{step:06d}", measure_early, compared("growth"))
             for step, folder in kept.items()
         ]
         return xr.concat(steps, xr.Variable("step", list(kept)), combine_attrs="override")
 
-    def _kept(self, run: Run, folder: Path, name: str, measure: Measure) -> xr.Dataset:
+    def _kept(
+        self,
+        run: Run,
+        folder: Path,
+        name: str,
+        measure: Measure,
+        of_profile: list[str],
+        more: tuple[str, ...] = (),
+    ) -> xr.Dataset:
         key = {
             "weights": fingerprint(folder),
             "text": fingerprint(run.data / DATA),
             "sequences": self.sequences,
             "seed": self.seed,
-            "measures": compared("final", "growth"),
             "versions": versions(),
         }
         path = self.cache / file_name(run.name) / f"{name}.nc"
@@ -162,7 +178,7 @@ class _Measurement:
                 run, folder, sequences=self.sequences, seed=self.seed, device=self.device
             )
 
-        dataset = cached(path, key, make)
+        dataset = cached(path, key, make, variables=(*of_profile, *BEHAVIOUR, *more))
         self.advance(1)
         return dataset
 

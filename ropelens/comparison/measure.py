@@ -31,6 +31,12 @@ PER_HEADS, PER_LONG, PER_EARLY, PER_EARLY_LONG = 8, 8, 32, 64
 """Sequences for the loss of a finished run, to one for its heads and one TIMES_CONTEXT as long;
 to one for an early checkpoint and one TIMES_CONTEXT as long for it."""
 
+BEHAVIOUR = ("position_loss", "first_loss", "repeat_loss", "retrieval")
+"""What is measured of every checkpoint beside its heads and planes."""
+
+OF_LAST = ("position_loss_se", "retrieval_hit")
+"""What is measured of the finished model alone."""
+
 
 def measure_final(
     run: Run, folder: Path, *, sequences: int, seed: int, device: str
@@ -44,7 +50,7 @@ def measure_final(
     longer = past_context(run, sequences=max(2, sequences // PER_LONG))
     return dataset.assign(
         loss=loss.mean(), loss_se=loss.std(ddof=1) / np.sqrt(loss.size), sequence_loss=loss
-    ).assign(_behaviour(model, tokens, longer, seed=seed))
+    ).assign(_behaviour(model, tokens, longer, (*BEHAVIOUR, *OF_LAST), seed=seed))
 
 
 def measure_early(
@@ -56,26 +62,22 @@ def measure_early(
     dataset = head_measures(profile(model, fewer, seed=seed), "growth")
     tokens = validation(run, sequences=sequences)  # to hide the same needles in
     longer = past_context(run, sequences=max(2, sequences // PER_EARLY_LONG))
-    behaviour = _behaviour(model, tokens, longer, seed=seed)
-    last_alone = ("inv_freq", "wavelength", "position_loss_se", "retrieval_hit")
-    return dataset.assign(behaviour).drop_vars(last_alone)
+    behaviour = _behaviour(model, tokens, longer, BEHAVIOUR, seed=seed)
+    return dataset.assign(behaviour).drop_vars(("inv_freq", "wavelength"))
 
 
 def _behaviour(
     model: PreTrainedModel,
     tokens: Int[Tensor, "sequence position"],
     longer: Int[Tensor, "text far"],
+    names: tuple[str, ...],
     *,
     seed: int,
 ) -> dict[str, xr.DataArray]:
     """Loss by position of `longer`; loss of repeats; retrieval of needles in `tokens`."""
     beyond = _evaluate(model, longer, ("loss",), seed=seed)
     asked = _evaluate(model, tokens, ("induction", "retrieval"), seed=seed)
-    return {
-        **{name: beyond[name] for name in ("position_loss", "position_loss_se")},
-        **{name: asked[name] for name in ("first_loss", "repeat_loss")},
-        **{name: asked[name] for name in ("retrieval", "retrieval_hit")},
-    }
+    return {name: (beyond if name in beyond else asked)[name] for name in names}
 
 
 def _evaluate(
@@ -141,16 +143,22 @@ def past_context(run: Run, *, sequences: int) -> Int[Tensor, "sequence position"
     return torch.from_numpy(np.hstack([first, np.stack(texts)]).astype(np.int64))
 
 
-def cached(path: Path, key: Mapping[str, object], make: Callable[[], xr.Dataset]) -> xr.Dataset:
+def cached(
+    path: Path,
+    key: Mapping[str, object],
+    make: Callable[[], xr.Dataset],
+    *,
+    variables: tuple[str, ...],
+) -> xr.Dataset:
     """The dataset at `path` where it was made by this very `key`; else made, and kept there.
 
-    A stopped comparison goes on from what is there.
+    A stopped comparison goes on from what is there, if it has all `variables`.
     """
     text = json.dumps(key, sort_keys=True)
     if path.exists():
         with contextlib.suppress(BadArgument):
             kept = open_results(path, "measurement")
-            if kept.attrs.get("key") == text:
+            if kept.attrs.get("key") == text and kept.variables.keys() >= set(variables):
                 return kept
     made = make().assign_attrs(kind="measurement", key=text)
     path.parent.mkdir(parents=True, exist_ok=True)

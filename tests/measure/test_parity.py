@@ -99,6 +99,10 @@ def assert_profile_agrees(
             assert_close(
                 profile[row.name].values, true[row.name], rtol=tolerance, what=row.name
             )
+    weight = profile["group_rows"] / profile["group_rows"].sum()
+    for name in ("position_gain", "content_gain"):  # 0 where the oracle has no gain
+        gain = (weight * profile[f"group_{name}"]).sum("group", skipna=False)
+        assert_close(gain.clip(min=0).values, true[name], rtol=bits, what=name)
     learned = profile["learned_sink_mass"].values  # a share, of which 0 is known to rounding
     np.testing.assert_allclose(learned, true["learned_sink_mass"], rtol=0, atol=rtol)
     np.testing.assert_allclose(profile.attrs["loss"], true["loss"], rtol=rtol)
@@ -344,6 +348,9 @@ def test_groups_add_up_to_the_whole():
     for name in ("total_bits", "sink_bits"):
         mean = (weight * profile[f"group_{name}"]).sum("group")
         np.testing.assert_allclose(mean, profile[name], rtol=1e-5)
+    tokens = random_tokens(sequences=40, length=16)
+    alone = measured(model, tokens[3::32], lengths[3::32])  # what was dealt to one group
+    np.testing.assert_allclose(profile["group_total_bits"][3], alone["total_bits"], rtol=1e-5)
     gain = (weight * profile["group_position_gain"]).sum("group").values
     still = (weight * profile["group_content_gain"]).sum("group").values
     rest = (profile["total_bits"] - profile["sink_bits"]).values
