@@ -131,7 +131,7 @@ def _has(table: pd.DataFrame, *kinds: str) -> bool:
 SWEEP = (
     PageFigure(
         "truncation",
-        lambda sweep, _: plot_truncation(sweep),
+        lambda sweep, table: plot_truncation(sweep, table=table),
         "Left, the slowest planes stop first (p-RoPE); right, the fastest. A line that lies "
         "below the grey one stops planes that the model needs less than random ones. Bars are "
         "95% intervals of the difference on the same sequences.",
@@ -140,7 +140,7 @@ SWEEP = (
     ),
     PageFigure(
         "bands",
-        lambda sweep, _: plot_bands(sweep),
+        lambda sweep, table: plot_bands(sweep, table=table),
         "One band of neighbouring planes stops at a time. Grey: as many random planes. Below: "
         "where on the axis the heads get the push toward the keys they pick.",
         known=lambda _, table: _has(table, "band") and "loss" in _measured(table),
@@ -149,7 +149,7 @@ SWEEP = (
     PageFigure(
         "others",
         lambda sweep, table: plot_truncation(
-            sweep, measures=[name for name in _measured(table) if name != "loss"]
+            sweep, measures=[name for name in _measured(table) if name != "loss"], table=table
         ),
         "The same steps, other measures, each as the change from the model as it is.",
         known=lambda _, table: (

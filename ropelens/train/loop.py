@@ -188,7 +188,7 @@ def learn(
 
 def own_passes(
     rows: Int64[Tensor, "sequence position"], settings: Settings
-) -> list[Int64[Tensor, "sequence position"]]:
+) -> list[Int64[Tensor, "own_sequence position"]]:
     """What this process takes of `rows`, as many sequences at once as fit its memory."""
     together = processes()
     micro = passes_of(settings.size, among=together.num_processes)
