@@ -139,8 +139,9 @@ def wavelength_claim(
 
     Spearman's rank correlation of positional_fraction with mean_wavelength over the heads
     that are neither diffuse nor sinks, and its 95 % interval by the percentile bootstrap
-    over heads (scipy.stats.bootstrap). Negative: as Barbero et al. 2024 say. NaN where
-    fewer than 4 heads remain or all are alike.
+    over heads (scipy.stats.bootstrap). A negative one is no evidence by itself: a plane much
+    slower than the context counts as content in any model. NaN where fewer than 4 heads
+    remain or all are alike.
     """
     chosen = heads[~heads["label"].isin(["diffuse", "sink"])]
     chosen = chosen[["positional_fraction", "mean_wavelength"]].dropna()

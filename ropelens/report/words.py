@@ -54,21 +54,11 @@ def claim_sentence(claim: dict | None) -> str:
         return ""
     names = ("rank_correlation", "low", "high", "heads")
     numbers = {name: claim[name] for name in names}
-    why = "too few heads are neither sink nor diffuse"
-    return say("profile", "claim", verdict=claim_verdict(claim), why=why, **numbers)
-
-
-def claim_verdict(claim: dict) -> str:
-    """The word for what the claim's interval says.
-
-    "holds" where the rank correlation is below 0 in all of its 95% interval, "contradicted"
-    where it is above, "unresolved" between, "not testable" without a correlation.
-    """
+    # A negative correlation is expected of any model: its sign alone earns no other verdict.
+    verdict, why = "unresolved", ""
     if not math.isfinite(claim["rank_correlation"]):
-        return "not testable"
-    if claim["high"] < 0:
-        return "holds"
-    return "contradicted" if claim["low"] > 0 else "unresolved"
+        verdict, why = "not testable", "too few heads are neither sink nor diffuse"
+    return say("profile", "claim", verdict=verdict, why=why, **numbers)
 
 
 def label_rules(thresholds: dict | None) -> str:

@@ -21,7 +21,8 @@ def test_a_claim_is_worded_by_its_verdict_not_by_a_sign(verdict: str) -> None:
     said = say("profile", "claim", verdict=verdict, why="no head", **CLAIM)
     assert said.startswith(OPENINGS[verdict])
     numbers = "−0.50, 95% interval −0.70 to −0.20, 12 heads."
-    assert said.endswith(numbers) == (verdict != "not testable")
+    assert (numbers in said) == (verdict != "not testable")
+    assert ("no evidence by itself" in said) == (verdict == "unresolved")
 
 
 def test_a_verdict_that_nobody_knows_and_a_number_that_lacks_are_errors() -> None:
