@@ -1,0 +1,158 @@
+"""How many tokens does a small model need before it copies, when there is little else to learn?
+
+    python tools/formation.py [--documents phrases] [--words 300] [--layers 4] ...
+
+Sequences are made as they are needed: a context of random tokens that come again, either
+"phrases" (2 to 5 tokens each, in random order) or "periods" (one segment, again and again).
+With `--prose ARRAY`, tokens of text that tools/trials.py prepared, a share of the sequences is
+text instead, and the repeated tokens are the array's most frequent ones.
+
+Each look prints the loss on tokens that their phrase foretells, and on the second and later
+rounds of segments of 8, 16 and 32 tokens. Who knows only which tokens were there has ln 8 =
+2.08, 2.77 and 3.47 nats at best; who copies has 0.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+from torch.nn.functional import cross_entropy
+from transformers import LlamaForCausalLM
+
+from ropelens.train.sizes import Size, model_config
+
+PERIODS = (8, 16, 32)
+PHRASE = 5  # tokens of the longest phrase
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Makes sequences of `context` tokens: BOS (0), then repeated `words` or `prose`."""
+
+    documents: str
+    words: np.ndarray
+    low: int  # phrases, or tokens of a segment, at least
+    high: int  # at most
+    context: int
+    prose: np.ndarray | None
+    share: float
+    random: np.random.Generator
+
+    def batch(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens [sequence, position], and which of them an earlier copy foretells."""
+        made = [self.sequence() for _ in range(count)]
+        tokens, foretold = (np.stack(arrays) for arrays in zip(*made, strict=True))
+        return torch.from_numpy(tokens), torch.from_numpy(foretold)
+
+    def sequence(self) -> tuple[np.ndarray, np.ndarray]:
+        r, body = self.random, self.context - 1
+        if self.prose is not None and r.random() < self.share:
+            row = self.prose[r.integers(len(self.prose))]
+            start = r.integers(1, len(row) - body + 1)
+            tokens, foretold = row[start : start + body], np.zeros(body, bool)
+        else:
+            count = int(np.exp(r.uniform(np.log(self.low), np.log(self.high + 1))))
+            tokens, foretold = getattr(self, self.documents)(count)
+        return np.r_[0, tokens[:body]].astype(np.int64), np.r_[False, foretold[:body]]
+
+    def phrases(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        length = int(self.random.integers(2, PHRASE + 1))
+        drawn = self.random.permutation(self.words)[: count * length].reshape(count, length)
+        picks = self.random.integers(count, size=self.context)
+        known = np.array([pick in picks[:at] for at, pick in enumerate(picks)])
+        return drawn[picks].ravel(), (known[:, None] & (np.arange(length) > 0)).ravel()
+
+    def periods(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        rounds = self.context // count + 1
+        tokens = np.tile(self.random.choice(self.words, count), rounds)
+        return tokens, np.arange(len(tokens)) > count
+
+
+def main(
+    documents: Annotated[str, typer.Option(help="phrases or periods")] = "phrases",
+    words: Annotated[int, typer.Option(help="Tokens that are repeated.")] = 300,
+    low: Annotated[int, typer.Option(help="Least phrases, or least tokens.")] = 2,
+    high: Annotated[int, typer.Option(help="Most phrases, or most tokens.")] = 8,
+    prose: Annotated[Path | None, typer.Option(help="Token array of text.")] = None,
+    share: Annotated[float, typer.Option(help="Share of its sequences.")] = 0.2,
+    vocabulary: Annotated[int, typer.Option(help="Tokens that there are.")] = 1024,
+    layers: Annotated[int, typer.Option(help="Layers of 4 heads of 32.")] = 4,
+    bias: Annotated[bool, typer.Option(help="Give queries and keys a bias.")] = False,
+    context: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 64,
+    batch: Annotated[int, typer.Option(help="Sequences of a step.")] = 16,
+    rate: Annotated[float, typer.Option(help="Learning rate.")] = 2e-3,
+    init: Annotated[float, typer.Option(help="Spread of the first weights.")] = 0.08,
+    steps: Annotated[int, typer.Option(help="Steps of the optimizer.")] = 2000,
+    look: Annotated[int, typer.Option(help="Steps between looks.")] = 200,
+    seed: Annotated[int, typer.Option(help="Decides every random draw.")] = 0,
+) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    rows = None if prose is None else np.load(prose, mmap_mode="r")
+    used = np.arange(2, 2 + words) if rows is None else frequent(rows, words)
+    maker = Maker(documents, used, low, high, context, rows, share, np.random.default_rng(seed))
+    size = Size(layers, 128, 4, 4, 32, 384, batch, batch, rate)
+    config = model_config(size, vocabulary=vocabulary, context=context)
+    config.initializer_range, config.attention_bias = init, bias
+    model = LlamaForCausalLM(config)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+    )
+    began, losses = time.process_time(), []
+    for step in range(1, steps + 1):
+        optimizer.param_groups[0]["lr"] = rate * min(1.0, step / 30)
+        tokens, _ = maker.batch(batch)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        if step % look == 0:
+            seconds = time.process_time() - began
+            print(
+                f"{step * batch * context:,} tokens, {seconds:.0f} s:",
+                f"loss {np.mean(losses):.2f}, {report(model, maker)}",
+                flush=True,
+            )
+            losses = []
+
+
+def frequent(rows: np.ndarray, count: int) -> np.ndarray:
+    """The `count` most frequent tokens of `rows`, BOS and EOS (0 and 1) left out."""
+    counts = np.bincount(rows[:4000].ravel())
+    return 2 + np.argsort(-counts[2:], kind="stable")[:count]
+
+
+def report(model: LlamaForCausalLM, maker: Maker) -> str:
+    """The losses of a look, in words."""
+    tokens, foretold = maker.batch(64)
+    said = [f"foretold {losses_of(model, tokens)[foretold[:, 1:]].mean():.2f}"]
+    for period in PERIODS:
+        if 2 * period < maker.context:
+            segments = [maker.random.permutation(maker.words)[:period] for _ in range(16)]
+            tiled = [np.tile(s, math.ceil(maker.context / period)) for s in segments]
+            tokens = torch.tensor(np.array([np.r_[0, t][: maker.context] for t in tiled]))
+            said.append(
+                f"period {period} {losses_of(model, tokens)[:, period + 1 :].mean():.2f}"
+            )
+    return ", ".join(said)
+
+
+@torch.no_grad()
+def losses_of(model: LlamaForCausalLM, tokens: torch.Tensor) -> torch.Tensor:
+    """The loss of every predicted token, [sequence, position - 1]."""
+    logits = model(input_ids=tokens).logits[:, :-1]
+    return cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none")
+
+
+if __name__ == "__main__":
+    typer.run(main)
