@@ -1,0 +1,249 @@
+"""Some rows of one attention call beside all their keys, in blocks, with and without rotation.
+
+What the models of a row in `logit.py` are fitted to and scored on. A block holds views of
+queries and keys, so that its scores are the largest thing that an evaluation makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ropelens.rope.planes import Planes, unrotate
+from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.rows import Rows
+
+HIDDEN = -1e30
+"""Score of a key that the row does not see: its weight is exactly 0, its product finite."""
+
+BLOCK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
+"""Scores of a block; on a CPU they should stay in its caches."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """One number for each part of the model: its weights, or the sums that they multiply.
+
+    Weights are sigma (`sink`), beta (`plane`) and kappa (`offset`). The sums of any attention
+    are its mass on sinks, sum_j A_ij c~_ijf by plane, and its mass by offset.
+    """
+
+    sink: Float[Tensor, "*slot kv_head group"]
+    plane: Float[Tensor, "*slot kv_head group term"]
+    offset: Float[Tensor, "*slot kv_head group offset"]
+
+    @classmethod
+    def of(cls, flat: Float[Tensor, "*slot kv_head group part"], *, terms: int) -> Parts:
+        """From sink, planes and offsets side by side."""
+        return cls(flat[..., 0], flat[..., 1 : 1 + terms], flat[..., 1 + terms :])
+
+    @property
+    def flat(self) -> Float[Tensor, "*slot kv_head group part"]:
+        """Sink, planes and offsets side by side."""
+        return torch.cat([self.sink[..., None], self.plane, self.offset], dim=-1)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some rows of every sequence, and the keys from `low` on that one of them may see.
+
+    `q`, `k` carry their rotation, `q_still`, `k_still` do not; the scale of the scores is in
+    both queries. `hidden` is 0 where a row sees a key, else `HIDDEN`; `sink` is 1 where a key
+    is a sink.
+    """
+
+    position: Int[Tensor, "batch row"]
+    weight: Float[Tensor, "batch row"]
+    low: int
+    context: int
+    q: Float[Tensor, "batch kv_head group row coordinate"]
+    k: Float[Tensor, "batch kv_head key coordinate"]
+    q_still: Float[Tensor, "batch kv_head group row coordinate"]
+    k_still: Float[Tensor, "batch kv_head key coordinate"]
+    hidden: Float[Tensor, "batch 1 1 row key"]
+    sink: Float[Tensor, "batch kv_shared group_shared 1 key"]
+    softcap: float | None
+    planes: Planes
+
+    def attention(self) -> tuple[Tensor, Tensor]:
+        """A, the attention that is left to the keys, and its entropy (nats) by row."""
+        scores = _product(self.q, self.k)
+        if self.softcap is not None:
+            scores = self.softcap * (scores / self.softcap).tanh()
+        scores += self.hidden
+        attention = scores.softmax(-1)
+        return attention, log_norm(scores, attention) - torch.linalg.vecdot(attention, scores)
+
+    def scores(
+        self, weights: Parts, slot: Int[Tensor, " batch"], *, content: bool, offsets: bool
+    ) -> Float[Tensor, "batch kv_head group row key"]:
+        """sigma [sink] + kappa(offset) + sum_f beta_f c~ of every key, or some of the three.
+
+        Sequence b has the weights of `slot[b]`.
+        """
+        like = self.k_still
+        if content:
+            beta = weights.plane[slot].to(like.device, like.dtype)[..., None, :]
+            scores = _product(self.q_still * beta[..., term_of(self.planes)], like)
+        else:
+            scores = like.new_zeros(*self.q.shape[:-1], like.shape[2])
+        if offsets:
+            scores += self._kernel_windows(weights.offset.to(like.device, like.dtype), slot)
+        sigma = weights.sink[slot].to(like.device, like.dtype)
+        return scores.add_(sigma[..., None, None] * self.sink).add_(self.hidden)
+
+    def sums(
+        self,
+        attention: Float[Tensor, "batch kv_head group row key"],
+        slot: Int[Tensor, " batch"],
+        *,
+        slots: int,
+        content: bool = True,
+        offsets: bool = True,
+    ) -> Float[Tensor, "slot kv_head group part"]:
+        """The sums of any attention that the `Parts` of the model multiply, flat, in float64.
+
+        Weighted, over the rows of the sequences of each slot; 0 for what is left out.
+        """
+        batch, kv_heads, group = self.q.shape[:3]
+        weighted = attention * self.weight[:, None, None, :, None]
+        sink = (weighted * self.sink).sum((-2, -1))
+        plane = sink.new_zeros(batch, kv_heads, group, self.planes.terms)
+        if content:
+            read = (weighted.flatten(2, 3) @ self.k_still).view_as(self.q)
+            plane = self.planes.sum_coordinates((self.q_still * read).sum(-2))
+        first = torch.cat([sink[..., None], plane], dim=-1).double()
+        total = first.new_zeros(slots, *first.shape[1:]).index_add_(0, slot, first)
+        by_offset = first.new_zeros(slots, kv_heads, group, self.context)
+        if offsets:
+            by_offset = self._sum_offsets(weighted, slot, slots).double()
+        return torch.cat([total, by_offset], dim=-1).cpu()
+
+    def weigh(self, per_row: Float[Tensor, "*batch row"]) -> Float[Tensor, "*batch"]:
+        """Weighted sum over the rows of each sequence, in float64."""
+        return (per_row * self.weight[:, None, None]).sum(-1).to("cpu", torch.float64)
+
+    def log_keys(self) -> Float[Tensor, "batch row"]:
+        """Logarithm of the number of keys that each row sees."""
+        return (self.hidden[:, 0, 0] == 0).sum(-1).to(self.k.dtype).log()
+
+    def features(self, sequence: int) -> Float[Tensor, "group row key part"]:
+        """What sigma and beta multiply at every cell of one sequence and its first kv head."""
+        q, k = self.q_still[sequence, 0], self.k_still[sequence, 0]
+        by_plane = self.planes.sum_coordinates(q[:, :, None] * k)
+        sink = self.sink[sequence, 0, :, 0].expand(*by_plane.shape[:2], -1)
+        return torch.cat([sink[..., None], by_plane], dim=-1)
+
+    def _kernel_windows(
+        self, kernel: Float[Tensor, "slot kv_head group offset"], slot: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch kv_head group row key"]:
+        """kernel(i - j) of every row i and key j: backwards, a row's is one stretch of it."""
+        slots, kv_heads, group, context = kernel.shape
+        backwards = torch.cat([kernel.flip(-1), torch.zeros_like(kernel)], dim=-1)
+        line = backwards.permute(1, 2, 0, 3).reshape(kv_heads * group, -1)
+        begin = slot[:, None] * 2 * context + context - 1 - self.position + self.low
+        windows = line.unfold(-1, self.k.shape[2], 1).index_select(1, begin.flatten())
+        return windows.view(kv_heads, group, *begin.shape, -1).permute(2, 0, 1, 3, 4)
+
+    def _sum_offsets(
+        self,
+        weighted: Float[Tensor, "batch kv_head group row key"],
+        slot: Int[Tensor, " batch"],
+        slots: int,
+    ) -> Float[Tensor, "slot kv_head group offset"]:
+        """Sum over the rows of each slot at each offset; keys ahead of a row weigh nothing."""
+        kv_heads, group = weighted.shape[1:3]
+        key = torch.arange(self.low, self.low + self.k.shape[2], device=weighted.device)
+        offset = (self.position[..., None] - key).clamp(min=0)
+        place = (slot[:, None, None] * self.context + offset).flatten()
+        by_head = weighted.permute(1, 2, 0, 3, 4).reshape(kv_heads * group, -1)
+        sums = by_head.new_zeros(len(by_head), slots * self.context)
+        sums.index_add_(1, place, by_head)
+        return sums.view(kv_heads, group, slots, self.context).permute(2, 0, 1, 3)
+
+
+def blocks(
+    call: AttentionCall,
+    rows: Rows,
+    planes: Planes,
+    sinks: Bool[Tensor, "batch shared position"],
+    *,
+    kv_heads: slice = slice(None),
+) -> Iterator[Block]:
+    """The rows of a call in blocks, for the query heads of some kv heads.
+
+    `sinks` says which keys are sinks, in one row for all heads or in one for each.
+    """
+    dtype = torch.promote_types(call.query.dtype, torch.float32)
+    device = call.key.device
+    heads, group = call.key.shape[1], call.query.shape[1] // call.key.shape[1]
+    k = call.key[:, kv_heads].to(dtype)
+    q = call.query.unflatten(1, (heads, group))[:, kv_heads].to(dtype) * call.scale
+    everywhere = torch.arange(k.shape[2], device=device)
+    q_still, k_still = unrotate(q, everywhere, planes), unrotate(k, everywhere, planes)
+    sink = sinks[:, :, None] if sinks.shape[1] == 1 else sinks.unflatten(1, (heads, group))
+    sink = (sink if sinks.shape[1] == 1 else sink[:, kv_heads]).to(device, dtype)
+    position, start = rows.position.to(device), call.start.to(device)
+    for part in row_blocks(rows, per_cell=len(k) * k.shape[1] * group, device=device.type):
+        at = position[:, part]
+        low, high = int(start[at].min()), int(at.max()) + 1
+        key = everywhere[low:high]
+        seen = (key <= at[..., None]) & (key >= start[at][..., None])
+        index = at[:, None, None, :, None].expand(-1, *q.shape[1:3], -1, q.shape[-1])
+        yield Block(
+            position=at,
+            weight=rows.weight[:, part].to(device, dtype),
+            low=low,
+            context=k.shape[2],
+            q=q.gather(3, index),
+            k=k[:, :, low:high],
+            q_still=q_still.gather(3, index),
+            k_still=k_still[:, :, low:high],
+            hidden=torch.where(seen, 0.0, HIDDEN).to(dtype)[:, None, None],
+            sink=sink[..., None, low:high],
+            softcap=call.softcap,
+            planes=planes,
+        )
+
+
+def row_blocks(rows: Rows, *, per_cell: int, device: str) -> Iterator[slice]:
+    """Ranges of rows whose scores fill about one block, `per_cell` scores for a row and key.
+
+    At least 8 rows, for products of few run far below a processor's speed; at most an eighth
+    of them, for a block computes the keys of its last row for all.
+    """
+    count = rows.position.shape[1]
+    last = rows.position.amax(0) + 1
+    begin = 0
+    while begin < count:
+        end = min(count, begin + max(8, -(-count // 8)))
+        while end - begin > 8 and (end - begin) * int(last[end - 1]) * per_cell > BLOCK_ELEMENTS[device]:
+            end = begin + (end - begin + 1) // 2
+        yield slice(begin, end)
+        begin = end
+
+
+def log_norm(
+    scores: Float[Tensor, "*batch key"], softmax: Float[Tensor, "*batch key"]
+) -> Float[Tensor, "*batch"]:
+    """log sum_j exp(score_j). A row's largest weight is at least 1 / keys: its log is exact."""
+    return scores.amax(-1) - softmax.amax(-1).log()
+
+
+def term_of(planes: Planes) -> Int[Tensor, " coordinate"]:
+    """The term that each coordinate of a head belongs to."""
+    term = torch.full((planes.head_dim,), planes.terms - 1)
+    term[planes.first] = term[planes.second] = torch.arange(len(planes.inv_freq))
+    return term
+
+
+def _product(
+    q: Float[Tensor, "batch kv_head group row coordinate"],
+    k: Float[Tensor, "batch kv_head key coordinate"],
+) -> Float[Tensor, "batch kv_head group row key"]:
+    """q k of every row and key: one product serves all the heads of a kv head."""
+    return (q.flatten(2, 3) @ k.mT).unflatten(2, q.shape[2:4])

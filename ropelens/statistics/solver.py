@@ -1,0 +1,106 @@
+"""The minimum of many convex functions at once, each of its own variables.
+
+L-BFGS (Nocedal & Wright 2006, algorithm 7.4) with a curvature that the caller knows in place
+of the identity. All problems are evaluated together, and every evaluation is of use to each:
+one whose step was too long tries a shorter one while the others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+MEMORY = 4
+"""Steps that are remembered."""
+
+DECREASE = 1e-4
+"""Share of the decrease promised by the slope that a step must bring (Armijo)."""
+
+ROUNDING = 4 * torch.finfo(torch.float32).eps
+"""Relative increase of a value that may be rounding alone."""
+
+Divide = Callable[[Tensor], Tensor]
+"""Divides gradients [problem, variable] by about the curvature at the current points."""
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """Where each function was found to be smallest, its value there, and what it took."""
+
+    point: Float[Tensor, "problem variable"]
+    value: Float[Tensor, " problem"]
+    evaluations: int
+
+
+def minimize(
+    evaluate: Callable[[Tensor], tuple[Tensor, Tensor]],
+    curvature: Callable[[Tensor], Divide],
+    start: Float[Tensor, "problem variable"],
+    *,
+    tolerance: Float[Tensor, " problem"],
+    max_evaluations: int,
+) -> Minimum:
+    """The minimum of each function, to within about `tolerance`.
+
+    `evaluate` gives values [problem] and gradients [problem, variable] at a point of each
+    problem; `curvature`, asked after an evaluation, what the curvature is about at a point. It stops
+    when no step promises more than the tolerance.
+    """
+    point = start
+    value, gradient = evaluate(point)
+    divide = curvature(point)
+    direction, length = -divide(gradient), torch.ones_like(value)
+    memory: list[tuple[Tensor, Tensor]] = []
+    for evaluations in range(1, max_evaluations):
+        slope = (gradient * direction).sum(-1)
+        active = (-slope / 2 > tolerance) & (length > 1e-6)
+        if not active.any():
+            break
+        trial = point + (active * length)[:, None] * direction
+        new_value, new_gradient = evaluate(trial)
+        rounding = ROUNDING * (1 + value.abs())
+        better = active & (new_value <= value + DECREASE * length * slope + rounding)
+        moved = better[:, None]
+        memory.append(
+            (torch.where(moved, trial - point, 0), torch.where(moved, new_gradient - gradient, 0))
+        )
+        memory = memory[-MEMORY:]
+        # where the parabola through both values and the slope has its minimum
+        rise = (new_value - value - length * slope).clamp(min=1e-300)
+        shorter = (-slope * length**2 / (2 * rise)).nan_to_num(0.0)
+        shorter = shorter.clamp(0.1 * length, 0.5 * length)
+        length = torch.where(better, 1.0, torch.where(active, shorter, length))
+        point = torch.where(moved, trial, point)
+        value = torch.where(better, new_value, value)
+        gradient = torch.where(moved, new_gradient, gradient)
+        divide = curvature(point)
+        direction = torch.where(moved, -_two_loops(gradient, memory, divide), direction)
+    return Minimum(point, value, evaluations)
+
+
+def _two_loops(
+    gradient: Float[Tensor, "problem variable"],
+    memory: list[tuple[Tensor, Tensor]],
+    divide: Divide,
+) -> Float[Tensor, "problem variable"]:
+    """The gradient divided by the curvature, as corrected by what the last steps have shown."""
+    result, shares = gradient, []
+    for step, change in reversed(memory):
+        weight = _inverse((step * change).sum(-1, keepdim=True))
+        share = weight * (step * result).sum(-1, keepdim=True)
+        result = result - share * change
+        shares.append((step, change, weight, share))
+    result = divide(result)
+    for step, change, weight, share in reversed(shares):
+        back = weight * (change * result).sum(-1, keepdim=True)
+        result = result + step * (share - back)
+    return result
+
+
+def _inverse(x: Tensor) -> Tensor:
+    """1 / x, and 0 where a convex function has shown no curvature: rounding, or no step."""
+    return torch.where(x > 1e-20, 1 / x.clamp(min=1e-20), 0.0)
