@@ -10,12 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ropelens.rope.planes import Planes, unrotate
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.rows import Rows
+
+SINKS = ("first", "named", "found")
+"""Kinds of sinks, 1, 2, 3 in tables of them: each has a weight of its own in the models."""
 
 HIDDEN = -1e30
 """Score of a key that the row does not see: its weight is exactly 0, its product finite."""
@@ -29,22 +32,23 @@ class Parts:
     """One number for each part of the model: its weights, or the sums that they multiply.
 
     Weights are sigma (`sink`), beta (`plane`) and kappa (`offset`). The sums of any attention
-    are its mass on sinks, sum_j A_ij c~_ijf by plane, and its mass by offset.
+    are its mass on sinks of each kind, sum_j A_ij c~_ijf by plane, and its mass by offset.
     """
 
-    sink: Float[Tensor, "*slot kv_head group"]
+    sink: Float[Tensor, "*slot kv_head group kind"]
     plane: Float[Tensor, "*slot kv_head group term"]
     offset: Float[Tensor, "*slot kv_head group offset"]
 
     @classmethod
     def of(cls, flat: Float[Tensor, "*slot kv_head group part"], *, terms: int) -> Parts:
-        """From sink, planes and offsets side by side."""
-        return cls(flat[..., 0], flat[..., 1 : 1 + terms], flat[..., 1 + terms :])
+        """From sinks, planes and offsets side by side."""
+        offsets = flat.shape[-1] - len(SINKS) - terms
+        return cls(*flat.split([len(SINKS), terms, offsets], dim=-1))
 
     @property
     def flat(self) -> Float[Tensor, "*slot kv_head group part"]:
-        """Sink, planes and offsets side by side."""
-        return torch.cat([self.sink[..., None], self.plane, self.offset], dim=-1)
+        """Sinks, planes and offsets side by side."""
+        return torch.cat([self.sink, self.plane, self.offset], dim=-1)
 
 
 @dataclass(frozen=True)
@@ -52,8 +56,8 @@ class Block:
     """Some rows of every sequence, and the keys from `low` on that one of them may see.
 
     `q`, `k` carry their rotation, `q_still`, `k_still` do not; the scale of the scores is in
-    both queries. `hidden` is 0 where a row sees a key, else `HIDDEN`; `sink` is 1 where a key
-    is a sink.
+    both queries. `hidden` is 0 where a row sees a key, else `HIDDEN`; `sinks` holds, by kind
+    of those that stand here, 1 where a key is such a sink.
     """
 
     position: Int[Tensor, "batch row"]
@@ -65,7 +69,7 @@ class Block:
     q_still: Float[Tensor, "batch kv_head group row coordinate"]
     k_still: Float[Tensor, "batch kv_head key coordinate"]
     hidden: Float[Tensor, "batch 1 1 row key"]
-    sink: Float[Tensor, "batch kv_shared group_shared 1 key"]
+    sinks: dict[int, Float[Tensor, "batch kv_shared group_shared 1 key"]]
     softcap: float | None
     planes: Planes
 
@@ -94,7 +98,9 @@ class Block:
         if offsets:
             scores += self._kernel_windows(weights.offset.to(like.device, like.dtype), slot)
         sigma = weights.sink[slot].to(like.device, like.dtype)
-        return scores.add_(sigma[..., None, None] * self.sink).add_(self.hidden)
+        for kind, own in self.sinks.items():
+            scores += sigma[..., kind, None, None] * own
+        return scores.add_(self.hidden)
 
     def sums(
         self,
@@ -111,12 +117,15 @@ class Block:
         """
         batch, kv_heads, group = self.q.shape[:3]
         weighted = attention * self.weight[:, None, None, :, None]
-        sink = (weighted * self.sink).sum((-2, -1))
+        by_key = weighted.sum(-2, keepdim=True)
+        sink = by_key.new_zeros(batch, kv_heads, group, len(SINKS))
+        for kind, own in self.sinks.items():
+            sink[..., kind] = (by_key * own).sum((-2, -1))
         plane = sink.new_zeros(batch, kv_heads, group, self.planes.terms)
         if content:
             read = (weighted.flatten(2, 3) @ self.k_still).view_as(self.q)
             plane = self.planes.sum_coordinates((self.q_still * read).sum(-2))
-        first = torch.cat([sink[..., None], plane], dim=-1).double()
+        first = torch.cat([sink, plane], dim=-1).double()
         total = first.new_zeros(slots, *first.shape[1:]).index_add_(0, slot, first)
         by_offset = first.new_zeros(slots, kv_heads, group, self.context)
         if offsets:
@@ -135,8 +144,10 @@ class Block:
         """What sigma and beta multiply at every cell of one sequence and its first kv head."""
         q, k = self.q_still[sequence, 0], self.k_still[sequence, 0]
         by_plane = self.planes.sum_coordinates(q[:, :, None] * k)
-        sink = self.sink[sequence, 0, :, 0].expand(*by_plane.shape[:2], -1)
-        return torch.cat([sink[..., None], by_plane], dim=-1)
+        sinks = by_plane.new_zeros(*by_plane.shape[:3], len(SINKS))
+        for kind, own in self.sinks.items():
+            sinks[..., kind] = own[sequence, 0]
+        return torch.cat([sinks, by_plane], dim=-1)
 
     def _kernel_windows(
         self, kernel: Float[Tensor, "slot kv_head group offset"], slot: Int[Tensor, " batch"]
@@ -170,13 +181,14 @@ def blocks(
     call: AttentionCall,
     rows: Rows,
     planes: Planes,
-    sinks: Bool[Tensor, "batch shared position"],
+    sinks: Int[Tensor, "batch shared position"],
     *,
     kv_heads: slice = slice(None),
 ) -> Iterator[Block]:
     """The rows of a call in blocks, for the query heads of some kv heads.
 
-    `sinks` says which keys are sinks, in one row for all heads or in one for each.
+    `sinks` says of which of the `SINKS` each key is (1, 2, ...; 0 of none), in one row for all
+    heads or in one for each.
     """
     dtype = torch.promote_types(call.query.dtype, torch.float32)
     device = call.key.device
@@ -185,8 +197,9 @@ def blocks(
     q = call.query.unflatten(1, (heads, group))[:, kv_heads].to(dtype) * call.scale
     everywhere = torch.arange(k.shape[2], device=device)
     q_still, k_still = unrotate(q, everywhere, planes), unrotate(k, everywhere, planes)
-    sink = sinks[:, :, None] if sinks.shape[1] == 1 else sinks.unflatten(1, (heads, group))
-    sink = (sink if sinks.shape[1] == 1 else sink[:, kv_heads]).to(device, dtype)
+    kind = sinks[:, :, None] if sinks.shape[1] == 1 else sinks.unflatten(1, (heads, group))
+    kind = (kind if sinks.shape[1] == 1 else kind[:, kv_heads]).to(device)[..., None, :]
+    by_kind = {each: kind == each + 1 for each in range(len(SINKS))}
     position, start = rows.position.to(device), call.start.to(device)
     for part in row_blocks(rows, per_cell=len(k) * k.shape[1] * group, device=device.type):
         at = position[:, part]
@@ -204,7 +217,11 @@ def blocks(
             q_still=q_still.gather(3, index),
             k_still=k_still[:, :, low:high],
             hidden=torch.where(seen, 0.0, HIDDEN).to(dtype)[:, None, None],
-            sink=sink[..., None, low:high],
+            sinks={
+                each: own[..., low:high].to(dtype)
+                for each, own in by_kind.items()
+                if own[..., low:high].any()
+            },
             softcap=call.softcap,
             planes=planes,
         )

@@ -1,6 +1,6 @@
 """The conditional logit of a head: what sinks, offsets and contents say of the keys it picks.
 
-    log P_i(j) = sigma [j is a sink] + kappa(i - j) + sum_f beta_f c~_ijf - log Z_i
+    log P_i(j) = sigma(kind of sink that j is) + kappa(i - j) + sum_f beta_f c~_ijf - log Z_i
     c~_ijf     = s Re(q~_if conj(k~_jf)), plane f's score with the rotation taken off
 
 Four nested models: S has sigma alone, P sigma and kappa, C sigma and beta, B all three. The
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ropelens.rope.planes import Planes
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.cells import Block, Parts, blocks, log_norm
+from ropelens.statistics.cells import SINKS, Block, Parts, blocks, log_norm
 from ropelens.statistics.offsets import OffsetRows, divide_by_curvature
 from ropelens.statistics.rows import Rows
 from ropelens.statistics.solver import Divide, Minimum, minimize
@@ -76,7 +76,7 @@ def fit(
     call: AttentionCall,
     rows: Rows,
     planes: Planes,
-    sinks: Bool[Tensor, "batch shared position"],
+    sinks: Int[Tensor, "batch shared position"],
     *,
     part: Int[Tensor, " batch"],
     parts: int = 2,
@@ -147,7 +147,7 @@ class _Sample:
         call: AttentionCall,
         rows: Rows,
         planes: Planes,
-        sinks: Bool[Tensor, "batch shared position"],
+        sinks: Int[Tensor, "batch shared position"],
         heads: slice,
         part: Int[Tensor, " batch"],
         offset_rows: list[OffsetRows],
@@ -157,7 +157,8 @@ class _Sample:
         parts, group = len(offset_rows), call.query.shape[1] // call.key.shape[1]
         cells = list(blocks(call, rows, planes, sinks, kv_heads=heads))
         few = _averaged(_some(rows, -(-CURVATURE_ROWS * parts // len(part))), part, parts)
-        observed = torch.zeros(parts, 1, group, 1 + planes.terms + len(call.start)).double()
+        size = len(SINKS) + planes.terms + len(call.start)
+        observed = torch.zeros(parts, 1, group, size).double()
         information = torch.zeros(parts, 1, group).double()
         for block in cells:
             attention, entropy = block.attention()
@@ -179,14 +180,16 @@ class _Sample:
 
     def unflatten(self, points: Float[Tensor, "problem part"]) -> Parts:
         """The weights [part, 1, group, ...] of all problems."""
-        return Parts.of(points.unflatten(0, (len(self.offset_rows), 1, -1)), terms=self.terms)
+        flat = points.unflatten(0, (len(self.offset_rows), 1, -1))
+        return Parts.of(flat, terms=self.terms)
 
     def fit(self, model: Model, start: Float[Tensor, "problem part"] | None) -> Minimum:
         """The weights of highest likelihood, less the ridge."""
         has = torch.zeros_like(self.observed[0])
-        has[0] = 1
-        has[1 : 1 + self.terms] = model.content
-        has[1 + self.terms :] = model.offsets
+        first = len(SINKS) + self.terms
+        has[: len(SINKS)] = 1
+        has[len(SINKS) : first] = model.content
+        has[first:] = model.offsets
         observed, expected = self.observed * has, torch.zeros_like(self.observed)
         planes = _PlaneCurvature(self, model)
 
@@ -199,16 +202,15 @@ class _Sample:
 
         def curvature(point: Tensor) -> Divide:
             divide_first = planes.at(point) if model.content else self._divide_sink(expected)
-            mass = expected[:, 1 + self.terms :].clone()
+            mass = expected[:, first:].clone()
 
             def divide(values: Tensor) -> Tensor:
-                first = divide_first(values[:, : 1 + self.terms])
-                rest = values[:, 1 + self.terms :]
+                rest = values[:, first:]
                 if model.offsets:
                     rest = divide_by_curvature(
                         rest, mass=mass, reach=self.reach, ridge=self.ridge
                     )
-                return torch.cat([first, rest], dim=-1)
+                return torch.cat([divide_first(values[:, :first]), rest], dim=-1)
 
             return divide
 
@@ -224,7 +226,7 @@ class _Sample:
         weights = self.unflatten(point)
         if not model.content:
             return self._expect_of_offsets(weights)
-        norm, sums = torch.zeros_like(weights.sink), torch.zeros_like(weights.flat)
+        norm, sums = torch.zeros_like(weights.sink[..., 0]), torch.zeros_like(weights.flat)
         for block in self.blocks:
             scores = block.scores(weights, self.part, content=True, offsets=model.offsets)
             modelled = scores.softmax(-1)
@@ -241,14 +243,18 @@ class _Sample:
             norms.append(rows.log_norms(sigma, kappa) @ rows.weight)
             of_sinks, by_offset = rows.expected(sigma, kappa)
             nothing = by_offset.new_zeros(len(by_offset), self.terms)
-            sums.append(torch.cat([of_sinks[:, None], nothing, by_offset], dim=-1))
+            sums.append(torch.cat([of_sinks, nothing, by_offset], dim=-1))
         return torch.cat(norms), torch.cat(sums)
 
     def _divide_sink(self, expected: Float[Tensor, "problem part"]) -> Divide:
-        """By the curvature in sigma: at most that of one share of all rows."""
-        share = expected[:, :1].clamp(0, 1)
+        """By the curvature in sigma: at most that of the same share in every row."""
+        share = expected[:, : len(SINKS)].clamp(0, 1)
         curvature = share * (1 - share) + self.ridge
-        return lambda values: values / curvature
+
+        def divide(values: Tensor) -> Tensor:
+            return torch.cat([values[:, : len(SINKS)] / curvature, values[:, len(SINKS) :]], -1)
+
+        return divide
 
 
 class _PlaneCurvature:
@@ -270,7 +276,8 @@ class _PlaneCurvature:
         sample = self._sample
         weights = sample.unflatten(point)
         parts, _, group, terms = weights.plane.shape
-        total = point.new_zeros(parts, group, 1 + terms, 1 + terms)
+        first = len(SINKS) + terms
+        total = point.new_zeros(parts, group, first, first)
         for block in sample.few:
             modelled = block.scores(
                 weights, sample.part, content=True, offsets=self._model.offsets
@@ -281,8 +288,8 @@ class _PlaneCurvature:
                 weighted = share * block.weight[sequence][:, None]
                 second = (features * weighted[..., None]).flatten(1, 2).mT @ features.flatten(1, 2)
                 mean = (share[..., None, :] @ features)[..., 0, :]
-                first = (mean * block.weight[sequence][:, None]).mT @ mean
-                total[sample.part[sequence]] += second - first
+                mean_part = (mean * block.weight[sequence][:, None]).mT @ mean
+                total[sample.part[sequence]] += second - mean_part
         total = total.flatten(0, 1)
         size = total.diagonal(dim1=-2, dim2=-1)
         floor = sample.ridge + 1e-6 * size.amax(-1, keepdim=True)
@@ -315,7 +322,7 @@ def score(
     call: AttentionCall,
     rows: Rows,
     planes: Planes,
-    sinks: Bool[Tensor, "batch shared position"],
+    sinks: Int[Tensor, "batch shared position"],
     fits: Fits,
     *,
     by: Int[Tensor, " batch"],
@@ -356,16 +363,16 @@ def score(
 def _offset_norms(
     call: AttentionCall,
     rows: Rows,
-    sinks: Bool[Tensor, "batch shared position"],
+    sinks: Int[Tensor, "batch shared position"],
     weights: Parts,
     by: Int[Tensor, " batch"],
 ) -> Float[Tensor, "batch kv_head group"]:
     """Sum over the rows of each sequence of log Z, where contents have no weight."""
-    norms = torch.zeros(len(by), *weights.sink.shape[1:], dtype=torch.float64)
+    norms = torch.zeros(len(by), *weights.sink.shape[1:3], dtype=torch.float64)
     for part in by.unique().tolist():
         own = by == part
         table = OffsetRows.of(_sequences(rows, own), call.start, sinks[own])
-        per_row = table.log_norms(weights.sink[part].flatten(), weights.offset[part].flatten(0, 1))
+        per_row = table.log_norms(weights.sink[part].flatten(0, 1), weights.offset[part].flatten(0, 1))
         per_row = (per_row * table.weight).unflatten(1, (int(own.sum()), -1)).sum(-1)
         norms[own] = per_row.mT.unflatten(1, norms.shape[1:])
     return norms

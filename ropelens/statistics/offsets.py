@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -22,13 +22,14 @@ class OffsetRows:
     """How many offsets each row of some sequences sees, and at which of them stand sinks.
 
     A row sees the offsets 0 ... seen - 1. `sink_offset` lists those of its sinks, in one table
-    for all heads or in one for each; `is_sink` is 0 where a list is filled up, else 1.
+    for all heads or in one for each, and `sink_kind` of what kind each is (1, 2, ...; 0 where
+    a list is filled up).
     """
 
     seen: Int[Tensor, " row"]
     weight: Float[Tensor, " row"]
     sink_offset: Int[Tensor, "shared row sink"]
-    is_sink: Float[Tensor, "shared row sink"]
+    sink_kind: Int[Tensor, "shared row sink"]
     context: int
 
     @classmethod
@@ -36,21 +37,20 @@ class OffsetRows:
         cls,
         rows: Rows,
         start: Int[Tensor, " position"],
-        sinks: Bool[Tensor, "batch shared position"],
+        sinks: Int[Tensor, "batch shared position"],
     ) -> OffsetRows:
         """The rows of all sequences, one after another."""
         position = rows.position.flatten()
         first = start.cpu()[position]
         key = torch.arange(len(start))
         visible = (key <= position[:, None]) & (key >= first[:, None])
-        mask = sinks.repeat_interleave(rows.position.shape[1], dim=0).transpose(0, 1) & visible
-        most = max(1, int(mask.sum(-1).max()))
-        found = mask.byte().topk(most, dim=-1)
+        kind = sinks.repeat_interleave(rows.position.shape[1], dim=0).transpose(0, 1) * visible
+        found = kind.topk(max(1, int((kind > 0).sum(-1).max())), dim=-1)
         return cls(
             seen=position - first + 1,
             weight=rows.weight.flatten().double(),
             sink_offset=(position[:, None] - found.indices).clamp(min=0),
-            is_sink=found.values.double(),
+            sink_kind=found.values,
             context=len(start),
         )
 
@@ -58,7 +58,9 @@ class OffsetRows:
         """The same for some of the heads."""
         if len(self.sink_offset) == 1:
             return self
-        return replace(self, sink_offset=self.sink_offset[heads], is_sink=self.is_sink[heads])
+        return replace(
+            self, sink_offset=self.sink_offset[heads], sink_kind=self.sink_kind[heads]
+        )
 
     @property
     def reach(self) -> Float[Tensor, " offset"]:
@@ -67,39 +69,45 @@ class OffsetRows:
         return _from_here_on(ends.index_add_(0, self.seen, self.weight))[1:]
 
     def log_norms(
-        self, sigma: Float[Tensor, " head"], kappa: Float[Tensor, "head offset"]
+        self, sigma: Float[Tensor, "head kind"], kappa: Float[Tensor, "head offset"]
     ) -> Float[Tensor, "head row"]:
         """log Z of every row: of the sum of the weights of the keys that it sees.
 
         Infinite where the weights of all of them are too small beside the largest.
         """
         level = kappa.amax(-1, keepdim=True)
-        norms = self._norms((kappa - level).exp(), sigma)
+        others, at_sinks = self._weights_seen(sigma, (kappa - level).exp())
+        norms = others + at_sinks.sum(-1)
         return torch.where(norms > 0, norms.log(), torch.inf) + level
 
     def expected(
-        self, sigma: Float[Tensor, " head"], kappa: Float[Tensor, "head offset"]
-    ) -> tuple[Float[Tensor, " head"], Float[Tensor, "head offset"]]:
-        """Sums over rows of the modelled mass on sinks, and of that at each offset."""
+        self, sigma: Float[Tensor, "head kind"], kappa: Float[Tensor, "head offset"]
+    ) -> tuple[Float[Tensor, "head kind"], Float[Tensor, "head offset"]]:
+        """Sums over rows of the modelled mass on sinks of each kind, and of that by offset."""
         weight = (kappa - kappa.amax(-1, keepdim=True)).exp()
-        rate = self.weight / self._norms(weight, sigma)
+        others, at_sinks = self._weights_seen(sigma, weight)
+        rate = self.weight / (others + at_sinks.sum(-1))
         ends = rate.new_zeros(len(rate), self.context + 1).index_add_(1, self.seen, rate)
-        of_sinks = (rate[..., None] * self.is_sink).flatten(1)
         place = self.sink_offset.expand(len(rate), -1, -1).flatten(1)
-        sink_rate = rate.new_zeros(weight.shape).scatter_add_(1, place, of_sinks)
-        sink_mass = sigma.exp()[:, None] * weight * sink_rate
-        other_mass = weight * (_from_here_on(ends)[:, 1:] - sink_rate)
-        return sink_mass.sum(-1), sink_mass + other_mass
+        kind = self.sink_kind.expand(len(rate), -1, -1).flatten(1)
+        is_sink = (kind > 0).double() * rate.repeat_interleave(at_sinks.shape[-1], dim=1)
+        seen_as_sink = torch.zeros_like(weight).scatter_add_(1, place, is_sink)
+        sink_mass = (rate[..., None] * at_sinks).flatten(1)
+        by_offset = weight * (_from_here_on(ends)[:, 1:] - seen_as_sink)
+        by_kind = rate.new_zeros(len(rate), 1 + sigma.shape[1]).scatter_add_(1, kind, sink_mass)
+        return by_kind[:, 1:], by_offset.scatter_add(1, place, sink_mass)
 
-    def _norms(
-        self, weight: Float[Tensor, "head offset"], sigma: Float[Tensor, " head"]
-    ) -> Float[Tensor, "head row"]:
-        """Sum over the keys that each row sees of the weight of their offset, and of sinks."""
+    def _weights_seen(
+        self, sigma: Float[Tensor, "head kind"], weight: Float[Tensor, "head offset"]
+    ) -> tuple[Float[Tensor, "head row"], Float[Tensor, "head row sink"]]:
+        """The weights of the keys that each row sees: all but its sinks together, and they."""
+        table = self.sink_offset.shape[1:]
         seen = pad(weight.cumsum(-1), (1, 0))[:, self.seen]
         place = self.sink_offset.expand(len(weight), -1, -1).flatten(1)
-        at_sinks = weight.gather(1, place).unflatten(1, self.sink_offset.shape[1:])
-        at_sinks = (at_sinks * self.is_sink).sum(-1)
-        return (seen - at_sinks).clamp(min=0) + sigma.exp()[:, None] * at_sinks
+        kind = self.sink_kind.expand(len(weight), -1, -1).flatten(1)
+        as_keys = (weight.gather(1, place) * (kind > 0)).unflatten(1, table)
+        factor = pad(sigma.exp(), (1, 0)).gather(1, kind).unflatten(1, table)
+        return (seen - as_keys.sum(-1)).clamp(min=0), as_keys * factor
 
 
 def divide_by_curvature(

@@ -37,8 +37,8 @@ def observed_calls(model: PreTrainedModel, tokens: Tensor) -> list[tuple[Attenti
 
 
 def first_is_sink(tokens: Tensor) -> Tensor:
-    sinks = torch.zeros(len(tokens), 1, tokens.shape[1], dtype=torch.bool)
-    sinks[..., 0] = True
+    sinks = torch.zeros(len(tokens), 1, tokens.shape[1], dtype=torch.long)
+    sinks[..., 0] = 1
     return sinks
 
 
