@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import one_hot, pad
 
 from ropelens.rope.planes import Planes, unrotate
 from ropelens.statistics.call import AttentionCall
@@ -56,8 +57,9 @@ class Block:
     """Some rows of every sequence, and the keys from `low` on that one of them may see.
 
     `q`, `k` carry their rotation, `q_still`, `k_still` do not; the scale of the scores is in
-    both queries. `hidden` is 0 where a row sees a key, else `HIDDEN`; `sinks` holds, by kind
-    of those that stand here, 1 where a key is such a sink.
+    both queries. `hidden` is 0 where a row sees a key, else `HIDDEN`. `columns` are the keys
+    that are a sink for some head of some sequence, and `kind` says of which of the `SINKS`
+    (1, 2, ...; 0 of none).
     """
 
     position: Int[Tensor, "batch row"]
@@ -69,7 +71,8 @@ class Block:
     q_still: Float[Tensor, "batch kv_head group row coordinate"]
     k_still: Float[Tensor, "batch kv_head key coordinate"]
     hidden: Float[Tensor, "batch 1 1 row key"]
-    sinks: dict[int, Float[Tensor, "batch kv_shared group_shared 1 key"]]
+    columns: Int[Tensor, " column"]
+    kind: Int[Tensor, "batch kv_head group 1 column"]
     softcap: float | None
     planes: Planes
 
@@ -97,9 +100,8 @@ class Block:
             scores = like.new_zeros(*self.q.shape[:-1], like.shape[2])
         if offsets:
             scores += self._kernel_windows(weights.offset.to(like.device, like.dtype), slot)
-        sigma = weights.sink[slot].to(like.device, like.dtype)
-        for kind, own in self.sinks.items():
-            scores += sigma[..., kind, None, None] * own
+        sigma = pad(weights.sink[slot].to(like.device, like.dtype), (1, 0))
+        scores[..., self.columns] += sigma.gather(-1, self.kind[..., 0, :])[..., None, :]
         return scores.add_(self.hidden)
 
     def sums(
@@ -117,10 +119,9 @@ class Block:
         """
         batch, kv_heads, group = self.q.shape[:3]
         weighted = attention * self.weight[:, None, None, :, None]
-        by_key = weighted.sum(-2, keepdim=True)
-        sink = by_key.new_zeros(batch, kv_heads, group, len(SINKS))
-        for kind, own in self.sinks.items():
-            sink[..., kind] = (by_key * own).sum((-2, -1))
+        on_sinks = weighted[..., self.columns].sum(-2)
+        sink = on_sinks.new_zeros(batch, kv_heads, group, 1 + len(SINKS))
+        sink = sink.scatter_add_(-1, self.kind[..., 0, :], on_sinks)[..., 1:]
         plane = sink.new_zeros(batch, kv_heads, group, self.planes.terms)
         if content:
             read = (weighted.flatten(2, 3) @ self.k_still).view_as(self.q)
@@ -144,18 +145,18 @@ class Block:
         """What sigma and beta multiply at every cell of one sequence and its first kv head."""
         q, k = self.q_still[sequence, 0], self.k_still[sequence, 0]
         by_plane = self.planes.sum_coordinates(q[:, :, None] * k)
-        sinks = by_plane.new_zeros(*by_plane.shape[:3], len(SINKS))
-        for kind, own in self.sinks.items():
-            sinks[..., kind] = own[sequence, 0]
-        return torch.cat([sinks, by_plane], dim=-1)
+        sinks = by_plane.new_zeros(*by_plane.shape[:3], 1 + len(SINKS))
+        kind = self.kind[sequence, 0].expand(-1, by_plane.shape[1], -1)
+        sinks[:, :, self.columns] = one_hot(kind, 1 + len(SINKS)).to(sinks.dtype)
+        return torch.cat([sinks[..., 1:], by_plane], dim=-1)
 
     def _kernel_windows(
         self, kernel: Float[Tensor, "slot kv_head group offset"], slot: Int[Tensor, " batch"]
     ) -> Float[Tensor, "batch kv_head group row key"]:
         """kernel(i - j) of every row i and key j: backwards, a row's is one stretch of it."""
         slots, kv_heads, group, context = kernel.shape
-        backwards = torch.cat([kernel.flip(-1), torch.zeros_like(kernel)], dim=-1)
-        line = backwards.permute(1, 2, 0, 3).reshape(kv_heads * group, -1)
+        backwards = pad(kernel.flip(-1), (0, context)).permute(1, 2, 0, 3)
+        line = backwards.reshape(kv_heads * group, slots * 2 * context)
         begin = slot[:, None] * 2 * context + context - 1 - self.position + self.low
         windows = line.unfold(-1, self.k.shape[2], 1).index_select(1, begin.flatten())
         return windows.view(kv_heads, group, *begin.shape, -1).permute(2, 0, 1, 3, 4)
@@ -197,9 +198,8 @@ def blocks(
     q = call.query.unflatten(1, (heads, group))[:, kv_heads].to(dtype) * call.scale
     everywhere = torch.arange(k.shape[2], device=device)
     q_still, k_still = unrotate(q, everywhere, planes), unrotate(k, everywhere, planes)
-    kind = sinks[:, :, None] if sinks.shape[1] == 1 else sinks.unflatten(1, (heads, group))
-    kind = (kind if sinks.shape[1] == 1 else kind[:, kv_heads]).to(device)[..., None, :]
-    by_kind = {each: kind == each + 1 for each in range(len(SINKS))}
+    kind = sinks.unflatten(1, (heads, group)) if sinks.shape[1] > 1 else sinks[:, :, None]
+    kind = kind.expand(-1, heads, group, -1)[:, kv_heads, :, None].to(device)
     position, start = rows.position.to(device), call.start.to(device)
     for part in row_blocks(rows, per_cell=len(k) * k.shape[1] * group, device=device.type):
         at = position[:, part]
@@ -207,6 +207,8 @@ def blocks(
         key = everywhere[low:high]
         seen = (key <= at[..., None]) & (key >= start[at][..., None])
         index = at[:, None, None, :, None].expand(-1, *q.shape[1:3], -1, q.shape[-1])
+        own = kind[..., low:high]
+        columns = own.flatten(0, -2).any(0).nonzero()[:, 0]
         yield Block(
             position=at,
             weight=rows.weight[:, part].to(device, dtype),
@@ -217,11 +219,8 @@ def blocks(
             q_still=q_still.gather(3, index),
             k_still=k_still[:, :, low:high],
             hidden=torch.where(seen, 0.0, HIDDEN).to(dtype)[:, None, None],
-            sinks={
-                each: own[..., low:high].to(dtype)
-                for each, own in by_kind.items()
-                if own[..., low:high].any()
-            },
+            columns=columns,
+            kind=own[..., columns],
             softcap=call.softcap,
             planes=planes,
         )

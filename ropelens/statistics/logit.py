@@ -1,6 +1,6 @@
 """The conditional logit of a head: what sinks, offsets and contents say of the keys it picks.
 
-    log P_i(j) = sigma(kind of sink that j is) + kappa(i - j) + sum_f beta_f c~_ijf - log Z_i
+    log P_i(j) = sigma [j is a sink] + kappa(i - j) + sum_f beta_f c~_ijf - log Z_i
     c~_ijf     = s Re(q~_if conj(k~_jf)), plane f's score with the rotation taken off
 
 Four nested models: S has sigma alone, P sigma and kappa, C sigma and beta, B all three. The
@@ -30,7 +30,7 @@ from ropelens.statistics.offsets import OffsetRows, divide_by_curvature
 from ropelens.statistics.rows import Rows
 from ropelens.statistics.solver import Divide, Minimum, minimize
 
-RIDGE = 0.01
+RIDGE = 0.03
 """Weight of half the squared weights beside a sum over rows: as nats of one row in all."""
 
 TOLERANCE = 2e-4
@@ -285,11 +285,11 @@ class _PlaneCurvature:
             for sequence in range(len(modelled)):
                 features = block.features(sequence)
                 share = modelled[sequence, 0]
+                # about each row's mean, or rounding would leave more than a sharp head has
+                features = features - share[..., None, :] @ features
                 weighted = share * block.weight[sequence][:, None]
-                second = (features * weighted[..., None]).flatten(1, 2).mT @ features.flatten(1, 2)
-                mean = (share[..., None, :] @ features)[..., 0, :]
-                mean_part = (mean * block.weight[sequence][:, None]).mT @ mean
-                total[sample.part[sequence]] += second - mean_part
+                covariance = (features * weighted[..., None]).flatten(1, 2).mT
+                total[sample.part[sequence]] += covariance @ features.flatten(1, 2)
         total = total.flatten(0, 1)
         size = total.diagonal(dim1=-2, dim2=-1)
         floor = sample.ridge + 1e-6 * size.amax(-1, keepdim=True)

@@ -19,17 +19,17 @@ from ropelens.statistics.rows import Rows
 
 @dataclass(frozen=True)
 class OffsetRows:
-    """How many offsets each row of some sequences sees, and at which of them stand sinks.
+    """How many offsets each row of some sequences sees, and which of them are sinks'.
 
-    A row sees the offsets 0 ... seen - 1. `sink_offset` lists those of its sinks, in one table
-    for all heads or in one for each, and `sink_kind` of what kind each is (1, 2, ...; 0 where
-    a list is filled up).
+    A row sees the offsets 0 ... seen - 1. Its sinks are listed in tables, one for all heads
+    or one for each: the `kind` of each (1, 2, ...; 0 where a list is filled up) and its
+    `offset`.
     """
 
     seen: Int[Tensor, " row"]
     weight: Float[Tensor, " row"]
-    sink_offset: Int[Tensor, "shared row sink"]
-    sink_kind: Int[Tensor, "shared row sink"]
+    kind: Int[Tensor, "shared row sink"]
+    offset: Int[Tensor, "shared row sink"]
     context: int
 
     @classmethod
@@ -45,22 +45,20 @@ class OffsetRows:
         key = torch.arange(len(start))
         visible = (key <= position[:, None]) & (key >= first[:, None])
         kind = sinks.repeat_interleave(rows.position.shape[1], dim=0).transpose(0, 1) * visible
-        found = kind.topk(max(1, int((kind > 0).sum(-1).max())), dim=-1)
+        listed = kind.topk(max(1, int((kind > 0).sum(-1).max())), dim=-1)
         return cls(
             seen=position - first + 1,
             weight=rows.weight.flatten().double(),
-            sink_offset=(position[:, None] - found.indices).clamp(min=0),
-            sink_kind=found.values,
+            kind=listed.values,
+            offset=(position[:, None] - listed.indices).clamp(min=0),
             context=len(start),
         )
 
     def of_heads(self, heads: slice) -> OffsetRows:
         """The same for some of the heads."""
-        if len(self.sink_offset) == 1:
+        if len(self.kind) == 1:
             return self
-        return replace(
-            self, sink_offset=self.sink_offset[heads], sink_kind=self.sink_kind[heads]
-        )
+        return replace(self, kind=self.kind[heads], offset=self.offset[heads])
 
     @property
     def reach(self) -> Float[Tensor, " offset"]:
@@ -75,39 +73,48 @@ class OffsetRows:
 
         Infinite where the weights of all of them are too small beside the largest.
         """
-        level = kappa.amax(-1, keepdim=True)
-        others, at_sinks = self._weights_seen(sigma, (kappa - level).exp())
-        norms = others + at_sinks.sum(-1)
+        level = _level(sigma, kappa)
+        keys, sinks = self._weights(sigma, kappa, level)
+        norms = keys + sinks.sum(-1)
         return torch.where(norms > 0, norms.log(), torch.inf) + level
 
     def expected(
         self, sigma: Float[Tensor, "head kind"], kappa: Float[Tensor, "head offset"]
     ) -> tuple[Float[Tensor, "head kind"], Float[Tensor, "head offset"]]:
-        """Sums over rows of the modelled mass on sinks of each kind, and of that by offset."""
-        weight = (kappa - kappa.amax(-1, keepdim=True)).exp()
-        others, at_sinks = self._weights_seen(sigma, weight)
-        rate = self.weight / (others + at_sinks.sum(-1))
+        """Sums over rows of the modelled mass on sinks of each kind, and at each offset."""
+        level = _level(sigma, kappa)
+        keys, sinks = self._weights(sigma, kappa, level)
+        rate = self.weight / (keys + sinks.sum(-1))
         ends = rate.new_zeros(len(rate), self.context + 1).index_add_(1, self.seen, rate)
-        place = self.sink_offset.expand(len(rate), -1, -1).flatten(1)
-        kind = self.sink_kind.expand(len(rate), -1, -1).flatten(1)
-        is_sink = (kind > 0).double() * rate.repeat_interleave(at_sinks.shape[-1], dim=1)
-        seen_as_sink = torch.zeros_like(weight).scatter_add_(1, place, is_sink)
-        sink_mass = (rate[..., None] * at_sinks).flatten(1)
-        by_offset = weight * (_from_here_on(ends)[:, 1:] - seen_as_sink)
-        by_kind = rate.new_zeros(len(rate), 1 + sigma.shape[1]).scatter_add_(1, kind, sink_mass)
-        return by_kind[:, 1:], by_offset.scatter_add(1, place, sink_mass)
+        offset, kind = (table.expand(len(rate), -1, -1).flatten(1) for table in (self.offset, self.kind))
+        as_keys = (rate[..., None] * (self.kind > 0)).flatten(1)
+        taken = torch.zeros_like(kappa).scatter_add_(1, offset, as_keys)
+        mass = (rate[..., None] * sinks).flatten(1)
+        by_offset = (kappa - level).exp() * (_from_here_on(ends)[:, 1:] - taken)
+        by_kind = rate.new_zeros(len(rate), 1 + sigma.shape[1]).scatter_add_(1, kind, mass)
+        return by_kind[:, 1:], by_offset.scatter_add(1, offset, mass)
 
-    def _weights_seen(
-        self, sigma: Float[Tensor, "head kind"], weight: Float[Tensor, "head offset"]
+    def _weights(
+        self,
+        sigma: Float[Tensor, "head kind"],
+        kappa: Float[Tensor, "head offset"],
+        level: Float[Tensor, "head 1"],
     ) -> tuple[Float[Tensor, "head row"], Float[Tensor, "head row sink"]]:
-        """The weights of the keys that each row sees: all but its sinks together, and they."""
-        table = self.sink_offset.shape[1:]
-        seen = pad(weight.cumsum(-1), (1, 0))[:, self.seen]
-        place = self.sink_offset.expand(len(weight), -1, -1).flatten(1)
-        kind = self.sink_kind.expand(len(weight), -1, -1).flatten(1)
-        as_keys = (weight.gather(1, place) * (kind > 0)).unflatten(1, table)
-        factor = pad(sigma.exp(), (1, 0)).gather(1, kind).unflatten(1, table)
-        return (seen - as_keys.sum(-1)).clamp(min=0), as_keys * factor
+        """Of the keys that each row sees, over exp(level): all but sinks in one, and sinks'."""
+        below = pad((kappa - level).exp().cumsum(-1), (1, 0))[:, self.seen]
+        offset, kind = (table.expand(len(kappa), -1, -1).flatten(1) for table in (self.offset, self.kind))
+        of_offset = kappa.gather(1, offset) - level
+        of_kind = pad(sigma, (1, 0), value=-torch.inf).gather(1, kind)
+        taken = (of_offset.exp() * (kind > 0)).unflatten(1, self.kind.shape[1:])
+        keys = (below - taken.sum(-1)).clamp(min=0)
+        return keys, (of_offset + of_kind).exp().unflatten(1, self.kind.shape[1:])
+
+
+def _level(
+    sigma: Float[Tensor, "head kind"], kappa: Float[Tensor, "head offset"]
+) -> Float[Tensor, "head 1"]:
+    """A logarithm that no key's weight exceeds, for weights to be taken beside it."""
+    return (kappa.amax(-1) + sigma.amax(-1).clamp(min=0))[:, None]
 
 
 def divide_by_curvature(

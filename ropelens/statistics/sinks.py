@@ -117,13 +117,9 @@ def push_of_others(
     (`others`), sum_j over these of A_ij c_ij - (1 - A0) E_u c. `read` is sum_j A_ij k_j.
     Scores, and so this, are in nats; planes add up their coordinates'.
     """
-    on_sinks = torch.zeros_like(read)
-    mass = attention.new_zeros(attention.shape[:-1])
-    for own in block.sinks.values():
-        columns = own.any(0).flatten(0, -2).any(0).nonzero()[:, 0]
-        on_them = attention[..., columns] * own[..., columns]
-        on_sinks += (on_them.flatten(2, 3) @ block.k[:, :, columns]).view_as(read)
-        mass += on_them.sum(-1)
+    at_sinks = attention[..., block.columns] * (block.kind > 0)
+    mass = at_sinks.sum(-1)
+    on_sinks = (at_sinks.flatten(2, 3) @ block.k[:, :, block.columns]).view_as(read)
     return block.q * (read - on_sinks - (1 - mass)[..., None] * others)
 
 

@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 
 BASE = 10_000.0
 BOS = 0
-KEY_NOISE = 0.02  # std of a key's coordinate; it writes 1 in each fast plane
+KEY_NOISE = 0.005  # std of a key's coordinate; it writes 1 in each fast plane
 OFFSETS = (0, 1, 2, 3, 6, 17, 70, 100, 200, 300)
 
 
