@@ -237,7 +237,10 @@ def row_blocks(rows: Rows, *, per_cell: int, device: str) -> Iterator[slice]:
     begin = 0
     while begin < count:
         end = min(count, begin + max(8, -(-count // 8)))
-        while end - begin > 8 and (end - begin) * int(last[end - 1]) * per_cell > BLOCK_ELEMENTS[device]:
+        while (
+            end - begin > 8
+            and (end - begin) * int(last[end - 1]) * per_cell > BLOCK_ELEMENTS[device]
+        ):
             end = begin + (end - begin + 1) // 2
         yield slice(begin, end)
         begin = end

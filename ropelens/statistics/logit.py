@@ -16,7 +16,6 @@ coordinates of a head are one more plane.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -26,9 +25,9 @@ from torch import Tensor
 from ropelens.rope.planes import Planes
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.cells import SINKS, Block, Parts, blocks, log_norm
-from ropelens.statistics.offsets import OffsetRows, divide_by_curvature
+from ropelens.statistics.offsets import OffsetRows, divide_by_curvature, fit_offsets
 from ropelens.statistics.rows import Rows
-from ropelens.statistics.solver import Divide, Minimum, minimize
+from ropelens.statistics.solver import Divide, Minimum, fit_log_linear
 
 RIDGE = 0.03
 """Weight of half the squared weights beside a sum over rows: as nats of one row in all."""
@@ -36,9 +35,7 @@ RIDGE = 0.03
 TOLERANCE = 2e-4
 """Share of a head's information that a fit may miss."""
 
-MAX_EVALUATIONS = 100
-
-CURVATURE_ROWS = 64
+CURVATURE_ROWS = 32
 """Rows whose scores by plane show how the likelihood curves in beta."""
 
 
@@ -90,37 +87,22 @@ def fit(
     than 0.01 of the bits. Nothing larger than a block of scores is held.
     """
     group = call.query.shape[1] // call.key.shape[1]
-    rows = _averaged(rows, part, parts)
-    offset_rows = [
-        OffsetRows.of(_sequences(rows, part == p), call.start, sinks[part == p])
-        for p in range(parts)
-    ]
+    rows = averaged(rows, part, parts)
+    offset_rows = by_part(rows, call.start, sinks, part, parts)
     found: dict[str, list[Parts]] = {name: [] for name in MODELS}
     evaluations = dict.fromkeys(MODELS, 0)
-    for head in range(call.key.shape[1]):
-        heads = slice(head, head + 1)
-        own = [o.of_heads(slice(head * group, (head + 1) * group)) for o in offset_rows]
-        sample = _Sample.of(call, rows, planes, sinks, heads, part, own, ridge)
-        minima: dict[str, Minimum] = {}
-        for name, model in MODELS.items():
-            minima[name] = sample.fit(model, start=_start(name, minima))
-            evaluations[name] += minima[name].evaluations
-            found[name].append(sample.unflatten(minima[name].point))
+    for kv_head in range(call.key.shape[1]):
+        heads = torch.arange(kv_head * group, (kv_head + 1) * group)
+        own = [table.of_heads(heads) for table in offset_rows]
+        sample = _Sample.of(call, rows, planes, sinks, kv_head, part, own, ridge)
+        for name, minimum in sample.fit_all().items():
+            evaluations[name] += minimum.evaluations
+            found[name].append(sample.unflatten(minimum.point))
     weights = {
-        name: Parts(*(torch.cat(p, dim=1) for p in zip(*(vars(f).values() for f in each), strict=True)))
+        name: Parts.of(torch.cat([one.flat for one in each], dim=1), terms=planes.terms)
         for name, each in found.items()
     }
     return Fits(weights, evaluations)
-
-
-def _start(name: str, minima: dict[str, Minimum]) -> Tensor | None:
-    """Where the fit of a model begins: at S, or for B at the better of P and C."""
-    if name == "sink":
-        return None
-    if name != "both":
-        return minima["sink"].point
-    better = minima["position"].value < minima["content"].value
-    return torch.where(better[:, None], minima["position"].point, minima["content"].point)
 
 
 @dataclass(frozen=True)
@@ -134,11 +116,10 @@ class _Sample:
     blocks: list[Block]
     few: list[Block]
     offset_rows: list[OffsetRows]
-    reach: Float[Tensor, "problem offset"]
     part: Int[Tensor, " batch"]
     terms: int
     observed: Float[Tensor, "problem part"]
-    ridge: Float[Tensor, "problem 1"]
+    ridge: Float[Tensor, " slot"]
     tolerance: Float[Tensor, " problem"]
 
     @classmethod
@@ -148,34 +129,34 @@ class _Sample:
         rows: Rows,
         planes: Planes,
         sinks: Int[Tensor, "batch shared position"],
-        heads: slice,
+        kv_head: int,
         part: Int[Tensor, " batch"],
         offset_rows: list[OffsetRows],
         ridge: float,
     ) -> _Sample:
         """Lay the rows out in blocks and sum their attention."""
         parts, group = len(offset_rows), call.query.shape[1] // call.key.shape[1]
+        heads = slice(kv_head, kv_head + 1)
         cells = list(blocks(call, rows, planes, sinks, kv_heads=heads))
-        few = _averaged(_some(rows, -(-CURVATURE_ROWS * parts // len(part))), part, parts)
+        few = averaged(_some(rows, -(-CURVATURE_ROWS * parts // len(part))), part, parts)
         size = len(SINKS) + planes.terms + len(call.start)
         observed = torch.zeros(parts, 1, group, size).double()
         information = torch.zeros(parts, 1, group).double()
         for block in cells:
             attention, entropy = block.attention()
             observed += block.sums(attention, part, slots=parts)
-            information.index_add_(0, part, block.weigh(block.log_keys()[:, None, None] - entropy))
-        rows_of = torch.zeros(parts).index_add_(0, part, (rows.weight > 0).sum(1).float())
-        per_problem = torch.arange(parts).repeat_interleave(group)
+            information.index_add_(
+                0, part, block.weigh(block.log_keys()[:, None, None] - entropy)
+            )
         return cls(
             blocks=cells,
             few=list(blocks(call, few, planes, sinks, kv_heads=heads)),
             offset_rows=offset_rows,
-            reach=torch.stack([o.reach for o in offset_rows])[per_problem],
             part=part,
             terms=planes.terms,
             observed=observed.flatten(0, 2),
-            ridge=ridge / rows_of.clamp(min=1).double()[per_problem, None],
-            tolerance=TOLERANCE * information.flatten() + 1e-6,
+            ridge=ridge / count_rows(rows, part, parts),
+            tolerance=tolerance(information.flatten()),
         )
 
     def unflatten(self, points: Float[Tensor, "problem part"]) -> Parts:
@@ -183,90 +164,90 @@ class _Sample:
         flat = points.unflatten(0, (len(self.offset_rows), 1, -1))
         return Parts.of(flat, terms=self.terms)
 
-    def fit(self, model: Model, start: Float[Tensor, "problem part"] | None) -> Minimum:
-        """The weights of highest likelihood, less the ridge."""
-        has = torch.zeros_like(self.observed[0])
+    def fit_all(self) -> dict[str, Minimum]:
+        """Every model, each from the best that it contains."""
+        sink = self._fit_offsets(MODELS["sink"], start=torch.zeros_like(self.observed))
+        position = self._fit_offsets(MODELS["position"], start=sink.point)
+        content = self._fit_content(MODELS["content"], start=sink.point)
+        better = torch.where(
+            (position.value < content.value)[:, None], position.point, content.point
+        )
+        both = self._fit_content(MODELS["both"], start=better)
+        return {"sink": sink, "position": position, "content": content, "both": both}
+
+    def _fit_offsets(self, model: Model, *, start: Float[Tensor, "problem part"]) -> Minimum:
+        """A model without content: from sums over offsets alone."""
+        kinds, parts = len(SINKS), len(self.offset_rows)
+
+        def without_planes(x: Tensor) -> Tensor:
+            return torch.cat([x[:, :kinds], x[:, kinds + self.terms :]], dim=-1)
+
+        found = fit_offsets(
+            without_planes(self.observed).unflatten(0, (parts, -1)),
+            self.offset_rows,
+            offsets=model.offsets,
+            ridge=self.ridge,
+            tolerance=self.tolerance.unflatten(0, (parts, -1)),
+            start=without_planes(start).unflatten(0, (parts, -1)),
+        )
+        no_planes = found.point.new_zeros(len(found.point), self.terms)
+        point = torch.cat([found.point[:, :kinds], no_planes, found.point[:, kinds:]], dim=-1)
+        return Minimum(point, found.value, found.evaluations)
+
+    def _fit_content(self, model: Model, *, start: Float[Tensor, "problem part"]) -> Minimum:
+        """A model with content: every evaluation makes the scores of all rows."""
         first = len(SINKS) + self.terms
-        has[: len(SINKS)] = 1
-        has[len(SINKS) : first] = model.content
+        has = torch.ones_like(self.observed[0])
         has[first:] = model.offsets
-        observed, expected = self.observed * has, torch.zeros_like(self.observed)
-        planes = _PlaneCurvature(self, model)
+        heads = len(self.observed) // len(self.offset_rows)
+        reach = torch.stack([part.reach for part in self.offset_rows])
+        reach = reach.repeat_interleave(heads, dim=0)
+        ridge = self.ridge.repeat_interleave(heads)[:, None]
+        planes = _PlaneCurvature(self, model, ridge)
 
-        def evaluate(point: Tensor) -> tuple[Tensor, Tensor]:
-            norm, modelled = self._expect(point, model)
-            expected.copy_(modelled)
-            penalty = self.ridge * point
-            value = norm - (observed * point).sum(-1) + (penalty * point).sum(-1) / 2
-            return value, modelled * has - observed + penalty
+        def expect(point: Tensor) -> tuple[Tensor, Tensor]:
+            weights = self.unflatten(point)
+            norm, sums = torch.zeros_like(weights.sink[..., 0]), torch.zeros_like(weights.flat)
+            for block in self.blocks:
+                scores = block.scores(weights, self.part, content=True, offsets=model.offsets)
+                modelled = scores.softmax(-1)
+                norm.index_add_(0, self.part, block.weigh(log_norm(scores, modelled)))
+                sums += block.sums(modelled, self.part, slots=len(norm), offsets=model.offsets)
+            return norm.flatten(), sums.flatten(0, 2)
 
-        def curvature(point: Tensor) -> Divide:
-            divide_first = planes.at(point) if model.content else self._divide_sink(expected)
-            mass = expected[:, first:].clone()
+        def curvature(point: Tensor, modelled: Tensor) -> Divide:
+            divide_planes = planes.at(point)
 
             def divide(values: Tensor) -> Tensor:
                 rest = values[:, first:]
                 if model.offsets:
-                    rest = divide_by_curvature(
-                        rest, mass=mass, reach=self.reach, ridge=self.ridge
-                    )
-                return torch.cat([divide_first(values[:, :first]), rest], dim=-1)
+                    mass = modelled[:, first:]
+                    rest = divide_by_curvature(rest, mass=mass, reach=reach, ridge=ridge)
+                return torch.cat([divide_planes(values[:, :first]), rest], dim=-1)
 
             return divide
 
-        start = torch.zeros_like(observed) if start is None else start
-        return minimize(
-            evaluate, curvature, start, tolerance=self.tolerance, max_evaluations=MAX_EVALUATIONS
+        return fit_log_linear(
+            expect,
+            self.observed,
+            has=has,
+            ridge=ridge,
+            curvature=curvature,
+            start=start,
+            tolerance=self.tolerance,
         )
-
-    def _expect(
-        self, point: Float[Tensor, "problem part"], model: Model
-    ) -> tuple[Float[Tensor, " problem"], Float[Tensor, "problem part"]]:
-        """Mean over rows of log Z, and the sums of P in place of those of A."""
-        weights = self.unflatten(point)
-        if not model.content:
-            return self._expect_of_offsets(weights)
-        norm, sums = torch.zeros_like(weights.sink[..., 0]), torch.zeros_like(weights.flat)
-        for block in self.blocks:
-            scores = block.scores(weights, self.part, content=True, offsets=model.offsets)
-            modelled = scores.softmax(-1)
-            norm.index_add_(0, self.part, block.weigh(log_norm(scores, modelled)))
-            sums += block.sums(modelled, self.part, slots=len(norm), offsets=model.offsets)
-        return norm.flatten(), sums.flatten(0, 2)
-
-    def _expect_of_offsets(self, weights: Parts) -> tuple[Tensor, Tensor]:
-        """The same without content: from running sums over offsets alone."""
-        norms, sums = [], []
-        for rows, sigma, kappa in zip(
-            self.offset_rows, weights.sink[:, 0], weights.offset[:, 0], strict=True
-        ):
-            norms.append(rows.log_norms(sigma, kappa) @ rows.weight)
-            of_sinks, by_offset = rows.expected(sigma, kappa)
-            nothing = by_offset.new_zeros(len(by_offset), self.terms)
-            sums.append(torch.cat([of_sinks, nothing, by_offset], dim=-1))
-        return torch.cat(norms), torch.cat(sums)
-
-    def _divide_sink(self, expected: Float[Tensor, "problem part"]) -> Divide:
-        """By the curvature in sigma: at most that of the same share in every row."""
-        share = expected[:, : len(SINKS)].clamp(0, 1)
-        curvature = share * (1 - share) + self.ridge
-
-        def divide(values: Tensor) -> Tensor:
-            return torch.cat([values[:, : len(SINKS)] / curvature, values[:, len(SINKS) :]], -1)
-
-        return divide
 
 
 class _PlaneCurvature:
     """How the likelihood curves in sigma and beta, from some rows; renewed now and then."""
 
-    def __init__(self, sample: _Sample, model: Model) -> None:
-        self._sample, self._model = sample, model
+    def __init__(self, sample: _Sample, model: Model, ridge: Tensor) -> None:
+        self._sample, self._model, self._ridge = sample, model, ridge
         self._asked = 0
 
     def at(self, point: Float[Tensor, "problem part"]) -> Divide:
         """Division by the curvature at a point of each problem."""
-        if self._asked in (0, 1, 2, 4, 8, 16, 32):
+        if self._asked in (0, 1, 4, 12, 30):
             self._factor = torch.linalg.cholesky(self._curvature(point))
         self._asked += 1
         factor = self._factor
@@ -292,7 +273,7 @@ class _PlaneCurvature:
                 total[sample.part[sequence]] += covariance @ features.flatten(1, 2)
         total = total.flatten(0, 1)
         size = total.diagonal(dim1=-2, dim2=-1)
-        floor = sample.ridge + 1e-6 * size.amax(-1, keepdim=True)
+        floor = self._ridge + 1e-6 * size.amax(-1, keepdim=True)
         return total + torch.diag_embed(floor.expand_as(size))
 
 
@@ -371,8 +352,10 @@ def _offset_norms(
     norms = torch.zeros(len(by), *weights.sink.shape[1:3], dtype=torch.float64)
     for part in by.unique().tolist():
         own = by == part
-        table = OffsetRows.of(_sequences(rows, own), call.start, sinks[own])
-        per_row = table.log_norms(weights.sink[part].flatten(0, 1), weights.offset[part].flatten(0, 1))
+        table = OffsetRows.of(sequences_of(rows, own), call.start, sinks[own])
+        per_row = table.log_norms(
+            weights.sink[part].flatten(0, 1), weights.offset[part].flatten(0, 1)
+        )
         per_row = (per_row * table.weight).unflatten(1, (int(own.sum()), -1)).sum(-1)
         norms[own] = per_row.mT.unflatten(1, norms.shape[1:])
     return norms
@@ -416,14 +399,39 @@ def budget(scores: Scores) -> Budget:
     )
 
 
-def _averaged(rows: Rows, part: Int[Tensor, " batch"], parts: int) -> Rows:
+def averaged(rows: Rows, part: Int[Tensor, " batch"], parts: int) -> Rows:
     """The rows with weights that add up to one in each part."""
     weight = rows.weight.double()
     total = weight.new_zeros(parts).index_add_(0, part, weight.sum(1)).clamp(min=1e-300)
     return Rows(rows.position, (weight / total[part, None]).float(), rows.length, dense=False)
 
 
-def _sequences(rows: Rows, chosen: Bool[Tensor, " batch"]) -> Rows:
+def count_rows(rows: Rows, part: Int[Tensor, " batch"], parts: int) -> Float[Tensor, " slot"]:
+    """Number of rows of the sequences of each part, at least 1."""
+    count = (rows.weight > 0).sum(1).double()
+    return count.new_zeros(parts).index_add_(0, part, count).clamp(min=1)
+
+
+def tolerance(information: Float[Tensor, "*head"]) -> Float[Tensor, "*head"]:
+    """How many nats a fit may miss of a head with that much `information` over uniform."""
+    return TOLERANCE * information + 1e-6
+
+
+def by_part(
+    rows: Rows,
+    start: Int[Tensor, " position"],
+    sinks: Int[Tensor, "batch shared position"],
+    part: Int[Tensor, " batch"],
+    parts: int,
+) -> list[OffsetRows]:
+    """The offsets and sinks that the rows of each part see."""
+    return [
+        OffsetRows.of(sequences_of(rows, part == p), start, sinks[part == p])
+        for p in range(parts)
+    ]
+
+
+def sequences_of(rows: Rows, chosen: Bool[Tensor, " batch"]) -> Rows:
     """The rows of some of the sequences."""
     return Rows(rows.position[chosen], rows.weight[chosen], rows.length[chosen], rows.dense)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ropelens.statistics.rows import Rows
+from ropelens.statistics.solver import Divide, Minimum, fit_log_linear
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ class OffsetRows:
             context=len(start),
         )
 
-    def of_heads(self, heads: slice) -> OffsetRows:
-        """The same for some of the heads."""
+    def of_heads(self, heads: Int[Tensor, " head"]) -> OffsetRows:
+        """The same for some of the heads, or for some of them several times."""
         if len(self.kind) == 1:
             return self
         return replace(self, kind=self.kind[heads], offset=self.offset[heads])
@@ -86,7 +87,9 @@ class OffsetRows:
         keys, sinks = self._weights(sigma, kappa, level)
         rate = self.weight / (keys + sinks.sum(-1))
         ends = rate.new_zeros(len(rate), self.context + 1).index_add_(1, self.seen, rate)
-        offset, kind = (table.expand(len(rate), -1, -1).flatten(1) for table in (self.offset, self.kind))
+        offset, kind = (
+            table.expand(len(rate), -1, -1).flatten(1) for table in (self.offset, self.kind)
+        )
         as_keys = (rate[..., None] * (self.kind > 0)).flatten(1)
         taken = torch.zeros_like(kappa).scatter_add_(1, offset, as_keys)
         mass = (rate[..., None] * sinks).flatten(1)
@@ -102,7 +105,9 @@ class OffsetRows:
     ) -> tuple[Float[Tensor, "head row"], Float[Tensor, "head row sink"]]:
         """Of the keys that each row sees, over exp(level): all but sinks in one, and sinks'."""
         below = pad((kappa - level).exp().cumsum(-1), (1, 0))[:, self.seen]
-        offset, kind = (table.expand(len(kappa), -1, -1).flatten(1) for table in (self.offset, self.kind))
+        offset, kind = (
+            table.expand(len(kappa), -1, -1).flatten(1) for table in (self.offset, self.kind)
+        )
         of_offset = kappa.gather(1, offset) - level
         of_kind = pad(sigma, (1, 0), value=-torch.inf).gather(1, kind)
         taken = (of_offset.exp() * (kind > 0)).unflatten(1, self.kind.shape[1:])
@@ -115,6 +120,60 @@ def _level(
 ) -> Float[Tensor, "head 1"]:
     """A logarithm that no key's weight exceeds, for weights to be taken beside it."""
     return (kappa.amax(-1) + sigma.amax(-1).clamp(min=0))[:, None]
+
+
+def fit_offsets(
+    observed: Float[Tensor, "part head variable"],
+    rows: list[OffsetRows],
+    *,
+    offsets: bool,
+    ridge: Float[Tensor, " part"],
+    tolerance: Float[Tensor, "part head"],
+    start: Float[Tensor, "part head variable"] | None = None,
+) -> Minimum:
+    """sigma and, with `offsets`, kappa of every head, fitted to the rows of each part.
+
+    `observed` are the masses on sinks of each kind, then by offset, in the mean over the rows
+    of the part, whose weights add up to one. Problems are parts, and heads within them.
+    """
+    parts, heads, size = observed.shape
+    kinds = size - rows[0].context
+    has = torch.ones(size, dtype=torch.float64)
+    has[kinds:] = offsets
+    reach = torch.stack([part.reach for part in rows]).repeat_interleave(heads, dim=0)
+    ridges = ridge.repeat_interleave(heads)[:, None]
+
+    def expect(point: Tensor) -> tuple[Tensor, Tensor]:
+        norms, sums = [], []
+        for own, weights in zip(rows, point.unflatten(0, (parts, heads)), strict=True):
+            sigma, kappa = weights[:, :kinds], weights[:, kinds:]
+            norms.append(own.log_norms(sigma, kappa) @ own.weight)
+            sums.append(torch.cat(own.expected(sigma, kappa), dim=-1))
+        return torch.cat(norms), torch.cat(sums)
+
+    def curvature(_: Tensor, modelled: Tensor) -> Divide:
+        share, mass = modelled[:, :kinds].clamp(0, 1), modelled[:, kinds:]
+        of_sinks = share * (1 - share) + ridges
+
+        def divide(values: Tensor) -> Tensor:
+            rest = values[:, kinds:]
+            if offsets:
+                rest = divide_by_curvature(rest, mass=mass, reach=reach, ridge=ridges)
+            return torch.cat([values[:, :kinds] / of_sinks, rest], dim=-1)
+
+        return divide
+
+    return fit_log_linear(
+        expect,
+        observed.flatten(0, 1),
+        has=has,
+        ridge=ridges,
+        curvature=curvature,
+        start=torch.zeros_like(observed).flatten(0, 1)
+        if start is None
+        else start.flatten(0, 1),
+        tolerance=tolerance.flatten(),
+    )
 
 
 def divide_by_curvature(

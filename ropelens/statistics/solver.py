@@ -66,7 +66,10 @@ def minimize(
         better = active & (new_value <= value + DECREASE * length * slope + rounding)
         moved = better[:, None]
         memory.append(
-            (torch.where(moved, trial - point, 0), torch.where(moved, new_gradient - gradient, 0))
+            (
+                torch.where(moved, trial - point, 0),
+                torch.where(moved, new_gradient - gradient, 0),
+            )
         )
         memory = memory[-MEMORY:]
         # where the parabola through both values and the slope has its minimum
@@ -80,6 +83,42 @@ def minimize(
         divide = curvature(point)
         direction = torch.where(moved, -_two_loops(gradient, memory, divide), direction)
     return Minimum(point, value, evaluations)
+
+
+def fit_log_linear(
+    expect: Callable[[Tensor], tuple[Tensor, Tensor]],
+    observed: Float[Tensor, "problem variable"],
+    *,
+    has: Float[Tensor, " variable"],
+    ridge: Float[Tensor, "problem 1"],
+    curvature: Callable[[Tensor, Tensor], Divide],
+    start: Float[Tensor, "problem variable"],
+    tolerance: Float[Tensor, " problem"],
+    max_evaluations: int = 100,
+) -> Minimum:
+    """The weights of log-linear models of highest likelihood, less `ridge` / 2 their squares.
+
+    The likelihood is `observed` times the weights, less log Z; `expect` gives log Z and what
+    the model makes of the observed sums, and `curvature` divides at a point with these sums.
+    Models have the weights where `has` is 1, and 0 elsewhere.
+    """
+    observed = observed * has
+    modelled = torch.zeros_like(observed)
+
+    def evaluate(point: Tensor) -> tuple[Tensor, Tensor]:
+        log_norm, sums = expect(point)
+        modelled.copy_(sums * has)
+        penalty = ridge * point
+        value = log_norm - (observed * point).sum(-1) + (penalty * point).sum(-1) / 2
+        return value, modelled - observed + penalty
+
+    return minimize(
+        evaluate,
+        lambda point: curvature(point, modelled.clone()),
+        start * has,
+        tolerance=tolerance,
+        max_evaluations=max_evaluations,
+    )
 
 
 def _two_loops(

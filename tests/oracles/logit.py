@@ -47,9 +47,7 @@ def head_rows(
     group = len(call.query) // len(call.key)
     q = rotation.unrotate(call.query[head][None])[0].numpy()
     k = rotation.unrotate(call.key[head // group][None])[0].numpy()
-    planes = [
-        call.scale * q[:, part] @ k[:, part].T for part in rotation.parts() if len(part)
-    ]
+    planes = [call.scale * q[:, part] @ k[:, part].T for part in rotation.parts() if len(part)]
     position = np.arange(len(q))
     attention = call.attention[head].numpy()
     attention = attention / attention.sum(-1, keepdims=True)  # what is left to the keys

@@ -143,7 +143,9 @@ def keyword_head(site: Site, sink: float) -> Wanted:
     codes = np.zeros((site.codes, site.codes))
     codes[:, site.random.integers(site.codes)] = score
     level = score + np.log(site.context / 2 / site.codes)
-    return head(site, Expected("semantic", "a word", sink=sink), level=level, fast=None, codes=codes)
+    return head(
+        site, Expected("semantic", "a word", sink=sink), level=level, fast=None, codes=codes
+    )
 
 
 def wanted(site: Site, offsets: tuple[int, ...]) -> Iterator[Wanted]:

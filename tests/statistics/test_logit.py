@@ -26,7 +26,9 @@ ALLOWED = 0.005
 """Share of the bits beside the sink's that a gain may miss."""
 
 
-def observed_calls(model: PreTrainedModel, tokens: Tensor) -> list[tuple[AttentionCall, Planes]]:
+def observed_calls(
+    model: PreTrainedModel, tokens: Tensor
+) -> list[tuple[AttentionCall, Planes]]:
     """Every layer's attention call on a batch, and how it rotates."""
     subject = as_subject(model)
     planes = [layer.planes for layer in read_layers(subject, context=tokens.shape[1])]

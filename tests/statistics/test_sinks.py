@@ -53,7 +53,9 @@ def dense(call: AttentionCall, rows: Rows, sinks: Tensor) -> tuple[Tensor, Tenso
     for b in range(shape[0]):
         for h in range(shape[1]):
             kind = sinks[b, h if sinks.shape[1] > 1 else 0]
-            for i, weight in zip(rows.position[b].tolist(), rows.weight[b].tolist(), strict=True):
+            for i, weight in zip(
+                rows.position[b].tolist(), rows.weight[b].tolist(), strict=True
+            ):
                 keys = range(int(call.start[i]), i + 1)
                 c = {
                     j: call.scale
