@@ -76,11 +76,18 @@ class Block:
     softcap: float | None
     planes: Planes
 
-    def attention(self) -> tuple[Tensor, Tensor]:
-        """A, the attention that is left to the keys, and its entropy (nats) by row."""
-        scores = _product(self.q, self.k)
+    def attention(
+        self,
+        q: Float[Tensor, "batch kv_head group row coordinate"] | None = None,
+        k: Float[Tensor, "batch kv_head key coordinate"] | None = None,
+    ) -> tuple[Float[Tensor, "batch kv_head group row key"], Tensor]:
+        """A, the attention that is left to the keys, and its entropy (nats) by row.
+
+        Of other queries and keys in place of the block's own, where they are given.
+        """
+        scores = _product(self.q if q is None else q, self.k if k is None else k)
         if self.softcap is not None:
-            scores = self.softcap * (scores / self.softcap).tanh()
+            scores = scores.div_(self.softcap).tanh_().mul_(self.softcap)
         scores += self.hidden
         attention = scores.softmax(-1)
         return attention, log_norm(scores, attention) - torch.linalg.vecdot(attention, scores)

@@ -16,7 +16,7 @@ coordinates of a head are one more plane.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -25,7 +25,12 @@ from torch import Tensor
 from ropelens.rope.planes import Planes
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.cells import SINKS, Block, Parts, blocks, log_norm
-from ropelens.statistics.offsets import OffsetRows, divide_by_curvature, fit_offsets
+from ropelens.statistics.offsets import (
+    OffsetRows,
+    divide_by_curvature,
+    fit_offsets,
+    fit_sinks,
+)
 from ropelens.statistics.rows import Rows
 from ropelens.statistics.solver import Divide, Minimum, fit_log_linear
 
@@ -166,8 +171,7 @@ class _Sample:
 
     def fit_all(self) -> dict[str, Minimum]:
         """Every model, each from the best that it contains."""
-        sink = self._fit_offsets(MODELS["sink"], start=torch.zeros_like(self.observed))
-        position = self._fit_offsets(MODELS["position"], start=sink.point)
+        sink, position = self._fit_offsets()
         content = self._fit_content(MODELS["content"], start=sink.point)
         better = torch.where(
             (position.value < content.value)[:, None], position.point, content.point
@@ -175,24 +179,24 @@ class _Sample:
         both = self._fit_content(MODELS["both"], start=better)
         return {"sink": sink, "position": position, "content": content, "both": both}
 
-    def _fit_offsets(self, model: Model, *, start: Float[Tensor, "problem part"]) -> Minimum:
-        """A model without content: from sums over offsets alone."""
-        kinds, parts = len(SINKS), len(self.offset_rows)
-
-        def without_planes(x: Tensor) -> Tensor:
-            return torch.cat([x[:, :kinds], x[:, kinds + self.terms :]], dim=-1)
-
-        found = fit_offsets(
-            without_planes(self.observed).unflatten(0, (parts, -1)),
-            self.offset_rows,
-            offsets=model.offsets,
-            ridge=self.ridge,
-            tolerance=self.tolerance.unflatten(0, (parts, -1)),
-            start=without_planes(start).unflatten(0, (parts, -1)),
+    def _fit_offsets(self) -> list[Minimum]:
+        """S and P: from sums over offsets alone."""
+        parts, kinds = len(self.offset_rows), len(SINKS)
+        sinks, _, offsets = self.observed.split(
+            [kinds, self.terms, self.observed.shape[1] - kinds - self.terms], dim=-1
         )
-        no_planes = found.point.new_zeros(len(found.point), self.terms)
-        point = torch.cat([found.point[:, :kinds], no_planes, found.point[:, kinds:]], dim=-1)
-        return Minimum(point, found.value, found.evaluations)
+        observed = torch.cat([sinks, offsets], dim=-1).unflatten(0, (parts, -1))
+        given = {"ridge": self.ridge, "tolerance": self.tolerance.unflatten(0, (parts, -1))}
+        sink = fit_sinks(observed, self.offset_rows, **given)
+        start = sink.point.view_as(observed)
+        position = fit_offsets(observed, self.offset_rows, start=start, **given)
+
+        def with_planes(found: Minimum) -> Minimum:
+            first, rest = found.point[:, :kinds], found.point[:, kinds:]
+            nothing = first.new_zeros(len(first), self.terms)
+            return replace(found, point=torch.cat([first, nothing, rest], dim=-1))
+
+        return [with_planes(sink), with_planes(position)]
 
     def _fit_content(self, model: Model, *, start: Float[Tensor, "problem part"]) -> Minimum:
         """A model with content: every evaluation makes the scores of all rows."""
@@ -423,10 +427,12 @@ def by_part(
     sinks: Int[Tensor, "batch shared position"],
     part: Int[Tensor, " batch"],
     parts: int,
+    *,
+    edges: Int[Tensor, " edge"] | None = None,
 ) -> list[OffsetRows]:
     """The offsets and sinks that the rows of each part see."""
     return [
-        OffsetRows.of(sequences_of(rows, part == p), start, sinks[part == p])
+        OffsetRows.of(sequences_of(rows, part == p), start, sinks[part == p], edges=edges)
         for p in range(parts)
     ]
 

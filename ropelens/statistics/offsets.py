@@ -20,18 +20,20 @@ from ropelens.statistics.solver import Divide, Minimum, fit_log_linear
 
 @dataclass(frozen=True)
 class OffsetRows:
-    """How many offsets each row of some sequences sees, and which of them are sinks'.
+    """Which bins of offsets each row of some sequences sees, and which keys are its sinks.
 
-    A row sees the offsets 0 ... seen - 1. Its sinks are listed in tables, one for all heads
-    or one for each: the `kind` of each (1, 2, ...; 0 where a list is filled up) and its
-    `offset`.
+    A row sees the bins before `last` whole, and the first `part` offsets of that one; `width`
+    are the offsets of each bin. Its sinks are listed in tables, one for all heads or one for
+    each: the `kind` of each (1, 2, ...; 0 where a list is filled up) and its offset's `bin`.
     """
 
-    seen: Int[Tensor, " row"]
+    last: Int[Tensor, " row"]
+    part: Float[Tensor, " row"]
+    keys: Float[Tensor, " row"]
     weight: Float[Tensor, " row"]
+    width: Float[Tensor, " bin"]
     kind: Int[Tensor, "shared row sink"]
-    offset: Int[Tensor, "shared row sink"]
-    context: int
+    bin: Int[Tensor, "shared row sink"]
 
     @classmethod
     def of(
@@ -39,116 +41,200 @@ class OffsetRows:
         rows: Rows,
         start: Int[Tensor, " position"],
         sinks: Int[Tensor, "batch shared position"],
+        *,
+        edges: Int[Tensor, " edge"] | None = None,
     ) -> OffsetRows:
-        """The rows of all sequences, one after another."""
+        """The rows of all sequences, one after another; a bin for each offset without `edges`."""
+        edges = torch.arange(len(start) + 1) if edges is None else edges
         position = rows.position.flatten()
         first = start.cpu()[position]
         key = torch.arange(len(start))
         visible = (key <= position[:, None]) & (key >= first[:, None])
         kind = sinks.repeat_interleave(rows.position.shape[1], dim=0).transpose(0, 1) * visible
         listed = kind.topk(max(1, int((kind > 0).sum(-1).max())), dim=-1)
+        offset = (position[:, None] - listed.indices).clamp(min=0)
+        seen = position - first + 1
+        last = torch.bucketize(seen, edges, right=True) - 1
         return cls(
-            seen=position - first + 1,
+            last=last,
+            part=(seen - edges[last]).double(),
+            keys=seen.double(),
             weight=rows.weight.flatten().double(),
+            width=edges.diff().double(),
             kind=listed.values,
-            offset=(position[:, None] - listed.indices).clamp(min=0),
-            context=len(start),
+            bin=torch.bucketize(offset, edges, right=True) - 1,
         )
 
     def of_heads(self, heads: Int[Tensor, " head"]) -> OffsetRows:
         """The same for some of the heads, or for some of them several times."""
         if len(self.kind) == 1:
             return self
-        return replace(self, kind=self.kind[heads], offset=self.offset[heads])
+        return replace(self, kind=self.kind[heads], bin=self.bin[heads])
+
+    def in_one_bin(self) -> OffsetRows:
+        """The same with all offsets in one bin."""
+        return replace(
+            self,
+            last=torch.zeros_like(self.last),
+            part=self.keys,
+            width=self.width.sum()[None],
+            bin=torch.zeros_like(self.bin),
+        )
 
     @property
-    def reach(self) -> Float[Tensor, " offset"]:
-        """Weight of the rows that see each offset."""
-        ends = torch.zeros(self.context + 1, dtype=torch.float64)
-        return _from_here_on(ends.index_add_(0, self.seen, self.weight))[1:]
+    def reach(self) -> Float[Tensor, " bin"]:
+        """Weight of the rows that see an offset of each bin."""
+        ends = torch.zeros(len(self.width) + 1, dtype=torch.float64)
+        whole = _from_here_on(ends.index_add(0, self.last, self.weight))[1:]
+        in_part = ends.index_add(0, self.last, self.weight * (self.part > 0))[:-1]
+        return whole + in_part
 
     def log_norms(
-        self, sigma: Float[Tensor, "head kind"], kappa: Float[Tensor, "head offset"]
+        self, sigma: Float[Tensor, "head kind"], kappa: Float[Tensor, "head bin"]
     ) -> Float[Tensor, "head row"]:
         """log Z of every row: of the sum of the weights of the keys that it sees.
 
         Infinite where the weights of all of them are too small beside the largest.
         """
-        level = _level(sigma, kappa)
-        keys, sinks = self._weights(sigma, kappa, level)
-        norms = keys + sinks.sum(-1)
-        return torch.where(norms > 0, norms.log(), torch.inf) + level
+        return self._seen(sigma, kappa).log_norms
 
-    def expected(
-        self, sigma: Float[Tensor, "head kind"], kappa: Float[Tensor, "head offset"]
-    ) -> tuple[Float[Tensor, "head kind"], Float[Tensor, "head offset"]]:
-        """Sums over rows of the modelled mass on sinks of each kind, and at each offset."""
-        level = _level(sigma, kappa)
-        keys, sinks = self._weights(sigma, kappa, level)
-        rate = self.weight / (keys + sinks.sum(-1))
-        ends = rate.new_zeros(len(rate), self.context + 1).index_add_(1, self.seen, rate)
-        offset, kind = (
-            table.expand(len(rate), -1, -1).flatten(1) for table in (self.offset, self.kind)
-        )
+    def expect(
+        self, sigma: Float[Tensor, "head kind"], kappa: Float[Tensor, "head bin"]
+    ) -> tuple[Float[Tensor, " head"], Float[Tensor, "head variable"]]:
+        """Sum over rows of log Z, and the modelled masses on sinks of each kind and by bin."""
+        seen = self._seen(sigma, kappa)
+        rate = self.weight / seen.norms
+        ends = rate.new_zeros(len(rate), len(self.width) + 1)
+        whole = _from_here_on(ends.index_add(1, self.last, rate))[:, 1:]
+        in_part = ends.index_add(1, self.last, rate * self.part)[:, :-1]
         as_keys = (rate[..., None] * (self.kind > 0)).flatten(1)
-        taken = torch.zeros_like(kappa).scatter_add_(1, offset, as_keys)
-        mass = (rate[..., None] * sinks).flatten(1)
-        by_offset = (kappa - level).exp() * (_from_here_on(ends)[:, 1:] - taken)
-        by_kind = rate.new_zeros(len(rate), 1 + sigma.shape[1]).scatter_add_(1, kind, mass)
-        return by_kind[:, 1:], by_offset.scatter_add(1, offset, mass)
+        taken = torch.zeros_like(kappa).scatter_add_(1, seen.bin, as_keys)
+        mass = (rate[..., None] * seen.sinks).flatten(1)
+        by_bin = seen.kernel * (whole * self.width + in_part - taken)
+        by_bin = by_bin.scatter_add(1, seen.bin, mass)
+        by_kind = rate.new_zeros(len(rate), 1 + sigma.shape[1]).scatter_add_(1, seen.kind, mass)
+        return seen.log_norms @ self.weight, torch.cat([by_kind[:, 1:], by_bin], dim=-1)
 
-    def _weights(
-        self,
-        sigma: Float[Tensor, "head kind"],
-        kappa: Float[Tensor, "head offset"],
-        level: Float[Tensor, "head 1"],
-    ) -> tuple[Float[Tensor, "head row"], Float[Tensor, "head row sink"]]:
-        """Of the keys that each row sees, over exp(level): all but sinks in one, and sinks'."""
-        below = pad((kappa - level).exp().cumsum(-1), (1, 0))[:, self.seen]
-        offset, kind = (
-            table.expand(len(kappa), -1, -1).flatten(1) for table in (self.offset, self.kind)
+    def _seen(
+        self, sigma: Float[Tensor, "head kind"], kappa: Float[Tensor, "head bin"]
+    ) -> _Seen:
+        """The weights of the keys that each row sees, beside the largest there could be."""
+        level = (kappa.amax(-1) + sigma.amax(-1).clamp(min=0))[:, None]
+        kernel = (kappa - level).exp()
+        below = pad((kernel * self.width).cumsum(-1), (1, 0))[:, self.last]
+        below += pad(kernel, (0, 1))[:, self.last] * self.part
+        bins, kind = (
+            table.expand(len(kappa), -1, -1).flatten(1) for table in (self.bin, self.kind)
         )
-        of_offset = kappa.gather(1, offset) - level
-        of_kind = pad(sigma, (1, 0), value=-torch.inf).gather(1, kind)
-        taken = (of_offset.exp() * (kind > 0)).unflatten(1, self.kind.shape[1:])
-        keys = (below - taken.sum(-1)).clamp(min=0)
-        return keys, (of_offset + of_kind).exp().unflatten(1, self.kind.shape[1:])
+        as_keys = kernel.gather(1, bins)
+        factor = pad(sigma, (1, 0), value=-torch.inf).exp().gather(1, kind)
+        as_keys, sinks = (
+            x.unflatten(1, self.kind.shape[1:])
+            for x in (as_keys * (kind > 0), as_keys * factor)
+        )
+        norms = (below - as_keys.sum(-1)).clamp(min=0) + sinks.sum(-1)
+        log_norms = torch.where(norms > 0, norms.log(), torch.inf) + level
+        return _Seen(kernel, norms, log_norms, sinks, bins, kind)
 
 
-def _level(
-    sigma: Float[Tensor, "head kind"], kappa: Float[Tensor, "head offset"]
-) -> Float[Tensor, "head 1"]:
-    """A logarithm that no key's weight exceeds, for weights to be taken beside it."""
-    return (kappa.amax(-1) + sigma.amax(-1).clamp(min=0))[:, None]
+@dataclass(frozen=True)
+class _Seen:
+    """Weights over one level: of bins' offsets, of the keys of each row in all, of its sinks."""
+
+    kernel: Float[Tensor, "head bin"]
+    norms: Float[Tensor, "head row"]
+    log_norms: Float[Tensor, "head row"]
+    sinks: Float[Tensor, "head row sink"]
+    bin: Int[Tensor, "head entry"]
+    kind: Int[Tensor, "head entry"]
+
+
+def fit_sinks(
+    observed: Float[Tensor, "part head variable"],
+    rows: list[OffsetRows],
+    *,
+    ridge: Float[Tensor, " part"],
+    tolerance: Float[Tensor, "part head"],
+) -> Minimum:
+    """sigma of every head, and kappa 0: see `fit_offsets`."""
+    bins = len(rows[0].width)
+    kinds = observed.shape[-1] - bins
+    one = torch.cat(
+        [observed[..., :kinds], observed[..., kinds:].sum(-1, keepdim=True)], dim=-1
+    )
+    has = torch.ones(kinds + 1, dtype=torch.float64)
+    has[kinds] = 0
+    found = _fit(
+        one,
+        [part.in_one_bin() for part in rows],
+        has=has,
+        ridge=ridge,
+        tolerance=tolerance,
+        start=torch.zeros_like(one),
+        max_evaluations=100,
+    )
+    return replace(found, point=pad(found.point, (0, bins - 1)))
 
 
 def fit_offsets(
     observed: Float[Tensor, "part head variable"],
     rows: list[OffsetRows],
     *,
-    offsets: bool,
     ridge: Float[Tensor, " part"],
     tolerance: Float[Tensor, "part head"],
-    start: Float[Tensor, "part head variable"] | None = None,
+    start: Float[Tensor, "part head variable"],
 ) -> Minimum:
-    """sigma and, with `offsets`, kappa of every head, fitted to the rows of each part.
+    """sigma and kappa of every head, fitted to the rows of each part.
 
-    `observed` are the masses on sinks of each kind, then by offset, in the mean over the rows
-    of the part, whose weights add up to one. Problems are parts, and heads within them.
+    `observed` are the masses on sinks of each kind, then by bin of offsets, in the mean over
+    the rows of the part, whose weights add up to one. Problems are parts, and heads in them.
+    Most heads take a few evaluations, so those that take more go on alone.
     """
+    point, value = start.clone(), torch.zeros_like(tolerance)
+    done = torch.zeros_like(tolerance, dtype=torch.bool)
+    evaluations = 0
+    for more in (8, 16, 80):
+        heads = (~done).any(0).nonzero()[:, 0]
+        if not len(heads):
+            break
+        found = _fit(
+            observed[:, heads],
+            [part.of_heads(heads) for part in rows],
+            has=torch.ones(observed.shape[-1], dtype=torch.float64),
+            ridge=ridge,
+            tolerance=tolerance[:, heads],
+            start=point[:, heads],
+            max_evaluations=more,
+        )
+        shape = (len(rows), len(heads))
+        point[:, heads] = found.point.unflatten(0, shape)
+        value[:, heads], done[:, heads] = found.value.view(shape), found.done.view(shape)
+        evaluations += found.evaluations
+    return Minimum(point.flatten(0, 1), value.flatten(), done.flatten(), evaluations)
+
+
+def _fit(
+    observed: Float[Tensor, "part head variable"],
+    rows: list[OffsetRows],
+    *,
+    has: Float[Tensor, " variable"],
+    ridge: Float[Tensor, " part"],
+    tolerance: Float[Tensor, "part head"],
+    start: Float[Tensor, "part head variable"],
+    max_evaluations: int,
+) -> Minimum:
+    """The weights that a model of sinks and offsets has, fitted to the rows of each part."""
     parts, heads, size = observed.shape
-    kinds = size - rows[0].context
-    has = torch.ones(size, dtype=torch.float64)
-    has[kinds:] = offsets
+    kinds = size - len(rows[0].width)
     reach = torch.stack([part.reach for part in rows]).repeat_interleave(heads, dim=0)
     ridges = ridge.repeat_interleave(heads)[:, None]
 
     def expect(point: Tensor) -> tuple[Tensor, Tensor]:
-        norms, sums = [], []
-        for own, weights in zip(rows, point.unflatten(0, (parts, heads)), strict=True):
-            sigma, kappa = weights[:, :kinds], weights[:, kinds:]
-            norms.append(own.log_norms(sigma, kappa) @ own.weight)
-            sums.append(torch.cat(own.expected(sigma, kappa), dim=-1))
+        each = [
+            own.expect(weights[:, :kinds], weights[:, kinds:])
+            for own, weights in zip(rows, point.unflatten(0, (parts, heads)), strict=True)
+        ]
+        norms, sums = zip(*each, strict=True)
         return torch.cat(norms), torch.cat(sums)
 
     def curvature(_: Tensor, modelled: Tensor) -> Divide:
@@ -156,9 +242,7 @@ def fit_offsets(
         of_sinks = share * (1 - share) + ridges
 
         def divide(values: Tensor) -> Tensor:
-            rest = values[:, kinds:]
-            if offsets:
-                rest = divide_by_curvature(rest, mass=mass, reach=reach, ridge=ridges)
+            rest = divide_by_curvature(values[:, kinds:], mass=mass, reach=reach, ridge=ridges)
             return torch.cat([values[:, :kinds] / of_sinks, rest], dim=-1)
 
         return divide
@@ -169,26 +253,26 @@ def fit_offsets(
         has=has,
         ridge=ridges,
         curvature=curvature,
-        start=torch.zeros_like(observed).flatten(0, 1)
-        if start is None
-        else start.flatten(0, 1),
+        start=start.flatten(0, 1),
         tolerance=tolerance.flatten(),
+        max_evaluations=max_evaluations,
+        memory=1,
     )
 
 
 def divide_by_curvature(
-    values: Float[Tensor, "problem offset"],
+    values: Float[Tensor, "problem bin"],
     *,
-    mass: Float[Tensor, "problem offset"],
-    reach: Float[Tensor, "problem offset"],
+    mass: Float[Tensor, "problem bin"],
+    reach: Float[Tensor, "problem bin"],
     ridge: Float[Tensor, "problem 1"],
-) -> Float[Tensor, "problem offset"]:
+) -> Float[Tensor, "problem bin"]:
     """`values` divided by the curvature of sum log Z in kappa, about, for a modelled `mass`.
 
     Rows see nested stretches of offsets, so the curvature is diagonal in the logits of the
     hazards: the share of an offset in what stands there or nearer (the product-limit
     estimate; Lynden-Bell 1971, MNRAS 155:95). Both changes of variables are running sums.
-    Exact where no key is a sink and all rows of a length are alike.
+    Exact where bins hold one offset, no key is a sink and all rows of a length are alike.
     """
     farther = mass.sum(-1, keepdim=True) - mass.cumsum(-1)
     hazard = (mass / (reach - farther).clamp(min=1e-300)).clamp(0, 1)
@@ -200,6 +284,6 @@ def divide_by_curvature(
     return by_hazard + passed_on.cumsum(-1) - passed_on
 
 
-def _from_here_on(x: Float[Tensor, "*head offset"]) -> Float[Tensor, "*head offset"]:
+def _from_here_on(x: Float[Tensor, "*head bin"]) -> Float[Tensor, "*head bin"]:
     """Sum of each entry and all after it."""
     return x.flip(-1).cumsum(-1).flip(-1)

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
-
-MEMORY = 4
-"""Steps that are remembered."""
 
 DECREASE = 1e-4
 """Share of the decrease promised by the slope that a step must bring (Armijo)."""
+
+SHORTEST = 1e-6
+"""Share of a step below which trying shorter ones ends: rounding hides what they would bring."""
 
 ROUNDING = 4 * torch.finfo(torch.float32).eps
 """Relative increase of a value that may be rounding alone."""
@@ -29,10 +29,14 @@ Divide = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Minimum:
-    """Where each function was found to be smallest, its value there, and what it took."""
+    """Where each function was found to be smallest, and its value there.
+
+    `done` says where no step promised more than the tolerance; `evaluations` what it took.
+    """
 
     point: Float[Tensor, "problem variable"]
     value: Float[Tensor, " problem"]
+    done: Bool[Tensor, " problem"]
     evaluations: int
 
 
@@ -43,35 +47,33 @@ def minimize(
     *,
     tolerance: Float[Tensor, " problem"],
     max_evaluations: int,
+    memory: int,
 ) -> Minimum:
     """The minimum of each function, to within about `tolerance`.
 
     `evaluate` gives values [problem] and gradients [problem, variable] at a point of each
-    problem; `curvature`, asked after an evaluation, what the curvature is about at a point. It stops
-    when no step promises more than the tolerance.
+    problem; `curvature`, asked after an evaluation, what divides by the curvature at a point,
+    which the last steps, `memory` of them, correct. It stops when no step promises more than
+    the tolerance.
     """
     point = start
     value, gradient = evaluate(point)
-    divide = curvature(point)
-    direction, length = -divide(gradient), torch.ones_like(value)
-    memory: list[tuple[Tensor, Tensor]] = []
-    for evaluations in range(1, max_evaluations):
-        slope = (gradient * direction).sum(-1)
-        active = (-slope / 2 > tolerance) & (length > 1e-6)
-        if not active.any():
-            break
+    direction, length = -curvature(point)(gradient), torch.ones_like(value)
+    slope = (gradient * direction).sum(-1)
+    active = -slope / 2 > tolerance
+    steps: list[tuple[Tensor, Tensor]] = []
+    evaluations = 1
+    while active.any() and evaluations < max_evaluations:
         trial = point + (active * length)[:, None] * direction
         new_value, new_gradient = evaluate(trial)
+        evaluations += 1
         rounding = ROUNDING * (1 + value.abs())
         better = active & (new_value <= value + DECREASE * length * slope + rounding)
         moved = better[:, None]
-        memory.append(
-            (
-                torch.where(moved, trial - point, 0),
-                torch.where(moved, new_gradient - gradient, 0),
-            )
+        steps.append(
+            tuple(torch.where(moved, x, 0) for x in (trial - point, new_gradient - gradient))
         )
-        memory = memory[-MEMORY:]
+        steps = steps[-memory:]
         # where the parabola through both values and the slope has its minimum
         rise = (new_value - value - length * slope).clamp(min=1e-300)
         shorter = (-slope * length**2 / (2 * rise)).nan_to_num(0.0)
@@ -80,9 +82,12 @@ def minimize(
         point = torch.where(moved, trial, point)
         value = torch.where(better, new_value, value)
         gradient = torch.where(moved, new_gradient, gradient)
-        divide = curvature(point)
-        direction = torch.where(moved, -_two_loops(gradient, memory, divide), direction)
-    return Minimum(point, value, evaluations)
+        direction = torch.where(
+            moved, -_two_loops(gradient, steps, curvature(point)), direction
+        )
+        slope = (gradient * direction).sum(-1)
+        active = (-slope / 2 > tolerance) & (length > SHORTEST)
+    return Minimum(point, value, ~active, evaluations)
 
 
 def fit_log_linear(
@@ -95,6 +100,7 @@ def fit_log_linear(
     start: Float[Tensor, "problem variable"],
     tolerance: Float[Tensor, " problem"],
     max_evaluations: int = 100,
+    memory: int = 4,
 ) -> Minimum:
     """The weights of log-linear models of highest likelihood, less `ridge` / 2 their squares.
 
@@ -118,17 +124,18 @@ def fit_log_linear(
         start * has,
         tolerance=tolerance,
         max_evaluations=max_evaluations,
+        memory=memory,
     )
 
 
 def _two_loops(
     gradient: Float[Tensor, "problem variable"],
-    memory: list[tuple[Tensor, Tensor]],
+    steps: list[tuple[Tensor, Tensor]],
     divide: Divide,
 ) -> Float[Tensor, "problem variable"]:
     """The gradient divided by the curvature, as corrected by what the last steps have shown."""
     result, shares = gradient, []
-    for step, change in reversed(memory):
+    for step, change in reversed(steps):
         weight = _inverse((step * change).sum(-1, keepdim=True))
         share = weight * (step * result).sum(-1, keepdim=True)
         result = result - share * change
