@@ -17,6 +17,9 @@ from torch.nn.functional import pad
 from ropelens.statistics.rows import Rows
 from ropelens.statistics.solver import Divide, Minimum, fit_log_linear
 
+TOGETHER = 240
+"""Heads that are fitted at once: in fewer batches if they are many, for memory's sake."""
+
 
 @dataclass(frozen=True)
 class OffsetRows:
@@ -44,7 +47,7 @@ class OffsetRows:
         *,
         edges: Int[Tensor, " edge"] | None = None,
     ) -> OffsetRows:
-        """The rows of all sequences, one after another; a bin for each offset without `edges`."""
+        """The rows of all sequences in turn; a bin for each offset without `edges`."""
         edges = torch.arange(len(start) + 1) if edges is None else edges
         position = rows.position.flatten()
         first = start.cpu()[position]
@@ -71,6 +74,13 @@ class OffsetRows:
             return self
         return replace(self, kind=self.kind[heads], bin=self.bin[heads])
 
+    def to(self, dtype: torch.dtype) -> OffsetRows:
+        """The same with weights, and so all results, of another precision."""
+        part, keys, weight, width = (
+            x.to(dtype) for x in (self.part, self.keys, self.weight, self.width)
+        )
+        return replace(self, part=part, keys=keys, weight=weight, width=width)
+
     def in_one_bin(self) -> OffsetRows:
         """The same with all offsets in one bin."""
         return replace(
@@ -84,7 +94,7 @@ class OffsetRows:
     @property
     def reach(self) -> Float[Tensor, " bin"]:
         """Weight of the rows that see an offset of each bin."""
-        ends = torch.zeros(len(self.width) + 1, dtype=torch.float64)
+        ends = self.width.new_zeros(len(self.width) + 1)
         whole = _from_here_on(ends.index_add(0, self.last, self.weight))[1:]
         in_part = ends.index_add(0, self.last, self.weight * (self.part > 0))[:-1]
         return whole + in_part
@@ -139,7 +149,7 @@ class OffsetRows:
 
 @dataclass(frozen=True)
 class _Seen:
-    """Weights over one level: of bins' offsets, of the keys of each row in all, of its sinks."""
+    """Weights over one level: of an offset of each bin, of each row's keys, of its sinks."""
 
     kernel: Float[Tensor, "head bin"]
     norms: Float[Tensor, "head row"]
@@ -162,7 +172,7 @@ def fit_sinks(
     one = torch.cat(
         [observed[..., :kinds], observed[..., kinds:].sum(-1, keepdim=True)], dim=-1
     )
-    has = torch.ones(kinds + 1, dtype=torch.float64)
+    has = one.new_ones(kinds + 1)
     has[kinds] = 0
     found = _fit(
         one,
@@ -190,26 +200,28 @@ def fit_offsets(
     the rows of the part, whose weights add up to one. Problems are parts, and heads in them.
     Most heads take a few evaluations, so those that take more go on alone.
     """
+    shape = tolerance.shape
     point, value = start.clone(), torch.zeros_like(tolerance)
     done = torch.zeros_like(tolerance, dtype=torch.bool)
     evaluations = 0
-    for more in (8, 16, 80):
-        heads = (~done).any(0).nonzero()[:, 0]
-        if not len(heads):
-            break
-        found = _fit(
-            observed[:, heads],
-            [part.of_heads(heads) for part in rows],
-            has=torch.ones(observed.shape[-1], dtype=torch.float64),
-            ridge=ridge,
-            tolerance=tolerance[:, heads],
-            start=point[:, heads],
-            max_evaluations=more,
-        )
-        shape = (len(rows), len(heads))
-        point[:, heads] = found.point.unflatten(0, shape)
-        value[:, heads], done[:, heads] = found.value.view(shape), found.done.view(shape)
-        evaluations += found.evaluations
+    for some in torch.arange(shape[1]).split(TOGETHER):
+        for more in (6, 12, 80):
+            heads = some[~done[:, some].all(0)]
+            if not len(heads):
+                break
+            found = _fit(
+                observed[:, heads],
+                [part.of_heads(heads) for part in rows],
+                has=observed.new_ones(observed.shape[-1]),
+                ridge=ridge,
+                tolerance=tolerance[:, heads],
+                start=point[:, heads],
+                max_evaluations=more,
+            )
+            own = (shape[0], len(heads))
+            point[:, heads] = found.point.unflatten(0, own)
+            value[:, heads], done[:, heads] = found.value.view(own), found.done.view(own)
+            evaluations += found.evaluations
     return Minimum(point.flatten(0, 1), value.flatten(), done.flatten(), evaluations)
 
 
@@ -275,7 +287,7 @@ def divide_by_curvature(
     Exact where bins hold one offset, no key is a sink and all rows of a length are alike.
     """
     farther = mass.sum(-1, keepdim=True) - mass.cumsum(-1)
-    hazard = (mass / (reach - farther).clamp(min=1e-300)).clamp(0, 1)
+    hazard = (mass / (reach - farther).clamp(min=1e-30)).clamp(0, 1)
     others = torch.arange(mass.shape[-1] - 1, -1, -1)
     diagonal = mass * (1 - hazard) + ridge * (1 + hazard**2 * others)
     beyond = values.sum(-1, keepdim=True) - values.cumsum(-1)

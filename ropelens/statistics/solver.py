@@ -18,7 +18,7 @@ DECREASE = 1e-4
 """Share of the decrease promised by the slope that a step must bring (Armijo)."""
 
 SHORTEST = 1e-6
-"""Share of a step below which trying shorter ones ends: rounding hides what they would bring."""
+"""Share of a step below which no shorter one is tried: rounding hides what it would bring."""
 
 ROUNDING = 4 * torch.finfo(torch.float32).eps
 """Relative increase of a value that may be rounding alone."""
@@ -75,7 +75,7 @@ def minimize(
         )
         steps = steps[-memory:]
         # where the parabola through both values and the slope has its minimum
-        rise = (new_value - value - length * slope).clamp(min=1e-300)
+        rise = (new_value - value - length * slope).clamp(min=1e-30)
         shorter = (-slope * length**2 / (2 * rise)).nan_to_num(0.0)
         shorter = shorter.clamp(0.1 * length, 0.5 * length)
         length = torch.where(better, 1.0, torch.where(active, shorter, length))

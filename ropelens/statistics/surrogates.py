@@ -12,13 +12,11 @@ what the correlation has beyond its surrogates' is what the model chose.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from scipy.stats import rankdata
 from torch import Tensor
 
 from ropelens.rope.planes import Planes, unrotate
@@ -82,7 +80,12 @@ def draw_surrogates(
     observed = torch.stack([one.observed for one in turned], dim=1).flatten(1, 2)
     information = torch.stack([one.information for one in turned], dim=1).flatten(1, 2)
     heads = torch.arange(call.query.shape[1]).repeat(len(turned))
-    tables = [table.of_heads(heads) for table in by_part(rows, call.start, sinks, part, PARTS)]
+    # In float32: ranks of heads need no more, and 41 times a layer's heads are many.
+    observed, information = observed.float(), information.float()
+    tables = [
+        table.of_heads(heads).to(torch.float32)
+        for table in by_part(rows, call.start, sinks, part, PARTS)
+    ]
     sink, position = _gains(observed, information, tables, count_rows(rows, part, PARTS))
     shape = (len(turned), -1)
     total = information.mean(0).view(shape)
@@ -129,7 +132,7 @@ class _Rotated:
         sin: Float[Tensor, "position frequency"],
         k_still: Float[Tensor, "batch kv_head position coordinate"],
         cells: list[Block],
-        even: list[Float[Tensor, "batch shared shared_group row key"]],
+        even: list[Tensor],
         planes: Planes,
         part: Int[Tensor, " batch"],
     ) -> _Rotated:
@@ -197,12 +200,15 @@ def _gains(
     tables: list[OffsetRows],
     counts: Float[Tensor, " part"],
 ) -> tuple[Float[Tensor, " head"], Float[Tensor, " head"]]:
-    """Nats that S and P explain over uniform attention, fitted to one half and scored on the other.
+    """Nats that S and P explain over uniform attention.
 
-    A gain below 0 is none, and P's is at least that of S.
+    Fitted to one half and scored on the other; a gain below 0 is none, and P's at least S's.
     """
     kinds = len(SINKS)
-    given = {"ridge": RIDGE / counts, "tolerance": tolerance(information)}
+    given = {
+        "ridge": RIDGE / counts.to(observed.dtype),
+        "tolerance": 10 * tolerance(information),
+    }
     sink = fit_sinks(observed, tables, **given).point.view_as(observed)
     position = fit_offsets(observed, tables, start=sink, **given).point.view_as(observed)
 

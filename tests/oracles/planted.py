@@ -64,8 +64,13 @@ class Site:
 
     @property
     def codes(self) -> int:
-        """Different tokens beside BOS: a coordinate of the slow planes each."""
+        """Coordinates of the slow planes: one for each token beside BOS."""
         return 2 * len(self.slow)
+
+    @property
+    def words(self) -> int:
+        """Different tokens beside BOS; without codes, all are alike."""
+        return max(1, self.codes)
 
     def profile(self, gain: Floats, offset: int) -> Floats:
         """Score at each distance of the context of a head that looks `offset` back."""
@@ -83,9 +88,9 @@ class Wanted:
 
 def keys(site: Site) -> Complex:
     """The key of each token, by plane, before rotation: [token, plane]."""
-    key = np.zeros((1 + site.codes, site.head_dim // 2), dtype=complex)
+    key = np.zeros((1 + site.words, site.head_dim // 2), dtype=complex)
     key[1:, site.fast] = 1
-    code = np.eye(site.codes)
+    code = np.eye(site.words, site.codes)
     key[1:, site.slow] = code[:, ::2] + 1j * code[:, 1::2]
     key[BOS, -1] = 1
     return key
@@ -98,7 +103,7 @@ def head(
 
     `level` is the log of what the other keys weigh in all, beside which BOS's share is set.
     """
-    query = np.zeros((1 + site.codes, site.head_dim // 2), dtype=complex)
+    query = np.zeros((1 + site.words, site.head_dim // 2), dtype=complex)
     if fast is not None:
         query[:, site.fast] = fast
     if codes is not None:
@@ -148,7 +153,7 @@ def keyword_head(site: Site, sink: float) -> Wanted:
     )
 
 
-def wanted(site: Site, offsets: tuple[int, ...]) -> Iterator[Wanted]:
+def every_kind(site: Site, offsets: tuple[int, ...]) -> Iterator[Wanted]:
     """Every kind of head alone, then again with a sink mixed in; sinks; and a head of noise."""
     for mixed in (False, True):
 
@@ -194,18 +199,13 @@ def planted(
 ) -> Planted:
     """A layer of such heads on random tokens; with `group` > 1, so many share a key."""
     site = Site(head_dim, context, np.random.default_rng(seed))
-    heads = list(wanted(site, offsets))
+    heads = list(every_kind(site, offsets))
     heads = heads[: len(heads) // group * group]
-    tokens = site.random.integers(1, 1 + max(1, site.codes), size=(sequences, context))
+    tokens = site.random.integers(1, 1 + site.words, size=(sequences, context))
     tokens[:, bos_places(bos, context)] = BOS
-    if not site.codes:
-        tokens[:] = np.where(tokens == BOS, BOS, 1)
     planes = Planes(torch.from_numpy(site.inv_freq).float(), head_dim, "half")
-    table = keys(site)
-    if not site.codes:
-        table = np.concatenate([table, table[:1] * 0 + _fast_only(site)])
-    q = np.stack([_rows(h.query, tokens) for h in heads], axis=1)
-    k = np.stack([table[tokens] for _ in range(len(heads) // group)], axis=1)
+    q = np.stack([wanted.query[tokens] for wanted in heads], axis=1)
+    k = np.stack([keys(site)[tokens]] * (len(heads) // group), axis=1)
     noise = site.random.normal(size=(2, *k.shape)) * KEY_NOISE
     k = k + noise[0] + 1j * noise[1]
     call = AttentionCall(
@@ -220,17 +220,6 @@ def planted(
         start=torch.zeros(context, dtype=torch.long),
     )
     return Planted(call, planes, torch.from_numpy(tokens), [h.expected for h in heads])
-
-
-def _rows(query: Complex, tokens: NDArray[np.int64]) -> Complex:
-    """The query of each token; where there are no codes, all have that of BOS."""
-    return query[np.minimum(tokens, len(query) - 1)]
-
-
-def _fast_only(site: Site) -> Complex:
-    key = np.zeros(site.head_dim // 2, dtype=complex)
-    key[site.fast] = 1
-    return key
 
 
 def _rotated(x: Complex, planes: Planes) -> torch.Tensor:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from observed import observed_calls
 from oracles.logit import HeadRows, gain, head_rows, information
 from oracles.recording import attention_calls
 from oracles.tiny import random_tokens, rotations, tiny
@@ -15,27 +16,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import ropelens as rl
-from ropelens.models.rotation import read_layers
-from ropelens.models.subject import as_subject
 from ropelens.rope.planes import Planes
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.logit import RIDGE, Scores, budget, fit, score
+from ropelens.statistics.logit import RIDGE, Scores, fit, score
 from ropelens.statistics.rows import all_rows
 
 ALLOWED = 0.005
 """Share of the bits beside the sink's that a gain may miss."""
-
-
-def observed_calls(
-    model: PreTrainedModel, tokens: Tensor
-) -> list[tuple[AttentionCall, Planes]]:
-    """Every layer's attention call on a batch, and how it rotates."""
-    subject = as_subject(model)
-    planes = [layer.planes for layer in read_layers(subject, context=tokens.shape[1])]
-    calls: dict[int, AttentionCall] = {}
-    with torch.no_grad(), subject.observe(lambda call: calls.update({call.layer: call})):
-        subject.forward(tokens)
-    return [(calls[layer], planes[layer]) for layer in sorted(calls)]
 
 
 def first_is_sink(tokens: Tensor) -> Tensor:

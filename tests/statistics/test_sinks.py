@@ -124,7 +124,7 @@ def test_the_first_token_marks_a_sink_where_all_sequences_begin_with_it():
 
 
 def at_key(key: int, *, share: float, sequences: int, only: int) -> AttentionCall:
-    """Two heads that look evenly, but head 1 in `only` sequences, which puts `share` on a key."""
+    """Two heads that look evenly; in `only` sequences head 1 puts `share` on a key."""
     context = 60
     q, k = torch.zeros(sequences, 2, context, 8), torch.zeros(sequences, 1, context, 8)
     row = torch.arange(context).clamp(min=1)
@@ -135,8 +135,14 @@ def at_key(key: int, *, share: float, sequences: int, only: int) -> AttentionCal
 
 @pytest.mark.parametrize(
     ("key", "share", "only", "found"),
-    [(5, 0.4, 3, True), (5, 0.2, 3, False), (5, 0.4, 2, True), (5, 0.4, 1, False)]
-    + [(43, 0.9, 3, True), (44, 0.9, 3, False)],  # 16 rows behind it, and 15
+    [
+        (5, 0.4, 3, True),
+        (5, 0.2, 3, False),
+        (5, 0.4, 2, True),
+        (5, 0.4, 1, False),
+        (43, 0.9, 3, True),  # 16 rows behind it
+        (44, 0.9, 3, False),  # and 15
+    ],
 )
 def test_keys_that_take_most_rows_attention_are_found(key, share, only, found):
     call = at_key(key, share=share, sequences=3, only=only)
