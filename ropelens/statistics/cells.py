@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
 from ropelens.rope.planes import Planes, unrotate
+from ropelens.statistics.bins import offset_edges
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.rows import Rows
 
@@ -32,24 +33,28 @@ BLOCK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
 class Parts:
     """One number for each part of the model: its weights, or the sums that they multiply.
 
-    Weights are sigma (`sink`), beta (`plane`) and kappa (`offset`). The sums of any attention
-    are its mass on sinks of each kind, sum_j A_ij c~_ijf by plane, and its mass by offset.
+    Weights are beta (`plane`), sigma (`sink`), kappa (`offset`) and tau (`sink_offset`). The
+    sums of any attention are sum_j A_ij c~_ijf by plane, its mass on sinks of each kind, that
+    by offset, and that on sinks by bin of offsets.
     """
 
-    sink: Float[Tensor, "*slot kv_head group kind"]
     plane: Float[Tensor, "*slot kv_head group term"]
+    sink: Float[Tensor, "*slot kv_head group kind"]
     offset: Float[Tensor, "*slot kv_head group offset"]
+    sink_offset: Float[Tensor, "*slot kv_head group bin"]
 
     @classmethod
-    def of(cls, flat: Float[Tensor, "*slot kv_head group part"], *, terms: int) -> Parts:
-        """From sinks, planes and offsets side by side."""
-        offsets = flat.shape[-1] - len(SINKS) - terms
-        return cls(*flat.split([len(SINKS), terms, offsets], dim=-1))
+    def of(
+        cls, flat: Float[Tensor, "*slot kv_head group part"], *, terms: int, context: int
+    ) -> Parts:
+        """From all parts side by side."""
+        sizes = [terms, len(SINKS), context, len(offset_edges(context)) - 1]
+        return cls(*flat.split(sizes, dim=-1))
 
     @property
     def flat(self) -> Float[Tensor, "*slot kv_head group part"]:
-        """Sinks, planes and offsets side by side."""
-        return torch.cat([self.sink, self.plane, self.offset], dim=-1)
+        """All parts side by side."""
+        return torch.cat([self.plane, self.sink, self.offset, self.sink_offset], dim=-1)
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,7 @@ class Block:
     def scores(
         self, weights: Parts, slot: Int[Tensor, " batch"], *, content: bool, offsets: bool
     ) -> Float[Tensor, "batch kv_head group row key"]:
-        """sigma [sink] + kappa(offset) + sum_f beta_f c~ of every key, or some of the three.
+        """log P_i(j) + log Z_i of every key: with contents, with offsets, or without.
 
         Sequence b has the weights of `slot[b]`.
         """
@@ -105,10 +110,14 @@ class Block:
             scores = _product(self.q_still * beta[..., term_of(self.planes)], like)
         else:
             scores = like.new_zeros(*self.q.shape[:-1], like.shape[2])
+        sigma = pad(weights.sink[slot].to(like.device, like.dtype), (1, 0))
+        of_sinks = sigma.gather(-1, self.kind[..., 0, :])[..., None, :]
         if offsets:
             scores += self._kernel_windows(weights.offset.to(like.device, like.dtype), slot)
-        sigma = pad(weights.sink[slot].to(like.device, like.dtype), (1, 0))
-        scores[..., self.columns] += sigma.gather(-1, self.kind[..., 0, :])[..., None, :]
+            bins = self.sink_bins.flatten(1)[:, None, None].expand(*scores.shape[:3], -1)
+            tau = weights.sink_offset[slot].to(like.device, like.dtype).gather(-1, bins)
+            of_sinks = of_sinks + tau.unflatten(-1, self.sink_bins.shape[1:]) * (self.kind > 0)
+        scores[..., self.columns] += of_sinks
         return scores.add_(self.hidden)
 
     def sums(
@@ -133,12 +142,25 @@ class Block:
         if content:
             read = (weighted.flatten(2, 3) @ self.k_still).view_as(self.q)
             plane = self.planes.sum_coordinates((self.q_still * read).sum(-2))
-        first = torch.cat([sink, plane], dim=-1).double()
+        first = torch.cat([plane, sink], dim=-1).double()
         total = first.new_zeros(slots, *first.shape[1:]).index_add_(0, slot, first)
-        by_offset = first.new_zeros(slots, kv_heads, group, self.context)
+        keys = torch.arange(self.low, self.low + self.k.shape[2], device=self.k.device)
+        offset = (self.position[..., None] - keys).clamp(min=0)
+        bins = len(offset_edges(self.context)) - 1
+        by_offset = [first.new_zeros(slots, kv_heads, group, n) for n in (self.context, bins)]
         if offsets:
-            by_offset = self._sum_offsets(weighted, slot, slots).double()
-        return torch.cat([total, by_offset], dim=-1).cpu()
+            at_sinks = weighted[..., self.columns] * (self.kind > 0)
+            by_offset = [
+                _sum_by(offset, weighted, slot, slots, self.context),
+                _sum_by(self.sink_bins, at_sinks, slot, slots, bins),
+            ]
+        return torch.cat([total, *by_offset], dim=-1).cpu()
+
+    @property
+    def sink_bins(self) -> Int[Tensor, "batch row column"]:
+        """The bin of each row's offset to each of `columns`."""
+        offset = (self.position[..., None] - self.low - self.columns).clamp(min=0)
+        return bin_of(offset, offset_edges(self.context))
 
     def weigh(self, per_row: Float[Tensor, "*batch row"]) -> Float[Tensor, "*batch"]:
         """Weighted sum over the rows of each sequence, in float64."""
@@ -149,13 +171,13 @@ class Block:
         return (self.hidden[:, 0, 0] == 0).sum(-1).to(self.k.dtype).log()
 
     def features(self, sequence: int) -> Float[Tensor, "group row key part"]:
-        """What sigma and beta multiply at every cell of one sequence and its first kv head."""
+        """What beta and sigma multiply at every cell of one sequence and its first kv head."""
         q, k = self.q_still[sequence, 0], self.k_still[sequence, 0]
         by_plane = self.planes.sum_coordinates(q[:, :, None] * k)
         sinks = by_plane.new_zeros(*by_plane.shape[:3], 1 + len(SINKS))
         kind = self.kind[sequence, 0].expand(-1, by_plane.shape[1], -1)
         sinks[:, :, self.columns] = one_hot(kind, 1 + len(SINKS)).to(sinks.dtype)
-        return torch.cat([sinks[..., 1:], by_plane], dim=-1)
+        return torch.cat([by_plane, sinks[..., 1:]], dim=-1)
 
     def _kernel_windows(
         self, kernel: Float[Tensor, "slot kv_head group offset"], slot: Int[Tensor, " batch"]
@@ -167,22 +189,6 @@ class Block:
         begin = slot[:, None] * 2 * context + context - 1 - self.position + self.low
         windows = line.unfold(-1, self.k.shape[2], 1).index_select(1, begin.flatten())
         return windows.view(kv_heads, group, *begin.shape, -1).permute(2, 0, 1, 3, 4)
-
-    def _sum_offsets(
-        self,
-        weighted: Float[Tensor, "batch kv_head group row key"],
-        slot: Int[Tensor, " batch"],
-        slots: int,
-    ) -> Float[Tensor, "slot kv_head group offset"]:
-        """Sum over the rows of each slot at each offset; keys ahead of a row weigh nothing."""
-        kv_heads, group = weighted.shape[1:3]
-        key = torch.arange(self.low, self.low + self.k.shape[2], device=weighted.device)
-        offset = (self.position[..., None] - key).clamp(min=0)
-        place = (slot[:, None, None] * self.context + offset).flatten()
-        by_head = weighted.permute(1, 2, 0, 3, 4).reshape(kv_heads * group, -1)
-        sums = by_head.new_zeros(len(by_head), slots * self.context)
-        sums.index_add_(1, place, by_head)
-        return sums.view(kv_heads, group, slots, self.context).permute(2, 0, 1, 3)
 
 
 def blocks(
@@ -265,6 +271,26 @@ def term_of(planes: Planes) -> Int[Tensor, " coordinate"]:
     term = torch.full((planes.head_dim,), planes.terms - 1)
     term[planes.first] = term[planes.second] = torch.arange(len(planes.inv_freq))
     return term
+
+
+def bin_of(offset: Int[Tensor, "*shape"], edges: Int[Tensor, " edge"]) -> Int[Tensor, "*shape"]:
+    """The bin that each offset lies in."""
+    return torch.bucketize(offset, edges.to(offset.device), right=True) - 1
+
+
+def _sum_by(
+    place: Int[Tensor, "batch row key"],
+    weighted: Float[Tensor, "batch kv_head group row key"],
+    slot: Int[Tensor, " batch"],
+    slots: int,
+    places: int,
+) -> Float[Tensor, "slot kv_head group place"]:
+    """Sum over the rows of each slot of what stands at each place, in float64."""
+    heads = weighted.shape[1:3]
+    by_head = weighted.permute(1, 2, 0, 3, 4).reshape(heads.numel(), -1)
+    sums = by_head.new_zeros(len(by_head), slots * places)
+    sums.index_add_(1, (slot[:, None, None] * places + place).flatten(), by_head)
+    return sums.view(*heads, slots, places).permute(2, 0, 1, 3).double()
 
 
 def _product(

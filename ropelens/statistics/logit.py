@@ -1,9 +1,12 @@
 """The conditional logit of a head: what sinks, offsets and contents say of the keys it picks.
 
-    log P_i(j) = sigma [j is a sink] + kappa(i - j) + sum_f beta_f c~_ijf - log Z_i
+    log P_i(j) = sigma [j is a sink] + kappa(i - j) + tau(i - j) [j is a sink]
+                 + sum_f beta_f c~_ijf - log Z_i
     c~_ijf     = s Re(q~_if conj(k~_jf)), plane f's score with the rotation taken off
 
-Four nested models: S has sigma alone, P sigma and kappa, C sigma and beta, B all three. The
+Four nested models: S has sigma alone, P also kappa and tau, C sigma and beta, B all. Each kind
+of sink has its sigma; kappa has a weight for every offset, tau one for each bin of offsets:
+how much a sink takes may depend on how far back it stands in another way than for keys. The
 log-likelihood sum_j A_ij log P_i(j) is concave in the weights, and its gradient the
 difference of two sums, those of A and those of P: the mass on sinks, the mass by offset, and
 sum_j A_ij c~_ijf = s Re(q~_if conj(sum_j A_ij k~_jf)). So an evaluation costs two matrix
@@ -21,15 +24,17 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ropelens.rope.planes import Planes
+from ropelens.statistics.bins import offset_edges
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.cells import SINKS, Block, Parts, blocks, log_norm
 from ropelens.statistics.offsets import (
     OffsetRows,
-    divide_by_curvature,
     fit_offsets,
     fit_sinks,
+    offset_curvature,
 )
 from ropelens.statistics.rows import Rows
 from ropelens.statistics.solver import Divide, Minimum, fit_log_linear
@@ -104,7 +109,11 @@ def fit(
             evaluations[name] += minimum.evaluations
             found[name].append(sample.unflatten(minimum.point))
     weights = {
-        name: Parts.of(torch.cat([one.flat for one in each], dim=1), terms=planes.terms)
+        name: Parts.of(
+            torch.cat([one.flat for one in each], dim=1),
+            terms=planes.terms,
+            context=len(call.start),
+        )
         for name, each in found.items()
     }
     return Fits(weights, evaluations)
@@ -144,7 +153,8 @@ class _Sample:
         heads = slice(kv_head, kv_head + 1)
         cells = list(blocks(call, rows, planes, sinks, kv_heads=heads))
         few = averaged(_some(rows, -(-CURVATURE_ROWS * parts // len(part))), part, parts)
-        size = len(SINKS) + planes.terms + len(call.start)
+        context = len(call.start)
+        size = planes.terms + len(SINKS) + context + len(offset_edges(context)) - 1
         observed = torch.zeros(parts, 1, group, size).double()
         information = torch.zeros(parts, 1, group).double()
         for block in cells:
@@ -167,7 +177,7 @@ class _Sample:
     def unflatten(self, points: Float[Tensor, "problem part"]) -> Parts:
         """The weights [part, 1, group, ...] of all problems."""
         flat = points.unflatten(0, (len(self.offset_rows), 1, -1))
-        return Parts.of(flat, terms=self.terms)
+        return Parts.of(flat, terms=self.terms, context=self.offset_rows[0].context)
 
     def fit_all(self) -> dict[str, Minimum]:
         """Every model, each from the best that it contains."""
@@ -181,26 +191,20 @@ class _Sample:
 
     def _fit_offsets(self) -> list[Minimum]:
         """S and P: from sums over offsets alone."""
-        parts, kinds = len(self.offset_rows), len(SINKS)
-        sinks, _, offsets = self.observed.split(
-            [kinds, self.terms, self.observed.shape[1] - kinds - self.terms], dim=-1
-        )
-        observed = torch.cat([sinks, offsets], dim=-1).unflatten(0, (parts, -1))
+        parts = len(self.offset_rows)
+        observed = self.observed[:, self.terms :].unflatten(0, (parts, -1))
         given = {"ridge": self.ridge, "tolerance": self.tolerance.unflatten(0, (parts, -1))}
         sink = fit_sinks(observed, self.offset_rows, **given)
         start = sink.point.view_as(observed)
         position = fit_offsets(observed, self.offset_rows, start=start, **given)
-
-        def with_planes(found: Minimum) -> Minimum:
-            first, rest = found.point[:, :kinds], found.point[:, kinds:]
-            nothing = first.new_zeros(len(first), self.terms)
-            return replace(found, point=torch.cat([first, nothing, rest], dim=-1))
-
-        return [with_planes(sink), with_planes(position)]
+        return [
+            replace(found, point=pad(found.point, (self.terms, 0)))
+            for found in (sink, position)
+        ]
 
     def _fit_content(self, model: Model, *, start: Float[Tensor, "problem part"]) -> Minimum:
         """A model with content: every evaluation makes the scores of all rows."""
-        first = len(SINKS) + self.terms
+        first = self.terms + len(SINKS)
         has = torch.ones_like(self.observed[0])
         has[first:] = model.offsets
         heads = len(self.observed) // len(self.offset_rows)
@@ -221,12 +225,11 @@ class _Sample:
 
         def curvature(point: Tensor, modelled: Tensor) -> Divide:
             divide_planes = planes.at(point)
+            divide_offsets = offset_curvature(modelled[:, first:], reach=reach, ridge=ridge)
 
             def divide(values: Tensor) -> Tensor:
                 rest = values[:, first:]
-                if model.offsets:
-                    mass = modelled[:, first:]
-                    rest = divide_by_curvature(rest, mass=mass, reach=reach, ridge=ridge)
+                rest = divide_offsets(rest) if model.offsets else torch.zeros_like(rest)
                 return torch.cat([divide_planes(values[:, :first]), rest], dim=-1)
 
             return divide
@@ -261,7 +264,7 @@ class _PlaneCurvature:
         sample = self._sample
         weights = sample.unflatten(point)
         parts, _, group, terms = weights.plane.shape
-        first = len(SINKS) + terms
+        first = terms + len(SINKS)
         total = point.new_zeros(parts, group, first, first)
         for block in sample.few:
             modelled = block.scores(
@@ -357,9 +360,8 @@ def _offset_norms(
     for part in by.unique().tolist():
         own = by == part
         table = OffsetRows.of(sequences_of(rows, own), call.start, sinks[own])
-        per_row = table.log_norms(
-            weights.sink[part].flatten(0, 1), weights.offset[part].flatten(0, 1)
-        )
+        flat = weights.flat[part].flatten(0, 1)[:, weights.plane.shape[-1] :]
+        per_row = table.log_norms(flat)
         per_row = (per_row * table.weight).unflatten(1, (int(own.sum()), -1)).sum(-1)
         norms[own] = per_row.mT.unflatten(1, norms.shape[1:])
     return norms
@@ -427,12 +429,10 @@ def by_part(
     sinks: Int[Tensor, "batch shared position"],
     part: Int[Tensor, " batch"],
     parts: int,
-    *,
-    edges: Int[Tensor, " edge"] | None = None,
 ) -> list[OffsetRows]:
     """The offsets and sinks that the rows of each part see."""
     return [
-        OffsetRows.of(sequences_of(rows, part == p), start, sinks[part == p], edges=edges)
+        OffsetRows.of(sequences_of(rows, part == p), start, sinks[part == p])
         for p in range(parts)
     ]
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ropelens.rope.planes import Planes, unrotate
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.cells import SINKS, Block, blocks
+from ropelens.statistics.cells import Block, blocks
 from ropelens.statistics.labels import Thresholds
 from ropelens.statistics.logit import RIDGE, averaged, by_part, count_rows, tolerance
 from ropelens.statistics.offsets import OffsetRows, fit_offsets, fit_sinks
@@ -116,7 +116,7 @@ def _orders(
 class _Rotated:
     """One rotation of a layer: sums over its rows, means over those of each part.
 
-    `observed` are masses on sinks and by offset, `information` nats over uniform attention,
+    `observed` are masses on sinks, by offset and on sinks by offset, `information` nats over uniform attention,
     `push` selectivity_keys over all rows.
     """
 
@@ -159,11 +159,9 @@ class _Rotated:
             weighted = q * read * block.weight[:, None, None, :, None]
             push += weighted.sum((0, 3)).to("cpu", torch.float64)
         assert observed is not None, "a call has rows"
-        kinds, terms = len(SINKS), planes.terms
-        without_planes = [observed[..., :kinds], observed[..., kinds + terms :]]
         by_plane = planes.sum_coordinates(push)[..., : len(planes.inv_freq)]
         return cls(
-            observed=torch.cat(without_planes, dim=-1).flatten(1, 2),
+            observed=observed[..., planes.terms :].flatten(1, 2),
             information=information.flatten(1, 2),
             push=by_plane.flatten(0, 1),
         )
@@ -204,7 +202,6 @@ def _gains(
 
     Fitted to one half and scored on the other; a gain below 0 is none, and P's at least S's.
     """
-    kinds = len(SINKS)
     given = {
         "ridge": RIDGE / counts.to(observed.dtype),
         "tolerance": 10 * tolerance(information),
@@ -216,9 +213,10 @@ def _gains(
         total = torch.zeros_like(information[0])
         for half, table in enumerate(tables):
             weights = fitted[1 - half]
-            norms = table.log_norms(weights[:, :kinds], weights[:, kinds:]) @ table.weight
-            uniform = -(table.keys.log() @ table.weight)
-            total += ((observed[half] * weights).sum(-1) - norms - uniform) / PARTS
+            likelihood = (observed[half] * weights).sum(-1) - table.log_norms(
+                weights
+            ) @ table.weight
+            total += (likelihood - table.uniform) / PARTS
         return total.clamp(min=0)
 
     return gain(sink), torch.maximum(gain(sink), gain(position))

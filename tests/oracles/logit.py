@@ -1,4 +1,4 @@
-"""The conditional logit of METHOD's head budget, fitted densely in float64 by scipy.
+"""The conditional logit of a head's budget, fitted densely in float64 by scipy.
 
 Every row x key x plane feature stands in memory, one head at a time, and nothing is shared
 with the code under test: A comes from transformers' eager attention (see `recording.py`).
@@ -60,6 +60,16 @@ def head_rows(
     )
 
 
+def bin_of_offset(context: int) -> NDArray[np.int64]:
+    """The bin of every offset below `context`: one each below 64, then eight an octave."""
+    octave = np.log2(np.maximum(np.arange(context), 64) / 64).astype(int)
+    return np.where(
+        np.arange(context) < 64,
+        np.arange(context),
+        64 + 8 * octave + (np.arange(context) - (64 << octave)) // (8 << octave),
+    )
+
+
 def information(rows: HeadRows) -> float:
     """Mean over rows of KL(A_i || uniform), in bits."""
     safe = np.where(rows.attention > 0, rows.attention, 1)
@@ -70,24 +80,23 @@ def information(rows: HeadRows) -> float:
 def gain(rows: HeadRows, *, content: bool, offsets: bool, ridge: float) -> float:
     """Bits per row that the best model explains over uniform attention.
 
-    sigma always, beta with `content`, kappa with `offsets`; fitted with `ridge` / 2 times the
+    sigma always, beta with `content`, kappa and tau with `offsets`; fitted with `ridge` / 2 times the
     squared weights beside the sum over rows, which the gain leaves out.
     """
     count, _, terms = rows.planes.shape
     context = int(rows.offset.max()) + 1
-    split = np.cumsum([1, terms if content else 0])
-
-    def parts(x: Floats) -> tuple[float, Floats, Floats]:
-        sigma, beta, kappa = np.split(x, split)
-        return float(sigma[0]), beta, kappa
+    bins = bin_of_offset(context)
+    sizes = [1, terms * content, context * offsets, (bins.max() + 1) * offsets]
+    split = np.cumsum(sizes)[:-1]
+    sink = rows.sink.ravel() > 0
 
     def mean_log_likelihood(x: Floats) -> tuple[float, Floats]:
-        sigma, beta, kappa = parts(x)
-        scores = sigma * rows.sink
+        sigma, beta, kappa, tau = np.split(x, split)
+        scores = sigma[0] * rows.sink
         if content:
             scores = scores + rows.planes @ beta
         if offsets:
-            scores = scores + kappa[rows.offset]
+            scores = scores + kappa[rows.offset] + tau[bins[rows.offset]] * rows.sink
         scores = np.where(rows.seen, scores, -np.inf)
         norm = logsumexp(scores, axis=1)
         miss = rows.attention - np.exp(scores - norm[:, None])
@@ -97,14 +106,17 @@ def gain(rows: HeadRows, *, content: bool, offsets: bool, ridge: float) -> float
         if content:
             slope.append(np.einsum("ij,ijf->f", miss, rows.planes))
         if offsets:
-            slope.append(np.bincount(rows.offset.ravel(), miss.ravel(), minlength=context))
+            place = rows.offset.ravel()
+            slope.append(np.bincount(place, miss.ravel(), minlength=context))
+            own = bins[place[sink]]
+            slope.append(np.bincount(own, miss.ravel()[sink], minlength=sizes[3]))
         return float(value), np.concatenate(slope) / count
 
     def loss(x: Floats) -> tuple[float, Floats]:
         value, slope = mean_log_likelihood(x)
         return ridge / count * (x @ x) / 2 - value, ridge / count * x - slope
 
-    start = np.zeros(split[-1] + (context if offsets else 0))
+    start = np.zeros(sum(sizes))
     options = {"maxiter": 5000, "maxfun": 10_000, "ftol": 1e-13, "gtol": 1e-8, "maxcor": 30}
     best = minimize(loss, start, jac=True, method="L-BFGS-B", options=options)
     uniform = -np.log(rows.seen.sum(1)).mean()
