@@ -239,6 +239,7 @@ class _Sample:
             self.observed,
             has=has,
             ridge=ridge,
+            smooth=slice(first, first + reach.shape[1]),
             curvature=curvature,
             start=start,
             tolerance=self.tolerance,

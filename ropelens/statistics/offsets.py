@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from ropelens.statistics.bins import offset_edges
 from ropelens.statistics.cells import SINKS, bin_of
 from ropelens.statistics.rows import Rows
-from ropelens.statistics.solver import Divide, Minimum, fit_log_linear
+from ropelens.statistics.solver import SMOOTH, Divide, Minimum, fit_log_linear
 
 TOGETHER = 2**18
 """Weights that are fitted at once, of many heads."""
@@ -165,9 +165,8 @@ def fit_sinks(
 
     def expect(point: Tensor) -> tuple[Tensor, Tensor]:
         norms, sums = [], []
-        for part, count, sigma in zip(
-            rows, counts, point.unflatten(0, (parts, -1)), strict=True
-        ):
+        weights = point.unflatten(0, (parts, -1))
+        for part, count, sigma in zip(rows, counts, weights, strict=True):
             factor = sigma.exp()[..., None]
             others = part.seen - count.sum(-1)
             norm = others + (count @ factor)[..., 0]
@@ -186,6 +185,7 @@ def fit_sinks(
         sinks,
         has=sinks.new_ones(kinds),
         ridge=ridges,
+        smooth=slice(0),
         curvature=curvature,
         start=torch.zeros_like(sinks),
         tolerance=tolerance.flatten(),
@@ -244,7 +244,7 @@ def _fit(
     parts, heads, size = observed.shape
     reach = torch.stack([part.reach for part in rows]).repeat_interleave(heads, dim=0)
     ridges = ridge.repeat_interleave(heads)[:, None]
-    kinds, last = len(SINKS), len(SINKS) + rows[0].context
+    kinds = len(SINKS)
 
     def expect(point: Tensor) -> tuple[Tensor, Tensor]:
         weights = point.unflatten(0, (parts, heads))
@@ -268,6 +268,7 @@ def _fit(
         observed.flatten(0, 1),
         has=observed.new_ones(size),
         ridge=ridges,
+        smooth=slice(kinds, kinds + rows[0].context),
         curvature=curvature,
         start=start.flatten(0, 1),
         tolerance=tolerance.flatten(),
@@ -294,7 +295,8 @@ def offset_curvature(
     farther = mass.sum(-1, keepdim=True) - mass.cumsum(-1)
     hazard = (mass / (reach - farther).clamp(min=1e-30)).clamp(0, 1)
     others = torch.arange(context - 1, -1, -1)
-    diagonal = mass * (1 - hazard) + ridge * (1 + hazard**2 * others)
+    held = ridge * (1 + 2 * SMOOTH)
+    diagonal = mass * (1 - hazard) + held + ridge * hazard**2 * others
 
     def divide(values: Tensor) -> Tensor:
         of_offsets = values[:, :context]

@@ -13,12 +13,16 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 DECREASE = 1e-4
 """Share of the decrease promised by the slope that a step must bring (Armijo)."""
 
 SHORTEST = 1e-6
 """Share of a step below which no shorter one is tried: rounding hides what it would bring."""
+
+SMOOTH = 3.0
+"""Weight of the squared steps between neighbours beside the squared weights themselves."""
 
 ROUNDING = 4 * torch.finfo(torch.float32).eps
 """Relative increase of a value that may be rounding alone."""
@@ -96,17 +100,20 @@ def fit_log_linear(
     *,
     has: Float[Tensor, " variable"],
     ridge: Float[Tensor, "problem 1"],
+    smooth: slice,
     curvature: Callable[[Tensor, Tensor], Divide],
     start: Float[Tensor, "problem variable"],
     tolerance: Float[Tensor, " problem"],
     max_evaluations: int = 100,
     memory: int = 4,
 ) -> Minimum:
-    """The weights of log-linear models of highest likelihood, less `ridge` / 2 their squares.
+    """The weights of log-linear models of highest likelihood, less a penalty.
 
-    The likelihood is `observed` times the weights, less log Z; `expect` gives log Z and what
-    the model makes of the observed sums, and `curvature` divides at a point with these sums.
-    Models have the weights where `has` is 1, and 0 elsewhere.
+    The penalty is `ridge` / 2 times the sum of their squares, and `SMOOTH` times that of the
+    steps between neighbours of those in `smooth`. The likelihood is `observed` times the
+    weights, less log Z; `expect` gives log Z and what the model makes of the observed sums,
+    and `curvature` divides at a point with these sums. Models have the weights where `has` is
+    1, and 0 elsewhere.
     """
     observed = observed * has
     modelled = torch.zeros_like(observed)
@@ -114,9 +121,12 @@ def fit_log_linear(
     def evaluate(point: Tensor) -> tuple[Tensor, Tensor]:
         log_norm, sums = expect(point)
         modelled.copy_(sums * has)
-        penalty = ridge * point
-        value = log_norm - (observed * point).sum(-1) + (penalty * point).sum(-1) / 2
-        return value, modelled - observed + penalty
+        pull = point.clone()
+        steps = point[:, smooth].diff(dim=-1)
+        pull[:, smooth] -= SMOOTH * pad(steps, (1, 1)).diff(dim=-1)
+        penalty = ridge[:, 0] * (pull * point).sum(-1) / 2
+        value = log_norm - (observed * point).sum(-1) + penalty
+        return value, modelled - observed + ridge * pull
 
     return minimize(
         evaluate,

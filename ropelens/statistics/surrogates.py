@@ -116,8 +116,8 @@ def _orders(
 class _Rotated:
     """One rotation of a layer: sums over its rows, means over those of each part.
 
-    `observed` are masses on sinks, by offset and on sinks by offset, `information` nats over uniform attention,
-    `push` selectivity_keys over all rows.
+    `observed` are masses on sinks, by offset, and on sinks by offset; `information` nats over
+    uniform attention; `push` selectivity_keys over all rows.
     """
 
     observed: Float[Tensor, "part head variable"]
@@ -213,9 +213,8 @@ def _gains(
         total = torch.zeros_like(information[0])
         for half, table in enumerate(tables):
             weights = fitted[1 - half]
-            likelihood = (observed[half] * weights).sum(-1) - table.log_norms(
-                weights
-            ) @ table.weight
+            log_norm = table.log_norms(weights) @ table.weight
+            likelihood = (observed[half] * weights).sum(-1) - log_norm
             total += (likelihood - table.uniform) / PARTS
         return total.clamp(min=0)
 

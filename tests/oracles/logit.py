@@ -17,6 +17,7 @@ from .fit import Floats
 from .recording import AttentionCall, LayerRotation
 
 NATS = np.log(2)  # in one bit
+SMOOTH = 3.0  # as in ropelens/statistics/solver.py
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,9 @@ def information(rows: HeadRows) -> float:
 def gain(rows: HeadRows, *, content: bool, offsets: bool, ridge: float) -> float:
     """Bits per row that the best model explains over uniform attention.
 
-    sigma always, beta with `content`, kappa and tau with `offsets`; fitted with `ridge` / 2 times the
-    squared weights beside the sum over rows, which the gain leaves out.
+    sigma always, beta with `content`, kappa and tau with `offsets`; fitted with `ridge` / 2
+    times the squared weights, and `SMOOTH` times the squared steps of kappa from offset to
+    offset, beside the sum over rows. The gain leaves that out.
     """
     count, _, terms = rows.planes.shape
     context = int(rows.offset.max()) + 1
@@ -114,7 +116,11 @@ def gain(rows: HeadRows, *, content: bool, offsets: bool, ridge: float) -> float
 
     def loss(x: Floats) -> tuple[float, Floats]:
         value, slope = mean_log_likelihood(x)
-        return ridge / count * (x @ x) / 2 - value, ridge / count * x - slope
+        steps = np.diff(x[split[1] : split[2]])
+        push = x.copy()
+        push[split[1] : split[2]] -= SMOOTH * np.diff(steps, prepend=0, append=0)
+        penalty = (x @ x + SMOOTH * (steps @ steps)) / 2
+        return ridge / count * penalty - value, ridge / count * push - slope
 
     start = np.zeros(sum(sizes))
     options = {"maxiter": 5000, "maxfun": 10_000, "ftol": 1e-13, "gtol": 1e-8, "maxcor": 30}

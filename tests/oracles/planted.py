@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 
 BASE = 10_000.0
 BOS = 0
-KEY_NOISE = 0.005  # std of a key's coordinate; it writes 1 in each fast plane
+KEY_NOISE = 0.003  # std of a key's coordinate; it writes 1 in each fast plane
 OFFSETS = (0, 1, 2, 3, 6, 17, 70, 100, 200, 300)
 
 
@@ -158,7 +158,7 @@ def every_kind(site: Site, offsets: tuple[int, ...]) -> Iterator[Wanted]:
     for mixed in (False, True):
 
         def share(mixed: bool = mixed) -> float:
-            return float(site.random.uniform(0.3, 0.5)) if mixed else 0.0
+            return float(site.random.uniform(0.35, 0.5)) if mixed else 0.0
 
         for offset in offsets:
             yield offset_head(site, offset, share())
