@@ -142,6 +142,7 @@ class Block:
         if content:
             read = (weighted.flatten(2, 3) @ self.k_still).view_as(self.q)
             plane = self.planes.sum_coordinates((self.q_still * read).sum(-2))
+        slot = slot.to(self.k.device)
         first = torch.cat([plane, sink], dim=-1).double()
         total = first.new_zeros(slots, *first.shape[1:]).index_add_(0, slot, first)
         keys = torch.arange(self.low, self.low + self.k.shape[2], device=self.k.device)
@@ -184,6 +185,7 @@ class Block:
     ) -> Float[Tensor, "batch kv_head group row key"]:
         """kernel(i - j) of every row i and key j: backwards, a row's is one stretch of it."""
         slots, kv_heads, group, context = kernel.shape
+        slot = slot.to(kernel.device)
         backwards = pad(kernel.flip(-1), (0, context)).permute(1, 2, 0, 3)
         line = backwards.reshape(kv_heads * group, slots * 2 * context)
         begin = slot[:, None] * 2 * context + context - 1 - self.position + self.low

@@ -278,7 +278,8 @@ class _PlaneCurvature:
                 features = features - share[..., None, :] @ features
                 weighted = share * block.weight[sequence][:, None]
                 covariance = (features * weighted[..., None]).flatten(1, 2).mT
-                total[sample.part[sequence]] += covariance @ features.flatten(1, 2)
+                product = (covariance @ features.flatten(1, 2)).to("cpu", torch.float64)
+                total[sample.part[sequence]] += product
         total = total.flatten(0, 1)
         size = total.diagonal(dim1=-2, dim2=-1)
         floor = self._ridge + 1e-6 * size.amax(-1, keepdim=True)

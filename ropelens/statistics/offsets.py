@@ -113,8 +113,8 @@ class OffsetRows:
 
     def _seen(self, weights: Float[Tensor, "head variable"]) -> _Seen:
         """The weights of the keys that each row sees, beside the largest there could be."""
-        bins = weights.shape[1] - len(SINKS) - self.context
-        sigma, kappa, tau = weights.split([len(SINKS), self.context, bins], dim=-1)
+        sizes = [len(SINKS), self.context, len(offset_edges(self.context)) - 1]
+        sigma, kappa, tau = weights.split(sizes, dim=-1)
         level = (kappa.amax(-1) + (sigma.amax(-1) + tau.amax(-1)).clamp(min=0))[:, None]
         kernel = (kappa - level).exp()
         kind, offset, bins = (

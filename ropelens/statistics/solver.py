@@ -74,10 +74,11 @@ def minimize(
         rounding = ROUNDING * (1 + value.abs())
         better = active & (new_value <= value + DECREASE * length * slope + rounding)
         moved = better[:, None]
-        steps.append(
-            tuple(torch.where(moved, x, 0) for x in (trial - point, new_gradient - gradient))
+        last = (
+            torch.where(moved, trial - point, 0),
+            torch.where(moved, new_gradient - gradient, 0),
         )
-        steps = steps[-memory:]
+        steps = [*steps, last][-memory:]
         # where the parabola through both values and the slope has its minimum
         rise = (new_value - value - length * slope).clamp(min=1e-30)
         shorter = (-slope * length**2 / (2 * rise)).nan_to_num(0.0)

@@ -23,22 +23,20 @@ from ropelens.rope.planes import Planes, unrotate
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.cells import Block, blocks
 from ropelens.statistics.labels import Thresholds
-from ropelens.statistics.logit import RIDGE, averaged, by_part, count_rows, tolerance
+from ropelens.statistics.logit import RIDGE, averaged, count_rows, tolerance
 from ropelens.statistics.offsets import OffsetRows, fit_offsets, fit_sinks
 from ropelens.statistics.rows import Rows
 
 DRAWS = 40
 """Surrogates by default."""
 
-PARTS = 2
-"""Halves of the sequences: what offsets explain is fitted to one and scored on the other."""
-
 
 @dataclass(frozen=True)
 class LayerSurrogates:
     """Two numbers of every head of a layer: first the model's own, then those of each draw.
 
-    `offset_fraction` is P / rest, `log_wavelength` the mean over planes that rotate, weighted
+    `offset_fraction` is P / rest on the rows that P is fitted to, for what it has too much of
+    that, surrogates have as well. `log_wavelength` the mean over planes that rotate, weighted
     by the positive part of selectivity_keys (NaN without any), and `counts` says which heads
     are neither diffuse nor sinks.
     """
@@ -61,11 +59,11 @@ def draw_surrogates(
 ) -> LayerSurrogates:
     """The model's own numbers on `rows`, and those of `draws` surrogates, by the same code.
 
-    Draws are those of `seed` and the layer. Sequences are dealt to two halves in turn.
+    Draws are those of `seed` and the layer.
     """
     thresholds = thresholds or Thresholds()
-    part = torch.arange(len(call.query)) % PARTS
-    rows = averaged(rows, part, PARTS)
+    one = torch.zeros(len(call.query), dtype=torch.long)
+    rows = averaged(rows, one, 1)
     orders = _orders(planes, call.key.shape[1], draws, seed=seed, layer=call.layer)
     cells = list(blocks(call, rows, planes, sinks))
     one_for_all = sinks.shape[1] == 1
@@ -74,23 +72,18 @@ def draw_surrogates(
     k_still = unrotate(call.key.to(cells[0].k.dtype), everywhere, planes)
     angle = everywhere.to(torch.float32)[:, None] * planes.inv_freq.to(everywhere.device)
     turned = [
-        _Rotated.by(order, angle.cos(), angle.sin(), k_still, cells, even, planes, part)
+        _Rotated.by(order, angle.cos(), angle.sin(), k_still, cells, even, planes)
         for order in orders.to(everywhere.device)
     ]
-    observed = torch.stack([one.observed for one in turned], dim=1).flatten(1, 2)
-    information = torch.stack([one.information for one in turned], dim=1).flatten(1, 2)
-    heads = torch.arange(call.query.shape[1]).repeat(len(turned))
     # In float32: ranks of heads need no more, and 41 times a layer's heads are many.
-    observed, information = observed.float(), information.float()
-    tables = [
-        table.of_heads(heads).to(torch.float32)
-        for table in by_part(rows, call.start, sinks, part, PARTS)
-    ]
-    sink, position = _gains(observed, information, tables, count_rows(rows, part, PARTS))
+    observed = torch.cat([each.observed for each in turned], dim=1).float()
+    total = torch.cat([each.information for each in turned]).float()
+    heads = torch.arange(call.query.shape[1]).repeat(len(turned))
+    table = OffsetRows.of(rows, call.start, sinks).of_heads(heads).to(torch.float32)
+    sink, position = _gains(observed, total, table, rows=count_rows(rows, one, 1))
     shape = (len(turned), -1)
-    total = information.mean(0).view(shape)
-    sink, position = sink.view(shape), position.view(shape)
-    rest = (total - sink).clamp(min=1e-300)
+    total, sink, position = (x.view(shape) for x in (total, sink, position))
+    rest = (total - sink).clamp(min=torch.finfo(torch.float32).tiny)
     return LayerSurrogates(
         offset_fraction=(position - sink) / rest,
         log_wavelength=_mean_log_wavelength(
@@ -114,14 +107,14 @@ def _orders(
 
 @dataclass(frozen=True)
 class _Rotated:
-    """One rotation of a layer: sums over its rows, means over those of each part.
+    """Means over the rows of a layer, rotated in one way.
 
     `observed` are masses on sinks, by offset, and on sinks by offset; `information` nats over
-    uniform attention; `push` selectivity_keys over all rows.
+    uniform attention; `push` selectivity_keys.
     """
 
-    observed: Float[Tensor, "part head variable"]
-    information: Float[Tensor, "part head"]
+    observed: Float[Tensor, "1 head variable"]
+    information: Float[Tensor, " head"]
     push: Float[Tensor, "head frequency"]
 
     @classmethod
@@ -134,35 +127,33 @@ class _Rotated:
         cells: list[Block],
         even: list[Tensor],
         planes: Planes,
-        part: Int[Tensor, " batch"],
     ) -> _Rotated:
         """Rotate queries and keys with the frequencies in this order, and attend."""
         cos, sin = (x.to(k_still.dtype)[:, order].movedim(1, 0) for x in (cos, sin))
         k = _rotate(k_still, cos, sin, planes)
         _, kv_heads, group, _, dim = cells[0].q.shape
-        observed, information = None, torch.zeros(PARTS, kv_heads, group).double()
-        push = torch.zeros(kv_heads, group, dim).double()
+        push = torch.zeros(kv_heads, group, dim, dtype=torch.float64)
+        information = torch.zeros(kv_heads, group, dtype=torch.float64)
+        one, sums = torch.zeros(len(k), dtype=torch.long), []
         for block, uniform in zip(cells, even, strict=True):
             at = block.position
-            here = [x[:, at].movedim(0, 1)[:, :, None] for x in (cos, sin)]
-            q = _rotate(block.q_still, *here, planes)
+            here_cos, here_sin = (x[:, at].movedim(0, 1)[:, :, None] for x in (cos, sin))
+            q = _rotate(block.q_still, here_cos, here_sin, planes)
             keys = k[:, :, block.low : block.low + uniform.shape[-1]]
             attention, entropy = block.attention(q, keys)
             gained = block.log_keys()[:, None, None] - entropy
-            information.index_add_(0, part, block.weigh(gained))
-            sums = block.sums(attention, part, slots=PARTS, content=False)
-            observed = sums if observed is None else observed + sums
+            information += block.weigh(gained).sum(0)
+            sums.append(block.sums(attention, one, slots=1, content=False))
             on_others = attention  # changed from here on
             on_others[..., block.columns] *= block.kind == 0
             on_others -= on_others.sum(-1, keepdim=True) * uniform
             read = (on_others.flatten(2, 3) @ keys).view_as(q)
             weighted = q * read * block.weight[:, None, None, :, None]
             push += weighted.sum((0, 3)).to("cpu", torch.float64)
-        assert observed is not None, "a call has rows"
         by_plane = planes.sum_coordinates(push)[..., : len(planes.inv_freq)]
         return cls(
-            observed=observed[..., planes.terms :].flatten(1, 2),
-            information=information.flatten(1, 2),
+            observed=torch.stack(sums).sum(0)[..., planes.terms :].flatten(1, 2),
+            information=information.flatten(),
             push=by_plane.flatten(0, 1),
         )
 
@@ -193,32 +184,25 @@ def _rotate(
 
 
 def _gains(
-    observed: Float[Tensor, "part head variable"],
-    information: Float[Tensor, "part head"],
-    tables: list[OffsetRows],
-    counts: Float[Tensor, " part"],
+    observed: Float[Tensor, "1 head variable"],
+    information: Float[Tensor, " head"],
+    table: OffsetRows,
+    *,
+    rows: Float[Tensor, " part"],
 ) -> tuple[Float[Tensor, " head"], Float[Tensor, " head"]]:
-    """Nats that S and P explain over uniform attention.
-
-    Fitted to one half and scored on the other; a gain below 0 is none, and P's at least S's.
-    """
+    """Nats that S and P explain over uniform attention, on the rows that they are fitted to."""
     given = {
-        "ridge": RIDGE / counts.to(observed.dtype),
-        "tolerance": 10 * tolerance(information),
+        "ridge": RIDGE / rows.to(observed.dtype),
+        "tolerance": 10 * tolerance(information)[None],
     }
-    sink = fit_sinks(observed, tables, **given).point.view_as(observed)
-    position = fit_offsets(observed, tables, start=sink, **given).point.view_as(observed)
+    sink = fit_sinks(observed, [table], **given).point
+    position = fit_offsets(observed, [table], start=sink[None], **given).point
 
-    def gain(fitted: Float[Tensor, "part head variable"]) -> Float[Tensor, " head"]:
-        total = torch.zeros_like(information[0])
-        for half, table in enumerate(tables):
-            weights = fitted[1 - half]
-            log_norm = table.log_norms(weights) @ table.weight
-            likelihood = (observed[half] * weights).sum(-1) - log_norm
-            total += (likelihood - table.uniform) / PARTS
-        return total.clamp(min=0)
+    def gain(weights: Float[Tensor, "head variable"]) -> Float[Tensor, " head"]:
+        log_norm = table.log_norms(weights) @ table.weight
+        return (observed[0] * weights).sum(-1) - log_norm - table.uniform
 
-    return gain(sink), torch.maximum(gain(sink), gain(position))
+    return gain(sink), gain(position)
 
 
 def _mean_log_wavelength(
