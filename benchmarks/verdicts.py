@@ -1,0 +1,159 @@
+"""The claim on wavelengths, judged where the answer is known: trained and random models.
+
+    python benchmarks/verdicts.py [--random N] [--checkpoints FOLDER] [--corpora FOLDER]
+
+Per model the rank correlation of what the offset explains with the mean log wavelength, the
+surrogates' median and 95 %, the heads by label and the verdict. Random models differ in
+seed, size and initial scale: frequencies mean nothing to them, so the claim may hold of 1 in 20.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+import ropelens as rl
+from ropelens.models.rotation import read_layers
+from ropelens.models.subject import as_subject
+from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.claim import Claim, judge
+from ropelens.statistics.labels import LABELS, Thresholds, label
+from ropelens.statistics.logit import budget, fit, score
+from ropelens.statistics.rows import sample_rows
+from ropelens.statistics.sinks import find_sinks, known_sinks, with_found
+from ropelens.statistics.surrogates import LayerSurrogates, draw_surrogates
+
+BUNDLED = Path(rl.__file__).parent / "bundled" / "rope"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--random", type=int, default=20, metavar="N")
+    parser.add_argument("--checkpoints", type=Path, help="holds stories260k and babyllama105")
+    parser.add_argument("--corpora", type=Path, help="holds tinystories/ and novels/valid/")
+    parser.add_argument("--sequences", type=int, default=8)
+    parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--draws", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    if options.checkpoints and options.corpora:
+        stories = sorted((options.corpora / "tinystories").glob("*.txt"))
+        novels = sorted((options.corpora / "novels/valid").glob("*.txt"))
+        for place, texts in (
+            (options.checkpoints / "stories260k", stories),
+            (options.checkpoints / "babyllama105", stories),
+            (BUNDLED, novels),
+        ):
+            model, tokenizer = rl.load(str(place))
+            tokens = text_tokens(model, tokenizer, texts, sequences=options.sequences)
+            say(place.name, model, tokens, options)
+    for seed in range(options.random):
+        model, name = random_model(seed)
+        tokens = torch.randint(3, 512, (options.sequences, 192))
+        tokens[:, 0] = 1
+        say(name, model, tokens, options)
+
+
+def say(name: str, model: PreTrainedModel, tokens: Tensor, options: argparse.Namespace) -> None:
+    """One line on one model."""
+    begin = time.process_time()
+    claim, labels = judged(
+        model, tokens, rows=options.rows, draws=options.draws, seed=options.seed
+    )
+    counts = " ".join(f"{labels[each]} {each}" for each in LABELS if labels[each])
+    print(
+        f"{name:28} {tuple(tokens.shape)} rho {claim.rank_correlation:+.2f}"
+        f" [{claim.low:+.2f}, {claim.high:+.2f}]; surrogates {claim.null_median:+.2f}"
+        f" [{claim.null_low:+.2f}, {claim.null_high:+.2f}], p {claim.p_value:.3f};"
+        f" {counts}: {claim.verdict} ({time.process_time() - begin:.0f} s)",
+        flush=True,
+    )
+
+
+def judged(
+    model: PreTrainedModel, tokens: Tensor, *, rows: int, draws: int, seed: int
+) -> tuple[Claim, Counter[str]]:
+    """The claim's verdict on these sequences, and how many heads have each label."""
+    subject = as_subject(model)
+    planes = [layer.planes for layer in read_layers(subject, context=tokens.shape[1])]
+    length = torch.full((len(tokens),), tokens.shape[1])
+    looked_at = sample_rows(length, count=rows, seed=seed)
+    known = known_sinks(tokens)
+    half = torch.arange(len(tokens)) % 2
+    drawn: list[LayerSurrogates] = []
+    labels: Counter[str] = Counter()
+
+    def observe(call: AttentionCall) -> None:
+        own = planes[call.layer]
+        sinks = with_found(known, find_sinks(call, looked_at, own, known))
+        fits = fit(call, looked_at, own, sinks, part=half)
+        scores = score(call, looked_at, own, sinks, fits, by=1 - half, slot=half * 0, slots=1)
+        bits = budget(scores)
+        shares = {
+            part: vars(bits)[part][0] for part in ("total", "sink", "position", "content")
+        }
+        labels.update(LABELS[i] for i in label(Thresholds(), **shares))
+        drawn.append(draw_surrogates(call, looked_at, own, sinks, draws=draws, seed=seed))
+
+    with torch.no_grad(), subject.observe(observe):
+        subject.forward(tokens)
+    claim = judge(drawn, positional=labels["positional"], semantic=labels["semantic"])
+    return claim, labels
+
+
+def text_tokens(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: list[Path],
+    *,
+    sequences: int,
+) -> Tensor:
+    """Sequences of a model's context, at most 512, that each begin with BOS, from all texts."""
+    context = min(512, model.config.max_position_embeddings)
+    ids: list[int] = []
+    share = -(-sequences * context // len(texts))
+    for text in texts:
+        some = text.read_text()[: share * 16]
+        ids += tokenizer(some, add_special_tokens=False)["input_ids"][:share]
+    sequences = min(sequences, len(ids) // (context - 1))
+    table = torch.tensor(ids[: sequences * (context - 1)]).view(sequences, context - 1)
+    first = torch.full((sequences, 1), model.config.bos_token_id)
+    return torch.cat([first, table], dim=1)
+
+
+def random_model(seed: int) -> tuple[PreTrainedModel, str]:
+    """A Llama that was never trained; its size and the scale of its weights go with the seed."""
+    layers, heads, kv_heads, dim = [(4, 8, 8, 32), (6, 6, 2, 32), (4, 8, 4, 64), (8, 4, 4, 16)][
+        seed % 4
+    ]
+    std = [0.02, 0.05, 0.1, 0.3][seed // 4 % 4]
+    config = LlamaConfig(
+        vocab_size=512,
+        hidden_size=heads * dim,
+        intermediate_size=2 * heads * dim,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=dim,
+        max_position_embeddings=512,
+        bos_token_id=1,
+        initializer_range=std,
+    )
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(config).eval()
+    return model, f"random {seed}: {layers} x {heads} of {dim}, {std}"
+
+
+if __name__ == "__main__":
+    main()

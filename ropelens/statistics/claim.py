@@ -1,0 +1,148 @@
+"""Positional heads use short wavelengths, semantic ones long: a verdict, and what it rests on.
+
+The rank correlation of what the offset explains with the mean log wavelength, over the heads
+that are neither diffuse nor sinks, beside that of surrogates (see `surrogates.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+from scipy.stats import rankdata
+
+from ropelens.statistics.surrogates import LayerSurrogates
+
+VERDICTS = ("holds", "contradicted", "unresolved", "not testable")
+
+LEAST_HEADS = 3
+"""Heads of each of the two labels that a verdict takes."""
+
+TAILS = (0.025, 0.975)
+"""Quantiles of the surrogates, and of the resampled layers, that bound 95 %."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The rank correlation, its 95 % interval, its surrogates, and what follows.
+
+    `low` and `high` come from layers drawn again with replacement: heads of one layer are not
+    independent. `null_low` and `null_high` are the surrogates' 2.5 and 97.5 % quantiles;
+    `p_value` is the share of the model and its surrogates that correlate as negatively as the
+    model or more. `why` says in words what the verdict rests on.
+    """
+
+    rank_correlation: float
+    low: float
+    high: float
+    heads: int
+    null_median: float
+    null_low: float
+    null_high: float
+    null_draws: int
+    p_value: float
+    verdict: str
+    why: str
+
+
+def judge(
+    layers: Sequence[LayerSurrogates],
+    *,
+    positional: int,
+    semantic: int,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Claim:
+    """The claim's verdict: **holds** where the model correlates more negatively than 97.5 % of
+    its surrogates, **contradicted** where less than 97.5 %, **unresolved** between.
+
+    **Not testable** with fewer than 3 `positional` or `semantic` heads, or where no order of
+    the frequencies makes a difference: then the claim says nothing of this model.
+    """
+    fraction, wavelength, counts = (
+        [vars(layer)[name].numpy() for layer in layers]
+        for name in ("offset_fraction", "log_wavelength", "counts")
+    )
+    counts = [c & np.isfinite(w) for c, w in zip(counts, wavelength, strict=True)]
+    draws = len(fraction[0])
+    rho = np.array(
+        [
+            rank_correlation(
+                *(
+                    np.concatenate([x[d][c[d]] for x, c in zip(each, counts, strict=True)])
+                    for each in (fraction, wavelength)
+                )
+            )
+            for d in range(draws)
+        ]
+    )
+    own = [
+        (f[0][c[0]], w[0][c[0]]) for f, w, c in zip(fraction, wavelength, counts, strict=True)
+    ]
+    low, high = _interval(own, resamples=resamples, seed=seed)
+    null = rho[1:][np.isfinite(rho[1:])]
+    null_low, null_high = np.quantile(null, TAILS) if len(null) else (np.nan, np.nan)
+    verdict, why = _verdict(rho[0], null, positional=positional, semantic=semantic)
+    return Claim(
+        rank_correlation=float(rho[0]),
+        low=low,
+        high=high,
+        heads=sum(len(f) for f, _ in own),
+        null_median=float(np.median(null)) if len(null) else np.nan,
+        null_low=float(null_low),
+        null_high=float(null_high),
+        null_draws=len(null),
+        p_value=float((1 + (null <= rho[0]).sum()) / (1 + len(null))),
+        verdict=verdict,
+        why=why,
+    )
+
+
+def _verdict(
+    rho: float, null: Float[np.ndarray, " draw"], *, positional: int, semantic: int
+) -> tuple[str, str]:
+    """The verdict and what it rests on."""
+    if min(positional, semantic) < LEAST_HEADS:
+        return "not testable", (
+            f"{positional} heads are positional and {semantic} semantic; "
+            f"it takes {LEAST_HEADS} of each"
+        )
+    if not np.isfinite(rho) or not len(null) or np.ptp(null) == 0:
+        return "not testable", "the order of the frequencies makes no difference"
+    low, high = np.quantile(null, TAILS)
+    beside = f"{rho:+.2f} beside {low:+.2f} to {high:+.2f} of {len(null)} surrogates"
+    if rho < low:
+        return "holds", f"{beside}: more negative than frequencies in a random order give"
+    if rho > high:
+        return (
+            "contradicted",
+            f"{beside}: less negative than frequencies in a random order give",
+        )
+    return "unresolved", f"{beside}: frequencies in a random order give as much"
+
+
+def rank_correlation(x: Float[np.ndarray, " head"], y: Float[np.ndarray, " head"]) -> float:
+    """Spearman's rank correlation; NaN for fewer than 4 heads, or where all are alike."""
+    if len(x) < 4 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return np.nan
+    return float(np.corrcoef(rankdata(x), rankdata(y))[0, 1])
+
+
+def _interval(
+    layers: Sequence[tuple[Float[np.ndarray, " head"], Float[np.ndarray, " head"]]],
+    *,
+    resamples: int,
+    seed: int,
+) -> tuple[float, float]:
+    """95 % of the correlations of layers drawn again; NaN for a single layer."""
+    if len(layers) < 2:
+        return np.nan, np.nan
+    picks = np.random.default_rng(seed).integers(len(layers), size=(resamples, len(layers)))
+    drawn = [
+        rank_correlation(*(np.concatenate([layers[i][k] for i in pick]) for k in (0, 1)))
+        for pick in picks
+    ]
+    low, high = np.nanquantile(drawn, TAILS) if np.isfinite(drawn).any() else (np.nan, np.nan)
+    return float(low), float(high)

@@ -1,0 +1,129 @@
+"""The conditional logit of a head's budget, fitted densely in float64 by scipy.
+
+Every row x key x plane feature stands in memory, one head at a time, and nothing is shared
+with the code under test: A comes from transformers' eager attention (see `recording.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import logsumexp
+
+from .fit import Floats
+from .recording import AttentionCall, LayerRotation
+
+NATS = np.log(2)  # in one bit
+SMOOTH = 3.0  # as in ropelens/statistics/solver.py
+
+
+@dataclass(frozen=True)
+class HeadRows:
+    """Rows (position 1 on) of one head: attention, and what the model may say of each key.
+
+    - attention, seen, sink [row, key]; sink 1 where a key is a sink
+    - offset [row, key]: position of the row less that of the key
+    - planes [row, key, term]: scores without rotation, nats, before any soft-cap
+    """
+
+    attention: Floats
+    seen: NDArray[np.bool_]
+    sink: Floats
+    offset: NDArray[np.int64]
+    planes: Floats
+
+    def joined(self, other: HeadRows) -> HeadRows:
+        """The rows of two sequences of one length."""
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return HeadRows(*(np.concatenate(pair) for pair in pairs))
+
+
+def head_rows(
+    call: AttentionCall, rotation: LayerRotation, *, head: int, sinks: NDArray[np.bool_]
+) -> HeadRows:
+    """Of one sequence; `sinks` [position] says which keys are sinks."""
+    group = len(call.query) // len(call.key)
+    q = rotation.unrotate(call.query[head][None])[0].numpy()
+    k = rotation.unrotate(call.key[head // group][None])[0].numpy()
+    planes = [call.scale * q[:, part] @ k[:, part].T for part in rotation.parts() if len(part)]
+    position = np.arange(len(q))
+    attention = call.attention[head].numpy()
+    attention = attention / attention.sum(-1, keepdims=True)  # what is left to the keys
+    return HeadRows(
+        attention=attention[1:],
+        seen=call.visible.numpy()[1:],
+        sink=np.broadcast_to(sinks.astype(float), attention[1:].shape),
+        offset=(position[:, None] - position)[1:].clip(0),
+        planes=np.stack(planes, axis=-1)[1:],
+    )
+
+
+def bin_of_offset(context: int) -> NDArray[np.int64]:
+    """The bin of every offset below `context`: one each below 64, then eight an octave."""
+    octave = np.log2(np.maximum(np.arange(context), 64) / 64).astype(int)
+    return np.where(
+        np.arange(context) < 64,
+        np.arange(context),
+        64 + 8 * octave + (np.arange(context) - (64 << octave)) // (8 << octave),
+    )
+
+
+def information(rows: HeadRows) -> float:
+    """Mean over rows of KL(A_i || uniform), in bits."""
+    safe = np.where(rows.attention > 0, rows.attention, 1)
+    per_row = (rows.attention * np.log(safe)).sum(1) + np.log(rows.seen.sum(1))
+    return float(per_row.mean() / NATS)
+
+
+def gain(rows: HeadRows, *, content: bool, offsets: bool, ridge: float) -> float:
+    """Bits per row that the best model explains over uniform attention.
+
+    sigma always, beta with `content`, kappa and tau with `offsets`; fitted with `ridge` / 2
+    times the squared weights, and `SMOOTH` times the squared steps of kappa from offset to
+    offset, beside the sum over rows. The gain leaves that out.
+    """
+    count, _, terms = rows.planes.shape
+    context = int(rows.offset.max()) + 1
+    bins = bin_of_offset(context)
+    sizes = [1, terms * content, context * offsets, (bins.max() + 1) * offsets]
+    split = np.cumsum(sizes)[:-1]
+    sink = rows.sink.ravel() > 0
+
+    def mean_log_likelihood(x: Floats) -> tuple[float, Floats]:
+        sigma, beta, kappa, tau = np.split(x, split)
+        scores = sigma[0] * rows.sink
+        if content:
+            scores = scores + rows.planes @ beta
+        if offsets:
+            scores = scores + kappa[rows.offset] + tau[bins[rows.offset]] * rows.sink
+        scores = np.where(rows.seen, scores, -np.inf)
+        norm = logsumexp(scores, axis=1)
+        miss = rows.attention - np.exp(scores - norm[:, None])
+        finite = np.where(rows.seen, scores, 0)
+        value = ((rows.attention * finite).sum(1) - norm).mean()
+        slope = [np.array([(miss * rows.sink).sum()])]
+        if content:
+            slope.append(np.einsum("ij,ijf->f", miss, rows.planes))
+        if offsets:
+            place = rows.offset.ravel()
+            slope.append(np.bincount(place, miss.ravel(), minlength=context))
+            own = bins[place[sink]]
+            slope.append(np.bincount(own, miss.ravel()[sink], minlength=sizes[3]))
+        return float(value), np.concatenate(slope) / count
+
+    def loss(x: Floats) -> tuple[float, Floats]:
+        value, slope = mean_log_likelihood(x)
+        steps = np.diff(x[split[1] : split[2]])
+        push = x.copy()
+        push[split[1] : split[2]] -= SMOOTH * np.diff(steps, prepend=0, append=0)
+        penalty = (x @ x + SMOOTH * (steps @ steps)) / 2
+        return ridge / count * penalty - value, ridge / count * push - slope
+
+    start = np.zeros(sum(sizes))
+    options = {"maxiter": 5000, "maxfun": 10_000, "ftol": 1e-13, "gtol": 1e-8, "maxcor": 30}
+    best = minimize(loss, start, jac=True, method="L-BFGS-B", options=options)
+    uniform = -np.log(rows.seen.sum(1)).mean()
+    return (mean_log_likelihood(best.x)[0] - uniform) / NATS

@@ -1,0 +1,105 @@
+"""The models of a row, against scipy's dense fits; their laws; what padding may not change."""
+
+from __future__ import annotations
+
+from functools import reduce
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from observed import observed_calls
+from oracles.logit import HeadRows, gain, head_rows, information
+from oracles.recording import attention_calls
+from oracles.tiny import random_tokens, rotations, tiny
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import ropelens as rl
+from ropelens.rope.planes import Planes
+from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.logit import RIDGE, Scores, fit, score
+from ropelens.statistics.rows import all_rows
+
+ALLOWED = 0.005
+"""Share of the bits beside the sink's that a gain may miss."""
+
+
+def first_is_sink(tokens: Tensor) -> Tensor:
+    sinks = torch.zeros(len(tokens), 1, tokens.shape[1], dtype=torch.long)
+    sinks[..., 0] = 1
+    return sinks
+
+
+def in_sample(call: AttentionCall, planes: Planes, tokens: Tensor, *, ridge: float) -> Scores:
+    """All rows scored by what was fitted to them."""
+    one = torch.zeros(len(tokens), dtype=torch.long)
+    rows = all_rows(torch.full((len(tokens),), tokens.shape[1]))
+    given = (call, rows, planes, first_is_sink(tokens))
+    fits = fit(*given, part=one, parts=1, ridge=ridge)
+    return score(*given, fits, by=one, slot=one, slots=1)
+
+
+def compare(
+    model: PreTrainedModel,
+    tokens: np.ndarray,
+    *,
+    name: str,
+    ridge: float = RIDGE,
+    heads: list[tuple[int, int]],
+) -> None:
+    """Gains of some (layer, head) with those of scipy's fits."""
+    sinks = np.arange(tokens.shape[1]) == 0
+    recorded = [attention_calls(model, sequence)[0] for sequence in tokens]
+    turning = rotations(model, name=name)
+    ours = observed_calls(model, torch.from_numpy(tokens))
+    for layer in sorted({layer for layer, _ in heads}):
+        scores = in_sample(*ours[layer], torch.from_numpy(tokens), ridge=ridge)
+        for head in (head for own, head in heads if own == layer):
+            true = reduce(
+                HeadRows.joined,
+                (
+                    head_rows(calls[layer], turning[layer], head=head, sinks=sinks)
+                    for calls in recorded
+                ),
+            )
+            total = information(true)
+            bits = float(scores.weight[0]) * np.log(2)
+            found = {
+                model_name: float((values - scores.uniform)[0, head]) / bits
+                for model_name, values in vars(scores).items()
+                if model_name != "weight"
+            }
+            assert found["information"] == pytest.approx(total, rel=1e-3, abs=1e-5)
+            sink = gain(true, content=False, offsets=False, ridge=ridge)
+            assert abs(found["sink"] - sink) < ALLOWED * total
+            for which, content, offsets in (
+                ("position", False, True),
+                ("content", True, False),
+                ("both", True, True),
+            ):
+                dense = gain(true, content=content, offsets=offsets, ridge=ridge)
+                miss = abs(found[which] - dense)
+                assert miss < ALLOWED * (total - sink), (layer, head, which, found, dense)
+
+
+@pytest.mark.parametrize(
+    "name", ["llama_mha", "llama_gqa", "gemma2", "gpt_oss", "smollm3", "glm", "phi", "nanochat"]
+)
+def test_gains_are_scipys_on_tiny_models(name: str):
+    model = tiny(name)
+    last = model.config.num_hidden_layers - 1
+    tokens = random_tokens(sequences=2, length=40)
+    compare(model, tokens, name=name, heads=[(0, 0), (0, 3), (last, 1)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpoint", ["babyllama105", "stories260k"])
+@pytest.mark.parametrize("ridge", [RIDGE, 1e-6])
+def test_gains_are_scipys_on_trained_models(shared: Path, checkpoint: str, ridge: float):
+    model, tokenizer = rl.load(str(shared / "checkpoints" / checkpoint))
+    text = (shared / "corpora/tinystories/1.txt").read_text()
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"][: 2 * 95]
+    tokens = np.array([[1, *ids[:95]], [1, *ids[95:]]])
+    model.set_attn_implementation("eager")
+    compare(model, tokens, name="llama_gqa", ridge=ridge, heads=[(0, 5), (1, 2), (4, 1)])

@@ -1,0 +1,209 @@
+"""Heads whose purpose is known: label, offset, and the bits in the right share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+import pytest
+import torch
+from oracles.logit import HeadRows, gain, information
+from oracles.planted import OFFSETS, Expected, Planted, planted
+from torch import Tensor
+
+from ropelens.rope.planes import Planes
+from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.labels import (
+    LABELS,
+    Offsets,
+    Thresholds,
+    Wavelengths,
+    describe_kernel,
+    describe_wavelengths,
+    label,
+)
+from ropelens.statistics.logit import Budget, budget, fit, score
+from ropelens.statistics.rows import sample_rows
+from ropelens.statistics.sinks import find_sinks, known_sinks, sum_selectivity, with_found
+
+ROWS = 64
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a profile would say of the heads of one call."""
+
+    bits: Budget
+    labels: list[str]
+    offsets: Offsets
+    wavelengths: Wavelengths
+
+
+def measure(call: AttentionCall, planes: Planes, tokens: Tensor) -> Measured:
+    """Fitted on half of the sequences and scored on the other, both ways."""
+    sequences, context = tokens.shape
+    rows = sample_rows(torch.full((sequences,), context), count=ROWS, seed=0)
+    sinks = known_sinks(tokens)
+    sinks = with_found(sinks, find_sinks(call, rows, planes, sinks))
+    half = torch.arange(sequences) % 2
+    fits = fit(call, rows, planes, sinks, part=half)
+    scores = score(call, rows, planes, sinks, fits, by=1 - half, slot=half * 0, slots=1)
+    bits = budget(scores)
+    bits = Budget(*(values[0] for values in vars(bits).values()))
+    shares = {name: vars(bits)[name] for name in ("total", "sink", "position", "content")}
+    seen_by = (rows.position.flatten()[:, None] >= torch.arange(context)).double().mean(0)
+    kappa = fits.weights["position"].offset.mean(0).flatten(0, 1)
+    push = sum_selectivity(call, rows, planes, sinks)[1].sum(0)
+    return Measured(
+        bits=bits,
+        labels=[LABELS[i] for i in label(Thresholds(), **shares)],
+        offsets=describe_kernel(Thresholds(), kappa, seen_by),
+        wavelengths=describe_wavelengths(push, planes.wavelength),
+    )
+
+
+def check(measured: Measured, head: int, expected: Expected) -> None:
+    """Label, offset and shares of one head."""
+    bits = {name: float(values[head]) for name, values in vars(measured.bits).items()}
+    parts = ("sink", "position", "content", "interaction")
+    assert all(bits[part] >= 0 for part in parts)
+    assert sum(bits[part] for part in parts) == pytest.approx(bits["total"], rel=1e-9)
+    assert measured.labels[head] == expected.label, (expected, bits)
+    rest = bits["total"] - bits["sink"]
+    right = {"positional": "position", "semantic": "content"}.get(expected.label)
+    if right is not None:
+        assert bits[right] >= 0.9 * rest, (expected, bits)
+    if expected.offset is not None:
+        assert int(measured.offsets.offset[head]) == expected.offset, expected
+        assert measured.offsets.named[head], expected
+    if expected.around is not None:
+        low, high = int(measured.offsets.low[head]), int(measured.offsets.high[head])
+        assert low <= expected.around <= high, (expected, low, high)
+        assert not measured.offsets.named[head], expected
+
+
+def check_all(made: Planted) -> Measured:
+    """Every head of a call; returns what was measured."""
+    measured = measure(made.call, made.planes, made.tokens)
+    for head, expected in enumerate(made.expected):
+        check(measured, head, expected)
+    return measured
+
+
+def test_heads_are_what_they_were_built_to_be():
+    """The mean wavelength of keys does not follow a sink that is mixed in: less than 5 %."""
+    made = planted(0, head_dim=32, group=2, offsets=(0, 1, 17, 100), sequences=16)
+    measured = check_all(made)
+    alone = {
+        e.offset: h for h, e in enumerate(made.expected) if e.offset is not None and not e.sink
+    }
+    mixed = {
+        e.offset: h for h, e in enumerate(made.expected) if e.offset is not None and e.sink
+    }
+    mean = measured.wavelengths.mean
+    for offset in (0, 1, 17):
+        assert float(mean[mixed[offset]] / mean[alone[offset]]) == pytest.approx(1, abs=0.05)
+
+
+CASES = [
+    (seed, head_dim, group, bos)
+    for seed, (head_dim, group, bos) in enumerate(
+        [
+            (32, 1, "first"),
+            (64, 2, "first"),
+            (128, 4, "first"),
+            (32, 2, "fifth"),
+            (64, 1, "fifth"),
+            (128, 1, "packed"),
+            (64, 2, "packed"),
+            (32, 4, "packed"),
+        ]
+    )
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "head_dim", "group", "bos"), CASES)
+def test_two_hundred_heads(seed: int, head_dim: int, group: int, bos: str):
+    made = planted(seed, head_dim=head_dim, group=group, bos=bos, sequences=16)
+    assert len(made.expected) >= 26
+    assert {e.offset for e in made.expected} >= set(OFFSETS)
+    check_all(made)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_heads_that_look_a_thousand_tokens_back(head_dim: int):
+    check_all(
+        planted(9, head_dim=head_dim, context=2048, offsets=(150, 500, 1000), sequences=12)
+    )
+
+
+def class_head(
+    *, sequences: int = 8, context: int = 96
+) -> tuple[AttentionCall, Planes, Tensor]:
+    """The previous token if it is of a class, else position 0 (the paper's apostrophe head)."""
+    random = np.random.default_rng(0)
+    inv_freq = 10_000.0 ** (-np.arange(0, 32, 2) / 32)
+    fast = np.flatnonzero(2 * np.pi / inv_freq < 120)
+    tokens = np.where(random.random((sequences, context)) < 0.2, 1, 2)
+    tokens[:, 0] = 0
+    gain_of_plane = 1 / (len(fast) - np.cos(inv_freq[fast]).sum())
+    q, k = np.zeros((2, sequences, 1, context, 16), dtype=complex)
+    q[..., fast] = gain_of_plane
+    q[..., -1] = gain_of_plane * len(fast) / 2
+    k[..., fast] = (tokens == 1)[:, None, :, None] * np.exp(1j * inv_freq[fast])
+    k[:, :, 0, -1] = 1
+    turned = np.exp(1j * np.arange(context)[:, None] * inv_freq)
+    q, k = (
+        torch.from_numpy(np.concatenate([x.real, x.imag], axis=-1))
+        for x in (q * turned, k * turned)
+    )
+    call = AttentionCall(
+        layer=0,
+        query=q,
+        key=k,
+        value=k,
+        output=q.transpose(1, 2),
+        scale=1.0,
+        softcap=None,
+        sink_logits=None,
+        start=torch.zeros(context, dtype=torch.long),
+    )
+    planes = Planes(torch.from_numpy(inv_freq), 32, "half")
+    return call, planes, torch.from_numpy(tokens)
+
+
+def test_a_head_that_needs_both_shares_its_bits_as_a_dense_fit_does():
+    call, planes, tokens = class_head()
+    bits = measure(call, planes, tokens).bits
+    sequences, context = tokens.shape
+    position = np.arange(context)
+    seen = position <= position[:, None]
+    q, k = (x.numpy()[:, 0] for x in (call.query, call.key))
+    q, k = (x[..., :16] + 1j * x[..., 16:] for x in (q, k))
+    still = np.exp(-1j * position[:, None] * planes.inv_freq.numpy())
+    parts = []
+    for b in range(sequences):
+        scores = np.where(seen, (q[b] @ k[b].conj().T).real, -np.inf)
+        weights = np.exp(scores - scores.max(1, keepdims=True))
+        planes_of = ((q[b] * still)[:, None] * (k[b] * still).conj()[None]).real
+        parts.append(
+            HeadRows(
+                attention=(weights / weights.sum(1, keepdims=True))[1:],
+                seen=seen[1:],
+                sink=np.broadcast_to(position == 0, seen[1:].shape).astype(float),
+                offset=(position[:, None] - position)[1:].clip(0),
+                planes=planes_of[1:],
+            )
+        )
+    rows = reduce(HeadRows.joined, parts)
+    both = [(False, False), (True, False), (True, True)]
+    gains = [gain(rows, content=c, offsets=o, ridge=0.03) for c, o in both]
+    rest = information(rows) - gains[0]
+    true = np.diff([*gains, information(rows)]) / rest
+    ours = [float(x[0]) for x in (bits.content, bits.position, bits.interaction)]
+    found = np.array(ours) / float(bits.total[0] - bits.sink[0])
+    assert min(true) > 0.1, "it takes all three"
+    np.testing.assert_allclose(found, true, atol=0.03)

@@ -1,0 +1,116 @@
+"""Surrogates built in another way, and the laws of the verdict."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from observed import observed_calls
+from oracles.tiny import random_tokens, tiny
+from scipy import stats
+
+from ropelens.rope.turn import Side, turn
+from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.claim import VERDICTS, judge, rank_correlation
+from ropelens.statistics.logit import fit, score
+from ropelens.statistics.rows import sample_rows
+from ropelens.statistics.sinks import known_sinks, sum_selectivity
+from ropelens.statistics.surrogates import LayerSurrogates, _orders, draw_surrogates
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "gpt_oss", "glm", "nanochat"])
+def test_a_surrogate_is_the_layer_turned_by_other_frequencies(name: str):
+    """Each draw, built as an edit would build it and measured as a profile would measure it."""
+    tokens = torch.from_numpy(random_tokens(sequences=4, length=40))
+    sinks = known_sinks(tokens)
+    rows = sample_rows(torch.full((4,), 40), count=12, seed=0)
+    for call, planes in observed_calls(tiny(name), tokens):
+        ours = draw_surrogates(call, rows, planes, sinks, draws=2, seed=3)
+        orders = _orders(planes, call.key.shape[1], 2, seed=3, layer=call.layer)
+        group = call.query.shape[1] // call.key.shape[1]
+        for draw, order in enumerate(orders):
+            frequency = planes.inv_freq.float()[order]
+            sides = [
+                Side(f, torch.ones_like(f), torch.full((*f.shape, 2), torch.nan))
+                for f in (frequency.repeat_interleave(group, 0), frequency)
+            ]
+            at = torch.arange(40)[None]
+            q, k = turn(call.query, at, planes, sides[0]), turn(call.key, at, planes, sides[1])
+            turned = AttentionCall(**(vars(call) | {"query": q, "key": k}))
+            one = torch.zeros(4, dtype=torch.long)
+            fits = fit(turned, rows, planes, sinks, part=one, parts=1)
+            nats = score(turned, rows, planes, sinks, fits, by=one, slot=one, slots=1)
+            fraction = (nats.position - nats.sink)[0] / (nats.information - nats.sink)[0]
+            torch.testing.assert_close(
+                ours.offset_fraction[draw].double(), fraction, rtol=0, atol=0.01
+            )
+            push = sum_selectivity(turned, rows, planes, sinks)[1].sum(0)
+            wavelength = (2 * np.pi / frequency.abs()).log().repeat_interleave(group, 0)
+            weight = push[:, : frequency.shape[1]].clamp(min=0)
+            mean = (weight * wavelength).sum(-1) / weight.sum(-1)
+            torch.testing.assert_close(ours.log_wavelength[draw], mean, rtol=1e-3, atol=1e-3)
+
+
+def layers_of(
+    rho_of_draws: list[float], *, layers: int = 4, heads: int = 6
+) -> list[LayerSurrogates]:
+    """Layers whose heads, all together, have about these correlations."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(len(rho_of_draws), layers, heads))
+    noise = random.normal(size=x.shape)
+    rho = np.array(rho_of_draws)[:, None, None]
+    y = rho * x + np.sqrt(1 - rho**2) * noise
+    every = torch.ones(len(x), heads, dtype=torch.bool)
+    return [
+        LayerSurrogates(torch.from_numpy(x[:, i]), torch.from_numpy(y[:, i]), every)
+        for i in range(layers)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("own", "verdict"), [(-0.99, "holds"), (-0.5, "unresolved"), (0.9, "contradicted")]
+)
+def test_the_verdict_follows_from_the_surrogates_alone(own: float, verdict: str):
+    claim = judge(layers_of([own] + [-0.5] * 40), positional=3, semantic=3)
+    assert claim.verdict == verdict
+    assert claim.verdict in VERDICTS
+    assert claim.null_draws == 40
+    assert claim.heads == 24
+    assert claim.low <= claim.rank_correlation <= claim.high
+    assert claim.null_low <= claim.null_median <= claim.null_high
+    assert f"{claim.rank_correlation:+.2f} beside" in claim.why
+
+
+@pytest.mark.parametrize(("positional", "semantic"), [(2, 40), (40, 2), (0, 36)])
+def test_two_heads_of_a_label_make_no_verdict(positional: int, semantic: int):
+    claim = judge(layers_of([-0.99] + [0.0] * 40), positional=positional, semantic=semantic)
+    assert claim.verdict == "not testable"
+    assert claim.why == (
+        f"{positional} heads are positional and {semantic} semantic; it takes 3 of each"
+    )
+
+
+def test_no_verdict_where_nothing_rotates():
+    nothing = torch.full((41, 6), torch.nan)
+    layer = LayerSurrogates(torch.rand(41, 6), nothing, torch.ones(41, 6, dtype=torch.bool))
+    claim = judge([layer] * 3, positional=9, semantic=9)
+    assert (claim.verdict, claim.why) == (
+        "not testable",
+        "the order of the frequencies makes no difference",
+    )
+
+
+def test_the_correlation_is_scipys():
+    random = np.random.default_rng(0)
+    x, y = random.integers(0, 5, size=(2, 50)).astype(float)
+    assert rank_correlation(x, y) == pytest.approx(stats.spearmanr(x, y).statistic)
+    assert np.isnan(rank_correlation(x[:3], y[:3]))
+    assert np.isnan(rank_correlation(x, np.ones(50)))
+
+
+def test_the_interval_resamples_layers():
+    """Layers that are copies of one another hold no more than one: the interval is a point."""
+    one = layers_of([-0.5, -0.5], layers=1, heads=30)
+    claim = judge(one * 5, positional=3, semantic=3)
+    assert claim.low == pytest.approx(claim.high)
+    assert np.isnan(judge(one, positional=3, semantic=3).low)
