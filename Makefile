@@ -1,6 +1,7 @@
 # make report   measure the bundled checkpoint and print the path of its page
 # make reports  the analyses on the bundled checkpoint
 # make test     run the tests
+# make test-slow  the tests that take minutes: heads built by hand, trained models against scipy
 # make lint     formatting, types, import order
 # make docs     the reference and its examples, into docs/reference/
 # make bench    what measuring costs beside a plain forward pass, and a sweep beside evaluations
@@ -15,7 +16,7 @@ EDITABLE := --config-settings editable_mode=compat --editable
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := report
-.PHONY: report reports test lint docs bench
+.PHONY: report reports test test-slow lint docs bench
 
 report: .venv/.report
 	@mkdir -p reports/analyze
@@ -29,6 +30,9 @@ reports: .venv/.report
 
 test: .venv/.test
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+test-slow: .venv/.test
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 -m slow
 
 lint: .venv/.lint
 	@$(BIN)/ruff check

@@ -4,7 +4,8 @@
 
 Per model the rank correlation of what the offset explains with the mean log wavelength, the
 surrogates' median and 95 %, the heads by label and the verdict. Random models differ in
-seed, size and initial scale: frequencies mean nothing to them, so the claim may hold of 1 in 20.
+seed, size and initial scale: frequencies mean nothing to them, so the claim may hold of 1 in
+20.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from ropelens.models.rotation import read_layers
 from ropelens.models.subject import as_subject
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.claim import Claim, judge
+from ropelens.statistics.gains import budget, score
 from ropelens.statistics.labels import LABELS, Thresholds, label
-from ropelens.statistics.logit import budget, fit, score
+from ropelens.statistics.logit import fit
 from ropelens.statistics.rows import sample_rows
 from ropelens.statistics.sinks import find_sinks, known_sinks, with_found
 from ropelens.statistics.surrogates import LayerSurrogates, draw_surrogates
@@ -133,7 +135,7 @@ def text_tokens(
 
 
 def random_model(seed: int) -> tuple[PreTrainedModel, str]:
-    """A Llama that was never trained; its size and the scale of its weights go with the seed."""
+    """A Llama that was never trained; its size and its weights' scale go with the seed."""
     layers, heads, kv_heads, dim = [(4, 8, 8, 32), (6, 6, 2, 32), (4, 8, 4, 64), (8, 4, 4, 16)][
         seed % 4
     ]

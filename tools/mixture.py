@@ -45,7 +45,7 @@ from typing import Annotated
 
 import typer
 
-from ropelens.text import read_documents
+from ropelens.models.texts import read_documents
 
 CONTEXT = 512  # tokens
 PIECE = 20_000  # characters of a document of prose

@@ -36,7 +36,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 import ropelens as rl
-from ropelens.text import read_documents
+from ropelens.models.texts import read_documents
 from ropelens.train.data import Source, prepare_data, read_texts
 from ropelens.train.sizes import Size, model_config
 from ropelens.train.tokens import open_sequences, write_sequences

@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 import ropelens as rl
 from ropelens.rope.planes import Planes
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.logit import RIDGE, Scores, fit, score
+from ropelens.statistics.gains import Scores, score
+from ropelens.statistics.logit import RIDGE, fit
 from ropelens.statistics.rows import all_rows
 
 ALLOWED = 0.005

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ropelens.rope.planes import Planes
 from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.gains import Budget, budget, score
 from ropelens.statistics.labels import (
     LABELS,
     Offsets,
@@ -23,7 +24,7 @@ from ropelens.statistics.labels import (
     describe_wavelengths,
     label,
 )
-from ropelens.statistics.logit import Budget, budget, fit, score
+from ropelens.statistics.logit import fit
 from ropelens.statistics.rows import sample_rows
 from ropelens.statistics.sinks import find_sinks, known_sinks, sum_selectivity, with_found
 

@@ -14,6 +14,7 @@ from ropelens.rope.planes import Planes
 from ropelens.statistics.attention import sum_attention
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.maps import attention_map
+from ropelens.statistics.measures import named
 from ropelens.statistics.rows import Rows, all_rows, sample_rows
 from ropelens.statistics.sinks import find_sinks, known_sinks, sum_selectivity, with_found
 
@@ -96,7 +97,10 @@ def test_both_parts_by_brute_force_and_their_sum(seed, window, sharpness, sample
     ours = sum_selectivity(call, rows, PLANES, sinks)
     for part, true in zip(ours, dense(call, rows, sinks), strict=True):
         torch.testing.assert_close(part, true)
-    whole = PLANES.sum_coordinates(sum_attention(call, rows, PLANES)[1].selectivity)
+    (statistic,) = named("selectivity")
+    ids = torch.zeros(call.key.shape[0], call.key.shape[2], dtype=torch.long)
+    sums = sum_attention(call, rows, PLANES, tokens=ids, statistics=[statistic])
+    whole = PLANES.sum_coordinates(sums["selectivity"])
     torch.testing.assert_close(ours[0] + ours[1], whole)
 
 

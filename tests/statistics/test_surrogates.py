@@ -12,7 +12,8 @@ from scipy import stats
 from ropelens.rope.turn import Side, turn
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.claim import VERDICTS, judge, rank_correlation
-from ropelens.statistics.logit import fit, score
+from ropelens.statistics.gains import score
+from ropelens.statistics.logit import fit
 from ropelens.statistics.rows import sample_rows
 from ropelens.statistics.sinks import known_sinks, sum_selectivity
 from ropelens.statistics.surrogates import LayerSurrogates, _orders, draw_surrogates
