@@ -126,7 +126,7 @@ def offset_head(site: Site, offset: int, sink: float) -> Wanted:
 def band_head(site: Site, sink: float) -> Wanted:
     """A bump of deviation 4 to 5 tokens, some tokens back, through middle planes."""
     w = site.inv_freq[site.fast]
-    middle = (2 * np.pi / w > 30) & (2 * np.pi / w < 400)
+    middle = (2 * np.pi / w > 30) & (2 * np.pi / w < 0.8 * site.context)
     deviation, offset = site.random.uniform(4, 5), int(site.random.integers(8, 40))
     gain = middle / deviation**2 / (w[middle] ** 2).sum()
     level = float(np.log(np.exp(site.profile(gain, offset)).sum()))
