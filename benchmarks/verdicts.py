@@ -4,8 +4,7 @@
 
 Per model the rank correlation of what the offset explains with the mean log wavelength, the
 surrogates' median and 95 %, the heads by label and the verdict. Random models differ in
-seed, size and initial scale: frequencies mean nothing to them, so the claim may hold of 1 in
-20.
+seed, size and initial scale: frequencies mean nothing to them, so it may hold of 1 in 20.
 """
 
 from __future__ import annotations
@@ -110,8 +109,7 @@ def judged(
 
     with torch.no_grad(), subject.observe(observe):
         subject.forward(tokens)
-    claim = judge(drawn, positional=labels["positional"], semantic=labels["semantic"])
-    return claim, labels
+    return judge(drawn), labels
 
 
 def text_tokens(
@@ -135,7 +133,7 @@ def text_tokens(
 
 
 def random_model(seed: int) -> tuple[PreTrainedModel, str]:
-    """A Llama that was never trained; its size and its weights' scale go with the seed."""
+    """A Llama that was never trained; size and scale of its weights go with the seed."""
     layers, heads, kv_heads, dim = [(4, 8, 8, 32), (6, 6, 2, 32), (4, 8, 4, 64), (8, 4, 4, 16)][
         seed % 4
     ]

@@ -64,7 +64,7 @@ class Block:
     `q`, `k` carry their rotation, `q_still`, `k_still` do not; the scale of the scores is in
     both queries. `hidden` is 0 where a row sees a key, else `HIDDEN`. `columns` are the keys
     that are a sink for some head of some sequence, and `kind` says of which of the `SINKS`
-    (1, 2, ...; 0 of none).
+    (1, 2, ...; 0 of none); `sink_bins` holds the bin, of `bins`, of each row's offset to them.
     """
 
     position: Int[Tensor, "batch row"]
@@ -77,6 +77,8 @@ class Block:
     k_still: Float[Tensor, "batch kv_head key coordinate"]
     hidden: Float[Tensor, "batch 1 1 row key"]
     columns: Int[Tensor, " column"]
+    sink_bins: Int[Tensor, "batch row column"]
+    bins: int
     kind: Int[Tensor, "batch kv_head group 1 column"]
     softcap: float | None
     planes: Planes
@@ -147,21 +149,15 @@ class Block:
         total = first.new_zeros(slots, *first.shape[1:]).index_add_(0, slot, first)
         keys = torch.arange(self.low, self.low + self.k.shape[2], device=self.k.device)
         offset = (self.position[..., None] - keys).clamp(min=0)
-        bins = len(offset_edges(self.context)) - 1
-        by_offset = [first.new_zeros(slots, kv_heads, group, n) for n in (self.context, bins)]
+        sizes = self.context, self.bins
+        by_offset = [first.new_zeros(slots, kv_heads, group, size) for size in sizes]
         if offsets:
             at_sinks = weighted[..., self.columns] * (self.kind > 0)
             by_offset = [
                 _sum_by(offset, weighted, slot, slots, self.context),
-                _sum_by(self.sink_bins, at_sinks, slot, slots, bins),
+                _sum_by(self.sink_bins, at_sinks, slot, slots, self.bins),
             ]
         return torch.cat([total, *by_offset], dim=-1).cpu()
-
-    @property
-    def sink_bins(self) -> Int[Tensor, "batch row column"]:
-        """The bin of each row's offset to each of `columns`."""
-        offset = (self.position[..., None] - self.low - self.columns).clamp(min=0)
-        return bin_of(offset, offset_edges(self.context))
 
     def weigh(self, per_row: Float[Tensor, "*batch row"]) -> Float[Tensor, "*batch"]:
         """Weighted sum over the rows of each sequence, in float64."""
@@ -189,7 +185,7 @@ class Block:
         backwards = pad(kernel.flip(-1), (0, context)).permute(1, 2, 0, 3)
         line = backwards.reshape(kv_heads * group, slots * 2 * context)
         begin = slot[:, None] * 2 * context + context - 1 - self.position + self.low
-        windows = line.unfold(-1, self.k.shape[2], 1).index_select(1, begin.flatten())
+        windows = line.unfold(-1, self.k.shape[2], 1)[:, begin.flatten()]
         return windows.view(kv_heads, group, *begin.shape, -1).permute(2, 0, 1, 3, 4)
 
 
@@ -216,6 +212,7 @@ def blocks(
     kind = sinks.unflatten(1, (heads, group)) if sinks.shape[1] > 1 else sinks[:, :, None]
     kind = kind.expand(-1, heads, group, -1)[:, kv_heads, :, None].to(device)
     position, start = rows.position.to(device), call.start.to(device)
+    edges = offset_edges(k.shape[2]).to(device)
     for part in row_blocks(rows, per_cell=len(k) * k.shape[1] * group, device=device.type):
         at = position[:, part]
         low, high = int(start[at].min()), int(at.max()) + 1
@@ -235,6 +232,8 @@ def blocks(
             k_still=k_still[:, :, low:high],
             hidden=torch.where(seen, 0.0, HIDDEN).to(dtype)[:, None, None],
             columns=columns,
+            sink_bins=bin_of((at[..., None] - low - columns).clamp(min=0), edges),
+            bins=len(edges) - 1,
             kind=own[..., columns],
             softcap=call.softcap,
             planes=planes,
@@ -277,7 +276,7 @@ def term_of(planes: Planes) -> Int[Tensor, " coordinate"]:
 
 def bin_of(offset: Int[Tensor, "*shape"], edges: Int[Tensor, " edge"]) -> Int[Tensor, "*shape"]:
     """The bin that each offset lies in."""
-    return torch.bucketize(offset, edges.to(offset.device), right=True) - 1
+    return torch.bucketize(offset, edges, right=True) - 1
 
 
 def _sum_by(

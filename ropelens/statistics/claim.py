@@ -18,7 +18,7 @@ from ropelens.statistics.surrogates import LayerSurrogates
 VERDICTS = ("holds", "contradicted", "unresolved", "not testable")
 
 LEAST_HEADS = 3
-"""Heads of each of the two labels that a verdict takes."""
+"""Heads that a verdict takes of either sort: the offset explains more than half, or less."""
 
 TAILS = (0.025, 0.975)
 """Quantiles of the surrogates, and of the resampled layers, that bound 95 %."""
@@ -47,19 +47,13 @@ class Claim:
     why: str
 
 
-def judge(
-    layers: Sequence[LayerSurrogates],
-    *,
-    positional: int,
-    semantic: int,
-    resamples: int = 1000,
-    seed: int = 0,
-) -> Claim:
+def judge(layers: Sequence[LayerSurrogates], *, resamples: int = 1000, seed: int = 0) -> Claim:
     """The claim's verdict: **holds** where the model correlates more negatively than 97.5 % of
     its surrogates, **contradicted** where less than 97.5 %, **unresolved** between.
 
-    **Not testable** with fewer than 3 `positional` or `semantic` heads, or where no order of
-    the frequencies makes a difference: then the claim says nothing of this model.
+    **Not testable** where no order of the frequencies makes a difference, or with fewer than 3
+    heads of which the offset explains more than half, or fewer than 3 of which it explains
+    less: then the claim says nothing of this model.
     """
     fraction, wavelength, counts = (
         [vars(layer)[name].numpy() for layer in layers]
@@ -84,7 +78,7 @@ def judge(
     low, high = _interval(own, resamples=resamples, seed=seed)
     null = rho[1:][np.isfinite(rho[1:])]
     null_low, null_high = np.quantile(null, TAILS) if len(null) else (np.nan, np.nan)
-    verdict, why = _verdict(rho[0], null, positional=positional, semantic=semantic)
+    verdict, why = _verdict(rho[0], null, np.concatenate([f for f, _ in own]))
     return Claim(
         rank_correlation=float(rho[0]),
         low=low,
@@ -101,13 +95,14 @@ def judge(
 
 
 def _verdict(
-    rho: float, null: Float[np.ndarray, " draw"], *, positional: int, semantic: int
+    rho: float, null: Float[np.ndarray, " draw"], fraction: Float[np.ndarray, " head"]
 ) -> tuple[str, str]:
     """The verdict and what it rests on."""
-    if min(positional, semantic) < LEAST_HEADS:
+    more = int((fraction > 0.5).sum())
+    if min(more, len(fraction) - more) < LEAST_HEADS:
         return "not testable", (
-            f"{positional} heads are positional and {semantic} semantic; "
-            f"it takes {LEAST_HEADS} of each"
+            f"the offset explains more than half of what {more} heads choose and less of what "
+            f"{len(fraction) - more} do; it takes {LEAST_HEADS} heads of each"
         )
     if not np.isfinite(rho) or not len(null) or np.ptp(null) == 0:
         return "not testable", "the order of the frequencies makes no difference"

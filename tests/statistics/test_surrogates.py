@@ -55,15 +55,20 @@ def test_a_surrogate_is_the_layer_turned_by_other_frequencies(name: str):
 def layers_of(
     rho_of_draws: list[float], *, layers: int = 4, heads: int = 6
 ) -> list[LayerSurrogates]:
-    """Layers whose heads, all together, have about these correlations."""
+    """Layers whose heads, all together, have about these correlations.
+
+    What the offset explains is spread evenly over 0 to 1.
+    """
     random = np.random.default_rng(0)
-    x = random.normal(size=(len(rho_of_draws), layers, heads))
-    noise = random.normal(size=x.shape)
-    rho = np.array(rho_of_draws)[:, None, None]
-    y = rho * x + np.sqrt(1 - rho**2) * noise
+    x = random.permuted(
+        np.tile(np.linspace(-1.7, 1.7, layers * heads), (len(rho_of_draws), 1)), axis=1
+    )
+    rho = np.array(rho_of_draws)[:, None]
+    y = rho * x + np.sqrt(1 - rho**2) * random.normal(size=x.shape)
+    x, y = ((v.reshape(-1, layers, heads)) for v in (x, y))
     every = torch.ones(len(x), heads, dtype=torch.bool)
     return [
-        LayerSurrogates(torch.from_numpy(x[:, i]), torch.from_numpy(y[:, i]), every)
+        LayerSurrogates(torch.from_numpy(x[:, i] / 3.4 + 0.5), torch.from_numpy(y[:, i]), every)
         for i in range(layers)
     ]
 
@@ -72,7 +77,7 @@ def layers_of(
     ("own", "verdict"), [(-0.99, "holds"), (-0.5, "unresolved"), (0.9, "contradicted")]
 )
 def test_the_verdict_follows_from_the_surrogates_alone(own: float, verdict: str):
-    claim = judge(layers_of([own] + [-0.5] * 40), positional=3, semantic=3)
+    claim = judge(layers_of([own] + [-0.5] * 40))
     assert claim.verdict == verdict
     assert claim.verdict in VERDICTS
     assert claim.null_draws == 40
@@ -82,19 +87,39 @@ def test_the_verdict_follows_from_the_surrogates_alone(own: float, verdict: str)
     assert f"{claim.rank_correlation:+.2f} beside" in claim.why
 
 
-@pytest.mark.parametrize(("positional", "semantic"), [(2, 40), (40, 2), (0, 36)])
-def test_two_heads_of_a_label_make_no_verdict(positional: int, semantic: int):
-    claim = judge(layers_of([-0.99] + [0.0] * 40), positional=positional, semantic=semantic)
+@pytest.mark.parametrize(("lift", "ends"), [(-0.42, (2, 22)), (0.42, (22, 2))])
+def test_too_few_heads_at_one_end_make_no_verdict(lift: float, ends: tuple[int, int]):
+    layers = [
+        LayerSurrogates(layer.offset_fraction + lift, layer.log_wavelength, layer.counts)
+        for layer in layers_of([-0.99] + [0.0] * 40)
+    ]
+    claim = judge(layers)
     assert claim.verdict == "not testable"
     assert claim.why == (
-        f"{positional} heads are positional and {semantic} semantic; it takes 3 of each"
+        f"the offset explains more than half of what {ends[0]} heads choose and less of what "
+        f"{ends[1]} do; it takes 3 heads of each"
     )
+
+
+def test_heads_that_are_diffuse_or_sinks_do_not_count():
+    layers = layers_of([-0.99] + [-0.5] * 40)
+    for layer in layers[1:]:
+        layer.counts[0] = False
+    assert judge(layers).heads == 6
 
 
 def test_no_verdict_where_nothing_rotates():
     nothing = torch.full((41, 6), torch.nan)
-    layer = LayerSurrogates(torch.rand(41, 6), nothing, torch.ones(41, 6, dtype=torch.bool))
-    claim = judge([layer] * 3, positional=9, semantic=9)
+    layer = layers_of([-0.5] * 41, layers=1)[0]
+    claim = judge([LayerSurrogates(layer.offset_fraction, nothing, layer.counts)] * 3)
+    assert claim.verdict == "not testable"
+    assert claim.heads == 0
+
+
+def test_no_verdict_where_the_order_of_frequencies_makes_no_difference():
+    layer = layers_of([-0.5], layers=1, heads=30)[0]
+    same = LayerSurrogates(*(x.expand(41, -1) for x in vars(layer).values()))
+    claim = judge([same, same])
     assert (claim.verdict, claim.why) == (
         "not testable",
         "the order of the frequencies makes no difference",
@@ -112,6 +137,6 @@ def test_the_correlation_is_scipys():
 def test_the_interval_resamples_layers():
     """Layers that are copies of one another hold no more than one: the interval is a point."""
     one = layers_of([-0.5, -0.5], layers=1, heads=30)
-    claim = judge(one * 5, positional=3, semantic=3)
+    claim = judge(one * 5)
     assert claim.low == pytest.approx(claim.high)
-    assert np.isnan(judge(one, positional=3, semantic=3).low)
+    assert np.isnan(judge(one).low)
