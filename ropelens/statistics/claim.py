@@ -126,12 +126,12 @@ def rank_correlation(x: Float[np.ndarray, " head"], y: Float[np.ndarray, " head"
 
 
 def _interval(
-    layers: Sequence[tuple[Float[np.ndarray, " head"], Float[np.ndarray, " head"]]],
+    layers: Sequence[tuple[np.ndarray, np.ndarray]],
     *,
     resamples: int,
     seed: int,
 ) -> tuple[float, float]:
-    """95 % of the correlations of layers drawn again; NaN for a single layer."""
+    """95 % of the correlations of layers' heads, layers drawn again; NaN for a single layer."""
     if len(layers) < 2:
         return np.nan, np.nan
     picks = np.random.default_rng(seed).integers(len(layers), size=(resamples, len(layers)))

@@ -95,12 +95,15 @@ def test_gains_are_scipys_on_tiny_models(name: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("checkpoint", ["babyllama105", "stories260k"])
 @pytest.mark.parametrize("ridge", [RIDGE, 1e-6])
+@pytest.mark.parametrize("checkpoint", ["babyllama105", "stories260k", "bundled"])
 def test_gains_are_scipys_on_trained_models(shared: Path, checkpoint: str, ridge: float):
-    model, tokenizer = rl.load(str(shared / "checkpoints" / checkpoint))
+    bundled = Path(rl.__file__).parent / "bundled" / "rope"
+    own = shared / "checkpoints" / checkpoint
+    model, tokenizer = rl.load(str(bundled if checkpoint == "bundled" else own))
     text = (shared / "corpora/tinystories/1.txt").read_text()
     ids = tokenizer(text, add_special_tokens=False)["input_ids"][: 2 * 95]
-    tokens = np.array([[1, *ids[:95]], [1, *ids[95:]]])
+    first = model.config.bos_token_id
+    tokens = np.array([[first, *ids[:95]], [first, *ids[95:]]])
     model.set_attn_implementation("eager")
     compare(model, tokens, name="llama_gqa", ridge=ridge, heads=[(0, 5), (1, 2), (4, 1)])

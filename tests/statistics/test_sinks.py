@@ -137,6 +137,20 @@ def at_key(key: int, *, share: float, sequences: int, only: int) -> AttentionCal
     return call_of(q, k, scale=1.0, window=context)
 
 
+def test_what_a_key_takes_of_its_own_row_does_not_make_it_a_sink():
+    """16 rows behind it give it 0.29 each; its own gives all: with that, 0.33."""
+    q, k = torch.zeros(1, 1, 60, 8), torch.zeros(1, 1, 60, 8)
+    row = torch.arange(60)
+    q[0, 0, :, 7] = (0.29 / 0.71 * row.clamp(min=1)).log()
+    q[0, 0, 43, 7] = 20
+    k[0, 0, 43, 7] = 1
+    none = torch.zeros(1, 1, 60, dtype=torch.long)
+    call, rows = call_of(q, k, scale=1.0, window=60), all_rows(torch.tensor([60]))
+    assert not find_sinks(call, rows, PLANES, none)[0, 43]
+    q[0, 0, 44:, 7] += 0.2
+    assert find_sinks(call_of(q, k, scale=1.0, window=60), rows, PLANES, none)[0, 43]
+
+
 @pytest.mark.parametrize(
     ("key", "share", "only", "found"),
     [

@@ -68,7 +68,9 @@ def layers_of(
     x, y = ((v.reshape(-1, layers, heads)) for v in (x, y))
     every = torch.ones(len(x), heads, dtype=torch.bool)
     return [
-        LayerSurrogates(torch.from_numpy(x[:, i] / 3.4 + 0.5), torch.from_numpy(y[:, i]), every)
+        LayerSurrogates(
+            torch.from_numpy(x[:, i] / 3.4 + 0.5), torch.from_numpy(y[:, i]), every.clone()
+        )
         for i in range(layers)
     ]
 
