@@ -14,7 +14,7 @@ from .models.rotation import measure_rope as measure_rope
 from .measure.profile import profile as profile
 from .statistics.schema import Statistic as Statistic
 from .measure.heads import classify_heads as classify_heads
-from .measure.heads import Thresholds as Thresholds
+from .statistics.labels import Thresholds as Thresholds
 from .measure.means import plane_means as plane_means
 from .measure.reach import reach as reach
 from .measure.evaluate import evaluate as evaluate

@@ -120,7 +120,12 @@ def analyze(
                 total = sweep.tokens(subject, read.lengths)
                 with show("stopping planes", total=total, unit="tokens") as advance:
                     swept = sweep.measure(
-                        subject, read.tokens, lengths=read.lengths, rows=rows, progress=advance
+                        subject,
+                        read.tokens,
+                        lengths=read.lengths,
+                        documents=read.documents,
+                        rows=rows,
+                        progress=advance,
                     )
             if backend == "transformer-lens" and subject is not model:
                 subject = bridge(as_subject(subject).model, tokenizer)
@@ -130,6 +135,7 @@ def analyze(
                     subject,
                     read.tokens,
                     lengths=read.lengths,
+                    documents=read.documents,
                     tokenizer=tokenizer,
                     rows=rows,
                     seed=seed,

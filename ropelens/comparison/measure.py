@@ -18,10 +18,11 @@ from ropelens.comparison.entries import Run
 from ropelens.errors import BadArgument
 from ropelens.files.results import open_results, save_results
 from ropelens.measure.evaluate import evaluate
-from ropelens.measure.heads import Thresholds, label_heads, mean_wavelength, positional_fraction
+from ropelens.measure.heads import head_values
 from ropelens.measure.profile import profile
 from ropelens.models.load import load
-from ropelens.statistics.measures import columns, compared
+from ropelens.statistics.labels import Thresholds
+from ropelens.statistics.measures import compared
 from ropelens.train.data import spread, training_and_validation
 
 TIMES_CONTEXT = 4
@@ -33,6 +34,9 @@ to one for an early checkpoint and one TIMES_CONTEXT as long for it."""
 
 BEHAVIOUR = ("position_loss", "first_loss", "repeat_loss", "retrieval")
 """What is measured of every checkpoint beside its heads and planes."""
+
+OF_HEADS = ("positional_fraction", "mean_wavelength")
+"""Columns of heads.csv that are compared, beside what a profile has."""
 
 OF_LAST = ("position_loss_se", "retrieval_hit")
 """What is measured of the finished model alone."""
@@ -98,16 +102,10 @@ def head_measures(profile: xr.Dataset, *how: str) -> xr.Dataset:
     dataset = profile[compared(*(how or ("final", "growth")))]
     dataset = dataset.drop_vars(set(dataset.coords) - {"inv_freq", "wavelength"})
     dataset = dataset.reset_coords(("inv_freq", "wavelength"))
-    budget = {
-        name.removesuffix("_bits"): profile[name].transpose("layer", "head").values
-        for name in columns("budget")
-    }
-    labels = label_heads(Thresholds(), **budget)
+    values = head_values(profile, Thresholds())
     heads = ("layer", "head")
     return dataset.assign(
-        label=(heads, labels),
-        positional_fraction=(heads, positional_fraction(budget["position"], budget["content"])),
-        mean_wavelength=(heads, mean_wavelength(profile)),
+        {name: (heads, values[name]) for name in ("label", *OF_HEADS)},
         loss=float(profile.attrs["loss"]),
         loss_se=float(profile.attrs["loss_se"]),
     )

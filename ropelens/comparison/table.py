@@ -10,8 +10,8 @@ import xarray as xr
 from jaxtyping import Float
 
 from ropelens.comparison.pairs import changes, entries_of, group_names
-from ropelens.measure.heads import LABELS
 from ropelens.statistics.intervals import paired_interval
+from ropelens.statistics.labels import LABELS
 
 NORMAL = 1.96
 """Standard errors on either side of a mean that hold 95% of a normal distribution."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -17,10 +17,14 @@ from ropelens.models.subject import Subject, check_layers
 from ropelens.rope.planes import Planes
 from ropelens.statistics.attention import sum_attention
 from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.gains import Scores
+from ropelens.statistics.groups import deal
+from ropelens.statistics.held_out import LayerFit, scored_rows
 from ropelens.statistics.measures import STATISTICS
 from ropelens.statistics.rows import Rows, all_rows, sample_rows
 from ropelens.statistics.schema import Statistic
-from ropelens.statistics.sums import GROUPS, LayerSums, LossSums, Sums, by_group, no_sums
+from ropelens.statistics.sinks import known_sinks
+from ropelens.statistics.sums import LayerSums, LossSums, Sums, by_group, no_sums
 
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
 
@@ -35,27 +39,41 @@ Progress = Callable[[int], None]
 class Batch:
     """Some sequences that run together, and the rows of theirs that are looked at.
 
-    `first` is the number of the first sequence among all.
+    `scored` are those that the models of the budget are scored on, `group` says which
+    sequences are drawn together when text is drawn again, `sinks` which keys are sinks.
     """
 
     tokens: Int[Tensor, "sequence position"]
     lengths: Int[Tensor, " sequence"]
     rows: Rows
-    first: int
-
-    @property
-    def group(self) -> Int[Tensor, " sequence"]:
-        """The group that each sequence is dealt to, in turn, for the bootstrap."""
-        return (self.first + torch.arange(len(self.tokens))) % GROUPS
+    scored: Rows
+    group: Int[Tensor, " sequence"]
+    sinks: Int[Tensor, "sequence 1 position"]
 
     def add_up(
-        self, call: AttentionCall, planes: Planes, statistics: Sequence[Statistic] = STATISTICS
+        self,
+        call: AttentionCall,
+        planes: Planes,
+        statistics: Sequence[Statistic] = STATISTICS,
+        sinks: Int[Tensor, "sequence shared position"] | None = None,
     ) -> LayerSums:
         """The sums of one layer, from its attention on this batch."""
-        sums = sum_attention(call, self.rows, planes, tokens=self.tokens, statistics=statistics)
-        return LayerSums.of(sums, call, self.group, statistics)
+        sums = sum_attention(
+            call,
+            self.rows,
+            planes,
+            tokens=self.tokens,
+            sinks=self.sinks if sinks is None else sinks,
+            statistics=statistics,
+        )
+        return LayerSums.of(sums, call, statistics)
 
-    def sums(self, layers: dict[int, LayerSums], losses: Float[Tensor, " sequence"]) -> Sums:
+    def sums(
+        self,
+        layers: dict[int, LayerSums],
+        losses: Float[Tensor, " sequence"],
+        scores: dict[int, Scores],
+    ) -> Sums:
         """The sums of all layers with each sequence's summed loss (nats)."""
         row_weight = self.rows.by_position(self.tokens.shape[1])
         return Sums(
@@ -66,7 +84,37 @@ class Batch:
             group_loss=by_group(losses, self.group),
             group_predicted=by_group(self.lengths - 1, self.group),
             layers=layers,
+            scores=scores,
         )
+
+
+@dataclass
+class Passed:
+    """What the observers of one pass over a batch saw of each layer."""
+
+    batch: Batch
+    layers: dict[int, LayerSums] = field(default_factory=dict)
+    scores: dict[int, Scores] = field(default_factory=dict)
+
+    def see(
+        self,
+        call: AttentionCall,
+        planes: Planes,
+        fit: LayerFit | None,
+        statistics: Sequence[Statistic] = STATISTICS,
+    ) -> None:
+        """Add a call up, and score the models of the budget on it where there are any."""
+        batch, sinks = self.batch, self.batch.sinks
+        if fit is not None:
+            sinks = fit.sinks(sinks)
+            self.scores[call.layer] = fit.score(
+                call, batch.scored, planes, sinks, group=batch.group
+            )
+        self.layers[call.layer] = batch.add_up(call, planes, statistics, sinks)
+
+    def sums(self, losses: Float[Tensor, " sequence"]) -> Sums:
+        """Everything together, with each sequence's summed loss (nats)."""
+        return self.batch.sums(self.layers, losses, self.scores)
 
 
 def batches(
@@ -77,13 +125,20 @@ def batches(
     rows: int | Literal["all"] = "all",
     seed: int = 0,
     first: int = 0,
+    group: Int[Tensor, " sequence"] | None = None,
+    sinks: Int[Tensor, "sequence 1 position"] | None = None,
     batch_size: int | None = None,
 ) -> Iterator[Batch]:
     """The sequences in batches of `batch_size`, or of as many as a device likes at once.
 
     `rows` is "all" or the number sampled from each sequence with `seed`; `first` numbers the
-    first sequence. Batches end with their longest sequence.
+    first sequence. `group` and `sinks` are as in a `Batch`: without them neighbouring
+    sequences are drawn together, and position 0 is the only sink. Batches end with their
+    longest sequence.
     """
+    group = deal(None, len(tokens)) if group is None else group
+    sinks = known_sinks(tokens, beginning=None) if sinks is None else sinks
+    scored = scored_rows(len(tokens))
     size = batch_size or max(
         1, TOKENS_PER_BATCH[device_of(subject.model).type] // tokens.shape[1]
     )
@@ -91,14 +146,21 @@ def batches(
     for begin in range(0, len(tokens), size):
         length = lengths[begin : begin + size]
         # A RoPE that changes with the length must see the one that planes were read at.
-        batch = tokens[begin : begin + size, : longest if whole else int(length.max())]
+        own, width = slice(begin, begin + size), longest if whole else int(length.max())
         number = first + begin
-        looked_at = (
-            all_rows(length)
-            if rows == "all"
-            else sample_rows(length, count=rows, seed=seed, first=number)
+        sampled = sample_rows(length, count=scored, seed=seed, first=number)
+        yield Batch(
+            tokens=tokens[own, :width],
+            lengths=length,
+            rows=(
+                all_rows(length)
+                if rows == "all"
+                else sample_rows(length, count=rows, seed=seed, first=number)
+            ),
+            scored=sampled,
+            group=group[own],
+            sinks=sinks[own, :, :width],
         )
-        yield Batch(batch, length, looked_at, number)
 
 
 def collect(
@@ -109,33 +171,43 @@ def collect(
     planes: list[Planes],
     statistics: Sequence[Statistic] = STATISTICS,
     rows: int | Literal["all"] = "all",
+    fits: Sequence[LayerFit] = (),
     seed: int = 0,
     first: int = 0,
+    group: Int[Tensor, " sequence"] | None = None,
+    sinks: Int[Tensor, "sequence 1 position"] | None = None,
     batch_size: int | None = None,
     progress: Progress | None = None,
 ) -> Sums:
     """Sums of the statistics of every layer over all sequences.
 
-    `planes` says how each layer rotates; the others are as for `batches`, with which shards
-    can be summed apart and added. Memory grows with the layers and the context, not with the
-    number of sequences.
+    `planes` says how each layer rotates, `fits` has the models of its budget, which are
+    scored; the others are as for `batches`, with which shards can be summed apart and added.
+    Memory grows with the layers and the context, not with the number of sequences.
     """
     sums = no_sums()
     for batch in batches(
-        subject, tokens, lengths, rows=rows, seed=seed, first=first, batch_size=batch_size
+        subject,
+        tokens,
+        lengths,
+        rows=rows,
+        seed=seed,
+        first=first,
+        group=group,
+        sinks=sinks,
+        batch_size=batch_size,
     ):
-        layers: dict[int, LayerSums] = {}
+        passed = Passed(batch)
 
-        def observe(
-            call: AttentionCall, batch: Batch = batch, into: dict[int, LayerSums] = layers
-        ) -> None:
-            into[call.layer] = batch.add_up(call, planes[call.layer], statistics)
+        def observe(call: AttentionCall, passed: Passed = passed) -> None:
+            fit = fits[call.layer] if fits else None
+            passed.see(call, planes[call.layer], fit, statistics)
 
         with torch.no_grad(), subject.observe(observe):
             logits = subject.forward(batch.tokens)
             losses = _sequence_losses(logits, batch.tokens, batch.lengths)
-        check_layers(subject.model, set(layers))
-        sums = sums + batch.sums(layers, losses)
+        check_layers(subject.model, set(passed.layers))
+        sums = sums + passed.sums(losses)
         if progress is not None:
             progress(int(batch.lengths.sum()))
     return sums

@@ -17,6 +17,7 @@ from ropelens.edit.actions import Edit
 from ropelens.edit.entries import Entry, entries_of
 from ropelens.errors import BadArgument
 from ropelens.measure.batches import TOKENS_PER_BATCH, Progress, batches
+from ropelens.measure.budget import sinks_of
 from ropelens.measure.evaluate_text import (
     TextFindings,
     label_values,
@@ -31,6 +32,7 @@ from ropelens.models.doorway import device_of
 from ropelens.models.rotation import depends_on_length
 from ropelens.models.subject import Subject, as_subject, stated_context, trained_context
 from ropelens.rope.planes import Planes
+from ropelens.statistics.groups import deal
 from ropelens.statistics.measures import columns, named, of_planes
 from ropelens.statistics.ragged import stack
 from ropelens.statistics.schema import Variable
@@ -70,7 +72,7 @@ ROWS = (
     Variable("label_changed", BY_HEAD, "1",
         "whether the label is another than that of the model as it is"),
     Variable("positional_fraction", BY_HEAD, "1",
-        "share of position bits in position and content bits"),
+        "share of the bits that sinks do not explain which only the offset explains"),
     Variable("retrieval", BY_DEPTH, "1", "share of needles whose value was found"),
     Variable("retrieval_hit", (*BY_DEPTH, "retrieval_trial"), "1",
         "whether the needle's value was found"),
@@ -91,6 +93,7 @@ def evaluate(
     tokens: Int[Tensor, "sequence position"],
     *,
     lengths: Int[Tensor, " sequence"] | None = None,
+    documents: Int[Tensor, " sequence"] | None = None,
     edits: Mapping[str, Edit | str | Sequence[Edit | str]] | None = None,
     measures: Sequence[str] = MEASURES,
     rows: int | Literal["all"] = "all",
@@ -151,8 +154,19 @@ def evaluate(
     if wanted & ON_TEXT:
         stated = stated_context(subject.model)
         text = [TextFindings(e, wanted, int(lengths.max()), stated) for e in entries]
+        group = deal(documents, len(tokens))
+        sinks = sinks_of(subject.model, tokens)
+        for found in text:
+            found.fit(subject, tokens, lengths, group=group, sinks=sinks, seed=seed)
         for batch in batches(
-            subject, tokens, lengths, rows=rows, seed=seed, batch_size=batch_size
+            subject,
+            tokens,
+            lengths,
+            rows=rows,
+            seed=seed,
+            group=group,
+            sinks=sinks,
+            batch_size=batch_size,
         ):
             measure_batch(subject, batch, text, progress)
         values |= text_values(text, lengths, wanted)
@@ -170,7 +184,9 @@ def evaluate(
         {name: xr.Variable(r.dims, values[name], r.attrs) for name, r in rows_of.items()}
     ).set_coords([name for name in ("position_start", "position_stop") if name in values])
     dataset = number_dims(dataset)
-    dataset.attrs = describe_run(subject.model, tokens, lengths, rows=rows, seed=seed)
+    dataset.attrs = describe_run(
+        subject.model, tokens, lengths, documents=documents, rows=rows, seed=seed
+    )
     return dataset
 
 

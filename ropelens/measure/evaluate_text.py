@@ -11,16 +11,19 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ropelens.edit.entries import NONE, Entry
-from ropelens.measure.batches import Batch, Progress, token_losses
-from ropelens.measure.heads import Thresholds, label_heads, positional_fraction, resample_labels
+from ropelens.measure.batches import Batch, Passed, Progress, token_losses
+from ropelens.measure.budget import budget_variables, fit_layers
+from ropelens.measure.heads import head_values, resample_labels
 from ropelens.measure.summary import summarize
 from ropelens.models.subject import Subject, check_layers
 from ropelens.statistics.bins import sum_bins
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.change import attention_change, without_values
+from ropelens.statistics.held_out import LayerFit
+from ropelens.statistics.labels import Thresholds
 from ropelens.statistics.measures import columns
 from ropelens.statistics.ragged import stack
-from ropelens.statistics.sums import LayerSums, LossSums, Sums, no_sums
+from ropelens.statistics.sums import LossSums, Sums, no_sums
 
 RESAMPLES = 400
 """Draws of the sequences that intervals of label changes are read from."""
@@ -38,6 +41,7 @@ class TextFindings:
     longest: int
     context: int | None
     sums: Sums = field(default_factory=no_sums)
+    fits: list[LayerFit] = field(default_factory=list)
     losses: list[Float[Tensor, "sequence bin"]] = field(default_factory=list)
     predicted: list[Int[Tensor, "sequence bin"]] = field(default_factory=list)
     change: dict[int, Float[Tensor, " head"]] = field(default_factory=dict)
@@ -52,6 +56,40 @@ class TextFindings:
         edges.add(self.context or self.longest)
         inner = [edge for edge in sorted(edges) if edge < self.longest]
         return torch.tensor([*inner, self.longest])
+
+    def fit(
+        self,
+        subject: Subject,
+        tokens: Int[Tensor, "sequence position"],
+        lengths: Int[Tensor, " sequence"],
+        *,
+        group: Int[Tensor, " sequence"],
+        sinks: Int[Tensor, "sequence 1 position"],
+        seed: int,
+    ) -> None:
+        """Fit the models of the budget, where labels are wanted and there can be any."""
+        if self.entry.planes is None or "labels" not in self.wanted:
+            return
+        with self.entry.open(subject.model):
+            self.fits = fit_layers(
+                subject,
+                tokens,
+                lengths,
+                planes=self.entry.planes,
+                group=group,
+                sinks=sinks,
+                surrogates=0,
+                seed=seed,
+            )
+
+    @property
+    def profile(self) -> xr.Dataset | None:
+        """The profile of the entry; None where heads of one layer rotate differently."""
+        if self.entry.planes is None:
+            return None
+        return summarize(self.sums, self.entry.planes).assign(
+            budget_variables(self.sums, self.fits)
+        )
 
     @property
     def whole(self) -> LossSums:
@@ -95,13 +133,13 @@ def _measure_entry(
     subject: Subject, batch: Batch, found: TextFindings, kept: dict[int, AttentionCall]
 ) -> None:
     """The measures of one entry on a batch; `kept` is the attention of the model as it is."""
-    layers: dict[int, LayerSums] = {}
+    passed = Passed(batch)
     planes = found.entry.planes if "labels" in found.wanted else None
 
     def observe(call: AttentionCall) -> None:
         found.heads[call.layer] = call.query.shape[1]
         if planes is not None:
-            layers[call.layer] = batch.add_up(call, planes[call.layer])
+            passed.see(call, planes[call.layer], found.fits[call.layer])
         if "change" in found.wanted:
             if found.entry.name == NONE:
                 kept[call.layer] = without_values(call)
@@ -116,7 +154,7 @@ def _measure_entry(
     found.add_losses(losses, batch.lengths)
     found.rows += float(batch.rows.weight.sum())
     if planes is not None:
-        found.sums = found.sums + batch.sums(layers, losses.nansum(1))
+        found.sums = found.sums + passed.sums(losses.nansum(1))
 
 
 def text_values(
@@ -169,23 +207,17 @@ def label_values(
 
     With the profile of the model as it is, where it has one.
     """
-    profiles = [
-        None if entry.entry.planes is None else summarize(entry.sums, entry.entry.planes)
-        for entry in text
-    ]
+    profiles = [found.profile for found in text]
     heads = text[0].heads
     missing = np.full((len(heads), max(heads.values())), np.nan)
-    bits = {
-        name: np.stack([missing if p is None else p[name] for p in profiles])
-        for name in columns("budget")
-    }
-    budget = {name.removesuffix("_bits"): values for name, values in bits.items()}
-    unknown = np.isnan(budget["total"])
-    labels = label_heads(Thresholds(), **budget)
-    changed = np.where(unknown | unknown[0], np.nan, (labels != labels[0]).astype(float))
-    return bits | {
-        "label": labels,
+    names = (*columns("budget"), "positional_fraction", "label")
+    unknown = dict.fromkeys(names, missing) | {"label": np.full(missing.shape, "", object)}
+    each = [unknown if p is None else head_values(p, Thresholds()) for p in profiles]
+    values = {name: np.stack([one[name] for one in each]) for name in names}
+    labels, missing = values["label"], np.isnan(values["total_bits"])
+    changed = np.where(missing | missing[0], np.nan, (labels != labels[0]).astype(float))
+    more = {
         "label_changed": changed,
         "labels_changed_resampled": _resampled_changes(profiles),
-        "positional_fraction": positional_fraction(budget["position"], budget["content"]),
-    }, profiles[0]
+    }
+    return values | more, profiles[0]

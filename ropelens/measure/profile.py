@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from numbers import Integral
@@ -21,14 +21,17 @@ from transformers import PreTrainedModel
 
 from ropelens.errors import BadArgument
 from ropelens.measure.batches import Progress, collect
+from ropelens.measure.budget import budget_variables, fit_layers, sinks_of
 from ropelens.measure.excerpt import TokenNames, attention_of, excerpt_of, name_token
 from ropelens.measure.repeats import repeat_length, repeat_scores
 from ropelens.measure.summary import described, summarize
 from ropelens.models.rotation import read_layers
 from ropelens.models.subject import as_subject, trained_context
+from ropelens.statistics.groups import count_documents, deal
 from ropelens.statistics.measures import STATISTICS, check_new, named
 from ropelens.statistics.ragged import stack
 from ropelens.statistics.schema import Statistic
+from ropelens.statistics.surrogates import DRAWS
 
 NUMBERED = re.compile(r"(seed|step)-\d+")
 """Names of runs and checkpoints, within a study, that tell nothing alone."""
@@ -39,26 +42,36 @@ def profile(
     tokens: Int[Tensor, "sequence position"],
     *,
     lengths: Int[Tensor, " sequence"] | None = None,
+    documents: Int[Tensor, " sequence"] | None = None,
     tokenizer: TokenNames | None = None,
     statistics: Sequence[Statistic] = (),
+    sinks: Iterable[int] = (),
+    surrogates: int = DRAWS,
     rows: int | Literal["all"] = "all",
     seed: int = 0,
     batch_size: int | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Measure how `model` uses its rotary frequencies on `tokens`, in one pass.
+    """Measure how `model` uses its rotary frequencies on `tokens`.
 
     `model` is a transformers model or a TransformerLens `TransformerBridge`; it computes
     what it always does and is left as it was. `tokens` are padded on the right; of
     sequence s the first `lengths[s]` count (all, without `lengths`). `rows` of each
     sequence's attention are looked at: "all", or a number drawn with `seed` (unbiased;
-    for long contexts). `tokenizer` names the tokens of the excerpt. `statistics` are
-    measured beside those that every profile has. `progress` is called with the tokens of
-    each batch done.
+    for long contexts). `documents[s]` numbers the document that sequence s was cut from, by
+    which intervals resample; without it they speak of this text alone. `tokenizer` names
+    the tokens of the excerpt. `statistics` are measured beside those that every profile has.
+    `sinks` are ids of tokens that are sinks wherever they stand, beside position 0, the token
+    that sequences begin with, and keys that are found to be. `surrogates` with frequencies in
+    a random order are what the claim on wavelengths is held against. `progress` is called
+    with the tokens of each batch done.
+
+    Two passes over a sample come first: one of an excerpt and repeated tokens, one in which
+    the models of the attention budget are fitted.
 
     Returns a dataset over layer, head, kv_head, frequency (0 turns fastest), offset_bin,
-    and group (of sequences, for the bootstrap); every variable carries `long_name` and
-    `units`. See docs/measures.md for definitions.
+    group (of sequences, for the bootstrap) and draw (of surrogates; 0 is the model); every
+    variable carries `long_name` and `units`. See docs/measures.md for definitions.
 
     Raises `UnsupportedModel` for a model without RoPE or with hidden attention, and
     `BadArgument` for tokens, lengths, rows or statistics out of range.
@@ -79,6 +92,17 @@ def profile(
         length=repeat_length(subject.model),
         seed=seed,
     )
+    group, known = deal(documents, len(tokens)), sinks_of(subject.model, tokens, named=sinks)
+    fits = fit_layers(
+        subject,
+        tokens,
+        lengths,
+        planes=planes,
+        group=group,
+        sinks=known,
+        surrogates=surrogates,
+        seed=seed,
+    )
     sums = collect(
         subject,
         tokens,
@@ -86,11 +110,15 @@ def profile(
         planes=planes,
         statistics=[*STATISTICS, *statistics],
         rows=rows,
+        fits=fits,
         seed=seed,
+        group=group,
+        sinks=known,
         batch_size=batch_size,
         progress=progress,
     )
     dataset = summarize(sums, planes, extra=statistics)
+    dataset = dataset.assign(budget_variables(sums, fits))
     for row in named(*repeats.means):
         dataset[row.name] = xr.Variable(row.dims, stack(repeats.means[row.name]), row.attrs)
     names = [name_token(tokenizer, int(token)) for token in excerpt]
@@ -105,7 +133,9 @@ def profile(
             "excerpt_key", np.array(names, dtype=object), "token of the excerpt", ""
         )
     )
-    dataset.attrs |= describe_run(subject.model, tokens, lengths, rows=rows, seed=seed)
+    dataset.attrs |= describe_run(
+        subject.model, tokens, lengths, documents=documents, rows=rows, seed=seed
+    )
     return dataset
 
 
@@ -114,6 +144,7 @@ def describe_run(
     tokens: Int[Tensor, "sequence position"],
     lengths: Int[Tensor, " sequence"],
     *,
+    documents: Int[Tensor, " sequence"] | None = None,
     rows: int | Literal["all"],
     seed: int,
 ) -> dict[str, str | int]:
@@ -127,6 +158,7 @@ def describe_run(
         "trained_context": trained_context(model),
         "rows": rows,
         "sequences": len(tokens),
+        "documents": count_documents(documents),  # 0 where it is not known
         "tokens": int(lengths.sum()),
         "tokens_sha256": _fingerprint(tokens, lengths),
         "versions": json.dumps(versions()),

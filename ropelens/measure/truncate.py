@@ -45,6 +45,7 @@ def truncate(
     tokens: Int[Tensor, "sequence position"],
     *,
     lengths: Int[Tensor, " sequence"] | None = None,
+    documents: Int[Tensor, " sequence"] | None = None,
     keep: Sequence[float | int] = KEEP,
     ends: Sequence[str] = ENDS,
     bands: int = 0,
@@ -86,7 +87,13 @@ def truncate(
         seed=seed,
     )
     return sweep.measure(
-        model, tokens, lengths=lengths, rows=rows, batch_size=batch_size, progress=progress
+        model,
+        tokens,
+        lengths=lengths,
+        documents=documents,
+        rows=rows,
+        batch_size=batch_size,
+        progress=progress,
     )
 
 
@@ -114,6 +121,7 @@ class Sweep:
         tokens: Int[Tensor, "sequence position"],
         *,
         lengths: Int[Tensor, " sequence"] | None = None,
+        documents: Int[Tensor, " sequence"] | None = None,
         rows: int | Literal["all"] = "all",
         batch_size: int | None = None,
         progress: Progress | None = None,
@@ -125,6 +133,7 @@ class Sweep:
             model,
             tokens,
             lengths=lengths,
+            documents=documents,
             edits={names[c.stopped]: edits_of(c) for c in self.cuts if c.kind != "none"},
             measures=self.measures,
             rows=rows,

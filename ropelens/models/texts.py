@@ -35,13 +35,15 @@ class Sequences:
 
     `tokens` is padded on the right to the longest sequence, `lengths` says how much of
     each row counts. `fingerprint` is the sha256 of the text (see `fingerprint_of`),
-    `source` says in words what was cut how.
+    `source` says in words what was cut how. `documents` numbers the document that each
+    sequence was cut from; None where it is not known.
     """
 
     tokens: Int[Tensor, "sequence position"]
     lengths: Int[Tensor, " sequence"]
     fingerprint: str
     source: str
+    documents: Int[Tensor, " sequence"] | None = None
 
 
 def read_documents(paths: Iterable[str | Path]) -> list[str]:
@@ -103,7 +105,9 @@ def tokenize(
             "The checkpoint has no tokenizer, so text cannot be used.",
             attempt="add its tokenizer's files to the folder, or pass token ids from Python",
         )
-    rows = [row for text in documents for row in _cut(text, tokenizer, context)]
+    cut = [_cut(text, tokenizer, context) for text in documents]
+    rows = [row for own in cut for row in own]
+    document = torch.arange(len(cut)).repeat_interleave(torch.tensor([len(own) for own in cut]))
     total = sum(len(row) for row in rows)
     if total < context:
         raise BadText(
@@ -111,14 +115,15 @@ def tokenize(
             seen=f"{total:,} tokens (documents: {len(documents):,})",
             attempt="pass more text, or a smaller context",
         )
-    kept = _sample(rows, sequences, seed)
+    drawn = _sample(len(rows), sequences, seed)
+    kept = [rows[index] for index in drawn]
     lengths = torch.tensor([len(row) for row in kept])
     tokens = torch.nn.utils.rnn.pad_sequence(kept, batch_first=True, padding_value=PADDING)
     source = (
         f"{len(kept):,} of {len(rows):,} sequences of up to {context:,} tokens "
         f"(documents: {len(documents):,}, characters: {sum(map(len, documents)):,})"
     )
-    return Sequences(tokens, lengths, fingerprint_of(documents), source)
+    return Sequences(tokens, lengths, fingerprint_of(documents), source, document[drawn])
 
 
 def fingerprint_of(documents: Iterable[str]) -> str:
@@ -162,17 +167,17 @@ def _cut(text: str, tokenizer: TextTokenizer, context: int) -> list[Int[Tensor, 
     return [torch.tensor(row) for row in rows if len(row) >= 2]
 
 
-def _sample(rows: list[Tensor], sequences: int | None, seed: int) -> list[Tensor]:
-    if sequences is None or sequences == len(rows):
-        return rows
-    if sequences > len(rows):
+def _sample(rows: int, sequences: int | None, seed: int) -> list[int]:
+    """The numbers of the rows that are kept, in their order."""
+    if sequences is not None and sequences > rows:
         warnings.warn(
-            f"all {len(rows):,} sequences of the text are used: {sequences:,} were asked for",
+            f"all {rows:,} sequences of the text are used: {sequences:,} were asked for",
             stacklevel=3,
         )
-        return rows
-    drawn = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
-    return [rows[index] for index in sorted(drawn[:sequences].tolist())]
+    if sequences is None or sequences >= rows:
+        return list(range(rows))
+    drawn = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
+    return sorted(drawn[:sequences].tolist())
 
 
 def _files(folder: Path) -> list[Path]:

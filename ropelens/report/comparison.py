@@ -9,13 +9,13 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.comparison.table import summarize_comparison
-from ropelens.measure.heads import Thresholds
 from ropelens.report import comparison_words as words
 from ropelens.report.answer import render_figures
 from ropelens.report.comparison_table import shown_columns, table_rows
 from ropelens.report.page import versions
 from ropelens.report.page_figures import COMPARISON, draw
 from ropelens.report.words import label_rules
+from ropelens.statistics.labels import Thresholds
 
 QUESTION = "How do these models differ in their use of RoPE's frequencies?"
 

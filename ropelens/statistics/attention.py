@@ -15,6 +15,7 @@ from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.memory import sum_by_offset
 from ropelens.statistics.rows import Rows
 from ropelens.statistics.schema import Statistic
+from ropelens.statistics.sinks import known_sinks
 
 SequenceSums = dict[str, Float[Tensor, "batch _ ..."]]
 """Sums over the tokens or rows of each sequence, by the names of the statistics, in float64."""
@@ -26,14 +27,17 @@ def sum_attention(
     planes: Planes,
     *,
     tokens: Int[Tensor, "batch position"],
+    sinks: Int[Tensor, "batch shared position"] | None = None,
     statistics: Sequence[Statistic],
 ) -> SequenceSums:
     """The sums of one attention call over its tokens and `rows`.
 
-    Rows beyond a sequence's length have no weight, so padding is never counted. Raises
+    Rows beyond a sequence's length have no weight, so padding is never counted. `sinks` says
+    which keys are sinks (see `known_sinks`); without it position 0 is the only one. Raises
     `BadArgument` for a statistic whose values are not of every row of a block.
     """
-    vectors = Vectors.of(call, planes, tokens)
+    sinks = known_sinks(tokens, beginning=None) if sinks is None else sinks
+    vectors = Vectors.of(call, planes, tokens, sinks)
     position = torch.arange(call.key.shape[2])
     padding = (position >= rows.length[:, None]).to(call.key.device)
     by_token = [statistic for statistic in statistics if statistic.over == "tokens"]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ropelens.rope.planes import Planes, plane_norms, unrotate
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.memory import Hidden, Scratch, column, pick, products
+from ropelens.statistics.memory import Hidden, Scratch, pick, products
 from ropelens.statistics.rows import Rows
 
 BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
@@ -31,7 +31,8 @@ BLOCK_ROWS = {"cpu": 128, "cuda": 1024}
 class Vectors:
     """Queries and keys of one call in float32 or wider, with their rotation and without.
 
-    `tokens` are the ids of the batch, whose keys these are.
+    `tokens` are the ids of the batch, whose keys these are; `sinks` says which of these are
+    sinks (more than 0), in one row for all heads or in one for each.
     """
 
     call: AttentionCall
@@ -41,17 +42,22 @@ class Vectors:
     k: Float[Tensor, "batch kv_head position coordinate"]
     q_still: Float[Tensor, "batch head position coordinate"]
     k_still: Float[Tensor, "batch kv_head position coordinate"]
+    sinks: Int[Tensor, "batch shared position"]
 
     @classmethod
     def of(
-        cls, call: AttentionCall, planes: Planes, tokens: Int[Tensor, "batch position"]
+        cls,
+        call: AttentionCall,
+        planes: Planes,
+        tokens: Int[Tensor, "batch position"],
+        sinks: Int[Tensor, "batch shared position"],
     ) -> Vectors:
         """Those of a call whose layer rotates in `planes`."""
         dtype = torch.promote_types(call.query.dtype, torch.float32)
         q, k = call.query.to(dtype), call.key.to(dtype)
         position = torch.arange(q.shape[2], device=q.device)
         still = unrotate(q, position, planes), unrotate(k, position, planes)
-        return cls(call, planes, tokens.to(k.device), q, k, *still)
+        return cls(call, planes, tokens.to(k.device), q, k, *still, sinks)
 
     def plane_norms(
         self, x: Float[Tensor, "*batch coordinate"]
@@ -73,9 +79,13 @@ class RowsOfCall:
         self.dense, self.context = rows.dense, k.shape[2]
         self.position = rows.position[:1] if rows.dense else rows.position
         self.weight = rows.weight.to(k.device, k.dtype)
-        self.q, self.q_still = self._of_rows(vectors.q), self._of_rows(vectors.q_still)
+        self.q = self._of_rows(vectors.q)
         self.k_scaled = k * self.call.scale
         self.scratch = Scratch(k)
+        sinks, kv_heads = vectors.sinks, k.shape[1]
+        by_head = sinks.unflatten(1, (kv_heads, -1)) if sinks.shape[1] > 1 else sinks[:, None]
+        self.is_sink = (by_head > 0).to(k.device)
+        self.sink_columns = (sinks > 0).flatten(0, 1).any(0).nonzero()[:, 0]
 
     def _of_rows(
         self, x: Float[Tensor, "batch head position coordinate"]
@@ -85,20 +95,34 @@ class RowsOfCall:
         return rows.unflatten(1, (self.vectors.k.shape[1], -1))
 
     @cached_property
-    def k_still_scaled(self) -> Float[Tensor, "batch kv_head position coordinate"]:
-        """Keys without rotation, times the scale of the scores."""
-        return self.vectors.k_still * self.call.scale
-
-    @cached_property
     def mean_key(self) -> Float[Tensor, "batch kv_head row coordinate"]:
         """Mean of the keys that each row sees, from their running sum."""
-        k, start = self.vectors.k, self.call.start[self.position]
-        total = k.cumsum(2)
+        count = self.position + 1 - self.call.start[self.position]
+        total = self._sum_seen(self.vectors.k)
+        return total.div_(count.to(total.device)[:, None, :, None])
+
+    @cached_property
+    def mean_other_key(
+        self,
+    ) -> Float[Tensor, "batch kv_head shared_group row coordinate"]:
+        """Mean of the keys that are no sinks among those that each row sees; 0 without any."""
+        k = self.vectors.k
+        other = ~self.is_sink[..., None]
+        count = self._sum_seen(other.to(k.dtype).flatten(1, 2)).clamp(min=1)
+        total = self._sum_seen((k[:, :, None] * other).flatten(1, 2))
+        return total.unflatten(1, (k.shape[1], -1)) / count.unflatten(1, other.shape[1:3])
+
+    def _sum_seen(
+        self, x: Float[Tensor, "batch any_head position value"]
+    ) -> Float[Tensor, "batch any_head row value"]:
+        """Sum over the keys that each row sees, from their running sum."""
+        start = self.call.start[self.position]
+        total = x.cumsum(2)
         seen = pick(total, self.position)
         if start.any():
             before = pick(total, (start - 1).clamp(min=0))
-            seen -= before * (start > 0).to(k.device)[:, None, :, None]
-        return seen.div_((self.position + 1 - start).to(k.device)[:, None, :, None])
+            seen -= before * (start > 0).to(x.device)[:, None, :, None]
+        return seen
 
     def blocks(self) -> Iterator[Block]:
         """All rows of all heads, in blocks of about BLOCK_ELEMENTS scores."""
@@ -193,44 +217,39 @@ class Block:
         """U K: the mean of the keys that each row sees."""
         return self._rows.mean_key[:, self._heads, None, self._part]
 
+    @property
+    def mean_other_key(self) -> Float[Tensor, "batch kv_head shared_group row coordinate"]:
+        """The mean of the keys that each row sees and that are no sinks."""
+        return self._rows.mean_other_key[:, self._heads, :, self._part]
+
+    @cached_property
+    def sink_attention(self) -> Float[Tensor, "batch kv_head group row sink"]:
+        """A_ij on those of the block's keys that are a sink of some head."""
+        at = self._sinks
+        is_sink = self._rows.is_sink[..., at + self.keys.start]
+        if is_sink.shape[1] > 1:
+            is_sink = is_sink[:, self._heads]
+        return self.attention[..., at] * is_sink[..., None, :]
+
+    @property
+    def sink_read(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
+        """sum_j A_ij k_j over sinks."""
+        sinks = self.sink_attention.flatten(2, 3) @ self.k[:, :, self._sinks]
+        return sinks.unflatten(2, self.q.shape[2:4])
+
+    @property
+    def _sinks(self) -> Int[Tensor, " sink"]:
+        """The columns of the block in which some head has a sink."""
+        all_of = self._rows.sink_columns
+        here = all_of[(all_of >= self.keys.start) & (all_of < self.keys.stop)]
+        return (here - self.keys.start).to(self.k.device)
+
     @cached_property
     def expected_score(self) -> Float[Tensor, "batch kv_head group row"]:
         """sum_j A_ij L_ij, which without a soft-cap is s q_i (A K)_i."""
         if self.call.softcap is None:
             return self.call.scale * torch.linalg.vecdot(self.q, self.read)
         return torch.linalg.vecdot(self.attention, self.scores)
-
-    @cached_property
-    def still_scores(self) -> Float[Tensor, "batch kv_head group row key"]:
-        """L~_ij = s q~_i k~_j: the scores with the rotation taken off both sides."""
-        return self._still_scores(self._memory("still"))
-
-    @property
-    def expected_still_score(self) -> Float[Tensor, "batch kv_head group row"]:
-        """sum_j A_ij L~_ij."""
-        return self._still_sums[0]
-
-    @property
-    def log_still_norm(self) -> Float[Tensor, "batch kv_head group row"]:
-        """log sum_j exp(L~_ij)."""
-        return self._still_sums[1]
-
-    @cached_property
-    def _still_sums(self) -> tuple[Tensor, Tensor]:
-        """Both, in memory that held scores which have no name."""
-        memory = self._memory("log softmax")
-        scores = self._still_scores(memory)
-        expected = torch.mul(self.attention, scores, out=self._memory("product")).sum(-1)
-        own = column(scores, self.own)
-        # Of any key, here each row's own, the score less its log softmax.
-        return expected, own - column(torch.log_softmax(scores, -1, out=memory), self.own)
-
-    def _still_scores(
-        self, memory: Float[Tensor, "batch kv_head group row key"]
-    ) -> Float[Tensor, "batch kv_head group row key"]:
-        q = self._rows.q_still[:, self._heads, :, self._part]
-        k = self._rows.k_still_scaled[:, self._heads, self._columns]
-        return self._hidden.hide(self._capped(products(q, k, out=memory)))
 
     @property
     def sink_logits(self) -> Float[Tensor, "kv_head group 1"] | None:

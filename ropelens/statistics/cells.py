@@ -7,7 +7,7 @@ queries and keys, so that its scores are the largest thing that an evaluation ma
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -50,6 +50,13 @@ class Parts:
         """From all parts side by side."""
         sizes = [terms, len(SINKS), context, len(offset_edges(context)) - 1]
         return cls(*flat.split(sizes, dim=-1))
+
+    def upto(self, context: int) -> Parts:
+        """What there is of it in a shorter context."""
+        bins = len(offset_edges(context)) - 1
+        return replace(
+            self, offset=self.offset[..., :context], sink_offset=self.sink_offset[..., :bins]
+        )
 
     @property
     def flat(self) -> Float[Tensor, "*slot kv_head group part"]:

@@ -6,14 +6,11 @@ that are neither diffuse nor sinks, beside that of surrogates (see `surrogates.p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
 from scipy.stats import rankdata
-
-from ropelens.statistics.surrogates import LayerSurrogates
 
 VERDICTS = ("holds", "contradicted", "unresolved", "not testable")
 
@@ -29,7 +26,7 @@ class Claim:
     """The rank correlation, its 95 % interval, its surrogates, and what follows.
 
     `low` and `high` come from layers drawn again with replacement: heads of one layer are not
-    independent. `null_low` and `null_high` are the surrogates' 2.5 and 97.5 % quantiles;
+    independent. `null_low` and `null_high` bound 95 % of the surrogates;
     `p_value` is the share of the model and its surrogates that correlate as negatively as the
     model or more. `why` says in words what the verdict rests on.
     """
@@ -47,46 +44,41 @@ class Claim:
     why: str
 
 
-def judge(layers: Sequence[LayerSurrogates], *, resamples: int = 1000, seed: int = 0) -> Claim:
-    """The claim's verdict: **holds** where the model correlates more negatively than 97.5 % of
-    its surrogates, **contradicted** where less than 97.5 %, **unresolved** between.
+def judge(
+    offset_fraction: Float[np.ndarray, "draw layer head"],
+    log_wavelength: Float[np.ndarray, "draw layer head"],
+    *,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Claim:
+    """The claim's verdict, from both numbers of the model (draw 0) and of its surrogates.
 
-    **Not testable** where no order of the frequencies makes a difference, or with fewer than 3
-    heads of which the offset explains more than half, or fewer than 3 of which it explains
-    less: then the claim says nothing of this model.
+    It **holds** where the model correlates more negatively than 97.5 % of its surrogates, is
+    **contradicted** where less than 97.5 %, and **unresolved** between. It is **not testable**
+    where no order of the frequencies makes a difference, or with fewer than 3 heads of which
+    the offset explains more than half, or fewer than 3 of which it explains less: then the
+    claim says nothing of this model. Heads that are NaN do not count.
     """
-    fraction, wavelength, counts = (
-        [vars(layer)[name].numpy() for layer in layers]
-        for name in ("offset_fraction", "log_wavelength", "counts")
-    )
-    counts = [c & np.isfinite(w) for c, w in zip(counts, wavelength, strict=True)]
-    draws = len(fraction[0])
+    counts = np.isfinite(offset_fraction) & np.isfinite(log_wavelength)
+    both = (offset_fraction, log_wavelength)
     rho = np.array(
-        [
-            rank_correlation(
-                *(
-                    np.concatenate([x[d][c[d]] for x, c in zip(each, counts, strict=True)])
-                    for each in (fraction, wavelength)
-                )
-            )
-            for d in range(draws)
-        ]
+        [rank_correlation(*(x[d][counts[d]] for x in both)) for d in range(len(counts))]
     )
     own = [
-        (f[0][c[0]], w[0][c[0]]) for f, w, c in zip(fraction, wavelength, counts, strict=True)
+        tuple(x[0, layer][counts[0, layer]] for x in both) for layer in range(counts.shape[1])
     ]
     low, high = _interval(own, resamples=resamples, seed=seed)
     null = rho[1:][np.isfinite(rho[1:])]
-    null_low, null_high = np.quantile(null, TAILS) if len(null) else (np.nan, np.nan)
-    verdict, why = _verdict(rho[0], null, np.concatenate([f for f, _ in own]))
+    bounds = _bounds(null)
+    verdict, why = _verdict(rho[0], null, bounds, np.concatenate([f for f, _ in own]))
     return Claim(
         rank_correlation=float(rho[0]),
         low=low,
         high=high,
         heads=sum(len(f) for f, _ in own),
         null_median=float(np.median(null)) if len(null) else np.nan,
-        null_low=float(null_low),
-        null_high=float(null_high),
+        null_low=bounds[0],
+        null_high=bounds[1],
         null_draws=len(null),
         p_value=float((1 + (null <= rho[0]).sum()) / (1 + len(null))),
         verdict=verdict,
@@ -94,8 +86,23 @@ def judge(layers: Sequence[LayerSurrogates], *, resamples: int = 1000, seed: int
     )
 
 
+def _bounds(null: Float[np.ndarray, " draw"]) -> tuple[float, float]:
+    """The surrogates that bound 95 %: as many lie beyond as a test at 2.5 % allows, exactly.
+
+    NaN of fewer than 39, of which none could be as far out as that.
+    """
+    beyond = int((1 + len(null)) * TAILS[0])
+    if beyond == 0:
+        return np.nan, np.nan
+    in_order = np.sort(null)
+    return float(in_order[beyond - 1]), float(in_order[-beyond])
+
+
 def _verdict(
-    rho: float, null: Float[np.ndarray, " draw"], fraction: Float[np.ndarray, " head"]
+    rho: float,
+    null: Float[np.ndarray, " draw"],
+    bounds: tuple[float, float],
+    fraction: Float[np.ndarray, " head"],
 ) -> tuple[str, str]:
     """The verdict and what it rests on."""
     more = int((fraction > 0.5).sum())
@@ -104,9 +111,11 @@ def _verdict(
             f"the offset explains more than half of what {more} heads choose and less of what "
             f"{len(fraction) - more} do; it takes {LEAST_HEADS} heads of each"
         )
-    if not np.isfinite(rho) or not len(null) or np.ptp(null) == 0:
+    if not np.isfinite(rho) or (len(null) and np.ptp(null) == 0):
         return "not testable", "the order of the frequencies makes no difference"
-    low, high = np.quantile(null, TAILS)
+    low, high = bounds
+    if not np.isfinite(low):
+        return "not testable", f"there are {len(null)} surrogates; it takes 39"
     beside = f"{rho:+.2f} beside {low:+.2f} to {high:+.2f} of {len(null)} surrogates"
     if rho < low:
         return "holds", f"{beside}: more negative than frequencies in a random order give"
@@ -126,7 +135,7 @@ def rank_correlation(x: Float[np.ndarray, " head"], y: Float[np.ndarray, " head"
 
 
 def _interval(
-    layers: Sequence[tuple[np.ndarray, np.ndarray]],
+    layers: list[tuple[np.ndarray, ...]],
     *,
     resamples: int,
     seed: int,

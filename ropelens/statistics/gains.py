@@ -1,4 +1,4 @@
-"""What the models of a row gain on rows that they were not fitted to, and the budget of it."""
+"""What the models of a row gain on rows that they were not fitted to."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ropelens.rope.planes import Planes
+from ropelens.statistics.budget import GAINS
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.cells import Parts, blocks
 from ropelens.statistics.logit import MODELS, Fits, sequences_of
@@ -36,6 +37,19 @@ class Scores:
     def __add__(self, other: Scores) -> Scores:
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
         return Scores(*(a + b for a, b in pairs))
+
+    @property
+    def gains(self) -> dict[str, Float[Tensor, "*slot head"]]:
+        """Bits per row over even attention, by the names of `GAINS`; NaN without rows."""
+        nats = (self.information, self.sink, self.position, self.content, self.both)
+        rows_in_bits = self.weight[..., None] * math.log(2)
+        bits = [(one - self.uniform) / rows_in_bits for one in nats]
+        return dict(zip(GAINS, bits, strict=True))
+
+    @property
+    def whole(self) -> Scores:
+        """The same over all slots."""
+        return Scores(*(x.sum(0) for x in vars(self).values()))
 
 
 @torch.no_grad()
@@ -98,41 +112,3 @@ def _offset_norms(
         per_row = (per_row * table.weight).unflatten(1, (int(own.sum()), -1)).sum(-1)
         norms[own] = per_row.mT.unflatten(1, norms.shape[1:])
     return norms
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Where the bits in a head's choice of keys come from, per row; all at least 0.
-
-    `sink` + `position` + `content` + `interaction` = `total`. `position_gain` is what the
-    offset explains by itself: P.
-    """
-
-    total: Float[Tensor, "*slot head"]
-    sink: Float[Tensor, "*slot head"]
-    position: Float[Tensor, "*slot head"]
-    content: Float[Tensor, "*slot head"]
-    interaction: Float[Tensor, "*slot head"]
-    position_gain: Float[Tensor, "*slot head"]
-
-
-def budget(scores: Scores) -> Budget:
-    """Bits per row, from sums over rows.
-
-    A model that says less than one that it contains, which happens out of sample, counts as
-    that one: gains are at least 0, and B's at least those of P and C.
-    """
-    sink = torch.maximum(scores.sink, scores.uniform)
-    position, content = (torch.maximum(x, sink) for x in (scores.position, scores.content))
-    both = torch.maximum(scores.both, torch.maximum(position, content))
-    # A cannot be told better than by itself; float32 may say so by a rounding.
-    whole = torch.maximum(scores.information, both)
-    rows_in_bits = scores.weight[..., None] * math.log(2)
-    return Budget(
-        total=(whole - scores.uniform) / rows_in_bits,
-        sink=(sink - scores.uniform) / rows_in_bits,
-        position=(both - content) / rows_in_bits,
-        content=(content - sink) / rows_in_bits,
-        interaction=(whole - both) / rows_in_bits,
-        position_gain=(position - sink) / rows_in_bits,
-    )

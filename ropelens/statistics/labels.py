@@ -1,17 +1,15 @@
-"""What a head is called, from shares of its bits, its kernel and its selectivity."""
+"""What a head is called, from shares of its bits, its kernel and its selectivity. No torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-import torch
+import numpy as np
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
-LABELS = ("diffuse", "sink", "positional", "semantic", "mixed")
+from ropelens.errors import BadArgument
 
-SEEN_BY = 0.05
-"""Share of rows that must see an offset for it to be called a head's offset."""
+LABELS = ("diffuse", "sink", "positional", "mixed", "semantic")
 
 
 @dataclass(frozen=True)
@@ -30,70 +28,40 @@ class Thresholds:
     faint: float = 0.5
     offset: float = 0.3
 
+    def __post_init__(self) -> None:
+        shares = all(0 <= share <= 1 for share in (self.sink, self.offset))
+        if not (shares and 0.5 < self.named <= 1 and self.diffuse >= 0 and self.faint >= 0):
+            raise BadArgument(
+                "Thresholds are shares (that of a name above one half), and bits.",
+                seen=str(asdict(self)),
+            )
 
-def label(
+
+def label_heads(
     thresholds: Thresholds,
     *,
-    total: Float[Tensor, "*shape"],
-    sink: Float[Tensor, "*shape"],
-    position: Float[Tensor, "*shape"],
-    content: Float[Tensor, "*shape"],
-) -> Int[Tensor, "*shape"]:
-    """The index in `LABELS` of each head, from its bits: the first rule that fits."""
+    total: Float[np.ndarray, "*shape"],
+    sink: Float[np.ndarray, "*shape"],
+    position: Float[np.ndarray, "*shape"],
+    content: Float[np.ndarray, "*shape"],
+) -> np.ndarray:
+    """The label of each head, from its bits: the first rule that fits, "" of NaN."""
     rest = total - sink
-    rules = (
-        total < thresholds.diffuse,
-        sink > thresholds.sink * total,
-        position >= thresholds.named * rest,
-        content >= thresholds.named * rest,
-    )
-    labels = torch.full(total.shape, LABELS.index("mixed"))
-    for index, rule in reversed(list(enumerate(rules))):
-        labels[rule] = index
-    return labels
+    rules = {
+        "": np.isnan(total),
+        "diffuse": total < thresholds.diffuse,
+        "sink": sink > thresholds.sink * total,
+        "positional": position >= thresholds.named * rest,
+        "semantic": content >= thresholds.named * rest,
+    }
+    return np.select(list(rules.values()), list(rules), default="mixed").astype(object)
 
 
-def faint(thresholds: Thresholds, total: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
+def faint_heads(
+    thresholds: Thresholds, total: Float[np.ndarray, "*shape"]
+) -> Bool[np.ndarray, "*shape"]:
     """Which heads make so little of a choice that a label says little of them."""
     return total < thresholds.faint
-
-
-@dataclass(frozen=True)
-class Offsets:
-    """Where a kernel stands: the offset with the most weight, that weight, and the band.
-
-    From `low` to `high` (tokens, both included) lies the middle half of the kernel. `named`
-    says where one offset has enough of it to be the head's offset.
-    """
-
-    offset: Int[Tensor, "*head"]
-    weight: Float[Tensor, "*head"]
-    low: Int[Tensor, "*head"]
-    high: Int[Tensor, "*head"]
-    named: Bool[Tensor, "*head"]
-
-
-def describe_kernel(
-    thresholds: Thresholds,
-    kappa: Float[Tensor, "*head offset"],
-    seen_by: Float[Tensor, " offset"],
-) -> Offsets:
-    """The offset and the band of each head's kernel exp(kappa), of one weight an offset.
-
-    Offsets that fewer than 5 % of the rows see (`seen_by`, a share) are left out.
-    """
-    kernel = kappa.masked_fill(seen_by < SEEN_BY, -torch.inf).softmax(-1)
-    weight, offset = kernel.max(-1)
-    below = kernel.cumsum(-1)
-    low, high = ((below < quantile).sum(-1) for quantile in (0.25, 0.75))
-    last = torch.tensor(kernel.shape[-1] - 1)
-    return Offsets(
-        offset=offset,
-        weight=weight,
-        low=low.minimum(last),
-        high=high.minimum(last),
-        named=weight >= thresholds.offset,
-    )
 
 
 @dataclass(frozen=True)
@@ -107,27 +75,32 @@ class Wavelengths:
     (and 0 planes) without any.
     """
 
-    top: Float[Tensor, "*head"]
-    top_share: Float[Tensor, "*head"]
-    holding_half: Int[Tensor, "*head"]
-    mean: Float[Tensor, "*head"]
+    top: Float[np.ndarray, "*head"]
+    top_share: Float[np.ndarray, "*head"]
+    holding_half: Int[np.ndarray, "*head"]
+    mean: Float[np.ndarray, "*head"]
 
 
 def describe_wavelengths(
-    selectivity_keys: Float[Tensor, "*head term"], wavelength: Float[Tensor, " term"]
+    selectivity_keys: Float[np.ndarray, "*head term"],
+    wavelength: Float[np.ndarray, "*head_or_1 term"],
 ) -> Wavelengths:
     """The strongest planes of each head and the mean of their wavelengths."""
-    push = selectivity_keys.double().clamp(min=0)
-    total = push.sum(-1)
+    push = np.nan_to_num(selectivity_keys).clip(min=0)
+    wavelength = np.broadcast_to(wavelength, push.shape)
+    total, top = push.sum(-1), push.argmax(-1, keepdims=True)
     some = total > 0
-    share, order = push.sort(-1, descending=True)
+    share = -np.sort(-push, axis=-1)
     short_of_half = share.cumsum(-1) < total[..., None] / 2
-    turning = torch.where(wavelength.isfinite(), wavelength, 1.0)
-    weight = push * wavelength.isfinite()
-    mean_log = (weight * turning.log()).sum(-1) / weight.sum(-1)  # NaN where nothing turns
+    turning = np.isfinite(wavelength)
+    weight = push * turning
+    log = np.log(np.where(turning, wavelength, 1.0))
+    with np.errstate(invalid="ignore", divide="ignore"):  # NaN where nothing turns or pushes
+        mean = np.exp((weight * log).sum(-1) / weight.sum(-1))
+        top_share = np.where(some, share[..., 0] / total, np.nan)
     return Wavelengths(
-        top=torch.where(some, wavelength.double()[order[..., 0]], torch.nan),
-        top_share=torch.where(some, share[..., 0] / total, torch.nan),
-        holding_half=torch.where(some, short_of_half.sum(-1) + 1, 0),
-        mean=mean_log.exp(),
+        top=np.where(some, np.take_along_axis(wavelength, top, -1)[..., 0], np.nan),
+        top_share=top_share,
+        holding_half=np.where(some, short_of_half.sum(-1) + 1, 0),
+        mean=mean,
     )

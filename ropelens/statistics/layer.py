@@ -1,16 +1,16 @@
-"""What the sums of one layer say: means, the bins of offsets, and the budget fitted to them."""
+"""What the sums of one layer say: means, and the bins of offsets."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ropelens.rope.planes import Planes, plane_norms
 from ropelens.statistics.bins import offset_edges
-from ropelens.statistics.budget import Budget, Sight, attention_budget
 from ropelens.statistics.schema import Statistic
 from ropelens.statistics.sums import LayerSums, Sums
 
@@ -27,15 +27,12 @@ class LayerMeans:
         self.sums, self.whole, self.planes, self.scale = sums, whole, planes, sums.scale
         self._over = {row.name: row.over for row in statistics}
         self.row_weight = whole.row_weight.sum(0)
-        self.sight = Sight.of(sums.start)
         self.edges: Int[Tensor, " edge"] = offset_edges(len(sums.start))
 
     def __getitem__(self, name: str) -> Float[Tensor, " head *value"]:
         """The mean of a statistic over tokens or rows."""
-        apart = self.sums.by_group
-        total = apart[name].sum(0) if name in apart else self.sums.pooled[name]
         count = self.whole.tokens if self._over[name] == "tokens" else self.row_weight.sum()
-        return total / count
+        return self.sums.sums[name] / count
 
     def plane_norms(
         self, x: Float[Tensor, "*batch coordinate"]
@@ -48,25 +45,10 @@ class LayerMeans:
         """Rows of each group of sequences."""
         return self.whole.row_weight.sum(1)
 
-    def group_mean(self, sums: Float[Tensor, "group head"]) -> Float[Tensor, "group head"]:
-        """Means over the rows of each group; NaN for a group without rows."""
-        return sums / self.group_rows[:, None]
-
     @cached_property
     def offset_share(self) -> Float[Tensor, " bin"]:
         """Share of rows that see each bin's first offset at a key other than position 0."""
-        reached = self.sight.choices[:, None] > self.edges[:-1]
+        start = self.sums.start
+        choices = torch.arange(len(start)) - start.clamp(min=1) + 1
+        reached = choices[:, None] > self.edges[:-1]
         return (self.row_weight @ reached.double()) / self.row_weight.sum()
-
-    @cached_property
-    def budget(self) -> Budget:
-        """The attention budget of every head."""
-        return attention_budget(
-            offset_mass=self.sums.by_group["offset_mass"],
-            sink_mass=self.sums.by_group["sink_mass"],
-            entropy=self.sums.by_group["entropy"],
-            content=self.sums.by_group["still_likelihood"],
-            row_weight=self.whole.row_weight,
-            sight=self.sight,
-            edges=self.edges,
-        )

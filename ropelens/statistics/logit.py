@@ -76,6 +76,20 @@ class Fits:
     weights: dict[str, Parts]
     evaluations: dict[str, int]
 
+    def upto(self, context: int) -> Fits:
+        """The same for rows of shorter sequences, which see the first offsets alone."""
+        weights = {name: parts.upto(context) for name, parts in self.weights.items()}
+        return replace(self, weights=weights)
+
+    @property
+    def in_float32(self) -> Fits:
+        """The same in half of the memory."""
+        weights = {
+            name: Parts(*(x.float() for x in vars(parts).values()))
+            for name, parts in self.weights.items()
+        }
+        return replace(self, weights=weights)
+
 
 @torch.no_grad()
 def fit(

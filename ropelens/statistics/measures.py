@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jaxtyping import Float
 
 from ropelens.errors import BadArgument
+from ropelens.statistics.budget import GAINS
 from ropelens.statistics.schema import Derived, Statistic, Variable
 
 if TYPE_CHECKING:  # figures read names and columns from the rows, and they do without torch
@@ -32,6 +33,7 @@ BY_KEY_PLANE = ("layer", "kv_head", "frequency")
 BY_COORDINATE = ("layer", "head", "coordinate")
 BY_OFFSET = ("layer", "head", "offset_bin")
 BY_GROUP = ("group", "layer", "head")
+BY_DRAW = ("draw", "layer", "head")
 
 
 def selectivity(block: Block) -> Float[Tensor, "batch kv_head group row coordinate"]:
@@ -44,14 +46,19 @@ def entropy(block: Block) -> Float[Tensor, "batch kv_head group row"]:
     return block.log_norm - block.expected_score
 
 
-def still_likelihood(block: Block) -> Float[Tensor, "batch kv_head group row"]:
-    """sum_j A_ij log A~_ij in nats, A~ the softmax of the scores without rotation."""
-    return block.expected_still_score - block.log_still_norm
+def selectivity_keys(block: Block) -> Float[Tensor, "batch kv_head group row coordinate"]:
+    """The part of selectivity on keys that are no sinks.
+
+    (1 - A0) (E_a c - E_u c) by coordinate: A0 is the attention on sinks, E_a and E_u the means
+    over the other keys under A and evenly.
+    """
+    others = (1 - sink_mass(block))[..., None] * block.mean_other_key
+    return block.q * (block.read - block.sink_read - others)
 
 
 def sink_mass(block: Block) -> Float[Tensor, "batch kv_head group row"]:
-    """A_i0: the first key of a block is position 0, or one that no row sees."""
-    return block.attention[..., 0]
+    """sum_j A_ij over sinks."""
+    return block.sink_attention.sum(-1)
 
 
 def learned_sink_mass(block: Block) -> Float[Tensor, "batch kv_head group row"]:
@@ -93,44 +100,51 @@ MEASURES: tuple[Variable, ...] = (
     Statistic("selectivity", BY_COORDINATE, "nat",
         "push of the plane toward the keys attended to",
         compared="growth", of=selectivity),
+    Statistic("selectivity_keys", BY_COORDINATE, "nat",
+        "the part of selectivity on keys that are no sinks", of=selectivity_keys),
+    Derived("selectivity_sink", BY_PLANE, "nat", "the part of selectivity on sinks",
+        of=lambda layer: layer.planes.sum_coordinates(
+            layer["selectivity"] - layer["selectivity_keys"])),
     Derived("predicted_kernel", BY_OFFSET, "nat",
         "score of the mean query and key at the bin's first offset",
         of=predicted_kernel),
     Statistic("offset_mass", BY_OFFSET, "1", "mean attention on keys at the bin's offsets",
-        over="offsets", by_group=True, of=lambda block: block.attention),
+        over="offsets", of=lambda block: block.attention),
     Derived("offset_share", ("layer", "offset_bin"), "1",
         "share of rows that see the bin's first offset",
         of=lambda layer: layer.offset_share),
-    Derived("kernel", BY_OFFSET, "1", "fitted weight of one offset of the bin",
-        of=lambda layer: layer.budget.fit.kernel),
-    Derived("kernel_sink", BY_HEAD, "1", "fitted weight of position 0",
-        of=lambda layer: layer.budget.fit.sink),
-    Derived("total_bits", BY_HEAD, "bit", "information in the choice of keys",
-        column="budget", compared="final", of=lambda layer: layer.budget.total),
-    Derived("sink_bits", BY_HEAD, "bit", "part of it that position 0 explains",
-        column="budget", compared="final", of=lambda layer: layer.budget.sink),
-    Derived("position_bits", BY_HEAD, "bit", "part of it that the offset explains",
-        column="budget", compared="final", of=lambda layer: layer.budget.position),
-    Derived("content_bits", BY_HEAD, "bit", "the rest: what the tokens explain",
-        column="budget", compared="final", of=lambda layer: layer.budget.content),
+    Variable("kernel", BY_OFFSET, "1", "fitted weight of one offset of the bin"),
+    Variable("offset", BY_HEAD, "token", "offset with the most weight in the kernel"),
+    Variable("offset_weight", BY_HEAD, "1", "share of the kernel at that offset"),
+    Variable("offset_low", BY_HEAD, "token", "first offset of the middle half of the kernel"),
+    Variable("offset_high", BY_HEAD, "token", "last offset of the middle half of the kernel"),
+    Variable("found_sink", BY_HEAD, "token",
+        "position of a key found to be a sink, beside those known"),
+    Variable("total_bits", BY_HEAD, "bit", "information in the choice of keys",
+        column="budget", compared="final"),
+    Variable("sink_bits", BY_HEAD, "bit", "part of it that sinks explain",
+        column="budget", compared="final"),
+    Variable("position_bits", BY_HEAD, "bit", "part of it that only the offset explains",
+        column="budget", compared="final"),
+    Variable("content_bits", BY_HEAD, "bit", "part of it that the tokens explain",
+        column="budget", compared="final"),
+    Variable("interaction_bits", BY_HEAD, "bit", "the rest: what needs tokens and offset at once",
+        column="budget", compared="final"),
     Derived("previous_token", BY_HEAD, "1", "mean attention on the previous token",
         column="score", compared="growth",
         of=lambda layer: layer["offset_mass"][:, 1] / layer.offset_share[1]),
     Derived("self_mass", BY_HEAD, "1", "mean attention on the row's own token",
         column="score", compared="final",
         of=lambda layer: layer["offset_mass"][:, 0] / layer.offset_share[0]),
-    Statistic("sink_mass", BY_HEAD, "1", "mean attention on position 0",
-        column="score", compared="final", by_group=True, of=sink_mass),
+    Statistic("sink_mass", BY_HEAD, "1", "mean attention on sinks",
+        column="score", compared="final", of=sink_mass),
     Statistic("entropy", BY_HEAD, "nat", "mean entropy of the attention",
-        by_group=True, saved=False, of=entropy),
+        saved=False, of=entropy),
     Derived("entropy_bits", BY_HEAD, "bit", "mean entropy of the attention",
         column="score", of=lambda layer: layer["entropy"] * BITS),
-    Statistic("still_likelihood", BY_HEAD, "nat",
-        "mean log likelihood of the attention without rotation",
-        by_group=True, saved=False, of=still_likelihood),
     Statistic("learned_sink_mass", BY_HEAD, "1",
         "mean attention on a sink logit that is no key",
-        by_group=True, of=learned_sink_mass),
+        of=learned_sink_mass),
     Derived("group_rows", ("group",), "1", "rows of the group of sequences",
         of=lambda layer: layer.group_rows),
     Derived("group_loss", ("group",), "nat/token",
@@ -138,16 +152,15 @@ MEASURES: tuple[Variable, ...] = (
         of=lambda layer: layer.whole.group_loss / layer.whole.group_predicted),
     Derived("group_predicted", ("group",), "token", "predicted tokens of the group",
         of=lambda layer: layer.whole.group_predicted),
-    Derived("group_total_bits", BY_GROUP, "bit", "total_bits within the group",
-        of=lambda layer: layer.group_mean(layer.budget.groups["total"])),
-    Derived("group_sink_bits", BY_GROUP, "bit", "sink_bits within the group",
-        of=lambda layer: layer.group_mean(layer.budget.groups["sink"])),
-    Derived("group_position_gain", BY_GROUP, "bit",
-        "gain of the position model over the sink model",
-        of=lambda layer: layer.group_mean(layer.budget.groups["position"])),
-    Derived("group_content_gain", BY_GROUP, "bit",
-        "gain of attention without rotation over the sink model",
-        of=lambda layer: layer.group_mean(layer.budget.groups["still"])),
+    Variable("group_scored", ("group",), "1", "rows of the group that models are scored on"),
+    *(
+        Variable(f"group_{name}", BY_GROUP, "bit", f"{what}, within the group")
+        for name, what in GAINS.items()
+    ),
+    Variable("surrogate_offset_fraction", BY_DRAW, "1",
+        "share that the offset explains, of the model (draw 0) and its surrogates"),
+    Variable("surrogate_log_wavelength", BY_DRAW, "ln(token)",
+        "mean log wavelength, of the model (draw 0) and its surrogates"),
     Variable("induction", BY_HEAD, "1",
         "mean attention on the token after the earlier occurrence",
         column="score", compared="growth"),
@@ -156,8 +169,10 @@ MEASURES: tuple[Variable, ...] = (
         column="score", compared="final"),
 )
 # fmt: on
-"""All variables that a profile has of layers, heads, planes, offsets and groups. The last two
-come from a pass over repeated random tokens (measure/repeats.py)."""
+"""All variables that a profile has of layers, heads, planes, offsets and groups.
+
+What is no sum over the text comes from models fitted to some of it (measure/budget.py), and
+the last two from a pass over repeated random tokens (measure/repeats.py)."""
 
 STATISTICS = tuple(row for row in MEASURES if isinstance(row, Statistic))
 

@@ -85,14 +85,6 @@ def pick(
     return x.gather(2, at[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
 
 
-def column(
-    x: Float[Tensor, "batch kv_head group row key"], index: Int[Tensor, "shared row"]
-) -> Float[Tensor, "batch kv_head group row"]:
-    """One entry of each row of `x`."""
-    index = index[:, None, None, :, None].expand(*x.shape[:-1], 1)
-    return x.gather(-1, index)[..., 0]
-
-
 def sum_by_offset(
     values: Float[Tensor, "batch kv_head group row key"],
     own: Int[Tensor, "shared row"],

@@ -59,14 +59,12 @@ class Statistic(Variable):
 
     `dims` are those of the mean, "layer" first. "coordinate" in place of "frequency" says
     that values over rows are parts of q k by coordinate: their sum takes the scale of the
-    scores, and in the profile the coordinates of a plane are added up. Sums are kept apart
-    `by_group` of sequences where the bootstrap needs them. What is not `saved` serves other
-    variables.
+    scores, and in the profile the coordinates of a plane are added up. What is not `saved`
+    serves other variables.
     """
 
     of: Callable[[Any], Tensor] = field(kw_only=True)
     over: Literal["rows", "offsets", "tokens"] = "rows"
-    by_group: bool = False
 
     def value(self, layer: LayerMeans) -> Tensor:
         """The variable of one layer."""

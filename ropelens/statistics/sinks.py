@@ -1,4 +1,4 @@
-"""Keys that take attention whatever stands there, and what selectivity is left without them.
+"""Keys that take attention whatever stands there.
 
 A sink is position 0; every place where the token that all sequences begin with stands again
 (documents packed into one sequence); a token that the caller names; and a key that is found
@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from ropelens.rope.planes import Planes
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.cells import SINKS, Block, blocks
+from ropelens.statistics.cells import SINKS, blocks
 from ropelens.statistics.rows import Rows
 
 LEAST_SHARE = 0.3
@@ -25,19 +25,29 @@ LEAST_ROWS = 16
 """Rows that such a mean is over, at least."""
 
 
+def beginning_of(tokens: Int[Tensor, "sequence position"], bos: int | None) -> int | None:
+    """The token that marks a beginning: `bos`, or what all of several sequences begin with."""
+    first = tokens[:, 0]
+    alike = bool((first == first[0]).all())
+    return int(first[0]) if alike and (len(first) > 1 or int(first[0]) == bos) else None
+
+
 def known_sinks(
-    tokens: Int[Tensor, "sequence position"], *, named: Iterable[int] = ()
+    tokens: Int[Tensor, "sequence position"],
+    *,
+    beginning: int | None,
+    named: Iterable[int] = (),
 ) -> Int[Tensor, "sequence 1 position"]:
     """The kind of sink that each key is by its place and token (see `SINKS`), or 0.
 
-    Where sequences begin with different tokens none of them marks a beginning, and of the
-    first kind is position 0 alone.
+    Of the first kind are position 0 and every place of the `beginning` token.
     """
+    tokens = tokens.cpu()
     named = torch.tensor(list(named), dtype=tokens.dtype)
-    kinds = torch.isin(tokens.cpu(), named) * (1 + SINKS.index("named"))
+    kinds = torch.isin(tokens, named) * (1 + SINKS.index("named"))
     first = 1 + SINKS.index("first")
-    if (tokens[:, 0] == tokens[0, 0]).all():
-        kinds[(tokens == tokens[0, 0]).cpu()] = first
+    if beginning is not None:
+        kinds[tokens == beginning] = first
     kinds[:, 0] = first
     return kinds[:, None]
 
@@ -76,86 +86,3 @@ def with_found(
         return sinks
     own = found[:, : sinks.shape[-1]] * (1 + SINKS.index("found"))
     return torch.where(sinks > 0, sinks, own)
-
-
-def mean_others(
-    k: Float[Tensor, "batch kv_head position coordinate"],
-    rows: Rows,
-    start: Int[Tensor, " position"],
-    sinks: Int[Tensor, "batch shared position"],
-) -> Float[Tensor, "batch shared_head row coordinate"]:
-    """Mean of the keys that are no sinks among those that each row sees; 0 without any.
-
-    A row for each kv head, or for each head where heads have sinks of their own.
-    """
-    group = sinks.shape[1] // k.shape[1] if sinks.shape[1] > 1 else 1
-    other = (sinks == 0).to(k.device, k.dtype)[..., None]
-    total = (k.repeat_interleave(group, dim=1) * other).cumsum(2)
-    count = other.cumsum(2)
-    position = rows.position.to(k.device)
-    before = start.to(k.device)[position] - 1
-
-    def seen(x: Tensor) -> Tensor:
-        def at(place: Tensor) -> Tensor:
-            index = place.clamp(min=0)[:, None, :, None]
-            return x.gather(2, index.expand(-1, x.shape[1], -1, x.shape[3]))
-
-        return at(position) - at(before) * (before >= 0)[:, None, :, None]
-
-    return seen(total) / seen(count).clamp(min=1)
-
-
-def push_of_others(
-    block: Block,
-    attention: Float[Tensor, "batch kv_head group row key"],
-    read: Float[Tensor, "batch kv_head group row coordinate"],
-    others: Float[Tensor, "batch kv_head group_shared row coordinate"],
-) -> Float[Tensor, "batch kv_head group row coordinate"]:
-    """q times what is read beyond an even look, of the keys that are no sinks, by row.
-
-    With A0 a row's attention on sinks and E_u the mean over the other keys that it sees
-    (`others`), sum_j over these of A_ij c_ij - (1 - A0) E_u c. `read` is sum_j A_ij k_j.
-    Scores, and so this, are in nats; planes add up their coordinates'.
-    """
-    at_sinks = attention[..., block.columns] * (block.kind > 0)
-    mass = at_sinks.sum(-1)
-    on_sinks = (at_sinks.flatten(2, 3) @ block.k[:, :, block.columns]).view_as(read)
-    return block.q * (read - on_sinks - (1 - mass)[..., None] * others)
-
-
-@torch.no_grad()
-def sum_selectivity(
-    call: AttentionCall, rows: Rows, planes: Planes, sinks: Int[Tensor, "batch shared position"]
-) -> tuple[Float[Tensor, "batch head term"], Float[Tensor, "batch head term"]]:
-    """Sums over `rows` of the two parts of selectivity, nats: on sinks, and on other keys.
-
-    With c the score of a plane, A0 and U0 a row's mass on sinks in A and when it looks evenly,
-    E_a, E_e means over sinks under A and evenly, E_b, E_u alike over the other keys:
-
-        selectivity_keys = (1 - A0) (E_b c - E_u c)
-        selectivity_sink = A0 (E_a c - E_u c) - U0 (E_e c - E_u c)
-
-    Together they are sum_j (A - U) c; for one sink the second is (A0 - U0) (c_sink - E_u c).
-    """
-    batch, heads = call.query.shape[:2]
-    dtype = torch.promote_types(call.key.dtype, torch.float32)
-    k = call.key.to(dtype)
-    none = torch.zeros_like(sinks[:, :1])
-    means = {"all": mean_others(k, rows, call.start, none)}
-    means["others"] = mean_others(k, rows, call.start, sinks)
-    total = torch.zeros(2, batch, heads, planes.terms, dtype=torch.float64)
-    begin = 0
-    for block in blocks(call, rows, planes, sinks):
-        end = begin + block.position.shape[1]
-        everything, others = (
-            mean[:, :, begin:end].unflatten(1, (k.shape[1], -1)) for mean in means.values()
-        )
-        begin = end
-        attention, _ = block.attention()
-        read = (attention.flatten(2, 3) @ block.k).view_as(block.q)
-        on_keys = push_of_others(block, attention, read, others)
-        on_sinks = block.q * (read - everything) - on_keys
-        for part, push in zip(total, (on_sinks, on_keys), strict=True):
-            by_coordinate = (push * block.weight[:, None, None, :, None]).sum(-2).flatten(1, 2)
-            part += planes.sum_coordinates(by_coordinate).to("cpu", torch.float64)
-    return total[0], total[1]

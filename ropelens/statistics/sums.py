@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -13,46 +14,34 @@ from torch.nn.functional import pad
 from ropelens.statistics.attention import SequenceSums
 from ropelens.statistics.bins import offset_edges, sum_bins
 from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.gains import Scores
+from ropelens.statistics.groups import GROUPS
 from ropelens.statistics.schema import Statistic
-
-GROUPS = 32
-"""Sequences are dealt to this many groups in turn; the bootstrap resamples groups."""
 
 
 @dataclass(frozen=True)
 class LayerSums:
-    """Sums of one layer by the names of the statistics: over all sequences, or by group.
+    """Sums of one layer by the names of the statistics, in their units.
 
     `start[i]` is the first key that the row at position i sees, `scale` that of the scores.
-    `pooled` and `by_group` [group, ...] are in the units of the statistics; what is by offset
-    is summed over the offsets of each bin.
+    What is by offset is summed over the offsets of each bin.
     """
 
     start: Int[Tensor, " position"]
     scale: float
-    pooled: dict[str, Float[Tensor, "_ ..."]]
-    by_group: dict[str, Float[Tensor, "group _ ..."]]
+    sums: dict[str, Float[Tensor, "_ ..."]]
 
     @classmethod
     def of(
-        cls,
-        sums: SequenceSums,
-        call: AttentionCall,
-        group: Int[Tensor, " batch"],
-        statistics: Sequence[Statistic],
+        cls, sums: SequenceSums, call: AttentionCall, statistics: Sequence[Statistic]
     ) -> LayerSums:
-        """Sums of a batch of sequences, each of which belongs to a `group`."""
+        """Sums of a batch of sequences."""
         edges, sums = offset_edges(len(call.start)), dict(sums)
         for row in statistics:
             if row.over == "offsets":
                 sums[row.name] = sum_bins(sums[row.name], edges)
-        apart = {row.name for row in statistics if row.by_group}
-        return cls(
-            start=call.start,
-            scale=call.scale,
-            pooled={name: x.sum(0) for name, x in sums.items() if name not in apart},
-            by_group={name: by_group(sums[name], group) for name in apart},
-        )
+        pooled = {name: x.sum(0) for name, x in sums.items()}
+        return cls(start=call.start, scale=call.scale, sums=pooled)
 
     def __add__(self, other: LayerSums) -> LayerSums:
         """The sums of both corpora; the longer context sets the bins."""
@@ -61,10 +50,7 @@ class LayerSums:
         assert torch.equal(longer.start[: len(shorter.start)], shorter.start)
         return replace(
             longer,
-            pooled={name: _add(x, shorter.pooled[name]) for name, x in longer.pooled.items()},
-            by_group={
-                name: _add(x, shorter.by_group[name]) for name, x in longer.by_group.items()
-            },
+            sums={name: _add(x, shorter.sums[name]) for name, x in longer.sums.items()},
         )
 
 
@@ -115,7 +101,8 @@ class Sums:
 
     `row_weight[g, i]` is the weight of the rows at position i in the sequences of group
     g, the same for every layer; `tokens` counts those that are not padding. `group_loss`
-    (nats) and `group_predicted` (tokens) are those of `loss` by group.
+    (nats) and `group_predicted` (tokens) are those of `loss` by group; `scores` those of the
+    budget's models by layer, on the rows that these are scored on.
     """
 
     row_weight: Float[Tensor, "group position"]
@@ -125,12 +112,9 @@ class Sums:
     sequences: int = 0
     loss: LossSums = field(default_factory=LossSums)
     layers: dict[int, LayerSums] = field(default_factory=dict)
+    scores: dict[int, Scores] = field(default_factory=dict)
 
     def __add__(self, other: Sums) -> Sums:
-        layers = self.layers | {
-            layer: self.layers[layer] + sums if layer in self.layers else sums
-            for layer, sums in other.layers.items()
-        }
         return Sums(
             row_weight=_add(self.row_weight, other.row_weight),
             group_loss=self.group_loss + other.group_loss,
@@ -138,7 +122,8 @@ class Sums:
             tokens=self.tokens + other.tokens,
             sequences=self.sequences + other.sequences,
             loss=self.loss + other.loss,
-            layers=layers,
+            layers=_merged(self.layers, other.layers),
+            scores=_merged(self.scores, other.scores),
         )
 
 
@@ -160,3 +145,8 @@ def _add(longer: Tensor, shorter: Tensor) -> Tensor:
     """Sum of two arrays of which either may end earlier along its last axis."""
     missing = longer.shape[-1] - shorter.shape[-1]
     return pad(longer, (0, max(-missing, 0))) + pad(shorter, (0, max(missing, 0)))
+
+
+def _merged(one: dict[int, Any], other: dict[int, Any]) -> dict[int, Any]:
+    """What both have of a layer is added."""
+    return one | {layer: one[layer] + x if layer in one else x for layer, x in other.items()}

@@ -45,6 +45,13 @@ class LayerSurrogates:
     log_wavelength: Float[Tensor, "draw head"]
     counts: Bool[Tensor, "draw head"]
 
+    @property
+    def of_counting(self) -> tuple[Float[Tensor, "draw head"], Float[Tensor, "draw head"]]:
+        """Both numbers, NaN of heads that do not count."""
+        both = (self.offset_fraction.double(), self.log_wavelength.double())
+        fraction, wavelength = (x.masked_fill(~self.counts, torch.nan) for x in both)
+        return fraction, wavelength
+
 
 @torch.no_grad()
 def draw_surrogates(

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from oracles.fit import Rows as TrueRows
 from oracles.fit import fit
 from oracles.tiny import random_tokens, tiny
+from ropelens.statistics.split import split_bits
 from torch import Tensor
 
 import ropelens as rl
 from ropelens.statistics.bins import offset_edges, sum_bins
 from ropelens.statistics.budget import OffsetBins, Sight, fit_kernel
-from ropelens.statistics.split import split_bits
 
 few = settings(deadline=None, max_examples=25, derandomize=True)
 seeds = st.integers(0, 2**20)

@@ -1,0 +1,126 @@
+"""The attention budget of a model: its models fitted in a pass of their own, and what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Int
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ropelens.models.subject import Subject, check_layers
+from ropelens.rope.planes import Planes
+from ropelens.statistics.bins import offset_edges, sum_bins
+from ropelens.statistics.budget import attention_budget
+from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.held_out import LayerFit, Sample
+from ropelens.statistics.kernel import describe_kernel
+from ropelens.statistics.measures import named
+from ropelens.statistics.ragged import stack
+from ropelens.statistics.sinks import beginning_of, known_sinks
+from ropelens.statistics.sums import Sums
+
+
+def sinks_of(
+    model: PreTrainedModel,
+    tokens: Int[Tensor, "sequence position"],
+    *,
+    named: Iterable[int] = (),
+) -> Int[Tensor, "sequence 1 position"]:
+    """The sinks of all sequences that are known by their place and token."""
+    bos = model.config.get_text_config().bos_token_id
+    return known_sinks(tokens, beginning=beginning_of(tokens, bos), named=named)
+
+
+def fit_layers(
+    subject: Subject,
+    tokens: Int[Tensor, "sequence position"],
+    lengths: Int[Tensor, " sequence"],
+    *,
+    planes: Sequence[Planes],
+    group: Int[Tensor, " sequence"],
+    sinks: Int[Tensor, "sequence 1 position"],
+    surrogates: int,
+    seed: int,
+) -> list[LayerFit]:
+    """The models of every layer, from one pass over a sample of the sequences.
+
+    They are fitted at each layer's attention call, and nothing of that is kept but weights.
+    """
+    sample = Sample.draw(tokens, lengths, group=group, sinks=sinks, seed=seed)
+    fits: dict[int, LayerFit] = {}
+
+    def observe(call: AttentionCall) -> None:
+        own = planes[call.layer]
+        fits[call.layer] = sample.fit(call, own, surrogates=surrogates, seed=seed)
+        if len(fits) == len(planes):
+            raise _AllSeen
+
+    try:
+        with torch.no_grad(), subject.observe(observe):
+            subject.forward(sample.tokens)
+    except _AllSeen:
+        pass
+    check_layers(subject.model, set(fits))
+    return [fits[layer] for layer in sorted(fits)]
+
+
+class _AllSeen(Exception):  # noqa: N818: ends a pass whose logits, the largest part, nobody needs
+    pass
+
+
+def budget_variables(sums: Sums, fits: Sequence[LayerFit]) -> dict[str, xr.Variable]:
+    """What the models of the budget say, by the names of a profile's variables."""
+    layers = sorted(sums.scores)
+    scores = [sums.scores[layer] for layer in layers]
+    whole = [score.whole.gains for score in scores]
+    bits = attention_budget(*(stack(gains[name] for gains in whole) for name in whole[0])).bits
+    scored = scores[0].weight > 0
+    by_group = [score.gains for score in scores]
+    gains = {
+        f"group_{name}": np.moveaxis(stack(gains[name][scored] for gains in by_group), 0, 1)
+        for name in by_group[0]
+    }
+    kernels = [_kernel(sums, layer, fit) for layer, fit in zip(layers, fits, strict=True)]
+    fraction, wavelength = zip(*(fit.surrogates.of_counting for fit in fits), strict=True)
+    drawn = {"surrogate_offset_fraction": fraction, "surrogate_log_wavelength": wavelength}
+    values = {
+        **bits,
+        **{name: stack(kernel[name] for kernel in kernels) for name in kernels[0]},
+        "found_sink": stack(_first_found(fit) for fit in fits),
+        "group_scored": scores[0].weight[scored].numpy(),
+        **gains,
+        **{name: np.moveaxis(stack(each), 0, 1) for name, each in drawn.items()},
+    }
+    return {
+        row.name: xr.Variable(row.dims, values[row.name], row.attrs) for row in named(*values)
+    }
+
+
+def _kernel(sums: Sums, layer: int, fit: LayerFit) -> dict[str, Tensor]:
+    """The kernel of every head by bin of offsets, and where it stands."""
+    start, kappa = sums.layers[layer].start, fit.kappa
+    row_weight = sums.row_weight.sum(0)
+    reached = torch.arange(len(start)) - start
+    share = (row_weight @ (reached[:, None] >= torch.arange(kappa.shape[1])).double()).div(
+        row_weight.sum()
+    )
+    found = describe_kernel(kappa, share)
+    edges = offset_edges(len(start))
+    mean = sum_bins(found.kernel, edges) / edges.diff()
+    return {
+        "kernel": mean,
+        "offset": found.offset,
+        "offset_weight": found.weight,
+        "offset_low": found.low,
+        "offset_high": found.high,
+    }
+
+
+def _first_found(fit: LayerFit) -> Tensor:
+    """The position of the first key that was found to be a sink of each head; NaN without."""
+    position = fit.found.int().argmax(-1).double()
+    return torch.where(fit.found.any(-1), position, torch.nan)

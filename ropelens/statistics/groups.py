@@ -1,0 +1,47 @@
+"""Which sequences are drawn together when text is drawn again: documents, or stretches of one.
+
+Sequences of one document are alike, so that intervals which draw sequences one by one are far
+too narrow for any other text.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ropelens.errors import BadArgument
+
+GROUPS = 64
+"""Groups at most: of more documents, neighbours share one."""
+
+BLOCKS = 16
+"""Stretches of neighbouring sequences that a text of few documents is dealt to, at most."""
+
+ENOUGH_DOCUMENTS = 8
+"""Documents from which on a result speaks of text like this, and not of this text alone."""
+
+
+def deal(
+    documents: Int[Tensor, " sequence"] | None, sequences: int
+) -> Int[Tensor, " sequence"]:
+    """The group of each sequence, from the document that it was cut from.
+
+    Groups are documents where there are 8 or more, else stretches of neighbouring sequences.
+    """
+    if documents is not None and documents.shape != (sequences,):
+        raise BadArgument(
+            "documents says, for every sequence, which document it was cut from.",
+            seen=f"{tuple(documents.shape)} numbers for {sequences} sequences",
+        )
+    if count_documents(documents) >= ENOUGH_DOCUMENTS:
+        _, rank = torch.unique(documents, return_inverse=True)
+        count = int(rank.max()) + 1
+        return rank * min(count, GROUPS) // count
+    blocks = min(sequences, BLOCKS)
+    return torch.arange(sequences) * blocks // sequences
+
+
+def count_documents(documents: Int[Tensor, " sequence"] | None) -> int:
+    """Number of different documents; 0 where it is not known."""
+    return 0 if documents is None else len(documents.unique())
