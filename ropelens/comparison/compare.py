@@ -39,7 +39,10 @@ DESCRIBED = {
     "loss": ("mean loss of the predicted tokens", "nat/token"),
     "loss_se": ("standard error of the loss over sequences", "nat/token"),
     "label": ("what the head is, by the default thresholds", ""),
-    "positional_fraction": ("share of position bits in position and content bits", "1"),
+    "positional_fraction": (
+        "share of the bits without sinks that only the offset explains",
+        "1",
+    ),
     "mean_wavelength": ("geometric mean wavelength that the head selects through", "token"),
     "sequence_loss": ("mean loss of the sequence's predicted tokens", "nat/token"),
     "tokens_seen": ("tokens learnt from", "token"),

@@ -93,7 +93,7 @@ class LayerFit:
 
 @dataclass(frozen=True)
 class Sample:
-    """The sequences that models are fitted to, of both folds in turn, and the rows of theirs."""
+    """The sequences that models are fitted to, of both folds in turn, and rows of theirs."""
 
     tokens: Int[Tensor, "batch position"]
     rows: Rows
