@@ -105,18 +105,9 @@ def head_measures(profile: xr.Dataset, *how: str) -> xr.Dataset:
     dataset = dataset.reset_coords(("inv_freq", "wavelength"))
     values = head_values(profile, Thresholds())
     heads = ("layer", "head")
-    return (
-        dataset.assign(
-            {name: (heads, values[name]) for name in ("label", *OF_HEADS)},
-        )
-        .assign(
-            {} if how else _claim(profile),
-        )
-        .assign(
-            loss=float(profile.attrs["loss"]),
-            loss_se=float(profile.attrs["loss_se"]),
-        )
-    )
+    dataset = dataset.assign({name: (heads, values[name]) for name in ("label", *OF_HEADS)})
+    losses = {name: float(profile.attrs[name]) for name in ("loss", "loss_se")}
+    return dataset.assign(losses if how else losses | _claim(profile))
 
 
 def _claim(profile: xr.Dataset) -> dict[str, str | float]:

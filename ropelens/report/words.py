@@ -65,7 +65,7 @@ def through_wavelengths(heads: pd.DataFrame) -> str:
     return say("profile", "through_wavelengths", found=found) if found else ""
 
 
-def _tokens(wavelength: float) -> str:
+def _tokens(wavelength: np.floating | float) -> str:
     """A wavelength in words: three digits below 100, whole tokens from there on."""
     if not np.isfinite(wavelength):
         return "∞"
