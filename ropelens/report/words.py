@@ -21,6 +21,13 @@ def label_counts(heads: pd.DataFrame) -> dict[str, int]:
     return {label: int((heads["label"] == label).sum()) for label in LABELS}
 
 
+def describe_heads(heads: pd.DataFrame) -> list[str]:
+    """What a table of heads says, in sentences; the first has the labels and the verdict."""
+    claim = heads.attrs.get("claim")
+    first = f"{headline(heads)} {claim_sentence(claim)}".strip()
+    return [first, *filter(None, (where_positional(heads), through_wavelengths(heads)))]
+
+
 def headline(heads: pd.DataFrame) -> str:
     """How many heads do what: "Of 40 heads, 12 are positional, 9 semantic and 3 sink."."""
     counts = sorted(_present(heads), key=lambda pair: -pair[1])
