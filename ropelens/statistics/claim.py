@@ -28,7 +28,7 @@ class Claim:
     `low` and `high` come from layers drawn again with replacement: heads of one layer are not
     independent. `null_low` and `null_high` bound 95 % of the surrogates;
     `p_value` is the share of the model and its surrogates that correlate as negatively as the
-    model or more. `why` says in words what the verdict rests on.
+    model or more, NaN without a correlation. `why` says in words what the verdict rests on.
     """
 
     rank_correlation: float
@@ -80,7 +80,11 @@ def judge(
         null_low=bounds[0],
         null_high=bounds[1],
         null_draws=len(null),
-        p_value=float((1 + (null <= rho[0]).sum()) / (1 + len(null))),
+        p_value=(
+            float((1 + (null <= rho[0]).sum()) / (1 + len(null)))
+            if np.isfinite(rho[0])
+            else np.nan
+        ),
         verdict=verdict,
         why=why,
     )
