@@ -115,11 +115,11 @@ def _verdict(
             f"the offset explains more than half of what {more} heads choose and less of what "
             f"{len(fraction) - more} do; it takes {LEAST_HEADS} heads of each"
         )
-    if not np.isfinite(rho) or (len(null) and np.ptp(null) == 0):
-        return "not testable", "the order of the frequencies makes no difference"
     low, high = bounds
-    if not np.isfinite(low):
+    if np.isfinite(rho) and not np.isfinite(low):
         return "not testable", f"there are {len(null)} surrogates; it takes 39"
+    if not np.isfinite(rho) or np.ptp(null) == 0:
+        return "not testable", "the order of the frequencies makes no difference"
     beside = f"{rho:+.2f} beside {low:+.2f} to {high:+.2f} of {len(null)} surrogates"
     if rho < low:
         return "holds", f"{beside}: more negative than frequencies in a random order give"
