@@ -157,7 +157,8 @@ def test_a_profile_has_every_row_as_it_says(row):
     variable = profile[row.name]
     assert variable.dims == row.saved_dims
     assert variable.attrs == {"long_name": row.long_name, "units": row.units}
-    assert np.isfinite(variable).any()
+    # In so few rows no key is found to be a sink.
+    assert np.isfinite(variable).any() == (row.name != "found_sink")
 
 
 def small_profile():

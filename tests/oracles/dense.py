@@ -177,8 +177,8 @@ def dense(
     Arrays are [layer, head or kv_head, ...]; the last axis of per-frequency ones holds the
     planes that turn, in the order of `rotations`, then one entry for the coordinates that
     stay put if any layer has some. NaN where a layer has fewer. `offset_mass_exact` is by
-    offset, `offset_mass` by bin, `bins` [bin, 2]. Bits are log2; selectivity is in nats. `sinks`
-    [sequence, position] says which keys are sinks; without it position 0 alone.
+    offset, `offset_mass` by bin, `bins` [bin, 2]. Bits are log2; selectivity is in nats.
+    `sinks` [sequence, position] says which keys are sinks; without it position 0 alone.
     """
     model = copy.deepcopy(model).double().eval()
     model.set_attn_implementation("eager")

@@ -18,8 +18,8 @@ import transformers
 from numpy.typing import NDArray
 from torch import Tensor
 
-
 Floats = NDArray[np.float64]
+
 
 @dataclass(frozen=True)
 class LayerRotation:
