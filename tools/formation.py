@@ -23,6 +23,7 @@ from typing import Annotated
 import numpy as np
 import torch
 import typer
+from safetensors.torch import load_model, save_model
 from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM
 
@@ -91,6 +92,8 @@ def main(
     init: Annotated[float, typer.Option(help="Spread of the first weights.")] = 0.08,
     steps: Annotated[int, typer.Option(help="Steps of the optimizer.")] = 2000,
     look: Annotated[int, typer.Option(help="Steps between looks.")] = 200,
+    start: Annotated[Path | None, typer.Option(help="Weights to go on from.")] = None,
+    save: Annotated[Path | None, typer.Option(help="Where weights go, each look.")] = None,
     seed: Annotated[int, typer.Option(help="Decides every random draw.")] = 0,
 ) -> None:
     torch.set_num_threads(1)
@@ -102,6 +105,8 @@ def main(
     config = model_config(size, vocabulary=vocabulary, context=context)
     config.initializer_range, config.attention_bias = init, bias
     model = LlamaForCausalLM(config)
+    if start is not None:
+        load_model(model, start)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True
     )
@@ -124,6 +129,8 @@ def main(
                 flush=True,
             )
             losses = []
+            if save is not None:
+                save_model(model, str(save))
 
 
 def frequent(rows: np.ndarray, count: int) -> np.ndarray:

@@ -44,7 +44,7 @@ from ropelens.models.texts import (
     read_documents,
     tokenize,
 )
-from ropelens.report.words import claim_sentence, headline
+from ropelens.report.words import describe_heads
 
 LONGEST_DEFAULT_CONTEXT = 2048
 DEFAULT_SEQUENCES = 64
@@ -158,7 +158,7 @@ def analyze(
     provenance = {
         "kind": "analysis" if swept is None else "truncation",
         "command": facts["command"],
-        "findings": [f"{headline(heads)} {claim_sentence(heads.attrs.get('claim'))}".strip()],
+        "findings": describe_heads(heads),
         "arguments": arguments,
         "model": {
             "name": measured.attrs["model"],

@@ -49,7 +49,7 @@ def plot_bands(
             attempt="ropelens truncate --bands N, or truncate(model, tokens, bands=N)",
         )
     check_measures(table, [measure])
-    panels = 2 if "selectivity" in truncation else 1
+    panels = 2 if "selectivity_keys" in truncation else 1
     figure = new_figure(
         "What each band of wavelengths is worth",
         height=200 + 180 * panels,
@@ -142,11 +142,10 @@ def _add_selectivity(figure: go.Figure, truncation: xr.Dataset) -> None:
         mode="lines+markers",
         line={"color": COLORS["semantic"], "width": 2},
         marker={"symbol": "square", "size": 6},
-        name="selectivity",
-        hovertemplate="wavelength %{x:.3~s} tokens<br>%{y:.1f}% of the selectivity"
-        "<extra></extra>",
+        name="push",
+        hovertemplate="wavelength %{x:.3~s} tokens<br>%{y:.1f}% of the push<extra></extra>",
         row=2,
         col=1,
     )
-    title = "selectivity<br>(% of positive)"
+    title = "push toward<br>keys (%)"
     figure.update_yaxes(title_text=title, rangemode="tozero", row=2)

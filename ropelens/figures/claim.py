@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,11 +12,9 @@ import xarray as xr
 
 from ropelens.figures.inputs import head_table, points_by_label, ring, row_of
 from ropelens.figures.numbers import number, short_count
-from ropelens.figures.style import log_axis, new_figure
+from ropelens.figures.style import MUTED, OUTSIDE, log_axis, new_figure
 from ropelens.figures.wavelengths import wavelength_axis
-
-OUTSIDE = ("sink", "diffuse")
-"""Labels whose heads choose too little for the claim to be about them."""
+from ropelens.statistics.claim import correlations
 
 
 def plot_claim(
@@ -24,36 +23,84 @@ def plot_claim(
     *,
     selected: tuple[int, int] | None = None,
 ) -> go.Figure:
-    """A point a head: how positional it is, by the wavelength that its selectivity uses.
+    """A point a head: how much the offset explains, by the wavelength that picks its keys.
 
-    x: selectivity-weighted geometric mean of wavelength, in tokens. y: positional_fraction,
-    the share of position in position + content bits, in [0, 1]. The title gives the rank
-    correlation of the two and its 95% interval (`heads.attrs["claim"]`); sink and diffuse
-    heads, which it leaves out, are hollow. `selected` (layer, head) gets a ring.
+    Above: x is the mean wavelength (tokens, weighted by the push toward keys that are no
+    sinks), y the share of the bits without sinks that the offset explains by itself, both on
+    the rows that surrogates are compared on. Sink and diffuse heads, which do not count, are
+    missing. Below: the rank correlation of the two, beside those of the surrogates, whose
+    frequencies are in a random order. `selected` (layer, head) gets a ring.
     """
     heads = head_table(profile, heads)
-    x = heads["mean_wavelength"].to_numpy(float)
-    y = heads["positional_fraction"].to_numpy(float)
-    figure = new_figure(claim_title(heads.attrs.get("claim")), height=430)
+    x, y = claim_points(profile, heads)
+    figure = new_figure(
+        claim_title(heads.attrs.get("claim")),
+        height=430,
+        rows=2,
+        cols=1,
+        row_heights=[0.8, 0.2],
+        vertical_spacing=0.2,
+    )
     for rows, look in points_by_label(heads, np.isfinite(x) & np.isfinite(y), hollow=OUTSIDE):
-        figure.add_scatter(x=x[rows], y=y[rows], **look)
+        figure.add_scatter(x=x[rows], y=y[rows], **look, row=1, col=1)
     if selected is not None:
         row = row_of(heads, selected)
-        figure.add_scatter(x=x[[row]], y=y[[row]], **ring())
-    figure.update_xaxes(**_used_wavelengths(profile, x))
-    figure.update_yaxes(title_text="positional fraction (0 to 1)", range=[-0.04, 1.04])
-    figure.update_yaxes(tickvals=[0, 0.25, 0.5, 0.75, 1])
+        figure.add_scatter(x=x[[row]], y=y[[row]], **ring(), row=1, col=1)
+    _add_surrogates(figure, profile)
+    figure.update_xaxes(**_used_wavelengths(profile, x), row=1, col=1)
+    figure.update_yaxes(title_text="offset alone<br>explains (0 to 1)", row=1, col=1)
+    figure.update_yaxes(range=[-0.04, 1.04], tickvals=[0, 0.25, 0.5, 0.75, 1], row=1, col=1)
     return figure.update_layout(legend_itemsizing="constant")
+
+
+def claim_points(profile: xr.Dataset, heads: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Mean wavelength (tokens) and what the offset explains, [0, 1], a row a head."""
+    at = heads["layer"].to_numpy(int), heads["head"].to_numpy(int)
+    model = profile.isel(draw=0).transpose("layer", "head", ...)
+    wavelength = np.exp(model["surrogate_log_wavelength"].values[at])
+    return wavelength, model["surrogate_offset_fraction"].values[at]
 
 
 def claim_title(claim: dict | None) -> str:
     """The claim's numbers in one line."""
     if not claim:
-        return "Positional fraction by mean wavelength"
+        return "What the offset explains, by mean wavelength"
     if not math.isfinite(claim["rank_correlation"]):
         return "Too few heads for a rank correlation"
-    value, low, high = (number(claim[name]) for name in ("rank_correlation", "low", "high"))
-    return f"Rank correlation {value} (95% interval {low} to {high}, {claim['heads']} heads)"
+    names = ("rank_correlation", "null_low", "null_high")
+    value, low, high = (number(claim[name]) for name in names)
+    if not math.isfinite(claim["null_low"]):
+        return f"Rank correlation {value}, without surrogates"
+    return f"Rank correlation {value}; of surrogates {low} to {high}"
+
+
+def _add_surrogates(figure: go.Figure, profile: xr.Dataset) -> None:
+    """The rank correlations of the surrogates, a stroke each, and the model's."""
+    drawn = (profile[f"surrogate_{name}"] for name in ("offset_fraction", "log_wavelength"))
+    rho = correlations(*(x.transpose("draw", "layer", "head").values for x in drawn))
+    strokes: dict[str, Any] = {"mode": "markers", "showlegend": False, "row": 2, "col": 1}
+    figure.add_scatter(
+        x=rho[1:],
+        y=np.zeros(len(rho) - 1),
+        marker={"symbol": "line-ns-open", "size": 16, "color": MUTED, "line_width": 1.5},
+        hovertemplate="surrogate: %{x:.2f}<extra></extra>",
+        **strokes,
+    )
+    figure.add_scatter(
+        x=rho[:1],
+        y=[0],
+        marker={"symbol": "star-diamond", "size": 14, "color": "#d43f3a"},
+        hovertemplate="this model: %{x:.2f}<extra></extra>",
+        **strokes,
+    )
+    figure.update_xaxes(
+        title_text="rank correlation (−1 to 1)",
+        range=[-1.05, 1.05],
+        tickvals=[-1, -0.5, 0, 0.5, 1],
+        row=2,
+        col=1,
+    )
+    figure.update_yaxes(visible=False, range=[-1, 1], row=2, col=1)
 
 
 def _used_wavelengths(profile: xr.Dataset, used: np.ndarray) -> dict:

@@ -22,7 +22,7 @@ ROOM = 0.45
 PANELS = {
     "q_norm": "query norm<br>(model units)",
     "k_norm": "key norm<br>(model units)",
-    "selectivity": "selectivity<br>(nats)",
+    "selectivity_keys": "selectivity on keys<br>(nats)",
 }
 
 

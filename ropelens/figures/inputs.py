@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,20 +10,13 @@ import pandas as pd
 import xarray as xr
 
 from ropelens.errors import BadArgument
-from ropelens.figures.numbers import short_count
+from ropelens.figures.numbers import number, short_count
 from ropelens.figures.style import COLORS, LABELS, SYMBOLS, TEXT_ONLY
 
 NEEDED = (
-    *(
-        "layer",
-        "head",
-        "label",
-        "confidence",
-        "positional_fraction",
-        "mean_wavelength",
-        "offset",
-    ),
-    *("total_bits", "sink_bits", "position_bits", "content_bits"),
+    *("layer", "head", "label", "confidence"),
+    *("offset", "offset_low", "offset_high", "top_wavelength", "top_share"),
+    *("total_bits", "sink_bits", "position_bits", "content_bits", "interaction_bits"),
 )
 """The columns of a table of heads that figures read."""
 
@@ -115,14 +108,26 @@ def hover_lines(heads: pd.DataFrame) -> np.ndarray:
 
 
 def _hover(row: dict) -> str:
-    offset = "" if pd.isna(row["offset"]) else f", offset {int(row['offset'])}"
+    offset = offset_words(row)
+    offset = f", {offset}" if offset else ""
     sure = "" if pd.isna(row["confidence"]) else f" (confidence {row['confidence']:.2f})"
     return (
         f"<b>L{row['layer']} H{row['head']}</b> {row['label']}{offset}{sure}<br>"
         f"{row['total_bits']:.2f} bits: sink {row['sink_bits']:.2f}, "
-        f"position {row['position_bits']:.2f}, content {row['content_bits']:.2f}<br>"
-        f"mean wavelength {short_count(row['mean_wavelength'])} tokens"
+        f"position {row['position_bits']:.2f}, content {row['content_bits']:.2f}, "
+        f"both at once {row['interaction_bits']:.2f}<br>"
+        f"strongest plane: {short_count(row['top_wavelength'])} tokens, "
+        f"{number(row['top_share'], '.0%')} of its push"
     )
+
+
+def offset_words(row: Mapping[str, Any]) -> str:
+    """Where a positional head looks: "offset 1", or "offsets 4 to 44"; "" for any other."""
+    if not pd.isna(row["offset"]):
+        return f"offset {int(row['offset'])}"
+    if pd.isna(row["offset_low"]):
+        return ""
+    return f"offsets {int(row['offset_low'])} to {int(row['offset_high'])}"
 
 
 def points_by_label(

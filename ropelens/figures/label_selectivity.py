@@ -17,7 +17,9 @@ FEWEST_HEADS = 2
 
 
 def plot_label_selectivity(profile: xr.Dataset, heads: pd.DataFrame | None = None) -> go.Figure:
-    """Share of the positive selectivity that each plane has, mean over heads of a label.
+    """Share of the push toward keys that each plane has, mean over heads of a label.
+
+    The push is the positive part of `selectivity_keys`: sinks are left out.
 
     A line a label, over wavelengths (tokens), in percent of the head's own total, so that
     heads that choose sharply do not drown the others. Where layers rotate differently
@@ -26,7 +28,7 @@ def plot_label_selectivity(profile: xr.Dataset, heads: pd.DataFrame | None = Non
     heads = head_table(profile, heads)
     shares = selectivity_shares(profile)
     places = wavelength_positions(profile["wavelength"].values)
-    figure = new_figure("Selectivity by wavelength, mean over heads of a label", height=380)
+    figure = new_figure("Push toward keys by wavelength, mean over heads", height=380)
     for label in LABELS[:3]:
         rows = heads[heads["label"] == label]
         if len(rows) < FEWEST_HEADS:
@@ -42,14 +44,14 @@ def plot_label_selectivity(profile: xr.Dataset, heads: pd.DataFrame | None = Non
             "<extra></extra>",
         )
     figure.update_xaxes(**wavelength_axis(profile["wavelength"].values))
-    figure.update_yaxes(title_text="share of positive selectivity (%)", rangemode="tozero")
+    figure.update_yaxes(title_text="share of the push (%)", rangemode="tozero")
     mark_context(figure, profile)
     return figure
 
 
 def selectivity_shares(profile: xr.Dataset) -> Float[np.ndarray, "layer head frequency"]:
-    """Each plane's share of a head's positive selectivity; they sum to one over planes."""
-    positive = profile["selectivity"].transpose("layer", "head", "frequency").clip(min=0)
+    """Each plane's share of a head's push toward keys; they sum to one over planes."""
+    positive = profile["selectivity_keys"].transpose("layer", "head", "frequency").clip(min=0)
     total = positive.sum("frequency")
     return (positive / total.where(total > 0)).values
 

@@ -18,17 +18,18 @@ from ropelens.figures.wavelengths import (
 )
 
 PANELS = {
-    "selectivity<br>(nats)": {"selectivity": "selectivity"},
+    "selectivity<br>(nats)": {"selectivity_keys": "on keys", "selectivity_sink": "on sinks"},
     "norm<br>(model units)": {"q_norm": "query", "k_norm": "key"},
     "coherence<br>(0 to 1)": {"q_coherence": "query", "k_coherence": "key"},
 }
 LINES: dict[str, dict[str, Any]] = {
-    "selectivity": {
+    "on keys": {
         "line": {"width": 1.5, "shape": "hvh"},
         "marker": {"size": 4},
         "fill": "tozeroy",
         "fillcolor": SHADE,
     },
+    "on sinks": {"line": DASHED | {"shape": "hvh"}, "marker": {"size": 3}},
     "query": {"line": {"width": 2}, "marker": {"size": 5}},
     "key": {"line": DASHED, "marker": {"size": 5}},
 }
@@ -37,7 +38,8 @@ LINES: dict[str, dict[str, Any]] = {
 def plot_selectivity(profile: xr.Dataset, *, layer: int, head: int) -> go.Figure:
     """Selectivity, norms and coherence of a head over wavelengths, one above the other.
 
-    Selectivity (nats): how much each plane pushes the head toward the keys it picks. Norms
+    Selectivity (nats): how much each plane pushes the head toward the keys it picks, sinks
+    apart. Norms
     (the model's units) bound what a plane could do. Coherence, in [0, 1]: 1 where the plane
     carries the same vector whatever the token. Trace `meta` names the variable behind each
     axis; `customdata` is the wavelength in tokens.
@@ -54,7 +56,7 @@ def plot_selectivity(profile: xr.Dataset, *, layer: int, head: int) -> go.Figure
                 y=of_head(profile, name, layer=layer, head=head),
                 name=side,
                 legendgroup=side,
-                showlegend=row == 2,
+                showlegend=row < 3,
                 mode="lines+markers",
                 **LINES[side],
                 meta={"x": "wavelength_position", "y": name, "customdata": "wavelength"},

@@ -18,6 +18,8 @@ from plotly.subplots import make_subplots
 Theme = Literal["light", "dark"]
 
 LABELS = ("positional", "mixed", "semantic", "sink", "diffuse")
+OUTSIDE = ("sink", "diffuse")
+"""Labels whose heads choose too little for a share of the rest to mean much: drawn hollow."""
 COLORS = {
     "positional": "#2a8fe0",
     "mixed": "#97488d",

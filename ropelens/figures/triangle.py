@@ -8,13 +8,12 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.figures.inputs import head_table, points_by_label, ring, row_of
-from ropelens.figures.style import new_figure
+from ropelens.figures.style import OUTSIDE, new_figure
 
-CORNERS = {
-    "sink_bits": "sink (% of bits)",
-    "position_bits": "position<br>(% of bits)",
-    "content_bits": "content<br>(% of bits)",
-}
+BITS = ("sink_bits", "position_bits", "content_bits", "interaction_bits")
+"""The four parts of a head's bits."""
+
+CORNERS = ("position only (%)", "content<br>(%)", "both<br>(%)")
 
 
 def plot_budget_triangle(
@@ -23,23 +22,25 @@ def plot_budget_triangle(
     *,
     selected: tuple[int, int] | None = None,
 ) -> go.Figure:
-    """A point a head: its bits shared out among sink (top), position and content.
+    """A point a head: its bits that sinks do not explain, shared out among three parts.
 
-    The area of a point grows with the head's total bits, so heads that choose nothing,
-    whose shares mean little, stay small. `selected` (layer, head) gets a ring. Shares
-    are of the head's total bits, in [0, 1]; a head of no bits has none and is left out.
+    Position only (top): what the offset adds to what the tokens explain. Content: what the
+    tokens explain. Both at once: which tokens count depends on how far they are. The area of
+    a point grows with the head's total bits, so heads that choose nothing, whose shares mean
+    little, stay small. `selected` (layer, head) gets a ring. Shares are in [0, 1]; a head
+    without such bits is left out.
     """
     heads = head_table(profile, heads)
-    shares = bit_shares(heads)
-    figure = new_figure("Where each head's bits come from", height=430)
-    for rows, look in points_by_label(heads, np.isfinite(shares).all(1)):
+    shares = shares_without_sinks(bit_shares(heads))
+    figure = new_figure("What sinks do not explain: where it comes from", height=430)
+    for rows, look in points_by_label(heads, np.isfinite(shares).all(1), hollow=OUTSIDE):
         a, b, c = shares[rows].T
         figure.add_scatterternary(a=a, b=b, c=c, **look)
     if selected is not None:
         a, b, c = shares[[row_of(heads, selected)]].T
         figure.add_scatterternary(a=a, b=b, c=c, **ring())
-    axis = {"tickvals": [0.25, 0.5, 0.75], "tickformat": ".0%", "ticks": ""}
-    titles = zip(("aaxis", "baxis", "caxis"), CORNERS.values(), strict=True)
+    axis = {"tickvals": [1 / 3, 2 / 3], "tickformat": ".0%", "ticks": ""}
+    titles = zip(("aaxis", "baxis", "caxis"), CORNERS, strict=True)
     figure.update_layout(
         ternary={"sum": 1} | {name: axis | {"title_text": title} for name, title in titles},
         legend={"itemsizing": "constant", "orientation": "v", "y": 1, "yanchor": "top"},
@@ -49,7 +50,14 @@ def plot_budget_triangle(
 
 
 def bit_shares(heads: pd.DataFrame) -> np.ndarray:
-    """Shares [row, (sink, position, content)] of each head's bits; NaN where it has none."""
-    parts = heads[list(CORNERS)].to_numpy(float).clip(min=0)
+    """Shares [row, (sink, position, content, interaction)] of each head's bits; NaN without."""
+    parts = heads[list(BITS)].to_numpy(float).clip(min=0)
     whole = parts.sum(1, keepdims=True)
     return np.divide(parts, whole, out=np.full_like(parts, np.nan), where=whole > 0)
+
+
+def shares_without_sinks(shares: np.ndarray) -> np.ndarray:
+    """The last three of the shares, as shares of their sum; NaN where that is nothing."""
+    rest = shares[:, 1:].sum(1, keepdims=True)
+    out = np.full_like(shares[:, 1:], np.nan)
+    return np.divide(shares[:, 1:], rest, out=out, where=rest > 0)

@@ -1,4 +1,4 @@
-"""The attention budget of a model: its models fitted in a pass of their own, and what they say."""
+"""The attention budget: its models fitted in a pass of their own, and what they say."""
 
 from __future__ import annotations
 

@@ -73,6 +73,7 @@ def render_page(
         cautions=words.cautions(profile, heads),
         headline=words.headline(heads),
         where_positional=words.where_positional(heads),
+        through=words.through_wavelengths(heads),
         claim=words.claim_sentence(claim),
         claim_numbers=claim_title(claim),
         label_rules=words.label_rules(heads.attrs.get("thresholds")),

@@ -59,9 +59,9 @@ PROFILE = (
     PageFigure(
         "triangle",
         lambda profile, heads, at: plot_budget_triangle(profile, heads, selected=at),
-        "A head near a corner owes its choice of keys to that alone: the first token (sink), "
-        "how far back they are (position), or what they are (content). Larger points choose "
-        "more sharply.",
+        "A head near a corner owes its choice of keys to that alone: how far back they are "
+        "(position), what they are (content), or both at once. Sinks are left out. Larger "
+        "points choose more sharply.",
         title="Where its bits come from",
         section="heads",
         terms=("bits", "sink"),
@@ -71,10 +71,11 @@ PROFILE = (
         "claim",
         lambda profile, heads, at: plot_claim(profile, heads, selected=at),
         "If positional heads use fast planes and semantic heads slow ones, points fall from "
-        "top left to bottom right. Hollow points, sink and diffuse heads, are not counted.",
+        "top left to bottom right. In part they must, in any model: what counts is whether the "
+        "diamond below lies outside of the surrogates' strokes.",
         title="The claim: position and wavelength",
         section="heads",
-        terms=("wavelength",),
+        terms=("wavelength", "surrogate"),
     ),
     PageFigure(
         "kernel",
@@ -89,9 +90,9 @@ PROFILE = (
     PageFigure(
         "selectivity",
         lambda profile, _, at: plot_selectivity(profile, layer=at[0], head=at[1]),
-        "Top: how hard each plane pushes the head toward the keys it picks. Middle: how long "
-        "its queries and keys are there, which bounds the push. Bottom: how far they stay the "
-        "same whatever the token.",
+        "Top: how hard each plane pushes the head toward the keys it picks, sinks apart. "
+        "Middle: how long its queries and keys are there, which bounds the push. Bottom: how "
+        "far they stay the same whatever the token.",
         title="Planes: which wavelengths it uses",
         section="head",
         terms=("selectivity", "norm", "coherence", "wavelength"),

@@ -40,17 +40,25 @@ class Column:
 
 COLUMNS = (
     Column("confidence", "conf.", "0–1", "share of resamples of sequences with this label"),
-    Column("positional_fraction", "positional", "0–1", "position / (position + content) bits"),
+    Column("positional_fraction", "position", "0–1", "share of the bits without sinks"),
+    Column("content_fraction", "content", "0–1", "share of the bits without sinks"),
+    Column("share_low", "from", "0–1", "95% interval of the largest share"),
+    Column("share_high", "to", "0–1", "95% interval of the largest share"),
     Column("total_bits", "total", "bits", "information in the choice of keys"),
-    Column("sink_bits", "sink", "bits", "explained by one weight on the first token"),
-    Column("position_bits", "position", "bits", "explained by the offset"),
-    Column("content_bits", "content", "bits", "the rest: what the tokens are"),
-    Column("offset", "offset", "tokens", "where a positional head looks back to", 0),
-    Column("offset_weight", "weight", "0–1", "attention on that offset"),
-    Column("mean_wavelength", "wavelength", "tokens", "geometric mean by selectivity", 0),
+    Column("sink_bits", "sink", "bits", "what sinks explain"),
+    Column("position_bits", "position", "bits", "what only the offset explains"),
+    Column("content_bits", "content", "bits", "what the tokens explain"),
+    Column("interaction_bits", "both", "bits", "what needs tokens and offset at once"),
+    Column("offset", "offset", "tokens", "the one that a positional head looks back to", 0),
+    Column("offset_low", "from", "tokens", "first offset of the kernel's middle half", 0),
+    Column("offset_high", "to", "tokens", "last offset of the kernel's middle half", 0),
+    Column("top_wavelength", "top plane", "tokens", "wavelength that pushes most", 0),
+    Column("top_share", "its share", "0–1", "of the push toward keys"),
+    Column("planes_to_half", "to half", "planes", "planes that hold half of the push", 0),
+    Column("mean_wavelength", "mean", "tokens", "geometric mean by that push", 0),
     Column("previous_token", "previous", "0–1", "attention on the token before"),
     Column("self_mass", "self", "0–1", "attention on the token itself"),
-    Column("sink_mass", "first", "0–1", "attention on the first token"),
+    Column("sink_mass", "on sinks", "0–1", "attention on sinks"),
     Column("entropy_bits", "entropy", "bits", "spread of the attention"),
     Column("induction", "induction", "0–1", "attention on what followed last time"),
     Column("duplicate_token", "duplicate", "0–1", "attention on the same token earlier"),
@@ -90,6 +98,6 @@ def table_rows(heads: pd.DataFrame) -> list[Row]:
 
 def number_text(value: float, *, column: Column) -> str:
     """A number as the table shows it."""
-    if column.name == "mean_wavelength" and np.isfinite(value):
+    if column.name in ("mean_wavelength", "top_wavelength") and not np.isnan(value):
         return short_count(value)
     return number(value, f".{column.digits}f")

@@ -135,7 +135,7 @@ def _bands(table: pd.DataFrame, truncation: xr.Dataset) -> Record | None:
 
 def _correlation(bands: pd.DataFrame, truncation: xr.Dataset) -> float:
     """The rank correlation of what bands cost with what heads select through them."""
-    if "selectivity" not in truncation or len(bands) <= FEW:
+    if "selectivity_keys" not in truncation or len(bands) <= FEW:
         return math.nan
     share = selectivity_shares(truncation)
     wavelength = truncation["wavelength"].transpose("layer", "frequency").values[:, None]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pandas as pd
 import xarray as xr
@@ -21,6 +19,13 @@ MOST_OFFSETS = 4
 def label_counts(heads: pd.DataFrame) -> dict[str, int]:
     """How many heads carry each label, in the order of `LABELS`, absent ones included."""
     return {label: int((heads["label"] == label).sum()) for label in LABELS}
+
+
+def describe_heads(heads: pd.DataFrame) -> list[str]:
+    """What a table of heads says, in sentences; the first has the labels and the verdict."""
+    claim = heads.attrs.get("claim")
+    first = f"{headline(heads)} {claim_sentence(claim)}".strip()
+    return [first, *filter(None, (where_positional(heads), through_wavelengths(heads)))]
 
 
 def headline(heads: pd.DataFrame) -> str:
@@ -42,7 +47,36 @@ def where_positional(heads: pd.DataFrame) -> str:
         layers=sorted({int(layer) for layer in kept["layer"]}),
         offsets=list(common.sort_index().items()),
         all=len(common) == len(offsets),
+        bands=int(kept["offset"].isna().sum()),
     )
+
+
+def through_wavelengths(heads: pd.DataFrame) -> str:
+    """The strongest planes of positional and of semantic heads; "" without either."""
+    found = []
+    for label in ("positional", "semantic"):
+        rows = heads[(heads["label"] == label) & heads["top_share"].notna()]
+        if len(rows):
+            top = rows["top_wavelength"].astype(float)
+            found.append(
+                {
+                    "label": label,
+                    "heads": len(rows),
+                    "low": _tokens(top.min()),
+                    "median": _tokens(top.quantile(0.5, interpolation="lower")),
+                    "high": _tokens(top.max()),
+                    "share": float(rows["top_share"].median()),
+                    "planes": int(rows["planes_to_half"].median()),
+                }
+            )
+    return say("profile", "through_wavelengths", found=found) if found else ""
+
+
+def _tokens(wavelength: np.floating | float) -> str:
+    """A wavelength in words: three digits below 100, whole tokens from there on."""
+    if not np.isfinite(wavelength):
+        return "∞"
+    return f"{wavelength:.3g}" if wavelength < 100 else f"{wavelength:,.0f}"
 
 
 def claim_sentence(claim: dict | None) -> str:
@@ -50,15 +84,7 @@ def claim_sentence(claim: dict | None) -> str:
 
     "" where nobody asked: a table of heads read from a file carries no claim.
     """
-    if not claim:
-        return ""
-    names = ("rank_correlation", "low", "high", "heads")
-    numbers = {name: claim[name] for name in names}
-    # A negative correlation is expected of any model: its sign alone earns no other verdict.
-    verdict, why = "unresolved", ""
-    if not math.isfinite(claim["rank_correlation"]):
-        verdict, why = "not testable", "too few heads are neither sink nor diffuse"
-    return say("profile", "claim", verdict=verdict, why=why, **numbers)
+    return say("profile", "claim", **claim) if claim else ""
 
 
 def label_rules(thresholds: dict | None) -> str:
@@ -75,6 +101,10 @@ def cautions(profile: xr.Dataset, heads: pd.DataFrame) -> list[str]:
     found = [line.strip() for line in stated if line.strip()]
     if heads["confidence"].isna().all():
         found.append(say("profile", "no_confidence"))
+    named = heads["label"].isin(["positional", "semantic", "mixed"])
+    limit = heads.attrs.get("thresholds", {}).get("faint", np.nan)
+    if faint := int((named & (heads["total_bits"] < limit)).sum()):
+        found.append(say("profile", "faint", count=faint, heads=int(named.sum()), limit=limit))
     if doubtful := int((heads["confidence"] < DOUBT).sum()):
         found.append(say("profile", "doubtful", count=doubtful, heads=len(heads), doubt=DOUBT))
     return found

@@ -61,12 +61,9 @@ def judge(
     """
     counts = np.isfinite(offset_fraction) & np.isfinite(log_wavelength)
     both = (offset_fraction, log_wavelength)
-    rho = np.array(
-        [rank_correlation(*(x[d][counts[d]] for x in both)) for d in range(len(counts))]
-    )
-    own = [
-        tuple(x[0, layer][counts[0, layer]] for x in both) for layer in range(counts.shape[1])
-    ]
+    rho = correlations(*both)
+    layers = range(counts.shape[1])
+    own = [tuple(x[0, layer][counts[0, layer]] for x in both) for layer in layers]
     low, high = _interval(own, resamples=resamples, seed=seed)
     null = rho[1:][np.isfinite(rho[1:])]
     bounds = _bounds(null)
@@ -87,6 +84,18 @@ def judge(
         ),
         verdict=verdict,
         why=why,
+    )
+
+
+def correlations(
+    offset_fraction: Float[np.ndarray, "draw layer head"],
+    log_wavelength: Float[np.ndarray, "draw layer head"],
+) -> Float[np.ndarray, " draw"]:
+    """The rank correlation of both numbers in each draw, over the heads that count."""
+    both = zip(offset_fraction, log_wavelength, strict=True)
+    counts = np.isfinite(offset_fraction) & np.isfinite(log_wavelength)
+    return np.array(
+        [rank_correlation(x[c], y[c]) for (x, y), c in zip(both, counts, strict=True)]
     )
 
 
@@ -145,7 +154,7 @@ def _interval(
     seed: int,
 ) -> tuple[float, float]:
     """95 % of the correlations of layers' heads, layers drawn again; NaN for a single layer."""
-    if len(layers) < 2:
+    if len(layers) < 2 or not resamples:
         return np.nan, np.nan
     picks = np.random.default_rng(seed).integers(len(layers), size=(resamples, len(layers)))
     drawn = [

@@ -70,6 +70,7 @@
   }
 
   const rowOf = (layer, head) => page.rows[layer][head];
+  const shares = (row) => [...decode(page.shares).subarray(4 * row, 4 * row + 4)];
   const number = (column, row) => decode(page.columns[column])[row];
 
   // ---- figures
@@ -167,10 +168,11 @@
   let drawing = 0;
   function redraw(row) {
     const { layer, head } = state;
-    const [sink, position, content] = decode(page.shares).subarray(3 * row, 3 * row + 3);
+    const [, position, content, both] = shares(row);
+    const rest = position + content + both;
     frame("map", { x0: head - 0.5, x1: head + 0.5, y0: layer - 0.5, y1: layer + 0.5 });
-    ring("triangle", { a: sink, b: position, c: content });
-    ring("claim", { x: number("mean_wavelength", row), y: number("positional_fraction", row) });
+    ring("triangle", { a: position / rest, b: content / rest, c: both / rest });
+    ring("claim", { x: decode(page.claim.x)[row], y: decode(page.claim.y)[row] });
     for (const name of Object.keys(OF_HEAD)) refill(name);
     showNorms();
     showQuery();
@@ -181,19 +183,20 @@
     const { layer, head } = state;
     const label = page.labels[row];
     const cells = tableRows[row].cells;
-    const offset = number("offset", row);
+    const [offset, low, high] = ["offset", "offset_low", "offset_high"].map((name) => number(name, row));
+    const looks = !Number.isNaN(offset) ? `, offset ${offset}`
+      : Number.isNaN(low) ? "" : `, offsets ${low} to ${high}`;
     const total = number("total_bits", row);
     $("pick-layer").value = layer;
     $("pick-head").value = head;
     const glyph = cells[1].querySelector(".glyph").cloneNode(true);
     const name = Object.assign(document.createElement("b"), { textContent: `L${layer} H${head} ` });
-    const what = ` ${label}` + (Number.isNaN(offset) ? "" : `, offset ${offset}`)
-      + `, ${total.toFixed(2)} bits: `;
+    const what = ` ${label}${looks}, ${total.toFixed(2)} bits: `;
     $("head-title").textContent = `Layer ${layer}, head ${head}: ${label}`;
-    const shares = [...decode(page.shares).subarray(3 * row, 3 * row + 3)];
-    const names = ["sink", "position", "content"];
-    $("budget").querySelectorAll("span").forEach((bar, i) => { bar.style.flexGrow = shares[i] || 0; bar.hidden = !(shares[i] >= 0.005); });
-    const split = names.map((part, i) => `${part} ${Math.round(100 * (shares[i] || 0))}%`).join(", ");
+    const parts = shares(row);
+    const names = ["sink", "position", "content", "both at once"];
+    $("budget").querySelectorAll("span").forEach((bar, i) => { bar.style.flexGrow = parts[i] || 0; bar.hidden = !(parts[i] >= 0.005); });
+    const split = names.map((part, i) => `${part} ${Math.round(100 * (parts[i] || 0))}%`).join(", ");
     $("now").replaceChildren(name, glyph, what, split);
     for (const [name, words] of Object.entries(OF_HEAD)) {
       plot(name).setAttribute("aria-label", `${words}: layer ${layer}, head ${head}`);
