@@ -11,7 +11,13 @@ model, tokenizer = rl.load("bundled")
 documents = rl.read_documents([rl.sample_path()])
 text = rl.tokenize(documents, tokenizer, context=256, sequences=24)
 
-profile = rl.profile(model, text.tokens, lengths=text.lengths, tokenizer=tokenizer)
+profile = rl.profile(
+    model,
+    text.tokens,
+    lengths=text.lengths,
+    documents=text.documents,  # which are drawn again for the confidence of labels
+    tokenizer=tokenizer,
+)
 heads = rl.classify_heads(profile)
 
 positional = heads[heads["label"] == "positional"].sort_values("positional_fraction")

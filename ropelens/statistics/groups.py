@@ -11,15 +11,13 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ropelens.errors import BadArgument
+from ropelens.statistics.intervals import ENOUGH_DOCUMENTS
 
 GROUPS = 64
 """Groups at most: of more documents, neighbours share one."""
 
 BLOCKS = 16
 """Stretches of neighbouring sequences that a text of few documents is dealt to, at most."""
-
-ENOUGH_DOCUMENTS = 8
-"""Documents from which on a result speaks of text like this, and not of this text alone."""
 
 
 def deal(
