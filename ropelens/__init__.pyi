@@ -77,6 +77,7 @@ from .analysis.folders import write_comparison as write_comparison
 from .analysis.folders import write_answer as write_answer
 from .analysis.folders import Answer as Answer
 from .report import write_index as write_index
+from .report import describe_heads as describe_heads
 from .report import describe_reach as describe_reach
 from .report import describe_truncation as describe_truncation
 from .files.results import save_profile as save_profile

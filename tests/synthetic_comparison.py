@@ -46,7 +46,7 @@ def synthetic_comparison(
     of_planes = {
         "q_norm": (planes, draw(2, 2, 8)),
         "k_norm": (("entry", "layer", "kv_head", "frequency"), draw(2, 1, 8)),
-        "selectivity": (planes, draw(2, 2, 8)),
+        "selectivity_keys": (planes, draw(2, 2, 8)),
     }
     grown = {
         name: (

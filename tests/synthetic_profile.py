@@ -11,7 +11,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import xarray as xr
-from scipy import stats
+
+import ropelens as rl
 
 BASE = 10_000.0
 KINDS = ("positional", "semantic", "mixed", "sink", "diffuse")
@@ -21,26 +22,6 @@ STORY = (
     " the big red ball too . Lily and the cat played in the park all day .\n They were"
     " happy ."
 )
-HEAD_COLUMNS = [
-    "layer",
-    "head",
-    "label",
-    "confidence",
-    "positional_fraction",
-    "total_bits",
-    "sink_bits",
-    "position_bits",
-    "content_bits",
-    "offset",
-    "offset_weight",
-    "mean_wavelength",
-    "previous_token",
-    "self_mass",
-    "sink_mass",
-    "entropy_bits",
-    "induction",
-    "duplicate_token",
-]
 
 
 def synthetic_profile(
@@ -73,7 +54,7 @@ def synthetic_profile(
         _excerpt(kinds, looks_back, tokens, rng),
     )
     data["excerpt_token"] = (("excerpt_key",), np.array(tokens, dtype=object))
-    data |= _groups(data, groups, rng)
+    data |= _groups(data, groups, rng) | _surrogates(data, wavelength, rng)
     profile = xr.Dataset(
         data,
         coords={
@@ -149,7 +130,9 @@ def _planes(
             ("layer", "kv_head", "frequency"),
             q_coherence.reshape(layers, kv_heads, -1, frequencies).mean(2),
         ),
-        "selectivity": (("layer", "head", "frequency"), selectivity),
+        "selectivity": (("layer", "head", "frequency"), 1.1 * selectivity),
+        "selectivity_keys": (("layer", "head", "frequency"), selectivity),
+        "selectivity_sink": (("layer", "head", "frequency"), 0.1 * selectivity),
     }
 
 
@@ -166,7 +149,8 @@ def _budget(kinds: np.ndarray, rng: np.random.Generator) -> dict:
         "total_bits": total,
         "sink_bits": total * sink,
         "position_bits": total * (1 - sink) * lean,
-        "content_bits": total * (1 - sink) * (1 - lean),
+        "content_bits": total * (1 - sink) * (1 - lean) * 0.98,
+        "interaction_bits": total * (1 - sink) * (1 - lean) * 0.02,
         "entropy_bits": np.maximum(0.2, 7.4 - total) + 0.1 * share,
         "sink_mass": np.clip(sink, 0.01, 0.95),
         "self_mass": 0.2 * share,
@@ -197,7 +181,16 @@ def _offsets(
     wave = np.cos(2 * np.pi * (start - looks_back[..., None]) / 9.0)
     predicted = np.log(height * peak + decay) + 0.5 * wave * (kinds == "positional")[..., None]
     dims = ("layer", "head", "offset_bin")
+    share = kernel / (kernel * (stop - start)).sum(-1, keepdims=True)
+    below = (share * (stop - start)).cumsum(-1)
+    per_head = {
+        "offset": start[kernel.argmax(-1)],
+        "offset_weight": share.max(-1),
+        "offset_low": start[(below < 0.25).sum(-1)],
+        "offset_high": stop[(below < 0.75).sum(-1)] - 1,
+    }
     return {
+        **{name: (("layer", "head"), values) for name, values in per_head.items()},
         "kernel": (dims, kernel),
         "offset_mass": (dims, mass / mass.sum(-1, keepdims=True) * (1 - sink)[..., None]),
         "predicted_kernel": (dims, predicted),
@@ -226,19 +219,43 @@ def _excerpt(
 
 
 def _groups(data: dict, groups: int, rng: np.random.Generator) -> dict:
-    def spread(name: str) -> tuple:
-        values = data[name][1]
-        return ("group", "layer", "head"), values * rng.gamma(
-            60, 1 / 60, (groups, *values.shape)
-        )
-
+    total, sink, position, content = (
+        data[f"{name}_bits"][1] for name in ("total", "sink", "position", "content")
+    )
+    gains = {
+        "total": total,
+        "sink_gain": sink,
+        "position_gain": sink + position,
+        "content_gain": sink + content,
+        "both_gain": sink + position + content,
+    }
+    spread = rng.gamma(60, 1 / 60, (groups, *total.shape))
     return {
         "group_rows": (("group",), np.full(groups, 2044)),
-        "group_total_bits": spread("total_bits"),
-        "group_sink_bits": spread("sink_bits"),
-        "group_position_gain": spread("position_bits"),
-        "group_content_gain": spread("content_bits"),
+        "group_scored": (("group",), np.full(groups, 256)),
+        **{
+            f"group_{name}": (("group", "layer", "head"), values * spread)
+            for name, values in gains.items()
+        },
     }
+
+
+def _surrogates(data: dict, wavelength: np.ndarray, rng: np.random.Generator) -> dict:
+    """The model's numbers, as its planes have them, and 40 that have less to do with them."""
+    push = data["selectivity_keys"][1].clip(min=1e-9) * np.isfinite(wavelength)[:, None]
+    log = np.log(np.where(np.isfinite(wavelength), wavelength, 1.0))[:, None]
+    mean = (push * log).sum(-1) / push.sum(-1)
+    bits = {name: data[f"{name}_bits"][1] for name in ("total", "sink", "position")}
+    fraction = bits["position"] / (bits["total"] - bits["sink"])
+    counts = (bits["total"] >= 0.1) & (bits["sink"] <= 0.9 * bits["total"])
+    noise = rng.normal(0, 1, (41, *mean.shape))
+    noise[0] = 0
+    values = {
+        "surrogate_offset_fraction": np.broadcast_to(fraction, noise.shape),
+        "surrogate_log_wavelength": mean + noise,
+    }
+    dims = ("draw", "layer", "head")
+    return {name: (dims, np.where(counts, x, np.nan)) for name, x in values.items()}
 
 
 def _attributes(context: int, layers: int) -> dict[str, str | int | float]:
@@ -271,59 +288,7 @@ def _units(name: str) -> str:
 
 
 def head_table(profile: xr.Dataset, rng: np.random.Generator) -> pd.DataFrame:
-    """The heads of a profile, labelled by the thresholds, confidences made up."""
-    table = pd.DataFrame(
-        [
-            (layer, head)
-            for layer in range(profile.sizes["layer"])
-            for head in range(profile.sizes["head"])
-        ],
-        columns=["layer", "head"],
-    )
-    for name in HEAD_COLUMNS:
-        if name in profile:
-            table[name] = profile[name].values.ravel()
-    table["positional_fraction"] = table.position_bits / (
-        table.position_bits + table.content_bits
-    )
-    table["label"] = np.select(
-        [
-            table.total_bits < 0.1,
-            table.sink_bits / table.total_bits > 0.9,
-            table.positional_fraction >= 2 / 3,
-            table.positional_fraction <= 1 / 3,
-        ],
-        ["diffuse", "sink", "positional", "semantic"],
-        "mixed",
-    )
-    table["confidence"] = np.round(0.45 + 0.55 * rng.beta(4, 0.7, size=len(table)), 3)
-    peak = profile.kernel.argmax("offset_bin").values.ravel()
-    positional = (table.label == "positional").to_numpy()
-    offset = pd.array(profile.offset_start.values[peak], dtype="Int64")
-    offset[~positional] = pd.NA
-    table["offset"] = offset
-    table["offset_weight"] = np.where(
-        positional, profile.kernel.max("offset_bin").values.ravel(), np.nan
-    )
-    weight = profile.selectivity.clip(min=0)
-    log_wavelength = np.log(profile.wavelength.where(np.isfinite(profile.wavelength)))
-    mean = (weight * log_wavelength).sum("frequency") / weight.sum("frequency")
-    table["mean_wavelength"] = np.exp(mean.values.ravel())
-    kept = ~table.label.isin(["diffuse", "sink"])
-    rank = stats.spearmanr(
-        table.positional_fraction[kept], table.mean_wavelength[kept]
-    ).statistic
-    table = table[HEAD_COLUMNS]
-    table.attrs["thresholds"] = {
-        "diffuse": 0.1,
-        "sink": 0.9,
-        "positional": 2 / 3,
-        "semantic": 1 / 3,
-    }
-    table.attrs["claim"] = {
-        "rank_correlation": float(rank),
-        "low": float(max(-1, rank - 0.12)),
-        "high": float(min(1, rank + 0.1)),
-        "heads": int(kept.sum()),
-    }
-    return table
+    """The heads of a profile as they are classified, but for confidences, made up."""
+    heads = rl.classify_heads(profile, resamples=2)
+    heads["confidence"] = np.round(0.45 + 0.55 * rng.beta(4, 0.7, size=len(heads)), 3)
+    return heads

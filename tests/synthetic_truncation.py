@@ -46,7 +46,7 @@ def synthetic_truncation(
         **_losses(total, sequences, context, rng),
         **_tasks(total, (layers, heads), rng),
         **_heads(total, table["label"].to_numpy().reshape(layers, heads), rng),
-        "selectivity": profile["selectivity"].variable,
+        "selectivity_keys": profile["selectivity_keys"].variable,
         "q_norm": profile["q_norm"].variable,
         "k_norm": profile["k_norm"].variable,
     }

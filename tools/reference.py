@@ -14,6 +14,7 @@ from ropelens.statistics.measures import MEASURES
 from ropelens.statistics.schema import Derived, Statistic, Variable
 
 PAGE = Path("docs/measures.md")
+REPEATED = ("induction", "duplicate_token")
 BEGIN, END = "<!-- reference: begin -->", "<!-- reference: end -->"
 
 
@@ -34,9 +35,10 @@ def row_of(row: Variable) -> str:
 def source(row: Variable) -> str:
     """What its sum is over."""
     if isinstance(row, Statistic):
-        over = "tokens" if row.over == "tokens" else "rows"
-        return f"mean over {over}" + (", kept by group" if row.by_group else "")
-    return "other sums" if isinstance(row, Derived) else "repeated tokens"
+        return "mean over tokens" if row.over == "tokens" else "mean over rows"
+    if isinstance(row, Derived):
+        return "other sums"
+    return "repeated tokens" if row.name in REPEATED else "fitted models"
 
 
 def main() -> None:

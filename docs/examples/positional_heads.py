@@ -1,8 +1,8 @@
 """Which heads of the bundled checkpoint are positional, and through which wavelengths?
 
 A positional head chooses its keys by where they stand, a semantic one by what they are. The
-budget splits the bits in that choice; `mean_wavelength`, in tokens, is that of the planes that
-push the head toward its keys.
+budget splits the bits in that choice; `top_wavelength`, in tokens, is that of the plane that
+pushes the head hardest toward its keys, `top_share` the plane's share of that push.
 """
 
 import ropelens as rl
@@ -15,15 +15,17 @@ profile = rl.profile(
     model,
     text.tokens,
     lengths=text.lengths,
-    documents=text.documents,  # which are drawn again for the confidence of labels
+    documents=text.documents,  # intervals draw documents again, not sequences
     tokenizer=tokenizer,
 )
 heads = rl.classify_heads(profile)
 
 positional = heads[heads["label"] == "positional"].sort_values("positional_fraction")
-columns = ["layer", "head", "confidence", "positional_fraction", "offset", "mean_wavelength"]
+columns = ["layer", "head", "confidence", "positional_fraction", "offset"]
+columns += ["top_wavelength", "top_share"]
 print(positional[columns].iloc[::-1].round(2).to_string(index=False))
 print()
-print(heads.groupby("label")["mean_wavelength"].median().round().to_string())
+claim = heads.attrs["claim"]
+print(f"Positional heads use shorter wavelengths: {claim['verdict']} ({claim['why']})")
 
 rl.plot_head_map(profile, heads).write_html("head_map.html")

@@ -44,7 +44,7 @@ from ropelens.models.texts import (
     read_documents,
     tokenize,
 )
-from ropelens.report.words import claim_sentence, headline, scope
+from ropelens.report.words import describe_heads, scope
 
 LONGEST_DEFAULT_CONTEXT = 2048
 DEFAULT_SEQUENCES = 64
@@ -158,10 +158,7 @@ def analyze(
     provenance = {
         "kind": "analysis" if swept is None else "truncation",
         "command": facts["command"],
-        "findings": [
-            f"{headline(heads)} {claim_sentence(heads.attrs.get('claim'))}".strip(),
-            *filter(None, [scope(measured.attrs)]),
-        ],
+        "findings": [*describe_heads(heads), *filter(None, [scope(measured.attrs)])],
         "arguments": arguments,
         "model": {
             "name": measured.attrs["model"],

@@ -21,6 +21,7 @@ from ropelens.measure.evaluate import evaluate
 from ropelens.measure.heads import head_values
 from ropelens.measure.profile import profile
 from ropelens.models.load import load
+from ropelens.statistics.claim import judge
 from ropelens.statistics.labels import Thresholds
 from ropelens.statistics.measures import compared
 from ropelens.train.data import held_out_text, spread
@@ -73,7 +74,8 @@ def measure_early(
     """A checkpoint of `run` on its way: the most of that, with text of fewer sequences."""
     model, _ = load(folder, device=device, local_files_only=True)
     fewer, documents = validation(run, sequences=max(2, sequences // PER_EARLY))
-    dataset = head_measures(profile(model, fewer, documents=documents, seed=seed), "growth")
+    measured = profile(model, fewer, documents=documents, seed=seed, surrogates=0)
+    dataset = head_measures(measured, "growth")
     text = validation(run, sequences=sequences)  # to hide the same needles in
     longer = past_context(run, sequences=max(2, sequences // PER_EARLY_LONG))
     behaviour = _behaviour(model, text, longer, BEHAVIOUR, seed=seed)
@@ -112,10 +114,17 @@ def head_measures(profile: xr.Dataset, *how: str) -> xr.Dataset:
     dataset = dataset.reset_coords(("inv_freq", "wavelength"))
     values = head_values(profile, Thresholds())
     heads = ("layer", "head")
+    dataset = dataset.assign({name: (heads, values[name]) for name in ("label", *OF_HEADS)})
     losses = {name: float(profile.attrs[name]) for name in ("loss", "loss_se")}
-    return dataset.assign(
-        {name: (heads, values[name]) for name in ("label", *OF_HEADS)} | losses
-    )
+    return dataset.assign(losses if how else losses | _claim(profile))
+
+
+def _claim(profile: xr.Dataset) -> dict[str, str | float]:
+    """The verdict on the paper's claim, and the rank correlations that it rests on."""
+    drawn = (profile[f"surrogate_{name}"] for name in ("offset_fraction", "log_wavelength"))
+    claim = judge(*(x.values for x in drawn), resamples=0)
+    numbers = ("rank_correlation", "null_low", "null_high")
+    return {"verdict": claim.verdict} | {name: getattr(claim, name) for name in numbers}
 
 
 def validation(run: Run, *, sequences: int) -> Text:

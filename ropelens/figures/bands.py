@@ -142,7 +142,7 @@ def _add_selectivity(figure: go.Figure, truncation: xr.Dataset) -> None:
         mode="lines+markers",
         line={"color": COLORS["semantic"], "width": 2},
         marker={"symbol": "square", "size": 6},
-        name="selectivity",
+        name="push",
         hovertemplate="wavelength %{x:.3~s} tokens<br>%{y:.1f}% of the push<extra></extra>",
         row=2,
         col=1,

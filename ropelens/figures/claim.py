@@ -48,7 +48,7 @@ def plot_claim(
         figure.add_scatter(x=x[[row]], y=y[[row]], **ring(), row=1, col=1)
     _add_surrogates(figure, profile)
     figure.update_xaxes(**_used_wavelengths(profile, x), row=1, col=1)
-    figure.update_yaxes(title_text="share the offset<br>explains alone", row=1, col=1)
+    figure.update_yaxes(title_text="offset alone<br>explains (0 to 1)", row=1, col=1)
     figure.update_yaxes(range=[-0.04, 1.04], tickvals=[0, 0.25, 0.5, 0.75, 1], row=1, col=1)
     return figure.update_layout(legend_itemsizing="constant")
 
@@ -94,7 +94,7 @@ def _add_surrogates(figure: go.Figure, profile: xr.Dataset) -> None:
         **strokes,
     )
     figure.update_xaxes(
-        title_text="rank correlation (strokes: surrogates)",
+        title_text="rank correlation (−1 to 1)",
         range=[-1.05, 1.05],
         tickvals=[-1, -0.5, 0, 0.5, 1],
         row=2,

@@ -28,9 +28,7 @@ def plot_label_selectivity(profile: xr.Dataset, heads: pd.DataFrame | None = Non
     heads = head_table(profile, heads)
     shares = selectivity_shares(profile)
     places = wavelength_positions(profile["wavelength"].values)
-    figure = new_figure(
-        "Push toward keys by wavelength, mean over heads", height=380
-    )
+    figure = new_figure("Push toward keys by wavelength, mean over heads", height=380)
     for label in LABELS[:3]:
         rows = heads[heads["label"] == label]
         if len(rows) < FEWEST_HEADS:

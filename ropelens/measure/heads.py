@@ -7,9 +7,12 @@ from dataclasses import asdict
 import numpy as np
 import pandas as pd
 import xarray as xr
+from jaxtyping import Float
+from scipy import stats
 
 from ropelens.statistics.budget import GAINS, attention_budget
 from ropelens.statistics.claim import judge
+from ropelens.statistics.intervals import LEVEL
 from ropelens.statistics.labels import Thresholds, describe_wavelengths, label_heads
 from ropelens.statistics.measures import columns
 
@@ -31,7 +34,8 @@ def classify_heads(
     heads. `top_wavelength` (tokens; infinite for a plane that stands still) is that of the
     plane with the most selectivity on keys that are no sinks, `top_share` its share, and
     `planes_to_half` the number of planes that hold half. `mean_wavelength` (tokens) is the
-    geometric mean over planes that rotate, with the same weights.
+    geometric mean over planes that rotate, with the same weights. `share_low` to `share_high`
+    is the 95 % interval of the largest of the three fractions, by the jackknife over groups.
 
     `attrs["thresholds"]` holds the thresholds; `attrs["claim"]` what `statistics.claim.judge`
     says: is what positional and semantic heads differ in more than that of models whose
@@ -42,9 +46,11 @@ def classify_heads(
     table["confidence"] = _confidence(
         profile, table["label"], thresholds, resamples=resamples, seed=seed
     )
+    table["share_low"], table["share_high"] = share_interval(profile, table)
     given = [str(name) for name in profile.data_vars if "column" in profile[name].attrs]
     table |= {name: profile[name].values for name in (*columns("score"), *given)}
-    order = [*COLUMNS, *columns("score"), "planes_to_half", *given]
+    more = ("planes_to_half", "share_low", "share_high")
+    order = [*COLUMNS, *columns("score"), *more, *given]
     heads = pd.DataFrame({name: table[name].ravel() for name in order})
     heads = heads[heads["total_bits"].notna()].reset_index(drop=True)
     whole = ("offset", "offset_low", "offset_high", "planes_to_half")
@@ -55,14 +61,14 @@ def classify_heads(
     return heads
 
 
+FRACTIONS = ("positional_fraction", "content_fraction", "interaction_fraction")
+
 COLUMNS = (
     "layer",
     "head",
     "label",
     "confidence",
-    "positional_fraction",
-    "content_fraction",
-    "interaction_fraction",
+    *FRACTIONS,
     *columns("budget"),
     "offset",
     "offset_low",
@@ -82,11 +88,7 @@ def head_values(profile: xr.Dataset, thresholds: Thresholds) -> dict[str, np.nda
     interaction = parts.pop("interaction")
     label = label_heads(thresholds, **parts)
     rest = parts["total"] - parts["sink"]
-    fractions = {
-        "positional_fraction": parts["position"],
-        "content_fraction": parts["content"],
-        "interaction_fraction": interaction,
-    }
+    fractions = zip(FRACTIONS, (parts["position"], parts["content"], interaction), strict=True)
     through = describe_wavelengths(
         profile["selectivity_keys"].transpose("layer", "head", "frequency").values,
         profile["wavelength"].transpose("layer", "frequency").values[:, None],
@@ -104,7 +106,7 @@ def head_values(profile: xr.Dataset, thresholds: Thresholds) -> dict[str, np.nda
         "label": label,
         **{
             name: np.divide(part, rest, out=np.full_like(rest, np.nan), where=rest > 0)
-            for name, part in fractions.items()
+            for name, part in fractions
         },
         **bits,
         "offset": only(named, "offset"),
@@ -131,6 +133,34 @@ def _confidence(
         return np.full(labels.shape, np.nan)
     resampled = resample_labels(profile, thresholds, resamples=resamples, seed=seed)
     return (resampled == labels).mean(axis=0)
+
+
+def share_interval(
+    profile: xr.Dataset, table: dict[str, np.ndarray]
+) -> tuple[Float[np.ndarray, "layer head"], Float[np.ndarray, "layer head"]]:
+    """The ends of the 95 % interval of each head's largest fraction; NaN with one group.
+
+    Student's t around it with the jackknife's standard error: each group of sequences left
+    out in turn (Efron and Tibshirani 1993, *An Introduction to the Bootstrap*, eq. 11.5).
+    """
+    count = profile.sizes["group"]
+    fractions = np.stack([table[name] for name in FRACTIONS])
+    largest = np.nan_to_num(fractions).argmax(0)[None]
+    if count < 2:
+        missing = np.full(largest.shape[1:], np.nan)
+        return missing, missing
+    rows = profile["group_scored"].values
+    sums = [profile[f"group_{name}"].values * rows[:, None, None] for name in GAINS]
+    left = (rows.sum() - rows)[:, None, None]
+    bits = attention_budget(*((x.sum(0) - x) / left for x in sums))
+    rest = bits.total - bits.sink
+    parts = np.stack([bits.position, bits.content, bits.interaction])
+    part = np.take_along_axis(parts, largest[:, None], 0)[0]
+    shares = np.divide(part, rest, out=np.full_like(rest, np.nan), where=rest > 0)
+    error = np.sqrt((count - 1) * shares.var(0))
+    half = stats.t.ppf((1 + LEVEL) / 2, count - 1) * error
+    share = np.take_along_axis(fractions, largest, 0)[0]
+    return (share - half).clip(0, 1), (share + half).clip(0, 1)
 
 
 def resample_labels(

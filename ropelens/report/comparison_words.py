@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Mapping
 from typing import Any
 
@@ -22,7 +23,7 @@ Record = dict[str, Any]
 
 ORDER = (
     *("losses", "unpaired_losses", "past_context", "repeats", "previous_token"),
-    *("without_rotation", "wavelengths", "growth", "unfinished", "unlike_seeds"),
+    *("without_rotation", "claims", "wavelengths", "growth", "unfinished", "unlike_seeds"),
 )
 """The sentences as they follow each other, the most important first."""
 
@@ -52,6 +53,7 @@ def findings(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
         numbers = {"gain_changes": gain, "retrieval_changes": retrieval, "chance": CHANCE}
         records["repeats"] = {"rows": rows, **numbers}
     records["without_rotation"] = _without_rotation(comparison, table)
+    records["claims"] = _claims(comparison, table)
     records["wavelengths"] = _wavelengths(comparison, table)
     if "growth_loss" in comparison:
         records["growth"] = _growth(comparison, str(table["group"].iloc[0]))
@@ -96,6 +98,22 @@ def _wavelengths(comparison: xr.Dataset, table: pd.DataFrame) -> Record | None:
         for group in table["group"]
     }
     return {"groups": known.to_dict("records"), "alike": len(turning) == 1}
+
+
+def _claims(comparison: xr.Dataset, table: pd.DataFrame) -> Record | None:
+    """The verdicts on the paper's claim, by group, with the numbers of a single model."""
+    if "verdict" not in comparison:
+        return None
+    groups = []
+    for group in table["group"]:
+        own = entries_of(comparison, group)
+        names = ("rank_correlation", "null_low", "null_high")
+        numbers = {
+            name: own[name].item() if own.sizes["entry"] == 1 else None for name in names
+        }
+        verdicts = list(Counter(own["verdict"].values.tolist()).items())
+        groups.append({"group": group, "verdicts": verdicts, **numbers})
+    return {"groups": groups}
 
 
 def _change(row: Mapping[Hashable, Any], names: tuple[str, str, str], over: str) -> Record:

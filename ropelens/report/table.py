@@ -40,6 +40,10 @@ class Column:
 
 COLUMNS = (
     Column("confidence", "conf.", "0–1", "share of resamples of sequences with this label"),
+    Column("positional_fraction", "position", "0–1", "share of the bits without sinks"),
+    Column("content_fraction", "content", "0–1", "share of the bits without sinks"),
+    Column("share_low", "from", "0–1", "95% interval of the largest share"),
+    Column("share_high", "to", "0–1", "95% interval of the largest share"),
     Column("total_bits", "total", "bits", "information in the choice of keys"),
     Column("sink_bits", "sink", "bits", "what sinks explain"),
     Column("position_bits", "position", "bits", "what only the offset explains"),

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from ropelens.figures.numbers import short_count
 from ropelens.figures.style import LABELS
 from ropelens.report.sentences import say
 from ropelens.statistics.intervals import ENOUGH_DOCUMENTS
@@ -24,6 +23,13 @@ MOST_OFFSETS = 4
 def label_counts(heads: pd.DataFrame) -> dict[str, int]:
     """How many heads carry each label, in the order of `LABELS`, absent ones included."""
     return {label: int((heads["label"] == label).sum()) for label in LABELS}
+
+
+def describe_heads(heads: pd.DataFrame) -> list[str]:
+    """What a table of heads says, in sentences; the first has the labels and the verdict."""
+    claim = heads.attrs.get("claim")
+    first = f"{headline(heads)} {claim_sentence(claim)}".strip()
+    return [first, *filter(None, (where_positional(heads), through_wavelengths(heads)))]
 
 
 def headline(heads: pd.DataFrame) -> str:
@@ -60,14 +66,21 @@ def through_wavelengths(heads: pd.DataFrame) -> str:
                 {
                     "label": label,
                     "heads": len(rows),
-                    "low": short_count(float(top.min())),
-                    "median": short_count(float(top.quantile(0.5, interpolation="lower"))),
-                    "high": short_count(float(top.max())),
+                    "low": _tokens(top.min()),
+                    "median": _tokens(top.quantile(0.5, interpolation="lower")),
+                    "high": _tokens(top.max()),
                     "share": float(rows["top_share"].median()),
                     "planes": int(rows["planes_to_half"].median()),
                 }
             )
     return say("profile", "through_wavelengths", found=found) if found else ""
+
+
+def _tokens(wavelength: np.floating | float) -> str:
+    """A wavelength in words: three digits below 100, whole tokens from there on."""
+    if not np.isfinite(wavelength):
+        return "∞"
+    return f"{wavelength:.3g}" if wavelength < 100 else f"{wavelength:,.0f}"
 
 
 def claim_sentence(claim: dict | None) -> str:

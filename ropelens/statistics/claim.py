@@ -150,7 +150,7 @@ def _interval(
     seed: int,
 ) -> tuple[float, float]:
     """95 % of the correlations of layers' heads, layers drawn again; NaN for a single layer."""
-    if len(layers) < 2:
+    if len(layers) < 2 or not resamples:
         return np.nan, np.nan
     picks = np.random.default_rng(seed).integers(len(layers), size=(resamples, len(layers)))
     drawn = [

@@ -157,7 +157,7 @@ def _spread(group: Int[Tensor, " sequence"], fold: int, count: int, *, seed: int
     """Up to `count` sequences of a fold, in random order, of as many groups as there are."""
     order = torch.randperm(len(group), generator=torch.Generator().manual_seed(seed % 2**63))
     taken: Counter[int] = Counter()
-    ranked = []
+    ranked: list[tuple[int, int, int]] = []
     for sequence in order[group[order] % 2 == fold].tolist():
         own = int(group[sequence])
         ranked.append((taken[own], len(ranked), sequence))

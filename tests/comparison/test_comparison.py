@@ -103,7 +103,7 @@ def test_heads_and_planes_are_those_of_a_profile(comparison: xr.Dataset, study: 
         profile = rl.profile(model, validation(entry, sequences=sequences))
         heads = rl.classify_heads(profile)
         found = of.sel(entry=entry.name)
-        for name in ("q_norm", "selectivity", "previous_token"):
+        for name in ("q_norm", "selectivity_keys", "previous_token"):
             np.testing.assert_allclose(found[prefix + name], profile[name], rtol=1e-5)
         assert found[prefix + "label"].values.ravel().tolist() == heads["label"].tolist()
         for name in ("mean_wavelength", "positional_fraction"):
@@ -202,7 +202,7 @@ def test_two_sizes_have_a_baseline_each(
     assert both["partner"].values.tolist() == [0, 0, 2, 2]
     small = both.isel(entry=[2, 3])
     assert (small["label"].sel(layer=1) == "").all()  # a layer that they do not have
-    assert small["selectivity"].sel(layer=1).isnull().all()
+    assert small["selectivity_keys"].sel(layer=1).isnull().all()
     assert (small["label"].sel(layer=0) != "").all()
     assert (both.isel(entry=[0, 1])["label"].sel(head=[2, 3]) == "").all()
     table = rl.summarize_comparison(both).set_index("group")

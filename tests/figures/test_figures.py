@@ -11,6 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 import xarray as xr
+from scipy.stats import spearmanr
 from synthetic_profile import synthetic_profile
 
 import ropelens as rl
@@ -63,7 +64,7 @@ def test_every_axis_names_its_unit_and_nothing_is_changed(family, measured):
     figure = FAMILIES[family](profile, heads)
     assert figure.data
     titles = [axis.title.text for axis in figure.select_xaxes() if axis.title.text != ""]
-    titles += [axis.title.text for axis in figure.select_yaxes()]
+    titles += [axis.title.text for axis in figure.select_yaxes() if axis.visible is not False]
     if family == "triangle":
         ternary = figure.layout.ternary
         titles = [axis.title.text for axis in (ternary.aaxis, ternary.baxis, ternary.caxis)]
@@ -117,34 +118,46 @@ def test_triangle_shares_out_the_bits(measured):
         np.testing.assert_allclose(trace.a + trace.b + trace.c, 1)
         rows = table.loc[[tuple(pair) for pair in trace.customdata]]
         assert set(rows.label) == {trace.name}
-        np.testing.assert_allclose(trace.b, rows.position_bits / rows.total_bits)
-        assert trace.marker.symbol == SYMBOLS[trace.name]
+        rest = rows.total_bits - rows.sink_bits
+        np.testing.assert_allclose(trace.a, rows.position_bits / rest)
+        np.testing.assert_allclose(trace.b, rows.content_bits / rest)
+        assert trace.marker.symbol.removesuffix("-open") == SYMBOLS[trace.name]
     row = table.loc[(1, 2)]
-    assert chosen.a[0] == pytest.approx(row.sink_bits / row.total_bits)
+    assert chosen.a[0] == pytest.approx(row.positional_fraction)
 
 
 def test_a_head_without_bits_has_no_place_in_the_triangle(small):
     profile, heads = small
     heads = heads.copy()
-    heads.loc[3, ["total_bits", "sink_bits", "position_bits", "content_bits"]] = 0.0
+    heads.loc[3, [name for name in heads if name.endswith("_bits")]] = 0.0
     figure = rl.plot_budget_triangle(profile, heads)
     assert sum(len(trace.a) for trace in figure.data) == len(heads) - 1
 
 
-def test_claim_is_fraction_by_wavelength_and_says_the_correlation(small):
+def test_claim_shows_the_heads_that_count_and_the_surrogates(small):
     profile, heads = small
     figure = rl.plot_claim(profile, heads, selected=(1, 2))
-    *labelled, chosen = figure.data
-    table = heads.set_index(["layer", "head"])
+    *labelled, chosen, surrogates, model = figure.data
+    fraction, wavelength = (
+        profile[f"surrogate_{name}"].values for name in ("offset_fraction", "log_wavelength")
+    )
     for trace in labelled:
-        rows = table.loc[[tuple(pair) for pair in trace.customdata]]
-        np.testing.assert_array_equal(trace.x, rows.mean_wavelength)
-        np.testing.assert_array_equal(trace.y, rows.positional_fraction)
-    assert chosen.x[0] == table.loc[(1, 2)].mean_wavelength
+        at = tuple(trace.customdata.T)
+        np.testing.assert_allclose(trace.x, np.exp(wavelength[0][at]))
+        np.testing.assert_array_equal(trace.y, fraction[0][at])
+    shown = np.concatenate([trace.customdata for trace in labelled])
+    assert len(shown) == np.isfinite(fraction[0]).sum()
+    assert chosen.y[0] == fraction[0, 1, 2]
     assert figure.layout.xaxis.type == "log"
+    counts = np.isfinite(fraction[0])
+    rho = [
+        spearmanr(f[counts], w[counts]).statistic
+        for f, w in zip(fraction, wavelength, strict=True)
+    ]
+    np.testing.assert_allclose([*model.x, *surrogates.x], rho)
     claim = heads.attrs["claim"]
-    for value in (claim["rank_correlation"], claim["low"], claim["high"]):
-        assert f"{value:.2f}".replace("-", "−") in figure.layout.title.text
+    for name in ("rank_correlation", "null_low", "null_high"):
+        assert f"{claim[name]:.2f}".replace("-", "−") in figure.layout.title.text
     heads = heads.copy()
     heads.attrs["claim"] = dict.fromkeys(claim, float("nan"))
     assert rl.plot_claim(profile, heads).layout.title.text.startswith("Too few heads")
@@ -208,7 +221,8 @@ def test_selectivity_shows_one_head_and_the_keys_it_reads(measured):
         np.testing.assert_array_equal(trace.y, values)
         np.testing.assert_array_equal(trace.customdata, profile.wavelength.values[1])
     assert [trace.meta["y"] for trace in figure.data] == [
-        "selectivity", "q_norm", "k_norm", "q_coherence", "k_coherence",
+        "selectivity_keys", "selectivity_sink",
+        "q_norm", "k_norm", "q_coherence", "k_coherence",
     ]  # fmt: skip
 
 
@@ -262,7 +276,10 @@ def test_layers_of_unequal_width():
     np.testing.assert_array_equal(kv_heads(profile)[:, :2], [[0, 0], [0, 0], [0, 0]])
     np.testing.assert_array_equal(kv_heads(profile)[0], [0, 0, 1, 1])
     for draw in (rl.plot_budget_triangle, rl.plot_claim):
-        assert sum(len(trace.customdata) for trace in draw(profile, heads).data) == 10
+        points = [trace for trace in draw(profile, heads).data if trace.customdata is not None]
+        missing = ["sink", "diffuse"] if draw is rl.plot_claim else []
+        shown = (~heads.label.isin(missing)).sum()
+        assert sum(len(trace.customdata) for trace in points) == shown
         with pytest.raises(BadArgument, match="no layer 1, head 2"):
             draw(profile, heads, selected=(1, 2))
     figure = rl.plot_head_map(profile, heads)

@@ -79,7 +79,7 @@ def test_planes_that_stop_stand_where_they_turn_elsewhere(comparison: xr.Dataset
     np.testing.assert_array_equal(place, comparison["wavelength"][0, 0])
     assert turning.tolist() == [True] * 4 + [False] * 4
     figure = rl.plot_comparison_planes(comparison)
-    for name in ("q_norm", "k_norm", "selectivity"):
+    for name in ("q_norm", "k_norm", "selectivity_keys"):
         rows = {trace.name: trace for trace in traces(figure, y=name)}
         dims = [dim for dim in comparison[name].dims if dim != "frequency"]
         expected = comparison[name][[1, 4]].mean(dims)

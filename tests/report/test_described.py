@@ -50,11 +50,11 @@ def test_the_correlation_over_bands_is_that_of_cost_with_selectivity() -> None:
     share = np.zeros((5, 8, 16))
     # Selectivity that falls as the cost rises, two planes a band.
     share[...] = np.repeat(cost.max() + 1 - cost, 2)
-    sweep["selectivity"][:] = share
+    sweep["selectivity_keys"][:] = share
     told = sentence(rl.describe_truncation(sweep), "bands, the dearest")
-    assert told.endswith("with the share of the selectivity: −1.00.")
+    assert told.endswith("with the share of the push toward keys: −1.00.")
     assert "Rank" not in sentence(
-        rl.describe_truncation(sweep.drop_vars("selectivity")), "bands, the dearest"
+        rl.describe_truncation(sweep.drop_vars("selectivity_keys")), "bands, the dearest"
     )
 
 

@@ -87,10 +87,11 @@ def test_a_click_on_the_map_shows_the_head_everywhere(opened, small):
     assert page.inner_text("tr[aria-current] th") == "L1 H3"
     arrays = {
         ("plot-kernel", 0, "y"): profile.kernel[1, 3],
-        ("plot-selectivity", 0, "y"): profile.selectivity[1, 3],
-        ("plot-selectivity", 1, "y"): profile.q_norm[1, 3],
-        ("plot-selectivity", 2, "y"): profile.k_norm[1, 1],
-        ("plot-selectivity", 4, "y"): profile.k_coherence[1, 1],
+        ("plot-selectivity", 0, "y"): profile.selectivity_keys[1, 3],
+        ("plot-selectivity", 1, "y"): profile.selectivity_sink[1, 3],
+        ("plot-selectivity", 2, "y"): profile.q_norm[1, 3],
+        ("plot-selectivity", 3, "y"): profile.k_norm[1, 1],
+        ("plot-selectivity", 5, "y"): profile.k_coherence[1, 1],
     }
     for place, expected in arrays.items():
         np.testing.assert_allclose(values(page, *place), expected, rtol=1e-6)
@@ -100,10 +101,16 @@ def test_a_click_on_the_map_shows_the_head_everywhere(opened, small):
     assert np.isnan(seen[0, 1])
     frame = page.evaluate("document.getElementById('plot-map').layout.shapes[0]")
     assert (frame["x0"], frame["y1"]) == (2.5, 1.5)
-    last = page.evaluate("document.getElementById('plot-claim').data.length") - 1
-    assert values(page, "plot-claim", last, "y")[0] == pytest.approx(row.positional_fraction)
-    share = values(page, "plot-triangle", last, "b")[0]
-    assert share == pytest.approx(row.position_bits / row.total_bits)
+    rings = {
+        name: page.evaluate(
+            f"document.getElementById('{name}').data.findIndex((t) => t.meta?.role)"
+        )
+        for name in ("plot-claim", "plot-triangle")
+    }
+    fraction = float(profile.surrogate_offset_fraction[0, 1, 3])
+    assert values(page, "plot-claim", rings["plot-claim"], "y")[0] == pytest.approx(fraction)
+    share = values(page, "plot-triangle", rings["plot-triangle"], "a")[0]
+    assert share == pytest.approx(row.positional_fraction)
 
 
 def test_the_other_ways_to_choose_a_head(opened, small):
@@ -184,7 +191,7 @@ def test_the_table_sorts_and_filters(opened, small):
     assert listed() == [f"L{row.layer} H{row.head}" for row in rising[::-1].itertuples()]
     assert page.get_attribute("th:has([data-sort=position_bits])", "aria-sort") == "descending"
     page.click("button[data-sort=offset]")
-    assert [t != "–" for t in page.locator("tbody td:nth-child(9)").all_inner_texts()] == (
+    assert [t != "–" for t in page.locator("tbody td:nth-child(13)").all_inner_texts()] == (
         [True] * 10 + [False] * 30
     )
     page.uncheck("input[value=semantic]")

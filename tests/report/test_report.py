@@ -97,13 +97,10 @@ def test_words_count_and_judge(small):
     )
     assert words.where_positional(heads).startswith("Positional heads sit in layers 0–2 and 4;")
     assert words.where_positional(heads[heads.label == "sink"]) == ""
-    claim = {"rank_correlation": -0.5, "low": -0.7, "high": -0.2, "heads": 12}
-    assert "−0.50, 95% interval −0.70 to −0.20, 12 heads" in words.claim_sentence(claim)
-    for interval in ({}, {"high": 0.1}, {"low": 0.1, "high": 0.3}):  # no sign is a verdict
-        assert "is open here" in words.claim_sentence(claim | interval)
-    assert "cannot be said" in words.claim_sentence(claim | {"rank_correlation": float("nan")})
+    claim = heads.attrs["claim"]
+    assert f" {claim['verdict']} here: " in words.claim_sentence(claim)
     assert words.claim_sentence(None) == ""
-    assert "at least 67% of its position" in words.label_rules(heads.attrs["thresholds"])
+    assert "67% or more of the bits" in words.label_rules(heads.attrs["thresholds"])
     assert "mostly the offset" in words.label_rules(None)
 
 
@@ -129,7 +126,7 @@ def test_facts_of_the_run(small):
     blank = dict(run_facts(profile.assign_attrs(revision=""), heads))
     assert (facts["revision"], blank["revision"]) == ("0123abcd", "not recorded")
     assert facts["key-value heads"] == "4 a layer"
-    assert "positional 0.667" in facts["label thresholds"]
+    assert "named 0.667" in facts["label thresholds"]
     assert versions(profile.assign_attrs(versions="by hand")) == "by hand"
     assert versions(profile.assign_attrs(versions="[1]")) == "[1]"
     for name, shown in (("org/model", "org/model"), ("../a/b/", "b"), ("", "unnamed model")):

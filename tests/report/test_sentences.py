@@ -7,22 +7,20 @@ import pytest
 
 from ropelens.report.sentences import in_words, plural, ranges, say
 
-CLAIM = {"rank_correlation": -0.5, "low": -0.7, "high": -0.2, "heads": 12}
-OPENINGS = {
-    "holds": "Positional heads use short wavelengths, semantic ones long: rank",
-    "contradicted": "Against the paper's claim, positional heads use the longer wavelengths",
-    "unresolved": "Whether positional heads use short wavelengths is open here: rank",
-    "not testable": "Whether positional heads use short wavelengths cannot be said here: no",
+CLAIM = {
+    **{"rank_correlation": -0.5, "low": -0.7, "high": -0.2, "heads": 12, "p_value": 0.3},
+    **{"null_median": -0.4, "null_low": -0.6, "null_high": -0.1, "null_draws": 40},
 }
 
 
-@pytest.mark.parametrize("verdict", OPENINGS)
+@pytest.mark.parametrize("verdict", ["holds", "contradicted", "unresolved", "not testable"])
 def test_a_claim_is_worded_by_its_verdict_not_by_a_sign(verdict: str) -> None:
     said = say("profile", "claim", verdict=verdict, why="no head", **CLAIM)
-    assert said.startswith(OPENINGS[verdict])
-    numbers = "−0.50, 95% interval −0.70 to −0.20, 12 heads."
-    assert (numbers in said) == (verdict != "not testable")
-    assert ("no evidence by itself" in said) == (verdict == "unresolved")
+    assert f" {verdict} here: " in said
+    numbers = ("−0.50 (95% interval over layers −0.70 to −0.20, 12 heads)", "−0.60 to −0.10")
+    for number in numbers:
+        assert (number in said) == (verdict != "not testable")
+    assert ("no head" in said) == (verdict == "not testable")
 
 
 def test_a_verdict_that_nobody_knows_and_a_number_that_lacks_are_errors() -> None:
