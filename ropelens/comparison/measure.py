@@ -42,7 +42,7 @@ OF_HEADS = ("positional_fraction", "mean_wavelength")
 OF_LAST = ("position_loss_se", "retrieval_hit")
 """What is measured of the finished model alone."""
 
-Text = tuple[Int[Tensor, "sequence position"], Int[Tensor, " sequence"]]
+Text = tuple[Int[Tensor, "_sequence _position"], Int[Tensor, " _sequence"]]
 """Sequences of tokens, and the number of the document that each begins in."""
 
 

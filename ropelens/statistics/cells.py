@@ -283,7 +283,7 @@ def term_of(planes: Planes) -> Int[Tensor, " coordinate"]:
 
 def bin_of(offset: Int[Tensor, "*shape"], edges: Int[Tensor, " edge"]) -> Int[Tensor, "*shape"]:
     """The bin that each offset lies in."""
-    return torch.bucketize(offset, edges, right=True) - 1
+    return torch.bucketize(offset.contiguous(), edges, right=True) - 1
 
 
 def _sum_by(
