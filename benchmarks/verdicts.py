@@ -4,14 +4,13 @@
 
 Per model the rank correlation of what the offset explains with the mean log wavelength, the
 surrogates' median and 95 %, the heads by label and the verdict. Random models differ in
-seed, size and initial scale: frequencies mean nothing to them, so it may hold of 1 in 20.
+seed, size and initial scale: frequencies mean nothing to them, so it may hold of 1 in 40.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections import Counter
 from pathlib import Path
 
 import torch
@@ -24,16 +23,9 @@ from transformers import (
 )
 
 import ropelens as rl
-from ropelens.models.rotation import read_layers
-from ropelens.models.subject import as_subject
-from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.claim import Claim, judge
-from ropelens.statistics.gains import budget, score
-from ropelens.statistics.labels import LABELS, Thresholds, label
-from ropelens.statistics.logit import fit
-from ropelens.statistics.rows import sample_rows
-from ropelens.statistics.sinks import find_sinks, known_sinks, with_found
-from ropelens.statistics.surrogates import LayerSurrogates, draw_surrogates
+from ropelens.statistics.claim import Claim
+from ropelens.statistics.labels import LABELS
+from ropelens.statistics.surrogates import DRAWS
 
 BUNDLED = Path(rl.__file__).parent / "bundled" / "rope"
 
@@ -45,7 +37,7 @@ def main() -> None:
     parser.add_argument("--corpora", type=Path, help="holds tinystories/ and novels/valid/")
     parser.add_argument("--sequences", type=int, default=8)
     parser.add_argument("--rows", type=int, default=32)
-    parser.add_argument("--draws", type=int, default=40)
+    parser.add_argument("--draws", type=int, default=DRAWS)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     if options.checkpoints and options.corpora:
@@ -69,10 +61,12 @@ def main() -> None:
 def say(name: str, model: PreTrainedModel, tokens: Tensor, options: argparse.Namespace) -> None:
     """One line on one model."""
     begin = time.process_time()
-    claim, labels = judged(
-        model, tokens, rows=options.rows, draws=options.draws, seed=options.seed
+    profile = rl.profile(
+        model, tokens, surrogates=options.draws, rows=options.rows, seed=options.seed
     )
-    counts = " ".join(f"{labels[each]} {each}" for each in LABELS if labels[each])
+    heads = rl.classify_heads(profile, seed=options.seed)
+    claim, labels = Claim(**heads.attrs["claim"]), heads["label"].value_counts()
+    counts = " ".join(f"{labels[each]} {each}" for each in LABELS if each in labels)
     print(
         f"{name:28} {tuple(tokens.shape)} rho {claim.rank_correlation:+.2f}"
         f" [{claim.low:+.2f}, {claim.high:+.2f}]; surrogates {claim.null_median:+.2f}"
@@ -80,36 +74,6 @@ def say(name: str, model: PreTrainedModel, tokens: Tensor, options: argparse.Nam
         f" {counts}: {claim.verdict} ({time.process_time() - begin:.0f} s)",
         flush=True,
     )
-
-
-def judged(
-    model: PreTrainedModel, tokens: Tensor, *, rows: int, draws: int, seed: int
-) -> tuple[Claim, Counter[str]]:
-    """The claim's verdict on these sequences, and how many heads have each label."""
-    subject = as_subject(model)
-    planes = [layer.planes for layer in read_layers(subject, context=tokens.shape[1])]
-    length = torch.full((len(tokens),), tokens.shape[1])
-    looked_at = sample_rows(length, count=rows, seed=seed)
-    known = known_sinks(tokens)
-    half = torch.arange(len(tokens)) % 2
-    drawn: list[LayerSurrogates] = []
-    labels: Counter[str] = Counter()
-
-    def observe(call: AttentionCall) -> None:
-        own = planes[call.layer]
-        sinks = with_found(known, find_sinks(call, looked_at, own, known))
-        fits = fit(call, looked_at, own, sinks, part=half)
-        scores = score(call, looked_at, own, sinks, fits, by=1 - half, slot=half * 0, slots=1)
-        bits = budget(scores)
-        shares = {
-            part: vars(bits)[part][0] for part in ("total", "sink", "position", "content")
-        }
-        labels.update(LABELS[i] for i in label(Thresholds(), **shares))
-        drawn.append(draw_surrogates(call, looked_at, own, sinks, draws=draws, seed=seed))
-
-    with torch.no_grad(), subject.observe(observe):
-        subject.forward(tokens)
-    return judge(drawn), labels
 
 
 def text_tokens(

@@ -68,8 +68,8 @@ def fit_layers(
     return [fits[layer] for layer in sorted(fits)]
 
 
-class _AllSeen(Exception):  # noqa: N818: ends a pass whose logits, the largest part, nobody needs
-    pass
+class _AllSeen(Exception):  # noqa: N818
+    """Ends a pass before its logits, the largest part of it, which nobody needs."""
 
 
 def budget_variables(sums: Sums, fits: Sequence[LayerFit]) -> dict[str, xr.Variable]:
@@ -102,13 +102,11 @@ def budget_variables(sums: Sums, fits: Sequence[LayerFit]) -> dict[str, xr.Varia
 
 def _kernel(sums: Sums, layer: int, fit: LayerFit) -> dict[str, Tensor]:
     """The kernel of every head by bin of offsets, and where it stands."""
-    start, kappa = sums.layers[layer].start, fit.kappa
-    row_weight = sums.row_weight.sum(0)
-    reached = torch.arange(len(start)) - start
-    share = (row_weight @ (reached[:, None] >= torch.arange(kappa.shape[1])).double()).div(
-        row_weight.sum()
-    )
-    found = describe_kernel(kappa, share)
+    start, row_weight = sums.layers[layer].start, sums.row_weight.sum(0)
+    farthest = torch.arange(len(start)) - start
+    ends_at = torch.zeros_like(row_weight).index_add_(0, farthest, row_weight)
+    seen_by = ends_at.flip(0).cumsum(0).flip(0) / row_weight.sum()
+    found = describe_kernel(fit.kappa, seen_by)
     edges = offset_edges(len(start))
     mean = sum_bins(found.kernel, edges) / edges.diff()
     return {

@@ -80,6 +80,8 @@ def profile(
     tokens, lengths = check_tokens(subject.model, tokens, lengths, rows=rows)
     if batch_size is not None and batch_size < 1:
         raise BadArgument("batch_size must be a number, 1 or more.", seen=repr(batch_size))
+    if surrogates < 0:
+        raise BadArgument("surrogates must be a number, 0 or more.", seen=repr(surrogates))
     check_new(statistics)
     planes = [layer.planes for layer in read_layers(subject, context=int(lengths.max()))]
 

@@ -28,7 +28,7 @@ class Claim:
     `low` and `high` come from layers drawn again with replacement: heads of one layer are not
     independent. `null_low` and `null_high` bound 95 % of the surrogates;
     `p_value` is the share of the model and its surrogates that correlate as negatively as the
-    model or more. `why` says in words what the verdict rests on.
+    model or more, NaN without a correlation. `why` says in words what the verdict rests on.
     """
 
     rank_correlation: float
@@ -77,7 +77,11 @@ def judge(
         null_low=bounds[0],
         null_high=bounds[1],
         null_draws=len(null),
-        p_value=float((1 + (null <= rho[0]).sum()) / (1 + len(null))),
+        p_value=(
+            float((1 + (null <= rho[0]).sum()) / (1 + len(null)))
+            if np.isfinite(rho[0])
+            else np.nan
+        ),
         verdict=verdict,
         why=why,
     )
@@ -120,11 +124,11 @@ def _verdict(
             f"the offset explains more than half of what {more} heads choose and less of what "
             f"{len(fraction) - more} do; it takes {LEAST_HEADS} heads of each"
         )
-    if not np.isfinite(rho) or (len(null) and np.ptp(null) == 0):
-        return "not testable", "the order of the frequencies makes no difference"
     low, high = bounds
-    if not np.isfinite(low):
+    if np.isfinite(rho) and not np.isfinite(low):
         return "not testable", f"there are {len(null)} surrogates; it takes 39"
+    if not np.isfinite(rho) or np.ptp(null) == 0:
+        return "not testable", "the order of the frequencies makes no difference"
     beside = f"{rho:+.2f} beside {low:+.2f} to {high:+.2f} of {len(null)} surrogates"
     if rho < low:
         return "holds", f"{beside}: more negative than frequencies in a random order give"

@@ -49,11 +49,15 @@ class OffsetRows:
         """The rows of all sequences in turn."""
         position = rows.position.flatten()
         first = start.cpu()[position]
-        key = torch.arange(len(start))
+        # Of few keys: a table of all rows and keys is large, and one of all heads larger.
+        is_sink = (sinks > 0).flatten(0, 1).any(0)
+        is_sink[0] = True
+        key = is_sink.nonzero()[:, 0]
         visible = (key <= position[:, None]) & (key >= first[:, None])
-        kind = sinks.repeat_interleave(rows.position.shape[1], dim=0).transpose(0, 1) * visible
+        kind = sinks[..., key].repeat_interleave(rows.position.shape[1], dim=0)
+        kind = kind.transpose(0, 1) * visible
         listed = kind.topk(max(1, int((kind > 0).sum(-1).max())), dim=-1)
-        offset = (position[:, None] - listed.indices).clamp(min=0)
+        offset = (position[:, None] - key[listed.indices]).clamp(min=0)
         return cls(
             seen=position - first + 1,
             weight=rows.weight.flatten().double(),

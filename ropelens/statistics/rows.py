@@ -60,4 +60,5 @@ def sample_rows(
     begin, size = edges[:, :-1], edges.diff()
     position = begin + (draws * size).long().minimum((size - 1).clamp(min=0))
     position = position.clamp(max=max(int(length.max()) - 1, 1))
-    return Rows(position, size.float(), length, dense=False)
+    most = max(1, int(taken.max()))  # of the longest sequence; no columns that are all filling
+    return Rows(position[:, :most], size[:, :most].float(), length, dense=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ropelens.rope.planes import Planes
@@ -70,18 +70,30 @@ def find_sinks(
         behind = attention * (key < block.position[..., None])[:, None, None]
         own = mass[..., block.low : block.low + attention.shape[-1]]
         own += behind.sum(-2).flatten(1, 2).to("cpu", torch.float64)
-    seen = (rows.position[..., None] > torch.arange(context)) & (rows.weight > 0)[..., None]
-    seen &= call.start.cpu()[rows.position][..., None] <= torch.arange(context)
-    enough = seen.sum(1) >= LEAST_ROWS
-    weight = (seen * rows.weight[..., None].double()).sum(1).clamp(min=1e-300)
-    takes = (mass / weight[:, None] > LEAST_SHARE) & enough[:, None] & (sinks == 0)
+    count, weight = _rows_behind(rows, call.start.cpu())
+    enough = count >= LEAST_ROWS
+    takes = (mass > LEAST_SHARE * weight[:, None]) & enough[:, None] & (sinks == 0)
     return takes.sum(0) > enough.sum(0) / 2
 
 
+def _rows_behind(
+    rows: Rows, start: Int[Tensor, " position"]
+) -> Float[Tensor, "2 batch position"]:
+    """Number and weight of the rows behind each key that see it."""
+    position = rows.position.expand(2, *rows.weight.shape)
+    each = torch.stack([rows.weight > 0, rows.weight]).double()
+    change = each.new_zeros(2, len(rows.weight), len(start))
+    change.scatter_add_(2, start[position], each).scatter_add_(2, position, -each)
+    return change.cumsum(-1)
+
+
 def with_found(
-    sinks: Int[Tensor, "batch 1 position"], found: Bool[Tensor, "head position"]
+    sinks: Int[Tensor, "batch 1 position"], found: Bool[Tensor, "head longest"]
 ) -> Int[Tensor, "batch shared position"]:
-    """The table of sinks with the found ones, a row for each head where there are any."""
+    """The table of sinks with the found ones, a row for each head where there are any.
+
+    Sequences may be shorter than those that keys were found in.
+    """
     if not found.any():
         return sinks
     own = found[:, : sinks.shape[-1]] * (1 + SINKS.index("found"))

@@ -1,4 +1,4 @@
-"""Labels, confidence and the claim: every rule by hand, every rank by scipy."""
+"""The table of heads: its columns, confidence and the claim, from profiles made by hand."""
 
 from __future__ import annotations
 
@@ -14,208 +14,142 @@ from oracles.tiny import random_tokens, tiny
 from scipy import stats
 
 import ropelens as rl
-from ropelens.errors import BadArgument
-from ropelens.measure.heads import (
-    LABELS,
-    Thresholds,
-    classify_heads,
-    label_heads,
-    mean_wavelength,
-    positional_fraction,
-    wavelength_claim,
-)
+from ropelens.measure.heads import classify_heads, resample_labels
+from ropelens.statistics.budget import GAINS, attention_budget
+from ropelens.statistics.labels import Thresholds
 
 COLUMNS = (
-    "layer,head,label,confidence,positional_fraction,total_bits,sink_bits,position_bits,"
-    "content_bits,offset,offset_weight,mean_wavelength,previous_token,self_mass,sink_mass,"
-    "entropy_bits,induction,duplicate_token"
+    "layer,head,label,confidence,positional_fraction,content_fraction,interaction_fraction,"
+    "total_bits,sink_bits,position_bits,content_bits,interaction_bits,offset,offset_low,"
+    "offset_high,top_wavelength,top_share,offset_weight,mean_wavelength,previous_token,"
+    "self_mass,sink_mass,entropy_bits,induction,duplicate_token,planes_to_half,"
+    "share_low,share_high"
 )
+Gains = tuple[float, float, float, float, float]
+POSITIONAL: Gains = (1.0, 0.0, 1.0, 0.0, 1.0)  # total, S, P, C, B
+SEMANTIC: Gains = (1.0, 0.0, 0.0, 1.0, 1.0)
 
 
-def profile_of(
-    bits: list[tuple[float, float, float]],
-    *,
-    groups: list[tuple[float, list[tuple[float, float, float, float]]]] | None = None,
-) -> xr.Dataset:
-    """A profile of one layer whose heads have these (sink, position, content) bits.
-
-    `groups` are (rows, [(total, sink, position gain, content gain) of each head]); without
-    them there is one, of 10 rows.
-    """
-    sink, position, content = (np.array(part)[None] for part in zip(*bits, strict=True))
-    heads = len(bits)
-    total = sink + position + content
-    if groups is None:
-        gains = [(sum(b), b[0], b[1], -1.0) for b in bits]
-        groups = [(10.0, gains)]
-    by_group = np.array([values for _, values in groups])[:, None]  # [group, layer, head, 4]
-    kernel = np.tile([0.5, 0.3, 0.2, 0.0], (1, heads, 1))
-    per_head = {
-        "total_bits": total,
-        "sink_bits": sink,
-        "position_bits": position,
-        "content_bits": content,
-    }
-    copied = ("previous_token", "self_mass", "sink_mass", "entropy_bits", "induction")
-    per_head |= {name: np.full((1, heads), 0.25) for name in (*copied, "duplicate_token")}
+def profile_of(groups: list[tuple[float, list[Gains]]]) -> xr.Dataset:
+    """A profile of one layer, from (rows, gains of each head) of every group of sequences."""
+    by_group = np.array([gains for _, gains in groups])[:, None]  # [group, layer, head, gain]
+    rows = np.array([rows for rows, _ in groups])
+    whole = np.einsum("g,glhn->nlh", rows / rows.sum(), by_group)
+    per_head = dict(attention_budget(*whole).bits)
+    shape = per_head["total_bits"].shape
+    scores = ("previous_token", "self_mass", "sink_mass", "entropy_bits")
+    for name in (*scores, "induction", "duplicate_token"):
+        per_head[name] = np.full(shape, 0.25)
+    for name, value in (("offset", 3), ("offset_low", 2), ("offset_high", 5)):
+        per_head[name] = np.full(shape, float(value))
+    per_head["offset_weight"] = np.full(shape, 0.5)
     variables = {name: (("layer", "head"), values) for name, values in per_head.items()}
-    names = ("total_bits", "sink_bits", "position_gain", "content_gain")
-    for place, name in enumerate(names):
+    for place, name in enumerate(GAINS):
         variables[f"group_{name}"] = (("group", "layer", "head"), by_group[..., place])
+    drawn = np.random.default_rng(0).uniform(size=(2, 41, *shape))
     return xr.Dataset(
         {
             **variables,
-            "group_rows": ("group", [rows for rows, _ in groups]),
-            "kernel": (("layer", "head", "offset_bin"), kernel),
-            "offset_share": (("layer", "offset_bin"), np.array([[1, 1, 0.5, 0.01]])),
-            "selectivity": (("layer", "head", "frequency"), np.ones((1, heads, 2))),
+            "group_scored": ("group", rows),
+            "selectivity_keys": (("layer", "head", "frequency"), np.ones((*shape, 2))),
+            "surrogate_offset_fraction": (("draw", "layer", "head"), drawn[0]),
+            "surrogate_log_wavelength": (("draw", "layer", "head"), drawn[1]),
         },
-        coords={
-            "wavelength": (("layer", "frequency"), [[10.0, 1000.0]]),
-            "offset_start": ("offset_bin", [0, 1, 2, 5]),
-        },
+        coords={"wavelength": (("layer", "frequency"), [[10.0, 1000.0]])},
     )
 
 
-# thresholds
-
-RULES = [  # total, sink, position, content -> label
-    ((0.0999, 0.0, 0.0999, 0.0), "diffuse"),
-    ((0.1, 0.0, 0.1, 0.0), "positional"),
-    ((0.05, 0.05, 0.0, 0.0), "diffuse"),
-    ((1.0, 0.901, 0.099, 0.0), "sink"),
-    ((1.0, 0.9, 0.1, 0.0), "positional"),
-    ((3.0, 0.0, 2.0, 1.0), "positional"),
-    ((3.0, 0.0, 1.999, 1.001), "mixed"),
-    ((3.0, 0.0, 1.001, 1.999), "mixed"),
-    ((3.0, 0.0, 1.0, 2.0), "semantic"),
-    ((3.0, 2.4, 0.5, 0.1), "positional"),
-    ((3.0, 2.4, 0.1, 0.5), "semantic"),
-    ((3.0, 0.0, 0.0, 3.0), "semantic"),
-    ((math.nan, math.nan, math.nan, math.nan), ""),  # a head that does not exist
-]
-
-
-@pytest.mark.parametrize(("bits", "label"), RULES)
-def test_rules(bits: tuple[float, ...], label: str):
-    parts = dict(
-        zip(("total", "sink", "position", "content"), map(np.array, bits), strict=True)
-    )
-    assert label_heads(Thresholds(), **parts).item() == label
-    assert label in (*LABELS, "")
-
-
-@pytest.mark.parametrize(
-    ("thresholds", "expected"),
-    [
-        (Thresholds(), "positional"),
-        (Thresholds(diffuse=1.5), "diffuse"),
-        (Thresholds(sink=0.1), "sink"),
-        (Thresholds(positional=0.9), "mixed"),
-        (Thresholds(positional=0.9, semantic=0.85), "semantic"),
-    ],
-)
-def test_thresholds_are_arguments_and_stand_in_the_result(
-    thresholds: Thresholds, expected: str
-):
-    profile = profile_of([(0.2, 0.8, 0.2)])
-    heads = classify_heads(profile, thresholds=thresholds)
-    assert heads["label"].tolist() == [expected]
-    assert heads.attrs["thresholds"] == asdict(thresholds)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"diffuse": -0.1},
-        {"sink": 1.1},
-        {"semantic": 0.7},
-        {"positional": 1.2},
-        {"semantic": -0.1},
-        {"diffuse": math.nan},
-    ],
-)
-def test_thresholds_out_of_order_are_refused(wrong: dict[str, float]):
-    with pytest.raises(BadArgument, match="0 <= semantic <= positional <= 1") as refused:
-        Thresholds(**wrong)
-    assert str(next(iter(wrong.values()))) in refused.value.parts["seen"]
+def one_group(*heads: Gains) -> xr.Dataset:
+    return profile_of([(10.0, list(heads))])
 
 
 # columns
 
 
-def test_columns_of_one_head():
-    profile = profile_of([(0.5, 1.5, 0.5), (0.0, 0.2, 0.8)])
+def test_columns_of_two_heads():
+    profile = one_group((3.0, 0.5, 2.5, 1.0, 2.8), (1.0, 0.0, 0.2, 0.8, 0.9))
+    profile["selectivity_keys"][0, 1] = [-1.0, 3.0]
     heads = classify_heads(profile)
     assert ",".join(heads.columns) == COLUMNS
-    assert heads["layer"].tolist() == [0, 0]
-    assert heads["head"].tolist() == [0, 1]
-    assert heads["positional_fraction"].tolist() == [0.75, 0.2]
-    assert heads["total_bits"].tolist() == [2.5, 1.0]
-    assert str(heads["offset"].dtype) == "Int64"
-    assert heads["offset"].tolist() == [0, pd.NA]
-    assert heads["offset_weight"][0] == 0.5
-    assert np.isnan(heads["offset_weight"][1])
+    assert heads["label"].tolist() == ["positional", "semantic"]
+    assert heads[["layer", "head"]].to_numpy().tolist() == [[0, 0], [0, 1]]
+    np.testing.assert_allclose(heads["total_bits"], [3.0, 1.0])
+    np.testing.assert_allclose(heads["sink_bits"], [0.5, 0.0])
+    np.testing.assert_allclose(heads["position_bits"], [1.8, 0.1])
+    np.testing.assert_allclose(heads["content_bits"], [0.5, 0.8])
+    np.testing.assert_allclose(heads["interaction_bits"], [0.2, 0.1])
+    np.testing.assert_allclose(heads["positional_fraction"], [0.72, 0.1])
+    np.testing.assert_allclose(heads["content_fraction"], [0.2, 0.8])
+    np.testing.assert_allclose(heads["interaction_fraction"], [0.08, 0.1])
+    for name, of_first in (("offset", 3), ("offset_low", 2), ("offset_high", 5)):
+        assert str(heads[name].dtype) == "Int64"
+        assert heads[name].tolist() == [of_first, pd.NA]
+    np.testing.assert_equal(heads["offset_weight"].to_numpy(), [0.5, math.nan])
+    np.testing.assert_allclose(heads["top_wavelength"], [10.0, 1000.0])
+    np.testing.assert_allclose(heads["top_share"], [0.5, 1.0])
+    np.testing.assert_allclose(heads["mean_wavelength"], [100.0, 1000.0])
+    assert heads["planes_to_half"].tolist() == [1, 1]
     assert heads["induction"].tolist() == [0.25, 0.25]
-    np.testing.assert_allclose(heads["mean_wavelength"], 100)
 
 
-def test_an_offset_that_few_rows_see_is_no_peak():
-    profile = profile_of([(0.0, 1.0, 0.0)])
-    profile["kernel"][0, 0] = [0.0, 0.1, 0.2, 0.9]
+def test_an_offset_where_one_stands_out_and_a_band_otherwise():
+    profile = one_group(POSITIONAL, POSITIONAL)
+    profile["offset_weight"][0] = [0.299, 0.3]
     heads = classify_heads(profile)
-    assert heads["offset"][0] == 2
-    assert heads["offset_weight"][0] == 0.2
-    profile["offset_share"][0, 3] = 0.05
-    assert classify_heads(profile)["offset"][0] == 5
+    assert heads["offset"].tolist() == [pd.NA, 3]
+    assert heads["offset_low"].tolist() == [2, 2]
+    assert heads["offset_high"].tolist() == [5, 5]
+    heads = classify_heads(profile, thresholds=Thresholds(offset=0.2))
+    assert heads["offset"].tolist() == [3, 3]
 
 
-@pytest.mark.parametrize(
-    ("position", "content", "expected"),
-    [(1.0, 3.0, 0.25), (0.0, 2.0, 0.0), (2.0, 0.0, 1.0), (0.0, 0.0, math.nan)],
-)
-def test_positional_fraction(position: float, content: float, expected: float):
-    found = positional_fraction(np.array([position]), np.array([content]))
-    np.testing.assert_equal(found, [expected])
+def test_shares_of_nothing_are_unknown():
+    """All bits are the sink's, or there are none."""
+    heads = classify_heads(one_group((2.0, 2.0, 2.0, 2.0, 2.0), (0.0, 0.0, 0.0, 0.0, 0.0)))
+    assert heads["label"].tolist() == ["sink", "diffuse"]
+    fractions = [f"{part}_fraction" for part in ("positional", "content", "interaction")]
+    assert heads[fractions].isna().all(axis=None)
 
 
-@pytest.mark.parametrize(
-    ("selectivity", "expected"),
-    [
-        ([1.0, 1.0, 5.0], 100.0),
-        ([1.0, 0.0, 5.0], 10.0),
-        ([3.0, 1.0, 5.0], 10**1.5),
-        ([-7.0, 2.0, 5.0], 1000.0),
-        ([-1.0, 0.0, 5.0], math.nan),
-        ([math.nan, 2.0, 5.0], 1000.0),
-    ],
-)
-def test_mean_wavelength_is_geometric_over_planes_that_turn(
-    selectivity: list[float], expected: float
-):
-    """By the positive part of selectivity; what does not rotate has no wavelength."""
-    profile = xr.Dataset(
-        {"selectivity": (("layer", "head", "frequency"), [[selectivity]])},
-        coords={"wavelength": (("layer", "frequency"), [[10.0, 1000.0, math.inf]])},
-    )
-    np.testing.assert_allclose(mean_wavelength(profile), [[expected]])
+def test_thresholds_are_arguments_and_stand_in_the_result():
+    profile = one_group((1.2, 0.2, 1.0, 0.4, 1.2))
+    for thresholds, label in (
+        (Thresholds(), "positional"),
+        (Thresholds(diffuse=1.5), "diffuse"),
+        (Thresholds(named=0.9), "mixed"),
+    ):
+        heads = classify_heads(profile, thresholds=thresholds)
+        assert heads["label"].tolist() == [label]
+        assert heads.attrs["thresholds"] == asdict(thresholds)
 
 
 def test_layers_with_fewer_heads_or_planes():
     """Heads that a layer does not have are no rows; NaN planes weigh nothing."""
-    profile = profile_of([(0.0, 1.0, 0.2), (0.0, 0.2, 1.0)])
+    profile = one_group(POSITIONAL, SEMANTIC)
     second = profile.copy(deep=True)
     for name in profile.data_vars:
         if "head" in profile[name].dims:
             second[name] = second[name].where(second["head"] == 0)
-    second["wavelength"] = second["wavelength"].where(second["frequency"] == 0)
-    second["selectivity"] = second["selectivity"].where(second["frequency"] == 0)
+    for name in ("wavelength", "selectivity_keys"):
+        second[name] = second[name].where(second["frequency"] == 0)
     both = xr.concat([profile, second], dim="layer", data_vars="minimal", join="outer")
     heads = classify_heads(both)
     assert heads[["layer", "head"]].to_numpy().tolist() == [[0, 0], [0, 1], [1, 0]]
     assert heads["label"].tolist() == ["positional", "semantic", "positional"]
     np.testing.assert_allclose(heads["mean_wavelength"], [100, 100, 10])
-    assert heads["offset"].tolist() == [0, pd.NA, 0]
+    assert heads["offset"].tolist() == [3, pd.NA, 3]
+    assert heads["planes_to_half"].tolist() == [1, 1, 1]
+
+
+def test_heads_and_planes_that_differ_between_layers_of_a_model():
+    """Gemma 4: layers with other head dimensions, kv heads and planes that stand still."""
+    model = tiny("gemma4", num_global_key_value_heads=1, attention_k_eq_v=True)
+    tokens = torch.from_numpy(random_tokens(sequences=4, length=30))
+    heads = classify_heads(rl.profile(model, tokens, surrogates=2))
+    assert heads["total_bits"].notna().all()
+    assert heads["top_wavelength"].notna().all()
+    layers = model.config.get_text_config().num_hidden_layers
+    assert len(heads) == 4 * layers
 
 
 # confidence
@@ -223,14 +157,13 @@ def test_layers_with_fewer_heads_or_planes():
 
 def test_confidence_of_two_groups_by_hand():
     """Draws of 2 of 2 groups: both the first 1/4, one of each 1/2, both the second 1/4."""
-    positional, semantic = (1.0, 0.0, 1.0, -1.0), (1.0, 0.0, 0.0, 1.0)
+    much: Gains = (9.0, 0.0, 0.0, 9.0, 9.0)
     groups = [
-        (10.0, [positional, positional, positional]),
-        (10.0, [semantic, positional, semantic]),
+        (10.0, [POSITIONAL, POSITIONAL, POSITIONAL]),
+        (10.0, [SEMANTIC, POSITIONAL, much]),
     ]
-    groups[1] = (10.0, [semantic, positional, (9.0, 0.0, 0.0, 9.0)])
-    profile = profile_of([(0.0, 0.5, 0.5), (0.0, 1.0, 0.0), (0.0, 0.5, 4.5)], groups=groups)
-    heads = classify_heads(profile, resamples=20_000, seed=1)
+    heads = classify_heads(profile_of(groups), resamples=20_000, seed=1)
+    # Of both groups: P 0.5, C 0.5, B 1 -> position 0.5 and content 0.5 of 1 bit.
     assert heads["label"].tolist() == ["mixed", "positional", "semantic"]
     # The third head's content outweighs its position as soon as the second group is drawn.
     np.testing.assert_allclose(heads["confidence"], [0.5, 1.0, 0.75], atol=0.015)
@@ -238,105 +171,149 @@ def test_confidence_of_two_groups_by_hand():
 
 def test_confidence_weighs_groups_by_their_rows():
     """90 rows of position and 10 of content are positional in every draw that has both."""
-    positional, semantic = (1.0, 0.0, 1.0, -1.0), (1.0, 0.0, 0.0, 1.0)
-    groups = [(90.0, [positional]), (10.0, [semantic])]
-    profile = profile_of([(0.0, 0.9, 0.1)], groups=groups)
-    heads = classify_heads(profile, resamples=20_000)
+    groups = [(90.0, [POSITIONAL]), (10.0, [SEMANTIC])]
+    heads = classify_heads(profile_of(groups), resamples=20_000)
+    assert heads["label"].tolist() == ["positional"]
     np.testing.assert_allclose(heads["confidence"], [0.75], atol=0.015)
 
 
-def test_confidence_moves_what_is_redundant_to_content():
-    """Each group's gains overlap: all of position is content, in every resample."""
-    overlapping = (1.0, 0.0, 0.9, 1.0)
-    profile = profile_of([(0.0, 0.0, 1.0)], groups=[(5.0, [overlapping])] * 3)
-    heads = classify_heads(profile)
+def test_confidence_gives_to_content_what_both_explain():
+    overlapping: Gains = (1.0, 0.0, 0.9, 1.0, 1.0)
+    heads = classify_heads(profile_of([(5.0, [overlapping])] * 3))
     assert heads["label"].tolist() == ["semantic"]
     assert heads["confidence"].tolist() == [1.0]
 
 
-def test_confidence_of_one_sequence_is_unknown():
-    heads = classify_heads(profile_of([(0.0, 1.0, 0.0), (0.0, 0.0, 1.0)]))
-    assert heads["confidence"].isna().all()
-    profile = rl.profile(
-        tiny("llama_gqa"), torch.from_numpy(random_tokens(sequences=1, length=9))
+def test_models_that_lose_in_one_group_count_over_all_that_are_drawn():
+    """-1 and +3 are a gain of 1, not of 1.5: gains are cut at none after they are added."""
+    first: Gains = (3.0, 0.0, -1.0, 0.0, 3.0)
+    second: Gains = (3.0, 0.0, 3.0, 0.0, 3.0)
+    profile = profile_of([(1.0, [first]), (1.0, [second])])
+    assert float(profile["content_bits"][0, 0]) == 0
+    labels = resample_labels(profile, Thresholds(), resamples=500, seed=0)
+    assert set(labels.ravel()) == {"positional"}, "B explains all, C nothing"
+
+
+def test_resamples_are_tables_of_the_groups_that_are_drawn():
+    """The same groups drawn by hand, and their budgets: the same labels."""
+    random = np.random.default_rng(3)
+    groups = [
+        (float(random.integers(1, 50)), [tuple(random.uniform(0, 3, size=5)) for _ in range(4)])
+        for _ in range(6)
+    ]
+    profile = profile_of(groups)
+    labels = resample_labels(profile, Thresholds(), resamples=40, seed=7)
+    draws = np.random.default_rng(7).multinomial(6, [1 / 6] * 6, size=40)
+    for own, draw in zip(labels, draws, strict=True):
+        drawn = [group for group, times in zip(groups, draw, strict=True) for _ in range(times)]
+        again = classify_heads(profile_of(drawn))
+        assert own[0].tolist() == again["label"].tolist()
+    other = resample_labels(profile, Thresholds(), resamples=40, seed=8)
+    assert (labels != other).any()
+
+
+def test_the_interval_of_the_largest_share_is_the_jackknifes():
+    """Each group left out of a profile in turn, and scipy's Student's t."""
+    random = np.random.default_rng(5)
+    lift = np.array(
+        [[2.0, 0.2, 0.4, 0.6, 1.9], [3.0, 0.1, 0.3, 2.2, 2.4], [2.0, 0.3, 1, 1, 1.1]]
     )
+    groups = [
+        (float(random.integers(5, 30)), [tuple(g + random.uniform(0, 0.2, 5)) for g in lift])
+        for _ in range(7)
+    ]
+    heads = classify_heads(profile_of(groups), resamples=5)
+    assert heads["label"].tolist() == ["positional", "semantic", "mixed"]
+    columns = ["positional_fraction", "content_fraction", "interaction_fraction"]
+    largest = [0, 1, 2]
+    without = np.array(
+        [
+            classify_heads(profile_of(groups[:g] + groups[g + 1 :]), resamples=5)[columns]
+            for g in range(7)
+        ]
+    )[:, [0, 1, 2], largest]
+    error = np.sqrt(6 / 7 * ((without - without.mean(0)) ** 2).sum(0))
+    share = heads[columns].to_numpy()[[0, 1, 2], largest]
+    half = stats.t.interval(0.95, 6)[1] * error
+    assert (half > 0.001).all()
+    np.testing.assert_allclose(heads["share_low"], (share - half).clip(0, 1))
+    np.testing.assert_allclose(heads["share_high"], (share + half).clip(0, 1))
+
+
+def test_confidence_of_one_sequence_is_unknown():
+    heads = classify_heads(one_group(POSITIONAL, SEMANTIC))
+    assert heads["confidence"].isna().all()
+    assert heads[["share_low", "share_high"]].isna().all(axis=None)
+    tokens = torch.from_numpy(random_tokens(sequences=1, length=9))
+    profile = rl.profile(tiny("llama_gqa"), tokens, surrogates=0)
     assert classify_heads(profile)["confidence"].isna().all()
-
-
-def test_confidence_depends_on_the_seed_alone():
-    tokens = torch.from_numpy(random_tokens(sequences=6, length=20))
-    profile = rl.profile(tiny("llama_gqa"), tokens)
-    one, same = (classify_heads(profile, resamples=99, seed=5) for _ in range(2))
-    pd.testing.assert_frame_equal(one, same)
-    assert one["confidence"].between(0, 1).all()
 
 
 # the claim
 
 
-def heads_table(fraction: list[float], wavelength: list[float], label: str = "mixed"):
-    return pd.DataFrame(
-        {"label": label, "positional_fraction": fraction, "mean_wavelength": wavelength}
-    )
+def test_the_claim_depends_on_profile_and_seed_alone():
+    tokens = torch.from_numpy(random_tokens(sequences=6, length=20))
+    profile = rl.profile(tiny("llama_gqa"), tokens, surrogates=40)
+    assert profile.sizes["draw"] == 41
+    one, same = (classify_heads(profile, resamples=99, seed=5) for _ in range(2))
+    pd.testing.assert_frame_equal(one, same)
+    assert one["confidence"].between(0, 1).all()
+    claim = one.attrs["claim"]
+    assert claim == same.attrs["claim"]
+    assert claim["null_draws"] in range(41)
+    names = "rank_correlation low high heads null_median null_low null_high null_draws p_value"
+    assert list(claim) == [*names.split(), "verdict", "why"]
+    fraction = profile["surrogate_offset_fraction"][0].values.ravel()
+    wavelength = profile["surrogate_log_wavelength"][0].values.ravel()
+    counts = np.isfinite(fraction) & np.isfinite(wavelength)
+    assert claim["heads"] == counts.sum()
+    rho = stats.spearmanr(fraction[counts], wavelength[counts]).statistic
+    assert claim["rank_correlation"] == pytest.approx(rho)
 
 
-@pytest.mark.parametrize("ties", [False, True])
-@pytest.mark.parametrize("seed", range(4))
-def test_the_claim_is_spearmans_rank_correlation(seed: int, ties: bool):
-    random = np.random.default_rng(seed)
-    x = random.uniform(size=25)
-    y = 10 ** (-x + random.normal(size=25))
-    if ties:
-        x, y = x.round(1), y.round(1) + 1
-    claim = wavelength_claim(heads_table(x, y), seed=seed)
-    expected = stats.spearmanr(x, np.log(y)).statistic
-    np.testing.assert_allclose(claim["rank_correlation"], expected)
-    assert claim["low"] < claim["rank_correlation"] < claim["high"]
-    assert claim["heads"] == 25
-    resampled = [
-        stats.spearmanr(x[draw], y[draw]).statistic
-        for draw in random.integers(25, size=(2000, 25))
-    ]
-    expected = np.nanpercentile(resampled, [2.5, 97.5])
-    np.testing.assert_allclose([claim["low"], claim["high"]], expected, atol=0.06)
-
-
-def test_the_claim_leaves_out_diffuse_heads_and_sinks():
-    table = heads_table([0.1, 0.4, 0.6, 0.9, 0.5], [900, 500, 60, 9, 50])
-    noise = [heads_table([1.0, 0.0], [1e4, 1.0], label) for label in ("diffuse", "sink")]
-    unknown = heads_table([0.3, math.nan], [math.nan, 30.0])
-    claim = wavelength_claim(pd.concat([table, *noise, unknown]))
-    assert claim["rank_correlation"] == pytest.approx(-0.9)
-    assert claim["heads"] == 5
+def claimed(own: float, others: float, *, draws: int = 40) -> dict[str, object]:
+    """The claim of 12 heads in two layers, whose surrogates correlate by about `others`."""
+    random = np.random.default_rng(0)
+    x = np.linspace(0, 1, 12)
+    rho = np.array([own, *[others] * draws])[:, None]
+    noise = random.permuted(np.tile(x, (len(rho), 1)), axis=1)
+    y = rho * x + (1 - abs(rho)) * noise
+    profile = profile_of([(1.0, [POSITIONAL] * 6)])
+    profile = profile.drop_vars([n for n in profile.data_vars if n.startswith("surrogate")])
+    shape = (len(rho), 2, 6)
+    both = {"offset_fraction": np.tile(x, (len(rho), 1)), "log_wavelength": y}
+    layers = xr.concat([profile, profile], dim="layer", data_vars="minimal")
+    for name, values in both.items():
+        layers[f"surrogate_{name}"] = (("draw", "layer", "head"), values.reshape(shape))
+    return classify_heads(layers).attrs["claim"]
 
 
 @pytest.mark.parametrize(
-    ("fraction", "wavelength"),
+    ("own", "others", "draws", "verdict"),
     [
-        ([], []),
-        ([0.1, 0.5, 0.9], [9.0, 5.0, 1.0]),
-        ([0.5, 0.5, 0.5, 0.5, 0.5], [1.0, 2.0, 3.0, 4.0, 5.0]),
-        ([0.1, 0.2, 0.3, 0.4, 0.5], [7.0, 7.0, 7.0, 7.0, 7.0]),
+        (-1.0, -0.4, 40, "holds"),
+        (1.0, -0.4, 40, "contradicted"),
+        (-0.4, -0.4, 40, "unresolved"),
+        (-1.0, -0.4, 38, "not testable"),
+        (-1.0, -0.4, 39, "holds"),
+        (-1.0, -1.0, 40, "not testable"),
     ],
-    ids=["none", "three", "one fraction", "one wavelength"],
 )
-def test_the_claim_is_unknown_where_heads_are_few_or_alike(
-    fraction: list[float], wavelength: list[float]
-):
-    claim = wavelength_claim(heads_table(fraction, wavelength))
-    for name in ("rank_correlation", "low", "high"):
-        assert math.isnan(claim[name])
-    assert claim["heads"] == len(fraction)
+def test_verdicts_on_surrogates_made_by_hand(own, others, draws, verdict):
+    """A correlation that is negative for any model says nothing by itself."""
+    claim = claimed(own, others, draws=draws)
+    assert claim["verdict"] == verdict, claim
+    assert claim["heads"] == 12
+    assert claim["why"]
 
 
-def test_a_resample_of_heads_that_are_alike_is_no_correlation():
-    """Four heads, three alike: some resamples are constant, and count as 0."""
-    claim = wavelength_claim(heads_table([0.1, 0.1, 0.1, 0.9], [9.0, 9.0, 9.0, 1.0]))
-    assert claim["rank_correlation"] == pytest.approx(-1)
-    assert (claim["low"], claim["high"]) == (pytest.approx(-1), 0)
-
-
-def test_the_claim_stands_in_the_table():
-    tokens = torch.from_numpy(random_tokens(sequences=6, length=30))
-    heads = classify_heads(rl.profile(tiny("llama_gqa"), tokens))
-    assert heads.attrs["claim"] == wavelength_claim(heads)
+def test_without_surrogates_the_claim_is_not_testable():
+    tokens = torch.from_numpy(random_tokens(sequences=4, length=30))
+    profile = rl.profile(tiny("llama_gqa"), tokens, surrogates=0)
+    assert profile.sizes["draw"] == 1
+    claim = classify_heads(profile).attrs["claim"]
+    assert claim["verdict"] == "not testable"
+    assert claim["null_draws"] == 0
+    assert "surrogates" in claim["why"] or "it takes 3 heads" in claim["why"]
+    assert claimed(-1.0, 0.0, draws=0)["why"] == "there are 0 surrogates; it takes 39"

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from observed import observed_calls
 from oracles.tiny import _LONGROPE, _ROPE, random_tokens, tiny
+from torch import Tensor
 from transformers import PreTrainedModel
 
 import ropelens as rl
 from ropelens.measure.batches import collect
+from ropelens.measure.budget import budget_variables, fit_layers, sinks_of
 from ropelens.measure.summary import summarize
 from ropelens.models.rotation import read_layers
 from ropelens.models.subject import as_subject
 from ropelens.rope.planes import Planes
-from ropelens.statistics import block
-from ropelens.statistics.rows import sample_rows
+from ropelens.statistics import block, cells
+from ropelens.statistics.bins import offset_edges
+from ropelens.statistics.gains import score
+from ropelens.statistics.groups import deal
+from ropelens.statistics.held_out import LayerFit
+from ropelens.statistics.logit import fit
+from ropelens.statistics.rows import Rows, sample_rows
 from ropelens.statistics.sums import Sums
 
 
@@ -28,9 +38,9 @@ def test_norms_do_not_depend_on_the_rotation(factor: float):
     """Of layer 0, which sees the same hidden states however its heads turn."""
     tokens = torch.from_numpy(random_tokens(sequences=3, length=20))
     model = tiny("llama_gqa")
-    before = rl.profile(model, tokens)
+    before = rl.profile(model, tokens, surrogates=0)
     model.model.rotary_emb.inv_freq *= factor
-    after = rl.profile(model, tokens)
+    after = rl.profile(model, tokens, surrogates=0)
     for name in ("q_norm", "k_norm"):
         np.testing.assert_allclose(after[name][0], before[name][0], rtol=1e-5)
     # Coherence is that of vectors without their rotation, so of the same vectors.
@@ -41,106 +51,194 @@ def test_norms_do_not_depend_on_the_rotation(factor: float):
 # sums over sequences
 
 
+@dataclass(frozen=True)
+class Fitted:
+    """A model's tokens, with all that is known of them before they are summed."""
+
+    model: PreTrainedModel
+    tokens: Tensor
+    lengths: Tensor
+    planes: list[Planes]
+    group: Tensor
+    sinks: Tensor
+    fits: list[LayerFit]
+
+    def collect(
+        self, part: slice = slice(None), *, width: int | None = None, **options
+    ) -> Sums:
+        """Sums over some of the sequences, with the fits of all."""
+        return collect(
+            as_subject(self.model),
+            self.tokens[part, :width],
+            self.lengths[part],
+            planes=self.planes,
+            fits=self.fits,
+            group=self.group[part],
+            sinks=self.sinks[part, :, :width],
+            first=part.start or 0,
+            **options,
+        )
+
+
+def fitted(model: PreTrainedModel, tokens: Tensor, lengths: Tensor) -> Fitted:
+    subject, planes = as_subject(model), planes_of(model)
+    group, sinks = deal(None, len(tokens)), sinks_of(model, tokens, named=[5])
+    fits = fit_layers(
+        subject, tokens, lengths, planes=planes, group=group, sinks=sinks, surrogates=0, seed=0
+    )
+    return Fitted(model, tokens, lengths, planes, group, sinks, fits)
+
+
 def planes_of(model: PreTrainedModel, *, context: int | None = None) -> list[Planes]:
     return [layer.planes for layer in read_layers(as_subject(model), context=context)]
 
 
-def assert_same(one: Sums, other: Sums, planes: list[Planes], *, rtol: float) -> None:
+def assert_same(one: Sums, other: Sums, of: Fitted, *, rtol: float) -> None:
     """The profiles of both agree to `rtol` of each array's largest entry, or of one bit."""
-    a, b = summarize(one, planes), summarize(other, planes)
+    a, b = (
+        summarize(sums, of.planes).assign(budget_variables(sums, of.fits))
+        for sums in (one, other)
+    )
     for name in a.variables:
         x, y = a[name].values, b[name].values
         least = 1.0 if a[name].attrs.get("units") == "bit" else 1e-2
         scale = np.abs(x[np.isfinite(x)]).max(initial=least)
         np.testing.assert_allclose(x, y, rtol=0, atol=rtol * scale, err_msg=name)
     assert a.attrs == pytest.approx(b.attrs, rel=rtol)
+    assert float(a["total_bits"].max()) > 0.5
+    assert float(a["group_both_gain"].max()) > 0.1
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "gpt_oss", "gpt_neox"])
 @pytest.mark.parametrize("rows", ["all", 7])
 def test_two_halves_add_up_to_the_whole(name: str, rows: int | str):
-    model = tiny(name).double()
-    subject, planes = as_subject(model), planes_of(model)
     tokens = torch.from_numpy(random_tokens(sequences=5, length=30))
-    lengths = torch.tensor([30, 30, 12, 30, 21])
-    whole = collect(subject, tokens, lengths, planes=planes, rows=rows, batch_size=1)
-    halves = [
-        collect(
-            subject,
-            tokens[part],
-            lengths[part],
-            planes=planes,
-            rows=rows,
-            batch_size=1,
-            first=first,
-        )
-        for part, first in ((slice(2), 0), (slice(2, 5), 2))
-    ]
-    assert_same(whole, halves[0] + halves[1], planes, rtol=1e-9)
-    assert_same(whole, halves[1] + halves[0], planes, rtol=1e-9)
+    of = fitted(tiny(name).double(), tokens, torch.tensor([30, 30, 12, 30, 21]))
+    whole = of.collect(rows=rows, batch_size=1)
+    first, second = (
+        of.collect(part, rows=rows, batch_size=1) for part in (slice(2), slice(2, 5))
+    )
+    assert_same(whole, first + second, of, rtol=1e-9)
+    assert_same(whole, second + first, of, rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding"])
 def test_halves_of_different_contexts_add(name: str):
-    """70 tokens need a bin of several offsets, 20 do not."""
-    model = tiny(name).double()
-    subject, planes = as_subject(model), planes_of(model)
+    """70 tokens need a bin of several offsets, 20 do not; kappa and tau go as far."""
     tokens = torch.from_numpy(random_tokens(sequences=4, length=90))
-    lengths = torch.tensor([90, 70, 20, 15])
-    whole = collect(subject, tokens, lengths, planes=planes, batch_size=4)
-    long = collect(subject, tokens[:2], lengths[:2], planes=planes)
-    short = collect(subject, tokens[2:, :20], lengths[2:], planes=planes, first=2)
-    assert len(short.layers[0].by_group["offset_mass"][0, 0]) < len(
-        long.layers[0].by_group["offset_mass"][0, 0]
-    )
-    assert_same(whole, long + short, planes, rtol=1e-9)
-    assert_same(whole, short + long, planes, rtol=1e-9)
+    of = fitted(tiny(name).double(), tokens, torch.tensor([90, 70, 20, 15]))
+    whole = of.collect(batch_size=4)
+    long, short = of.collect(slice(2)), of.collect(slice(2, 4), width=20)
+    bins = [sums.layers[0].sums["offset_mass"].shape[-1] for sums in (short, long)]
+    assert bins[0] < bins[1]
+    assert_same(whole, long + short, of, rtol=1e-6)
+    assert_same(whole, short + long, of, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "gpt_oss"])
 @pytest.mark.parametrize("rows", ["all", 20])
 def test_blocks_change_nothing(name: str, rows: int | str, monkeypatch: pytest.MonkeyPatch):
-    model = tiny(name)
-    subject, planes = as_subject(model), planes_of(model)
     tokens = torch.from_numpy(random_tokens(sequences=3, length=70))
-    lengths = torch.tensor([70, 33, 51])
-    one = collect(subject, tokens, lengths, planes=planes, rows=rows)
-    monkeypatch.setitem(block.BLOCK_ELEMENTS, "cpu", 1)
-    many = collect(subject, tokens, lengths, planes=planes, rows=rows)
-    assert_same(one, many, planes, rtol=1e-6)
+    of = fitted(tiny(name), tokens, torch.tensor([70, 33, 51]))
+    one = of.collect(rows=rows)
+    for module in (block, cells):
+        monkeypatch.setitem(module.BLOCK_ELEMENTS, "cpu", 1)
+    assert_same(one, of.collect(rows=rows), of, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "gpt_oss"])
 @pytest.mark.parametrize("rows", ["all", 6])
 def test_batches_change_nothing(name: str, rows: int | str):
-    model = tiny(name).double()
-    subject, planes = as_subject(model), planes_of(model)
+    """Also short sequences among themselves, which see the first offsets of the fits alone."""
     tokens = torch.from_numpy(random_tokens(sequences=6, length=30))
-    lengths = torch.tensor([30, 8, 2, 19, 30, 11])
-    alone, some, all_ = (
-        collect(subject, tokens, lengths, planes=planes, rows=rows, batch_size=size)
-        for size in (1, 4, 6)
-    )
-    assert_same(alone, some, planes, rtol=1e-6)
-    assert_same(alone, all_, planes, rtol=1e-6)
+    of = fitted(tiny(name).double(), tokens, torch.tensor([30, 8, 2, 19, 30, 11]))
+    alone, some, all_ = (of.collect(rows=rows, batch_size=size) for size in (1, 4, 6))
+    assert_same(alone, some, of, rtol=1e-6)
+    assert_same(alone, all_, of, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "mistral_sliding"])
 def test_padding_changes_nothing(name: str):
-    """Neither its tokens nor how much of it there is."""
-    model = tiny(name).double()
-    subject, planes = as_subject(model), planes_of(model)
+    """Neither its tokens nor how much of it there is: of sums, and of fits."""
     tokens = torch.from_numpy(random_tokens(sequences=3, length=40))
     lengths = torch.tensor([30, 8, 19])
-    plain = collect(subject, tokens, lengths, planes=planes)
     rubbish = tokens.clone()
     for row, length in zip(rubbish, lengths, strict=True):
         row[length:] = 5
-    assert_same(plain, collect(subject, rubbish, lengths, planes=planes), planes, rtol=1e-9)
-    cut = collect(subject, tokens[:, :30], lengths, planes=planes)
-    assert_same(plain, cut, planes, rtol=1e-9)
+    model = tiny(name).double()
+    of = fitted(model, tokens, lengths)
+    plain = of.collect()
+    for other in (rubbish, tokens[:, :30]):
+        assert_same(plain, fitted(model, other, lengths).collect(), of, rtol=1e-6)
     assert plain.tokens == 57
     assert plain.row_weight.sum() == 54
+
+
+def test_weights_of_shorter_sequences_are_the_first_of_longer_ones():
+    tokens = torch.from_numpy(random_tokens(sequences=2, length=100))
+    of = fitted(tiny("llama_gqa"), tokens, torch.tensor([100, 100]))
+    whole, short = of.fits[0].fits, of.fits[0].fits.upto(70)
+    for name, parts in short.weights.items():
+        own = whole.weights[name]
+        assert parts.offset.shape[-1] == 70
+        assert torch.equal(parts.offset, own.offset[..., :70])
+        assert parts.sink_offset.shape[-1] == len(offset_edges(70)) - 1
+        assert torch.equal(parts.plane, own.plane)
+        assert torch.equal(parts.sink, own.sink)
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "gpt_oss"])
+def test_a_profile_leaves_the_model_as_it_was(name: str):
+    """Bit for bit: the pass that fits stops in the middle of the model."""
+    model, tokens = tiny(name), torch.from_numpy(random_tokens(sequences=3, length=30))
+    weights = {key: value.clone() for key, value in model.state_dict().items()}
+    with torch.no_grad():
+        before = model(tokens, use_cache=False).logits
+        rl.profile(model, tokens, surrogates=2)
+        assert torch.equal(before, model(tokens, use_cache=False).logits)
+    assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
+
+
+def test_the_pass_that_scores_computes_what_the_model_does():
+    """Losses with and without fits are the same, bit for bit."""
+    tokens = torch.from_numpy(random_tokens(sequences=3, length=30))
+    of = fitted(tiny("gpt_oss"), tokens, torch.tensor([30, 20, 9]))
+    plain = collect(as_subject(of.model), tokens, of.lengths, planes=of.planes)
+    assert plain.loss == of.collect().loss
+    assert torch.equal(plain.group_loss, of.collect().group_loss)
+    assert not plain.scores
+
+
+def test_the_same_seed_gives_the_same_numbers():
+    model = tiny("llama_gqa")
+    tokens = torch.from_numpy(random_tokens(sequences=20, length=30))
+    one, same, other = (
+        rl.profile(model, tokens, surrogates=3, seed=seed, rows=5) for seed in (1, 1, 2)
+    )
+    xr.testing.assert_equal(one, same)
+    for name in ("selectivity", "group_both_gain", "surrogate_log_wavelength"):
+        assert (one[name] != other[name]).any(), name
+
+
+def test_a_sequence_alone_is_folded_by_its_rows():
+    """Its halves are scored by one another: no row is scored by what was fitted to it."""
+    tokens = torch.from_numpy(random_tokens(sequences=1, length=60))
+    model = tiny("llama_gqa").double()
+    of = fitted(model, tokens, torch.tensor([60]))
+    gains = {name: x[0] for name, x in of.collect().scores[0].gains.items()}
+    assert of.fits[0].alone
+    call, planes = observed_calls(model, tokens)[0]
+    sinks = of.fits[0].sinks(of.sinks)
+    halves = [
+        Rows(at[None], torch.ones(1, len(at)), of.lengths, dense=False)
+        for at in (torch.arange(1, 60, 2), torch.arange(2, 60, 2))
+    ]
+    both, one = torch.zeros(4, dtype=torch.float64), torch.zeros(1, dtype=torch.long)
+    for ours, others in (halves, reversed(halves)):
+        fits = fit(call, ours, planes, sinks, part=one, parts=1)
+        scores = score(call, others, planes, sinks, fits, by=one, slot=one, slots=1)
+        both += (scores.both - scores.uniform)[0] / math.log(2) / 59
+    torch.testing.assert_close(gains["both_gain"], both, atol=0.02, rtol=0)
 
 
 LENGTH_DEPENDENT = {
@@ -157,7 +255,8 @@ def test_batches_change_nothing_where_rope_depends_on_the_length(name: str):
     tokens = torch.from_numpy(random_tokens(sequences=3, length=50))
     lengths = torch.tensor([10, 40, 12])
     one, three = (
-        rl.profile(model, tokens, lengths=lengths, batch_size=size) for size in (1, 3)
+        rl.profile(model, tokens, lengths=lengths, batch_size=size, surrogates=2)
+        for size in (1, 3)
     )
     # `context` is how long the longest sequence is, not how wide the table of tokens.
     lengths_of = [planes_of(model, context=context)[0].inv_freq for context in (12, 40)]
@@ -167,7 +266,7 @@ def test_batches_change_nothing_where_rope_depends_on_the_length(name: str):
         if one[variable].dtype.kind == "f":
             np.testing.assert_allclose(one[variable], three[variable], atol=1e-6)
     model.model.rotary_emb(torch.zeros(1, 1, 64), torch.tensor([[400]]))
-    again = rl.profile(model, tokens, lengths=lengths)
+    again = rl.profile(model, tokens, lengths=lengths, surrogates=0)
     np.testing.assert_allclose(again["q_coherence"], one["q_coherence"], atol=1e-6)
 
 
@@ -197,8 +296,9 @@ def test_weights_of_sampled_rows_stand_for_all_rows(
     for sequence in range(len(lengths)):
         part = slice(sequence, sequence + 1)
         alone = sample_rows(length[part], count=count, seed=seed, first=first + sequence)
-        both = rows.weight[part] > 0
-        assert torch.equal(alone.position[both], rows.position[part][both])
+        assert torch.equal(
+            alone.position[alone.weight > 0], rows.position[part][rows.weight[part] > 0]
+        )
 
 
 def test_every_seed_and_every_sequence_draws_its_own_rows():
@@ -223,11 +323,16 @@ def test_every_row_stands_for_itself_on_average(length: int, count: int):
 def test_sampled_rows_agree_with_all_rows(name: str):
     """Over 24 seeds the mean lies within its standard error: no |z| beyond chance."""
     model = tiny(name).double()
+    subject, planes = as_subject(model), planes_of(model)
     tokens = torch.from_numpy(random_tokens(sequences=4, length=60))
     lengths = torch.tensor([60, 44, 60, 23])
-    whole = rl.profile(model, tokens, lengths=lengths)
-    samples = [rl.profile(model, tokens, lengths=lengths, rows=8, seed=s) for s in range(24)]
-    for variable in ("selectivity", "offset_mass", "sink_mass", "entropy_bits", "total_bits"):
+
+    def measured(**options: int) -> xr.Dataset:
+        return summarize(collect(subject, tokens, lengths, planes=planes, **options), planes)
+
+    whole, samples = measured(), [measured(rows=8, seed=seed) for seed in range(24)]
+    variables = ("selectivity", "selectivity_keys", "offset_mass", "sink_mass", "entropy_bits")
+    for variable in variables:
         often = slice(0, 20)  # offsets that nearly every row sees
         values = np.stack([sample[variable].values[..., often] for sample in samples])
         error = values.std(0, ddof=1) / math.sqrt(len(samples))
@@ -236,9 +341,20 @@ def test_sampled_rows_agree_with_all_rows(name: str):
         assert not off[error == 0].any()
         assert np.abs(z).max() < 5, variable
         assert np.sqrt((z**2).mean()) < 2, variable
-    assert np.abs(samples[0]["total_bits"] - samples[1]["total_bits"]).max() > 1e-4
+    assert np.abs(samples[0]["entropy_bits"] - samples[1]["entropy_bits"]).max() > 1e-4
     for exact in ("q_norm", "k_norm", "q_coherence", "offset_share"):
         np.testing.assert_allclose(samples[0][exact], whole[exact], atol=0.3)
-    every = rl.profile(model, tokens, lengths=lengths, rows=59)
-    for variable in ("selectivity", "offset_mass", "position_bits", "kernel"):
+    every = measured(rows=59)
+    for variable in ("selectivity", "selectivity_keys", "offset_mass"):
         np.testing.assert_allclose(every[variable], whole[variable], atol=1e-9)
+
+
+def test_rows_that_are_looked_at_change_nothing_of_the_budget():
+    """Its models are fitted to a sample of their own, and scored on one."""
+    tokens = torch.from_numpy(random_tokens(sequences=4, length=40))
+    whole, few = (
+        rl.profile(tiny("llama_gqa"), tokens, rows=rows, surrogates=0) for rows in ("all", 3)
+    )
+    for name in ("total_bits", "position_bits", "group_both_gain", "offset"):
+        np.testing.assert_array_equal(whole[name], few[name], err_msg=name)
+    assert (whole["selectivity"] != few["selectivity"]).any()

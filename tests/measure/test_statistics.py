@@ -46,6 +46,7 @@ def test_the_recipe_is_dense_attention_on_a_set_of_tokens(name: str, rows: int |
         torch.from_numpy(tokens),
         lengths=torch.tensor(LENGTHS),
         statistics=[attention_on(WANTED)],
+        surrogates=0,
         rows=rows,
         batch_size=2,
     )
@@ -68,8 +69,8 @@ def test_the_recipe_is_dense_attention_on_a_set_of_tokens(name: str, rows: int |
 def test_a_statistic_changes_no_other():
     model = tiny("llama_gqa")
     tokens = torch.from_numpy(random_tokens(sequences=2, length=30))
-    plain = rl.profile(model, tokens)
-    beside = rl.profile(model, tokens, statistics=[attention_on([1])])
+    plain = rl.profile(model, tokens, surrogates=2)
+    beside = rl.profile(model, tokens, statistics=[attention_on([1])], surrogates=2)
     for name in plain.data_vars:
         if plain[name].dtype.kind == "f":
             np.testing.assert_allclose(beside[name], plain[name], atol=1e-6, err_msg=name)
@@ -96,16 +97,21 @@ def test_every_property_is_right_whoever_reads_first(name: str):
             "twice", ("layer", "head", "offset_bin"), "1", "", of=offsets, over="offsets"
         ),
         row("sink", lambda block: block.attention[..., 0].clone()),
-        row("still", lambda block: block.still_scores.softmax(-1)[..., 0].clone()),
+        row("on sinks", lambda block: block.sink_attention.sum(-1)),
+        row("others", lambda block: (block.scores.exp() * (block.scores > -1e3)).sum(-1).log()),
+        row("norm", lambda block: block.log_norm),
         row("last", lambda block: block.attention.square().sum(-1)),
         row("whole", lambda block: block.attention.sum(-1)),
     ]
-    profile = rl.profile(model, tokens, statistics=more)
+    profile = rl.profile(model, tokens, statistics=more, surrogates=0)
     np.testing.assert_allclose(profile["first"], profile["last"])
     np.testing.assert_allclose(profile["whole"], 1)
-    np.testing.assert_allclose(profile["sink"], profile["sink_mass"])
+    alone = profile["found_sink"].isnull()  # else keys are sinks beside position 0
+    assert alone.any()
+    np.testing.assert_allclose(profile["sink"].where(alone, 0), profile["sink_mass"] * alone)
+    np.testing.assert_allclose(profile["on sinks"], profile["sink_mass"])
+    np.testing.assert_allclose(profile["others"], profile["norm"])
     np.testing.assert_allclose(profile["twice"], 2 * profile["offset_mass"])
-    assert np.abs(profile["still"] - profile["sink"]).max() > 0.01
 
 
 def wrong(**changes: object) -> Statistic:
@@ -151,7 +157,8 @@ def test_a_profile_has_every_row_as_it_says(row):
     variable = profile[row.name]
     assert variable.dims == row.saved_dims
     assert variable.attrs == {"long_name": row.long_name, "units": row.units}
-    assert np.isfinite(variable).any()
+    # In so few rows no key is found to be a sink.
+    assert np.isfinite(variable).any() == (row.name != "found_sink")
 
 
 def small_profile():

@@ -1,4 +1,6 @@
-"""Everything docs/measures.md defines per frequency and per head, computed densely in float64.
+"""What docs/measures.md defines as sums over tokens and rows, computed densely in float64.
+
+The attention budget, which is fitted, stands in `logit.py`.
 
 Written for clarity and independence: every row x key matrix stands in memory, every sequence
 runs alone and unpadded, and the attention comes from transformers' own eager code.
@@ -17,8 +19,7 @@ import transformers
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .fit import Fit, Floats, Rows, fit
-from .recording import AttentionCall, LayerRotation, attention_calls
+from .recording import AttentionCall, Floats, LayerRotation, attention_calls
 
 Bins = NDArray[np.int64]  # [bin, 2]: start and stop of each, in tokens, half-open
 NATS = np.log(2)  # in one bit
@@ -28,8 +29,7 @@ ROW_MEANS = (
     "self_mass",
     "previous_token",
     "entropy",
-    "total",
-    "unrotated_gain",
+    "information",
     "learned_sink_mass",
 )
 
@@ -61,7 +61,9 @@ class LayerSums:
         for name, value in values.items():
             self.total[name] = self.total.get(name, 0) + value.numpy()
 
-    def add_sequence(self, call: AttentionCall, rotation: LayerRotation) -> None:
+    def add_sequence(
+        self, call: AttentionCall, rotation: LayerRotation, sinks: NDArray[np.bool_]
+    ) -> None:
         length = call.query.shape[1]
         self.rows += length - 1
         self.tokens += length
@@ -70,20 +72,15 @@ class LayerSums:
         both = min(length, int(self.seen.any(1).sum()))
         assert (self.seen[:both, :both] == visible[:both, :both]).all(), "masks differ"
         self.seen[:length, :length] |= visible
-        self.add(**vector_sums(call, rotation), **row_sums(call, rotation, self.context))
+        self.add(**vector_sums(call, rotation), **row_sums(call, rotation, self.context, sinks))
 
-    def row_kinds(self) -> Rows:
-        """Rows that see the same offsets, which here means: rows of the same position."""
-        positions = np.flatnonzero(self.kinds)
-        offsets = np.zeros((len(positions), self.context))
-        for kind, position in enumerate(positions):
+    def offset_share(self) -> Floats:
+        """Share of rows that see each offset at a key other than position 0."""
+        share = np.zeros(self.context)
+        for position in np.flatnonzero(self.kinds):
             keys = np.flatnonzero(self.seen[position])
-            offsets[kind, position - keys[keys > 0]] = 1
-        return Rows(
-            offsets=offsets,
-            sink=self.seen[positions, 0].astype(float),
-            share=self.kinds[positions] / self.rows,
-        )
+            share[position - keys[keys > 0]] += self.kinds[position] / self.rows
+        return share
 
 
 def vector_sums(call: AttentionCall, rotation: LayerRotation) -> dict[str, Tensor]:
@@ -97,14 +94,15 @@ def vector_sums(call: AttentionCall, rotation: LayerRotation) -> dict[str, Tenso
     return result
 
 
-def row_sums(call: AttentionCall, rotation: LayerRotation, context: int) -> dict[str, Tensor]:
+def row_sums(
+    call: AttentionCall, rotation: LayerRotation, context: int, sinks: NDArray[np.bool_]
+) -> dict[str, Tensor]:
     """Sums over the rows from position 1 on, for every head: [head, ...]."""
     key = call.key.repeat_interleave(len(call.query) // len(call.key), dim=0)
-    query0, key0 = rotation.unrotate(call.query), rotation.unrotate(key)
-    vectors = zip(call.query, key, query0, key0, call.attention, strict=True)
+    vectors = zip(call.query, key, call.attention, strict=True)
     heads = [
-        head_sums(call, rotation, context, q, k, q0, k0, attention)
-        for q, k, q0, k0, attention in vectors
+        head_sums(call, rotation, context, torch.from_numpy(sinks), q, k, attention)
+        for q, k, attention in vectors
     ]
     return {name: torch.stack([head[name] for head in heads]) for name in heads[0]}
 
@@ -113,10 +111,9 @@ def head_sums(
     call: AttentionCall,
     rotation: LayerRotation,
     context: int,
+    sinks: Tensor,
     query: Tensor,
     key: Tensor,
-    query0: Tensor,
-    key0: Tensor,
     attention: Tensor,
 ) -> dict[str, Tensor]:
     """One head's sums over rows: selectivity, attention by offset, entropy, masses.
@@ -133,22 +130,26 @@ def head_sums(
     a = log_a.exp() * visible
     kept = attention[1:].sum(1, keepdim=True)  # below 1 where a learned sink takes some
     assert (a - attention[1:] / kept).abs().max() < 1e-5, "scores do not give the attention"
-    log_a0 = log_attention(call.scale * query0[1:] @ key0.T, visible, softcap=call.softcap)
     offset = torch.arange(1, length)[:, None] - torch.arange(length)
     other = a[:, 1:]
     by_offset = torch.zeros(context, dtype=torch.float64)
     by_offset.index_add_(0, offset[:, 1:].clamp_min(0).flatten(), other.flatten())
     negative_entropy = (a * log_a).sum(1)
+    others = visible & ~sinks
+    even = others / others.sum(1, keepdim=True).clamp(min=1)
+    among = a * others - (a * others).sum(1, keepdim=True) * even
+    above = pieces - (even * pieces).sum(2, keepdim=True)  # what keys are otherwise
     return {
         "selectivity": ((a - uniform) * pieces).sum((1, 2)),
+        "selectivity_keys": (among * pieces).sum((1, 2)),
+        "selectivity_sink": ((a - uniform) * sinks * above).sum((1, 2)),
         "selectivity_total": ((a - uniform) * pieces.sum(0)).sum(),
         "offset_mass": by_offset,
-        "sink_mass": a[:, 0].sum(),
+        "sink_mass": (a * sinks).sum(),
         "self_mass": a.diagonal(1).sum(),
         "previous_token": a.diagonal(0).sum(),
         "entropy": -negative_entropy.sum(),
-        "total": (log_count + negative_entropy).sum(),
-        "unrotated_gain": (log_count + (a * log_a0).sum(1)).sum(),
+        "information": (log_count + negative_entropy).sum(),
         "learned_sink_mass": (1 - kept).sum(),
     }
 
@@ -168,6 +169,7 @@ def dense(
     *,
     rotations: Sequence[LayerRotation],
     bins: Bins | None = None,
+    sinks: NDArray[np.bool_] | None = None,
 ) -> dict[str, NDArray[Any]]:
     """All statistics of `model` over `tokens` [sequence, position], of which only the first
     `lengths` [sequence] of each count.
@@ -176,16 +178,19 @@ def dense(
     planes that turn, in the order of `rotations`, then one entry for the coordinates that
     stay put if any layer has some. NaN where a layer has fewer. `offset_mass_exact` is by
     offset, `offset_mass` by bin, `bins` [bin, 2]. Bits are log2; selectivity is in nats.
+    `sinks` [sequence, position] says which keys are sinks; without it position 0 alone.
     """
     model = copy.deepcopy(model).double().eval()
     model.set_attn_implementation("eager")
     context = tokens.shape[1]
     sums = [LayerSums(context) for _ in rotations]
+    if sinks is None:
+        sinks = np.broadcast_to(np.arange(context) == 0, tokens.shape).copy()
     loss, predicted, scales = 0.0, 0, [1.0] * len(sums)
-    for row, length in zip(tokens, lengths, strict=True):
+    for row, length, own in zip(tokens, lengths, sinks, strict=True):
         calls, logits = attention_calls(model, row[:length])
         for layer, call in enumerate(calls):
-            sums[layer].add_sequence(call, rotations[layer])
+            sums[layer].add_sequence(call, rotations[layer], own[:length])
             scales[layer] = call.scale
         target = torch.from_numpy(row[1:length])
         loss -= float(logits[:-1].log_softmax(-1).gather(1, target[:, None]).sum())
@@ -236,12 +241,12 @@ def frequency_statistics(
 ) -> dict[str, Floats]:
     """Norms and coherences (means over tokens) and selectivity (mean over rows)."""
     frequency = np.append(np.abs(rotation.inv_freq), 0.0)
-    selectivity = sums.total["selectivity"] / sums.rows
     result = {
         "inv_freq": by_frequency(frequency, rotation, width),
-        "selectivity": by_frequency(selectivity, rotation, width),
         "selectivity_total": sums.total["selectivity_total"] / sums.rows,
     }
+    for name in ("selectivity", "selectivity_keys", "selectivity_sink"):
+        result[name] = by_frequency(sums.total[name] / sums.rows, rotation, width)
     for name in "qk":
         norm = sums.total[f"{name}_norm"] / sums.tokens
         mean = sums.total[f"{name}_mean"] / sums.tokens
@@ -274,56 +279,16 @@ def bin_offsets(mass: Floats, bins: Bins) -> Floats:
 
 
 def head_statistics(sums: LayerSums, bins: Bins) -> dict[str, Floats]:
-    """Masses and the attention budget in bits, per head."""
-    rows = sums.row_kinds()
+    """Masses and entropies per head."""
     mean = {name: sums.total[name] / sums.rows for name in ROW_MEANS}
-    binned = bin_offsets(mean["offset_mass"], bins)
-    whole = np.array([[0, sums.context]])
-    budgets = []
-    for head, sink_mass in enumerate(mean["sink_mass"]):
-        share = float(sink_mass)
-        sink_fit = fit(binned[head].sum(keepdims=True), share, rows=rows, bins=whole)
-        kernel_fit = fit(binned[head], share, rows=rows, bins=bins)
-        budgets.append(
-            budget(
-                mean["total"][head] / NATS,
-                mean["unrotated_gain"][head] / NATS,
-                sink=sink_fit,
-                kernel=kernel_fit,
-                bins=bins,
-            )
-        )
     return {
         "offset_mass_exact": mean["offset_mass"],
-        "offset_mass": binned,
-        "offset_share": rows.share @ rows.binned(np.stack([bins[:, 0], bins[:, 0] + 1], 1)),
+        "offset_mass": bin_offsets(mean["offset_mass"], bins),
+        "offset_share": np.append(sums.offset_share(), 0)[bins[:, 0].clip(max=sums.context)],
         "sink_mass": mean["sink_mass"],
         "self_mass": mean["self_mass"],
         "previous_token": mean["previous_token"],
         "learned_sink_mass": mean["learned_sink_mass"],
         "entropy_bits": mean["entropy"] / NATS,
-        **{name: np.stack([one[name] for one in budgets]) for name in budgets[0]},
+        "total_bits": mean["information"] / NATS,
     }
-
-
-def budget(
-    total: float, unrotated: float, *, sink: Fit, kernel: Fit, bins: Bins
-) -> dict[str, Floats]:
-    """Steps 1 to 5 of the attention budget of one head, in bits: `total` and `unrotated` are
-    the gains over uniform of the attention itself and of the attention without rotation."""
-    position_gain = kernel.gain - sink.gain
-    content_gain = max(0.0, unrotated - sink.gain)
-    redundant = max(0.0, position_gain + content_gain - (total - sink.gain))
-    norm = kernel.weight @ (bins[:, 1] - bins[:, 0]) + kernel.sink
-    values = {
-        "total_bits": total,
-        "sink_bits": sink.gain,
-        "position_bits": position_gain - redundant,
-        "content_bits": total - sink.gain - position_gain + redundant,
-        "position_gain": position_gain,
-        "content_gain": content_gain,
-        "kernel": kernel.weight / norm,
-        "kernel_sink": kernel.sink / norm,
-        "fit_residual": max(sink.residual, kernel.residual),
-    }
-    return {name: np.asarray(value, dtype=float) for name, value in values.items()}

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 
-from .fit import Floats
-from .recording import AttentionCall, LayerRotation
+from .recording import AttentionCall, Floats, LayerRotation
 
 NATS = np.log(2)  # in one bit
 SMOOTH = 3.0  # as in ropelens/statistics/solver.py
@@ -78,21 +77,28 @@ def information(rows: HeadRows) -> float:
     return float(per_row.mean() / NATS)
 
 
-def gain(rows: HeadRows, *, content: bool, offsets: bool, ridge: float) -> float:
-    """Bits per row that the best model explains over uniform attention.
+def gain(
+    rows: HeadRows,
+    *,
+    content: bool,
+    offsets: bool,
+    ridge: float,
+    on: HeadRows | None = None,
+) -> float:
+    """Bits per row that the best model of `rows` explains over uniform attention, `on` others.
 
     sigma always, beta with `content`, kappa and tau with `offsets`; fitted with `ridge` / 2
     times the squared weights, and `SMOOTH` times the squared steps of kappa from offset to
-    offset, beside the sum over rows. The gain leaves that out.
+    offset, beside the sum over rows. The gain leaves that out. Rows `on` which the model is
+    scored see no more keys than those that it is fitted to.
     """
     count, _, terms = rows.planes.shape
     context = int(rows.offset.max()) + 1
     bins = bin_of_offset(context)
     sizes = [1, terms * content, context * offsets, (bins.max() + 1) * offsets]
     split = np.cumsum(sizes)[:-1]
-    sink = rows.sink.ravel() > 0
 
-    def mean_log_likelihood(x: Floats) -> tuple[float, Floats]:
+    def mean_log_likelihood(x: Floats, rows: HeadRows) -> tuple[float, Floats]:
         sigma, beta, kappa, tau = np.split(x, split)
         scores = sigma[0] * rows.sink
         if content:
@@ -110,12 +116,13 @@ def gain(rows: HeadRows, *, content: bool, offsets: bool, ridge: float) -> float
         if offsets:
             place = rows.offset.ravel()
             slope.append(np.bincount(place, miss.ravel(), minlength=context))
+            sink = rows.sink.ravel() > 0
             own = bins[place[sink]]
             slope.append(np.bincount(own, miss.ravel()[sink], minlength=sizes[3]))
-        return float(value), np.concatenate(slope) / count
+        return float(value), np.concatenate(slope) / len(rows.planes)
 
     def loss(x: Floats) -> tuple[float, Floats]:
-        value, slope = mean_log_likelihood(x)
+        value, slope = mean_log_likelihood(x, rows)
         steps = np.diff(x[split[1] : split[2]])
         push = x.copy()
         push[split[1] : split[2]] -= SMOOTH * np.diff(steps, prepend=0, append=0)
@@ -125,5 +132,6 @@ def gain(rows: HeadRows, *, content: bool, offsets: bool, ridge: float) -> float
     start = np.zeros(sum(sizes))
     options = {"maxiter": 5000, "maxfun": 10_000, "ftol": 1e-13, "gtol": 1e-8, "maxcor": 30}
     best = minimize(loss, start, jac=True, method="L-BFGS-B", options=options)
-    uniform = -np.log(rows.seen.sum(1)).mean()
-    return (mean_log_likelihood(best.x)[0] - uniform) / NATS
+    scored = rows if on is None else on
+    uniform = -np.log(scored.seen.sum(1)).mean()
+    return (mean_log_likelihood(best.x, scored)[0] - uniform) / NATS

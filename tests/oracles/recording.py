@@ -18,7 +18,7 @@ import transformers
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .fit import Floats
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -4,57 +4,114 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
+from ropelens.errors import BadArgument
+from ropelens.statistics.kernel import SEEN_BY, describe_kernel
 from ropelens.statistics.labels import (
     LABELS,
     Thresholds,
-    describe_kernel,
     describe_wavelengths,
-    faint,
-    label,
+    faint_heads,
+    label_heads,
 )
+
+RULES = [  # total, sink, position, content -> label
+    ((0.0999, 0.0, 0.0999, 0.0), "diffuse"),
+    ((0.09, 0.09, 0.0, 0.0), "diffuse"),
+    ((0.1, 0.0, 0.1, 0.0), "positional"),
+    ((1.0, 0.901, 0.099, 0.0), "sink"),
+    ((1.0, 0.9, 0.07, 0.0), "positional"),
+    ((3.0, 0.0, 2.0, 1.0), "positional"),
+    ((3.0, 0.0, 1.99, 1.01), "mixed"),
+    ((3.0, 0.0, 1.01, 1.99), "mixed"),
+    ((3.0, 0.0, 1.0, 2.0), "semantic"),
+    ((3.0, 0.0, 0.0, 3.0), "semantic"),
+    ((3.0, 0.0, 1.99, 0.0), "mixed"),
+    ((3.0, 0.0, 0.0, 1.0), "mixed"),  # two thirds interact
+    ((3.0, 2.4, 0.5, 0.1), "positional"),  # of the rest, not of the total
+    ((3.0, 2.4, 0.1, 0.5), "semantic"),
+    ((math.nan, math.nan, math.nan, math.nan), ""),  # a head that does not exist
+]
+
+
+def labelled(thresholds: Thresholds, bits: tuple[float, ...]) -> str:
+    parts = zip(("total", "sink", "position", "content"), bits, strict=True)
+    return label_heads(thresholds, **{name: np.array([value]) for name, value in parts})[0]
+
+
+@pytest.mark.parametrize(("bits", "label"), RULES)
+def test_the_first_rule_that_fits(bits: tuple[float, ...], label: str):
+    assert labelled(Thresholds(), bits) == label
+    assert label in (*LABELS, "")
 
 
 @pytest.mark.parametrize(
-    ("total", "sink", "position", "content", "expected"),
+    ("thresholds", "label"),
     [
-        (0.09, 0.0, 0.09, 0.0, "diffuse"),
-        (0.09, 0.09, 0.0, 0.0, "diffuse"),
-        (1.0, 0.91, 0.09, 0.0, "sink"),
-        (1.0, 0.9, 0.07, 0.0, "positional"),
-        (3.0, 0.0, 2.0, 1.0, "positional"),
-        (3.0, 0.0, 1.0, 2.0, "semantic"),
-        (3.0, 0.0, 1.99, 0.0, "mixed"),
-        (3.0, 0.0, 0.0, 1.0, "mixed"),  # two thirds interact
-        (4.0, 1.0, 2.0, 0.5, "positional"),  # of the rest, not of the total
+        (Thresholds(), "positional"),
+        (Thresholds(diffuse=1.5), "diffuse"),
+        (Thresholds(sink=0.1), "sink"),
+        (Thresholds(named=0.9), "mixed"),
     ],
 )
-def test_the_first_rule_that_fits(total, sink, position, content, expected):
-    values = {"total": total, "sink": sink, "position": position, "content": content}
-    tensors = {name: torch.tensor([value]).double() for name, value in values.items()}
-    assert LABELS[int(label(Thresholds(), **tensors)[0])] == expected
+def test_thresholds_move_the_rules(thresholds: Thresholds, label: str):
+    assert labelled(thresholds, (1.2, 0.2, 0.8, 0.2)) == label
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"diffuse": -0.1},
+        {"diffuse": math.nan},
+        {"faint": -1.0},
+        {"sink": 1.1},
+        {"named": 0.5},  # a head could have two names
+        {"named": 1.2},
+        {"offset": -0.1},
+    ],
+)
+def test_thresholds_that_are_none_are_refused(wrong: dict[str, float]):
+    with pytest.raises(BadArgument, match="Thresholds are shares") as refused:
+        Thresholds(**wrong)
+    assert str(next(iter(wrong.values()))) in refused.value.parts["seen"]
 
 
 def test_faint_heads():
-    bits = torch.tensor([0.3, 0.5, 2.0])
-    assert faint(Thresholds(), bits).tolist() == [True, False, False]
+    assert faint_heads(Thresholds(), np.array([0.3, 0.5, 2.0])).tolist() == [True, False, False]
 
 
-def test_an_offset_where_one_stands_out_and_a_band_otherwise():
+# kernels
+
+
+def test_where_a_kernel_peaks_and_its_middle_half():
     kernel = torch.full((3, 100), 1e-9)
     kernel[0, 70] = 0.29 / 0.71  # of the other 0.71
     kernel[0, 10:20] = 0.1
     kernel[1, 70] = 1.0
     kernel[1, 3] = 0.9
     kernel[2, 20:40] = 0.05
-    found = describe_kernel(Thresholds(), kernel.log(), torch.ones(100))
-    assert found.named.tolist() == [False, True, False]
-    assert found.offset[1] == 70
-    assert found.weight[1] == pytest.approx(1 / 1.9, rel=1e-4)
-    assert (int(found.low[2]), int(found.high[2])) == (24, 34)
+    found = describe_kernel(kernel.log(), torch.ones(100))
+    assert found.offset[:2].tolist() == [70, 70]
+    torch.testing.assert_close(found.weight[:2], torch.tensor([0.29, 1 / 1.9]))
+    assert (int(found.low[0]), int(found.high[0])) == (13, 70)
     assert (int(found.low[1]), int(found.high[1])) == (3, 70)
+    assert (int(found.low[2]), int(found.high[2])) == (24, 34)
+    torch.testing.assert_close(found.kernel.sum(-1), torch.ones(3))
+
+
+def test_the_middle_half_is_that_of_quantiles():
+    """numpy's inverted distribution function of draws with these weights."""
+    random = np.random.default_rng(0)
+    counts = random.integers(0, 5, size=(20, 40))
+    found = describe_kernel(torch.from_numpy(counts).double().log(), torch.ones(40))
+    for head, own in enumerate(counts):
+        draws = np.repeat(np.arange(40), own)
+        band = np.quantile(draws, [0.25, 0.75], method="inverted_cdf")
+        assert abs(int(found.low[head]) - band[0]) <= 1  # a sum of exactly 1/4 may round
+        assert abs(int(found.high[head]) - band[1]) <= 1
 
 
 def test_offsets_that_hardly_a_row_sees_are_no_heads_offset():
@@ -62,20 +119,48 @@ def test_offsets_that_hardly_a_row_sees_are_no_heads_offset():
     kappa[0, 49] = 20.0
     kappa[0, 5] = 10.0
     seen_by = torch.linspace(1, 0, 50)
-    assert describe_kernel(Thresholds(), kappa, torch.ones(50)).offset[0] == 49
-    assert describe_kernel(Thresholds(), kappa, seen_by).offset[0] == 5
+    assert describe_kernel(kappa, torch.ones(50)).offset[0] == 49
+    found = describe_kernel(kappa, seen_by)
+    assert found.offset[0] == 5
+    assert ((found.kernel[0] > 0) == (seen_by >= SEEN_BY)).all()
+
+
+# wavelengths
 
 
 def test_two_peaks_are_told_apart():
     """30 and 56 % at 6 and 628 tokens: a mean would name a wavelength between them."""
-    wavelength = torch.tensor([6.0, 119.0, 628.0, math.inf]).double()
-    push = torch.tensor([[0.30, 0.10, 0.56, 0.04], [-1.0, -1.0, -1.0, -1.0], [-5, 0, 0, 2.0]])
-    found = describe_wavelengths(push, wavelength)
+    wavelength = np.array([6.0, 119.0, 628.0, math.inf])
+    push = np.array([[0.30, 0.10, 0.56, 0.04], [-1.0, -1.0, -1.0, -1.0], [-5, 0, 0, 2.0]])
+    found = describe_wavelengths(push, wavelength[None])
     assert found.top[0] == 628
     assert found.top_share[0] == pytest.approx(0.56)
     assert found.holding_half.tolist() == [1, 0, 1]
     turning = (0.3 * math.log(6) + 0.1 * math.log(119) + 0.56 * math.log(628)) / 0.96
     assert found.mean[0] == pytest.approx(math.exp(turning), rel=1e-6)
-    assert found.top[1:].tolist()[1] == math.inf
-    assert found.top[1].isnan()
-    assert found.mean[1:].isnan().all()
+    assert found.top[2] == math.inf
+    assert np.isnan(found.top[1])
+    assert np.isnan(found.top_share[1])
+    assert np.isnan(found.mean[1:]).all()
+
+
+@pytest.mark.parametrize(
+    ("push", "mean", "top", "planes"),
+    [
+        ([1.0, 1.0, 5.0], 100.0, math.inf, 1),
+        ([1.0, 0.0, 0.5], 10.0, 10.0, 1),
+        ([3.0, 1.0, 3.5], 10**1.5, math.inf, 2),
+        ([-7.0, 2.0, 1.0], 1000.0, 1000.0, 1),
+        ([-1.0, 0.0, 5.0], math.nan, math.inf, 1),
+        ([math.nan, 2.0, 2.0], 1000.0, 1000.0, 1),  # a plane that the layer does not have
+        ([1.0, 1.0, 1.0], 100.0, 10.0, 2),
+    ],
+)
+def test_means_are_geometric_over_planes_that_turn(push, mean, top, planes):
+    """By the positive part of selectivity; what does not rotate has no wavelength."""
+    found = describe_wavelengths(np.array([push]), np.array([[10.0, 1000.0, math.inf]]))
+    np.testing.assert_allclose(found.mean, [mean])
+    np.testing.assert_equal(found.top, [top])
+    assert found.holding_half.tolist() == [planes]
+    positive = np.nan_to_num(push).clip(min=0)
+    np.testing.assert_allclose(found.top_share, [positive.max() / positive.sum()])

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import numpy as np
 import pytest
 import torch
 from oracles.logit import HeadRows, gain, information
-from oracles.planted import OFFSETS, Expected, Planted, planted
+from oracles.planted import BOS, OFFSETS, Expected, Planted, planted
 from torch import Tensor
 
 from ropelens.rope.planes import Planes
+from ropelens.statistics.attention import sum_attention
+from ropelens.statistics.budget import Budget, attention_budget
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.gains import Budget, budget, score
+from ropelens.statistics.groups import deal
+from ropelens.statistics.held_out import Sample, scored_rows
+from ropelens.statistics.kernel import Kernel, describe_kernel
 from ropelens.statistics.labels import (
-    LABELS,
-    Offsets,
     Thresholds,
     Wavelengths,
-    describe_kernel,
     describe_wavelengths,
-    label,
+    label_heads,
 )
-from ropelens.statistics.logit import fit
+from ropelens.statistics.measures import named
 from ropelens.statistics.rows import sample_rows
-from ropelens.statistics.sinks import find_sinks, known_sinks, sum_selectivity, with_found
-
-ROWS = 64
+from ropelens.statistics.sinks import beginning_of, known_sinks
 
 
 @dataclass(frozen=True)
@@ -37,30 +36,33 @@ class Measured:
 
     bits: Budget
     labels: list[str]
-    offsets: Offsets
+    kernel: Kernel
     wavelengths: Wavelengths
 
 
 def measure(call: AttentionCall, planes: Planes, tokens: Tensor) -> Measured:
-    """Fitted on half of the sequences and scored on the other, both ways."""
+    """As a profile does: fitted to a sample, and scored on the other fold of all sequences."""
     sequences, context = tokens.shape
-    rows = sample_rows(torch.full((sequences,), context), count=ROWS, seed=0)
-    sinks = known_sinks(tokens)
-    sinks = with_found(sinks, find_sinks(call, rows, planes, sinks))
-    half = torch.arange(sequences) % 2
-    fits = fit(call, rows, planes, sinks, part=half)
-    scores = score(call, rows, planes, sinks, fits, by=1 - half, slot=half * 0, slots=1)
-    bits = budget(scores)
-    bits = Budget(*(values[0] for values in vars(bits).values()))
+    lengths, group = torch.full((sequences,), context), deal(None, sequences)
+    known = known_sinks(tokens, beginning=beginning_of(tokens, BOS))
+    sample = Sample.draw(tokens, lengths, group=group, sinks=known, seed=0)
+    taken = (sample.tokens[:, None] == tokens).all(-1).int().argmax(1)
+    batched = {name: vars(call)[name][taken] for name in ("query", "key", "value", "output")}
+    fitted = sample.fit(replace(call, **batched), planes, surrogates=0, seed=0)
+    rows = sample_rows(lengths, count=scored_rows(sequences), seed=0)
+    sinks = fitted.sinks(known)
+    scores = fitted.score(call, rows, planes, sinks, group=group)
+    bits = attention_budget(*(x.numpy() for x in scores.whole.gains.values()))
     shares = {name: vars(bits)[name] for name in ("total", "sink", "position", "content")}
     seen_by = (rows.position.flatten()[:, None] >= torch.arange(context)).double().mean(0)
-    kappa = fits.weights["position"].offset.mean(0).flatten(0, 1)
-    push = sum_selectivity(call, rows, planes, sinks)[1].sum(0)
+    (of_keys,) = named("selectivity_keys")
+    sums = sum_attention(call, rows, planes, tokens=tokens, sinks=sinks, statistics=[of_keys])
+    push = planes.sum_coordinates(sums[of_keys.name].sum(0))
     return Measured(
         bits=bits,
-        labels=[LABELS[i] for i in label(Thresholds(), **shares)],
-        offsets=describe_kernel(Thresholds(), kappa, seen_by),
-        wavelengths=describe_wavelengths(push, planes.wavelength),
+        labels=label_heads(Thresholds(), **shares).tolist(),
+        kernel=describe_kernel(fitted.kappa, seen_by),
+        wavelengths=describe_wavelengths(push.numpy(), planes.wavelength.numpy()[None]),
     )
 
 
@@ -76,12 +78,12 @@ def check(measured: Measured, head: int, expected: Expected) -> None:
     if right is not None:
         assert bits[right] >= 0.9 * rest, (expected, bits)
     if expected.offset is not None:
-        assert int(measured.offsets.offset[head]) == expected.offset, expected
-        assert measured.offsets.named[head], expected
+        assert int(measured.kernel.offset[head]) == expected.offset, expected
+        assert measured.kernel.weight[head] >= Thresholds().offset, expected
     if expected.around is not None:
-        low, high = int(measured.offsets.low[head]), int(measured.offsets.high[head])
+        low, high = int(measured.kernel.low[head]), int(measured.kernel.high[head])
         assert low <= expected.around <= high, (expected, low, high)
-        assert not measured.offsets.named[head], expected
+        assert measured.kernel.weight[head] < Thresholds().offset, expected
 
 
 def check_all(made: Planted) -> Measured:

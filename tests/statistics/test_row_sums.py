@@ -111,27 +111,23 @@ def brute_force(
     """Sums over `rows` (position, weight) of one head, one row and one key at a time."""
     kv_head = head // (call.query.shape[1] // call.key.shape[1])
     q, k = call.query[sequence, head], call.key[sequence, kv_head]
-    everywhere = torch.arange(len(q))
-    q0, k0 = unrotate(q, everywhere, planes), unrotate(k, everywhere, planes)
 
     def squashed(x: Tensor) -> Tensor:
         return x if call.softcap is None else call.softcap * torch.tanh(x / call.softcap)
 
-    names = ("sink_mass", "entropy", "still_likelihood", "learned_sink_mass", "law")
+    names = ("sink_mass", "entropy", "learned_sink_mass", "law")
     sums = {name: torch.zeros(1, dtype=torch.float64) for name in names}
     sums["offset_mass"] = torch.zeros(len(q), dtype=torch.float64)
     sums["selectivity"] = torch.zeros_like(q[0])
     for i, weight in rows:
         keys = range(int(call.start[i]), i + 1)
         terms = torch.stack([call.scale * q[i] * k[j] for j in keys])
-        still = squashed(torch.stack([call.scale * q0[i] @ k0[j] for j in keys]))
         scores = squashed(terms.sum(1))
         log_a = scores.log_softmax(0)
         a = log_a.exp()
         sums["selectivity"] += weight * ((a - 1 / len(keys))[:, None] * terms).sum(0)
         sums["law"] += weight * ((a - 1 / len(keys)) * terms.sum(1)).sum()
         sums["entropy"] -= weight * (a * log_a).sum()
-        sums["still_likelihood"] += weight * (a * still.log_softmax(0)).sum()
         for j, mass in zip(keys, a, strict=True):
             if j == 0:
                 sums["sink_mass"] += weight * mass

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from observed import observed_calls
+from oracles.tiny import random_tokens, tiny
 from torch import Tensor
 
+import ropelens as rl
 from ropelens.rope.planes import Planes
+from ropelens.statistics import block
 from ropelens.statistics.attention import sum_attention
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.maps import attention_map
 from ropelens.statistics.measures import named
 from ropelens.statistics.rows import Rows, all_rows, sample_rows
-from ropelens.statistics.sinks import find_sinks, known_sinks, sum_selectivity, with_found
+from ropelens.statistics.sinks import beginning_of, find_sinks, known_sinks, with_found
 
 few = settings(deadline=None, max_examples=25, derandomize=True)
 seeds = st.integers(0, 2**20)
@@ -46,11 +51,21 @@ def random_call(*, seed: int, context: int, window: int, sharpness: float) -> At
 PLANES = Planes(torch.tensor([1.0, 0.1, 0.01]), head_dim=8, pairing="half")
 
 
-def dense(call: AttentionCall, rows: Rows, sinks: Tensor) -> tuple[Tensor, Tensor]:
-    """The formula, one row and one key at a time: [batch, head, term] on sinks, on others."""
+def both_parts(call: AttentionCall, rows: Rows, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """By plane [batch, head, term]: of sinks, of keys; and the attention on sinks."""
+    ids = torch.zeros(call.key.shape[0], call.key.shape[2], dtype=torch.long)
+    of_rows = named("selectivity", "selectivity_keys", "sink_mass")
+    sums = sum_attention(call, rows, PLANES, tokens=ids, sinks=sinks, statistics=of_rows)
+    whole, keys = (PLANES.sum_coordinates(sums[row.name]) for row in of_rows[:2])
+    return whole - keys, keys, sums["sink_mass"]
+
+
+def dense(call: AttentionCall, rows: Rows, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The formulas, one row and one key at a time: as `both_parts`."""
     attention = attention_map(call)
     shape = (*call.query.shape[:2], PLANES.terms)
     on_sinks, on_keys = torch.zeros(shape).double(), torch.zeros(shape).double()
+    mass = torch.zeros(shape[:2]).double()
     for b in range(shape[0]):
         for h in range(shape[1]):
             kind = sinks[b, h if sinks.shape[1] > 1 else 0]
@@ -66,6 +81,7 @@ def dense(call: AttentionCall, rows: Rows, sinks: Tensor) -> tuple[Tensor, Tenso
                 a = {j: float(attention[b, h, i, j]) for j in keys}
                 own = [j for j in keys if kind[j] > 0]
                 others = [j for j in keys if kind[j] == 0]
+                mass[b, h] += weight * sum(a[j] for j in own)
                 even = sum(c.values()) / len(c)
                 whole = sum(a[j] * c[j] for j in keys) - even
                 rest = torch.zeros(PLANES.terms).double()
@@ -75,7 +91,7 @@ def dense(call: AttentionCall, rows: Rows, sinks: Tensor) -> tuple[Tensor, Tenso
                     rest = sum(a[j] * c[j] for j in others) - (1 - a0) * level
                 on_keys[b, h] += weight * rest
                 on_sinks[b, h] += weight * (whole - rest)
-    return on_sinks, on_keys
+    return on_sinks, on_keys, mass
 
 
 @few
@@ -94,14 +110,9 @@ def test_both_parts_by_brute_force_and_their_sum(seed, window, sharpness, sample
     sinks = torch.randint(0, 9, (3, 4 if by_head else 1, 19), generator=generator)
     sinks = sinks * (sinks <= 3)
     sinks[..., 0] = 1
-    ours = sum_selectivity(call, rows, PLANES, sinks)
+    ours = both_parts(call, rows, sinks)
     for part, true in zip(ours, dense(call, rows, sinks), strict=True):
-        torch.testing.assert_close(part, true)
-    (statistic,) = named("selectivity")
-    ids = torch.zeros(call.key.shape[0], call.key.shape[2], dtype=torch.long)
-    sums = sum_attention(call, rows, PLANES, tokens=ids, statistics=[statistic])
-    whole = PLANES.sum_coordinates(sums["selectivity"])
-    torch.testing.assert_close(ours[0] + ours[1], whole)
+        torch.testing.assert_close(part.view_as(true), true)
 
 
 def test_one_sink_takes_what_the_formula_of_one_sink_says():
@@ -116,15 +127,100 @@ def test_one_sink_takes_what_the_formula_of_one_sink_says():
         c = call.scale * PLANES.sum_coordinates(call.query[:, :, i, None] * k[:, :, : i + 1])
         beyond = attention[:, :, i, :1] - 1 / (i + 1)
         true += beyond * (c[:, :, 0] - c[:, :, 1:].mean(2))
-    torch.testing.assert_close(sum_selectivity(call, rows, PLANES, sinks)[0], true)
+    torch.testing.assert_close(both_parts(call, rows, sinks)[0], true)
+
+
+@pytest.mark.parametrize("by_head", [False, True])
+def test_blocks_that_see_no_sink(by_head: bool, monkeypatch: pytest.MonkeyPatch):
+    """A window beyond position 0: rows see no sink, and all that they choose is keys."""
+    call = random_call(seed=1, context=30, window=4, sharpness=1.0)
+    length = torch.tensor([30, 30, 30])
+    sinks = torch.zeros(3, 4 if by_head else 1, 30, dtype=torch.long)
+    sinks[..., 0] = 1
+    monkeypatch.setitem(block.BLOCK_ELEMENTS, "cpu", 1)
+    for rows in (all_rows(length), sample_rows(length, count=6, seed=0)):
+        for part, true in zip(
+            both_parts(call, rows, sinks), dense(call, rows, sinks), strict=True
+        ):
+            torch.testing.assert_close(part.view_as(true), true)
+    nothing = torch.zeros_like(sinks)
+    on_sinks, _, mass = both_parts(call, rows, nothing)
+    torch.testing.assert_close(on_sinks, torch.zeros_like(on_sinks))
+    assert not mass.any()
+    assert not find_sinks(call, all_rows(length), PLANES, nothing).any()
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding", "glm", "smollm3"])
+def test_a_profile_has_both_parts_with_sinks_by_head(name: str):
+    """Tables as fits make them: what is named, what begins, and what some heads found."""
+    tokens = torch.from_numpy(random_tokens(sequences=2, length=40))
+    tokens[0, 20] = 1
+    sinks = known_sinks(tokens, beginning=1, named=[int(tokens[1, 9])])
+    for call, planes in observed_calls(tiny(name).double(), tokens):
+        heads = call.query.shape[1]
+        found = torch.zeros(heads, 50, dtype=torch.bool)
+        found[::2, 7] = True
+        table = with_found(sinks, found)
+        assert table.shape == (2, heads, 40)
+        rows, of_rows = all_rows(torch.tensor([40, 33])), named("selectivity_keys")
+        given = {"tokens": tokens, "statistics": of_rows}
+        whole = sum_attention(call, rows, planes, sinks=table, **given)["selectivity_keys"]
+        for head in range(heads):
+            own = sum_attention(call, rows, planes, sinks=table[:, [head]], **given)
+            torch.testing.assert_close(whole[:, head], own["selectivity_keys"][:, head])
+
+
+def kinds(tokens: list[list[int]], *, bos: int | None, named: tuple[int, ...] = ()) -> list:
+    table = torch.tensor(tokens)
+    return known_sinks(table, beginning=beginning_of(table, bos), named=named)[:, 0].tolist()
 
 
 def test_the_first_token_marks_a_sink_where_all_sequences_begin_with_it():
-    packed = torch.tensor([[7, 3, 4, 7, 5], [7, 7, 3, 9, 9]])
-    assert known_sinks(packed)[:, 0].tolist() == [[1, 0, 0, 1, 0], [1, 1, 0, 0, 0]]
-    text = torch.tensor([[7, 3, 4, 7, 5], [3, 7, 3, 9, 9]])
-    assert known_sinks(text)[:, 0].tolist() == [[1, 0, 0, 0, 0], [1, 0, 0, 0, 0]]
-    assert known_sinks(text, named=[3, 5])[:, 0].tolist() == [[1, 2, 0, 0, 2], [1, 0, 2, 0, 0]]
+    packed = [[7, 3, 4, 7, 5], [7, 7, 3, 9, 9]]
+    for bos in (None, 7, 3):
+        assert kinds(packed, bos=bos) == [[1, 0, 0, 1, 0], [1, 1, 0, 0, 0]]
+    text = [[7, 3, 4, 7, 5], [3, 7, 3, 9, 9]]
+    for bos in (None, 7):
+        assert kinds(text, bos=bos) == [[1, 0, 0, 0, 0], [1, 0, 0, 0, 0]]
+    assert kinds(text, bos=None, named=(3, 5)) == [[1, 2, 0, 0, 2], [1, 0, 2, 0, 0]]
+    assert kinds(packed, bos=7, named=(7, 9)) == [[1, 0, 0, 1, 0], [1, 1, 0, 2, 2]]
+
+
+def test_one_sequence_marks_what_it_begins_with_if_that_is_bos():
+    """The word "the" may begin a text, stand again, and mean nothing."""
+    one = [[7, 3, 7, 7, 5]]
+    assert kinds(one, bos=7) == [[1, 0, 1, 1, 0]]
+    assert kinds(one, bos=None) == kinds(one, bos=3) == [[1, 0, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding"])
+def test_padding_equal_to_bos_is_harmless(name: str):
+    tokens = torch.from_numpy(random_tokens(sequences=3, length=40))
+    lengths = torch.tensor([40, 9, 25])
+    plain, padded = (tokens.clone() for _ in range(2))
+    for row, other, length in zip(plain, padded, lengths, strict=True):
+        row[length:], other[length:] = 5, 1
+    one, same = (
+        rl.profile(tiny(name), each, lengths=lengths, surrogates=2) for each in (plain, padded)
+    )
+    for variable in one.data_vars:
+        if one[variable].dtype.kind == "f":
+            np.testing.assert_allclose(
+                one[variable], same[variable], atol=1e-4, err_msg=variable
+            )
+
+
+def test_named_tokens_are_sinks_of_a_profile():
+    """sink_mass is the attention on all of them, by transformers' own weights."""
+    model, tokens = tiny("llama_gqa"), random_tokens(sequences=1, length=30)
+    tokens[0, [4, 11, 12]] = 50
+    with torch.no_grad():
+        out = model(torch.from_numpy(tokens), output_attentions=True)
+    weights = np.stack([layer[0, :, 1:].double() for layer in out.attentions])
+    profile = rl.profile(model, tokens, sinks=[50], surrogates=0)
+    assert profile["found_sink"].isnull().all()
+    true = weights[..., (tokens[0] == 50) | (np.arange(30) == 0)].sum(-1).mean(-1)
+    np.testing.assert_allclose(profile["sink_mass"], true, rtol=1e-5)
 
 
 def at_key(key: int, *, share: float, sequences: int, only: int) -> AttentionCall:
@@ -177,3 +273,30 @@ def test_keys_that_take_most_rows_attention_are_found(key, share, only, found):
         assert (table[:, :, 0] == 1).all()
         assert not find_sinks(call, rows, PLANES, table).any(), "a known sink is not found"
     assert math.isclose(float(seen.sum()), float(found))
+
+
+def test_sinks_are_found_by_the_rows_behind_them_by_brute_force():
+    """Sampled rows, windows and sequences of different lengths: means one key at a time."""
+    call = random_call(seed=3, context=60, window=40, sharpness=2.0)
+    lengths = torch.tensor([60, 50, 41])
+    call.key[:, 0, 6] *= 5  # so that some keys take much
+    for rows in (all_rows(lengths), sample_rows(lengths, count=30, seed=1)):
+        attention = attention_map(call)
+        none = torch.zeros(3, 1, 60, dtype=torch.long)
+        takes, enough = torch.zeros(4, 60), torch.zeros(60)
+        for b in range(3):
+            for j in range(60):
+                behind = [
+                    (i, w)
+                    for i, w in zip(
+                        rows.position[b].tolist(), rows.weight[b].tolist(), strict=True
+                    )
+                    if w and i > j >= int(call.start[i])
+                ]
+                if len(behind) >= 16:
+                    enough[j] += 1
+                    mass = sum(w * attention[b, :, i, j] for i, w in behind)
+                    takes[:, j] += mass / sum(w for _, w in behind) > 0.3
+        found = find_sinks(call, rows, PLANES, none)
+        assert torch.equal(found, takes > enough / 2)
+        assert found.any()

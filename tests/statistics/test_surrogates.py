@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import torch
@@ -9,13 +12,16 @@ from observed import observed_calls
 from oracles.tiny import random_tokens, tiny
 from scipy import stats
 
+from ropelens.rope.planes import Planes
 from ropelens.rope.turn import Side, turn
+from ropelens.statistics.attention import sum_attention
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.claim import VERDICTS, judge, rank_correlation
+from ropelens.statistics.claim import VERDICTS, _bounds, _verdict, judge, rank_correlation
 from ropelens.statistics.gains import score
 from ropelens.statistics.logit import fit
+from ropelens.statistics.measures import named
 from ropelens.statistics.rows import sample_rows
-from ropelens.statistics.sinks import known_sinks, sum_selectivity
+from ropelens.statistics.sinks import known_sinks
 from ropelens.statistics.surrogates import LayerSurrogates, _orders, draw_surrogates
 
 
@@ -23,8 +29,11 @@ from ropelens.statistics.surrogates import LayerSurrogates, _orders, draw_surrog
 def test_a_surrogate_is_the_layer_turned_by_other_frequencies(name: str):
     """Each draw, built as an edit would build it and measured as a profile would measure it."""
     tokens = torch.from_numpy(random_tokens(sequences=4, length=40))
-    sinks = known_sinks(tokens)
-    rows = sample_rows(torch.full((4,), 40), count=12, seed=0)
+    sinks = known_sinks(tokens, beginning=1)
+    rows, of_keys = (
+        sample_rows(torch.full((4,), 40), count=12, seed=0),
+        named("selectivity_keys"),
+    )
     for call, planes in observed_calls(tiny(name), tokens):
         ours = draw_surrogates(call, rows, planes, sinks, draws=2, seed=3)
         orders = _orders(planes, call.key.shape[1], 2, seed=3, layer=call.layer)
@@ -45,17 +54,46 @@ def test_a_surrogate_is_the_layer_turned_by_other_frequencies(name: str):
             torch.testing.assert_close(
                 ours.offset_fraction[draw].double(), fraction, rtol=0, atol=0.01
             )
-            push = sum_selectivity(turned, rows, planes, sinks)[1].sum(0)
+            sums = sum_attention(
+                turned, rows, planes, tokens=tokens, sinks=sinks, statistics=of_keys
+            )
+            push = planes.sum_coordinates(sums["selectivity_keys"].sum(0))
             wavelength = (2 * np.pi / frequency.abs()).log().repeat_interleave(group, 0)
             weight = push[:, : frequency.shape[1]].clamp(min=0)
             mean = (weight * wavelength).sum(-1) / weight.sum(-1)
             torch.testing.assert_close(ours.log_wavelength[draw], mean, rtol=1e-3, atol=1e-3)
 
 
-def layers_of(
+def test_heads_that_choose_nothing_or_a_sink_alone_do_not_count():
+    """Diffuse and sink by the rules of labels; what counts is NaN elsewhere."""
+    fraction, wavelength = torch.rand(2, 3, 4)
+    counts = torch.tensor([[True, False, True, True]]).expand(3, -1)
+    found = LayerSurrogates(fraction, wavelength, counts).of_counting
+    for values, own in zip(found, (fraction, wavelength), strict=True):
+        assert values[:, 1].isnan().all()
+        assert torch.equal(values[:, [0, 2, 3]], own[:, [0, 2, 3]].double())
+    q = torch.zeros(1, 3, 50, 8)
+    q[:, 1, :, 7], q[:, 2] = 12.0, torch.randn(50, 8) * 4
+    k = torch.randn(1, 3, 50, 8)
+    k[:, 1], k[:, 1, 0, 7] = 0, 1
+    call = AttentionCall(0, q, k, k, q.transpose(1, 2), 1.0, None, None, torch.zeros(50).long())
+    planes = Planes(torch.tensor([1.0, 0.1, 0.01, 0.001]), 8, "half")
+    tokens = torch.ones(1, 50, dtype=torch.long)
+    sinks = known_sinks(tokens, beginning=None)
+    rows = sample_rows(torch.tensor([50]), count=40, seed=0)
+    drawn = draw_surrogates(call, rows, planes, sinks, draws=3)
+    assert drawn.counts[0].tolist() == [False, False, True]
+    assert not drawn.counts[:, 0].any()
+    assert drawn.counts[:, 2].all()
+
+
+# the verdict
+
+
+def heads_of(
     rho_of_draws: list[float], *, layers: int = 4, heads: int = 6
-) -> list[LayerSurrogates]:
-    """Layers whose heads, all together, have about these correlations.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Heads [draw, layer, head] that, all together, have about these correlations.
 
     What the offset explains is spread evenly over 0 to 1.
     """
@@ -66,20 +104,14 @@ def layers_of(
     rho = np.array(rho_of_draws)[:, None]
     y = rho * x + np.sqrt(1 - rho**2) * random.normal(size=x.shape)
     x, y = ((v.reshape(-1, layers, heads)) for v in (x, y))
-    every = torch.ones(len(x), heads, dtype=torch.bool)
-    return [
-        LayerSurrogates(
-            torch.from_numpy(x[:, i] / 3.4 + 0.5), torch.from_numpy(y[:, i]), every.clone()
-        )
-        for i in range(layers)
-    ]
+    return x / 3.4 + 0.5, y
 
 
 @pytest.mark.parametrize(
     ("own", "verdict"), [(-0.99, "holds"), (-0.5, "unresolved"), (0.9, "contradicted")]
 )
 def test_the_verdict_follows_from_the_surrogates_alone(own: float, verdict: str):
-    claim = judge(layers_of([own] + [-0.5] * 40))
+    claim = judge(*heads_of([own] + [-0.5] * 40))
     assert claim.verdict == verdict
     assert claim.verdict in VERDICTS
     assert claim.null_draws == 40
@@ -87,15 +119,65 @@ def test_the_verdict_follows_from_the_surrogates_alone(own: float, verdict: str)
     assert claim.low <= claim.rank_correlation <= claim.high
     assert claim.null_low <= claim.null_median <= claim.null_high
     assert f"{claim.rank_correlation:+.2f} beside" in claim.why
+    assert claim.p_value == (1 / 41 if verdict == "holds" else pytest.approx(claim.p_value))
+
+
+def test_bounds_are_those_of_an_exact_test():
+    """Of n surrogates and a model that is one more: at most 2.5 % of ranks lie beyond."""
+    for draws in range(1, 2000):
+        null = np.random.default_rng(draws).permutation(draws).astype(float)
+        low, high = _bounds(null)
+        if draws < 39:
+            assert np.isnan([low, high]).all()
+            continue
+        below = Fraction(int((null < low).sum()) + 1, draws + 1)  # ranks that "holds" takes
+        assert below <= Fraction(1, 40) < below + Fraction(1, draws + 1), "and no fewer"
+        assert low + high == draws - 1, "both tails alike"
+
+
+def test_with_forty_surrogates_below_all_is_holds_and_above_all_contradicted():
+    fraction, wavelength = heads_of([0.0] * 41)
+    rho = [
+        rank_correlation(f.ravel(), w.ravel())
+        for f, w in zip(fraction, wavelength, strict=True)
+    ]
+    order = np.argsort(rho)
+    for rank, verdict in (
+        (0, "holds"),
+        (1, "unresolved"),
+        (39, "unresolved"),
+        (40, "contradicted"),
+    ):
+        own = order[rank]
+        others = np.delete(np.arange(41), own)
+        claim = judge(fraction[[own, *others]], wavelength[[own, *others]], resamples=10)
+        assert claim.verdict == verdict, rank
+        assert claim.p_value == pytest.approx((rank + 1) / 41)
+
+
+def test_a_model_that_is_one_of_its_surrogates_seldom_holds():
+    """Under the null 1 of 41 comes below all: as often as 2.5 % allow, and no more."""
+    random = np.random.default_rng(0)
+    trials, counts = 2000, Counter()
+    fraction = np.linspace(0, 1, 10)
+    for _ in range(trials):
+        # What a model and its surrogates have in common, and what is each one's own.
+        rho = np.tanh(random.normal() + 0.3 * random.normal(size=41))
+        counts[_verdict(rho[0], rho[1:], _bounds(rho[1:]), fraction)[0]] += 1
+    within = 3 * np.sqrt(trials / 41)
+    for verdict in ("holds", "contradicted"):
+        assert abs(counts[verdict] - trials / 41) < within
+    assert (
+        sum(counts.values())
+        == trials
+        == counts["unresolved"] + sum(counts[verdict] for verdict in ("holds", "contradicted"))
+    )
 
 
 @pytest.mark.parametrize(("lift", "ends"), [(-0.42, (2, 22)), (0.42, (22, 2))])
 def test_too_few_heads_at_one_end_make_no_verdict(lift: float, ends: tuple[int, int]):
-    layers = [
-        LayerSurrogates(layer.offset_fraction + lift, layer.log_wavelength, layer.counts)
-        for layer in layers_of([-0.99] + [0.0] * 40)
-    ]
-    claim = judge(layers)
+    fraction, wavelength = heads_of([-0.99] + [0.0] * 40)
+    claim = judge(fraction + lift, wavelength)
     assert claim.verdict == "not testable"
     assert claim.why == (
         f"the offset explains more than half of what {ends[0]} heads choose and less of what "
@@ -103,34 +185,53 @@ def test_too_few_heads_at_one_end_make_no_verdict(lift: float, ends: tuple[int, 
     )
 
 
-def test_heads_that_are_diffuse_or_sinks_do_not_count():
-    layers = layers_of([-0.99] + [-0.5] * 40)
-    for layer in layers[1:]:
-        layer.counts[0] = False
-    assert judge(layers).heads == 6
+@pytest.mark.parametrize("draws", [0, 1, 38])
+def test_too_few_surrogates_make_no_verdict(draws: int):
+    claim = judge(*heads_of([-0.99] + [0.5] * draws))
+    assert claim.verdict == "not testable"
+    assert claim.why == f"there are {draws} surrogates; it takes 39"
+    assert claim.rank_correlation < -0.9
+    assert claim.p_value == 1 / (1 + draws)
+    assert np.isnan(claim.null_median) == (draws == 0)
+    assert judge(*heads_of([-0.99] + [0.5] * 39)).verdict == "holds"
+
+
+def test_heads_that_do_not_count_are_left_out_of_each_draw():
+    fraction, wavelength = heads_of([-0.99] + [-0.5] * 40)
+    fraction[0, 1:] = np.nan
+    wavelength[3] = np.nan
+    claim = judge(fraction, wavelength)
+    assert claim.heads == 6
+    assert claim.null_draws == 39
+    own = stats.spearmanr(fraction[0, 0], wavelength[0, 0]).statistic
+    assert claim.rank_correlation == pytest.approx(own)
 
 
 def test_no_verdict_where_nothing_rotates():
-    nothing = torch.full((41, 6), torch.nan)
-    layer = layers_of([-0.5] * 41, layers=1)[0]
-    claim = judge([LayerSurrogates(layer.offset_fraction, nothing, layer.counts)] * 3)
+    fraction, wavelength = heads_of([-0.5] * 41)
+    claim = judge(fraction, np.full_like(wavelength, np.nan))
     assert claim.verdict == "not testable"
     assert claim.heads == 0
+    assert np.isnan([claim.rank_correlation, claim.p_value, claim.low, claim.high]).all()
 
 
 def test_no_verdict_where_the_order_of_frequencies_makes_no_difference():
-    layer = layers_of([-0.5], layers=1, heads=30)[0]
-    same = LayerSurrogates(*(x.expand(41, -1) for x in vars(layer).values()))
-    claim = judge([same, same])
+    own = heads_of([-0.5], layers=2, heads=30)
+    claim = judge(*(np.repeat(x, 41, axis=0) for x in own))
     assert (claim.verdict, claim.why) == (
         "not testable",
         "the order of the frequencies makes no difference",
     )
 
 
-def test_the_correlation_is_scipys():
-    random = np.random.default_rng(0)
-    x, y = random.integers(0, 5, size=(2, 50)).astype(float)
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_correlation_is_scipys(seed: int, ties: bool):
+    random = np.random.default_rng(seed)
+    x = random.uniform(size=50)
+    y = -x + random.normal(size=50)
+    if ties:
+        x, y = x.round(1), y.round(1)
     assert rank_correlation(x, y) == pytest.approx(stats.spearmanr(x, y).statistic)
     assert np.isnan(rank_correlation(x[:3], y[:3]))
     assert np.isnan(rank_correlation(x, np.ones(50)))
@@ -138,7 +239,18 @@ def test_the_correlation_is_scipys():
 
 def test_the_interval_resamples_layers():
     """Layers that are copies of one another hold no more than one: the interval is a point."""
-    one = layers_of([-0.5, -0.5], layers=1, heads=30)
-    claim = judge(one * 5)
+    one = heads_of([-0.5, -0.5], layers=1, heads=30)
+    claim = judge(*(x.repeat(5, axis=1) for x in one))
     assert claim.low == pytest.approx(claim.high)
-    assert np.isnan(judge(one).low)
+    assert np.isnan(judge(*one).low)
+    # Of layers that differ it is that of scipy's correlations of layers drawn again.
+    fraction, wavelength = heads_of([-0.5], layers=8)
+    claim = judge(fraction, wavelength)
+    picks = np.random.default_rng(9).integers(8, size=(2000, 8))
+    drawn = [
+        stats.spearmanr(fraction[0, pick].ravel(), wavelength[0, pick].ravel()).statistic
+        for pick in picks
+    ]
+    np.testing.assert_allclose(
+        [claim.low, claim.high], np.quantile(drawn, [0.025, 0.975]), atol=0.03
+    )
