@@ -68,7 +68,7 @@ def fit_layers(
     return [fits[layer] for layer in sorted(fits)]
 
 
-class _AllSeen(Exception):  # noqa: N818: ends a pass whose logits, the largest part, nobody needs
+class _AllSeen(Exception):  # noqa: N818 (ends a pass whose logits nobody needs)
     pass
 
 

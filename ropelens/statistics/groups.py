@@ -28,9 +28,7 @@ ENOUGH_DOCUMENTS = 8
 """Documents from which on a result speaks of text like this, and not of this text alone."""
 
 
-def deal(
-    documents: Documents | None, sequences: int
-) -> Int[Tensor, " sequence"]:
+def deal(documents: Documents | None, sequences: int) -> Int[Tensor, " sequence"]:
     """The group of each sequence, from the document that it was cut from.
 
     Groups are documents where there are 8 or more, else stretches of neighbouring sequences.

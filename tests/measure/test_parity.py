@@ -440,14 +440,14 @@ def test_groups_add_up_to_the_whole():
     np.testing.assert_allclose(profile["total_bits"], every["total_bits"], rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", [torch.Tensor.int, torch.Tensor.numpy, torch.Tensor.tolist])
-def test_tokens_of_any_kind(kind):
+def test_tokens_of_any_kind():
     model = tiny("llama_gqa")
     tokens, lengths = torch.from_numpy(random_tokens(sequences=2, length=9)), [9, 5]
     plain = rl.profile(model, tokens, lengths=torch.tensor(lengths), surrogates=0)
-    other = rl.profile(model, kind(tokens), lengths=lengths, surrogates=0)
-    xr.testing.assert_equal(plain, other)
-    assert plain.attrs["loss"] == other.attrs["loss"]
+    for kind in (torch.Tensor.int, torch.Tensor.numpy, torch.Tensor.tolist):
+        other = rl.profile(model, kind(tokens), lengths=lengths, surrogates=0)
+        xr.testing.assert_equal(plain, other)
+        assert plain.attrs["loss"] == other.attrs["loss"]
 
 
 @pytest.mark.parametrize("tokens", [torch.arange(9), torch.ones(2, 9)], ids=["1-d", "float"])
