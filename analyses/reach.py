@@ -36,6 +36,7 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
         analysis.model,
         analysis.sequences.tokens,
         lengths=analysis.sequences.lengths,
+        documents=analysis.sequences.documents,
         heads=",".join(f"{row.layer}.{row.head}" for row in asked.itertuples()),
         distances=DISTANCES,
     )

@@ -31,6 +31,7 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
         analysis.model,
         analysis.sequences.tokens,
         lengths=analysis.sequences.lengths,
+        documents=analysis.sequences.documents,
         bands=int(min(8, planes)),
         measures=MEASURES,
         rows=ROWS,

@@ -43,6 +43,11 @@ def synthetic_comparison(
         name: (heads, draw(2, 2))
         for name in ("previous_token", "induction", "positional_fraction")
     }
+    trials = 1 + 0.1 * np.random.default_rng(1).normal(size=(count, 4, 1, 1))
+    of_heads["trial_induction"] = (
+        ("entry", "trial", "layer", "head"),
+        of_heads["induction"][1][:, None] * trials,
+    )
     of_planes = {
         "q_norm": (planes, draw(2, 2, 8)),
         "k_norm": (("entry", "layer", "kv_head", "frequency"), draw(2, 1, 8)),

@@ -159,7 +159,11 @@ def _budget(kinds: np.ndarray, rng: np.random.Generator) -> dict:
         "duplicate_token": np.where(kinds == "semantic", (1 - share) ** 2, 0.01),
         "learned_sink_mass": np.zeros(kinds.shape),
     }
-    return {name: (("layer", "head"), values) for name, values in per_head.items()}
+    trials = per_head["induction"] * np.linspace(0.9, 1.1, 8)[:, None, None]
+    return {
+        "trial_induction": (("trial", "layer", "head"), trials),
+        **{name: (("layer", "head"), values) for name, values in per_head.items()},
+    }
 
 
 def _offsets(

@@ -17,7 +17,12 @@ edits = {
     "all": "nope",
 }
 found = rl.evaluate(
-    model, text.tokens, lengths=text.lengths, edits=edits, measures=["loss", "change"]
+    model,
+    text.tokens,
+    lengths=text.lengths,
+    documents=text.documents,  # which standard errors are over
+    edits=edits,
+    measures=["loss", "change"],
 )
 table = found[["mean_loss", "mean_loss_se"]].to_dataframe()
 table["attention_change"] = found["attention_change"].mean(["layer", "head"])  # bits

@@ -44,7 +44,7 @@ from ropelens.models.texts import (
     read_documents,
     tokenize,
 )
-from ropelens.report.words import describe_heads
+from ropelens.report.words import describe_heads, scope
 
 LONGEST_DEFAULT_CONTEXT = 2048
 DEFAULT_SEQUENCES = 64
@@ -158,7 +158,7 @@ def analyze(
     provenance = {
         "kind": "analysis" if swept is None else "truncation",
         "command": facts["command"],
-        "findings": describe_heads(heads),
+        "findings": [*describe_heads(heads), *filter(None, [scope(measured.attrs)])],
         "arguments": arguments,
         "model": {
             "name": measured.attrs["model"],
@@ -287,7 +287,8 @@ def _noted_warnings() -> Iterator[list[str]]:
 def _numbers(measured: xr.Dataset, heads: pd.DataFrame) -> dict[str, Any]:
     """What was measured, in short, in JSON's types: null for a number that is unknown."""
     attrs = measured.attrs
-    numbers = {name: int(attrs[name]) for name in ("seed", "context", "sequences", "tokens")}
+    counts = ("seed", "context", "sequences", "documents", "tokens")
+    numbers = {name: int(attrs[name]) for name in counts}
     return numbers | {
         "rows": attrs["rows"],
         "dtype": attrs["dtype"],

@@ -22,6 +22,7 @@ from ropelens.files.results import open_comparison, read_record, write_folder, w
 from ropelens.report.answer import render_answer
 from ropelens.report.comparison import QUESTION, render_comparison
 from ropelens.report.comparison_words import findings as comparison_findings
+from ropelens.report.words import scope
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path
     folder = Path(folder) / (model.strip(".-") or "model")
     folder.parent.mkdir(parents=True, exist_ok=True)
     facts = {name: analysis.profile.attrs[name] for name in FACTS}
+    findings = [*answer.findings, *filter(None, [scope(analysis.profile.attrs)])]
     more = {
         name: result.assign_attrs(facts) if isinstance(result, xr.Dataset) else result
         for name, result in answer.more.items()
@@ -57,7 +59,7 @@ def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path
     return write_folder(
         folder,
         record=analysis.provenance
-        | {"kind": "answer", "question": answer.question, "findings": list(answer.findings)},
+        | {"kind": "answer", "question": answer.question, "findings": findings},
         results=analysis.results | more,
         page=lambda: render_answer(
             answer.question, answer.findings, answer.figures, analysis.profile, analysis.heads
@@ -106,7 +108,10 @@ def _record(comparison: xr.Dataset, table: pd.DataFrame) -> dict[str, Any]:
     record = {
         "kind": "comparison",
         **{name: facts[name] for name in ("command", "question")},
-        "findings": comparison_findings(comparison, table),
+        "findings": [
+            *comparison_findings(comparison, table),
+            *filter(None, [scope(comparison.attrs)]),
+        ],
         "model": {"name": str(facts["model"])},
         "entries": entries,
         **{name: facts[name] for name in ("baseline", "seed", "created")},
@@ -115,7 +120,7 @@ def _record(comparison: xr.Dataset, table: pd.DataFrame) -> dict[str, Any]:
     if "fingerprint" in comparison.coords:
         prints = comparison["fingerprint"].values.tolist()
         record["fingerprints"] = dict(zip(entries, prints, strict=True))
-    return record | {name: facts[name] for name in OF_RUNS if name in facts}
+    return record | {name: facts[name] for name in ("documents", *OF_RUNS) if name in facts}
 
 
 def rewrite_page(folder: str | Path) -> Path:

@@ -37,7 +37,7 @@ GROUP_LOSS = ("group_loss", "group_predicted")
 
 DESCRIBED = {
     "loss": ("mean loss of the predicted tokens", "nat/token"),
-    "loss_se": ("standard error of the loss over sequences", "nat/token"),
+    "loss_se": ("standard error of the loss over groups of sequences", "nat/token"),
     "label": ("what the head is, by the default thresholds", ""),
     "positional_fraction": (
         "share of the bits without sinks that only the offset explains",
@@ -49,6 +49,7 @@ DESCRIBED = {
     "null_high": ("upper bound of 95 % of the surrogates' rank correlations", "1"),
     "mean_wavelength": ("geometric mean wavelength that the head selects through", "token"),
     "sequence_loss": ("mean loss of the sequence's predicted tokens", "nat/token"),
+    "sequence_group": ("sequences of one group are drawn together", ""),
     "tokens_seen": ("tokens learnt from", "token"),
 }
 
@@ -81,7 +82,8 @@ def compare(
 
     Returns a dataset over `entry` (coordinates group, variant, size, seed): the heads and
     planes of each as a profile has them, `label`, `loss` and, of runs, the `fingerprint`
-    of the weights, `sequence_loss` (all on the same sequences), `position_loss` up to four
+    of the weights, `sequence_loss` (all on the same sequences, drawn again in groups of one
+    document or stretch, as `sequence_group` tells), `position_loss` up to four
     times the trained context, `first_loss` and `repeat_loss` on repeated random tokens,
     `retrieval` and `retrieval_hit` of each trial; and what is known of every checkpoint,
     over (entry, step), under names that begin with "growth_".
@@ -95,7 +97,7 @@ def compare(
         raise BadArgument(
             "A comparison looks at two sequences or more.",
             seen=str(sequences),
-            means="intervals are over sequences",
+            means="an interval needs two",
         )
     runs = [entry for entry in entries if isinstance(entry, Run)]
     if runs:
@@ -115,13 +117,15 @@ def compare(
             "context": context,
             "trained_context": context,
             "sequences": dataset.sizes["sequence"],
+            "documents": dataset.attrs["documents"],
             "head_sequences": dataset.attrs["sequences"],
             "growth_sequences": growth.attrs["sequences"],
             "data_sha256": fingerprint(runs[0].data / DATA),
             "unfinished": ", ".join(unfinished_runs(paths)),
         }
     else:
-        dataset, facts = _analyses(entries), {}
+        dataset = _analyses(entries)
+        facts = {"documents": int(dataset["documents"].min())}
     dataset = dataset.assign_coords(partner=("entry", _partners(dataset, entries)))
     for name, (long_name, units) in DESCRIBED.items():
         for variable in {name, GROWTH + name} & set(dataset.variables):
@@ -200,6 +204,7 @@ def _analyses(entries: Sequence[Entry]) -> xr.Dataset:
         # Of a profile that does not tell, the tokens are no other's.
         text=("entry", [str(p.attrs.get("tokens_sha256", id(p))) for p in profiles]),
         source=("entry", [str(p.attrs.get("text", "")) for p in profiles]),
+        documents=("entry", [int(p.attrs.get("documents", 0)) for p in profiles]),
         trained_context=("entry", [int(p.attrs["trained_context"]) for p in profiles]),
     )
 

@@ -24,7 +24,7 @@ from ropelens.models.load import load
 from ropelens.statistics.claim import judge
 from ropelens.statistics.labels import Thresholds
 from ropelens.statistics.measures import compared
-from ropelens.train.data import spread, training_and_validation
+from ropelens.train.data import held_out_text, spread
 
 TIMES_CONTEXT = 4
 """How far past the trained context the loss by position goes."""
@@ -42,20 +42,30 @@ OF_HEADS = ("positional_fraction", "mean_wavelength")
 OF_LAST = ("position_loss_se", "retrieval_hit")
 """What is measured of the finished model alone."""
 
+Text = tuple[Int[Tensor, "_sequence _position"], Int[Tensor, " _sequence"]]
+"""Sequences of tokens, and the number of the document that each begins in."""
+
 
 def measure_final(
     run: Run, folder: Path, *, sequences: int, seed: int, device: str
 ) -> xr.Dataset:
     """The finished model in `folder`: heads, planes, losses, induction and retrieval."""
     model, _ = load(folder, device=device, local_files_only=True)
-    tokens = validation(run, sequences=sequences)
-    fewer = validation(run, sequences=max(2, sequences // PER_HEADS))
-    dataset = head_measures(profile(model, fewer, seed=seed))
-    loss = _evaluate(model, tokens, ("loss",), seed=seed)["loss"]
+    text = validation(run, sequences=sequences)
+    fewer, documents = validation(run, sequences=max(2, sequences // PER_HEADS))
+    dataset = head_measures(profile(model, fewer, documents=documents, seed=seed))
+    found = _evaluate(model, text, ("loss",), seed=seed).reset_coords("group")
     longer = past_context(run, sequences=max(2, sequences // PER_LONG))
-    return dataset.assign(
-        loss=loss.mean(), loss_se=loss.std(ddof=1) / np.sqrt(loss.size), sequence_loss=loss
-    ).assign(_behaviour(model, tokens, longer, (*BEHAVIOUR, *OF_LAST), seed=seed))
+    return (
+        dataset.assign(
+            loss=found["mean_loss"],
+            loss_se=found["mean_loss_se"],
+            sequence_loss=found["loss"],
+            sequence_group=found["group"],
+        )
+        .assign(_behaviour(model, text, longer, (*BEHAVIOUR, *OF_LAST), seed=seed))
+        .assign_attrs(documents=found.attrs["documents"])
+    )
 
 
 def measure_early(
@@ -63,36 +73,35 @@ def measure_early(
 ) -> xr.Dataset:
     """A checkpoint of `run` on its way: the most of that, with text of fewer sequences."""
     model, _ = load(folder, device=device, local_files_only=True)
-    fewer = validation(run, sequences=max(2, sequences // PER_EARLY))
-    dataset = head_measures(profile(model, fewer, seed=seed, surrogates=0), "growth")
-    tokens = validation(run, sequences=sequences)  # to hide the same needles in
+    fewer, documents = validation(run, sequences=max(2, sequences // PER_EARLY))
+    measured = profile(model, fewer, documents=documents, seed=seed, surrogates=0)
+    dataset = head_measures(measured, "growth")
+    text = validation(run, sequences=sequences)  # to hide the same needles in
     longer = past_context(run, sequences=max(2, sequences // PER_EARLY_LONG))
-    behaviour = _behaviour(model, tokens, longer, BEHAVIOUR, seed=seed)
+    behaviour = _behaviour(model, text, longer, BEHAVIOUR, seed=seed)
     return dataset.assign(behaviour).drop_vars(("inv_freq", "wavelength"))
 
 
 def _behaviour(
     model: PreTrainedModel,
-    tokens: Int[Tensor, "sequence position"],
-    longer: Int[Tensor, "text far"],
+    text: Text,
+    longer: Text,
     names: tuple[str, ...],
     *,
     seed: int,
 ) -> dict[str, xr.DataArray]:
-    """Loss by position of `longer`; loss of repeats; retrieval of needles in `tokens`."""
+    """Loss by position of `longer`; loss of repeats; retrieval of needles in `text`."""
     beyond = _evaluate(model, longer, ("loss",), seed=seed)
-    asked = _evaluate(model, tokens, ("induction", "retrieval"), seed=seed)
+    asked = _evaluate(model, text, ("induction", "retrieval"), seed=seed)
     return {name: (beyond if name in beyond else asked)[name] for name in names}
 
 
 def _evaluate(
-    model: PreTrainedModel,
-    tokens: Int[Tensor, "sequence position"],
-    measures: tuple[str, ...],
-    *,
-    seed: int,
+    model: PreTrainedModel, text: Text, measures: tuple[str, ...], *, seed: int
 ) -> xr.Dataset:
-    return evaluate(model, tokens, measures=measures, seed=seed).isel(edit=0, drop=True)
+    tokens, documents = text
+    found = evaluate(model, tokens, documents=documents, measures=measures, seed=seed)
+    return found.isel(edit=0, drop=True)
 
 
 def head_measures(profile: xr.Dataset, *how: str) -> xr.Dataset:
@@ -118,34 +127,35 @@ def _claim(profile: xr.Dataset) -> dict[str, str | float]:
     return {"verdict": claim.verdict} | {name: getattr(claim, name) for name in numbers}
 
 
-def validation(run: Run, *, sequences: int) -> Int[Tensor, "sequence position"]:
+def validation(run: Run, *, sequences: int) -> Text:
     """Sequences that `run` did not learn from, spread over all of its validation text."""
-    _, held_out = training_and_validation(run.data, batch=1)
+    held_out, documents = held_out_text(run.data)
     if len(held_out) < 2:
         raise BadArgument(
             f"{run.data} holds a single sequence of validation text.",
-            means="intervals are over sequences",
+            means="an interval needs two",
         )
-    return torch.from_numpy(spread(held_out, sequences).astype(np.int64))
+    tokens = torch.from_numpy(spread(held_out, sequences).astype(np.int64))
+    return tokens, torch.from_numpy(spread(documents, sequences))
 
 
-def past_context(run: Run, *, sequences: int) -> Int[Tensor, "sequence position"]:
+def past_context(run: Run, *, sequences: int) -> Text:
     """Validation text in sequences TIMES_CONTEXT as long as those that `run` learnt from.
 
     Each is begun by BOS, as those are, and goes on where one of them ends; shorter where
     there are not enough of them.
     """
-    _, held_out = training_and_validation(run.data, batch=1)
+    held_out, documents = held_out_text(run.data)
     body = run.context - 1
     times = min(TIMES_CONTEXT, max(1, len(held_out) // 2 - 1))
     length = times * run.context - 1
     rows = -(-length // body)
     starts = np.linspace(0, len(held_out) - rows, min(sequences, len(held_out) // rows))
-    texts = [
-        held_out[start : start + rows, 1:].ravel()[:length] for start in starts.astype(int)
-    ]
+    starts = starts.astype(int)
+    texts = [held_out[start : start + rows, 1:].ravel()[:length] for start in starts]
     first = np.full((len(texts), 1), held_out[0, 0])
-    return torch.from_numpy(np.hstack([first, np.stack(texts)]).astype(np.int64))
+    tokens = torch.from_numpy(np.hstack([first, np.stack(texts)]).astype(np.int64))
+    return tokens, torch.from_numpy(documents[starts])
 
 
 def cached(

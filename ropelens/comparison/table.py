@@ -10,6 +10,7 @@ import xarray as xr
 from jaxtyping import Float
 
 from ropelens.comparison.pairs import changes, entries_of, group_names
+from ropelens.measure.induction import best_head
 from ropelens.statistics.intervals import paired_interval
 from ropelens.statistics.labels import LABELS
 
@@ -28,13 +29,15 @@ class Measured:
 
     `mean` is over `entry`; `parts`, where they are known, over `entry` and one axis more (the
     sequences, groups of them, or trials, the same for all entries of a pair), which `over`
-    names, each with its part in the mean, its `weight` (without, all are alike).
+    names, each with its part in the mean, its `weight` (without, all are alike), and its
+    `group`, the parts that are drawn together when text is drawn again (without, each alone).
     """
 
     mean: xr.DataArray
     parts: xr.DataArray | None = None
     over: str = ""
     weight: xr.DataArray | None = None
+    group: xr.DataArray | None = None
 
 
 def summarize_comparison(comparison: xr.Dataset) -> pd.DataFrame:
@@ -43,10 +46,11 @@ def summarize_comparison(comparison: xr.Dataset) -> pd.DataFrame:
     `loss` is the mean over the group's entries (seeds), in nats per token, and
     `loss_change` its difference to the baseline's, pairs of one size and seed; `low` and
     `high` bound it with 95% confidence, by Student's t: over seeds, where there are two or
-    more pairs, or else over sequences, or the 32 groups of them that a profile keeps (`over`
-    says which, `pairs` how many seeds), and "apart", from the standard errors of both, where
-    a profile of an earlier version keeps none. `worse` counts the pairs in which the variant
-    loses. NaN where nothing can be said: the baseline's own, or models that read other text.
+    more pairs, or else over sequences, those of a document or stretch together, or the groups
+    of them that a profile keeps (`over` says which, `pairs` how many seeds), and "apart", from
+    the standard errors of both, where a profile of an earlier version keeps none. `worse`
+    counts the pairs in which the variant loses. NaN where nothing can be said: the baseline's
+    own, or models that read other text.
 
     `loss_past_context` is the loss of the tokens between the trained context and the
     longest position seen, `repeat_gain` how much less random tokens cost when they come a
@@ -54,7 +58,8 @@ def summarize_comparison(comparison: xr.Dataset) -> pd.DataFrame:
     and `_high` are as the loss's, with trials in place of sequences (past the context: seeds
     alone).
     `previous_token_heads` counts heads that give half their attention to the previous token,
-    `previous_token_layer_0` those of the first layer; `induction` is the best head's score.
+    `previous_token_layer_0` those of the first layer; `induction` is the score of the best
+    head, chosen on half of the trials and measured on the others.
     These and the heads by label are means over the group's entries. So are
     `positional_wavelength` and `semantic_wavelength`, the median over the heads with that
     label of the wavelength (tokens, of planes that turn) that they select through.
@@ -84,7 +89,8 @@ def _loss_change(comparison: xr.Dataset, group: str) -> dict[str, object]:
         predicted = comparison["group_predicted"]
         loss = Measured(mean, comparison["group_loss"], "groups", weight=predicted)
     else:
-        loss = Measured(mean, comparison.get("sequence_loss"), "sequences")
+        of = comparison.get("sequence_group")
+        loss = Measured(mean, comparison.get("sequence_loss"), "sequences", group=of)
     pairs = changes(mean, group).values
     over, (change, low, high) = _change(loss, pairs, group)
     if len(pairs) and not over:
@@ -120,9 +126,11 @@ def _change(
     known = change.notnull().values  # models that read less text have fewer parts
     if not known.any():  # or one has none
         return "", paired_interval(pairs)
-    weight = measured.weight
-    weights = None if weight is None else weight.sel(entry=change["entry"]).values[known]
-    return measured.over, paired_interval(change.values[known], weights)
+    weight, together = (
+        None if of is None else of.sel(entry=change["entry"]).values[known]
+        for of in (measured.weight, measured.group)
+    )
+    return measured.over, paired_interval(change.values[known], weight, together)
 
 
 def _behaviour(comparison: xr.Dataset, group: str) -> dict[str, float]:
@@ -179,7 +187,7 @@ def _heads(entries: xr.Dataset) -> dict[str, float]:
     return {
         "previous_token_heads": float(previous.sum() / count),
         "previous_token_layer_0": float(previous.isel(layer=0).sum() / count),
-        "induction": float(entries["induction"].max(heads).mean()),
+        "induction": float(best_head(entries["trial_induction"]).mean()),
         **{label: float((entries["label"] == label).sum() / count) for label in LABELS},
         **wavelengths,
     }

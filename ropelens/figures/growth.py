@@ -13,6 +13,7 @@ from ropelens.comparison.table import loss_past_context, repeat_gain
 from ropelens.figures.series import group_line, looks
 from ropelens.figures.style import DOTTED, log_axis, new_figure
 from ropelens.figures.text import plotly_text
+from ropelens.measure.induction import best_head
 from ropelens.measure.terms import NEEDLES
 
 HEADS = ("layer", "head")
@@ -33,7 +34,7 @@ PANELS: dict[str, Callable[[xr.Dataset], xr.DataArray]] = {
     "positional<br>heads": _count("positional"),
     "semantic<br>heads": _count("semantic"),
     "best head on<br>previous token": lambda e: e["growth_previous_token"].max(HEADS),
-    "best head,<br>induction": lambda entries: entries["growth_induction"].max(HEADS),
+    "best head,<br>induction": lambda e: best_head(e["growth_trial_induction"]).mean("trial"),
     "retrieval<br>(share)": lambda e: e["growth_retrieval"].mean(("retrieval_length", "depth")),
 }
 """What each panel shows of entries, over (entry, step)."""

@@ -24,7 +24,7 @@ from ropelens.statistics.measures import STATISTICS
 from ropelens.statistics.rows import Rows, all_rows, sample_rows
 from ropelens.statistics.schema import Statistic
 from ropelens.statistics.sinks import known_sinks
-from ropelens.statistics.sums import LayerSums, LossSums, Sums, by_group, no_sums
+from ropelens.statistics.sums import LayerSums, Sums, by_group, no_sums
 
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
 
@@ -80,7 +80,6 @@ class Batch:
             row_weight=by_group(row_weight, self.group),
             tokens=int(self.lengths.sum()),
             sequences=len(self.tokens),
-            loss=LossSums.of(losses, self.lengths - 1),
             group_loss=by_group(losses, self.group),
             group_predicted=by_group(self.lengths - 1, self.group),
             layers=layers,

@@ -68,8 +68,8 @@ def fit_layers(
     return [fits[layer] for layer in sorted(fits)]
 
 
-class _AllSeen(Exception):  # noqa: N818 (ends a pass whose logits nobody needs)
-    pass
+class _AllSeen(Exception):
+    """Ends a pass before its logits, the largest part of it, which nobody needs."""
 
 
 def budget_variables(sums: Sums, fits: Sequence[LayerFit]) -> dict[str, xr.Variable]:

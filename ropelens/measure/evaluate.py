@@ -34,7 +34,6 @@ from ropelens.models.subject import Subject, as_subject, stated_context, trained
 from ropelens.rope.planes import Planes
 from ropelens.statistics.groups import deal
 from ropelens.statistics.measures import columns, named, of_planes
-from ropelens.statistics.ragged import stack
 from ropelens.statistics.schema import Variable
 
 MEASURES = ("loss", "induction", "retrieval", "change", "labels")
@@ -52,15 +51,17 @@ ROWS = (
         "mean loss of the sequence's predicted tokens"),
     Variable("predicted_tokens", ("sequence",), "token",
         "tokens of the sequence that are predicted"),
+    Variable("group", ("sequence",), "",
+        "sequences of one group are drawn together: those of a document, or of a stretch"),
     Variable("mean_loss", ("edit",), "nat/token", "mean loss of all predicted tokens"),
-    Variable("mean_loss_se", ("edit",), "nat/token", "its standard error over sequences"),
+    Variable("mean_loss_se", ("edit",), "nat/token",
+        "its standard error over groups of sequences"),
     Variable("position_loss", BY_BIN, "nat/token",
         "mean loss of the tokens at the bin's positions"),
-    Variable("position_loss_se", BY_BIN, "nat/token", "its standard error over sequences"),
+    Variable("position_loss_se", BY_BIN, "nat/token",
+        "its standard error over groups of sequences"),
     Variable("position_start", ("position_bin",), "token", "first position of the bin"),
     Variable("position_stop", ("position_bin",), "token", "first position beyond the bin"),
-    Variable("trial_induction", ("edit", "trial", "layer", "head"), "1",
-        "the same, of one sequence of random tokens"),
     Variable("first_loss", BY_TRIAL, "nat/token",
         "mean loss of random tokens, the first time"),
     Variable("repeat_loss", BY_TRIAL, "nat/token", "mean loss of the same tokens, repeated"),
@@ -68,7 +69,7 @@ ROWS = (
         "divergence of the attention from that of the model as it is"),
     Variable("label", BY_HEAD, "", "label of the head"),
     Variable("labels_changed_resampled", ("edit", "resample"), "1",
-        "heads with another label, sequences drawn again"),
+        "heads with another label, groups of sequences drawn again"),
     Variable("label_changed", BY_HEAD, "1",
         "whether the label is another than that of the model as it is"),
     Variable("positional_fraction", BY_HEAD, "1",
@@ -83,9 +84,11 @@ ROWS = (
 
 EVALUATED = {row.name: row for row in ROWS} | {
     row.name: replace(row, dims=("edit", *row.dims))
-    for row in named(*columns("budget"), "induction", "duplicate_token")
+    for row in named(*columns("budget"), "induction", "trial_induction", "duplicate_token")
 }
 """The variables of an evaluation, beside those of the planes of the model as it is."""
+
+COORDINATES = {"group", "position_start", "position_stop"}
 
 
 def evaluate(
@@ -108,15 +111,16 @@ def evaluate(
     "p-rope:0.75", or several together. The result's `edit` starts with "none", the model as
     it is (under what is open around the call); the others follow in order. Sequences, rows
     and random tokens are the same for all, so differences are paired. `tokens`, `lengths`,
-    `rows` and `batch_size` are as for `profile`; sequences may be longer than the trained
-    context. `progress` is told the tokens done, of text, repeats and prompts, in every entry;
-    `tokens_of_entry` says how many an entry has.
+    `documents`, `rows` and `batch_size` are as for `profile`; sequences may be longer than the
+    trained context. `progress` is told the tokens done, of text, repeats and prompts, in every
+    entry; `tokens_of_entry` says how many an entry has.
 
     `measures` is any of:
 
     - "loss": `loss` (edit, sequence) in nats/token, `predicted_tokens` (sequence); `mean_loss`
       (edit) over all predicted tokens and `position_loss` (edit, position_bin), each with
-      its standard error over sequences (`_se`).
+      its standard error (`_se`) over the groups of sequences that the coordinate `group`
+      (sequence) tells.
     - "induction": `induction` and `duplicate_token` (edit, layer, head), as in a profile,
       `trial_induction` (edit, trial, layer, head) of each sequence of random tokens, and the
       loss of these the first time and when repeated (edit, trial).
@@ -127,7 +131,7 @@ def evaluate(
       KL(A of the model as it is || A under the edit).
     - "labels": the attention budget and `label` (edit, layer, head), with `Thresholds()`, and
       `label_changed`, 1 or 0; `labels_changed_resampled` (edit, resample), how many heads
-      change their label when the sequences are drawn again; `selectivity`, `q_norm` and
+      change their label when groups of sequences are drawn again; `selectivity`, `q_norm` and
       `k_norm` of the model as it is. An edit under which heads of one layer rotate
       differently has no budget: its bits are NaN, its labels "".
 
@@ -153,11 +157,11 @@ def evaluate(
         dataset = dataset.assign_coords(plane_coordinates(entries[0].planes))
     if wanted & ON_TEXT:
         stated = stated_context(subject.model)
-        text = [TextFindings(e, wanted, int(lengths.max()), stated) for e in entries]
         group = deal(documents, len(tokens))
+        text = [TextFindings(e, wanted, group, int(lengths.max()), stated) for e in entries]
         sinks = sinks_of(subject.model, tokens)
         for found in text:
-            found.fit(subject, tokens, lengths, group=group, sinks=sinks, seed=seed)
+            found.fit(subject, tokens, lengths, sinks=sinks, seed=seed)
         for batch in batches(
             subject,
             tokens,
@@ -182,7 +186,7 @@ def evaluate(
     rows_of = {name: EVALUATED[name] for name in values}
     dataset = dataset.assign(
         {name: xr.Variable(r.dims, values[name], r.attrs) for name, r in rows_of.items()}
-    ).set_coords([name for name in ("position_start", "position_stop") if name in values])
+    ).set_coords(COORDINATES & values.keys())
     dataset = number_dims(dataset)
     dataset.attrs = describe_run(
         subject.model, tokens, lengths, documents=documents, rows=rows, seed=seed
@@ -242,8 +246,7 @@ def _measure_repeats(
         # The repetition's first token is announced by nothing; the others by their past.
         first, second = scores.losses[:, 2 : length + 1], scores.losses[:, length + 2 :]
         measured = {
-            **{name: stack(layers) for name, layers in scores.means.items()},
-            "trial_induction": np.moveaxis(stack(scores.induction), 1, 0),
+            **scores.values,
             "first_loss": first.mean(1).numpy(),
             "repeat_loss": second.mean(1).numpy(),
         }

@@ -23,7 +23,7 @@ from ropelens.statistics.held_out import LayerFit
 from ropelens.statistics.labels import Thresholds
 from ropelens.statistics.measures import columns
 from ropelens.statistics.ragged import stack
-from ropelens.statistics.sums import LossSums, Sums, no_sums
+from ropelens.statistics.sums import Sums, by_group, mean_loss, no_sums
 
 RESAMPLES = 400
 """Draws of the sequences that intervals of label changes are read from."""
@@ -33,11 +33,13 @@ RESAMPLES = 400
 class TextFindings:
     """What is found on the text for one entry; grows with every batch.
 
-    `longest` is the text's longest sequence, `context` what the model was made for, if stated.
+    `group` says which sequences are drawn together when text is drawn again, `longest` is the
+    text's longest sequence, `context` what the model was made for, if stated.
     """
 
     entry: Entry
     wanted: set[str]
+    group: Int[Tensor, " sequence"]
     longest: int
     context: int | None
     sums: Sums = field(default_factory=no_sums)
@@ -63,7 +65,6 @@ class TextFindings:
         tokens: Int[Tensor, "sequence position"],
         lengths: Int[Tensor, " sequence"],
         *,
-        group: Int[Tensor, " sequence"],
         sinks: Int[Tensor, "sequence 1 position"],
         seed: int,
     ) -> None:
@@ -76,7 +77,7 @@ class TextFindings:
                 tokens,
                 lengths,
                 planes=self.entry.planes,
-                group=group,
+                group=self.group,
                 sinks=sinks,
                 surrogates=0,
                 seed=seed,
@@ -92,20 +93,23 @@ class TextFindings:
         )
 
     @property
-    def whole(self) -> LossSums:
-        """Moments of loss and predicted tokens over the sequences."""
-        losses, predicted = torch.cat(self.losses), torch.cat(self.predicted)
-        return LossSums.of(losses.sum(1), predicted.sum(1))
+    def loss(self) -> tuple[float, float]:
+        """Loss per predicted token (nats), and its standard error over groups."""
+        losses, predicted = self._by_group
+        return mean_loss(losses.sum(1), predicted.sum(1))
 
     @property
-    def by_bin(self) -> list[LossSums]:
-        """Moments of loss and predicted tokens over the sequences that reach each bin."""
-        losses, predicted = torch.cat(self.losses), torch.cat(self.predicted)
-        reached = predicted > 0
-        return [
-            LossSums.of(losses[in_bin, number], predicted[in_bin, number])
-            for number, in_bin in enumerate(reached.T)
-        ]
+    def loss_by_bin(self) -> list[tuple[float, float]]:
+        """The same of the tokens at the positions of each bin."""
+        losses, predicted = self._by_group
+        return [mean_loss(*in_bin) for in_bin in zip(losses.T, predicted.T, strict=True)]
+
+    @property
+    def _by_group(self) -> tuple[Float[Tensor, "group bin"], Float[Tensor, "group bin"]]:
+        """Summed losses and number of predicted tokens of each group of sequences."""
+        sums = (torch.cat(self.losses), torch.cat(self.predicted))
+        losses, predicted = (by_group(values, self.group) for values in sums)
+        return losses, predicted
 
     def add_losses(
         self, losses: Float[Tensor, "sequence position"], lengths: Int[Tensor, " sequence"]
@@ -164,15 +168,12 @@ def text_values(
     values: dict[str, np.ndarray] = {}
     if "loss" in wanted:
         edges, predicted = text[0].edges.numpy(), lengths.numpy() - 1
-        means = [(entry.whole.mean, entry.whole.standard_error) for entry in text]
-        by_bin = np.array(
-            [[(sums.mean, sums.standard_error) for sums in e.by_bin] for e in text]
-        )
+        by_bin = np.array([entry.loss_by_bin for entry in text])
         values["loss"] = np.stack(
             [torch.cat(entry.losses).sum(1).numpy() / predicted for entry in text]
         )
-        values["predicted_tokens"] = predicted
-        values["mean_loss"], values["mean_loss_se"] = np.array(means).T
+        values["predicted_tokens"], values["group"] = predicted, text[0].group.numpy()
+        values["mean_loss"], values["mean_loss_se"] = np.array([e.loss for e in text]).T
         values["position_loss"], values["position_loss_se"] = np.moveaxis(by_bin, -1, 0)
         values["position_start"], values["position_stop"] = edges[:-1], edges[1:]
     if "change" in wanted:

@@ -121,8 +121,9 @@ def profile(
     )
     dataset = summarize(sums, planes, extra=statistics)
     dataset = dataset.assign(budget_variables(sums, fits))
-    for row in named(*repeats.means):
-        dataset[row.name] = xr.Variable(row.dims, stack(repeats.means[row.name]), row.attrs)
+    scores = repeats.values
+    for row in named(*scores):
+        dataset[row.name] = xr.Variable(row.dims, scores[row.name], row.attrs)
     names = [name_token(tokenizer, int(token)) for token in excerpt]
     dataset["excerpt_attention"] = described(
         ("layer", "head", "excerpt_query", "excerpt_key"),

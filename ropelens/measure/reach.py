@@ -31,9 +31,9 @@ from ropelens.rope.select import ALL_HEADS, chosen_heads, parse_heads
 from ropelens.rope.turn import Side
 from ropelens.rope.variants import parse_variant
 from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.groups import deal
 from ropelens.statistics.picked import PickedSums, Rotation, sum_picked
 from ropelens.statistics.rows import Rows
-from ropelens.statistics.sums import GROUPS
 
 VARIANTS = (OWN, "p-rope:0.75", "p-rope:0.5", "p-rope:0.25", "p-rope-reversed:0.75", "nope")
 """What every family can express: planes go on as they are, or stop."""
@@ -49,6 +49,7 @@ def reach(
     tokens: Int[Tensor, "sequence position"],
     *,
     lengths: Int[Tensor, " sequence"] | None = None,
+    documents: Int[Tensor, " sequence"] | None = None,
     heads: str = ALL_HEADS,
     variants: Sequence[str] = VARIANTS,
     distances: Sequence[float | int] | np.ndarray | None = None,
@@ -76,10 +77,11 @@ def reach(
     that level nowhere in the context that was run, and infinite where none was found. Where
     `lowest_score` is above `others_level` there is none at any distance, for planes that
     stand still cannot lose (Barbero et al. 2024, arXiv 2410.06205, on why to stop some).
-    Its interval is the percentile bootstrap over sequences, in groups (`resamples`; NaN with
-    fewer than two). `best_horizon` is the same against the best other key. `win_share` counts
-    rows in which the key beats all others; `unmoved_win_share` says what the variant alone
-    leaves of that, before any distance. Heads that are not among `heads` are NaN.
+    Its interval is the percentile bootstrap over groups of sequences, by `documents` as for
+    `profile` (`resamples`; NaN with fewer than two). `best_horizon` is the same against the
+    best other key. `win_share` counts rows in which the key beats all others;
+    `unmoved_win_share` says what the variant alone leaves of that, before any distance. Heads
+    that are not among `heads` are NaN.
 
     Raises `BadArgument` for heads, variants or distances that do not exist, and otherwise as
     `profile` does; `UnsupportedModel` for a variant that the family cannot express.
@@ -104,11 +106,14 @@ def reach(
         rows=rows,
         seed=seed,
     )
-    sums = _collect(subject, tokens, lengths, plan, progress)
-    draws = _draws(len(tokens), resamples, seed)
+    group = deal(documents, len(tokens))
+    draws = _draws(int(group.max()) + 1, resamples, seed)
+    sums = _collect(subject, tokens, lengths, group, plan, progress)
     found = {layer: summarize_layer(sums[layer], plan, layer, draws) for layer in sums}
     dataset = label_arrays(found, plan)
-    facts = describe_run(subject.model, tokens, lengths, rows=plan.rows, seed=plan.seed)
+    facts = describe_run(
+        subject.model, tokens, lengths, documents=documents, rows=plan.rows, seed=plan.seed
+    )
     dataset.attrs = {"kind": "reach"} | facts | {"resamples": resamples}
     return dataset
 
@@ -183,13 +188,15 @@ def _collect(
     subject: Subject,
     tokens: Int[Tensor, "sequence position"],
     lengths: Int[Tensor, " sequence"],
+    group: Int[Tensor, " sequence"],
     plan: Plan,
     progress: Progress | None,
 ) -> dict[int, PickedSums]:
     """The sums of every layer that has chosen heads, over all sequences."""
     sums: dict[int, PickedSums] = {}
     seen: set[int] = set()
-    for batch in batches(subject, tokens, lengths, rows=plan.rows, seed=plan.seed):
+    groups = int(group.max()) + 1
+    for batch in batches(subject, tokens, lengths, rows=plan.rows, seed=plan.seed, group=group):
 
         def observe(
             call: AttentionCall, rows: Rows = batch.rows, group: Tensor = batch.group
@@ -205,7 +212,7 @@ def _collect(
                 rotations=plan.rotations[call.layer],
                 distances=plan.distances,
                 group=group,
-                groups=GROUPS,
+                groups=groups,
             )
             sums[call.layer] = sums[call.layer] + part if call.layer in sums else part
 
@@ -217,12 +224,9 @@ def _collect(
     return sums
 
 
-def _draws(sequences: int, resamples: int, seed: int) -> Float[Tensor, "resample group"]:
+def _draws(groups: int, resamples: int, seed: int) -> Float[Tensor, "resample group"]:
     """How often each group of sequences is drawn: once each first, then by the bootstrap."""
-    groups = min(sequences, GROUPS)
-    once = np.ones((1, groups))
     drawn = np.random.default_rng(seed % 2**64).multinomial(
         groups, np.full(groups, 1 / groups), size=resamples if groups > 1 else 0
     )
-    draws = np.concatenate([once, drawn])
-    return torch.from_numpy(np.pad(draws, ((0, 0), (0, GROUPS - groups))))
+    return torch.from_numpy(np.concatenate([np.ones((1, groups)), drawn]))

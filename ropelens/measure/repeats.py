@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -16,6 +17,7 @@ from ropelens.rope.planes import Planes
 from ropelens.statistics.attention import sum_attention
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.measures import named
+from ropelens.statistics.ragged import stack
 from ropelens.statistics.rows import Rows
 
 REPEATED_TOKENS = 64
@@ -39,11 +41,12 @@ class RepeatScores:
     losses: Float[Tensor, "sequence position"]
 
     @property
-    def means(self) -> dict[str, list[Float[Tensor, " head"]]]:
-        """Both scores as means over the sequences, by name."""
+    def values(self) -> dict[str, np.ndarray]:
+        """Both scores as means over the sequences, and one of each, by name."""
         return {
-            "induction": [scores.mean(0) for scores in self.induction],
-            "duplicate_token": [scores.mean(0) for scores in self.duplicate_token],
+            "induction": stack(scores.mean(0) for scores in self.induction),
+            "trial_induction": np.moveaxis(stack(self.induction), 1, 0),
+            "duplicate_token": stack(scores.mean(0) for scores in self.duplicate_token),
         }
 
 

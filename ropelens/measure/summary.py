@@ -45,12 +45,13 @@ def summarize(
         offset_start=described("offset_bin", first, "first offset of the bin", "token"),
         offset_stop=described("offset_bin", stop, "first offset beyond the bin", "token"),
     )
+    loss, loss_se = sums.loss
     dataset.attrs = {
         "sequences": sums.sequences,
         "tokens": sums.tokens,
         "rows_measured": float(sums.row_weight.sum()),
-        "loss": sums.loss.mean,
-        "loss_se": sums.loss.standard_error,
+        "loss": loss,
+        "loss_se": loss_se,
     }
     return number_dims(dataset)
 

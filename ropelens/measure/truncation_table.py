@@ -7,6 +7,7 @@ import pandas as pd
 import xarray as xr
 
 from ropelens.errors import BadArgument
+from ropelens.measure.induction import best_head
 from ropelens.statistics.intervals import paired_interval
 
 ENDS_OF_INTERVAL = ("", "_low", "_high")
@@ -35,11 +36,13 @@ def summarize_truncation(truncation: xr.Dataset) -> pd.DataFrame:
     `truncation` is what `ropelens.truncate` gives. Changes are from the entry "none", the
     model as it is, on the same tokens: `loss_change` and `repeat_loss_change` in
     nats/token (the mean over predicted tokens; over trials), `retrieval_change` in share of
-    right answers, `induction_change` of the score of the head that has the highest in the
-    model as it is. `_low` and `_high` are their 95 % intervals (`paired_interval`) over
-    sequences or trials. `labels_changed` counts the heads whose label differs,
-    `labels_changed_share` is their share of the heads that have one both times; their
-    intervals are the middle 95 % of what they are with the sequences drawn again.
+    right answers, `induction_change` of the score of the head that is best in the model as it
+    is, chosen on half of the trials and measured on the others. `_low` and `_high` are their
+    95 % intervals (`paired_interval`) over trials, or of the loss over the groups of sequences
+    that the coordinate `group` tells (without it each sequence is one). `labels_changed` counts
+    the heads whose label differs, `labels_changed_share` is their share of the heads that have
+    one both times; their intervals are the middle 95 % of what they are with groups of
+    sequences drawn again.
     `largest_attention_change` (bits) is that of the head in `changed_most`, such as "L0 H3".
     """
     check_truncation(truncation)
@@ -65,35 +68,39 @@ def check_truncation(truncation: xr.Dataset) -> None:
 
 def _add_changes(table: pd.DataFrame, truncation: xr.Dataset) -> None:
     """Means of what has pairs, their changes and the intervals of those."""
-    for name, values, weight in _paired(truncation):
+    for name, values, weight, group in _paired(truncation):
         table[name] = (values * weight).sum(axis=1) / weight.sum()
-        found = [paired_interval(row - values[0], weight) for row in values]
+        found = [paired_interval(row - values[0], weight, group) for row in values]
         for column, parts in zip(ENDS_OF_INTERVAL, zip(*found, strict=True), strict=True):
             table[f"{name}_change{column}"] = parts
 
 
-def _paired(truncation: xr.Dataset) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """What was measured in pairs: its name, values [edit, pair], weights [pair]."""
-    found = []
+def _paired(
+    truncation: xr.Dataset,
+) -> list[tuple[str, np.ndarray, np.ndarray, np.ndarray | None]]:
+    """What was measured in pairs: its name, values [edit, pair], weights and groups [pair]."""
+    found: list[tuple[str, np.ndarray, np.ndarray, np.ndarray | None]] = []
     if "loss" in truncation:
         loss = truncation["loss"].transpose("edit", "sequence").values
-        found.append(("loss", loss, truncation["predicted_tokens"].values.astype(float)))
+        group = truncation["group"].values if "group" in truncation.coords else None
+        weight = truncation["predicted_tokens"].values.astype(float)
+        found.append(("loss", loss, weight, group))
     if "repeat_loss" in truncation:
         repeat = truncation["repeat_loss"].transpose("edit", "trial").values
-        found.append(("repeat_loss", repeat, np.ones(repeat.shape[1])))
+        found.append(("repeat_loss", repeat, np.ones(repeat.shape[1]), None))
     if "retrieval_hit" in truncation:
         # A trial's lengths and depths may share their tokens: one mean a trial.
         hit = truncation["retrieval_hit"].mean(["retrieval_length", "depth"])
         (trial,) = (dim for dim in hit.dims if dim != "edit")
         hits = hit.transpose("edit", trial).values.astype(float)
-        found.append(("retrieval", hits, np.ones(hits.shape[1])))
+        found.append(("retrieval", hits, np.ones(hits.shape[1]), None))
     return found
 
 
 def _add_heads(table: pd.DataFrame, truncation: xr.Dataset) -> None:
     """What became of the heads: induction, labels, attention."""
-    if "induction" in truncation:
-        _add_induction(table, truncation)
+    if "trial_induction" in truncation:
+        _add_induction(table, truncation["trial_induction"])
     if "label" in truncation:
         label = truncation["label"].transpose("edit", "layer", "head").values.astype(str)
         known = (label != "") & (label[0] != "")
@@ -121,17 +128,10 @@ def _add_heads(table: pd.DataFrame, truncation: xr.Dataset) -> None:
         ]
 
 
-def _add_induction(table: pd.DataFrame, truncation: xr.Dataset) -> None:
+def _add_induction(table: pd.DataFrame, trials: xr.DataArray) -> None:
     """The score of the model's best head, in every entry, and its paired change over trials."""
-    scores = truncation["induction"].transpose("edit", "layer", "head").values
-    scores = scores.reshape(len(scores), -1)
-    if np.isnan(scores[0]).all():  # hidden by a sliding window
-        return
-    best = int(np.nanargmax(scores[0]))
-    table["induction"] = scores[:, best]
-    table["induction_change"] = scores[:, best] - scores[0, best]
-    if "trial_induction" in truncation:
-        by_trial = truncation["trial_induction"].transpose("edit", "trial", "layer", "head")
-        trials = by_trial.values.reshape(*by_trial.shape[:2], -1)[..., best]
-        bounds = [paired_interval(row - trials[0])[1:] for row in trials]
-        table[["induction_change_low", "induction_change_high"]] = bounds
+    scores = best_head(trials, chosen_in=trials.isel(edit=0)).transpose("edit", "trial").values
+    table["induction"] = scores.mean(axis=1)
+    found = [paired_interval(row - scores[0]) for row in scores]
+    for column, parts in zip(ENDS_OF_INTERVAL, zip(*found, strict=True), strict=True):
+        table[f"induction_change{column}"] = parts

@@ -107,7 +107,8 @@ def tokenize(
         )
     cut = [_cut(text, tokenizer, context) for text in documents]
     rows = [row for own in cut for row in own]
-    document = torch.arange(len(cut)).repeat_interleave(torch.tensor([len(own) for own in cut]))
+    counts = torch.tensor([len(own) for own in cut], dtype=torch.long)
+    document = torch.arange(len(cut)).repeat_interleave(counts)
     total = sum(len(row) for row in rows)
     if total < context:
         raise BadText(

@@ -8,6 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
+from ropelens.report import words
 from ropelens.report.page import model_name, run_facts, short_facts, versions
 from ropelens.report.page_figures import bare
 from ropelens.report.payload import page_template
@@ -32,6 +33,7 @@ def render_answer(
         question=question,
         model=model_name(profile),
         facts=short_facts(profile),
+        scope=words.scope(profile.attrs),
         findings=findings,
         run=run_facts(profile, heads),
         versions=versions(profile),

@@ -14,7 +14,7 @@ from ropelens.report.answer import render_figures
 from ropelens.report.comparison_table import shown_columns, table_rows
 from ropelens.report.page import versions
 from ropelens.report.page_figures import COMPARISON, draw
-from ropelens.report.words import label_rules
+from ropelens.report.words import label_rules, scope
 from ropelens.statistics.labels import Thresholds
 
 QUESTION = "How do these models differ in their use of RoPE's frequencies?"
@@ -35,6 +35,7 @@ def render_comparison(comparison: xr.Dataset, table: pd.DataFrame | None = None)
         question=str(comparison.attrs.get("question", QUESTION)),
         model=str(comparison.attrs["model"]),
         facts=words.facts(comparison, table),
+        scope=scope(comparison.attrs),
         findings=words.findings(comparison, table),
         table={
             "title": "Side by side",

@@ -14,6 +14,7 @@ import xarray as xr
 from ropelens.comparison.pairs import entries_of
 from ropelens.comparison.table import LOOKS_AT
 from ropelens.figures.numbers import change_and_interval
+from ropelens.measure.induction import best_head
 from ropelens.report.sentences import say
 from ropelens.report.table import CHANCE
 
@@ -169,11 +170,12 @@ def _growth(comparison: xr.Dataset, group: str) -> Record:
     """
     entry = entries_of(comparison, group).isel(entry=0)
     heads = ("layer", "head")
+    induction = best_head(entry["growth_trial_induction"]).mean("trial")
     appear = {
         "previous-token head": entry["growth_previous_token"].max(heads) >= LOOKS_AT,
         "positional head": (entry["growth_label"] == "positional").any(heads),
         "semantic head": (entry["growth_label"] == "semantic").any(heads),
-        "induction head": entry["growth_induction"].max(heads) >= LOOKS_AT,
+        "induction head": induction >= LOOKS_AT,
     }
     steps = comparison["step"].values
     first = [

@@ -67,6 +67,7 @@ def render_page(
         counts=counts,
         model=model_name(profile),
         facts=short_facts(profile),
+        scope=words.scope(profile.attrs),
         run=run_facts(profile, heads),
         command=str(profile.attrs.get("command", "")),
         versions=versions(profile),
@@ -126,6 +127,7 @@ def run_facts(profile: xr.Dataset, heads: pd.DataFrame) -> list[tuple[str, str]]
         "text",
         "tokens",
         "sequences",
+        "documents",
         "context",
         "rows",
         "seed",
@@ -135,7 +137,10 @@ def run_facts(profile: xr.Dataset, heads: pd.DataFrame) -> list[tuple[str, str]]
     for name in names:
         if name in attrs:
             value = attrs[name]
-            text = f"{value:,}" if name in ("tokens", "sequences") else str(value)
+            if name in ("tokens", "sequences", "documents"):
+                text = f"{value:,}" if value else ""
+            else:
+                text = str(value)
             facts.append((name, f"{text} {units.get(name, '')}".strip() or "not recorded"))
     if "loss" in attrs:
         facts.append(("loss", loss_text(profile)))

@@ -29,7 +29,7 @@ COLUMNS = (
     Column("loss_change", "loss", "change, nats/token", "on the text, from the model as it is"),
     Column(
         "interval", "95% interval", "nats/token",
-        "of that change: paired over the same sequences, Student's t",
+        "of that change: paired, over groups of sequences, Student's t",
     ),
     Column(
         "control", "random planes", "nats/token",
@@ -46,12 +46,12 @@ COLUMNS = (
     Column(
         "induction_change", "induction", "change, 0–1",
         "of the attention on what followed the same token last time, of the head that is best "
-        "at it in the model as it is",
+        "at it in the model as it is (chosen in other trials)",
     ),
     Column(
         "labels_changed", "new labels", "heads",
-        "heads that are called something else (95% of their numbers with the sequences drawn "
-        "again)",
+        "heads that are called something else (95% of their numbers with groups of "
+        "sequences drawn again)",
     ),
     Column(
         "changed_most", "most changed", "head, bits",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import xarray as xr
 
 from ropelens.figures.style import LABELS
 from ropelens.report.sentences import say
+from ropelens.statistics.intervals import ENOUGH_DOCUMENTS
 
 DOUBT = 0.8
 """A label less sure than this may well change with other text."""
@@ -85,6 +89,15 @@ def claim_sentence(claim: dict | None) -> str:
     "" where nobody asked: a table of heads read from a file carries no claim.
     """
     return say("profile", "claim", **claim) if claim else ""
+
+
+def scope(attrs: Mapping[Any, Any]) -> str:
+    """That results on few documents speak of this text alone; "" where there are enough.
+
+    `attrs` are those of the results; "" also where these do not tell, as of earlier versions.
+    """
+    documents = int(attrs.get("documents", ENOUGH_DOCUMENTS))
+    return "" if documents >= ENOUGH_DOCUMENTS else say("profile", "scope", documents=documents)
 
 
 def label_rules(thresholds: dict | None) -> str:

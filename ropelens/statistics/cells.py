@@ -28,6 +28,9 @@ HIDDEN = -1e30
 BLOCK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
 """Scores of a block; on a CPU they should stay in its caches."""
 
+FEW_ELEMENTS = 2**17
+"""Scores that take one block, whichever of them are hidden: each block costs its calls."""
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -174,13 +177,13 @@ class Block:
         """Logarithm of the number of keys that each row sees."""
         return (self.hidden[:, 0, 0] == 0).sum(-1).to(self.k.dtype).log()
 
-    def features(self, sequence: int) -> Float[Tensor, "group row key part"]:
-        """What beta and sigma multiply at every cell of one sequence and its first kv head."""
-        q, k = self.q_still[sequence, 0], self.k_still[sequence, 0]
-        by_plane = self.planes.sum_coordinates(q[:, :, None] * k)
-        sinks = by_plane.new_zeros(*by_plane.shape[:3], 1 + len(SINKS))
-        kind = self.kind[sequence, 0].expand(-1, by_plane.shape[1], -1)
-        sinks[:, :, self.columns] = one_hot(kind, 1 + len(SINKS)).to(sinks.dtype)
+    def features(self, sequence: int) -> Float[Tensor, "kv_head group row key part"]:
+        """What beta and sigma multiply at every cell of one sequence."""
+        q, k = self.q_still[sequence], self.k_still[sequence]
+        by_plane = self.planes.sum_coordinates(q[..., None, :] * k[:, None, None])
+        sinks = by_plane.new_zeros(*by_plane.shape[:4], 1 + len(SINKS))
+        kind = self.kind[sequence].expand(-1, -1, by_plane.shape[2], -1)
+        sinks[..., self.columns, :] = one_hot(kind, 1 + len(SINKS)).to(sinks.dtype)
         return torch.cat([by_plane, sinks[..., 1:]], dim=-1)
 
     def _kernel_windows(
@@ -250,14 +253,16 @@ def blocks(
 def row_blocks(rows: Rows, *, per_cell: int, device: str) -> Iterator[slice]:
     """Ranges of rows whose scores fill about one block, `per_cell` scores for a row and key.
 
-    At least 8 rows, for products of few run far below a processor's speed; at most an eighth
-    of them, for a block computes the keys of its last row for all.
+    At least 8 rows, for products of few run far below a processor's speed; of many at most an
+    eighth, for a block computes the keys of its last row for all.
     """
     count = rows.position.shape[1]
     last = rows.position.amax(0) + 1
+    few = count * int(last.max()) * per_cell <= FEW_ELEMENTS
+    most = count if few else max(8, -(-count // 8))
     begin = 0
     while begin < count:
-        end = min(count, begin + max(8, -(-count // 8)))
+        end = min(count, begin + most)
         while (
             end - begin > 8
             and (end - begin) * int(last[end - 1]) * per_cell > BLOCK_ELEMENTS[device]

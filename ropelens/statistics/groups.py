@@ -14,6 +14,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ropelens.errors import BadArgument
+from ropelens.statistics.intervals import ENOUGH_DOCUMENTS
 
 Documents = Int[Tensor, " sequence"] | Int[np.ndarray, " sequence"] | Sequence[int]
 """The number of the document that each sequence was cut from."""
@@ -23,9 +24,6 @@ GROUPS = 64
 
 BLOCKS = 16
 """Stretches of neighbouring sequences that a text of few documents is dealt to, at most."""
-
-ENOUGH_DOCUMENTS = 8
-"""Documents from which on a result speaks of text like this, and not of this text alone."""
 
 
 def deal(documents: Documents | None, sequences: int) -> Int[Tensor, " sequence"]:

@@ -1,32 +1,57 @@
-"""Intervals of means, from what was measured in pairs."""
+"""Means and their intervals, from what was measured in clusters: documents, or stretches."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from scipy import stats
 
 LEVEL = 0.95
 
+ENOUGH_DOCUMENTS = 8
+"""Documents from which on a result speaks of text like this, and not of this text alone."""
+
+
+def mean_and_error(
+    values: Float[np.ndarray, " unit"],
+    weight: Float[np.ndarray, " unit"] | None = None,
+    group: Shaped[np.ndarray, " unit"] | None = None,
+) -> tuple[float, float, int]:
+    """The weighted mean of `values`, its standard error, and the number of clusters.
+
+    Units of one `group` are a cluster, drawn together; without it each is its own. The mean
+    is the ratio estimator sum(w x) / sum(w). With r the sum over a cluster of w (x - mean), its
+    variance is n / (n - 1) sum(r^2) / sum(w)^2 for n clusters (Cochran 1977, *Sampling
+    Techniques*, eqs. 6.13 and 9A.2, without the finite population correction). NaN for one.
+    """
+    weight = np.ones(len(values)) if weight is None else weight
+    whole = weight.sum()
+    mean = float((weight * values).sum() / whole)
+    residual = weight * (values - mean)
+    if group is not None:
+        _, cluster = np.unique(group, return_inverse=True)
+        residual = np.bincount(cluster, weights=residual).astype(np.float64)
+    count = len(residual)
+    if count < 2:
+        return mean, math.nan, count
+    return mean, float(np.sqrt((residual**2).sum() * count / (count - 1)) / whole), count
+
 
 def paired_interval(
-    change: Float[np.ndarray, " pair"], weight: Float[np.ndarray, " pair"] | None = None
+    change: Float[np.ndarray, " pair"],
+    weight: Float[np.ndarray, " pair"] | None = None,
+    group: Shaped[np.ndarray, " pair"] | None = None,
 ) -> tuple[float, float, float]:
     """The weighted mean of paired differences, and the ends of its 95 % interval.
 
-    Student's t with n - 1 degrees of freedom around the ratio estimator sum(w d) / sum(w),
-    whose variance is n / (n - 1) sum(w^2 (d - mean)^2) / sum(w)^2 (Cochran 1977, *Sampling
-    Techniques*, eq. 6.13, without the finite population correction). With equal weights
-    this is `scipy.stats.ttest_1samp`, and without `weight` they are equal. One difference
-    has no interval: NaN.
+    Student's t with one degree of freedom fewer than clusters, around `mean_and_error`. Where
+    every pair is its own cluster and weights are equal (as without `weight`) this is
+    `scipy.stats.ttest_1samp`. One cluster has no interval: NaN.
     """
-    weight = np.ones(len(change)) if weight is None else weight
-    count, whole = len(change), weight.sum()
-    mean = float((weight * change).sum() / whole)
+    mean, error, count = mean_and_error(change, weight, group)
     if count < 2:
         return mean, math.nan, math.nan
-    spread = (weight**2 * (change - mean) ** 2).sum() * count / (count - 1)
-    half = float(stats.t.ppf((1 + LEVEL) / 2, count - 1) * np.sqrt(spread) / whole)
+    half = float(stats.t.ppf((1 + LEVEL) / 2, count - 1)) * error
     return mean, mean - half, mean + half

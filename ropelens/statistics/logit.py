@@ -28,7 +28,14 @@ from torch.nn.functional import pad
 from ropelens.rope.planes import Planes
 from ropelens.statistics.bins import offset_edges
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.cells import SINKS, Block, Parts, blocks, log_norm
+from ropelens.statistics.cells import (
+    BLOCK_ELEMENTS,
+    SINKS,
+    Block,
+    Parts,
+    blocks,
+    log_norm,
+)
 from ropelens.statistics.offsets import (
     OffsetRows,
     fit_offsets,
@@ -109,15 +116,18 @@ def fit(
     keeps weights finite that no row speaks of; with 64 rows of 8 sequences it costs less
     than 0.01 of the bits. Nothing larger than a block of scores is held.
     """
-    group = call.query.shape[1] // call.key.shape[1]
+    kv_heads, group = call.key.shape[1], call.query.shape[1] // call.key.shape[1]
     rows = averaged(rows, part, parts)
     offset_rows = by_part(rows, call.start, sinks, part, parts)
     found: dict[str, list[Parts]] = {name: [] for name in MODELS}
     evaluations = dict.fromkeys(MODELS, 0)
-    for kv_head in range(call.key.shape[1]):
-        heads = torch.arange(kv_head * group, (kv_head + 1) * group)
+    cells = rows.position.numel() * len(call.start) * group
+    together = max(1, BLOCK_ELEMENTS[call.key.device.type] // cells)
+    for few in torch.arange(kv_heads).split(together):
+        chosen = slice(int(few[0]), int(few[-1]) + 1)
+        heads = torch.arange(chosen.start * group, chosen.stop * group)
         own = [table.of_heads(heads) for table in offset_rows]
-        sample = _Sample.of(call, rows, planes, sinks, kv_head, part, own, ridge)
+        sample = _Sample.of(call, rows, planes, sinks, chosen, part, own, ridge)
         for name, minimum in sample.fit_all().items():
             evaluations[name] += minimum.evaluations
             found[name].append(sample.unflatten(minimum.point))
@@ -134,7 +144,7 @@ def fit(
 
 @dataclass(frozen=True)
 class _Sample:
-    """The rows that the heads of one kv head are fitted to; a problem is a part and a head.
+    """The rows that the heads of some kv heads are fitted to; a problem is a part and a head.
 
     `observed` are the sums of A that the likelihood multiplies its weights with, `few` some
     of the rows, `ridge` the ridge beside a mean over rows, `tolerance` nats.
@@ -145,6 +155,7 @@ class _Sample:
     offset_rows: list[OffsetRows]
     part: Int[Tensor, " batch"]
     terms: int
+    kv_heads: int
     observed: Float[Tensor, "problem part"]
     ridge: Float[Tensor, " slot"]
     tolerance: Float[Tensor, " problem"]
@@ -156,20 +167,20 @@ class _Sample:
         rows: Rows,
         planes: Planes,
         sinks: Int[Tensor, "batch shared position"],
-        kv_head: int,
+        kv_heads: slice,
         part: Int[Tensor, " batch"],
         offset_rows: list[OffsetRows],
         ridge: float,
     ) -> _Sample:
         """Lay the rows out in blocks and sum their attention."""
         parts, group = len(offset_rows), call.query.shape[1] // call.key.shape[1]
-        heads = slice(kv_head, kv_head + 1)
-        cells = list(blocks(call, rows, planes, sinks, kv_heads=heads))
+        count = kv_heads.stop - kv_heads.start
+        cells = list(blocks(call, rows, planes, sinks, kv_heads=kv_heads))
         few = averaged(_some(rows, -(-CURVATURE_ROWS * parts // len(part))), part, parts)
         context = len(call.start)
         size = planes.terms + len(SINKS) + context + len(offset_edges(context)) - 1
-        observed = torch.zeros(parts, 1, group, size).double()
-        information = torch.zeros(parts, 1, group).double()
+        observed = torch.zeros(parts, count, group, size).double()
+        information = torch.zeros(parts, count, group).double()
         for block in cells:
             attention, entropy = block.attention()
             observed += block.sums(attention, part, slots=parts)
@@ -178,18 +189,19 @@ class _Sample:
             )
         return cls(
             blocks=cells,
-            few=list(blocks(call, few, planes, sinks, kv_heads=heads)),
+            few=list(blocks(call, few, planes, sinks, kv_heads=kv_heads)),
             offset_rows=offset_rows,
             part=part,
             terms=planes.terms,
+            kv_heads=count,
             observed=observed.flatten(0, 2),
             ridge=ridge / count_rows(rows, part, parts),
             tolerance=tolerance(information.flatten()),
         )
 
     def unflatten(self, points: Float[Tensor, "problem part"]) -> Parts:
-        """The weights [part, 1, group, ...] of all problems."""
-        flat = points.unflatten(0, (len(self.offset_rows), 1, -1))
+        """The weights [part, kv_head, group, ...] of all problems."""
+        flat = points.unflatten(0, (len(self.offset_rows), self.kv_heads, -1))
         return Parts.of(flat, terms=self.terms, context=self.offset_rows[0].context)
 
     def fit_all(self) -> dict[str, Minimum]:
@@ -277,23 +289,22 @@ class _PlaneCurvature:
     def _curvature(self, point: Float[Tensor, "problem part"]) -> Tensor:
         sample = self._sample
         weights = sample.unflatten(point)
-        parts, _, group, terms = weights.plane.shape
+        parts, kv_heads, group, terms = weights.plane.shape
         first = terms + len(SINKS)
-        total = point.new_zeros(parts, group, first, first)
+        total = point.new_zeros(parts, kv_heads, group, first, first)
         for block in sample.few:
             modelled = block.scores(
                 weights, sample.part, content=True, offsets=self._model.offsets
             ).softmax(-1)
             for sequence in range(len(modelled)):
-                features = block.features(sequence)
-                share = modelled[sequence, 0]
+                features, share = block.features(sequence), modelled[sequence]
                 # about each row's mean, or rounding would leave more than a sharp head has
                 features = features - share[..., None, :] @ features
                 weighted = share * block.weight[sequence][:, None]
-                covariance = (features * weighted[..., None]).flatten(1, 2).mT
-                product = (covariance @ features.flatten(1, 2)).to("cpu", torch.float64)
+                covariance = (features * weighted[..., None]).flatten(2, 3).mT
+                product = (covariance @ features.flatten(2, 3)).to("cpu", torch.float64)
                 total[sample.part[sequence]] += product
-        total = total.flatten(0, 1)
+        total = total.flatten(0, 2)
         size = total.diagonal(dim1=-2, dim2=-1)
         floor = self._ridge + 1e-6 * size.amax(-1, keepdim=True)
         return total + torch.diag_embed(floor.expand_as(size))

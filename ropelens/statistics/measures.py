@@ -164,6 +164,8 @@ MEASURES: tuple[Variable, ...] = (
     Variable("induction", BY_HEAD, "1",
         "mean attention on the token after the earlier occurrence",
         column="score", compared="growth"),
+    Variable("trial_induction", ("trial", *BY_HEAD), "1",
+        "induction on each sequence of random tokens", compared="growth"),
     Variable("duplicate_token", BY_HEAD, "1",
         "mean attention on the earlier occurrence of the token",
         column="score", compared="final"),
@@ -172,7 +174,7 @@ MEASURES: tuple[Variable, ...] = (
 """All variables that a profile has of layers, heads, planes, offsets and groups.
 
 What is no sum over the text comes from models fitted to some of it (measure/budget.py), and
-the last two from a pass over repeated random tokens (measure/repeats.py)."""
+the last three from a pass over repeated random tokens (measure/repeats.py)."""
 
 STATISTICS = tuple(row for row in MEASURES if isinstance(row, Statistic))
 

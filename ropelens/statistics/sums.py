@@ -16,6 +16,7 @@ from ropelens.statistics.bins import offset_edges, sum_bins
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.gains import Scores
 from ropelens.statistics.groups import GROUPS
+from ropelens.statistics.intervals import mean_and_error
 from ropelens.statistics.schema import Statistic
 
 
@@ -55,54 +56,13 @@ class LayerSums:
 
 
 @dataclass(frozen=True)
-class LossSums:
-    """Moments over sequences of the loss (nats) and the number of predicted tokens.
-
-    Enough for the mean loss per token and, as a ratio of two means, its standard error.
-    """
-
-    sequences: int = 0
-    loss: float = 0.0
-    tokens: float = 0.0
-    loss_loss: float = 0.0
-    loss_tokens: float = 0.0
-    tokens_tokens: float = 0.0
-
-    @classmethod
-    def of(cls, loss: Float[Tensor, " sequence"], tokens: Int[Tensor, " sequence"]) -> LossSums:
-        """From each sequence's summed loss and its number of predicted tokens."""
-        x, n = loss.double().cpu(), tokens.double().cpu()
-        moments = (x.sum(), n.sum(), x @ x, x @ n, n @ n)
-        return cls(len(x), *(float(m) for m in moments))
-
-    def __add__(self, other: LossSums) -> LossSums:
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return LossSums(*(a + b for a, b in pairs))
-
-    @property
-    def mean(self) -> float:
-        """Loss in nats per predicted token."""
-        return self.loss / self.tokens
-
-    @property
-    def standard_error(self) -> float:
-        """Standard error of `mean` over sequences (delta method); NaN for one sequence."""
-        if self.sequences < 2:
-            return float("nan")
-        m = self.mean
-        spread = self.loss_loss - 2 * m * self.loss_tokens + m * m * self.tokens_tokens
-        small_sample = self.sequences / (self.sequences - 1)
-        return (max(spread, 0.0) * small_sample) ** 0.5 / self.tokens
-
-
-@dataclass(frozen=True)
 class Sums:
     """Everything a profile is computed from; sums of two corpora add.
 
     `row_weight[g, i]` is the weight of the rows at position i in the sequences of group
     g, the same for every layer; `tokens` counts those that are not padding. `group_loss`
-    (nats) and `group_predicted` (tokens) are those of `loss` by group; `scores` those of the
-    budget's models by layer, on the rows that these are scored on.
+    (nats) is the summed loss of the `group_predicted` tokens of each group; `scores` are those
+    of the budget's models by layer, on the rows that these are scored on.
     """
 
     row_weight: Float[Tensor, "group position"]
@@ -110,7 +70,6 @@ class Sums:
     group_predicted: Float[Tensor, " group"]
     tokens: int = 0
     sequences: int = 0
-    loss: LossSums = field(default_factory=LossSums)
     layers: dict[int, LayerSums] = field(default_factory=dict)
     scores: dict[int, Scores] = field(default_factory=dict)
 
@@ -121,10 +80,27 @@ class Sums:
             group_predicted=self.group_predicted + other.group_predicted,
             tokens=self.tokens + other.tokens,
             sequences=self.sequences + other.sequences,
-            loss=self.loss + other.loss,
             layers=_merged(self.layers, other.layers),
             scores=_merged(self.scores, other.scores),
         )
+
+    @property
+    def loss(self) -> tuple[float, float]:
+        """Loss per predicted token (nats), and its standard error over groups."""
+        return mean_loss(self.group_loss, self.group_predicted)
+
+
+def mean_loss(
+    loss: Float[Tensor, " group"], predicted: Float[Tensor, " group"]
+) -> tuple[float, float]:
+    """Loss per predicted token, and its standard error over the groups that have any.
+
+    From the summed `loss` (nats) of the `predicted` tokens of each group.
+    """
+    some = predicted > 0
+    weight = predicted[some].numpy()
+    mean, error, _ = mean_and_error(loss[some].numpy() / weight, weight)
+    return mean, error
 
 
 def no_sums() -> Sums:

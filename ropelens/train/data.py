@@ -25,13 +25,14 @@ from ropelens.train.machine import say
 from ropelens.train.record import differences, read_json, write_json
 from ropelens.train.tokens import (
     AGAIN,
+    documents_of,
     open_sequences,
     train_tokenizer,
     write_sequences,
 )
 
 VALID_SHARE = 0.02  # of the sequences, where no text of its own is given
-LEAST_VALID = 2  # sequences; intervals are over them
+LEAST_VALID = 2  # sequences; an interval needs two
 DATA = "data.json"
 """The file of the folder that says what it was filled with."""
 
@@ -185,7 +186,7 @@ def _fill(
         + (f", and {apart:,} held out for validation" if apart else "")
     )
     if held_out:
-        count, why = write(held_out, "valid.npy"), "intervals are over sequences"
+        count, why = write(held_out, "valid.npy"), "an interval needs two"
         _require("validation text is too short", count, LEAST_VALID, why, source.context)
         say(f"valid: {count:,} sequences of {source.context} tokens")
 
@@ -263,3 +264,12 @@ def training_and_validation(data: Path, *, batch: int) -> tuple[np.ndarray, np.n
         apart = _share_of_validation(len(rows))
         rows, held_out = rows[:-apart], rows[-apart:]
     return rows[: len(rows) // batch * batch], held_out
+
+
+def held_out_text(data: Path) -> tuple[np.ndarray, np.ndarray]:
+    """The validation sequences, uint16 [sequence, context], and the document each begins in.
+
+    Documents are told apart by the token that ends each. Raises as `training_and_validation`.
+    """
+    _, held_out = training_and_validation(data, batch=1)
+    return held_out, documents_of(held_out, data / TOKENIZER[0])

@@ -93,6 +93,16 @@ def _write_header(file: BinaryIO, shape: tuple[int, int]) -> None:
     np.lib.format.write_array_header_1_0(file, header)
 
 
+def documents_of(rows: np.ndarray, tokenizer: Path) -> np.ndarray:
+    """Which document each of `rows` begins in: the number of EOS in the rows before it.
+
+    `rows` are sequences in the order of the stream, uint16 [sequence, context]; `tokenizer` is
+    the file of the tokenizer that wrote them.
+    """
+    ends = (rows == Tokenizer.from_file(str(tokenizer)).token_to_id(EOS)).sum(axis=1)
+    return np.cumsum(ends) - ends
+
+
 def open_sequences(path: Path) -> np.ndarray:
     """The tokens at `path`, uint16 [sequence, context], read from disk as they are used.
 

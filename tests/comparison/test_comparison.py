@@ -37,7 +37,12 @@ from ropelens.report.comparison import render_comparison
 from ropelens.statistics.intervals import paired_interval
 from ropelens.train import run_study
 from ropelens.train import sizes as size_table
-from ropelens.train.tokens import open_sequences
+from ropelens.train.tokens import (
+    documents_of,
+    open_sequences,
+    train_tokenizer,
+    write_sequences,
+)
 
 __all__ = ["comparison", "measured", "study"]
 
@@ -47,7 +52,8 @@ __all__ = ["comparison", "measured", "study"]
 
 def test_validation_text_is_spread_and_was_held_out(study: Path) -> None:
     run = runs_in(study)[0]
-    few, every = validation(run, sequences=3), validation(run, sequences=10**6)
+    (few, _), (every, documents) = (validation(run, sequences=n) for n in (3, 10**6))
+    assert (documents == 0).all()  # the text is one file
     last = len(every) - 1
     assert torch.equal(few, every[[0, round(last / 2), last]])
     stored = torch.from_numpy(open_sequences(run.data / "train.npy").astype(np.int64))
@@ -56,8 +62,8 @@ def test_validation_text_is_spread_and_was_held_out(study: Path) -> None:
 
 def test_longer_text_goes_on_where_a_sequence_ends(study: Path) -> None:
     run = runs_in(study)[0]
-    rows = validation(run, sequences=10**6)
-    long = past_context(run, sequences=2)
+    rows, _ = validation(run, sequences=10**6)
+    long, _ = past_context(run, sequences=2)
     assert long.shape == (2, 4 * run.context)
     body = rows[:, 1:].reshape(-1)
     assert torch.equal(long[0, 1:], body[: 4 * run.context - 1])
@@ -67,21 +73,46 @@ def test_longer_text_goes_on_where_a_sequence_ends(study: Path) -> None:
 
 def test_losses_are_those_of_transformers(comparison: xr.Dataset, study: Path) -> None:
     for entry in runs_in(study)[:3]:
-        tokens = validation(entry, sequences=SEQUENCES)
+        tokens, _ = validation(entry, sequences=SEQUENCES)
         model = AutoModelForCausalLM.from_pretrained(entry.folder)
         with torch.no_grad():
             expected = [float(model(row[None], labels=row[None]).loss) for row in tokens]
         found = comparison.sel(entry=entry.name)
         np.testing.assert_allclose(found["sequence_loss"], expected, rtol=1e-5)
         assert float(found["loss"]) == pytest.approx(np.mean(expected), rel=1e-6)
-        assert float(found["loss_se"]) == pytest.approx(stats.sem(expected), rel=1e-4)
+        group = found["sequence_group"].values
+        np.testing.assert_array_equal(
+            group, np.arange(len(group)) * min(len(group), 16) // len(group)
+        )
+        error, _ = jackknife(np.array(expected), group)
+        assert float(found["loss_se"]) == pytest.approx(error, rel=0.05)
+
+
+def jackknife(values: np.ndarray, group: np.ndarray) -> tuple[float, int]:
+    """The standard error of a mean, by leaving out one group at a time; how many there are."""
+    left = np.array([values[group != out].mean() for out in np.unique(group)])
+    count = len(left)
+    return float(np.sqrt((count - 1) / count * ((left - left.mean()) ** 2).sum())), count
+
+
+def test_sequences_are_known_by_the_document_that_they_begin_in(tmp_path: Path) -> None:
+    texts = [story(lines) for lines in (3, 40, 1, 1, 60, 9, 2, 1, 25)]
+    tokenizer = train_tokenizer(texts, vocabulary=300, context=16)
+    tokenizer.save_pretrained(tmp_path)
+    write_sequences(texts, tokenizer, tmp_path / "valid.npy", context=16)
+    rows = open_sequences(tmp_path / "valid.npy")
+    ends = np.cumsum([len(tokenizer.tokenize(f"{text}\n")) + 1 for text in texts])
+    expected = np.searchsorted(ends, 15 * np.arange(len(rows)), side="right")
+    found = documents_of(rows, tmp_path / "tokenizer.json")
+    assert found.tolist() == expected.tolist()
+    assert len(set(expected)) > 5
 
 
 def test_loss_by_position_goes_to_four_times_the_context(
     comparison: xr.Dataset, study: Path
 ) -> None:
     entry = runs_in(study)[1]
-    tokens = past_context(entry, sequences=SEQUENCES // 8)
+    tokens, _ = past_context(entry, sequences=SEQUENCES // 8)
     model = AutoModelForCausalLM.from_pretrained(entry.folder)
     with torch.no_grad():
         log_p = model(tokens).logits.log_softmax(-1)[:, :-1]
@@ -100,7 +131,8 @@ def test_heads_and_planes_are_those_of_a_profile(comparison: xr.Dataset, study: 
         ("", SEQUENCES // 8, comparison),  # that is 4, and 2 below
         ("growth_", 2, comparison.sel(step=entry.steps)),
     ):
-        profile = rl.profile(model, validation(entry, sequences=sequences))
+        tokens, documents = validation(entry, sequences=sequences)
+        profile = rl.profile(model, tokens, documents=documents)
         heads = rl.classify_heads(profile)
         found = of.sel(entry=entry.name)
         for name in ("q_norm", "selectivity_keys", "previous_token"):
@@ -114,7 +146,7 @@ def test_heads_and_planes_are_those_of_a_profile(comparison: xr.Dataset, study: 
         np.testing.assert_allclose(last[f"growth_{name}"], last[name], rtol=1e-6)
     counted = {name: comparison.attrs[f"{name}_sequences"] for name in ("head", "growth")}
     assert counted == {"head": 4, "growth": 2}
-    longer = past_context(entry, sequences=2)
+    longer, _ = past_context(entry, sequences=2)
     by_position = rl.evaluate(model, longer, measures=("loss",))["position_loss"][0]
     np.testing.assert_allclose(last["growth_position_loss"], by_position, rtol=1e-6)
     assert comparison["tokens_seen"].sel(entry=entry.name).values.tolist() == [
@@ -172,9 +204,11 @@ def test_pairs_are_of_one_seed(comparison: xr.Dataset) -> None:
 def test_one_seed_is_compared_over_sequences(comparison: xr.Dataset) -> None:
     of_one = comparison.isel(entry=[0, 1, 2])
     row = rl.summarize_comparison(of_one).set_index("group").loc["nope"]
-    losses = of_one["sequence_loss"].values
-    expected = stats.ttest_rel(losses[2], losses[0]).confidence_interval(0.95)
-    assert (row["low"], row["high"]) == pytest.approx(tuple(expected))
+    losses, group = of_one["sequence_loss"].values, of_one["sequence_group"].values[0]
+    error, groups = jackknife(losses[2] - losses[0], group)
+    half = stats.t(groups - 1).ppf(0.975) * error
+    assert (row["high"] - row["low"]) / 2 == pytest.approx(half, rel=0.05)
+    assert row["low"] + row["high"] == pytest.approx(2 * row["loss_change"])
     assert (row["over"], row["pairs"]) == ("sequences", 1)
 
 
@@ -235,8 +269,10 @@ def test_the_table_counts_heads(comparison: xr.Dataset) -> None:
     )
     previous = of_rope["previous_token"].values[:, 0]
     assert table.loc["rope", "previous_token_layer_0"] == (previous >= 0.5).sum() / 2
-    best = of_rope["induction"].values.max((1, 2)).mean()
-    assert table.loc["rope", "induction"] == pytest.approx(best)
+    trials = of_rope["trial_induction"].values.reshape(2, 8, -1)
+    best = trials[:, ::2].mean(1).argmax(-1)  # chosen on half, and told on the other
+    of_best = [trials[entry, 1::2, best[entry]].mean() for entry in (0, 1)]
+    assert table.loc["rope", "induction"] == pytest.approx(np.mean(of_best))
     gain = of_rope["first_loss"].values.mean() - of_rope["repeat_loss"].values.mean()
     assert table.loc["rope", "repeat_gain"] == pytest.approx(gain)
     past = of_rope["position_loss"].values[:, of_rope["position_start"].values >= 32]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from evaluated import evaluate, tokens
 from oracles.copying import copying
 from oracles.tiny import random_tokens, tiny
@@ -12,20 +13,27 @@ from torch import nn
 
 import ropelens as rl
 from ropelens.measure.evaluate import MEASURES
+from ropelens.measure.heads import resample_labels
 from ropelens.measure.tasks import Retrieval
+from ropelens.statistics.labels import Thresholds
 
 # what is asked for
 
 
+EDITS = {"half": "p-rope:0.5", "a head": rl.stop_planes([0], heads="1.2")}
+
+
+@pytest.fixture(scope="module")
+def whole() -> xr.Dataset:
+    return evaluate(tiny("llama_gqa"), edits=EDITS)
+
+
 @pytest.mark.parametrize(
-    "measures", [[name] for name in MEASURES] + [["loss", "labels"], ["change", "induction"]]
+    "measures", [[name] for name in MEASURES] + [["loss", "change"], ["change", "induction"]]
 )
-def test_some_measures_are_a_part_of_all(measures: list[str]):
+def test_some_measures_are_a_part_of_all(measures: list[str], whole: xr.Dataset):
     """Each alone gives its own variables, with the numbers that it has among all."""
-    model = tiny("llama_gqa")
-    edits = {"half": "p-rope:0.5", "a head": rl.stop_planes([0], heads="1.2")}
-    whole = evaluate(model, edits=edits)
-    part = evaluate(model, edits=edits, measures=measures)
+    part = evaluate(tiny("llama_gqa"), edits=EDITS, measures=measures)
     groups = {
         "loss": {
             *("loss", "predicted_tokens", "mean_loss", "mean_loss_se"),
@@ -38,46 +46,55 @@ def test_some_measures_are_a_part_of_all(measures: list[str]):
         "retrieval": {"retrieval", "retrieval_hit"},
         "change": {"attention_change"},
         "labels": {
-            *("total_bits", "sink_bits", "position_bits", "content_bits", "label"),
-            *("label_changed", "labels_changed_resampled", "positional_fraction"),
-            *("selectivity", "q_norm", "k_norm"),
+            *("total_bits", "sink_bits", "position_bits", "content_bits", "interaction_bits"),
+            *("label", "label_changed", "labels_changed_resampled", "positional_fraction"),
+            *("selectivity_keys", "q_norm", "k_norm"),
         },
     }
     assert set(groups) == set(MEASURES)
     assert set(whole.data_vars) == set().union(*groups.values())
     assert set(part.data_vars) == set().union(*(groups[name] for name in measures))
+    assert ("group" in part.coords) == ("loss" in measures)
     for name in part.variables:
         np.testing.assert_array_equal(part[name], whole[name], err_msg=str(name))
 
 
-@pytest.mark.parametrize("rows", ["all", 7])
-def test_text_is_read_once_by_each_entry(rows: int | str, monkeypatch: pytest.MonkeyPatch):
-    """One forward pass a batch and entry, and the same rows looked at in each."""
-    model = tiny("llama_gqa")
+@pytest.fixture
+def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shape of the tokens of every forward pass."""
     shapes: list[tuple[int, ...]] = []
-    forward = type(model).forward
+    forward = type(tiny("llama_gqa")).forward
 
     def counted(self: nn.Module, input_ids: torch.Tensor, **options: object) -> object:
         shapes.append(tuple(input_ids.shape))
         return forward(self, input_ids, **options)
 
-    monkeypatch.setattr(type(model), "forward", counted)
-    evaluate(
-        model,
-        edits={"a": "nope", "b": "p-rope:0.5", "c": "linear:2"},
-        measures=["loss", "change", "labels"],
-        rows=rows,
-        batch_size=2,
-    )
+    monkeypatch.setattr(type(tiny("llama_gqa")), "forward", counted)
+    return shapes
+
+
+@pytest.mark.parametrize("rows", ["all", 7])
+def test_text_is_read_once_by_each_entry(rows: int | str, shapes: list[tuple[int, ...]]):
+    """One forward pass a batch and entry, and the same rows looked at in each."""
+    edits = {"a": "nope", "b": "p-rope:0.5", "c": "linear:2"}
+    measures = ["loss", "change"]
+    evaluate(tiny("llama_gqa"), edits=edits, measures=measures, rows=rows, batch_size=2)
     assert shapes.count((2, 40)) == shapes.count((1, 40)) == 4
+
+
+def test_labels_take_one_more_pass_of_a_sample(shapes: list[tuple[int, ...]]):
+    """As many sequences of either fold, to fit the models of the budget to."""
+    evaluate(tiny("llama_gqa"), measures=["loss", "labels"])
+    assert [shape for shape in shapes if shape[1] == 40] == [(2, 40), (3, 40)]
 
 
 def test_sampled_rows_are_those_of_a_profile():
     model = tiny("llama_gqa")
     found = evaluate(model, edits={"nope": "nope"}, measures="labels", rows=7, seed=5)
-    profiles = {"none": rl.profile(model, tokens(), rows=7, seed=5)}
+    options = {"rows": 7, "seed": 5, "surrogates": 0}
+    profiles = {"none": rl.profile(model, tokens(), **options)}
     with rl.edit_rope(model, "nope"):
-        profiles["nope"] = rl.profile(model, tokens(), rows=7, seed=5)
+        profiles["nope"] = rl.profile(model, tokens(), **options)
     for name, profile in profiles.items():
         np.testing.assert_array_equal(found.total_bits.sel(edit=name), profile["total_bits"])
 
@@ -95,22 +112,21 @@ def test_labels_that_change():
     assert not changed.sel(edit=["none", "none too"]).any()
 
 
-def test_label_changes_have_the_sequences_drawn_again():
-    """Two sequences alike: no draw differs. Two apart: each draw is a profile of its own."""
+def test_label_changes_have_the_documents_drawn_again():
+    """Every draw is of the gains of a profile's groups, the same draw in both entries."""
     model = tiny("llama_gqa")
-    given = torch.from_numpy(random_tokens(sequences=2, length=40))
-    options = {"edits": {"nope": "nope"}, "measures": ["labels"]}
-    alike = rl.evaluate(model, given[[0, 0]], **options)
-    again = alike["labels_changed_resampled"].values
+    given = torch.from_numpy(random_tokens(sequences=9, length=12))
+    options = {"documents": torch.arange(9).clamp(max=7)}
+    found = rl.evaluate(model, given, edits={"nope": "nope"}, measures="labels", **options)
+    profiles = [rl.profile(model, given, surrogates=0, **options)]
+    with rl.edit_rope(model, "nope"):
+        profiles.append(rl.profile(model, given, surrogates=0, **options))
+    assert profiles[0].sizes["group"] == 8
+    before, after = (resample_labels(p, Thresholds(), resamples=400, seed=0) for p in profiles)
+    again = found["labels_changed_resampled"].values
     assert (again[0] == 0).all()
-    assert (again[1] == float(alike["label_changed"][1].sum())).all()
-    found = rl.evaluate(model, given, **options)
-    drawn = [
-        float(rl.evaluate(model, given[list(pair)], **options)["label_changed"][1].sum())
-        for pair in ((0, 0), (0, 1), (1, 1))
-    ]
-    assert set(found["labels_changed_resampled"].values[1]) == set(drawn)
-    alone = rl.evaluate(model, given[:1], **options)["labels_changed_resampled"]
+    np.testing.assert_array_equal(again[1], (before != after).sum((1, 2)))
+    alone = rl.evaluate(model, given[:1], measures="labels")["labels_changed_resampled"]
     assert alone.isnull().all()
 
 
@@ -162,7 +178,7 @@ def test_families(family: str):
     assert float(abs(others).max()) < 1e-6
     assert np.isfinite(found.loss).all()
     with rl.edit_rope(model, rl.stop_slowest(0.5)):
-        profile = rl.profile(model, tokens())
+        profile = rl.profile(model, tokens(), surrogates=0)
     np.testing.assert_allclose(
         found.total_bits.sel(edit="half"), profile["total_bits"], rtol=1e-4, atol=1e-6
     )
@@ -212,29 +228,48 @@ def test_a_rotation_that_remembers_its_longest_sequence():
 
 
 def test_standard_errors_are_those_of_the_jackknife():
-    """Of a mean over tokens of sequences of different lengths; close, with many sequences."""
+    """Of documents left out one by one, of unequal lengths; close, where there are many."""
     lengths = torch.from_numpy(np.random.default_rng(1).integers(8, 41, size=60))
+    document = np.sort(np.random.default_rng(2).integers(0, 40, size=60))
     found = rl.evaluate(
         tiny("llama_gqa"),
         tokens(sequences=60),
         lengths=lengths,
+        documents=torch.from_numpy(document),
         edits={"nope": "nope"},
         measures="loss",
     )
     loss, weight = found.loss.values, found.predicted_tokens.values
     whole = (loss * weight).sum(1) / weight.sum()
-    without = [np.delete(loss, n, 1) @ np.delete(weight, n) for n in range(60)]
-    left = np.array([x / np.delete(weight, n).sum() for n, x in enumerate(without)])
-    error = np.sqrt(59 / 60 * ((left - left.mean(0)) ** 2).sum(0))
+    kept = [document != out for out in np.unique(document)]
+    left = np.array([loss[:, keep] @ weight[keep] / weight[keep].sum() for keep in kept])
+    share = (len(kept) - 1) / len(kept)
+    error = np.sqrt(share * ((left - left.mean(0)) ** 2).sum(0))
     np.testing.assert_allclose(found.mean_loss, whole, rtol=1e-12)
-    np.testing.assert_allclose(found.mean_loss_se, error, rtol=0.03)
+    np.testing.assert_allclose(found.mean_loss_se, error, rtol=0.05)
+    assert (np.diff(found.group) == (np.diff(document) > 0)).all()
+
+
+def test_copies_of_documents_tell_nothing_new():
+    """Ten documents, each thrice, have the losses and standard errors of the ten."""
+    once = evaluate(tiny("llama_gqa"), tokens=tokens(sequences=10), measures="loss")
+    of = torch.arange(10).repeat_interleave(3)
+    thrice = {"tokens": tokens(sequences=10)[of], "documents": of, "measures": "loss"}
+    again = evaluate(tiny("llama_gqa"), **thrice)
+    for name in ("mean_loss", "mean_loss_se", "position_loss", "position_loss_se"):
+        np.testing.assert_allclose(again[name], once[name], rtol=1e-5, err_msg=name)
+
+
+def test_the_first_tokens_error_is_that_of_a_mean():
+    """Of sixteen sequences, each a stretch of its own."""
+    found = evaluate(tiny("llama_gqa"), tokens=tokens(sequences=16), measures="loss")
     # The first bin has one token of every sequence: an ordinary mean.
     with torch.no_grad():
-        own = torch.log_softmax(tiny("llama_gqa")(tokens(sequences=60)).logits[:, 0], -1)
-    first = -own.gather(1, tokens(sequences=60)[:, 1:2])[:, 0].double()
+        own = torch.log_softmax(tiny("llama_gqa")(tokens(sequences=16)).logits[:, 0], -1)
+    first = -own.gather(1, tokens(sequences=16)[:, 1:2])[:, 0].double()
     one = found.isel(position_bin=0).sel(edit="none")
     assert float(one.position_loss) == pytest.approx(float(first.mean()), rel=1e-5)
-    expected = float(first.std() / 60**0.5)
+    expected = float(first.std() / 16**0.5)
     assert float(one.position_loss_se) == pytest.approx(expected, rel=1e-5)
 
 

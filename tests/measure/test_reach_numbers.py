@@ -89,6 +89,21 @@ def test_some_heads_are_those_heads_of_all():
         xr.testing.assert_allclose(some.sel(one), every.sel(one), rtol=1e-5)
 
 
+def test_copies_of_documents_tell_nothing_new():
+    """Ten documents, each thrice, have the horizons and intervals of the ten."""
+    model = tiny("llama_gqa")
+    tokens = torch.from_numpy(random_tokens(sequences=10, length=24))
+    options = {"variants": ("own",), "rows": "all", "distances": (0, 3000)}
+    once = rl.reach(model, tokens, **options)
+    thrice, of = tokens.repeat_interleave(3, dim=0), torch.arange(10).repeat_interleave(3)
+    again = rl.reach(model, thrice, documents=of + 5, **options)
+    for name in ("horizon", "horizon_low", "horizon_high"):
+        np.testing.assert_allclose(again[name], once[name], rtol=1e-5)
+    assert (again.attrs["documents"], once.attrs["documents"]) == (10, 0)
+    alone = rl.reach(model, thrice, **options)  # stretches that cut through the documents
+    assert not np.allclose(alone["horizon_low"], once["horizon_low"], rtol=1e-3)
+
+
 def test_the_interval_is_the_percentile_bootstrap_of_scipy():
     """Of scipy's resampled horizons 2.5 % lie below the one end, 2.5 % above the other."""
     model, count, length, far = tiny("llama_gqa"), 10, 24, 3000

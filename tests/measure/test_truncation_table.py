@@ -11,34 +11,8 @@ from synthetic_truncation import synthetic_truncation
 
 import ropelens as rl
 from ropelens.errors import BadArgument
+from ropelens.measure.induction import best_head
 from ropelens.measure.truncation_table import COLUMNS
-from ropelens.statistics.intervals import paired_interval
-
-
-@pytest.mark.parametrize("weight", [1.0, 511.0])
-def test_the_interval_for_equal_weights_is_the_paired_t_test(weight: float) -> None:
-    change = np.random.default_rng(0).normal(0.02, 0.1, size=13)
-    mean, low, high = paired_interval(change, np.full(13, weight))
-    theirs = stats.ttest_1samp(change, 0.0).confidence_interval(0.95)
-    assert (low, high) == pytest.approx((theirs.low, theirs.high), rel=1e-12)
-    assert mean == pytest.approx(change.mean())
-
-
-def test_intervals_of_unequal_sequences_hold_the_truth_as_often_as_they_say() -> None:
-    """The truth: the change of a token drawn from all tokens, sequences of any length."""
-    rng = np.random.default_rng(1)
-    weight = rng.integers(20, 500, size=(2000, 24)).astype(float)
-    change = 0.3 + rng.normal(size=weight.shape) * (0.1 + 5 / np.sqrt(weight))
-    inside = [
-        low <= 0.3 <= high
-        for _, low, high in map(paired_interval, change, weight)
-    ]  # fmt: skip
-    assert 0.93 < np.mean(inside) < 0.97
-
-
-def test_one_sequence_has_no_interval() -> None:
-    assert paired_interval(np.array([0.5]), np.array([9.0]))[0] == 0.5
-    assert np.isnan(paired_interval(np.array([0.5]), np.array([9.0]))[1:]).all()
 
 
 @pytest.fixture(scope="module")
@@ -82,17 +56,49 @@ def test_the_summary_counts_labels_and_names_the_head_that_changed(sweep: xr.Dat
     assert np.isnan(table["labels_changed"][3])
     assert (table["changed_most"][2], table["largest_attention_change"][2]) == ("L4 H5", 9.0)
     assert table["changed_most"][0] == ""
-    scores = sweep["induction"].values.reshape(sweep.sizes["edit"], -1)
-    of_best = scores[:, scores[0].argmax()]
-    np.testing.assert_allclose(table["induction_change"], of_best - of_best[0])
+
+
+def test_sequences_of_one_document_change_together(sweep: xr.Dataset) -> None:
+    """Of documents of one length each, it is the t-test of their means."""
+    alike = sweep.assign(predicted_tokens=0 * sweep["predicted_tokens"] + 100)
+    document = np.arange(sweep.sizes["sequence"]) // 4
+    row = rl.summarize_truncation(alike.assign_coords(group=("sequence", document))).iloc[8]
+    change = (sweep["loss"][8] - sweep["loss"][0]).values
+    theirs = stats.ttest_1samp(change.reshape(-1, 4).mean(1), 0).confidence_interval()
+    assert row["loss_change"] == pytest.approx(change.mean())
+    found = row[["loss_change_low", "loss_change_high"]].tolist()
+    assert found == pytest.approx([theirs.low, theirs.high])
+    # A file of an earlier version tells no groups: there each sequence is its own.
+    row = rl.summarize_truncation(alike).iloc[8]
+    assert row["loss_change_low"] == pytest.approx(
+        stats.ttest_1samp(change, 0).confidence_interval().low
+    )
+
+
+def test_the_best_head_is_not_measured_in_the_trials_that_chose_it() -> None:
+    """Of heads that are all alike, the chosen one scores as any of them does."""
+    noise = np.random.default_rng(3).normal(0.5, 0.1, size=(400, 8, 4, 8))
+    trials = xr.DataArray(noise, dims=("edit", "trial", "layer", "head"))
+    found = best_head(trials)
+    assert float(found.mean()) == pytest.approx(0.5, abs=0.01)
+    assert float(trials.mean("trial").max(("layer", "head")).mean()) > 0.55
+    trials[7, :, 2, 3] += 1
+    trials[8, :, 1, 0] = np.nan  # a head that a layer does not have
+    chosen = best_head(trials)
+    np.testing.assert_array_equal(chosen[7], trials[7, 1::2, 2, 3])
+    np.testing.assert_array_equal(best_head(trials, chosen_in=trials[7]), trials[:, 1::2, 2, 3])
+    assert chosen[8].notnull().all()
 
 
 def test_changes_of_heads_have_intervals(sweep: xr.Dataset) -> None:
     table = rl.summarize_truncation(sweep)
-    scores = sweep["induction"].values[0]
-    layer, head = np.unravel_index(scores.argmax(), scores.shape)
-    trials = sweep["trial_induction"].values[:, :, layer, head]
+    scores = sweep["trial_induction"].values
+    of_half = scores[0, ::2].mean(0)
+    layer, head = np.unravel_index(of_half.argmax(), of_half.shape)
+    trials = scores[:, 1::2, layer, head]
     theirs = stats.ttest_1samp(trials[5] - trials[0], 0).confidence_interval()
+    np.testing.assert_allclose(table["induction"], trials.mean(1))
+    np.testing.assert_allclose(table["induction_change"], trials.mean(1) - trials[0].mean())
     row = table.iloc[5]
     assert row["induction_change_low"] == pytest.approx(theirs.low)
     assert row["induction_change_high"] == pytest.approx(theirs.high)

@@ -19,6 +19,7 @@ from ropelens.analysis.folders import rewrite_page
 from ropelens.comparison.pairs import ALONE
 from ropelens.errors import BadArgument
 from ropelens.figures.comparison_planes import plane_places
+from ropelens.measure.induction import best_head
 from ropelens.report.comparison import comparison_figures
 from ropelens.report.comparison_table import shown_columns, table_rows
 from ropelens.report.comparison_words import findings, run_facts
@@ -129,12 +130,16 @@ def test_growth_counts_heads_by_step(comparison: xr.Dataset) -> None:
     (positional,) = [t for t in traces(figure, y="positional heads") if t.name == "nope"]
     labels = comparison["growth_label"][[2, 5]].values
     np.testing.assert_allclose(positional.y, (labels == "positional").sum((2, 3)).mean(0))
-    for title, name in (
-        ("best head on previous token", "previous_token"),
-        ("best head, induction", "induction"),
-    ):
+    trials = comparison["growth_trial_induction"].isel(entry=[2, 5])
+    told = {
+        "best head on previous token": comparison["growth_previous_token"][[2, 5]].max(
+            ("layer", "head")
+        ),
+        "best head, induction": best_head(trials).mean("trial"),
+    }
+    for title, of_best in told.items():
+        scores = of_best.transpose("entry", "step").values
         (best,) = [t for t in traces(figure, y=title) if t.name == "nope"]
-        scores = comparison[f"growth_{name}"][[2, 5]].values.max((2, 3))
         np.testing.assert_allclose(best.y, scores.mean(0))
         np.testing.assert_allclose(best.error_y.array, scores.max(0) - scores.mean(0))
     assert figure.data[0].x.tolist() == list(STEPS)
@@ -211,7 +216,7 @@ def test_findings_say_the_order_of_the_losses(comparison: xr.Dataset) -> None:
         lacking["growth_q_norm"][0, step] = np.nan
         said = findings(lacking, rl.summarize_comparison(lacking))
         assert any(s.endswith(f"; {longest}.".replace("4", "48"[step == 2])) for s in said)
-    comparison["growth_induction"] = 0 * comparison["growth_induction"]
+    comparison["growth_trial_induction"] = 0 * comparison["growth_trial_induction"]
     said = findings(comparison, rl.summarize_comparison(comparison))
     assert any("no induction head (previous-token" in s for s in said)
 
