@@ -126,6 +126,7 @@ def test_selectivity_lies_in_the_planes_that_were_written(built):
             assert sink[of_sink].sum() > 0.8 * sink.sum(), truth
 
 
+@pytest.mark.slow
 def test_sampled_rows_give_the_same_labels():
     model, tokens, expected = handmade(0, 32)
     profile = rl.profile(model, torch.from_numpy(tokens), rows=24, surrogates=0)

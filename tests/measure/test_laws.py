@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -37,10 +38,15 @@ from ropelens.statistics.sums import Sums
 def test_norms_do_not_depend_on_the_rotation(factor: float):
     """Of layer 0, which sees the same hidden states however its heads turn."""
     tokens = torch.from_numpy(random_tokens(sequences=3, length=20))
-    model = tiny("llama_gqa")
-    before = rl.profile(model, tokens, surrogates=0)
+    model, lengths = tiny("llama_gqa"), torch.tensor([20, 20, 20])
+
+    def measured() -> xr.Dataset:
+        planes = planes_of(model)
+        return summarize(collect(as_subject(model), tokens, lengths, planes=planes), planes)
+
+    before = measured()
     model.model.rotary_emb.inv_freq *= factor
-    after = rl.profile(model, tokens, surrogates=0)
+    after = measured()
     for name in ("q_norm", "k_norm"):
         np.testing.assert_allclose(after[name][0], before[name][0], rtol=1e-5)
     # Coherence is that of vectors without their rotation, so of the same vectors.
@@ -80,8 +86,16 @@ class Fitted:
         )
 
 
+@functools.cache
+def fitted_to(name: str, lengths: tuple[int, ...], *, double: bool = True) -> Fitted:
+    """A tiny model with fits to random tokens, the same for all tests."""
+    tokens = torch.from_numpy(random_tokens(sequences=len(lengths), length=max(lengths)))
+    model = tiny(name).double() if double else tiny(name)
+    return fitted(model, tokens, torch.tensor(lengths))
+
+
 def fitted(model: PreTrainedModel, tokens: Tensor, lengths: Tensor) -> Fitted:
-    subject, planes = as_subject(model), planes_of(model)
+    subject, planes = as_subject(model), planes_of(model, context=int(lengths.max()))
     group, sinks = deal(None, len(tokens)), sinks_of(model, tokens, named=[5])
     fits = fit_layers(
         subject, tokens, lengths, planes=planes, group=group, sinks=sinks, surrogates=0, seed=0
@@ -112,8 +126,7 @@ def assert_same(one: Sums, other: Sums, of: Fitted, *, rtol: float) -> None:
 @pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "gpt_oss", "gpt_neox"])
 @pytest.mark.parametrize("rows", ["all", 7])
 def test_two_halves_add_up_to_the_whole(name: str, rows: int | str):
-    tokens = torch.from_numpy(random_tokens(sequences=5, length=30))
-    of = fitted(tiny(name).double(), tokens, torch.tensor([30, 30, 12, 30, 21]))
+    of = fitted_to(name, (30, 30, 12, 30, 21))
     whole = of.collect(rows=rows, batch_size=1)
     first, second = (
         of.collect(part, rows=rows, batch_size=1) for part in (slice(2), slice(2, 5))
@@ -125,8 +138,7 @@ def test_two_halves_add_up_to_the_whole(name: str, rows: int | str):
 @pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding"])
 def test_halves_of_different_contexts_add(name: str):
     """70 tokens need a bin of several offsets, 20 do not; kappa and tau go as far."""
-    tokens = torch.from_numpy(random_tokens(sequences=4, length=90))
-    of = fitted(tiny(name).double(), tokens, torch.tensor([90, 70, 20, 15]))
+    of = fitted_to(name, (90, 70, 20, 15))
     whole = of.collect(batch_size=4)
     long, short = of.collect(slice(2)), of.collect(slice(2, 4), width=20)
     bins = [sums.layers[0].sums["offset_mass"].shape[-1] for sums in (short, long)]
@@ -138,8 +150,7 @@ def test_halves_of_different_contexts_add(name: str):
 @pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "gpt_oss"])
 @pytest.mark.parametrize("rows", ["all", 20])
 def test_blocks_change_nothing(name: str, rows: int | str, monkeypatch: pytest.MonkeyPatch):
-    tokens = torch.from_numpy(random_tokens(sequences=3, length=70))
-    of = fitted(tiny(name), tokens, torch.tensor([70, 33, 51]))
+    of = fitted_to(name, (70, 33, 51), double=False)
     one = of.collect(rows=rows)
     for module in (block, cells):
         monkeypatch.setitem(module.BLOCK_ELEMENTS, "cpu", 1)
@@ -150,8 +161,7 @@ def test_blocks_change_nothing(name: str, rows: int | str, monkeypatch: pytest.M
 @pytest.mark.parametrize("rows", ["all", 6])
 def test_batches_change_nothing(name: str, rows: int | str):
     """Also short sequences among themselves, which see the first offsets of the fits alone."""
-    tokens = torch.from_numpy(random_tokens(sequences=6, length=30))
-    of = fitted(tiny(name).double(), tokens, torch.tensor([30, 8, 2, 19, 30, 11]))
+    of = fitted_to(name, (30, 8, 2, 19, 30, 11))
     alone, some, all_ = (of.collect(rows=rows, batch_size=size) for size in (1, 4, 6))
     assert_same(alone, some, of, rtol=1e-6)
     assert_same(alone, all_, of, rtol=1e-6)
@@ -168,15 +178,15 @@ def test_padding_changes_nothing(name: str):
     model = tiny(name).double()
     of = fitted(model, tokens, lengths)
     plain = of.collect()
-    for other in (rubbish, tokens[:, :30]):
-        assert_same(plain, fitted(model, other, lengths).collect(), of, rtol=1e-6)
+    assert_same(plain, of.collect(width=30), of, rtol=1e-9)
+    again = fitted(model, rubbish[:, :34], lengths)
+    assert_same(plain, again.collect(), again, rtol=1e-6)
     assert plain.tokens == 57
     assert plain.row_weight.sum() == 54
 
 
 def test_weights_of_shorter_sequences_are_the_first_of_longer_ones():
-    tokens = torch.from_numpy(random_tokens(sequences=2, length=100))
-    of = fitted(tiny("llama_gqa"), tokens, torch.tensor([100, 100]))
+    of = fitted_to("llama_gqa", (90, 70, 20, 15))
     whole, short = of.fits[0].fits, of.fits[0].fits.upto(70)
     for name, parts in short.weights.items():
         own = whole.weights[name]
@@ -211,9 +221,9 @@ def test_the_pass_that_scores_computes_what_the_model_does():
 
 def test_the_same_seed_gives_the_same_numbers():
     model = tiny("llama_gqa")
-    tokens = torch.from_numpy(random_tokens(sequences=20, length=30))
+    tokens = torch.from_numpy(random_tokens(sequences=8, length=12))
     one, same, other = (
-        rl.profile(model, tokens, surrogates=3, seed=seed, rows=5) for seed in (1, 1, 2)
+        rl.profile(model, tokens, surrogates=1, seed=seed, rows=5) for seed in (1, 1, 2)
     )
     xr.testing.assert_equal(one, same)
     for name in ("selectivity", "group_both_gain", "surrogate_log_wavelength"):
@@ -254,20 +264,16 @@ def test_batches_change_nothing_where_rope_depends_on_the_length(name: str):
     model = tiny(name, rope_parameters=rope, max_position_embeddings=16).double()
     tokens = torch.from_numpy(random_tokens(sequences=3, length=50))
     lengths = torch.tensor([10, 40, 12])
-    one, three = (
-        rl.profile(model, tokens, lengths=lengths, batch_size=size, surrogates=2)
-        for size in (1, 3)
-    )
     # `context` is how long the longest sequence is, not how wide the table of tokens.
     lengths_of = [planes_of(model, context=context)[0].inv_freq for context in (12, 40)]
     assert (lengths_of[0] - lengths_of[1]).abs().max() > 1e-3
-    np.testing.assert_array_equal(one["inv_freq"][0], lengths_of[1])
-    for variable in one.data_vars:
-        if one[variable].dtype.kind == "f":
-            np.testing.assert_allclose(one[variable], three[variable], atol=1e-6)
+    of = fitted(model, tokens, lengths)
+    one, three = (of.collect(batch_size=size) for size in (1, 3))
+    assert_same(one, three, of, rtol=1e-6)
+    np.testing.assert_array_equal(of.planes[0].inv_freq, lengths_of[1])
     model.model.rotary_emb(torch.zeros(1, 1, 64), torch.tensor([[400]]))
-    again = rl.profile(model, tokens, lengths=lengths, surrogates=0)
-    np.testing.assert_allclose(again["q_coherence"], one["q_coherence"], atol=1e-6)
+    again = fitted(model, tokens, lengths)  # reads the rotation anew
+    assert_same(one, again.collect(), again, rtol=1e-6)
 
 
 # sampled rows

@@ -35,8 +35,13 @@ def attention_on(wanted: list[int]) -> Statistic:
     return names["attention_on"](wanted)
 
 
-@pytest.mark.parametrize("rows", ["all", 7])
-@pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding", "gemma2", "gpt_neox"])
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("llama_gqa", 7),
+        *((name, "all") for name in ("llama_gqa", "mistral_sliding", "gemma2", "gpt_neox")),
+    ],
+)
 def test_the_recipe_is_dense_attention_on_a_set_of_tokens(name: str, rows: int | str):
     assert len(recipe().splitlines()) < 15
     model = tiny(name).double()

@@ -327,14 +327,14 @@ def test_rows_of_nothing(sequences: int):
     assert heads.attrs["claim"]["verdict"] == "not testable"
 
 
-@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
-def test_documents_of_any_kind(kind):
-    tokens = torch.from_numpy(random_tokens(sequences=9, length=8))
-    documents = kind([0, 0, 1, 2, 3, 4, 5, 6, 7])
-    profile = rl.profile(tiny("llama_gqa"), tokens, documents=documents, surrogates=0)
-    assert profile.attrs["documents"] == profile.sizes["group"] == 8
-    np.testing.assert_array_equal(profile["group_rows"], [14] + [7] * 7)
-    np.testing.assert_array_equal(profile["group_scored"], profile["group_rows"])
+def test_documents_of_any_kind():
+    tokens = torch.from_numpy(random_tokens(sequences=9, length=4))
+    documents = [0, 0, 1, 2, 3, 4, 5, 6, 7]
+    for kind in (list, np.array, torch.tensor):
+        profile = rl.profile(tiny("llama_gqa"), tokens, documents=kind(documents), surrogates=0)
+        assert profile.attrs["documents"] == profile.sizes["group"] == 8
+        np.testing.assert_array_equal(profile["group_rows"], [6] + [3] * 7)
+        np.testing.assert_array_equal(profile["group_scored"], profile["group_rows"])
 
 
 def test_a_negative_number_of_surrogates_is_refused():
