@@ -68,7 +68,7 @@ def fit_layers(
     return [fits[layer] for layer in sorted(fits)]
 
 
-class _AllSeen(Exception):  # noqa: N818
+class _AllSeen(Exception):
     """Ends a pass before its logits, the largest part of it, which nobody needs."""
 
 

@@ -26,9 +26,7 @@ BLOCKS = 16
 """Stretches of neighbouring sequences that a text of few documents is dealt to, at most."""
 
 
-def deal(
-    documents: Documents | None, sequences: int
-) -> Int[Tensor, " sequence"]:
+def deal(documents: Documents | None, sequences: int) -> Int[Tensor, " sequence"]:
     """The group of each sequence, from the document that it was cut from.
 
     Groups are documents where there are 8 or more, else stretches of neighbouring sequences.
