@@ -14,7 +14,7 @@ from ropelens.statistics.measures import MEASURES
 from ropelens.statistics.schema import Derived, Statistic, Variable
 
 PAGE = Path("docs/measures.md")
-REPEATED = ("induction", "duplicate_token")
+REPEATED = ("induction", "trial_induction", "duplicate_token")
 BEGIN, END = "<!-- reference: begin -->", "<!-- reference: end -->"
 
 

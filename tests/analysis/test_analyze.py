@@ -95,7 +95,11 @@ def test_results_of_another_kind_are_not_lost(analysis: rl.Analysis, tmp_path: P
     with pytest.raises(rl.RopelensError, match="holds the answer of an analysis; the page"):
         analysis.save(folder)
     record = json.loads((folder / "run.json").read_text())
-    assert (record["kind"], record["findings"]) == ("answer", ["Because."])
+    alone = "All text is from 1 document: numbers and intervals speak of this text alone"
+    because, scope = record["findings"]
+    assert (record["kind"], because) == ("answer", "Because.")
+    assert scope == f"{alone}, not of other text like it."
+    assert scope == analysis.provenance["findings"][-1]
     assert record["model"] == analysis.provenance["model"]
 
 

@@ -214,22 +214,23 @@ def test_intervals_hold_the_horizon_and_repeat_with_the_seed(shared: Path):
 
 
 @pytest.mark.parametrize("checkpoint", ["stories260k", "babyllama105"])
-def test_semantic_heads_of_real_models_have_a_horizon_that_stopping_removes(
+def test_heads_that_choose_by_content_have_a_horizon_that_stopping_removes(
     checkpoint: str, shared: Path
 ):
     model, tokenizer = rl.load(str(shared / "checkpoints" / checkpoint))
     text = rl.read_documents([shared / "corpora/tinystories"])
     chosen = rl.tokenize(text, tokenizer, context=250)
-    heads = rl.classify_heads(rl.profile(model, chosen.tokens, lengths=chosen.lengths))
-    semantic = heads[heads["label"] == "semantic"]
+    given = {"lengths": chosen.lengths, "documents": chosen.documents}
+    heads = rl.classify_heads(rl.profile(model, chosen.tokens, surrogates=0, **given))
+    semantic = heads.nlargest(12, "content_fraction")
     named = ",".join(f"{row.layer}.{row.head}" for row in semantic.itertuples())
     found = rl.reach(
         model,
         chosen.tokens,
-        lengths=chosen.lengths,
         heads=named,
         variants=("own", "nope"),
         resamples=0,
+        **given,
     )
     horizon = found["horizon"].stack(any=("layer", "head")).dropna("any")
     assert (horizon.sel(variant="own") < 1000).all()

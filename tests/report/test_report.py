@@ -104,6 +104,22 @@ def test_words_count_and_judge(small):
     assert "mostly the offset" in words.label_rules(None)
 
 
+def test_words_tell_of_what_text_they_speak(small, tmp_path):
+    """Of fewer than 8 documents, and of documents that nobody told apart, of these alone."""
+    profile, heads = small
+    only = "numbers and intervals speak of this text alone, not of other text like it."
+    said = {0: "The documents of the text were not told apart:", 8: "", 64: ""}
+    said |= {1: "All text is from 1 document:", 7: "All text is from 7 documents:"}
+    for documents, begin in said.items():
+        of = profile.assign_attrs(documents=documents)
+        expected = f"{begin} {only}" if begin else ""
+        assert words.scope(of.attrs) == expected
+        page = write_report(of, tmp_path / "page.html", heads=heads).read_text()
+        assert page.count(only) == bool(begin)
+        assert expected in page
+    assert words.scope({}) == ""
+
+
 def test_words_warn(small):
     profile, heads = small
     profile = profile.assign_attrs(warnings="context beyond the model's maximum\n")
