@@ -106,7 +106,7 @@ def shares(entries: xr.Dataset, still: xr.DataArray) -> dict[str, float]:
     """What part of the squared norms and of the selectivity is in the planes `still`."""
     parts = {"the squared query norm": entries["q_norm"] ** 2}
     for label in ("positional", "semantic"):
-        known = entries["selectivity"].where(entries["label"] == label)
+        known = entries["selectivity_keys"].where(entries["label"] == label)
         if known.notnull().any():
             parts[f"the selectivity of {label} heads"] = known
     return {what: float(part.where(still).sum() / part.sum()) for what, part in parts.items()}
