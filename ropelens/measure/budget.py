@@ -27,12 +27,15 @@ from ropelens.statistics.sums import Sums
 def sinks_of(
     model: PreTrainedModel,
     tokens: Int[Tensor, "sequence position"],
+    lengths: Int[Tensor, " sequence"],
     *,
     named: Iterable[int] = (),
 ) -> Int[Tensor, "sequence 1 position"]:
-    """The sinks of all sequences that are known by their place and token."""
+    """The sinks of all sequences that are known by their place and token; none is padding."""
     bos = model.config.get_text_config().bos_token_id
-    return known_sinks(tokens, beginning=beginning_of(tokens, bos), named=named)
+    kinds = known_sinks(tokens, beginning=beginning_of(tokens, bos), named=named)
+    padding = torch.arange(tokens.shape[1]) >= lengths[:, None]
+    return kinds.masked_fill(padding[:, None], 0)
 
 
 def fit_layers(

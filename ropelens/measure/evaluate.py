@@ -159,7 +159,7 @@ def evaluate(
         stated = stated_context(subject.model)
         group = deal(documents, len(tokens))
         text = [TextFindings(e, wanted, group, int(lengths.max()), stated) for e in entries]
-        sinks = sinks_of(subject.model, tokens)
+        sinks = sinks_of(subject.model, tokens, lengths)
         for found in text:
             found.fit(subject, tokens, lengths, sinks=sinks, seed=seed)
         for batch in batches(

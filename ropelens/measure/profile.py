@@ -94,7 +94,10 @@ def profile(
         length=repeat_length(subject.model),
         seed=seed,
     )
-    group, known = deal(documents, len(tokens)), sinks_of(subject.model, tokens, named=sinks)
+    group, known = (
+        deal(documents, len(tokens)),
+        sinks_of(subject.model, tokens, lengths, named=sinks),
+    )
     fits = fit_layers(
         subject,
         tokens,

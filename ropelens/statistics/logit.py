@@ -48,7 +48,7 @@ from ropelens.statistics.solver import Divide, Minimum, fit_log_linear
 RIDGE = 0.03
 """Weight of half the squared weights beside a sum over rows: as nats of one row in all."""
 
-TOLERANCE = 2e-4
+TOLERANCE = 5e-4
 """Share of a head's information that a fit may miss."""
 
 CURVATURE_ROWS = 32

@@ -105,13 +105,13 @@ class OffsetRows:
         rate = self.weight / seen.norms
         ends = rate.new_zeros(len(rate), self.context + 1).index_add_(1, self.seen, rate)
         as_keys = (rate[..., None] * (self.kind > 0)).flatten(1)
-        taken = torch.zeros_like(seen.kernel).scatter_add_(1, seen.offset, as_keys)
+        taken = _add_at(torch.zeros_like(seen.kernel), self.offset, as_keys)
         mass = (rate[..., None] * seen.sinks).flatten(1)
-        by_kind = rate.new_zeros(len(rate), 1 + len(SINKS)).scatter_add_(1, seen.kind, mass)
+        by_kind = _add_at(rate.new_zeros(len(rate), 1 + len(SINKS)), self.kind, mass)
         by_offset = seen.kernel * (_from_here_on(ends)[:, 1:] - taken)
-        by_offset.scatter_add_(1, seen.offset, mass)
+        _add_at(by_offset, self.offset, mass)
         bins = weights.shape[1] - len(SINKS) - self.context
-        by_bin = rate.new_zeros(len(rate), bins).scatter_add_(1, seen.bin, mass)
+        by_bin = _add_at(rate.new_zeros(len(rate), bins), self.bin, mass)
         masses = torch.cat([by_kind[:, 1:], by_offset, by_bin], dim=-1)
         return seen.log_norms @ self.weight, masses
 
@@ -121,32 +121,43 @@ class OffsetRows:
         sigma, kappa, tau = weights.split(sizes, dim=-1)
         level = (kappa.amax(-1) + (sigma.amax(-1) + tau.amax(-1)).clamp(min=0))[:, None]
         kernel = (kappa - level).exp()
-        kind, offset, bins = (
-            table.expand(len(kappa), -1, -1).flatten(1)
-            for table in (self.kind, self.offset, self.bin)
-        )
-        as_keys = kernel.gather(1, offset) * (kind > 0)
-        log_factor = pad(sigma, (1, 0)).gather(1, kind) + tau.gather(1, bins)
-        sinks = ((kappa - level).gather(1, offset) + log_factor).exp() * (kind > 0)
-        as_keys, sinks = (x.unflatten(1, self.kind.shape[1:]) for x in (as_keys, sinks))
-        below = pad(kernel.cumsum(-1), (1, 0))[:, self.seen]
+        as_keys = _at(kernel, self.offset) * (self.kind > 0)
+        log_factor = _at(pad(sigma, (1, 0)), self.kind) + _at(tau, self.bin)
+        sinks = (_at(kappa - level, self.offset) + log_factor).exp() * (self.kind > 0)
+        below = pad(kernel.cumsum(-1), (1, 0)).index_select(1, self.seen)
         norms = (below - as_keys.sum(-1)).clamp(min=0) + sinks.sum(-1)
         log_norms = torch.where(norms > 0, norms.log(), torch.inf) + level
-        return _Seen(kernel, norms, log_norms, sinks, kind, offset, bins)
+        return _Seen(kernel, norms, log_norms, sinks)
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """Weights over one level, of offsets, of each row's keys in all and of its sinks; the
-    tables of sinks, a line for each head."""
+    """Weights over one level: of offsets, of each row's keys in all, and of its sinks."""
 
     kernel: Float[Tensor, "head offset"]
     norms: Float[Tensor, "head row"]
     log_norms: Float[Tensor, "head row"]
     sinks: Float[Tensor, "head row sink"]
-    kind: Int[Tensor, "head entry"]
-    offset: Int[Tensor, "head entry"]
-    bin: Int[Tensor, "head entry"]
+
+
+def _at(
+    x: Float[Tensor, "head place"], table: Int[Tensor, "shared row sink"]
+) -> Float[Tensor, "head row sink"]:
+    """What each head has at the places of a table, which one of may serve all heads."""
+    if len(table) == 1:
+        return x.index_select(1, table[0].flatten()).view(len(x), *table.shape[1:])
+    return x.gather(1, table.flatten(1)).view(table.shape)
+
+
+def _add_at(
+    into: Float[Tensor, "head place"],
+    table: Int[Tensor, "shared row sink"],
+    values: Float[Tensor, "head entry"],
+) -> Float[Tensor, "head place"]:
+    """`into`, with values added at the places of a table."""
+    if len(table) == 1:
+        return into.index_add_(1, table[0].flatten(), values)
+    return into.scatter_add_(1, table.flatten(1), values)
 
 
 def fit_sinks(

@@ -113,8 +113,8 @@ def test_heads_csv_has_a_row_a_head_and_the_promised_columns(out: Path) -> None:
     assert heads["offset_low"].notna().equals(heads["label"] == "positional")
     assert (heads["label"][heads["offset"].notna()] == "positional").all()
     parts = ("sink_bits", "position_bits", "content_bits", "interaction_bits")
-    np.testing.assert_allclose(heads[list(parts)].sum(1), heads["total_bits"], rtol=1e-9)
-    assert (heads[list(parts)] >= 0).all(None)
+    np.testing.assert_allclose(heads[list(parts)].sum(axis=1), heads["total_bits"], rtol=1e-9)
+    assert (heads[list(parts)] >= 0).to_numpy().all()
 
 
 @pytest.mark.parametrize("engine", [None, "h5netcdf"])

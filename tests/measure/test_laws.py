@@ -96,7 +96,7 @@ def fitted_to(name: str, lengths: tuple[int, ...], *, double: bool = True) -> Fi
 
 def fitted(model: PreTrainedModel, tokens: Tensor, lengths: Tensor) -> Fitted:
     subject, planes = as_subject(model), planes_of(model, context=int(lengths.max()))
-    group, sinks = deal(None, len(tokens)), sinks_of(model, tokens, named=[5])
+    group, sinks = deal(None, len(tokens)), sinks_of(model, tokens, lengths, named=[5])
     fits = fit_layers(
         subject, tokens, lengths, planes=planes, group=group, sinks=sinks, surrogates=0, seed=0
     )

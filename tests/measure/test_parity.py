@@ -270,7 +270,7 @@ def test_the_budget_of_a_profile_is_what_its_parts_give(name: str):
     model, tokens = tiny(name), torch.from_numpy(random_tokens(sequences=4, length=40))
     lengths = torch.tensor([40, 31, 40, 12])
     profile = rl.profile(model, tokens, lengths=lengths, surrogates=2, seed=5, batch_size=1)
-    group, known = deal(None, 4), sinks_of(model, tokens)
+    group, known = deal(None, 4), sinks_of(model, tokens, lengths)
     sample = Sample.draw(tokens, lengths, group=group, sinks=known, seed=5)
     on_sample, whole = (observed_calls(model, each) for each in (sample.tokens, tokens))
     rows = sample_rows(lengths, count=scored_rows(4), seed=5)
