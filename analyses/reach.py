@@ -1,11 +1,11 @@
-"""How far back do semantic heads find the key that they picked, and what do still planes add?
+"""How far back do heads that go by content find their key, and what do still planes add?
 
 Source: Barbero et al. 2024, "Round and Round We Go!" (arXiv 2410.06205): under RoPE no
 plane is a robust channel for meaning over long contexts, for some distance turns any key
 away; planes that stand still (p-RoPE) are. The paper proves it; here queries and keys of real
 text, with their rotation removed, are scored at every distance up to 1,000,000.
 
-Expectation: under RoPE every semantic head has a horizon, where the key it picked falls to
+Expectation: under RoPE every such head has a horizon, where the key it picked falls to
 the level of the others. Stopped planes keep a part of the score at any distance, so with
 enough of them the horizon goes; the model was not trained for them, so its text may not.
 
@@ -27,11 +27,16 @@ DISTANCES = np.unique([0, *np.geomspace(1, 1_000_000, 49).round(), *FAR])
 
 def answer(analysis: rl.Analysis) -> rl.Answer:
     heads = analysis.heads
-    asked = heads[heads["label"] == "semantic"]
-    about = f"Asked were the semantic heads, {len(asked)} in all layers."
+    others = heads[["positional_fraction", "interaction_fraction"]].max(axis=1)
+    asked = heads[(heads["content_fraction"] > others) & (heads["label"] != "diffuse")]
+    semantic = (asked["label"] == "semantic").sum()
+    about = (
+        f"Asked were the heads of whose bits, sinks apart, content explains the largest share: "
+        f"{len(asked)} in all layers, {semantic} of them semantic."
+    )
     if not len(asked):
-        asked = heads.nsmallest(1, "positional_fraction")
-        about = "No head is semantic; asked was the one that is least positional."
+        asked = heads.nlargest(1, "content_fraction")
+        about = "Content explains most of no head; asked was the one of which it explains most."
     found = rl.reach(
         analysis.model,
         analysis.sequences.tokens,
@@ -51,7 +56,7 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
             found, layer=int(first["layer"]), head=int(first["head"]), variants=DRAWN
         ),
     }  # fmt: skip
-    question = "How far back do semantic heads find the key that they picked?"
+    question = "How far back do heads that go by content find the key that they picked?"
     return rl.Answer(
         question, [*rl.describe_reach(found), about], figures, more={"reach.nc": found}
     )

@@ -200,7 +200,7 @@ def _gains(
     """Nats that S and P explain over uniform attention, on the rows that they are fitted to."""
     given = {
         "ridge": RIDGE / rows.to(observed.dtype),
-        "tolerance": 10 * tolerance(information)[None],
+        "tolerance": 4 * tolerance(information)[None],
     }
     sink = fit_sinks(observed, [table], **given).point
     position = fit_offsets(observed, [table], start=sink[None], **given).point
