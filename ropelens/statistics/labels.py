@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from ropelens.errors import BadArgument
 
@@ -55,13 +55,6 @@ def label_heads(
         "semantic": content >= thresholds.named * rest,
     }
     return np.select(list(rules.values()), list(rules), default="mixed").astype(object)
-
-
-def faint_heads(
-    thresholds: Thresholds, total: Float[np.ndarray, "*shape"]
-) -> Bool[np.ndarray, "*shape"]:
-    """Which heads make so little of a choice that a label says little of them."""
-    return total < thresholds.faint
 
 
 @dataclass(frozen=True)

@@ -134,6 +134,17 @@ def test_words_warn(small):
     assert "8 of 16 planes are longer" in words.slow_planes(profile)
 
 
+def test_faint_heads_are_said_to_be_faint(small):
+    profile, heads = small
+    named = heads.index[heads.label.isin(["positional", "semantic", "mixed"])]
+    heads = heads.assign(confidence=1.0)
+    assert words.cautions(profile, heads) == []
+    heads.loc[named[:2], "total_bits"] = 0.49
+    (said,) = words.cautions(profile, heads)
+    assert said.startswith(f"2 of {len(named)} heads with a label from content or position are")
+    assert "fewer than 0.5 bits" in said
+
+
 def test_facts_of_the_run(small):
     profile, heads = small
     facts = dict(run_facts(profile, heads))

@@ -14,7 +14,6 @@ from ropelens.statistics.labels import (
     LABELS,
     Thresholds,
     describe_wavelengths,
-    faint_heads,
     label_heads,
 )
 
@@ -77,10 +76,6 @@ def test_thresholds_that_are_none_are_refused(wrong: dict[str, float]):
     with pytest.raises(BadArgument, match="Thresholds are shares") as refused:
         Thresholds(**wrong)
     assert str(next(iter(wrong.values()))) in refused.value.parts["seen"]
-
-
-def test_faint_heads():
-    assert faint_heads(Thresholds(), np.array([0.3, 0.5, 2.0])).tolist() == [True, False, False]
 
 
 # kernels
