@@ -1,8 +1,10 @@
 """What measuring costs: time and peak memory beside a plain forward pass.
 
 One process, side by side, medians of 5, on a random 8-layer Llama of width 512 with 8
-query and 4 key-value heads, one sequence. "measured" is everything that goes into a
-profile in that pass: norms, selectivity, offsets, entropy, budget sums and the loss.
+query and 4 key-value heads, one sequence. "measured" is what streams over all text: norms,
+selectivity, offsets, entropy and the loss. The second table has the parts of a whole profile of
+the bundled checkpoint, 64 sequences of 512 tokens: what is spent once, whatever the text's
+length (probe, excerpt and repeats, fits, surrogates), and what each token costs.
 With --others also what one would use otherwise: transformers' `output_attentions=True`
 and TransformerLens' `run_with_cache`, which only collect, and have yet to compute.
 
@@ -26,9 +28,14 @@ from rich.console import Console
 from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import ropelens as rl
 from ropelens.measure.batches import collect
+from ropelens.measure.budget import fit_layers, sinks_of
+from ropelens.measure.repeats import repeat_scores
 from ropelens.models.rotation import read_layers
 from ropelens.models.subject import as_subject
+from ropelens.statistics.groups import deal
+from ropelens.statistics.held_out import LayerFit
 
 RUNS = 5
 MIB = 2**20
@@ -74,6 +81,41 @@ def main() -> None:
             )
         table.add_section()
     Console(width=100).print(table)
+    Console(width=100).print(parts_of_a_profile(device))
+
+
+def parts_of_a_profile(device: torch.device) -> Table:
+    """What a profile of the bundled checkpoint spends once, and what on each token."""
+    model, tokenizer = rl.load("bundled", device=str(device))
+    subject, context = as_subject(model), 512
+    read = rl.tokenize(rl.read_documents([rl.sample_path()]), tokenizer, context=context)
+    tokens, text = read.tokens, {"tokens": read.tokens, "lengths": read.lengths}
+    planes = [layer.planes for layer in read_layers(subject, context=context)]
+    group = deal(read.documents, len(tokens))
+    given = {"planes": planes, "group": group, "sinks": sinks_of(model, **text)}
+
+    def fit(surrogates: int) -> list[LayerFit]:
+        return fit_layers(subject, **text, **given, surrogates=surrogates, seed=0)
+
+    fits = fit(0)
+    ways: dict[str, Callable[[], object]] = {
+        "plain forward": lambda: [model(part, use_cache=False) for part in tokens.split(8)],
+        "probe of the rotation": lambda: read_layers(subject, context=context),
+        "repeated tokens": lambda: repeat_scores(subject, first_token=0, planes=planes),
+        "fits": lambda: fit(0),
+        "fits and 40 surrogates": lambda: fit(40),
+        "all text: sums": lambda: collect(subject, **text, **given),
+        "all text: sums and scores": lambda: collect(subject, **text, **given, fits=fits),
+        "rl.profile": lambda: rl.profile(model, **text),
+    }
+    costs = compare(ways, device)
+    table = Table(title="a profile of bundled, 64 sequences of 512 tokens")
+    for heading in ("what", "seconds", "of plain forward"):
+        table.add_column(heading, justify="left" if heading == "what" else "right")
+    for what, cost in costs.items():
+        ratio = cost.seconds / costs["plain forward"].seconds
+        table.add_row(what, f"{cost.seconds:.2f}", f"{ratio:.2f}")
+    return table
 
 
 def random_llama() -> LlamaForCausalLM:
