@@ -11,8 +11,8 @@ heads select through it.
 
     python analyses/truncation.py [MODEL] [--text FILE]... [--context N]
 
-Writes reports/truncation/<model>/. Takes about five minutes for the bundled checkpoint on two
-cores: some 65 evaluations of the model, attention looked at in 64 rows of a sequence.
+Writes reports/truncation/<model>/. Takes some 15 minutes of CPU for the bundled checkpoint: 65
+evaluations of the model, attention looked at in 64 rows of a sequence, a budget fitted to each.
 """
 
 import numpy as np
