@@ -40,7 +40,7 @@ COLUMNS = (
     ),
     Column(
         "positional", "positional", "heads",
-        "heads with two thirds or more of their position and content bits from position", 1,
+        "heads with two thirds or more of their bits, sinks apart, from the offset alone", 1,
     ),
     Column(
         "positional_wavelength", "positional\nthrough", "tokens",
@@ -49,8 +49,8 @@ COLUMNS = (
     ),
     Column(
         "semantic", "semantic", "heads",
-        "heads with one third or less of those bits from position; all others are mixed, sinks "
-        "or diffuse", 1,
+        "heads with as many from the tokens without rotation; all others are mixed, sinks or "
+        "diffuse", 1,
     ),
     Column(
         "semantic_wavelength", "semantic\nthrough", "tokens",
