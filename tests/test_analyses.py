@@ -53,7 +53,7 @@ def test_uses_the_public_api_only(script: Path) -> None:
 def test_runs_on_the_bundled_checkpoint(script: Path, tmp_path: Path) -> None:
     (tmp_path / "analyses").mkdir()
     copy = shutil.copy(script, tmp_path / "analyses")
-    command = [sys.executable, copy, "--context", "96", "--sequences", "6"]
+    command = [sys.executable, copy, "--context", "48", "--sequences", "4"]
     done = subprocess.run(
         command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
