@@ -18,7 +18,7 @@ from ropelens.comparison.entries import Run
 from ropelens.errors import BadArgument
 from ropelens.files.results import open_results, save_results
 from ropelens.measure.evaluate import evaluate
-from ropelens.measure.heads import head_values
+from ropelens.measure.heads import claim_numbers, head_values
 from ropelens.measure.profile import profile
 from ropelens.models.load import load
 from ropelens.statistics.claim import judge
@@ -121,8 +121,7 @@ def head_measures(profile: xr.Dataset, *how: str) -> xr.Dataset:
 
 def _claim(profile: xr.Dataset) -> dict[str, str | float]:
     """The verdict on the paper's claim, and the rank correlations that it rests on."""
-    drawn = (profile[f"surrogate_{name}"] for name in ("offset_fraction", "log_wavelength"))
-    claim = judge(*(x.values for x in drawn), resamples=0)
+    claim = judge(*claim_numbers(profile), resamples=0)
     numbers = ("rank_correlation", "null_low", "null_high")
     return {"verdict": claim.verdict} | {name: getattr(claim, name) for name in numbers}
 

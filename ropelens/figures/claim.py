@@ -14,6 +14,7 @@ from ropelens.figures.inputs import head_table, points_by_label, ring, row_of
 from ropelens.figures.numbers import number, short_count
 from ropelens.figures.style import MUTED, OUTSIDE, log_axis, new_figure
 from ropelens.figures.wavelengths import wavelength_axis
+from ropelens.measure.heads import claim_numbers
 from ropelens.statistics.claim import correlations
 
 
@@ -56,9 +57,8 @@ def plot_claim(
 def claim_points(profile: xr.Dataset, heads: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """Mean wavelength (tokens) and what the offset explains, [0, 1], a row a head."""
     at = heads["layer"].to_numpy(int), heads["head"].to_numpy(int)
-    model = profile.isel(draw=0).transpose("layer", "head", ...)
-    wavelength = np.exp(model["surrogate_log_wavelength"].values[at])
-    return wavelength, model["surrogate_offset_fraction"].values[at]
+    fraction, wavelength = (drawn[0][at] for drawn in claim_numbers(profile))
+    return np.exp(wavelength), fraction
 
 
 def claim_title(claim: dict | None) -> str:
@@ -76,8 +76,7 @@ def claim_title(claim: dict | None) -> str:
 
 def _add_surrogates(figure: go.Figure, profile: xr.Dataset) -> None:
     """The rank correlations of the surrogates, a stroke each, and the model's."""
-    drawn = (profile[f"surrogate_{name}"] for name in ("offset_fraction", "log_wavelength"))
-    rho = correlations(*(x.transpose("draw", "layer", "head").values for x in drawn))
+    rho = correlations(*claim_numbers(profile))
     strokes: dict[str, Any] = {"mode": "markers", "showlegend": False, "row": 2, "col": 1}
     figure.add_scatter(
         x=rho[1:],

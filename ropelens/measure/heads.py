@@ -56,9 +56,19 @@ def classify_heads(
     whole = ("offset", "offset_low", "offset_high", "planes_to_half")
     heads = heads.astype(dict.fromkeys(whole, "Int64"))
     heads.attrs["thresholds"] = asdict(thresholds)
-    drawn = (profile[f"surrogate_{name}"] for name in ("offset_fraction", "log_wavelength"))
-    heads.attrs["claim"] = asdict(judge(*(x.values for x in drawn), seed=seed))
+    heads.attrs["claim"] = asdict(judge(*claim_numbers(profile), seed=seed))
     return heads
+
+
+def claim_numbers(
+    profile: xr.Dataset,
+) -> tuple[Float[np.ndarray, "draw layer head"], Float[np.ndarray, "draw layer head"]]:
+    """What the offset explains and the mean log wavelength, of the model and its surrogates."""
+    fraction, wavelength = (
+        profile[f"surrogate_{name}"].transpose("draw", "layer", "head").values
+        for name in ("offset_fraction", "log_wavelength")
+    )
+    return fraction, wavelength
 
 
 FRACTIONS = ("positional_fraction", "content_fraction", "interaction_fraction")

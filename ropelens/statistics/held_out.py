@@ -42,6 +42,9 @@ SURROGATE_SEQUENCES = 8
 SURROGATE_ROWS = 256
 """Rows of so many sequences that surrogates are compared on."""
 
+BATCHED = ("query", "key", "value", "output")
+"""The tensors of a call, all over its sequences."""
+
 
 def scored_rows(sequences: int) -> int:
     """Rows of each sequence that models are scored on."""
@@ -167,16 +170,14 @@ def _spread(group: Int[Tensor, " sequence"], fold: int, count: int, *, seed: int
 
 def _of_sequences(call: AttentionCall, count: int) -> AttentionCall:
     """The call on the first sequences of its batch."""
-    batched = ("query", "key", "value", "output")
-    return replace(call, **{name: getattr(call, name)[:count] for name in batched})
+    return replace(call, **{name: getattr(call, name)[:count] for name in BATCHED})
 
 
 def _in_halves(
     call: AttentionCall, rows: Rows, sinks: Int[Tensor, "1 shared position"]
 ) -> tuple[AttentionCall, Rows, Int[Tensor, "2 shared position"]]:
     """A call on one sequence as one on two, of which each has every other of the rows."""
-    batched = ("query", "key", "value", "output")
-    tensors = {name: getattr(call, name) for name in batched}
+    tensors = {name: getattr(call, name) for name in BATCHED}
     twice = {name: x.expand(2, *x.shape[1:]) for name, x in tensors.items()}
     position, weight = rows.position[0], rows.weight[0]
     if len(position) % 2:  # a row without weight makes both halves as long
