@@ -253,18 +253,18 @@ def blocks(
 def row_blocks(rows: Rows, *, per_cell: int, device: str) -> Iterator[slice]:
     """Ranges of rows whose scores fill about one block, `per_cell` scores for a row and key.
 
-    At least 8 rows, for products of few run far below a processor's speed; of many at most an
+    At least 16 rows, for products of few run far below a processor's speed; of many at most an
     eighth, for a block computes the keys of its last row for all.
     """
     count = rows.position.shape[1]
     last = rows.position.amax(0) + 1
     few = count * int(last.max()) * per_cell <= FEW_ELEMENTS
-    most = count if few else max(8, -(-count // 8))
+    most = count if few else max(16, -(-count // 8))
     begin = 0
     while begin < count:
         end = min(count, begin + most)
         while (
-            end - begin > 8
+            end - begin > 16
             and (end - begin) * int(last[end - 1]) * per_cell > BLOCK_ELEMENTS[device]
         ):
             end = begin + (end - begin + 1) // 2

@@ -23,7 +23,7 @@ from ropelens.statistics.rows import Rows, sample_rows
 from ropelens.statistics.sinks import find_sinks, with_found
 from ropelens.statistics.surrogates import LayerSurrogates, draw_surrogates
 
-FOLD_ROWS = 512
+FOLD_ROWS = 256
 """Rows that the models of a fold are fitted to."""
 
 FOLD_SEQUENCES = 8
