@@ -1,18 +1,25 @@
-"""How often do 95 % intervals of a loss change hold the truth, when documents are drawn anew?
+"""How often do 95 % intervals hold the truth, when documents or layers are drawn anew?
 
-    python benchmarks/coverage.py [--corpora FOLDER] [--draws N] [--context N] [--each N]
+    python benchmarks/coverage.py [--corpora FOLDER] [--draws N] [--profiles N]
 
-Made up: of each draw so many documents of 8 sequences each, whose changes are normal and
-alike within a document (intra-class correlation); the truth is 0. Real, with a FOLDER that
-holds novels/train/*.txt or novels/valid/*.txt: the change of loss of the bundled checkpoint
-under stop_slowest(0.25) and stop_fastest(0.25), in stretches of every novel; a pool of which
-documents are drawn with replacement, each as it is, so that the truth is the mean of the pool.
+Without a FOLDER, made up. Changes of loss: so many documents of 8 sequences each, normal and
+alike within a document (intra-class correlation); the truth is 0. Rank correlations: so many
+layers of 6 heads, two normal numbers a head, alike within a layer.
 
-"now" draws documents again (8 or more of them), "before" drew each sequence by itself. Of fewer
-documents stretches are drawn, and results say that they speak of that text alone: as the rows
-of 4 documents show, no interval then holds the truth of others as often as it says.
+With a FOLDER that holds novels/train/*.txt or novels/valid/*.txt: the bundled checkpoint on
+stretches of every novel, a pool of which documents are drawn with replacement, each as it is.
+The change of loss under stop_slowest(0.25) and stop_fastest(0.25), whose truth is the mean of
+the pool; with --profiles also the share that names a head, whose truth is that of a profile
+of the pool, over heads that are not diffuse, and the rank correlation of the claim, whose
+truth is the draws' mean. Every draw fits its own models.
 
-Takes a minute and a half of one CPU core with novels, 20 seconds without.
+"now" draws documents again (8 or more of them) and jackknifes layers; "before" drew each
+sequence by itself, and layers with replacement. Of fewer documents stretches are drawn, and
+results say that they speak of that text alone: as the rows of 4 documents show, no interval
+then holds the truth of others as often as it says.
+
+Takes a minute and a half of one CPU core with novels, 20 seconds without, and 6 seconds a
+profile.
 """
 
 from __future__ import annotations
@@ -21,36 +28,52 @@ import argparse
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
+from transformers import PreTrainedModel
 
 import ropelens as rl
+from ropelens.measure.heads import FRACTIONS
+from ropelens.statistics.claim import judge, rank_correlation
 from ropelens.statistics.groups import deal
 from ropelens.statistics.intervals import paired_interval
 
 SEQUENCES = 8
 """Sequences of a made-up document."""
 
+PROFILED = 16, 4
+"""Documents of a profile, and sequences of each."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--corpora", type=Path, help="holds novels/{train,valid}/*.txt")
     parser.add_argument("--draws", type=int, default=2000, help="draws of a row")
+    parser.add_argument("--profiles", type=int, default=0, help="draws that are profiled")
     parser.add_argument("--context", type=int, default=256, help="tokens of a sequence")
     parser.add_argument("--each", type=int, default=6, help="sequences of a novel")
     options = parser.parse_args()
     random = np.random.default_rng(0)
-    print("documents  alike   now  before   (made up: 95 % is right)")
+    print("change of loss, made up (95 % is right)")
+    print("documents  alike   now  before")
     for documents in (4, 8, 16, 32):
         for alike in (0.0, 0.3, 0.5):
             report(documents, alike, made_up(documents, alike, options.draws, random))
+    print("rank correlation of -0.68, made up\n   layers  alike   now  before")
+    for layers in (4, 6, 12, 32):
+        for alike in (0.0, 0.5):
+            report(layers, alike, correlated(layers, alike, options.draws // 4, random))
     if options.corpora:
-        group, weight, change = novels(options.corpora, options.context, options.each)
+        model, tokens, group = novels(options.corpora, options.context, options.each)
+        weight, change = changes_of_loss(model, tokens, group)
         for name, values in change.items():
             alike = correlation(values, group)
             print(f"{group.max() + 1} novels of up to {options.each} sequences: {name}")
             for documents in (4, 8, 16, 32):
                 drawn = redrawn(documents, group, weight, values, options.draws, random)
                 report(documents, alike, drawn)
+        if options.profiles:
+            profiled(model, tokens, group, options.profiles, random)
 
 
 def report(documents: int, alike: float, hits: np.ndarray) -> None:
@@ -78,6 +101,23 @@ def made_up(
     own = random.normal(size=(draws, documents, SEQUENCES)) * (1 - alike) ** 0.5
     weight = np.ones(document.size)
     return np.array([holds(0.0, x.ravel(), weight, document) for x in shared + own])
+
+
+def correlated(
+    layers: int, alike: float, draws: int, random: np.random.Generator
+) -> np.ndarray:
+    """Layers of 6 heads, two normal numbers a head that correlate by -0.7; [draw, interval]."""
+    mix, truth = np.linalg.cholesky([[1, -0.7], [-0.7, 1]]), 6 / np.pi * np.arcsin(-0.7 / 2)
+    hits = []
+    for _ in range(draws):
+        shared, own = random.normal(size=(2, layers, 1)), random.normal(size=(2, layers, 6))
+        x, y = np.einsum("ij,jlh->ilh", mix, alike**0.5 * shared + (1 - alike) ** 0.5 * own)
+        claim = judge(x[None], y[None])
+        picks = random.integers(layers, size=(200, layers))
+        redrawn = [rank_correlation(x[pick].ravel(), y[pick].ravel()) for pick in picks]
+        low, high = np.quantile(redrawn, [0.025, 0.975])
+        hits.append((claim.low <= truth <= claim.high, low <= truth <= high))
+    return np.array(hits)
 
 
 def redrawn(
@@ -112,8 +152,8 @@ def correlation(change: np.ndarray, group: np.ndarray) -> float:
 
 def novels(
     corpora: Path, context: int, each: int
-) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-    """The novel of every sequence, its predicted tokens and its changes of loss by edit."""
+) -> tuple[PreTrainedModel, torch.Tensor, np.ndarray]:
+    """The bundled checkpoint, and stretches of every novel: their tokens and its number."""
     model, tokenizer = rl.load("bundled")
     rows: list[torch.Tensor] = []
     for path in sorted((corpora / "novels").glob("*/*.txt")):
@@ -125,10 +165,16 @@ def novels(
             cut = [tokenizer.bos_token_id, *ids][:context]
             assert len(cut) == context, path
             rows.append(torch.tensor(cut))
-    group = np.repeat(np.arange(len(rows) // each), each)
+    return model, torch.stack(rows), np.repeat(np.arange(len(rows) // each), each)
+
+
+def changes_of_loss(
+    model: PreTrainedModel, tokens: torch.Tensor, group: np.ndarray
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The predicted tokens of every sequence, and its changes of loss by edit."""
     found = rl.evaluate(
         model,
-        torch.stack(rows),
+        tokens,
         documents=torch.from_numpy(group),
         edits={
             "slowest quarter stopped": rl.stop_slowest(0.25),
@@ -139,7 +185,53 @@ def novels(
     loss = found["loss"]
     names = found["edit"].values[1:].tolist()
     change = {name: (loss.sel(edit=name) - loss.sel(edit="none")).values for name in names}
-    return group, found["predicted_tokens"].values.astype(float), change
+    return found["predicted_tokens"].values.astype(float), change
+
+
+def profiled(
+    model: PreTrainedModel,
+    tokens: torch.Tensor,
+    group: np.ndarray,
+    draws: int,
+    random: np.random.Generator,
+) -> None:
+    """Profiles of documents drawn with replacement: shares of heads, rank correlations."""
+    documents, each = PROFILED
+    members = [np.flatnonzero(group == number)[:each] for number in range(group.max() + 1)]
+    pool = np.concatenate(members)
+    truth = classified(model, tokens[pool], group[pool])
+    clear = (truth["label"] != "diffuse").values
+    hits, claims = [], []
+    for draw in range(draws):
+        picks = random.integers(len(members), size=documents)
+        some = tokens[np.concatenate([members[number] for number in picks])]
+        document = np.repeat(np.arange(documents), each)
+        both = []
+        for by in (document, np.arange(len(some))):
+            heads = classified(model, some, by, seed=draw)
+            if by is document:
+                claims.append(heads.attrs["claim"])
+            largest = heads[list(FRACTIONS)].idxmax(axis=1)
+            of_pool = np.array([truth.at[head, name] for head, name in largest.items()])
+            both.append(heads["share_low"].le(of_pool) & heads["share_high"].ge(of_pool))
+        hits.append(np.stack(both, axis=-1)[clear])
+    print(f"{documents} novels of {each} sequences, {draws} draws: share that names a head")
+    print("            now  before")
+    print(f"{'':9} {np.mean(hits, axis=(0, 1))[0]:6.1%} {np.mean(hits, axis=(0, 1))[1]:6.1%}")
+    rho = np.array([claim["rank_correlation"] for claim in claims])
+    mean, sd = rho.mean(), rho.std()
+    held = np.mean([claim["low"] <= mean <= claim["high"] for claim in claims])
+    print(f"rank correlation {mean:+.2f}, sd {sd:.2f} over draws: {held:.1%}")
+
+
+def classified(
+    model: PreTrainedModel, tokens: torch.Tensor, documents: np.ndarray, seed: int = 0
+) -> pd.DataFrame:
+    """The heads of a profile without surrogates."""
+    found = rl.profile(
+        model, tokens, documents=torch.from_numpy(documents), surrogates=0, seed=seed
+    )
+    return rl.classify_heads(found, resamples=0)
 
 
 if __name__ == "__main__":

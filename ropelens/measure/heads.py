@@ -27,7 +27,8 @@ def classify_heads(
     """Label every head of a profile; the columns of heads.csv, a row a head.
 
     `confidence` is the share of `resamples` bootstrap resamples of the groups of sequences
-    (documents, where there are 8 or more) that give the same label; NaN with fewer than two.
+    (documents, where there are 8 or more) that give the same label; NaN with fewer than two
+    groups, or without resamples.
     The three fractions are shares of the bits that sinks do not explain; NaN without any.
     `offset` is the peak of the fitted kernel, of positional heads where it has 0.3 of the
     kernel or more; `offset_low` to `offset_high` holds the middle half of it, of all positional
@@ -56,7 +57,7 @@ def classify_heads(
     whole = ("offset", "offset_low", "offset_high", "planes_to_half")
     heads = heads.astype(dict.fromkeys(whole, "Int64"))
     heads.attrs["thresholds"] = asdict(thresholds)
-    heads.attrs["claim"] = asdict(judge(*claim_numbers(profile), seed=seed))
+    heads.attrs["claim"] = asdict(judge(*claim_numbers(profile)))
     return heads
 
 
@@ -139,7 +140,7 @@ def _confidence(
     seed: int,
 ) -> np.ndarray:
     """Share of bootstrap resamples of the groups of sequences that repeat each label."""
-    if profile.sizes["group"] < 2:
+    if profile.sizes["group"] < 2 or not resamples:
         return np.full(labels.shape, np.nan)
     resampled = resample_labels(profile, thresholds, resamples=resamples, seed=seed)
     return (resampled == labels).mean(axis=0)

@@ -150,7 +150,7 @@ def test_with_forty_surrogates_below_all_is_holds_and_above_all_contradicted():
     ):
         own = order[rank]
         others = np.delete(np.arange(41), own)
-        claim = judge(fraction[[own, *others]], wavelength[[own, *others]], resamples=10)
+        claim = judge(fraction[[own, *others]], wavelength[[own, *others]])
         assert claim.verdict == verdict, rank
         assert claim.p_value == pytest.approx((rank + 1) / 41)
 
@@ -237,20 +237,39 @@ def test_the_correlation_is_scipys(seed: int, ties: bool):
     assert np.isnan(rank_correlation(x, np.ones(50)))
 
 
-def test_the_interval_resamples_layers():
+def test_the_interval_of_layers():
     """Layers that are copies of one another hold no more than one: the interval is a point."""
     one = heads_of([-0.5, -0.5], layers=1, heads=30)
     claim = judge(*(x.repeat(5, axis=1) for x in one))
     assert claim.low == pytest.approx(claim.high)
     assert np.isnan(judge(*one).low)
-    # Of layers that differ it is that of scipy's correlations of layers drawn again.
-    fraction, wavelength = heads_of([-0.5], layers=8)
+    # Of many layers it is that of scipy's correlations of layers drawn again.
+    fraction, wavelength = heads_of([-0.5], layers=32)
     claim = judge(fraction, wavelength)
-    picks = np.random.default_rng(9).integers(8, size=(2000, 8))
+    picks = np.random.default_rng(9).integers(32, size=(2000, 32))
     drawn = [
         stats.spearmanr(fraction[0, pick].ravel(), wavelength[0, pick].ravel()).statistic
         for pick in picks
     ]
     np.testing.assert_allclose(
-        [claim.low, claim.high], np.quantile(drawn, [0.025, 0.975]), atol=0.03
+        [claim.low, claim.high], np.quantile(drawn, [0.025, 0.975]), atol=0.02
     )
+
+
+def test_the_interval_covers_with_few_layers():
+    """Six layers of six heads that are alike: layers drawn again cover less than 90 %."""
+    random = np.random.default_rng(4)
+    truth = 6 / np.pi * np.arcsin(-0.7 / 2)  # Spearman's of two normals
+    mix, hits = np.linalg.cholesky([[1, -0.7], [-0.7, 1]]), 0
+    for _ in range(400):
+        noise = random.normal(size=(2, 6, 1)) * 0.2**0.5
+        own = noise + random.normal(size=(2, 6, 6)) * 0.8**0.5
+        claim = judge(*np.einsum("ij,jlh->ilh", mix, own)[:, None])
+        hits += claim.low <= truth <= claim.high
+    assert 0.92 <= hits / 400 <= 0.98
+
+
+def test_perfect_order_is_no_certainty():
+    fraction = heads_of([-0.5], layers=4)[0]
+    claim = judge(fraction, -fraction)
+    assert -1 < claim.low <= claim.high < -0.999
