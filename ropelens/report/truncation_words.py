@@ -40,7 +40,8 @@ def describe_truncation(
     slowest planes that may stop for less than 0.01 nats/token; where among the planes the
     trained context and the predicted band lie; the dearest band, and whether heads select
     through the dear ones; heads with a new label; retrieval. What was not measured is left
-    out. `table` is its `summarize_truncation`, if made already. Raises `BadArgument` for a dataset that is no sweep.
+    out. `table` is its `summarize_truncation`, if made already. Raises `BadArgument` for a
+    dataset that is no sweep.
     """
     table = summarize_truncation(truncation) if table is None else table
     records = {
