@@ -28,7 +28,8 @@ from ropelens.files.folder import fingerprint
 from ropelens.files.progress import ShowProgress, silent
 from ropelens.measure.evaluate import MEASURES, wanted_measures
 from ropelens.measure.heads import classify_heads
-from ropelens.measure.profile import check_tokens, profile, versions
+from ropelens.measure.profile import profile, versions
+from ropelens.measure.tokens import check_tokens
 from ropelens.measure.truncate import plan_truncation
 from ropelens.models.bridge import bridge
 from ropelens.models.bundled import sample_path
@@ -249,7 +250,7 @@ def _sequences(
     if isinstance(material, Sequences):
         return material
     if isinstance(material, Tensor):
-        tokens, lengths = check_tokens(model, material, lengths, rows="all")
+        tokens, lengths = check_tokens(model, material, lengths)
         return Sequences(tokens, lengths, "", f"{len(tokens):,} sequences of tokens")
     maximum = stated_context(model)
     if context is None:

@@ -8,12 +8,10 @@ import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
-from numbers import Integral
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
 import xarray as xr
 from jaxtyping import Int
 from torch import Tensor, nn
@@ -21,13 +19,15 @@ from transformers import PreTrainedModel
 
 from ropelens.errors import BadArgument
 from ropelens.measure.batches import Progress, collect
-from ropelens.measure.budget import budget_variables, fit_layers, sinks_of
+from ropelens.measure.budget import budget_variables, fit_layers
 from ropelens.measure.excerpt import TokenNames, attention_of, excerpt_of, name_token
 from ropelens.measure.repeats import repeat_length, repeat_scores
 from ropelens.measure.summary import described, summarize
+from ropelens.measure.tokens import as_corpus
 from ropelens.models.rotation import read_layers
 from ropelens.models.subject import as_subject, trained_context
-from ropelens.statistics.groups import count_documents, deal
+from ropelens.statistics.corpus import Corpus
+from ropelens.statistics.groups import Documents, count_documents
 from ropelens.statistics.measures import STATISTICS, check_new, named
 from ropelens.statistics.ragged import stack
 from ropelens.statistics.schema import Statistic
@@ -77,48 +77,38 @@ def profile(
     `BadArgument` for tokens, lengths, rows or statistics out of range.
     """
     subject = as_subject(model)
-    tokens, lengths = check_tokens(subject.model, tokens, lengths, rows=rows)
-    if batch_size is not None and batch_size < 1:
-        raise BadArgument("batch_size must be a number, 1 or more.", seen=repr(batch_size))
+    text = as_corpus(
+        subject.model,
+        tokens,
+        lengths,
+        documents=documents,
+        sinks=sinks,
+        rows=rows,
+        batch_size=batch_size,
+    )
     if surrogates < 0:
         raise BadArgument("surrogates must be a number, 0 or more.", seen=repr(surrogates))
     check_new(statistics)
-    planes = [layer.planes for layer in read_layers(subject, context=int(lengths.max()))]
+    planes = [layer.planes for layer in read_layers(subject, context=text.context)]
 
-    excerpt = excerpt_of(subject.model, tokens, lengths)
+    excerpt = excerpt_of(subject.model, text)
     maps = attention_of(subject, excerpt)
     repeats = repeat_scores(
         subject,
-        first_token=int(tokens[0, 0]),
+        first_token=int(text.tokens[0, 0]),
         planes=planes,
         length=repeat_length(subject.model),
         seed=seed,
     )
-    group, known = (
-        deal(documents, len(tokens)),
-        sinks_of(subject.model, tokens, lengths, named=sinks),
-    )
-    fits = fit_layers(
-        subject,
-        tokens,
-        lengths,
-        planes=planes,
-        group=group,
-        sinks=known,
-        surrogates=surrogates,
-        seed=seed,
-    )
+    fits = fit_layers(subject, text, planes=planes, surrogates=surrogates, seed=seed)
     sums = collect(
         subject,
-        tokens,
-        lengths,
+        text,
         planes=planes,
         statistics=[*STATISTICS, *statistics],
         rows=rows,
         fits=fits,
         seed=seed,
-        group=group,
-        sinks=known,
         batch_size=batch_size,
         progress=progress,
     )
@@ -139,18 +129,15 @@ def profile(
             "excerpt_key", np.array(names, dtype=object), "token of the excerpt", ""
         )
     )
-    dataset.attrs |= describe_run(
-        subject.model, tokens, lengths, documents=documents, rows=rows, seed=seed
-    )
+    dataset.attrs |= describe_run(subject.model, text, documents, rows=rows, seed=seed)
     return dataset
 
 
 def describe_run(
     model: PreTrainedModel,
-    tokens: Int[Tensor, "sequence position"],
-    lengths: Int[Tensor, " sequence"],
+    text: Corpus,
+    documents: Documents | None,
     *,
-    documents: Int[Tensor, " sequence"] | None = None,
     rows: int | Literal["all"],
     seed: int,
 ) -> dict[str, str | int]:
@@ -160,24 +147,22 @@ def describe_run(
         "revision": str(model.config.to_dict().get("_commit_hash") or ""),
         "dtype": str(model.dtype).removeprefix("torch."),
         "seed": seed,
-        "context": tokens.shape[1],
+        "context": text.tokens.shape[1],
         "trained_context": trained_context(model),
         "rows": rows,
-        "sequences": len(tokens),
+        "sequences": len(text),
         "documents": count_documents(documents),  # 0 where it is not known
-        "tokens": int(lengths.sum()),
-        "tokens_sha256": _fingerprint(tokens, lengths),
+        "tokens": int(text.lengths.sum()),
+        "tokens_sha256": _fingerprint(text),
         "versions": json.dumps(versions()),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
-def _fingerprint(
-    tokens: Int[Tensor, "sequence position"], lengths: Int[Tensor, " sequence"]
-) -> str:
+def _fingerprint(text: Corpus) -> str:
     """sha256, in hex, of the tokens that count: equal where two models read the same."""
     digest = hashlib.sha256()
-    for row, length in zip(tokens.cpu().numpy(), lengths.tolist(), strict=True):
+    for row, length in zip(text.tokens.cpu().numpy(), text.lengths.tolist(), strict=True):
         digest.update(np.int64(length).tobytes() + row[:length].astype("<i8").tobytes())
     return digest.hexdigest()
 
@@ -202,47 +187,3 @@ def model_name(model: PreTrainedModel) -> str:
     while above and NUMBERED.fullmatch(names[0]):
         names.insert(0, above.pop())
     return " ".join(names)
-
-
-def check_tokens(
-    model: PreTrainedModel,
-    tokens: Int[Tensor, "sequence position"],
-    lengths: Int[Tensor, " sequence"] | None,
-    *,
-    rows: int | Literal["all"],
-) -> tuple[Int[Tensor, "sequence position"], Int[Tensor, " sequence"]]:
-    """`tokens` and their `lengths`, all of them without, as tensors (lengths on the CPU).
-
-    Raises `BadArgument` for tokens, lengths or rows out of range, saying which.
-    """
-    tokens = torch.as_tensor(tokens)
-    whole = torch.full(tokens.shape[:1], tokens.shape[-1])
-    lengths = whole if lengths is None else torch.as_tensor(lengths).cpu()
-    vocabulary = model.config.get_text_config().vocab_size
-    shaped = tokens.ndim == 2 and tokens.shape[0] >= 1 and tokens.shape[1] >= 3
-    if not shaped or tokens.is_floating_point():
-        raise BadArgument(
-            "tokens must be a table of sequences of at least 3 tokens.",
-            seen=f"shape {tuple(tokens.shape)} of {tokens.dtype}",
-            attempt="tokens[sequence, position], for one sequence tokens[None]",
-        )
-    if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
-        raise BadArgument(
-            "Some tokens are not in the model's vocabulary.",
-            seen=f"ids {int(tokens.min())} to {int(tokens.max())}, vocabulary {vocabulary}",
-            attempt="use the tokenizer that belongs to the model",
-        )
-    if len(lengths) != len(tokens) or int(lengths.min()) < 2:
-        raise BadArgument(
-            "lengths must say, for every sequence, how many tokens count (2 or more).",
-            seen=f"{len(lengths)} lengths for {len(tokens)} sequences, "
-            f"the shortest {int(lengths.min())}",
-        )
-    if int(lengths.max()) > tokens.shape[1]:
-        raise BadArgument(
-            "A sequence cannot be longer than its row of tokens.",
-            seen=f"length {int(lengths.max())} of {tokens.shape[1]} positions",
-        )
-    if rows != "all" and (not isinstance(rows, Integral) or rows < 1):
-        raise BadArgument('rows must be "all" or a number, 1 or more.', seen=repr(rows))
-    return tokens, lengths

@@ -1,0 +1,80 @@
+"""Tokens as users give them become a `Corpus`, or an error that says what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from numbers import Integral
+from typing import Literal
+
+import torch
+from jaxtyping import Int
+from numpy.typing import ArrayLike
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ropelens.errors import BadArgument
+from ropelens.statistics.corpus import Corpus
+from ropelens.statistics.groups import Documents
+
+
+def as_corpus(
+    model: PreTrainedModel,
+    tokens: ArrayLike,
+    lengths: ArrayLike | None,
+    *,
+    documents: Documents | None = None,
+    sinks: Iterable[int] = (),
+    rows: int | Literal["all"] = "all",
+    batch_size: int | None = None,
+) -> Corpus:
+    """The sequences that `model` is to run; `sinks` are ids of tokens that are sinks.
+
+    Raises `BadArgument` for what is out of range, saying which.
+    """
+    tokens, lengths = check_tokens(model, tokens, lengths)
+    if rows != "all" and (not isinstance(rows, Integral) or rows < 1):
+        raise BadArgument('rows must be "all" or a number, 1 or more.', seen=repr(rows))
+    if batch_size is not None and batch_size < 1:
+        raise BadArgument("batch_size must be a number, 1 or more.", seen=repr(batch_size))
+    bos = model.config.get_text_config().bos_token_id
+    return Corpus.of(tokens, lengths, bos=bos, documents=documents, named=sinks)
+
+
+def check_tokens(
+    model: PreTrainedModel,
+    tokens: ArrayLike,
+    lengths: ArrayLike | None,
+) -> tuple[Int[Tensor, "sequence position"], Int[Tensor, " sequence"]]:
+    """`tokens` and their `lengths`, all of them without, as tensors (lengths on the CPU).
+
+    Raises `BadArgument` for tokens or lengths out of range, saying which.
+    """
+    tokens = torch.as_tensor(tokens)
+    whole = torch.full(tokens.shape[:1], tokens.shape[-1])
+    lengths = whole if lengths is None else torch.as_tensor(lengths).cpu()
+    vocabulary = model.config.get_text_config().vocab_size
+    shaped = tokens.ndim == 2 and tokens.shape[0] >= 1 and tokens.shape[1] >= 3
+    if not shaped or tokens.is_floating_point():
+        raise BadArgument(
+            "tokens must be a table of sequences of at least 3 tokens.",
+            seen=f"shape {tuple(tokens.shape)} of {tokens.dtype}",
+            attempt="tokens[sequence, position], for one sequence tokens[None]",
+        )
+    if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
+        raise BadArgument(
+            "Some tokens are not in the model's vocabulary.",
+            seen=f"ids {int(tokens.min())} to {int(tokens.max())}, vocabulary {vocabulary}",
+            attempt="use the tokenizer that belongs to the model",
+        )
+    if len(lengths) != len(tokens) or int(lengths.min()) < 2:
+        raise BadArgument(
+            "lengths must say, for every sequence, how many tokens count (2 or more).",
+            seen=f"{len(lengths)} lengths for {len(tokens)} sequences, "
+            f"the shortest {int(lengths.min())}",
+        )
+    if int(lengths.max()) > tokens.shape[1]:
+        raise BadArgument(
+            "A sequence cannot be longer than its row of tokens.",
+            seen=f"length {int(lengths.max())} of {tokens.shape[1]} positions",
+        )
+    return tokens, lengths
