@@ -334,6 +334,7 @@
   }
 
   async function start() {
+    await unpackPlotly();
     for (const name of Object.keys(page.figures)) await draw(name);
     await thinTicks();
     const onClick = (name, use) => plot(name).on("plotly_click", (event) => use(event.points[0]));
