@@ -66,7 +66,7 @@ class Passed:
         if fit is not None:
             sinks = fit.sinks(sinks)
             self.scores[call.layer] = fit.score(
-                call, batch.scored, planes, sinks, group=text.group
+                call, batch.scored, planes, sinks, group=text.group, fold=text.fold
             )
         sums = sum_attention(
             call, batch.rows, planes, tokens=text.tokens, sinks=sinks, statistics=statistics
@@ -102,7 +102,7 @@ def batches(
     `rows` is "all" or the number sampled from each sequence with `seed`; `first` numbers the
     first sequence. Batches end with their longest sequence.
     """
-    scored, at_once = scored_rows(len(text)), TOKENS_PER_BATCH[device_of(subject.model).type]
+    scored, at_once = scored_rows(text), TOKENS_PER_BATCH[device_of(subject.model).type]
     size = batch_size or max(1, at_once // text.tokens.shape[1])
     # A RoPE that changes with the length must see the one that planes were read at.
     width = text.context if depends_on_length(subject.model) else None

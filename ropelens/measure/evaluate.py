@@ -144,7 +144,7 @@ def evaluate(
     Raises `BadArgument` for measures, tokens, lengths, rows or edits out of range, and
     otherwise as `profile` and `edit_rope` do.
     """
-    subject = as_subject(model)
+    subject, seed = as_subject(model), int(seed)
     corpus = as_corpus(
         subject.model, tokens, lengths, documents=documents, rows=rows, batch_size=batch_size
     )

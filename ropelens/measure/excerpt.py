@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -62,6 +63,13 @@ def attention_of(
     check_layers(subject.model, set(maps))
     limit = max(LARGEST_RESIDUAL, 16 * torch.finfo(subject.model.dtype).eps)
     for layer, residual in sorted(residuals.items()):
+        if not math.isfinite(residual):
+            raise UnsupportedModel(
+                f"{type(subject.model).__name__} attends with numbers that are not finite.",
+                seen=f"layer {layer}: NaN or infinity in its scores or its output",
+                means=f"weights that are broken, or too large for {subject.model.dtype}",
+                attempt="dtype=torch.float32, or another checkpoint",
+            )
         if not residual <= limit:
             raise UnsupportedModel(
                 f"{type(subject.model).__name__} attends in a way that ropelens does not know.",

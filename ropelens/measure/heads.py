@@ -182,7 +182,7 @@ def resample_labels(
     The same seed draws the same groups of every profile that has as many.
     """
     rows = profile["group_scored"].values
-    draws = np.random.default_rng(seed).multinomial(
+    draws = np.random.default_rng(seed % 2**64).multinomial(
         len(rows), np.full(len(rows), 1 / len(rows)), size=resamples
     )
     weight = draws * rows

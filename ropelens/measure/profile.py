@@ -76,7 +76,7 @@ def profile(
     Raises `UnsupportedModel` for a model without RoPE or with hidden attention, and
     `BadArgument` for tokens, lengths, rows or statistics out of range.
     """
-    subject = as_subject(model)
+    subject, seed = as_subject(model), int(seed)
     text = as_corpus(
         subject.model,
         tokens,
@@ -147,7 +147,7 @@ def describe_run(
         "revision": str(model.config.to_dict().get("_commit_hash") or ""),
         "dtype": str(model.dtype).removeprefix("torch."),
         "seed": seed,
-        "context": text.tokens.shape[1],
+        "context": text.context,
         "trained_context": trained_context(model),
         "rows": rows,
         "sequences": len(text),

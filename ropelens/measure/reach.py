@@ -33,6 +33,7 @@ from ropelens.rope.turn import Side
 from ropelens.rope.variants import parse_variant
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import Corpus
+from ropelens.statistics.intervals import ENOUGH_DOCUMENTS
 from ropelens.statistics.picked import PickedSums, Rotation, sum_picked
 
 VARIANTS = (OWN, "p-rope:0.75", "p-rope:0.5", "p-rope:0.25", "p-rope-reversed:0.75", "nope")
@@ -78,7 +79,8 @@ def reach(
     `lowest_score` is above `others_level` there is none at any distance, for planes that
     stand still cannot lose (Barbero et al. 2024, arXiv 2410.06205, on why to stop some).
     Its interval is the percentile bootstrap over groups of sequences, by `documents` as for
-    `profile` (`resamples`; NaN with fewer than two). `best_horizon` is the same against the
+    `profile` (`resamples`; NaN with fewer than eight, of which too few samples can be
+    drawn). `best_horizon` is the same against the
     best other key. `win_share` counts rows in which the key beats all others;
     `unmoved_win_share` says what the variant alone leaves of that, before any distance. Heads
     that are not among `heads` are NaN.
@@ -86,7 +88,7 @@ def reach(
     Raises `BadArgument` for heads, variants or distances that do not exist, and otherwise as
     `profile` does; `UnsupportedModel` for a variant that the family cannot express.
     """
-    subject = as_subject(model)
+    subject, seed = as_subject(model), int(seed)
     text = as_corpus(subject.model, tokens, lengths, documents=documents, rows=rows)
     if resamples < 0:
         raise BadArgument("resamples is a number, 0 or more.", seen=str(resamples))
@@ -219,7 +221,8 @@ def _collect(
 
 def _draws(groups: int, resamples: int, seed: int) -> Float[Tensor, "resample group"]:
     """How often each group of sequences is drawn: once each first, then by the bootstrap."""
+    count = resamples if groups >= ENOUGH_DOCUMENTS else 0
     drawn = np.random.default_rng(seed % 2**64).multinomial(
-        groups, np.full(groups, 1 / groups), size=resamples if groups > 1 else 0
+        groups, np.full(groups, 1 / groups), size=count
     )
     return torch.from_numpy(np.concatenate([np.ones((1, groups)), drawn]))

@@ -28,7 +28,7 @@ def repeated_tokens(
     Tokens of one sequence differ where the vocabulary allows, so that each has one earlier
     occurrence (Olsson et al. 2022, arXiv 2209.11895).
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(int(seed) % 2**63)
     draws = [torch.randperm(vocabulary, generator=generator) for _ in range(sequences)]
     once = torch.stack([draw[torch.arange(length) % len(draw)] for draw in draws])
     start = torch.full((sequences, 1), first_token)

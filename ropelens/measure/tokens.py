@@ -32,12 +32,20 @@ def as_corpus(
     Raises `BadArgument` for what is out of range, saying which.
     """
     tokens, lengths = check_tokens(model, tokens, lengths)
+    named = _integers(list(sinks) if isinstance(sinks, Iterable) else sinks, "sinks")
+    vocabulary = model.config.get_text_config().vocab_size
+    if named.ndim != 1 or ((named < 0) | (named >= vocabulary)).any():
+        raise BadArgument(
+            "sinks are ids of tokens.", seen=repr(sinks), means=f"0 to {vocabulary - 1}"
+        )
+    if documents is not None:
+        documents = _integers(documents, "documents")
     if rows != "all" and (not isinstance(rows, Integral) or rows < 1):
         raise BadArgument('rows must be "all" or a number, 1 or more.', seen=repr(rows))
-    if batch_size is not None and batch_size < 1:
+    if batch_size is not None and (not isinstance(batch_size, Integral) or batch_size < 1):
         raise BadArgument("batch_size must be a number, 1 or more.", seen=repr(batch_size))
     bos = model.config.get_text_config().bos_token_id
-    return Corpus.of(tokens, lengths, bos=bos, documents=documents, named=sinks)
+    return Corpus.of(tokens, lengths, bos=bos, documents=documents, named=named.tolist())
 
 
 def check_tokens(
@@ -49,15 +57,15 @@ def check_tokens(
 
     Raises `BadArgument` for tokens or lengths out of range, saying which.
     """
-    tokens = torch.as_tensor(tokens)
-    whole = torch.full(tokens.shape[:1], tokens.shape[-1])
-    lengths = whole if lengths is None else torch.as_tensor(lengths).cpu()
+    tokens = _integers(tokens, "tokens")
+    whole = torch.full(tokens.shape[:1], tokens.shape[-1] if tokens.ndim else 0)
+    lengths = whole if lengths is None else _integers(lengths, "lengths").cpu()
     vocabulary = model.config.get_text_config().vocab_size
     shaped = tokens.ndim == 2 and tokens.shape[0] >= 1 and tokens.shape[1] >= 3
-    if not shaped or tokens.is_floating_point():
+    if not shaped:
         raise BadArgument(
             "tokens must be a table of sequences of at least 3 tokens.",
-            seen=f"shape {tuple(tokens.shape)} of {tokens.dtype}",
+            seen=f"shape {tuple(tokens.shape)}",
             attempt="tokens[sequence, position], for one sequence tokens[None]",
         )
     if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
@@ -66,11 +74,11 @@ def check_tokens(
             seen=f"ids {int(tokens.min())} to {int(tokens.max())}, vocabulary {vocabulary}",
             attempt="use the tokenizer that belongs to the model",
         )
-    if len(lengths) != len(tokens) or int(lengths.min()) < 2:
+    if lengths.shape != tokens.shape[:1] or int(lengths.min()) < 2:
         raise BadArgument(
             "lengths must say, for every sequence, how many tokens count (2 or more).",
-            seen=f"{len(lengths)} lengths for {len(tokens)} sequences, "
-            f"the shortest {int(lengths.min())}",
+            seen=f"{lengths.numel()} lengths for {len(tokens)} sequences, "
+            f"the shortest {int(lengths.min()) if lengths.numel() else 'none'}",
         )
     if int(lengths.max()) > tokens.shape[1]:
         raise BadArgument(
@@ -78,3 +86,16 @@ def check_tokens(
             seen=f"length {int(lengths.max())} of {tokens.shape[1]} positions",
         )
     return tokens, lengths
+
+
+def _integers(values: object, what: str) -> Int[Tensor, "*shape"]:
+    """`values` as whole numbers, or `BadArgument`."""
+    try:
+        found = torch.as_tensor(values)
+        whole = torch.iinfo(found.dtype).bits > 0 or not found.numel()
+    except (TypeError, ValueError, RuntimeError):
+        whole = isinstance(values, list) and not values
+        found = torch.zeros(0)
+    if not whole:
+        raise BadArgument(f"{what} must be whole numbers.", seen=repr(values)[:80])
+    return found.long()

@@ -177,7 +177,7 @@ def _sample(rows: int, sequences: int | None, seed: int) -> list[int]:
         )
     if sequences is None or sequences >= rows:
         return list(range(rows))
-    drawn = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
+    drawn = torch.randperm(rows, generator=torch.Generator().manual_seed(int(seed) % 2**63))
     return sorted(drawn[:sequences].tolist())
 
 

@@ -117,15 +117,17 @@ def _verdict(
     fraction: Float[np.ndarray, " head"],
 ) -> tuple[str, str]:
     """The verdict and what it rests on."""
+    if not len(fraction):
+        return "not testable", "no head picks keys through planes that rotate"
     more = int((fraction > 0.5).sum())
     if min(more, len(fraction) - more) < LEAST_HEADS:
         return "not testable", (
-            f"the offset explains more than half of what {more} heads choose and less of what "
-            f"{len(fraction) - more} do; it takes {LEAST_HEADS} heads of each"
+            f"heads whose choice the offset explains by more than half: {more}, by less: "
+            f"{len(fraction) - more}; it takes {LEAST_HEADS} of each"
         )
     low, high = bounds
     if np.isfinite(rho) and not np.isfinite(low):
-        return "not testable", f"there are {len(null)} surrogates; it takes 39"
+        return "not testable", f"{len(null)} surrogates have a correlation; it takes 39"
     if not np.isfinite(rho) or np.ptp(null) == 0:
         return "not testable", "the order of the frequencies makes no difference"
     beside = f"{rho:+.2f} beside {low:+.2f} to {high:+.2f} of {len(null)} surrogates"
@@ -165,4 +167,5 @@ def _interval(layers: list[tuple[np.ndarray, ...]]) -> tuple[float, float]:
     left = np.array([fisher(layers[:out] + layers[out + 1 :]) for out in range(count)])
     half = stats.t.ppf((1 + LEVEL) / 2, count - 1) * np.sqrt((count - 1) * left.var())
     low, high = np.tanh(fisher(layers) + np.array([-half, half]))
-    return float(low), float(high)
+    rho = rank_correlation(*(np.concatenate(x) for x in zip(*layers, strict=True)))
+    return float(min(low, rho)), float(max(high, rho))

@@ -6,11 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from ropelens.statistics.groups import Documents, deal
 from ropelens.statistics.sinks import beginning_of, known_sinks
+
+LONG = 0.75
+"""Of the length that half of all tokens are in sequences of, or longer: a long sequence."""
 
 
 @dataclass(frozen=True)
@@ -19,12 +22,18 @@ class Corpus:
 
     `group` says which sequences are drawn together when text is drawn again, `sinks` of which
     kind of sink each key is by its place and token (see `SINKS`; 0 of none, and in padding).
+    Models are fitted to `long` sequences of one `fold` and scored on the other: what was fitted
+    to short ones knows nothing of farther offsets. `alone` says that one fold has no long
+    sequence, so that rows are folded in place of sequences.
     """
 
     tokens: Int[Tensor, "sequence position"]
     lengths: Int[Tensor, " sequence"]
     group: Int[Tensor, " sequence"]
     sinks: Int[Tensor, "sequence 1 position"]
+    fold: Int[Tensor, " sequence"]
+    long: Bool[Tensor, " sequence"]
+    alone: bool
 
     @classmethod
     def of(
@@ -40,7 +49,9 @@ class Corpus:
         kinds = known_sinks(tokens, beginning=beginning_of(tokens, bos), named=named)
         padding = torch.arange(tokens.shape[1]) >= lengths[:, None]
         sinks = kinds.masked_fill(padding[:, None], 0)
-        return cls(tokens, lengths, deal(documents, len(tokens)), sinks)
+        group, long = deal(documents, len(tokens)), _long(lengths)
+        fold = _folds(lengths, group)
+        return cls(tokens, lengths, group, sinks, fold, long, len(fold[long].unique()) < 2)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -58,4 +69,25 @@ class Corpus:
             self.lengths[chosen],
             self.group[chosen],
             self.sinks[chosen, :, :width],
+            self.fold[chosen],
+            self.long[chosen],
+            self.alone,
         )
+
+
+def _long(lengths: Int[Tensor, " sequence"]) -> Bool[Tensor, " sequence"]:
+    """Which sequences are not much shorter than those that most tokens are in."""
+    ordered = lengths.sort(descending=True).values
+    half = (2 * ordered.cumsum(0) < ordered.sum()).sum()
+    return lengths >= LONG * ordered[half]
+
+
+def _folds(
+    lengths: Int[Tensor, " sequence"], group: Int[Tensor, " sequence"]
+) -> Int[Tensor, " sequence"]:
+    """Groups belong to two folds in turn, by their longest sequence: both have long ones."""
+    count = int(group.max()) + 1
+    longest = lengths.new_zeros(count).scatter_reduce(0, group, lengths, "amax")
+    fold = torch.zeros(count, dtype=torch.long)
+    fold[longest.argsort(descending=True, stable=True)] = torch.arange(count) % 2
+    return fold[group]

@@ -16,7 +16,7 @@ from torch import Tensor
 from ropelens.errors import BadArgument
 from ropelens.statistics.intervals import ENOUGH_DOCUMENTS
 
-Documents = Int[Tensor, " sequence"] | Int[np.ndarray, " sequence"] | Sequence[int]
+Documents = Int[Tensor, " _"] | Int[np.ndarray, " _"] | Sequence[int]
 """The number of the document that each sequence was cut from."""
 
 GROUPS = 64

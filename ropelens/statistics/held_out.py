@@ -1,14 +1,16 @@
 """The models of a layer's budget: fitted to a sample of rows, scored on rows of other text.
 
-Groups of sequences belong to two folds in turn. The models that are fitted to sequences of one
-fold are scored on those of the other, all of them, so that what a model has too much of
-parameters is no advantage. A text of one sequence is folded by its rows, every other of them.
+Groups of sequences belong to two folds (see `Corpus`). The models that are fitted to sequences
+of one fold are scored on those of the other, all of them, so that what a model has too much of
+parameters is no advantage. Where one sequence is alone in its length, every other of its rows
+belongs to a fold.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -47,18 +49,16 @@ BATCHED = ("query", "key", "value", "output")
 """The tensors of a call, all over its sequences."""
 
 
-def scored_rows(sequences: int) -> int:
-    """Rows of each sequence that models are scored on."""
-    if sequences == 1:
-        return 2 * FOLD_ROWS
-    return max(LEAST_SCORED, -(-SCORED_ROWS // sequences))
+def scored_rows(text: Corpus) -> int:
+    """Rows of each sequence that models are scored on; alone, those that it is fitted to."""
+    return 2 * FOLD_ROWS if text.alone else max(LEAST_SCORED, -(-SCORED_ROWS // len(text)))
 
 
 @dataclass(frozen=True)
 class LayerFit:
     """The models of a layer by fold, the sinks that were found, and its surrogates.
 
-    `alone` says that there is one sequence, folded by its rows.
+    `alone` says that rows are folded in place of sequences.
     """
 
     fits: Fits
@@ -80,12 +80,12 @@ class LayerFit:
         sinks: Int[Tensor, "batch shared position"],
         *,
         group: Int[Tensor, " batch"],
+        fold: Int[Tensor, " batch"],
     ) -> Scores:
         """The likelihood of the rows of each group under the models of the other fold."""
-        fold = group % 2
         if self.alone:
             call, rows, sinks = _in_halves(call, rows, sinks)
-            fold, group = torch.arange(2), group.expand(2)
+            fold, group = torch.arange(2).repeat(len(group)), group.repeat_interleave(2)
         fits = self.fits.upto(len(call.start))
         return score(call, rows, planes, sinks, fits, by=1 - fold, slot=group, slots=GROUPS)
 
@@ -102,25 +102,26 @@ class Sample:
     text: Corpus
     rows: Rows
     surrogate_rows: Rows
-    alone: bool
 
     @classmethod
     def draw(cls, text: Corpus, *, seed: int) -> Sample:
         """Sequences of many groups, drawn with `seed`, and rows of theirs."""
         context = text.context
-        count = max(1, min(FOLD_SEQUENCES, FOLD_TOKENS // context))
-        folds = [_spread(text.group, fold, count, seed=seed) for fold in (0, 1)]
-        fewest, alone = min(map(len, folds)), len(text) == 1
-        both = [0] if alone else [s for pair in zip(*folds, strict=False) for s in pair]
-        per_sequence = 2 * FOLD_ROWS if alone else FOLD_ROWS // fewest
+        if text.alone:
+            both = [int(text.lengths.argmax())]
+            per_sequence, first = scored_rows(text), both[0]
+        else:
+            count = max(1, min(FOLD_SEQUENCES, FOLD_TOKENS // context))
+            folds = [_spread(text, fold, count, seed=seed) for fold in (0, 1)]
+            both = [sequence for pair in zip(*folds, strict=False) for sequence in pair]
+            per_sequence, first = 2 * FOLD_ROWS // len(both), 0
         compared = text.lengths[both[:SURROGATE_SEQUENCES]]
         return cls(
             text=text.part(both, width=context),
-            rows=sample_rows(text.lengths[both], count=per_sequence, seed=seed),
+            rows=sample_rows(text.lengths[both], count=per_sequence, seed=seed, first=first),
             surrogate_rows=sample_rows(
                 compared, count=SURROGATE_ROWS // len(compared), seed=seed
             ),
-            alone=alone,
         )
 
     def fit(
@@ -128,7 +129,7 @@ class Sample:
     ) -> LayerFit:
         """The models of one layer, from its attention on the sample; and its surrogates."""
         found = find_sinks(call, self.rows, planes, self.text.sinks)
-        sinks, rows, fold = with_found(self.text.sinks, found), self.rows, self.text.group % 2
+        sinks, rows, fold = with_found(self.text.sinks, found), self.rows, self.text.fold
         some = len(self.surrogate_rows.length)
         drawn = draw_surrogates(
             _of_sequences(call, some),
@@ -138,20 +139,21 @@ class Sample:
             draws=surrogates,
             seed=seed,
         )
-        if self.alone:
+        if self.text.alone:
             call, rows, sinks = _in_halves(call, rows, sinks)
             fold = torch.arange(2)
         fits = fit(call, rows, planes, sinks, part=fold).in_float32
-        return LayerFit(fits, found, drawn, self.alone)
+        return LayerFit(fits, found, drawn, self.text.alone)
 
 
-def _spread(group: Int[Tensor, " sequence"], fold: int, count: int, *, seed: int) -> list[int]:
-    """Up to `count` sequences of a fold, in random order, of as many groups as there are."""
-    order = torch.randperm(len(group), generator=torch.Generator().manual_seed(seed % 2**63))
+def _spread(text: Corpus, fold: int, count: int, *, seed: int) -> list[int]:
+    """Up to `count` long sequences of a fold, in random order, of as many groups as can be."""
+    generator = torch.Generator().manual_seed(int(seed) % 2**63)
+    order = torch.randperm(len(text), generator=generator)
     taken: Counter[int] = Counter()
     ranked: list[tuple[int, int, int]] = []
-    for sequence in order[group[order] % 2 == fold].tolist():
-        own = int(group[sequence])
+    for sequence in order[(text.long & (text.fold == fold))[order]].tolist():
+        own = int(text.group[sequence])
         ranked.append((taken[own], len(ranked), sequence))
         taken[own] += 1
     return [sequence for *_, sequence in sorted(ranked)[:count]]
@@ -163,16 +165,20 @@ def _of_sequences(call: AttentionCall, count: int) -> AttentionCall:
 
 
 def _in_halves(
-    call: AttentionCall, rows: Rows, sinks: Int[Tensor, "1 shared position"]
-) -> tuple[AttentionCall, Rows, Int[Tensor, "2 shared position"]]:
-    """A call on one sequence as one on two, of which each has every other of the rows."""
-    tensors = {name: getattr(call, name) for name in BATCHED}
-    twice = {name: x.expand(2, *x.shape[1:]) for name, x in tensors.items()}
-    position, weight = rows.position[0], rows.weight[0]
-    if len(position) % 2:  # a row without weight makes both halves as long
-        position = torch.cat([position, position[-1:]])
-        weight = torch.cat([weight, weight.new_zeros(1)])
-    halves = Rows(
-        position.view(-1, 2).T, weight.view(-1, 2).T, rows.length.expand(2), dense=False
-    )
-    return replace(call, **twice), halves, sinks.expand(2, -1, -1)
+    call: AttentionCall, rows: Rows, sinks: Int[Tensor, "batch shared position"]
+) -> tuple[AttentionCall, Rows, Int[Tensor, "twice shared position"]]:
+    """A call on twice the sequences, of which each has every other of the rows of one."""
+
+    def twice(x: Tensor) -> Tensor:
+        return x[:, None].expand(-1, 2, *x.shape[1:]).flatten(0, 1)
+
+    def halved(x: Tensor, filling: Tensor) -> Tensor:
+        both = torch.cat([x, filling], dim=1) if x.shape[1] % 2 else x
+        return both.unflatten(1, (-1, 2)).mT.flatten(0, 1)
+
+    # A row without weight makes both halves as long.
+    position = halved(rows.position, rows.position[:, -1:])
+    weight = halved(rows.weight, torch.zeros_like(rows.weight[:, :1]))
+    halves = Rows(position, weight, twice(rows.length), dense=False)
+    tensors: dict[str, Any] = {name: twice(getattr(call, name)) for name in BATCHED}
+    return replace(call, **tensors), halves, twice(sinks)

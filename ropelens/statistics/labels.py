@@ -51,8 +51,8 @@ def label_heads(
         "": np.isnan(total),
         "diffuse": total < thresholds.diffuse,
         "sink": sink > thresholds.sink * total,
-        "positional": position >= thresholds.named * rest,
-        "semantic": content >= thresholds.named * rest,
+        "positional": (position >= thresholds.named * rest) & (rest > 0),
+        "semantic": (content >= thresholds.named * rest) & (rest > 0),
     }
     return np.select(list(rules.values()), list(rules), default="mixed").astype(object)
 

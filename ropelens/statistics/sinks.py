@@ -58,9 +58,10 @@ def find_sinks(
 ) -> Bool[Tensor, "head position"]:
     """The keys, beside the `sinks` known, that most sequences' rows attend to.
 
-    Such a key takes more than 0.3 of the attention of the rows behind it, in the mean over 16
-    of `rows` or more, in more than half of the sequences that have so many. Keys are told by
-    their position: a token that is a sink wherever it stands is for the caller to name.
+    Such a key takes more than 0.3 of the attention of the rows behind it, in more than half of
+    the sequences that have such rows, of which there are 16 or more in all. Keys are told by
+    their position: a token that is a sink wherever it stands is for the caller to name, and in
+    a single sequence none is found, where place and token are one.
     """
     batch, heads, context = len(call.query), call.query.shape[1], call.key.shape[2]
     mass = torch.zeros(batch, heads, context, dtype=torch.float64)
@@ -71,9 +72,9 @@ def find_sinks(
         own = mass[..., block.low : block.low + attention.shape[-1]]
         own += behind.sum(-2).flatten(1, 2).to("cpu", torch.float64)
     count, weight = _rows_behind(rows, call.start.cpu())
-    enough = count >= LEAST_ROWS
-    takes = (mass > LEAST_SHARE * weight[:, None]) & enough[:, None] & (sinks == 0)
-    return takes.sum(0) > enough.sum(0) / 2
+    takes = (mass > LEAST_SHARE * weight[:, None]) & (sinks == 0)
+    often = takes.sum(0) > (count > 0).sum(0) / 2
+    return often & (count.sum(0) >= LEAST_ROWS) & (batch > 1)
 
 
 def _rows_behind(

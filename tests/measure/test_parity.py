@@ -273,10 +273,12 @@ def test_the_budget_of_a_profile_is_what_its_parts_give(name: str):
     group, known = text.group, text.sinks
     sample = Sample.draw(text, seed=5)
     on_sample, whole = (observed_calls(model, each) for each in (sample.text.tokens, tokens))
-    rows = sample_rows(lengths, count=scored_rows(4), seed=5)
+    rows = sample_rows(lengths, count=scored_rows(text), seed=5)
     for layer, (call, planes) in enumerate(on_sample):
         fitted = sample.fit(call, planes, surrogates=2, seed=5)
-        scores = fitted.score(whole[layer][0], rows, planes, fitted.sinks(known), group=group)
+        scores = fitted.score(
+            whole[layer][0], rows, planes, fitted.sinks(known), group=group, fold=text.fold
+        )
         gains = scores.whole.gains
         bits = attention_budget(*(gains[gain_name].numpy() for gain_name in GAINS))
         for column, values in bits.bits.items():
@@ -450,11 +452,17 @@ def test_tokens_of_any_kind():
         assert plain.attrs["loss"] == other.attrs["loss"]
 
 
-@pytest.mark.parametrize("tokens", [torch.arange(9), torch.ones(2, 9)], ids=["1-d", "float"])
-def test_tokens_of_no_kind(tokens: Tensor):
-    with pytest.raises(BadArgument, match="must be a table of sequences") as refused:
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        (torch.arange(9), r"must be a table of sequences[\s\S]*shape \(9,\)"),
+        (torch.ones(2, 9), r"must be whole numbers[\s\S]*1\., 1\."),
+    ],
+    ids=["1-d", "float"],
+)
+def test_tokens_of_no_kind(tokens: Tensor, words: str):
+    with pytest.raises(BadArgument, match=words):
         rl.profile(tiny("llama_gqa"), tokens)
-    assert str(tokens.dtype) in refused.value.parts["seen"]
 
 
 def test_profile_is_collect_and_summarize_and_says_what_was_run():

@@ -168,12 +168,14 @@ def test_sampled_rows_expect_what_all_rows_give():
 
 
 def test_numbers_do_not_depend_on_the_batches(monkeypatch: pytest.MonkeyPatch):
-    model, tokens = tiny("llama_gqa"), torch.from_numpy(random_tokens(sequences=7, length=20))
-    lengths = torch.tensor([20, 9, 14, 20, 6, 20, 11])
+    model, tokens = tiny("llama_gqa"), torch.from_numpy(random_tokens(sequences=8, length=20))
+    lengths = torch.tensor([20, 9, 14, 20, 6, 20, 11, 16])
     whole, parts = (
         rl.reach(model, tokens, lengths=lengths, rows=5) for _ in _batches(monkeypatch)
     )
     assert whole["horizon_low"].notnull().all()
+    few = rl.reach(model, tokens[:7], lengths=lengths[:7], rows=5)
+    assert few["horizon_low"].isnull().all(), "of too few groups to draw from"
     xr.testing.assert_allclose(whole, parts, rtol=1e-4)
 
 

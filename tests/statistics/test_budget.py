@@ -173,7 +173,7 @@ def test_a_sample_takes_as_many_sequences_of_both_folds_from_as_many_groups_as_i
     taken = sample.text.tokens[:, 0] // 20
     group = deal(documents, 39)[taken]
     assert len(taken) == len(set(taken.tolist())) == 10
-    assert (sample.text.group % 2).tolist() == [0, 1] * 5
+    assert sample.text.fold.tolist() == [0, 1] * 5
     assert len(group.unique()) == 10, "one of each document, though one has most sequences"
     assert (sample.text.tokens == torch.arange(20) + 20 * taken[:, None]).all()
     other = drawn([20] * 39, documents=documents, seed=4)
@@ -189,12 +189,33 @@ def test_a_fold_has_so_many_rows_and_tokens():
         assert per_fold.tolist() == [FOLD_ROWS, FOLD_ROWS]
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("lengths", "fitted"),
+    [
+        ([512, 512, 17], {512}),
+        ([20, 256] * 8, {256}),
+        ([17, 512], {512}),
+        ([500, 300, 290, 310, 280], {500, 300, 290, 310, 280}),
+        ([60, 60, 60, 60], {60}),
+    ],
+)
+def test_models_are_fitted_to_long_sequences(lengths: list[int], fitted: set[int], seed: int):
+    """What was fitted to a leftover would know nothing of the offsets that it is scored on."""
+    text = Corpus.of(torch.zeros(len(lengths), max(lengths)).long(), torch.tensor(lengths))
+    sample = Sample.draw(text, seed=seed)
+    assert set(sample.text.lengths.tolist()) <= fitted
+    assert text.alone == (lengths == [17, 512])
+    if not text.alone:
+        assert sample.text.fold.tolist() == [0, 1] * (len(sample.text) // 2)
+
+
 def test_a_sequence_alone_is_fitted_and_scored_on_other_rows():
     """Every row that is scored was left to the other half when models were fitted."""
     for length in (2, 3, 30, 5000):
         sample = drawn([length], seed=5)
-        assert sample.alone
-        scored = sample_rows(torch.tensor([length]), count=scored_rows(1), seed=5)
+        assert sample.text.alone
+        scored = sample_rows(torch.tensor([length]), count=scored_rows(sample.text), seed=5)
         assert torch.equal(scored.position, sample.rows.position)
         call, planes = observed_calls(tiny("llama_gqa"), torch.arange(3, 63)[None])[0]
         two, halves, sinks = _in_halves(call, scored, sample.text.sinks)
@@ -222,7 +243,9 @@ def test_groups_are_scored_by_what_was_fitted_to_the_other_fold():
     for parts in fitted.fits.weights.values():
         for weights in vars(parts).values():
             weights[1] = 0
-    scores = fitted.score(call, all_rows(lengths), planes, text.sinks, group=text.group)
+    scores = fitted.score(
+        call, all_rows(lengths), planes, text.sinks, group=text.group, fold=text.fold
+    )
     gains = scores.gains
     assert (gains["both_gain"][1:4:2].abs() > 0.05).all()
     torch.testing.assert_close(

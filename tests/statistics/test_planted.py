@@ -48,9 +48,9 @@ def measure(call: AttentionCall, planes: Planes, tokens: Tensor) -> Measured:
     taken = (sample.text.tokens[:, None] == tokens).all(-1).int().argmax(1)
     batched = {name: vars(call)[name][taken] for name in ("query", "key", "value", "output")}
     fitted = sample.fit(replace(call, **batched), planes, surrogates=0, seed=0)
-    rows = sample_rows(lengths, count=scored_rows(sequences), seed=0)
+    rows = sample_rows(lengths, count=scored_rows(text), seed=0)
     sinks = fitted.sinks(text.sinks)
-    scores = fitted.score(call, rows, planes, sinks, group=text.group)
+    scores = fitted.score(call, rows, planes, sinks, group=text.group, fold=text.fold)
     bits = attention_budget(*(x.numpy() for x in scores.whole.gains.values()))
     shares = {name: vars(bits)[name] for name in ("total", "sink", "position", "content")}
     seen_by = (rows.position.flatten()[:, None] >= torch.arange(context)).double().mean(0)

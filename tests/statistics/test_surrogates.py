@@ -180,8 +180,8 @@ def test_too_few_heads_at_one_end_make_no_verdict(lift: float, ends: tuple[int, 
     claim = judge(fraction + lift, wavelength)
     assert claim.verdict == "not testable"
     assert claim.why == (
-        f"the offset explains more than half of what {ends[0]} heads choose and less of what "
-        f"{ends[1]} do; it takes 3 heads of each"
+        f"heads whose choice the offset explains by more than half: {ends[0]}, by less: "
+        f"{ends[1]}; it takes 3 of each"
     )
 
 
@@ -189,7 +189,7 @@ def test_too_few_heads_at_one_end_make_no_verdict(lift: float, ends: tuple[int, 
 def test_too_few_surrogates_make_no_verdict(draws: int):
     claim = judge(*heads_of([-0.99] + [0.5] * draws))
     assert claim.verdict == "not testable"
-    assert claim.why == f"there are {draws} surrogates; it takes 39"
+    assert claim.why == f"{draws} surrogates have a correlation; it takes 39"
     assert claim.rank_correlation < -0.9
     assert claim.p_value == 1 / (1 + draws)
     assert np.isnan(claim.null_median) == (draws == 0)
@@ -211,6 +211,7 @@ def test_no_verdict_where_nothing_rotates():
     fraction, wavelength = heads_of([-0.5] * 41)
     claim = judge(fraction, np.full_like(wavelength, np.nan))
     assert claim.verdict == "not testable"
+    assert claim.why == "no head picks keys through planes that rotate"
     assert claim.heads == 0
     assert np.isnan([claim.rank_correlation, claim.p_value, claim.low, claim.high]).all()
 
@@ -272,4 +273,5 @@ def test_the_interval_covers_with_few_layers():
 def test_perfect_order_is_no_certainty():
     fraction = heads_of([-0.5], layers=4)[0]
     claim = judge(fraction, -fraction)
-    assert -1 < claim.low <= claim.high < -0.999
+    assert claim.rank_correlation == pytest.approx(-1)
+    assert claim.low <= claim.rank_correlation < claim.high < -0.99
