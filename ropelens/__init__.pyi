@@ -11,6 +11,9 @@ from .models.texts import tokenize as tokenize
 from .analysis.analyze import analyze as analyze
 from .analysis.analysis import Analysis as Analysis
 from .models.rotation import measure_rope as measure_rope
+from .models.observation import observe as observe
+from .statistics.call import AttentionCall as AttentionCall
+from .rope.planes import Planes as Planes
 from .measure.profile import profile as profile
 from .statistics.schema import Statistic as Statistic
 from .measure.heads import classify_heads as classify_heads

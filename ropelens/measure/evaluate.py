@@ -24,13 +24,14 @@ from ropelens.measure.evaluate_text import (
     measure_batch,
     text_values,
 )
-from ropelens.measure.profile import check_tokens, describe_run
+from ropelens.measure.profile import describe_run
 from ropelens.measure.repeats import REPEATS, repeat_length, repeat_scores
 from ropelens.measure.summary import number_dims, plane_coordinates
 from ropelens.measure.tasks import Haystack, Retrieval, hide_needles
 from ropelens.models.doorway import device_of
 from ropelens.models.rotation import depends_on_length
 from ropelens.models.subject import Subject, as_subject, stated_context, trained_context
+from ropelens.models.tokens import check_tokens
 from ropelens.rope.planes import Planes
 from ropelens.statistics.groups import deal
 from ropelens.statistics.measures import columns, named, of_planes

@@ -8,9 +8,9 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from ropelens.measure.batches import collect
-from ropelens.measure.profile import check_tokens
 from ropelens.models.rotation import read_layers
 from ropelens.models.subject import as_subject
+from ropelens.models.tokens import check_tokens
 from ropelens.statistics.layer import LayerMeans
 from ropelens.statistics.measures import named
 from ropelens.statistics.ragged import stack

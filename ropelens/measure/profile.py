@@ -8,12 +8,10 @@ import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
-from numbers import Integral
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
 import xarray as xr
 from jaxtyping import Int
 from torch import Tensor, nn
@@ -27,6 +25,7 @@ from ropelens.measure.repeats import repeat_length, repeat_scores
 from ropelens.measure.summary import described, summarize
 from ropelens.models.rotation import read_layers
 from ropelens.models.subject import as_subject, trained_context
+from ropelens.models.tokens import check_tokens
 from ropelens.statistics.groups import count_documents, deal
 from ropelens.statistics.measures import STATISTICS, check_new, named
 from ropelens.statistics.ragged import stack
@@ -202,47 +201,3 @@ def model_name(model: PreTrainedModel) -> str:
     while above and NUMBERED.fullmatch(names[0]):
         names.insert(0, above.pop())
     return " ".join(names)
-
-
-def check_tokens(
-    model: PreTrainedModel,
-    tokens: Int[Tensor, "sequence position"],
-    lengths: Int[Tensor, " sequence"] | None,
-    *,
-    rows: int | Literal["all"],
-) -> tuple[Int[Tensor, "sequence position"], Int[Tensor, " sequence"]]:
-    """`tokens` and their `lengths`, all of them without, as tensors (lengths on the CPU).
-
-    Raises `BadArgument` for tokens, lengths or rows out of range, saying which.
-    """
-    tokens = torch.as_tensor(tokens)
-    whole = torch.full(tokens.shape[:1], tokens.shape[-1])
-    lengths = whole if lengths is None else torch.as_tensor(lengths).cpu()
-    vocabulary = model.config.get_text_config().vocab_size
-    shaped = tokens.ndim == 2 and tokens.shape[0] >= 1 and tokens.shape[1] >= 3
-    if not shaped or tokens.is_floating_point():
-        raise BadArgument(
-            "tokens must be a table of sequences of at least 3 tokens.",
-            seen=f"shape {tuple(tokens.shape)} of {tokens.dtype}",
-            attempt="tokens[sequence, position], for one sequence tokens[None]",
-        )
-    if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
-        raise BadArgument(
-            "Some tokens are not in the model's vocabulary.",
-            seen=f"ids {int(tokens.min())} to {int(tokens.max())}, vocabulary {vocabulary}",
-            attempt="use the tokenizer that belongs to the model",
-        )
-    if len(lengths) != len(tokens) or int(lengths.min()) < 2:
-        raise BadArgument(
-            "lengths must say, for every sequence, how many tokens count (2 or more).",
-            seen=f"{len(lengths)} lengths for {len(tokens)} sequences, "
-            f"the shortest {int(lengths.min())}",
-        )
-    if int(lengths.max()) > tokens.shape[1]:
-        raise BadArgument(
-            "A sequence cannot be longer than its row of tokens.",
-            seen=f"length {int(lengths.max())} of {tokens.shape[1]} positions",
-        )
-    if rows != "all" and (not isinstance(rows, Integral) or rows < 1):
-        raise BadArgument('rows must be "all" or a number, 1 or more.', seen=repr(rows))
-    return tokens, lengths

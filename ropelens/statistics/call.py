@@ -13,7 +13,8 @@ class AttentionCall:
     """The inputs of one layer's attention, and what its own implementation gave back.
 
     `query` and `key` carry their rotation. Row i sees the keys from `start[i]` to i,
-    so `start` is 0 for full causal attention and i - window + 1 under a sliding window.
+    so `start` is 0 for full causal attention and i - window + 1 under a sliding window. It has
+    a row for each sequence only where padding on the left makes them differ.
     The scores are `scale` q . k, squashed to `softcap` tanh(score / softcap) where the
     model does so; `sink_logits` (gpt-oss) take part in the softmax without a key.
     """
@@ -26,4 +27,4 @@ class AttentionCall:
     scale: float
     softcap: float | None
     sink_logits: Float[Tensor, " head"] | None
-    start: Int[Tensor, " position"]
+    start: Int[Tensor, "*sequence position"]

@@ -18,7 +18,9 @@ def attention_map(call: AttentionCall) -> Float[Tensor, "batch head row key"]:
     if call.softcap is not None:
         scores = call.softcap * (scores / call.softcap).tanh()
     position = torch.arange(scores.shape[-1])
-    seen = (position <= position[:, None]) & (position >= call.start[:, None])
+    seen = (position <= position[:, None]) & (position >= call.start[..., None])
+    if seen.ndim == 3:  # sequences that begin at different places
+        seen = seen[:, None]
     scores = scores.masked_fill(~seen.to(scores.device), -torch.inf)
     if call.sink_logits is None:
         return scores.softmax(-1)
