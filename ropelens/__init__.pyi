@@ -27,6 +27,7 @@ from .measure.truncation_table import summarize_truncation as summarize_truncati
 
 # edit
 from .edit.rope import edit_rope as edit_rope
+from .edit.silence import silence_heads as silence_heads
 from .edit.actions import Edit as Edit
 from .edit.actions import stop as stop
 from .edit.actions import stop_slowest as stop_slowest
