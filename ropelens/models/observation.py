@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ropelens.models.doorway import by_itself, open_edit
-from ropelens.models.rotation import planes_now, read_layers
+from ropelens.models.doorway import by_itself
+from ropelens.models.rotation import inv_freq_by_head, planes_now, read_layers
 from ropelens.models.subject import as_subject
 from ropelens.rope.planes import Planes
 from ropelens.statistics.call import AttentionCall
@@ -29,8 +29,8 @@ def observe(
         norms = {}
 
         def measure(call, planes):  # call.query [batch, head, position, coordinate]
-            q = torch.complex(call.query[..., planes.first], call.query[..., planes.second])
-            norms[call.layer] = q.abs().mean((0, 2))  # [head, frequency]
+            real, imaginary = call.query[..., planes.first], call.query[..., planes.second]
+            norms[call.layer] = real.hypot(imaginary).mean((0, 2))  # [head, frequency]
 
         with rl.observe(model, measure):
             model(tokens, use_cache=False)
@@ -63,11 +63,7 @@ def observe(
 
 def _planes_of(call: AttentionCall, model: PreTrainedModel, own: Planes) -> Planes:
     """How the layer rotates in this call, under an edit that may be open."""
-    planes, edit = planes_now(model, call.layer, own), open_edit(model)
-    if edit is None:
-        return planes
-    inv_freq = edit.inv_freq(call.layer, planes, length=call.query.shape[2])
-    if (inv_freq == planes.inv_freq).all():
-        return planes
+    planes = planes_now(model, call.layer, own)
+    inv_freq = inv_freq_by_head(model, call.layer, planes, length=call.query.shape[2])
     same = (inv_freq == inv_freq[0]).all(0)
     return replace(planes, inv_freq=torch.where(same, inv_freq[0], math.nan))

@@ -172,6 +172,20 @@ def edited_planes(edit: AttentionEdit, layer: int, planes: Planes, *, length: in
     return replace(planes, inv_freq=inv_freq[0])
 
 
+def inv_freq_by_head(
+    model: PreTrainedModel, layer: int, planes: Planes, *, length: int
+) -> Float[Tensor, "_ frequency"]:
+    """How each head rotates in a call of `length` tokens, in rad/token; one row for all alike.
+
+    `planes` is how the layer rotates by itself; an open edit may let its heads differ.
+    """
+    edit = open_edit(model)
+    if edit is None:
+        return planes.inv_freq[None]
+    inv_freq = edit.inv_freq(layer, planes, length=length)
+    return planes.inv_freq[None] if (inv_freq == planes.inv_freq).all() else inv_freq
+
+
 def planes_now(model: PreTrainedModel, layer: int, planes: Planes) -> Planes:
     """How the model by itself rotates in the call that runs, whose length may matter.
 
