@@ -140,7 +140,8 @@ class ModelEdit:
         """Queries and keys as the edits have them; see `AttentionEdit`."""
         if not self.edits:
             return query, key
-        planes = self._planes_now(layer, continued=query.shape[2] < key.shape[2])
+        continued = query.shape[2] < key.shape[2]
+        planes = planes_now(self.model, layer, self.own[layer], continued=continued)
         heads, groups = query.shape[1], key.shape[1]
         about = Layer(layer, planes, length=int(rows.max()) + 1)
         of_query, of_key = change_layer(self.edits, about, heads)
@@ -160,14 +161,3 @@ class ModelEdit:
         heads = self.model.config.get_text_config().num_attention_heads
         query, _ = change_layer(self.edits, Layer(layer, planes, length), heads)
         return query.inv_freq
-
-    def _planes_now(self, layer: int, *, continued: bool) -> Planes:
-        """How the model itself rotates in this call, which may depend on its length."""
-        now = planes_now(self.model, layer, self.own[layer])
-        if continued and not torch.equal(now.inv_freq, self.own[layer].inv_freq):
-            raise UnsupportedModel(
-                "An edit cannot tell how the keys in this cache were rotated.",
-                seen="a RoPE that changes with the length, past the length it was trained for",
-                attempt="call the model with use_cache=False",
-            )
-        return now

@@ -304,11 +304,10 @@ def _attention(
     """Stands in for the model's attention: edited before it, shown, and silenced after it."""
     door, at = _door_of(module.config), id(module)
     layer: int = module.layer_idx  # type: ignore[assignment]
-    (rows, keys), how = (query.shape[2], key.shape[2]), _name_of(module)
     groups: AbstractContextManager[None] = nullcontext()
+    own = own_keys(query.shape[2], key.shape[2], attention_mask, _name_of(module))
     if at in door.edits:
-        own = own_keys(rows, keys, attention_mask, how)
-        where = positions(own, keys, kwargs.get("position_ids"), query.device)
+        where = positions(own, key.shape[2], kwargs.get("position_ids"), query.device)
         query, key = door.edits[at](layer, query, key, *where)
         if key.shape[1] != value.shape[1]:
             value = value.repeat_interleave(key.shape[1] // value.shape[1], dim=1)
@@ -320,19 +319,19 @@ def _attention(
         call = AttentionCall(
             layer=layer,
             query=query.detach(),
-            key=key.detach(),
-            value=value.detach(),
+            key=key[:, :, : own.stop].detach(),
+            value=value[:, :, : own.stop].detach(),
             output=result[0].detach(),
             scale=1 / math.sqrt(query.shape[-1]) if scale is None else float(scale),
             softcap=kwargs.get("softcap"),
             sink_logits=None if sinks is None else sinks.detach(),
-            start=first_keys(rows, keys, attention_mask, kwargs.get("sliding_window")),
+            start=first_keys(own, attention_mask, kwargs.get("sliding_window")),
+            past=own.start,
         )
         for observer in door.observers[at]:
             observer(call)
     if at not in door.silences:
         return result
-    own = own_keys(rows, keys, attention_mask, how)
     real = real_rows(own, attention_mask).to(query.device)
     output = result[0]
     for silence in door.silences[at]:

@@ -48,24 +48,19 @@ def real_rows(own: range, mask: Tensor | None) -> Bool[Tensor, "_ row"]:
 
 
 def first_keys(
-    rows: int, keys: int, mask: Tensor | None, window: int | None
+    own: range, mask: Tensor | None, window: int | None
 ) -> Int[Tensor, "*sequence position"]:
     """First key that each row sees, read from the mask that the model was about to use.
 
     One row for all sequences, or one each where padding on the left tells them apart.
     """
-    if rows != keys:
-        raise UnsupportedModel(
-            "Observing needs whole sequences, not continuations.",
-            seen=f"{rows} queries on {keys} keys",
-            attempt="call the model with use_cache=False",
-        )
     if mask is None:
-        window = window or keys
-        return (torch.arange(rows) - window + 1).clamp_min(0)
+        window = window or own.stop
+        return (torch.arange(own.start, own.stop) - window + 1).clamp_min(0)
     if not isinstance(mask, Tensor) or mask.ndim != 4:
         raise hidden_mask(type(mask).__name__)
-    start = _visible(mask[:, 0, :rows, :keys]).byte().argmax(dim=-1).cpu()
+    visible = _visible(mask[:, 0, : len(own), : own.stop])
+    start = visible.byte().argmax(dim=-1).cpu()
     return start[0] if bool((start == start[0]).all()) else start
 
 

@@ -33,12 +33,12 @@ def observe(
             norms[call.layer] = real.hypot(imaginary).mean((0, 2))  # [head, frequency]
 
         with rl.observe(model, measure):
-            model(tokens, use_cache=False)
+            model(tokens)
 
     `call` (`AttentionCall`) has the layer, queries and keys with their rotation, values, the
-    scale, and the keys that each row sees; its tensors are the model's own, to be read and
-    not written. `planes` (`Planes`) says how the layer rotates: measured as `measure_rope`
-    does when the block opens.
+    scale, and the keys that each row sees. Its tensors are the model's own, to be read and
+    not written; clone what is kept, for a static cache is written over. `planes` (`Planes`)
+    says how the layer rotates: measured as `measure_rope` does when the block opens.
 
     What is seen is what the model computes: under `edit_rope`, opened before or inside, the
     edited queries and keys, and `planes` as edited, with `inv_freq` NaN where an edit
@@ -46,9 +46,12 @@ def observe(
     `silence_heads` `call.output` is what the heads gave before they were silenced. The output
     of the model keeps every bit. Blocks nest, and are closed on errors too.
 
+    Generation is seen step by step: with a key-value cache a call has its new rows alone,
+    and all keys (`call.past`; under a sliding window the cache may hold the last ones alone).
+
     `model` is a transformers model or a TransformerLens `TransformerBridge`. Raises
-    `UnsupportedModel` as `measure_rope` does, and, when the model runs, for a call that
-    continues a key-value cache: generate with use_cache=False.
+    `UnsupportedModel` as `measure_rope` does, and, when the model runs, for a cache of a RoPE
+    that changes with the length, past the length that it was trained for.
     """
     subject = as_subject(model)
     with by_itself(subject.model):
@@ -63,7 +66,7 @@ def observe(
 
 def _planes_of(call: AttentionCall, model: PreTrainedModel, own: Planes) -> Planes:
     """How the layer rotates in this call, under an edit that may be open."""
-    planes = planes_now(model, call.layer, own)
-    inv_freq = inv_freq_by_head(model, call.layer, planes, length=call.query.shape[2])
+    planes = planes_now(model, call.layer, own, continued=call.past > 0)
+    inv_freq = inv_freq_by_head(model, call.layer, planes, length=call.key.shape[2])
     same = (inv_freq == inv_freq[0]).all(0)
     return replace(planes, inv_freq=torch.where(same, inv_freq[0], math.nan))

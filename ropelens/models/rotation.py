@@ -186,16 +186,26 @@ def inv_freq_by_head(
     return planes.inv_freq[None] if (inv_freq == planes.inv_freq).all() else inv_freq
 
 
-def planes_now(model: PreTrainedModel, layer: int, planes: Planes) -> Planes:
+def planes_now(
+    model: PreTrainedModel, layer: int, planes: Planes, *, continued: bool
+) -> Planes:
     """How the model by itself rotates in the call that runs, whose length may matter.
 
-    `planes` is how the layer was found to rotate, at whatever length.
+    `planes` is how the layer rotates within the trained context. Raises `UnsupportedModel`
+    for a call that continues a cache of keys which may have been rotated otherwise.
     """
     if not depends_on_length(model):
         return planes
     count = len(planes.inv_freq)
     stated = next(w for w in stated_inv_freq(model, layer) if len(w) == count)
-    return replace(planes, inv_freq=-stated if planes.inv_freq.sum() < 0 else stated)
+    now = -stated if planes.inv_freq.sum() < 0 else stated
+    if continued and not torch.equal(now, planes.inv_freq):
+        raise UnsupportedModel(
+            "It cannot be told how the keys in this cache were rotated.",
+            seen="a RoPE that changes with the length, past the length it was trained for",
+            attempt="call the model with use_cache=False",
+        )
+    return replace(planes, inv_freq=now)
 
 
 def _read_layers(subject: Subject, context: int | None) -> list[LayerRotation]:

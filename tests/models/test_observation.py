@@ -143,23 +143,50 @@ def test_padding_is_seen(name: str, side: str, implementation: str):
     )
 
 
-def test_generation():
-    """Without a cache every step is seen; with one the second step is refused."""
-    model, lengths = tiny("llama_gqa"), []
-    options = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False}
-    expected = model.generate(tokens(), **options)
+@pytest.mark.parametrize("edited", [False, True], ids=["plain", "edited"])
+@pytest.mark.parametrize("padded", [0, 7], ids=["whole", "padded"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding", "gemma3", "persimmon"])
+def test_generation(name: str, implementation: str, cache: str, padded: int, edited: bool):
+    """With a cache each step shows its new rows, which attend as without one."""
+    model = tiny(name)
+    model.set_attn_implementation(implementation)
+    mask = torch.ones_like(tokens())
+    mask[0, :padded] = 0
+    options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    options |= {"attention_mask": mask}
+    edits = (rl.stop_planes([1], heads="*.1"),) if edited else ()
+    whole: list[torch.Tensor] = []
+    cached: list[tuple[torch.Tensor, int]] = []
 
     def note(call: rl.AttentionCall, planes: rl.Planes) -> None:
-        lengths.append(call.query.shape[2])
+        cached.append((attention_map(call), call.past))
 
-    with rl.observe(model, note):
-        assert torch.equal(model.generate(tokens(), **options, use_cache=False), expected)
-    assert lengths == [LENGTH, LENGTH, LENGTH + 1, LENGTH + 1, LENGTH + 2, LENGTH + 2]
+    with rl.edit_rope(model, *edits):
+        expected = model.generate(tokens(), **options, cache_implementation=cache)
+        with rl.observe(model, lambda call, planes: whole.append(attention_map(call))):
+            model.generate(tokens(), **options, use_cache=False)
+        with rl.observe(model, note):
+            again = model.generate(tokens(), **options, cache_implementation=cache)
+    assert torch.equal(again, expected)
+    assert [weights.shape[2] for weights, _ in cached] == [LENGTH] * 2 + [1] * 6
+    for true, (weights, past) in zip(whole, cached, strict=True):
+        rows, keys = weights.shape[2:]
+        assert past == keys - rows
+        real = slice(padded if rows > 1 else 0, None)
+        seen, true = weights[:, :, real], true[:, :, -rows:][:, :, real]
+        torch.testing.assert_close(seen, true[..., -keys:], rtol=1e-4, atol=1e-5)
+        assert float(true[..., :-keys].sum()) == 0, "what slid out of the cache is not seen"
+
+
+def test_a_cache_of_keys_that_turned_otherwise_is_refused():
+    model = tiny("llama_dynamic", max_position_embeddings=16)
     with (
-        rl.observe(model, note),
-        pytest.raises(UnsupportedModel, match="whole sequences") as refused,
+        rl.observe(model, noting({})),
+        pytest.raises(UnsupportedModel, match="how the keys in this cache") as refused,
     ):
-        model.generate(tokens(), **options)
+        model.generate(tokens(length=14), max_new_tokens=8, min_new_tokens=8, do_sample=False)
     assert refused.value.parts["try"] == "call the model with use_cache=False"
 
 
