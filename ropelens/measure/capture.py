@@ -116,7 +116,6 @@ def capture(
         torch.promote_types(subject.model.dtype, torch.float32),
         max_bytes=max_bytes,
     )
-    residuals: dict[int, float] = {}
     seen: set[int] = set()
 
     def see(call: AttentionCall) -> None:
@@ -127,12 +126,11 @@ def capture(
         for head in chosen[layer].nonzero().flatten().tolist():
             found = Head.of(call, head, replace(own, inv_freq=inv_freq[head]))
             found.write({name: array[places[layer, head]] for name, array in arrays.items()})
-            residuals[layer] = max(residuals.get(layer, 0.0), found.residual())
+            check_attention(subject.model, {layer: found.residual()})
 
     with torch.no_grad(), subject.observe(see):
         subject.forward(tokens)
     check_layers(subject.model, seen)
-    check_attention(subject.model, residuals)
     dataset = _label(arrays, list(places), [name_token(tokenizer, int(t)) for t in tokens[0]])
     facts = describe_run(subject.model, tokens, torch.tensor([length]), rows="all", seed=0)
     return dataset.assign_attrs({"kind": "capture", **facts})
