@@ -22,10 +22,12 @@ import ropelens as rl
 def answer(analysis: rl.Analysis) -> rl.Answer:
     profile, heads = analysis.profile, analysis.heads
     figures = {
-        "Colour says what a head does, strength how sure that is; the number is how many "
-        "tokens a positional head looks back.": rl.plot_head_map(profile, heads),
-        "Each line is the mean over the heads of a label: where on the axis do they get "
-        "the push toward the keys they pick?": rl.plot_label_selectivity(profile, heads),
+        "Colour and sign say what a head does, strength how many bits it chooses with; the "
+        "number is how many tokens a positional head looks back.":
+            rl.plot_head_map(profile, heads),
+        "Where on the axis do heads get the push toward the keys they pick? Above, the mean of "
+        "each label; below, a row a head, those on top that position explains most.":
+            rl.plot_head_wavelengths(profile, heads),
         "Each point is a head. Points fall from top left to bottom right in any model, "
         "for slow planes tell no offsets apart; the claim holds where the diamond below "
         "lies left of the surrogates' strokes.": rl.plot_claim(profile, heads),

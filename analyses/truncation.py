@@ -20,8 +20,6 @@ import numpy as np
 import ropelens as rl
 
 MEASURES = ("loss", "induction", "change", "labels")
-
-
 ROWS = 64
 
 
@@ -50,7 +48,7 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
     }  # fmt: skip
     question = "Which planes may stop rotating for nothing?"
     more = {"truncation.nc": sweep, "truncation.csv": table}
-    return rl.Answer(question, rl.describe_truncation(sweep), figures, more)
+    return rl.Answer(question, rl.describe_truncation(sweep, table=table), figures, more)
 
 
 if __name__ == "__main__":

@@ -30,11 +30,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import ropelens as rl
 from ropelens.measure.batches import collect
-from ropelens.measure.budget import fit_layers, sinks_of
+from ropelens.measure.budget import fit_layers
 from ropelens.measure.repeats import repeat_scores
+from ropelens.measure.tokens import as_corpus
 from ropelens.models.rotation import read_layers
 from ropelens.models.subject import as_subject
-from ropelens.statistics.groups import deal
 from ropelens.statistics.held_out import LayerFit
 
 RUNS = 5
@@ -89,13 +89,12 @@ def parts_of_a_profile(device: torch.device) -> Table:
     model, tokenizer = rl.load("bundled", device=str(device))
     subject, context = as_subject(model), 512
     read = rl.tokenize(rl.read_documents([rl.sample_path()]), tokenizer, context=context)
-    tokens, text = read.tokens, {"tokens": read.tokens, "lengths": read.lengths}
+    tokens, lengths = read.tokens, read.lengths
+    text = as_corpus(model, tokens, lengths, documents=read.documents)
     planes = [layer.planes for layer in read_layers(subject, context=context)]
-    group = deal(read.documents, len(tokens))
-    given = {"planes": planes, "group": group, "sinks": sinks_of(model, **text)}
 
     def fit(surrogates: int) -> list[LayerFit]:
-        return fit_layers(subject, **text, **given, surrogates=surrogates, seed=0)
+        return fit_layers(subject, text, planes=planes, surrogates=surrogates, seed=0)
 
     fits = fit(0)
     ways: dict[str, Callable[[], object]] = {
@@ -104,9 +103,9 @@ def parts_of_a_profile(device: torch.device) -> Table:
         "repeated tokens": lambda: repeat_scores(subject, first_token=0, planes=planes),
         "fits": lambda: fit(0),
         "fits and 40 surrogates": lambda: fit(40),
-        "all text: sums": lambda: collect(subject, **text, **given),
-        "all text: sums and scores": lambda: collect(subject, **text, **given, fits=fits),
-        "rl.profile": lambda: rl.profile(model, **text),
+        "all text: sums": lambda: collect(subject, text, planes=planes),
+        "all text: sums and scores": lambda: collect(subject, text, planes=planes, fits=fits),
+        "rl.profile": lambda: rl.profile(model, tokens, lengths=lengths),
     }
     costs = compare(ways, device)
     table = Table(title="a profile of bundled, 64 sequences of 512 tokens")
@@ -138,10 +137,10 @@ def ways_of(model: LlamaForCausalLM, tokens: torch.Tensor) -> dict[str, Callable
     """The plain pass, and ours with all rows and with 512."""
     subject = as_subject(model)
     planes = [layer.planes for layer in read_layers(subject, context=tokens.shape[1])]
-    lengths = torch.tensor([tokens.shape[1]])
+    text = as_corpus(model, tokens, None)
 
     def measured(rows: int | str) -> Callable[[], object]:
-        return lambda: collect(subject, tokens, lengths, planes=planes, rows=rows)
+        return lambda: collect(subject, text, planes=planes, rows=rows)
 
     return {
         "plain forward": lambda: model(tokens, use_cache=False),

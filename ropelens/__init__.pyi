@@ -66,6 +66,7 @@ from .figures.comparison_planes import plot_comparison_planes as plot_comparison
 from .figures.comparison_planes import plot_growth_planes as plot_growth_planes
 from .figures.growth import plot_growth as plot_growth
 from .figures.head_map import plot_head_map as plot_head_map
+from .figures.head_wavelengths import plot_head_wavelengths as plot_head_wavelengths
 from .figures.kernel import plot_kernel as plot_kernel
 from .figures.label_selectivity import plot_label_selectivity as plot_label_selectivity
 from .figures.norms import plot_head_norms as plot_head_norms

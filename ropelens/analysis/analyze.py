@@ -250,7 +250,7 @@ def _sequences(
     if isinstance(material, Sequences):
         return material
     if isinstance(material, Tensor):
-        tokens, lengths = check_tokens(model, material, lengths, rows="all")
+        tokens, lengths = check_tokens(model, material, lengths)
         return Sequences(tokens, lengths, "", f"{len(tokens):,} sequences of tokens")
     maximum = stated_context(model)
     if context is None:

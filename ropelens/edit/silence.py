@@ -166,7 +166,7 @@ def _means(
     lengths: Int[Tensor, " sequence"] | None,
 ) -> Means:
     """The mean output of every head of the layers that have chosen ones, over `tokens`."""
-    tokens, lengths = check_tokens(subject.model, tokens, lengths, rows="all")
+    tokens, lengths = check_tokens(subject.model, tokens, lengths)
     sums: dict[int, Tensor] = {}
 
     def add(call: AttentionCall) -> None:

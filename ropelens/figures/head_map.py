@@ -1,4 +1,4 @@
-"""The map of a model's heads: what each one does, and how sure that is."""
+"""The map of a model's heads: what each one does, and how strongly."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.figures.inputs import head_grid, head_table, hover_lines, numbers
-from ropelens.figures.style import COLORS, LABELS, faded, index_step, new_figure
+from ropelens.figures.style import COLORS, LABELS, SIGNS, faded, index_step, new_figure
 
-OFFSETS_FIT = 24
-"""Up to so many heads a layer, a positional head's cell names its offset."""
+SIGNS_FIT = 24
+"""Up to so many heads a layer, a cell has a sign of its label, or names its offset."""
+
+STRONG = 2.0
+"""Bits of a head that is drawn at full strength."""
 
 
 def plot_head_map(
@@ -20,41 +23,40 @@ def plot_head_map(
     *,
     selected: tuple[int, int] | None = None,
 ) -> go.Figure:
-    """Layer by head; the colour is the label, its strength the label's confidence.
+    """Layer by head; the colour is the label, its strength the bits that the head chooses.
 
-    One heat map a label: z is the confidence [layer, head] in [0, 1] where the head has
-    that label, else NaN. A head whose confidence was not measured is drawn at full
-    strength, and its hover names none. The number in a positional cell is the head's
-    offset in tokens. `selected` (layer, head) gets a frame.
+    One heat map a label: z is `total_bits` [layer, head] where the head has that label, else
+    NaN; from 2 bits on colours are full. The number in a positional cell is the head's offset
+    in tokens; other labels but "mixed" have their sign. `selected` (layer, head) gets a frame.
     """
     heads = head_table(profile, heads)
     layers, count = profile.sizes["layer"], profile.sizes["head"]
-    confidence = head_grid(profile, heads, numbers(heads, "confidence")).astype(float)
-    strength = np.nan_to_num(confidence, nan=1.0)
+    bits = head_grid(profile, heads, numbers(heads, "total_bits")).astype(float)
     labels = head_grid(profile, heads, heads["label"])
     hovers = head_grid(profile, heads, hover_lines(heads))
     offset = head_grid(profile, heads, numbers(heads, "offset")).astype(float)
-    offsets = [["" if np.isnan(x) else f"{x:.0f}" for x in row] for row in offset]
     # Cells of 13 to 40 pixels, plus title, legend and axis.
     height = int(np.clip(layers * 40, 200, max(300, layers * 13)) + 130)
-    figure = new_figure("Heads by layer: label and confidence", height=height)
+    figure = new_figure("Heads by layer: label and strength", height=height)
     for label in LABELS:
-        named = label == "positional" and count <= OFFSETS_FIT
+        own = labels == label
+        sign = "" if label == "mixed" else SIGNS[label]
+        signs = np.where(np.isnan(offset), sign, np.char.mod("%.0f", offset))
         figure.add_heatmap(
-            z=np.where(labels == label, strength, np.nan),
+            z=np.where(own, bits, np.nan),
             zmin=0,
-            zmax=1,
-            colorscale=[[0, faded(COLORS[label], 0.3)], [1, faded(COLORS[label], 1)]],
+            zmax=STRONG,
+            colorscale=[[0, faded(COLORS[label], 0.2)], [1, faded(COLORS[label], 1)]],
             showscale=False,
             showlegend=False,
             name=label,
-            text=offsets if named else None,
-            texttemplate="%{text}" if named else None,
-            customdata=np.where(labels == label, hovers, ""),
+            text=np.where(own, signs, ""),
+            texttemplate="%{text}" if count <= SIGNS_FIT else None,
+            customdata=np.where(own, hovers, ""),
             hovertemplate="%{customdata}<extra></extra>",
             hoverongaps=False,
-            xgap=2 if count <= OFFSETS_FIT else 1,
-            ygap=2 if layers <= OFFSETS_FIT else 1,
+            xgap=2 if count <= SIGNS_FIT else 1,
+            ygap=2 if layers <= SIGNS_FIT else 1,
         )
     for label in LABELS:  # heat maps have no entries in a legend; empty scatters do
         if (heads["label"] == label).any():

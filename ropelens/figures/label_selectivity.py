@@ -25,10 +25,18 @@ def plot_label_selectivity(profile: xr.Dataset, heads: pd.DataFrame | None = Non
     heads that choose sharply do not drown the others. Where layers rotate differently
     each head stands at its own layer's wavelengths, and lines join the means.
     """
-    heads = head_table(profile, heads)
+    figure = new_figure("Push toward keys by wavelength, mean over heads", height=380)
+    add_label_lines(figure, profile, head_table(profile, heads))
+    figure.update_xaxes(**wavelength_axis(profile["wavelength"].values))
+    figure.update_yaxes(title_text="share of the push (%)", rangemode="tozero")
+    mark_context(figure, profile)
+    return figure
+
+
+def add_label_lines(figure: go.Figure, profile: xr.Dataset, heads: pd.DataFrame) -> None:
+    """The lines of `plot_label_selectivity`, in the first panel of a figure."""
     shares = selectivity_shares(profile)
     places = wavelength_positions(profile["wavelength"].values)
-    figure = new_figure("Push toward keys by wavelength, mean over heads", height=380)
     for label in LABELS[:3]:
         rows = heads[heads["label"] == label]
         if len(rows) < FEWEST_HEADS:
@@ -43,10 +51,6 @@ def plot_label_selectivity(profile: xr.Dataset, heads: pd.DataFrame | None = Non
             hovertemplate=f"{label}<br>wavelength %{{x:.3~s}} tokens<br>%{{y:.1f}}%"
             "<extra></extra>",
         )
-    figure.update_xaxes(**wavelength_axis(profile["wavelength"].values))
-    figure.update_yaxes(title_text="share of the push (%)", rangemode="tozero")
-    mark_context(figure, profile)
-    return figure
 
 
 def selectivity_shares(profile: xr.Dataset) -> Float[np.ndarray, "layer head frequency"]:

@@ -34,6 +34,8 @@ SYMBOLS = {
     "sink": "triangle-up",
     "diffuse": "x",
 }
+SIGNS = {"positional": "●", "mixed": "◆", "semantic": "■", "sink": "▲", "diffuse": "✕"}
+"""The same as characters, where a cell or a sentence shows them."""
 SEQUENTIAL = "Viridis"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
 

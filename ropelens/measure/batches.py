@@ -17,13 +17,12 @@ from ropelens.models.subject import Subject, check_layers
 from ropelens.rope.planes import Planes
 from ropelens.statistics.attention import sum_attention
 from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.gains import Scores
-from ropelens.statistics.groups import deal
 from ropelens.statistics.held_out import LayerFit, scored_rows
 from ropelens.statistics.measures import STATISTICS
 from ropelens.statistics.rows import Rows, all_rows, sample_rows
 from ropelens.statistics.schema import Statistic
-from ropelens.statistics.sinks import known_sinks
 from ropelens.statistics.sums import LayerSums, Sums, by_group, no_sums
 
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
@@ -39,52 +38,12 @@ Progress = Callable[[int], None]
 class Batch:
     """Some sequences that run together, and the rows of theirs that are looked at.
 
-    `scored` are those that the models of the budget are scored on, `group` says which
-    sequences are drawn together when text is drawn again, `sinks` which keys are sinks.
+    `scored` are those that the models of the budget are scored on.
     """
 
-    tokens: Int[Tensor, "sequence position"]
-    lengths: Int[Tensor, " sequence"]
+    text: Corpus
     rows: Rows
     scored: Rows
-    group: Int[Tensor, " sequence"]
-    sinks: Int[Tensor, "sequence 1 position"]
-
-    def add_up(
-        self,
-        call: AttentionCall,
-        planes: Planes,
-        statistics: Sequence[Statistic] = STATISTICS,
-        sinks: Int[Tensor, "sequence shared position"] | None = None,
-    ) -> LayerSums:
-        """The sums of one layer, from its attention on this batch."""
-        sums = sum_attention(
-            call,
-            self.rows,
-            planes,
-            tokens=self.tokens,
-            sinks=self.sinks if sinks is None else sinks,
-            statistics=statistics,
-        )
-        return LayerSums.of(sums, call, statistics)
-
-    def sums(
-        self,
-        layers: dict[int, LayerSums],
-        losses: Float[Tensor, " sequence"],
-        scores: dict[int, Scores],
-    ) -> Sums:
-        """The sums of all layers with each sequence's summed loss (nats)."""
-        row_weight = self.rows.by_position(self.tokens.shape[1])
-        return Sums(
-            row_weight=by_group(row_weight, self.group),
-            tokens=int(self.lengths.sum()),
-            sequences=len(self.tokens),
-            group_loss=by_group(losses, self.group),
-            group_predicted=by_group(self.lengths - 1, self.group),
-            layers=layers,
-            scores=scores,
-        )
 
 
 @dataclass
@@ -103,69 +62,63 @@ class Passed:
         statistics: Sequence[Statistic] = STATISTICS,
     ) -> None:
         """Add a call up, and score the models of the budget on it where there are any."""
-        batch, sinks = self.batch, self.batch.sinks
+        batch, text, sinks = self.batch, self.batch.text, self.batch.text.sinks
         if fit is not None:
             sinks = fit.sinks(sinks)
             self.scores[call.layer] = fit.score(
-                call, batch.scored, planes, sinks, group=batch.group
+                call, batch.scored, planes, sinks, group=text.group
             )
-        self.layers[call.layer] = batch.add_up(call, planes, statistics, sinks)
+        sums = sum_attention(
+            call, batch.rows, planes, tokens=text.tokens, sinks=sinks, statistics=statistics
+        )
+        self.layers[call.layer] = LayerSums.of(sums, call, statistics)
 
     def sums(self, losses: Float[Tensor, " sequence"]) -> Sums:
-        """Everything together, with each sequence's summed loss (nats)."""
-        return self.batch.sums(self.layers, losses, self.scores)
+        """The sums of all layers, with each sequence's summed loss (nats)."""
+        text = self.batch.text
+        row_weight = self.batch.rows.by_position(text.tokens.shape[1])
+        return Sums(
+            row_weight=by_group(row_weight, text.group),
+            tokens=int(text.lengths.sum()),
+            sequences=len(text),
+            group_loss=by_group(losses, text.group),
+            group_predicted=by_group(text.lengths - 1, text.group),
+            layers=self.layers,
+            scores=self.scores,
+        )
 
 
 def batches(
     subject: Subject,
-    tokens: Int[Tensor, "sequence position"],
-    lengths: Int[Tensor, " sequence"],
+    text: Corpus,
     *,
     rows: int | Literal["all"] = "all",
     seed: int = 0,
     first: int = 0,
-    group: Int[Tensor, " sequence"] | None = None,
-    sinks: Int[Tensor, "sequence 1 position"] | None = None,
     batch_size: int | None = None,
 ) -> Iterator[Batch]:
     """The sequences in batches of `batch_size`, or of as many as a device likes at once.
 
     `rows` is "all" or the number sampled from each sequence with `seed`; `first` numbers the
-    first sequence. `group` and `sinks` are as in a `Batch`: without them neighbouring
-    sequences are drawn together, and position 0 is the only sink. Batches end with their
-    longest sequence.
+    first sequence. Batches end with their longest sequence.
     """
-    group = deal(None, len(tokens)) if group is None else group
-    sinks = known_sinks(tokens, beginning=None) if sinks is None else sinks
-    scored = scored_rows(len(tokens))
-    size = batch_size or max(
-        1, TOKENS_PER_BATCH[device_of(subject.model).type] // tokens.shape[1]
-    )
-    longest, whole = int(lengths.max()), depends_on_length(subject.model)
-    for begin in range(0, len(tokens), size):
-        length = lengths[begin : begin + size]
-        # A RoPE that changes with the length must see the one that planes were read at.
-        own, width = slice(begin, begin + size), longest if whole else int(length.max())
-        number = first + begin
-        sampled = sample_rows(length, count=scored, seed=seed, first=number)
-        yield Batch(
-            tokens=tokens[own, :width],
-            lengths=length,
-            rows=(
-                all_rows(length)
-                if rows == "all"
-                else sample_rows(length, count=rows, seed=seed, first=number)
-            ),
-            scored=sampled,
-            group=group[own],
-            sinks=sinks[own, :, :width],
-        )
+    scored, at_once = scored_rows(len(text)), TOKENS_PER_BATCH[device_of(subject.model).type]
+    size = batch_size or max(1, at_once // text.tokens.shape[1])
+    # A RoPE that changes with the length must see the one that planes were read at.
+    width = text.context if depends_on_length(subject.model) else None
+    for begin in range(0, len(text), size):
+        part = text.part(slice(begin, begin + size), width=width)
+
+        def sampled(count: int, length: Tensor = part.lengths, number: int = begin) -> Rows:
+            return sample_rows(length, count=count, seed=seed, first=first + number)
+
+        looked_at = all_rows(part.lengths) if rows == "all" else sampled(rows)
+        yield Batch(text=part, rows=looked_at, scored=sampled(scored))
 
 
 def collect(
     subject: Subject,
-    tokens: Int[Tensor, "sequence position"],
-    lengths: Int[Tensor, " sequence"],
+    text: Corpus,
     *,
     planes: list[Planes],
     statistics: Sequence[Statistic] = STATISTICS,
@@ -173,8 +126,6 @@ def collect(
     fits: Sequence[LayerFit] = (),
     seed: int = 0,
     first: int = 0,
-    group: Int[Tensor, " sequence"] | None = None,
-    sinks: Int[Tensor, "sequence 1 position"] | None = None,
     batch_size: int | None = None,
     progress: Progress | None = None,
 ) -> Sums:
@@ -186,15 +137,7 @@ def collect(
     """
     sums = no_sums()
     for batch in batches(
-        subject,
-        tokens,
-        lengths,
-        rows=rows,
-        seed=seed,
-        first=first,
-        group=group,
-        sinks=sinks,
-        batch_size=batch_size,
+        subject, text, rows=rows, seed=seed, first=first, batch_size=batch_size
     ):
         passed = Passed(batch)
 
@@ -203,12 +146,12 @@ def collect(
             passed.see(call, planes[call.layer], fit, statistics)
 
         with torch.no_grad(), subject.observe(observe):
-            logits = subject.forward(batch.tokens)
-            losses = _sequence_losses(logits, batch.tokens, batch.lengths)
+            logits = subject.forward(batch.text.tokens)
+            losses = _sequence_losses(logits, batch.text.tokens, batch.text.lengths)
         check_layers(subject.model, set(passed.layers))
         sums = sums + passed.sums(losses)
         if progress is not None:
-            progress(int(batch.lengths.sum()))
+            progress(int(batch.text.lengths.sum()))
     return sums
 
 

@@ -2,50 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Int
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ropelens.models.subject import Subject, check_layers
 from ropelens.rope.planes import Planes
 from ropelens.statistics.bins import offset_edges, sum_bins
 from ropelens.statistics.budget import attention_budget
 from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.held_out import LayerFit, Sample
 from ropelens.statistics.kernel import describe_kernel
 from ropelens.statistics.measures import named
 from ropelens.statistics.ragged import stack
-from ropelens.statistics.sinks import beginning_of, known_sinks
 from ropelens.statistics.sums import Sums
-
-
-def sinks_of(
-    model: PreTrainedModel,
-    tokens: Int[Tensor, "sequence position"],
-    lengths: Int[Tensor, " sequence"],
-    *,
-    named: Iterable[int] = (),
-) -> Int[Tensor, "sequence 1 position"]:
-    """The sinks of all sequences that are known by their place and token; none is padding."""
-    bos = model.config.get_text_config().bos_token_id
-    kinds = known_sinks(tokens, beginning=beginning_of(tokens, bos), named=named)
-    padding = torch.arange(tokens.shape[1]) >= lengths[:, None]
-    return kinds.masked_fill(padding[:, None], 0)
 
 
 def fit_layers(
     subject: Subject,
-    tokens: Int[Tensor, "sequence position"],
-    lengths: Int[Tensor, " sequence"],
+    text: Corpus,
     *,
     planes: Sequence[Planes],
-    group: Int[Tensor, " sequence"],
-    sinks: Int[Tensor, "sequence 1 position"],
     surrogates: int,
     seed: int,
 ) -> list[LayerFit]:
@@ -53,7 +34,7 @@ def fit_layers(
 
     They are fitted at each layer's attention call, and nothing of that is kept but weights.
     """
-    sample = Sample.draw(tokens, lengths, group=group, sinks=sinks, seed=seed)
+    sample = Sample.draw(text, seed=seed)
     fits: dict[int, LayerFit] = {}
 
     def observe(call: AttentionCall) -> None:
@@ -64,7 +45,7 @@ def fit_layers(
 
     try:
         with torch.no_grad(), subject.observe(observe):
-            subject.forward(sample.tokens)
+            subject.forward(sample.text.tokens)
     except _AllSeen:
         pass
     check_layers(subject.model, set(fits))

@@ -16,13 +16,14 @@ from ropelens.errors import BadArgument, BadText
 from ropelens.measure.excerpt import check_attention, name_token
 from ropelens.measure.profile import describe_run
 from ropelens.measure.summary import described
+from ropelens.measure.tokens import as_corpus
 from ropelens.models.doorway import by_itself
 from ropelens.models.rotation import inv_freq_by_head, read_layers
 from ropelens.models.subject import as_subject, check_layers, stated_context
 from ropelens.models.texts import check_context, encode
-from ropelens.models.tokens import check_tokens
 from ropelens.rope.select import ALL_HEADS, heads_by_layer
 from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.head import Head
 
 LARGEST = 2**30
@@ -94,8 +95,8 @@ def capture(
     tokens; `UnsupportedModel` as `profile` does.
     """
     subject = as_subject(model)
-    tokens = _tokens(subject.model, text_or_tokens, tokenizer)
-    length = tokens.shape[1]
+    text = _corpus(subject.model, text_or_tokens, tokenizer)
+    tokens, length = text.tokens, text.context
     config = subject.model.config.get_text_config()
     chosen = heads_by_layer(
         heads, layers=config.num_hidden_layers, heads_of_layer=config.num_attention_heads
@@ -132,25 +133,23 @@ def capture(
         subject.forward(tokens)
     check_layers(subject.model, seen)
     dataset = _label(arrays, list(places), [name_token(tokenizer, int(t)) for t in tokens[0]])
-    facts = describe_run(subject.model, tokens, torch.tensor([length]), rows="all", seed=0)
+    facts = describe_run(subject.model, text, None, rows="all", seed=0)
     return dataset.assign_attrs({"kind": "capture", **facts})
 
 
-def _tokens(
-    model: PreTrainedModel, text_or_tokens: str | Tensor, tokenizer: Any
-) -> Int[Tensor, "1 position"]:
+def _corpus(model: PreTrainedModel, text_or_tokens: str | Tensor, tokenizer: Any) -> Corpus:
     """The one sequence that is looked at."""
     if not isinstance(text_or_tokens, str):
         tokens = torch.as_tensor(text_or_tokens)
         tokens = tokens[None] if tokens.ndim == 1 else tokens
-        tokens, _ = check_tokens(model, tokens, None, rows="all")
-        if len(tokens) > 1:
+        corpus = as_corpus(model, tokens, None)
+        if len(corpus) > 1:
             raise BadArgument(
                 "A capture is of one sequence.",
-                seen=f"{len(tokens)} sequences",
+                seen=f"{len(corpus)} sequences",
                 attempt="one at a time: tokens[0]",
             )
-        return tokens
+        return corpus
     if tokenizer is None:
         raise BadArgument(
             "A text needs the tokenizer of the model.",
@@ -163,9 +162,9 @@ def _tokens(
             seen=f"{len(bos) + len(ids)} tokens",
             means="3 are needed",
         )
-    tokens, _ = check_tokens(model, torch.tensor([[*bos, *ids]]), None, rows="all")
-    check_context(tokens.shape[1], stated_context(model))
-    return tokens
+    corpus = as_corpus(model, torch.tensor([[*bos, *ids]]), None)
+    check_context(corpus.context, stated_context(model))
+    return corpus
 
 
 def _allocate(

@@ -17,7 +17,6 @@ from ropelens.edit.actions import Edit
 from ropelens.edit.entries import Entry, entries_of
 from ropelens.errors import BadArgument
 from ropelens.measure.batches import TOKENS_PER_BATCH, Progress, batches
-from ropelens.measure.budget import sinks_of
 from ropelens.measure.evaluate_text import (
     TextFindings,
     label_values,
@@ -28,12 +27,12 @@ from ropelens.measure.profile import describe_run
 from ropelens.measure.repeats import REPEATS, repeat_length, repeat_scores
 from ropelens.measure.summary import number_dims, plane_coordinates
 from ropelens.measure.tasks import Haystack, Retrieval, hide_needles
+from ropelens.measure.tokens import as_corpus
 from ropelens.models.doorway import device_of
 from ropelens.models.rotation import depends_on_length
 from ropelens.models.subject import Subject, as_subject, stated_context, trained_context
-from ropelens.models.tokens import check_tokens
 from ropelens.rope.planes import Planes
-from ropelens.statistics.groups import deal
+from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.measures import columns, named, of_planes
 from ropelens.statistics.schema import Variable
 
@@ -146,11 +145,11 @@ def evaluate(
     otherwise as `profile` and `edit_rope` do.
     """
     subject = as_subject(model)
-    tokens, lengths = check_tokens(subject.model, tokens, lengths, rows=rows)
-    if batch_size is not None and batch_size < 1:
-        raise BadArgument("batch_size must be a number, 1 or more.", seen=repr(batch_size))
+    corpus = as_corpus(
+        subject.model, tokens, lengths, documents=documents, rows=rows, batch_size=batch_size
+    )
     wanted = wanted_measures(measures)
-    own, entries = entries_of(subject, edits or {}, context=int(lengths.max()))
+    own, entries = entries_of(subject, edits or {}, context=corpus.context)
 
     values = {"edit": np.array([entry.name for entry in entries], dtype=object)}
     dataset = xr.Dataset()
@@ -158,40 +157,28 @@ def evaluate(
         dataset = dataset.assign_coords(plane_coordinates(entries[0].planes))
     if wanted & ON_TEXT:
         stated = stated_context(subject.model)
-        group = deal(documents, len(tokens))
-        text = [TextFindings(e, wanted, group, int(lengths.max()), stated) for e in entries]
-        sinks = sinks_of(subject.model, tokens, lengths)
+        text = [TextFindings(entry, wanted, corpus, stated) for entry in entries]
         for found in text:
-            found.fit(subject, tokens, lengths, sinks=sinks, seed=seed)
-        for batch in batches(
-            subject,
-            tokens,
-            lengths,
-            rows=rows,
-            seed=seed,
-            group=group,
-            sinks=sinks,
-            batch_size=batch_size,
-        ):
+            found.fit(subject, seed=seed)
+        for batch in batches(subject, corpus, rows=rows, seed=seed, batch_size=batch_size):
             measure_batch(subject, batch, text, progress)
-        values |= text_values(text, lengths, wanted)
+        values |= text_values(text, wanted)
     if "labels" in wanted:
         labels, profile = label_values(text)
         values |= labels
         dataset = dataset if profile is None else profile[of_planes()]
     if "induction" in wanted:
-        values |= _measure_repeats(subject, entries, own, int(tokens[0, 0]), seed, progress)
+        first = int(corpus.tokens[0, 0])
+        values |= _measure_repeats(subject, entries, own, first, seed, progress)
     if "retrieval" in wanted:
         plan = retrieval or Retrieval()
-        values |= _measure_retrieval(subject, entries, tokens, lengths, plan, seed, progress)
+        values |= _measure_retrieval(subject, entries, corpus, plan, seed, progress)
     rows_of = {name: EVALUATED[name] for name in values}
     dataset = dataset.assign(
         {name: xr.Variable(r.dims, values[name], r.attrs) for name, r in rows_of.items()}
     ).set_coords(COORDINATES & values.keys())
     dataset = number_dims(dataset)
-    dataset.attrs = describe_run(
-        subject.model, tokens, lengths, documents=documents, rows=rows, seed=seed
-    )
+    dataset.attrs = describe_run(subject.model, corpus, documents, rows=rows, seed=seed)
     return dataset
 
 
@@ -261,19 +248,19 @@ def _measure_repeats(
 def _measure_retrieval(
     subject: Subject,
     entries: list[Entry],
-    tokens: Tensor,
-    lengths: Tensor,
+    corpus: Corpus,
     plan: Retrieval,
     seed: int,
     progress: Progress | None,
 ) -> dict[str, np.ndarray]:
     """Which needles every entry finds, by the length of the prompt and the needle's depth."""
-    text = torch.cat([row[1:length] for row, length in zip(tokens, lengths, strict=True)])
-    at = _prompt_lengths(subject.model, lengths, plan)
+    rows = zip(corpus.tokens, corpus.lengths, strict=True)
+    text = torch.cat([row[1:length] for row, length in rows])
+    at = _prompt_lengths(subject.model, corpus.lengths, plan)
     needles = [
         hide_needles(
             text.cpu(),
-            first_token=int(tokens[0, 0]),
+            first_token=int(corpus.tokens[0, 0]),
             vocabulary=subject.model.config.get_text_config().vocab_size,
             length=length,
             depths=plan.depths,

@@ -19,6 +19,7 @@ from ropelens.models.subject import Subject, check_layers
 from ropelens.statistics.bins import sum_bins
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.change import attention_change, without_values
+from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.held_out import LayerFit
 from ropelens.statistics.labels import Thresholds
 from ropelens.statistics.measures import columns
@@ -33,14 +34,12 @@ RESAMPLES = 400
 class TextFindings:
     """What is found on the text for one entry; grows with every batch.
 
-    `group` says which sequences are drawn together when text is drawn again, `longest` is the
-    text's longest sequence, `context` what the model was made for, if stated.
+    `text` is what it is found on, `context` what the model was made for, if stated.
     """
 
     entry: Entry
     wanted: set[str]
-    group: Int[Tensor, " sequence"]
-    longest: int
+    text: Corpus
     context: int | None
     sums: Sums = field(default_factory=no_sums)
     fits: list[LayerFit] = field(default_factory=list)
@@ -54,33 +53,19 @@ class TextFindings:
     def edges(self) -> Int[Tensor, " edge"]:
         """Edges of the bins of positions, two an octave, and the context: no bin mixes what
         lies within it and past it."""
-        edges = {round(2 ** (half / 2)) for half in range(2 * self.longest.bit_length() + 1)}
-        edges.add(self.context or self.longest)
-        inner = [edge for edge in sorted(edges) if edge < self.longest]
-        return torch.tensor([*inner, self.longest])
+        longest = self.text.context
+        edges = {round(2 ** (half / 2)) for half in range(2 * longest.bit_length() + 1)}
+        edges.add(self.context or longest)
+        inner = [edge for edge in sorted(edges) if edge < longest]
+        return torch.tensor([*inner, longest])
 
-    def fit(
-        self,
-        subject: Subject,
-        tokens: Int[Tensor, "sequence position"],
-        lengths: Int[Tensor, " sequence"],
-        *,
-        sinks: Int[Tensor, "sequence 1 position"],
-        seed: int,
-    ) -> None:
+    def fit(self, subject: Subject, *, seed: int) -> None:
         """Fit the models of the budget, where labels are wanted and there can be any."""
         if self.entry.planes is None or "labels" not in self.wanted:
             return
         with self.entry.open(subject.model):
             self.fits = fit_layers(
-                subject,
-                tokens,
-                lengths,
-                planes=self.entry.planes,
-                group=self.group,
-                sinks=sinks,
-                surrogates=0,
-                seed=seed,
+                subject, self.text, planes=self.entry.planes, surrogates=0, seed=seed
             )
 
     @property
@@ -108,7 +93,7 @@ class TextFindings:
     def _by_group(self) -> tuple[Float[Tensor, "group bin"], Float[Tensor, "group bin"]]:
         """Summed losses and number of predicted tokens of each group of sequences."""
         sums = (torch.cat(self.losses), torch.cat(self.predicted))
-        losses, predicted = (by_group(values, self.group) for values in sums)
+        losses, predicted = (by_group(values, self.text.group) for values in sums)
         return losses, predicted
 
     def add_losses(
@@ -130,7 +115,7 @@ def measure_batch(
         with found.entry.open(subject.model):
             _measure_entry(subject, batch, found, kept)
         if progress is not None:
-            progress(int(batch.lengths.sum()))
+            progress(int(batch.text.lengths.sum()))
 
 
 def _measure_entry(
@@ -152,27 +137,27 @@ def _measure_entry(
                 change = attention_change(kept[call.layer], call, batch.rows).sum(0)
             found.change[call.layer] = found.change.get(call.layer, 0) + change
 
+    tokens, lengths = batch.text.tokens, batch.text.lengths
     with torch.no_grad(), subject.observe(observe):
-        losses = token_losses(subject.forward(batch.tokens), batch.tokens, batch.lengths)
+        losses = token_losses(subject.forward(tokens), tokens, lengths)
     check_layers(subject.model, set(found.heads))
-    found.add_losses(losses, batch.lengths)
+    found.add_losses(losses, lengths)
     found.rows += float(batch.rows.weight.sum())
     if planes is not None:
         found.sums = found.sums + passed.sums(losses.nansum(1))
 
 
-def text_values(
-    text: list[TextFindings], lengths: Tensor, wanted: set[str]
-) -> dict[str, np.ndarray]:
+def text_values(text: list[TextFindings], wanted: set[str]) -> dict[str, np.ndarray]:
     """What was found on the text, by the names of `EVALUATED`."""
+    of = text[0].text
     values: dict[str, np.ndarray] = {}
     if "loss" in wanted:
-        edges, predicted = text[0].edges.numpy(), lengths.numpy() - 1
+        edges, predicted = text[0].edges.numpy(), of.lengths.numpy() - 1
         by_bin = np.array([entry.loss_by_bin for entry in text])
         values["loss"] = np.stack(
             [torch.cat(entry.losses).sum(1).numpy() / predicted for entry in text]
         )
-        values["predicted_tokens"], values["group"] = predicted, text[0].group.numpy()
+        values["predicted_tokens"], values["group"] = predicted, of.group.numpy()
         values["mean_loss"], values["mean_loss_se"] = np.array([e.loss for e in text]).T
         values["position_loss"], values["position_loss_se"] = np.moveaxis(by_bin, -1, 0)
         values["position_start"], values["position_stop"] = edges[:-1], edges[1:]

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from ropelens.errors import UnsupportedModel
 from ropelens.models.subject import Subject, check_layers
 from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.maps import attention_map, output_residual
 
 EXCERPT_TOKENS = 64
@@ -30,17 +31,13 @@ class TokenNames(Protocol):
     def decode(self, token_ids: Any, **options: Any) -> Any: ...
 
 
-def excerpt_of(
-    model: PreTrainedModel,
-    tokens: Int[Tensor, "sequence position"],
-    lengths: Int[Tensor, " sequence"],
-) -> Int[Tensor, " excerpt_key"]:
+def excerpt_of(model: PreTrainedModel, text: Corpus) -> Int[Tensor, " excerpt_key"]:
     """The begin of the longest sequence: all that EXCERPT_TOKENS and EXCERPT_WEIGHTS allow."""
     config = model.config.get_text_config()
     heads = config.num_hidden_layers * config.num_attention_heads
-    longest = int((lengths == lengths.max()).nonzero()[0])
+    longest = int((text.lengths == text.context).nonzero()[0])
     most = min(EXCERPT_TOKENS, int((EXCERPT_WEIGHTS / heads) ** 0.5))
-    return tokens[longest, : min(int(lengths[longest]), most)]
+    return text.tokens[longest, : min(text.context, most)]
 
 
 def attention_of(

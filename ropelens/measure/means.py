@@ -8,9 +8,9 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from ropelens.measure.batches import collect
+from ropelens.measure.tokens import as_corpus
 from ropelens.models.rotation import read_layers
 from ropelens.models.subject import as_subject
-from ropelens.models.tokens import check_tokens
 from ropelens.statistics.layer import LayerMeans
 from ropelens.statistics.measures import named
 from ropelens.statistics.ragged import stack
@@ -32,10 +32,10 @@ def plane_means(
     Raises as `measure_rope` does, and `BadArgument` for tokens or lengths out of range.
     """
     subject = as_subject(model)
-    tokens, lengths = check_tokens(subject.model, tokens, lengths, rows="all")
-    planes = [layer.planes for layer in read_layers(subject, context=int(lengths.max()))]
+    text = as_corpus(subject.model, tokens, lengths)
+    planes = [layer.planes for layer in read_layers(subject, context=text.context)]
     still = named("q_still", "k_still")
-    sums = collect(subject, tokens, lengths, planes=planes, statistics=still)
+    sums = collect(subject, text, planes=planes, statistics=still)
     layers = [
         LayerMeans(sums.layers[layer], sums, plane, still) for layer, plane in enumerate(planes)
     ]

@@ -19,14 +19,15 @@ from transformers import PreTrainedModel
 
 from ropelens.errors import BadArgument
 from ropelens.measure.batches import Progress, collect
-from ropelens.measure.budget import budget_variables, fit_layers, sinks_of
+from ropelens.measure.budget import budget_variables, fit_layers
 from ropelens.measure.excerpt import TokenNames, attention_of, excerpt_of, name_token
 from ropelens.measure.repeats import repeat_length, repeat_scores
 from ropelens.measure.summary import described, summarize
+from ropelens.measure.tokens import as_corpus
 from ropelens.models.rotation import read_layers
 from ropelens.models.subject import as_subject, trained_context
-from ropelens.models.tokens import check_tokens
-from ropelens.statistics.groups import count_documents, deal
+from ropelens.statistics.corpus import Corpus
+from ropelens.statistics.groups import Documents, count_documents
 from ropelens.statistics.measures import STATISTICS, check_new, named
 from ropelens.statistics.ragged import stack
 from ropelens.statistics.schema import Statistic
@@ -76,48 +77,38 @@ def profile(
     `BadArgument` for tokens, lengths, rows or statistics out of range.
     """
     subject = as_subject(model)
-    tokens, lengths = check_tokens(subject.model, tokens, lengths, rows=rows)
-    if batch_size is not None and batch_size < 1:
-        raise BadArgument("batch_size must be a number, 1 or more.", seen=repr(batch_size))
+    text = as_corpus(
+        subject.model,
+        tokens,
+        lengths,
+        documents=documents,
+        sinks=sinks,
+        rows=rows,
+        batch_size=batch_size,
+    )
     if surrogates < 0:
         raise BadArgument("surrogates must be a number, 0 or more.", seen=repr(surrogates))
     check_new(statistics)
-    planes = [layer.planes for layer in read_layers(subject, context=int(lengths.max()))]
+    planes = [layer.planes for layer in read_layers(subject, context=text.context)]
 
-    excerpt = excerpt_of(subject.model, tokens, lengths)
+    excerpt = excerpt_of(subject.model, text)
     maps = attention_of(subject, excerpt)
     repeats = repeat_scores(
         subject,
-        first_token=int(tokens[0, 0]),
+        first_token=int(text.tokens[0, 0]),
         planes=planes,
         length=repeat_length(subject.model),
         seed=seed,
     )
-    group, known = (
-        deal(documents, len(tokens)),
-        sinks_of(subject.model, tokens, lengths, named=sinks),
-    )
-    fits = fit_layers(
-        subject,
-        tokens,
-        lengths,
-        planes=planes,
-        group=group,
-        sinks=known,
-        surrogates=surrogates,
-        seed=seed,
-    )
+    fits = fit_layers(subject, text, planes=planes, surrogates=surrogates, seed=seed)
     sums = collect(
         subject,
-        tokens,
-        lengths,
+        text,
         planes=planes,
         statistics=[*STATISTICS, *statistics],
         rows=rows,
         fits=fits,
         seed=seed,
-        group=group,
-        sinks=known,
         batch_size=batch_size,
         progress=progress,
     )
@@ -138,18 +129,15 @@ def profile(
             "excerpt_key", np.array(names, dtype=object), "token of the excerpt", ""
         )
     )
-    dataset.attrs |= describe_run(
-        subject.model, tokens, lengths, documents=documents, rows=rows, seed=seed
-    )
+    dataset.attrs |= describe_run(subject.model, text, documents, rows=rows, seed=seed)
     return dataset
 
 
 def describe_run(
     model: PreTrainedModel,
-    tokens: Int[Tensor, "sequence position"],
-    lengths: Int[Tensor, " sequence"],
+    text: Corpus,
+    documents: Documents | None,
     *,
-    documents: Int[Tensor, " sequence"] | None = None,
     rows: int | Literal["all"],
     seed: int,
 ) -> dict[str, str | int]:
@@ -159,24 +147,22 @@ def describe_run(
         "revision": str(model.config.to_dict().get("_commit_hash") or ""),
         "dtype": str(model.dtype).removeprefix("torch."),
         "seed": seed,
-        "context": tokens.shape[1],
+        "context": text.tokens.shape[1],
         "trained_context": trained_context(model),
         "rows": rows,
-        "sequences": len(tokens),
+        "sequences": len(text),
         "documents": count_documents(documents),  # 0 where it is not known
-        "tokens": int(lengths.sum()),
-        "tokens_sha256": _fingerprint(tokens, lengths),
+        "tokens": int(text.lengths.sum()),
+        "tokens_sha256": _fingerprint(text),
         "versions": json.dumps(versions()),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
-def _fingerprint(
-    tokens: Int[Tensor, "sequence position"], lengths: Int[Tensor, " sequence"]
-) -> str:
+def _fingerprint(text: Corpus) -> str:
     """sha256, in hex, of the tokens that count: equal where two models read the same."""
     digest = hashlib.sha256()
-    for row, length in zip(tokens.cpu().numpy(), lengths.tolist(), strict=True):
+    for row, length in zip(text.tokens.cpu().numpy(), text.lengths.tolist(), strict=True):
         digest.update(np.int64(length).tobytes() + row[:length].astype("<i8").tobytes())
     return digest.hexdigest()
 

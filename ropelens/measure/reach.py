@@ -19,22 +19,21 @@ from transformers import PreTrainedModel
 from ropelens.edit.actions import Layer
 from ropelens.edit.rope import as_edit
 from ropelens.errors import BadArgument
-from ropelens.measure.batches import Progress, batches
+from ropelens.measure.batches import Batch, Progress, batches
 from ropelens.measure.profile import describe_run
 from ropelens.measure.reach_summary import Plan, label_arrays, summarize_layer
 from ropelens.measure.terms import OWN
+from ropelens.measure.tokens import as_corpus
 from ropelens.models.doorway import open_edit
 from ropelens.models.rotation import read_layers
 from ropelens.models.subject import Subject, as_subject, check_layers
-from ropelens.models.tokens import check_tokens
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, chosen_heads, heads_by_layer, parse_heads
 from ropelens.rope.turn import Side
 from ropelens.rope.variants import parse_variant
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.groups import deal
+from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.picked import PickedSums, Rotation, sum_picked
-from ropelens.statistics.rows import Rows
 
 VARIANTS = (OWN, "p-rope:0.75", "p-rope:0.5", "p-rope:0.25", "p-rope-reversed:0.75", "nope")
 """What every family can express: planes go on as they are, or stop."""
@@ -88,11 +87,11 @@ def reach(
     `profile` does; `UnsupportedModel` for a variant that the family cannot express.
     """
     subject = as_subject(model)
-    tokens, lengths = check_tokens(subject.model, tokens, lengths, rows=rows)
+    text = as_corpus(subject.model, tokens, lengths, documents=documents, rows=rows)
     if resamples < 0:
         raise BadArgument("resamples is a number, 0 or more.", seen=str(resamples))
     at = _distances(distances)
-    layers = [layer.planes for layer in read_layers(subject, context=int(lengths.max()))]
+    layers = [layer.planes for layer in read_layers(subject, context=text.context)]
     chosen = _chosen(subject.model, heads, layers=len(layers))
     names = (variants,) if isinstance(variants, str) else tuple(variants)
     turned = _rotations(subject.model, names, layers, length=int(at.max()) + 1)
@@ -103,18 +102,15 @@ def reach(
         heads=chosen,
         rotations=turned,
         distances=at,
-        context=int(lengths.max()),
+        context=text.context,
         rows=rows,
         seed=seed,
     )
-    group = deal(documents, len(tokens))
-    draws = _draws(int(group.max()) + 1, resamples, seed)
-    sums = _collect(subject, tokens, lengths, group, plan, progress)
+    draws = _draws(int(text.group.max()) + 1, resamples, seed)
+    sums = _collect(subject, text, plan, progress)
     found = {layer: summarize_layer(sums[layer], plan, layer, draws) for layer in sums}
     dataset = label_arrays(found, plan)
-    facts = describe_run(
-        subject.model, tokens, lengths, documents=documents, rows=plan.rows, seed=plan.seed
-    )
+    facts = describe_run(subject.model, text, documents, rows=plan.rows, seed=plan.seed)
     dataset.attrs = {"kind": "reach"} | facts | {"resamples": resamples}
     return dataset
 
@@ -179,40 +175,36 @@ def _rotations(
 
 def _collect(
     subject: Subject,
-    tokens: Int[Tensor, "sequence position"],
-    lengths: Int[Tensor, " sequence"],
-    group: Int[Tensor, " sequence"],
+    text: Corpus,
     plan: Plan,
     progress: Progress | None,
 ) -> dict[int, PickedSums]:
     """The sums of every layer that has chosen heads, over all sequences."""
     sums: dict[int, PickedSums] = {}
     seen: set[int] = set()
-    groups = int(group.max()) + 1
-    for batch in batches(subject, tokens, lengths, rows=plan.rows, seed=plan.seed, group=group):
+    groups = int(text.group.max()) + 1
+    for batch in batches(subject, text, rows=plan.rows, seed=plan.seed):
 
-        def observe(
-            call: AttentionCall, rows: Rows = batch.rows, group: Tensor = batch.group
-        ) -> None:
+        def observe(call: AttentionCall, batch: Batch = batch) -> None:
             seen.add(call.layer)
             if not len(plan.heads[call.layer]):
                 return
             part = sum_picked(
                 call,
-                rows,
+                batch.rows,
                 plan.planes[call.layer],
                 heads=plan.heads[call.layer],
                 rotations=plan.rotations[call.layer],
                 distances=plan.distances,
-                group=group,
+                group=batch.text.group,
                 groups=groups,
             )
             sums[call.layer] = sums[call.layer] + part if call.layer in sums else part
 
         with torch.no_grad(), subject.observe(observe):
-            subject.forward(batch.tokens)
+            subject.forward(batch.text.tokens)
         if progress is not None:
-            progress(int(batch.lengths.sum()))
+            progress(int(batch.text.lengths.sum()))
     check_layers(subject.model, seen)
     return sums
 

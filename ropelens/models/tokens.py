@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from numbers import Integral
-from typing import Literal
-
 import torch
 from jaxtyping import Int
+from numpy.typing import ArrayLike
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -15,14 +13,12 @@ from ropelens.errors import BadArgument
 
 def check_tokens(
     model: PreTrainedModel,
-    tokens: Int[Tensor, "sequence position"],
-    lengths: Int[Tensor, " sequence"] | None,
-    *,
-    rows: int | Literal["all"],
+    tokens: ArrayLike,
+    lengths: ArrayLike | None,
 ) -> tuple[Int[Tensor, "sequence position"], Int[Tensor, " sequence"]]:
     """`tokens` and their `lengths`, all of them without, as tensors (lengths on the CPU).
 
-    Raises `BadArgument` for tokens, lengths or rows out of range, saying which.
+    Raises `BadArgument` for tokens or lengths out of range, saying which.
     """
     tokens = torch.as_tensor(tokens)
     whole = torch.full(tokens.shape[:1], tokens.shape[-1])
@@ -52,6 +48,4 @@ def check_tokens(
             "A sequence cannot be longer than its row of tokens.",
             seen=f"length {int(lengths.max())} of {tokens.shape[1]} positions",
         )
-    if rows != "all" and (not isinstance(rows, Integral) or rows < 1):
-        raise BadArgument('rows must be "all" or a number, 1 or more.', seen=repr(rows))
     return tokens, lengths

@@ -11,7 +11,7 @@ import xarray as xr
 
 from ropelens.figures.claim import claim_title
 from ropelens.figures.inputs import head_table
-from ropelens.figures.style import COLORS
+from ropelens.figures.style import COLORS, SIGNS
 from ropelens.files.folder import write_whole
 from ropelens.report import words
 from ropelens.report.page_figures import PROFILE, card, draw
@@ -20,7 +20,14 @@ from ropelens.report.render import render
 from ropelens.report.table import shown_columns, table_rows
 from ropelens.report.truncation import truncation_section
 
-GLYPHS = {"positional": "●", "mixed": "◆", "semantic": "■", "sink": "▲", "diffuse": "✕"}
+MAP_BY = {
+    "": "label",
+    "total_bits": "bits",
+    "top_wavelength": "strongest plane (tokens)",
+    "induction": "induction",
+    "sink_mass": "attention on sinks",
+}
+"""The columns that the map of heads is coloured by."""
 
 
 def write_report(
@@ -63,7 +70,7 @@ def render_page(
         truncation=section,
         cards=[card(row, figure) for row, figure in figures.items()],
         colors=COLORS,
-        glyphs=GLYPHS,
+        glyphs=SIGNS,
         counts=counts,
         model=model_name(profile),
         facts=short_facts(profile),
@@ -77,9 +84,11 @@ def render_page(
         through=words.through_wavelengths(heads),
         claim=words.claim_sentence(claim),
         claim_numbers=claim_title(claim),
+        verdict=claim["verdict"] if claim else "",
         label_rules=words.label_rules(heads.attrs.get("thresholds")),
         slow_planes=words.slow_planes(profile),
         map_summary=words.map_summary(profile, heads),
+        map_by=MAP_BY,
         columns=shown_columns(heads),
         rows=table_rows(heads),
         layers=profile.sizes["layer"],

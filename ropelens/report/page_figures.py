@@ -18,6 +18,7 @@ from ropelens.figures.comparison import plot_label_counts, plot_loss_change, plo
 from ropelens.figures.comparison_planes import plot_comparison_planes, plot_growth_planes
 from ropelens.figures.growth import plot_growth
 from ropelens.figures.head_map import plot_head_map
+from ropelens.figures.head_wavelengths import by_position, plot_head_wavelengths
 from ropelens.figures.kernel import plot_kernel
 from ropelens.figures.norms import plot_norms
 from ropelens.figures.selectivity import plot_selectivity
@@ -31,8 +32,8 @@ class PageFigure:
 
     `draw` takes the page's results; so does `known`, whether there is something to draw.
     `title`: "" is the figure's own. `explain`: the sentences below it. `section`: the place
-    on the page of a profile, "heads" (all), "head" (the chosen one) or "model". `terms`:
-    words of the glossary. `layout`: what the page changes in the figure's.
+    on the page of a profile, "first", "heads" (all), "head" (the chosen one) or "model".
+    `terms`: words of the glossary. `layout`: what the page changes in the figure's.
     """
 
     name: str
@@ -47,14 +48,25 @@ class PageFigure:
 
 PROFILE = (
     PageFigure(
+        "wavelengths",
+        lambda profile, heads, at: plot_head_wavelengths(profile, heads, selected=at),
+        "Where on the axis heads get the push toward the keys they pick, sinks apart: above, "
+        "the mean of each label; below, a row a head, those on top that position explains "
+        "most. Click a row.",
+        title="Heads by wavelength",
+        known=lambda profile, heads, _: len(by_position(heads)) > 0,
+        section="first",
+        terms=("positional", "semantic", "wavelength", "selectivity"),
+    ),
+    PageFigure(
         "map",
         lambda profile, heads, at: plot_head_map(profile, heads, selected=at),
-        "Each cell is a head. Colour says what it does, strength how sure that is; a number "
-        "is how many tokens a positional head looks back. Click a cell, or use the arrow "
-        "keys.",
+        "Each cell is a head. Colour and sign say what it does, strength how many bits it "
+        "chooses with (full from 2); a number is how many tokens a positional head looks "
+        "back. Click a cell, or use the arrow keys.",
         title="Every head, by layer",
         section="heads",
-        terms=("positional", "semantic", "confidence", "offset"),
+        terms=("positional", "semantic", "bits", "offset"),
     ),
     PageFigure(
         "triangle",

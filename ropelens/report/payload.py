@@ -68,7 +68,7 @@ def page_layout(row: PageFigure, profile: xr.Dataset) -> dict[str, Any]:
     there are many) and share the legend in the page's text.
     """
     if row.section != "heads":
-        return {"margin_t": 24}
+        return {"margin_t": 40 if row.section == "first" else 24}
     height = max(360, 13 * profile.sizes["layer"] + 90)
     return {"margin_t": 24, "showlegend": False, "height": height}
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import functools
+import gzip
 import hashlib
 import json
 from pathlib import Path
 
 import jinja2
 from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -29,15 +29,20 @@ def environment() -> jinja2.Environment:
     )
 
 
+@functools.cache
 def asset(name: str) -> Markup:
     """A style sheet or script of this package as it stands, for a <style> or <script>."""
     return Markup((TEMPLATES / name).read_text(encoding="utf-8"))
 
 
+PLOTLY = "plotly/plotly-cartesian.min.js"
+"""plotly.js with the traces that pages have: a page must work where there is no network."""
+
+
 @functools.cache
-def plotly_script() -> Markup:
-    """plotly.js, whole: a page must work where there is no network."""
-    return Markup(get_plotlyjs())
+def packed_plotly() -> str:
+    """The script, compressed: as it is it would be most of a page."""
+    return base64.b64encode(gzip.compress(asset(PLOTLY).encode(), mtime=0)).decode()
 
 
 def script_json(value: object) -> Markup:
@@ -68,13 +73,14 @@ def content_policy(*scripts: str) -> str:
 
 def render(template: str, *, script: str, payload: object, **values: object) -> str:
     """A page: `template` with `values`, plotly, the file `script` and what that reads."""
-    own = asset(script)
+    unpack, own = asset("unpack.js"), asset(script)
     return (
         environment()
         .get_template(template)
         .render(
-            policy=content_policy(plotly_script(), own),
-            plotly=plotly_script(),
+            policy=content_policy(asset(PLOTLY), unpack, own),
+            plotly=packed_plotly(),
+            unpack=unpack,
             script=own,
             style=asset("page.css"),
             payload=script_json(payload),

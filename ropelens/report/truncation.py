@@ -19,8 +19,8 @@ from ropelens.report.table import (
 from ropelens.report.truncation_words import (
     CONTROL,
     control_change,
+    describe_truncation,
     span,
-    tell_table,
 )
 
 COLUMNS = (
@@ -76,7 +76,7 @@ def truncation_section(truncation: xr.Dataset, table: pd.DataFrame | None = None
     table = summarize_truncation(truncation) if table is None else table
     figures = draw(SWEEP, truncation, table)
     return Section(
-        sentences=tell_table(table, truncation),
+        sentences=describe_truncation(truncation, table=table),
         figures={row.name: bare(figure) for row, figure in figures.items()},
         cards=[card(row, figure) for row, figure in figures.items()],
         columns=COLUMNS,

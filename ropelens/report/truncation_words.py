@@ -31,20 +31,19 @@ FEW = 5
 """Bands of which a rank correlation says nothing."""
 
 
-def describe_truncation(truncation: xr.Dataset) -> list[str]:
+def describe_truncation(
+    truncation: xr.Dataset, *, table: pd.DataFrame | None = None
+) -> list[str]:
     """What `ropelens.truncate` found, in sentences, the most important first.
 
     The cost of a quarter of the planes from either end, beside as many random ones; the
     slowest planes that may stop for less than 0.01 nats/token; where among the planes the
     trained context and the predicted band lie; the dearest band, and whether heads select
     through the dear ones; heads with a new label; retrieval. What was not measured is left
-    out. Raises `BadArgument` for a dataset that is no sweep.
+    out. `table` is its `summarize_truncation`, if made already. Raises `BadArgument` for a
+    dataset that is no sweep.
     """
-    return tell_table(summarize_truncation(truncation), truncation)
-
-
-def tell_table(table: pd.DataFrame, truncation: xr.Dataset) -> list[str]:
-    """`describe_truncation`, from the table that `summarize_truncation` made."""
+    table = summarize_truncation(truncation) if table is None else table
     records = {
         "ends": _ends(table),
         "free": _free(table),

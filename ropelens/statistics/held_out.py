@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ropelens.rope.planes import Planes
 from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.gains import Scores, score
 from ropelens.statistics.groups import GROUPS
 from ropelens.statistics.logit import Fits, fit
@@ -98,38 +99,26 @@ class LayerFit:
 class Sample:
     """The sequences that models are fitted to, of both folds in turn, and rows of theirs."""
 
-    tokens: Int[Tensor, "batch position"]
+    text: Corpus
     rows: Rows
-    sinks: Int[Tensor, "batch 1 position"]
-    fold: Int[Tensor, " batch"]
     surrogate_rows: Rows
     alone: bool
 
     @classmethod
-    def draw(
-        cls,
-        tokens: Int[Tensor, "sequence position"],
-        lengths: Int[Tensor, " sequence"],
-        *,
-        group: Int[Tensor, " sequence"],
-        sinks: Int[Tensor, "sequence 1 position"],
-        seed: int,
-    ) -> Sample:
+    def draw(cls, text: Corpus, *, seed: int) -> Sample:
         """Sequences of many groups, drawn with `seed`, and rows of theirs."""
-        context = int(lengths.max())
+        context = text.context
         count = max(1, min(FOLD_SEQUENCES, FOLD_TOKENS // context))
-        folds = [_spread(group, fold, count, seed=seed) for fold in (0, 1)]
-        fewest, alone = min(map(len, folds)), len(tokens) == 1
+        folds = [_spread(text.group, fold, count, seed=seed) for fold in (0, 1)]
+        fewest, alone = min(map(len, folds)), len(text) == 1
         both = [0] if alone else [s for pair in zip(*folds, strict=False) for s in pair]
         per_sequence = 2 * FOLD_ROWS if alone else FOLD_ROWS // fewest
-        compared = both[:SURROGATE_SEQUENCES]
+        compared = text.lengths[both[:SURROGATE_SEQUENCES]]
         return cls(
-            tokens=tokens[both, :context],
-            rows=sample_rows(lengths[both], count=per_sequence, seed=seed),
-            sinks=sinks[both, :, :context],
-            fold=group[both] % 2,
+            text=text.part(both, width=context),
+            rows=sample_rows(text.lengths[both], count=per_sequence, seed=seed),
             surrogate_rows=sample_rows(
-                lengths[compared], count=SURROGATE_ROWS // len(compared), seed=seed
+                compared, count=SURROGATE_ROWS // len(compared), seed=seed
             ),
             alone=alone,
         )
@@ -138,8 +127,8 @@ class Sample:
         self, call: AttentionCall, planes: Planes, *, surrogates: int, seed: int
     ) -> LayerFit:
         """The models of one layer, from its attention on the sample; and its surrogates."""
-        found = find_sinks(call, self.rows, planes, self.sinks)
-        sinks, rows, fold = with_found(self.sinks, found), self.rows, self.fold
+        found = find_sinks(call, self.rows, planes, self.text.sinks)
+        sinks, rows, fold = with_found(self.text.sinks, found), self.rows, self.text.group % 2
         some = len(self.surrogate_rows.length)
         drawn = draw_surrogates(
             _of_sequences(call, some),

@@ -48,6 +48,7 @@ def sample_rows(
     gives all of them. `first` numbers the batch's first sequence: the draw of a sequence
     depends on its number and `seed`, not on the batch it came in.
     """
+    count = min(count, max(1, int(length.max()) - 1))  # more would only be drawn
     draws = torch.empty(len(length), count)
     for sequence, draw in enumerate(draws, start=first):
         # torch's generator takes 32 bits of a seed, so both numbers are mixed into these.

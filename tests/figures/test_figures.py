@@ -18,7 +18,7 @@ import ropelens as rl
 from ropelens.errors import BadArgument
 from ropelens.figures.inputs import kv_heads
 from ropelens.figures.kernel import kernel_arrays
-from ropelens.figures.style import COLORS, LABELS, PAPER, SYMBOLS
+from ropelens.figures.style import COLORS, LABELS, PAPER, SIGNS, SYMBOLS
 from ropelens.figures.text import plotly_text, visible_token
 from ropelens.figures.wavelengths import (
     common_columns,
@@ -31,6 +31,7 @@ Draw = Callable[[xr.Dataset, pd.DataFrame], go.Figure]
 
 FAMILIES: dict[str, Draw] = {
     "head_map": lambda p, h: rl.plot_head_map(p, h, selected=(1, 2)),
+    "head_wavelengths": lambda p, h: rl.plot_head_wavelengths(p, h, selected=(1, 2)),
     "triangle": lambda p, h: rl.plot_budget_triangle(p, h, selected=(1, 2)),
     "claim": lambda p, h: rl.plot_claim(p, h, selected=(1, 2)),
     "norms": lambda p, h: rl.plot_norms(p),
@@ -75,7 +76,7 @@ def test_every_axis_names_its_unit_and_nothing_is_changed(family, measured):
     pd.testing.assert_frame_equal(heads, table)
 
 
-def test_head_map_holds_each_confidence_under_its_label(measured):
+def test_head_map_holds_the_bits_of_each_head_under_its_label(measured):
     profile, heads = measured
     figure = rl.plot_head_map(profile, heads, selected=(1, 2))
     maps = {trace.name: np.array(trace.z, float) for trace in figure.select_traces("heatmap")}
@@ -83,7 +84,7 @@ def test_head_map_holds_each_confidence_under_its_label(measured):
     for row in heads.itertuples():
         for label, z in maps.items():
             value = z[row.layer, row.head]
-            assert value == row.confidence if label == row.label else np.isnan(value)
+            assert value == row.total_bits if label == row.label else np.isnan(value)
     assert {t.name: t.colorscale[1][1] for t in figure.select_traces("heatmap")}["sink"] == (
         "rgba(31,116,67,1)"
     )
@@ -95,16 +96,28 @@ def test_positional_cells_name_their_offset(small):
     profile, heads = small
     trace = next(rl.plot_head_map(profile, heads).select_traces({"name": "positional"}))
     for row in heads.itertuples():
-        expected = "" if pd.isna(row.offset) else str(row.offset)
+        expected = "" if row.label != "positional" else "●"
+        expected = expected if pd.isna(row.offset) else str(row.offset)
         assert trace.text[row.layer][row.head] == expected
 
 
-def test_unknown_confidence_is_drawn_at_full_strength(small):
+def test_cells_are_told_apart_without_colour(measured):
+    """Each label but the commonest has a sign; where cells are too small none has."""
+    profile, heads = measured
+    signs = {
+        trace.name: set(np.array(trace.text).ravel()) - {""}
+        for trace in rl.plot_head_map(profile, heads).select_traces("heatmap")
+    }
+    present = set(heads["label"]) - {"positional", "mixed"}
+    assert {label: signs[label] for label in present} == {n: {SIGNS[n]} for n in present}
+    assert not signs["mixed"]
+    wide = rl.plot_head_map(*synthetic_profile(layers=2, heads=30, kv_heads=30))
+    assert {trace.texttemplate for trace in wide.select_traces("heatmap")} == {None}
+
+
+def test_a_head_whose_confidence_is_unknown_is_drawn(small):
     profile, heads = small
-    heads = heads.assign(confidence=np.nan)
-    figure = rl.plot_head_map(profile, heads)
-    strengths = np.nansum([trace.z for trace in figure.select_traces("heatmap")], axis=0)
-    np.testing.assert_array_equal(strengths, 1.0)
+    figure = rl.plot_head_map(profile, heads.assign(confidence=np.nan))
     assert "nan" not in figure.to_json()
 
 
@@ -367,3 +380,32 @@ def test_label_colours_stand_out_from_the_page(theme):
         low, high = sorted([linear(color) @ luminance, linear(PAPER[theme]) @ luminance])
         # Diffuse heads are there to recede.
         assert (high + 0.05) / (low + 0.05) >= (2.0 if label == "diffuse" else 3.0), label
+
+
+def test_heads_stand_in_the_order_of_their_positional_fraction(measured):
+    profile, heads = measured
+    figure = rl.plot_head_wavelengths(profile, heads, selected=(1, 2))
+    (cells,) = figure.select_traces("heatmap")
+    known = heads[heads["label"].isin(["positional", "mixed", "semantic"])]
+    ordered = known.sort_values("positional_fraction", ascending=False, kind="stable")
+    names = [f"L{row.layer} H{row.head}" for row in ordered.itertuples()]
+    assert list(cells.y) == names
+    pushes = profile["selectivity_keys"].clip(min=0)
+    first = ordered.iloc[0]
+    own = pushes.isel(layer=first.layer, head=first["head"]).values
+    shown = cells.z[0][np.isfinite(cells.z[0])]  # a gap parts planes that turn from others
+    np.testing.assert_allclose(shown, 100 * own / own.sum(), rtol=1e-5)
+    frame = next(shape for shape in figure.layout.shapes if shape.name == "selected")
+    at = names.index("L1 H2") if "L1 H2" in names else -2  # of a head without a row: outside
+    assert (frame.y0, frame.y1) == (at - 0.5, at + 0.5)
+    signs = {t.marker.symbol: list(t.y) for t in figure.select_traces({"mode": "markers"})}
+    assert set(signs[SYMBOLS["positional"]]) == {
+        f"L{row.layer} H{row.head}" for row in known[known.label == "positional"].itertuples()
+    }
+
+
+def test_heads_that_choose_nothing_have_no_row(small):
+    profile, heads = small
+    figure = rl.plot_head_wavelengths(profile, heads.assign(label="diffuse"), selected=(0, 0))
+    (cells,) = figure.select_traces("heatmap")
+    assert len(cells.y) == 0

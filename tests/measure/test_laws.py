@@ -19,15 +19,16 @@ from transformers import PreTrainedModel
 
 import ropelens as rl
 from ropelens.measure.batches import collect
-from ropelens.measure.budget import budget_variables, fit_layers, sinks_of
+from ropelens.measure.budget import budget_variables, fit_layers
 from ropelens.measure.summary import summarize
+from ropelens.measure.tokens import as_corpus
 from ropelens.models.rotation import read_layers
 from ropelens.models.subject import as_subject
 from ropelens.rope.planes import Planes
 from ropelens.statistics import block, cells
 from ropelens.statistics.bins import offset_edges
+from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.gains import score
-from ropelens.statistics.groups import deal
 from ropelens.statistics.held_out import LayerFit
 from ropelens.statistics.logit import fit
 from ropelens.statistics.rows import Rows, sample_rows
@@ -42,7 +43,8 @@ def test_norms_do_not_depend_on_the_rotation(factor: float):
 
     def measured() -> xr.Dataset:
         planes = planes_of(model)
-        return summarize(collect(as_subject(model), tokens, lengths, planes=planes), planes)
+        text = as_corpus(model, tokens, lengths)
+        return summarize(collect(as_subject(model), text, planes=planes), planes)
 
     before = measured()
     model.model.rotary_emb.inv_freq *= factor
@@ -62,11 +64,8 @@ class Fitted:
     """A model's tokens, with all that is known of them before they are summed."""
 
     model: PreTrainedModel
-    tokens: Tensor
-    lengths: Tensor
+    text: Corpus
     planes: list[Planes]
-    group: Tensor
-    sinks: Tensor
     fits: list[LayerFit]
 
     def collect(
@@ -75,12 +74,9 @@ class Fitted:
         """Sums over some of the sequences, with the fits of all."""
         return collect(
             as_subject(self.model),
-            self.tokens[part, :width],
-            self.lengths[part],
+            self.text.part(part, width=width or self.text.tokens.shape[1]),
             planes=self.planes,
             fits=self.fits,
-            group=self.group[part],
-            sinks=self.sinks[part, :, :width],
             first=part.start or 0,
             **options,
         )
@@ -95,12 +91,10 @@ def fitted_to(name: str, lengths: tuple[int, ...], *, double: bool = True) -> Fi
 
 
 def fitted(model: PreTrainedModel, tokens: Tensor, lengths: Tensor) -> Fitted:
-    subject, planes = as_subject(model), planes_of(model, context=int(lengths.max()))
-    group, sinks = deal(None, len(tokens)), sinks_of(model, tokens, lengths, named=[5])
-    fits = fit_layers(
-        subject, tokens, lengths, planes=planes, group=group, sinks=sinks, surrogates=0, seed=0
-    )
-    return Fitted(model, tokens, lengths, planes, group, sinks, fits)
+    planes = planes_of(model, context=int(lengths.max()))
+    text = as_corpus(model, tokens, lengths, sinks=[5])
+    fits = fit_layers(as_subject(model), text, planes=planes, surrogates=0, seed=0)
+    return Fitted(model, text, planes, fits)
 
 
 def planes_of(model: PreTrainedModel, *, context: int | None = None) -> list[Planes]:
@@ -213,7 +207,7 @@ def test_the_pass_that_scores_computes_what_the_model_does():
     """Losses with and without fits are the same, bit for bit."""
     tokens = torch.from_numpy(random_tokens(sequences=3, length=30))
     of = fitted(tiny("gpt_oss"), tokens, torch.tensor([30, 20, 9]))
-    plain = collect(as_subject(of.model), tokens, of.lengths, planes=of.planes)
+    plain = collect(as_subject(of.model), of.text, planes=of.planes)
     assert plain.loss == of.collect().loss
     assert torch.equal(plain.group_loss, of.collect().group_loss)
     assert not plain.scores
@@ -238,9 +232,9 @@ def test_a_sequence_alone_is_folded_by_its_rows():
     gains = {name: x[0] for name, x in of.collect().scores[0].gains.items()}
     assert of.fits[0].alone
     call, planes = observed_calls(model, tokens)[0]
-    sinks = of.fits[0].sinks(of.sinks)
+    sinks = of.fits[0].sinks(of.text.sinks)
     halves = [
-        Rows(at[None], torch.ones(1, len(at)), of.lengths, dense=False)
+        Rows(at[None], torch.ones(1, len(at)), of.text.lengths, dense=False)
         for at in (torch.arange(1, 60, 2), torch.arange(2, 60, 2))
     ]
     both, one = torch.zeros(4, dtype=torch.float64), torch.zeros(1, dtype=torch.long)
@@ -331,10 +325,10 @@ def test_sampled_rows_agree_with_all_rows(name: str):
     model = tiny(name).double()
     subject, planes = as_subject(model), planes_of(model)
     tokens = torch.from_numpy(random_tokens(sequences=4, length=60))
-    lengths = torch.tensor([60, 44, 60, 23])
+    text = as_corpus(model, tokens, torch.tensor([60, 44, 60, 23]))
 
     def measured(**options: int) -> xr.Dataset:
-        return summarize(collect(subject, tokens, lengths, planes=planes, **options), planes)
+        return summarize(collect(subject, text, planes=planes, **options), planes)
 
     whole, samples = measured(), [measured(rows=8, seed=seed) for seed in range(24)]
     variables = ("selectivity", "selectivity_keys", "offset_mass", "sink_mass", "entropy_bits")

@@ -23,22 +23,21 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 import ropelens as rl
 from ropelens.errors import BadArgument
 from ropelens.measure.batches import collect
-from ropelens.measure.budget import sinks_of
 from ropelens.measure.excerpt import attention_of
 from ropelens.measure.repeats import repeat_scores
 from ropelens.measure.summary import summarize
+from ropelens.measure.tokens import as_corpus
 from ropelens.models.doorway import Observer
 from ropelens.models.rotation import read_layers
 from ropelens.models.subject import Subject, as_subject
 from ropelens.statistics.bins import offset_edges
 from ropelens.statistics.budget import GAINS, attention_budget
-from ropelens.statistics.groups import deal
+from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.held_out import Sample, scored_rows
 from ropelens.statistics.logit import RIDGE
 from ropelens.statistics.measures import MEASURES
 from ropelens.statistics.rows import sample_rows
 from ropelens.statistics.schema import Derived, Statistic
-from ropelens.statistics.sinks import known_sinks
 
 LENGTHS = (40, 23, 31)
 LONG = (150, 97, 128)  # beyond 64, where bins hold several offsets
@@ -68,8 +67,8 @@ def measured(
     subject = as_subject(model)
     planes = [layer.planes for layer in read_layers(subject)]
     ids = torch.from_numpy(tokens)
-    sinks = known_sinks(ids, beginning=1, named=NAMED)
-    sums = collect(subject, ids, torch.tensor(lengths), planes=planes, sinks=sinks, **options)
+    text = Corpus.of(ids, torch.tensor(lengths), bos=1, named=NAMED)
+    sums = collect(subject, text, planes=planes, **options)
     return summarize(sums, planes)
 
 
@@ -270,9 +269,10 @@ def test_the_budget_of_a_profile_is_what_its_parts_give(name: str):
     model, tokens = tiny(name), torch.from_numpy(random_tokens(sequences=4, length=40))
     lengths = torch.tensor([40, 31, 40, 12])
     profile = rl.profile(model, tokens, lengths=lengths, surrogates=2, seed=5, batch_size=1)
-    group, known = deal(None, 4), sinks_of(model, tokens, lengths)
-    sample = Sample.draw(tokens, lengths, group=group, sinks=known, seed=5)
-    on_sample, whole = (observed_calls(model, each) for each in (sample.tokens, tokens))
+    text = as_corpus(model, tokens, lengths)
+    group, known = text.group, text.sinks
+    sample = Sample.draw(text, seed=5)
+    on_sample, whole = (observed_calls(model, each) for each in (sample.text.tokens, tokens))
     rows = sample_rows(lengths, count=scored_rows(4), seed=5)
     for layer, (call, planes) in enumerate(on_sample):
         fitted = sample.fit(call, planes, surrogates=2, seed=5)

@@ -144,6 +144,49 @@ def test_the_other_ways_to_choose_a_head(opened, small):
     assert opened.harmless()
 
 
+def test_a_row_of_the_wavelengths_is_a_head(opened, small):
+    page = opened.page
+    cells = "document.getElementById('plot-wavelengths').data.find((t) => t.type === 'heatmap')"
+    names = page.evaluate(f"Array.from({cells}.y)")
+    at, fastest = len(names) // 2, float(small[0]["wavelength"][0, 0])
+    page.locator("#plot-wavelengths").scroll_into_view_if_needed()
+    place = page.evaluate(
+        """([x, name]) => {
+          const plot = document.getElementById("plot-wavelengths");
+          const { xaxis2, yaxis2 } = plot._fullLayout, box = plot.getBoundingClientRect();
+          return [box.left + xaxis2._offset + xaxis2.d2p(x),
+                  box.top + yaxis2._offset + yaxis2.d2p(name)];
+        }""",
+        [fastest, names[at]],
+    )
+    page.mouse.click(*place)
+    layer, head = (int(part[1:]) for part in names[at].split())
+    shown(page, layer, head)
+    shapes = page.evaluate("document.getElementById('plot-wavelengths').layout.shapes")
+    (frame,) = (shape for shape in shapes if shape["name"] == "selected")
+    assert (frame["y0"], frame["y1"]) == (at - 0.5, at + 0.5)
+    assert opened.harmless()
+
+
+def test_the_map_is_coloured_by_a_number(opened, small):
+    _, heads = small
+    page = opened.page
+    last = page.evaluate("document.getElementById('plot-map').data.length - 1")
+    labels = f"document.getElementById('plot-map').data.slice(0, {last}).map((t) => t.visible)"
+    for column in ("total_bits", "induction", "top_wavelength"):
+        page.select_option("#map-by", column)
+        found = values(page, "plot-map", last, "z")
+        for row in heads.to_dict("records"):
+            value = np.log10(row[column]) if column == "top_wavelength" else row[column]
+            assert found[row["layer"], row["head"]] == pytest.approx(value, rel=1e-5)
+        assert set(page.evaluate(labels)) == {False}
+    page.select_option("#map-by", "")
+    assert set(page.evaluate(labels)) == {True}
+    click_at(page, "plot-map", 2, 1)
+    shown(page, 1, 2)
+    assert opened.harmless()
+
+
 def test_a_point_of_the_triangle_is_a_head(opened):
     page = opened.page
     page.locator("#plot-triangle").scroll_into_view_if_needed()

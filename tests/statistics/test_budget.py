@@ -17,11 +17,11 @@ import ropelens as rl
 from ropelens.errors import BadArgument
 from ropelens.statistics.bins import offset_edges, sum_bins
 from ropelens.statistics.budget import GAINS, attention_budget
+from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.groups import GROUPS, deal
 from ropelens.statistics.held_out import FOLD_ROWS, Sample, _in_halves, scored_rows
 from ropelens.statistics.offsets import OffsetRows
 from ropelens.statistics.rows import Rows, all_rows, sample_rows
-from ropelens.statistics.sinks import known_sinks
 
 few = settings(deadline=None, max_examples=25, derandomize=True)
 seeds = st.integers(0, 2**20)
@@ -163,29 +163,27 @@ def test_heads_that_a_layer_does_not_have_stay_unknown():
 def drawn(lengths: list[int], *, documents: list[int] | None = None, seed: int = 0) -> Sample:
     count, context = len(lengths), max(lengths)
     tokens = torch.arange(count * context).view(count, context)
-    sinks = known_sinks(tokens, beginning=None)
-    group = deal(documents, count)
-    return Sample.draw(tokens, torch.tensor(lengths), group=group, sinks=sinks, seed=seed)
+    text = Corpus.of(tokens, torch.tensor(lengths), documents=documents)
+    return Sample.draw(text, seed=seed)
 
 
 def test_a_sample_takes_as_many_sequences_of_both_folds_from_as_many_groups_as_it_can():
     documents = [0] * 30 + [1, 2, 3, 4, 5, 6, 7, 8, 9]
     sample = drawn([20] * 39, documents=documents, seed=3)
-    taken = sample.tokens[:, 0] // 20
+    taken = sample.text.tokens[:, 0] // 20
     group = deal(documents, 39)[taken]
     assert len(taken) == len(set(taken.tolist())) == 10
-    assert sample.fold.tolist() == [0, 1] * 5
-    assert (sample.fold == group % 2).all()
+    assert (sample.text.group % 2).tolist() == [0, 1] * 5
     assert len(group.unique()) == 10, "one of each document, though one has most sequences"
-    assert (sample.tokens == torch.arange(20) + 20 * taken[:, None]).all()
+    assert (sample.text.tokens == torch.arange(20) + 20 * taken[:, None]).all()
     other = drawn([20] * 39, documents=documents, seed=4)
-    assert not torch.equal(other.tokens, sample.tokens)
+    assert not torch.equal(other.text.tokens, sample.text.tokens)
 
 
 def test_a_fold_has_so_many_rows_and_tokens():
     short, long = drawn([100] * 40), drawn([4096] * 6)
-    assert len(short.tokens) == 16
-    assert len(long.tokens) == 4, "two of each fold: 8,192 tokens"
+    assert len(short.text) == 16
+    assert len(long.text) == 4, "two of each fold: 8,192 tokens"
     for sample in (short, long):
         per_fold = (sample.rows.weight > 0).sum(1).view(-1, 2).sum(0)
         assert per_fold.tolist() == [FOLD_ROWS, FOLD_ROWS]
@@ -199,7 +197,7 @@ def test_a_sequence_alone_is_fitted_and_scored_on_other_rows():
         scored = sample_rows(torch.tensor([length]), count=scored_rows(1), seed=5)
         assert torch.equal(scored.position, sample.rows.position)
         call, planes = observed_calls(tiny("llama_gqa"), torch.arange(3, 63)[None])[0]
-        two, halves, sinks = _in_halves(call, scored, sample.sinks)
+        two, halves, sinks = _in_halves(call, scored, sample.text.sinks)
         first, second = (
             set(at[weight > 0].tolist())
             for at, weight in zip(halves.position, halves.weight, strict=True)
@@ -215,17 +213,17 @@ def test_a_sequence_alone_is_fitted_and_scored_on_other_rows():
 def test_groups_are_scored_by_what_was_fitted_to_the_other_fold():
     """Weights that are those of one fold alone: only groups of the other have a gain."""
     tokens = torch.from_numpy(random_tokens(sequences=4, length=30))
-    group = deal(None, 4)
     lengths = torch.full((4,), 30)
-    sinks = known_sinks(tokens, beginning=1)
+    text = Corpus.of(tokens, lengths, bos=1)
     call, planes = observed_calls(tiny("llama_gqa"), tokens)[0]
-    sample = Sample.draw(tokens, lengths, group=group, sinks=sinks, seed=0)
-    own = observed_calls(tiny("llama_gqa"), sample.tokens)[0][0]
+    sample = Sample.draw(text, seed=0)
+    own = observed_calls(tiny("llama_gqa"), sample.text.tokens)[0][0]
     fitted = sample.fit(own, planes, surrogates=0, seed=0)
     for parts in fitted.fits.weights.values():
         for weights in vars(parts).values():
             weights[1] = 0
-    gains = fitted.score(call, all_rows(lengths), planes, sinks, group=group).gains
+    scores = fitted.score(call, all_rows(lengths), planes, text.sinks, group=text.group)
+    gains = scores.gains
     assert (gains["both_gain"][1:4:2].abs() > 0.05).all()
     torch.testing.assert_close(
         gains["both_gain"][0:4:2], torch.zeros_like(gains["both_gain"][0:4:2])

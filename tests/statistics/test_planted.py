@@ -16,7 +16,7 @@ from ropelens.rope.planes import Planes
 from ropelens.statistics.attention import sum_attention
 from ropelens.statistics.budget import Budget, attention_budget
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.groups import deal
+from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.held_out import Sample, scored_rows
 from ropelens.statistics.kernel import Kernel, describe_kernel
 from ropelens.statistics.labels import (
@@ -27,7 +27,6 @@ from ropelens.statistics.labels import (
 )
 from ropelens.statistics.measures import named
 from ropelens.statistics.rows import sample_rows
-from ropelens.statistics.sinks import beginning_of, known_sinks
 
 
 @dataclass(frozen=True)
@@ -43,15 +42,15 @@ class Measured:
 def measure(call: AttentionCall, planes: Planes, tokens: Tensor) -> Measured:
     """As a profile does: fitted to a sample, and scored on the other fold of all sequences."""
     sequences, context = tokens.shape
-    lengths, group = torch.full((sequences,), context), deal(None, sequences)
-    known = known_sinks(tokens, beginning=beginning_of(tokens, BOS))
-    sample = Sample.draw(tokens, lengths, group=group, sinks=known, seed=0)
-    taken = (sample.tokens[:, None] == tokens).all(-1).int().argmax(1)
+    lengths = torch.full((sequences,), context)
+    text = Corpus.of(tokens, lengths, bos=BOS)
+    sample = Sample.draw(text, seed=0)
+    taken = (sample.text.tokens[:, None] == tokens).all(-1).int().argmax(1)
     batched = {name: vars(call)[name][taken] for name in ("query", "key", "value", "output")}
     fitted = sample.fit(replace(call, **batched), planes, surrogates=0, seed=0)
     rows = sample_rows(lengths, count=scored_rows(sequences), seed=0)
-    sinks = fitted.sinks(known)
-    scores = fitted.score(call, rows, planes, sinks, group=group)
+    sinks = fitted.sinks(text.sinks)
+    scores = fitted.score(call, rows, planes, sinks, group=text.group)
     bits = attention_budget(*(x.numpy() for x in scores.whole.gains.values()))
     shares = {name: vars(bits)[name] for name in ("total", "sink", "position", "content")}
     seen_by = (rows.position.flatten()[:, None] >= torch.arange(context)).double().mean(0)

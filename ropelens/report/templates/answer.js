@@ -12,6 +12,7 @@
 
   async function drawAll() {
     document.documentElement.classList.add("scripted");
+    await unpackPlotly();
     for (const [index, figure] of page.figures.entries()) {
       const { data, layout } = structuredClone(figure);
       plot(index).style.height = `${layout.height}px`;

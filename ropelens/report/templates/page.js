@@ -141,6 +141,30 @@
     Plotly.relayout(plot(name), Object.fromEntries(changed));
   }
 
+  /** The map by a number of each head in place of its label; wavelengths by their powers of ten. */
+  function colorMap() {
+    const { value: column, selectedOptions: [{ textContent: words }] } = $("map-by");
+    const data = plot("map").data, last = data.length - 1;
+    const labels = data.map((_, i) => i).filter((i) => i < last);
+    Plotly.restyle(plot("map"), { visible: !column }, labels);
+    if (!column) return Plotly.restyle(plot("map"), { visible: false }, [last]);
+    const log = column === "top_wavelength";
+    const z = page.rows.map((rows) => rows.map((row) => {
+      const value = row < 0 ? NaN : number(column, row);
+      return log ? Math.log10(value) : value;
+    }));
+    const ticks = log ? { tickvals: [0, 1, 2, 3, 4, 5, 6], ticktext: ["1", "10", "100", "1k", "10k", "100k", "1M"] } : {};
+    const text = z.map((rows) => rows.map((value) => `${words} ${(log ? 10 ** value : value).toPrecision(3)}`));
+    return Plotly.restyle(plot("map"), { visible: true, z: [z], text: [text], zmin: log ? null : 0, zauto: log,
+      zmax: log ? null : Math.max(...z.flat().filter(Number.isFinite)),
+      "colorbar.tickmode": log ? "array" : "auto", "colorbar.tickvals": [ticks.tickvals], "colorbar.ticktext": [ticks.ticktext] }, [last]);
+  }
+  /** What it is drawn with, empty until asked for. */
+  const BY_NUMBER = { type: "heatmap", visible: false, z: [[]], colorscale: "Viridis", hoverongaps: false, xgap: 1, ygap: 1,
+    hovertemplate: "L%{y} H%{x}<br>%{text}<extra></extra>",
+    colorbar: { orientation: "h", thickness: 8, len: 0.9, y: -0.32, yanchor: "top", nticks: 5 } };
+  page.figures.map.data.push(BY_NUMBER);
+
   function showNorms() {
     const kvHead = page.kvHeads[state.layer][state.head];
     $("norms-head").textContent = `head ${state.head} of every layer`
@@ -170,6 +194,10 @@
     const { layer, head } = state;
     const [, position, content, both] = shares(row);
     const rest = position + content + both;
+    if (page.figures.wavelengths) {
+      const at = plot("wavelengths").data.find(({ type }) => type === "heatmap").y.indexOf(`L${layer} H${head}`);
+      frame("wavelengths", { y0: at - 0.5, y1: at + 0.5, visible: at >= 0 });
+    }
     frame("map", { x0: head - 0.5, x1: head + 0.5, y0: layer - 0.5, y1: layer + 0.5 });
     ring("triangle", { a: position / rest, b: content / rest, c: both / rest });
     ring("claim", { x: decode(page.claim.x)[row], y: decode(page.claim.y)[row] });
@@ -334,10 +362,18 @@
   }
 
   async function start() {
+    await unpackPlotly();
     for (const name of Object.keys(page.figures)) await draw(name);
     await thinTicks();
     const onClick = (name, use) => plot(name).on("plotly_click", (event) => use(event.points[0]));
     onClick("map", (point) => choose(point.y, point.x));
+    if (page.figures.wavelengths) {
+      onClick("wavelengths", ({ y }) => {
+        const named = /^L(\d+) H(\d+)$/.exec(y);
+        if (named) choose(Number(named[1]), Number(named[2]));
+      });
+    }
+    $("map-by").addEventListener("change", colorMap);
     onClick("claim", (point) => choose(...point.customdata));
     // Without a drag mode plotly tells of no clicks in a triangle, only of what is hovered.
     let over = null;

@@ -1,0 +1,38 @@
+"""Tokens as users give them become a `Corpus`, or an error that says what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from numbers import Integral
+from typing import Literal
+
+from numpy.typing import ArrayLike
+from transformers import PreTrainedModel
+
+from ropelens.errors import BadArgument
+from ropelens.models.tokens import check_tokens
+from ropelens.statistics.corpus import Corpus
+from ropelens.statistics.groups import Documents
+
+
+def as_corpus(
+    model: PreTrainedModel,
+    tokens: ArrayLike,
+    lengths: ArrayLike | None,
+    *,
+    documents: Documents | None = None,
+    sinks: Iterable[int] = (),
+    rows: int | Literal["all"] = "all",
+    batch_size: int | None = None,
+) -> Corpus:
+    """The sequences that `model` is to run; `sinks` are ids of tokens that are sinks.
+
+    Raises `BadArgument` for what is out of range, saying which.
+    """
+    tokens, lengths = check_tokens(model, tokens, lengths)
+    if rows != "all" and (not isinstance(rows, Integral) or rows < 1):
+        raise BadArgument('rows must be "all" or a number, 1 or more.', seen=repr(rows))
+    if batch_size is not None and batch_size < 1:
+        raise BadArgument("batch_size must be a number, 1 or more.", seen=repr(batch_size))
+    bos = model.config.get_text_config().bos_token_id
+    return Corpus.of(tokens, lengths, bos=bos, documents=documents, named=sinks)
