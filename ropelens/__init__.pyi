@@ -11,6 +11,10 @@ from .models.texts import tokenize as tokenize
 from .analysis.analyze import analyze as analyze
 from .analysis.analysis import Analysis as Analysis
 from .models.rotation import measure_rope as measure_rope
+from .measure.capture import capture as capture
+from .models.observation import observe as observe
+from .statistics.call import AttentionCall as AttentionCall
+from .rope.planes import Planes as Planes
 from .measure.profile import profile as profile
 from .statistics.schema import Statistic as Statistic
 from .measure.heads import classify_heads as classify_heads
@@ -24,6 +28,7 @@ from .measure.truncation_table import summarize_truncation as summarize_truncati
 
 # edit
 from .edit.rope import edit_rope as edit_rope
+from .edit.silence import silence_heads as silence_heads
 from .edit.actions import Edit as Edit
 from .edit.actions import stop as stop
 from .edit.actions import stop_slowest as stop_slowest

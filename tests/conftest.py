@@ -12,8 +12,9 @@ from jaxtyping import install_import_hook
 
 # Shapes stand in signatures, and tests hold every call to them. Before ropelens is imported.
 ROOMS = ["rope", "statistics", "models", "edit", "measure", "comparison", "analysis"]
-# The first three take tokens of any kind; the last warns at its caller, whom a check hides.
-TAKES_ANY = {f"ropelens.measure.{name}" for name in ("profile", "means", "tokens")}
+# All but the last take tokens of any kind; that warns at its caller, whom a check hides.
+TAKES_ANY = {f"ropelens.measure.{name}" for name in ("profile", "means", "tokens", "capture")}
+TAKES_ANY |= {"ropelens.models.tokens", "ropelens.edit.silence"}
 UNCHECKED = TAKES_ANY | {"ropelens.models.texts"}
 if "slow" not in sys.argv:  # called by thousands: checked where minutes do not matter
     UNCHECKED |= {

@@ -29,7 +29,6 @@ from ropelens.files.progress import ShowProgress, silent
 from ropelens.measure.evaluate import MEASURES, wanted_measures
 from ropelens.measure.heads import classify_heads
 from ropelens.measure.profile import profile, versions
-from ropelens.measure.tokens import check_tokens
 from ropelens.measure.truncate import plan_truncation
 from ropelens.models.bridge import bridge
 from ropelens.models.bundled import sample_path
@@ -45,6 +44,7 @@ from ropelens.models.texts import (
     read_documents,
     tokenize,
 )
+from ropelens.models.tokens import check_tokens
 from ropelens.report.words import describe_heads, scope
 
 LONGEST_DEFAULT_CONTEXT = 2048

@@ -1,1 +1,1 @@
-"""A live model rotates otherwise while a block runs: edits as values, and the block."""
+"""A live model rotates otherwise, or heads are silenced, while a block runs."""

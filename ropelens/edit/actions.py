@@ -101,7 +101,12 @@ def stop_planes(numbers: Sequence[int], *, heads: str = ALL_HEADS) -> Edit:
 
 
 def drop(select: Selection, *, heads: str = ALL_HEADS) -> Edit:
-    """The planes no longer add to the scores: their queries become 0."""
+    """The planes no longer add to the scores: their queries become 0.
+
+    With all planes of a head gone its scores are equal (but for coordinates that never
+    rotate), so it attends evenly to all keys that it sees. That is no ablation of the head,
+    which still passes on the mean of the values: `silence_heads` takes its output away.
+    """
     return Edit(select, _drop, heads)
 
 

@@ -12,7 +12,7 @@ from ropelens.edit.actions import Edit
 from ropelens.edit.rope import stack_edits
 from ropelens.errors import BadArgument
 from ropelens.models.doorway import AttentionEdit, by_itself, edit_attention, open_edit
-from ropelens.models.rotation import depends_on_length, read_layers
+from ropelens.models.rotation import depends_on_length, edited_planes, read_layers
 from ropelens.models.subject import Subject
 from ropelens.rope.planes import Planes
 
@@ -81,6 +81,6 @@ def _planes_under(
     if edit is None:
         return own
     try:
-        return [edit.planes(layer, p, length=context) for layer, p in enumerate(own)]
+        return [edited_planes(edit, layer, p, length=context) for layer, p in enumerate(own)]
     except BadArgument:
         return None

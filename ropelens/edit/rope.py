@@ -8,21 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ropelens.edit.actions import Edit, Layer, Rescale, change_layer, stop
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.models.doorway import TransformersSubject, by_itself, edit_attention, open_edit
-from ropelens.models.rotation import depends_on_length, read_layers, stated_inv_freq
+from ropelens.models.rotation import planes_now, read_layers
 from ropelens.models.subject import Subject, as_subject
 from ropelens.models.variants import attention_factor, shape_of
 from ropelens.rope.formulas import Rates
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import ALL_HEADS, Every, PlaneNumbers, Wavelengths, parse_heads
+from ropelens.rope.select import ALL_HEADS, Every, PlaneNumbers, Wavelengths, heads_by_layer
 from ropelens.rope.turn import turn
 from ropelens.rope.variants import Variant, parse_variant
 
@@ -84,13 +85,7 @@ def _read(edit: Edit | str, model: PreTrainedModel) -> Edit:
 
 def _check(edit: Edit, layers: tuple[Planes, ...], heads: int) -> None:
     """Refuse heads and planes that the model does not have, and actions that do not fit it."""
-    for layer, head in parse_heads(edit.heads):
-        if (layer or 0) >= len(layers) or (head or 0) >= heads:
-            raise BadArgument(
-                f"The model has no head {layer if layer is not None else '*'}."
-                f"{head if head is not None else '*'}.",
-                seen=f"layers 0 to {len(layers) - 1}, heads 0 to {heads - 1}",
-            )
+    heads_by_layer(edit.heads, layers=len(layers), heads_of_layer=heads)
     most = max(len(planes.inv_freq) for planes in layers)
     if isinstance(edit.select, PlaneNumbers):
         missing = [n for n in edit.select.numbers if not 0 <= n < most]
@@ -145,7 +140,8 @@ class ModelEdit:
         """Queries and keys as the edits have them; see `AttentionEdit`."""
         if not self.edits:
             return query, key
-        planes = self._planes_now(layer, continued=query.shape[2] < key.shape[2])
+        continued = query.shape[2] < key.shape[2]
+        planes = planes_now(self.model, layer, self.own[layer], continued=continued)
         heads, groups = query.shape[1], key.shape[1]
         about = Layer(layer, planes, length=int(rows.max()) + 1)
         of_query, of_key = change_layer(self.edits, about, heads)
@@ -158,33 +154,10 @@ class ModelEdit:
             key = key.repeat_interleave(heads // groups, dim=1)
         return query, turn(key, keys, planes, shared or of_key)
 
-    def planes(self, layer: int, planes: Planes, *, length: int) -> Planes:
-        """How the layer rotates under the edits; raises `BadArgument` where heads differ."""
+    def inv_freq(
+        self, layer: int, planes: Planes, *, length: int
+    ) -> Float[Tensor, "head frequency"]:
+        """How each head rotates under the edits, in rad/token; see `AttentionEdit`."""
         heads = self.model.config.get_text_config().num_attention_heads
         query, _ = change_layer(self.edits, Layer(layer, planes, length), heads)
-        if not (query.inv_freq == query.inv_freq[:1]).all():
-            raise BadArgument(
-                f"Under this edit the heads of layer {layer} rotate differently.",
-                means="a rotation is measured, and a profile made, for all heads of a layer",
-                attempt='an edit of whole layers (heads="3.*"), or of no frequencies '
-                "(drop, mean_ablate)",
-            )
-        if torch.equal(query.inv_freq[0], planes.inv_freq.float()):
-            return planes
-        return replace(planes, inv_freq=query.inv_freq[0])
-
-    def _planes_now(self, layer: int, *, continued: bool) -> Planes:
-        """How the model itself rotates in this call, which may depend on its length."""
-        planes = self.own[layer]
-        if not depends_on_length(self.model):
-            return planes
-        count = len(planes.inv_freq)
-        stated = [w for w in stated_inv_freq(self.model, layer) if len(w) == count]
-        now = -stated[0] if planes.inv_freq.sum() < 0 else stated[0]
-        if continued and not torch.equal(now, planes.inv_freq):
-            raise UnsupportedModel(
-                "An edit cannot tell how the keys in this cache were rotated.",
-                seen="a RoPE that changes with the length, past the length it was trained for",
-                attempt="call the model with use_cache=False",
-            )
-        return replace(planes, inv_freq=now)
+        return query.inv_freq

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -61,25 +62,30 @@ def attention_of(
     with torch.no_grad(), subject.observe(observe):
         subject.forward(tokens[None])
     check_layers(subject.model, set(maps))
-    limit = max(LARGEST_RESIDUAL, 16 * torch.finfo(subject.model.dtype).eps)
+    check_attention(subject.model, residuals)
+    return [maps[layer] for layer in sorted(maps)]
+
+
+def check_attention(model: PreTrainedModel, residuals: Mapping[int, float]) -> None:
+    """Refuse a model whose attention, as observed, misses its own output: by layer."""
+    limit = max(LARGEST_RESIDUAL, 16 * torch.finfo(model.dtype).eps)
     for layer, residual in sorted(residuals.items()):
         if not math.isfinite(residual):
             raise UnsupportedModel(
-                f"{type(subject.model).__name__} attends with numbers that are not finite.",
+                f"{type(model).__name__} attends with numbers that are not finite.",
                 seen=f"layer {layer}: NaN or infinity in its scores or its output",
-                means=f"weights that are broken, or too large for {subject.model.dtype}",
+                means=f"weights that are broken, or too large for {model.dtype}",
                 attempt="dtype=torch.float32, or another checkpoint",
             )
         if not residual <= limit:
             raise UnsupportedModel(
-                f"{type(subject.model).__name__} attends in a way that ropelens does not know.",
+                f"{type(model).__name__} attends in a way that ropelens does not know.",
                 seen=f"layer {layer}: attention recomputed from its queries and keys misses "
                 f"the model's own output by {residual:.2g} (allowed {limit:.0e})",
                 means="the model is not causal, or changes its scores or weights in a way "
                 "that it does not tell the attention interface",
                 attempt="a causal language model of a tested family (see README)",
             )
-    return [maps[layer] for layer in sorted(maps)]
 
 
 def name_token(tokenizer: TokenNames | None, token: int) -> str:

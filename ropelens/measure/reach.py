@@ -28,7 +28,7 @@ from ropelens.models.doorway import open_edit
 from ropelens.models.rotation import read_layers
 from ropelens.models.subject import Subject, as_subject, check_layers
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import ALL_HEADS, chosen_heads, parse_heads
+from ropelens.rope.select import ALL_HEADS, chosen_heads, heads_by_layer, parse_heads
 from ropelens.rope.turn import Side
 from ropelens.rope.variants import parse_variant
 from ropelens.statistics.call import AttentionCall
@@ -141,16 +141,8 @@ def _distances(
 def _chosen(model: PreTrainedModel, heads: str, *, layers: int) -> list[Int[Tensor, " _"]]:
     """The chosen heads of every layer; refuses heads that the model does not have."""
     count = model.config.get_text_config().num_attention_heads
-    pairs = parse_heads(heads)
-    for layer, head in pairs:
-        if (layer or 0) >= layers or (head or 0) >= count:
-            raise BadArgument(
-                f"The model has no head {'*' if layer is None else layer}."
-                f"{'*' if head is None else head}.",
-                seen=f"layers 0 to {layers - 1}, heads 0 to {count - 1}",
-            )
-    masks = (chosen_heads(pairs, layer=layer, heads=count) for layer in range(layers))
-    return [mask.nonzero().flatten() for mask in masks]
+    chosen = heads_by_layer(heads, layers=layers, heads_of_layer=count)
+    return [mask.nonzero().flatten() for mask in chosen]
 
 
 def _rotations(

@@ -16,12 +16,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
@@ -31,6 +31,7 @@ from transformers import (
 )
 
 from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.models.masks import first_keys, hidden_mask, own_keys, positions, real_rows
 from ropelens.rope.planes import Planes
 from ropelens.statistics.call import AttentionCall
 
@@ -56,22 +57,44 @@ class AttentionEdit(Protocol):
         """
         ...
 
-    def planes(self, layer: int, planes: Planes, *, length: int) -> Planes:
-        """How the layer rotates under the edit, where by itself it rotates as `planes`."""
+    def inv_freq(
+        self, layer: int, planes: Planes, *, length: int
+    ) -> Float[Tensor, "head frequency"]:
+        """How each head rotates under the edit, in rad/token, where by itself as `planes`."""
+        ...
+
+
+@runtime_checkable
+class HeadSilence(Protocol):
+    """What stands in for the outputs of some heads, before the output projection."""
+
+    def __call__(
+        self,
+        layer: int,
+        output: Float[Tensor, "batch row head feature"],
+        real: Bool[Tensor, "_ row"],
+        *,
+        past: int,
+    ) -> tuple[Bool[Tensor, " head"], Tensor] | None:
+        """Which heads, and what stands in for them, as large as `output`; None: no head.
+
+        `real` says which rows are no padding, `past` how many tokens a cache holds before.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class _Door:
-    """Each config's own implementation, and each module's observers and edit, by their ids."""
+    """Each config's own implementation, and what each module's calls meet, by their ids."""
 
-    implementations: dict[int, str]
-    observers: dict[int, tuple[Observer, ...]]
-    edits: dict[int, AttentionEdit]
+    implementations: dict[int, str] = field(default_factory=dict)
+    observers: dict[int, tuple[Observer, ...]] = field(default_factory=dict)
+    edits: dict[int, AttentionEdit] = field(default_factory=dict)
+    silences: dict[int, tuple[HeadSilence, ...]] = field(default_factory=dict)
 
 
 _open_door: ContextVar[_Door] = ContextVar("ropelens_door")
-_CLOSED = _Door({}, {}, {})
+_CLOSED = _Door()
 _opening = Lock()
 
 
@@ -105,7 +128,7 @@ def observe_attention(model: PreTrainedModel, observer: Observer) -> Iterator[No
     # By module, for two models may share a config.
     outer = _open_door.get(_CLOSED).observers
     told = {id(m): (*outer.get(id(m), ()), observer) for m in model.modules()}
-    with _opened(model, observers=told, edits={}):
+    with _opened(model, _Door(observers=told)):
         yield
 
 
@@ -115,7 +138,20 @@ def edit_attention(model: PreTrainedModel, edit: AttentionEdit) -> Iterator[None
 
     In place of an edit that is open already: `open_edit` says which, to build on it.
     """
-    with _opened(model, observers={}, edits={id(m): edit for m in model.modules()}):
+    with _opened(model, _Door(edits={id(m): edit for m in model.modules()})):
+        yield
+
+
+@contextmanager
+def silence_attention(model: PreTrainedModel, silence: HeadSilence) -> Iterator[None]:
+    """Let `silence` stand in for outputs of heads of `model` while the block runs.
+
+    Beside edits and observers: these see and change what comes before the output. Blocks
+    nest; the inner one has the last word on a head.
+    """
+    outer = _open_door.get(_CLOSED).silences
+    told = {id(m): (*outer.get(id(m), ()), silence) for m in model.modules()}
+    with _opened(model, _Door(silences=told)):
         yield
 
 
@@ -126,7 +162,7 @@ def open_edit(model: PreTrainedModel) -> AttentionEdit | None:
 
 @contextmanager
 def by_itself(model: PreTrainedModel) -> Iterator[None]:
-    """`model` without any open edit or observer while the block runs."""
+    """`model` without any open edit, silence or observer while the block runs."""
     token = _open_door.set(_without(_open_door.get(_CLOSED), model))
     try:
         yield
@@ -135,13 +171,8 @@ def by_itself(model: PreTrainedModel) -> Iterator[None]:
 
 
 @contextmanager
-def _opened(
-    model: PreTrainedModel,
-    *,
-    observers: dict[int, tuple[Observer, ...]],
-    edits: dict[int, AttentionEdit],
-) -> Iterator[None]:
-    """Add observers and edits at the doorway of `model` while the block runs."""
+def _opened(model: PreTrainedModel, added: _Door) -> Iterator[None]:
+    """Add observers, edits and silences at the doorway of `model` while the block runs."""
     configs = _configs(model)
     outer = _open_door.get(_CLOSED)
     with _opening:
@@ -151,10 +182,15 @@ def _opened(
         if not opened <= outer.implementations.keys():
             raise _in_another_thread("edited or observed")
         if "flex_attention" in own.values():  # before it compiles kernels for nothing
-            raise _hidden_mask("flex_attention")
+            raise hidden_mask("flex_attention")
         for key, name in own.items():
             configs[key]._attn_implementation_internal = _Doorway(name)
-    door = _Door(outer.implementations | own, outer.observers | observers, outer.edits | edits)
+    door = _Door(
+        outer.implementations | own,
+        outer.observers | added.observers,
+        outer.edits | added.edits,
+        outer.silences | added.silences,
+    )
     token = _open_door.set(door)
     try:
         yield
@@ -173,11 +209,14 @@ def _opened(
 
 
 def _without(door: _Door, model: PreTrainedModel) -> _Door:
-    """The doorway without the observers and edits of `model`."""
+    """The doorway without what the calls of `model` meet."""
     own = {id(m) for m in model.modules()}
-    told = {module: who for module, who in door.observers.items() if module not in own}
-    edits = {module: edit for module, edit in door.edits.items() if module not in own}
-    return replace(door, observers=told, edits=edits)
+    return _Door(
+        door.implementations,
+        {module: who for module, who in door.observers.items() if module not in own},
+        {module: edit for module, edit in door.edits.items() if module not in own},
+        {module: who for module, who in door.silences.items() if module not in own},
+    )
 
 
 def device_of(model: PreTrainedModel) -> torch.device:
@@ -262,38 +301,45 @@ def _attention(
     attention_mask: Tensor | None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Stands in for the model's attention: the same result, and the observers told."""
-    door = _door_of(module.config)
-    edit = door.edits.get(id(module))
+    """Stands in for the model's attention: edited before it, shown, and silenced after it."""
+    door, at = _door_of(module.config), id(module)
+    layer: int = module.layer_idx  # type: ignore[assignment]
     groups: AbstractContextManager[None] = nullcontext()
-    if edit is not None:
-        positions = _positions(module, query, key, attention_mask, kwargs.get("position_ids"))
-        query, key = edit(module.layer_idx, query, key, *positions)  # type: ignore[arg-type]
+    own = own_keys(query.shape[2], key.shape[2], attention_mask, _name_of(module))
+    if at in door.edits:
+        where = positions(own, key.shape[2], kwargs.get("position_ids"), query.device)
+        query, key = door.edits[at](layer, query, key, *where)
         if key.shape[1] != value.shape[1]:
             value = value.repeat_interleave(key.shape[1] // value.shape[1], dim=1)
             groups = _a_key_for_every_query(module)
     with groups:
         result = _implementation(module)(module, query, key, value, attention_mask, **kwargs)
-    observers = door.observers.get(id(module))
-    if observers is None:  # another model that shares the config
+    if at in door.observers:  # else it is another model that shares the config
+        scale, sinks = kwargs.get("scaling"), kwargs.get("s_aux")
+        call = AttentionCall(
+            layer=layer,
+            query=query.detach(),
+            key=key[:, :, : own.stop].detach(),
+            value=value[:, :, : own.stop].detach(),
+            output=result[0].detach(),
+            scale=1 / math.sqrt(query.shape[-1]) if scale is None else float(scale),
+            softcap=kwargs.get("softcap"),
+            sink_logits=None if sinks is None else sinks.detach(),
+            start=first_keys(own, attention_mask, kwargs.get("sliding_window")),
+            past=own.start,
+        )
+        for observer in door.observers[at]:
+            observer(call)
+    if at not in door.silences:
         return result
-    scale, sinks = kwargs.get("scaling"), kwargs.get("s_aux")
-    call = AttentionCall(
-        layer=module.layer_idx,  # type: ignore[arg-type]
-        query=query.detach(),
-        key=key.detach(),
-        value=value.detach(),
-        output=result[0].detach(),
-        scale=1 / math.sqrt(query.shape[-1]) if scale is None else float(scale),
-        softcap=kwargs.get("softcap"),
-        sink_logits=None if sinks is None else sinks.detach(),
-        start=_start(
-            query.shape[2], key.shape[2], attention_mask, kwargs.get("sliding_window")
-        ),
-    )
-    for observer in observers:
-        observer(call)
-    return result
+    real = real_rows(own, attention_mask).to(query.device)
+    output = result[0]
+    for silence in door.silences[at]:
+        found = silence(layer, result[0], real, past=own.start)
+        if found is not None:
+            chosen, instead = found
+            output = torch.where(chosen.to(output.device)[:, None], instead, output)
+    return output, *result[1:]
 
 
 @contextmanager
@@ -305,62 +351,6 @@ def _a_key_for_every_query(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         module.num_key_value_groups = groups
-
-
-def _positions(
-    module: nn.Module,
-    query: Float[Tensor, "batch head row coordinate"],
-    key: Float[Tensor, "batch kv_head key coordinate"],
-    mask: Tensor | None,
-    position_ids: Tensor | None,
-) -> tuple[Int[Tensor, "_ row"], Int[Tensor, "_ key"]]:
-    """Positions of queries and keys, up to a shift that a sequence has in common.
-
-    A cache holds the past too, a static one also places that are still empty: the last row
-    sees its own key last. Models that keep `position_ids` to themselves count from 0.
-    """
-    rows, keys = query.shape[2], key.shape[2]
-    index = torch.arange(keys, device=query.device)[None]
-    last = keys - 1
-    if rows < keys and mask is None and rows > 1 and _name_of(module) == "sdpa":
-        last = rows - 1  # it leaves the mask out where the cache was empty
-    elif rows < keys and mask is not None and mask.ndim == 4:
-        row = mask[:, 0, -1, :keys]
-        visible = row if row.dtype == torch.bool else row > -1
-        last = int(visible.any(0).nonzero().max())
-    if position_ids is None or position_ids.ndim != 2:
-        return index[:, last + 1 - rows : last + 1], index
-    if rows == keys:
-        return position_ids, position_ids
-    return position_ids, index + (position_ids[:, -1:] - last)
-
-
-def _start(
-    rows: int, keys: int, mask: Tensor | None, window: int | None
-) -> Int[Tensor, " position"]:
-    """First key that each row sees, read from the mask that the model was about to use."""
-    if rows != keys:
-        raise UnsupportedModel(
-            "Observing needs whole sequences, not continuations.",
-            seen=f"{rows} queries on {keys} keys",
-            attempt="call the model with use_cache=False",
-        )
-    if mask is None:
-        window = window or keys
-        return (torch.arange(rows) - window + 1).clamp_min(0)
-    if not isinstance(mask, Tensor) or mask.ndim != 4:
-        raise _hidden_mask(type(mask).__name__)
-    visible = mask[:1, 0, :rows, :keys]
-    visible = (visible if visible.dtype == torch.bool else visible > -1)[0]
-    return visible.byte().argmax(dim=-1).cpu()
-
-
-def _hidden_mask(seen: str) -> UnsupportedModel:
-    return UnsupportedModel(
-        "This attention implementation hides its mask.",
-        seen=seen,
-        attempt='load the model with attn_implementation="sdpa" or "eager"',
-    )
 
 
 def _mask(*args: Any, config: PreTrainedConfig, **kwargs: Any) -> Tensor | None:

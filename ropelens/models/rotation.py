@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from ropelens.errors import UnsupportedModel
+from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.models.doorway import AttentionEdit, by_itself, open_edit
 from ropelens.models.subject import Subject, as_subject, check_layers, trained_context
 from ropelens.rope.planes import Planes
@@ -149,12 +149,63 @@ def _edited(
     layer: LayerRotation, edit: AttentionEdit, index: int, length: int
 ) -> LayerRotation:
     """The rotation that an edit leaves of a layer's own."""
-    planes = edit.planes(index, layer.planes, length=length)
+    planes = edited_planes(edit, index, layer.planes, length=length)
     if torch.equal(planes.inv_freq, layer.planes.inv_freq):
         return layer
     resolution = torch.zeros_like(planes.inv_freq)
     measured = MeasuredRotation(planes, layer.measured.residual, resolution)
     return LayerRotation(measured, planes.inv_freq.abs(), planes)
+
+
+def edited_planes(edit: AttentionEdit, layer: int, planes: Planes, *, length: int) -> Planes:
+    """How a layer rotates under an edit; raises `BadArgument` where its heads differ."""
+    inv_freq = edit.inv_freq(layer, planes, length=length)
+    if not (inv_freq == inv_freq[:1]).all():
+        raise BadArgument(
+            f"Under this edit the heads of layer {layer} rotate differently.",
+            means="a rotation is measured, and a profile made, for all heads of a layer",
+            attempt='an edit of whole layers (heads="3.*"), or of no frequencies '
+            "(drop, mean_ablate)",
+        )
+    if torch.equal(inv_freq[0], planes.inv_freq.float()):
+        return planes
+    return replace(planes, inv_freq=inv_freq[0])
+
+
+def inv_freq_by_head(
+    model: PreTrainedModel, layer: int, planes: Planes, *, length: int
+) -> Float[Tensor, "_ frequency"]:
+    """How each head rotates in a call of `length` tokens, in rad/token; one row for all alike.
+
+    `planes` is how the layer rotates by itself; an open edit may let its heads differ.
+    """
+    edit = open_edit(model)
+    if edit is None:
+        return planes.inv_freq[None]
+    inv_freq = edit.inv_freq(layer, planes, length=length)
+    return planes.inv_freq[None] if (inv_freq == planes.inv_freq).all() else inv_freq
+
+
+def planes_now(
+    model: PreTrainedModel, layer: int, planes: Planes, *, continued: bool
+) -> Planes:
+    """How the model by itself rotates in the call that runs, whose length may matter.
+
+    `planes` is how the layer rotates within the trained context. Raises `UnsupportedModel`
+    for a call that continues a cache of keys which may have been rotated otherwise.
+    """
+    if not depends_on_length(model):
+        return planes
+    count = len(planes.inv_freq)
+    stated = next(w for w in stated_inv_freq(model, layer) if len(w) == count)
+    now = -stated if planes.inv_freq.sum() < 0 else stated
+    if continued and not torch.equal(now, planes.inv_freq):
+        raise UnsupportedModel(
+            "It cannot be told how the keys in this cache were rotated.",
+            seen="a RoPE that changes with the length, past the length it was trained for",
+            attempt="call the model with use_cache=False",
+        )
+    return replace(planes, inv_freq=now)
 
 
 def _read_layers(subject: Subject, context: int | None) -> list[LayerRotation]:

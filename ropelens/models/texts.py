@@ -157,12 +157,17 @@ def check_vocabulary(sequences: Sequences, *, vocabulary: int) -> None:
         )
 
 
-def _cut(text: str, tokenizer: TextTokenizer, context: int) -> list[Int[Tensor, " position"]]:
+def encode(text: str, tokenizer: TextTokenizer) -> tuple[list[int], list[int]]:
+    """The token that a sequence begins with, where there is one, and those of `text`."""
     # verbose=False: that a document is longer than the model's maximum is no news here.
     # split_special_tokens: a "<s>" that somebody wrote is text, not a beginning.
     options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
-    ids = tokenizer(text, **options)["input_ids"]
     bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    return bos, tokenizer(text, **options)["input_ids"]
+
+
+def _cut(text: str, tokenizer: TextTokenizer, context: int) -> list[Int[Tensor, " position"]]:
+    bos, ids = encode(text, tokenizer)
     step = context - len(bos)
     rows = [[*bos, *ids[start : start + step]] for start in range(0, len(ids), step)]
     return [torch.tensor(row) for row in rows if len(row) >= 2]

@@ -138,6 +138,26 @@ def parse_heads(heads: str) -> tuple[tuple[int | None, int | None], ...]:
     return tuple(pairs)
 
 
+def heads_by_layer(
+    heads: str, *, layers: int, heads_of_layer: int
+) -> Bool[Tensor, "layer head"]:
+    """Which heads of each layer a list such as "3.5,4.*" names.
+
+    Raises `BadArgument` for a head that the model does not have, and as `parse_heads` does.
+    """
+    pairs = parse_heads(heads)
+    for layer, head in pairs:
+        if (layer or 0) >= layers or (head or 0) >= heads_of_layer:
+            raise BadArgument(
+                f"The model has no head {'*' if layer is None else layer}."
+                f"{'*' if head is None else head}.",
+                seen=f"layers 0 to {layers - 1}, heads 0 to {heads_of_layer - 1}",
+            )
+    return torch.stack(
+        [chosen_heads(pairs, layer=layer, heads=heads_of_layer) for layer in range(layers)]
+    )
+
+
 def chosen_heads(
     pairs: tuple[tuple[int | None, int | None], ...], *, layer: int, heads: int
 ) -> Bool[Tensor, " head"]:

@@ -13,17 +13,21 @@ class AttentionCall:
     """The inputs of one layer's attention, and what its own implementation gave back.
 
     `query` and `key` carry their rotation. Row i sees the keys from `start[i]` to i,
-    so `start` is 0 for full causal attention and i - window + 1 under a sliding window.
+    so `start` is 0 for full causal attention and i - window + 1 under a sliding window. It has
+    a row for each sequence only where padding on the left makes them differ. A call that
+    continues a key-value cache has `past` keys before those of its rows; row r is then i =
+    past + r, and sees the keys from `start[r]` to i.
     The scores are `scale` q . k, squashed to `softcap` tanh(score / softcap) where the
     model does so; `sink_logits` (gpt-oss) take part in the softmax without a key.
     """
 
     layer: int
     query: Float[Tensor, "batch head position coordinate"]
-    key: Float[Tensor, "batch kv_head position coordinate"]
-    value: Float[Tensor, "batch kv_head position feature"]
+    key: Float[Tensor, "batch kv_head key coordinate"]
+    value: Float[Tensor, "batch kv_head key feature"]
     output: Float[Tensor, "batch position head feature"]
     scale: float
     softcap: float | None
     sink_logits: Float[Tensor, " head"] | None
-    start: Int[Tensor, " position"]
+    start: Int[Tensor, "*sequence position"]
+    past: int = 0

@@ -17,8 +17,10 @@ def attention_map(call: AttentionCall) -> Float[Tensor, "batch head row key"]:
     scores = call.query.to(dtype) @ key.mT * call.scale
     if call.softcap is not None:
         scores = call.softcap * (scores / call.softcap).tanh()
-    position = torch.arange(scores.shape[-1])
-    seen = (position <= position[:, None]) & (position >= call.start[:, None])
+    key, row = torch.arange(scores.shape[-1]), call.past + torch.arange(scores.shape[-2])
+    seen = (key <= row[:, None]) & (key >= call.start[..., None])
+    if seen.ndim == 3:  # sequences that begin at different places
+        seen = seen[:, None]
     scores = scores.masked_fill(~seen.to(scores.device), -torch.inf)
     if call.sink_logits is None:
         return scores.softmax(-1)

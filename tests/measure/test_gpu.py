@@ -32,3 +32,25 @@ def test_bfloat16_on_cuda_measures_and_stays_finite() -> None:
     model = tiny("llama_gqa").to("cuda", torch.bfloat16)
     profile = rl.profile(model, random_tokens(sequences=2, length=64))
     assert np.isfinite(profile["total_bits"].values).all()
+
+
+@pytest.mark.parametrize("family", ["llama_gqa", "gemma2", "gpt_oss", "glm"])
+def test_captures_and_silences_on_cuda_equal_cpu(family: str) -> None:
+    tokens = torch.from_numpy(random_tokens(sequences=2, length=40))
+    found = []
+    for device in ("cpu", "cuda"):
+        model = tiny(family).to(device)
+        for to in ("zero", "mean", "resample"):
+            with rl.silence_heads(model, "0.1", to=to), torch.no_grad():
+                model(tokens.to(device), use_cache=False)
+        with (
+            rl.edit_rope(model, rl.stop_planes([1], heads="0.1")),
+            rl.silence_heads(model, "0.2", to="mean", tokens=tokens),
+        ):
+            found.append(rl.capture(model, tokens[0], values=True))
+    here, there = found
+    for name in here.data_vars:
+        scale = float(np.nanmax(np.abs(here[name].values)))
+        np.testing.assert_allclose(
+            there[name].values, here[name].values, atol=1e-3 * scale, err_msg=name
+        )

@@ -269,21 +269,6 @@ def test_each_model_keeps_its_own_implementation(llama: LlamaForCausalLM, implem
 # what it refuses
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_generation_with_a_cache_is_refused(llama: LlamaForCausalLM, cache: str):
-    generate = {"max_new_tokens": 3, "do_sample": False, "cache_implementation": cache}
-    expected = llama.generate(tokens()[:, :5], **generate)
-    with (
-        observe_attention(llama, lambda call: None),
-        pytest.raises(UnsupportedModel, match=r"\d queries on \d keys") as refused,
-    ):
-        llama.generate(tokens()[:, :5], **generate)
-    assert refused.value.what == "Observing needs whole sequences, not continuations."
-    assert refused.value.parts["try"] == "call the model with use_cache=False"
-    assert set(implementations(llama).values()) == {"eager"}
-    assert torch.equal(llama.generate(tokens()[:, :5], **generate), expected)
-
-
 def test_flex_attention_is_refused(llama: LlamaForCausalLM):
     llama.set_attn_implementation("flex_attention")
     with pytest.raises(UnsupportedModel) as refused:

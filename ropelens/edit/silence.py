@@ -1,0 +1,180 @@
+"""Heads of a live model give zero, their mean, or another sequence's output while a block runs.
+
+with rl.silence_heads(model, "2.3,4.*", to="mean", tokens=reference):
+    model(tokens)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.models.doorway import TransformersSubject, by_itself, silence_attention
+from ropelens.models.subject import as_subject, check_layers
+from ropelens.models.tokens import check_tokens
+from ropelens.rope.select import heads_by_layer
+from ropelens.statistics.call import AttentionCall
+
+Instead = Literal["zero", "mean", "resample"]
+Means = Mapping[int, Float[Tensor, "head feature"]]
+
+
+@contextmanager
+def silence_heads(
+    model: nn.Module,
+    heads: str,
+    *,
+    to: Instead = "zero",
+    tokens: Int[Tensor, "sequence position"] | None = None,
+    lengths: Int[Tensor, " sequence"] | None = None,
+    seed: int = 0,
+) -> Iterator[None]:
+    """`heads` of `model` say nothing of their tokens while the block runs.
+
+    `heads` is a list such as "2.3,4.*" (layer.head; with grouped keys, query heads). What
+    stands in for a head's output, before the output projection, is `to`:
+
+    - "zero": 0.
+    - "mean": the mean of its output over `tokens` (padded on the right; of sequence s the
+      first `lengths[s]` count), run once when the block opens, with the edits that are open
+      then: mean ablation over a reference distribution. Without `tokens` it is over the
+      tokens of each batch itself.
+    - "resample": its output at the same position of another sequence of the batch, by a
+      permutation that leaves none in its place, drawn with `seed` and the same for all heads
+      and batches of a size.
+
+    Zero is an arbitrary place, perhaps far from anything that the head says, and what later
+    layers make of that is part of the effect; therefore the mean (Wang et al. 2023, arXiv
+    2211.00593, section 2, who take it by position over texts of one template).
+
+    Blocks nest, beside `edit_rope` and `observe`, in any order: edits change what comes before
+    the output; `observe` shows the output as the head made it, and the effect in later
+    layers. Of two blocks that silence a head the inner one counts. Restored on exit, on
+    errors too. All other heads of these layers keep every bit.
+
+    Generation works with "zero", with "mean" of `tokens`, and with "resample" of prompts
+    of one length. The mean of a batch itself is refused where a key-value cache holds a part
+    of it (use_cache=False). Padding is what the attention mask says; `profile` and
+    `evaluate` pass none, so where sequences differ in length give "mean" its `tokens`.
+
+    `model` is a transformers model. Raises `BadArgument` for heads that it does not have, for
+    `tokens` out of its vocabulary, and, when it runs, for a "resample" of a batch of one or of
+    sequences of different lengths; `UnsupportedModel` for a model whose attention does not
+    pass through transformers' attention interface. It need not rotate.
+    """
+    subject = as_subject(model)
+    if not isinstance(subject, TransformersSubject):
+        raise UnsupportedModel(
+            f"{type(model).__name__} cannot be edited inside another library's model.",
+            means="heads are silenced at the attention calls of transformers models",
+            attempt="the transformers model that it was made from, or TransformerLens' hook_z",
+        )
+    if to not in get_args(Instead):
+        raise BadArgument(
+            "A head is silenced to one of three things.",
+            seen=repr(to),
+            attempt='"zero", "mean" or "resample"',
+        )
+    if tokens is not None and to != "mean":
+        raise BadArgument(
+            f'tokens are for to="mean"; here it is "{to}".',
+            attempt='to="mean", or no tokens',
+        )
+    config = subject.model.config.get_text_config()
+    chosen = heads_by_layer(
+        heads, layers=config.num_hidden_layers, heads_of_layer=config.num_attention_heads
+    )
+    _check_shown(subject)
+    means = None if tokens is None else _means(subject, chosen, tokens, lengths)
+    with silence_attention(subject.model, _Silence(chosen, to, means, seed)):
+        yield
+
+
+@dataclass(frozen=True)
+class _Silence:
+    """What stands in for the outputs of the chosen heads; see `HeadSilence`."""
+
+    chosen: Bool[Tensor, "layer head"]
+    to: Instead
+    means: Means | None
+    seed: int
+
+    def __call__(
+        self, layer: int, output: Tensor, real: Tensor, *, past: int
+    ) -> tuple[Tensor, Tensor] | None:
+        chosen = self.chosen[layer]
+        if not chosen.any():
+            return None
+        if self.to == "zero":
+            return chosen, torch.zeros_like(output)
+        if self.to == "resample":
+            return chosen, output[_partners(real.expand(output.shape[:2]), self.seed)]
+        if self.means is not None:
+            return chosen, self.means[layer].to(output).expand(output.shape)
+        if past:
+            raise BadArgument(
+                "The mean of a batch cannot be taken where a cache holds a part of it.",
+                seen=f"{output.shape[1]} tokens after {past} in the cache",
+                attempt="tokens=, a text to take the mean over, or use_cache=False",
+            )
+        weight = real.expand(output.shape[:2])[..., None, None].double()
+        mean = (output * weight).sum((0, 1)) / weight.sum()
+        return chosen, mean.to(output.dtype).expand(output.shape)
+
+
+def _partners(real: Bool[Tensor, "sequence row"], seed: int) -> Int[Tensor, " sequence"]:
+    """Another sequence for each: one cycle through all of them, in a random order."""
+    count = len(real)
+    if count == 1:
+        raise BadArgument(
+            "There is no other sequence in a batch of one to resample a head from.",
+            attempt='two sequences or more, or to="mean" with tokens=',
+        )
+    if not (real == real[:1]).all():
+        raise BadArgument(
+            "A head cannot be resampled from a sequence of another length.",
+            seen=f"{', '.join(map(str, real.sum(1).tolist()[:8]))} tokens",
+            attempt='sequences of one length, or to="mean"',
+        )
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    return torch.empty_like(order).scatter_(0, order, order.roll(1)).to(real.device)
+
+
+def _check_shown(subject: TransformersSubject) -> None:
+    """Refuse a model of which a layer's attention does not pass the doorway."""
+    seen: set[int] = set()
+    with (
+        by_itself(subject.model),
+        torch.no_grad(),
+        subject.observe(lambda call: seen.add(call.layer)),
+    ):
+        subject.forward(torch.ones(1, 1, dtype=torch.long))
+    check_layers(subject.model, seen)
+
+
+def _means(
+    subject: TransformersSubject,
+    chosen: Bool[Tensor, "layer head"],
+    tokens: Int[Tensor, "sequence position"],
+    lengths: Int[Tensor, " sequence"] | None,
+) -> Means:
+    """The mean output of every head of the layers that have chosen ones, over `tokens`."""
+    tokens, lengths = check_tokens(subject.model, tokens, lengths)
+    sums: dict[int, Tensor] = {}
+
+    def add(call: AttentionCall) -> None:
+        if chosen[call.layer].any():
+            total = call.output[0].double().sum(0)
+            sums[call.layer] = sums[call.layer] + total if call.layer in sums else total
+
+    with torch.no_grad(), subject.observe(add):
+        for own, length in zip(tokens, lengths.tolist(), strict=True):
+            subject.forward(own[None, :length])
+    return {layer: total / int(lengths.sum()) for layer, total in sums.items()}

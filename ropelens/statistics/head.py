@@ -1,0 +1,85 @@
+"""One head on one sequence, whole: its vectors by plane, and every term of its scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ropelens.rope.planes import Planes, plane_norms, unrotate
+from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.maps import attention_map, output_residual
+
+
+@dataclass(frozen=True)
+class Head:
+    """A call of one query head, with the key and value that it reads, and how it rotates."""
+
+    call: AttentionCall
+    planes: Planes
+    attention: Float[Tensor, "query key"]
+
+    @classmethod
+    def of(cls, call: AttentionCall, head: int, planes: Planes) -> Head:
+        """The head of this number in a call of one sequence, in float32 or wider."""
+        dtype = torch.promote_types(call.query.dtype, torch.float32)
+
+        def own(x: Float[Tensor, "1 any_head position value"]) -> Tensor:
+            read = head * x.shape[1] // call.query.shape[1]
+            return x[:, read : read + 1].to(dtype)
+
+        alone = replace(
+            call,
+            query=own(call.query),
+            key=own(call.key),
+            value=own(call.value),
+            output=call.output[:, :, head : head + 1].to(dtype),
+            sink_logits=None if call.sink_logits is None else call.sink_logits[head : head + 1],
+        )
+        return cls(alone, planes, attention_map(alone)[0, 0])
+
+    def residual(self) -> float:
+        """By how much the attention misses the head's own output; see `output_residual`."""
+        return output_residual(self.call, self.attention[None, None])
+
+    def write(self, into: Mapping[str, Tensor]) -> None:
+        """Fill arrays of NaN, [query or key, frequency, ...] or [query, key], by their names.
+
+        Layers of fewer planes than others fill the first frequencies alone.
+        """
+        call, planes, terms = self.call, self.planes, self.planes.terms
+        q, k = call.query[0, 0], call.key[0, 0]
+        for side, x in (("q", q), ("k", k)):
+            into[f"{side}_norm"][:, :terms] = plane_norms(x, planes)
+            still = unrotate(x, torch.arange(len(x)), planes)
+            turning = into[f"{side}_still"][:, : len(planes.inv_freq)]
+            turning[..., 0], turning[..., 1] = still[:, planes.first], still[:, planes.second]
+        into["score"].copy_(self._scores(q, k))
+        for term, own in zip(into["contribution"], _coordinates(planes), strict=False):
+            term.copy_(self._scores(q[:, own], k[:, own]))
+        into["attention"].copy_(self.attention)
+        if "value_norm" in into:
+            into["value_norm"].copy_(torch.linalg.vector_norm(call.value[0, 0], dim=-1))
+        into["inv_freq"][:terms] = planes.term_inv_freq
+        into["wavelength"][:terms] = planes.wavelength
+        into["scale"].fill_(call.scale)
+
+    def _scores(
+        self, q: Float[Tensor, "query coordinate"], k: Float[Tensor, "key coordinate"]
+    ) -> Float[Tensor, "query key"]:
+        """s q k of some coordinates, NaN where the query does not see the key."""
+        position = torch.arange(len(q))
+        seen = (position <= position[:, None]) & (position >= self.call.start[:, None])
+        return (self.call.scale * q @ k.mT).masked_fill(~seen.to(q.device), torch.nan)
+
+
+def _coordinates(planes: Planes) -> list[list[int]]:
+    """The coordinates of every plane, and those that do not rotate, if there are any."""
+    index = list(range(planes.head_dim))
+    pairs = zip(index[planes.first], index[planes.second], strict=True)
+    turning = [list(pair) for pair in pairs]
+    rest = sorted(set(index).difference(*turning))
+    return [*turning, rest] if rest else turning

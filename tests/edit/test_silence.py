@@ -1,0 +1,425 @@
+"""Silenced heads, held to hooks at the output projection and to TransformerLens' hook_z."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from oracles.tiny import SUPPORTED, random_tokens, tiny
+from tiny_checkpoints import save_tiny
+from torch import nn
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+import ropelens as rl
+from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.models.bridge import bridge
+
+LENGTH, HEADS = 20, 4
+PROJECTIONS = ("o_proj", "out_proj", "dense", "c_proj")
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+def tokens(*, sequences: int = 3, length: int = LENGTH, seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(random_tokens(sequences=sequences, length=length, seed=seed))
+
+
+@torch.no_grad()
+def logits(model: PreTrainedModel, **inputs: torch.Tensor) -> torch.Tensor:
+    return model(**{"input_ids": tokens(), **inputs}, use_cache=False).logits
+
+
+@pytest.fixture
+def llama() -> LlamaForCausalLM:
+    return tiny("llama_gqa")
+
+
+def projections(model: PreTrainedModel) -> list[nn.Module]:
+    """The output projection of every layer's attention."""
+    attention = [module for module in model.modules() if hasattr(module, "layer_idx")]
+    found = [
+        own
+        for module in attention
+        for name, own in module.named_children()
+        if name in PROJECTIONS
+    ]
+    assert len(found) == model.config.num_hidden_layers
+    return found
+
+
+@contextmanager
+def hooked(
+    model: PreTrainedModel, heads: dict[int, list[int]], change: Change
+) -> Iterator[None]:
+    """`change` [sequence, position, feature] of what these heads give the output projection."""
+
+    def before(own: list[int]) -> Callable[..., tuple[torch.Tensor]]:
+        def hook(module: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+            x = inputs[0].clone().unflatten(-1, (HEADS, -1))
+            for head in own:
+                x[:, :, head] = change(x[:, :, head])
+            return (x.flatten(-2),)
+
+        return hook
+
+    layers = projections(model)
+    hooks = [layers[at].register_forward_pre_hook(before(own)) for at, own in heads.items()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def zero(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(x)
+
+
+def mean(x: torch.Tensor) -> torch.Tensor:
+    return x.mean((0, 1)).expand_as(x)
+
+
+# against hooks at the output projection
+
+
+@pytest.mark.parametrize("to", ["zero", "mean"])
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_against_hooks(name: str, to: str):
+    """Single query heads, also of those that share a key-value head, in two layers."""
+    model = tiny(name)
+    plain = logits(model)
+    with hooked(model, {0: [1], 1: [0, 3]}, {"zero": zero, "mean": mean}[to]):
+        expected = logits(model)
+    with rl.silence_heads(model, "0.1,1.0,1.3", to=to):
+        silenced = logits(model)
+    scale = plain.abs().max()
+    assert (silenced - expected).abs().max() < 1e-5 * scale
+    assert (silenced - plain).abs().max() > 1e-4 * scale
+    assert torch.equal(logits(model), plain)
+
+
+@pytest.mark.parametrize("to", ["zero", "mean", "resample"])
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_other_heads_keep_every_bit(llama: LlamaForCausalLM, implementation: str, to: str):
+    """What reaches the output projection of the silenced layer, and of those below it."""
+    llama.set_attn_implementation(implementation)
+    seen: list[torch.Tensor] = []
+    hooks = [
+        p.register_forward_pre_hook(lambda _, x: seen.append(x[0])) for p in projections(llama)
+    ]
+    logits(llama)
+    with rl.silence_heads(llama, "1.2", to=to):
+        seen.clear()  # of what opening the block ran
+        logits(llama)
+        silenced = list(seen)
+    seen.clear()
+    logits(llama)
+    for hook in hooks:
+        hook.remove()
+    assert torch.equal(silenced[0], seen[0])
+    changed = (silenced[1] != seen[1]).unflatten(-1, (HEADS, -1)).any(-1).flatten(0, 1).any(0)
+    assert changed.tolist() == [False, False, True, False]
+
+
+def test_a_mean_over_a_reference(llama: LlamaForCausalLM):
+    """Of its real tokens alone, and as the model is there: with the edit around it."""
+    reference, lengths = tokens(sequences=4, seed=1), torch.tensor([20, 7, 13, 20])
+    seen: list[torch.Tensor] = []
+    for edit in (rl.stop_slowest(0.0), rl.stop_fastest(0.5)):
+        seen.clear()
+        with rl.edit_rope(llama, edit):
+            hook = projections(llama)[1].register_forward_pre_hook(
+                lambda _, x: seen.append(x[0].unflatten(-1, (HEADS, -1))[0, :, 2])
+            )
+            for own, length in zip(reference, lengths, strict=True):
+                logits(llama, input_ids=own[None, :length])
+            hook.remove()
+            expected_mean = torch.cat(seen).mean(0)
+            with hooked(llama, {1: [2]}, lambda x, m=expected_mean: m.expand_as(x)):
+                expected = logits(llama)
+            options = {"to": "mean", "tokens": reference, "lengths": lengths}
+            with rl.silence_heads(llama, "1.2", **options):
+                torch.testing.assert_close(logits(llama), expected, rtol=0, atol=1e-4)
+            assert not torch.allclose(logits(llama), expected, atol=1e-2)
+
+
+@pytest.mark.parametrize("sequences", [2, 3, 8])
+def test_a_resample_is_another_sequence(llama: LlamaForCausalLM, sequences: int):
+    """Each head of a batch gets another sequence's output, each sequence's once."""
+    ids = tokens(sequences=sequences)
+    seen: list[torch.Tensor] = []
+    found: dict[int, list[int]] = {}
+    for seed in range(20):
+        with rl.silence_heads(llama, "0.*", to="resample", seed=seed):
+            hook = projections(llama)[0].register_forward_pre_hook(
+                lambda _, x: seen.append(x[0])
+            )
+            logits(llama, input_ids=ids)
+            hook.remove()
+    hook = projections(llama)[0].register_forward_pre_hook(lambda _, x: seen.append(x[0]))
+    logits(llama, input_ids=ids)
+    hook.remove()
+    *resampled, own = seen
+    for seed, rows in enumerate(resampled):
+        same = (rows[:, None] == own[None]).all(-1).all(-1)
+        assert not same.diagonal().any()
+        found[seed] = same.nonzero()[:, 1].tolist()
+        assert sorted(found[seed]) == list(range(sequences))
+    assert (len({str(order) for order in found.values()}) > 1) == (sequences > 2)
+    before = logits(llama, input_ids=ids)
+    order = found[3]
+    with hooked(llama, {0: [0, 1, 2, 3], 1: [1]}, lambda x: x[order]):
+        expected = logits(llama, input_ids=ids)
+    with rl.silence_heads(llama, "0.*,1.1", to="resample", seed=3):
+        torch.testing.assert_close(logits(llama, input_ids=ids), expected, rtol=0, atol=1e-4)
+    assert not torch.allclose(expected, before, atol=1e-2)
+
+
+def test_against_transformer_lens(tmp_path):
+    model, tokenizer = rl.load(save_tiny(tmp_path))
+    ids = tokens() % 28
+    expected = {}
+    for to in ("zero", "mean"):
+        with rl.silence_heads(model, "0.1,1.2", to=to):
+            expected[to] = logits(model, input_ids=ids)
+    other = bridge(model, tokenizer)
+
+    def ablate(head: int, change: Change) -> Callable[..., torch.Tensor]:
+        def hook(z: torch.Tensor, hook: object) -> torch.Tensor:
+            z = z.clone()
+            by_head = z if z.ndim == 4 else z.unflatten(-1, (HEADS, -1))
+            by_head[:, :, head] = change(by_head[:, :, head])
+            return z
+
+        return hook
+
+    for to, change in (("zero", zero), ("mean", mean)):
+        hooks = [(f"blocks.{at}.attn.hook_z", ablate(at + 1, change)) for at in range(2)]
+        with torch.no_grad():
+            theirs = other.run_with_hooks(ids, fwd_hooks=hooks)
+        torch.testing.assert_close(theirs, expected[to], rtol=0, atol=1e-4)
+        assert not torch.allclose(theirs, logits(model, input_ids=ids), atol=1e-2)
+    with pytest.raises(UnsupportedModel, match="TransformerLens' hook_z"):
+        rl.silence_heads(other, "0.1").__enter__()
+
+
+# padding and generation
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("to", ["zero", "mean"])
+def test_padding(llama: LlamaForCausalLM, to: str, side: str, implementation: str):
+    """Tokens that are padding are in no mean, whatever they are."""
+    llama.set_attn_implementation(implementation)
+    mask = torch.ones_like(tokens())
+    mask[1, slice(0, 6) if side == "left" else slice(14, 20)] = 0
+    real = mask.bool()
+    inputs = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+
+    def mean_of_real(x: torch.Tensor) -> torch.Tensor:
+        return x[real].mean(0).expand_as(x)
+
+    with hooked(llama, {0: [1]}, {"zero": zero, "mean": mean_of_real}[to]):
+        expected = logits(llama, **inputs)
+    for padding in (5, 50):
+        ids = tokens().masked_fill(~real, padding)
+        with rl.silence_heads(llama, "0.1", to=to):
+            silenced = logits(llama, **inputs, input_ids=ids)
+        torch.testing.assert_close(silenced[real], expected[real], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding", "gemma3"])
+@pytest.mark.parametrize("to", ["zero", "mean", "resample"])
+def test_generation_with_a_cache(to: str, name: str, implementation: str, cache: str):
+    """Token by token as without a cache; on the left there is padding, but for resampling."""
+    model = tiny(name)
+    model.set_attn_implementation(implementation)
+    mask = torch.ones_like(tokens())
+    mask[0, : 0 if to == "resample" else 7] = 0
+    options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+    options |= {"output_logits": True, "return_dict_in_generate": True, "attention_mask": mask}
+    plain = model.generate(tokens(), **options, use_cache=False)
+    reference = tokens(seed=1) if to == "mean" else None
+    with rl.silence_heads(model, "0.1,1.2", to=to, tokens=reference):
+        expected = model.generate(tokens(), **options, use_cache=False)
+        cached = model.generate(tokens(), **options, cache_implementation=cache)
+    assert torch.equal(cached.sequences, expected.sequences)
+    for own, true in zip(cached.logits, expected.logits, strict=True):
+        torch.testing.assert_close(own, true, rtol=1e-4, atol=1e-3)
+    assert (plain.logits[0] - expected.logits[0]).abs().max() > 1e-2
+
+
+def test_the_mean_of_a_batch_in_generation(llama: LlamaForCausalLM):
+    options = {"max_new_tokens": 3, "do_sample": False}
+    with rl.silence_heads(llama, "0.1", to="mean"):
+        llama.generate(tokens(), **options, use_cache=False)
+        with pytest.raises(BadArgument, match="where a cache holds a part") as refused:
+            llama.generate(tokens(), **options)
+    assert refused.value.parts["seen"] == "1 tokens after 20 in the cache"
+    assert "use_cache=False" in refused.value.parts["try"]
+
+
+# blocks
+
+
+EDIT = rl.stop_planes([1, 2], heads="0.1,1.3")
+
+
+@pytest.mark.parametrize("to", ["zero", "mean"])
+def test_beside_edits_in_either_order(llama: LlamaForCausalLM, to: str):
+    """The edit lets heads that share a key differ, so each has a key of its own."""
+    plain = logits(llama)
+    with (
+        rl.edit_rope(llama, EDIT),
+        hooked(llama, {0: [0], 1: [3]}, {"zero": zero, "mean": mean}[to]),
+    ):
+        expected = logits(llama)
+    with rl.edit_rope(llama, EDIT):
+        edited = logits(llama)
+        with rl.silence_heads(llama, "0.0,1.3", to=to):
+            one = logits(llama)
+        assert torch.equal(logits(llama), edited)
+    with rl.silence_heads(llama, "0.0,1.3", to=to), rl.edit_rope(llama, EDIT):
+        other = logits(llama)
+    assert torch.equal(one, other)
+    torch.testing.assert_close(one, expected, rtol=0, atol=1e-4)
+    assert not torch.allclose(one, edited, atol=1e-2)
+    assert torch.equal(logits(llama), plain)
+
+
+def test_beside_observers_and_profiles(llama: LlamaForCausalLM):
+    """Observers see what a head gave before it was silenced, and the effect in later layers."""
+    plain: dict[int, rl.AttentionCall] = {}
+    seen: dict[int, rl.AttentionCall] = {}
+    with rl.observe(llama, lambda call, planes: plain.update({call.layer: call})):
+        logits(llama)
+    with rl.observe(llama, lambda call, planes: seen.update({call.layer: call})):
+        with rl.silence_heads(llama, "0.1"):
+            logits(llama)
+        assert torch.equal(seen[0].output, plain[0].output)
+        assert not torch.allclose(seen[1].query, plain[1].query, atol=1e-2)
+    own = rl.profile(llama, tokens(), surrogates=0)
+    with rl.silence_heads(llama, "0.*"):
+        silenced = rl.profile(llama, tokens(), surrogates=0)
+        rl.measure_rope(llama)
+    assert float(abs(silenced - own)["q_norm"].sel(layer=0).max()) == 0
+    assert float(abs(silenced - own)["q_norm"].sel(layer=1).max()) > 0.1
+
+
+def test_the_inner_block_counts(llama: LlamaForCausalLM):
+    with rl.silence_heads(llama, "0.1", to="mean"):
+        inner = logits(llama)
+        with rl.silence_heads(llama, "0.2,1.0"):
+            both = logits(llama)
+        assert torch.equal(logits(llama), inner)
+    with rl.silence_heads(llama, "0.1"), rl.silence_heads(llama, "0.1", to="mean"):
+        assert torch.equal(logits(llama), inner)
+    with rl.silence_heads(llama, "0.2,1.0"), rl.silence_heads(llama, "0.1", to="mean"):
+        assert torch.equal(logits(llama), both)
+
+
+class Stop(Exception):
+    """Raised by a test's own code."""
+
+
+def silence_and_fail(model: PreTrainedModel) -> None:
+    plain = logits(model)
+    with rl.silence_heads(model, "*.*"):
+        assert not torch.equal(logits(model), plain)
+        raise Stop
+
+
+def test_an_error_inside_restores_the_model(llama: LlamaForCausalLM):
+    plain, before = logits(llama), llama.config._attn_implementation
+    with pytest.raises(Stop):
+        silence_and_fail(llama)
+    with pytest.raises(BadArgument), rl.silence_heads(llama, "0.1", to="resample"):
+        logits(llama, input_ids=tokens(sequences=1))
+    assert llama.config._attn_implementation == before
+    assert torch.equal(logits(llama), plain)
+
+
+def test_another_model_is_left_alone(llama: LlamaForCausalLM):
+    other = LlamaForCausalLM(llama.config).eval()
+    plain = logits(other)
+    with rl.silence_heads(llama, "*.*"):
+        assert torch.equal(logits(other), plain)
+
+
+def test_gradients_pass(llama: LlamaForCausalLM):
+    with rl.silence_heads(llama, "0.1"):
+        llama(tokens(), labels=tokens()).loss.backward()
+    grad = llama.model.layers[0].self_attn.q_proj.weight.grad.unflatten(0, (HEADS, -1))
+    assert [bool(own.any()) for own in grad] == [True, False, True, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_every_dtype(dtype: torch.dtype):
+    model = tiny("llama_gqa").to(dtype)
+    for to, change in (("zero", zero), ("mean", mean)):
+        with hooked(model, {0: [1]}, change):
+            expected = logits(model)
+        with rl.silence_heads(model, "0.1", to=to):
+            silenced = logits(model)
+        assert silenced.dtype == dtype
+        error = (silenced - expected).abs().max() / expected.abs().max()
+        assert error < (0.05 if dtype == torch.bfloat16 else 1e-12)
+
+
+# what is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"heads": "2.0"}, "The model has no head 2.0; seen: layers 0 to 1, heads 0 to 3"),
+        ({"heads": "*.4"}, r"no head \*.4"),
+        ({"heads": "3"}, "A list of heads names each as layer.head."),
+        ({"heads": ""}, "A list of heads names each as layer.head."),
+        (
+            {"to": "none"},
+            'silenced to one of three things; seen: \'none\'; try: "zero", "mean"',
+        ),
+        ({"tokens": tokens()}, 'tokens are for to="mean"; here it is "zero"'),
+        ({"to": "mean", "tokens": tokens() + 50}, "not in the model's vocabulary"),
+        ({"to": "mean", "tokens": tokens()[0]}, "tokens must be a table of sequences"),
+    ],
+)
+def test_mistakes(llama: LlamaForCausalLM, arguments: dict[str, object], line: str):
+    before = llama.config._attn_implementation
+    block = rl.silence_heads(llama, **{"heads": "0.1"} | arguments)
+    with pytest.raises(BadArgument) as refused, block:
+        pytest.fail("the block was opened")
+    assert re.search(line, refused.value.line), refused.value.line
+    assert llama.config._attn_implementation == before
+
+
+def test_what_cannot_be_resampled(llama: LlamaForCausalLM):
+    mask = torch.ones_like(tokens())
+    mask[1, 14:] = 0
+    with rl.silence_heads(llama, "0.1", to="resample"):
+        with pytest.raises(BadArgument, match="no other sequence in a batch of one"):
+            logits(llama, input_ids=tokens(sequences=1))
+        with pytest.raises(BadArgument, match="of another length") as refused:
+            logits(llama, attention_mask=mask)
+    assert refused.value.parts["seen"] == "20, 14, 20 tokens"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt"])
+def test_a_model_need_not_rotate(name: str):
+    model = tiny(name)
+    with hooked(model, {0: [1]}, zero):
+        expected = logits(model)
+    with rl.silence_heads(model, "0.1"):
+        torch.testing.assert_close(logits(model), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["bloom", "falcon", "gptj", "codegen", "mamba"])
+def test_hidden_attention_is_refused(name: str):
+    with pytest.raises(UnsupportedModel), rl.silence_heads(tiny(name), "0.1"):
+        pytest.fail("the block was opened")

@@ -1,0 +1,325 @@
+"""`capture`: what heads compute on one text, held to the model's own attention and to laws."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from oracles.recording import attention_calls
+from oracles.tiny import SUPPORTED, random_tokens, rotations, tiny
+from tiny_checkpoints import save_tiny
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
+
+import ropelens as rl
+from ropelens.errors import BadArgument, BadText, RopelensError, UnsupportedModel
+from ropelens.models.bridge import bridge
+
+LENGTH, HEADS = 20, 4
+
+
+def tokens(*, length: int = LENGTH) -> torch.Tensor:
+    return torch.from_numpy(random_tokens(sequences=1, length=length)[0])
+
+
+@pytest.fixture
+def llama() -> LlamaForCausalLM:
+    return tiny("llama_gqa")
+
+
+@torch.no_grad()
+def true_attention(model: PreTrainedModel, ids: torch.Tensor) -> np.ndarray:
+    """transformers' own attention [head, query, key], the heads of one layer after another."""
+    attentions = model(ids[None], output_attentions=True, use_cache=False).attentions
+    return torch.cat([own[0] for own in attentions]).float().numpy()
+
+
+def assert_contributions_are_scores(seen: xr.Dataset) -> None:
+    """They sum to the score of every pair that is seen, and to nothing where it is not."""
+    total = seen["contribution"].sum("frequency", min_count=1)
+    assert (total.isnull() == seen["score"].isnull()).all()
+    scale = float(abs(seen["contribution"]).sum("frequency").max())
+    assert float(abs(total - seen["score"]).max()) < 1e-5 * scale
+
+
+# against the model's own attention, its queries and its keys
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_against_the_model(name: str):
+    model = tiny(name)
+    seen = rl.capture(model, tokens(), values=True)
+    layers = model.config.num_hidden_layers
+    assert seen["head"].values.tolist() == [f"{x}.{y}" for x in range(layers) for y in range(4)]
+    np.testing.assert_allclose(
+        seen["attention"], true_attention(model, tokens()), rtol=0, atol=1e-5
+    )
+    assert_contributions_are_scores(seen)
+    calls, _ = attention_calls(model, tokens().numpy())
+    for layer, (call, turning) in enumerate(
+        zip(calls, rotations(model, name=name), strict=True)
+    ):
+        group = len(call.query) // len(call.key)
+        key = call.key.repeat_interleave(group, dim=0)
+        score = (call.scale * call.query @ key.mT).masked_fill(~call.visible, torch.nan)
+        of_layer = seen.isel(head=seen["layer"] == layer)
+        atol = 1e-5 * float(score.nan_to_num().abs().max())
+        np.testing.assert_allclose(of_layer["score"], score, rtol=0, atol=atol)
+        # What turns of each head: on its own, for the last term or some planes stand still.
+        at = np.flatnonzero((of_layer["inv_freq"] != 0) & of_layer["inv_freq"].notnull())[
+            : len(turning.inv_freq)
+        ]
+        np.testing.assert_allclose(of_layer["inv_freq"][0, at], turning.inv_freq, rtol=1e-6)
+        for side, x in (("q", call.query), ("k", key)):
+            still = turning.unrotate(x)[..., torch.from_numpy(turning.pairs)].numpy()
+            own, norm = of_layer[f"{side}_still"].values, of_layer[f"{side}_norm"].values
+            atol = 1e-4 * float(x.abs().max())
+            np.testing.assert_allclose(own[:, :, at], still, rtol=1e-3, atol=atol)
+            np.testing.assert_allclose(
+                np.sqrt((norm**2).sum(-1, where=~np.isnan(norm))), x.norm(dim=-1), rtol=1e-4
+            )
+            np.testing.assert_allclose(
+                norm[:, :, at], np.linalg.norm(still, axis=-1), rtol=1e-3, atol=atol
+            )
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "nanochat", "cohere", "gemma2", "deepseek_v3"])
+def test_contributions_follow_from_vectors_without_rotation(name: str):
+    """scale Re(q~ conj(k~) exp(i w (query - key))), clockwise planes too."""
+    seen = rl.capture(tiny(name), tokens(), heads="0.*,1.2")
+    q, k = (seen[side][..., 0] + 1j * seen[side][..., 1] for side in ("q_still", "k_still"))
+    angle = seen["inv_freq"] * (seen["query"] - seen["key"])
+    expected = (seen["scale"] * q * np.conj(k) * np.exp(1j * angle)).real
+    difference = seen["contribution"] - expected.transpose(*seen["contribution"].dims)
+    rotated = np.isfinite(expected).any(["query", "key"])
+    seen_pairs = seen["score"].notnull()
+    assert (difference.notnull() == (seen_pairs & rotated)).all()
+    assert float(abs(difference).max()) < 1e-4 * float(abs(expected).max())
+    bound = seen["scale"] * seen["q_norm"] * seen["k_norm"]
+    assert (abs(seen["contribution"]) <= bound + 1e-4).where(seen_pairs, True).all()
+
+
+def test_the_chosen_heads_are_those_of_all(llama: LlamaForCausalLM):
+    every = rl.capture(llama, tokens())
+    some = rl.capture(llama, tokens()[None], heads="1.1,0.3")
+    assert some["head"].values.tolist() == ["0.3", "1.1"]
+    assert some["layer"].values.tolist() == [0, 1]
+    assert some["head_of_layer"].values.tolist() == [3, 1]
+    xr.testing.assert_identical(
+        some.drop_attrs(deep=False), every.sel(head=["0.3", "1.1"]).drop_attrs(deep=False)
+    )
+
+
+def test_lengths_of_values(llama: LlamaForCausalLM):
+    """Of the kv head that each head reads."""
+    found = []
+    hook = llama.model.layers[1].self_attn.v_proj.register_forward_hook(
+        lambda _, __, out: found.append(out[0].unflatten(-1, (2, -1)).norm(dim=-1).T)
+    )
+    seen = rl.capture(llama, tokens(), heads="1.*", values=True)
+    hook.remove()
+    expected = found[-1].repeat_interleave(2, dim=0)
+    np.testing.assert_allclose(seen["value_norm"], expected, rtol=1e-5)
+    assert "value_norm" not in rl.capture(llama, tokens(), heads="1.*")
+
+
+def test_layers_of_fewer_planes_end_in_nan():
+    seen = rl.capture(tiny("gemma4"), tokens())
+    counts = seen["inv_freq"].notnull().sum("frequency").values
+    assert counts.tolist() == [8] * 4 + [16] * 4
+    for name in ("contribution", "q_norm", "k_still", "wavelength"):
+        assert seen[name].isel(head=0, frequency=slice(8, None)).isnull().all()
+        assert seen[name].isel(head=7, frequency=15).notnull().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_every_dtype(dtype: torch.dtype):
+    model = tiny("llama_gqa").to(dtype)
+    seen = rl.capture(model, tokens())
+    exact = torch.promote_types(dtype, torch.float32)
+    assert seen["score"].dtype == str(exact).removeprefix("torch.")
+    expected = true_attention(model, tokens())
+    atol = 0.1 if dtype == torch.bfloat16 else 1e-6
+    np.testing.assert_allclose(seen["attention"], expected, rtol=0, atol=atol)
+    assert_contributions_are_scores(seen)
+
+
+@pytest.mark.parametrize("name", ["babyllama105", "stories260k"])
+def test_real_checkpoints(shared: Path, name: str):
+    folder = shared / "checkpoints" / name
+    model, tokenizer = rl.load(folder)
+    text = "One day, Lily met a big dog. She said to the dog: who are you?"
+    seen = rl.capture(model, text, tokenizer=tokenizer, heads="0.*,1.1")
+    eager = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    expected = true_attention(eager, torch.tensor([tokenizer.bos_token_id, *ids]))
+    heads = model.config.num_attention_heads
+    at = [*range(heads), heads + 1]
+    np.testing.assert_allclose(seen["attention"], expected[at], rtol=0, atol=1e-5)
+    assert_contributions_are_scores(seen)
+    assert "".join(seen["query_token"].values[1:]).strip() == text
+
+
+def test_a_bridge_shows_the_same(tmp_path: Path):
+    model, tokenizer = rl.load(save_tiny(tmp_path))
+    plain = rl.capture(model, "abcabdzzy", tokenizer=tokenizer, values=True)
+    bridged = bridge(model, tokenizer)
+    again = rl.capture(bridged, "abcabdzzy", tokenizer=tokenizer, values=True)
+    xr.testing.assert_allclose(again, plain, rtol=1e-4, atol=1e-4)
+
+
+# under edits and silences
+
+
+def test_an_edit_of_one_head_of_a_group(llama: LlamaForCausalLM):
+    """A profile refuses it: two heads that share a key rotate differently, and so do keys."""
+    means = rl.plane_means(llama, tokens()[None])
+    edits = (
+        rl.stop_planes([1, 2], heads="0.1"),
+        rl.mean_ablate(means, select=rl.PlaneNumbers((3,)), heads="0.0"),
+        rl.drop(rl.PlaneNumbers((0,)), heads="1.3"),
+    )
+    plain = rl.capture(llama, tokens())
+    with rl.edit_rope(llama, *edits):
+        expected = true_attention(llama, tokens())
+        seen = rl.capture(llama, tokens())
+    np.testing.assert_allclose(seen["attention"], expected, rtol=0, atol=1e-5)
+    assert_contributions_are_scores(seen)
+    stopped = seen["inv_freq"] == 0
+    assert np.argwhere(stopped.values).tolist() == [[1, 1], [1, 2]]
+    first = {"head": slice(0, 4)}  # whose input no edit changes
+    np.testing.assert_allclose(
+        seen["k_still"][1:4], plain["k_still"][1:4], rtol=0, atol=1e-4
+    )  # a stopped plane is the one without its rotation
+    ablated = seen["k_still"][0, :, 3]
+    np.testing.assert_allclose(ablated, np.broadcast_to(ablated[0], ablated.shape), atol=1e-5)
+    np.testing.assert_allclose(ablated[0], means["k_mean"][0, 0, 3], atol=1e-5)
+    changed = abs(seen - plain)["attention"].isel(first).max(["query", "key"]) > 1e-3
+    assert changed.values.tolist() == [True, True, False, False]
+    assert float(abs(seen["contribution"]).sel(head="1.3", frequency=0).max()) == 0
+    xr.testing.assert_identical(
+        rl.capture(llama, tokens()).drop_attrs(deep=False), plain.drop_attrs(deep=False)
+    )
+
+
+def test_a_variant_and_a_rotation_that_depends_on_the_length(llama: LlamaForCausalLM):
+    with rl.edit_rope(llama, "p-rope:0.5"):
+        assert (rl.capture(llama, tokens())["inv_freq"][:, 4:] == 0).all()
+    model = tiny("llama_dynamic", max_position_embeddings=16)
+    for edits in ((), (rl.stop_planes([1], heads="0.1"),)):
+        with rl.edit_rope(model, *edits):
+            seen = rl.capture(model, tokens())
+            expected = true_attention(model, tokens())
+        np.testing.assert_allclose(seen["attention"], expected, rtol=0, atol=1e-5)
+        stated = model.model.rotary_emb.inv_freq
+        np.testing.assert_allclose(seen["inv_freq"][0], stated, rtol=1e-6)
+        assert_contributions_are_scores(seen)
+
+
+@pytest.mark.parametrize("to", ["zero", "mean"])
+def test_silenced_heads_show_what_they_compute(llama: LlamaForCausalLM, to: str):
+    plain = rl.capture(llama, tokens())
+    edit = rl.edit_rope(llama, rl.stop_planes([1], heads="1.0"))
+    with rl.silence_heads(llama, "0.1", to=to), edit:
+        expected = true_attention(llama, tokens())
+        seen = rl.capture(llama, tokens())
+    np.testing.assert_allclose(seen["attention"], expected, rtol=0, atol=1e-5)
+    assert (seen["attention"] == plain["attention"])[:4].all()
+    assert float(abs(seen["score"] - plain["score"])[4:].max()) > 1e-2
+
+
+# what it holds
+
+
+def test_everything_says_what_it_is_and_can_be_saved(tmp_path: Path):
+    model, tokenizer = rl.load(save_tiny(tmp_path / "model"))
+    seen = rl.capture(model, "aabca", tokenizer=tokenizer, heads="1.*", values=True)
+    for name, variable in seen.variables.items():
+        assert variable.attrs["long_name"], name
+        assert "units" in variable.attrs, name
+    for name in ("key_token", "query_token"):
+        assert [text.strip() for text in seen[name].values] == ["<s>", *"aabca"]
+    assert seen.attrs["kind"] == "capture"
+    assert seen.attrs["tokens"] == 6
+    seen.to_netcdf(tmp_path / "plain.nc", engine="h5netcdf")
+    rl.save_results(seen, tmp_path / "ours.nc")
+    for name in ("plain.nc", "ours.nc"):
+        again = xr.load_dataset(tmp_path / name, engine="h5netcdf")
+        xr.testing.assert_equal(again, seen)
+        assert again["score"].attrs == seen["score"].attrs
+
+
+def test_tokens_without_a_tokenizer_are_numbers(llama: LlamaForCausalLM):
+    seen = rl.capture(llama, tokens(length=5), heads="0.0")
+    assert seen["key_token"].values.tolist() == [f"#{token}" for token in tokens(length=5)]
+
+
+def test_memory_is_counted_first(llama: LlamaForCausalLM):
+    numbers = [
+        name for name, x in rl.capture(llama, tokens()).variables.items() if x.dtype == "f4"
+    ]
+    needed = sum(rl.capture(llama, tokens())[name].nbytes for name in numbers)
+    rl.capture(llama, tokens(), max_bytes=needed)
+    with pytest.raises(BadArgument) as refused:
+        rl.capture(llama, tokens(), max_bytes=needed - 1)
+    assert refused.value.what == (
+        f"This capture takes {needed:,} bytes, more than the {needed - 1:,} allowed."
+    )
+    assert refused.value.parts["seen"] == "8 heads, 20 tokens, 8 frequencies"
+    assert refused.value.parts["try"].endswith(f"max_bytes={needed}")
+    with pytest.raises(BadArgument, match="more than the 1,073,741,824 allowed"):
+        rl.capture(llama, tokens(length=8000))
+
+
+# what is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"heads": "2.0"}, "The model has no head 2.0; seen: layers 0 to 1"),
+        ({"heads": "one"}, "A list of heads names each as layer.head."),
+        ({"text_or_tokens": "abc"}, "A text needs the tokenizer of the model; try: tokenizer="),
+        ({"text_or_tokens": tokens() + 90}, "Some tokens are not in the model's vocabulary."),
+        ({"text_or_tokens": tokens()[:2]}, "at least 3 tokens"),
+        ({"text_or_tokens": tokens().float()}, "of torch.float32"),
+        (
+            {"text_or_tokens": tokens().expand(2, -1)},
+            r"A capture is of one sequence; seen: 2 sequences; try: one at a time: tokens\[0\]",
+        ),
+    ],
+)
+def test_mistakes(llama: LlamaForCausalLM, arguments: dict[str, object], line: str):
+    with pytest.raises(BadArgument) as refused:
+        rl.capture(llama, **{"text_or_tokens": tokens()} | arguments)
+    assert re.search(line, refused.value.line), refused.value.line
+
+
+def test_a_text_of_too_few_or_too_many_tokens(tmp_path: Path):
+    model, tokenizer = rl.load(save_tiny(tmp_path))
+    with pytest.raises(BadText, match="too short to look at") as refused:
+        rl.capture(model, "a", tokenizer=tokenizer)
+    assert refused.value.parts["seen"] == "2 tokens"
+    with pytest.warns(UserWarning, match="beyond the 64 tokens that the model was made for"):
+        rl.capture(model, 70 * "a", tokenizer=tokenizer, heads="0.0")
+
+
+def test_a_head_cannot_be_resampled_from_nothing(llama: LlamaForCausalLM):
+    with (
+        rl.silence_heads(llama, "0.1", to="resample"),
+        pytest.raises(BadArgument, match="no other sequence in a batch of one"),
+    ):
+        rl.capture(llama, tokens())
+
+
+def test_attention_of_another_kind_is_refused(llama: LlamaForCausalLM):
+    llama.model.layers[1].self_attn.is_causal = False
+    llama.set_attn_implementation("sdpa")
+    with pytest.raises(UnsupportedModel, match="layer 1: attention recomputed"):
+        rl.capture(llama, tokens())
+    for name in ("gpt2", "falcon", "mamba"):
+        with pytest.raises(RopelensError):
+            rl.capture(tiny(name), tokens())

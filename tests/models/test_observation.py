@@ -1,0 +1,208 @@
+"""`observe`: a function of one's own sees every attention call, and how its layer rotates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from oracles.recording import attention_calls
+from oracles.tiny import SUPPORTED, random_tokens, rotations, tiny
+from tiny_checkpoints import save_tiny
+from transformers import PreTrainedModel
+
+import ropelens as rl
+from ropelens.errors import UnsupportedModel
+from ropelens.models.bridge import bridge
+from ropelens.statistics.maps import attention_map
+
+LENGTH = 20
+Seen = dict[int, tuple[rl.AttentionCall, rl.Planes]]
+
+
+def tokens(*, sequences: int = 2, length: int = LENGTH) -> torch.Tensor:
+    return torch.from_numpy(random_tokens(sequences=sequences, length=length))
+
+
+@torch.no_grad()
+def logits(model: PreTrainedModel, **inputs: torch.Tensor) -> torch.Tensor:
+    return model(**{"input_ids": tokens(), **inputs}, use_cache=False).logits
+
+
+def noting(seen: Seen) -> Callable[[rl.AttentionCall, rl.Planes], None]:
+    """A function that notes what it is shown, by layer."""
+    return lambda call, planes: seen.update({call.layer: (call, planes)})
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_the_planes_are_those_that_the_call_rotates_in(name: str):
+    """Against queries, keys and frequencies read from the model; no bit of its output moves."""
+    model, seen = tiny(name), {}
+    plain, (true, _) = logits(model), attention_calls(model, tokens()[0].numpy())
+    with rl.observe(model, noting(seen)):
+        assert torch.equal(logits(model), plain)
+    assert sorted(seen) == list(range(len(true)))
+    for layer, rotation in enumerate(rotations(model, name=name)):
+        call, planes = seen[layer]
+        turning = planes.inv_freq != 0
+        np.testing.assert_allclose(planes.inv_freq[turning], rotation.inv_freq, rtol=1e-6)
+        still = rotation.unrotate(true[layer].query)
+        first, second = torch.from_numpy(rotation.pairs).unbind(-1)
+        expected = torch.complex(still[..., first], still[..., second])
+        q = torch.complex(call.query[0][..., planes.first], call.query[0][..., planes.second])
+        q = q * torch.exp(-1j * torch.arange(LENGTH)[:, None] * planes.inv_freq)
+        atol = 1e-4 * float(call.query.abs().max())
+        torch.testing.assert_close(q[..., turning], expected.to(q.dtype), rtol=1e-3, atol=atol)
+
+
+def test_it_is_closed_afterwards_and_on_errors():
+    model, calls = tiny("llama_gqa"), []
+
+    def fail(call: rl.AttentionCall, planes: rl.Planes) -> None:
+        calls.append(call)
+        raise KeyError(call.layer)
+
+    before = model.config._attn_implementation
+    for _ in range(2):
+        with pytest.raises(KeyError), rl.observe(model, fail):
+            logits(model)
+    assert model.config._attn_implementation == before
+    logits(model)
+    assert [call.layer for call in calls] == [0, 0]
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["edit outside", "edit inside"])
+def test_the_edited_model_is_seen(inside: bool):
+    model, seen = tiny("llama_gqa"), {}
+    edit = rl.edit_rope(model, rl.stop_slowest(0.5))
+    outer, inner = rl.observe(model, noting(seen)), edit
+    if not inside:
+        outer, inner = inner, outer
+    with outer, inner:
+        logits(model)
+    call, planes = seen[0]
+    assert planes.inv_freq.tolist()[4:] == [0.0] * 4
+    assert (planes.inv_freq[:4] > 0).all()
+    with rl.observe(model, noting(seen)):
+        logits(model)
+    plain, own = seen[0]
+    assert (own.inv_freq > 0).all()
+    assert (call.query - plain.query).abs().max() > 0.1
+
+
+def test_heads_that_differ_have_no_one_frequency():
+    model, seen = tiny("llama_gqa"), {}
+    edit = rl.stop_planes([1, 5], heads="0.2")
+    with rl.edit_rope(model, edit), rl.observe(model, noting(seen)):
+        logits(model)
+    call, planes = seen[0]
+    assert planes.inv_freq.isnan().nonzero().flatten().tolist() == [1, 5]
+    assert call.key.shape[1] == call.query.shape[1] == 4
+    assert not seen[1][1].inv_freq.isnan().any()
+    assert seen[1][0].key.shape[1] == 2
+
+
+def test_a_rotation_that_depends_on_the_length():
+    model, seen = tiny("llama_dynamic", max_position_embeddings=16), {}
+    with rl.observe(model, noting(seen)):
+        for length in (10, 40, 12):
+            logits(model, input_ids=tokens(length=length))
+            stated = model.model.rotary_emb.inv_freq
+            assert torch.equal(seen[1][1].inv_freq, stated), length
+    with rl.observe(model, noting(seen)):
+        logits(model, input_ids=tokens(length=40))
+        assert (seen[1][1].inv_freq < model.model.rotary_emb.original_inv_freq).any()
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding"])
+def test_padding_is_seen(name: str, side: str, implementation: str):
+    """A padded sequence attends as it does alone; the others are not told its beginning."""
+    model, seen, alone, length = tiny(name), {}, {}, 15
+    model.set_attn_implementation(implementation)
+    ids = tokens()
+    mask = torch.ones_like(ids)
+    real = slice(LENGTH - length, LENGTH) if side == "left" else slice(0, length)
+    mask[1] = 0
+    mask[1, real] = 1
+    inputs = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+    with rl.observe(model, noting(seen)):
+        logits(model, **inputs)
+    with rl.observe(model, noting(alone)):
+        logits(model, input_ids=ids[1:, real])
+    for layer in range(2):
+        weights = attention_map(seen[layer][0])[1, :, real, real]
+        expected = attention_map(alone[layer][0])[0]
+        torch.testing.assert_close(weights, expected, rtol=0, atol=1e-5)
+    with rl.observe(model, noting(alone)):
+        logits(model, input_ids=ids[:1])
+    torch.testing.assert_close(
+        attention_map(seen[1][0])[0], attention_map(alone[1][0])[0], rtol=0, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("edited", [False, True], ids=["plain", "edited"])
+@pytest.mark.parametrize("padded", [0, 7], ids=["whole", "padded"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding", "gemma3", "persimmon"])
+def test_generation(name: str, implementation: str, cache: str, padded: int, edited: bool):
+    """With a cache each step shows its new rows, which attend as without one."""
+    model = tiny(name)
+    model.set_attn_implementation(implementation)
+    mask = torch.ones_like(tokens())
+    mask[0, :padded] = 0
+    options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    options |= {"attention_mask": mask}
+    edits = (rl.stop_planes([1], heads="*.1"),) if edited else ()
+    whole: list[torch.Tensor] = []
+    cached: list[tuple[torch.Tensor, int]] = []
+
+    def note(call: rl.AttentionCall, planes: rl.Planes) -> None:
+        cached.append((attention_map(call), call.past))
+
+    with rl.edit_rope(model, *edits):
+        expected = model.generate(tokens(), **options, cache_implementation=cache)
+        with rl.observe(model, lambda call, planes: whole.append(attention_map(call))):
+            model.generate(tokens(), **options, use_cache=False)
+        with rl.observe(model, note):
+            again = model.generate(tokens(), **options, cache_implementation=cache)
+    assert torch.equal(again, expected)
+    assert [weights.shape[2] for weights, _ in cached] == [LENGTH] * 2 + [1] * 6
+    for true, (weights, past) in zip(whole, cached, strict=True):
+        rows, keys = weights.shape[2:]
+        assert past == keys - rows
+        real = slice(padded if rows > 1 else 0, None)
+        seen, true = weights[:, :, real], true[:, :, -rows:][:, :, real]
+        torch.testing.assert_close(seen, true[..., -keys:], rtol=1e-4, atol=1e-5)
+        assert float(true[..., :-keys].sum()) == 0, "what slid out of the cache is not seen"
+
+
+def test_a_cache_of_keys_that_turned_otherwise_is_refused():
+    model = tiny("llama_dynamic", max_position_embeddings=16)
+    with (
+        rl.observe(model, noting({})),
+        pytest.raises(UnsupportedModel, match="how the keys in this cache") as refused,
+    ):
+        model.generate(tokens(length=14), max_new_tokens=8, min_new_tokens=8, do_sample=False)
+    assert refused.value.parts["try"] == "call the model with use_cache=False"
+
+
+def test_a_bridge_is_observed(tmp_path):
+    model, tokenizer = rl.load(save_tiny(tmp_path))
+    plain, bridged, ids = {}, {}, tokens() % 28
+    with rl.observe(model, noting(plain)):
+        logits(model, input_ids=ids)
+    other = bridge(model, tokenizer)
+    with rl.observe(other, noting(bridged)), torch.no_grad():
+        other(ids)
+    for layer, (call, planes) in plain.items():
+        torch.testing.assert_close(bridged[layer][0].query, call.query, rtol=0, atol=1e-5)
+        assert torch.equal(bridged[layer][1].inv_freq, planes.inv_freq)
+
+
+def test_what_does_not_rotate_is_refused():
+    with pytest.raises(UnsupportedModel), rl.observe(tiny("gpt2"), print):
+        pytest.fail("the block was opened")
