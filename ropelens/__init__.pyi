@@ -23,6 +23,7 @@ from .measure.means import plane_means as plane_means
 from .measure.reach import reach as reach
 from .measure.evaluate import evaluate as evaluate
 from .measure.tasks import Retrieval as Retrieval
+from .statistics.intervals import paired_interval as paired_interval
 from .measure.truncate import truncate as truncate
 from .measure.truncation_table import summarize_truncation as summarize_truncation
 
@@ -74,6 +75,7 @@ from .figures.norms import plot_norms as plot_norms
 from .figures.reach import plot_horizons as plot_horizons
 from .figures.reach import plot_reach as plot_reach
 from .figures.selectivity import plot_selectivity as plot_selectivity
+from .figures.silenced import plot_silenced as plot_silenced
 from .figures.triangle import plot_budget_triangle as plot_budget_triangle
 from .figures.truncation import plot_truncation as plot_truncation
 

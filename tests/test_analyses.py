@@ -17,7 +17,11 @@ import ropelens as rl
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "analyses").glob("*.py"))
-MORE = {"reach": {"reach.nc"}, "truncation": {"truncation.nc", "truncation.csv"}}
+MORE = {
+    "causal": {"causal.csv"},
+    "reach": {"reach.nc"},
+    "truncation": {"truncation.nc", "truncation.csv"},
+}
 """What an analysis writes beside the four files of every answer."""
 ON_A_MODEL = [script for script in SCRIPTS if script.stem != "variants"]
 names = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)

@@ -51,6 +51,9 @@ ROWS = (
         "mean loss of the sequence's predicted tokens"),
     Variable("predicted_tokens", ("sequence",), "token",
         "tokens of the sequence that are predicted"),
+    Variable("seen_loss", ("edit", "sequence"), "nat/token",
+        "mean loss of the predicted tokens that the sequence has had before"),
+    Variable("seen_tokens", ("sequence",), "token", "how many these are"),
     Variable("group", ("sequence",), "",
         "sequences of one group are drawn together: those of a document, or of a stretch"),
     Variable("mean_loss", ("edit",), "nat/token", "mean loss of all predicted tokens"),
@@ -117,7 +120,8 @@ def evaluate(
 
     `measures` is any of:
 
-    - "loss": `loss` (edit, sequence) in nats/token, `predicted_tokens` (sequence); `mean_loss`
+    - "loss": `loss` (edit, sequence) in nats/token, `predicted_tokens` (sequence); the same of
+      tokens that the sequence has had before, `seen_loss` and `seen_tokens`; `mean_loss`
       (edit) over all predicted tokens and `position_loss` (edit, position_bin), each with
       its standard error (`_se`) over the groups of sequences that the coordinate `group`
       (sequence) tells.

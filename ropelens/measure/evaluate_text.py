@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ropelens.edit.entries import NONE, Entry
@@ -45,6 +45,7 @@ class TextFindings:
     fits: list[LayerFit] = field(default_factory=list)
     losses: list[Float[Tensor, "sequence bin"]] = field(default_factory=list)
     predicted: list[Int[Tensor, "sequence bin"]] = field(default_factory=list)
+    seen_losses: list[Float[Tensor, " sequence"]] = field(default_factory=list)
     change: dict[int, Float[Tensor, " head"]] = field(default_factory=dict)
     heads: dict[int, int] = field(default_factory=dict)
     rows: float = 0.0
@@ -96,14 +97,23 @@ class TextFindings:
         losses, predicted = (by_group(values, self.text.group) for values in sums)
         return losses, predicted
 
-    def add_losses(
-        self, losses: Float[Tensor, "sequence position"], lengths: Int[Tensor, " sequence"]
-    ) -> None:
+    def add_losses(self, losses: Float[Tensor, "sequence position"], text: Corpus) -> None:
         """Add the losses of a batch, summed over the bins of positions."""
+        self.seen_losses.append(losses.where(seen_before(text), 0.0).sum(1))
         edges, losses = self.edges - 1, losses[:, 1:]  # position 0 is not predicted
-        counts = 1 + torch.arange(losses.shape[1]) < lengths[:, None]
+        counts = 1 + torch.arange(losses.shape[1]) < text.lengths[:, None]
         self.losses.append(sum_bins(losses.where(counts, 0.0), edges))
         self.predicted.append(sum_bins(counts.long(), edges))
+
+
+def seen_before(text: Corpus) -> Bool[Tensor, "sequence position"]:
+    """Which tokens their sequence has had before, padding apart."""
+    tokens, places = text.tokens.cpu(), torch.arange(text.tokens.shape[1])
+    ordered, order = tokens.sort(dim=1, stable=True)
+    again = torch.zeros_like(tokens, dtype=torch.bool)
+    again[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
+    seen = torch.zeros_like(again).scatter_(1, order, again)
+    return seen & (places < text.lengths[:, None])
 
 
 def measure_batch(
@@ -141,7 +151,7 @@ def _measure_entry(
     with torch.no_grad(), subject.observe(observe):
         losses = token_losses(subject.forward(tokens), tokens, lengths)
     check_layers(subject.model, set(found.heads))
-    found.add_losses(losses, lengths)
+    found.add_losses(losses, batch.text)
     found.rows += float(batch.rows.weight.sum())
     if planes is not None:
         found.sums = found.sums + passed.sums(losses.nansum(1))
@@ -158,6 +168,10 @@ def text_values(text: list[TextFindings], wanted: set[str]) -> dict[str, np.ndar
             [torch.cat(entry.losses).sum(1).numpy() / predicted for entry in text]
         )
         values["predicted_tokens"], values["group"] = predicted, of.group.numpy()
+        seen = seen_before(of).sum(1).numpy()
+        sums = np.stack([torch.cat(entry.seen_losses).numpy() for entry in text])
+        with np.errstate(invalid="ignore"):  # NaN where a sequence repeats nothing
+            values["seen_loss"], values["seen_tokens"] = sums / seen, seen
         values["mean_loss"], values["mean_loss_se"] = np.array([e.loss for e in text]).T
         values["position_loss"], values["position_loss_se"] = np.moveaxis(by_bin, -1, 0)
         values["position_start"], values["position_stop"] = edges[:-1], edges[1:]

@@ -409,3 +409,29 @@ def test_heads_that_choose_nothing_have_no_row(small):
     figure = rl.plot_head_wavelengths(profile, heads.assign(label="diffuse"), selected=(0, 0))
     (cells,) = figure.select_traces("heatmap")
     assert len(cells.y) == 0
+
+
+def test_changes_stand_with_their_intervals_by_kind_of_token():
+    rows = [
+        {
+            "what": what,
+            "label": label,
+            "tokens": kind,
+            "change": at,
+            "low": at - 1,
+            "high": at + 2,
+        }
+        for what, label in (("a", "positional"), ("b", ""))
+        for kind, at in (("all", 1.0), ("new", 3.0))
+    ]
+    table = pd.DataFrame(rows)
+    figure = rl.plot_silenced(table)
+    assert [note.text for note in figure.layout.annotations] == ["all", "new"]
+    for trace, row in zip(
+        figure.data, table.sort_values("tokens").to_dict("records"), strict=True
+    ):
+        assert (trace.x[0], trace.y[0]) == (row["change"], row["what"])
+        assert (trace.error_x.arrayminus[0], trace.error_x.array[0]) == (1, 2)
+    assert figure.layout.yaxis.categoryarray == ("b", "a")
+    with pytest.raises(BadArgument, match="columns missing: \\['low'\\]"):
+        rl.plot_silenced(table.drop(columns="low"))

@@ -48,6 +48,24 @@ def test_loss_is_that_of_transformers_with_and_without_the_edit():
     assert list(found.predicted_tokens.values) == [39, 32, 6, 1]
 
 
+def test_loss_of_tokens_that_the_sequence_had_before_by_brute_force():
+    model, ids = tiny("llama_gqa"), tokens() % 7 + 3  # of seven, so that most come again
+    found = rl.evaluate(
+        model, ids, lengths=LENGTHS, edits={"a": "nope"}, measures=["loss"], batch_size=2
+    )
+    with torch.no_grad():
+        logs = model(ids).logits.double().log_softmax(-1)
+    for row, length in enumerate(LENGTHS.tolist()):
+        told = ids[row].tolist()
+        seen = [at for at in range(1, length) if told[at] in told[:at]]
+        assert int(found.seen_tokens[row]) == len(seen)
+        mean = np.mean([-float(logs[row, at - 1, told[at]]) for at in seen]) if seen else np.nan
+        np.testing.assert_allclose(found.seen_loss[0, row], mean, rtol=1e-5)
+    alone = rl.evaluate(model, torch.arange(3, 40)[None], measures=["loss"])
+    assert int(alone.seen_tokens[0]) == 0
+    assert np.isnan(alone.seen_loss).all()
+
+
 def test_labels_are_those_of_a_profile_of_the_edited_model():
     model = tiny("llama_gqa", rope_parameters=ROPE)
     found = rl.evaluate(
