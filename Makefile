@@ -25,6 +25,7 @@ report: .venv/.report
 reports: .venv/.report
 	@$(BIN)/python analyses/frequency_norms.py
 	@$(BIN)/python analyses/positional_heads.py
+	@$(BIN)/python analyses/causal.py
 	@$(BIN)/python analyses/truncation.py
 	@$(BIN)/python analyses/reach.py
 

@@ -19,7 +19,7 @@ FAR = 3000
 
 
 def measured(name: str, **options) -> xr.Dataset:
-    tokens = torch.from_numpy(random_tokens(sequences=4, length=16))
+    tokens = torch.from_numpy(random_tokens(sequences=8, length=16))
     distances = np.arange(FAR + 1)
     return rl.reach(tiny(name), tokens, rows="all", distances=distances, **options)
 

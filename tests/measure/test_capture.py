@@ -285,7 +285,7 @@ def test_memory_is_counted_first(llama: LlamaForCausalLM):
         ({"text_or_tokens": "abc"}, "A text needs the tokenizer of the model; try: tokenizer="),
         ({"text_or_tokens": tokens() + 90}, "Some tokens are not in the model's vocabulary."),
         ({"text_or_tokens": tokens()[:2]}, "at least 3 tokens"),
-        ({"text_or_tokens": tokens().float()}, "of torch.float32"),
+        ({"text_or_tokens": tokens().float()}, "tokens must be whole numbers"),
         (
             {"text_or_tokens": tokens().expand(2, -1)},
             r"A capture is of one sequence; seen: 2 sequences; try: one at a time: tokens\[0\]",

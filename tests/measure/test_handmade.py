@@ -93,7 +93,7 @@ def test_positional_heads_select_through_short_wavelengths(built):
     assert claim["rank_correlation"] < -0.5
     assert (claim["verdict"], claim["why"]) == (
         "not testable",
-        "there are 0 surrogates; it takes 39",
+        "0 surrogates have a correlation; it takes 39",
     )
 
 

@@ -315,5 +315,5 @@ def test_without_surrogates_the_claim_is_not_testable():
     claim = classify_heads(profile).attrs["claim"]
     assert claim["verdict"] == "not testable"
     assert claim["null_draws"] == 0
-    assert "surrogates" in claim["why"] or "it takes 3 heads" in claim["why"]
-    assert claimed(-1.0, 0.0, draws=0)["why"] == "there are 0 surrogates; it takes 39"
+    assert "surrogates" in claim["why"] or "it takes 3 of each" in claim["why"]
+    assert claimed(-1.0, 0.0, draws=0)["why"] == "0 surrogates have a correlation; it takes 39"

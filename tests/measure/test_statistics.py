@@ -162,8 +162,8 @@ def test_a_profile_has_every_row_as_it_says(row):
     variable = profile[row.name]
     assert variable.dims == row.saved_dims
     assert variable.attrs == {"long_name": row.long_name, "units": row.units}
-    # In so few rows no key is found to be a sink.
-    assert np.isfinite(variable).any() == (row.name != "found_sink")
+    if row.name != "found_sink":  # which a model may have none of
+        assert np.isfinite(variable).any()
 
 
 def small_profile():
