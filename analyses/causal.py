@@ -3,7 +3,7 @@
 Source: Barbero et al. 2024, "Round and Round We Go!" (arXiv 2410.06205), which says what heads
 of either kind are for, and silences none. Here heads are set to the mean of their output over
 the text (Wang et al. 2023, arXiv 2211.00593): a ninth of all heads, those that go most by
-position or by content, and three times as many random others of the same layers. Then planes of
+position or by content, and as many random others of the same layers, in up to three draws. Then planes of
 the most positional heads stop: in each the strongest, which hold half of its push toward keys,
 or all others, which hold the other half.
 
@@ -42,10 +42,11 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
         if len(pool) < count:
             findings.append(f"The layers of heads by {by} have too few others to compare with.")
             continue
-        random = [silenced(analysis, pool.sample(count, random_state=d)) for d in range(DRAWS)]
+        draws = (tuple(sorted(pool.sample(count, random_state=d).index)) for d in range(20))
+        random = [silenced(analysis, heads.loc[[*d]]) for d in [*dict.fromkeys(draws)][:DRAWS]]
         for draw, one in enumerate(random, start=1):
             rows += told(f"random of their layers, draw {draw}", "", changes(plain, one), by)
-        beyond = changes(sum(random) / DRAWS, silent)
+        beyond = changes(sum(random) / len(random), silent)
         told_on = (f"on {on} it {say(one)}" for on, one in zip(TOKENS, beyond, strict=True))
         findings.append(
             f"That the {len(chosen)} heads which go most by {by} cost more when silenced than "
