@@ -4,8 +4,8 @@ Source: Barbero et al. 2024, "Round and Round We Go!" (arXiv 2410.06205), which 
 of either kind are for, and silences none. Here heads are set to the mean of their output over
 the text (Wang et al. 2023, arXiv 2211.00593): a ninth of all heads, those that go most by
 position or by content, and as many random others of the same layers, in up to three draws.
-Then planes of the most positional heads stop: in each the strongest, which hold half of its push
-toward keys, or all others, which hold the other half.
+Then planes of the most positional heads stop: in each the strongest, which hold half of its
+push toward keys, or all others, which hold the other half.
 
 Expectation: either kind costs more than random heads of its layers, heads that go by content
 above all on tokens that the text has had before; the strongest planes cost more than the rest.

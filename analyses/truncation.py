@@ -11,7 +11,7 @@ heads select through it.
 
     python analyses/truncation.py [MODEL] [--text FILE]... [--context N]
 
-Writes reports/truncation/<model>/. Takes some 15 minutes of CPU for the bundled checkpoint: 65
+Writes reports/truncation/<model>/. Takes some 10 minutes of CPU for the bundled checkpoint: 65
 evaluations of the model, attention looked at in 64 rows of a sequence, a budget fitted to each.
 """
 
