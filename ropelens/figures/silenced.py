@@ -51,7 +51,8 @@ def plot_silenced(table: pd.DataFrame) -> go.Figure:
                 row=1,
                 col=column,
             )
-    figure.update_xaxes(title_text="change (nats/token)", zeroline=True, nticks=6, rangemode="tozero")
+    figure.update_xaxes(title_text="change (nats/token)", zeroline=True, nticks=6)
+    figure.update_xaxes(rangemode="tozero")
     figure.update_yaxes(categoryorder="array", categoryarray=sets[::-1], showgrid=False)
     figure.update_yaxes(title_text="what is silenced (heads)", col=1)
     return figure.update_layout(margin_t=90)

@@ -69,15 +69,14 @@ def budget_variables(sums: Sums, fits: Sequence[LayerFit]) -> dict[str, xr.Varia
         for name in by_group[0]
     }
     kernels = [_kernel(sums, layer, fit) for layer, fit in zip(layers, fits, strict=True)]
-    fraction, wavelength = zip(*(fit.surrogates.of_counting for fit in fits), strict=True)
-    drawn = {"surrogate_offset_fraction": fraction, "surrogate_log_wavelength": wavelength}
+    drawn = [fit.surrogates.of_counting for fit in fits]
     values = {
         **bits,
         **{name: stack(kernel[name] for kernel in kernels) for name in kernels[0]},
         "found_sink": stack(_first_found(fit) for fit in fits),
         "group_scored": scores[0].weight[scored].numpy(),
         **gains,
-        **{name: np.moveaxis(stack(each), 0, 1) for name, each in drawn.items()},
+        **{name: np.moveaxis(stack(x[name] for x in drawn), 0, 1) for name in drawn[0]},
     }
     return {
         row.name: xr.Variable(row.dims, values[row.name], row.attrs) for row in named(*values)

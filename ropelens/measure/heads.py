@@ -10,6 +10,7 @@ import xarray as xr
 from jaxtyping import Float
 from scipy import stats
 
+from ropelens.errors import BadArgument
 from ropelens.statistics.budget import GAINS, attention_budget
 from ropelens.statistics.claim import judge
 from ropelens.statistics.intervals import LEVEL
@@ -41,7 +42,10 @@ def classify_heads(
     `attrs["thresholds"]` holds the thresholds; `attrs["claim"]` what `statistics.claim.judge`
     says: is what positional and semantic heads differ in more than that of models whose
     frequencies are in a random order?
+
+    Raises `BadArgument` for a dataset that is no profile, or one of an earlier version.
     """
+    _check_measured(profile)
     thresholds = thresholds or Thresholds()
     table = head_values(profile, thresholds)
     table["confidence"] = _confidence(
@@ -59,6 +63,20 @@ def classify_heads(
     heads.attrs["thresholds"] = asdict(thresholds)
     heads.attrs["claim"] = asdict(judge(*claim_numbers(profile)))
     return heads
+
+
+def _check_measured(profile: xr.Dataset) -> None:
+    """Refuse what has not the numbers that labels and columns are read from."""
+    gains = (f"group_{name}" for name in GAINS)
+    drawn = ("surrogate_offset_fraction", "surrogate_log_wavelength")
+    read = (*columns("budget"), *columns("score"), *gains, *drawn, "selectivity_keys", "offset")
+    missing = [name for name in read if name not in profile]
+    if missing:
+        raise BadArgument(
+            "This is no profile, or one of an earlier version.",
+            seen=f"no {', '.join(missing[:4])}{' ...' if len(missing) > 4 else ''}",
+            attempt="what ropelens.profile gives; measure the model again",
+        )
 
 
 def claim_numbers(

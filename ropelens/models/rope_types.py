@@ -40,11 +40,18 @@ def _rates(
     parameters = config.rope_parameters
     parameters = parameters if layer_type is None else parameters[layer_type]
     row = VARIANTS[parameters["rope_type"].removeprefix(OWN)]
-    shape = Shape(head_dim_of(config), float(parameters["rope_theta"]))
-    inv_freq, factor = row.frequencies(parameters["p"], shape)
+    context = parameters.get("original_max_position_embeddings")
+    shape = Shape(
+        head_dim_of(config),
+        float(parameters["rope_theta"]),
+        int(context or config.max_position_embeddings),
+    )
+    inv_freq, factor = row.frequencies(parameters.get("p"), shape)
     return inv_freq.to(device), factor
 
 
 def _check(config: Any, rope_parameters: dict[str, Any], ignore_keys: Any = None) -> None:
     """Hold a config's parameters to the row of the table."""
-    VARIANTS[rope_parameters["rope_type"].removeprefix(OWN)].parse(str(rope_parameters["p"]))
+    value = rope_parameters.get("p")
+    row = VARIANTS[rope_parameters["rope_type"].removeprefix(OWN)]
+    row.parse("" if value is None else str(value))

@@ -12,7 +12,6 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.figures.attention import query_positions
-from ropelens.figures.claim import claim_points
 from ropelens.figures.inputs import kv_heads, numbers
 from ropelens.figures.kernel import kernel_arrays
 from ropelens.figures.norms import PANELS
@@ -47,7 +46,6 @@ def build_payload(
         "labelOrder": list(LABELS),
         "columns": {c.name: packed(numbers(heads, c.name)) for c in shown_columns(heads)},
         "shares": packed(bit_shares(heads)),
-        "claim": dict(zip("xy", map(packed, claim_points(profile, heads)), strict=True)),
         "tokens": [visible_token(str(token)) for token in profile["excerpt_token"].values],
         "queries": query_positions(profile).tolist(),
         "normColumns": common_columns(profile["wavelength"].values)[1].tolist(),

@@ -46,11 +46,15 @@ class LayerSurrogates:
     counts: Bool[Tensor, "draw head"]
 
     @property
-    def of_counting(self) -> tuple[Float[Tensor, "draw head"], Float[Tensor, "draw head"]]:
-        """Both numbers, NaN of heads that do not count."""
-        both = (self.offset_fraction.double(), self.log_wavelength.double())
-        fraction, wavelength = (x.masked_fill(~self.counts, torch.nan) for x in both)
-        return fraction, wavelength
+    def of_counting(self) -> dict[str, Float[Tensor, "draw head"]]:
+        """The numbers by their rows of `MEASURES`, NaN of heads that do not count."""
+        numbers = {
+            "surrogate_offset_fraction": self.offset_fraction,
+            "surrogate_log_wavelength": self.log_wavelength,
+        }
+        return {
+            name: x.double().masked_fill(~self.counts, torch.nan) for name, x in numbers.items()
+        }
 
 
 @torch.no_grad()

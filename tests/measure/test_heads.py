@@ -14,9 +14,11 @@ from oracles.tiny import random_tokens, tiny
 from scipy import stats
 
 import ropelens as rl
+from ropelens.errors import BadArgument
 from ropelens.measure.heads import classify_heads, resample_labels
 from ropelens.statistics.budget import GAINS, attention_budget
 from ropelens.statistics.labels import Thresholds
+from ropelens.statistics.measures import columns
 
 COLUMNS = (
     "layer,head,label,confidence,positional_fraction,content_fraction,interaction_fraction,"
@@ -37,8 +39,7 @@ def profile_of(groups: list[tuple[float, list[Gains]]]) -> xr.Dataset:
     whole = np.einsum("g,glhn->nlh", rows / rows.sum(), by_group)
     per_head = dict(attention_budget(*whole).bits)
     shape = per_head["total_bits"].shape
-    scores = ("previous_token", "self_mass", "sink_mass", "entropy_bits")
-    for name in (*scores, "induction", "duplicate_token"):
+    for name in columns("score"):
         per_head[name] = np.full(shape, 0.25)
     for name, value in (("offset", 3), ("offset_low", 2), ("offset_high", 5)):
         per_head[name] = np.full(shape, float(value))
@@ -317,3 +318,11 @@ def test_without_surrogates_the_claim_is_not_testable():
     assert claim["null_draws"] == 0
     assert "surrogates" in claim["why"] or "it takes 3 of each" in claim["why"]
     assert claimed(-1.0, 0.0, draws=0)["why"] == "0 surrogates have a correlation; it takes 39"
+
+
+def test_what_is_no_profile_is_refused():
+    with pytest.raises(BadArgument, match=r"earlier version[\s\S]*no total_bits"):
+        classify_heads(xr.Dataset())
+    older = one_group((1.0, 0.1, 0.2, 0.3, 0.4)).drop_vars("previous_token")
+    with pytest.raises(BadArgument, match=r"seen: +no previous_token"):
+        classify_heads(older)

@@ -69,7 +69,7 @@ def test_heads_that_choose_nothing_or_a_sink_alone_do_not_count():
     fraction, wavelength = torch.rand(2, 3, 4)
     counts = torch.tensor([[True, False, True, True]]).expand(3, -1)
     found = LayerSurrogates(fraction, wavelength, counts).of_counting
-    for values, own in zip(found, (fraction, wavelength), strict=True):
+    for values, own in zip(found.values(), (fraction, wavelength), strict=True):
         assert values[:, 1].isnan().all()
         assert torch.equal(values[:, [0, 2, 3]], own[:, [0, 2, 3]].double())
     q = torch.zeros(1, 3, 50, 8)

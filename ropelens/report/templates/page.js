@@ -129,9 +129,17 @@
     Plotly.restyle(plot(name), changed, traces);
   }
 
-  function ring(name, coordinates) {
-    const index = plot(name).data.findIndex((trace) => trace.meta?.role === "selected");
-    const changed = Object.fromEntries(Object.entries(coordinates).map(([k, v]) => [k, [[v]]]));
+  /** Figures with a point a head, whose ring is put around the chosen one: none, where it has no point. */
+  const RINGED = Object.keys(page.figures)
+    .filter((name) => page.figures[name].data.some(({ meta }) => meta?.role === "selected"));
+  function ring(name) {
+    const data = plot(name)._fullData;
+    const index = data.findIndex((trace) => trace.meta?.role === "selected");
+    const axes = data[index].type === "scatterternary" ? ["a", "b", "c"] : ["x", "y"];
+    const at = (trace) => [...(trace.customdata ?? [])]
+      .findIndex((pair) => pair?.[0] === state.layer && pair?.[1] === state.head);
+    const own = data.find((trace) => !trace.meta?.role && at(trace) >= 0);
+    const changed = Object.fromEntries(axes.map((axis) => [axis, [own ? [own[axis][at(own)]] : []]]));
     Plotly.restyle(plot(name), changed, [index]);
   }
 
@@ -192,15 +200,12 @@
   let drawing = 0;
   function redraw(row) {
     const { layer, head } = state;
-    const [, position, content, both] = shares(row);
-    const rest = position + content + both;
     if (page.figures.wavelengths) {
       const at = plot("wavelengths").data.find(({ type }) => type === "heatmap").y.indexOf(`L${layer} H${head}`);
       frame("wavelengths", { y0: at - 0.5, y1: at + 0.5, visible: at >= 0 });
     }
     frame("map", { x0: head - 0.5, x1: head + 0.5, y0: layer - 0.5, y1: layer + 0.5 });
-    ring("triangle", { a: position / rest, b: content / rest, c: both / rest });
-    ring("claim", { x: decode(page.claim.x)[row], y: decode(page.claim.y)[row] });
+    RINGED.forEach(ring);
     for (const name of Object.keys(OF_HEAD)) refill(name);
     showNorms();
     showQuery();
@@ -374,7 +379,9 @@
       });
     }
     $("map-by").addEventListener("change", colorMap);
-    onClick("claim", (point) => choose(...point.customdata));
+    for (const name of RINGED) {
+      if (name !== "triangle") onClick(name, ({ customdata }) => customdata && choose(...customdata));
+    }
     // Without a drag mode plotly tells of no clicks in a triangle, only of what is hovered.
     let over = null;
     plot("triangle").on("plotly_hover", (event) => { over = event.points[0].customdata; });
