@@ -10,7 +10,7 @@ and TransformerLens' `run_with_cache`, which only collect, and have yet to compu
 
     python benchmarks/cost.py [--others] [--contexts 1024,4096] [--device cuda]
 
-Takes about 2 minutes on 2 CPU cores (5 with --others).
+Takes about 4 minutes on 2 CPU cores (7 with --others).
 """
 
 from __future__ import annotations

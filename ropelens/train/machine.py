@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import sys
 from typing import Literal
 
@@ -16,7 +18,16 @@ WORTH_IT = 1.5  # times as fast as float32, which bfloat16 has to be to be chose
 
 def processes() -> PartialState:
     """The processes that train together: one, or as many as torchrun or accelerate started."""
-    return PartialState(cpu=not torch.cuda.is_available())
+    state = PartialState(cpu=not torch.cuda.is_available())
+    if state.use_distributed:
+        _close_at_exit()
+    return state
+
+
+@functools.cache
+def _close_at_exit() -> None:
+    """The threads of an open process group now and then abort a process that ends."""
+    atexit.register(PartialState().destroy_process_group)
 
 
 def say(line: str) -> None:
