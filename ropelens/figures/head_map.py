@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.figures.inputs import head_grid, head_table, hover_lines, numbers
-from ropelens.figures.style import COLORS, LABELS, SIGNS, faded, index_step, new_figure
+from ropelens.figures.style import COLORS, LABELS, MUTED, SIGNS, faded, index_step, new_figure
 
 SIGNS_FIT = 24
 """Up to so many heads a layer, a cell has a sign of its label, or names its offset."""
@@ -52,6 +52,8 @@ def plot_head_map(
             name=label,
             text=np.where(own, signs, ""),
             texttemplate="%{text}" if count <= SIGNS_FIT else None,
+            # Its cells are nearly the page's own colour, light or dark.
+            textfont_color=MUTED if label == "diffuse" else None,
             customdata=np.where(own, hovers, ""),
             hovertemplate="%{customdata}<extra></extra>",
             hoverongaps=False,
