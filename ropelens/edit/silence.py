@@ -21,6 +21,7 @@ from ropelens.models.subject import as_subject, check_layers
 from ropelens.models.tokens import check_tokens
 from ropelens.rope.select import heads_by_layer
 from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.seeds import generator_of
 
 Instead = Literal["zero", "mean", "resample"]
 Means = Mapping[int, Float[Tensor, "head feature"]]
@@ -143,7 +144,7 @@ def _partners(real: Bool[Tensor, "sequence row"], seed: int) -> Int[Tensor, " se
             seen=f"{', '.join(map(str, real.sum(1).tolist()[:8]))} tokens",
             attempt='sequences of one length, or to="mean"',
         )
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(count, generator=generator_of(seed))
     return torch.empty_like(order).scatter_(0, order, order.roll(1)).to(real.device)
 
 

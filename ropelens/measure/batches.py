@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import torch
@@ -108,12 +109,9 @@ def batches(
     width = text.context if depends_on_length(subject.model) else None
     for begin in range(0, len(text), size):
         part = text.part(slice(begin, begin + size), width=width)
-
-        def sampled(count: int, length: Tensor = part.lengths, number: int = begin) -> Rows:
-            return sample_rows(length, count=count, seed=seed, first=first + number)
-
-        looked_at = all_rows(part.lengths) if rows == "all" else sampled(rows)
-        yield Batch(text=part, rows=looked_at, scored=sampled(scored))
+        sampled = partial(sample_rows, part.lengths, seed=seed, first=first + begin)
+        looked_at = all_rows(part.lengths) if rows == "all" else sampled(count=rows)
+        yield Batch(text=part, rows=looked_at, scored=sampled(count=scored))
 
 
 def collect(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ropelens.edit.entries import NONE, Entry
@@ -99,21 +99,11 @@ class TextFindings:
 
     def add_losses(self, losses: Float[Tensor, "sequence position"], text: Corpus) -> None:
         """Add the losses of a batch, summed over the bins of positions."""
-        self.seen_losses.append(losses.where(seen_before(text), 0.0).sum(1))
+        self.seen_losses.append(losses.where(text.seen_before, 0.0).sum(1))
         edges, losses = self.edges - 1, losses[:, 1:]  # position 0 is not predicted
         counts = 1 + torch.arange(losses.shape[1]) < text.lengths[:, None]
         self.losses.append(sum_bins(losses.where(counts, 0.0), edges))
         self.predicted.append(sum_bins(counts.long(), edges))
-
-
-def seen_before(text: Corpus) -> Bool[Tensor, "sequence position"]:
-    """Which tokens their sequence has had before, padding apart."""
-    tokens, places = text.tokens.cpu(), torch.arange(text.tokens.shape[1])
-    ordered, order = tokens.sort(dim=1, stable=True)
-    again = torch.zeros_like(tokens, dtype=torch.bool)
-    again[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
-    seen = torch.zeros_like(again).scatter_(1, order, again)
-    return seen & (places < text.lengths[:, None])
 
 
 def measure_batch(
@@ -168,7 +158,7 @@ def text_values(text: list[TextFindings], wanted: set[str]) -> dict[str, np.ndar
             [torch.cat(entry.losses).sum(1).numpy() / predicted for entry in text]
         )
         values["predicted_tokens"], values["group"] = predicted, of.group.numpy()
-        seen = seen_before(of).sum(1).numpy()
+        seen = of.seen_before.sum(1).numpy()
         sums = np.stack([torch.cat(entry.seen_losses).numpy() for entry in text])
         with np.errstate(invalid="ignore"):  # NaN where a sequence repeats nothing
             values["seen_loss"], values["seen_tokens"] = sums / seen, seen

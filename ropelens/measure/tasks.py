@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ropelens.errors import BadArgument
 from ropelens.measure.terms import NEEDLES
+from ropelens.statistics.seeds import generator_of
 
 KEY = 2
 """Tokens of a needle's key; its value is one more."""
@@ -28,7 +29,7 @@ def repeated_tokens(
     Tokens of one sequence differ where the vocabulary allows, so that each has one earlier
     occurrence (Olsson et al. 2022, arXiv 2209.11895).
     """
-    generator = torch.Generator().manual_seed(int(seed) % 2**63)
+    generator = generator_of(seed)
     draws = [torch.randperm(vocabulary, generator=generator) for _ in range(sequences)]
     once = torch.stack([draw[torch.arange(length) % len(draw)] for draw in draws])
     start = torch.full((sequences, 1), first_token)

@@ -15,6 +15,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ropelens.errors import BadArgument, BadCheckpoint, BadText
+from ropelens.statistics.seeds import generator_of
 
 SUFFIXES = {".txt", ".md", ".jsonl"}  # what a folder is searched for
 PADDING = 0  # any id of any vocabulary: padded positions are never counted
@@ -182,7 +183,7 @@ def _sample(rows: int, sequences: int | None, seed: int) -> list[int]:
         )
     if sequences is None or sequences >= rows:
         return list(range(rows))
-    drawn = torch.randperm(rows, generator=torch.Generator().manual_seed(int(seed) % 2**63))
+    drawn = torch.randperm(rows, generator=generator_of(seed))
     return sorted(drawn[:sequences].tolist())
 
 

@@ -63,7 +63,7 @@ def judge(
     rho = correlations(*both)
     layers = range(counts.shape[1])
     own = [tuple(x[0, layer][counts[0, layer]] for x in both) for layer in layers]
-    low, high = _interval(own)
+    low, high = _interval(own, rho[0])
     null = rho[1:][np.isfinite(rho[1:])]
     bounds = _bounds(null)
     verdict, why = _verdict(rho[0], null, bounds, np.concatenate([f for f, _ in own]))
@@ -148,8 +148,8 @@ def rank_correlation(x: Float[np.ndarray, " head"], y: Float[np.ndarray, " head"
     return float(np.corrcoef(stats.rankdata(x), stats.rankdata(y))[0, 1])
 
 
-def _interval(layers: list[tuple[np.ndarray, ...]]) -> tuple[float, float]:
-    """The ends of the 95 % interval of the correlation of layers' heads; NaN for one layer.
+def _interval(layers: list[tuple[np.ndarray, ...]], rho: float) -> tuple[float, float]:
+    """The ends of the 95 % interval of `rho`, that of all layers' heads; NaN for one layer.
 
     Student's t around Fisher's z with the jackknife's standard error, each layer left out in
     turn. Heads in perfect order count as half a swap of neighbours away from it.
@@ -160,12 +160,9 @@ def _interval(layers: list[tuple[np.ndarray, ...]]) -> tuple[float, float]:
         return np.nan, np.nan
     most = 1 - 6 / (size * (size**2 - 1))
 
-    def fisher(chosen: list[tuple[np.ndarray, ...]]) -> float:
-        rho = rank_correlation(*(np.concatenate(x) for x in zip(*chosen, strict=True)))
-        return float(np.arctanh(np.clip(rho, -most, most)))
-
-    left = np.array([fisher(layers[:out] + layers[out + 1 :]) for out in range(count)])
-    half = stats.t.ppf((1 + LEVEL) / 2, count - 1) * np.sqrt((count - 1) * left.var())
-    low, high = np.tanh(fisher(layers) + np.array([-half, half]))
-    rho = rank_correlation(*(np.concatenate(x) for x in zip(*layers, strict=True)))
+    rest = [zip(*(layers[:out] + layers[out + 1 :]), strict=True) for out in range(count)]
+    left = [rank_correlation(*map(np.concatenate, both)) for both in rest]
+    z, *others = np.arctanh(np.clip([rho, *left], -most, most))
+    half = stats.t.ppf((1 + LEVEL) / 2, count - 1) * np.sqrt((count - 1) * np.var(others))
+    low, high = np.tanh([z - half, z + half])
     return float(min(low, rho)), float(max(high, rho))

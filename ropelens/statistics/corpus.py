@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Int
@@ -60,6 +61,15 @@ class Corpus:
     def context(self) -> int:
         """Tokens of the longest sequence."""
         return int(self.lengths.max())
+
+    @cached_property
+    def seen_before(self) -> Bool[Tensor, "sequence position"]:
+        """Which tokens their sequence has had before, padding apart."""
+        ordered, order = self.tokens.cpu().sort(dim=1, stable=True)
+        again = torch.zeros_like(ordered, dtype=torch.bool)
+        again[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
+        seen = torch.zeros_like(again).scatter_(1, order, again)
+        return seen & (torch.arange(seen.shape[1]) < self.lengths[:, None])
 
     def part(self, chosen: slice | list[int], *, width: int | None = None) -> Corpus:
         """Some of the sequences, to their longest or to `width` positions."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ropelens.rope.planes import Planes, plane_norms, unrotate
 from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.cells import term_of
 from ropelens.statistics.maps import attention_map, output_residual
 
 
@@ -58,8 +59,9 @@ class Head:
             turning = into[f"{side}_still"][:, : len(planes.inv_freq)]
             turning[..., 0], turning[..., 1] = still[:, planes.first], still[:, planes.second]
         into["score"].copy_(self._scores(q, k))
-        for term, own in zip(into["contribution"], _coordinates(planes), strict=False):
-            term.copy_(self._scores(q[:, own], k[:, own]))
+        of = term_of(planes)
+        for term in range(terms):
+            into["contribution"][term].copy_(self._scores(q[:, of == term], k[:, of == term]))
         into["attention"].copy_(self.attention)
         if "value_norm" in into:
             into["value_norm"].copy_(torch.linalg.vector_norm(call.value[0, 0], dim=-1))
@@ -74,12 +76,3 @@ class Head:
         position = torch.arange(len(q))
         seen = (position <= position[:, None]) & (position >= self.call.start[:, None])
         return (self.call.scale * q @ k.mT).masked_fill(~seen.to(q.device), torch.nan)
-
-
-def _coordinates(planes: Planes) -> list[list[int]]:
-    """The coordinates of every plane, and those that do not rotate, if there are any."""
-    index = list(range(planes.head_dim))
-    pairs = zip(index[planes.first], index[planes.second], strict=True)
-    turning = [list(pair) for pair in pairs]
-    rest = sorted(set(index).difference(*turning))
-    return [*turning, rest] if rest else turning

@@ -23,6 +23,7 @@ from ropelens.statistics.gains import Scores, score
 from ropelens.statistics.groups import GROUPS
 from ropelens.statistics.logit import Fits, fit
 from ropelens.statistics.rows import Rows, sample_rows
+from ropelens.statistics.seeds import generator_of
 from ropelens.statistics.sinks import find_sinks, with_found
 from ropelens.statistics.surrogates import LayerSurrogates, draw_surrogates
 
@@ -148,8 +149,7 @@ class Sample:
 
 def _spread(text: Corpus, fold: int, count: int, *, seed: int) -> list[int]:
     """Up to `count` long sequences of a fold, in random order, of as many groups as can be."""
-    generator = torch.Generator().manual_seed(int(seed) % 2**63)
-    order = torch.randperm(len(text), generator=generator)
+    order = torch.randperm(len(text), generator=generator_of(seed))
     taken: Counter[int] = Counter()
     ranked: list[tuple[int, int, int]] = []
     for sequence in order[(text.long & (text.fold == fold))[order]].tolist():

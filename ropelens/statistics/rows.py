@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from ropelens.statistics.seeds import generator_of
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,7 @@ def sample_rows(
     count = min(count, max(1, int(length.max()) - 1))  # more would only be drawn
     draws = torch.empty(len(length), count)
     for sequence, draw in enumerate(draws, start=first):
-        # torch's generator takes 32 bits of a seed, so both numbers are mixed into these.
-        mixed = np.random.SeedSequence(seed % 2**64, spawn_key=(sequence,))
-        draw.uniform_(generator=torch.Generator().manual_seed(int(mixed.generate_state(1)[0])))
+        draw.uniform_(generator=generator_of(seed, sequence))
     rows = (length - 1)[:, None]
     taken = rows.clamp(max=count)
     stretch = torch.arange(count + 1).minimum(taken)

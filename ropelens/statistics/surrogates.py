@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -26,6 +25,7 @@ from ropelens.statistics.labels import Thresholds
 from ropelens.statistics.logit import RIDGE, averaged, count_rows, tolerance
 from ropelens.statistics.offsets import OffsetRows, fit_offsets, fit_sinks
 from ropelens.statistics.rows import Rows
+from ropelens.statistics.seeds import generator_of
 
 DRAWS = 40
 """Surrogates by default."""
@@ -108,9 +108,8 @@ def _orders(
     planes: Planes, kv_heads: int, draws: int, *, seed: int, layer: int
 ) -> Int[Tensor, "draw kv_head frequency"]:
     """Which frequency each plane has: its own first, then `draws` random orders."""
-    mixed = np.random.SeedSequence(seed % 2**64, spawn_key=(layer,))
-    generator = torch.Generator().manual_seed(int(mixed.generate_state(1)[0]))
-    keys = torch.rand(1 + draws, kv_heads, len(planes.inv_freq), generator=generator)
+    size = (1 + draws, kv_heads, len(planes.inv_freq))
+    keys = torch.rand(size, generator=generator_of(seed, layer))
     orders = keys.argsort(-1)
     orders[0] = torch.arange(len(planes.inv_freq))
     return orders
