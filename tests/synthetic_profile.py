@@ -15,6 +15,7 @@ import xarray as xr
 import ropelens as rl
 
 BASE = 10_000.0
+SCALE = 0.4
 KINDS = ("positional", "semantic", "mixed", "sink", "diffuse")
 STORY = (
     " Once upon a time , there was a little girl named Lily . She loved to play in the park"
@@ -48,12 +49,7 @@ def synthetic_profile(
         **_budget(kinds, rng),
         **_offsets(kinds, looks_back, start, stop, rng),
     }
-    tokens = excerpt_tokens(excerpt)
-    data["excerpt_attention"] = (
-        ("layer", "head", "excerpt_query", "excerpt_key"),
-        _excerpt(kinds, looks_back, tokens, rng),
-    )
-    data["excerpt_token"] = (("excerpt_key",), np.array(tokens, dtype=object))
+    data |= _excerpts(kinds, kv_heads, wavelength, excerpt, rng)
     data |= _groups(data, groups, rng) | _surrogates(data, wavelength, rng)
     profile = xr.Dataset(
         data,
@@ -65,6 +61,7 @@ def synthetic_profile(
         },
         attrs=_attributes(context, layers),
     )
+    profile = profile.set_coords("excerpt_token")
     for name, variable in profile.variables.items():
         variable.attrs = {"long_name": str(name).replace("_", " "), "units": _units(str(name))}
     return profile, head_table(profile, rng)
@@ -202,24 +199,64 @@ def _offsets(
     }
 
 
-def _excerpt(
-    kinds: np.ndarray, looks_back: np.ndarray, tokens: list[str], rng: np.random.Generator
-) -> np.ndarray:
-    count = len(tokens)
-    distance = np.arange(count)[:, None] - np.arange(count)[None]
-    same = np.array([[a == b for b in tokens] for a in tokens]) & (distance > 0)
-    attention = np.zeros((*kinds.shape, count, count), dtype=np.float32)
-    for (layer, head), kind in np.ndenumerate(kinds):
-        score = rng.normal(0, 0.5, size=(count, count))
-        position = 5.0 * (distance == looks_back[layer, head])
-        content = 4.0 * same + 1.5 * rng.normal(size=count)[None]
-        score += {"positional": position, "semantic": content}.get(kind, 0.0)
-        score += 0.6 * (position + content) if kind == "mixed" else 0.0
-        score[:, 0] += {"sink": 7.0, "diffuse": 0.0}.get(kind, 2.0)
-        score[distance < 0] = -np.inf
-        score = np.exp(score - score.max(-1, keepdims=True))
-        attention[layer, head] = score / score.sum(-1, keepdims=True)
-    return attention
+def _excerpts(
+    kinds: np.ndarray,
+    kv_heads: int,
+    wavelength: np.ndarray,
+    count: int,
+    rng: np.random.Generator,
+) -> dict:
+    """Two excerpts, the second half as long; attention follows from queries and keys."""
+    layers, heads = kinds.shape
+    planes = int(np.isfinite(wavelength[0]).sum())
+    rest = wavelength.shape[1] - planes
+    coordinates, lengths = 2 * (planes + rest), (count, count // 2)
+    shape = (2, layers, heads, count, coordinates)
+    query = rng.normal(0, 1, shape)
+    key = rng.normal(0, 1, (2, layers, kv_heads, count, coordinates))
+    plain = (kinds == "positional")[None, :, :, None, None]
+    query = np.where(plain, query.mean(3, keepdims=True) + 0.2 * query, query)
+    query, key = (x.astype(np.float16).astype(np.float32) for x in (query, key))
+    attention = np.full((2, layers, heads, count, count), np.nan, dtype=np.float32)
+    tokens = np.full((2, count), "", dtype=object)
+    for one, length in enumerate(lengths):
+        query[one, :, :, length:], key[one, :, :, length:] = np.nan, np.nan
+        tokens[one, :length] = excerpt_tokens(length)
+        for layer in range(layers):
+            turns = np.exp(2j * np.pi * np.arange(length)[:, None] / wavelength[layer, :planes])
+            for head in range(heads):
+                q, k = (
+                    _turned(x[:length], turns)
+                    for x in (
+                        query[one, layer, head],
+                        key[one, layer, head * kv_heads // heads],
+                    )
+                )
+                scores = SCALE * (q @ k.conj().T).real
+                scores[np.triu_indices(length, 1)] = -np.inf
+                weights = np.exp(scores - scores.max(-1, keepdims=True))
+                attention[one, layer, head, :length, :length] = weights / weights.sum(
+                    -1, keepdims=True
+                )
+    sides = ("excerpt", "layer", "head", "excerpt_query", "excerpt_key", "coordinate")
+    return {
+        "excerpt_token": (sides[::4], tokens),
+        "excerpt_length": ("excerpt", np.array(lengths)),
+        "excerpt_planes": ("layer", np.full(layers, planes)),
+        "excerpt_scale": ("layer", np.full(layers, SCALE)),
+        "excerpt_attention": (sides[:5], attention),
+        "excerpt_query_still": ((*sides[:4], "coordinate"), query),
+        "excerpt_key_still": (
+            ("excerpt", "layer", "kv_head", "excerpt_key", "coordinate"), key
+        ),
+    }  # fmt: skip
+
+
+def _turned(still: np.ndarray, turns: np.ndarray) -> np.ndarray:
+    """Vectors as complex numbers, planes turned; what does not rotate comes last."""
+    count = turns.shape[1]
+    planes = (still[:, :count] + 1j * still[:, count : 2 * count]) * turns
+    return np.concatenate([planes, still[:, 2 * count :]], axis=1)
 
 
 def _groups(data: dict, groups: int, rng: np.random.Generator) -> dict:

@@ -7,6 +7,7 @@ import plotly.graph_objects as go
 import xarray as xr
 from plotly.colors import get_colorscale
 
+from ropelens.figures.excerpts import excerpt_tokens
 from ropelens.figures.inputs import check_head
 from ropelens.figures.style import SEQUENTIAL, new_figure
 from ropelens.figures.text import plotly_text, visible_token
@@ -15,26 +16,28 @@ GAPS_FIT = 32
 """Up to so many tokens, cells stand apart; beyond, gaps would outweigh them."""
 
 
-def plot_attention(profile: xr.Dataset, *, layer: int, head: int) -> go.Figure:
-    """Attention of each query token (row) over the keys (columns) it may see.
+def plot_attention(
+    profile: xr.Dataset, *, layer: int, head: int, excerpt: int = 0
+) -> go.Figure:
+    """Attention of each query token (row) over the keys (columns) it may see, in an excerpt.
 
     Weights of a row sum to 1 (less a learned sink's). The colour grows with the square root
     of the weight, so that a tenth still shows beside a whole. Cells ahead of the query
     are empty. Token strings are shown letter by letter, white space made visible.
     """
     check_head(profile, layer=layer, head=head)
-    strings = [str(token) for token in profile["excerpt_token"].values]
+    strings = excerpt_tokens(profile, excerpt)
     named = np.array([plotly_text(visible_token(token)) for token in strings], dtype=object)
     ticks = [plotly_text(visible_token(token, longest=12)) for token in strings]
-    one_head = profile["excerpt_attention"].isel(layer=layer, head=head)
+    one_head = profile["excerpt_attention"].isel(excerpt=excerpt, layer=layer, head=head)
     weights = one_head.transpose("excerpt_query", "excerpt_key").values
-    queries = query_positions(profile)
+    weights = weights[: len(strings), : len(strings)]
     keys = np.arange(len(named))
     figure = new_figure(f"Attention of layer {layer}, head {head} on an excerpt", height=640)
     figure.add_heatmap(
         x=keys,
-        y=queries,
-        z=np.where(keys[None] <= queries[:, None], weights, np.nan),
+        y=keys,
+        z=np.where(keys[None] <= keys[:, None], weights, np.nan),
         zmin=0,
         zmax=1,
         colorscale=square_root_scale(SEQUENTIAL),
@@ -50,7 +53,7 @@ def plot_attention(profile: xr.Dataset, *, layer: int, head: int) -> go.Figure:
         },
         meta={"z": "attention"},
         # One text a cell, [query token, key token]: cheaper as text of rows and columns.
-        customdata=np.stack(np.meshgrid(named[queries], named, indexing="ij"), axis=-1),
+        customdata=np.stack(np.meshgrid(named, named, indexing="ij"), axis=-1),
         hovertemplate="%{customdata[0]} → %{customdata[1]}: %{z:.1%}<extra></extra>",
         hoverongaps=False,
         xgap=1 if len(named) <= GAPS_FIT else 0,
@@ -59,15 +62,8 @@ def plot_attention(profile: xr.Dataset, *, layer: int, head: int) -> go.Figure:
     axis = {"tickfont": {"size": 10}, "showgrid": False, "ticks": ""}
     figure.update_xaxes(title_text="key (token)", tickvals=keys, ticktext=ticks, **axis)
     figure.update_xaxes(tickangle=-90)
-    figure.update_yaxes(title_text="query (token)", tickvals=queries, **axis)
-    figure.update_yaxes(ticktext=[ticks[i] for i in queries])
-    return figure.update_yaxes(range=[queries[-1] + 0.5, queries[0] - 0.5])
-
-
-def query_positions(profile: xr.Dataset) -> np.ndarray:
-    """Positions of the excerpt's queries among its keys: its last ones, often all."""
-    queries, keys = profile.sizes["excerpt_query"], profile.sizes["excerpt_key"]
-    return np.arange(keys - queries, keys)
+    figure.update_yaxes(title_text="query (token)", tickvals=keys, ticktext=ticks, **axis)
+    return figure.update_yaxes(range=[len(keys) - 0.5, -0.5])
 
 
 def square_root_scale(name: str) -> list[list]:

@@ -1,25 +1,40 @@
-"""Whole attention matrices on a short excerpt, held against what the model computes itself."""
+"""Short sequences to look into: attention, queries and keys of every head, and which ones."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
+import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ropelens.errors import UnsupportedModel
+from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.measure.summary import described
+from ropelens.models.doorway import Observer
 from ropelens.models.subject import Subject, check_layers
+from ropelens.models.tokens import check_tokens
+from ropelens.rope.planes import Planes, unrotate
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.maps import attention_map, output_residual
+from ropelens.statistics.ragged import stack
+from ropelens.statistics.seeds import generator_of
 
-EXCERPT_TOKENS = 64
-EXCERPT_WEIGHTS = 2**21
-"""Largest number of attention weights kept for the excerpt, over all heads."""
+EXCERPTS, EXCERPT_TOKENS = 3, 40
+"""How many excerpts a profile has, and of how many tokens, unless it is told which."""
+
+LONGEST_EXCERPT = 256
+CANDIDATES = 16
+"""Pieces of the text that excerpts are chosen from."""
+
+EXCERPT_WEIGHTS, EXCERPT_NUMBERS = 2**24, 2**20
+"""Largest number of attention weights, and of the queries' numbers, that are kept."""
 
 LARGEST_RESIDUAL = 1e-3
 """Largest relative difference between attention as observed and as the model computed it."""
@@ -32,19 +47,179 @@ class TokenNames(Protocol):
     def decode(self, token_ids: Any, **options: Any) -> Any: ...
 
 
-def excerpt_of(model: PreTrainedModel, text: Corpus) -> Int[Tensor, " excerpt_key"]:
-    """The begin of the longest sequence: all that EXCERPT_TOKENS and EXCERPT_WEIGHTS allow."""
+@dataclass(frozen=True)
+class Excerpt:
+    """What the heads of a model compute on one short sequence, a tensor a layer.
+
+    `attention` is [head, query, key]; `query` and `key` are [head, position, coordinate]
+    without their rotation: the real parts of the planes, then the imaginary ones, then the
+    coordinates that do not rotate. `scale` is what their products are multiplied by, `planes`
+    how many there are.
+    """
+
+    tokens: Int[Tensor, " position"]
+    attention: list[Float[Tensor, "head query key"]]
+    query: list[Float[Tensor, "head position coordinate"]]
+    key: list[Float[Tensor, "kv_head position coordinate"]]
+    scale: list[float]
+    planes: list[int]
+
+    @classmethod
+    def of(
+        cls, subject: Subject, tokens: Int[Tensor, " position"], planes: Sequence[Planes]
+    ) -> Excerpt:
+        found: dict[int, tuple[Tensor, Tensor, float]] = {}
+
+        def see(call: AttentionCall) -> None:
+            own = planes[call.layer]
+            found[call.layer] = (
+                _still(call.query[0], own),
+                _still(call.key[0], own),
+                float(call.scale),
+            )
+
+        attention = attention_of(subject, tokens, see)
+        query, key, scale = zip(*(found[layer] for layer in sorted(found)), strict=True)
+        counts = [len(own.inv_freq) for own in planes]
+        return cls(tokens, attention, list(query), list(key), list(scale), counts)
+
+
+def _still(
+    x: Float[Tensor, "head position coordinate"], planes: Planes
+) -> Float[Tensor, "head position coordinate"]:
+    """Queries or keys without their rotation; planes that turn clockwise are mirrored."""
+    still = unrotate(x.float(), torch.arange(x.shape[1]), planes).cpu()
+    before, after = still[..., : planes.offset], still[..., planes.offset + planes.rotary_dim :]
+    mirrored = still[..., planes.second] * torch.where(planes.inv_freq < 0, -1.0, 1.0).cpu()
+    return torch.cat([still[..., planes.first], mirrored, before, after], dim=-1)
+
+
+def chosen_excerpts(
+    subject: Subject, text: Corpus, *, seed: int
+) -> list[Int[Tensor, " position"]]:
+    """Pieces of the text on which heads choose their keys most sharply, the sharpest first.
+
+    Of `CANDIDATES` pieces, drawn with `seed` and each behind the token that all sequences
+    begin with, those of the most bits: attention against even attention, the first key
+    apart, summed over all heads and averaged over queries.
+    """
+    pieces = _candidates(subject.model, text, seed=seed)
+    bits = torch.zeros(len(pieces), dtype=torch.float64)
+
+    def see(call: AttentionCall) -> None:
+        weights = attention_map(call)[..., 1:, 1:].double().cpu()
+        keys = torch.arange(1, weights.shape[-1] + 1).double()[:, None]
+        of_rest = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
+        bits.add_((weights * (of_rest * keys).clamp(min=1e-30).log2()).sum(-1).mean(-1).sum(-1))
+
+    with torch.no_grad(), subject.observe(see):
+        subject.forward(pieces)
+    return list(pieces[bits.argsort(descending=True, stable=True)[:EXCERPTS]])
+
+
+def _candidates(
+    model: PreTrainedModel, text: Corpus, *, seed: int
+) -> Int[Tensor, "piece position"]:
+    """Pieces of equal length, each of another sequence where there are enough."""
+    first = text.tokens[:, 0]
+    begins = bool((first == first[0]).all())  # such as BOS, without which models are lost
+    length = min(EXCERPT_TOKENS, _longest(model), text.context)
+    long = (text.lengths >= length).nonzero().flatten()
+    generator = generator_of(seed, len(long))
+    order = long[torch.randperm(len(long), generator=generator)][:CANDIDATES]
+    pieces = []
+    for sequence in order.tolist():
+        free = int(text.lengths[sequence]) - length
+        start = int(torch.randint(free + 1, (), generator=generator))
+        piece = text.tokens[sequence, start : start + length].clone()
+        if begins:
+            piece[0] = first[0]
+        pieces.append(piece)
+    return torch.stack(pieces)
+
+
+def check_excerpts(model: PreTrainedModel, excerpts: Iterable[Tensor]) -> list[Tensor]:
+    """Sequences to look into, as they were passed; refused where they are too long."""
+    longest = _longest(model)
+    checked = []
+    for tokens in excerpts:
+        (row,), _ = check_tokens(model, torch.as_tensor(tokens)[None], None)
+        if len(row) > longest:
+            raise BadArgument(
+                "A prompt is too long to look into.",
+                seen=f"{len(row):,} tokens",
+                means=f"every head's attention is kept: {longest} tokens at most in this model",
+                attempt="a shorter one, or ropelens.capture for some of the heads",
+            )
+        checked.append(row)
+    return checked
+
+
+def _longest(model: PreTrainedModel) -> int:
     config = model.config.get_text_config()
     heads = config.num_hidden_layers * config.num_attention_heads
-    longest = int((text.lengths == text.context).nonzero()[0])
-    most = min(EXCERPT_TOKENS, int((EXCERPT_WEIGHTS / heads) ** 0.5))
-    return text.tokens[longest, : min(text.context, most)]
+    return min(LONGEST_EXCERPT, int((EXCERPT_WEIGHTS / heads) ** 0.5))
+
+
+def excerpt_variables(
+    excerpts: Sequence[Excerpt],
+    tokenizer: TokenNames | None,
+    bits: Float[np.ndarray, "layer head"],
+) -> dict[str, xr.Variable]:
+    """What a profile keeps of excerpts; the shorter ones end in NaN.
+
+    Queries are those of the heads with the most `bits`, as many as fit; of others NaN.
+    """
+    lengths = [len(excerpt.tokens) for excerpt in excerpts]
+    names = np.full((len(excerpts), max(lengths)), "", dtype=object)
+    for row, excerpt in zip(names, excerpts, strict=True):
+        row[: len(excerpt.tokens)] = [name_token(tokenizer, int(t)) for t in excerpt.tokens]
+    pairs = ("excerpt", "layer", "head", "excerpt_query", "excerpt_key")
+    weights = _stacked([excerpt.attention for excerpt in excerpts])
+    query, key = (
+        _stacked([getattr(e, side) for e in excerpts]).astype(np.float16).astype(np.float32)
+        for side in ("query", "key")  # half precision's digits: they pack well
+    )
+    kept = _sharpest(bits, most=EXCERPT_NUMBERS // query[:, 0, 0].size)
+    query[:, ~kept] = np.nan
+    still = ", its rotation taken off: real parts, imaginary parts, and what does not rotate"
+    return {
+        "excerpt_token": described(pairs[::4], names, "token of the excerpt", ""),
+        "excerpt_length": described("excerpt", np.array(lengths), "tokens", "token"),
+        "excerpt_attention": described(pairs, weights, "attention on the excerpt", "1"),
+        "excerpt_query_still": described(
+            (*pairs[:4], "coordinate"), query, f"query{still}", "1"
+        ),
+        "excerpt_key_still": described(
+            ("excerpt", "layer", "kv_head", "excerpt_key", "coordinate"),
+            key,
+            f"key{still}",
+            "1",
+        ),
+        "excerpt_scale": described(
+            "layer", np.array(excerpts[0].scale), "scale of the scores", "1"
+        ),
+        "excerpt_planes": described("layer", np.array(excerpts[0].planes), "planes", ""),
+    }
+
+
+def _stacked(excerpts: list[list[Tensor]]) -> Float[np.ndarray, "excerpt layer *rest"]:
+    """Of each excerpt a tensor a layer, as one array of float32."""
+    return stack(torch.from_numpy(stack(layers)) for layers in excerpts).astype(np.float32)
+
+
+def _sharpest(bits: Float[np.ndarray, "layer head"], *, most: int) -> np.ndarray:
+    """Which heads have the most bits: `most` of them, one at least."""
+    order = np.argsort(-np.nan_to_num(bits, nan=-np.inf), axis=None, kind="stable")
+    kept = np.zeros(bits.size, bool)
+    kept[order[: max(most, 1)]] = True
+    return kept.reshape(bits.shape)
 
 
 def attention_of(
-    subject: Subject, tokens: Int[Tensor, " position"]
+    subject: Subject, tokens: Int[Tensor, " position"], also: Observer | None = None
 ) -> list[Float[Tensor, "head row key"]]:
-    """The attention matrices of every layer on one short sequence.
+    """The attention matrices of every layer on one short sequence; `also` sees the calls too.
 
     What the doorway shows is held against what the model computes: weights from the
     observed queries, keys, scale, soft-cap, mask and sinks, times the values, must give
@@ -58,6 +233,8 @@ def attention_of(
         weights = attention_map(call)
         maps[call.layer] = weights[0].float().cpu()
         residuals[call.layer] = output_residual(call, weights)
+        if also is not None:
+            also(call)
 
     with torch.no_grad(), subject.observe(observe):
         subject.forward(tokens[None])

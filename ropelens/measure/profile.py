@@ -20,16 +20,21 @@ from transformers import PreTrainedModel
 from ropelens.errors import BadArgument
 from ropelens.measure.batches import Progress, collect
 from ropelens.measure.budget import budget_variables, fit_layers
-from ropelens.measure.excerpt import TokenNames, attention_of, excerpt_of, name_token
+from ropelens.measure.excerpt import (
+    Excerpt,
+    TokenNames,
+    check_excerpts,
+    chosen_excerpts,
+    excerpt_variables,
+)
 from ropelens.measure.repeats import repeat_length, repeat_scores
-from ropelens.measure.summary import described, summarize
+from ropelens.measure.summary import summarize
 from ropelens.measure.tokens import as_corpus
 from ropelens.models.rotation import read_layers
 from ropelens.models.subject import as_subject, trained_context
 from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.groups import Documents, count_documents
 from ropelens.statistics.measures import STATISTICS, check_new, named
-from ropelens.statistics.ragged import stack
 from ropelens.statistics.schema import Statistic
 from ropelens.statistics.surrogates import DRAWS
 
@@ -44,6 +49,7 @@ def profile(
     lengths: Int[Tensor, " sequence"] | None = None,
     documents: Int[Tensor, " sequence"] | None = None,
     tokenizer: TokenNames | None = None,
+    excerpts: Iterable[Tensor] = (),
     statistics: Sequence[Statistic] = (),
     sinks: Iterable[int] = (),
     surrogates: int = DRAWS,
@@ -59,8 +65,10 @@ def profile(
     sequence s the first `lengths[s]` count (all, without `lengths`). `rows` of each
     sequence's attention are looked at: "all", or a number drawn with `seed` (unbiased;
     for long contexts). `documents[s]` numbers the document that sequence s was cut from, by
-    which intervals resample; without it they speak of this text alone. `tokenizer` names
-    the tokens of the excerpt. `statistics` are measured beside those that every profile has.
+    which intervals resample; without it they speak of this text alone. `excerpts` are
+    short sequences of tokens to look into, by default three pieces of the text on which heads
+    choose their keys most sharply; `tokenizer` names their tokens. `statistics` are measured
+    beside those that every profile has.
     `sinks` are ids of tokens that are sinks wherever they stand, beside position 0, the token
     that sequences begin with, and keys that are found to be. `surrogates` with frequencies in
     a random order are what the claim on wavelengths is held against. `progress` is called
@@ -91,8 +99,10 @@ def profile(
     check_new(statistics)
     planes = [layer.planes for layer in read_layers(subject, context=text.context)]
 
-    excerpt = excerpt_of(subject.model, text)
-    maps = attention_of(subject, excerpt)
+    pieces = check_excerpts(subject.model, excerpts) or chosen_excerpts(
+        subject, text, seed=seed
+    )
+    seen = [Excerpt.of(subject, piece, planes) for piece in pieces]
     repeats = repeat_scores(
         subject,
         first_token=int(text.tokens[0, 0]),
@@ -117,18 +127,9 @@ def profile(
     scores = repeats.values
     for row in named(*scores):
         dataset[row.name] = xr.Variable(row.dims, scores[row.name], row.attrs)
-    names = [name_token(tokenizer, int(token)) for token in excerpt]
-    dataset["excerpt_attention"] = described(
-        ("layer", "head", "excerpt_query", "excerpt_key"),
-        stack(maps).astype(np.float32),
-        "attention on the excerpt",
-        "1",
-    )
-    dataset = dataset.assign_coords(
-        excerpt_token=described(
-            "excerpt_key", np.array(names, dtype=object), "token of the excerpt", ""
-        )
-    )
+    bits = dataset["total_bits"].values
+    dataset = dataset.assign(excerpt_variables(seen, tokenizer, bits))
+    dataset = dataset.set_coords("excerpt_token")
     dataset.attrs |= describe_run(subject.model, text, documents, rows=rows, seed=seed)
     return dataset
 

@@ -20,6 +20,11 @@ from ropelens.report.render import render
 from ropelens.report.table import shown_columns, table_rows
 from ropelens.report.truncation import truncation_section
 
+SCRIPTS = [
+    f"page/{name}.js"
+    for name in ("arrays", "inside", "figures", "live", "pair", "lists", "choice")
+]
+
 MAP_BY = {
     "": "label",
     "total_bits": "bits",
@@ -28,6 +33,17 @@ MAP_BY = {
     "sink_mass": "attention on sinks",
 }
 """The columns that the map of heads is coloured by."""
+
+LIST_BY = {
+    "total_bits": "bits",
+    "positional_fraction": "share of position",
+    "content_fraction": "share of content",
+    "induction": "induction",
+    "previous_token": "attention on the token before",
+    "top_wavelength": "wavelength of the strongest plane",
+    "": "layer",
+}
+"""The columns that the list of heads is sorted by, the largest first."""
 
 
 def write_report(
@@ -59,13 +75,14 @@ def render_page(
     selected = words.first_head(heads)
     figures = draw(PROFILE, profile, heads, selected)
     payload = build_payload(profile, heads, figures, selected=selected)
+    payload["stopped"] = [] if section is None else section.stopped
     if section is not None:
         payload["figures"] |= section.figures
     claim = heads.attrs.get("claim")
     counts = words.label_counts(heads)
     return render(
         "page.html",
-        script="page.js",
+        scripts=SCRIPTS,
         payload=payload,
         truncation=section,
         cards=[card(row, figure) for row, figure in figures.items()],
@@ -89,6 +106,7 @@ def render_page(
         slow_planes=words.slow_planes(profile),
         map_summary=words.map_summary(profile, heads),
         map_by=MAP_BY,
+        list_by={name: said for name, said in LIST_BY.items() if not name or name in heads},
         columns=shown_columns(heads),
         rows=table_rows(heads),
         layers=profile.sizes["layer"],

@@ -21,6 +21,7 @@ from ropelens.figures.head_map import plot_head_map
 from ropelens.figures.head_wavelengths import by_position, plot_head_wavelengths
 from ropelens.figures.kernel import plot_kernel
 from ropelens.figures.norms import plot_norms
+from ropelens.figures.pair import plot_pair
 from ropelens.figures.selectivity import plot_selectivity
 from ropelens.figures.triangle import plot_budget_triangle
 from ropelens.figures.truncation import MEASURES, plot_truncation
@@ -32,8 +33,9 @@ class PageFigure:
 
     `draw` takes the page's results; so does `known`, whether there is something to draw.
     `title`: "" is the figure's own. `explain`: the sentences below it. `section`: the place
-    on the page of a profile, "first", "heads" (all), "head" (the chosen one) or "model".
-    `terms`: words of the glossary. `layout`: what the page changes in the figure's.
+    on the page of a profile, "all" heads, the chosen "head" or the "model"; `tab`: its name
+    among the views there. `terms`: words of the glossary. `layout`: what the page changes in
+    the figure's.
     """
 
     name: str
@@ -42,6 +44,7 @@ class PageFigure:
     title: str = ""
     known: Callable[..., bool] = lambda *_: True
     section: str = ""
+    tab: str = ""
     terms: tuple[str, ...] = ()
     layout: dict[str, Any] = field(default_factory=dict)
 
@@ -55,8 +58,10 @@ PROFILE = (
         "most. Click a row.",
         title="Heads by wavelength",
         known=lambda profile, heads, _: len(by_position(heads)) > 0,
-        section="first",
+        section="all",
+        tab="By wavelength",
         terms=("positional", "semantic", "wavelength", "selectivity"),
+        layout={"margin_t": 40},
     ),
     PageFigure(
         "map",
@@ -65,7 +70,8 @@ PROFILE = (
         "chooses with (full from 2); a number is how many tokens a positional head looks "
         "back. Click a cell, or use the arrow keys.",
         title="Every head, by layer",
-        section="heads",
+        section="all",
+        tab="By layer",
         terms=("positional", "semantic", "bits", "offset"),
     ),
     PageFigure(
@@ -75,9 +81,10 @@ PROFILE = (
         "(position), what they are (content), or both at once. Sinks are left out. Larger "
         "points choose more sharply.",
         title="Where its bits come from",
-        section="heads",
+        section="all",
+        tab="Bits",
         terms=("bits", "sink"),
-        layout={"margin": {"l": 50, "r": 50, "b": 44, "t": 24}},
+        layout={"margin": {"l": 50, "r": 50, "b": 44, "t": 24}, "height": 520},
     ),
     PageFigure(
         "claim",
@@ -86,8 +93,43 @@ PROFILE = (
         "top left to bottom right. In part they must, in any model: what counts is whether the "
         "diamond below lies outside of the surrogates' strokes.",
         title="The claim: position and wavelength",
-        section="heads",
+        section="all",
+        tab="Claim",
         terms=("wavelength", "surrogate"),
+        layout={"height": 520},
+    ),
+    PageFigure(
+        "selectivity",
+        lambda profile, _, at: plot_selectivity(profile, layer=at[0], head=at[1]),
+        "How hard each plane pushes the head toward the keys it picks; how long its queries "
+        "and keys are there; how far they stay the same whatever the token. Drag over planes "
+        "to stop them.",
+        title="Planes: which wavelengths it uses",
+        section="head",
+        tab="Planes",
+        terms=("selectivity", "norm", "coherence", "wavelength"),
+        layout={"margin_t": 36, "height": 450},
+    ),
+    PageFigure(
+        "attention",
+        lambda profile, _, at: plot_attention(profile, layer=at[0], head=at[1]),
+        "Each row is a token looking back; bright cells are what it looks at. Click a cell to "
+        "look into the pair.",
+        title="Attention on an excerpt",
+        section="head",
+        tab="Attention",
+        layout={"height": 470, "margin_t": 12},
+    ),
+    PageFigure(
+        "pair",
+        lambda profile, *_: plot_pair(profile, layer=0, head=0, query=1, key=0),
+        "Above, what each plane adds to the score of this query and this key. Below, the "
+        "score were the key as many tokens back.",
+        title="One query, one key",
+        section="head",
+        tab="Pair",
+        terms=("plane", "wavelength"),
+        layout={"height": 330, "margin_t": 12},
     ),
     PageFigure(
         "kernel",
@@ -96,28 +138,9 @@ PROFILE = (
         "what the head's average query and key alone would do.",
         title="Kernel: how far it looks back",
         section="head",
+        tab="Distance",
         terms=("kernel", "offset"),
-        layout={"height": 460, "margin_t": 36},
-    ),
-    PageFigure(
-        "selectivity",
-        lambda profile, _, at: plot_selectivity(profile, layer=at[0], head=at[1]),
-        "Top: how hard each plane pushes the head toward the keys it picks, sinks apart. "
-        "Middle: how long its queries and keys are there, which bounds the push. Bottom: how "
-        "far they stay the same whatever the token.",
-        title="Planes: which wavelengths it uses",
-        section="head",
-        terms=("selectivity", "norm", "coherence", "wavelength"),
-        layout={"margin_t": 36},
-    ),
-    PageFigure(
-        "attention",
-        lambda profile, _, at: plot_attention(profile, layer=at[0], head=at[1]),
-        "Each row is a token looking back; bright cells are what it looks at. Click a row to "
-        "read it in the text.",
-        title="Attention on an excerpt",
-        section="head",
-        layout={"height": 620},
+        layout={"height": 450, "margin_t": 36},
     ),
     PageFigure(
         "norms",
@@ -235,7 +258,7 @@ def draw(rows: Sequence[PageFigure], *results: Any) -> dict[PageFigure, go.Figur
 
 def card(row: PageFigure, figure: go.Figure) -> dict[str, Any]:
     """The words around a figure, as a template reads them."""
-    words = {"name": row.name, "section": row.section, "terms": row.terms}
+    words = {"name": row.name, "section": row.section, "tab": row.tab, "terms": row.terms}
     return words | {"title": row.title or figure.layout.title.text, "explain": row.explain}
 
 

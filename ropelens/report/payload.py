@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,14 +10,15 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from ropelens.figures.attention import query_positions
 from ropelens.figures.inputs import kv_heads, numbers
 from ropelens.figures.kernel import kernel_arrays
 from ropelens.figures.norms import PANELS
-from ropelens.figures.style import COLORS, LABELS, PAPER, template
-from ropelens.figures.text import visible_token
+from ropelens.figures.pair import farthest
+from ropelens.figures.style import COLORS, LABELS, PAPER, SIGNS, template
 from ropelens.figures.triangle import bit_shares
 from ropelens.figures.wavelengths import common_columns, wavelength_positions
+from ropelens.report.inside import excerpt_payload
+from ropelens.report.packed import packed
 from ropelens.report.page_figures import PageFigure, bare
 from ropelens.report.table import shown_columns
 
@@ -43,16 +43,17 @@ def build_payload(
         "kvHeads": kv_heads(profile).tolist(),
         "labels": heads["label"].tolist(),
         "colors": COLORS,
+        "glyphs": SIGNS,
         "labelOrder": list(LABELS),
         "columns": {c.name: packed(numbers(heads, c.name)) for c in shown_columns(heads)},
         "shares": packed(bit_shares(heads)),
-        "tokens": [visible_token(str(token)) for token in profile["excerpt_token"].values],
-        "queries": query_positions(profile).tolist(),
+        **excerpt_payload(profile),
         "normColumns": common_columns(profile["wavelength"].values)[1].tolist(),
         "normNames": list(PANELS),
         "arrays": head_arrays(profile),
+        "farthest": farthest(profile),
         "figures": {
-            row.name: bare(figure, **(page_layout(row, profile) | row.layout))
+            row.name: unfilled(row, bare(figure, **(page_layout(row, profile) | row.layout)))
             for row, figure in figures.items()
         },
         "templates": {theme: page_template(theme) for theme in ("light", "dark")},
@@ -62,13 +63,25 @@ def build_payload(
 def page_layout(row: PageFigure, profile: xr.Dataset) -> dict[str, Any]:
     """What the page lays out otherwise than the figure does.
 
-    Figures of all heads stand side by side, so they are of one height (13 pixels a layer where
-    there are many) and share the legend in the page's text.
+    Views of all heads share the legend in the page's text; a map has 13 pixels a layer where
+    there are many.
     """
-    if row.section != "heads":
-        return {"margin_t": 40 if row.section == "first" else 24}
-    height = max(360, 13 * profile.sizes["layer"] + 90)
-    return {"margin_t": 24, "showlegend": False, "height": height}
+    if row.name == "map":
+        return {
+            "margin_t": 24,
+            "showlegend": False,
+            "height": max(420, 13 * profile.sizes["layer"] + 90),
+        }
+    return {"margin_t": 24, "showlegend": row.name not in ("triangle", "claim")}
+
+
+def unfilled(row: PageFigure, figure: dict[str, Any]) -> dict[str, Any]:
+    """The figure of an excerpt without what the script fills in."""
+    if row.name in ("attention", "pair"):
+        for trace in figure["data"]:
+            for name in {"x", "y", "z", "width", "customdata"} & set(trace):
+                trace[name] = []
+    return figure
 
 
 def head_arrays(profile: xr.Dataset) -> dict[str, dict]:
@@ -90,35 +103,6 @@ def head_arrays(profile: xr.Dataset) -> dict[str, dict]:
         **planes,
         "wavelength": packed(wavelength, dims=("layer",)),
         "wavelength_position": packed(wavelength_positions(wavelength), dims=("layer",)),
-        "attention": packed(attention_bytes(profile), dims=("layer", "head")),
-    }
-
-
-def attention_bytes(profile: xr.Dataset) -> np.ndarray:
-    """The excerpt's attention in a byte a cell, [layer, head, cell] uint8.
-
-    The byte is 255 times the square root of the weight, so small weights keep their digits
-    (a step is at most 0.8% at weight 1 and far less below). Cells are the ones a query may
-    see, row after row: half the square.
-    """
-    weights = profile["excerpt_attention"].transpose(
-        "layer", "head", "excerpt_query", "excerpt_key"
-    )
-    queries = query_positions(profile)
-    seen = np.arange(profile.sizes["excerpt_key"])[None] <= queries[:, None]
-    root = np.sqrt(np.nan_to_num(weights.values[..., seen]).clip(0, 1))
-    return np.round(255 * root).astype(np.uint8)
-
-
-def packed(values: np.ndarray, *, dims: tuple[str, ...] = ()) -> dict[str, object]:
-    """An array as base64, little-endian: uint8 as it is, all else as float32."""
-    dtype = np.dtype(np.uint8 if values.dtype == np.uint8 else "<f4")
-    data = np.ascontiguousarray(values, dtype=dtype)
-    return {
-        "dtype": dtype.name,
-        "shape": list(data.shape),
-        "dims": list(dims),
-        "data": base64.b64encode(data.tobytes()).decode(),
     }
 
 

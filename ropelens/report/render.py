@@ -7,6 +7,7 @@ import functools
 import gzip
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import jinja2
@@ -71,9 +72,15 @@ def content_policy(*scripts: str) -> str:
     )
 
 
-def render(template: str, *, script: str, payload: object, **values: object) -> str:
-    """A page: `template` with `values`, plotly, the file `script` and what that reads."""
-    unpack, own = asset("unpack.js"), asset(script)
+def script_of(names: Sequence[str]) -> str:
+    """The files as one script that leaves no names on the page."""
+    parts = "\n".join(asset(name) for name in names)
+    return Markup(f'"use strict";\n(() => {{\n{parts}\n}})();')
+
+
+def render(template: str, *, scripts: Sequence[str], payload: object, **values: object) -> str:
+    """A page: `template` with `values`, plotly, the files `scripts` and what they read."""
+    unpack, own = asset("unpack.js"), script_of(scripts)
     return (
         environment()
         .get_template(template)

@@ -62,13 +62,17 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Section:
-    """What the page says of a sweep; figures by the name of their place, with their words."""
+    """What the page says of a sweep; figures by the name of their place, with their words.
+
+    `stopped` is what stopping the slowest planes costs, by the share that is `kept`.
+    """
 
     sentences: list[str]
     figures: dict[str, dict]
     cards: list[dict]
     columns: tuple[Column, ...]
     rows: list[NamedRow]
+    stopped: list[dict]
 
 
 def truncation_section(truncation: xr.Dataset, table: pd.DataFrame | None = None) -> Section:
@@ -81,7 +85,18 @@ def truncation_section(truncation: xr.Dataset, table: pd.DataFrame | None = None
         cards=[card(row, figure) for row, figure in figures.items()],
         columns=COLUMNS,
         rows=_rows(table),
+        stopped=_stopped(table),
     )
+
+
+def _stopped(table: pd.DataFrame) -> list[dict]:
+    rows = table[(table["kind"] == "slow") & table["loss_change"].notna()]
+    ends = rows[["loss_change", "loss_change_low", "loss_change_high"]].to_numpy(float)
+    said = [change_and_interval(*one) for one in ends]
+    return [
+        {"kept": float(kept), "words": f"{change} nats/token ({interval})"}
+        for kept, (change, interval) in zip(rows["kept"], said, strict=True)
+    ]
 
 
 def _rows(table: pd.DataFrame) -> list[NamedRow]:

@@ -242,7 +242,7 @@ def test_selectivity_shows_one_head_and_the_keys_it_reads(measured):
 def test_attention_names_tokens_and_leaves_the_future_empty(small):
     profile, _ = small
     figure = rl.plot_attention(profile, layer=1, head=2)
-    weights = profile.excerpt_attention.values[1, 2]
+    weights = profile.excerpt_attention.values[0, 1, 2]
     below = np.tril(np.ones_like(weights, dtype=bool))
     np.testing.assert_array_equal(figure.data[0].z[below], weights[below])
     assert np.isnan(figure.data[0].z[~below]).all()

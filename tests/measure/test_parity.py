@@ -356,12 +356,17 @@ def test_self_and_previous_token_by_brute_force(name: str):
 def test_the_excerpt_is_transformers_attention(name: str):
     model = tiny(name)
     tokens = random_tokens(sequences=2, length=90)
-    profile = rl.profile(model, torch.from_numpy(tokens), surrogates=0)
-    expected = attentions(model, tokens[0, :64])
+    excerpts = [torch.from_numpy(tokens[0, :64]), torch.from_numpy(tokens[1, 20:50])]
+    profile = rl.profile(model, torch.from_numpy(tokens), excerpts=excerpts, surrogates=0)
     kept = profile["excerpt_attention"]
     assert kept.dtype == np.float32
-    np.testing.assert_allclose(kept.values, expected, atol=1e-5)
-    assert profile["excerpt_token"].values.tolist() == [f"#{t}" for t in tokens[0, :64]]
+    for one, excerpt in enumerate(excerpts):
+        length = len(excerpt)
+        found = kept.values[one, ..., :length, :length]
+        np.testing.assert_allclose(found, attentions(model, excerpt.numpy()), atol=1e-5)
+        named = profile["excerpt_token"].values[one].tolist()
+        assert named == [*(f"#{t}" for t in excerpt), *[""] * (64 - length)]
+    assert np.isnan(kept.values[1, ..., 30:, :]).all()
     for maps, true in zip(
         attention_of(as_subject(model), torch.from_numpy(tokens[0])),
         attentions(model, tokens[0]),

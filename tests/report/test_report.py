@@ -19,9 +19,11 @@ from synthetic_profile import synthetic_profile
 from ropelens.errors import BadArgument
 from ropelens.figures.numbers import change_and_interval, signed
 from ropelens.report import render, words, write_index, write_report
+from ropelens.report.inside import attention_bytes
+from ropelens.report.packed import packed
 from ropelens.report.page import model_name, run_facts, versions
 from ropelens.report.page_figures import PROFILE, draw
-from ropelens.report.payload import attention_bytes, build_payload, packed
+from ropelens.report.payload import build_payload
 from ropelens.report.table import COLUMNS, table_rows
 
 
@@ -31,7 +33,9 @@ def small() -> tuple[xr.Dataset, pd.DataFrame]:
 
 
 def test_one_file_with_everything_and_nothing_to_load(tmp_path):
-    profile, heads = synthetic_profile(layers=6, heads=6, kv_heads=2, frequencies=32)
+    profile, heads = synthetic_profile(
+        layers=6, heads=6, kv_heads=2, frequencies=32, excerpt=40
+    )
     path = write_report(profile, tmp_path / "deep" / "page.html", heads=heads)
     assert path.stat().st_size < 1.5e6
     assert [p.name for p in path.parent.iterdir()] == ["page.html"]
@@ -75,18 +79,22 @@ def test_arrays_travel_as_bytes(small):
     sent = packed(np.array([[1.5, np.nan]]), dims=("layer",))
     assert sent["shape"] == [1, 2]
     assert len(base64.b64decode(sent["data"])) == 8
-    cells = attention_bytes(profile)
-    weights = profile.excerpt_attention.values
+    weights = profile.excerpt_attention.values[0, 1]
+    cells = attention_bytes(weights)
     below = np.tril(np.ones(weights.shape[-2:], dtype=bool))
-    assert cells.shape == (5, 8, 48 * 49 // 2)
+    assert cells.shape == (8, 48 * 49 // 2)
     np.testing.assert_allclose((cells / 255) ** 2, weights[..., below], atol=0.004)
     figures = draw(PROFILE, profile, heads, (0, 0))
     payload = build_payload(profile, heads, figures, selected=(0, 0))
-    assert json.loads(render.script_json(payload))["arrays"]["attention"]["dtype"] == "uint8"
+    read = json.loads(render.script_json(payload))
+    assert read["excerpts"][0]["query"]["steps"]["dtype"] == "int16"
+    assert np.all(read["live"])
 
 
 def test_a_thousand_heads_stay_within_reason(tmp_path):
+    """As a profile keeps them: queries of the few heads with the most bits."""
     profile, heads = synthetic_profile(layers=32, heads=32, kv_heads=8, frequencies=64)
+    profile["excerpt_query_still"][:, 2:] = np.nan
     assert write_report(profile, tmp_path / "page.html", heads=heads).stat().st_size < 12e6
 
 

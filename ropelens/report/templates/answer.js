@@ -1,27 +1,24 @@
-"use strict";
 /* Draws the figures of the payload, and draws them again for a dark or a light page. */
-(() => {
-  const page = JSON.parse(document.getElementById("payload").textContent);
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const plot = (index) => document.getElementById(`plot-${index}`);
-  const theme = () => page.templates[dark.matches ? "dark" : "light"];
-  /** The buttons are named one by one: plotly's own list has one that uploads the data. */
-  const options = { displaylogo: false, responsive: true, showSendToCloud: false,
-    plotlyServerURL: "", modeBarButtons: [["toImage"]],
-    toImageButtonOptions: { format: "svg", filename: "ropelens" } };
+const page = JSON.parse(document.getElementById("payload").textContent);
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const plot = (index) => document.getElementById(`plot-${index}`);
+const theme = () => page.templates[dark.matches ? "dark" : "light"];
+/** The buttons are named one by one: plotly's own list has one that uploads the data. */
+const options = { displaylogo: false, responsive: true, showSendToCloud: false,
+  plotlyServerURL: "", modeBarButtons: [["toImage"]],
+  toImageButtonOptions: { format: "svg", filename: "ropelens" } };
 
-  async function drawAll() {
-    document.documentElement.classList.add("scripted");
-    await unpackPlotly();
-    for (const [index, figure] of page.figures.entries()) {
-      const { data, layout } = structuredClone(figure);
-      plot(index).style.height = `${layout.height}px`;
-      delete layout.height;
-      await Plotly.newPlot(plot(index), data, { ...layout, template: theme() }, options);
-    }
-    dark.addEventListener("change", () => page.figures.forEach((_, index) =>
-      Plotly.relayout(plot(index), { template: theme() })));
-    document.documentElement.classList.add("ready");
+async function drawAll() {
+  document.documentElement.classList.add("scripted");
+  await unpackPlotly();
+  for (const [index, figure] of page.figures.entries()) {
+    const { data, layout } = structuredClone(figure);
+    plot(index).style.height = `${layout.height}px`;
+    delete layout.height;
+    await Plotly.newPlot(plot(index), data, { ...layout, template: theme() }, options);
   }
-  drawAll();
-})();
+  dark.addEventListener("change", () => page.figures.forEach((_, index) =>
+    Plotly.relayout(plot(index), { template: theme() })));
+  document.documentElement.classList.add("ready");
+}
+drawAll();

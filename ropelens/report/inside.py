@@ -1,0 +1,146 @@
+"""The excerpts as the page's script needs them: what it shows, and what it computes anew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from scipy.special import softmax
+
+from ropelens.figures.excerpts import excerpt_tokens
+from ropelens.figures.inputs import kv_heads
+from ropelens.figures.text import plotly_text, visible_token
+from ropelens.report.packed import packed
+
+LARGEST_MISS = 0.01
+"""Largest difference of an attention weight that the script computes from the measured one."""
+
+STEPS = 2**15 - 1
+"""Steps from zero to the largest number of a head's queries, or keys."""
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Queries or keys of some heads in whole `steps`, [place, position, coordinate] int16.
+
+    `place[layer, head]` says where a head's are, -1 of a head without; `step` is one of them.
+    """
+
+    place: np.ndarray
+    steps: np.ndarray
+    step: np.ndarray
+
+    @classmethod
+    def of(cls, values: np.ndarray, known: np.ndarray) -> Vectors:
+        """From [layer, head, position, coordinate], of the heads that are `known`."""
+        chosen = np.nan_to_num(values[known])
+        step = np.abs(chosen).max((1, 2), initial=1e-30) / STEPS
+        steps = np.round(chosen / step[:, None, None]).astype(np.int16)
+        return cls(np.where(known, known.cumsum().reshape(known.shape) - 1, -1), steps, step)
+
+    def __getitem__(self, at: tuple[int, int]) -> np.ndarray:
+        place = self.place[at]
+        return self.steps[place] * self.step[place]
+
+    def payload(self) -> dict[str, Any]:
+        return {
+            "place": self.place.tolist(),
+            "step": self.step.tolist(),
+            "steps": packed(self.steps),
+        }
+
+
+def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
+    """What the script knows of the excerpts; `planes` is how many a layer has.
+
+    `live[layer][head]` says whether it can compute the head's attention from queries and
+    keys, to `LARGEST_MISS`. Not where none were kept, or where a soft-cap, a window or a
+    learned sink stands between scores and weights: then it gets the weights.
+    """
+    planes = profile["excerpt_planes"].values
+    shown = [Shown.of(profile, number, planes) for number in range(profile.sizes["excerpt"])]
+    live = np.all([one.live for one in shown], axis=0)
+    return {
+        "excerpts": [one.payload(live) for one in shown],
+        "live": live.tolist(),
+        "planes": planes.tolist(),
+        "frequencies": np.nan_to_num(profile["inv_freq"].values).tolist(),
+        "scale": np.nan_to_num(profile["excerpt_scale"].values).tolist(),
+    }
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One excerpt: its tokens, attention as measured, and queries and keys.
+
+    `live[layer, head]` says whether its attention follows from queries and keys alone.
+    """
+
+    tokens: list[str]
+    weights: np.ndarray
+    query: Vectors
+    key: Vectors
+    live: np.ndarray
+
+    @classmethod
+    def of(cls, profile: xr.Dataset, number: int, planes: np.ndarray) -> Shown:
+        tokens = excerpt_tokens(profile, number)
+        one, count = profile.isel(excerpt=number), len(tokens)
+        weights = one["excerpt_attention"].values[..., :count, :count]
+        values = one["excerpt_query_still"].values[..., :count, :]
+        kept = np.isfinite(values).any((2, 3))
+        query = Vectors.of(values, kept)
+        reads = kv_heads(profile)
+        read = np.zeros((profile.sizes["layer"], profile.sizes["kv_head"]), bool)
+        layers, heads = kept.nonzero()
+        read[layers, reads[layers, heads]] = True
+        key = Vectors.of(one["excerpt_key_still"].values[..., :count, :], read)
+        live = np.zeros(kept.shape, bool)
+        for layer, head in zip(layers, heads, strict=True):
+            turning = profile["inv_freq"].values[layer, : planes[layer]]
+            q = turned(query[layer, head], turning)
+            k = turned(key[layer, reads[layer, head]], turning)
+            found = attention(float(profile["excerpt_scale"][layer]) * q @ k.T)
+            miss = np.abs(found - weights[layer, head]).max()
+            live[layer, head] = miss <= LARGEST_MISS
+        return cls(tokens, weights, query, key, live)
+
+    def payload(self, live: np.ndarray) -> dict[str, Any]:
+        """For the script; the attention of heads that are not `live` in every excerpt."""
+        visible = [visible_token(token) for token in self.tokens]
+        return {
+            "tokens": visible,
+            "names": [plotly_text(token) for token in visible],
+            "ticks": [plotly_text(visible_token(token, longest=12)) for token in self.tokens],
+            "attention": packed(attention_bytes(self.weights[~live])),
+            "query": self.query.payload(),
+            "key": self.key.payload(),
+        }
+
+
+def turned(still: np.ndarray, inv_freq: np.ndarray) -> np.ndarray:
+    """Queries or keys [position, coordinate] turned to where they stand, as RoPE does."""
+    count = len(inv_freq)
+    plane = still[:, :count] + 1j * still[:, count : 2 * count]
+    plane = plane * np.exp(1j * inv_freq * np.arange(len(still))[:, None])
+    return np.concatenate([plane.real, plane.imag, still[:, 2 * count :]], axis=1)
+
+
+def attention(scores: np.ndarray) -> np.ndarray:
+    """Causal attention of [query, key] scores in nats."""
+    ahead = np.triu(np.ones(scores.shape, bool), 1)
+    return softmax(np.where(ahead, -np.inf, scores), axis=-1)
+
+
+def attention_bytes(weights: np.ndarray) -> np.ndarray:
+    """Attention [head, query, key] in a byte a cell, [head, cell] uint8.
+
+    The byte is 255 times the square root of the weight, so small weights keep their digits
+    (a step is at most 0.8% at weight 1 and far less below). Cells are the ones a query may
+    see, row after row: half the square.
+    """
+    seen = np.tril(np.ones(weights.shape[-2:], bool))
+    root = np.sqrt(np.nan_to_num(weights[..., seen]).clip(0, 1))
+    return np.round(255 * root).astype(np.uint8)

@@ -1,0 +1,31 @@
+// The payload, and its arrays as typed arrays: each is unpacked once, when first asked for.
+const page = JSON.parse(document.getElementById("payload").textContent);
+const { layer: layers, head: heads, kv_head: kvHeads } = page.sizes;
+const $ = (id) => document.getElementById(id);
+
+const TYPES = { uint8: Uint8Array, int16: Int16Array, float32: Float32Array };
+const decoded = new Map();
+function decode(packed) {
+  if (!decoded.has(packed)) {
+    const text = atob(packed.data);
+    const bytes = new Uint8Array(text.length);
+    for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+    decoded.set(packed, new TYPES[packed.dtype](bytes.buffer));
+  }
+  return decoded.get(packed);
+}
+
+/** The part of an array that belongs to a head: its leading dims are layer and (kv_)head. */
+function part(packed, layer, head) {
+  const index = { layer, head, kv_head: page.kvHeads[layer][head] };
+  const size = packed.shape.slice(packed.dims.length).reduce((a, b) => a * b, 1);
+  const at = packed.dims.reduce((flat, dim, i) => flat * packed.shape[i] + index[dim], 0);
+  return decode(packed).subarray(at * size, (at + 1) * size);
+}
+
+const rowOf = (layer, head) => page.rows[layer][head];
+const places = page.rows.flatMap((row, layer) =>
+  row.map((at, head) => [at, layer, head])).filter(([at]) => at >= 0)
+  .sort(([a], [b]) => a - b).map(([, layer, head]) => [layer, head]);
+const shares = (row) => [...decode(page.shares).subarray(4 * row, 4 * row + 4)];
+const number = (column, row) => decode(page.columns[column])[row];

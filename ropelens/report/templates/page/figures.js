@@ -1,0 +1,192 @@
+// Drawing: each figure when its tab is first shown, then refilled with the chosen head.
+const plot = (name) => $(`plot-${name}`);
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const narrow = matchMedia("(max-width: 720px)");
+const theme = () => page.templates[dark.matches ? "dark" : "light"];
+const seen = (element) => element.offsetParent !== null;
+const drawn = (element) => Boolean(element.data);
+
+function save(name, text, type) {
+  const link = Object.assign(document.createElement("a"), { download: name });
+  link.href = URL.createObjectURL(new Blob([text], { type }));
+  link.click();
+  URL.revokeObjectURL(link.href);
+}
+const csv = (rows) => rows.map((row) => row.map((cell) => {
+  const text = cell === null || cell === undefined || Number.isNaN(cell) ? "" : String(cell);
+  return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}).join(",")).join("\n") + "\n";
+
+/** What a figure shows as a table: a row a point, or a row a cell of a heat map. */
+function pointsOf(element) {
+  const rows = [["trace", "x", "y", "value"]];
+  element._fullData.filter((trace) => trace.visible === true && !trace.meta?.role?.startsWith("sel")).forEach((trace, i) => {
+    const name = trace.name || `trace ${i}`;
+    if (trace.z) trace.z.forEach((row, y) => Array.from(row).forEach((value, x) =>
+      Number.isFinite(value) && rows.push([name, trace.x?.[x] ?? x, trace.y?.[y] ?? y, value])));
+    else Array.from(trace.x ?? trace.a ?? []).forEach((x, at) =>
+      rows.push([name, x, (trace.y ?? trace.b)?.[at], trace.c?.[at]]));
+  });
+  return csv(rows);
+}
+const DATA = { width: 1000, height: 1000, path: "M100 0h800v1000h-800zM200 150v120h600v-120zM200 370v120h600v-120zM200 590v120h600v-120z" };
+
+/** The buttons over a figure, named one by one: plotly's own list has one that uploads. */
+function options(name) {
+  const zoom = ["kernel", "claim", "pair"].includes(name);
+  const table = { name: "data", title: "Save the numbers (CSV)", icon: DATA,
+    click: (element) => save(`ropelens-${name}.csv`, pointsOf(element), "text/csv") };
+  return { displaylogo: false, responsive: true, showSendToCloud: false, plotlyServerURL: "",
+    displayModeBar: matchMedia("(hover: hover)").matches ? "hover" : false,
+    modeBarButtons: [...(zoom ? [["zoom2d", "pan2d", "resetScale2d"]] : []), ["toImage", table]],
+    toImageButtonOptions: { format: "svg", filename: `ropelens-${name}` } };
+}
+
+/** The height is the page's, the width follows the window: a figure fills its place. */
+const NARROW = { kernel: 340, attention: 420, wavelengths: 520 };
+function size(name, element) {
+  const { height } = page.figures[name].layout;
+  element.style.height = `${(narrow.matches && NARROW[name]) || height}px`;
+}
+
+async function draw(name, element = plot(name)) {
+  // A copy: plotly writes into what it is given, and the originals are read again.
+  const { data, layout } = structuredClone(page.figures[name]);
+  delete layout.height;
+  size(name, element);
+  await Plotly.newPlot(element, data, { ...layout, template: theme() }, options(name));
+  CLICKS[name]?.(element);
+}
+
+/** Refill the traces whose `meta` names arrays with those of a head. */
+function refill(element, layer, head) {
+  const changed = {}, traces = [];
+  element.data.forEach((trace, i) => {
+    if (!trace.meta || trace.meta.role) return;
+    traces.push(i);
+    for (const [axis, array] of Object.entries(trace.meta)) {
+      (changed[axis] ||= []).push(part(page.arrays[array], layer, head));
+    }
+  });
+  return Plotly.restyle(element, changed, traces);
+}
+
+/** A ring around the chosen head; none where the figure has no point of it. */
+function ring(element) {
+  const data = element._fullData;
+  const index = data.findIndex((trace) => trace.meta?.role === "selected");
+  const axes = data[index].type === "scatterternary" ? ["a", "b", "c"] : ["x", "y"];
+  const at = (trace) => [...(trace.customdata ?? [])]
+    .findIndex((pair) => pair?.[0] === state.layer && pair?.[1] === state.head);
+  const own = data.find((trace) => !trace.meta?.role && at(trace) >= 0);
+  const changed = Object.fromEntries(axes.map((axis) => [axis, [own ? [own[axis][at(own)]] : []]]));
+  return Plotly.restyle(element, changed, [index]);
+}
+
+function frame(element, box) {
+  const at = element.layout.shapes.findIndex((shape) => shape.name === "selected");
+  const changed = Object.entries(box).map(([key, value]) => [`shapes[${at}].${key}`, value]);
+  return Plotly.relayout(element, Object.fromEntries(changed));
+}
+
+/** The map by a number of each head in place of its label; wavelengths by their powers of ten. */
+function colorMap() {
+  const { value: column, selectedOptions: [{ textContent: words }] } = $("map-by");
+  const data = plot("map").data, last = data.length - 1;
+  const labels = data.map((_, i) => i).filter((i) => i < last);
+  Plotly.restyle(plot("map"), { visible: !column }, labels);
+  if (!column) return Plotly.restyle(plot("map"), { visible: false }, [last]);
+  const log = column === "top_wavelength";
+  const z = page.rows.map((rows) => rows.map((row) => {
+    const value = row < 0 ? NaN : number(column, row);
+    return log ? Math.log10(value) : value;
+  }));
+  const ticks = log ? { tickvals: [0, 1, 2, 3, 4, 5, 6], ticktext: ["1", "10", "100", "1k", "10k", "100k", "1M"] } : {};
+  const text = z.map((rows) => rows.map((value) => `${words} ${(log ? 10 ** value : value).toPrecision(3)}`));
+  return Plotly.restyle(plot("map"), { visible: true, z: [z], text: [text], zmin: log ? null : 0, zauto: log,
+    zmax: log ? null : Math.max(...z.flat().filter(Number.isFinite)),
+    "colorbar.tickmode": log ? "array" : "auto", "colorbar.tickvals": [ticks.tickvals], "colorbar.ticktext": [ticks.ticktext] }, [last]);
+}
+/** What it is drawn with, empty until asked for. */
+page.figures.map.data.push({ type: "heatmap", visible: false, z: [[]], colorscale: "Viridis", hoverongaps: false, xgap: 1, ygap: 1,
+  hovertemplate: "L%{y} H%{x}<br>%{text}<extra></extra>",
+  colorbar: { orientation: "h", thickness: 8, len: 0.9, y: -0.32, yanchor: "top", nticks: 5 } });
+
+/** Norms [layer][column] of one head or the mean over heads, as the figure's columns lie. */
+function norms(name) {
+  const shared = page.arrays[name].dims[1] === "kv_head";
+  return page.normColumns.map((planes, layer) => {
+    if (state.norms === "head") {
+      const values = part(page.arrays[name], layer, state.head);
+      return planes.map((plane) => (plane < 0 ? null : values[plane]));
+    }
+    const shown = new Map();
+    for (let head = 0; head < heads; head++) {
+      const same = shared ? page.kvHeads[layer][head] : head;
+      if (page.rows[layer][head] >= 0) shown.set(same, part(page.arrays[name], layer, head));
+    }
+    return planes.map((plane) => {
+      if (plane < 0) return null;
+      const kept = [...shown.values()].map((values) => values[plane]).filter(Number.isFinite);
+      return kept.length ? kept.reduce((a, b) => a + b, 0) / kept.length : null;
+    });
+  });
+}
+
+function showNorms() {
+  const kvHead = page.kvHeads[state.layer][state.head];
+  $("norms-head").textContent = `head ${state.head} of every layer`
+    + (kvHeads < heads ? ` (its keys: key-value head ${kvHead})` : "");
+  const z = page.normNames.map(norms);
+  const zmax = z.map((rows) => Math.max(...rows.flat()));
+  return Plotly.restyle(plot("norms"), { z, zmax }, page.normNames.map((_, i) => i));
+}
+
+/** What each figure does for the chosen head; those of one head also for a pinned one. */
+const SHOW = {
+  wavelengths: (element) => {
+    const at = element.data.find(({ type }) => type === "heatmap").y.indexOf(`L${state.layer} H${state.head}`);
+    return frame(element, { y0: at - 0.5, y1: at + 0.5, visible: at >= 0 });
+  },
+  map: (element) => {
+    const { layer, head } = state;
+    return frame(element, { x0: head - 0.5, x1: head + 0.5, y0: layer - 0.5, y1: layer + 0.5 });
+  },
+  triangle: ring,
+  claim: ring,
+  norms: showNorms,
+  selectivity: (element, layer, head) => { refill(element, layer, head); return markBand(element, layer); },
+  kernel: (element, layer, head) => { refill(element, layer, head); return showDistances(element, layer, head); },
+  attention: showAttention,
+  pair: showPair,
+};
+
+/** What a click in each figure chooses. */
+const onClick = (use) => (element) => element.on("plotly_click", (event) => use(event.points[0]));
+const CLICKS = {
+  wavelengths: onClick(({ y }) => {
+    const named = /^L(\d+) H(\d+)$/.exec(y);
+    if (named) choose(Number(named[1]), Number(named[2]));
+  }),
+  map: onClick((point) => choose(point.y, point.x)),
+  claim: onClick(({ customdata }) => customdata && choose(...customdata)),
+  // Without a drag mode plotly tells of no clicks in a triangle, only of what is hovered.
+  triangle: (element) => {
+    let over = null;
+    element.on("plotly_hover", (event) => { over = event.points[0].customdata; });
+    element.on("plotly_unhover", () => { over = null; });
+    element.addEventListener("click", () => over && choose(...over));
+  },
+  norms: onClick((point) => choose(point.y, state.head)),
+  selectivity: (element) => element.on("plotly_selected", (event) => {
+    const planes = event?.points.map((point) => point.pointNumber) ?? [];
+    Plotly.restyle(element, { selectedpoints: [null] });
+    if (planes.length) stopBand({ from: Math.min(...planes), to: Math.max(...planes), mode: state.mode });
+  }),
+  attention: (element) => {
+    element.on("plotly_click", ({ points: [point] }) => choosePair(point.y, point.x));
+    element.on("plotly_hover", ({ points: [point] }) => tellPair(point.y, point.x));
+  },
+};
+page.figures.selectivity.layout.dragmode = "select";
+page.figures.selectivity.layout.selectdirection = "h";

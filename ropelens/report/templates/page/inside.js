@@ -1,0 +1,100 @@
+// A head on an excerpt, from its queries and keys: scores by plane, and attention, also with
+// some planes that stand still or drop out. A band is {from, to, mode}, planes counted from
+// the fastest; null is the head as it is.
+
+/** Places of the heads whose weights are given, for these do not follow from queries and keys. */
+let givens = 0;
+const given = page.live.map((row) => row.map((live) => (live ? -1 : givens++)));
+
+/** Weights [query][key] of a head as it is, NaN ahead of the query; given ones are 255 * root. */
+function asItIs(excerpt, layer, head) {
+  if (page.live[layer][head]) return attend(excerpt, layer, head, null);
+  const { tokens, attention } = page.excerpts[excerpt];
+  const cells = attention.shape[1], bytes = decode(attention);
+  let next = cells * given[layer][head];
+  return tokens.map((_, query) => {
+    const row = new Float32Array(tokens.length).fill(NaN);
+    for (let key = 0; key <= query; key++) row[key] = (bytes[next++] / 255) ** 2;
+    return row;
+  });
+}
+
+function vectors(side, layer, head) {
+  const place = side.place[layer][head];
+  const [, count, size] = side.steps.shape;
+  const steps = decode(side.steps).subarray(place * count * size, (place + 1) * count * size);
+  return { step: side.step[place], size, at: (position) => steps.subarray(position * size, (position + 1) * size) };
+}
+
+/** How a head's planes turn: rad/token, 0 of those that stand still, null of those that drop out. */
+function turning(layer, band) {
+  return page.frequencies[layer].slice(0, page.planes[layer]).map((frequency, plane) =>
+    band && band.from <= plane && plane <= band.to ? (band.mode === "drop" ? null : 0) : frequency);
+}
+
+/** Of a query and a key: each plane's product, and the term of what does not rotate. */
+function products(excerpt, layer, head, query, key) {
+  const one = page.excerpts[excerpt];
+  const q = vectors(one.query, layer, head), k = vectors(one.key, layer, page.kvHeads[layer][head]);
+  const [a, b] = [q.at(query), k.at(key)], count = page.planes[layer];
+  const scale = page.scale[layer] * q.step * k.step;
+  let rest = 0;
+  for (let i = 2 * count; i < q.size; i++) rest += a[i] * b[i];
+  const real = [], imaginary = [];
+  for (let plane = 0; plane < count; plane++) {
+    real.push(scale * (a[plane] * b[plane] + a[count + plane] * b[count + plane]));
+    imaginary.push(scale * (a[count + plane] * b[plane] - a[plane] * b[count + plane]));
+  }
+  return { real, imaginary, rest: scale * rest };
+}
+
+/** What each plane adds to the score, in nats, `distance` tokens apart; then what does not rotate. */
+function terms({ real, imaginary, rest }, frequencies, distance) {
+  const found = frequencies.map((frequency, plane) => frequency === null ? 0
+    : real[plane] * Math.cos(frequency * distance) - imaginary[plane] * Math.sin(frequency * distance));
+  return [...found, rest];
+}
+
+/** Weights [query][key] of a head, from its queries and keys; NaN ahead of the query. */
+function attend(excerpt, layer, head, band) {
+  const one = page.excerpts[excerpt], count = page.planes[layer], length = one.tokens.length;
+  const q = vectors(one.query, layer, head), k = vectors(one.key, layer, page.kvHeads[layer][head]);
+  const scale = page.scale[layer] * q.step * k.step;
+  const turned = turning(layer, band);
+  const kept = turned.map((frequency) => frequency !== null);
+  /** Every vector turned to where it stands, so that a score is one product. */
+  const placed = (side) => Array.from({ length }, (_, position) => {
+    const still = side.at(position), made = new Float64Array(side.size);
+    for (let i = 2 * count; i < side.size; i++) made[i] = still[i];
+    for (let plane = 0; plane < count; plane++) {
+      if (!kept[plane]) continue;
+      const [cos, sin] = [Math.cos(turned[plane] * position), Math.sin(turned[plane] * position)];
+      made[plane] = still[plane] * cos - still[count + plane] * sin;
+      made[count + plane] = still[plane] * sin + still[count + plane] * cos;
+    }
+    return made;
+  });
+  const queries = placed(q), keys = placed(k);
+  return queries.map((from, query) => {
+    const row = new Float32Array(length).fill(NaN);
+    let highest = -Infinity, sum = 0;
+    for (let key = 0; key <= query; key++) {
+      let score = 0;
+      for (let i = 0; i < q.size; i++) score += from[i] * keys[key][i];
+      row[key] = scale * score;
+      highest = Math.max(highest, row[key]);
+    }
+    for (let key = 0; key <= query; key++) sum += row[key] = Math.exp(row[key] - highest);
+    for (let key = 0; key <= query; key++) row[key] /= sum;
+    return row;
+  });
+}
+
+/** Mean weight by distance: of the queries that see so far back. */
+function byDistance(weights) {
+  return weights.map((_, distance) => {
+    let sum = 0;
+    for (let query = distance; query < weights.length; query++) sum += weights[query][query - distance];
+    return sum / (weights.length - distance);
+  });
+}

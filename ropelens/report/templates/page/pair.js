@@ -1,0 +1,150 @@
+// One query and one key: the text they stand in, each plane's push, and the key moved away.
+const tokensOf = () => page.excerpts[state.excerpt].tokens;
+const code = (i) => Object.assign(document.createElement("code"), { textContent: tokensOf()[i] });
+const nats = (value) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(2);
+
+function chooseExcerpt(excerpt) {
+  const length = page.excerpts[excerpt].tokens.length;
+  Object.assign(state, { excerpt, query: length - 1, key: null });
+  listTokens();
+  remember(false);
+  return refresh();
+}
+
+function choosePair(query, key) {
+  if (key !== null && key > query) return;
+  Object.assign(state, { query, key, distance: null });
+  tellPair(query, key);
+  remember(false);
+  refresh();
+}
+
+/** The key of the pair: the chosen one, or the one that gets most, the first apart. */
+function keyOf(query) {
+  if (state.key !== null && state.key <= query) return state.key;
+  const row = shownWeights(state.layer, state.head)[query];
+  let best = Math.min(1, query);
+  for (let key = best; key <= query; key++) if (row[key] > row[best]) best = key;
+  return best;
+}
+
+function pairOf(query, key) {
+  const { layer, head, excerpt, band } = state;
+  if (!page.live[layer][head]) return null;
+  return { product: products(excerpt, layer, head, query, key), frequencies: turning(layer, band) };
+}
+
+/** A pair in words: its weight, its score, and the planes that push most. */
+function tellPair(query, key) {
+  if (key === null || key > query) return;
+  const weight = shownWeights(state.layer, state.head)[query][key];
+  const words = [code(query), " looks at ", code(key), `, ${query - key} back: ${(100 * weight).toFixed(1)}%`];
+  const pair = pairOf(query, key);
+  if (pair) {
+    const pushes = terms(pair.product, pair.frequencies, query - key);
+    const most = pushes.map((push, plane) => [push, plane]).sort(([a], [b]) => Math.abs(b) - Math.abs(a)).slice(0, 3);
+    const named = most.map(([push, plane]) => `${nats(push)} ${plane < page.planes[state.layer]
+      ? `from ${span(page.frequencies[state.layer][plane])} tokens` : "from what does not rotate"}`);
+    words.push(`. Score ${nats(pushes.reduce((a, b) => a + b, 0))} nats, most of it ${named.join(", ")}`);
+  }
+  $("pair-words").replaceChildren(...words, ".");
+}
+
+// ---- the excerpt as text
+
+let tokens = [];
+function listTokens() {
+  $("pick-excerpt").value = state.excerpt;
+  tokens = tokensOf().map((token, i) => {
+    const button = Object.assign(document.createElement("button"), { type: "button", textContent: token });
+    button.addEventListener("click", () => choosePair(i, null));
+    return button;
+  });
+  $("tokens").replaceChildren(...tokens);
+  for (const id of ["pair-query", "pair-key"]) {
+    $(id).replaceChildren(...tokensOf().map((token, value) =>
+      Object.assign(document.createElement("option"), { value, textContent: `${value}: ${token}` })));
+  }
+}
+
+function showText() {
+  const { query } = state;
+  const row = shownWeights(state.layer, state.head)[query];
+  const color = page.colors[page.labels[rowOf(state.layer, state.head)]];
+  tokens.forEach((button, i) => {
+    const shade = Math.round(70 * Math.sqrt(row[i] || 0));
+    button.style.background = `color-mix(in srgb, ${color} ${shade}%, transparent)`;
+    button.classList.toggle("ahead", i > query);
+    button.setAttribute("aria-pressed", i === query);
+  });
+  const best = [...row.keys()].filter((i) => row[i] >= 0.005).sort((a, b) => row[b] - row[a]).slice(0, 4);
+  const parts = best.flatMap((i, n) => {
+    const back = i === query ? "itself" : i === 0 ? "first" : `${query - i} back`;
+    return [n ? ", " : "", code(i), ` ${Math.round(100 * row[i])}% (${back})`];
+  });
+  $("looks").replaceChildren(code(query), " looks at ", ...(parts.length ? parts : ["nothing much"]), ".");
+}
+
+// ---- planes of the pair
+
+function showPair(element) {
+  const { query, layer } = state, key = keyOf(query);
+  const distance = state.distance ?? query - key;
+  $("pair-query").value = query;
+  $("pair-key").value = key;
+  [...$("pair-key").options].forEach((option, i) => { option.disabled = i > query; });
+  $("pair-distance").max = page.farthest;
+  $("pair-distance").value = distance;
+  const pair = pairOf(query, key);
+  $("pair-score").textContent = pair ? "" : "The queries and keys of this head are not kept.";
+  const role = (name) => element.data.findIndex(({ meta }) => meta?.role === name);
+  const at = [role("push"), role("score"), role("here")];
+  if (!pair) {
+    $("dials").replaceChildren();
+    return Plotly.restyle(element, { x: [[], [], []], y: [[], [], []] }, at);
+  }
+  const pushes = terms(pair.product, pair.frequencies, distance);
+  const own = part(page.arrays.wavelength_position, layer, 0);
+  const shown = pushes.slice(0, own.findLastIndex(Number.isFinite) + 1);
+  const far = Array.from({ length: page.farthest + 1 }, (_, d) => d);
+  const score = far.map((d) => terms(pair.product, pair.frequencies, d).reduce((a, b) => a + b, 0));
+  $("pair-score").textContent = `${distance} back: ${nats(score[distance])} nats`;
+  drawDials(pair, distance);
+  const waves = shown.map((_, plane) => page.frequencies[layer][plane]).map((w) => w > 0 ? 2 * Math.PI / w : Infinity);
+  return Plotly.restyle(element, { x: [own.slice(0, shown.length), far, [distance]],
+    y: [shown, score, [score[distance]]], customdata: [waves, null, null], width: [own.map((x) => 0.3 * x), null, null] }, at);
+}
+
+const SVG = "http://www.w3.org/2000/svg";
+function drawing(name, attributes, ...children) {
+  const made = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
+/** A dial a plane: the hand is the product of query and key, turned by the distance; right pushes. */
+function drawDials({ product, frequencies }, distance) {
+  const lengths = frequencies.map((_, plane) => Math.hypot(product.real[plane], product.imaginary[plane]));
+  const longest = Math.max(...lengths, 1e-9);
+  $("dials").replaceChildren(...frequencies.map((frequency, plane) => {
+    const angle = Math.atan2(product.imaginary[plane], product.real[plane]) + (frequency ?? 0) * distance;
+    const reach = frequency === null ? 0 : 16 * Math.sqrt(lengths[plane] / longest);
+    const [x, y] = [reach * Math.cos(angle), -reach * Math.sin(angle)];
+    const hand = drawing("line", { x1: 0, y1: 0, x2: x, y2: y, class: x >= 0 ? "toward" : "away" });
+    const face = drawing("svg", { viewBox: "-19 -19 38 38", width: 36, height: 36 },
+      drawing("circle", { r: 17 }), drawing("line", { x1: 0, y1: -17, x2: 0, y2: 17, class: "zero" }), hand);
+    const words = Object.assign(document.createElement("span"), { textContent: span(frequency ?? page.frequencies[state.layer][plane]) });
+    const dial = document.createElement("div");
+    dial.append(face, words);
+    return dial;
+  }));
+}
+
+$("pair-query").addEventListener("change", ({ target: { value } }) => choosePair(Number(value), null));
+$("pair-key").addEventListener("change", ({ target: { value } }) => choosePair(state.query, Number(value)));
+$("pair-distance").addEventListener("input", ({ target: { value } }) => {
+  state.key = keyOf(state.query);
+  state.distance = Number(value);
+  showPair(plot("pair"));
+});
