@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropelens.errors import UnsupportedModel
 from ropelens.models.doorway import Observer, TransformersSubject
@@ -68,16 +68,16 @@ def as_subject(model: nn.Module) -> Subject:
     )
 
 
-def stated_context(model: PreTrainedModel) -> int | None:
-    """Positions that the model's configuration was made for; None where it does not say."""
-    facts = model.config.get_text_config().to_dict()
+def stated_context(config: PreTrainedConfig) -> int | None:
+    """Positions that a model's configuration was made for; None where it does not say."""
+    facts = config.get_text_config().to_dict()
     length = facts.get("max_position_embeddings") or facts.get("n_positions")
     return int(length) if length else None
 
 
 def trained_context(model: PreTrainedModel) -> int:
     """The stated context; without one `UNSTATED_CONTEXT`."""
-    return stated_context(model) or UNSTATED_CONTEXT
+    return stated_context(model.config) or UNSTATED_CONTEXT
 
 
 def check_layers(model: PreTrainedModel, seen: set[int]) -> None:
