@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from transformers import PreTrainedModel
 
 from ropelens.analysis.analysis import Analysis
 from ropelens.analysis.plan import Plan, Source, plan_analysis
-from ropelens.errors import BadText
+from ropelens.errors import BadArgument, BadText
 from ropelens.files.folder import fingerprint
 from ropelens.files.progress import ShowProgress, silent
 from ropelens.measure.evaluate import MEASURES, wanted_measures
@@ -34,7 +35,8 @@ from ropelens.measure.tokens import check_rows
 from ropelens.measure.truncate import plan_truncation
 from ropelens.models.bridge import bridge
 from ropelens.models.bundled import sample_path
-from ropelens.models.load import open_checkpoint
+from ropelens.models.ids import check_ids_file, read_ids
+from ropelens.models.load import load_tokenizer, open_checkpoint
 from ropelens.models.memory import explain_full_memory
 from ropelens.models.rotation import one_probe
 from ropelens.models.subject import as_subject, stated_context
@@ -57,12 +59,16 @@ LONGEST_PATH = 255
 Text = Path | str | Sequence[Path | str] | Sequences | Int[Tensor, "sequence position"]
 
 
+Material = list[str] | Sequences | Int[Tensor, "sequence position"] | Path
+
+
 def analyze(
     model: str | Path | nn.Module = "bundled",
     text: Text | None = None,
     *,
     lengths: Int[Tensor, " sequence"] | None = None,
     tokenizer: Any = None,
+    ids: str | Path | None = None,
     context: int | None = None,
     sequences: int | None = None,
     rows: HowMany = "auto",
@@ -84,12 +90,15 @@ def analyze(
     `model` names what `ropelens.load` loads (with `device`, `dtype`, `revision`,
     `local_files_only` and `trust_remote_code`, and run by `backend`, "hf" or
     "transformer-lens"); or it is a transformers model or a `TransformerBridge`, with its
-    `tokenizer`.
+    `tokenizer`. A `tokenizer` may also be named, a folder or a Hub id; it stands in for the
+    checkpoint's own.
 
     `text` is what to measure on. A `Path` is a file or folder, read as `read_documents`
     does; a `str` is a document; both may stand in a list. Tokens are what
     `ropelens.tokenize` gives, or a tensor [sequence, position] with `lengths` as for
-    `ropelens.profile`. None is text sampled from a bundled checkpoint. Documents are cut
+    `ropelens.profile`. In its place `ids` names a file of token ids, which need no tokenizer:
+    .npy (whole numbers [sequence, position]) or .txt (a line a sequence). None is text sampled
+    from a bundled checkpoint. Documents and ids are cut
     into sequences of `context` tokens (by default as many as the model allows, up to 2,048),
     of which a random sample of `sequences` is kept (by default up to 64). `rows` of
     each sequence's attention are looked at: "all", a number drawn with `seed`, or "auto": all
@@ -110,7 +119,7 @@ def analyze(
     if truncation is not None:
         wanted_measures(truncation.get("measures", MEASURES))  # before a model is loaded
     begin = time.perf_counter()
-    material = _material(text, model)
+    material = _material(text, model, ids)
     show = progress or silent
     with _noted_warnings() as noted, one_probe():
         source = _source(model, tokenizer, arguments)
@@ -200,6 +209,9 @@ def _arguments(given: dict[str, Any]) -> dict[str, Any]:
     arguments = {name: value for name, value in given.items() if name not in left_out}
     model, text = given["model"], given["text"]
     arguments["model"] = type(model).__name__ if isinstance(model, nn.Module) else str(model)
+    for name in ("tokenizer", "ids"):
+        value = given[name]
+        arguments[name] = str(value) if isinstance(value, (str, Path)) else None
     arguments["text"] = "tokens"
     if text is None or isinstance(text, (Path, str, Sequence)):
         parts = [text] if isinstance(text, (Path, str)) else text or []
@@ -211,9 +223,16 @@ def _arguments(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _material(
-    text: Text | None, model: str | Path | nn.Module
-) -> list[str] | Sequences | Int[Tensor, "sequence position"]:
-    """Documents, or the tokens that were passed in their place."""
+    text: Text | None, model: str | Path | nn.Module, ids: str | Path | None
+) -> Material:
+    """Documents, or what was passed in their place: tokens, or a file of their ids."""
+    if ids is not None:
+        if text is not None and not (isinstance(text, list) and not text):
+            raise BadArgument(
+                "Both text and token ids are given.", attempt="one of --text and --ids"
+            )
+        check_ids_file(Path(ids))
+        return Path(ids)
     if isinstance(text, (Sequences, Tensor)):
         return text
     if text is None or not text:
@@ -241,6 +260,9 @@ def _source(
     model: str | Path | nn.Module, tokenizer: Any, arguments: Mapping[str, Any]
 ) -> Source:
     """What is to be measured, up to its weights."""
+    if isinstance(tokenizer, (str, Path)):
+        options = {name: arguments[name] for name in ("local_files_only", "trust_remote_code")}
+        tokenizer = load_tokenizer(tokenizer, **options)
     if isinstance(model, nn.Module):
         return Source.of_model(model, tokenizer)
     opened = open_checkpoint(model, **{name: arguments[name] for name in OPTIONS_OF_LOAD})
@@ -248,7 +270,7 @@ def _source(
 
 
 def _sequences(
-    material: list[str] | Sequences | Int[Tensor, "sequence position"],
+    material: Material,
     lengths: Int[Tensor, " sequence"] | None,
     source: Source,
     context: int | None,
@@ -266,16 +288,21 @@ def _sequences(
     if context is None:
         context = min(maximum or LONGEST_DEFAULT_CONTEXT, LONGEST_DEFAULT_CONTEXT)
     check_context(context, maximum)
+    chosen: dict[str, Any] = {
+        "context": context,
+        "sequences": DEFAULT_SEQUENCES if sequences is None else sequences,
+        "seed": seed,
+    }
     with warnings.catch_warnings():
         if sequences is None:  # then fewer than the default are no surprise
             warnings.filterwarnings("ignore", message=".*were asked for")
-        found = tokenize(
-            material,
-            source.tokenizer,
-            context=context,
-            sequences=DEFAULT_SEQUENCES if sequences is None else sequences,
-            seed=seed,
-        )
+        if isinstance(material, Path):
+            found = read_ids(material, **chosen)
+        else:
+            found = tokenize(material, source.tokenizer, **chosen)
+    if isinstance(material, Path):
+        tokens, lengths = check_tokens(found.tokens, found.lengths, vocabulary=vocabulary)
+        return replace(found, tokens=tokens, lengths=lengths)
     check_vocabulary(found, vocabulary=vocabulary)
     return found
 

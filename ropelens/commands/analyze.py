@@ -45,6 +45,8 @@ def analyze(
         ),
     ] = False,
     text: options.Text = None,
+    ids: options.Ids = None,
+    tokenizer: options.Tokenizer = None,
     context: options.Context = None,
     sequences: options.SequenceCount = None,
     rows: options.Rows = "auto",
@@ -80,6 +82,8 @@ def analyze(
     analysis = rl.analyze(
         model,
         text,
+        ids=ids,
+        tokenizer=tokenizer,
         context=context,
         sequences=sequences,
         rows=rows,

@@ -55,6 +55,23 @@ Text = Annotated[
         show_default=False,
     ),
 ]
+Ids = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Token ids in place of text, for a model without a tokenizer: .npy (whole "
+        "numbers [sequence, position]) or .txt (a line a sequence).",
+        show_default=False,
+    ),
+]
+Tokenizer = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME_OR_FOLDER",
+        help="In place of the model's own: a folder with tokenizer.json, or a Hub id.",
+        show_default=False,
+    ),
+]
 Seed = Annotated[
     int, typer.Option(metavar="N", min=0, max=2**32 - 1, help="Of every random choice.")
 ]

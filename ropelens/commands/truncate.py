@@ -74,6 +74,8 @@ def truncate(
     *,
     out: options.Out,
     text: options.Text = None,
+    ids: options.Ids = None,
+    tokenizer: options.Tokenizer = None,
     keep: Keep = "1,0.875,0.75,0.625,0.5,0.375,0.25,0.125,0",
     end: Ends = None,
     bands: Annotated[
@@ -118,6 +120,8 @@ def truncate(
     analysis = rl.analyze(
         model,
         text,
+        ids=ids,
+        tokenizer=tokenizer,
         context=context,
         sequences=sequences,
         rows=rows,

@@ -25,6 +25,7 @@ from transformers.utils import logging as transformers_logging
 from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel, words_of
 from ropelens.models import checks, llama2c
 from ropelens.models.checkpoint import (
+    HUB_ID,
     PICKLE_SUFFIXES,
     Checkpoint,
     count_numbers,
@@ -177,6 +178,43 @@ def _open_file(path: Path, _: bool) -> Parts:
     if beside is not None:
         tokenizer = llama2c.read_tokenizer(beside, vocabulary=config.vocab_size)
     return config, tokenizer, sum(tensor.numel() for tensor in state.values()), state
+
+
+def load_tokenizer(
+    name: str | Path, *, local_files_only: bool = False, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
+    """The tokenizer of a local folder, a bundled checkpoint or a Hub id, without its weights.
+
+    Raises BadCheckpoint where there is none.
+    """
+    place = Path(name).expanduser()
+    with _quiet_transformers():
+        if str(name).partition(":")[0] == "bundled":
+            place = locate(str(name)).path
+        if place.is_dir():
+            found = _read_tokenizer(place, trust_remote_code)
+            if found is not None:
+                return found
+            raise BadCheckpoint(
+                f"There is no tokenizer in {name}.", attempt="a folder with tokenizer.json"
+            )
+        if place.exists() or not HUB_ID.fullmatch(str(name)):
+            raise BadCheckpoint(
+                f"There is no tokenizer at {name}.",
+                attempt="the folder that holds tokenizer.json, or a Hub id",
+            )
+        try:
+            return AutoTokenizer.from_pretrained(
+                str(name),
+                trust_remote_code=trust_remote_code,
+                local_files_only=local_files_only,
+            )
+        except Exception as error:  # whatever the Hub or a damaged file makes it raise
+            raise BadCheckpoint(
+                f"There is no tokenizer called {name}.",
+                seen="no folder of that name here; " + words_of(error, kind=True),
+                attempt="check the spelling; what is not in the Hub's cache needs the network",
+            ) from error
 
 
 def _read_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:

@@ -196,17 +196,15 @@ def test_what_runs_is_planned_before_a_model_is_read(checkpoint: Path) -> None:
 
 
 def test_sampled_rows_of_long_sequences_are_the_default() -> None:
-    model, tokens = tiny_llama(num_hidden_layers=1).eval(), torch.randint(40, (2, 2_100))
-    found = [rl.profile(model, tokens, surrogates=0, rows=rows) for rows in ("auto", 512)]
-    xr.testing.assert_equal(*found)
-    assert found[0].attrs["rows"] == 512
+    model, tokens = tiny_llama(num_hidden_layers=1).eval(), torch.randint(40, (1, 2_049))
+    assert rl.profile(model, tokens, surrogates=0).attrs["rows"] == 512
     assert rl.profile(model, tokens[:, :40], surrogates=0).attrs["rows"] == "all"
 
 
 def test_less_memory_makes_smaller_batches() -> None:
     config = tiny_llama(vocab_size=128_000).config
     given = {"sequences": 64, "context": 512, "width": 4, "device": "cpu"}
-    gigabytes = (1_000, 5, 2, 0)
+    gigabytes = (1_000, 3, 1, 0)
     found = [sequences_at_once(config, free=n * 10**9, **given) for n in gigabytes]
     assert found == [8, 4, 1, 1]
     assert batch_bytes(config, **given) > 64 * 512 * 128_000 * 4  # the logits are counted
