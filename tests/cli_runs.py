@@ -19,6 +19,7 @@ from tiny_checkpoints import save_tiny
 
 from ropelens.commands.app import main
 
+PLAN = "ropelens: plan: "
 NAMES = ("heads.csv", "index.html", "profile.nc", "run.json")
 MAIN = "from ropelens.commands.app import main; main()"
 
@@ -36,8 +37,10 @@ class Ended:
 
     @property
     def problem(self) -> str:
-        """The one line on stderr that says what went wrong; it is the only one."""
+        """The one line on stderr that says what went wrong; only the plan may stand before."""
         lines = self.err.splitlines()
+        if lines and lines[0].startswith(PLAN):
+            del lines[0]
         assert len(lines) == 1, self.err
         assert lines[0].startswith("ropelens: ")
         assert len(lines[0]) < 700

@@ -10,10 +10,11 @@ import shlex
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 import torch
@@ -23,17 +24,19 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ropelens.analysis.analysis import Analysis
-from ropelens.errors import BadText
+from ropelens.analysis.plan import Plan, Source, plan_analysis
+from ropelens.errors import BadArgument, BadText
 from ropelens.files.folder import fingerprint
 from ropelens.files.progress import ShowProgress, silent
 from ropelens.measure.evaluate import MEASURES, wanted_measures
 from ropelens.measure.heads import classify_heads
 from ropelens.measure.profile import profile, versions
+from ropelens.measure.tokens import check_rows
 from ropelens.measure.truncate import plan_truncation
 from ropelens.models.bridge import bridge
 from ropelens.models.bundled import sample_path
-from ropelens.models.checkpoint import locate
-from ropelens.models.load import load
+from ropelens.models.ids import check_ids_file, read_ids
+from ropelens.models.load import load_tokenizer, open_checkpoint
 from ropelens.models.memory import explain_full_memory
 from ropelens.models.rotation import one_probe
 from ropelens.models.subject import as_subject, stated_context
@@ -46,6 +49,7 @@ from ropelens.models.texts import (
 )
 from ropelens.models.tokens import check_tokens
 from ropelens.report.words import describe_heads, scope
+from ropelens.statistics.rows import HowMany
 
 LONGEST_DEFAULT_CONTEXT = 2048
 DEFAULT_SEQUENCES = 64
@@ -55,15 +59,20 @@ LONGEST_PATH = 255
 Text = Path | str | Sequence[Path | str] | Sequences | Int[Tensor, "sequence position"]
 
 
+Material = list[str] | Sequences | Int[Tensor, "sequence position"] | Path
+
+
 def analyze(
     model: str | Path | nn.Module = "bundled",
     text: Text | None = None,
     *,
     lengths: Int[Tensor, " sequence"] | None = None,
     tokenizer: Any = None,
+    ids: str | Path | None = None,
     context: int | None = None,
     sequences: int | None = None,
-    rows: int | Literal["all"] = "all",
+    rows: HowMany = "auto",
+    batch_size: int | None = None,
     seed: int = 0,
     truncation: Mapping[str, Any] | None = None,
     device: str = "auto",
@@ -73,6 +82,7 @@ def analyze(
     local_files_only: bool = False,
     trust_remote_code: bool = False,
     progress: ShowProgress | None = None,
+    announce: Callable[[Plan], None] | None = None,
     command: str | None = None,
 ) -> Analysis:
     """Measure a model on text: the profile, the labels of its heads, and how it came about.
@@ -80,35 +90,46 @@ def analyze(
     `model` names what `ropelens.load` loads (with `device`, `dtype`, `revision`,
     `local_files_only` and `trust_remote_code`, and run by `backend`, "hf" or
     "transformer-lens"); or it is a transformers model or a `TransformerBridge`, with its
-    `tokenizer`.
+    `tokenizer`. A `tokenizer` may also be named, a folder or a Hub id; it stands in for the
+    checkpoint's own.
 
     `text` is what to measure on. A `Path` is a file or folder, read as `read_documents`
     does; a `str` is a document; both may stand in a list. Tokens are what
     `ropelens.tokenize` gives, or a tensor [sequence, position] with `lengths` as for
-    `ropelens.profile`. None is text sampled from a bundled checkpoint. Documents are cut
+    `ropelens.profile`. In its place `ids` names a file of token ids, which need no tokenizer:
+    .npy (whole numbers [sequence, position]) or .txt (a line a sequence). None is text sampled
+    from a bundled checkpoint. Documents and ids are cut
     into sequences of `context` tokens (by default as many as the model allows, up to 2,048),
     of which a random sample of `sequences` is kept (by default up to 64). `rows` of
-    each sequence's attention are looked at, "all" or a number drawn with `seed`.
+    each sequence's attention are looked at: "all", a number drawn with `seed`, or "auto": all
+    of sequences of up to 2,048 tokens, 512 of longer ones (see `ropelens.profile`).
+    `batch_size` sequences run together, by default as many as the memory takes.
 
     `truncation` asks for a sweep too: options of `ropelens.truncate` (keep, ends, bands,
     controls, measures), {} for its defaults; it sees the same sequences, rows and seed.
-    `progress` is called for each stage, as `ropelens.show_progress` is. `command` is what a
-    shell would be told to do the same again; None is the script that runs.
+    `progress` is called for each stage, as `ropelens.show_progress` is. `announce` is given
+    the plan, what would run and the memory that it takes, before weights are read. `command`
+    is what a shell would be told to do the same again; None is the script that runs.
 
     Raises `BadText` and `BadCheckpoint` for what cannot be read, and what `ropelens.load`,
     `profile` and `truncate` raise.
     """
     arguments = _arguments(locals())  # while the parameters are the only names
+    check_rows(rows, batch_size)
     if truncation is not None:
         wanted_measures(truncation.get("measures", MEASURES))  # before a model is loaded
     begin = time.perf_counter()
-    material = _material(text, model)
+    material = _material(text, model, ids)
     show = progress or silent
     with _noted_warnings() as noted, one_probe():
-        subject, tokenizer, origin = _subject(model, tokenizer, arguments)
-        read = _sequences(
-            material, lengths, as_subject(subject).model, tokenizer, context, sequences, seed
-        )
+        source = _source(model, tokenizer, arguments)
+        read = _sequences(material, lengths, source, context, sequences, seed)
+        eager = backend == "transformer-lens"
+        plan = plan_analysis(source, read, rows=rows, batch_size=batch_size, eager=eager)
+        if announce is not None:
+            announce(plan)
+        noted.show()
+        subject, tokenizer = source.read(), source.tokenizer
         loaded = time.perf_counter()
         with explain_full_memory(
             "The measurement",
@@ -125,7 +146,8 @@ def analyze(
                         read.tokens,
                         lengths=read.lengths,
                         documents=read.documents,
-                        rows=rows,
+                        rows=plan.rows,
+                        batch_size=plan.batch_size,
                         progress=advance,
                     )
             if backend == "transformer-lens" and subject is not model:
@@ -138,7 +160,8 @@ def analyze(
                     lengths=read.lengths,
                     documents=read.documents,
                     tokenizer=tokenizer,
-                    rows=rows,
+                    rows=plan.rows,
+                    batch_size=plan.batch_size,
                     seed=seed,
                     progress=advance,
                 )
@@ -148,10 +171,10 @@ def analyze(
         "backend": backend,
         "text": read.source,
         "command": shlex.join(["python", *sys.argv]) if command is None else command,
-        "warnings": "\n".join(noted),
+        "warnings": "\n".join(noted.lines),
     }
-    if "revision" in origin:
-        facts["revision"] = origin["revision"]
+    if source.revision is not None:
+        facts["revision"] = source.revision
     for results in (measured, swept):
         if results is not None:
             results.attrs |= facts
@@ -165,11 +188,12 @@ def analyze(
             "name": measured.attrs["model"],
             "revision": measured.attrs["revision"],
             "class": type(network).__name__,
-            "fingerprint": origin.get("fingerprint"),
+            "fingerprint": None if source.path is None else fingerprint(source.path),
         },
         "text": {"source": read.source, "fingerprint": read.fingerprint or None},
         **_numbers(measured, heads),
-        "warnings": noted,
+        "batch_size": plan.batch_size,
+        "warnings": noted.lines,
         **_machine(network),
         "seconds": {name: round(value, 3) for name, value in seconds.items()},
     }
@@ -181,10 +205,13 @@ OPTIONS_OF_LOAD = ("dtype", "device", "revision", "local_files_only", "trust_rem
 
 def _arguments(given: dict[str, Any]) -> dict[str, Any]:
     """What `analyze` was asked for, in JSON's types."""
-    left_out = ("lengths", "tokenizer", "truncation", "progress", "command")
+    left_out = ("lengths", "tokenizer", "truncation", "progress", "announce", "command")
     arguments = {name: value for name, value in given.items() if name not in left_out}
     model, text = given["model"], given["text"]
     arguments["model"] = type(model).__name__ if isinstance(model, nn.Module) else str(model)
+    for name in ("tokenizer", "ids"):
+        value = given[name]
+        arguments[name] = str(value) if isinstance(value, (str, Path)) else None
     arguments["text"] = "tokens"
     if text is None or isinstance(text, (Path, str, Sequence)):
         parts = [text] if isinstance(text, (Path, str)) else text or []
@@ -196,9 +223,16 @@ def _arguments(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _material(
-    text: Text | None, model: str | Path | nn.Module
-) -> list[str] | Sequences | Int[Tensor, "sequence position"]:
-    """Documents, or the tokens that were passed in their place."""
+    text: Text | None, model: str | Path | nn.Module, ids: str | Path | None
+) -> Material:
+    """Documents, or what was passed in their place: tokens, or a file of their ids."""
+    if ids is not None:
+        if text is not None and not (isinstance(text, list) and not text):
+            raise BadArgument(
+                "Both text and token ids are given.", attempt="one of --text and --ids"
+            )
+        check_ids_file(Path(ids))
+        return Path(ids)
     if isinstance(text, (Sequences, Tensor)):
         return text
     if text is None or not text:
@@ -222,26 +256,23 @@ def _material(
     return documents
 
 
-def _subject(
+def _source(
     model: str | Path | nn.Module, tokenizer: Any, arguments: Mapping[str, Any]
-) -> tuple[nn.Module, Any, dict[str, str]]:
-    """The model to measure and its tokenizer; of one that is loaded, where it comes from."""
+) -> Source:
+    """What is to be measured, up to its weights."""
+    if isinstance(tokenizer, (str, Path)):
+        options = {name: arguments[name] for name in ("local_files_only", "trust_remote_code")}
+        tokenizer = load_tokenizer(tokenizer, **options)
     if isinstance(model, nn.Module):
-        return model, tokenizer, {}
-    loaded, tokenizer = load(model, **{name: arguments[name] for name in OPTIONS_OF_LOAD})
-    checkpoint = locate(str(model), revision=arguments["revision"], local_files_only=True)
-    origin = {
-        "revision": checkpoint.revision,
-        "fingerprint": fingerprint(checkpoint.path),
-    }
-    return loaded, tokenizer, origin
+        return Source.of_model(model, tokenizer)
+    opened = open_checkpoint(model, **{name: arguments[name] for name in OPTIONS_OF_LOAD})
+    return Source.of_checkpoint(opened, tokenizer)
 
 
 def _sequences(
-    material: list[str] | Sequences | Int[Tensor, "sequence position"],
+    material: Material,
     lengths: Int[Tensor, " sequence"] | None,
-    model: PreTrainedModel,
-    tokenizer: Any,
+    source: Source,
     context: int | None,
     sequences: int | None,
     seed: int,
@@ -249,40 +280,66 @@ def _sequences(
     """Documents as tokens of the model, cut to the context; tokens as they are."""
     if isinstance(material, Sequences):
         return material
+    vocabulary = source.config.get_text_config().vocab_size
     if isinstance(material, Tensor):
-        tokens, lengths = check_tokens(model, material, lengths)
+        tokens, lengths = check_tokens(material, lengths, vocabulary=vocabulary)
         return Sequences(tokens, lengths, "", f"{len(tokens):,} sequences of tokens")
-    maximum = stated_context(model)
+    maximum = stated_context(source.config)
     if context is None:
         context = min(maximum or LONGEST_DEFAULT_CONTEXT, LONGEST_DEFAULT_CONTEXT)
     check_context(context, maximum)
+    chosen: dict[str, Any] = {
+        "context": context,
+        "sequences": DEFAULT_SEQUENCES if sequences is None else sequences,
+        "seed": seed,
+    }
     with warnings.catch_warnings():
         if sequences is None:  # then fewer than the default are no surprise
             warnings.filterwarnings("ignore", message=".*were asked for")
-        found = tokenize(
-            material,
-            tokenizer,
-            context=context,
-            sequences=DEFAULT_SEQUENCES if sequences is None else sequences,
-            seed=seed,
-        )
-    check_vocabulary(found, vocabulary=model.config.get_text_config().vocab_size)
+        if isinstance(material, Path):
+            found = read_ids(material, **chosen)
+        else:
+            found = tokenize(material, source.tokenizer, **chosen)
+    if isinstance(material, Path):
+        tokens, lengths = check_tokens(found.tokens, found.lengths, vocabulary=vocabulary)
+        return replace(found, tokens=tokens, lengths=lengths)
+    check_vocabulary(found, vocabulary=vocabulary)
     return found
 
 
+class _Noted:
+    """The texts of all warnings; they are shown as they come once `show` was called."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._show = warnings.showwarning
+        self._held: list[tuple[Any, ...]] | None = []
+
+    def note(self, message: Warning | str, *place: Any, **more: Any) -> None:
+        """Keep a warning, and show it or hold it back."""
+        self.lines.append(" ".join(str(message).split()))
+        if self._held is None:
+            self._show(message, *place, **more)
+        else:
+            self._held.append((message, place, more))
+
+    def show(self) -> None:
+        """Show those that were held back, and from now on all."""
+        held, self._held = self._held or [], None
+        for message, place, more in held:
+            self._show(message, *place, **more)
+
+
 @contextmanager
-def _noted_warnings() -> Iterator[list[str]]:
-    """The texts of all warnings that are shown while the block runs."""
-    noted: list[str] = []
+def _noted_warnings() -> Iterator[_Noted]:
+    """All warnings of the block, held back until its plan is told."""
     with warnings.catch_warnings():  # which puts `showwarning` back
-        show = warnings.showwarning
-
-        def note(message: Warning | str, *place: Any, **more: Any) -> None:
-            noted.append(" ".join(str(message).split()))
-            show(message, *place, **more)
-
-        warnings.showwarning = note
-        yield noted
+        noted = _Noted()
+        warnings.showwarning = noted.note
+        try:
+            yield noted
+        finally:
+            noted.show()
 
 
 def _numbers(measured: xr.Dataset, heads: pd.DataFrame) -> dict[str, Any]:

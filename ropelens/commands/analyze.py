@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import ropelens as rl
 from ropelens.commands import options
-from ropelens.commands.terminal import print_path, this_command
+from ropelens.commands.terminal import (
+    print_path,
+    print_plan,
+    say_plan,
+    this_command,
+)
 
 
 class Backend(StrEnum):
@@ -20,13 +26,31 @@ class Backend(StrEnum):
 
 
 def analyze(
+    run: typer.Context,
     model: options.Model = "bundled",
     *,
-    out: options.Out,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            parser=options.folder_of,
+            metavar="DIR",
+            help="Folder for the results; needed but with --plan.",
+            show_default=False,
+        ),
+    ] = None,
+    plan: Annotated[
+        bool,
+        typer.Option(
+            "--plan", help="Print what would run and the memory it takes, and measure nothing."
+        ),
+    ] = False,
     text: options.Text = None,
+    ids: options.Ids = None,
+    tokenizer: options.Tokenizer = None,
     context: options.Context = None,
     sequences: options.SequenceCount = None,
-    rows: options.Rows = "all",
+    rows: options.Rows = "auto",
+    batch_size: options.BatchSize = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
@@ -46,17 +70,24 @@ def analyze(
     Examples:
       ropelens analyze --out out
       ropelens analyze ./my-llama --text book.txt --context 1024 --out out
+      ropelens analyze ./my-llama --text book.txt --plan
     """
     from ropelens.files.progress import show_progress
     from ropelens.files.results import check_out
 
-    check_out(out, "analysis")
+    if not plan:
+        if out is None:
+            run.fail("Missing option '--out'")
+        check_out(out, "analysis")
     analysis = rl.analyze(
         model,
         text,
+        ids=ids,
+        tokenizer=tokenizer,
         context=context,
         sequences=sequences,
         rows=rows,
+        batch_size=batch_size,
         seed=seed,
         backend=backend.value,
         device=device,
@@ -65,6 +96,8 @@ def analyze(
         local_files_only=local_files_only,
         trust_remote_code=trust_remote_code,
         progress=show_progress,
+        announce=print_plan if plan else say_plan,
         command=this_command(),
     )
+    assert out is not None  # for a plan is not carried out
     print_path(analysis.save(out))

@@ -20,11 +20,13 @@ def given(run: typer.Context) -> dict[str, str]:
 
 def rows_of(text: str) -> Any:
     """The value of --rows."""
-    if text == "all":
+    if text in ("all", "auto"):
         return text
     if not (text.isascii() and text.isdigit() and len(text) < 8 and int(text)):
         shown = text if len(text) < 40 else f"{text[:40]}..."
-        raise typer.BadParameter(f'{shown!r} is neither "all" nor a number from 1 to 9,999,999')
+        raise typer.BadParameter(
+            f'{shown!r} is neither "auto", "all" nor a number from 1 to 9,999,999'
+        )
     return int(text)
 
 
@@ -50,6 +52,23 @@ Text = Annotated[
         help="Text file, or folder of *.txt, *.md and *.jsonl; may be repeated. A file is a "
         'document; a .jsonl file holds one a line, under "text". [default: for a bundled '
         "model, text sampled from it; needed for any other]",
+        show_default=False,
+    ),
+]
+Ids = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Token ids in place of text, for a model without a tokenizer: .npy (whole "
+        "numbers [sequence, position]) or .txt (a line a sequence).",
+        show_default=False,
+    ),
+]
+Tokenizer = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME_OR_FOLDER",
+        help="In place of the model's own: a folder with tokenizer.json, or a Hub id.",
         show_default=False,
     ),
 ]
@@ -101,7 +120,16 @@ Rows = Annotated[
     typer.Option(
         parser=rows_of,
         metavar="N|all",
-        help="Rows of attention looked at in each sequence: all, or a random N of them, "
-        "which is cheaper on long contexts.",
+        help="Rows of attention looked at in each sequence: all, a random N of them, or "
+        "auto: all of sequences of up to 2,048 tokens, 512 of longer ones.",
+    ),
+]
+BatchSize = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Sequences that run together. [default: what the memory takes]",
+        show_default=False,
     ),
 ]

@@ -10,10 +10,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from ropelens.errors import RopelensError
+
+if TYPE_CHECKING:
+    from ropelens.analysis.plan import Plan
 
 
 class Stopped(Exception):
@@ -46,6 +50,17 @@ def this_command() -> str:
 def print_path(path: Path) -> None:
     """A path on stdout, which is all that a command says there."""
     typer.echo(bytes(path))  # a name need not be text in the terminal's encoding
+
+
+def say_plan(plan: Plan) -> None:
+    """The plan of a measurement, on the first line of stderr."""
+    say(f"plan: {plan.line}")
+
+
+def print_plan(plan: Plan) -> None:
+    """The plan of a measurement on stdout; it is not carried out."""
+    typer.echo(str(plan))
+    raise typer.Exit
 
 
 def quiet_libraries() -> None:

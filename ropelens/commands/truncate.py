@@ -10,7 +10,7 @@ import typer
 
 import ropelens as rl
 from ropelens.commands import options
-from ropelens.commands.terminal import print_path, this_command
+from ropelens.commands.terminal import print_path, say_plan, this_command
 
 
 class End(StrEnum):
@@ -74,6 +74,8 @@ def truncate(
     *,
     out: options.Out,
     text: options.Text = None,
+    ids: options.Ids = None,
+    tokenizer: options.Tokenizer = None,
     keep: Keep = "1,0.875,0.75,0.625,0.5,0.375,0.25,0.125,0",
     end: Ends = None,
     bands: Annotated[
@@ -92,6 +94,7 @@ def truncate(
     context: options.Context = None,
     sequences: options.SequenceCount = None,
     rows: options.Rows = "64",
+    batch_size: options.BatchSize = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
@@ -117,9 +120,12 @@ def truncate(
     analysis = rl.analyze(
         model,
         text,
+        ids=ids,
+        tokenizer=tokenizer,
         context=context,
         sequences=sequences,
         rows=rows,
+        batch_size=batch_size,
         seed=seed,
         truncation={
             "keep": keep,
@@ -134,6 +140,7 @@ def truncate(
         local_files_only=local_files_only,
         trust_remote_code=trust_remote_code,
         progress=show_progress,
+        announce=say_plan,
         command=this_command(),
     )
     print_path(analysis.save(out))

@@ -167,7 +167,9 @@ def _means(
     lengths: Int[Tensor, " sequence"] | None,
 ) -> Means:
     """The mean output of every head of the layers that have chosen ones, over `tokens`."""
-    tokens, lengths = check_tokens(subject.model, tokens, lengths)
+    tokens, lengths = check_tokens(
+        tokens, lengths, vocabulary=subject.model.config.get_text_config().vocab_size
+    )
     sums: dict[int, Tensor] = {}
 
     def add(call: AttentionCall) -> None:

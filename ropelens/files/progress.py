@@ -13,7 +13,9 @@ from typing import Protocol, runtime_checkable
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-SECONDS_BETWEEN_LINES = 10.0
+SECONDS_BETWEEN_LINES = 60.0
+SECONDS_TO_FIRST_LINE = 1.0
+"""By then a rate is known, and with it the time that the rest takes."""
 
 
 @runtime_checkable
@@ -40,7 +42,8 @@ class Advance:
     ) -> None:
         self.what, self.total, self.unit, self.seconds = what, total, unit, seconds
         self.begun = self.completed = completed
-        self.begin = self.last = time.monotonic()
+        self.begin = time.monotonic()
+        self.next = self.begin + min(seconds, SECONDS_TO_FIRST_LINE)
 
     def __call__(
         self, amount: int = 0, *, completed: int | None = None, note: str = ""
@@ -50,9 +53,9 @@ class Advance:
         self.show(time.monotonic(), note)
 
     def show(self, now: float, note: str) -> None:
-        """A line, where the last is long enough ago or all is done."""
-        if self.completed >= self.total or now - self.last >= self.seconds:
-            self.last = now
+        """A line, where the last is long enough ago."""
+        if now >= self.next:
+            self.next = now + self.seconds
             done = f"{self.what}: {self.completed:,} of {self.total:,} {self.unit}"
             said = ", ".join(part for part in (done, self.pace(now), note) if part)
             print(said, file=sys.stderr, flush=True)
@@ -90,8 +93,9 @@ def show_progress(
     """Gives a function to call with the units done since the last call; see `Advance`.
 
     Writes to stderr. On a terminal: a bar with rate and time left, gone when done.
-    Elsewhere: plain lines, `seconds` apart (`SECONDS_BETWEEN_LINES` without), and one at the
-    end. `completed` units were done before, such as the steps of a run that goes on.
+    Elsewhere: plain lines, the first after a second, when the time left can be told, and then
+    `seconds` apart (a minute without). `completed` units were done before, such as the steps of
+    a run that goes on.
     """
     apart = SECONDS_BETWEEN_LINES if seconds is None else seconds
     # Not as rich judges it: FORCE_COLOR, which CI services set, makes no log a terminal.

@@ -11,8 +11,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from transformers import PreTrainedConfig
 
+from ropelens.models.device import free_bytes
 from ropelens.models.doorway import device_of
+from ropelens.models.memory import pass_bytes
 from ropelens.models.rotation import depends_on_length
 from ropelens.models.subject import Subject, check_layers
 from ropelens.rope.planes import Planes
@@ -100,18 +103,82 @@ def batches(
 ) -> Iterator[Batch]:
     """The sequences in batches of `batch_size`, or of as many as a device likes at once.
 
-    `rows` is "all" or the number sampled from each sequence with `seed`; `first` numbers the
-    first sequence. Batches end with their longest sequence.
+    `rows` is "all" or the number sampled from each sequence with `seed`, which is no more than
+    all; `first` numbers the first sequence. Batches end with their longest sequence.
     """
-    scored, at_once = scored_rows(text), TOKENS_PER_BATCH[device_of(subject.model).type]
-    size = batch_size or max(1, at_once // text.tokens.shape[1])
+    scored, size = scored_rows(text), batch_size or batch_that_fits(subject, text)
     # A RoPE that changes with the length must see the one that planes were read at.
     width = text.context if depends_on_length(subject.model) else None
     for begin in range(0, len(text), size):
         part = text.part(slice(begin, begin + size), width=width)
         sampled = partial(sample_rows, part.lengths, seed=seed, first=first + begin)
-        looked_at = all_rows(part.lengths) if rows == "all" else sampled(count=rows)
+        if rows == "all" or rows >= int(part.lengths.max()) - 1:
+            looked_at = all_rows(part.lengths)
+        else:
+            looked_at = sampled(count=rows)
         yield Batch(text=part, rows=looked_at, scored=sampled(count=scored))
+
+
+def batch_that_fits(subject: Subject, text: Corpus) -> int:
+    """Sequences that a device likes at once, or as many as its memory takes."""
+    model = subject.model
+    return sequences_at_once(
+        model.config,
+        sequences=len(text),
+        context=text.tokens.shape[1],
+        width=model.dtype.itemsize,
+        device=device_of(model).type,
+        free=free_bytes(device_of(model)),
+    )
+
+
+def sequences_at_once(
+    config: PreTrainedConfig,
+    *,
+    sequences: int,
+    context: int,
+    width: int,
+    device: str,
+    free: int,
+    scores: bool = False,
+) -> int:
+    """How many sequences run together: `TOKENS_PER_BATCH`, fewer where memory is short.
+
+    A batch, with its logits, takes half of the `free` bytes at most; see `batch_bytes`.
+    """
+    size = max(1, min(sequences, TOKENS_PER_BATCH[device] // context))
+    while size > 1 and free < 2 * batch_bytes(
+        config,
+        sequences=size,
+        context=context,
+        width=width,
+        device=device,
+        scores=scores,
+    ):
+        size = (size + 1) // 2
+    return size
+
+
+def batch_bytes(
+    config: PreTrainedConfig,
+    *,
+    sequences: int,
+    context: int,
+    width: int,
+    device: str,
+    scores: bool = False,
+) -> int:
+    """About the bytes that a batch takes beside the weights; see `pass_bytes`."""
+    vocabulary = config.get_text_config().vocab_size
+    return pass_bytes(
+        config,
+        sequences=sequences,
+        context=context,
+        logits=sequences * context * vocabulary,
+        width=width,
+        device=device,
+        scores=scores,
+    )
 
 
 def collect(
@@ -146,6 +213,7 @@ def collect(
         with torch.no_grad(), subject.observe(observe):
             logits = subject.forward(batch.text.tokens)
             losses = _sequence_losses(logits, batch.text.tokens, batch.text.lengths)
+            del logits  # before those of the next batch
         check_layers(subject.model, set(passed.layers))
         sums = sums + passed.sums(losses)
         if progress is not None:

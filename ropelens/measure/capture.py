@@ -163,7 +163,7 @@ def _corpus(model: PreTrainedModel, text_or_tokens: str | Tensor, tokenizer: Any
             means="3 are needed",
         )
     corpus = as_corpus(model, torch.tensor([[*bos, *ids]]), None)
-    check_context(corpus.context, stated_context(model))
+    check_context(corpus.context, stated_context(model.config))
     return corpus
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 import torch
@@ -34,6 +33,7 @@ from ropelens.models.subject import Subject, as_subject, stated_context, trained
 from ropelens.rope.planes import Planes
 from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.measures import columns, named, of_planes
+from ropelens.statistics.rows import HowMany, rows_for
 from ropelens.statistics.schema import Variable
 
 MEASURES = ("loss", "induction", "retrieval", "change", "labels")
@@ -102,7 +102,7 @@ def evaluate(
     documents: Int[Tensor, " sequence"] | None = None,
     edits: Mapping[str, Edit | str | Sequence[Edit | str]] | None = None,
     measures: Sequence[str] = MEASURES,
-    rows: int | Literal["all"] = "all",
+    rows: HowMany = "auto",
     retrieval: Retrieval | None = None,
     seed: int = 0,
     batch_size: int | None = None,
@@ -152,7 +152,7 @@ def evaluate(
     corpus = as_corpus(
         subject.model, tokens, lengths, documents=documents, rows=rows, batch_size=batch_size
     )
-    wanted = wanted_measures(measures)
+    wanted, rows = wanted_measures(measures), rows_for(rows, corpus.context)
     own, entries = entries_of(subject, edits or {}, context=corpus.context)
 
     values = {"edit": np.array([entry.name for entry in entries], dtype=object)}
@@ -160,7 +160,7 @@ def evaluate(
     if entries[0].planes is not None:
         dataset = dataset.assign_coords(plane_coordinates(entries[0].planes))
     if wanted & ON_TEXT:
-        stated = stated_context(subject.model)
+        stated = stated_context(subject.model.config)
         text = [TextFindings(entry, wanted, corpus, stated) for entry in entries]
         for found in text:
             found.fit(subject, seed=seed)

@@ -35,6 +35,7 @@ from ropelens.models.subject import as_subject, trained_context
 from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.groups import Documents, count_documents
 from ropelens.statistics.measures import STATISTICS, check_new, named
+from ropelens.statistics.rows import HowMany, rows_for
 from ropelens.statistics.schema import Statistic
 from ropelens.statistics.surrogates import DRAWS
 
@@ -53,7 +54,7 @@ def profile(
     statistics: Sequence[Statistic] = (),
     sinks: Iterable[int] = (),
     surrogates: int = DRAWS,
-    rows: int | Literal["all"] = "all",
+    rows: HowMany = "auto",
     seed: int = 0,
     batch_size: int | None = None,
     progress: Progress | None = None,
@@ -63,8 +64,11 @@ def profile(
     `model` is a transformers model or a TransformerLens `TransformerBridge`; it computes
     what it always does and is left as it was. `tokens` are padded on the right; of
     sequence s the first `lengths[s]` count (all, without `lengths`). `rows` of each
-    sequence's attention are looked at: "all", or a number drawn with `seed` (unbiased;
-    for long contexts). `documents[s]` numbers the document that sequence s was cut from, by
+    sequence's attention are looked at: "all", a number drawn with `seed` (unbiased; for long
+    contexts), or "auto": all of sequences of up to 2,048 tokens, 512 of longer ones. The
+    bits of the attention budget, with labels and intervals, are of rows of their own, the same
+    for any `rows`. `batch_size` sequences run together, by default as many as the memory
+    takes. `documents[s]` numbers the document that sequence s was cut from, by
     which intervals resample; without it they speak of this text alone. `excerpts` are
     short sequences of tokens to look into, by default three pieces of the text on which heads
     choose their keys most sharply; `tokenizer` names their tokens. `statistics` are measured
@@ -94,6 +98,7 @@ def profile(
         rows=rows,
         batch_size=batch_size,
     )
+    rows = rows_for(rows, text.context)
     if surrogates < 0:
         raise BadArgument("surrogates must be a number, 0 or more.", seen=repr(surrogates))
     check_new(statistics)
@@ -175,14 +180,18 @@ def versions() -> dict[str, str]:
 
 
 def model_name(model: PreTrainedModel) -> str:
+    """How results call a model; see `short_name`. One without a name by its class."""
+    return short_name(str(model.config.name_or_path)) or type(model).__name__
+
+
+def short_name(name: str) -> str:
     """How results call a model: a Hub id as it is, a folder by its name, not by its place.
 
     A run or a checkpoint of a study also by that of the folder above: "rope seed-0".
     """
-    name = str(model.config.name_or_path)
     place = Path(name).expanduser()
     if not name or not place.exists():
-        return name or type(model).__name__
+        return name
     *above, last = (part for part in place.resolve().parts[1:] if part != "history")
     names = [last]
     while above and NUMBERED.fullmatch(names[0]):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from numbers import Integral
-from typing import Literal
 
 from numpy.typing import ArrayLike
 from transformers import PreTrainedModel
@@ -13,6 +12,7 @@ from ropelens.errors import BadArgument
 from ropelens.models.tokens import check_tokens, integers
 from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.groups import Documents
+from ropelens.statistics.rows import HowMany
 
 
 def as_corpus(
@@ -22,25 +22,30 @@ def as_corpus(
     *,
     documents: Documents | None = None,
     sinks: Iterable[int] = (),
-    rows: int | Literal["all"] = "all",
+    rows: HowMany = "auto",
     batch_size: int | None = None,
 ) -> Corpus:
     """The sequences that `model` is to run; `sinks` are ids of tokens that are sinks.
 
     Raises `BadArgument` for what is out of range, saying which.
     """
-    tokens, lengths = check_tokens(model, tokens, lengths)
-    named = integers(list(sinks) if isinstance(sinks, Iterable) else sinks, "sinks")
     vocabulary = model.config.get_text_config().vocab_size
+    tokens, lengths = check_tokens(tokens, lengths, vocabulary=vocabulary)
+    named = integers(list(sinks) if isinstance(sinks, Iterable) else sinks, "sinks")
     if named.ndim != 1 or ((named < 0) | (named >= vocabulary)).any():
         raise BadArgument(
             "sinks are ids of tokens.", seen=repr(sinks), means=f"0 to {vocabulary - 1}"
         )
     if documents is not None:
         documents = integers(documents, "documents")
-    if rows != "all" and (not isinstance(rows, Integral) or rows < 1):
-        raise BadArgument('rows must be "all" or a number, 1 or more.', seen=repr(rows))
-    if batch_size is not None and (not isinstance(batch_size, Integral) or batch_size < 1):
-        raise BadArgument("batch_size must be a number, 1 or more.", seen=repr(batch_size))
+    check_rows(rows, batch_size)
     bos = model.config.get_text_config().bos_token_id
     return Corpus.of(tokens, lengths, bos=bos, documents=documents, named=named.tolist())
+
+
+def check_rows(rows: HowMany, batch_size: int | None) -> None:
+    """Raise `BadArgument` for a number of rows, or of sequences in a batch, out of range."""
+    if rows not in ("auto", "all") and (not isinstance(rows, Integral) or rows < 1):
+        raise BadArgument('rows must be "auto", "all" or a number, 1 or more.', seen=repr(rows))
+    if batch_size is not None and (not isinstance(batch_size, Integral) or batch_size < 1):
+        raise BadArgument("batch_size must be a number, 1 or more.", seen=repr(batch_size))

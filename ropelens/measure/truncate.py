@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -24,6 +24,7 @@ from ropelens.measure.evaluate import MEASURES, evaluate, tokens_of_entry, wante
 from ropelens.models.rotation import read_layers
 from ropelens.models.subject import as_subject
 from ropelens.rope.cuts import ENDS, Cut, Numbers, Turning, plan_cuts
+from ropelens.statistics.rows import HowMany
 
 KEEP = (1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0)
 
@@ -51,7 +52,7 @@ def truncate(
     bands: int = 0,
     controls: int = 3,
     measures: Sequence[str] = MEASURES,
-    rows: int | Literal["all"] = "all",
+    rows: HowMany = "auto",
     seed: int = 0,
     batch_size: int | None = None,
     progress: Progress | None = None,
@@ -122,7 +123,7 @@ class Sweep:
         *,
         lengths: Int[Tensor, " sequence"] | None = None,
         documents: Int[Tensor, " sequence"] | None = None,
-        rows: int | Literal["all"] = "all",
+        rows: HowMany = "auto",
         batch_size: int | None = None,
         progress: Progress | None = None,
     ) -> xr.Dataset:

@@ -32,6 +32,7 @@ from transformers import (
 
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.models.masks import first_keys, hidden_mask, own_keys, positions, real_rows
+from ropelens.models.wrappers import uncompiled
 from ropelens.rope.planes import Planes
 from ropelens.statistics.call import AttentionCall
 
@@ -242,7 +243,8 @@ class TransformersSubject:
         try:
             for module in training:
                 module.training = False  # dropout is no part of what a head does
-            return self.model(**inputs, use_cache=False).logits
+            with uncompiled(self.model):
+                return self.model(**inputs, use_cache=False).logits
         finally:
             for module in training:
                 module.training = True

@@ -5,15 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     LlamaForCausalLM,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -22,14 +25,17 @@ from transformers.utils import logging as transformers_logging
 from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel, words_of
 from ropelens.models import checks, llama2c
 from ropelens.models.checkpoint import (
+    HUB_ID,
     PICKLE_SUFFIXES,
+    Checkpoint,
+    count_numbers,
     locate,
     pickle_refused,
     read_config,
     weight_files,
 )
+from ropelens.models.device import check_dtype, device_named
 
-DTYPES = ("float32", "float16", "bfloat16", "float64", "auto")
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model"),
     *("sentencepiece.bpe.model", "tekken.json", "tiktoken.model", "*.tiktoken"),
@@ -60,28 +66,89 @@ def load(
     for what is no causal language model, BadArgument for the other arguments. Warns where
     the checkpoint holds more than the model uses, or its config sets what has no effect.
     """
-    if dtype not in DTYPES:
-        raise BadArgument(
-            f"There is no dtype {dtype!r}.", attempt=f"one of {', '.join(DTYPES)}"
-        )
-    arguments = {"dtype": dtype, "device_map": {"": _device(device)}}
+    opened = open_checkpoint(
+        name,
+        revision=revision,
+        local_files_only=local_files_only,
+        trust_remote_code=trust_remote_code,
+        dtype=dtype,
+        device=device,
+    )
+    return opened.read(), opened.tokenizer
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A checkpoint whose weights are not read yet: what it is, and where they will go.
+
+    `parameters` is how many numbers its files hold; `state` are those of a llama2.c file.
+    """
+
+    checkpoint: Checkpoint
+    config: PreTrainedConfig
+    tokenizer: PreTrainedTokenizerBase | None
+    parameters: int
+    dtype: str
+    device: torch.device
+    trust_remote_code: bool = False
+    state: dict[str, Tensor] | None = None
+
+    def read(self) -> PreTrainedModel:
+        """The model, checked; raises as `load` does."""
+        path = self.checkpoint.path
+        arguments = {
+            "dtype": self.dtype,
+            "device_map": {"": self.device},
+            "config": self.config,
+        }
+        with _quiet_transformers():
+            if self.state is not None:
+                model = _build(LlamaForCausalLM, path, None, state_dict=self.state, **arguments)
+            else:
+                model = _build(
+                    AutoModelForCausalLM,
+                    path,
+                    path,
+                    trust_remote_code=self.trust_remote_code,
+                    use_safetensors=True,
+                    local_files_only=True,
+                    ignore_mismatched_sizes=True,  # check_loading refuses them by name
+                    **arguments,
+                )
+            model.config._name_or_path = self.checkpoint.name
+            model.eval().requires_grad_(False)
+            checks.check_finite(model)
+            checks.check_causal(model)
+        checks.warn_of_idle_rotary_factor(model)
+        return model
+
+
+def open_checkpoint(
+    name: str | Path,
+    *,
+    revision: str | None = None,
+    local_files_only: bool = False,
+    trust_remote_code: bool = False,
+    dtype: str = "float32",
+    device: str = "auto",
+) -> Opened:
+    """What `load` loads, up to its weights; the arguments and errors are as there."""
+    check_dtype(dtype)
+    where = device_named(device)
     with _quiet_transformers():
         checkpoint = locate(str(name), revision=revision, local_files_only=local_files_only)
-        if checkpoint.path.is_dir():
-            model, tokenizer = _read_folder(checkpoint.path, trust_remote_code, arguments)
-        else:
-            model, tokenizer = _read_file(checkpoint.path, arguments)
-        model.config._name_or_path = checkpoint.name
-        model.eval().requires_grad_(False)
-        checks.check_finite(model)
-        checks.check_causal(model)
-    checks.warn_of_idle_rotary_factor(model)
-    return model, tokenizer
+        read = _open_folder if checkpoint.path.is_dir() else _open_file
+        config, tokenizer, parameters, state = read(checkpoint.path, trust_remote_code)
+    return Opened(
+        checkpoint, config, tokenizer, parameters, dtype, where, trust_remote_code, state
+    )
 
 
-def _read_folder(
-    folder: Path, trust_remote_code: bool, arguments: dict[str, Any]
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+Parts = tuple[PreTrainedConfig, PreTrainedTokenizerBase | None, int, dict[str, Tensor] | None]
+"""Configuration, tokenizer, number of parameters, and weights where they come with these."""
+
+
+def _open_folder(folder: Path, trust_remote_code: bool) -> Parts:
     written = read_config(folder)
     checks.check_model_type(written, trust_remote_code=trust_remote_code)
     try:
@@ -92,24 +159,12 @@ def _read_folder(
             seen=words_of(error, kind=True),
         ) from error
     checks.check_architecture(config)
-    weight_files(folder, config=written)
-    model = _build(
-        AutoModelForCausalLM,
-        folder,
-        folder,
-        config=config,
-        trust_remote_code=trust_remote_code,
-        use_safetensors=True,
-        local_files_only=True,
-        ignore_mismatched_sizes=True,  # check_loading refuses them by name
-        **arguments,
-    )
-    return model, _read_tokenizer(folder, trust_remote_code)
+    files = weight_files(folder, config=written)
+    tokenizer = _read_tokenizer(folder, trust_remote_code)
+    return config, tokenizer, count_numbers(files), None
 
 
-def _read_file(
-    path: Path, arguments: dict[str, Any]
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+def _open_file(path: Path, _: bool) -> Parts:
     if path.suffix in PICKLE_SUFFIXES - {".bin"}:
         raise pickle_refused(path)
     if path.suffix != ".bin":
@@ -118,11 +173,48 @@ def _read_file(
             attempt=f"pass the folder that holds config.json and the weights: {path.parent}",
         )
     config, state = llama2c.read_model(path)
-    model = _build(LlamaForCausalLM, path, None, config=config, state_dict=state, **arguments)
     beside = llama2c.tokenizer_file(path, vocabulary=config.vocab_size)
-    if beside is None:
-        return model, None
-    return model, llama2c.read_tokenizer(beside, vocabulary=config.vocab_size)
+    tokenizer = None
+    if beside is not None:
+        tokenizer = llama2c.read_tokenizer(beside, vocabulary=config.vocab_size)
+    return config, tokenizer, sum(tensor.numel() for tensor in state.values()), state
+
+
+def load_tokenizer(
+    name: str | Path, *, local_files_only: bool = False, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
+    """The tokenizer of a local folder, a bundled checkpoint or a Hub id, without its weights.
+
+    Raises BadCheckpoint where there is none.
+    """
+    place = Path(name).expanduser()
+    with _quiet_transformers():
+        if str(name).partition(":")[0] == "bundled":
+            place = locate(str(name)).path
+        if place.is_dir():
+            found = _read_tokenizer(place, trust_remote_code)
+            if found is not None:
+                return found
+            raise BadCheckpoint(
+                f"There is no tokenizer in {name}.", attempt="a folder with tokenizer.json"
+            )
+        if place.exists() or not HUB_ID.fullmatch(str(name)):
+            raise BadCheckpoint(
+                f"There is no tokenizer at {name}.",
+                attempt="the folder that holds tokenizer.json, or a Hub id",
+            )
+        try:
+            return AutoTokenizer.from_pretrained(
+                str(name),
+                trust_remote_code=trust_remote_code,
+                local_files_only=local_files_only,
+            )
+        except Exception as error:  # whatever the Hub or a damaged file makes it raise
+            raise BadCheckpoint(
+                f"There is no tokenizer called {name}.",
+                seen="no folder of that name here; " + words_of(error, kind=True),
+                attempt="check the spelling; what is not in the Hub's cache needs the network",
+            ) from error
 
 
 def _read_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:
@@ -139,35 +231,6 @@ def _read_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenize
             seen=words_of(error, kind=True),
             attempt="fetch its files again, or remove them to work with token ids",
         ) from error
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    unknown = BadArgument(
-        f"There is no device {name!r}.", attempt="auto, cpu, cuda, or cuda:1 and the like"
-    )
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise unknown from error
-    if device.type not in ("cpu", "cuda"):  # sums are in float64, which others lack
-        raise unknown
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise BadArgument(
-            f"The device {name!r} needs CUDA, which is not available.",
-            seen=f"torch {torch.__version__}",
-            attempt="device cpu, or a torch built for CUDA on a machine with a GPU",
-        )
-    try:
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise BadArgument(
-            f"The device {name!r} does not work here.",
-            seen=words_of(error, kind=True),
-            attempt="device cpu",
-        ) from error
-    return device
 
 
 def _build(family: Any, path: Path, source: Path | None, **arguments: Any) -> PreTrainedModel:

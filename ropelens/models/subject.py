@@ -7,10 +7,11 @@ from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropelens.errors import UnsupportedModel
 from ropelens.models.doorway import Observer, TransformersSubject
+from ropelens.models.wrappers import unwrapped
 
 UNSTATED_CONTEXT = 1024
 """Positions, of a model whose configuration does not say how many it was made for."""
@@ -40,10 +41,11 @@ class Subject(Protocol):
 
 
 def as_subject(model: nn.Module) -> Subject:
-    """The subject behind a transformers model or a TransformerLens bridge.
+    """The subject behind a transformers model, what wraps one, or a TransformerLens bridge.
 
     Raises `UnsupportedModel` for anything else, and for a model that predicts no tokens.
     """
+    model = unwrapped(model)
     if isinstance(model, PreTrainedModel):
         if model.device.type not in ("cpu", "cuda"):  # sums are in float64, which others lack
             raise UnsupportedModel(
@@ -64,20 +66,27 @@ def as_subject(model: nn.Module) -> Subject:
         return BridgeSubject(model)
     raise UnsupportedModel(
         f"{type(model).__name__} is not a model that ropelens can run.",
-        attempt="pass a transformers model or a TransformerLens TransformerBridge",
+        attempt=_inside(model)
+        or "pass a transformers model or a TransformerLens TransformerBridge",
     )
 
 
-def stated_context(model: PreTrainedModel) -> int | None:
-    """Positions that the model's configuration was made for; None where it does not say."""
-    facts = model.config.get_text_config().to_dict()
+def _inside(model: nn.Module) -> str:
+    """What to pass in the place of a model that is no transformers model but holds one."""
+    held = [name for name, m in model.named_modules() if isinstance(m, PreTrainedModel)]
+    return f"pass the transformers model in it: its attribute {held[0]}" if held else ""
+
+
+def stated_context(config: PreTrainedConfig) -> int | None:
+    """Positions that a model's configuration was made for; None where it does not say."""
+    facts = config.get_text_config().to_dict()
     length = facts.get("max_position_embeddings") or facts.get("n_positions")
     return int(length) if length else None
 
 
 def trained_context(model: PreTrainedModel) -> int:
     """The stated context; without one `UNSTATED_CONTEXT`."""
-    return stated_context(model) or UNSTATED_CONTEXT
+    return stated_context(model.config) or UNSTATED_CONTEXT
 
 
 def check_layers(model: PreTrainedModel, seen: set[int]) -> None:

@@ -104,28 +104,41 @@ def tokenize(
     if tokenizer is None:
         raise BadCheckpoint(
             "The checkpoint has no tokenizer, so text cannot be used.",
-            attempt="add its tokenizer's files to the folder, or pass token ids from Python",
+            attempt="--tokenizer NAME_OR_FOLDER for that of another checkpoint, --ids FILE for "
+            "token ids in place of text; in Python tokenizer=, or token ids",
         )
     cut = [_cut(text, tokenizer, context) for text in documents]
-    rows = [row for own in cut for row in own]
-    counts = torch.tensor([len(own) for own in cut], dtype=torch.long)
-    document = torch.arange(len(cut)).repeat_interleave(counts)
-    total = sum(len(row) for row in rows)
+    total = sum(len(row) for own in cut for row in own)
     if total < context:
         raise BadText(
             f"The text is shorter than one context of {context:,} tokens.",
             seen=f"{total:,} tokens (documents: {len(documents):,})",
             attempt="pass more text, or a smaller context",
         )
-    drawn = _sample(len(rows), sequences, seed)
-    kept = [rows[index] for index in drawn]
-    lengths = torch.tensor([len(row) for row in kept])
-    tokens = torch.nn.utils.rnn.pad_sequence(kept, batch_first=True, padding_value=PADDING)
+    tokens, lengths, document = cut_and_sample(cut, sequences, seed)
     source = (
-        f"{len(kept):,} of {len(rows):,} sequences of up to {context:,} tokens "
+        f"{len(tokens):,} of {sum(map(len, cut)):,} sequences of up to {context:,} tokens "
         f"(documents: {len(documents):,}, characters: {sum(map(len, documents)):,})"
     )
-    return Sequences(tokens, lengths, fingerprint_of(documents), source, document[drawn])
+    return Sequences(tokens, lengths, fingerprint_of(documents), source, document)
+
+
+def cut_and_sample(
+    cut: list[list[Int[Tensor, " position"]]], sequences: int | None, seed: int
+) -> tuple[
+    Int[Tensor, "sequence position"], Int[Tensor, " sequence"], Int[Tensor, " sequence"]
+]:
+    """The sequences cut from each document, all or a random sample, padded.
+
+    With their lengths, and the number of the document that each is of.
+    """
+    rows = [row for own in cut for row in own]
+    counts = torch.tensor([len(own) for own in cut], dtype=torch.long)
+    document = torch.arange(len(cut)).repeat_interleave(counts)
+    drawn = _sample(len(rows), sequences, seed)
+    kept = [rows[index] for index in drawn]
+    tokens = torch.nn.utils.rnn.pad_sequence(kept, batch_first=True, padding_value=PADDING)
+    return tokens, torch.tensor([len(row) for row in kept]), document[drawn]
 
 
 def fingerprint_of(documents: Iterable[str]) -> str:
@@ -179,7 +192,7 @@ def _sample(rows: int, sequences: int | None, seed: int) -> list[int]:
     if sequences is not None and sequences > rows:
         warnings.warn(
             f"all {rows:,} sequences of the text are used: {sequences:,} were asked for",
-            stacklevel=3,
+            stacklevel=4,
         )
     if sequences is None or sequences >= rows:
         return list(range(rows))

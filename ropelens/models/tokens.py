@@ -6,24 +6,25 @@ import torch
 from jaxtyping import Int
 from numpy.typing import ArrayLike
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ropelens.errors import BadArgument
 
 
 def check_tokens(
-    model: PreTrainedModel,
     tokens: ArrayLike,
     lengths: ArrayLike | None,
+    *,
+    vocabulary: int,
 ) -> tuple[Int[Tensor, "sequence position"], Int[Tensor, " sequence"]]:
     """`tokens` and their `lengths`, all of them without, as tensors (lengths on the CPU).
+
+    `vocabulary` is the number of ids that the model knows.
 
     Raises `BadArgument` for tokens or lengths out of range, saying which.
     """
     tokens = integers(tokens, "tokens")
     whole = torch.full(tokens.shape[:1], tokens.shape[-1] if tokens.ndim else 0)
     lengths = whole if lengths is None else integers(lengths, "lengths").cpu()
-    vocabulary = model.config.get_text_config().vocab_size
     shaped = tokens.ndim == 2 and tokens.shape[0] >= 1 and tokens.shape[1] >= 3
     if not shaped:
         raise BadArgument(

@@ -112,7 +112,7 @@ class Sample:
             both = [int(text.lengths.argmax())]
             per_sequence, first = scored_rows(text), both[0]
         else:
-            count = max(1, min(FOLD_SEQUENCES, FOLD_TOKENS // context))
+            count = _of_a_fold(context)
             folds = [_spread(text, fold, count, seed=seed) for fold in (0, 1)]
             both = [sequence for pair in zip(*folds, strict=False) for sequence in pair]
             per_sequence, first = 2 * FOLD_ROWS // len(both), 0
@@ -145,6 +145,15 @@ class Sample:
             fold = torch.arange(2)
         fits = fit(call, rows, planes, sinks, part=fold).in_float32
         return LayerFit(fits, found, drawn, self.text.alone)
+
+
+def fitted_sequences(count: int, context: int) -> int:
+    """Sequences of `count` that models are fitted to, at most, in one pass."""
+    return min(count, 2 * _of_a_fold(context))
+
+
+def _of_a_fold(context: int) -> int:
+    return max(1, min(FOLD_SEQUENCES, FOLD_TOKENS // context))
 
 
 def _spread(text: Corpus, fold: int, count: int, *, seed: int) -> list[int]:

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ropelens.statistics.seeds import generator_of
+
+ALL_ROWS = 2048
+"""Tokens of the longest sequence up to which "auto" means all rows."""
+
+SAMPLED_ROWS = 512
+"""Rows of each sequence that "auto" means beyond."""
+
+HowMany = int | Literal["auto", "all"]
+"""Rows of each sequence that are looked at: so many, all, or as the context allows."""
+
+
+def rows_for(rows: HowMany, context: int) -> int | Literal["all"]:
+    """`rows` of sequences of `context` tokens: "auto" is all, or a sample of long ones."""
+    if rows != "auto":
+        return rows
+    return "all" if context <= ALL_ROWS else SAMPLED_ROWS
 
 
 @dataclass(frozen=True)

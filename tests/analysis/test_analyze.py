@@ -11,10 +11,13 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
+from safetensors.torch import save_file
 from tiny_checkpoints import save_tiny, tiny_llama
 
 import ropelens as rl
+from ropelens.analysis.plan import Plan
 from ropelens.files.folder import fingerprint
+from ropelens.measure.batches import batch_bytes, sequences_at_once
 
 WORDS = "the quick brown fox jumps over the lazy dog " * 20
 SWEEP = {"keep": (0.5,), "controls": 1, "bands": 2}
@@ -166,3 +169,42 @@ def test_a_model_is_measured_anew_after_the_call(checkpoint: Path) -> None:
         model.model.rotary_emb.original_inv_freq *= 0.5
     after = rl.analyze(model, WORDS, tokenizer=tokenizer).profile["inv_freq"]
     torch.testing.assert_close(torch.tensor(after.values), torch.tensor(before.values) / 2)
+
+
+def test_what_runs_is_planned_before_a_model_is_read(checkpoint: Path) -> None:
+    plans: list[Plan] = []
+
+    def stop(plan: Plan) -> None:
+        plans.append(plan)
+        raise KeyboardInterrupt
+
+    (checkpoint / "model.safetensors").rename(checkpoint / "kept")
+    save_file({"a": torch.zeros(7, 11)}, checkpoint / "model.safetensors")
+    try:
+        for context in (64, 2_049):
+            tokens = torch.randint(40, (6, context))
+            with pytest.raises(KeyboardInterrupt):
+                rl.analyze(checkpoint, tokens, announce=stop)
+    finally:
+        (checkpoint / "kept").replace(checkpoint / "model.safetensors")
+    short, long = plans
+    assert (short.layers, short.heads, short.tokens, short.parameters) == (2, 4, 384, 77)
+    assert (short.rows, short.batch_size) == ("all", 6)
+    assert (long.rows, long.batch_size) == (512, 1)
+    assert "512 rows of each sequence, batches of 1, about " in long.line
+    assert long.line.endswith("; time is known after the first batch")
+
+
+def test_sampled_rows_of_long_sequences_are_the_default() -> None:
+    model, tokens = tiny_llama(num_hidden_layers=1).eval(), torch.randint(40, (1, 2_049))
+    assert rl.profile(model, tokens, surrogates=0).attrs["rows"] == 512
+    assert rl.profile(model, tokens[:, :40], surrogates=0).attrs["rows"] == "all"
+
+
+def test_less_memory_makes_smaller_batches() -> None:
+    config = tiny_llama(vocab_size=128_000).config
+    given = {"sequences": 64, "context": 512, "width": 4, "device": "cpu"}
+    gigabytes = (1_000, 3, 1, 0)
+    found = [sequences_at_once(config, free=n * 10**9, **given) for n in gigabytes]
+    assert found == [8, 4, 1, 1]
+    assert batch_bytes(config, **given) > 64 * 512 * 128_000 * 4  # the logits are counted

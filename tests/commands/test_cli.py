@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from cli_runs import NAMES, Command, Ended, here, save_family
+from cli_runs import NAMES, PLAN, Command, Ended, here, save_family
 from tiny_checkpoints import save_tiny
 
 import ropelens as rl
@@ -90,7 +90,7 @@ def out(ropelens: Command, model: Path, text: Path, tmp_path: Path) -> Path:
     ended = ropelens("analyze", model, "--text", text, "--seed", 3, "--out", folder)
     assert ended.code == 0
     assert ended.out == f"{folder / 'index.html'}\n"
-    assert re.fullmatch(r"measuring: 2,\d{3} of 2,\d{3} tokens, [\d,]+ tokens/s\n", ended.err)
+    assert ended.err.startswith(PLAN)
     return folder
 
 
@@ -224,9 +224,9 @@ def test_a_context_beyond_the_model_warns_in_one_line_and_goes_on(
     ended = ropelens("analyze", model, "--text", text, "--context", 100, "--out", out)
     words = "context 100 is beyond the 64 tokens that the model was made for"
     assert ended.code == 0
-    warning, progress = ended.err.splitlines()
+    plan, warning = ended.err.splitlines()[:2]
+    assert plan.startswith(PLAN)
     assert warning == f"ropelens: warning: {words}"
-    assert progress.startswith("measuring: ")
     assert json.loads((out / "run.json").read_text())["warnings"] == [words]
     assert rl.open_profile(out / "profile.nc").attrs["warnings"] == words
 
@@ -238,7 +238,7 @@ def test_more_sequences_than_there_are_is_news_only_if_asked_for(
         "analyze", model, "--text", text, "--sequences", 100, "--out", tmp_path / "out"
     )
     assert ended.code == 0
-    warning, _ = ended.err.splitlines()
+    warning = ended.err.splitlines()[1]
     words = "all 48 sequences of the text are used: 100 were asked for"
     assert warning == f"ropelens: warning: {words}"
 
@@ -255,6 +255,44 @@ def test_warnings_of_libraries_are_kept_to_them(
     assert (ended.code, ended.err) == (0, "")
 
 
+# What would run.
+
+
+def test_the_plan_says_what_would_run_and_measures_nothing(
+    ropelens: Command, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("load.AutoModelForCausalLM", "doorway.observe_attention"):
+        monkeypatch.delattr(f"ropelens.models.{place}")  # no weights, no measurement
+    options = ("--rows", 7, "--batch-size", 5)
+    ended = ropelens("analyze", model, "--text", text, *options, "--plan")
+    assert (ended.code, ended.err) == (0, "")
+    found = dict(line.split(maxsplit=1) for line in ended.out.splitlines())
+    assert found["model"].startswith("tiny llama, 2 layers x 4 heads, 14,")
+    assert found["tokens"] == "2,448 tokens (48 sequences x up to 64)"
+    assert found["rows"] == "7 rows of each sequence"
+    assert found["batch"] == "5 sequences at a time, 10 batches"
+    assert re.fullmatch(r"about 0\.8 GB of [\d.]+ GB free on cpu", found["memory"])
+    assert found["time"] == "known after the first batch"
+
+
+def test_the_first_line_of_a_run_is_the_plan(out: Path, ropelens: Command, model: Path) -> None:
+    args = ("analyze", model, "--text", out.parents[0] / "none", "--out", out)
+    assert PLAN not in ropelens(*args).err  # what is wrong comes before any plan
+    record = json.loads((out / "run.json").read_text())
+    assert record["batch_size"] == 48  # 4,096 tokens at a time
+    assert record["arguments"]["rows"] == "auto"
+    assert record["rows"] == "all"
+
+
+def test_more_rows_than_there_are_are_all(
+    ropelens: Command, out: Path, model: Path, text: Path
+) -> None:
+    other = out.parent / "other"
+    args = ("analyze", model, "--text", text, "--seed", 3, "--rows", 10_000, "--out", other)
+    assert ropelens(*args).code == 0
+    assert (other / "heads.csv").read_bytes() == (out / "heads.csv").read_bytes()
+
+
 # The TransformerLens backend.
 
 
@@ -267,7 +305,8 @@ def test_transformer_lens_gives_the_same_heads(
         *("--backend", "transformer-lens"),
     )
     assert ended.code == 0
-    assert len(ended.err.splitlines()) == 1
+    assert ended.err.startswith(PLAN)
+    assert "warning" not in ended.err
     theirs, ours = (pd.read_csv(folder / "heads.csv") for folder in (other, out))
     assert theirs["label"].equals(ours["label"])
     for column in ("total_bits", "sink_bits", "position_bits", "content_bits", "entropy_bits"):
@@ -317,7 +356,15 @@ def test_without_a_command_the_help_comes_as_an_error(ropelens: Command) -> None
             "analyze",
             [
                 *("[MODEL]", "--out DIR", "--text FILE", "--context N", "--sequences N"),
-                *("--rows N|all", "--seed N", "--device D", "--dtype T", "--revision R"),
+                *(
+                    "--rows N|all",
+                    "--batch-size N",
+                    "--plan",
+                    "--seed N",
+                    "--device D",
+                    "--dtype T",
+                    "--revision R",
+                ),
                 "--backend <hf|transformer-lens>",
             ],
         ),

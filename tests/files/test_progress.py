@@ -19,25 +19,27 @@ def test_plain_lines_where_there_is_no_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # which CI services set
-    now = iter([100.0, 101.0, 111.0, 112.0])
+    now = iter([100.0, 100.5, 101.0, 102.0, 160.0, 161.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(now))
     with show_progress("measuring", total=10_000, unit="tokens") as advance:
-        advance(1_000)  # too soon for a line
+        advance(500)  # too soon for a line
+        advance(500)  # now the time left is known
         advance(1_000)
-        advance(8_000)
+        advance(3_000)  # not yet a minute
+        advance(5_000)
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
-        "measuring: 2,000 of 10,000 tokens, 182 tokens/s, 0:00:44 left",
-        "measuring: 10,000 of 10,000 tokens, 833 tokens/s",
+        "measuring: 1,000 of 10,000 tokens, 1,000 tokens/s, 0:00:09 left",
+        "measuring: 10,000 of 10,000 tokens, 164 tokens/s",
     ]
-    assert progress.SECONDS_BETWEEN_LINES == 10.0
+    assert progress.SECONDS_BETWEEN_LINES == 60.0
 
 
 def test_work_that_goes_on_counts_its_own_rate_and_says_more(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = iter([100.0, 101.0, 110.0, 120.0])
+    now = iter([100.0, 100.5, 110.0, 120.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(now))
     stage = show_progress("training", total=100, unit="steps", completed=50, seconds=5)
     with stage as advance:
@@ -90,6 +92,7 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_lines(
 ) -> None:
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(progress, "SECONDS_TO_FIRST_LINE", 0.0)
     with show_progress("measuring", total=10, unit="tokens") as advance:
         advance(10)
     assert re.fullmatch(

@@ -65,7 +65,7 @@ def test_against_the_exported_model_and_run_c(
     np.testing.assert_allclose(logits[0].numpy(), expected, rtol=1e-5, atol=2e-5)
     assert isinstance(model, LlamaForCausalLM)
     assert tokenizer is None
-    assert stated_context(model) == 64
+    assert stated_context(model.config) == 64
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 

@@ -49,7 +49,7 @@ def test_a_folder_gives_the_saved_model_ready_to_measure(folder: Path) -> None:
     assert not model.training
     assert not any(parameter.requires_grad for parameter in model.parameters())
     assert model.config._name_or_path == str(folder)
-    assert stated_context(model) == 64
+    assert stated_context(model.config) == 64
     assert tokenizer is not None
     assert tokenizer("abc", add_special_tokens=False)["input_ids"] == [2, 3, 4]
 
@@ -225,7 +225,7 @@ def test_real_checkpoints_predict_real_stories(
     shared: Path, name: str, loss: float, count: int
 ) -> None:
     model, tokenizer = load(shared / "checkpoints" / name)
-    context = stated_context(model)
+    context = stated_context(model.config)
     assert context is not None
     total, predicted = 0.0, 0
     for story in read_documents([shared / "corpora" / "tinystories"]):

@@ -1,0 +1,182 @@
+"""What a measurement would run and take, told before weights are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+
+from ropelens.measure.batches import batch_bytes, sequences_at_once
+from ropelens.measure.profile import model_name, short_name
+from ropelens.models.device import free_bytes
+from ropelens.models.load import Opened
+from ropelens.models.memory import LIBRARIES, pass_bytes
+from ropelens.models.subject import as_subject
+from ropelens.models.texts import Sequences
+from ropelens.statistics.held_out import fitted_sequences
+from ropelens.statistics.rows import HowMany, rows_for
+
+TIME = "time is known after the first batch"
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is to be measured: a model as it was passed in, or a checkpoint before its weights.
+
+    `read` gives the model; `path` and `revision` are those of a checkpoint.
+    """
+
+    name: str
+    config: PreTrainedConfig
+    tokenizer: Any
+    parameters: int
+    dtype: torch.dtype
+    device: torch.device
+    read: Callable[[], nn.Module]
+    path: Path | None = None
+    revision: str | None = None
+
+    @classmethod
+    def of_model(cls, given: nn.Module, tokenizer: Any) -> Source:
+        """A model that is in memory."""
+        model = as_subject(given).model
+        return cls(
+            name=model_name(model),
+            config=model.config,
+            tokenizer=tokenizer,
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            dtype=model.dtype,
+            device=model.device,
+            read=lambda: given,
+        )
+
+    @classmethod
+    def of_checkpoint(cls, opened: Opened, tokenizer: Any) -> Source:
+        """A checkpoint, whose own tokenizer `tokenizer` replaces where it is not None."""
+        found = opened.checkpoint
+        own: Any = opened.config.dtype or torch.float32
+        return cls(
+            name=short_name(found.name),
+            config=opened.config,
+            tokenizer=opened.tokenizer if tokenizer is None else tokenizer,
+            parameters=opened.parameters,
+            dtype=own if opened.dtype == "auto" else getattr(torch, opened.dtype),
+            device=opened.device,
+            read=opened.read,
+            path=found.path,
+            revision=found.revision,
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What runs: tokens, rows, sequences at a time, and the memory (bytes) that it takes.
+
+    `tokens` counts those that are no padding, of `sequences` of up to `context`; `rows` of each
+    are looked at. `memory` is an estimate of the most in use at a time on `device`, weights
+    included (and on a CPU the libraries), `free` what is there for it.
+    """
+
+    model: str
+    layers: int
+    heads: int
+    parameters: int
+    dtype: str
+    source: str
+    tokens: int
+    sequences: int
+    context: int
+    rows: int | Literal["all"]
+    batch_size: int
+    memory: int
+    free: int
+    device: str
+
+    @property
+    def line(self) -> str:
+        """All of it on one line."""
+        return (
+            f"{self.model}: {self.layers} layers x {self.heads} heads, {self._of_tokens}, "
+            f"{self._of_rows}, batches of {self.batch_size}, about {_size(self.memory)} of "
+            f"memory on {self.device} ({_size(self.free)} free); {TIME}"
+        )
+
+    def __str__(self) -> str:
+        batches = -(-self.sequences // self.batch_size)
+        facts = {
+            "model": f"{self.model}, {self.layers} layers x {self.heads} heads, "
+            f"{self.parameters:,} parameters in {self.dtype}",
+            "text": self.source,
+            "tokens": self._of_tokens,
+            "rows": self._of_rows,
+            "batch": f"{self.batch_size:,} sequences at a time, {batches:,} batches",
+            "memory": f"about {_size(self.memory)} of {_size(self.free)} free on {self.device}",
+            "time": TIME.removeprefix("time is "),
+        }
+        return "\n".join(f"{name:<7} {value}" for name, value in facts.items())
+
+    @property
+    def _of_tokens(self) -> str:
+        whole = self.tokens == self.sequences * self.context
+        each = "" if whole else "up to "
+        return f"{self.tokens:,} tokens ({self.sequences:,} sequences x {each}{self.context:,})"
+
+    @property
+    def _of_rows(self) -> str:
+        return "all rows" if self.rows == "all" else f"{self.rows:,} rows of each sequence"
+
+
+def plan_analysis(
+    source: Source,
+    text: Sequences,
+    *,
+    rows: HowMany,
+    batch_size: int | None,
+    eager: bool,
+) -> Plan:
+    """What measuring `source` on `text` takes; `eager`: every score of a layer is held."""
+    context, width = int(text.tokens.shape[1]), source.dtype.itemsize
+    kind, weights = source.device.type, source.parameters * source.dtype.itemsize
+    free = free_bytes(source.device)
+    given: dict[str, Any] = {
+        "context": context,
+        "width": width,
+        "device": kind,
+        "scores": eager,
+    }
+    left = free if source.path is None else free - weights
+    size = batch_size or sequences_at_once(
+        source.config, sequences=len(text.tokens), free=left, **given
+    )
+    fitted = fitted_sequences(len(text.tokens), context)
+    passes = (
+        batch_bytes(source.config, sequences=min(size, len(text.tokens)), **given),
+        pass_bytes(source.config, sequences=fitted, logits=0, **given),
+    )
+    config = source.config.get_text_config()
+    longest = int(text.lengths.max())
+    return Plan(
+        model=source.name,
+        layers=config.num_hidden_layers,
+        heads=getattr(config, "num_attention_heads", 0),
+        parameters=source.parameters,
+        dtype=str(source.dtype).removeprefix("torch."),
+        source=text.source,
+        tokens=int(text.lengths.sum()),
+        sequences=len(text.tokens),
+        context=longest,
+        rows=rows_for(rows, longest),
+        batch_size=size,
+        memory=weights + max(passes) + (LIBRARIES if kind == "cpu" else 0),
+        free=free,
+        device=str(source.device),
+    )
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB"

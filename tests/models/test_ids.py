@@ -1,0 +1,111 @@
+"""Token ids from a file: what is read, what is refused, and nothing unpickled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli_runs import Command, Ended, here
+from tiny_checkpoints import save_tiny
+
+import ropelens as rl
+from ropelens.errors import BadText
+from ropelens.models.ids import read_ids
+
+
+@pytest.fixture
+def ropelens(capfd: pytest.CaptureFixture[str]) -> Command:
+    def run(*args: object) -> Ended:
+        return here(capfd, *args)
+
+    return run
+
+
+def test_arrays_and_lines_are_cut_to_the_context(tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", np.arange(14, dtype=np.uint16).reshape(2, 7))
+    read = read_ids(tmp_path / "ids.npy", context=5)
+    first, second = [0, 1, 2, 3, 4], [7, 8, 9, 10, 11]
+    assert read.tokens.tolist() == [first, [5, 6, 0, 0, 0], second, [12, 13, 0, 0, 0]]
+    assert read.lengths.tolist() == [5, 2, 5, 2]
+    assert read.documents is None
+    (tmp_path / "ids.txt").write_text("0 1,2\n\n3 4 5 6\n7\n")
+    read = read_ids(tmp_path / "ids.txt", context=9)
+    assert read.tokens.tolist() == [[0, 1, 2, 0], [3, 4, 5, 6]]  # one token predicts nothing
+    assert read.lengths.tolist() == [3, 4]
+    np.save(tmp_path / "one.npy", np.arange(6))
+    assert len(read_ids(tmp_path / "one.npy", context=6).tokens) == 1
+    assert len(read_ids(tmp_path / "ids.npy", context=5, sequences=3).tokens) == 3
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return Path.touch, (Path("exploded"),)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "words"),
+    [
+        ("none.npy", None, "There are no token ids at"),
+        ("ids.pt", b"", r"is no file of token ids"),
+        ("ids.npy", b"nonsense", "cannot be read"),
+        ("ids.npy", np.array([Bomb()], dtype=object), "cannot be read"),
+        ("ids.npy", np.zeros((2, 3)), "float64 of shape"),
+        ("ids.npy", np.zeros((2, 3, 4), int), "of shape"),
+        ("ids.npy", np.array([[0, -1, 2]]), "-1 to 2"),
+        ("ids.npy", np.zeros((0, 4), int), "no sequence of 2 tokens"),
+        ("ids.txt", b"", "no sequence of 2 tokens"),
+        ("ids.txt", b"0 1 2\nonce upon\n", "Line 2 of .* holds no token ids"),
+    ],
+)
+def test_what_holds_no_ids_is_refused(
+    tmp_path: Path,
+    name: str,
+    values: bytes | np.ndarray | None,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if isinstance(values, bytes):
+        (tmp_path / name).write_bytes(values)
+    elif values is not None:
+        np.save(tmp_path / name, values, allow_pickle=True)
+    with pytest.raises(BadText, match=words):
+        read_ids(tmp_path / name, context=8)
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_a_model_without_a_tokenizer_is_analyzed(ropelens: Command, tmp_path: Path) -> None:
+    whole = save_tiny(tmp_path / "whole")
+    bare = save_tiny(tmp_path / "bare")
+    for path in bare.glob("tokenizer*"):
+        path.unlink()
+    (tmp_path / "text.txt").write_text("the quick brown fox " * 20)
+    _, tokenizer = rl.load(whole)
+    read = rl.tokenize(["the quick brown fox " * 20], tokenizer, context=64)
+    np.save(tmp_path / "ids.npy", read.tokens[: len(read.tokens) - 1].numpy())
+    tables = {}
+    runs = {
+        "whole": (whole, "--text", tmp_path / "text.txt"),
+        "named": (bare, "--text", tmp_path / "text.txt", "--tokenizer", whole),
+        "ids": (bare, "--ids", tmp_path / "ids.npy", "--batch-size", 2),
+    }
+    for name, args in runs.items():
+        ended = ropelens("analyze", *args, "--out", tmp_path / f"of-{name}")
+        assert ended.code == 0, ended.err
+        tables[name] = (tmp_path / f"of-{name}" / "heads.csv").read_bytes()
+    assert tables["whole"] == tables["named"] != tables["ids"]
+    attrs = rl.open_profile(tmp_path / "of-ids" / "profile.nc").attrs
+    assert attrs["text"] == "6 of 6 sequences of token ids, up to 64 each"
+    refused = {
+        ("--text", tmp_path / "text.txt"): "has no tokenizer, so text cannot be used",
+        ("--text", tmp_path / "text.txt", "--tokenizer", bare): "There is no tokenizer in",
+        ("--text", tmp_path / "text.txt", "--ids", tmp_path / "ids.npy"): "one of --text and",
+    }
+    for options, words in refused.items():
+        ended = ropelens("analyze", bare, *options, "--out", tmp_path / "out")
+        assert ended.code == 1
+        assert words in ended.problem
+    np.save(tmp_path / "high.npy", np.full((2, 9), 40))
+    ended = ropelens("analyze", bare, "--ids", tmp_path / "high.npy", "--out", tmp_path / "out")
+    assert "not in the model's vocabulary" in ended.problem
