@@ -13,13 +13,15 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from cli_runs import NAMES, Command, Ended, here, save_family
+from cli_runs import NAMES, Command, Ended, ropelens, save_family
 from tiny_checkpoints import save_tiny
 
 import ropelens as rl
 from ropelens.files.folder import fingerprint
 from ropelens.models.bundled import BUNDLED, bundled_path
 from ropelens.train import SIZES
+
+__all__ = ["ropelens"]
 
 COLUMNS = (
     "layer,head,label,confidence,positional_fraction,content_fraction,interaction_fraction,"
@@ -59,14 +61,6 @@ UNITS = {
     "offset_start": "token",
     "q_norm": "1",
 }
-
-
-@pytest.fixture
-def ropelens(capfd: pytest.CaptureFixture[str]) -> Command:
-    def run(*args: object) -> Ended:
-        return here(capfd, *args)
-
-    return run
 
 
 @pytest.fixture(scope="module")

@@ -9,21 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_runs import Command, Ended, here, save_family, unharmed
+from cli_runs import Command, ropelens, save_family, unharmed
 from synthetic_profile import synthetic_profile
 from tiny_checkpoints import edit_config, edit_weights, save_tiny, tiny_llama
 
 from ropelens.files.results import save_profile
 
+__all__ = ["ropelens"]
+
 TEXT = "the quick brown fox jumps over the lazy dog " * 20
-
-
-@pytest.fixture
-def ropelens(capfd: pytest.CaptureFixture[str]) -> Command:
-    def run(*args: object) -> Ended:
-        return here(capfd, *args)
-
-    return run
 
 
 @pytest.fixture
@@ -351,7 +345,7 @@ def test_memory_that_runs_out(
 
 
 def test_a_bug_is_not_made_pretty(
-    capfd: pytest.CaptureFixture[str],
+    ropelens: Command,
     model: Path,
     text: Path,
     out: Path,
@@ -359,7 +353,7 @@ def test_a_bug_is_not_made_pretty(
 ) -> None:
     monkeypatch.setattr("ropelens.analysis.analyze.profile", lambda *args, **options: 1 / 0)
     with unharmed(out), pytest.raises(ZeroDivisionError):
-        here(capfd, "analyze", model, "--text", text, "--out", out)
+        ropelens("analyze", model, "--text", text, "--out", out)
 
 
 # The page again.

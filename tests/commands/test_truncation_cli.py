@@ -11,22 +11,16 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from cli_runs import NAMES, Command, Ended, here, save_family
+from cli_runs import NAMES, Command, Ended, ropelens, save_family
 from tiny_checkpoints import save_tiny
 
 import ropelens as rl
 from ropelens.measure.truncation_table import COLUMNS
 
+__all__ = ["ropelens"]
+
 FILES = tuple(sorted((*NAMES, "truncation.csv", "truncation.nc")))
 FEW = ("--keep", "1,0.5", "--controls", 1, "--sequences", 4)
-
-
-@pytest.fixture
-def ropelens(capfd: pytest.CaptureFixture[str]) -> Command:
-    def run(*args: object) -> Ended:
-        return here(capfd, *args)
-
-    return run
 
 
 @pytest.fixture(scope="module")
