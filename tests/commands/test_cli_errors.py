@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from cli_runs import Command, ropelens, save_family, unharmed
+from disk import full_disk
 from synthetic_profile import synthetic_profile
 from tiny_checkpoints import edit_config, edit_weights, save_tiny, tiny_llama
 
@@ -301,17 +300,6 @@ def test_a_place_that_cannot_be_written_to(
     assert words in ended.problem
     assert sorted(tmp_path.rglob("*")) == before
     assert text.read_text() == TEXT
-
-
-@contextmanager
-def full_disk(limit: int) -> Iterator[None]:
-    """Files end after `limit` bytes, with the kind of error that a full disk gives."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("limit", [2_000, 200_000])
