@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -51,24 +52,47 @@ class Ended:
 Command = Callable[..., Ended]
 
 
-def here(capfd: pytest.CaptureFixture[str], *args: object) -> Ended:
-    """`ropelens *args` in this process, which is left as it was."""
+def here(
+    capfd: pytest.CaptureFixture[str],
+    program: str | Path,
+    run: Callable[[], object],
+    *args: object,
+) -> Ended:
+    """What `run` does as `program *args` in this process, which is left as it was."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     capfd.readouterr()
     try:
         with (
-            mock.patch.object(sys, "argv", ["ropelens", *map(str, args)]),
+            mock.patch.object(sys, "argv", [*map(str, (program, *args))]),
             mock.patch.dict(os.environ, {"COLUMNS": os.environ.get("COLUMNS", "80")}),
             warnings.catch_warnings(),
             pytest.raises(SystemExit) as ended,
         ):
-            main()
+            run()
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
     out, err = capfd.readouterr()
     assert isinstance(ended.value.code, int)
     return Ended(ended.value.code, out, err)
+
+
+@pytest.fixture
+def ropelens(capfd: pytest.CaptureFixture[str]) -> Command:
+    """`ropelens *args` in this process."""
+    return lambda *args: here(capfd, "ropelens", main, *args)
+
+
+@pytest.fixture
+def python(capfd: pytest.CaptureFixture[str]) -> Command:
+    """`python SCRIPT *args` in this process."""
+
+    def run(script: Path, *args: object) -> Ended:
+        return here(
+            capfd, script, lambda: runpy.run_path(str(script), run_name="__main__"), *args
+        )
+
+    return run
 
 
 def start(*args: object, before: str = "", **options: object) -> subprocess.Popen[str]:

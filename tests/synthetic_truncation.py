@@ -13,7 +13,7 @@ import xarray as xr
 from synthetic_profile import synthetic_profile
 
 from ropelens.measure.truncate import named_entries
-from ropelens.rope.cuts import Cut, Turning, plan_cuts
+from ropelens.rope.cuts import Turning, plan_cuts
 
 LABELS = ("positional", "mixed", "semantic")
 LENGTHS, DEPTHS, TRIALS = (128, 256, 512), (0.1, 0.5, 0.9), 16
@@ -61,12 +61,6 @@ def synthetic_truncation(
     for name, variable in dataset.variables.items():
         variable.attrs = {"long_name": str(name).replace("_", " "), "units": "1"}
     return named_entries(dataset, cuts, turning)
-
-
-def cuts_of(dataset: xr.Dataset, kind: str) -> list[Cut]:
-    """The entries of a kind, as plain rows for comparisons in tests."""
-    chosen = dataset.isel(edit=dataset["kind"].values == kind)
-    return [Cut(kind, (tuple(map(int, text.split(","))),)) for text in chosen["planes"].values]
 
 
 def _losses(total: np.ndarray, sequences: int, context: int, rng: np.random.Generator) -> dict:

@@ -11,9 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from cli_runs import Command, python
+from tiny_checkpoints import save_tiny
 from trained import story
 
 import ropelens as rl
+
+__all__ = ["python"]
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "analyses").glob("*.py"))
@@ -23,7 +27,7 @@ MORE = {
     "truncation": {"truncation.nc", "truncation.csv"},
 }
 """What an analysis writes beside the four files of every answer."""
-ON_A_MODEL = [script for script in SCRIPTS if script.stem != "variants"]
+ON_THE_BUNDLED = [s for s in SCRIPTS if s.stem not in ("variants", "truncation")]
 names = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 
 
@@ -53,37 +57,53 @@ def test_uses_the_public_api_only(script: Path) -> None:
     assert used <= set(rl.__all__)
 
 
-@pytest.mark.parametrize("script", ON_A_MODEL, ids=lambda path: path.stem)
-def test_runs_on_the_bundled_checkpoint(script: Path, tmp_path: Path) -> None:
-    (tmp_path / "analyses").mkdir()
-    copy = shutil.copy(script, tmp_path / "analyses")
-    command = [sys.executable, copy, "--context", "48", "--sequences", "4"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
-    assert done.returncode == 0, done.stderr
-    folder = tmp_path / "reports" / script.stem / "bundled-rope"
-    assert done.stdout.strip() == str(folder / "index.html")
-    files = {path.name for path in folder.iterdir()}
+def run_copy(python: Command, script: Path, place: Path, *options: object) -> Path:
+    """Run a copy of `script` in a project of its own at `place`; its reports."""
+    (place / "analyses").mkdir()
+    copy = shutil.copy(script, place / "analyses")
+    ended = python(copy, *options, "--context", 48, "--sequences", 4)
+    assert ended.code == 0, ended.err
+    reports = place / "reports"
+    (folder,) = (reports / script.stem).iterdir()
+    assert ended.out == f"{folder / 'index.html'}\n"
     common = {"index.html", "profile.nc", "heads.csv", "run.json"}
+    files = {path.name for path in folder.iterdir()}
     assert files == common | MORE.get(script.stem, set())
-    assert (tmp_path / "reports" / "index.html").exists()
+    assert (reports / "index.html").exists()
+    return folder
+
+
+@pytest.mark.parametrize("script", ON_THE_BUNDLED, ids=lambda path: path.stem)
+def test_runs_on_the_bundled_checkpoint(script: Path, tmp_path: Path, python: Command) -> None:
+    assert run_copy(python, script, tmp_path).name == "bundled-rope"
+
+
+def test_a_sweep_of_a_model_and_text_of_ones_own(tmp_path: Path, python: Command) -> None:
+    """Of a model with few planes: that of the bundled checkpoint takes a minute."""
+    model = save_tiny(tmp_path / "my-model")
+    (tmp_path / "story.txt").write_text(story(40))
+    script = ROOT / "analyses" / "truncation.py"
+    text = ("--text", tmp_path / "story.txt")
+    folder = run_copy(python, script, tmp_path, model, *text)
+    assert folder.name == "my-model"
+    record = json.loads((folder / "run.json").read_text())
+    assert record["rows"] == 64
+    swept = rl.open_truncation(folder / "truncation.nc")
+    assert set(swept["kind"].values) >= {"none", "slow", "fast", "random", "band"}
 
 
 @names
-def test_says_what_it_is_for_and_what_went_wrong(script: Path, tmp_path: Path) -> None:
-    def run(*options: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, script, *options]
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-
-    told = run("--help")
+def test_says_what_it_is_for_and_what_went_wrong(
+    script: Path, tmp_path: Path, python: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = python(script, "--help")
     title = (ast.get_docstring(ast.parse(script.read_text())) or "").splitlines()[0]
-    assert (told.returncode, told.stderr) == (0, "")
-    assert title in told.stdout
-    failed = run("--text", "nowhere")
-    assert (failed.returncode, failed.stdout) == (1, "")
-    assert failed.stderr.startswith("ropelens: There is no text at nowhere")
-    assert len(failed.stderr.splitlines()) == 1
+    assert (told.code, told.err) == (0, "")
+    assert title in told.out
+    failed = python(script, "--text", "nowhere")
+    assert failed.code == 1
+    assert failed.problem.startswith("There is no text at nowhere")
     assert not list(tmp_path.iterdir())
 
 

@@ -29,6 +29,7 @@ from ropelens.errors import BadArgument, BadText
 from ropelens.files.folder import fingerprint
 from ropelens.files.progress import ShowProgress, silent
 from ropelens.measure.evaluate import MEASURES, wanted_measures
+from ropelens.measure.excerpt import check_excerpts
 from ropelens.measure.heads import classify_heads
 from ropelens.measure.profile import profile, versions
 from ropelens.measure.tokens import check_rows
@@ -44,6 +45,7 @@ from ropelens.models.texts import (
     Sequences,
     check_context,
     check_vocabulary,
+    prompt_tokens,
     read_documents,
     tokenize,
 )
@@ -69,6 +71,7 @@ def analyze(
     lengths: Int[Tensor, " sequence"] | None = None,
     tokenizer: Any = None,
     ids: str | Path | None = None,
+    prompts: Sequence[str] = (),
     context: int | None = None,
     sequences: int | None = None,
     rows: HowMany = "auto",
@@ -103,7 +106,8 @@ def analyze(
     of which a random sample of `sequences` is kept (by default up to 64). `rows` of
     each sequence's attention are looked at: "all", a number drawn with `seed`, or "auto": all
     of sequences of up to 2,048 tokens, 512 of longer ones (see `ropelens.profile`).
-    `batch_size` sequences run together, by default as many as the memory takes.
+    `batch_size` sequences run together, by default as many as the memory takes. `prompts` are
+    texts to look into, token by token, of up to 256 tokens each; without, pieces of the text.
 
     `truncation` asks for a sweep too: options of `ropelens.truncate` (keep, ends, bands,
     controls, measures), {} for its defaults; it sees the same sequences, rows and seed.
@@ -124,6 +128,8 @@ def analyze(
     with _noted_warnings() as noted, one_probe():
         source = _source(model, tokenizer, arguments)
         read = _sequences(material, lengths, source, context, sequences, seed)
+        looked = [prompt_tokens(prompt, source.tokenizer) for prompt in prompts]
+        check_excerpts(source.config, looked)
         eager = backend == "transformer-lens"
         plan = plan_analysis(source, read, rows=rows, batch_size=batch_size, eager=eager)
         if announce is not None:
@@ -160,6 +166,7 @@ def analyze(
                     lengths=read.lengths,
                     documents=read.documents,
                     tokenizer=tokenizer,
+                    excerpts=looked,
                     rows=plan.rows,
                     batch_size=plan.batch_size,
                     seed=seed,
@@ -212,6 +219,7 @@ def _arguments(given: dict[str, Any]) -> dict[str, Any]:
     for name in ("tokenizer", "ids"):
         value = given[name]
         arguments[name] = str(value) if isinstance(value, (str, Path)) else None
+    arguments["prompts"] = list(given["prompts"])
     arguments["text"] = "tokens"
     if text is None or isinstance(text, (Path, str, Sequence)):
         parts = [text] if isinstance(text, (Path, str)) else text or []

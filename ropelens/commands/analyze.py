@@ -47,6 +47,19 @@ def analyze(
     text: options.Text = None,
     ids: options.Ids = None,
     tokenizer: options.Tokenizer = None,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Text to look into, token by token, up to 256 tokens; may be repeated. "
+            "[default: pieces of the text]",
+            show_default=False,
+        ),
+    ] = None,
+    prompt_file: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="The same, from a file.", show_default=False),
+    ] = None,
     context: options.Context = None,
     sequences: options.SequenceCount = None,
     rows: options.Rows = "auto",
@@ -74,6 +87,7 @@ def analyze(
     """
     from ropelens.files.progress import show_progress
     from ropelens.files.results import check_out
+    from ropelens.models.texts import read_documents
 
     if not plan:
         if out is None:
@@ -84,6 +98,7 @@ def analyze(
         text,
         ids=ids,
         tokenizer=tokenizer,
+        prompts=[*(prompt or []), *read_documents(prompt_file or [])],
         context=context,
         sequences=sequences,
         rows=rows,

@@ -12,7 +12,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ropelens.errors import BadArgument, BadText
+from ropelens.errors import BadArgument
 from ropelens.measure.excerpt import check_attention, name_token
 from ropelens.measure.profile import describe_run
 from ropelens.measure.summary import described
@@ -20,7 +20,7 @@ from ropelens.measure.tokens import as_corpus
 from ropelens.models.doorway import by_itself
 from ropelens.models.rotation import inv_freq_by_head, read_layers
 from ropelens.models.subject import as_subject, check_layers, stated_context
-from ropelens.models.texts import check_context, encode
+from ropelens.models.texts import check_context, prompt_tokens
 from ropelens.rope.select import ALL_HEADS, heads_by_layer
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import Corpus
@@ -150,19 +150,7 @@ def _corpus(model: PreTrainedModel, text_or_tokens: str | Tensor, tokenizer: Any
                 attempt="one at a time: tokens[0]",
             )
         return corpus
-    if tokenizer is None:
-        raise BadArgument(
-            "A text needs the tokenizer of the model.",
-            attempt="tokenizer=, as ropelens.load gives it beside the model; or token ids",
-        )
-    bos, ids = encode(text_or_tokens, tokenizer)
-    if len(bos) + len(ids) < 3:
-        raise BadText(
-            "The text is too short to look at.",
-            seen=f"{len(bos) + len(ids)} tokens",
-            means="3 are needed",
-        )
-    corpus = as_corpus(model, torch.tensor([[*bos, *ids]]), None)
+    corpus = as_corpus(model, prompt_tokens(text_or_tokens, tokenizer)[None], None)
     check_context(corpus.context, stated_context(model.config))
     return corpus
 

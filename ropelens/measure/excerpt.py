@@ -12,7 +12,7 @@ import torch
 import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.measure.summary import described
@@ -123,7 +123,7 @@ def _candidates(
     """Pieces of equal length, each of another sequence where there are enough."""
     first = text.tokens[:, 0]
     begins = bool((first == first[0]).all())  # such as BOS, without which models are lost
-    length = min(EXCERPT_TOKENS, _longest(model), text.context)
+    length = min(EXCERPT_TOKENS, _longest(model.config), text.context)
     long = (text.lengths >= length).nonzero().flatten()
     generator = generator_of(seed, len(long))
     order = long[torch.randperm(len(long), generator=generator)][:CANDIDATES]
@@ -138,12 +138,12 @@ def _candidates(
     return torch.stack(pieces)
 
 
-def check_excerpts(model: PreTrainedModel, excerpts: Iterable[Tensor]) -> list[Tensor]:
+def check_excerpts(config: PretrainedConfig, excerpts: Iterable[Tensor]) -> list[Tensor]:
     """Sequences to look into, as they were passed; refused where they are too long."""
-    longest = _longest(model)
+    longest, vocabulary = _longest(config), config.get_text_config().vocab_size
     checked = []
     for tokens in excerpts:
-        (row,), _ = check_tokens(model, torch.as_tensor(tokens)[None], None)
+        (row,), _ = check_tokens(torch.as_tensor(tokens)[None], None, vocabulary=vocabulary)
         if len(row) > longest:
             raise BadArgument(
                 "A prompt is too long to look into.",
@@ -155,8 +155,8 @@ def check_excerpts(model: PreTrainedModel, excerpts: Iterable[Tensor]) -> list[T
     return checked
 
 
-def _longest(model: PreTrainedModel) -> int:
-    config = model.config.get_text_config()
+def _longest(config: PretrainedConfig) -> int:
+    config = config.get_text_config()
     heads = config.num_hidden_layers * config.num_attention_heads
     return min(LONGEST_EXCERPT, int((EXCERPT_WEIGHTS / heads) ** 0.5))
 

@@ -104,7 +104,7 @@ def profile(
     check_new(statistics)
     planes = [layer.planes for layer in read_layers(subject, context=text.context)]
 
-    pieces = check_excerpts(subject.model, excerpts) or chosen_excerpts(
+    pieces = check_excerpts(subject.model.config, excerpts) or chosen_excerpts(
         subject, text, seed=seed
     )
     seen = [Excerpt.of(subject, piece, planes) for piece in pieces]

@@ -180,6 +180,26 @@ def encode(text: str, tokenizer: TextTokenizer) -> tuple[list[int], list[int]]:
     return bos, tokenizer(text, **options)["input_ids"]
 
 
+def prompt_tokens(text: str, tokenizer: TextTokenizer | None) -> Int[Tensor, " position"]:
+    """A short text as tokens, behind the token that sequences begin with.
+
+    Raises `BadArgument` without a tokenizer, and `BadText` for fewer than 3 tokens.
+    """
+    if tokenizer is None:
+        raise BadArgument(
+            "A text needs the tokenizer of the model.",
+            attempt="tokenizer=, as ropelens.load gives it beside the model; or token ids",
+        )
+    bos, ids = encode(text, tokenizer)
+    if len(bos) + len(ids) < 3:
+        raise BadText(
+            "The text is too short to look at.",
+            seen=f"{text[:40]!r}: {len(bos) + len(ids)} tokens",
+            means="3 are needed",
+        )
+    return torch.tensor([*bos, *ids])
+
+
 def _cut(text: str, tokenizer: TextTokenizer, context: int) -> list[Int[Tensor, " position"]]:
     bos, ids = encode(text, tokenizer)
     step = context - len(bos)

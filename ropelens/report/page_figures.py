@@ -108,7 +108,7 @@ PROFILE = (
         section="head",
         tab="Planes",
         terms=("selectivity", "norm", "coherence", "wavelength"),
-        layout={"margin_t": 36, "height": 450},
+        layout={"margin_t": 36, "height": 415},
     ),
     PageFigure(
         "attention",

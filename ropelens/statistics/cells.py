@@ -1,7 +1,8 @@
-"""Some rows of one attention call beside all their keys, in blocks, with and without rotation.
+"""The cells of an attention matrix, a row and a key each, with and without rotation.
 
-What the models of a row in `logit.py` are fitted to and scored on. A block holds views of
-queries and keys, so that its scores are the largest thing that an evaluation makes.
+What the models of a row in `logit.py` are fitted to and scored on: some rows of one attention
+call beside all their keys, in blocks. `Cells` are views of queries and keys, so that their
+scores are the largest thing that an evaluation makes.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Block:
-    """Some rows of every sequence, and the keys from `low` on that one of them may see.
+class Cells:
+    """Some rows of every sequence, beside the keys from `low` on that one of them may see.
 
     `q`, `k` carry their rotation, `q_still`, `k_still` do not; the scale of the scores is in
     both queries. `hidden` is 0 where a row sees a key, else `HIDDEN`. `columns` are the keys
@@ -100,7 +101,7 @@ class Block:
     ) -> tuple[Float[Tensor, "batch kv_head group row key"], Tensor]:
         """A, the attention that is left to the keys, and its entropy (nats) by row.
 
-        Of other queries and keys in place of the block's own, where they are given.
+        Of other queries and keys in place of these, where they are given.
         """
         scores = _product(self.q if q is None else q, self.k if k is None else k)
         if self.softcap is not None:
@@ -206,7 +207,7 @@ def blocks(
     sinks: Int[Tensor, "batch shared position"],
     *,
     kv_heads: slice = slice(None),
-) -> Iterator[Block]:
+) -> Iterator[Cells]:
     """The rows of a call in blocks, for the query heads of some kv heads.
 
     `sinks` says of which of the `SINKS` each key is (1, 2, ...; 0 of none), in one row for all
@@ -231,7 +232,7 @@ def blocks(
         index = at[:, None, None, :, None].expand(-1, *q.shape[1:3], -1, q.shape[-1])
         own = kind[..., low:high]
         columns = own.flatten(0, -2).any(0).nonzero()[:, 0]
-        yield Block(
+        yield Cells(
             position=at,
             weight=rows.weight[:, part].to(device, dtype),
             low=low,

@@ -14,8 +14,6 @@ from scipy import stats
 
 from ropelens.statistics.intervals import LEVEL
 
-VERDICTS = ("holds", "contradicted", "unresolved", "not testable")
-
 LEAST_HEADS = 3
 """Heads that a verdict takes of either sort: the offset explains more than half, or less."""
 

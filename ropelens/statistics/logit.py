@@ -31,7 +31,7 @@ from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.cells import (
     BLOCK_ELEMENTS,
     SINKS,
-    Block,
+    Cells,
     Parts,
     blocks,
     log_norm,
@@ -150,8 +150,8 @@ class _Sample:
     of the rows, `ridge` the ridge beside a mean over rows, `tolerance` nats.
     """
 
-    blocks: list[Block]
-    few: list[Block]
+    blocks: list[Cells]
+    few: list[Cells]
     offset_rows: list[OffsetRows]
     part: Int[Tensor, " batch"]
     terms: int

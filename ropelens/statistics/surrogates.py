@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ropelens.rope.planes import Planes, unrotate
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.cells import Block, blocks
+from ropelens.statistics.cells import Cells, blocks
 from ropelens.statistics.labels import Thresholds
 from ropelens.statistics.logit import RIDGE, averaged, count_rows, tolerance
 from ropelens.statistics.offsets import OffsetRows, fit_offsets, fit_sinks
@@ -134,7 +134,7 @@ class _Rotated:
         cos: Float[Tensor, "position frequency"],
         sin: Float[Tensor, "position frequency"],
         k_still: Float[Tensor, "batch kv_head position coordinate"],
-        cells: list[Block],
+        cells: list[Cells],
         even: list[Tensor],
         planes: Planes,
     ) -> _Rotated:
@@ -169,7 +169,7 @@ class _Rotated:
 
 
 def _even_over_others(
-    block: Block, *, one_for_all: bool
+    block: Cells, *, one_for_all: bool
 ) -> Float[Tensor, "batch shared shared_group row key"]:
     """The same weight for each key that a row sees and that is no sink."""
     kind = block.kind[:, :1, :1] if one_for_all else block.kind

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from cli_runs import Command, Ended, here, save_family, unharmed
+from cli_runs import Command, ropelens, save_family, unharmed
+from disk import full_disk
 from synthetic_profile import synthetic_profile
 from tiny_checkpoints import edit_config, edit_weights, save_tiny, tiny_llama
 
 from ropelens.files.results import save_profile
 
+__all__ = ["ropelens"]
+
 TEXT = "the quick brown fox jumps over the lazy dog " * 20
-
-
-@pytest.fixture
-def ropelens(capfd: pytest.CaptureFixture[str]) -> Command:
-    def run(*args: object) -> Ended:
-        return here(capfd, *args)
-
-    return run
 
 
 @pytest.fixture
@@ -315,17 +308,6 @@ def test_a_place_that_cannot_be_written_to(
     assert text.read_text() == TEXT
 
 
-@contextmanager
-def full_disk(limit: int) -> Iterator[None]:
-    """Files end after `limit` bytes, with the kind of error that a full disk gives."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @pytest.mark.parametrize("limit", [2_000, 200_000])
 def test_a_disk_that_runs_full(
     ropelens: Command, model: Path, text: Path, out: Path, limit: int
@@ -355,7 +337,7 @@ def test_memory_that_runs_out(
 
 
 def test_a_bug_is_not_made_pretty(
-    capfd: pytest.CaptureFixture[str],
+    ropelens: Command,
     model: Path,
     text: Path,
     out: Path,
@@ -363,7 +345,7 @@ def test_a_bug_is_not_made_pretty(
 ) -> None:
     monkeypatch.setattr("ropelens.analysis.analyze.profile", lambda *args, **options: 1 / 0)
     with unharmed(out), pytest.raises(ZeroDivisionError):
-        here(capfd, "analyze", model, "--text", text, "--out", out)
+        ropelens("analyze", model, "--text", text, "--out", out)
 
 
 # The page again.

@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_runs import NAMES, PLAN, apart, start, unharmed
+from cli_runs import NAMES, PLAN, Command, apart, ropelens, start, unharmed
 from tiny_checkpoints import save_tiny
 
 from ropelens.files.results import open_profile
+
+__all__ = ["ropelens"]
 
 STOPPED = "ropelens: stopped; nothing half-written is left"
 
@@ -87,28 +89,20 @@ def out(tmp_path: Path) -> Path:
 
 
 def test_stdout_is_the_path_of_the_page_and_stderr_is_quiet(
-    model: Path, text: Path, tmp_path: Path
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "out"
-    ended = apart("analyze", model, "--text", text, "--out", out)
+    """Also where names are not text, as Python sees the byte 0xff."""
+    monkeypatch.setenv("PYTHONIOENCODING", "utf-8:strict")
+    strange = tmp_path / "\udcff\n"
+    strange.mkdir()
+    (strange / "a.txt").write_bytes(b"a\0b" * 50)
+    out = strange / "out"
+    ended = apart("analyze", model, "--text", strange, "--out", out)
     assert ended.code == 0
     assert ended.out == f"{out / 'index.html'}\n"
     assert ended.err.startswith(PLAN)
     assert sorted(path.name for path in out.iterdir()) == list(NAMES)
-
-
-def test_names_that_are_not_text_do_not_matter(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONIOENCODING", "utf-8:strict")
-    strange = tmp_path / "\udcff\n"  # as Python sees the byte 0xff
-    strange.mkdir()
-    (strange / "a.txt").write_bytes(b"a\0b" * 50)
-    ended = apart("analyze", model, "--text", strange, "--out", strange / "out")
-    assert ended.code == 0
-    assert ended.out == f"{strange / 'out' / 'index.html'}\n"
-    attrs = open_profile(strange / "out" / "profile.nc").attrs
-    assert "\\udcff" in attrs["command"]
+    assert "\\udcff" in open_profile(out / "profile.nc").attrs["command"]
 
 
 def cpu_seconds(process: int) -> float:
@@ -157,7 +151,7 @@ def test_a_signal_at_the_worst_moment(
     assert ended.out == ""
 
 
-def test_ctrl_c_while_training(text: Path, tmp_path: Path) -> None:
+def test_ctrl_c_while_training(text: Path, tmp_path: Path, ropelens: Command) -> None:
     sizes = ("--size", "1x16x1x1", "--context", 16, "--vocabulary", 258, "--steps", 4)
     args = ("train", "--text", text, "--out", tmp_path / "run", *sizes)
     ended = apart(*args, before=STOP_TRAINING)
@@ -165,7 +159,7 @@ def test_ctrl_c_while_training(text: Path, tmp_path: Path) -> None:
     told = "ropelens: stopped; the same command begins again, for no checkpoint was due"
     assert ended.err.splitlines()[-1] == told
     assert "nothing half-written" not in ended.err
-    ended = apart(*args)
+    ended = ropelens(*args)
     assert (ended.code, ended.out) == (0, f"{tmp_path / 'run'}\n")
 
 

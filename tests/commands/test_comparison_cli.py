@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from cli_runs import Command, Ended, here
+from cli_runs import Command, Ended, ropelens
 from scipy import stats
 from tiny_checkpoints import save_tiny
 from trained import NANO, story
@@ -18,15 +18,9 @@ import ropelens as rl
 from ropelens.files.folder import fingerprint
 from ropelens.train import train
 
+__all__ = ["ropelens"]
+
 FILES = ["comparison.csv", "comparison.nc", "index.html", "run.json"]
-
-
-@pytest.fixture
-def ropelens(capfd: pytest.CaptureFixture[str]) -> Command:
-    def run(*args: object) -> Ended:
-        return here(capfd, *args)
-
-    return run
 
 
 @pytest.fixture(scope="module")

@@ -7,16 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_runs import Command, Ended, here, save_family
+from cli_runs import Command, ropelens, save_family
 from tiny_checkpoints import save_tiny
 
-
-@pytest.fixture
-def ropelens(capfd: pytest.CaptureFixture[str]) -> Command:
-    def run(*args: object) -> Ended:
-        return here(capfd, *args)
-
-    return run
+__all__ = ["ropelens"]
 
 
 @pytest.mark.parametrize("columns", [80, 120])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,22 +12,16 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from cli_runs import NAMES, Command, Ended, here, save_family
+from cli_runs import NAMES, Command, Ended, ropelens, save_family
 from tiny_checkpoints import save_tiny
 
 import ropelens as rl
 from ropelens.measure.truncation_table import COLUMNS
 
+__all__ = ["ropelens"]
+
 FILES = tuple(sorted((*NAMES, "truncation.csv", "truncation.nc")))
 FEW = ("--keep", "1,0.5", "--controls", 1, "--sequences", 4)
-
-
-@pytest.fixture
-def ropelens(capfd: pytest.CaptureFixture[str]) -> Command:
-    def run(*args: object) -> Ended:
-        return here(capfd, *args)
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +37,27 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the first sweep is kept."""
+    return tmp_path_factory.mktemp("first") / "out"
+
+
+@pytest.fixture
+def swept(ropelens: Command, model: Path, text: Path, first: Path, tmp_path: Path) -> Path:
+    """A copy of a sweep of FEW, made once."""
+    if not first.exists():
+        assert ropelens("truncate", model, "--text", text, *FEW, "--out", first).code == 0
+    return Path(shutil.copytree(first, tmp_path / "swept"))
+
+
 def test_the_bundled_model_is_swept_to_six_files_and_a_page(
     ropelens: Command, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     small = ("--context", 96, "--sequences", 3, "--keep", "1,0.75", "--bands", 2)
-    ended = ropelens("truncate", *small, "--controls", 1, "--out", out)
+    only = ("--controls", 1, "--measures", "loss")
+    ended = ropelens("truncate", *small, *only, "--out", out)
     assert (ended.code, ended.out) == (0, f"{out / 'index.html'}\n")
     assert tuple(sorted(path.name for path in out.iterdir())) == FILES
     table = pd.read_csv(out / "truncation.csv", keep_default_na=False)
@@ -70,16 +80,15 @@ def test_the_bundled_model_is_swept_to_six_files_and_a_page(
 
 
 def test_the_profile_is_that_of_analyze(
-    ropelens: Command, model: Path, text: Path, tmp_path: Path
+    ropelens: Command, swept: Path, model: Path, text: Path, tmp_path: Path
 ) -> None:
     # A sweep looks at 64 rows where it is not told otherwise.
-    for command, more in (("truncate", FEW), ("analyze", ("--sequences", 4, "--rows", 64))):
-        out = tmp_path / command
-        assert ropelens(command, model, "--text", text, *more, "--out", out).code == 0
-    heads = [(tmp_path / name / "heads.csv").read_bytes() for name in ("truncate", "analyze")]
-    assert heads[0] == heads[1]
-    profiles = [rl.open_profile(tmp_path / n / "profile.nc") for n in ("truncate", "analyze")]
-    xr.testing.assert_equal(*profiles)
+    out, same = tmp_path / "out", ("--sequences", 4, "--rows", 64)
+    assert ropelens("analyze", model, "--text", text, *same, "--out", out).code == 0
+    assert (swept / "heads.csv").read_bytes() == (out / "heads.csv").read_bytes()
+    xr.testing.assert_equal(
+        rl.open_profile(swept / "profile.nc"), rl.open_profile(out / "profile.nc")
+    )
 
 
 def test_one_end_alone(ropelens: Command, model: Path, text: Path, tmp_path: Path) -> None:
@@ -106,10 +115,9 @@ def test_only_what_was_asked_for_is_measured(
 
 
 def test_report_makes_the_same_page_again_and_needs_the_sweep(
-    ropelens: Command, model: Path, text: Path, tmp_path: Path
+    ropelens: Command, swept: Path
 ) -> None:
-    out = tmp_path / "out"
-    assert ropelens("truncate", model, "--text", text, *FEW, "--out", out).code == 0
+    out = swept
     page = (out / "index.html").read_bytes()
     (out / "index.html").unlink()
     assert ropelens("report", out) == Ended(0, f"{out / 'index.html'}\n", "")
@@ -126,10 +134,9 @@ def test_report_makes_the_same_page_again_and_needs_the_sweep(
 
 
 def test_a_sweep_that_was_there_before_is_not_taken_for_one_of_the_analysis(
-    ropelens: Command, model: Path, text: Path, tmp_path: Path
+    ropelens: Command, swept: Path, model: Path, text: Path
 ) -> None:
-    out = tmp_path / "out"
-    assert ropelens("truncate", model, "--text", text, *FEW, "--out", out).code == 0
+    out = swept
     assert ropelens("analyze", model, "--text", text, "--out", out).code == 0
     page = (out / "index.html").read_bytes()
     assert b"Stopping planes" not in page
@@ -190,10 +197,9 @@ def test_a_folder_that_holds_a_model_is_refused(
 
 
 def test_an_error_in_the_middle_leaves_earlier_results(
-    ropelens: Command, model: Path, text: Path, tmp_path: Path, monkeypatch
+    ropelens: Command, swept: Path, model: Path, text: Path, monkeypatch
 ) -> None:
-    out = tmp_path / "out"
-    assert ropelens("truncate", model, "--text", text, *FEW, "--out", out).code == 0
+    out = swept
     before = {path.name: path.read_bytes() for path in out.iterdir()}
 
     def full(*args: object, **options: object) -> None:

@@ -356,8 +356,16 @@ def test_what_an_earlier_version_measured_is_measured_again(
 
 
 def test_a_stopped_comparison_goes_on(
-    comparison: xr.Dataset, study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    comparison: xr.Dataset,
+    study: Path,
+    measured: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Of the finished models, with early ones that were measured before."""
+    cache = Path(shutil.copytree(measured, tmp_path / "cache"))
+    for path in cache.glob("*/final.nc"):
+        path.unlink()
     measure, begun = comparing.measure_final, []
 
     def stop_at_third(run: Run, *args: object, **options: object) -> xr.Dataset:
@@ -368,12 +376,12 @@ def test_a_stopped_comparison_goes_on(
 
     monkeypatch.setattr(comparing, "measure_final", stop_at_third)
     with pytest.raises(KeyboardInterrupt):
-        rl.compare([study], cache=tmp_path, sequences=SEQUENCES)
-    damaged = tmp_path / "rope-seed-0" / "final.nc"
+        rl.compare([study], cache=cache, sequences=SEQUENCES)
+    damaged = cache / "rope-seed-0" / "final.nc"
     damaged.write_bytes(damaged.read_bytes()[:1000])
     begun.clear()
     begun += ["", "", ""]
-    again = rl.compare([study], cache=tmp_path, sequences=SEQUENCES)
+    again = rl.compare([study], cache=cache, sequences=SEQUENCES)
     assert begun[3:] == [e.name for e in runs_in(study) if e.name != "p-rope:0.5 seed 0"]
     xr.testing.assert_equal(again, comparison)
 

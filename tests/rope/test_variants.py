@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_runs import Command, Ended, here, save_family
+from cli_runs import Command, ropelens, save_family
 from oracles.tiny import random_tokens, tiny
 from transformers import GPTNeoXConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
@@ -22,6 +22,8 @@ from ropelens.models.subject import as_subject
 from ropelens.rope.formulas import Shape
 from ropelens.rope.variants import VARIANTS, parse_variant
 
+__all__ = ["ropelens"]
+
 LONGROPE = "longrope:4/1,1,1,1.1,1.2,1.5,2,3/1,1.5,2,4,8,16,24,32"
 SPELLED = [
     *("rope", "rope:5000", "abf:500000", "nope", "nope-every:2"),
@@ -32,14 +34,6 @@ ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 CONTEXT = 64
 FAMILIES = ("llama_gqa", "qwen3", "gemma2", "cohere", "mistral_sliding")
 CHANGING = ("dynamic", "longrope")  # with the length of the sequence
-
-
-@pytest.fixture
-def ropelens(capfd: pytest.CaptureFixture[str]) -> Command:
-    def run(*args: object) -> Ended:
-        return here(capfd, *args)
-
-    return run
 
 
 def plain(name: str) -> PreTrainedModel:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cli_runs import Command, python
 from scipy import stats
 
 from ropelens.models.texts import read_documents
+
+__all__ = ["python"]
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -35,20 +38,27 @@ def novel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def make(novel: Path, out: Path, *options: str) -> Path:
-    script = ROOT / "tools" / "mixture.py"
-    command = [sys.executable, script, novel, out, "--characters", "4e5", *options]
-    subprocess.run(command, check=True)
-    return out
+@pytest.fixture
+def make(novel: Path, python: Command) -> Callable[..., Path]:
+    """Make a mixture of the novel in a folder."""
+
+    def run(out: Path, *options: str) -> Path:
+        script = ROOT / "tools" / "mixture.py"
+        assert python(script, novel, out, "--characters", "4e5", *options).code == 0
+        return out
+
+    return run
 
 
 def texts(path: Path) -> list[str]:
     return [json.loads(line)["text"] for line in path.read_text().splitlines()]
 
 
-def test_the_same_arguments_make_the_same_bytes(novel: Path, tmp_path: Path) -> None:
+def test_the_same_arguments_make_the_same_bytes(
+    make: Callable[..., Path], tmp_path: Path
+) -> None:
     once, again, other = (
-        make(novel, tmp_path / name, "--seed", seed)
+        make(tmp_path / name, "--seed", seed)
         for name, seed in (("once", "0"), ("again", "0"), ("other", "1"))
     )
     for name in ("prose.jsonl", "phrases.jsonl", "repeats.jsonl", "lists.jsonl"):
@@ -57,11 +67,11 @@ def test_the_same_arguments_make_the_same_bytes(novel: Path, tmp_path: Path) -> 
 
 
 def test_shares_are_of_characters_and_ropelens_reads_the_documents(
-    novel: Path, tmp_path: Path
+    make: Callable[..., Path], tmp_path: Path
 ) -> None:
     shares = {"prose": 0.25, "phrases": 0.3, "repeats": 0.2, "lists": 0.25}
     options = [word for kind, share in shares.items() for word in (f"--{kind}", str(share))]
-    out = make(novel, tmp_path / "out", *options)
+    out = make(tmp_path / "out", *options)
     for kind, share in shares.items():
         documents = texts(out / f"{kind}.jsonl")
         characters = sum(map(len, documents))
@@ -69,9 +79,11 @@ def test_shares_are_of_characters_and_ropelens_reads_the_documents(
         assert read_documents([out / f"{kind}.jsonl"]) == documents
 
 
-def test_prose_is_the_text_each_piece_once(novel: Path, tmp_path: Path) -> None:
+def test_prose_is_the_text_each_piece_once(
+    novel: Path, make: Callable[..., Path], tmp_path: Path
+) -> None:
     documents = read_documents([novel])
-    found = texts(make(novel, tmp_path / "out", "--prose", "9") / "prose.jsonl")
+    found = texts(make(tmp_path / "out", "--prose", "9") / "prose.jsonl")
     assert len(set(found)) == len(found) >= 8
     assert all(any(piece in document for document in documents) for piece in found)
     assert sum(map(len, found)) + 2 * len(found) >= sum(map(len, documents))

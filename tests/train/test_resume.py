@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from disk import full_disk
 from safetensors.torch import load_file
 from trained import OPTIONS, in_two_processes, metrics, run, story, text
 
@@ -140,19 +141,13 @@ def test_whatever_a_full_disk_stops_is_explained(
     run: Path, text: Path, tmp_path: Path, room: float
 ) -> None:
     """By the largest file that the system allows: torch.save, safetensors, and tokens fail."""
-    largest = int(room * (run / "model.safetensors").stat().st_size)
-    script = (
-        "import resource; from pathlib import Path; from ropelens.train import Size, train\n"
-        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({largest}, {largest}))\n"
-        f"train([Path({str(text)!r})], out=Path({str(tmp_path / 'run')!r}), "
-        f"checkpoint_seconds=0, **{OPTIONS!r})"
-    )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert ended.returncode
-    assert "BadArgument: The disk is full: the run in" in ended.stderr
-    assert "means: no checkpoint had been written" in ended.stderr
-    train([text], out=tmp_path / "run", **OPTIONS | {"steps": 60})
-    assert metrics(tmp_path / "run") == metrics(run)
+    out, largest = tmp_path / "run", int(room * (run / "model.safetensors").stat().st_size)
+    with full_disk(largest), pytest.raises(BadArgument) as caught:
+        train([text], out=out, checkpoint_seconds=0, **OPTIONS)
+    assert caught.value.what == f"The disk is full: the run in {out} cannot go on."
+    assert caught.value.parts["means"] == "no checkpoint had been written"
+    train([text], out=out, **OPTIONS)
+    assert metrics(out) == metrics(run)
 
 
 @pytest.mark.parametrize("step", [23, 24, 25, 60])

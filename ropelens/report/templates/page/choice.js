@@ -42,6 +42,7 @@ function recall() {
     query: query < length ? query : length - 1, key: key !== null && key <= query && query < length ? key : null,
     band: band && band[0] <= band[1] && band[1] < page.planes[place[0]] ? { from: band[0], to: band[1], mode } : null,
     pin: there(pin) ? pin : null });
+  $("head").classList.add("open");
   return true;
 }
 
@@ -143,7 +144,7 @@ for (const [key, pane] of Object.values(PANES)) {
 }
 for (const name of ["selectivity", "attention", "kernel"]) {
   const beside = Object.assign(document.createElement("div"), { id: `pinned-${name}`, className: "plot beside" });
-  beside.setAttribute("role", "img");
+  beside.setAttribute("role", "group");
   beside.setAttribute("aria-label", "The pinned head");
   plot(name).after(beside);
 }

@@ -1,0 +1,265 @@
+"""What the page computes anew: attention without planes, pairs plane by plane, at any distance."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+from in_browser import Opened, browser, playwright
+
+import ropelens as rl
+
+__all__ = ["browser"]
+
+LAYER, HEAD = 2, 3
+PROMPTS = ["The old man said that the old man said no.", "One, two, three."]
+
+
+@pytest.fixture(scope="module")
+def looked() -> rl.Analysis:
+    """The bundled model, with a prompt to look into."""
+    model, tokenizer = rl.load("bundled")
+    text = rl.tokenize(rl.read_documents([rl.sample_path()]), tokenizer, context=64)
+    few = text.tokens[:6]
+    return rl.analyze(model, few, tokenizer=tokenizer, prompts=PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def opened(
+    browser: playwright.Browser, looked: rl.Analysis, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Opened]:
+    path = looked.report(tmp_path_factory.mktemp("inside") / "page.html")
+    opened = Opened(browser, path, viewport={"width": 1280, "height": 800})
+    yield opened
+    opened.context.close()
+
+
+def load(opened: Opened, fragment: str) -> playwright.Page:
+    """The page at an address, as if opened anew."""
+    opened.page.goto("about:blank")
+    page = opened.load(fragment)
+    page.wait_for_selector("#explore[aria-busy=false]")
+    return page
+
+
+def shown(page: playwright.Page, name: str, axis: str, trace: int = 0) -> np.ndarray:
+    found = page.evaluate(
+        """([name, axis, trace]) => Array.from(document.getElementById(name).data[trace][axis],
+             (row) => row?.length === undefined ? row : Array.from(row))""",
+        [name, axis, trace],
+    )
+    return np.array(found, dtype=float)
+
+
+def captured(looked: rl.Analysis, excerpt: int, edit: rl.Edit | None = None) -> xr.Dataset:
+    """The head on a prompt by the model itself, with the planes of this head alone edited."""
+    options = {"heads": f"{LAYER}.{HEAD}", "tokenizer": rl.load("bundled")[1]}
+    with contextlib.nullcontext() if edit is None else rl.edit_rope(looked.model, edit):
+        return rl.capture(looked.model, PROMPTS[excerpt], **options).isel(head=0)
+
+
+@pytest.mark.parametrize("excerpt", [0, 1])
+@pytest.mark.parametrize("mode", ["as it is", "stop", "drop"])
+def test_attention_is_that_of_the_edited_model(
+    opened: Opened, looked: rl.Analysis, excerpt: int, mode: str
+) -> None:
+    """Against the model under the same edit, run by Python: to a thousandth."""
+    part = f"{LAYER}.{HEAD}"
+    planes = list(range(9, 16))
+    edits = {
+        "as it is": None,
+        "stop": rl.stop_planes(planes, heads=part),
+        "drop": rl.drop(rl.PlaneNumbers(tuple(planes)), heads=part),
+    }
+    band = "" if mode == "as it is" else f"&{mode}=9-15"
+    page = load(opened, f"#L{LAYER}H{HEAD}&tab=attention&text={excerpt + 1}{band}")
+    expected = captured(looked, excerpt, edits[mode])["attention"]
+    weights = np.nan_to_num(shown(page, "plot-attention", "z"))
+    np.testing.assert_allclose(weights, expected, atol=1e-3)
+    assert opened.harmless()
+
+
+def test_a_pair_is_the_sum_of_its_planes(opened: Opened, looked: rl.Analysis) -> None:
+    """Each plane's push is what a capture says, also of a key that is moved away."""
+    page = load(opened, f"#L{LAYER}H{HEAD}&tab=pair&pair=9-4")
+    seen = captured(looked, 0)
+    pushes = shown(page, "plot-pair", "y")
+    np.testing.assert_allclose(pushes, seen["contribution"].values[:, 9, 4], atol=2e-3)
+    assert page.locator("#dials svg").count() == 16
+    score = float(seen["score"][9, 4])
+    assert f"5 back: {score:+.2f}".replace("-", "−") in page.inner_text("#pair-score")
+    away = shown(page, "plot-pair", "y", trace=1)
+    still = seen["q_still"].values[9] @ [1, 1j], seen["k_still"].values[4] @ [1, 1j]
+    product = float(seen["scale"]) * still[0] * still[1].conj()
+    turns = np.exp(1j * np.multiply.outer(np.arange(len(away)), seen["inv_freq"].values))
+    np.testing.assert_allclose(away, (product * turns).real.sum(-1), atol=5e-3)
+    page.locator("#pair-distance").fill("40")
+    assert f"40 back: {away[40]:+.2f}".replace("-", "−") in page.inner_text("#pair-score")
+    page.select_option("#pair-key", "2")
+    page.wait_for_selector("#explore[aria-busy=false]")
+    assert page.url.endswith("&pair=9-2")
+    assert opened.harmless()
+
+
+def test_planes_stop_by_the_slider_and_the_lists(opened: Opened, looked: rl.Analysis) -> None:
+    page = load(opened, f"#L{LAYER}H{HEAD}&tab=attention")
+    page.locator("#live-p").fill("12")
+    page.wait_for_selector("#explore[aria-busy=false]")
+    assert page.inner_text("#live-words").startswith("p = 0.75: 4 planes (")
+    assert page.url.endswith("&stop=12-15")
+    edit = rl.stop_slowest(0.25, heads=f"{LAYER}.{HEAD}")
+    expected = captured(looked, 0, edit)["attention"]
+    found = np.nan_to_num(shown(page, "plot-attention", "z"))
+    np.testing.assert_allclose(found, expected, atol=1e-3)
+    page.select_option("#live-from", "3")
+    page.select_option("#live-to", "5")
+    page.select_option("#live-mode", "drop")
+    page.wait_for_selector("#explore[aria-busy=false]")
+    assert page.url.endswith("&drop=3-5")
+    assert "3 planes (" in page.inner_text("#live-words")
+    page.click("[data-tab=kernel]")
+    page.wait_for_selector("#explore[aria-busy=false]")
+    edit = rl.drop(rl.PlaneNumbers((3, 4, 5)), heads=f"{LAYER}.{HEAD}")
+    weights = captured(looked, 0, edit)["attention"].values
+    by_distance = [np.diagonal(weights, -d).mean() for d in range(len(weights))]
+    np.testing.assert_allclose(shown(page, "plot-kernel", "y", trace=3), by_distance, atol=1e-3)
+    page.click("#live-reset")
+    page.wait_for_selector("#explore[aria-busy=false]")
+    assert "drop" not in page.url
+    assert page.evaluate("document.getElementById('plot-kernel').data.length") == 2
+
+
+def test_dragging_over_planes_stops_them(opened: Opened) -> None:
+    page = load(opened, f"#L{LAYER}H{HEAD}")
+    box = page.locator("#plot-selectivity .nsewdrag").first.bounding_box()
+    page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 20)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.95 * box["width"], box["y"] + 60, steps=5)
+    page.mouse.up()
+    page.wait_for_function("() => location.hash.includes('stop=')")
+    first, last = map(int, page.url.split("stop=")[1].split("-"))
+    assert 7 <= first <= 11
+    assert 13 <= last <= 15
+    shapes = page.evaluate("document.getElementById('plot-selectivity').layout.shapes")
+    assert [shape["name"] for shape in shapes].count("band") == 1
+
+
+def test_the_address_holds_the_choice_and_back_returns_to_it(opened: Opened) -> None:
+    page = load(opened, "")
+    begin = page.inner_text("#head-title")
+    page.click("[data-tab=list]")
+    page.wait_for_selector("#explore[aria-busy=false]")
+    page.locator("#list [data-row]").nth(3).click()
+    page.wait_for_function(
+        "(title) => document.getElementById('head-title').innerText !== title", arg=begin
+    )
+    chosen = page.inner_text("#head-title")
+    address = page.url
+    assert "&view=list" in address
+    page.click("#next")
+    page.wait_for_function("(url) => location.href !== url", arg=address)
+    page.go_back()
+    page.wait_for_function(
+        "(title) => document.getElementById('head-title').innerText === title", arg=chosen
+    )
+    assert page.url == address
+    again = load(opened, address.partition(".html")[2])
+    assert again.inner_text("#head-title") == chosen
+    assert again.get_attribute("#all-tab-list", "aria-selected") == "true"
+    for nonsense in (
+        "#L9H9&tab=pair",
+        "#L2H3&text=9&pair=900-3&stop=5-99&tab=no&pin=L7H7",
+        "#<b>",
+    ):
+        page = load(opened, nonsense)
+        assert page.locator("#head-title").is_visible()
+    assert opened.harmless()
+
+
+def test_two_heads_stand_side_by_side(opened: Opened, looked: rl.Analysis) -> None:
+    page = load(opened, "#L2H3&tab=selectivity")
+    page.click("#pin")
+    page.click("#next")
+    page.wait_for_selector("html[data-shown=L2H4]")
+    page.wait_for_selector("#explore[aria-busy=false]")
+    keys = looked.profile["selectivity_keys"]
+    np.testing.assert_allclose(shown(page, "plot-selectivity", "y"), keys[2, 4], rtol=1e-5)
+    np.testing.assert_allclose(shown(page, "pinned-selectivity", "y"), keys[2, 3], rtol=1e-5)
+    assert page.url.endswith("#L2H4&pin=L2H3")
+    page.click("[data-tab=attention]")
+    page.wait_for_selector("#explore[aria-busy=false]")
+    seen = np.nan_to_num(shown(page, "pinned-attention", "z"))
+    np.testing.assert_allclose(seen, captured(looked, 0)["attention"], atol=1e-3)
+    page.click("#pin")
+    assert not page.locator("#pinned-attention").is_visible()
+    assert opened.harmless()
+
+
+def test_numbers_are_saved_as_csv(opened: Opened, looked: rl.Analysis) -> None:
+    page = load(opened, "#L2H3&view=list")
+    with page.expect_download() as download:
+        page.click("#save-table")
+    rows = list(csv.DictReader(Path(download.value.path()).read_text().splitlines()))
+    assert len(rows) == len(looked.heads)
+    for row, (_, expected) in zip(rows, looked.heads.iterrows(), strict=True):
+        assert (int(row["layer"]), row["label"]) == (expected["layer"], expected["label"])
+        assert float(row["total_bits"]) == pytest.approx(expected["total_bits"], rel=1e-5)
+    page.hover("#plot-selectivity")
+    with page.expect_download() as download:
+        page.click("#plot-selectivity [data-title^='Save the numbers']")
+    text = Path(download.value.path()).read_text()
+    assert text.startswith("trace,x,y,value\non keys,")
+
+
+def test_on_a_phone_the_head_is_a_sheet(browser: playwright.Browser, opened: Opened) -> None:
+    page_path = Path(opened.url.removeprefix("file://"))
+    phone = Opened(browser, page_path, viewport={"width": 400, "height": 800}, has_touch=True)
+    page = phone.load()
+    assert not page.locator("#head").is_visible()
+    page.click("[data-tab=list]")
+    page.wait_for_selector("#explore[aria-busy=false]")
+    page.locator("#list [data-row]").nth(2).tap()
+    page.wait_for_selector("#head", state="visible")
+    page.wait_for_selector("#plot-selectivity .main-svg")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    page.click("#close")
+    assert not page.locator("#head").is_visible()
+    assert phone.harmless()
+    phone.context.close()
+
+
+def test_a_click_shows_the_head_without_scrolling(opened: Opened) -> None:
+    """At 1280 x 800: the map and the head's planes are in sight together."""
+    page = load(opened, "#L0H0&view=map")
+    page.evaluate("document.getElementById('explore').scrollIntoView({ behavior: 'instant' })")
+    for name in ("plot-map", "plot-selectivity"):
+        box = page.locator(f"#{name}").bounding_box()
+        assert box["y"] >= 0
+        assert box["y"] + box["height"] <= 800, name
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
+def test_axe_finds_nothing_serious(
+    browser: playwright.Browser, opened: Opened, width: int, scheme: str
+) -> None:
+    """By the rules of axe-core, with each tab open."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    path = Path(opened.url.removeprefix("file://"))
+    size = {"width": width, "height": 800}
+    page = Opened(browser, path, viewport=size, color_scheme=scheme, bypass_csp=True).load("#L2H3")
+    found = set()
+    for pane in ("#all", "#head"):
+        for tab in page.locator(f"{pane} [role=tab]").all():
+            if width > 720 or pane == "#head":
+                tab.click()
+                page.wait_for_selector("#explore[aria-busy=false]")
+                for one in axe.run(page).response["violations"]:
+                    if one["impact"] in ("serious", "critical"):
+                        found |= {(one["id"], node["html"][:120]) for node in one["nodes"]}
+    page.context.close()
+    assert found == set()
