@@ -1,18 +1,22 @@
-"""What the page computes anew: attention without planes, pairs plane by plane, at any distance."""
+"""What the page computes anew: attention without planes, and pairs of tokens by plane."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import xarray as xr
 from in_browser import Opened, browser, playwright
+from torch import nn
 
 import ropelens as rl
+from ropelens.models.texts import prompt_tokens
 
 __all__ = ["browser"]
 
@@ -20,20 +24,29 @@ LAYER, HEAD = 2, 3
 PROMPTS = ["The old man said that the old man said no.", "One, two, three."]
 
 
+@dataclass(frozen=True)
+class Looked:
+    """The bundled model, with prompts to look into."""
+
+    model: nn.Module
+    tokenizer: object
+    profile: xr.Dataset
+
+
 @pytest.fixture(scope="module")
-def looked() -> rl.Analysis:
-    """The bundled model, with a prompt to look into."""
+def looked() -> Looked:
     model, tokenizer = rl.load("bundled")
     text = rl.tokenize(rl.read_documents([rl.sample_path()]), tokenizer, context=64)
-    few = text.tokens[:6]
-    return rl.analyze(model, few, tokenizer=tokenizer, prompts=PROMPTS)
+    prompts = [prompt_tokens(prompt, tokenizer) for prompt in PROMPTS]
+    options = {"tokenizer": tokenizer, "excerpts": prompts, "surrogates": 0}
+    return Looked(model, tokenizer, rl.profile(model, text.tokens[:6], **options))
 
 
 @pytest.fixture(scope="module")
 def opened(
-    browser: playwright.Browser, looked: rl.Analysis, tmp_path_factory: pytest.TempPathFactory
+    browser: playwright.Browser, looked: Looked, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Opened]:
-    path = looked.report(tmp_path_factory.mktemp("inside") / "page.html")
+    path = rl.write_report(looked.profile, tmp_path_factory.mktemp("inside") / "page.html")
     opened = Opened(browser, path, viewport={"width": 1280, "height": 800})
     yield opened
     opened.context.close()
@@ -56,9 +69,9 @@ def shown(page: playwright.Page, name: str, axis: str, trace: int = 0) -> np.nda
     return np.array(found, dtype=float)
 
 
-def captured(looked: rl.Analysis, excerpt: int, edit: rl.Edit | None = None) -> xr.Dataset:
+def captured(looked: Looked, excerpt: int, edit: rl.Edit | None = None) -> xr.Dataset:
     """The head on a prompt by the model itself, with the planes of this head alone edited."""
-    options = {"heads": f"{LAYER}.{HEAD}", "tokenizer": rl.load("bundled")[1]}
+    options = {"heads": f"{LAYER}.{HEAD}", "tokenizer": looked.tokenizer}
     with contextlib.nullcontext() if edit is None else rl.edit_rope(looked.model, edit):
         return rl.capture(looked.model, PROMPTS[excerpt], **options).isel(head=0)
 
@@ -66,7 +79,7 @@ def captured(looked: rl.Analysis, excerpt: int, edit: rl.Edit | None = None) -> 
 @pytest.mark.parametrize("excerpt", [0, 1])
 @pytest.mark.parametrize("mode", ["as it is", "stop", "drop"])
 def test_attention_is_that_of_the_edited_model(
-    opened: Opened, looked: rl.Analysis, excerpt: int, mode: str
+    opened: Opened, looked: Looked, excerpt: int, mode: str
 ) -> None:
     """Against the model under the same edit, run by Python: to a thousandth."""
     part = f"{LAYER}.{HEAD}"
@@ -84,7 +97,7 @@ def test_attention_is_that_of_the_edited_model(
     assert opened.harmless()
 
 
-def test_a_pair_is_the_sum_of_its_planes(opened: Opened, looked: rl.Analysis) -> None:
+def test_a_pair_is_the_sum_of_its_planes(opened: Opened, looked: Looked) -> None:
     """Each plane's push is what a capture says, also of a key that is moved away."""
     page = load(opened, f"#L{LAYER}H{HEAD}&tab=pair&pair=9-4")
     seen = captured(looked, 0)
@@ -106,7 +119,7 @@ def test_a_pair_is_the_sum_of_its_planes(opened: Opened, looked: rl.Analysis) ->
     assert opened.harmless()
 
 
-def test_planes_stop_by_the_slider_and_the_lists(opened: Opened, looked: rl.Analysis) -> None:
+def test_planes_stop_by_the_slider_and_the_lists(opened: Opened, looked: Looked) -> None:
     page = load(opened, f"#L{LAYER}H{HEAD}&tab=attention")
     page.locator("#live-p").fill("12")
     page.wait_for_selector("#explore[aria-busy=false]")
@@ -181,7 +194,7 @@ def test_the_address_holds_the_choice_and_back_returns_to_it(opened: Opened) -> 
     assert opened.harmless()
 
 
-def test_two_heads_stand_side_by_side(opened: Opened, looked: rl.Analysis) -> None:
+def test_two_heads_stand_side_by_side(opened: Opened, looked: Looked) -> None:
     page = load(opened, "#L2H3&tab=selectivity")
     page.click("#pin")
     page.click("#next")
@@ -200,13 +213,13 @@ def test_two_heads_stand_side_by_side(opened: Opened, looked: rl.Analysis) -> No
     assert opened.harmless()
 
 
-def test_numbers_are_saved_as_csv(opened: Opened, looked: rl.Analysis) -> None:
+def test_numbers_are_saved_as_csv(opened: Opened, looked: Looked) -> None:
     page = load(opened, "#L2H3&view=list")
     with page.expect_download() as download:
         page.click("#save-table")
     rows = list(csv.DictReader(Path(download.value.path()).read_text().splitlines()))
-    assert len(rows) == len(looked.heads)
-    for row, (_, expected) in zip(rows, looked.heads.iterrows(), strict=True):
+    heads = rl.classify_heads(looked.profile)
+    for row, (_, expected) in zip(rows, heads.iterrows(), strict=True):
         assert (int(row["layer"]), row["label"]) == (expected["layer"], expected["label"])
         assert float(row["total_bits"]) == pytest.approx(expected["total_bits"], rel=1e-5)
     page.hover("#plot-selectivity")
@@ -251,15 +264,24 @@ def test_axe_finds_nothing_serious(
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     path = Path(opened.url.removeprefix("file://"))
     size = {"width": width, "height": 800}
-    page = Opened(browser, path, viewport=size, color_scheme=scheme, bypass_csp=True).load("#L2H3")
-    found = set()
-    for pane in ("#all", "#head"):
-        for tab in page.locator(f"{pane} [role=tab]").all():
-            if width > 720 or pane == "#head":
-                tab.click()
-                page.wait_for_selector("#explore[aria-busy=false]")
-                for one in axe.run(page).response["violations"]:
-                    if one["impact"] in ("serious", "critical"):
-                        found |= {(one["id"], node["html"][:120]) for node in one["nodes"]}
+    page = Opened(browser, path, viewport=size, color_scheme=scheme, bypass_csp=True).load(
+        "#L2H3"
+    )
+    found = serious(axe.run(page))
+    for pane in ("#all", "#head") if width > 720 else ("#head",):
+        for tab in page.locator(f"{pane} [role=tab]").all()[1:]:
+            tab.click()
+            page.wait_for_selector("#explore[aria-busy=false]")
+            found |= serious(axe.run(page, context=pane))
     page.context.close()
     assert found == set()
+
+
+def serious(results: Any) -> set[tuple[str, str]]:
+    """The rules that are broken, and where."""
+    return {
+        (one["id"], node["html"][:120])
+        for one in results.response["violations"]
+        if one["impact"] in ("serious", "critical")
+        for node in one["nodes"]
+    }
