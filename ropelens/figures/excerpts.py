@@ -44,7 +44,12 @@ class Vectors(NamedTuple):
 
 def excerpt_tokens(profile: xr.Dataset, excerpt: int) -> list[str]:
     """The tokens of an excerpt. Raises `BadArgument` where the profile has no such excerpt."""
-    count = profile.sizes.get("excerpt", 0)
+    if "excerpt_planes" not in profile:
+        raise BadArgument(
+            "This profile has no excerpts to look into: it is one of an earlier version.",
+            attempt="measure it again: ropelens analyze, or ropelens.profile",
+        )
+    count = profile.sizes["excerpt"]
     if not 0 <= excerpt < count:
         raise BadArgument(f"There is no excerpt {excerpt}.", seen=f"{count}, counted from 0")
     length = int(profile["excerpt_length"][excerpt])
@@ -53,8 +58,8 @@ def excerpt_tokens(profile: xr.Dataset, excerpt: int) -> list[str]:
 
 def head_vectors(profile: xr.Dataset, *, layer: int, head: int, excerpt: int = 0) -> Vectors:
     """Queries and keys of a head; NaN where the profile does not keep them."""
-    check_head(profile, layer=layer, head=head)
     count = len(excerpt_tokens(profile, excerpt))
+    check_head(profile, layer=layer, head=head)
     one = profile.isel(excerpt=excerpt, layer=layer)
     kv_head = int(kv_heads(profile)[layer, head])
     key = one["excerpt_key_still"].isel(kv_head=kv_head).values[:count]

@@ -66,6 +66,14 @@ def test_a_failed_write_leaves_the_page_that_was_there(tmp_path, small, monkeypa
         write_report(profile, path, heads=heads.assign(label="odd"))
 
 
+def test_a_profile_of_an_earlier_version_is_refused_in_words(small, tmp_path):
+    profile, heads = small
+    earlier = profile.drop_vars([name for name in profile.variables if "excerpt" in str(name)])
+    with pytest.raises(BadArgument, match="no excerpts to look into") as refused:
+        write_report(earlier, tmp_path / "page.html", heads=heads)
+    assert "measure it again" in refused.value.line
+
+
 def test_json_cannot_leave_its_script():
     text = render.script_json({"a": "</script><!--\u2028'&", "b": "\ud800"})
     assert not set("<>&'\u2028") & set(text)

@@ -79,6 +79,7 @@ async function refresh() {
     for (const [element, layer, head] of [[plot(name), state.layer, state.head], [$(`pinned-${name}`), ...(state.pin ?? [])]]) {
       if (!element || !seen(element)) continue;
       if (!drawn(element)) await draw(name, element);
+      element.dataset.head = `L${layer} H${head}`;
       if (mine !== turn) return;
       showOne(element, layer, head);
     }
