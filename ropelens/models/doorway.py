@@ -11,6 +11,7 @@ nothing is registered to do.
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -233,18 +234,51 @@ class TransformersSubject:
 
     model: PreTrainedModel
 
-    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Logits [sequence, position, token] of whole sequences, without a cache."""
+    def forward(
+        self, tokens: Tensor, positions: Tensor | None = None, *, last: int = 0
+    ) -> Tensor:
+        """Logits [sequence, position, token] of whole sequences, without a cache.
+
+        Of the `last` positions where that is not 0 and the model can leave out the others.
+        """
         device = device_of(self.model)
-        inputs = {"input_ids": tokens.to(device)}
+        inputs: dict[str, Any] = {"input_ids": tokens.to(device)}
         if positions is not None:
             inputs["position_ids"] = positions.to(device)
+        if last and head_by_itself(self.model):
+            inputs["logits_to_keep"] = last
+        with self._as_it_measures():
+            return self.model(**inputs, use_cache=False).logits
+
+    def logits(self, tokens: Tensor, *, at_once: int) -> Iterator[tuple[int, Tensor]]:
+        """The logits of whole sequences in pieces of about `at_once` numbers.
+
+        Each with its first position. The layers run once, when the first piece is asked for;
+        the model's own head, with all that it does to logits, runs on each piece.
+        """
+        ids, context = tokens.to(device_of(self.model)), tokens.shape[1]
+        vocabulary = self.model.config.get_text_config().vocab_size
+        size = max(1, at_once // (len(tokens) * vocabulary))
+        if size >= context or not head_by_itself(self.model):
+            yield 0, self.forward(tokens)
+            return
+        hidden: list[Any] = []
+        for begin in range(0, context, size):
+            piece = torch.arange(begin, min(begin + size, context), device=ids.device)
+            # Closed before the piece is given away: who gets it may never come back.
+            with self._as_it_measures(), _once(self.model.base_model, hidden):
+                logits = self.model(ids, use_cache=False, logits_to_keep=piece).logits
+            yield begin, logits
+
+    @contextmanager
+    def _as_it_measures(self) -> Iterator[None]:
+        """The model without dropout, which is no part of what a head does, uncompiled."""
         training = [module for module in self.model.modules() if module.training]
         try:
             for module in training:
-                module.training = False  # dropout is no part of what a head does
+                module.training = False
             with uncompiled(self.model):
-                return self.model(**inputs, use_cache=False).logits
+                yield
         finally:
             for module in training:
                 module.training = True
@@ -252,6 +286,35 @@ class TransformersSubject:
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
         """See `observe_attention`."""
         return observe_attention(self.model, observer)
+
+
+def head_by_itself(model: PreTrainedModel) -> bool:
+    """Whether the model can be asked for the logits of some positions alone."""
+    return (
+        "logits_to_keep" in inspect.signature(model.forward).parameters
+        and model.base_model is not model
+    )
+
+
+@contextmanager
+def _once(module: nn.Module, found: list[Any]) -> Iterator[None]:
+    """While the block runs `module` gives what it `found` before, if it did."""
+    own = module.forward
+
+    def first(*args: Any, **kwargs: Any) -> Any:
+        if not found:
+            found.append(own(*args, **kwargs))
+        return found[0]
+
+    before = vars(module).get("forward")
+    module.forward = first
+    try:
+        yield
+    finally:
+        if before is None:
+            del module.forward
+        else:
+            module.forward = before
 
 
 def _configs(model: PreTrainedModel) -> dict[int, PreTrainedConfig]:

@@ -90,7 +90,11 @@ def out(ropelens: Command, model: Path, text: Path, tmp_path: Path) -> Path:
     ended = ropelens("analyze", model, "--text", text, "--seed", 3, "--out", folder)
     assert ended.code == 0
     assert ended.out == f"{folder / 'index.html'}\n"
-    assert ended.err.startswith(PLAN)
+    plan, counts, *findings = ended.err.splitlines()
+    assert plan.startswith(PLAN)
+    assert re.fullmatch(r"Of 8 heads, \d .*\.", counts)
+    assert 1 <= len(findings) <= 5
+    assert any(line.startswith("The claim that heads which go by") for line in findings)
     return folder
 
 
@@ -267,7 +271,7 @@ def test_the_plan_says_what_would_run_and_measures_nothing(
     ended = ropelens("analyze", model, "--text", text, *options, "--plan")
     assert (ended.code, ended.err) == (0, "")
     found = dict(line.split(maxsplit=1) for line in ended.out.splitlines())
-    assert found["model"].startswith("tiny llama, 2 layers x 4 heads, 14,")
+    assert found["model"].startswith("tiny llama, 2 layers x 4 heads, 18,080 param")
     assert found["tokens"] == "2,448 tokens (48 sequences x up to 64)"
     assert found["rows"] == "7 rows of each sequence"
     assert found["batch"] == "5 sequences at a time, 10 batches"
