@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
@@ -16,6 +17,7 @@ from tiny_checkpoints import save_tiny, tiny_llama
 
 import ropelens as rl
 from ropelens.analysis.plan import Plan
+from ropelens.figures.style import COLORS
 from ropelens.files.folder import fingerprint
 from ropelens.measure.batches import batch_bytes, sequences_at_once
 from ropelens.models.tokens import check_tokens
@@ -159,6 +161,19 @@ def test_it_shows_itself_and_no_token_or_name_harms(analysis: rl.Analysis) -> No
     assert "<script>" not in shown
     assert "&lt;script&gt;" in shown
     assert "Of 8 heads" in shown
+    assert " here: " in shown  # the verdict of the claim
+    svg = ElementTree.fromstring(shown[shown.index("<svg") : shown.index("</svg>") + 6])
+    cells = svg.findall("{*}rect")
+    assert len(cells) == 8
+    for cell, (_, row) in zip(cells, analysis.heads.iterrows(), strict=True):
+        assert cell.attrib["fill"] == COLORS[row["label"]]
+        title = cell.findtext("{*}title") or ""
+        assert title.startswith(f"{row['layer']}.{row['head']}: {row['label']}, ")
+    table = ElementTree.fromstring(shown[shown.index("<table") : shown.index("</table>") + 8])
+    assert sum(int(cell.text or 0) for cell in table.findall(".//td")) == 8
+    worse = analysis.heads.assign(label=["</svg><script>", *analysis.heads["label"][1:]])
+    shown = rl.Analysis(hostile, worse, analysis.provenance)._repr_html_()
+    assert "<script>" not in shown
     assert repr(analysis).startswith("<Analysis of tiny: Of 8 heads, ")
 
 
