@@ -196,6 +196,7 @@ def analyze(
         "text": {"source": read.source, "fingerprint": read.fingerprint or None},
         **_numbers(measured, heads),
         "batch_size": plan.batch_size,
+        "bf16_speed": plan.bf16_speed,
         "warnings": noted.lines,
         **_machine(network),
         "seconds": {name: round(value, 3) for name, value in seconds.items()},

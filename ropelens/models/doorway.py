@@ -11,7 +11,6 @@ nothing is registered to do.
 
 from __future__ import annotations
 
-import inspect
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -32,8 +31,8 @@ from transformers import (
 )
 
 from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.models.head import as_measured, head_by_itself, once
 from ropelens.models.masks import first_keys, hidden_mask, own_keys, positions, real_rows
-from ropelens.models.wrappers import uncompiled
 from ropelens.rope.planes import Planes
 from ropelens.statistics.call import AttentionCall
 
@@ -247,7 +246,7 @@ class TransformersSubject:
             inputs["position_ids"] = positions.to(device)
         if last and head_by_itself(self.model):
             inputs["logits_to_keep"] = last
-        with self._as_it_measures():
+        with as_measured(self.model):
             return self.model(**inputs, use_cache=False).logits
 
     def logits(self, tokens: Tensor, *, at_once: int) -> Iterator[tuple[int, Tensor]]:
@@ -266,55 +265,13 @@ class TransformersSubject:
         for begin in range(0, context, size):
             piece = torch.arange(begin, min(begin + size, context), device=ids.device)
             # Closed before the piece is given away: who gets it may never come back.
-            with self._as_it_measures(), _once(self.model.base_model, hidden):
+            with as_measured(self.model), once(self.model.base_model, hidden):
                 logits = self.model(ids, use_cache=False, logits_to_keep=piece).logits
             yield begin, logits
-
-    @contextmanager
-    def _as_it_measures(self) -> Iterator[None]:
-        """The model without dropout, which is no part of what a head does, uncompiled."""
-        training = [module for module in self.model.modules() if module.training]
-        try:
-            for module in training:
-                module.training = False
-            with uncompiled(self.model):
-                yield
-        finally:
-            for module in training:
-                module.training = True
 
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
         """See `observe_attention`."""
         return observe_attention(self.model, observer)
-
-
-def head_by_itself(model: PreTrainedModel) -> bool:
-    """Whether the model can be asked for the logits of some positions alone."""
-    return (
-        "logits_to_keep" in inspect.signature(model.forward).parameters
-        and model.base_model is not model
-    )
-
-
-@contextmanager
-def _once(module: nn.Module, found: list[Any]) -> Iterator[None]:
-    """While the block runs `module` gives what it `found` before, if it did."""
-    own = module.forward
-
-    def first(*args: Any, **kwargs: Any) -> Any:
-        if not found:
-            found.append(own(*args, **kwargs))
-        return found[0]
-
-    before = vars(module).get("forward")
-    module.forward = first
-    try:
-        yield
-    finally:
-        if before is None:
-            del module.forward
-        else:
-            module.forward = before
 
 
 def _configs(model: PreTrainedModel) -> dict[int, PreTrainedConfig]:
