@@ -171,7 +171,7 @@ def test_run_json_says_enough_to_run_it_again(
     }
     assert len(record["text"]["fingerprint"]) == 64
     assert record["seed"] == 3
-    assert record["arguments"]["rows"] == "all"
+    assert record["arguments"]["rows"] == "auto"
     assert record["versions"].keys() >= {"ropelens", "torch", "transformers"}
     assert record["seconds"].keys() == {"load", "measure", "write"}
     assert all(seconds > 0 for seconds in record["seconds"].values())
