@@ -101,3 +101,8 @@ from .commands.terminal import run_script as run_script
 from .files.progress import show_progress as show_progress
 from .errors import RopelensError as RopelensError
 from .errors import UnsupportedModel as UnsupportedModel
+from .errors import BadCheckpoint as BadCheckpoint
+from .errors import BadText as BadText
+from .errors import BadArgument as BadArgument
+from .train.folder import Busy as Busy
+from .train.loop import TrainingFailed as TrainingFailed

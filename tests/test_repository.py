@@ -21,6 +21,19 @@ def test_public_names_stand_where_the_table_says() -> None:
     assert sorted(re.findall(r"import (\w+) as \1\n", stub)) == sorted(rl.__all__)
 
 
+def test_errors_that_docstrings_name_are_public() -> None:
+    known = {
+        name
+        for file in (ROOT / "ropelens").rglob("*.py")
+        for name in re.findall(
+            r"^class (\w+)\((?:RopelensError|BadArgument)\)", file.read_text(), re.M
+        )
+    }
+    assert {"BadText", "Busy"} <= known
+    named = " ".join(str(getattr(rl, name).__doc__) for name in rl.__all__)
+    assert {error for error in known if error in named} <= set(rl.__all__)
+
+
 def test_no_module_takes_the_place_of_a_public_name() -> None:
     modules = {path.stem for path in (ROOT / "ropelens").iterdir()}
     assert modules & set(rl.__all__) == set()

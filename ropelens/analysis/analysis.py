@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +11,7 @@ import pandas as pd
 import xarray as xr
 from torch import nn
 
+from ropelens.analysis.notebook import shown
 from ropelens.files.folder import write_whole
 from ropelens.files.results import (
     check_out,
@@ -24,6 +24,7 @@ from ropelens.measure.heads import classify_heads
 from ropelens.measure.truncation_table import summarize_truncation
 from ropelens.models.texts import Sequences
 from ropelens.report.page import render_page
+from ropelens.report.words import claim_sentence, headline
 
 FACTS = ("revision", "backend", "text", "command", "warnings")
 """Attributes that results have from `analyze`, beside those of `profile`."""
@@ -88,10 +89,10 @@ class Analysis:
         return f"<Analysis of {self.profile.attrs['model']}: {self._finding}>"
 
     def _repr_html_(self) -> str:
-        """For notebooks: what was found, and how many heads of each layer have which label."""
-        counts = pd.crosstab(self.heads["layer"], self.heads["label"])
-        model = html.escape(str(self.profile.attrs["model"]))
-        return f"<p><b>{model}</b>: {html.escape(self._finding)}</p>{counts.to_html()}"
+        """For notebooks: what was found, a map of the heads, and their labels by layer."""
+        claim = claim_sentence(self.heads.attrs.get("claim"))
+        findings = [sentence for sentence in (headline(self.heads), claim) if sentence]
+        return shown(str(self.profile.attrs["model"]), findings, self.heads)
 
     @property
     def _finding(self) -> str:

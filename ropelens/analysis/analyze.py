@@ -25,20 +25,20 @@ from transformers import PreTrainedModel
 
 from ropelens.analysis.analysis import Analysis
 from ropelens.analysis.plan import Plan, Source, plan_analysis
-from ropelens.errors import BadArgument, BadText
+from ropelens.errors import BadArgument
 from ropelens.files.folder import fingerprint
-from ropelens.files.progress import ShowProgress, silent
-from ropelens.measure.evaluate import MEASURES, wanted_measures
+from ropelens.files.progress import ShowProgress, opening, silent
 from ropelens.measure.excerpt import check_excerpts
 from ropelens.measure.heads import classify_heads
-from ropelens.measure.profile import profile, versions
+from ropelens.measure.profile import profile_in_stages, versions
 from ropelens.measure.tokens import check_rows
-from ropelens.measure.truncate import plan_truncation
+from ropelens.measure.truncate import check_truncation, plan_truncation
 from ropelens.models.bridge import bridge
 from ropelens.models.bundled import sample_path
-from ropelens.models.ids import check_ids_file, read_ids
+from ropelens.models.ids import read_ids
 from ropelens.models.load import load_tokenizer, open_checkpoint
 from ropelens.models.memory import explain_full_memory
+from ropelens.models.paths import check_document, check_has_text, check_ids_file
 from ropelens.models.rotation import one_probe
 from ropelens.models.subject import as_subject, stated_context
 from ropelens.models.texts import (
@@ -55,8 +55,6 @@ from ropelens.statistics.rows import HowMany
 
 LONGEST_DEFAULT_CONTEXT = 2048
 DEFAULT_SEQUENCES = 64
-LONGEST_PATH = 255
-"""Characters of a document that are looked up as a path, should one have been meant."""
 
 Text = Path | str | Sequence[Path | str] | Sequences | Int[Tensor, "sequence position"]
 
@@ -119,23 +117,29 @@ def analyze(
     `profile` and `truncate` raise.
     """
     arguments = _arguments(locals())  # while the parameters are the only names
-    check_rows(rows, batch_size)
+    check_rows(rows, batch_size)  # all that can be told before a model is loaded
+    if context is not None:
+        check_context(context)
+    if sequences is not None and sequences < 1:
+        raise BadArgument(f"sequences is {sequences}; at least 1 is needed.")
     if truncation is not None:
-        wanted_measures(truncation.get("measures", MEASURES))  # before a model is loaded
+        check_truncation(**truncation)
     begin = time.perf_counter()
     material = _material(text, model, ids)
     show = progress or silent
     with _noted_warnings() as noted, one_probe():
-        source = _source(model, tokenizer, arguments)
-        read = _sequences(material, lengths, source, context, sequences, seed)
-        looked = [prompt_tokens(prompt, source.tokenizer) for prompt in prompts]
-        check_excerpts(source.config, looked)
+        with opening(show, "reading"):
+            source = _source(model, tokenizer, arguments)
+            read = _sequences(material, lengths, source, context, sequences, seed)
+            looked = [prompt_tokens(prompt, source.tokenizer) for prompt in prompts]
+            check_excerpts(source.config, looked)
         eager = backend == "transformer-lens"
         plan = plan_analysis(source, read, rows=rows, batch_size=batch_size, eager=eager)
         if announce is not None:
             announce(plan)
         noted.show()
-        subject, tokenizer = source.read(), source.tokenizer
+        with opening(show, "loading"):
+            subject, tokenizer = source.read(), source.tokenizer
         loaded = time.perf_counter()
         with explain_full_memory(
             "The measurement",
@@ -158,21 +162,20 @@ def analyze(
                     )
             if backend == "transformer-lens" and subject is not model:
                 subject = bridge(as_subject(subject).model, tokenizer)
-            total = int(read.lengths.sum())
-            with show("measuring", total=total, unit="tokens") as advance:
-                measured = profile(
-                    subject,
-                    read.tokens,
-                    lengths=read.lengths,
-                    documents=read.documents,
-                    tokenizer=tokenizer,
-                    excerpts=looked,
-                    rows=plan.rows,
-                    batch_size=plan.batch_size,
-                    seed=seed,
-                    progress=advance,
-                )
-            heads = classify_heads(measured, seed=seed)
+            measured = profile_in_stages(
+                subject,
+                read.tokens,
+                lengths=read.lengths,
+                documents=read.documents,
+                tokenizer=tokenizer,
+                excerpts=looked,
+                rows=plan.rows,
+                batch_size=plan.batch_size,
+                seed=seed,
+                stage=show,
+            )
+            with opening(show, "labelling"):
+                heads = classify_heads(measured, seed=seed)
     seconds = {"load": loaded - begin, "measure": time.perf_counter() - loaded}
     facts = {
         "backend": backend,
@@ -200,6 +203,7 @@ def analyze(
         "text": {"source": read.source, "fingerprint": read.fingerprint or None},
         **_numbers(measured, heads),
         "batch_size": plan.batch_size,
+        "bf16_speed": plan.bf16_speed,
         "warnings": noted.lines,
         **_machine(network),
         "seconds": {name: round(value, 3) for name, value in seconds.items()},
@@ -244,22 +248,13 @@ def _material(
     if isinstance(text, (Sequences, Tensor)):
         return text
     if text is None or not text:
-        name = "" if isinstance(model, nn.Module) else str(model)
-        if name.partition(":")[0] != "bundled":
-            raise BadText(
-                f"There is no text to run {name or type(model).__name__} on.",
-                attempt="--text FILE (text files, folders of them, or .jsonl); only a bundled "
-                "checkpoint comes with text of its own",
-            )
+        name = type(model).__name__ if isinstance(model, nn.Module) else str(model)
+        check_has_text(name)
         return read_documents([sample_path(name.partition(":")[2] or "rope")])
     documents = []
     for part in [text] if isinstance(text, (Path, str)) else text:
-        if isinstance(part, str) and len(part) < LONGEST_PATH and Path(part).exists():
-            raise BadText(
-                f"{part!r} is a document of {len(part)} characters, and a file.",
-                means="a str is text, a Path names a file",
-                attempt=f"Path({part!r})",
-            )
+        if isinstance(part, str):
+            check_document(part)
         documents += read_documents([part]) if isinstance(part, Path) else [part]
     return documents
 

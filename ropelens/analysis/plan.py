@@ -40,6 +40,7 @@ class Source:
     read: Callable[[], nn.Module]
     path: Path | None = None
     revision: str | None = None
+    bf16_speed: float | None = None
 
     @classmethod
     def of_model(cls, given: nn.Module, tokenizer: Any) -> Source:
@@ -65,11 +66,12 @@ class Source:
             config=opened.config,
             tokenizer=opened.tokenizer if tokenizer is None else tokenizer,
             parameters=opened.parameters,
-            dtype=own if opened.dtype == "auto" else getattr(torch, opened.dtype),
+            dtype=own if opened.dtype == "saved" else getattr(torch, opened.dtype),
             device=opened.device,
             read=opened.read,
             path=found.path,
             revision=found.revision,
+            bf16_speed=opened.bf16_speed,
         )
 
 
@@ -87,6 +89,7 @@ class Plan:
     heads: int
     parameters: int
     dtype: str
+    bf16_speed: float | None
     source: str
     tokens: int
     sequences: int
@@ -101,7 +104,8 @@ class Plan:
     def line(self) -> str:
         """All of it on one line."""
         return (
-            f"{self.model}: {self.layers} layers x {self.heads} heads, {self._of_tokens}, "
+            f"{self.model}: {self.layers} layers x {self.heads} heads in {self._of_dtype}, "
+            f"{self._of_tokens}, "
             f"{self._of_rows}, batches of {self.batch_size}, about {_size(self.memory)} of "
             f"memory on {self.device} ({_size(self.free)} free); {TIME}"
         )
@@ -110,7 +114,7 @@ class Plan:
         batches = -(-self.sequences // self.batch_size)
         facts = {
             "model": f"{self.model}, {self.layers} layers x {self.heads} heads, "
-            f"{self.parameters:,} parameters in {self.dtype}",
+            f"{self.parameters:,} parameters in {self._of_dtype}",
             "text": self.source,
             "tokens": self._of_tokens,
             "rows": self._of_rows,
@@ -125,6 +129,12 @@ class Plan:
         whole = self.tokens == self.sequences * self.context
         each = "" if whole else "up to "
         return f"{self.tokens:,} tokens ({self.sequences:,} sequences x {each}{self.context:,})"
+
+    @property
+    def _of_dtype(self) -> str:
+        if self.bf16_speed is None:
+            return self.dtype
+        return f"{self.dtype} (here bfloat16 is {self.bf16_speed:.2g} times as fast as float32)"
 
     @property
     def _of_rows(self) -> str:
@@ -166,6 +176,7 @@ def plan_analysis(
         heads=getattr(config, "num_attention_heads", 0),
         parameters=source.parameters,
         dtype=str(source.dtype).removeprefix("torch."),
+        bf16_speed=source.bf16_speed,
         source=text.source,
         tokens=int(text.lengths.sum()),
         sequences=len(text.tokens),

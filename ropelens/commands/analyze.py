@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-import ropelens as rl
 from ropelens.commands import options
 from ropelens.commands.terminal import (
-    print_path,
+    finish,
     print_plan,
     say_plan,
     this_command,
@@ -85,7 +84,7 @@ def analyze(
       ropelens analyze ./my-llama --text book.txt --context 1024 --out out
       ropelens analyze ./my-llama --text book.txt --plan
     """
-    from ropelens.files.progress import show_progress
+    from ropelens.files.progress import opening, show_progress
     from ropelens.files.results import check_out
     from ropelens.models.texts import read_documents
 
@@ -93,7 +92,11 @@ def analyze(
         if out is None:
             run.fail("Missing option '--out'")
         check_out(out, "analysis")
-    analysis = rl.analyze(
+    options.check_first(model, text, ids, device=device, dtype=dtype)
+    with opening(show_progress, "starting"):  # torch and transformers take seconds
+        from ropelens.analysis.analyze import analyze as measure
+        from ropelens.analysis.summary import summarize
+    analysis = measure(
         model,
         text,
         ids=ids,
@@ -115,4 +118,6 @@ def analyze(
         command=this_command(),
     )
     assert out is not None  # for a plan is not carried out
-    print_path(analysis.save(out))
+    with opening(show_progress, "writing"):
+        page = analysis.save(out)
+    finish(summarize(analysis), page)

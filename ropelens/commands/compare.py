@@ -9,7 +9,7 @@ import typer
 
 import ropelens as rl
 from ropelens.commands import options
-from ropelens.commands.terminal import print_path, this_command
+from ropelens.commands.terminal import finish, this_command
 
 MEASURED = "measured"
 """The folder in that of the results which keeps what was measured of each checkpoint."""
@@ -53,7 +53,7 @@ def compare(
     """
     from ropelens.errors import BadArgument
     from ropelens.files.progress import show_progress
-    from ropelens.files.results import check_out
+    from ropelens.files.results import check_out, read_record
 
     if out.resolve() in {path.resolve() for path in paths}:
         raise BadArgument(
@@ -70,4 +70,5 @@ def compare(
         device=device,
         progress=show_progress,
     )
-    print_path(rl.write_comparison(out, comparison, command=this_command()))
+    page = rl.write_comparison(out, comparison, command=this_command())
+    finish(read_record(out)["findings"][:5], page)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,19 @@ def given(run: typer.Context) -> dict[str, str]:
         for name, flag in written.items()
         if getattr(run.get_parameter_source(name), "name", "") == "COMMANDLINE"
     }
+
+
+def check_first(
+    model: str, text: Sequence[Path] | None, ids: Path | None, *, device: str, dtype: str
+) -> None:
+    """Refuse what is wrong by itself, before all that takes seconds to import and to load."""
+    from ropelens.models.paths import check_paths
+
+    check_paths(model, text or (), ids)
+    from ropelens.models.device import check_dtype, device_named  # which imports torch
+
+    check_dtype(dtype)
+    device_named(device)
 
 
 def rows_of(text: str) -> Any:
@@ -78,7 +92,9 @@ Seed = Annotated[
 Dtype = Annotated[
     str,
     typer.Option(
-        metavar="T", help="float32, float64, bfloat16, float16, or auto: as the model is saved."
+        metavar="T",
+        help="float32, float64, bfloat16, float16; auto: bfloat16 where a short measurement "
+        "finds it faster than float32; saved: as the model is saved.",
     ),
 ]
 Device = Annotated[

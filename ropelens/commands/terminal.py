@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,10 +36,10 @@ def stopped_in_its_words() -> Iterator[None]:
         raise Stopped(str(error)) from error
 
 
-def say(message: str) -> None:
+def say(message: str, *, by: str = "ropelens: ") -> None:
     """One line on stderr, with nothing in it that a terminal would obey."""
     line = " ".join("".join(c if c.isprintable() else " " for c in message).split())
-    print(f"ropelens: {line}", file=sys.stderr, flush=True)
+    print(f"{by}{line}", file=sys.stderr, flush=True)
 
 
 def this_command() -> str:
@@ -50,6 +50,13 @@ def this_command() -> str:
 def print_path(path: Path) -> None:
     """A path on stdout, which is all that a command says there."""
     typer.echo(bytes(path))  # a name need not be text in the terminal's encoding
+
+
+def finish(findings: Sequence[str], page: Path) -> None:
+    """How a command ends: what was found, on stderr, and the path of the page on stdout."""
+    for finding in findings:
+        say(finding, by="")
+    print_path(page)
 
 
 def say_plan(plan: Plan) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from ropelens.commands.options import Seed, folder_of, given
 from ropelens.commands.terminal import print_path, stopped_in_its_words
+from ropelens.errors import BadArgument
 
 OF_STUDIES = ("study", "text", "valid", "out")
 
@@ -105,6 +106,8 @@ def train(
         other = [flag for name, flag in given(run).items() if name not in OF_STUDIES]
         if other:
             raise typer.BadParameter(f"{other[0]} stands in the file of --study")
+        if not study.is_file():  # before all that takes seconds to import
+            raise BadArgument(f"There is no study file {study}.")
         from ropelens.train import run_study
 
         _print_once(run_study(study, out=out, text=text or (), valid=valid or ()))

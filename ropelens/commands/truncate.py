@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-import ropelens as rl
 from ropelens.commands import options
-from ropelens.commands.terminal import print_path, say_plan, this_command
+from ropelens.commands.terminal import finish, say_plan, this_command
 
 
 class End(StrEnum):
@@ -113,11 +112,17 @@ def truncate(
       ropelens truncate ./my-llama --text book.txt --end slow --bands 8 --out out
       ropelens truncate --measures loss --out out
     """
-    from ropelens.files.progress import show_progress
+    from ropelens.files.progress import opening, show_progress
     from ropelens.files.results import check_out
+    from ropelens.measure.terms import wanted_measures
 
     check_out(out, "truncation")
-    analysis = rl.analyze(
+    wanted_measures(measures)
+    options.check_first(model, text, ids, device=device, dtype=dtype)
+    with opening(show_progress, "starting"):  # torch and transformers take seconds
+        from ropelens.analysis.analyze import analyze as measure
+        from ropelens.analysis.summary import summarize
+    analysis = measure(
         model,
         text,
         ids=ids,
@@ -143,4 +148,6 @@ def truncate(
         announce=say_plan,
         command=this_command(),
     )
-    print_path(analysis.save(out))
+    with opening(show_progress, "writing"):
+        page = analysis.save(out)
+    finish(summarize(analysis), page)

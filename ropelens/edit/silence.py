@@ -179,5 +179,5 @@ def _means(
 
     with torch.no_grad(), subject.observe(add):
         for own, length in zip(tokens, lengths.tolist(), strict=True):
-            subject.forward(own[None, :length])
+            subject.forward(own[None, :length], last=1)
     return {layer: total / int(lengths.sum()) for layer, total in sums.items()}

@@ -11,7 +11,14 @@ from datetime import timedelta
 from typing import Protocol, runtime_checkable
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 SECONDS_BETWEEN_LINES = 60.0
 SECONDS_TO_FIRST_LINE = 1.0
@@ -25,6 +32,11 @@ class ShowProgress(Protocol):
     def __call__(
         self, what: str, *, total: int, unit: str
     ) -> AbstractContextManager[Callable[[int], None]]: ...
+
+
+def opening(show: ShowProgress, what: str) -> AbstractContextManager[Callable[[int], None]]:
+    """A stage of one step, such as loading."""
+    return show(what, total=1, unit="step")
 
 
 def silent(
@@ -43,7 +55,8 @@ class Advance:
         self.what, self.total, self.unit, self.seconds = what, total, unit, seconds
         self.begun = self.completed = completed
         self.begin = time.monotonic()
-        self.next = self.begin + min(seconds, SECONDS_TO_FIRST_LINE)
+        first = SECONDS_TO_FIRST_LINE if unit == "tokens" else seconds
+        self.next = self.begin + min(seconds, first)
 
     def __call__(
         self, amount: int = 0, *, completed: int | None = None, note: str = ""
@@ -92,10 +105,11 @@ def show_progress(
 ) -> Iterator[Advance]:
     """Gives a function to call with the units done since the last call; see `Advance`.
 
-    Writes to stderr. On a terminal: a bar with rate and time left, gone when done.
-    Elsewhere: plain lines, the first after a second, when the time left can be told, and then
-    `seconds` apart (a minute without). `completed` units were done before, such as the steps of
-    a run that goes on.
+    Writes to stderr. On a terminal: a bar with rate and time left, gone when done; work of one
+    step, as loading, has a bar that moves with the time it has taken.
+    Elsewhere: plain lines, `seconds` apart (a minute without); of work counted in tokens the
+    first after a second, when the time left can be told. `completed` units were done
+    before, such as the steps of a run that goes on.
     """
     apart = SECONDS_BETWEEN_LINES if seconds is None else seconds
     # Not as rich judges it: FORCE_COLOR, which CI services set, makes no log a terminal.
@@ -104,9 +118,11 @@ def show_progress(
         return
     advance = _Bar(what, total, unit, completed, apart)
     words = [TextColumn(text) for text in ("{task.description}", "{task.fields[said]}")]
-    columns = (words[0], BarColumn(), TaskProgressColumn(), words[1])
+    columns: list[ProgressColumn] = [words[0], BarColumn(), TaskProgressColumn(), words[1]]
+    if total <= 1:  # one step, of which only its time can be told
+        columns = [words[0], BarColumn(), TimeElapsedColumn()]
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bar:
-        bar.add_task(what, total=total, completed=completed, said="")
+        bar.add_task(what, total=total if total > 1 else None, completed=completed, said="")
         advance.bar = bar
         yield advance

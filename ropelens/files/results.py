@@ -34,6 +34,7 @@ SCHEMA = {
     "model": "name and, where it was loaded by ropelens, revision, class and fingerprint",
     "text": "source in words, and fingerprint (sha256)",
     **dict.fromkeys(("seed", "context", "sequences", "tokens", "rows", "dtype"), "as measured"),
+    "bf16_speed": "times as fast as float32, where the faster was asked for; else null",
     "batch_size": "sequences that ran together",
     "documents": "that the text was cut from, in a comparison the fewest; 0: not told apart",
     **dict.fromkeys(("loss", "loss_se"), "nats per token; null where it is unknown"),

@@ -31,11 +31,39 @@ from ropelens.statistics.sums import LayerSums, Sums, by_group, no_sums
 
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
 
+LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}
+"""Logits that are held at a time, where a model can be asked for some of them."""
+
 LOSS_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 """Logits whose loss is taken at once: a vocabulary is wide, and caches are not."""
 
 Progress = Callable[[int], None]
-"""Told, after every batch, how many tokens it had."""
+"""Told how many tokens are done since it was told last; a layer is a share of its batch."""
+
+
+@dataclass
+class ByLayer:
+    """Tells `progress` the tokens of one batch, a share of them after each of its layers."""
+
+    progress: Progress | None
+    tokens: int
+    layers: int
+    told: int = 0
+    seen: int = 0
+
+    def step(self) -> None:
+        """One more layer is done."""
+        self.seen += 1
+        self._tell(self.tokens * self.seen // (self.layers + 1))
+
+    def finish(self) -> None:
+        """The whole batch is done."""
+        self._tell(self.tokens)
+
+    def _tell(self, done: int) -> None:
+        if self.progress is not None and done > self.told:
+            self.progress(done - self.told)
+            self.told = done
 
 
 @dataclass(frozen=True)
@@ -169,12 +197,12 @@ def batch_bytes(
     scores: bool = False,
 ) -> int:
     """About the bytes that a batch takes beside the weights; see `pass_bytes`."""
-    vocabulary = config.get_text_config().vocab_size
+    logits = sequences * context * config.get_text_config().vocab_size
     return pass_bytes(
         config,
         sequences=sequences,
         context=context,
-        logits=sequences * context * vocabulary,
+        logits=logits if scores else min(logits, LOGITS_AT_ONCE[device]),
         width=width,
         device=device,
         scores=scores,
@@ -205,56 +233,58 @@ def collect(
         subject, text, rows=rows, seed=seed, first=first, batch_size=batch_size
     ):
         passed = Passed(batch)
+        done = ByLayer(progress, int(batch.text.lengths.sum()), len(planes))
 
-        def observe(call: AttentionCall, passed: Passed = passed) -> None:
+        def observe(call: AttentionCall, passed: Passed = passed, done: ByLayer = done) -> None:
             fit = fits[call.layer] if fits else None
             passed.see(call, planes[call.layer], fit, statistics)
+            done.step()
 
         with torch.no_grad(), subject.observe(observe):
-            logits = subject.forward(batch.text.tokens)
-            losses = _sequence_losses(logits, batch.text.tokens, batch.text.lengths)
-            del logits  # before those of the next batch
+            losses = _sequence_losses(subject, batch.text.tokens, batch.text.lengths)
         check_layers(subject.model, set(passed.layers))
         sums = sums + passed.sums(losses)
-        if progress is not None:
-            progress(int(batch.text.lengths.sum()))
+        done.finish()
     return sums
 
 
 def token_losses(
-    logits: Float[Tensor, "sequence position token"],
+    subject: Subject,
     tokens: Int[Tensor, "sequence position"],
     lengths: Int[Tensor, " sequence"],
 ) -> Float[Tensor, "sequence position"]:
     """Loss of the token at each position, in nats; NaN at position 0 and in padding."""
     losses = torch.full(tokens.shape, torch.nan, dtype=torch.float64)
-    for sequence, part, own, target in _predictions(logits, tokens, lengths):
+    for sequence, part, own, target in _predictions(subject, tokens, lengths):
         losses[sequence, part] = cross_entropy(own, target, reduction="none").double().cpu()
     return losses
 
 
 def _sequence_losses(
-    logits: Float[Tensor, "sequence position token"],
+    subject: Subject,
     tokens: Int[Tensor, "sequence position"],
     lengths: Int[Tensor, " sequence"],
 ) -> Float[Tensor, " sequence"]:
     """Summed loss of each sequence's predicted tokens, in nats."""
     losses = torch.zeros(len(tokens), dtype=torch.float64)
-    for sequence, _, own, target in _predictions(logits, tokens, lengths):
+    for sequence, _, own, target in _predictions(subject, tokens, lengths):
         losses[sequence] += float(cross_entropy(own, target, reduction="sum"))
     return losses
 
 
 def _predictions(
-    logits: Float[Tensor, "sequence position token"],
+    subject: Subject,
     tokens: Int[Tensor, "sequence position"],
     lengths: Int[Tensor, " sequence"],
 ) -> Iterator[tuple[int, slice, Tensor, Tensor]]:
     """A sequence's number, the positions of some tokens, the logits for them, and they."""
-    rows = max(1, LOSS_ELEMENTS[logits.device.type] // logits.shape[-1])
-    for sequence, length in enumerate(lengths.tolist()):
-        for begin in range(0, length - 1, rows):
-            end = min(begin + rows, length - 1)
-            target = tokens[sequence, begin + 1 : end + 1].to(logits.device, torch.long)
-            own = logits[sequence, begin:end].float()
-            yield sequence, slice(begin + 1, end + 1), own, target
+    device = device_of(subject.model)
+    for first, logits in subject.logits(tokens, at_once=LOGITS_AT_ONCE[device.type]):
+        rows = max(1, LOSS_ELEMENTS[device.type] // logits.shape[-1])
+        for sequence, length in enumerate(lengths.tolist()):
+            last = min(length - 1, first + logits.shape[1])
+            for begin in range(first, last, rows):
+                end = min(begin + rows, last)
+                target = tokens[sequence, begin + 1 : end + 1].to(logits.device, torch.long)
+                own = logits[sequence, begin - first : end - first].float()
+                yield sequence, slice(begin + 1, end + 1), own, target

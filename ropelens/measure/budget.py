@@ -9,6 +9,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from ropelens.measure.batches import Progress
 from ropelens.models.subject import Subject, check_layers
 from ropelens.rope.planes import Planes
 from ropelens.statistics.bins import offset_edges, sum_bins
@@ -29,10 +30,12 @@ def fit_layers(
     planes: Sequence[Planes],
     surrogates: int,
     seed: int,
+    progress: Progress | None = None,
 ) -> list[LayerFit]:
     """The models of every layer, from one pass over a sample of the sequences.
 
     They are fitted at each layer's attention call, and nothing of that is kept but weights.
+    `progress` is told after each layer.
     """
     sample = Sample.draw(text, seed=seed)
     fits: dict[int, LayerFit] = {}
@@ -40,6 +43,8 @@ def fit_layers(
     def observe(call: AttentionCall) -> None:
         own = planes[call.layer]
         fits[call.layer] = sample.fit(call, own, surrogates=surrogates, seed=seed)
+        if progress is not None:
+            progress(1)
         if len(fits) == len(planes):
             raise _AllSeen
 

@@ -18,6 +18,7 @@ from ropelens.measure.profile import describe_run
 from ropelens.measure.summary import described
 from ropelens.measure.tokens import as_corpus
 from ropelens.models.doorway import by_itself
+from ropelens.models.paths import check_document
 from ropelens.models.rotation import inv_freq_by_head, read_layers
 from ropelens.models.subject import as_subject, check_layers, stated_context
 from ropelens.models.texts import check_context, prompt_tokens
@@ -92,7 +93,7 @@ def capture(
     `model` is a transformers model or a TransformerLens `TransformerBridge`. Raises
     `BadArgument` for heads that do not exist, tokens out of range, more than one sequence, a
     text without a tokenizer, or too much memory; `BadText` for a text of fewer than 3
-    tokens; `UnsupportedModel` as `profile` does.
+    tokens, or one that is the name of a file; `UnsupportedModel` as `profile` does.
     """
     subject = as_subject(model)
     text = _corpus(subject.model, text_or_tokens, tokenizer)
@@ -130,7 +131,7 @@ def capture(
             check_attention(subject.model, {layer: found.residual()})
 
     with torch.no_grad(), subject.observe(see):
-        subject.forward(tokens)
+        subject.forward(tokens, last=1)
     check_layers(subject.model, seen)
     dataset = _label(arrays, list(places), [name_token(tokenizer, int(t)) for t in tokens[0]])
     facts = describe_run(subject.model, text, None, rows="all", seed=0)
@@ -150,6 +151,7 @@ def _corpus(model: PreTrainedModel, text_or_tokens: str | Tensor, tokenizer: Any
                 attempt="one at a time: tokens[0]",
             )
         return corpus
+    check_document(text_or_tokens)
     corpus = as_corpus(model, prompt_tokens(text_or_tokens, tokenizer)[None], None)
     check_context(corpus.context, stated_context(model.config))
     return corpus

@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 
 from ropelens.edit.actions import Edit
 from ropelens.edit.entries import Entry, entries_of
-from ropelens.errors import BadArgument
 from ropelens.measure.batches import TOKENS_PER_BATCH, Progress, batches
 from ropelens.measure.evaluate_text import (
     TextFindings,
@@ -26,6 +25,7 @@ from ropelens.measure.profile import describe_run
 from ropelens.measure.repeats import REPEATS, repeat_length, repeat_scores
 from ropelens.measure.summary import number_dims, plane_coordinates
 from ropelens.measure.tasks import Haystack, Retrieval, hide_needles
+from ropelens.measure.terms import MEASURES, wanted_measures
 from ropelens.measure.tokens import as_corpus
 from ropelens.models.doorway import device_of
 from ropelens.models.rotation import depends_on_length
@@ -36,7 +36,6 @@ from ropelens.statistics.measures import columns, named, of_planes
 from ropelens.statistics.rows import HowMany, rows_for
 from ropelens.statistics.schema import Variable
 
-MEASURES = ("loss", "induction", "retrieval", "change", "labels")
 ON_TEXT = {"loss", "change", "labels"}
 
 BY_HEAD = ("edit", "layer", "head")
@@ -205,18 +204,6 @@ def tokens_of_entry(
     return total
 
 
-def wanted_measures(measures: Sequence[str]) -> set[str]:
-    """The measures asked for, of `MEASURES`; `BadArgument` for those that do not exist."""
-    names = (measures,) if isinstance(measures, str) else tuple(measures)
-    unknown = [name for name in names if name not in MEASURES]
-    if unknown or not names:
-        raise BadArgument(
-            f"There is no measure {unknown[0]!r}." if unknown else "Nothing is to be measured.",
-            attempt=f"measures: any of {', '.join(MEASURES)}",
-        )
-    return set(names)
-
-
 def _measure_repeats(
     subject: Subject,
     entries: list[Entry],
@@ -301,7 +288,7 @@ def _look_for(subject: Subject, needles: Haystack) -> Float[np.ndarray, "depth t
     size = max(1, TOKENS_PER_BATCH[device_of(subject.model).type] // length)
     with torch.no_grad():
         last = [
-            subject.forward(prompts)[:, -1].float().cpu()
+            subject.forward(prompts, last=1)[:, -1].float().cpu()
             for prompts in needles.prompts.flatten(0, 1).split(size)
         ]
     return needles.found(torch.cat(last).unflatten(0, (depths, trials))).double().numpy()
@@ -311,4 +298,4 @@ def _forget_length(subject: Subject) -> None:
     """Dynamic RoPE turns as its longest sequence so far made it; one short one undoes that."""
     if depends_on_length(subject.model):
         with torch.no_grad():
-            subject.forward(torch.zeros(1, 1, dtype=torch.long))
+            subject.forward(torch.zeros(1, 1, dtype=torch.long), last=1)

@@ -139,7 +139,7 @@ def _measure_entry(
 
     tokens, lengths = batch.text.tokens, batch.text.lengths
     with torch.no_grad(), subject.observe(observe):
-        losses = token_losses(subject.forward(tokens), tokens, lengths)
+        losses = token_losses(subject, tokens, lengths)
     check_layers(subject.model, set(found.heads))
     found.add_losses(losses, batch.text)
     found.rows += float(batch.rows.weight.sum())

@@ -237,7 +237,7 @@ def attention_of(
             also(call)
 
     with torch.no_grad(), subject.observe(observe):
-        subject.forward(tokens[None])
+        subject.forward(tokens[None], last=1)
     check_layers(subject.model, set(maps))
     check_attention(subject.model, residuals)
     return [maps[layer] for layer in sorted(maps)]

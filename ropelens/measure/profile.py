@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import xarray as xr
@@ -30,12 +31,14 @@ from ropelens.measure.excerpt import (
 from ropelens.measure.repeats import repeat_length, repeat_scores
 from ropelens.measure.summary import summarize
 from ropelens.measure.tokens import as_corpus
+from ropelens.models.paths import check_document
 from ropelens.models.rotation import read_layers
-from ropelens.models.subject import as_subject, trained_context
+from ropelens.models.subject import as_subject, stated_context, trained_context
+from ropelens.models.texts import check_tokenizer, encode, tokenize
 from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.groups import Documents, count_documents
 from ropelens.statistics.measures import STATISTICS, check_new, named
-from ropelens.statistics.rows import HowMany, rows_for
+from ropelens.statistics.rows import ALL_ROWS, HowMany, rows_for
 from ropelens.statistics.schema import Statistic
 from ropelens.statistics.surrogates import DRAWS
 
@@ -45,7 +48,7 @@ NUMBERED = re.compile(r"(seed|step)-\d+")
 
 def profile(
     model: nn.Module,
-    tokens: Int[Tensor, "sequence position"],
+    tokens: Int[Tensor, "sequence position"] | str,
     *,
     lengths: Int[Tensor, " sequence"] | None = None,
     documents: Int[Tensor, " sequence"] | None = None,
@@ -62,21 +65,22 @@ def profile(
     """Measure how `model` uses its rotary frequencies on `tokens`.
 
     `model` is a transformers model or a TransformerLens `TransformerBridge`; it computes
-    what it always does and is left as it was. `tokens` are padded on the right; of
-    sequence s the first `lengths[s]` count (all, without `lengths`). `rows` of each
-    sequence's attention are looked at: "all", a number drawn with `seed` (unbiased; for long
-    contexts), or "auto": all of sequences of up to 2,048 tokens, 512 of longer ones. The
-    bits of the attention budget, with labels and intervals, are of rows of their own, the same
-    for any `rows`. `batch_size` sequences run together, by default as many as the memory
-    takes. `documents[s]` numbers the document that sequence s was cut from, by
-    which intervals resample; without it they speak of this text alone. `excerpts` are
-    short sequences of tokens to look into, by default three pieces of the text on which heads
-    choose their keys most sharply; `tokenizer` names their tokens. `statistics` are measured
-    beside those that every profile has.
+    what it always does and is left as it was. `tokens` may be a text too, which `tokenizer`
+    makes one sequence of, or several of 2,048 tokens (or what the model allows). They are
+    padded on the right; of sequence s the first `lengths[s]` count (all, without `lengths`).
+    `rows` of each sequence's attention are looked at: "all", a number drawn with `seed`
+    (unbiased; for long contexts), or "auto": all of sequences of up to 2,048 tokens, 512 of
+    longer ones. The bits of the attention budget, with labels and intervals, are of rows of
+    their own, the same for any `rows`. `batch_size` sequences run together, by default as
+    many as the memory takes. `documents[s]` numbers the document that sequence s was cut
+    from, by which intervals resample; without it they speak of this text alone. `excerpts`
+    are short sequences of tokens to look into, by default three pieces of the text on which
+    heads choose their keys most sharply; `tokenizer` names their tokens. `statistics` are
+    measured beside those that every profile has.
     `sinks` are ids of tokens that are sinks wherever they stand, beside position 0, the token
     that sequences begin with, and keys that are found to be. `surrogates` with frequencies in
     a random order are what the claim on wavelengths is held against. `progress` is called
-    with the tokens of each batch done.
+    with the tokens done since, after each layer of each batch.
 
     Two passes over a sample come first: one of an excerpt and repeated tokens, one in which
     the models of the attention budget are fitted.
@@ -88,7 +92,49 @@ def profile(
     Raises `UnsupportedModel` for a model without RoPE or with hidden attention, and
     `BadArgument` for tokens, lengths, rows or statistics out of range.
     """
+    return profile_in_stages(
+        model,
+        tokens,
+        lengths=lengths,
+        documents=documents,
+        tokenizer=tokenizer,
+        excerpts=excerpts,
+        statistics=statistics,
+        sinks=sinks,
+        surrogates=surrogates,
+        rows=rows,
+        seed=seed,
+        batch_size=batch_size,
+        stage=lambda what, **_: nullcontext(progress if what == MEASURING else None),
+    )
+
+
+MEASURING = "measuring"
+
+Stage = Callable[..., AbstractContextManager[Progress | None]]
+"""Opens a stage of the work, `what` with `total` and `unit`, as `ropelens.show_progress`."""
+
+
+def profile_in_stages(
+    model: nn.Module,
+    tokens: Int[Tensor, "sequence position"] | str,
+    *,
+    lengths: Int[Tensor, " sequence"] | None,
+    documents: Int[Tensor, " sequence"] | None,
+    tokenizer: TokenNames | None,
+    excerpts: Iterable[Tensor] = (),
+    statistics: Sequence[Statistic] = (),
+    sinks: Iterable[int] = (),
+    surrogates: int = DRAWS,
+    rows: HowMany,
+    seed: int,
+    batch_size: int | None,
+    stage: Stage,
+) -> xr.Dataset:
+    """What `profile` gives, each stage of it shown by `stage`."""
     subject, seed = as_subject(model), int(seed)
+    if isinstance(tokens, str):
+        tokens, lengths = _read(tokens, tokenizer, subject.model)
     text = as_corpus(
         subject.model,
         tokens,
@@ -102,31 +148,35 @@ def profile(
     if surrogates < 0:
         raise BadArgument("surrogates must be a number, 0 or more.", seen=repr(surrogates))
     check_new(statistics)
-    planes = [layer.planes for layer in read_layers(subject, context=text.context)]
-
-    pieces = check_excerpts(subject.model.config, excerpts) or chosen_excerpts(
-        subject, text, seed=seed
-    )
-    seen = [Excerpt.of(subject, piece, planes) for piece in pieces]
-    repeats = repeat_scores(
-        subject,
-        first_token=int(text.tokens[0, 0]),
-        planes=planes,
-        length=repeat_length(subject.model),
-        seed=seed,
-    )
-    fits = fit_layers(subject, text, planes=planes, surrogates=surrogates, seed=seed)
-    sums = collect(
-        subject,
-        text,
-        planes=planes,
-        statistics=[*STATISTICS, *statistics],
-        rows=rows,
-        fits=fits,
-        seed=seed,
-        batch_size=batch_size,
-        progress=progress,
-    )
+    with stage("probing", total=1, unit="step"):
+        planes = [layer.planes for layer in read_layers(subject, context=text.context)]
+        pieces = check_excerpts(subject.model.config, excerpts) or chosen_excerpts(
+            subject, text, seed=seed
+        )
+        seen = [Excerpt.of(subject, piece, planes) for piece in pieces]
+        repeats = repeat_scores(
+            subject,
+            first_token=int(text.tokens[0, 0]),
+            planes=planes,
+            length=repeat_length(subject.model),
+            seed=seed,
+        )
+    with stage("fitting the budget", total=len(planes), unit="layers") as progress:
+        fits = fit_layers(
+            subject, text, planes=planes, surrogates=surrogates, seed=seed, progress=progress
+        )
+    with stage(MEASURING, total=int(text.lengths.sum()), unit="tokens") as progress:
+        sums = collect(
+            subject,
+            text,
+            planes=planes,
+            statistics=[*STATISTICS, *statistics],
+            rows=rows,
+            fits=fits,
+            seed=seed,
+            batch_size=batch_size,
+            progress=progress,
+        )
     dataset = summarize(sums, planes, extra=statistics)
     dataset = dataset.assign(budget_variables(sums, fits))
     scores = repeats.values
@@ -137,6 +187,18 @@ def profile(
     dataset = dataset.set_coords("excerpt_token")
     dataset.attrs |= describe_run(subject.model, text, documents, rows=rows, seed=seed)
     return dataset
+
+
+def _read(
+    text: str, tokenizer: Any, model: PreTrainedModel
+) -> tuple[Int[Tensor, "sequence position"], Int[Tensor, " sequence"]]:
+    """A text as sequences of the model's tokens, with their lengths."""
+    check_document(text)
+    check_tokenizer(tokenizer)
+    bos, ids = encode(text, tokenizer)
+    context = min(stated_context(model.config) or ALL_ROWS, ALL_ROWS, len(bos) + len(ids))
+    read = tokenize([text], tokenizer, context=max(context, 2))
+    return read.tokens, read.lengths
 
 
 def describe_run(

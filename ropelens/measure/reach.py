@@ -204,7 +204,7 @@ def _collect(
             sums[call.layer] = sums[call.layer] + part if call.layer in sums else part
 
         with torch.no_grad(), subject.observe(observe):
-            subject.forward(batch.text.tokens)
+            subject.forward(batch.text.tokens, last=1)
         if progress is not None:
             progress(int(batch.text.lengths.sum()))
     check_layers(subject.model, seen)

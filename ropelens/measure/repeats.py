@@ -87,7 +87,7 @@ def repeat_scores(
         mass[call.layer] = torch.full_like(sums, torch.nan) if hidden else sums
 
     with torch.no_grad(), subject.observe(observe):
-        losses = token_losses(subject.forward(tokens), tokens, whole)
+        losses = token_losses(subject, tokens, whole)
     layers = [mass[layer] for layer in sorted(mass)]
     return RepeatScores(
         induction=[m[..., length - 1] for m in layers],

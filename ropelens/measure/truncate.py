@@ -20,10 +20,11 @@ from torch import Tensor, nn
 
 from ropelens.edit.actions import Edit, stop_planes
 from ropelens.measure.batches import Progress
-from ropelens.measure.evaluate import MEASURES, evaluate, tokens_of_entry, wanted_measures
+from ropelens.measure.evaluate import evaluate, tokens_of_entry
+from ropelens.measure.terms import MEASURES, wanted_measures
 from ropelens.models.rotation import read_layers
 from ropelens.models.subject import as_subject
-from ropelens.rope.cuts import ENDS, Cut, Numbers, Turning, plan_cuts
+from ropelens.rope.cuts import ENDS, Cut, Numbers, Turning, check_cuts, plan_cuts
 from ropelens.statistics.rows import HowMany
 
 KEEP = (1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0)
@@ -161,6 +162,19 @@ def plan_truncation(
     layers = [Turning.of(layer.planes) for layer in read_layers(as_subject(model))]
     cuts = plan_cuts(layers, keep=keep, ends=ends, bands=bands, controls=controls, seed=seed)
     return Sweep(layers, cuts, measures, seed)
+
+
+def check_truncation(
+    *,
+    keep: Sequence[float | int] = KEEP,
+    ends: Sequence[str] = ENDS,
+    bands: int = 0,
+    controls: int = 3,
+    measures: Sequence[str] = MEASURES,
+) -> None:
+    """Raise what `truncate` would for options that no model can have."""
+    wanted_measures(measures)
+    check_cuts(keep, ends, bands, controls)
 
 
 def named_entries(

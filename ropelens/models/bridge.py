@@ -40,13 +40,19 @@ class BridgeSubject:
         self.bridge = bridge
         self.model: PreTrainedModel = bridge.original_model
 
-    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Logits [sequence, position, token] of whole sequences."""
+    def forward(
+        self, tokens: Tensor, positions: Tensor | None = None, *, last: int = 0
+    ) -> Tensor:
+        """Logits [sequence, position, token] of whole sequences, all whatever `last` is."""
         device = device_of(self.model)
         if positions is None:
             return self.bridge(tokens.to(device))
         positions = positions.to(device)
         return self.bridge(tokens.to(device), position_ids=positions)
+
+    def logits(self, tokens: Tensor, *, at_once: int) -> Iterator[tuple[int, Tensor]]:
+        """All logits in one piece: a bridge has its head in its forward pass."""
+        yield 0, self.forward(tokens)
 
     @contextmanager
     def observe(self, observer: Observer) -> Iterator[None]:

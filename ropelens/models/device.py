@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import psutil
 import torch
+from torch.utils.benchmark import Timer
 
 from ropelens.errors import BadArgument, words_of
 
-DTYPES = ("float32", "float16", "bfloat16", "float64", "auto")
+DTYPES = ("float32", "float16", "bfloat16", "float64", "auto", "saved")
+"""What a model may be loaded in: "auto" for the faster one here, "saved" as its files are."""
+
+WORTH_IT = 1.5
+"""Times as fast as float32, which bfloat16 has to be to be chosen."""
 
 
 def check_dtype(name: str) -> None:
@@ -54,3 +59,16 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return psutil.virtual_memory().available
+
+
+def bf16_speed(device: torch.device) -> float:
+    """How many times as fast as in float32 matrices (512 x 512) are multiplied in bfloat16.
+
+    A machine without instructions for bfloat16 takes several times as long in it.
+    """
+    seconds = []
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.ones(512, 512, dtype=dtype, device=device)
+        timer = Timer("x @ x", globals={"x": x}, num_threads=torch.get_num_threads())
+        seconds.append(timer.blocked_autorange(min_run_time=0.1).median)
+    return seconds[0] / seconds[1]

@@ -31,8 +31,8 @@ from transformers import (
 )
 
 from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.models.head import as_measured, head_by_itself, once
 from ropelens.models.masks import first_keys, hidden_mask, own_keys, positions, real_rows
-from ropelens.models.wrappers import uncompiled
 from ropelens.rope.planes import Planes
 from ropelens.statistics.call import AttentionCall
 
@@ -233,21 +233,41 @@ class TransformersSubject:
 
     model: PreTrainedModel
 
-    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Logits [sequence, position, token] of whole sequences, without a cache."""
+    def forward(
+        self, tokens: Tensor, positions: Tensor | None = None, *, last: int = 0
+    ) -> Tensor:
+        """Logits [sequence, position, token] of whole sequences, without a cache.
+
+        Of the `last` positions where that is not 0 and the model can leave out the others.
+        """
         device = device_of(self.model)
-        inputs = {"input_ids": tokens.to(device)}
+        inputs: dict[str, Any] = {"input_ids": tokens.to(device)}
         if positions is not None:
             inputs["position_ids"] = positions.to(device)
-        training = [module for module in self.model.modules() if module.training]
-        try:
-            for module in training:
-                module.training = False  # dropout is no part of what a head does
-            with uncompiled(self.model):
-                return self.model(**inputs, use_cache=False).logits
-        finally:
-            for module in training:
-                module.training = True
+        if last and head_by_itself(self.model):
+            inputs["logits_to_keep"] = last
+        with as_measured(self.model):
+            return self.model(**inputs, use_cache=False).logits
+
+    def logits(self, tokens: Tensor, *, at_once: int) -> Iterator[tuple[int, Tensor]]:
+        """The logits of whole sequences in pieces of about `at_once` numbers.
+
+        Each with its first position. The layers run once, when the first piece is asked for;
+        the model's own head, with all that it does to logits, runs on each piece.
+        """
+        ids, context = tokens.to(device_of(self.model)), tokens.shape[1]
+        vocabulary = self.model.config.get_text_config().vocab_size
+        size = max(1, at_once // (len(tokens) * vocabulary))
+        if size >= context or not head_by_itself(self.model):
+            yield 0, self.forward(tokens)
+            return
+        hidden: list[Any] = []
+        for begin in range(0, context, size):
+            piece = torch.arange(begin, min(begin + size, context), device=ids.device)
+            # Closed before the piece is given away: who gets it may never come back.
+            with as_measured(self.model), once(self.model.base_model, hidden):
+                logits = self.model(ids, use_cache=False, logits_to_keep=piece).logits
+            yield begin, logits
 
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
         """See `observe_attention`."""

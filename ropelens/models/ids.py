@@ -11,6 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ropelens.errors import BadText, words_of
+from ropelens.models.paths import check_ids_file
 from ropelens.models.texts import Sequences, cut_and_sample
 
 LARGEST_ID = 2**31
@@ -40,17 +41,6 @@ def read_ids(
     source = f"{len(tokens):,} of {total:,} sequences of token ids, up to {context:,} each"
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     return Sequences(tokens, lengths, digest, source)
-
-
-def check_ids_file(path: Path) -> None:
-    """Raise BadText for a file that is not there, or by its name holds no ids."""
-    if not path.is_file():
-        raise BadText(f"There are no token ids at {path}.", attempt="a .npy or .txt file")
-    if path.suffix not in READERS:
-        raise BadText(
-            f"{path} is no file of token ids.",
-            attempt=".npy (whole numbers [sequence, position]) or .txt (a line a sequence)",
-        )
 
 
 def _read_array(path: Path) -> list[Int[Tensor, " position"]]:

@@ -34,7 +34,7 @@ from ropelens.models.checkpoint import (
     read_config,
     weight_files,
 )
-from ropelens.models.device import check_dtype, device_named
+from ropelens.models.device import WORTH_IT, bf16_speed, check_dtype, device_named
 
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model"),
@@ -58,7 +58,8 @@ def load(
     the checkpoint has none; text then cannot be used, token ids can.
 
     `dtype`: float32 on every device unless said otherwise, so that a measurement does not
-    depend on the machine; "auto" keeps the checkpoint's own. `device`: "auto" takes CUDA
+    depend on the machine; "saved" keeps the checkpoint's own, "auto" takes bfloat16 where a
+    short measurement finds it 1.5 times as fast as float32. `device`: "auto" takes CUDA
     where there is one. The model is in evaluation mode, its weights take no gradients, and
     the random state of torch is left as it was.
 
@@ -82,6 +83,8 @@ class Opened:
     """A checkpoint whose weights are not read yet: what it is, and where they will go.
 
     `parameters` is how many numbers its files hold; `state` are those of a llama2.c file.
+    `dtype` is that of the model or "saved"; where "auto" was asked for, `bf16_speed` says how
+    many times as fast as float32 bfloat16 is here.
     """
 
     checkpoint: Checkpoint
@@ -92,12 +95,13 @@ class Opened:
     device: torch.device
     trust_remote_code: bool = False
     state: dict[str, Tensor] | None = None
+    bf16_speed: float | None = None
 
     def read(self) -> PreTrainedModel:
         """The model, checked; raises as `load` does."""
         path = self.checkpoint.path
         arguments = {
-            "dtype": self.dtype,
+            "dtype": "auto" if self.dtype == "saved" else self.dtype,  # as transformers says
             "device_map": {"": self.device},
             "config": self.config,
         }
@@ -139,8 +143,12 @@ def open_checkpoint(
         checkpoint = locate(str(name), revision=revision, local_files_only=local_files_only)
         read = _open_folder if checkpoint.path.is_dir() else _open_file
         config, tokenizer, parameters, state = read(checkpoint.path, trust_remote_code)
+    speed = None
+    if dtype == "auto":
+        speed = bf16_speed(where)
+        dtype = "bfloat16" if speed >= WORTH_IT else "float32"
     return Opened(
-        checkpoint, config, tokenizer, parameters, dtype, where, trust_remote_code, state
+        checkpoint, config, tokenizer, parameters, dtype, where, trust_remote_code, state, speed
     )
 
 

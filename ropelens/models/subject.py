@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
@@ -31,8 +32,19 @@ class Subject(Protocol):
         self,
         tokens: Int[Tensor, "sequence position"],
         positions: Int[Tensor, "sequence position"] | None = None,
-    ) -> Float[Tensor, "sequence position token"]:
-        """Logits of whole sequences; positions 0, 1, 2, ... unless given."""
+        *,
+        last: int = 0,
+    ) -> Float[Tensor, "sequence some token"]:
+        """Logits of whole sequences; positions 0, 1, 2, ... unless given.
+
+        Who asks for those of the `last` positions gets them at the end, perhaps alone.
+        """
+        ...
+
+    def logits(
+        self, tokens: Int[Tensor, "sequence position"], *, at_once: int
+    ) -> Iterator[tuple[int, Float[Tensor, "sequence some token"]]]:
+        """All logits in pieces of about `at_once` numbers, each with its first position."""
         ...
 
     def observe(self, observer: Observer) -> AbstractContextManager[None]:

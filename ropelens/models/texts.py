@@ -15,9 +15,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ropelens.errors import BadArgument, BadCheckpoint, BadText
+from ropelens.models.paths import TEXT_SUFFIXES, check_document, check_text_path
 from ropelens.statistics.seeds import generator_of
 
-SUFFIXES = {".txt", ".md", ".jsonl"}  # what a folder is searched for
 PADDING = 0  # any id of any vocabulary: padded positions are never counted
 
 
@@ -61,15 +61,11 @@ def read_documents(paths: Iterable[str | Path]) -> list[str]:
     """
     documents: list[str] = []
     for path in map(Path, paths):
+        check_text_path(path)
         if path.is_dir():
             found = [text for file in _files(path) for text in _read(file)]
-        elif path.exists():
-            found = _read(path)
         else:
-            raise BadText(
-                f"There is no text at {path}.",
-                attempt="pass text files, or folders of *.txt, *.md and *.jsonl",
-            )
+            found = _read(path)
         found = [text for text in found if text.strip()]
         if not found:
             raise BadText(f"{path} is empty.", means="it holds no text to measure on")
@@ -78,14 +74,14 @@ def read_documents(paths: Iterable[str | Path]) -> list[str]:
 
 
 def tokenize(
-    documents: Sequence[str],
+    documents: str | Sequence[str],
     tokenizer: TextTokenizer | None,
     *,
     context: int,
     sequences: int | None = None,
     seed: int = 0,
 ) -> Sequences:
-    """Cut documents into sequences of `context` tokens.
+    """Cut documents, or one, into sequences of `context` tokens.
 
     Each starts with the tokenizer's BOS where it has one (which then is one of the
     `context` tokens) and holds no other special token. A document is tokenized as a whole
@@ -95,10 +91,14 @@ def tokenize(
     `sequences=N` keeps a random N of them, drawn without replacement by `seed`, in their
     order; if there are no more than N, all of them, with a warning if fewer.
 
-    Raises BadText for a text of fewer than `context` tokens in total, BadArgument for a
-    context below 2 or fewer than 1 sequence, BadCheckpoint without a tokenizer.
+    Raises BadText for a text of fewer than `context` tokens in total, or one that is the name
+    of a file, BadArgument for a context below 2 or fewer than 1 sequence, BadCheckpoint
+    without a tokenizer.
     """
     check_context(context)
+    if isinstance(documents, str):
+        check_document(documents)
+        documents = [documents]
     if sequences is not None and sequences < 1:
         raise BadArgument(f"sequences is {sequences}; at least 1 is needed.")
     if tokenizer is None:
@@ -171,6 +171,15 @@ def check_vocabulary(sequences: Sequences, *, vocabulary: int) -> None:
         )
 
 
+def check_tokenizer(tokenizer: object) -> None:
+    """Raise BadArgument where a text is to be tokenized by nothing."""
+    if not isinstance(tokenizer, TextTokenizer):
+        raise BadArgument(
+            "A text needs the tokenizer of the model.",
+            attempt="tokenizer=, as ropelens.load gives it beside the model; or token ids",
+        )
+
+
 def encode(text: str, tokenizer: TextTokenizer) -> tuple[list[int], list[int]]:
     """The token that a sequence begins with, where there is one, and those of `text`."""
     # verbose=False: that a document is longer than the model's maximum is no news here.
@@ -180,16 +189,12 @@ def encode(text: str, tokenizer: TextTokenizer) -> tuple[list[int], list[int]]:
     return bos, tokenizer(text, **options)["input_ids"]
 
 
-def prompt_tokens(text: str, tokenizer: TextTokenizer | None) -> Int[Tensor, " position"]:
+def prompt_tokens(text: str, tokenizer: Any) -> Int[Tensor, " position"]:
     """A short text as tokens, behind the token that sequences begin with.
 
     Raises `BadArgument` without a tokenizer, and `BadText` for fewer than 3 tokens.
     """
-    if tokenizer is None:
-        raise BadArgument(
-            "A text needs the tokenizer of the model.",
-            attempt="tokenizer=, as ropelens.load gives it beside the model; or token ids",
-        )
+    check_tokenizer(tokenizer)
     bos, ids = encode(text, tokenizer)
     if len(bos) + len(ids) < 3:
         raise BadText(
@@ -221,7 +226,7 @@ def _sample(rows: int, sequences: int | None, seed: int) -> list[int]:
 
 
 def _files(folder: Path) -> list[Path]:
-    files = sorted(p for p in folder.rglob("*") if p.suffix in SUFFIXES and p.is_file())
+    files = sorted(p for p in folder.rglob("*") if p.suffix in TEXT_SUFFIXES and p.is_file())
     if not files:
         raise BadText(f"{folder} holds no *.txt, *.md or *.jsonl file.")
     return files

@@ -22,6 +22,12 @@ def check_tokens(
 
     Raises `BadArgument` for tokens or lengths out of range, saying which.
     """
+    if isinstance(tokens, str):
+        raise BadArgument(
+            "tokens are ids, and this is a text.",
+            seen=repr(tokens)[:80],
+            attempt="ropelens.tokenize(text, tokenizer, context=512).tokens",
+        )
     tokens = integers(tokens, "tokens")
     whole = torch.full(tokens.shape[:1], tokens.shape[-1] if tokens.ndim else 0)
     lengths = whole if lengths is None else integers(lengths, "lengths").cpu()

@@ -97,7 +97,7 @@ def plan_cuts(
     seed: int,
 ) -> list[Cut]:
     """The entries of a sweep, "none" first; see `truncate`."""
-    _check(keep, ends, bands, controls)
+    check_cuts(keep, ends, bands, controls)
     if not any(layer.numbers for layer in layers):
         raise UnsupportedModel(
             "The model has no planes that rotate, so none can be stopped.",
@@ -126,7 +126,10 @@ def plan_cuts(
     return cuts
 
 
-def _check(keep: Sequence[float | int], ends: Sequence[str], bands: int, controls: int) -> None:
+def check_cuts(
+    keep: Sequence[float | int], ends: Sequence[str], bands: int, controls: int
+) -> None:
+    """Raise `BadArgument` for cuts that no model can have."""
     if isinstance(keep, (float, int, str)):
         raise BadArgument(
             "keep lists shares of the planes.", seen=repr(keep), attempt="keep=[0.75, 0.5]"

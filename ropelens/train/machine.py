@@ -10,10 +10,10 @@ from typing import Literal
 import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
-from torch.utils.benchmark import Timer
+
+from ropelens.models.device import WORTH_IT, bf16_speed
 
 Precision = Literal["auto", "bf16", "fp32"]
-WORTH_IT = 1.5  # times as fast as float32, which bfloat16 has to be to be chosen
 
 
 def processes() -> PartialState:
@@ -45,17 +45,7 @@ def chosen_precision(wanted: Precision, *, kept: Precision | None) -> Precision:
     if wanted != "auto":
         return wanted
     if kept is None and processes().is_main_process:
-        speed = bf16_speed()
+        speed = bf16_speed(processes().device)
         kept = "bf16" if speed >= WORTH_IT else "fp32"
         say(f"precision {kept}: here bf16 is {speed:.2g} times as fast as fp32")
     return broadcast_object_list([kept])[0]
-
-
-def bf16_speed() -> float:
-    """How many times as fast as in float32 matrices (512 x 512) are multiplied in bfloat16."""
-    seconds = []
-    for dtype in (torch.float32, torch.bfloat16):
-        x = torch.ones(512, 512, dtype=dtype, device=processes().device)
-        timer = Timer("x @ x", globals={"x": x}, num_threads=torch.get_num_threads())
-        seconds.append(timer.blocked_autorange(min_run_time=0.1).median)
-    return seconds[0] / seconds[1]

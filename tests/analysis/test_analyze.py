@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
@@ -16,8 +17,10 @@ from tiny_checkpoints import save_tiny, tiny_llama
 
 import ropelens as rl
 from ropelens.analysis.plan import Plan
+from ropelens.figures.style import COLORS
 from ropelens.files.folder import fingerprint
 from ropelens.measure.batches import batch_bytes, sequences_at_once
+from ropelens.models.tokens import check_tokens
 
 WORDS = "the quick brown fox jumps over the lazy dog " * 20
 SWEEP = {"keep": (0.5,), "controls": 1, "bands": 2}
@@ -79,6 +82,52 @@ def test_what_cannot_be_meant_is_refused(checkpoint: Path, text: Path) -> None:
         rl.analyze("no/such/model", WORDS, truncation={"measures": ["loos"]})
 
 
+def test_a_plain_text_is_one_document(checkpoint: Path, tmp_path: Path) -> None:
+    model, tokenizer = rl.load(checkpoint)
+    one, listed = (rl.tokenize(text, tokenizer, context=64) for text in (WORDS, [WORDS]))
+    assert torch.equal(one.tokens, listed.tokens)
+    expected = rl.profile(
+        model, one.tokens, lengths=one.lengths, tokenizer=tokenizer, surrogates=0
+    )
+    found = rl.profile(model, WORDS, tokenizer=tokenizer, surrogates=0)
+    xr.testing.assert_equal(found, expected)
+    assert rl.profile(model, "the fox", tokenizer=tokenizer, surrogates=0).attrs["tokens"] == 8
+    with pytest.raises(rl.BadArgument, match="A text needs the tokenizer"):
+        rl.profile(model, WORDS)
+    for call in (
+        lambda: rl.tokenize("story.txt", tokenizer, context=64),
+        lambda: rl.profile(model, "story.txt", tokenizer=tokenizer),
+        lambda: rl.capture(model, "story.txt", tokenizer=tokenizer),
+        lambda: rl.analyze(model, "story.txt", tokenizer=tokenizer),
+    ):
+        with pytest.raises(rl.BadText, match=r"looks like a file(.|\n)*read_documents"):
+            call()
+    with pytest.raises(rl.BadText, match="and a file"):
+        rl.capture(model, str(checkpoint), tokenizer=tokenizer)
+    with pytest.raises(rl.BadArgument, match="tokens are ids, and this is a text"):
+        check_tokens(WORDS, None, vocabulary=40)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rows": 0}, "rows must be"),
+        ({"batch_size": 0}, "batch_size must be"),
+        ({"context": 1}, "at least 2 tokens"),
+        ({"sequences": 0}, "sequences is 0"),
+        ({"truncation": {"keep": (2,)}}, "share"),
+        ({"truncation": {"measures": ["loos"]}}, "There is no measure 'loos'"),
+        ({"ids": "none.npy", "text": None}, "There are no token ids at none.npy"),
+        ({"dtype": "float7"}, "There is no dtype"),
+    ],
+)
+def test_what_is_wrong_is_said_before_a_model_is_looked_for(
+    options: dict[str, object], words: str
+) -> None:
+    with pytest.raises(rl.RopelensError, match=words):
+        rl.analyze("no/such/model", **({"text": WORDS} | options))
+
+
 def test_a_folder_is_read_as_it_was_saved(analysis: rl.Analysis, tmp_path: Path) -> None:
     page = analysis.save(tmp_path / "out")
     again = rl.open_analysis(tmp_path / "out")
@@ -112,6 +161,19 @@ def test_it_shows_itself_and_no_token_or_name_harms(analysis: rl.Analysis) -> No
     assert "<script>" not in shown
     assert "&lt;script&gt;" in shown
     assert "Of 8 heads" in shown
+    assert " here: " in shown  # the verdict of the claim
+    svg = ElementTree.fromstring(shown[shown.index("<svg") : shown.index("</svg>") + 6])
+    cells = svg.findall("{*}rect")
+    assert len(cells) == 8
+    for cell, (_, row) in zip(cells, analysis.heads.iterrows(), strict=True):
+        assert cell.attrib["fill"] == COLORS[row["label"]]
+        title = cell.findtext("{*}title") or ""
+        assert title.startswith(f"{row['layer']}.{row['head']}: {row['label']}, ")
+    table = ElementTree.fromstring(shown[shown.index("<table") : shown.index("</table>") + 8])
+    assert sum(int(cell.text or 0) for cell in table.findall(".//td")) == 8
+    worse = analysis.heads.assign(label=["</svg><script>", *analysis.heads["label"][1:]])
+    shown = rl.Analysis(hostile, worse, analysis.provenance)._repr_html_()
+    assert "<script>" not in shown
     assert repr(analysis).startswith("<Analysis of tiny: Of 8 heads, ")
 
 
@@ -125,8 +187,18 @@ def test_stages_are_told(checkpoint: Path) -> None:
         told.append((what, total, sum(done)))
 
     rl.analyze(checkpoint, WORDS, truncation=SWEEP, progress=progress)
-    assert [what for what, _, _ in told] == ["stopping planes", "measuring"]
-    assert all(total == done for _, total, done in told)
+    assert [what for what, _, _ in told] == [
+        *("reading", "loading", "stopping planes", "probing"),
+        *("fitting the budget", "measuring", "labelling"),
+    ]
+    assert all(total == done for what, total, done in told if total > 1)
+
+
+def test_measuring_moves_by_layer_within_a_batch() -> None:
+    model, told = tiny_llama(num_hidden_layers=3).eval(), []
+    tokens = torch.randint(40, (2, 50))
+    rl.profile(model, tokens, surrogates=0, batch_size=2, progress=told.append)
+    assert told == [25, 25, 25, 25]
 
 
 def test_a_sweep_takes_one_probe_one_plan_and_one_summary(

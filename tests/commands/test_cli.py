@@ -91,7 +91,11 @@ def out(ropelens: Command, model: Path, text: Path, first: Path) -> Path:
         ended = ropelens("analyze", model, "--text", text, "--seed", 3, "--out", first)
         assert ended.code == 0
         assert ended.out == f"{first / 'index.html'}\n"
-        assert ended.err.startswith(PLAN)
+        plan, counts, *findings = ended.err.splitlines()
+        assert plan.startswith(PLAN)
+        assert re.fullmatch(r"Of 8 heads, \d .*\.", counts)
+        assert 1 <= len(findings) <= 5
+        assert any(line.startswith("The claim that heads which go by") for line in findings)
     return first
 
 
@@ -168,7 +172,7 @@ def test_run_json_says_enough_to_run_it_again(
     }
     assert len(record["text"]["fingerprint"]) == 64
     assert record["seed"] == 3
-    assert record["arguments"]["rows"] == "all"
+    assert record["arguments"]["rows"] == "auto"
     assert record["versions"].keys() >= {"ropelens", "torch", "transformers"}
     assert record["seconds"].keys() == {"load", "measure", "write"}
     assert all(seconds > 0 for seconds in record["seconds"].values())
@@ -268,7 +272,7 @@ def test_the_plan_says_what_would_run_and_measures_nothing(
     ended = ropelens("analyze", model, "--text", text, *options, "--plan")
     assert (ended.code, ended.err) == (0, "")
     found = dict(line.split(maxsplit=1) for line in ended.out.splitlines())
-    assert found["model"].startswith("tiny llama, 2 layers x 4 heads, 14,")
+    assert found["model"].startswith("tiny llama, 2 layers x 4 heads, 18,080 param")
     assert found["tokens"] == "2,448 tokens (48 sequences x up to 64)"
     assert found["rows"] == "7 rows of each sequence"
     assert found["batch"] == "5 sequences at a time, 10 batches"

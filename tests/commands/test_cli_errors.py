@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_runs import Command, ropelens, save_family, unharmed
+from cli_runs import Command, apart, ropelens, save_family, unharmed
 from disk import full_disk
 from synthetic_profile import synthetic_profile
 from tiny_checkpoints import edit_config, edit_weights, save_tiny, tiny_llama
@@ -284,6 +284,31 @@ def test_wrong_usage(ropelens: Command, args: list[str], words: str) -> None:
     assert words in ended.problem
 
 
+def test_what_is_wrong_is_said_before_anything_slow(
+    model: Path, text: Path, tmp_path: Path
+) -> None:
+    """Neither transformers nor our own figures are imported for it."""
+    slow = "import sys\nfor name in ('transformers', 'plotly'): sys.modules[name] = None"
+    to = ("--out", tmp_path / "out")
+    (tmp_path / "held").mkdir()
+    (tmp_path / "held" / "config.json").write_text("{}")
+    wrong: dict[tuple[object, ...], str] = {
+        ("analyze", model, "--text", tmp_path / "none", *to): "There is no text at",
+        ("analyze", model, *to): "There is no text to run",
+        ("analyze", model, "--ids", "a.pt", *to): "There are no token ids at a.pt",
+        ("analyze", model, "--text", text, "--out", tmp_path / "held"): "holds a model",
+        ("analyze", model, "--text", text, "--dtype", "float7", *to): "no dtype 'float7'",
+        ("analyze", "--device", "toaster", *to): "There is no device 'toaster'",
+        ("analyze", "--rows", "x", *to): "'--rows': 'x' is neither",
+        ("truncate", "--keep", "2", *to): "'2' in '2' is no share from 0 to 1",
+        ("truncate", "--measures", "loos", *to): "There is no measure 'loos'",
+        ("train", "--study", "none.toml", *to): "There is no study file none.toml",
+    }
+    for args, words in wrong.items():
+        ended = apart(*args, before=slow)
+        assert words in ended.problem
+
+
 # Where results go.
 
 
@@ -328,7 +353,7 @@ def test_memory_that_runs_out(
     def too_large(*args: object, **options: object) -> None:
         torch.empty(2**50, dtype=torch.float64)
 
-    monkeypatch.setattr("ropelens.analysis.analyze.profile", too_large)
+    monkeypatch.setattr("ropelens.analysis.analyze.profile_in_stages", too_large)
     with unharmed(out):
         ended = ropelens("analyze", model, "--text", text, "--out", out)
     assert ended.code == 1
@@ -343,7 +368,9 @@ def test_a_bug_is_not_made_pretty(
     out: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ropelens.analysis.analyze.profile", lambda *args, **options: 1 / 0)
+    monkeypatch.setattr(
+        "ropelens.analysis.analyze.profile_in_stages", lambda *args, **options: 1 / 0
+    )
     with unharmed(out), pytest.raises(ZeroDivisionError):
         ropelens("analyze", model, "--text", text, "--out", out)
 

@@ -39,7 +39,7 @@ def test_plain_lines_where_there_is_no_terminal(
 def test_work_that_goes_on_counts_its_own_rate_and_says_more(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = iter([100.0, 100.5, 110.0, 120.0])
+    now = iter([100.0, 101.0, 110.0, 120.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(now))
     stage = show_progress("training", total=100, unit="steps", completed=50, seconds=5)
     with stage as advance:
@@ -98,3 +98,29 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_lines(
     assert re.fullmatch(
         r"measuring: 10 of 10 tokens, [\d,]+ tokens/s\n", capsys.readouterr().err
     )
+
+
+def test_one_step_moves_with_its_time_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, end = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    with os.fdopen(end, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        with show_progress("loading", total=1, unit="step"):
+            time.sleep(1.3)
+        monkeypatch.undo()
+        seen = everything(terminal)
+    os.close(terminal)
+    words = re.sub(r"\x1b\[[\d;]*m", "", seen)
+    assert re.search(r"loading [━╺╸ ]+ 0:00:01", words)
+
+
+def test_work_of_other_units_waits_a_minute_for_its_first_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter([100.0, 159.0, 160.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
+    with show_progress("fitting", total=4, unit="layers") as advance:
+        advance(1)
+        advance(1)
+    assert len(capsys.readouterr().err.splitlines()) == 1

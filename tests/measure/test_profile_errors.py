@@ -27,7 +27,7 @@ TOKENS = torch.arange(24).reshape(2, 12) + 3  # of a vocabulary of 96
         (TOKENS[:0], {}, r"seen:  shape \(0, 12\)"),
         (TOKENS - 4, {}, "ids -1 to 22, vocabulary 96"),
         (TOKENS + 90, {}, "Some tokens are not in the model's vocabulary"),
-        (TOKENS, {"rows": 0}, 'rows must be "all" or a number, 1 or more'),
+        (TOKENS, {"rows": 0}, 'rows must be "auto", "all" or a number, 1 or more'),
         (TOKENS, {"rows": "some"}, "seen:  'some'"),
         (TOKENS, {"lengths": torch.tensor([12])}, "1 lengths for 2 sequences"),
         (TOKENS, {"lengths": torch.tensor([1, 12])}, "the shortest 1"),

@@ -267,7 +267,7 @@ def test_heads_that_choose_by_content_have_a_horizon_that_stopping_removes(
             "seen: array(['far']",
         ),
         ({"resamples": -1}, "resamples is a number, 0 or more; seen: -1"),
-        ({"rows": 0}, 'rows must be "all" or a number, 1 or more; seen: 0'),
+        ({"rows": 0}, 'rows must be "auto", "all" or a number, 1 or more; seen: 0'),
         ({"variants": ("longrope:2/1,1/1,1",)}, "LongRoPE needs a factor for every plane"),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 import torch
 from oracles.recording import attention_calls
 from oracles.tiny import FAMILIES, SUPPORTED, WINDOW, random_tokens, tiny
+from torch.nn.functional import cross_entropy
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
@@ -18,6 +19,7 @@ from transformers import (
 
 import ropelens as rl
 from ropelens.errors import UnsupportedModel
+from ropelens.measure import batches
 from ropelens.measure.excerpt import attention_of
 from ropelens.models.doorway import NAME, TransformersSubject, observe_attention
 from ropelens.models.subject import as_subject
@@ -302,3 +304,40 @@ def test_the_subject_runs_at_any_positions(llama: LlamaForCausalLM):
         assert torch.equal(plain, logits(llama, ids))
         torch.testing.assert_close(subject.forward(ids, positions), plain)
         assert not torch.allclose(subject.forward(ids, 3 * positions), plain, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_losses_from_pieces_of_logits_are_those_of_all(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With soft-caps and scaled logits, for the model's own head makes each piece."""
+    model, tokens = tiny(name).eval(), torch.randint(96, (3, 40))
+    lengths = torch.tensor([40, 33, 17])
+    monkeypatch.setattr(batches, "LOGITS_AT_ONCE", {"cpu": 3 * 96 * 7})
+    with torch.no_grad():
+        logits = model(tokens, use_cache=False).logits
+        found = batches.token_losses(as_subject(model), tokens, lengths)
+        pieces = [piece for _, piece in as_subject(model).logits(tokens, at_once=3 * 96 * 7)]
+        last = as_subject(model).forward(tokens, last=1)[:, -1]
+    assert len(pieces) == (1 if name == "llama4" else 6)
+    torch.testing.assert_close(last, logits[:, -1], rtol=1e-5, atol=1e-4)
+    assert not vars(model.base_model).keys() & {"forward"}
+    for sequence, length in enumerate(lengths.tolist()):
+        expected = cross_entropy(
+            logits[sequence, : length - 1].float(),
+            tokens[sequence, 1:length],
+            reduction="none",
+        )
+        own = found[sequence, 1:length].float()
+        torch.testing.assert_close(own, expected, rtol=1e-6, atol=1e-5)
+        assert abs(own.mean() - expected.mean()) <= 1e-6 * expected.mean()
+    assert int(found.isnan().sum()) == found.numel() - int((lengths - 1).sum())
+
+
+def test_a_piece_that_is_thrown_away_leaves_the_model_as_it_was() -> None:
+    model, tokens = tiny("llama_gqa").train(), torch.randint(96, (1, 40))
+    pieces = as_subject(model).logits(tokens, at_once=96)
+    with torch.no_grad():
+        next(pieces)  # and never asked for the next one
+    assert model.training
+    assert "forward" not in vars(model.base_model)

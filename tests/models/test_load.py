@@ -24,6 +24,8 @@ from transformers import (
     MixtralForCausalLM,
 )
 
+import ropelens as rl
+from ropelens.analysis.plan import Plan
 from ropelens.errors import BadArgument
 from ropelens.measure.profile import model_name
 from ropelens.models.bundled import BUNDLED, bundled_path
@@ -74,15 +76,29 @@ def test_loading_says_nothing_where_stderr_is_no_terminal(
         ("float16", torch.float16),
         ("bfloat16", torch.bfloat16),
         ("float64", torch.float64),
-        ("auto", torch.bfloat16),
+        ("saved", torch.bfloat16),
     ],
 )
-def test_dtype_is_the_asked_one_and_auto_the_checkpoints(
+def test_dtype_is_the_asked_one_or_the_checkpoints(
     folder: Path, dtype: str, expected: torch.dtype
 ) -> None:
     save_over(folder, tiny_llama().to(torch.bfloat16))
     model, _ = load(folder, dtype=dtype, device="cpu")
     assert {parameter.dtype for parameter in model.parameters()} == {expected}
+
+
+@pytest.mark.parametrize(("speed", "expected"), [(1.6, "bfloat16"), (1.4, "float32")])
+def test_the_faster_dtype_is_taken_said_and_kept(
+    folder: Path, speed: float, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ropelens.models.load.bf16_speed", lambda _: speed)
+    plans: list[Plan] = []
+    analysis = rl.analyze(folder, "the quick fox " * 20, dtype="auto", announce=plans.append)
+    assert f"in {expected} (here bfloat16 is {speed} times as fast as float32)" in plans[0].line
+    assert analysis.profile.attrs["dtype"] == expected
+    assert analysis.provenance["bf16_speed"] == speed
+    assert analysis.provenance["arguments"]["dtype"] == "auto"
+    assert load(folder, dtype="auto")[0].dtype == getattr(torch, expected)
 
 
 def test_a_model_without_a_tokenizer_has_none(folder: Path) -> None:
