@@ -15,7 +15,7 @@ from ropelens.statistics.budget import GAINS, attention_budget
 from ropelens.statistics.claim import judge
 from ropelens.statistics.intervals import LEVEL
 from ropelens.statistics.labels import Thresholds, describe_wavelengths, label_heads
-from ropelens.statistics.measures import columns
+from ropelens.statistics.measures import BY_DRAW, MEASURES, columns
 
 
 def classify_heads(
@@ -68,7 +68,7 @@ def classify_heads(
 def _check_measured(profile: xr.Dataset) -> None:
     """Refuse what has not the numbers that labels and columns are read from."""
     gains = (f"group_{name}" for name in GAINS)
-    drawn = ("surrogate_offset_fraction", "surrogate_log_wavelength")
+    drawn = (row.name for row in MEASURES if row.dims == BY_DRAW)
     read = (*columns("budget"), *columns("score"), *gains, *drawn, "selectivity_keys", "offset")
     missing = [name for name in read if name not in profile]
     if missing:
