@@ -15,7 +15,7 @@ from ropelens.measure.batches import batch_bytes, sequences_at_once
 from ropelens.measure.profile import model_name, short_name
 from ropelens.models.device import free_bytes
 from ropelens.models.load import Opened
-from ropelens.models.memory import LIBRARIES, pass_bytes
+from ropelens.models.memory import LIBRARIES, pass_bytes, stated_number
 from ropelens.models.subject import as_subject
 from ropelens.models.texts import Sequences
 from ropelens.statistics.held_out import fitted_sequences
@@ -173,7 +173,7 @@ def plan_analysis(
     return Plan(
         model=source.name,
         layers=config.num_hidden_layers,
-        heads=getattr(config, "num_attention_heads", 0),
+        heads=stated_number(config, "num_attention_heads", 0),
         parameters=source.parameters,
         dtype=str(source.dtype).removeprefix("torch."),
         bf16_speed=source.bf16_speed,

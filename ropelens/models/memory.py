@@ -55,24 +55,27 @@ def pass_bytes(
     that the model holds every score of a layer, as eager attention does. Held against what
     `rl.profile` took (Llamas of width 512 on a CPU): 1.0 to 1.4 times as much from 250 MB on.
     """
-    hidden, heads = _number(config, "hidden_size", 1), _number(config, "num_attention_heads", 1)
-    head_dim = _number(config, "head_dim", hidden // heads)
-    kv_heads = _number(config, "num_key_value_heads", heads)
-    inner = _number(config, "intermediate_size", 4 * hidden)
+    hidden, heads = (
+        stated_number(config, "hidden_size", 1),
+        stated_number(config, "num_attention_heads", 1),
+    )
+    head_dim = stated_number(config, "head_dim", hidden // heads)
+    kv_heads = stated_number(config, "num_key_value_heads", heads)
+    inner = stated_number(config, "intermediate_size", 4 * hidden)
     queries, keys = heads * head_dim, kv_heads * head_dim
     own = (2 * queries + 3 * keys) * width  # queries, keys, values, the output
     beside = (3 * queries + 5 * keys) * 4  # with rotation, without it, and their running sums
     a_token = 4 * hidden * width + max(3 * inner * width, own + beside)
-    by_offset = 48 * _number(config, "num_hidden_layers", 1) * heads * context
+    by_offset = 48 * stated_number(config, "num_hidden_layers", 1) * heads * context
     total = FIXED[device] + sequences * context * a_token + by_offset + logits * width
     if scores:
         total += sequences * heads * context**2 * (width + 4)
-    if _number(config, "sliding_window", 0):
+    if stated_number(config, "sliding_window", 0):
         total += context**2  # a mask
     return total
 
 
-def _number(config: PreTrainedConfig, name: str, otherwise: int) -> int:
+def stated_number(config: PreTrainedConfig, name: str, otherwise: int) -> int:
     """What the config states; for an estimate alone, so that a family may not state it."""
-    value = getattr(config.get_text_config(), name, None)
+    value = config.get_text_config().to_dict().get(name)  # layers may differ in it
     return value if isinstance(value, int) else otherwise

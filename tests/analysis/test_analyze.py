@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
+from oracles.tiny import tiny
 from safetensors.torch import save_file
 from tiny_checkpoints import save_tiny, tiny_llama
 
@@ -274,9 +275,18 @@ def test_sampled_rows_of_long_sequences_are_the_default() -> None:
 
 
 def test_less_memory_makes_smaller_batches() -> None:
-    config = tiny_llama(vocab_size=128_000).config
+    config = tiny_llama().config
+    config.intermediate_size = 100_000  # 0.6 GB a sequence
     given = {"sequences": 64, "context": 512, "width": 4, "device": "cpu"}
-    gigabytes = (1_000, 3, 1, 0)
+    gigabytes = (1_000, 7, 3, 0)
     found = [sequences_at_once(config, free=n * 10**9, **given) for n in gigabytes]
-    assert found == [8, 4, 1, 1]
-    assert batch_bytes(config, **given) > 64 * 512 * 128_000 * 4  # the logits are counted
+    assert found == [8, 4, 2, 1]
+    few, config.vocab_size = batch_bytes(config, **given), 128_000
+    assert batch_bytes(config, **given) - few > 60e6  # logits are counted, a piece of them
+
+
+def test_a_config_whose_layers_differ_can_be_planned() -> None:
+    model = tiny("gemma4").eval()
+    assert batch_bytes(
+        model.config, sequences=1, context=16, width=4, device="cpu"
+    ) < batch_bytes(model.config, sequences=2, context=16, width=4, device="cpu")
