@@ -9,6 +9,7 @@ import pytest
 import torch
 from oracles.copying import copying
 from oracles.tiny import tiny
+from torch.nn.functional import cross_entropy
 
 import ropelens as rl
 from ropelens.errors import BadArgument
@@ -31,6 +32,18 @@ def test_repeated_tokens():
     assert torch.equal(tokens[:, 1:31], tokens[:, 31:])
     assert all(len(row[1:31].unique()) == 30 for row in tokens)
     assert not torch.equal(tokens[0], tokens[1])
+
+
+def test_losses_of_repeats_are_of_all_but_the_first_of_each_time():
+    """By torch's cross entropy: what comes first is announced by nothing, either time."""
+    model = tiny("llama_gqa", max_position_embeddings=41)
+    found = rl.evaluate(model, TEXT, measures="induction", seed=3).isel(edit=0)
+    tokens = repeated_tokens(first_token=0, vocabulary=96, length=20, sequences=8, seed=3)
+    with torch.no_grad():
+        logits = model(tokens).logits[:, :-1].mT
+    losses = cross_entropy(logits, tokens[:, 1:], reduction="none")
+    np.testing.assert_allclose(found.first_loss, losses[:, 1:20].mean(1), rtol=1e-5)
+    np.testing.assert_allclose(found.repeat_loss, losses[:, 21:].mean(1), rtol=1e-5)
 
 
 def test_a_prompt_holds_its_needles_once_and_ends_with_a_key():
