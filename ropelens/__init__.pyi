@@ -72,6 +72,7 @@ from .figures.kernel import plot_kernel as plot_kernel
 from .figures.label_selectivity import plot_label_selectivity as plot_label_selectivity
 from .figures.norms import plot_head_norms as plot_head_norms
 from .figures.norms import plot_norms as plot_norms
+from .figures.pair import plot_pair as plot_pair
 from .figures.reach import plot_horizons as plot_horizons
 from .figures.reach import plot_reach as plot_reach
 from .figures.selectivity import plot_selectivity as plot_selectivity

@@ -66,8 +66,8 @@ class Advance:
         self.show(time.monotonic(), note)
 
     def show(self, now: float, note: str) -> None:
-        """A line, where the last is long enough ago."""
-        if now >= self.next:
+        """A line, where the last is long enough ago, or there is news when all is done."""
+        if now >= self.next or (note and self.completed >= self.total):
             self.next = now + self.seconds
             done = f"{self.what}: {self.completed:,} of {self.total:,} {self.unit}"
             said = ", ".join(part for part in (done, self.pace(now), note) if part)

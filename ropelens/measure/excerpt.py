@@ -58,9 +58,9 @@ class Excerpt:
     """
 
     tokens: Int[Tensor, " position"]
-    attention: list[Float[Tensor, "head query key"]]
-    query: list[Float[Tensor, "head position coordinate"]]
-    key: list[Float[Tensor, "kv_head position coordinate"]]
+    attention: list[Tensor]
+    query: list[Tensor]
+    key: list[Tensor]
     scale: list[float]
     planes: list[int]
 

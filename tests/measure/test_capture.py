@@ -302,7 +302,7 @@ def test_a_text_of_too_few_or_too_many_tokens(tmp_path: Path):
     model, tokenizer = rl.load(save_tiny(tmp_path))
     with pytest.raises(BadText, match="too short to look at") as refused:
         rl.capture(model, "a", tokenizer=tokenizer)
-    assert refused.value.parts["seen"] == "2 tokens"
+    assert refused.value.parts["seen"] == "'a': 2 tokens"
     with pytest.warns(UserWarning, match="beyond the 64 tokens that the model was made for"):
         rl.capture(model, 70 * "a", tokenizer=tokenizer, heads="0.0")
 

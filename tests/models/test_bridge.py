@@ -59,8 +59,9 @@ def assert_same_profile(one: xr.Dataset, other: xr.Dataset) -> None:
         finite = np.isfinite(a)
         least = 1.0 if one[name].attrs["units"] == "bit" else 1e-2
         scale = np.abs(a[finite]).max(initial=least)
+        digits = 1e-3 if str(name).endswith("_still") else 0  # half precision's
         np.testing.assert_allclose(
-            b[finite], a[finite], rtol=0, atol=1e-5 * scale, err_msg=name
+            b[finite], a[finite], rtol=digits, atol=1e-5 * scale, err_msg=name
         )
     assert one.attrs["loss"] == pytest.approx(other.attrs["loss"], rel=1e-5)
     for name in ("tokens", "sequences", "model", "context"):

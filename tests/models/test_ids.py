@@ -6,20 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_runs import Command, Ended, here
+from cli_runs import Command, ropelens
 from tiny_checkpoints import save_tiny
 
 import ropelens as rl
 from ropelens.errors import BadText
 from ropelens.models.ids import read_ids
 
-
-@pytest.fixture
-def ropelens(capfd: pytest.CaptureFixture[str]) -> Command:
-    def run(*args: object) -> Ended:
-        return here(capfd, *args)
-
-    return run
+__all__ = ["ropelens"]
 
 
 def test_arrays_and_lines_are_cut_to_the_context(tmp_path: Path) -> None:

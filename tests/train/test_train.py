@@ -87,7 +87,9 @@ def test_off_a_terminal_only_plain_lines(
         r"training: 1,280 of 1,280 tokens, [\d,]+ tokens/s, loss \d\.\d{4}, "
         r"validation loss \d\.\d{4}",
     ]
-    for line, expected in zip(err.splitlines(), said, strict=True):
+    lines = err.splitlines()  # of a slow machine also how much time is left
+    lines = [line for line in lines if not re.search(r"\d left\b", line)]
+    for line, expected in zip(lines, said, strict=True):
         assert re.fullmatch(expected, line)
 
 
