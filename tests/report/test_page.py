@@ -118,6 +118,10 @@ def test_a_click_on_the_map_shows_the_head_everywhere(opened, small):
     assert np.isnan(seen[0, 1])
     frame = page.evaluate("document.getElementById('plot-map').layout.shapes[0]")
     assert (frame["x0"], frame["y1"]) == (2.5, 1.5)
+    left, top = page.evaluate(POINT, ["plot-map", 2.5, 0.5])
+    box = page.locator("#plot-map .shapelayer path").bounding_box()
+    assert abs(box["x"] - left) < 12, "the frame is drawn where the layout says"
+    assert abs(box["y"] - top) < 12
     rings = {}
     for name in ("claim", "triangle"):
         view(page, name)
@@ -457,5 +461,50 @@ def test_missing_heads_are_stepped_over(browser, tmp_path):
     z = values(page, "plot-norms", 0, "z")
     np.testing.assert_allclose(z[:, -1], mean[:, -1], rtol=1e-5)
     np.testing.assert_allclose(z[:, :15], mean[:, :15], rtol=1e-5)
+    assert opened.harmless()
+    opened.context.close()
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """1,024 heads of 64 planes, of which a few are kept whole, as a profile does."""
+    profile, heads = synthetic_profile(
+        layers=32, heads=32, kv_heads=8, frequencies=64, excerpt=40
+    )
+    profile["excerpt_query_still"][:, 2:] = np.nan
+    return write_report(profile, tmp_path_factory.mktemp("large") / "page.html", heads=heads)
+
+
+# Chooses heads one after another, each when the one before is shown.
+CHOOSE = """async (heads) => {
+  for (const head of heads) {
+    document.querySelector(`tbody a[href="#${head}"]`).closest("tr").click();
+    await new Promise((shown) => {
+      const wait = () => document.documentElement.dataset.shown === head
+        && document.getElementById("explore").getAttribute("aria-busy") === "false"
+        ? requestAnimationFrame(shown) : requestAnimationFrame(wait);
+      wait();
+    });
+  }
+}"""
+
+
+def test_a_thousand_heads_are_quick(browser, large):
+    """CPU seconds of the page's thread: until it is ready, and from a click to the picture."""
+    opened = Opened(browser, large, viewport={"width": 1280, "height": 800})
+    session = opened.context.new_cdp_session(opened.page)
+    session.send("Performance.enable")
+
+    def spent() -> float:
+        metrics = session.send("Performance.getMetrics")["metrics"]
+        return next(one["value"] for one in metrics if one["name"] == "ThreadTime")
+
+    page = opened.load("#L0H0&view=map")
+    page.wait_for_selector("#explore[aria-busy=false]")
+    assert spent() < 2
+    page.evaluate(CHOOSE, ["L5H3"])  # once, for what is compiled and cached
+    begin = spent()
+    page.evaluate(CHOOSE, ["L9H8", "L20H30", "L31H0", "L1H1"])
+    assert (spent() - begin) / 4 < 0.2  # 0.06 on an idle machine
     assert opened.harmless()
     opened.context.close()

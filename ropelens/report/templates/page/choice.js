@@ -84,7 +84,7 @@ async function refresh() {
       showOne(element, layer, head);
     }
   }
-  showText();
+  if (seen($("tokens"))) showText();
   showList(true);
   $("explore").setAttribute("aria-busy", "false");
   document.documentElement.dataset.shown = `L${state.layer}H${state.head}`;
@@ -177,7 +177,7 @@ for (const id of ["pick-layer", "pick-head"]) {
 }
 $("map-by").addEventListener("change", colorMap);
 document.querySelectorAll("[name=norms]").forEach((radio) => {
-  radio.addEventListener("change", () => { state.norms = radio.value; showNorms(); });
+  radio.addEventListener("change", () => { state.norms = radio.value; showNorms(plot("norms")); });
 });
 $("close").addEventListener("click", () => $("head").classList.remove("open"));
 $("all").addEventListener("click", (event) => {

@@ -83,10 +83,20 @@ function ring(element) {
   return Plotly.restyle(element, changed, [index]);
 }
 
+/** Move the frame of the chosen head; by hand, for plotly would draw all cells again. */
 function frame(element, box) {
+  const full = element._fullLayout;
   const at = element.layout.shapes.findIndex((shape) => shape.name === "selected");
-  const changed = Object.entries(box).map(([key, value]) => [`shapes[${at}].${key}`, value]);
-  return Plotly.relayout(element, Object.fromEntries(changed));
+  Object.assign(element.layout.shapes[at], box);
+  const shape = Object.assign(full.shapes[at], box);
+  const place = (ref, value) => {
+    const axis = full[ref.replace(/^([xy])/, "$1axis")];
+    return axis._offset + (axis.type === "log" ? axis.d2p(value) : axis.r2p(value));
+  };
+  const [left, right] = [place(shape.xref, shape.x0), place(shape.xref, shape.x1)];
+  const [top, bottom] = [place(shape.yref, shape.y0), place(shape.yref, shape.y1)];
+  element.querySelector(`.shapelayer path[data-index="${at}"]`)
+    ?.setAttribute("d", `M${left},${top}H${right}V${bottom}H${left}Z`);
 }
 
 /** The map by a number of each head in place of its label; wavelengths by their powers of ten. */
@@ -133,20 +143,24 @@ function norms(name) {
   });
 }
 
-function showNorms() {
+function showNorms(element) {
   const kvHead = page.kvHeads[state.layer][state.head];
   $("norms-head").textContent = `head ${state.head} of every layer`
     + (kvHeads < heads ? ` (its keys: key-value head ${kvHead})` : "");
+  const shows = state.norms === "mean" ? "mean" : `head ${state.head}`;
+  if (element.dataset.shows === shows) return null;
+  element.dataset.shows = shows;
   const z = page.normNames.map(norms);
   const zmax = z.map((rows) => Math.max(...rows.flat()));
-  return Plotly.restyle(plot("norms"), { z, zmax }, page.normNames.map((_, i) => i));
+  return Plotly.restyle(element, { z, zmax }, page.normNames.map((_, i) => i));
 }
 
 /** What each figure does for the chosen head; those of one head also for a pinned one. */
 const SHOW = {
   wavelengths: (element) => {
     const at = element.data.find(({ type }) => type === "heatmap").y.indexOf(`L${state.layer} H${state.head}`);
-    return frame(element, { y0: at - 0.5, y1: at + 0.5, visible: at >= 0 });
+    const row = at < 0 ? -9 : at;  // out of sight
+    return frame(element, { y0: row - 0.5, y1: row + 0.5 });
   },
   map: (element) => {
     const { layer, head } = state;

@@ -29,8 +29,11 @@ function showBand() {
   const names = page.frequencies[layer].slice(0, count).map(span);
   for (const [id, at] of [["live-from", band?.from ?? ""], ["live-to", band?.to ?? ""]]) {
     const choices = [["", "–"], ...names.map((name, plane) => [plane, name])];
-    $(id).replaceChildren(...choices.map(([value, textContent]) =>
-      Object.assign(document.createElement("option"), { value, textContent })));
+    if ($(id).dataset.planes !== String(names)) {
+      $(id).dataset.planes = names;
+      $(id).replaceChildren(...choices.map(([value, textContent]) =>
+        Object.assign(document.createElement("option"), { value, textContent })));
+    }
     $(id).value = at;
   }
   $("live-p").max = rotating;
@@ -57,7 +60,9 @@ function bandWords(band, rotating) {
 
 /** The stopped planes as a band behind the head's planes. */
 function markBand(element, layer) {
-  const shapes = (element.layout.shapes ?? []).filter(({ name }) => name !== "band");
+  const before = element.layout.shapes ?? [];
+  const shapes = before.filter(({ name }) => name !== "band");
+  if (!state.band && shapes.length === before.length) return null;
   if (state.band && page.live[layer][state.layer === layer ? state.head : 0]) {
     const at = [...part(page.arrays.wavelength_position, layer, 0)].slice(0, page.planes[layer]);
     const step = at.length > 1 ? Math.sqrt(at[1] / at[0]) : 1.3;

@@ -54,12 +54,14 @@ function tellPair(query, key) {
 
 let tokens = [];
 function listTokens() {
+  if (tokens.excerpt === state.excerpt) return;
   $("pick-excerpt").value = state.excerpt;
   tokens = tokensOf().map((token, i) => {
     const button = Object.assign(document.createElement("button"), { type: "button", textContent: token });
     button.addEventListener("click", () => choosePair(i, null));
     return button;
   });
+  tokens.excerpt = state.excerpt;
   $("tokens").replaceChildren(...tokens);
   for (const id of ["pair-query", "pair-key"]) {
     $(id).replaceChildren(...tokensOf().map((token, value) =>
