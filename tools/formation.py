@@ -4,8 +4,9 @@
 
 Sequences are made as they are needed: a context of random tokens that come again, either
 "phrases" (2 to 5 tokens each, in random order) or "periods" (one segment, again and again).
-With `--prose ARRAY`, tokens of text that tools/trials.py prepared, a share of the sequences is
-text instead, and the repeated tokens are the array's most frequent ones.
+With `--prose ARRAY`, tokens of text (train.npy as `ropelens train` prepares it), a share of
+sequences is text instead, and words are tokens in the order of how frequent they are. With
+`--least N` a sequence draws from the first N words or more: few words are learnt from sooner.
 
 Each look prints the loss on tokens that their phrase foretells, and on the second and later
 rounds of segments of 8, 16 and 32 tokens. Who knows only which tokens were there has ln 8 =
@@ -31,14 +32,20 @@ from ropelens.train.sizes import Size, model_config
 
 PERIODS = (8, 16, 32)
 PHRASE = 5  # tokens of the longest phrase
+HELD = 64  # rows of the text that are held out
 
 
 @dataclass(frozen=True)
 class Maker:
-    """Makes sequences of `context` tokens: BOS (0), then repeated `words` or `prose`."""
+    """Makes sequences of `context` tokens: BOS (0), then repeated words or `prose`.
+
+    A sequence draws from the first 2, 3, ... of the `words`: `least` at least, and as often
+    from 50 to 100 of them as from 500 to 1,000.
+    """
 
     documents: str
     words: np.ndarray
+    least: int
     low: int  # phrases, or tokens of a segment, at least
     high: int  # at most
     context: int
@@ -52,27 +59,33 @@ class Maker:
         tokens, foretold = (np.stack(arrays) for arrays in zip(*made, strict=True))
         return torch.from_numpy(tokens), torch.from_numpy(foretold)
 
+    def between(self, least: int, most: int) -> int:
+        """A whole number, its logarithm uniform."""
+        return int(np.exp(self.random.uniform(np.log(least), np.log(most + 1))))
+
     def sequence(self) -> tuple[np.ndarray, np.ndarray]:
         r, body = self.random, self.context - 1
         if self.prose is not None and r.random() < self.share:
-            row = self.prose[r.integers(len(self.prose))]
+            row = self.prose[r.integers(len(self.prose) - HELD)]
             start = r.integers(1, len(row) - body + 1)
             tokens, foretold = row[start : start + body], np.zeros(body, bool)
         else:
-            count = int(np.exp(r.uniform(np.log(self.low), np.log(self.high + 1))))
-            tokens, foretold = getattr(self, self.documents)(count)
+            words = self.words[: self.between(self.least, len(self.words))]
+            tokens, foretold = getattr(self, self.documents)(
+                words, self.between(self.low, self.high)
+            )
         return np.r_[0, tokens[:body]].astype(np.int64), np.r_[False, foretold[:body]]
 
-    def phrases(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def phrases(self, words: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         length = int(self.random.integers(2, PHRASE + 1))
-        drawn = self.random.permutation(self.words)[: count * length].reshape(count, length)
+        drawn = self.random.permutation(words)[: count * length].reshape(count, length)
         picks = self.random.integers(count, size=self.context)
         known = np.array([pick in picks[:at] for at, pick in enumerate(picks)])
         return drawn[picks].ravel(), (known[:, None] & (np.arange(length) > 0)).ravel()
 
-    def periods(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def periods(self, words: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         rounds = self.context // count + 1
-        tokens = np.tile(self.random.choice(self.words, count), rounds)
+        tokens = np.tile(self.random.choice(words, count), rounds)
         return tokens, np.arange(len(tokens)) > count
 
 
@@ -94,13 +107,19 @@ def main(
     look: Annotated[int, typer.Option(help="Steps between looks.")] = 200,
     start: Annotated[Path | None, typer.Option(help="Weights to go on from.")] = None,
     save: Annotated[Path | None, typer.Option(help="Where weights go, each look.")] = None,
+    least: Annotated[
+        int, typer.Option(help="Words that a sequence draws from, at least; 0: all.")
+    ] = 0,
     seed: Annotated[int, typer.Option(help="Decides every random draw.")] = 0,
 ) -> None:
+    if documents == "phrases" and (least or words) < high * PHRASE:
+        raise typer.BadParameter(f"{high} phrases take up to {high * PHRASE} words")
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    rows = None if prose is None else np.load(prose, mmap_mode="r")
-    used = np.arange(2, 2 + words) if rows is None else frequent(rows, words)
-    maker = Maker(documents, used, low, high, context, rows, share, np.random.default_rng(seed))
+    rows = None if prose is None else by_frequency(np.load(prose))
+    used = np.arange(2, 2 + words)
+    random = np.random.default_rng(seed)
+    maker = Maker(documents, used, least or words, low, high, context, rows, share, random)
     size = Size(layers, 128, 4, 4, 32, 384, batch, batch, rate)
     config = model_config(size, vocabulary=vocabulary, context=context)
     config.initializer_range, config.attention_bias = init, bias
@@ -133,16 +152,22 @@ def main(
                 save_model(model, str(save))
 
 
-def frequent(rows: np.ndarray, count: int) -> np.ndarray:
-    """The `count` most frequent tokens of `rows`, BOS and EOS (0 and 1) left out."""
-    counts = np.bincount(rows[:4000].ravel())
-    return 2 + np.argsort(-counts[2:], kind="stable")[:count]
+def by_frequency(rows: np.ndarray) -> np.ndarray:
+    """The same text, its tokens numbered by how frequent they are; 0 and 1 are BOS and EOS."""
+    counts = np.bincount(rows[:4000].ravel(), minlength=int(rows.max()) + 1)
+    order = 2 + np.argsort(-counts[2:], kind="stable")
+    number = np.arange(len(counts))
+    number[order] = np.arange(2, len(counts))
+    return number[rows]
 
 
 def report(model: LlamaForCausalLM, maker: Maker) -> str:
     """The losses of a look, in words."""
     tokens, foretold = maker.batch(64)
     said = [f"foretold {losses_of(model, tokens)[foretold[:, 1:]].mean():.2f}"]
+    if maker.prose is not None:
+        held = torch.from_numpy(maker.prose[-HELD:, : maker.context].astype(np.int64))
+        said.append(f"prose {losses_of(model, held).mean():.2f}")
     for period in PERIODS:
         if 2 * period < maker.context:
             segments = [maker.random.permutation(maker.words)[:period] for _ in range(16)]
