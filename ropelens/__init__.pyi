@@ -22,6 +22,7 @@ from .statistics.labels import Thresholds as Thresholds
 from .measure.means import plane_means as plane_means
 from .measure.reach import reach as reach
 from .measure.evaluate import evaluate as evaluate
+from .measure.needs import needed_planes as needed_planes
 from .measure.tasks import Retrieval as Retrieval
 from .statistics.intervals import paired_interval as paired_interval
 from .measure.truncate import truncate as truncate

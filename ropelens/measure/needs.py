@@ -1,0 +1,73 @@
+"""Which planes one head needs: its attention and the model's loss with each of them stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from ropelens.edit.actions import Edit, drop, stop
+from ropelens.errors import BadArgument
+from ropelens.measure.evaluate import evaluate
+from ropelens.models.rotation import read_layers
+from ropelens.models.subject import as_subject
+from ropelens.rope.select import PlaneNumbers, heads_by_layer
+from ropelens.statistics.intervals import paired_interval
+
+WAYS: Mapping[str, Any] = {"stop": stop, "drop": drop}
+
+
+def needed_planes(
+    model: nn.Module,
+    tokens: Int[Tensor, "sequence position"],
+    head: str,
+    *,
+    how: Literal["stop", "drop"] = "stop",
+    **options: Any,
+) -> pd.DataFrame:
+    """What changes when one plane of one head stands still ("stop") or drops out ("drop").
+
+    `head` is one head, "2.3" (layer.head; with grouped keys a query head, whose neighbours
+    stay as they are). `options` are those of `evaluate` (lengths, documents, rows, ...).
+
+    Returns a row a plane, the fastest first: `plane`, `wavelength` (tokens),
+    `attention_change` (bits: the mean over rows of KL(attention as it is || without the
+    plane)), and `loss_change` (nats/token, the mean over predicted tokens) with the ends of its
+    95 % interval over documents, `loss_change_low` and `loss_change_high`. Planes that do not
+    turn cannot stop and are left out of "stop".
+
+    Raises `BadArgument` for more than one head, or one that does not exist, and what
+    `evaluate` raises.
+    """
+    if how not in WAYS:
+        raise BadArgument('how must be "stop" or "drop".', seen=repr(how))
+    subject = as_subject(model)
+    config = subject.model.config.get_text_config()
+    shape = {"layers": config.num_hidden_layers, "heads_of_layer": config.num_attention_heads}
+    chosen = heads_by_layer(head, **shape).nonzero().tolist()
+    if len(chosen) != 1:
+        raise BadArgument(
+            "Planes are asked for of one head at a time.",
+            seen=f"{head!r}: {len(chosen)} heads",
+            attempt='"2.3" for layer 2, head 3',
+        )
+    ((layer, number),) = chosen
+    planes = read_layers(subject, context=int(tokens.shape[1]))[layer].planes
+    wavelength = planes.wavelength[: len(planes.inv_freq)].tolist()
+    turning = [n for n, length in enumerate(wavelength) if how == "drop" or np.isfinite(length)]
+    edits: dict[str, Edit] = {
+        str(plane): WAYS[how](PlaneNumbers((plane,)), heads=head) for plane in turning
+    }
+    found = evaluate(model, tokens, edits=edits, measures=["loss", "change"], **options)
+    weight = found["predicted_tokens"].values.astype(float)
+    group = found["group"].values
+    changes = found["loss"].values[1:] - found["loss"].values[0]
+    table = pd.DataFrame({"plane": turning, "wavelength": [wavelength[n] for n in turning]})
+    table["attention_change"] = found["attention_change"].values[1:, layer, number]
+    ends = ("loss_change", "loss_change_low", "loss_change_high")
+    table[[*ends]] = [paired_interval(change, weight, group) for change in changes]
+    return table
