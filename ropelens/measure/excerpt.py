@@ -17,8 +17,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.measure.summary import described
 from ropelens.models.doorway import Observer
+from ropelens.models.rotation import depends_on_length, read_layers
 from ropelens.models.subject import Subject, check_layers
-from ropelens.models.tokens import check_tokens
+from ropelens.models.tokens import check_tokens, integers
 from ropelens.rope.planes import Planes, unrotate
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import Corpus
@@ -121,21 +122,35 @@ def _candidates(
     model: PreTrainedModel, text: Corpus, *, seed: int
 ) -> Int[Tensor, "piece position"]:
     """Pieces of equal length, each of another sequence where there are enough."""
-    first = text.tokens[:, 0]
-    begins = bool((first == first[0]).all())  # such as BOS, without which models are lost
+    first, bos = text.tokens[:, 0], model.config.get_text_config().bos_token_id
+    # Such as BOS, without which models are lost; of one sequence it may be any word.
+    begins = int(first[0]) == bos or (len(first) > 1 and bool((first == first[0]).all()))
     length = min(EXCERPT_TOKENS, _longest(model.config), text.context)
     long = (text.lengths >= length).nonzero().flatten()
     generator = generator_of(seed, len(long))
-    order = long[torch.randperm(len(long), generator=generator)][:CANDIDATES]
+    order = long[torch.randperm(len(long), generator=generator)].tolist()
     pieces = []
-    for sequence in order.tolist():
+    for sequence in (order * CANDIDATES)[:CANDIDATES]:  # of few sequences several pieces each
         free = int(text.lengths[sequence]) - length
         start = int(torch.randint(free + 1, (), generator=generator))
         piece = text.tokens[sequence, start : start + length].clone()
         if begins:
             piece[0] = first[0]
         pieces.append(piece)
-    return torch.stack(pieces)
+    return torch.stack(pieces).unique(dim=0)
+
+
+def turn_alike(subject: Subject, planes: Sequence[Planes], lengths: Iterable[int]) -> bool:
+    """Whether sequences of these lengths turn as `planes`, which are those of the whole text.
+
+    Not where the rotation depends on the length (dynamic, LongRoPE): what was taken off queries
+    and keys would be another rotation than they had.
+    """
+    return not depends_on_length(subject.model) or all(
+        torch.equal(own.planes.inv_freq, other.inv_freq)
+        for length in set(lengths)
+        for own, other in zip(read_layers(subject, context=length), planes, strict=True)
+    )
 
 
 def check_excerpts(config: PretrainedConfig, excerpts: Iterable[Tensor]) -> list[Tensor]:
@@ -143,7 +158,14 @@ def check_excerpts(config: PretrainedConfig, excerpts: Iterable[Tensor]) -> list
     longest, vocabulary = _longest(config), config.get_text_config().vocab_size
     checked = []
     for tokens in excerpts:
-        (row,), _ = check_tokens(torch.as_tensor(tokens)[None], None, vocabulary=vocabulary)
+        tokens = integers(tokens, "excerpts")
+        if tokens.ndim != 1:
+            raise BadArgument(
+                "excerpts must be sequences of tokens, each by itself.",
+                seen=f"one of shape {tuple(tokens.shape)}",
+                attempt="[tokens[0], tokens[1]]",
+            )
+        (row,), _ = check_tokens(tokens[None], None, vocabulary=vocabulary)
         if len(row) > longest:
             raise BadArgument(
                 "A prompt is too long to look into.",
@@ -165,10 +187,13 @@ def excerpt_variables(
     excerpts: Sequence[Excerpt],
     tokenizer: TokenNames | None,
     bits: Float[np.ndarray, "layer head"],
+    *,
+    alike: bool,
 ) -> dict[str, xr.Variable]:
     """What a profile keeps of excerpts; the shorter ones end in NaN.
 
-    Queries are those of the heads with the most `bits`, as many as fit; of others NaN.
+    Queries are those of the heads with the most `bits`, as many as fit; of others NaN, and of
+    all where excerpts do not turn as the text does (see `turn_alike`).
     """
     lengths = [len(excerpt.tokens) for excerpt in excerpts]
     names = np.full((len(excerpts), max(lengths)), "", dtype=object)
@@ -181,7 +206,7 @@ def excerpt_variables(
         for side in ("query", "key")  # half precision's digits: they pack well
     )
     kept = _sharpest(bits, most=EXCERPT_NUMBERS // query[:, 0, 0].size)
-    query[:, ~kept] = np.nan
+    query[:, ~kept if alike else slice(None)] = np.nan
     still = ", its rotation taken off: real parts, imaginary parts, and what does not rotate"
     return {
         "excerpt_token": described(pairs[::4], names, "token of the excerpt", ""),

@@ -27,6 +27,7 @@ from ropelens.measure.excerpt import (
     check_excerpts,
     chosen_excerpts,
     excerpt_variables,
+    turn_alike,
 )
 from ropelens.measure.repeats import repeat_length, repeat_scores
 from ropelens.measure.summary import summarize
@@ -154,6 +155,7 @@ def profile_in_stages(
             subject, text, seed=seed
         )
         seen = [Excerpt.of(subject, piece, planes) for piece in pieces]
+        alike = turn_alike(subject, planes, [len(piece) for piece in pieces])
         repeats = repeat_scores(
             subject,
             first_token=int(text.tokens[0, 0]),
@@ -183,7 +185,7 @@ def profile_in_stages(
     for row in named(*scores):
         dataset[row.name] = xr.Variable(row.dims, scores[row.name], row.attrs)
     bits = dataset["total_bits"].values
-    dataset = dataset.assign(excerpt_variables(seen, tokenizer, bits))
+    dataset = dataset.assign(excerpt_variables(seen, tokenizer, bits, alike=alike))
     dataset = dataset.set_coords("excerpt_token")
     dataset.attrs |= describe_run(subject.model, text, documents, rows=rows, seed=seed)
     return dataset

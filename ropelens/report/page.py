@@ -105,7 +105,7 @@ def render_page(
         label_rules=words.label_rules(heads.attrs.get("thresholds")),
         slow_planes=words.slow_planes(profile),
         map_summary=words.map_summary(profile, heads),
-        map_by=MAP_BY,
+        map_by={name: said for name, said in MAP_BY.items() if not name or name in heads},
         list_by={name: said for name, said in LIST_BY.items() if not name or name in heads},
         columns=shown_columns(heads),
         rows=table_rows(heads),

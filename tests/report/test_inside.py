@@ -11,11 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 from in_browser import Opened, browser, playwright
+from oracles.tiny import random_tokens, tiny
 from torch import nn
 
 import ropelens as rl
+from ropelens.errors import BadArgument
 from ropelens.models.texts import prompt_tokens
 
 __all__ = ["browser"]
@@ -285,3 +288,58 @@ def serious(results: Any) -> set[tuple[str, str]]:
         if one["impact"] in ("serious", "critical")
         for node in one["nodes"]
     }
+
+
+def test_what_was_chosen_before_leaves_no_trace(opened: Opened) -> None:
+    """A selection is taken off again, a moved key is put back, and "back" reaches the begin."""
+    page = load(opened, "")
+    begin = page.inner_text("#head-title")
+    page.click("#next")
+    page.wait_for_function(CHANGED, arg=begin)
+    page.go_back()
+    page.wait_for_function(f"(title) => !({CHANGED})(title)", arg=begin)
+    box = page.locator("#plot-selectivity .nsewdrag").first.bounding_box()
+    page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 20)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.95 * box["width"], box["y"] + 60, steps=5)
+    page.mouse.up()
+    page.wait_for_function("() => location.hash.includes('stop=')")
+    page.wait_for_function(
+        "() => document.getElementById('plot-selectivity').data.every((t) => !t.selectedpoints)"
+    )
+    page.click("[data-tab=pair]")
+    page.locator("#pair-distance").fill("40")
+    page.click("#next")
+    page.wait_for_selector("#explore[aria-busy=false]")
+    assert not page.inner_text("#pair-score").startswith("40 back")
+    page = load(opened, "#L2H3&tab=text&query=-1")
+    assert page.inner_text("#looks")
+    assert opened.harmless()
+
+
+CHANGED = "(title) => document.getElementById('head-title').innerText !== title"
+
+
+def test_a_rotation_that_follows_the_length_is_not_taken_apart() -> None:
+    """An excerpt turns by other frequencies than the text: nothing is computed from it."""
+    tokens = torch.from_numpy(random_tokens(sequences=2, length=80))
+    model = tiny("phi3_longrope", original_max_position_embeddings=50)
+    profile = rl.profile(model, tokens, surrogates=0)
+    assert profile["excerpt_query_still"].isnull().all()
+    assert profile["excerpt_attention"].notnull().any()
+    own = rl.profile(model, tokens, excerpts=[tokens[0, :80]], surrogates=0)
+    assert own["excerpt_query_still"].notnull().any()
+
+
+def test_one_sequence_gives_several_pieces_as_they_stand() -> None:
+    tokens = torch.from_numpy(random_tokens(sequences=1, length=200))
+    tokens[0, 0] = 50  # no BOS
+    profile = rl.profile(tiny("llama_gqa"), tokens, surrogates=0)
+    assert profile.sizes["excerpt"] == 3
+    text = tokens[0].tolist()
+    for named in profile["excerpt_token"].values:
+        piece = [int(name.removeprefix("#")) for name in named]
+        assert any(text[at : at + len(piece)] == piece for at in range(len(text)))
+    for wrong in ("hello", tokens[0]):
+        with pytest.raises(BadArgument, match="excerpts"):
+            rl.profile(tiny("llama_gqa"), tokens, excerpts=wrong, surrogates=0)

@@ -33,7 +33,7 @@ function recall() {
   const pair = (text) => /^(\d+)-(\d+)$/.exec(text ?? "")?.slice(1).map(Number);
   const excerpt = page.excerpts[Number(given.text) - 1] ? Number(given.text) - 1 : 0;
   const length = page.excerpts[excerpt].tokens.length;
-  const [query, key] = pair(given.pair) ?? [given.query ? Number(given.query) : length - 1, null];
+  const [query, key] = pair(given.pair) ?? [/^\d+$/.test(given.query ?? "") ? Number(given.query) : length - 1, null];
   const band = pair(given.stop ?? given.drop), mode = given.drop ? "drop" : "stop";
   const pin = headOf(given.pin);
   Object.assign(state, { layer: place[0], head: place[1], excerpt, distance: null, mode,
@@ -49,9 +49,13 @@ function recall() {
 // ---- the chosen head
 
 function choose(layer, head) {
-  if (!(page.rows[layer]?.[head] >= 0)) return;
+  if (!(page.rows[layer]?.[head] >= 0)) {
+    [$("pick-layer").value, $("pick-head").value] = [state.layer, state.head];
+    return;
+  }
+  $("head").classList.add("open");
   const many = page.planes[layer];
-  Object.assign(state, { layer, head, band: state.band && state.band.to < many ? state.band : null });
+  Object.assign(state, { layer, head, distance: null, band: state.band && state.band.to < many ? state.band : null });
   remember(true);
   show();
 }
@@ -79,12 +83,14 @@ async function refresh() {
     for (const [element, layer, head] of [[plot(name), state.layer, state.head], [$(`pinned-${name}`), ...(state.pin ?? [])]]) {
       if (!element || !seen(element)) continue;
       if (!drawn(element)) await draw(name, element);
+      else if (Math.abs(element._fullLayout.width - element.clientWidth) > 1) await Plotly.Plots.resize(element);
       element.dataset.head = `L${layer} H${head}`;
       if (mine !== turn) return;
       showOne(element, layer, head);
     }
   }
   if (seen($("tokens"))) showText();
+  if (seen($("pair-words"))) tellPair(state.query, keyOf(state.query));
   showList(true);
   $("explore").setAttribute("aria-busy", "false");
   document.documentElement.dataset.shown = `L${state.layer}H${state.head}`;
@@ -180,9 +186,6 @@ document.querySelectorAll("[name=norms]").forEach((radio) => {
   radio.addEventListener("change", () => { state.norms = radio.value; showNorms(plot("norms")); });
 });
 $("close").addEventListener("click", () => $("head").classList.remove("open"));
-$("all").addEventListener("click", (event) => {
-  if (!event.target.closest("[role=tab], select, button, a")) $("head").classList.add("open");
-});
 
 async function start() {
   await unpackPlotly();
@@ -198,7 +201,10 @@ async function start() {
   if (!recall()) [state.layer, state.head] = page.selected;
   sortList();
   show();
-  for (const event of ["hashchange", "popstate"]) addEventListener(event, () => recall() && show());
+  for (const event of ["hashchange", "popstate"]) addEventListener(event, () => {
+    if (!location.hash) [state.layer, state.head] = page.selected;
+    if (!location.hash || recall()) show();
+  });
   document.documentElement.dataset.ready = "true";
 }
 start();

@@ -194,7 +194,8 @@ const CLICKS = {
   norms: onClick((point) => choose(point.y, state.head)),
   selectivity: (element) => element.on("plotly_selected", (event) => {
     const planes = event?.points.map((point) => point.pointNumber) ?? [];
-    Plotly.restyle(element, { selectedpoints: [null] });
+    // Later, for plotly is not done with the selection yet.
+    setTimeout(() => Plotly.update(element, { selectedpoints: null }, { selections: [] }));
     if (planes.length) stopBand({ from: Math.min(...planes), to: Math.max(...planes), mode: state.mode });
   }),
   attention: (element) => {

@@ -23,6 +23,7 @@ function stopBand(band) {
 const turns = () => turning(state.layer, null).filter((frequency) => frequency > 0).length;
 const span = (frequency) => frequency > 0 ? (2 * Math.PI / frequency).toLocaleString("en", { maximumSignificantDigits: 3 }) : "∞";
 
+const NOT_LIVE = "The planes of this head cannot be stopped here: its queries and keys are not kept, or more than they decides its attention.";
 function showBand() {
   const { layer, head, band } = state;
   const live = page.live[layer][head], count = page.planes[layer], rotating = turns();
@@ -37,20 +38,24 @@ function showBand() {
     $(id).value = at;
   }
   $("live-p").max = rotating;
-  $("live-p").value = band && band.to >= rotating - 1 ? band.from : rotating;
+  $("live-p").value = band && isTail(band, rotating) ? band.from : rotating;
   $("live-mode").value = band?.mode ?? state.mode;
   for (const control of $("live").querySelectorAll("input, select, button")) {
     control.disabled = !live && control.id !== "pick-excerpt";
   }
   $("live-words").textContent = live ? bandWords(band, rotating)
-    : "The planes of this head cannot be stopped here: its queries and keys are not kept, or more than they decides its attention.";
+    : NOT_LIVE;
 }
 
+/** Whether a band is the slowest planes that turn, as p-RoPE stops them. */
+const isTail = (band, rotating) => band.from < rotating && band.to >= rotating - 1;
+
 function bandWords(band, rotating) {
+  if (!rotating) return "This layer does not rotate.";
   if (!band) return "All planes turn. Lower p, or choose planes, to see what the head does without them.";
   const frequencies = page.frequencies[state.layer];
   const many = band.to - band.from + 1;
-  const p = band.to >= rotating - 1 && band.mode === "stop" ? `p = ${(band.from / rotating).toFixed(2)}: ` : "";
+  const p = isTail(band, rotating) && band.mode === "stop" ? `p = ${(band.from / rotating).toFixed(2)}: ` : "";
   const ends = [span(frequencies[band.from]), span(frequencies[band.to])];
   const planes = many === 1 ? `the plane of ${ends[0]} tokens` : `${many} planes (${ends.join(" to ")} tokens)`;
   const measuredLoss = p && page.stopped.find(({ kept }) => Math.abs(kept - band.from / rotating) < 1e-6);

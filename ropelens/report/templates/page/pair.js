@@ -5,7 +5,7 @@ const nats = (value) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(2);
 
 function chooseExcerpt(excerpt) {
   const length = page.excerpts[excerpt].tokens.length;
-  Object.assign(state, { excerpt, query: length - 1, key: null });
+  Object.assign(state, { excerpt, query: length - 1, key: null, distance: null });
   listTokens();
   remember(false);
   return refresh();
@@ -14,7 +14,6 @@ function chooseExcerpt(excerpt) {
 function choosePair(query, key) {
   if (key !== null && key > query) return;
   Object.assign(state, { query, key, distance: null });
-  tellPair(query, key);
   remember(false);
   refresh();
 }
@@ -98,7 +97,8 @@ function showPair(element) {
   $("pair-distance").max = page.farthest;
   $("pair-distance").value = distance;
   const pair = pairOf(query, key);
-  $("pair-score").textContent = pair ? "" : "The queries and keys of this head are not kept.";
+  $("pair-score").textContent = pair ? "" : NOT_LIVE;
+  $("pair-distance").disabled = !pair;
   const role = (name) => element.data.findIndex(({ meta }) => meta?.role === name);
   const at = [role("push"), role("score"), role("here")];
   if (!pair) {
@@ -148,5 +148,6 @@ $("pair-key").addEventListener("change", ({ target: { value } }) => choosePair(s
 $("pair-distance").addEventListener("input", ({ target: { value } }) => {
   state.key = keyOf(state.query);
   state.distance = Number(value);
+  remember(false);
   showPair(plot("pair"));
 });
