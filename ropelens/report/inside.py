@@ -22,7 +22,7 @@ STEPS = 2**15 - 1
 
 
 @dataclass(frozen=True)
-class Vectors:
+class Stepped:
     """Queries or keys of some heads in whole `steps`, [place, position, coordinate] int16.
 
     `place[layer, head]` says where a head's are, -1 of a head without; `step` is one of them.
@@ -33,7 +33,7 @@ class Vectors:
     step: np.ndarray
 
     @classmethod
-    def of(cls, values: np.ndarray, known: np.ndarray) -> Vectors:
+    def of(cls, values: np.ndarray, known: np.ndarray) -> Stepped:
         """From [layer, head, position, coordinate], of the heads that are `known`."""
         chosen = np.nan_to_num(values[known])
         step = np.abs(chosen).max((1, 2), initial=1e-30) / STEPS
@@ -80,8 +80,8 @@ class Shown:
 
     tokens: list[str]
     weights: np.ndarray
-    query: Vectors
-    key: Vectors
+    query: Stepped
+    key: Stepped
     live: np.ndarray
 
     @classmethod
@@ -91,12 +91,12 @@ class Shown:
         weights = one["excerpt_attention"].values[..., :count, :count]
         values = one["excerpt_query_still"].values[..., :count, :]
         kept = np.isfinite(values).any((2, 3))
-        query = Vectors.of(values, kept)
+        query = Stepped.of(values, kept)
         reads = kv_heads(profile)
         read = np.zeros((profile.sizes["layer"], profile.sizes["kv_head"]), bool)
         layers, heads = kept.nonzero()
         read[layers, reads[layers, heads]] = True
-        key = Vectors.of(one["excerpt_key_still"].values[..., :count, :], read)
+        key = Stepped.of(one["excerpt_key_still"].values[..., :count, :], read)
         live = np.zeros(kept.shape, bool)
         for layer, head in zip(layers, heads, strict=True):
             turning = profile["inv_freq"].values[layer, : planes[layer]]

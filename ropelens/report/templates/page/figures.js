@@ -169,7 +169,7 @@ const SHOW = {
   triangle: ring,
   claim: ring,
   norms: showNorms,
-  selectivity: (element, layer, head) => { refill(element, layer, head); return markBand(element, layer); },
+  selectivity: (element, layer, head) => { refill(element, layer, head); return markBand(element, layer, head); },
   kernel: (element, layer, head) => { refill(element, layer, head); return showDistances(element, layer, head); },
   attention: showAttention,
   pair: showPair,

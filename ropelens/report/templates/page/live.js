@@ -64,11 +64,11 @@ function bandWords(band, rotating) {
 }
 
 /** The stopped planes as a band behind the head's planes. */
-function markBand(element, layer) {
+function markBand(element, layer, head) {
   const before = element.layout.shapes ?? [];
   const shapes = before.filter(({ name }) => name !== "band");
   if (!state.band && shapes.length === before.length) return null;
-  if (state.band && page.live[layer][state.layer === layer ? state.head : 0]) {
+  if (state.band && page.live[layer][head]) {
     const at = [...part(page.arrays.wavelength_position, layer, 0)].slice(0, page.planes[layer]);
     const step = at.length > 1 ? Math.sqrt(at[1] / at[0]) : 1.3;
     shapes.push({ name: "band", type: "rect", xref: "x", yref: "paper", y0: 0, y1: 1, layer: "below",
