@@ -180,8 +180,7 @@ def share_interval(
         return missing, missing
     rows = profile["group_scored"].values
     sums = [profile[f"group_{name}"].values * rows[:, None, None] for name in GAINS]
-    left = (rows.sum() - rows)[:, None, None]
-    bits = attention_budget(*((x.sum(0) - x) / left for x in sums))
+    bits = attention_budget(*(x.sum(0) - x for x in sums))  # shares need no mean
     rest = bits.total - bits.sink
     parts = np.stack([bits.position, bits.content, bits.interaction])
     part = np.take_along_axis(parts, largest[:, None], 0)[0]

@@ -223,13 +223,13 @@ def describe_run(
         "sequences": len(text),
         "documents": count_documents(documents),  # 0 where it is not known
         "tokens": int(text.lengths.sum()),
-        "tokens_sha256": _fingerprint(text),
+        "tokens_sha256": fingerprint(text),
         "versions": json.dumps(versions()),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
-def _fingerprint(text: Corpus) -> str:
+def fingerprint(text: Corpus) -> str:
     """sha256, in hex, of the tokens that count: equal where two models read the same."""
     digest = hashlib.sha256()
     for row, length in zip(text.tokens.cpu().numpy(), text.lengths.tolist(), strict=True):

@@ -106,6 +106,14 @@ def test_a_file_of_another_kind_is_refused(profile: xr.Dataset, tmp_path: Path) 
         open_profile(tmp_path)
 
 
+def test_a_file_that_lost_a_variable_is_refused(profile: xr.Dataset, tmp_path: Path) -> None:
+    path = save_profile(profile, tmp_path / "profile.nc")
+    whole = xr.load_dataset(path, engine="h5netcdf")
+    whole.drop_vars("q_norm").to_netcdf(path, engine="h5netcdf")
+    with pytest.raises(BadArgument, match="it has no q_norm"):
+        open_profile(path)
+
+
 def test_an_earlier_file_stays_where_writing_fails(
     profile: xr.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
