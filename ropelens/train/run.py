@@ -44,6 +44,7 @@ def train(
     out: Path,
     valid: Sequence[Path] = (),
     dataset: str | None = None,
+    tokens: Path | None = None,
     data: Path | None = None,
     variant: str = "rope",
     size: str | Size = "tiny",
@@ -66,8 +67,11 @@ def train(
     model after steps 1, 2, 4, 8, ...
 
     In place of `text`, `dataset` (a name or "name:config" of `datasets`) is streamed until
-    there is enough. `variant` is the model's RoPE, written as in `ropelens.VARIANTS`, with
-    base 10,000. `size` is a name, or "layers x width x heads x kv_heads" such as "8x384x6x2".
+    there is enough; or `tokens` is a folder of what was made before: a tokenizer, valid.npy,
+    data.json, and the arrays that this names as "stages", uint16 [sequence, position], learnt
+    one after another (`context` and `vocabulary` are then theirs). `variant` is the model's
+    RoPE, written as in `ropelens.VARIANTS`, with base 10,000. `size` is a name, or "layers x
+    width x heads x kv_heads" such as "8x384x6x2".
     `seed` decides the first weights and the order of the text. The tokenizer and the
     tokens are kept in `data`, which runs may share; without it, in `out`/data. AdamW (0.9,
     0.95), weight decay 0.1, gradients clipped at norm 1, cosine to zero after a warm-up
@@ -96,10 +100,20 @@ def train(
     )
     wanted = math.ceil(steps * settings.size.batch * (1 + 2 * VALID_SHARE)) + LEAST_VALID
     source = Source(
-        tuple(text), tuple(valid), vocabulary, context, dataset, wanted if dataset else None
+        text=tuple(text),
+        valid=tuple(valid),
+        vocabulary=vocabulary,
+        context=context,
+        dataset=dataset,
+        sequences=wanted if dataset else None,
+        tokens=tokens,
     )
     return train_in(
-        out, settings, source, data=data or out / "data", checkpoint_seconds=checkpoint_seconds
+        out,
+        settings,
+        source,
+        data=tokens or data or out / "data",
+        checkpoint_seconds=checkpoint_seconds,
     )
 
 

@@ -165,14 +165,19 @@ def settings_of(study: Study, run: Run) -> Settings:
 
 
 def run_study(
-    path: Path, *, out: Path, text: Sequence[Path] = (), valid: Sequence[Path] = ()
+    path: Path,
+    *,
+    out: Path,
+    text: Sequence[Path] = (),
+    valid: Sequence[Path] = (),
+    tokens: Path | None = None,
 ) -> Path:
     """Train what the study file `path` names in the folder `out`, and return that folder.
 
     Runs that are finished are passed over, a stopped one is resumed, and one that another
     process is at work on is left to it: the same command, given several times at once, shares
     the runs out (one for each GPU, say). A run that diverges does not keep the others from
-    theirs. `text` and `valid` take the place of the file's.
+    theirs. `text` and `valid` take the place of the file's; `tokens` are as for `train`.
 
     Raises:
         BadArgument: as `read_study`, or `out` holds another study; else as `train`.
@@ -184,12 +189,14 @@ def run_study(
         tuple(valid) or tuple(path.parent / name for name in study.valid),
         study.vocabulary,
         study.context,
+        tokens=tokens,
     )
-    if not source.text:
+    if not source.text and tokens is None:
         raise BadArgument(
             f"{path} names no text to train on.", attempt='--text FILE, or text = ["FILE"]'
         )
-    study = _begin(out, study, source)
+    data = tokens or out / DATA_FOLDER
+    study = _begin(out, study, source, data=data)
     runs = list(runs_of(study))
     diverged: list[str] = []
     busy: list[str] = []
@@ -197,7 +204,7 @@ def run_study(
         say(f"run {number} of {len(runs)}: {run.folder}")
         try:
             settings = settings_of(study, run)
-            train_in(out / run.folder, settings, source, data=out / DATA_FOLDER)
+            train_in(out / run.folder, settings, source, data=data)
         except Busy:
             busy.append(str(run.folder))
             say(f"another process is at work on {run.folder}")
@@ -216,7 +223,7 @@ def run_study(
     return out
 
 
-def _begin(out: Path, study: Study, source: Source) -> Study:
+def _begin(out: Path, study: Study, source: Source, *, data: Path) -> Study:
     """Write the study into `out`, or see that it is the one that stands there.
 
     Gives `study` with the precision of its runs. Its data come first: a study that nothing can
@@ -243,7 +250,7 @@ def _begin(out: Path, study: Study, source: Source) -> Study:
             attempt="free some space; the same command begins it",
         ):
             batch = max(size.batch for size in sizes)
-            prepare_data(out / DATA_FOLDER, source, texts, batch=batch)
+            prepare_data(data, source, texts, batch=batch)
             write_json(path, now)
     processes().wait_for_everyone()
     require_same(
