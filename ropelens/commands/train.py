@@ -80,8 +80,8 @@ def train(
         str,
         typer.Option(
             metavar="NAME",
-            help="Size of the model: tiny, small, base, or layers x width x heads x kv_heads, "
-            "such as 8x384x6x2.",
+            help="Size of the model: mini, tiny, small, base, or layers x width x heads x "
+            "kv_heads, such as 8x384x6x2.",
         ),
     ] = "tiny",
     context: Annotated[int, typer.Option(metavar="N", help="Tokens a sequence.")] = 512,

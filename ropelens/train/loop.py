@@ -53,8 +53,8 @@ def fit(
 ) -> None:
     """Train `model` on the tokens in `data`, from the last whole checkpoint in `out` on.
 
-    `out` gets metrics.csv, the model after steps 1, 2, 4, 8, ... in history/, and a checkpoint
-    every `checkpoint_seconds` and at the end.
+    `out` gets metrics.csv, models of steps on the way in history/, and a checkpoint every
+    `checkpoint_seconds` and at the end.
 
     Raises:
         TrainingFailed: the loss or a weight is NaN or infinite; no such weight is written.
@@ -93,7 +93,7 @@ def fit(
                 newest |= row
             text = (f"{SHOWN[name]} {newest[name]:.4f}" for name in SHOWN if name in newest)
             advance(settings.tokens_per_step, note=", ".join(text))
-            if state.step & (state.step - 1) == 0:
+            if settings.kept_in_history(state.step):
                 write_history(model, out, step=state.step, tokenizer=data)
             # By the first process's clock: what one of them saves, all of them check.
             due = broadcast_object_list([time.monotonic() - saved_at >= checkpoint_seconds])[0]

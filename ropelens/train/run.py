@@ -56,6 +56,7 @@ def train(
     precision: Precision = "auto",
     log_every: int = 10,
     eval_every: int = 250,
+    history_every: int = 0,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Path:
     """Train a LLaMA-style model on `text` in the folder `out`, and return that folder.
@@ -64,7 +65,7 @@ def train(
     checkpoint and to the same losses bit for bit (same machine and thread count), and
     returns at once from one that is finished. `out` then holds config.json,
     model.safetensors (float32), the tokenizer, metrics.csv, run.json, and history/: the
-    model after steps 1, 2, 4, 8, ...
+    model after steps 1, 2, 4, 8, ..., and after every `history_every` steps.
 
     In place of `text`, `dataset` (a name or "name:config" of `datasets`) is streamed until
     there is enough; or `tokens` is a folder of what was made before: a tokenizer, valid.npy,
@@ -97,6 +98,7 @@ def train(
         precision=precision,
         log_every=log_every,
         eval_every=eval_every,
+        history_every=history_every,
     )
     wanted = math.ceil(steps * settings.size.batch * (1 + 2 * VALID_SHARE)) + LEAST_VALID
     source = Source(

@@ -19,7 +19,7 @@ from ropelens.files.folder import explain_full_disk, file_name
 from ropelens.rope.formulas import Shape
 from ropelens.rope.variants import parse_variant
 from ropelens.train.data import Source, prepare_data, read_texts, require_same
-from ropelens.train.folder import Busy, check_free
+from ropelens.train.folder import UNSAID, Busy, check_free
 from ropelens.train.loop import TrainingFailed
 from ropelens.train.machine import Precision, chosen_precision, processes, say
 from ropelens.train.record import read_json, write_json
@@ -39,7 +39,7 @@ KINDS: Mapping[str, tuple[bool, set[type], str]] = {
 }
 """What may stand for each type of a study: a list or not, of what, and that in words."""
 
-OF_ALL = ("context", "vocabulary", "steps", "learning_rate", "precision")
+OF_ALL = ("context", "vocabulary", "steps", "learning_rate", "precision", "history_every")
 """Settings that all runs of a study share."""
 
 DATA_FOLDER = "data"
@@ -52,7 +52,7 @@ class Study:
 
     `text` and `valid`: files or folders, from the place of the study file. `learning_rate`:
     the peak of the schedule; None: that of each size. `precision`: "auto" is settled when the
-    study begins, so that all of its runs have the same.
+    study begins, so that all of its runs have the same. `history_every`: as for `train`.
     """
 
     variants: tuple[str, ...]
@@ -65,6 +65,7 @@ class Study:
     steps: int = 2500
     learning_rate: float | None = None
     precision: Precision = "auto"
+    history_every: int = 0
 
 
 @dataclass(frozen=True)
@@ -230,8 +231,9 @@ def _begin(out: Path, study: Study, source: Source, *, data: Path) -> Study:
     be trained of leaves `out` to a better one.
     """
     path = out / STUDY
-    # Studies that do not say their precision had this one.
-    before = {"precision": "bf16"} | read_json(path) if path.exists() else None
+    # What studies had that do not say it.
+    unsaid = UNSAID | {"precision": "bf16"}
+    before = unsaid | read_json(path) if path.exists() else None
     sizes = [get_size(size) for size in study.sizes]
     for size in sizes:
         passes_of(size, among=processes().num_processes)

@@ -234,12 +234,14 @@ def test_tokens_that_were_made_before(text: Path, tmp_path: Path) -> None:
     facts = json.loads((made / "data.json").read_text())
     facts |= {"stages": ["one.npy", "two.npy"], "valid_sha256": "0"}
     (made / "data.json").write_text(json.dumps(facts))
-    options = OPTIONS | {"steps": 6, "eval_every": 2}
+    options = OPTIONS | {"steps": 6, "eval_every": 2, "history_every": 3}
     run = train(tokens=made, out=tmp_path / "run", **options)
     record = json.loads((run / "run.json").read_text())
     assert (record["data"], record["settings"]["stages"]) == ("../made", ["one.npy", "two.npy"])
     assert not (run / "data").exists()
     assert float(metrics(run)[-1]["valid_loss"]) > 0
+    kept = sorted(path.name for path in (run / "history").iterdir())
+    assert kept == [f"step-{step:06}" for step in (1, 2, 3, 4, 6)]
     with pytest.raises(BadArgument, match="context: 32, now 16"):
         train(tokens=made, out=tmp_path / "other", **options | {"context": 16})
     with pytest.raises(BadArgument, match="There are no tokens in"):
