@@ -64,6 +64,7 @@ from .figures.claim import plot_claim as plot_claim
 from .figures.comparison import plot_label_counts as plot_label_counts
 from .figures.comparison import plot_loss_change as plot_loss_change
 from .figures.comparison import plot_position_loss as plot_position_loss
+from .figures.comparison import plot_copying as plot_copying
 from .figures.comparison_planes import plot_comparison_planes as plot_comparison_planes
 from .figures.comparison_planes import plot_growth_planes as plot_growth_planes
 from .figures.growth import plot_growth as plot_growth

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from ropelens.edit.actions import Edit
 from ropelens.edit.entries import Entry, entries_of
 from ropelens.measure.batches import TOKENS_PER_BATCH, Progress, batches
+from ropelens.measure.copying import copy_distances, copy_losses
 from ropelens.measure.evaluate_text import (
     TextFindings,
     label_values,
@@ -41,6 +42,7 @@ ON_TEXT = {"loss", "change", "labels"}
 BY_HEAD = ("edit", "layer", "head")
 BY_TRIAL = ("edit", "trial")
 BY_BIN = ("edit", "position_bin")
+BY_DISTANCE = ("edit", "copy_distance", "trial")
 BY_DEPTH = ("edit", "retrieval_length", "depth")
 
 # fmt: off
@@ -67,6 +69,9 @@ ROWS = (
     Variable("first_loss", BY_TRIAL, "nat/token",
         "mean loss of random tokens, the first time"),
     Variable("repeat_loss", BY_TRIAL, "nat/token", "mean loss of the same tokens, repeated"),
+    Variable("copy_loss", BY_DISTANCE, "nat/token",
+        "mean loss of random tokens that come again, but for the first"),
+    Variable("copy_distance", ("copy_distance",), "token", "tokens from a token to its copy"),
     Variable("attention_change", BY_HEAD, "bit",
         "divergence of the attention from that of the model as it is"),
     Variable("label", BY_HEAD, "", "label of the head"),
@@ -103,6 +108,7 @@ def evaluate(
     measures: Sequence[str] = MEASURES,
     rows: HowMany = "auto",
     retrieval: Retrieval | None = None,
+    distances: Sequence[int] | None = None,
     seed: int = 0,
     batch_size: int | None = None,
     progress: Progress | None = None,
@@ -130,6 +136,9 @@ def evaluate(
     - "retrieval": `retrieval` (edit, retrieval_length, depth), the share of needles hidden in
       the text that are found, which asks for no instruction tuning (`Retrieval` says how;
       chance is 1 in 8), and `retrieval_hit`, 1 or 0 for each `retrieval_trial`.
+    - "copying", on request: `copy_loss` (edit, copy_distance, trial), the loss of random tokens
+      that come again after `distances` tokens (by default 8, 16, 32, ..., as far as both
+      copies are in the context; more is allowed). Who copies has 0, who cannot ln(vocabulary).
     - "change": `attention_change` (edit, layer, head) in bits, the mean over rows of
       KL(A of the model as it is || A under the edit).
     - "labels": the attention budget and `label` (edit, layer, head), with `Thresholds()`, and
@@ -173,6 +182,10 @@ def evaluate(
     if "induction" in wanted:
         first = int(corpus.tokens[0, 0])
         values |= _measure_repeats(subject, entries, own, first, seed, progress)
+    if "copying" in wanted:
+        at = copy_distances(distances, _context_of(subject.model, corpus.lengths))
+        first = int(corpus.tokens[0, 0])
+        values |= _measure_copying(subject, entries, first, at, seed, progress)
     if "retrieval" in wanted:
         plan = retrieval or Retrieval()
         values |= _measure_retrieval(subject, entries, corpus, plan, seed, progress)
@@ -191,6 +204,7 @@ def tokens_of_entry(
     *,
     measures: Sequence[str] = MEASURES,
     retrieval: Retrieval | None = None,
+    distances: Sequence[int] | None = None,
 ) -> int:
     """Tokens that `evaluate` runs for the model as it is, and for each edit."""
     wanted, plan = wanted_measures(measures), retrieval or Retrieval()
@@ -198,6 +212,9 @@ def tokens_of_entry(
     total = int(lengths.sum()) if wanted & ON_TEXT else 0
     if "induction" in wanted:
         total += REPEATS * (1 + 2 * repeat_length(of))
+    if "copying" in wanted:
+        at = copy_distances(distances, _context_of(of, lengths))
+        total += REPEATS * sum(1 + 2 * distance for distance in at)
     if "retrieval" in wanted:
         prompts = len(plan.depths) * plan.trials
         total += prompts * sum(_prompt_lengths(of, lengths, plan))
@@ -234,6 +251,29 @@ def _measure_repeats(
         if progress is not None:
             progress(scores.losses.numel())
     return {name: np.stack(values) for name, values in found.items()}
+
+
+def _measure_copying(
+    subject: Subject,
+    entries: list[Entry],
+    first_token: int,
+    distances: Sequence[int],
+    seed: int,
+    progress: Progress | None,
+) -> dict[str, np.ndarray]:
+    """Losses of random tokens that come again, of every entry, by distance."""
+    found = []
+    for entry in entries:
+        with entry.open(subject.model):
+            for distance in distances:
+                _forget_length(subject)
+                found.append(
+                    copy_losses(subject, first_token=first_token, distance=distance, seed=seed)
+                )
+                if progress is not None:
+                    progress(REPEATS * (1 + 2 * distance))
+    losses = np.reshape(found, (len(entries), len(distances), -1))
+    return {"copy_loss": losses, "copy_distance": np.array(distances)}
 
 
 def _measure_retrieval(
@@ -278,7 +318,12 @@ def _measure_retrieval(
 def _prompt_lengths(
     model: PreTrainedModel, lengths: Int[Tensor, " sequence"], plan: Retrieval
 ) -> tuple[int, ...]:
-    return plan.lengths_within(min(trained_context(model), int(lengths.max())))
+    return plan.lengths_within(_context_of(model, lengths))
+
+
+def _context_of(model: PreTrainedModel, lengths: Int[Tensor, " sequence"]) -> int:
+    """The trained context, or that of the text where it is shorter."""
+    return min(trained_context(model), int(lengths.max()))
 
 
 def _look_for(subject: Subject, needles: Haystack) -> Float[np.ndarray, "depth trial"]:
