@@ -20,6 +20,7 @@ from tiny_checkpoints import save_tiny
 
 from ropelens.commands.app import main
 
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PLAN = "ropelens: plan: "
 NAMES = ("heads.csv", "index.html", "profile.nc", "run.json")
 MAIN = "from ropelens.commands.app import main; main()"
@@ -59,7 +60,7 @@ def here(
     *args: object,
 ) -> Ended:
     """What `run` does as `program *args` in this process, which is left as it was."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in STOPPING}
     capfd.readouterr()
     try:
         with (
