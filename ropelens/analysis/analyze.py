@@ -26,7 +26,6 @@ from transformers import PreTrainedModel
 from ropelens.analysis.analysis import Analysis
 from ropelens.analysis.plan import Plan, Source, plan_analysis
 from ropelens.errors import BadArgument
-from ropelens.files.folder import fingerprint
 from ropelens.files.progress import ShowProgress, opening, silent
 from ropelens.measure.excerpt import check_excerpts
 from ropelens.measure.heads import classify_heads
@@ -35,6 +34,7 @@ from ropelens.measure.tokens import check_rows
 from ropelens.measure.truncate import check_truncation, plan_truncation
 from ropelens.models.bridge import bridge
 from ropelens.models.bundled import sample_path
+from ropelens.models.checkpoint import fingerprint
 from ropelens.models.ids import read_ids
 from ropelens.models.load import load_tokenizer, open_checkpoint
 from ropelens.models.memory import explain_full_memory

@@ -8,6 +8,7 @@ import typer
 
 import ropelens as rl
 from ropelens.commands import options
+from ropelens.commands.terminal import print_tables
 
 
 def rope(
@@ -67,12 +68,9 @@ def rope(
       ropelens rope ./my-llama
       ropelens rope --variant p-rope:0.75 --head-dim 128
     """
-    from rich.console import Console
-
     from ropelens.commands.tables import rotation_tables, variant_table
     from ropelens.rope.formulas import Shape
 
-    console = Console(highlight=False)
     chosen = None if variant is None else rl.parse_variant(variant)
     named = options.given(run)
     formula = [flag for name, flag in named.items() if name in ("base", "trained_context")]
@@ -86,7 +84,7 @@ def rope(
         if head_dim % 2:
             raise typer.BadParameter(f"--head-dim {head_dim} is odd; planes are pairs")
         shape = Shape(head_dim, base, trained_context, context or 0)
-        console.print(variant_table(chosen, shape))
+        print_tables(variant_table(chosen, shape))
         return
     loaded, _ = rl.load(
         model,
@@ -98,5 +96,4 @@ def rope(
     )
     with rl.edit_rope(loaded, *([variant] if variant else [])):
         rotation = rl.measure_rope(loaded, context=context)
-    for table in rotation_tables(rotation, verbose=verbose):
-        console.print(table)
+    print_tables(*rotation_tables(rotation, verbose=verbose))

@@ -23,10 +23,11 @@ from ropelens.comparison.measure import (
 )
 from ropelens.comparison.pairs import partners
 from ropelens.errors import BadArgument
-from ropelens.files.folder import file_name, fingerprint
+from ropelens.files.folder import file_name
 from ropelens.files.progress import ShowProgress, silent
 from ropelens.files.results import open_profile
 from ropelens.measure.profile import versions
+from ropelens.models.checkpoint import fingerprint
 from ropelens.statistics.measures import compared
 from ropelens.train.data import DATA
 

@@ -111,6 +111,12 @@ def prepare_data(folder: Path, source: Source, texts: Texts, *, batch: int) -> d
         "dataset": source.dataset,
     }
     make_folder(folder)
+    begun = any((folder / name).exists() for name in (DATA, ".lock"))
+    if not begun and any(folder.iterdir()):
+        raise BadArgument(
+            f"{folder} holds files that are not of a run; the tokens would mix with them.",
+            attempt="another --out",
+        )
     with FileLock(folder / ".lock"):
         path = folder / DATA
         if not path.exists():

@@ -30,6 +30,13 @@ UNSAID = {"history_every": 0}
 PACKAGES = ("ropelens", "torch", "transformers", "accelerate", "tokenizers", "numpy")
 
 
+WRITTEN = (
+    *("config.json", "generation_config.json", "model.safetensors", "study.json"),
+    *("tokenizer.json", "tokenizer_config.json", "metrics.csv", "history", "checkpoints"),
+)
+"""What a run writes after its run.json; without that it is somebody else's."""
+
+
 class Busy(BadArgument):
     """Another process is at work on the run."""
 
@@ -53,7 +60,7 @@ def settled(out: Path, settings: Settings) -> Settings:
     """
     path = out / "run.json"
     if not path.exists():
-        check_free(out, of=("config.json", "model.safetensors", "study.json"))
+        check_free(out, of=WRITTEN)
         precision = chosen_precision(settings.precision, kept=None)
         return dataclasses.replace(settings, precision=precision)
     before = read_json(path).get("settings")

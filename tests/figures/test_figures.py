@@ -435,3 +435,12 @@ def test_changes_stand_with_their_intervals_by_kind_of_token():
     assert figure.layout.yaxis.categoryarray == ("b", "a")
     with pytest.raises(BadArgument, match="columns missing: \\['low'\\]"):
         rl.plot_silenced(table.drop(columns="low"))
+
+
+def test_planes_that_turn_alike_and_the_longest_wavelengths_have_a_place() -> None:
+    """A base of almost 1, and one of 1e30."""
+    edges, planes = common_columns(np.full((2, 4), 6.28))
+    assert len(edges) == planes.shape[1] + 1 >= 2
+    assert (planes >= 0).all()
+    axis = wavelength_axis(np.geomspace(6.28, 6e30, 8)[None])
+    assert len(axis["tickvals"]) == 30

@@ -112,7 +112,9 @@ def test_a_folder_of_other_results_is_left_alone(text: Path, tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
-@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "study.json"])
+@pytest.mark.parametrize(
+    "file", ["config.json", "model.safetensors", "study.json", "metrics.csv", "history"]
+)
 def test_another_model_is_not_written_over(text: Path, tmp_path: Path, file: str) -> None:
     (tmp_path / file).write_text("{}")
     (tmp_path / "tokenizer.json").write_text("its own")
@@ -122,6 +124,16 @@ def test_another_model_is_not_written_over(text: Path, tmp_path: Path, file: str
         file: "{}",
         "tokenizer.json": "its own",
     }
+
+
+def test_a_data_folder_of_others_is_not_filled(text: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "run" / "data" / "train.npy"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    with pytest.raises(BadArgument, match="data holds files that are not of a run"):
+        train([text], out=tmp_path / "run", **OPTIONS)
+    assert list(mine.parent.iterdir()) == [mine]
+    assert mine.read_text() == "mine"
 
 
 def test_others_may_read_a_model_as_its_config(run: Path) -> None:
