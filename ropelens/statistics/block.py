@@ -56,7 +56,8 @@ class Vectors:
         dtype = torch.promote_types(call.query.dtype, torch.float32)
         q, k = call.query.to(dtype), call.key.to(dtype)
         position = torch.arange(q.shape[2], device=q.device)
-        still = unrotate(q, position, planes), unrotate(k, position, planes)
+        of_keys = planes.of_keys(k.shape[1])
+        still = unrotate(q, position, planes), unrotate(k, position, of_keys)
         return cls(call, planes, tokens.to(k.device), q, k, *still, sinks)
 
     def plane_norms(
