@@ -30,6 +30,7 @@ from ropelens.files.progress import ShowProgress, opening, silent
 from ropelens.measure.excerpt import check_excerpts
 from ropelens.measure.heads import classify_heads
 from ropelens.measure.profile import profile_in_stages, versions
+from ropelens.measure.token_sets import attention_on as tokens_of
 from ropelens.measure.tokens import check_rows
 from ropelens.measure.truncate import check_truncation, plan_truncation
 from ropelens.models.bridge import bridge
@@ -50,7 +51,7 @@ from ropelens.models.texts import (
     tokenize,
 )
 from ropelens.models.tokens import check_tokens
-from ropelens.report.words import describe_heads, scope
+from ropelens.report.words import describe_attention_on, describe_heads, scope
 from ropelens.statistics.rows import HowMany
 
 LONGEST_DEFAULT_CONTEXT = 2048
@@ -70,6 +71,7 @@ def analyze(
     tokenizer: Any = None,
     ids: str | Path | None = None,
     prompts: Sequence[str] = (),
+    attention_on: Sequence[str] = (),
     context: int | None = None,
     sequences: int | None = None,
     rows: HowMany = "auto",
@@ -106,6 +108,8 @@ def analyze(
     of sequences of up to 2,048 tokens, 512 of longer ones (see `ropelens.profile`).
     `batch_size` sequences run together, by default as many as the memory takes. `prompts` are
     texts to look into, token by token, of up to 256 tokens each; without, pieces of the text.
+    `attention_on` are tokens ("'", "punctuation", "repeated") that heads are searched by: how
+    much attention each gives them (see `ropelens.attention_on`).
 
     `truncation` asks for a sweep too: options of `ropelens.truncate` (keep, ends, bands,
     controls, measures), {} for its defaults; it sees the same sequences, rows and seed.
@@ -133,6 +137,7 @@ def analyze(
             read = _sequences(material, lengths, source, context, sequences, seed)
             looked = [prompt_tokens(prompt, source.tokenizer) for prompt in prompts]
             check_excerpts(source.config, looked)
+            searched = [tokens_of(read.tokens, what, source.tokenizer) for what in attention_on]
         eager = backend == "transformer-lens"
         plan = plan_analysis(source, read, rows=rows, batch_size=batch_size, eager=eager)
         if announce is not None:
@@ -169,6 +174,7 @@ def analyze(
                 documents=read.documents,
                 tokenizer=tokenizer,
                 excerpts=looked,
+                statistics=[row for rows_of in searched for row in rows_of],
                 rows=plan.rows,
                 batch_size=plan.batch_size,
                 seed=seed,
@@ -192,7 +198,11 @@ def analyze(
     provenance = {
         "kind": "analysis" if swept is None else "truncation",
         "command": facts["command"],
-        "findings": [*describe_heads(heads), *filter(None, [scope(measured.attrs)])],
+        "findings": [
+            *describe_heads(heads),
+            *describe_attention_on(measured),
+            *filter(None, [scope(measured.attrs)]),
+        ],
         "arguments": arguments,
         "model": {
             "name": measured.attrs["model"],
@@ -223,7 +233,8 @@ def _arguments(given: dict[str, Any]) -> dict[str, Any]:
     for name in ("tokenizer", "ids"):
         value = given[name]
         arguments[name] = str(value) if isinstance(value, (str, Path)) else None
-    arguments["prompts"] = list(given["prompts"])
+    for name in ("prompts", "attention_on"):
+        arguments[name] = list(given[name])
     arguments["text"] = "tokens"
     if text is None or isinstance(text, (Path, str, Sequence)):
         parts = [text] if isinstance(text, (Path, str)) else text or []

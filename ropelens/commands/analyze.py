@@ -59,6 +59,15 @@ def analyze(
         list[Path] | None,
         typer.Option(metavar="FILE", help="The same, from a file.", show_default=False),
     ] = None,
+    attention_on: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOKEN",
+            help='Search for heads by the tokens they attend to: a text such as "\'", '
+            "punctuation, or repeated; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     context: options.Context = None,
     sequences: options.SequenceCount = None,
     rows: options.Rows = "auto",
@@ -102,6 +111,7 @@ def analyze(
         ids=ids,
         tokenizer=tokenizer,
         prompts=[*(prompt or []), *read_documents(prompt_file or [])],
+        attention_on=attention_on or [],
         context=context,
         sequences=sequences,
         rows=rows,

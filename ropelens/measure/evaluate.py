@@ -144,11 +144,10 @@ def evaluate(
     - "labels": the attention budget and `label` (edit, layer, head), with `Thresholds()`, and
       `label_changed`, 1 or 0; `labels_changed_resampled` (edit, resample), how many heads
       change their label when groups of sequences are drawn again; `selectivity`, `q_norm` and
-      `k_norm` of the model as it is. An edit under which heads of one layer rotate
-      differently has no budget: its bits are NaN, its labels "".
+      `k_norm` of the model as it is.
 
     Coordinates `inv_freq` (rad/token) and `wavelength` (tokens) say how the model rotates as
-    it is (layer, frequency); they are missing where heads of one layer rotate differently.
+    it is (layer, frequency), as those of `profile` do.
 
     See docs/measures.md for definitions. All measures on the text come from one forward pass
     of an entry. The model is left as it was, on errors too.
@@ -165,8 +164,7 @@ def evaluate(
 
     values = {"edit": np.array([entry.name for entry in entries], dtype=object)}
     dataset = xr.Dataset()
-    if entries[0].planes is not None:
-        dataset = dataset.assign_coords(plane_coordinates(entries[0].planes))
+    dataset = dataset.assign_coords(plane_coordinates(entries[0].planes))
     if wanted & ON_TEXT:
         stated = stated_context(subject.model.config)
         text = [TextFindings(entry, wanted, corpus, stated) for entry in entries]
@@ -178,7 +176,7 @@ def evaluate(
     if "labels" in wanted:
         labels, profile = label_values(text)
         values |= labels
-        dataset = dataset if profile is None else profile[of_planes()]
+        dataset = profile[of_planes()]
     if "induction" in wanted:
         first = int(corpus.tokens[0, 0])
         values |= _measure_repeats(subject, entries, own, first, seed, progress)

@@ -61,8 +61,8 @@ class TextFindings:
         return torch.tensor([*inner, longest])
 
     def fit(self, subject: Subject, *, seed: int) -> None:
-        """Fit the models of the budget, where labels are wanted and there can be any."""
-        if self.entry.planes is None or "labels" not in self.wanted:
+        """Fit the models of the budget, where labels are wanted."""
+        if "labels" not in self.wanted:
             return
         with self.entry.open(subject.model):
             self.fits = fit_layers(
@@ -70,10 +70,8 @@ class TextFindings:
             )
 
     @property
-    def profile(self) -> xr.Dataset | None:
-        """The profile of the entry; None where heads of one layer rotate differently."""
-        if self.entry.planes is None:
-            return None
+    def profile(self) -> xr.Dataset:
+        """The profile of the entry."""
         return summarize(self.sums, self.entry.planes).assign(
             budget_variables(self.sums, self.fits)
         )
@@ -171,38 +169,25 @@ def text_values(text: list[TextFindings], wanted: set[str]) -> dict[str, np.ndar
     return values
 
 
-def _resampled_changes(profiles: list[xr.Dataset | None]) -> Float[np.ndarray, "edit resample"]:
+def _resampled_changes(profiles: list[xr.Dataset]) -> Float[np.ndarray, "edit resample"]:
     """How many heads have another label than in the first profile, sequences drawn again.
 
-    Each draw is of the same sequences for all; NaN where a profile is missing, or all of them
-    are one group.
+    Each draw is of the same sequences for all; NaN where all of them are one group.
     """
-    changes = np.full((len(profiles), RESAMPLES), np.nan)
-    if profiles[0] is None or profiles[0].sizes["group"] < 2:
-        return changes
-    labels = [
-        None if p is None else resample_labels(p, Thresholds(), resamples=RESAMPLES, seed=0)
-        for p in profiles
-    ]
-    for count, now in zip(changes, labels, strict=True):
-        if now is not None:
-            count[:] = (now != labels[0]).sum(axis=(1, 2))
-    return changes
+    if profiles[0].sizes["group"] < 2:
+        return np.full((len(profiles), RESAMPLES), np.nan)
+    labels = [resample_labels(p, Thresholds(), resamples=RESAMPLES, seed=0) for p in profiles]
+    return np.stack([(now != labels[0]).sum(axis=(1, 2)) for now in labels]).astype(float)
 
 
-def label_values(
-    text: list[TextFindings],
-) -> tuple[dict[str, np.ndarray], xr.Dataset | None]:
+def label_values(text: list[TextFindings]) -> tuple[dict[str, np.ndarray], xr.Dataset]:
     """The budget and label of every head of every entry, by the names of `EVALUATED`.
 
-    With the profile of the model as it is, where it has one.
+    With the profile of the model as it is.
     """
     profiles = [found.profile for found in text]
-    heads = text[0].heads
-    missing = np.full((len(heads), max(heads.values())), np.nan)
     names = (*columns("budget"), "positional_fraction", "label")
-    unknown = dict.fromkeys(names, missing) | {"label": np.full(missing.shape, "", object)}
-    each = [unknown if p is None else head_values(p, Thresholds()) for p in profiles]
+    each = [head_values(p, Thresholds()) for p in profiles]
     values = {name: np.stack([one[name] for one in each]) for name in names}
     labels, missing = values["label"], np.isnan(values["total_bits"])
     changed = np.where(missing | missing[0], np.nan, (labels != labels[0]).astype(float))
