@@ -20,6 +20,7 @@ from ropelens.files.results import open_results, save_results
 from ropelens.measure.evaluate import evaluate
 from ropelens.measure.heads import claim_numbers, head_values
 from ropelens.measure.profile import profile
+from ropelens.measure.savepoint import remove_savepoint, savepoint
 from ropelens.models.load import load
 from ropelens.statistics.claim import judge
 from ropelens.statistics.labels import Thresholds
@@ -166,7 +167,8 @@ def cached(
 ) -> xr.Dataset:
     """The dataset at `path` where it was made by this very `key`; else made, and kept there.
 
-    A stopped comparison goes on from what is there, if it has all `variables`.
+    A stopped comparison goes on from what is there, if it has all `variables`; or from within
+    what was being measured.
     """
     text = json.dumps(key, sort_keys=True)
     if path.exists():
@@ -174,7 +176,10 @@ def cached(
             kept = open_results(path, "measurement")
             if kept.attrs.get("key") == text and kept.variables.keys() >= set(variables):
                 return kept
-    made = make().assign_attrs(kind="measurement", key=text)
+    unfinished = path.parent / f".{path.stem}"
+    with savepoint(unfinished, key):
+        made = make().assign_attrs(kind="measurement", key=text)
     path.parent.mkdir(parents=True, exist_ok=True)
     save_results(made, path)
+    remove_savepoint(unfinished)
     return made
