@@ -13,6 +13,7 @@ from ropelens.commands.terminal import (
     finish,
     print_plan,
     say_plan,
+    stopped_in_its_words,
     this_command,
 )
 
@@ -24,6 +25,7 @@ class Backend(StrEnum):
     transformer_lens = "transformer-lens"
 
 
+@stopped_in_its_words()
 def analyze(
     run: typer.Context,
     model: options.Model = "bundled",
@@ -105,6 +107,7 @@ def analyze(
     with opening(show_progress, "starting"):  # torch and transformers take seconds
         from ropelens.analysis.analyze import analyze as measure
         from ropelens.analysis.summary import summarize
+        from ropelens.measure.savepoint import UNFINISHED, remove_savepoint
     analysis = measure(
         model,
         text,
@@ -123,6 +126,7 @@ def analyze(
         revision=revision,
         local_files_only=local_files_only,
         trust_remote_code=trust_remote_code,
+        cache=out and out / UNFINISHED,
         progress=show_progress,
         announce=print_plan if plan else say_plan,
         command=this_command(),
@@ -130,4 +134,5 @@ def analyze(
     assert out is not None  # for a plan is not carried out
     with opening(show_progress, "writing"):
         page = analysis.save(out)
+    remove_savepoint(out / UNFINISHED)
     finish(summarize(analysis), page)

@@ -22,6 +22,7 @@ from ropelens.measure.copying import NEAREST
 from ropelens.measure.evaluate import evaluate
 from ropelens.measure.heads import claim_numbers, head_values
 from ropelens.measure.profile import profile
+from ropelens.measure.savepoint import remove_savepoint, savepoint
 from ropelens.measure.tasks import SHORTEST, Retrieval
 from ropelens.models.load import load
 from ropelens.statistics.claim import judge
@@ -194,7 +195,8 @@ def cached(
 ) -> xr.Dataset:
     """The dataset at `path` where it was made by this very `key`; else made, and kept there.
 
-    A stopped comparison goes on from what is there, if it has all `variables`.
+    A stopped comparison goes on from what is there, if it has all `variables`; or from within
+    what was being measured.
     """
     text = json.dumps(key, sort_keys=True)
     if path.exists():
@@ -202,7 +204,10 @@ def cached(
             kept = open_results(path, "measurement")
             if kept.attrs.get("key") == text and kept.variables.keys() >= set(variables):
                 return kept
-    made = make().assign_attrs(kind="measurement", key=text)
+    unfinished = path.parent / f".{path.stem}"
+    with savepoint(unfinished, key):
+        made = make().assign_attrs(kind="measurement", key=text)
     path.parent.mkdir(parents=True, exist_ok=True)
     save_results(made, path)
+    remove_savepoint(unfinished)
     return made

@@ -94,8 +94,8 @@ def plot_horizons(found: xr.Dataset, *, variants: Sequence[str] | None = None) -
             x, y = surviving(values, farthest)
             if values.size:
                 onto = "tonexty" if end == "horizon_high" else None
-                look = {"mode": "lines", "showlegend": False, "hoverinfo": "skip", **fill}
-                figure.add_scatter(x=x + 1, y=100 * y, fill=onto, legendgroup=name, **look)
+                band = {"mode": "lines", "showlegend": False, "hoverinfo": "skip", **fill}
+                figure.add_scatter(x=x + 1, y=100 * y, fill=onto, legendgroup=name, **band)
         x, y = surviving(_values(of_variant["horizon"]), farthest)
         figure.add_scatter(
             x=x + 1,

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from ropelens.errors import BadArgument, words_of
 
@@ -267,12 +268,13 @@ def file_name(text: str) -> str:
     return "".join(c if c.isalnum() or c in "._-" else "-" for c in text)
 
 
-def write_whole(path: str | Path, content: str | bytes) -> Path:
+def write_whole(path: str | Path, content: str | bytes | Callable[[BinaryIO], None]) -> Path:
     """Write a file aside and rename it into place: never half a file, nor none.
 
     What UTF-8 cannot hold (lone surrogates of a broken tokenizer) becomes a backslash
-    escape. On an error the file that was there stays, and nothing is left beside it; what a
-    killed process left, the next one that writes the file takes away.
+    escape. `content` may also write to the file itself. On an error the file that was there
+    stays, and nothing is left beside it; what a killed process left, the next one that writes
+    the file takes away.
     """
     path = Path(path)
     if isinstance(content, str):
@@ -282,7 +284,10 @@ def write_whole(path: str | Path, content: str | bytes) -> Path:
     with _alone(path.parent):
         try:
             with aside.open("wb") as file:
-                file.write(content)
+                if callable(content):
+                    content(file)
+                else:
+                    file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             aside.replace(path)

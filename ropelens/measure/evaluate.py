@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from ropelens.measure.evaluate_text import (
 )
 from ropelens.measure.profile import describe_run
 from ropelens.measure.repeats import REPEATS, repeat_length, repeat_scores
+from ropelens.measure.savepoint import Stage, begin_stage
 from ropelens.measure.summary import number_dims, plane_coordinates
 from ropelens.measure.tasks import Haystack, Retrieval, hide_needles
 from ropelens.measure.terms import MEASURES, wanted_measures
@@ -162,16 +164,27 @@ def evaluate(
     wanted, rows = wanted_measures(measures), rows_for(rows, corpus.context)
     own, entries = entries_of(subject, edits or {}, context=corpus.context)
 
+    kept = begin_stage()
+    so_far = _SoFar(kept, **(kept.state or {}))
+    progress = kept.counting(progress)
     values = {"edit": np.array([entry.name for entry in entries], dtype=object)}
     dataset = xr.Dataset()
     dataset = dataset.assign_coords(plane_coordinates(entries[0].planes))
     if wanted & ON_TEXT:
         stated = stated_context(subject.model.config)
-        text = [TextFindings(entry, wanted, corpus, stated) for entry in entries]
+        text = [
+            TextFindings(entry, wanted, corpus, stated, **found)
+            for entry, found in zip(entries, so_far.text or [{}] * len(entries), strict=True)
+        ]
         for found in text:
             found.fit(subject, seed=seed)
-        for batch in batches(subject, corpus, rows=rows, seed=seed, batch_size=batch_size):
+            so_far.save(text)
+        left = range(text[0].sequences, len(corpus))
+        for batch in batches(
+            subject, corpus, rows=rows, seed=seed, chosen=left, batch_size=batch_size
+        ):
             measure_batch(subject, batch, text, progress)
+            so_far.save(text)
         values |= text_values(text, wanted)
     if "labels" in wanted:
         labels, profile = label_values(text)
@@ -179,14 +192,14 @@ def evaluate(
         dataset = profile[of_planes()]
     if "induction" in wanted:
         first = int(corpus.tokens[0, 0])
-        values |= _measure_repeats(subject, entries, own, first, seed, progress)
+        values |= _measure_repeats(subject, entries, own, first, seed, so_far, progress)
     if "copying" in wanted:
         at = copy_distances(distances, _context_of(subject.model, corpus.lengths))
         first = int(corpus.tokens[0, 0])
-        values |= _measure_copying(subject, entries, first, at, seed, progress)
+        values |= _measure_copying(subject, entries, first, at, seed, so_far, progress)
     if "retrieval" in wanted:
         plan = retrieval or Retrieval()
-        values |= _measure_retrieval(subject, entries, corpus, plan, seed, progress)
+        values |= _measure_retrieval(subject, entries, corpus, plan, seed, so_far, progress)
     rows_of = {name: EVALUATED[name] for name in values}
     dataset = dataset.assign(
         {name: xr.Variable(r.dims, values[name], r.attrs) for name, r in rows_of.items()}
@@ -194,6 +207,26 @@ def evaluate(
     dataset = number_dims(dataset)
     dataset.attrs = describe_run(subject.model, corpus, documents, rows=rows, seed=seed)
     return dataset
+
+
+@dataclass
+class _SoFar:
+    """What an evaluation has found: on the text; on repeats, copies and needles by entry."""
+
+    kept: Stage
+    text: list[dict[str, Any]] = field(default_factory=list)
+    repeats: list[dict[str, np.ndarray]] = field(default_factory=list)
+    copies: list[Float[np.ndarray, "distance trial"]] = field(default_factory=list)
+    hits: list[Float[np.ndarray, "length depth trial"]] = field(default_factory=list)
+
+    def save(self, text: Sequence[TextFindings] = ()) -> None:
+        """Keep it; `text` is what there is on the text, where that has grown."""
+        self.kept.save(lambda: self._with(text))
+
+    def _with(self, text: Sequence[TextFindings]) -> dict[str, Any]:
+        self.text = [found.state for found in text] or self.text
+        names = ("text", "repeats", "copies", "hits")
+        return {name: getattr(self, name) for name in names}
 
 
 def tokens_of_entry(
@@ -225,12 +258,12 @@ def _measure_repeats(
     own: list[Planes],
     first_token: int,
     seed: int,
-    progress: Progress | None,
+    so_far: _SoFar,
+    progress: Progress,
 ) -> dict[str, np.ndarray]:
     """Attention and losses on repeated random tokens, as `profile` has them, of every entry."""
     length = repeat_length(subject.model)
-    found: dict[str, list[np.ndarray]] = {}
-    for entry in entries:
+    for entry in entries[len(so_far.repeats) :]:
         with entry.open(subject.model):
             _forget_length(subject)
             # Only attention is looked at here, so any planes will do.
@@ -239,16 +272,12 @@ def _measure_repeats(
             )
         # The repetition's first token is announced by nothing; the others by their past.
         first, second = scores.losses[:, 2 : length + 1], scores.losses[:, length + 2 :]
-        measured = {
-            **scores.values,
-            "first_loss": first.mean(1).numpy(),
-            "repeat_loss": second.mean(1).numpy(),
-        }
-        for name, values in measured.items():
-            found.setdefault(name, []).append(values)
-        if progress is not None:
-            progress(scores.losses.numel())
-    return {name: np.stack(values) for name, values in found.items()}
+        losses = {"first_loss": first.mean(1).numpy(), "repeat_loss": second.mean(1).numpy()}
+        so_far.repeats.append(scores.values | losses)
+        progress(scores.losses.numel())
+        so_far.save()
+    names = so_far.repeats[0]
+    return {name: np.stack([of[name] for of in so_far.repeats]) for name in names}
 
 
 def _measure_copying(
@@ -257,21 +286,22 @@ def _measure_copying(
     first_token: int,
     distances: Sequence[int],
     seed: int,
-    progress: Progress | None,
+    so_far: _SoFar,
+    progress: Progress,
 ) -> dict[str, np.ndarray]:
     """Losses of random tokens that come again, of every entry, by distance."""
-    found = []
-    for entry in entries:
+    for entry in entries[len(so_far.copies) :]:
+        found = []
         with entry.open(subject.model):
             for distance in distances:
                 _forget_length(subject)
                 found.append(
                     copy_losses(subject, first_token=first_token, distance=distance, seed=seed)
                 )
-                if progress is not None:
-                    progress(REPEATS * (1 + 2 * distance))
-    losses = np.reshape(found, (len(entries), len(distances), -1))
-    return {"copy_loss": losses, "copy_distance": np.array(distances)}
+                progress(REPEATS * (1 + 2 * distance))
+        so_far.copies.append(np.stack(found))
+        so_far.save()
+    return {"copy_loss": np.stack(so_far.copies), "copy_distance": np.array(distances)}
 
 
 def _measure_retrieval(
@@ -280,7 +310,8 @@ def _measure_retrieval(
     corpus: Corpus,
     plan: Retrieval,
     seed: int,
-    progress: Progress | None,
+    so_far: _SoFar,
+    progress: Progress,
 ) -> dict[str, np.ndarray]:
     """Which needles every entry finds, by the length of the prompt and the needle's depth."""
     rows = zip(corpus.tokens, corpus.lengths, strict=True)
@@ -298,13 +329,14 @@ def _measure_retrieval(
         )
         for length in at
     ]
-    hits = []
-    for entry in entries:
+    for entry in entries[len(so_far.hits) :]:
         with entry.open(subject.model):
-            hits.append([_look_for(subject, of_length) for of_length in needles])
-        if progress is not None:
-            progress(sum(of_length.prompts.numel() for of_length in needles))
-    hit = np.array(hits, dtype=np.float64)
+            so_far.hits.append(
+                np.array([_look_for(subject, of_length) for of_length in needles])
+            )
+        progress(sum(of_length.prompts.numel() for of_length in needles))
+        so_far.save()
+    hit = np.stack(so_far.hits)
     return {
         "retrieval": hit.mean(-1),
         "retrieval_hit": hit,

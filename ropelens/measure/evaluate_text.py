@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +31,11 @@ RESAMPLES = 400
 """Draws of the sequences that intervals of label changes are read from."""
 
 
+BY_BATCH = ("losses", "predicted", "seen_losses")
+FOUND = ("sums", "fits", "change", "heads", "rows", *BY_BATCH)
+"""What of `TextFindings` is found; the rest says of what."""
+
+
 @dataclass
 class TextFindings:
     """What is found on the text for one entry; grows with every batch.
@@ -51,6 +57,19 @@ class TextFindings:
     rows: float = 0.0
 
     @property
+    def state(self) -> dict[str, Any]:
+        """All that is found so far, by name, to begin others with."""
+        state = {name: getattr(self, name) for name in FOUND}
+        if self.losses:
+            state |= {name: [torch.cat(state[name])] for name in BY_BATCH}
+        return state
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that are measured."""
+        return sum(map(len, self.losses))
+
+    @property
     def edges(self) -> Int[Tensor, " edge"]:
         """Edges of the bins of positions, two an octave, and the context: no bin mixes what
         lies within it and past it."""
@@ -62,7 +81,7 @@ class TextFindings:
 
     def fit(self, subject: Subject, *, seed: int) -> None:
         """Fit the models of the budget, where labels are wanted."""
-        if "labels" not in self.wanted:
+        if "labels" not in self.wanted or self.fits:
             return
         with self.entry.open(subject.model):
             self.fits = fit_layers(
@@ -105,15 +124,14 @@ class TextFindings:
 
 
 def measure_batch(
-    subject: Subject, batch: Batch, text: list[TextFindings], progress: Progress | None
+    subject: Subject, batch: Batch, text: list[TextFindings], progress: Progress
 ) -> None:
     """One forward pass of each entry over a batch, every measure beside it."""
     kept: dict[int, AttentionCall] = {}
     for found in text:
         with found.entry.open(subject.model):
             _measure_entry(subject, batch, found, kept)
-        if progress is not None:
-            progress(int(batch.text.lengths.sum()))
+        progress(int(batch.text.lengths.sum()))
 
 
 def _measure_entry(

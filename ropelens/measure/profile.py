@@ -30,6 +30,7 @@ from ropelens.measure.excerpt import (
     turn_alike,
 )
 from ropelens.measure.repeats import repeat_length, repeat_scores
+from ropelens.measure.savepoint import begin_stage
 from ropelens.measure.summary import summarize
 from ropelens.measure.tokens import as_corpus
 from ropelens.models.paths import check_document
@@ -168,11 +169,21 @@ def profile_in_stages(
             length=repeat_length(subject.model),
             seed=seed,
         )
-    with stage("fitting the budget", total=len(planes), unit="layers") as progress:
-        fits = fit_layers(
-            subject, text, planes=planes, surrogates=surrogates, seed=seed, progress=progress
-        )
-    with stage(MEASURING, total=int(text.lengths.sum()), unit="tokens") as progress:
+    kept = begin_stage()
+    fits, sums = kept.state or (None, None)
+    if fits is None:
+        with stage("fitting the budget", total=len(planes), unit="layers") as progress:
+            fits = fit_layers(
+                subject,
+                text,
+                planes=planes,
+                surrogates=surrogates,
+                seed=seed,
+                progress=progress,
+            )
+        kept.save(lambda: (fits, None))
+    left = int(text.lengths.sum()) - kept.tokens
+    with stage(MEASURING, total=left, unit="tokens") as progress:
         sums = collect(
             subject,
             text,
@@ -182,7 +193,9 @@ def profile_in_stages(
             fits=fits,
             seed=seed,
             batch_size=batch_size,
-            progress=progress,
+            progress=kept.counting(progress),
+            sums=sums,
+            save=lambda sums: kept.save(lambda: (fits, sums)),
         )
     dataset = summarize(sums, planes, extra=statistics)
     dataset = dataset.assign(budget_variables(sums, fits))

@@ -75,10 +75,10 @@ class Fitted:
         """Sums over some of the sequences, with the fits of all."""
         return collect(
             as_subject(self.model),
-            self.text.part(part, width=width or self.text.tokens.shape[1]),
+            self.text.part(slice(None), width=width or self.text.tokens.shape[1]),
             planes=self.planes,
             fits=self.fits,
-            first=part.start or 0,
+            chosen=range(*part.indices(len(self.text))),
             **options,
         )
 
