@@ -10,6 +10,8 @@ p-rope-reversed:0.75 worse. No previous-token head in the first layer of nope. P
 at short wavelengths, and content in the planes that stand still.
 
     python analyses/variants.py --text FOLDER --valid FOLDER [--runs runs/variants]
+    python analyses/variants.py --tokens FOLDER --study analyses/copying.toml \\
+        --runs runs/copying
 
 Trains what analyses/variants.toml names (a day on two cores; stopped, the same command goes
 on, and runs that are there are not trained again), and writes reports/variants/<study>/, where
@@ -29,15 +31,16 @@ REPORTS = HERE.parent / "reports"
 
 
 def main(
-    text: list[Path] = typer.Option(..., help="Text to learn from."),
+    text: list[Path] = typer.Option([], help="Text to learn from."),
     valid: list[Path] = typer.Option([], help="Validation text; else a share of the text."),
+    tokens: Path | None = typer.Option(None, help="Tokens made before, in place of text."),
     study: Path = typer.Option(
         HERE / "variants.toml", help="Variants, seeds and sizes; its name is the report's."
     ),
     runs: Path = typer.Option(Path("runs/variants"), help="Folder of the runs."),
     sequences: int = typer.Option(512, help="Sequences of validation text for the loss."),
 ) -> None:
-    rl.run_study(study, out=runs, text=text, valid=valid)
+    rl.run_study(study, out=runs, text=text, valid=valid, tokens=tokens)
     comparison = rl.compare(
         [runs], cache=runs / "measured", sequences=sequences, progress=rl.show_progress
     )

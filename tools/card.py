@@ -41,7 +41,8 @@ is a tool's test model: it writes the semblance of a novel, and is good for noth
 - trained on: {text}
 - tokens seen: {tokens:,} ({step:,} steps of {batch} sequences of {context}{early})
 - optimizer: AdamW (0.9, 0.95), peak rate {learning_rate:g}, {warmup_steps} steps of
-  warm-up, then cosine to zero; weight decay 0.1, gradients clipped at norm 1; {precision}
+  warm-up, cosine to zero over the last {falling} of the others; weight decay 0.1,
+  gradients clipped at norm 1; {precision}
 - seed: {seed}
 - made with: {versions}
 - licence: MIT
@@ -132,6 +133,7 @@ def model_card(
         **settings["size"] | {k: v for k, v in settings.items() if k != "size"} | now,
         **vars(measured),
         name=name,
+        falling=f"{settings.get('decay', 1):.0%}",
         embeddings="without position embeddings"
         if variant.name == "nope"
         else "with rotary position embeddings",

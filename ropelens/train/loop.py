@@ -127,11 +127,12 @@ def make_optimizer(model: PreTrainedModel) -> torch.optim.AdamW:
 
 
 def learning_rate(settings: Settings, step: int) -> float:
-    """The rate of `step`, counted from 0: up to the peak in a line, then half a cosine."""
+    """The rate of `step`, counted from 0: a line up, flat, half a cosine down."""
     warmup = settings.warmup_steps
     if step < warmup:
         return settings.peak_rate * (step / warmup)
-    done = (step - warmup) / max(1, settings.steps - warmup)
+    flat = (1 - settings.decay) * (settings.steps - warmup)
+    done = max(0, step - warmup - flat) / max(1, settings.steps - warmup - flat)
     return settings.peak_rate * (0.5 * (1 + math.cos(math.pi * done)))
 
 

@@ -57,6 +57,7 @@ def train(
     log_every: int = 10,
     eval_every: int = 250,
     history_every: int = 0,
+    decay: float = 1.0,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Path:
     """Train a LLaMA-style model on `text` in the folder `out`, and return that folder.
@@ -75,10 +76,11 @@ def train(
     width x heads x kv_heads" such as "8x384x6x2".
     `seed` decides the first weights and the order of the text. The tokenizer and the
     tokens are kept in `data`, which runs may share; without it, in `out`/data. AdamW (0.9,
-    0.95), weight decay 0.1, gradients clipped at norm 1, cosine to zero after a warm-up
-    over the first 4% of steps. Weights are float32; `precision` bf16 is autocast over them,
-    and "auto" takes it where it is faster. run.json says which it was, and a run that goes on
-    keeps it. Without `valid`, the last 2% of the sequences are kept for validation.
+    0.95), weight decay 0.1, gradients clipped at norm 1, a warm-up over the first 4% of steps,
+    cosine to zero over the last `decay` of the others. Weights are float32; `precision` bf16
+    is autocast over them, and "auto" takes it where it is faster. run.json says which it was,
+    and a run that goes on keeps it. Without `valid`, the last 2% of the sequences are kept for
+    validation.
 
     Raises:
         BadText: no such text, not UTF-8, or too little of it.
@@ -99,6 +101,7 @@ def train(
         log_every=log_every,
         eval_every=eval_every,
         history_every=history_every,
+        decay=decay,
     )
     wanted = math.ceil(steps * settings.size.batch * (1 + 2 * VALID_SHARE)) + LEAST_VALID
     source = Source(

@@ -28,7 +28,8 @@ class Settings:
     """Everything that decides the numbers of a run, beside its text.
 
     `learning_rate`: the peak of the schedule; None: that of the size. `history_every`: steps
-    between models that are kept beside those of steps 1, 2, 4, ...; 0: no others.
+    between models that are kept beside those of steps 1, 2, 4, ...; 0: no others. `decay`: the
+    share of the steps after the warm-up, the last, in which the rate falls.
 
     Raises:
         BadArgument: naming the value and its limits, or the variants that there are.
@@ -46,6 +47,7 @@ class Settings:
     log_every: int = 10
     eval_every: int = 250
     history_every: int = 0
+    decay: float = 1.0
 
     def __post_init__(self) -> None:
         for name, (low, high) in LIMITS.items():
@@ -56,6 +58,10 @@ class Settings:
         if not 0 < self.peak_rate < math.inf:
             raise BadArgument(
                 f"learning_rate is {self.peak_rate}; it must be a number above 0."
+            )
+        if not 0 <= self.decay <= 1:
+            raise BadArgument(
+                f"decay is {self.decay}; it must be a share of the steps, 0 to 1."
             )
         if self.precision not in get_args(Precision):
             raise BadArgument(

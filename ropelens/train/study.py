@@ -33,13 +33,22 @@ STUDY = "study.json"
 KINDS: Mapping[str, tuple[bool, set[type], str]] = {
     "tuple[str, ...]": (True, {str}, 'a list of texts, such as ["rope"]'),
     "tuple[int, ...]": (True, {int}, "a list of whole numbers, such as [0, 1]"),
+    "float": (False, {int, float}, "a number"),
     "int": (False, {int}, "a whole number"),
     "float | None": (False, {int, float}, "a number"),
     "Precision": (False, {str}, "a text"),
 }
 """What may stand for each type of a study: a list or not, of what, and that in words."""
 
-OF_ALL = ("context", "vocabulary", "steps", "learning_rate", "precision", "history_every")
+OF_ALL = (
+    "context",
+    "vocabulary",
+    "steps",
+    "learning_rate",
+    "precision",
+    "history_every",
+    "decay",
+)
 """Settings that all runs of a study share."""
 
 DATA_FOLDER = "data"
@@ -52,7 +61,8 @@ class Study:
 
     `text` and `valid`: files or folders, from the place of the study file. `learning_rate`:
     the peak of the schedule; None: that of each size. `precision`: "auto" is settled when the
-    study begins, so that all of its runs have the same. `history_every`: as for `train`.
+    study begins, so that all of its runs have the same. `history_every`, `decay`: as for
+    `train`.
     """
 
     variants: tuple[str, ...]
@@ -66,6 +76,7 @@ class Study:
     learning_rate: float | None = None
     precision: Precision = "auto"
     history_every: int = 0
+    decay: float = 1.0
 
 
 @dataclass(frozen=True)

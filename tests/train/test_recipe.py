@@ -15,10 +15,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from trained import NANO, OPTIONS, metrics, text
 from transformers import LlamaForCausalLM, set_seed
+from transformers.optimization import get_wsd_schedule
 
 from ropelens.train import model_config, train
 from ropelens.train.data import spread, training_stages, validation_sequences
-from ropelens.train.loop import VALID_SEQUENCES, batches
+from ropelens.train.loop import VALID_SEQUENCES, batches, learning_rate
 from ropelens.train.settings import Settings
 
 __all__ = ["text"]
@@ -48,6 +49,20 @@ def rate(step: int) -> float:
         return NANO.learning_rate * step / WARMUP
     done = (step - WARMUP) / (STEPS - WARMUP)
     return NANO.learning_rate * (1 + math.cos(math.pi * done)) / 2
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.25, 0.0])
+def test_the_rate_is_that_of_transformers_schedule(decay: float) -> None:
+    """Warm-up, flat, decay."""
+    options = OPTIONS | {"steps": STEPS, "learning_rate": None, "seed": 0}
+    settings = Settings(variant="rope", decay=decay, **options)
+    falling = round(decay * (STEPS - WARMUP))
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=NANO.learning_rate)
+    theirs = get_wsd_schedule(optimizer, WARMUP, falling, num_training_steps=STEPS)
+    for step in range(STEPS):
+        assert learning_rate(settings, step) == pytest.approx(theirs.get_last_lr()[0])
+        optimizer.step()
+        theirs.step()
 
 
 def trained_by_hand(batches: list[Tensor]) -> tuple[list[float], LlamaForCausalLM, int]:
