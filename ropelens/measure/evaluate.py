@@ -216,7 +216,7 @@ def _measure_repeats(
     length = repeat_length(subject.model)
     found: dict[str, list[np.ndarray]] = {}
     for entry in entries:
-        with entry.open(subject.model):
+        with entry.open(subject):
             _forget_length(subject)
             # Only attention is looked at here, so any planes will do.
             scores = repeat_scores(
@@ -262,7 +262,7 @@ def _measure_retrieval(
     ]
     hits = []
     for entry in entries:
-        with entry.open(subject.model):
+        with entry.open(subject):
             hits.append([_look_for(subject, of_length) for of_length in needles])
         if progress is not None:
             progress(sum(of_length.prompts.numel() for of_length in needles))

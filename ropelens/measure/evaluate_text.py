@@ -64,7 +64,7 @@ class TextFindings:
         """Fit the models of the budget, where labels are wanted and there can be any."""
         if self.entry.planes is None or "labels" not in self.wanted:
             return
-        with self.entry.open(subject.model):
+        with self.entry.open(subject):
             self.fits = fit_layers(
                 subject, self.text, planes=self.entry.planes, surrogates=0, seed=seed
             )
@@ -112,7 +112,7 @@ def measure_batch(
     """One forward pass of each entry over a batch, every measure beside it."""
     kept: dict[int, AttentionCall] = {}
     for found in text:
-        with found.entry.open(subject.model):
+        with found.entry.open(subject):
             _measure_entry(subject, batch, found, kept)
         if progress is not None:
             progress(int(batch.text.lengths.sum()))
