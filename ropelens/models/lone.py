@@ -34,22 +34,20 @@ class LoneTokens:
 def lone_tokens(subject: Subject, positions: Int[Tensor, " position"]) -> dict[int, LoneTokens]:
     """By layer, some tokens each alone at each of `positions`.
 
-    Raises `UnsupportedModel` where a layer hides its attention, or one attends to more than
-    the tokens.
+    Raises `UnsupportedModel` where a layer hides its attention, or attends more than once.
     """
     vocabulary = subject.model.config.get_text_config().vocab_size
     tokens = torch.arange(1, TOKENS + 1) * vocabulary // (TOKENS + 2)
     found: dict[int, LoneTokens] = {}
 
     def collect(call: AttentionCall) -> None:
-        if call.layer in found or call.query.shape[::2] != call.key.shape[::2]:
+        if call.layer in found:
             raise UnsupportedModel(
-                f"{type(subject.model).__name__} attends to more than its tokens.",
-                seen=f"layer {call.layer}: {call.query.shape[2]} queries and "
-                f"{call.key.shape[2]} keys for one token"
-                + (", in a second call" if call.layer in found else ""),
-                means="it has a model inside, or attends to something else than its text",
-                attempt="a model of layers that each attend to the tokens once",
+                f"{type(subject.model).__name__} attends more than once in a layer.",
+                seen=f"a second attention call of layer {call.layer} in one pass",
+                means="layers that run again, a model inside the model, or two attentions that "
+                "make one: a head has no one attention matrix",
+                attempt="a model whose layers attend once each",
             )
         both = torch.cat([call.query, call.key], dim=1)[:, :, 0].double().cpu()
         vectors = both.unflatten(0, (len(tokens), -1)).transpose(1, 2).flatten(0, 1)
