@@ -18,6 +18,8 @@ from .statistics.call import AttentionCall as AttentionCall
 from .rope.planes import Planes as Planes
 from .measure.profile import profile as profile
 from .statistics.schema import Statistic as Statistic
+from .measure.token_sets import attention_on as attention_on
+from .measure.token_sets import find_tokens as find_tokens
 from .measure.heads import classify_heads as classify_heads
 from .statistics.labels import Thresholds as Thresholds
 from .measure.means import plane_means as plane_means
@@ -65,6 +67,7 @@ from .figures.claim import plot_claim as plot_claim
 from .figures.comparison import plot_label_counts as plot_label_counts
 from .figures.comparison import plot_loss_change as plot_loss_change
 from .figures.comparison import plot_position_loss as plot_position_loss
+from .figures.comparison import plot_copying as plot_copying
 from .figures.comparison_planes import plot_comparison_planes as plot_comparison_planes
 from .figures.comparison_planes import plot_growth_planes as plot_growth_planes
 from .figures.growth import plot_growth as plot_growth

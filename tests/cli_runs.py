@@ -20,7 +20,9 @@ from tiny_checkpoints import save_tiny
 
 from ropelens.commands.app import main
 
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PLAN = "ropelens: plan: "
+RECORD = '{"kind": "analysis", "findings": ["an earlier one"]}'
 NAMES = ("heads.csv", "index.html", "profile.nc", "run.json")
 MAIN = "from ropelens.commands.app import main; main()"
 
@@ -59,7 +61,7 @@ def here(
     *args: object,
 ) -> Ended:
     """What `run` does as `program *args` in this process, which is left as it was."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in STOPPING}
     capfd.readouterr()
     try:
         with (
@@ -128,11 +130,12 @@ def save_family(folder: Path, name: str, **config: object) -> Path:
 @contextmanager
 def unharmed(folder: Path) -> Iterator[None]:
     """Inside, an earlier run's files in `folder` keep every byte, and nothing joins them."""
+    earlier = {name: f"an earlier {name}" for name in NAMES} | {"run.json": RECORD}
     for name in NAMES:
-        (folder / name).write_bytes(f"an earlier {name}".encode())
+        (folder / name).write_text(earlier[name])
     places = [folder, folder.parent]
     before = {path: sorted(path.iterdir()) for path in places}
     yield
     assert {path: sorted(path.iterdir()) for path in places} == before
     for name in NAMES:
-        assert (folder / name).read_bytes() == f"an earlier {name}".encode()
+        assert (folder / name).read_text() == earlier[name]

@@ -1,185 +1,215 @@
-"""Make text that is meant to teach a small model to copy: prose, and words that come again.
+"""Make the tokens that teach a small model to copy, stage by stage.
 
-    python tools/mixture.py TEXT OUT [--prose 0.5] [--phrases 0.3] [--repeats 0.1] [--lists 0.1]
-        [--characters 30e6] [--nearest 8] [--farthest 480] [--seed 0]
+    python tools/mixture.py TEXT VALID OUT [--seed 0] [--share 1.0]
 
-`TEXT` is a text file or folder, as `ropelens train` reads it. `OUT` gets four files of
-documents, one a line under "text", and `mixture.json`, which says how they were made:
+`TEXT` and `VALID` are text files or folders, as `ropelens train` reads them. `OUT` becomes a
+folder for `ropelens train --tokens`: a tokenizer trained on `TEXT`, an array of sequences for
+each stage below, valid.npy of `VALID` (prose alone), and data.json, which says how they were
+made. The same arguments make the same bytes; `--share` makes so much of every stage.
 
-prose.jsonl    The text itself, cut at line ends into pieces of some 20,000 characters, in
-               random order.
-phrases.jsonl  Phrases of 2 to 5 words that come again and again in random order. A phrase
-               returns after so many words on average, but no distance is certain, so only who
-               looks up what followed the same word before can tell the next one.
-repeats.jsonl  A segment of words that comes back at one distance. In half of the documents the
-               segment fills the distance; in the others new words stand between it and its
-               return.
-lists.jsonl    Lines of "key: value", then the keys again in another order: "key? value". The
-               number of lines is log-uniform from 2 to what a context of 512 tokens holds.
+A sequence is BOS and one document:
 
-Distances are log-uniform from `--nearest` to `--farthest` tokens. Words are drawn at random, so
-that nothing but the document itself predicts them. A document draws all of its words from one
-alphabet: the 300 most frequent words of the text (a token each), all words of the text (a few
-tokens each), or single characters.
+prose    A stretch of the text.
+phrases  Phrases of 2 to 5 words that come again and again in random order. No distance is
+         certain, so only who looks up what followed the same word before can tell the next.
+repeats  A segment that comes back at one distance, log-uniform from 4 tokens to two thirds of
+         the sequence. In half of them it fills the distance; in the others new words stand
+         between it and its return.
+needles  Prose with phrases of 3 to 5 tokens hidden in it, each two or three times.
+lists    Lines of a key of one or two words and a value, then all of them again in another
+         order, as often as fit. The number of lines is log-uniform.
 
-A share is one of characters. Distances are counted in words, at so many tokens a word as a
-vocabulary of 1,024 tokens gives. Documents stand apart in their files. `ropelens train` joins
-them, with its end-of-text token between, to one stream that it cuts into contexts, so that a
-context may begin in the middle of a document.
-
-The same arguments make the same bytes.
+Words are tokens, drawn at random: nothing but the document itself predicts them. A document
+draws from a pool, the most frequent tokens of the text; how many is log-uniform between the
+ends that the stage names. Few words are met often, and copying begins there.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import random
-import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
+from transformers import PreTrainedTokenizerFast
 
-from ropelens.models.texts import read_documents
+from ropelens.train.data import DATA, Source, copy_tokenizer, prepare_data, read_texts
+from ropelens.train.record import write_json
+from ropelens.train.tokens import open_sequences
 
-CONTEXT = 512  # tokens
-PIECE = 20_000  # characters of a document of prose
-CHARACTERS = [chr(c) for c in range(0x21, 0x7F)]
+VOCABULARY = 1024
+CONTEXT = 512
+HIDDEN = 40  # tokens of prose, at least, for each needle that is hidden in it
+COUNTED = 4_000  # sequences of the text that tell how frequent its tokens are
 
 
 @dataclass(frozen=True)
-class Alphabet:
-    """Where the words of a document come from.
+class Stage:
+    """So many `tokens`, in sequences of `length`, of documents by their `shares`.
 
-    `draw` gives one random word. `tokens` is how many tokens a word has about.
+    `pool`: the words that a document draws from, at least and at most. `phrases`: the most
+    different phrases of a document.
     """
 
-    draw: Callable[[random.Random], str]
     tokens: float
+    length: int
+    pool: tuple[int, int]
+    phrases: int
+    shares: Mapping[str, float]
+
+
+STAGES = (
+    Stage(4e6, 64, (60, 60), 8, {"phrases": 1.0}),
+    Stage(5e6, 64, (40, 600), 8, {"phrases": 1.0}),
+    Stage(
+        7e6,
+        CONTEXT,
+        (130, 1000),
+        80,
+        {"prose": 0.45, "phrases": 0.2, "repeats": 0.1, "needles": 0.15, "lists": 0.1},
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Text:
+    """What documents are made of: `prose` [sequence, position] and `words`, frequent first."""
+
+    prose: np.ndarray
+    words: np.ndarray
+    line_end: int
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Makes the documents of a stage, each the tokens of one sequence without its BOS."""
+
+    text: Text
+    stage: Stage
+    random: np.random.Generator
+
+    @property
+    def room(self) -> int:
+        return self.stage.length - 1
+
+    def sequences(self, count: int) -> np.ndarray:
+        """uint16 [sequence, position], each with BOS and a document of a kind by its share."""
+        shares = np.array(list(self.stage.shares.values()))
+        rows = np.zeros((count, self.stage.length), dtype=np.uint16)  # BOS is 0
+        for row, kind in zip(
+            rows, self.random.choice(len(shares), count, p=shares), strict=True
+        ):
+            row[1:] = KINDS[list(self.stage.shares)[kind]](self)[: self.room]
+        return rows
+
+    def between(self, least: float, most: float) -> int:
+        """A whole number from `least` to `most`, its logarithm uniform."""
+        return int(np.exp(self.random.uniform(np.log(least), np.log(most + 1))))
+
+    def pool(self) -> np.ndarray:
+        return self.text.words[: self.between(*self.stage.pool)]
+
+    def prose(self, tokens: int) -> np.ndarray:
+        row = self.text.prose[self.random.integers(len(self.text.prose))]
+        start = self.random.integers(1, len(row) - tokens + 1)
+        return row[start : start + tokens]
+
+
+def prose(make: Maker) -> np.ndarray:
+    return make.prose(make.room)
+
+
+def phrases(make: Maker) -> np.ndarray:
+    words, length = make.pool(), int(make.random.integers(2, 6))
+    count = min(make.between(2, make.stage.phrases), len(words) // length)
+    drawn = make.random.permutation(words)[: count * length].reshape(count, length)
+    return drawn[make.random.integers(count, size=make.room // length + 1)].ravel()
+
+
+def repeats(make: Maker) -> np.ndarray:
+    words, distance = make.pool(), make.between(4, make.room * 2 // 3)
+    kept = (
+        distance if make.random.random() < 0.5 else int(make.random.integers(2, distance + 1))
+    )
+    rounds = make.room // distance + 1
+    drawn = make.random.choice(words, (rounds, distance))
+    drawn[:, :kept] = drawn[0, :kept]
+    return drawn.ravel()
+
+
+def needles(make: Maker) -> np.ndarray:
+    words, hidden, at = make.random.permutation(make.text.words), [], 0
+    for _ in range(make.between(1, make.room // HIDDEN)):
+        length = int(make.random.integers(3, 6))
+        hidden += [words[at : at + length]] * int(make.random.integers(2, 4))
+        at += length
+    around = make.prose(make.room - sum(map(len, hidden)))
+    places = np.sort(make.random.integers(len(around) + 1, size=len(hidden)))
+    first, *others = np.split(around, places)
+    parts = [first]
+    for needle, stretch in zip(make.random.permutation(len(hidden)), others, strict=True):
+        parts += [hidden[needle], stretch]
+    return np.concatenate(parts)
+
+
+def lists(make: Maker) -> np.ndarray:
+    key = int(make.random.integers(1, 3))
+    line = key + 2
+    words = make.random.permutation(make.pool())
+    count = min(make.between(2, make.room // 2 // line), len(words) // (key + 1))
+    keys, values = words[: count * key].reshape(count, key), words[count * key :][:count]
+    told = np.column_stack([keys, values, np.full(count, make.text.line_end)])
+    rounds = make.room // told.size + 1
+    return np.concatenate([told[make.random.permutation(count)].ravel() for _ in range(rounds)])
+
+
+KINDS: Mapping[str, Callable[[Maker], np.ndarray]] = {
+    made.__name__: made for made in (prose, phrases, repeats, needles, lists)
+}
 
 
 def main(
-    text: Annotated[Path, typer.Argument(help="Text file or folder to draw from.")],
+    text: Annotated[Path, typer.Argument(help="Text to draw from.")],
+    valid: Annotated[Path, typer.Argument(help="Text to validate on.")],
     out: Annotated[Path, typer.Argument(help="Folder to make.")],
-    prose: Annotated[float, typer.Option(help="Share of prose, in characters.")] = 0.5,
-    phrases: Annotated[float, typer.Option(help="Share of phrases in random order.")] = 0.3,
-    repeats: Annotated[float, typer.Option(help="Share of repeated segments.")] = 0.1,
-    lists: Annotated[float, typer.Option(help="Share of lists with questions.")] = 0.1,
-    characters: Annotated[float, typer.Option(help="Characters in all.")] = 30e6,
-    nearest: Annotated[float, typer.Option(help="Least tokens to an earlier copy.")] = 8,
-    farthest: Annotated[float, typer.Option(help="Most tokens to an earlier copy.")] = 480,
     seed: Annotated[int, typer.Option(help="Decides every random draw.")] = 0,
+    share: Annotated[float, typer.Option(help="Make so much of every stage.")] = 1.0,
 ) -> None:
-    documents = read_documents([text])
-    alphabets, reach = alphabets_of(documents), (nearest, farthest)
-    kinds = {
-        "prose": (prose, lambda r: pieces(documents, r)),
-        "phrases": (phrases, lambda r: endless(r, alphabets, partial(shuffled, reach=reach))),
-        "repeats": (repeats, lambda r: endless(r, alphabets, partial(repeated, reach=reach))),
-        "lists": (lists, lambda r: endless(r, alphabets, listed)),
-    }
-    out.mkdir(parents=True, exist_ok=True)
-    for kind, (share, make) in kinds.items():
-        # A kind is the same whatever the others are.
-        texts = make(random.Random(f"{seed} {kind}"))
-        write(out / f"{kind}.jsonl", texts, characters=share * characters)
-    shares = {kind: share for kind, (share, _) in kinds.items()}
-    record = {"shares": shares, "reach": reach, "characters": characters, "seed": seed}
-    (out / "mixture.json").write_text(json.dumps(record, indent=2) + "\n")
+    source = Source((text,), (valid,), VOCABULARY, CONTEXT)
+    record = prepare_data(out / "prose", source, read_texts(source), batch=1)
+    of = text_of(out / "prose")
+    copy_tokenizer(out / "prose", out)
+    (out / "valid.npy").write_bytes((out / "prose" / "valid.npy").read_bytes())
+    made = {}
+    for number, stage in enumerate(STAGES, start=1):
+        maker = Maker(of, stage, np.random.default_rng([seed, number]))
+        rows = maker.sequences(round(stage.tokens * share) // stage.length)
+        name = f"stage-{number}.npy"
+        np.save(out / name, rows)
+        made[name] = dataclasses.asdict(stage) | {
+            "sequences": len(rows),
+            "sha256": hashlib.sha256(rows).hexdigest(),
+        }
+        typer.echo(f"{name}: {len(rows):,} sequences of {stage.length} tokens")
+    # Last: a folder that has it is whole.
+    write_json(out / DATA, record | {"stages": list(made), "mixture": made, "seed": seed})
 
 
-def write(path: Path, texts: Iterator[str], *, characters: float) -> None:
-    """Write `texts` to `path`, a line each, until they have `characters` characters."""
-    written = 0
-    with path.open("w", encoding="utf-8") as file:
-        while written < characters and (text := next(texts, None)) is not None:
-            file.write(json.dumps({"text": text}) + "\n")
-            written += len(text)
-
-
-def pieces(documents: Sequence[str], r: random.Random) -> Iterator[str]:
-    """`documents` cut at line ends into pieces of about `PIECE` characters, each once."""
-    cut: list[str] = []
-    for document in documents:
-        start = 0
-        while start < len(document):
-            stop = document.find("\n", start + PIECE)
-            stop = len(document) if stop < 0 else stop
-            cut.append(document[start:stop].strip("\n"))
-            start = stop + 1
-    r.shuffle(cut)
-    return iter(cut)
-
-
-def alphabets_of(documents: Sequence[str]) -> dict[Alphabet, float]:
-    """The alphabets of `documents`, and how often a document is made of each."""
-    counts = Counter(
-        word for document in documents for word in re.findall("[a-z]+", document.lower())
-    )
-    ranked = sorted(counts, key=lambda w: (-counts[w], w))
-    return {
-        Alphabet(lambda r: r.choice(ranked[:300]), tokens=1.0): 0.8,
-        Alphabet(lambda r: r.choice(ranked), tokens=3.5): 0.1,
-        Alphabet(lambda r: r.choice(CHARACTERS), tokens=1.0): 0.1,
-    }
-
-
-def endless(
-    r: random.Random,
-    alphabets: dict[Alphabet, float],
-    make: Callable[[random.Random, Alphabet], str],
-) -> Iterator[str]:
-    """Documents by `make`, each of an alphabet drawn by its weight."""
-    while True:
-        (alphabet,) = r.choices(list(alphabets), weights=list(alphabets.values()))
-        yield make(r, alphabet)
-
-
-def log_uniform(r: random.Random, low: float, high: float) -> float:
-    """A number of [low, high] whose logarithm is uniform."""
-    return math.exp(r.uniform(math.log(low), math.log(high)))
-
-
-def repeated(r: random.Random, alphabet: Alphabet, reach: tuple[float, float]) -> str:
-    """A segment of words that comes back at one distance, for a context or longer."""
-    distance = max(2, round(log_uniform(r, *reach) / alphabet.tokens))
-    kept = distance if r.random() < 0.5 else r.randint(2, distance)
-    segment = [alphabet.draw(r) for _ in range(kept)]
-    returns = max(2, math.ceil(CONTEXT / alphabet.tokens / distance))
-    words: list[str] = []
-    for _ in range(returns):
-        words += segment
-        words += [alphabet.draw(r) for _ in range(distance - kept)]
-    return " ".join(words)
-
-
-def shuffled(r: random.Random, alphabet: Alphabet, reach: tuple[float, float]) -> str:
-    """Phrases of 2 to 5 words that come again and again in random order, for a context."""
-    length = r.randint(2, 5)
-    distance = log_uniform(r, *reach) / alphabet.tokens
-    count = max(2, round(distance / length))
-    phrases = [[alphabet.draw(r) for _ in range(length)] for _ in range(count)]
-    words: list[str] = []
-    while len(words) < CONTEXT / alphabet.tokens:
-        words += r.choice(phrases)
-    return " ".join(words)
-
-
-def listed(r: random.Random, alphabet: Alphabet) -> str:
-    """Lines of "key: value", all keys different, then each key again with its value."""
-    line = 2 * alphabet.tokens + 2  # tokens, with the colon and the line end
-    most = max(2, CONTEXT / 2 / line)
-    values = {}
-    for _ in range(round(log_uniform(r, 2, most))):
-        values[alphabet.draw(r)] = alphabet.draw(r)
-    asked = r.sample(list(values), len(values))
-    told = [f"{key}: {value}" for key, value in values.items()]
-    return "\n".join([*told, *(f"{key}? {values[key]}" for key in asked)])
+def text_of(folder: Path) -> Text:
+    """The text of a folder that `prepare_data` filled, and its words."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    rows = open_sequences(folder / "train.npy")
+    counts = np.bincount(rows[:COUNTED].ravel(), minlength=len(tokenizer))
+    special = {tokenizer.bos_token_id, tokenizer.eos_token_id}
+    (line_end,) = tokenizer.encode("\n", add_special_tokens=False)
+    special.add(line_end)
+    ranked = np.argsort(-counts, kind="stable").astype(np.uint16)
+    words = ranked[~np.isin(ranked, list(special))]
+    return Text(rows, words, line_end)
 
 
 if __name__ == "__main__":

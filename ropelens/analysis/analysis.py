@@ -14,10 +14,9 @@ from torch import nn
 from ropelens.analysis.notebook import shown
 from ropelens.files.folder import write_whole
 from ropelens.files.results import (
-    check_out,
     open_profile,
     open_truncation,
-    read_record,
+    read_own_record,
     write_folder,
 )
 from ropelens.measure.heads import classify_heads
@@ -81,7 +80,6 @@ class Analysis:
         an error, what was there before stays. Raises `BadArgument` for a folder that cannot
         be written to, or that holds a model or results of another kind.
         """
-        check_out(Path(folder), self.provenance["kind"])
         record, results = self.provenance, self.results
         return write_folder(folder, record=record, results=results, page=self.page)
 
@@ -106,7 +104,7 @@ def open_analysis(folder: str | Path) -> Analysis:
     files that are missing, damaged or of another kind.
     """
     folder = Path(folder)
-    record = {"kind": "analysis", "findings": []} | read_record(folder)
+    record = {"kind": "analysis", "findings": []} | read_own_record(folder)
     profile = open_profile(folder / "profile.nc")
     swept = record["kind"] == "truncation"
     return Analysis(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import platform
 import re
@@ -11,11 +12,12 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 import xarray as xr
@@ -26,15 +28,17 @@ from transformers import PreTrainedModel
 from ropelens.analysis.analysis import Analysis
 from ropelens.analysis.plan import Plan, Source, plan_analysis
 from ropelens.errors import BadArgument
-from ropelens.files.folder import fingerprint
 from ropelens.files.progress import ShowProgress, opening, silent
 from ropelens.measure.excerpt import check_excerpts
 from ropelens.measure.heads import classify_heads
 from ropelens.measure.profile import profile_in_stages, versions
+from ropelens.measure.savepoint import next_stage, savepoint
+from ropelens.measure.token_sets import attention_on as tokens_of
 from ropelens.measure.tokens import check_rows
 from ropelens.measure.truncate import check_truncation, plan_truncation
 from ropelens.models.bridge import bridge
 from ropelens.models.bundled import sample_path
+from ropelens.models.checkpoint import fingerprint
 from ropelens.models.ids import read_ids
 from ropelens.models.load import load_tokenizer, open_checkpoint
 from ropelens.models.memory import explain_full_memory
@@ -50,7 +54,7 @@ from ropelens.models.texts import (
     tokenize,
 )
 from ropelens.models.tokens import check_tokens
-from ropelens.report.words import describe_heads, scope
+from ropelens.report.words import describe_attention_on, describe_heads, scope
 from ropelens.statistics.rows import HowMany
 
 LONGEST_DEFAULT_CONTEXT = 2048
@@ -70,6 +74,7 @@ def analyze(
     tokenizer: Any = None,
     ids: str | Path | None = None,
     prompts: Sequence[str] = (),
+    attention_on: Sequence[str] = (),
     context: int | None = None,
     sequences: int | None = None,
     rows: HowMany = "auto",
@@ -82,6 +87,7 @@ def analyze(
     revision: str | None = None,
     local_files_only: bool = False,
     trust_remote_code: bool = False,
+    cache: str | Path | None = None,
     progress: ShowProgress | None = None,
     announce: Callable[[Plan], None] | None = None,
     command: str | None = None,
@@ -106,9 +112,13 @@ def analyze(
     of sequences of up to 2,048 tokens, 512 of longer ones (see `ropelens.profile`).
     `batch_size` sequences run together, by default as many as the memory takes. `prompts` are
     texts to look into, token by token, of up to 256 tokens each; without, pieces of the text.
+    `attention_on` are tokens ("'", "punctuation", "repeated") that heads are searched by: how
+    much attention each gives them (see `ropelens.attention_on`).
 
     `truncation` asks for a sweep too: options of `ropelens.truncate` (keep, ends, bands,
     controls, measures), {} for its defaults; it sees the same sequences, rows and seed.
+    What is measured is kept in the folder `cache` once a minute, so that the same call goes on
+    where it was stopped, even by a kill; delete the folder when the analysis is saved.
     `progress` is called for each stage, as `ropelens.show_progress` is. `announce` is given
     the plan, what would run and the memory that it takes, before weights are read. `command`
     is what a shell would be told to do the same again; None is the script that runs.
@@ -133,6 +143,7 @@ def analyze(
             read = _sequences(material, lengths, source, context, sequences, seed)
             looked = [prompt_tokens(prompt, source.tokenizer) for prompt in prompts]
             check_excerpts(source.config, looked)
+            searched = [tokens_of(read.tokens, what, source.tokenizer) for what in attention_on]
         eager = backend == "transformer-lens"
         plan = plan_analysis(source, read, rows=rows, batch_size=batch_size, eager=eager)
         if announce is not None:
@@ -140,17 +151,22 @@ def analyze(
         noted.show()
         with opening(show, "loading"):
             subject, tokenizer = source.read(), source.tokenizer
+        digest = None if source.path is None else fingerprint(source.path)
         loaded = time.perf_counter()
-        with explain_full_memory(
-            "The measurement",
-            seen=f"context {int(read.tokens.shape[1]):,}",
-            attempt="a smaller --context, fewer --rows, --dtype bfloat16, or another --device",
+        with (
+            explain_full_memory(
+                "The measurement",
+                seen=f"context {int(read.tokens.shape[1]):,}",
+                attempt="a smaller --context, fewer --rows, --dtype bfloat16, or another "
+                "--device",
+            ),
+            _kept_in(cache, source, digest, read, arguments),
         ):
             swept = None
             if truncation is not None:
                 sweep = plan_truncation(subject, seed=seed, **truncation)
-                total = sweep.tokens(subject, read.lengths)
-                with show("stopping planes", total=total, unit="tokens") as advance:
+                left = sweep.tokens(subject, read.lengths) - next_stage().tokens
+                with show("stopping planes", total=left, unit="tokens") as advance:
                     swept = sweep.measure(
                         subject,
                         read.tokens,
@@ -169,6 +185,7 @@ def analyze(
                 documents=read.documents,
                 tokenizer=tokenizer,
                 excerpts=looked,
+                statistics=[row for rows_of in searched for row in rows_of],
                 rows=plan.rows,
                 batch_size=plan.batch_size,
                 seed=seed,
@@ -192,13 +209,17 @@ def analyze(
     provenance = {
         "kind": "analysis" if swept is None else "truncation",
         "command": facts["command"],
-        "findings": [*describe_heads(heads), *filter(None, [scope(measured.attrs)])],
+        "findings": [
+            *describe_heads(heads),
+            *describe_attention_on(measured),
+            *filter(None, [scope(measured.attrs)]),
+        ],
         "arguments": arguments,
         "model": {
             "name": measured.attrs["model"],
             "revision": measured.attrs["revision"],
             "class": type(network).__name__,
-            "fingerprint": None if source.path is None else fingerprint(source.path),
+            "fingerprint": digest,
         },
         "text": {"source": read.source, "fingerprint": read.fingerprint or None},
         **_numbers(measured, heads),
@@ -216,14 +237,23 @@ OPTIONS_OF_LOAD = ("dtype", "device", "revision", "local_files_only", "trust_rem
 
 def _arguments(given: dict[str, Any]) -> dict[str, Any]:
     """What `analyze` was asked for, in JSON's types."""
-    left_out = ("lengths", "tokenizer", "truncation", "progress", "announce", "command")
+    left_out = (
+        "lengths",
+        "tokenizer",
+        "truncation",
+        "cache",
+        "progress",
+        "announce",
+        "command",
+    )
     arguments = {name: value for name, value in given.items() if name not in left_out}
     model, text = given["model"], given["text"]
     arguments["model"] = type(model).__name__ if isinstance(model, nn.Module) else str(model)
     for name in ("tokenizer", "ids"):
         value = given[name]
         arguments[name] = str(value) if isinstance(value, (str, Path)) else None
-    arguments["prompts"] = list(given["prompts"])
+    for name in ("prompts", "attention_on"):
+        arguments[name] = list(given[name])
     arguments["text"] = "tokens"
     if text is None or isinstance(text, (Path, str, Sequence)):
         parts = [text] if isinstance(text, (Path, str)) else text or []
@@ -308,6 +338,38 @@ def _sequences(
         return replace(found, tokens=tokens, lengths=lengths)
     check_vocabulary(found, vocabulary=vocabulary)
     return found
+
+
+def _kept_in(
+    cache: str | Path | None,
+    source: Source,
+    digest: str | None,
+    read: Sequences,
+    arguments: Mapping[str, Any],
+) -> AbstractContextManager[None]:
+    """The measurement, kept in `cache` under all that decides its numbers."""
+    if cache is None:
+        return nullcontext()
+    if digest is None:
+        raise BadArgument(
+            "Only a model that is named can be measured with a cache.",
+            means="one in memory has no files by which it is known again",
+            attempt="its folder or Hub id, or no cache",
+        )
+    tokens = (read.tokens, read.lengths, read.documents)
+    key = {
+        "weights": digest,
+        "config": source.config.to_dict(),
+        "tokens": [None if of is None else _sha256(of) for of in tokens],
+        "arguments": arguments,
+        "device": str(source.device),
+        "versions": versions(),
+    }
+    return savepoint(Path(cache), key)
+
+
+def _sha256(numbers: Tensor) -> str:
+    return hashlib.sha256(np.ascontiguousarray(numbers.cpu()).tobytes()).hexdigest()
 
 
 class _Noted:

@@ -18,7 +18,7 @@ from ropelens.analysis.analysis import FACTS, Analysis, open_analysis
 from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument
 from ropelens.files.folder import file_name
-from ropelens.files.results import open_comparison, read_record, write_folder, write_page
+from ropelens.files.results import open_comparison, read_own_record, write_folder, write_page
 from ropelens.report.answer import render_answer
 from ropelens.report.comparison import QUESTION, render_comparison
 from ropelens.report.comparison_words import findings as comparison_findings
@@ -130,7 +130,7 @@ def rewrite_page(folder: str | Path) -> Path:
     which its script alone can draw; the page that was there then stays.
     """
     folder = Path(folder)
-    record = read_record(folder)
+    record = read_own_record(folder)
     kind = record.get("kind")
     if kind == "answer":
         raise BadArgument(

@@ -6,7 +6,12 @@ import pandas as pd
 
 from ropelens.analysis.analysis import Analysis
 from ropelens.report.truncation_words import describe_truncation
-from ropelens.report.words import claim_sentence, headline, where_positional
+from ropelens.report.words import (
+    claim_sentence,
+    describe_attention_on,
+    headline,
+    where_positional,
+)
 
 MOST = 5
 BITS_OF = {"positional": "position_bits", "semantic": "content_bits", "sink": "sink_bits"}
@@ -21,7 +26,8 @@ def summarize(analysis: Analysis) -> list[str]:
         lines.append(where_positional(heads))
     else:
         lines += describe_truncation(swept, table=analysis.truncation_table)[:2]
-    return [line for line in lines if line][:MOST]
+    searched = describe_attention_on(analysis.profile)
+    return [*[line for line in lines if line][: MOST - len(searched)], *searched]
 
 
 def strongest_heads(heads: pd.DataFrame) -> str:

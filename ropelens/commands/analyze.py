@@ -13,6 +13,7 @@ from ropelens.commands.terminal import (
     finish,
     print_plan,
     say_plan,
+    stopped_in_its_words,
     this_command,
 )
 
@@ -24,6 +25,7 @@ class Backend(StrEnum):
     transformer_lens = "transformer-lens"
 
 
+@stopped_in_its_words()
 def analyze(
     run: typer.Context,
     model: options.Model = "bundled",
@@ -58,6 +60,15 @@ def analyze(
     prompt_file: Annotated[
         list[Path] | None,
         typer.Option(metavar="FILE", help="The same, from a file.", show_default=False),
+    ] = None,
+    attention_on: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOKEN",
+            help='Search for heads by the tokens they attend to: a text such as "\'", '
+            "punctuation, or repeated; may be repeated.",
+            show_default=False,
+        ),
     ] = None,
     context: options.Context = None,
     sequences: options.SequenceCount = None,
@@ -96,12 +107,14 @@ def analyze(
     with opening(show_progress, "starting"):  # torch and transformers take seconds
         from ropelens.analysis.analyze import analyze as measure
         from ropelens.analysis.summary import summarize
+        from ropelens.measure.savepoint import UNFINISHED, remove_savepoint
     analysis = measure(
         model,
         text,
         ids=ids,
         tokenizer=tokenizer,
         prompts=[*(prompt or []), *read_documents(prompt_file or [])],
+        attention_on=attention_on or [],
         context=context,
         sequences=sequences,
         rows=rows,
@@ -113,6 +126,7 @@ def analyze(
         revision=revision,
         local_files_only=local_files_only,
         trust_remote_code=trust_remote_code,
+        cache=out and out / UNFINISHED,
         progress=show_progress,
         announce=print_plan if plan else say_plan,
         command=this_command(),
@@ -120,4 +134,5 @@ def analyze(
     assert out is not None  # for a plan is not carried out
     with opening(show_progress, "writing"):
         page = analysis.save(out)
+    remove_savepoint(out / UNFINISHED)
     finish(summarize(analysis), page)

@@ -9,12 +9,13 @@ import typer
 
 import ropelens as rl
 from ropelens.commands import options
-from ropelens.commands.terminal import finish, this_command
+from ropelens.commands.terminal import finish, stopped_in_its_words, this_command
 
 MEASURED = "measured"
 """The folder in that of the results which keeps what was measured of each checkpoint."""
 
 
+@stopped_in_its_words()
 def compare(
     paths: Annotated[
         list[Path],

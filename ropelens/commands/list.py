@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ropelens.commands.terminal import print_tables
+
 
 def list_bundled() -> None:
     """Name the checkpoints that come with ropelens, which other commands take as MODEL.
@@ -10,7 +12,6 @@ def list_bundled() -> None:
     Example:
       ropelens list
     """
-    from rich.console import Console
     from rich.table import Table
 
     from ropelens.models.bundled import BUNDLED, bundled_facts
@@ -24,4 +25,4 @@ def list_bundled() -> None:
         facts = bundled_facts(name)
         loss = f"{facts['validation_loss']:.3f}"
         table.add_row(f"bundled:{name}", facts["what"], f"{facts['tokens']:,}", loss)
-    Console(highlight=False).print(table)
+    print_tables(table)

@@ -8,6 +8,7 @@ import typer
 
 import ropelens as rl
 from ropelens.commands import options
+from ropelens.commands.terminal import print_tables
 
 
 def rope(
@@ -78,12 +79,9 @@ def rope(
       ropelens rope ./my-llama --against transformer-lens
       ropelens rope --variant p-rope:0.75 --head-dim 128
     """
-    from rich.console import Console
-
     from ropelens.commands.tables import agreement_tables, rotation_tables, variant_table
     from ropelens.rope.formulas import Shape
 
-    console = Console(highlight=False)
     chosen = None if variant is None else rl.parse_variant(variant)
     named = options.given(run)
     formula = [flag for name, flag in named.items() if name in ("base", "trained_context")]
@@ -102,7 +100,7 @@ def rope(
         if head_dim % 2:
             raise typer.BadParameter(f"--head-dim {head_dim} is odd; planes are pairs")
         shape = Shape(head_dim, base, trained_context, context or 0)
-        console.print(variant_table(chosen, shape))
+        print_tables(variant_table(chosen, shape))
         return
     loaded, tokenizer = rl.load(
         model,
@@ -121,11 +119,9 @@ def rope(
         length = int(own.positions[-1]) + 1
         bridged = as_subject(bridge(loaded, tokenizer))
         found = compare_turns(own, read_turns(bridged, context=length))
-        for table in agreement_tables(found, ("transformers", against), verbose=verbose):
-            console.print(table)
-        console.print(f"{found.attrs['verdict'].upper()}. {found.attrs['why']}", soft_wrap=True)
+        print_tables(*agreement_tables(found, ("transformers", against), verbose=verbose))
+        typer.echo(f"{found.attrs['verdict'].upper()}. {found.attrs['why']}")
         raise typer.Exit(found.attrs["verdict"] != "same")
     with rl.edit_rope(loaded, *([variant] if variant else [])):
         rotation = rl.measure_rope(loaded, context=context)
-    for table in rotation_tables(rotation, verbose=verbose):
-        console.print(table)
+    print_tables(*rotation_tables(rotation, verbose=verbose))

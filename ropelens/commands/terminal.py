@@ -8,16 +8,22 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import FileIO, TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from ropelens.errors import RopelensError
+from ropelens.errors import BadArgument, RopelensError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ropelens.analysis.plan import Plan
+
+NARROWEST = 72
+"""Columns that a table takes, also in a terminal that has fewer and breaks its lines."""
 
 
 class Stopped(Exception):
@@ -42,6 +48,27 @@ def say(message: str, *, by: str = "ropelens: ") -> None:
     print(f"{by}{line}", file=sys.stderr, flush=True)
 
 
+def check_streams() -> None:
+    """Make stdout and stderr safe to write to; raise BadArgument where stdout is closed.
+
+    What their encoding lacks is escaped. The place of a closed stream is taken, for the next
+    file that is opened would get it, and what libraries print with it. What goes to a closed
+    stderr is lost.
+    """
+    while (spare := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(spare)
+    if sys.stderr is None:
+        sys.stderr = TextIOWrapper(FileIO(2, "w", closefd=False), line_buffering=True)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+    if sys.stdout is None:
+        raise BadArgument(
+            "stdout is closed, so nothing can be printed.", attempt="> /dev/null, or a file"
+        )
+
+
 def this_command() -> str:
     """What a shell would be told to do this again."""
     return shlex.join(["ropelens", *sys.argv[1:]])
@@ -50,6 +77,16 @@ def this_command() -> str:
 def print_path(path: Path) -> None:
     """A path on stdout, which is all that a command says there."""
     typer.echo(bytes(path))  # a name need not be text in the terminal's encoding
+
+
+def print_tables(*tables: Table) -> None:
+    """Tables on stdout."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.width = max(console.width, NARROWEST)
+    for table in tables:
+        console.print(table)
 
 
 def finish(findings: Sequence[str], page: Path) -> None:
@@ -84,7 +121,7 @@ def quiet_libraries() -> None:
 
 
 def catch_signals() -> list[int]:
-    """Let SIGTERM end a run as Ctrl-C does; the list returned gets the signals that come.
+    """Let SIGTERM and SIGHUP end a run as Ctrl-C does; the list gets the signals that come.
 
     It is needed where libraries turn Ctrl-C into errors of their own, as transformers does
     while it imports.
@@ -95,7 +132,7 @@ def catch_signals() -> list[int]:
         received.append(number)
         raise KeyboardInterrupt
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # which nohup and `&` set
             signal.signal(number, stop)
     return received
@@ -116,12 +153,13 @@ def run_script(main: Callable[..., None]) -> None:
 
 def run_app(app: typer.Typer, *, name: str = "ropelens") -> None:
     """Run a command and leave: exit 0 done, 1 with one line on stderr for what a user can
-    cause, 2 for wrong usage, 130 on Ctrl-C, 143 on SIGTERM. Any other error is a bug: a
-    traceback."""
+    cause, 2 for wrong usage, 130 on Ctrl-C, 143 on SIGTERM, 129 on SIGHUP. Any other error is
+    a bug: a traceback."""
     quiet_libraries()
     signals = catch_signals()
     code, stopped = 1, ""
     try:
+        check_streams()
         code = app(prog_name=name, standalone_mode=False) or 0
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
@@ -130,7 +168,8 @@ def run_app(app: typer.Typer, *, name: str = "ropelens") -> None:
         elif isinstance(error, Stopped):
             stopped = str(error)
     if signals and code:
-        say(stopped or "stopped; nothing half-written is left")
+        with suppress(OSError):  # the terminal may be gone
+            say(stopped or "stopped; nothing half-written is left")
         os._exit(128 + signals[0])  # all is cleaned up, and leaving torch takes seconds
     sys.exit(code)
 

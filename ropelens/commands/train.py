@@ -11,7 +11,7 @@ from ropelens.commands.options import Seed, folder_of, given
 from ropelens.commands.terminal import print_path, stopped_in_its_words
 from ropelens.errors import BadArgument
 
-OF_STUDIES = ("study", "text", "valid", "out")
+OF_STUDIES = ("study", "text", "valid", "tokens", "out")
 
 
 @stopped_in_its_words()
@@ -50,12 +50,21 @@ def train(
             show_default=False,
         ),
     ] = None,
+    tokens: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="In place of --text: arrays of tokens that were made before, learnt one after "
+            "another.",
+            show_default=False,
+        ),
+    ] = None,
     study: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE.toml",
             help="Train all that a study names: variants, sizes and seeds. Beside it stand "
-            "--text, --valid and --out alone.",
+            "--text, --valid, --tokens and --out alone.",
             show_default=False,
         ),
     ] = None,
@@ -71,8 +80,8 @@ def train(
         str,
         typer.Option(
             metavar="NAME",
-            help="Size of the model: tiny, small, base, or layers x width x heads x kv_heads, "
-            "such as 8x384x6x2.",
+            help="Size of the model: mini, tiny, small, base, or layers x width x heads x "
+            "kv_heads, such as 8x384x6x2.",
         ),
     ] = "tiny",
     context: Annotated[int, typer.Option(metavar="N", help="Tokens a sequence.")] = 512,
@@ -110,10 +119,12 @@ def train(
             raise BadArgument(f"There is no study file {study}.")
         from ropelens.train import run_study
 
-        _print_once(run_study(study, out=out, text=text or (), valid=valid or ()))
+        _print_once(
+            run_study(study, out=out, text=text or (), valid=valid or (), tokens=tokens)
+        )
         return
-    if bool(text) == (dataset is not None):
-        raise typer.BadParameter("one of --text, --dataset and --study is needed")
+    if [bool(text), dataset is not None, tokens is not None].count(True) != 1:
+        raise typer.BadParameter("one of --text, --dataset, --tokens and --study is needed")
     from ropelens.train import train as train_model
 
     _print_once(
@@ -122,6 +133,7 @@ def train(
             out=out,
             valid=valid or (),
             dataset=dataset,
+            tokens=tokens,
             variant=variant,
             size=size,
             context=context,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ropelens.commands import options
-from ropelens.commands.terminal import finish, say_plan, this_command
+from ropelens.commands.terminal import finish, say_plan, stopped_in_its_words, this_command
 
 
 class End(StrEnum):
@@ -68,6 +68,7 @@ Ends = Annotated[
 ]
 
 
+@stopped_in_its_words()
 def truncate(
     model: options.Model = "bundled",
     *,
@@ -122,6 +123,7 @@ def truncate(
     with opening(show_progress, "starting"):  # torch and transformers take seconds
         from ropelens.analysis.analyze import analyze as measure
         from ropelens.analysis.summary import summarize
+        from ropelens.measure.savepoint import UNFINISHED, remove_savepoint
     analysis = measure(
         model,
         text,
@@ -144,10 +146,12 @@ def truncate(
         revision=revision,
         local_files_only=local_files_only,
         trust_remote_code=trust_remote_code,
+        cache=out / UNFINISHED,
         progress=show_progress,
         announce=say_plan,
         command=this_command(),
     )
     with opening(show_progress, "writing"):
         page = analysis.save(out)
+    remove_savepoint(out / UNFINISHED)
     finish(summarize(analysis), page)

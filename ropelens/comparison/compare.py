@@ -14,6 +14,7 @@ import xarray as xr
 from ropelens.comparison.entries import Entry, Run, find_entries, unfinished_runs
 from ropelens.comparison.measure import (
     BEHAVIOUR,
+    FAR,
     OF_LAST,
     cached,
     head_measures,
@@ -22,10 +23,11 @@ from ropelens.comparison.measure import (
 )
 from ropelens.comparison.pairs import partners
 from ropelens.errors import BadArgument
-from ropelens.files.folder import file_name, fingerprint
+from ropelens.files.folder import file_name
 from ropelens.files.progress import ShowProgress, silent
 from ropelens.files.results import open_profile
 from ropelens.measure.profile import versions
+from ropelens.models.checkpoint import fingerprint
 from ropelens.statistics.measures import compared
 from ropelens.train.data import DATA
 
@@ -50,6 +52,10 @@ DESCRIBED = {
     "mean_wavelength": ("geometric mean wavelength that the head selects through", "token"),
     "sequence_loss": ("mean loss of the sequence's predicted tokens", "nat/token"),
     "sequence_group": ("sequences of one group are drawn together", ""),
+    "far_retrieval": (
+        "share of needles whose value was found, by the length of the prompt",
+        "1",
+    ),
     "tokens_seen": ("tokens learnt from", "token"),
 }
 
@@ -85,8 +91,9 @@ def compare(
     of the weights, `sequence_loss` (all on the same sequences, drawn again in groups of one
     document or stretch, as `sequence_group` tells), `position_loss` up to four
     times the trained context, `first_loss` and `repeat_loss` on repeated random tokens,
-    `retrieval` and `retrieval_hit` of each trial; and what is known of every checkpoint,
-    over (entry, step), under names that begin with "growth_".
+    `retrieval` and `retrieval_hit` of each trial; `copy_loss` by distance and `far_retrieval`
+    by the length of the prompt, up to four times the trained context; and what is known of
+    every checkpoint, over (entry, step), under names that begin with "growth_".
     Entries without a layer, head, plane or step hold NaN there, and "" as a label.
 
     Raises:
@@ -154,7 +161,12 @@ class _Measurement:
     def final(self, run: Run) -> xr.Dataset:
         """The finished model of `run`."""
         return self._kept(
-            run, run.folder, "final", measure_final, compared("final", "growth"), OF_LAST
+            run,
+            run.folder,
+            "final",
+            measure_final,
+            compared("final", "growth"),
+            (*OF_LAST, *FAR),
         )
 
     def growth(self, run: Run) -> xr.Dataset:

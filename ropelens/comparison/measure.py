@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +18,12 @@ from transformers import PreTrainedModel
 from ropelens.comparison.entries import Run
 from ropelens.errors import BadArgument
 from ropelens.files.results import open_results, save_results
+from ropelens.measure.copying import NEAREST
 from ropelens.measure.evaluate import evaluate
 from ropelens.measure.heads import claim_numbers, head_values
 from ropelens.measure.profile import profile
+from ropelens.measure.savepoint import remove_savepoint, savepoint
+from ropelens.measure.tasks import SHORTEST, Retrieval
 from ropelens.models.load import load
 from ropelens.statistics.claim import judge
 from ropelens.statistics.labels import Thresholds
@@ -40,7 +44,10 @@ OF_HEADS = ("positional_fraction", "mean_wavelength")
 """Columns of heads.csv that are compared, beside what a profile has."""
 
 OF_LAST = ("position_loss_se", "retrieval_hit")
-"""What is measured of the finished model alone."""
+"""What is kept of these of the finished model alone."""
+
+FAR = ("copy_loss", "far_retrieval")
+"""What is measured of the finished model alone, up to TIMES_CONTEXT as far."""
 
 Text = tuple[Int[Tensor, "_sequence _position"], Int[Tensor, " _sequence"]]
 """Sequences of tokens, and the number of the document that each begins in."""
@@ -64,6 +71,7 @@ def measure_final(
             sequence_group=found["group"],
         )
         .assign(_behaviour(model, text, longer, (*BEHAVIOUR, *OF_LAST), seed=seed))
+        .assign(_far(model, text, TIMES_CONTEXT * run.context, seed=seed))
         .assign_attrs(documents=found.attrs["documents"])
     )
 
@@ -96,11 +104,32 @@ def _behaviour(
     return {name: (beyond if name in beyond else asked)[name] for name in names}
 
 
+def _far(
+    model: PreTrainedModel, text: Text, longest: int, *, seed: int
+) -> dict[str, xr.DataArray]:
+    """Loss of copies by distance, and needles found by length, in up to `longest` tokens."""
+    found = _evaluate(
+        model,
+        text,
+        ("copying", "retrieval"),
+        seed=seed,
+        retrieval=Retrieval(_powers(SHORTEST, longest)),
+        distances=_powers(NEAREST, longest // 2),
+    )
+    hits = found["retrieval"].mean("depth").rename(retrieval_length="prompt_length")
+    return {"copy_loss": found["copy_loss"], "far_retrieval": hits}
+
+
+def _powers(least: int, most: int) -> tuple[int, ...]:
+    """`least`, twice that, and so on, up to `most`."""
+    return tuple(least << k for k in range(max(1, (most // least).bit_length())))
+
+
 def _evaluate(
-    model: PreTrainedModel, text: Text, measures: tuple[str, ...], *, seed: int
+    model: PreTrainedModel, text: Text, measures: tuple[str, ...], **options: Any
 ) -> xr.Dataset:
     tokens, documents = text
-    found = evaluate(model, tokens, documents=documents, measures=measures, seed=seed)
+    found = evaluate(model, tokens, documents=documents, measures=measures, **options)
     return found.isel(edit=0, drop=True)
 
 
@@ -166,7 +195,8 @@ def cached(
 ) -> xr.Dataset:
     """The dataset at `path` where it was made by this very `key`; else made, and kept there.
 
-    A stopped comparison goes on from what is there, if it has all `variables`.
+    A stopped comparison goes on from what is there, if it has all `variables`; or from within
+    what was being measured.
     """
     text = json.dumps(key, sort_keys=True)
     if path.exists():
@@ -174,7 +204,10 @@ def cached(
             kept = open_results(path, "measurement")
             if kept.attrs.get("key") == text and kept.variables.keys() >= set(variables):
                 return kept
-    made = make().assign_attrs(kind="measurement", key=text)
+    unfinished = path.parent / f".{path.stem}"
+    with savepoint(unfinished, key):
+        made = make().assign_attrs(kind="measurement", key=text)
     path.parent.mkdir(parents=True, exist_ok=True)
     save_results(made, path)
+    remove_savepoint(unfinished)
     return made

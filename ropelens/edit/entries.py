@@ -20,11 +20,11 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class Entry:
-    """The model as it is, or under an edit; `planes` is None where heads of a layer differ."""
+    """The model as it is, or under an edit, and how each layer rotates."""
 
     name: str
     edit: AttentionEdit | None
-    planes: list[Planes] | None
+    planes: list[Planes]
 
     def open(self, subject: Subject) -> AbstractContextManager[None]:
         """The model runs as this entry while the block runs."""
@@ -72,13 +72,8 @@ def _check_names(edits: Mapping[str, object]) -> None:
         )
 
 
-def _planes_under(
-    edit: AttentionEdit | None, own: list[Planes], context: int
-) -> list[Planes] | None:
-    """How each layer rotates under `edit`; None where the heads of one rotate differently."""
+def _planes_under(edit: AttentionEdit | None, own: list[Planes], context: int) -> list[Planes]:
+    """How each layer rotates under `edit`."""
     if edit is None:
         return own
-    try:
-        return [edited_planes(edit, layer, p, length=context) for layer, p in enumerate(own)]
-    except BadArgument:
-        return None
+    return [edited_planes(edit, layer, p, length=context) for layer, p in enumerate(own)]

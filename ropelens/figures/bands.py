@@ -11,7 +11,8 @@ from jaxtyping import Float
 from ropelens.errors import BadArgument
 from ropelens.figures.label_selectivity import mean_share, selectivity_shares
 from ropelens.figures.plane_marks import marks
-from ropelens.figures.style import COLORS, TEXT_ONLY, mark, new_figure
+from ropelens.figures.series import COLORS
+from ropelens.figures.style import TEXT_ONLY, mark, new_figure
 from ropelens.figures.truncation import (
     MEAN_OF_DRAWS,
     MEASURES,
@@ -105,7 +106,7 @@ def _add_bands(
         width=high - low,
         y=bars["y"],
         name="one band stopped",
-        marker={"color": COLORS["positional"], "opacity": 0.55, "line": {"width": 1}},
+        marker={"color": COLORS[2], "opacity": 0.55, "line": {"width": 1}},
         text=hover_texts(bands, measure),
         textposition="none",
         hovertemplate=TEXT_ONLY,
@@ -113,7 +114,7 @@ def _add_bands(
         col=1,
     )
     # A bar's own error stands at the middle of its width, which a logarithmic axis moves.
-    marker = {"color": COLORS["positional"], "size": 6}
+    marker = {"color": COLORS[2], "size": 6}
     look = {"mode": "markers", "marker": marker, "showlegend": False, "hoverinfo": "skip"}
     figure.add_scatter(x=np.sqrt(low * high), **bars, **look, row=1, col=1)
 
@@ -140,7 +141,7 @@ def _add_selectivity(figure: go.Figure, truncation: xr.Dataset) -> None:
     figure.add_scatter(
         **mean_share(places, np.nanmean(selectivity_shares(truncation), axis=1)),
         mode="lines+markers",
-        line={"color": COLORS["semantic"], "width": 2},
+        line={"color": COLORS[1], "width": 2},
         marker={"symbol": "square", "size": 6},
         name="push",
         hovertemplate="wavelength %{x:.3~s} tokens<br>%{y:.1f}% of the push<extra></extra>",

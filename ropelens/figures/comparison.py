@@ -11,8 +11,9 @@ from ropelens.comparison.pairs import changes, entries_of
 from ropelens.errors import BadArgument
 from ropelens.figures.numbers import mean_count
 from ropelens.figures.series import group_line, looks
-from ropelens.figures.style import COLORS, LABELS, MUTED, log_axis, mark, new_figure
+from ropelens.figures.style import COLORS, DOTTED, LABELS, MUTED, log_axis, mark, new_figure
 from ropelens.figures.text import plotly_text
+from ropelens.measure.terms import NEEDLES
 
 
 def plot_loss_change(comparison: xr.Dataset, table: pd.DataFrame) -> go.Figure:
@@ -100,6 +101,51 @@ def plot_position_loss(comparison: xr.Dataset) -> go.Figure:
     figure.update_yaxes(title_text="loss (nats/token)", row=1)
     figure.update_yaxes(title_text=f"difference to {baseline}<br>(nats/token)", row=2)
     figure.update_yaxes(exponentformat="none", zeroline=True, zerolinecolor=MUTED, row=2)
+    return figure
+
+
+def plot_copying(comparison: xr.Dataset) -> go.Figure:
+    """Loss of copied tokens by distance, needles found by length, past the trained context.
+
+    Above, random tokens that come again after so many tokens (nats per token); below, the
+    share of needles found in prompts of so many tokens, dotted what chance finds. Lines are
+    means over a group's entries; whiskers from the lowest to the highest.
+    """
+    panels = {
+        "copy_loss": (
+            comparison["copy_loss"].mean("trial"),
+            "loss of copied tokens<br>(nats/token)",
+        ),
+        "far_retrieval": (comparison["far_retrieval"], "needles found<br>(share)"),
+    }
+    figure = new_figure(
+        "Copying and retrieval by distance",
+        height=560,
+        **{"rows": 2, "cols": 1, "shared_xaxes": True, "vertical_spacing": 0.08},
+    )
+    longest = 1
+    for row, (name, (values, title)) in enumerate(panels.items(), start=1):
+        (dim,) = (dim for dim in values.dims if dim != "entry")
+        longest = max(longest, int(values[dim].max()))
+        for group, look in looks(comparison).items():
+            figure.add_scatter(
+                x=values[dim].values,
+                **group_line(group, look, entries_of(values, group).transpose("entry", dim)),
+                showlegend=row == 1,
+                marker={"symbol": look.symbol, "size": 6},
+                hovertemplate=f"{plotly_text(group)}<br>"
+                "%{x:,} tokens: %{y:.3g}<extra></extra>",
+                meta={"x": str(dim), "y": name},
+                row=row,
+                col=1,
+            )
+        figure.update_yaxes(title_text=title, rangemode="tozero", row=row)
+    figure.add_hline(y=1 / NEEDLES, line=DOTTED, row=2)
+    context = int(comparison.attrs["context"])
+    mark(figure, context, "trained context ", name="context", xanchor="right")
+    powers = [2**k for k in range(int(np.log2(longest)) + 1)]
+    figure.update_xaxes(**log_axis({power: f"{power:,}" for power in powers}))
+    figure.update_xaxes(title_text="tokens to the copy; of the prompt (log scale)", row=2)
     return figure
 
 

@@ -55,7 +55,7 @@ def mean_count(value: float) -> str:
 
 def short_count(value: float) -> str:
     """Three significant digits at most: 1000 as "1k", 2_512_345 as "2.51M", infinity as "∞"."""
-    if np.isinf(value):
+    if math.isinf(value):
         return "∞"
     value = float(f"{value:.3g}")
     for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):

@@ -12,8 +12,8 @@ import xarray as xr
 from ropelens.errors import BadArgument
 from ropelens.figures.inputs import check_head
 from ropelens.figures.numbers import short_count
+from ropelens.figures.series import Look, variant_looks
 from ropelens.figures.style import (
-    COLORS,
     DASHED,
     MUTED,
     faded,
@@ -22,6 +22,7 @@ from ropelens.figures.style import (
     new_figure,
 )
 from ropelens.figures.wavelengths import one_title
+from ropelens.measure.terms import OWN
 
 PER_DECADE = 16
 """Bins of distance in a decade."""
@@ -32,13 +33,6 @@ PER_BIN = 48
 DISTANCE = "distance (tokens, log scale)"
 PANEL = 128
 """Height of a panel in pixels."""
-
-STYLES = tuple(
-    (COLORS[label], dash)
-    for dash in ("solid", "4px,3px")
-    for label in ("positional", "semantic", "mixed", "sink")
-)
-"""Line colours and dashes of the variants after the first, which is drawn in ink."""
 
 
 def plot_reach(
@@ -68,9 +62,9 @@ def plot_reach(
         **rows,
         vertical_spacing=0.22 / len(names),  # room for the name of a panel
     )
-    for row, name in enumerate(names, start=1):
-        of_variant = of_head.sel(variant=name)
-        _draw_panel(figure, of_variant, row=row, col=1)
+    for row, (name, look) in enumerate(_looks(names).items(), start=1):
+        of_variant, color = of_head.sel(variant=name), MUTED if look is None else look.color
+        _draw_panel(figure, of_variant, color, row=row, col=1)
         name_panel(figure, row, f"<b>{name}</b>: {horizon_words(of_variant)}")
     figure.update_xaxes(**_distance_axis(found))
     one_title(figure, DISTANCE)
@@ -91,8 +85,8 @@ def plot_horizons(found: xr.Dataset, *, variants: Sequence[str] | None = None) -
     names = _chosen(found, variants)
     farthest = float(found["distance"].max())
     figure = new_figure("Heads whose picked key still wins, by distance", height=400)
-    styles = [(None, "solid"), *(STYLES[i % len(STYLES)] for i in range(len(names) - 1))]
-    for name, (color, dash) in zip(names, styles, strict=True):
+    for name, look in _looks(names).items():
+        color, dash = (None, "solid") if look is None else (look.color, look.dash)
         of_variant = found.sel(variant=name)
         fill = {"fillcolor": faded(color or MUTED, 0.3), "line": {"width": 0, "shape": "hv"}}
         for end in ("horizon_low", "horizon_high"):
@@ -100,8 +94,8 @@ def plot_horizons(found: xr.Dataset, *, variants: Sequence[str] | None = None) -
             x, y = surviving(values, farthest)
             if values.size:
                 onto = "tonexty" if end == "horizon_high" else None
-                look = {"mode": "lines", "showlegend": False, "hoverinfo": "skip", **fill}
-                figure.add_scatter(x=x + 1, y=100 * y, fill=onto, legendgroup=name, **look)
+                band = {"mode": "lines", "showlegend": False, "hoverinfo": "skip", **fill}
+                figure.add_scatter(x=x + 1, y=100 * y, fill=onto, legendgroup=name, **band)
         x, y = surviving(_values(of_variant["horizon"]), farthest)
         figure.add_scatter(
             x=x + 1,
@@ -175,12 +169,18 @@ def score_range(
     return middle, np.minimum.reduceat(score, begins), mean, np.maximum.reduceat(score, begins)
 
 
-def _draw_panel(figure: go.Figure, of_variant: xr.Dataset, **place: int) -> None:
+def _looks(names: Sequence[str]) -> dict[str, Look | None]:
+    """The look of each variant; None of the model's own rotation, which is drawn in ink."""
+    others = variant_looks([name for name in names if name != OWN])
+    return {name: others.get(name) for name in names}
+
+
+def _draw_panel(figure: go.Figure, of_variant: xr.Dataset, color: str, **place: int) -> None:
     """The moved score by distance, the levels it meets, and the horizon."""
     level = float(of_variant["others_level"])
     middle, *scores = score_range(of_variant)
     low, mean, high = (score - level for score in scores)
-    color, silent = COLORS["positional"], {"mode": "lines", "hoverinfo": "skip"}
+    silent = {"mode": "lines", "hoverinfo": "skip"}
     band = {"line": {"width": 0, "color": color}, "fillcolor": faded(color, 0.28), **silent}
     figure.add_scatter(x=middle + 1, y=low, **band, **place)
     figure.add_scatter(x=middle + 1, y=high, fill="tonexty", **band, **place)
@@ -202,14 +202,14 @@ def _draw_panel(figure: go.Figure, of_variant: xr.Dataset, **place: int) -> None
         return
     farthest = float(of_variant["distance"].max())
     below, above = np.nan_to_num(ends, nan=horizon, posinf=farthest)
-    marker = {"symbol": "diamond", "size": 11, "color": COLORS["semantic"]}
+    marker = {"symbol": "diamond", "size": 11, "color": color}
     bars = {"array": [max(above - horizon, 0)], "arrayminus": [max(horizon - below, 0)]}
     figure.add_scatter(
         x=[horizon + 1],
         y=[0],
         mode="markers",
         marker=marker,
-        error_x={**bars, "color": COLORS["semantic"], "thickness": 2},
+        error_x={**bars, "color": color, "thickness": 2},
         hovertemplate=horizon_words(of_variant) + "<extra></extra>",
         **place,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,11 @@ from ropelens.comparison.pairs import group_names
 from ropelens.figures.style import MUTED
 from ropelens.figures.text import plotly_text
 
-COLORS = ("#0f83c4", "#d9700f", "#12946f", "#b0579b", "#a88a00", "#7a6fd0")
-"""Apart for colour-blind eyes on a white and on a near-black page; after Okabe and Ito."""
+COLORS = ("#6b66cc", "#c20074", "#479dc2", "#cc7566", "#a90aff", "#e60000")
+"""Of variants: apart from those of labels, and from each other also for colour-blind eyes."""
+
+KNOWN = ("p-rope-0.75", "p-rope-0.25", "p-rope-0.5", "p-rope-reversed-0.75", "nope")
+"""Variants that look the same on every page: the first has the first colour, and so on."""
 
 SYMBOLS = ("square", "diamond", "triangle-up", "cross", "star", "pentagon")
 DASHES = ("solid", "dash", "dot")
@@ -61,11 +64,20 @@ def group_line(group: str, look: Look, values: xr.DataArray) -> dict[str, Any]:
 def looks(comparison: xr.Dataset) -> Mapping[str, Look]:
     """The look of each group; the first, the baseline, is grey, and shows under the others."""
     first, *rest = group_names(comparison)
-    styles = itertools.cycle(
-        (color, symbol, dash)
+    return {first: Look(MUTED, "circle", "solid", width=5)} | variant_looks(rest)
+
+
+def variant_looks(names: Sequence[str]) -> dict[str, Look]:
+    """The look of each variant, "p-rope:0.75" or "p-rope-0.75"; of others what is left."""
+    every = [
+        Look(color, symbol, dash)
         for dash in DASHES
         for color, symbol in zip(COLORS, SYMBOLS, strict=True)
-    )
-    return {first: Look(MUTED, "circle", "solid", width=5)} | {
-        group: Look(*style) for group, style in zip(rest, styles, strict=False)
+    ]
+    written = {name: name.replace(":", "-") for name in names}
+    taken = {KNOWN.index(known) for known in written.values() if known in KNOWN}
+    left = itertools.cycle(sorted(set(range(len(every))) - taken))
+    return {
+        name: every[KNOWN.index(known) if known in KNOWN else next(left)]
+        for name, known in written.items()
     }

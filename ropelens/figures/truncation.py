@@ -14,12 +14,13 @@ import xarray as xr
 from ropelens.errors import BadArgument
 from ropelens.figures.numbers import number, short_count
 from ropelens.figures.plane_marks import alike, marks, plane_index, turning_wavelengths
-from ropelens.figures.style import COLORS, DASHED, DOTTED, MUTED, TEXT_ONLY, new_figure
+from ropelens.figures.series import COLORS
+from ropelens.figures.style import DASHED, DOTTED, MUTED, TEXT_ONLY, new_figure
 from ropelens.measure.truncation_table import summarize_truncation
 
 ENDS = {
-    "slow": ("slowest planes stopped first (p-RoPE)", COLORS["semantic"], "square"),
-    "fast": ("fastest planes stopped first", COLORS["positional"], "circle"),
+    "slow": ("slowest planes stopped first (p-RoPE)", COLORS[0], "square"),
+    "fast": ("fastest planes stopped first", COLORS[3], "circle"),
 }
 MOST_TICKS = 8
 MEAN_OF_DRAWS = {

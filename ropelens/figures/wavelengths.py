@@ -15,6 +15,9 @@ AXIS_TITLE = "wavelength (tokens, log scale)"
 ALONE = 0.35
 """Half the breadth, in log tokens, of a plane without neighbours."""
 
+NARROWEST = 1e-3
+"""The same, at the least: planes that turn alike (a base of almost 1) still take up room."""
+
 
 def wavelength_positions(wavelength: np.ndarray) -> np.ndarray:
     """Where each plane stands on the axis [layer, frequency], in tokens.
@@ -100,6 +103,7 @@ def plane_borders(wavelength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             planes = planes[np.argsort(place[layer, planes], kind="stable")]
             centre = place[layer, planes]
             half = np.diff(centre) / 2 if len(centre) > 1 else np.array([ALONE])
+            half = np.maximum(half, NARROWEST)
             low[layer, planes] = centre - np.append(half[:1], half)[: len(centre)]
             high[layer, planes] = centre + np.append(half, half[-1:])[: len(centre)]
     return np.exp(low), np.exp(high)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pandas as pd
 import xarray as xr
@@ -16,6 +18,18 @@ from ropelens.errors import BadArgument, words_of
 from ropelens.files.folder import check_writable, output_folder, write_whole
 
 RECORD, PAGE = "run.json", "index.html"
+
+FILES = (
+    *(RECORD, PAGE, "profile.nc", "heads.csv", "truncation.nc", "truncation.csv"),
+    *("comparison.nc", "comparison.csv"),
+)
+"""What results are called."""
+
+OWN_PAGE = b"ropelens</title>"
+"""What the head of every page has."""
+
+LONGEST_RECORD = 100_000_000
+"""Bytes of a run.json; what is longer is none."""
 
 KINDS = {
     "analysis": "the results of ropelens analyze",
@@ -62,8 +76,14 @@ NETCDF = {
 }
 """Kinds of netCDF files, as their attribute `kind` says: in words, and who writes them."""
 
-CONTENTS = "contents"
-"""The attribute that names all variables of a file: one that lacks some is damaged."""
+CONTENTS, DIGEST = "contents", "digest"
+"""Attributes that name all variables of a file, and have the sha256 of all that it holds.
+
+A file that lacks a variable, or holds something else than was written, is damaged.
+"""
+
+DEFLATED = 1_100
+"""Bytes that a byte of a netCDF file can hold at most, compressed: a little above deflate's."""
 
 TRAINED = ("config.json", "study.json", "history", "checkpoints", ".lock")
 """What lies in the folder of a model, of a run that is to become one, or of a study."""
@@ -80,18 +100,21 @@ def write_folder(
 
     `record` becomes run.json, by `SCHEMA`. `results` go by the names of their files: a
     dataset becomes netCDF, whose kind is its name ("profile.nc"), a table becomes CSV.
-    `page` draws the page. On any error the folder stays as it was.
+    `page` draws the page. On any error the folder stays as it was; `check_out` says which
+    folders are refused. A text that a spreadsheet would run as a formula gets a "'" before it.
     """
     wrong = [name for name in REQUIRED if name not in record]
     wrong += [name for name in record if name not in SCHEMA]
     assert not wrong, f"run.json: {wrong}"
+    check_out(Path(folder), record["kind"])
     begin = time.perf_counter()
     with output_folder(folder) as new:
         for name, result in results.items():
             if isinstance(result, xr.Dataset):
                 save_results(result.assign_attrs(kind=Path(name).stem), new / name)
             else:
-                write_whole(new / name, result.to_csv(index=False, lineterminator="\n"))
+                table = result.map(_no_formula)
+                write_whole(new / name, table.to_csv(index=False, lineterminator="\n"))
         write_whole(new / PAGE, page())
         seconds = record.get("seconds", {}) | {"write": round(time.perf_counter() - begin, 3)}
         text = json.dumps(dict(record) | {"seconds": seconds}, indent=2, allow_nan=False)
@@ -107,21 +130,48 @@ def write_page(folder: str | Path, page: str) -> Path:
 
 
 def read_record(folder: str | Path) -> dict[str, Any]:
-    """The run.json in `folder`; {} where there is none or it is no JSON object."""
+    """The run.json in `folder`; {} where there is none, or it does not say its `kind`."""
+    path = Path(folder) / RECORD
     try:
-        record = json.loads((Path(folder) / RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        if not path.is_file() or path.stat().st_size > LONGEST_RECORD:
+            return {}
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
         return {}
-    return record if isinstance(record, dict) else {}
+    if not (isinstance(record, dict) and isinstance(record.get("kind"), str)):
+        return {}
+    findings = record.get("findings", [])
+    told = isinstance(findings, list) and all(isinstance(one, str) for one in findings)
+    return record if told else {}
+
+
+def read_own_record(folder: str | Path) -> dict[str, Any]:
+    """The run.json of results in `folder`; {} without one, BadArgument for any other."""
+    record, path = read_record(folder), Path(folder) / RECORD
+    if path.exists() and record.get("kind") not in KINDS:
+        raise BadArgument(
+            f"{path} does not tell of results.",
+            seen=f"it says that it is of kind {record['kind']!r}"
+            if record
+            else "it is damaged",
+            means="what else lies in the folder is not known",
+        )
+    return record
 
 
 def check_out(folder: Path, kind: str) -> None:
     """Refuse a folder that results of `kind` cannot be written to, or would do harm in.
 
     The run.json of a training run lies beside its model, and would be lost; so would the
-    page of other results.
+    page of other results, and a page or run.json that ropelens did not write.
     """
     check_writable(folder)
+    for name in FILES:
+        if (folder / name).exists() and not (folder / name).is_file():
+            raise BadArgument(
+                f"{folder / name} is no file; a result of that name is.",
+                attempt="another --out",
+            )
     if any((folder / name).exists() for name in TRAINED):
         raise BadArgument(
             f"{folder} holds a model, a run or a study; results would mix with its files.",
@@ -132,6 +182,22 @@ def check_out(folder: Path, kind: str) -> None:
         raise BadArgument(
             f"{folder} holds {KINDS[held]}; the page would be lost.", attempt="another --out"
         )
+    if held not in KINDS and (folder / RECORD).exists():
+        raise _foreign(folder / RECORD)
+    if held not in KINDS and (folder / PAGE).exists() and not _is_own_page(folder / PAGE):
+        raise _foreign(folder / PAGE)
+
+
+def _is_own_page(path: Path) -> bool:
+    with path.open("rb") as file:
+        return OWN_PAGE in file.read(100_000)
+
+
+def _foreign(path: Path) -> BadArgument:
+    return BadArgument(
+        f"{path} is not of ropelens's, or damaged; it would be lost.",
+        attempt="another --out, or move it away",
+    )
 
 
 def save_profile(profile: xr.Dataset, path: str | Path) -> Path:
@@ -159,6 +225,7 @@ def save_results(results: xr.Dataset, path: str | Path) -> Path:
         if variable.dtype.kind == "f" and variable.ndim >= 2
     }
     told.attrs[CONTENTS] = " ".join(sorted(map(str, results.variables)))
+    told.attrs[DIGEST] = _digest(told)
     return write_whole(path, bytes(told.to_netcdf(engine="h5netcdf", encoding=encoding)))
 
 
@@ -194,11 +261,20 @@ def open_results(path: str | Path, kind: str) -> xr.Dataset:
     if not path.is_file():
         raise BadArgument(f"There is no {what} at {path}.", attempt=again)
     try:
+        _check_within(path)
         results = xr.load_dataset(path, engine="h5netcdf")
     except Exception as error:  # whatever a damaged file makes HDF5, h5py and xarray raise
         raise BadArgument(
             f"{path} is no {what}.", seen=words_of(error, kind=True), attempt=again
         ) from error
+    digest = results.attrs.pop(DIGEST, None)  # which files of earlier versions lack
+    if digest not in (None, _digest(results)):
+        raise BadArgument(
+            f"{path} is no {what}.",
+            seen="it holds something else than was written",
+            means="it was edited, or damaged",
+            attempt=again,
+        )
     contents = str(results.attrs.pop(CONTENTS, "")).split()
     missing = [name for name in contents if name not in results.variables]
     held = results.attrs.get("kind")
@@ -210,6 +286,57 @@ def open_results(path: str | Path, kind: str) -> xr.Dataset:
     plain = (v.item() if isinstance(v, np.generic) else v for v in results.attrs.values())
     results.attrs = dict(zip(results.attrs, plain, strict=True))
     return results
+
+
+def _check_within(path: Path) -> None:
+    """Raise ValueError for a file that would have other files read, or more than it can hold.
+
+    Links to other files, storage in them, and links at all are none of netCDF's; nor are
+    groups of ours. Nothing is followed to find out.
+    """
+    held = 0
+    with h5py.File(path, "r") as file:
+        for name in file:
+            if type(file.get(name, getlink=True)) is not h5py.HardLink:
+                raise ValueError(f"{name} is a link")
+            entry = file[name]
+            if not isinstance(entry, h5py.Dataset):
+                raise ValueError(f"{name} is a {type(entry).__name__.lower()}")
+            if entry.external or entry.is_virtual:
+                raise ValueError(f"{name} is stored in another file")
+            held += entry.nbytes
+    if held > DEFLATED * path.stat().st_size:
+        raise ValueError(f"it claims to hold {held:,} bytes")
+
+
+def _digest(results: xr.Dataset) -> str:
+    """sha256, in hex, of every name, number, text and attribute of some results."""
+    digest = hashlib.sha256()
+    for name in sorted(results.variables, key=str):
+        variable = results.variables[name]
+        values = variable.values
+        if values.dtype.kind in "OUT":
+            content = json.dumps([str(text) for text in values.ravel()]).encode()
+        else:
+            content = np.ascontiguousarray(values).tobytes()
+        kind = "text" if values.dtype.kind in "OUT" else values.dtype.name
+        about = [str(name), name in results.coords, list(variable.dims), list(values.shape)]
+        digest.update(json.dumps([*about, kind, _plain(variable.attrs)]).encode() + content)
+    attrs = {name: value for name, value in results.attrs.items() if name != DIGEST}
+    digest.update(json.dumps(_plain(attrs)).encode())
+    return digest.hexdigest()
+
+
+def _plain(attrs: Mapping[Any, Any]) -> dict[str, str]:
+    """Attributes as texts, the same before they were written and after."""
+    values = {str(name): np.asarray(value).tolist() for name, value in attrs.items()}
+    return {name: repr(value) for name, value in sorted(values.items())}
+
+
+def _no_formula(value: object) -> object:
+    """`value`; a text that a spreadsheet would run, with a "'" before it."""
+    runs = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if runs else value
 
 
 def _told(value: object) -> object:

@@ -126,20 +126,22 @@ def batches(
     *,
     rows: int | Literal["all"] = "all",
     seed: int = 0,
-    first: int = 0,
+    chosen: range | None = None,
     batch_size: int | None = None,
 ) -> Iterator[Batch]:
     """The sequences in batches of `batch_size`, or of as many as a device likes at once.
 
     `rows` is "all" or the number sampled from each sequence with `seed`, which is no more than
-    all; `first` numbers the first sequence. Batches end with their longest sequence.
+    all; `chosen` are the numbers of the sequences that run, all without it. What is drawn for a
+    sequence does not depend on the others that run. Batches end with their longest sequence.
     """
     scored, size = scored_rows(text), batch_size or batch_that_fits(subject, text)
     # A RoPE that changes with the length must see the one that planes were read at.
     width = text.context if depends_on_length(subject.model) else None
-    for begin in range(0, len(text), size):
-        part = text.part(slice(begin, begin + size), width=width)
-        sampled = partial(sample_rows, part.lengths, seed=seed, first=first + begin)
+    chosen = range(len(text)) if chosen is None else chosen
+    for begin in range(chosen.start, chosen.stop, size):
+        part = text.part(slice(begin, min(begin + size, chosen.stop)), width=width)
+        sampled = partial(sample_rows, part.lengths, seed=seed, first=begin)
         if rows == "all" or rows >= int(part.lengths.max()) - 1:
             looked_at = all_rows(part.lengths)
         else:
@@ -218,19 +220,23 @@ def collect(
     rows: int | Literal["all"] = "all",
     fits: Sequence[LayerFit] = (),
     seed: int = 0,
-    first: int = 0,
+    chosen: range | None = None,
     batch_size: int | None = None,
     progress: Progress | None = None,
+    sums: Sums | None = None,
+    save: Callable[[Sums], None] = lambda _: None,
 ) -> Sums:
-    """Sums of the statistics of every layer over all sequences.
+    """Sums of the statistics of every layer over all sequences, or those that are `chosen`.
 
     `planes` says how each layer rotates, `fits` has the models of its budget, which are
-    scored; the others are as for `batches`, with which shards can be summed apart and added.
-    Memory grows with the layers and the context, not with the number of sequences.
+    scored; the others are as for `batches`. Sums of sequences that run apart add. Those of
+    the first of the chosen may be had already, as `sums`; `save` gets what there is after
+    each batch. Memory grows with the layers and the context, not with the number of sequences.
     """
-    sums = no_sums()
+    sums, chosen = sums or no_sums(), range(len(text)) if chosen is None else chosen
+    left = chosen[sums.sequences :]
     for batch in batches(
-        subject, text, rows=rows, seed=seed, first=first, batch_size=batch_size
+        subject, text, rows=rows, seed=seed, chosen=left, batch_size=batch_size
     ):
         passed = Passed(batch)
         done = ByLayer(progress, int(batch.text.lengths.sum()), len(planes))
@@ -245,6 +251,7 @@ def collect(
         check_layers(subject.model, set(passed.layers))
         sums = sums + passed.sums(losses)
         done.finish()
+        save(sums)
     return sums
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from transformers import PreTrainedModel
 from ropelens.edit.actions import Edit
 from ropelens.edit.entries import Entry, entries_of
 from ropelens.measure.batches import TOKENS_PER_BATCH, Progress, batches
+from ropelens.measure.copying import copy_distances, copy_losses
 from ropelens.measure.evaluate_text import (
     TextFindings,
     label_values,
@@ -23,6 +25,7 @@ from ropelens.measure.evaluate_text import (
 )
 from ropelens.measure.profile import describe_run
 from ropelens.measure.repeats import REPEATS, repeat_length, repeat_scores
+from ropelens.measure.savepoint import Stage, begin_stage
 from ropelens.measure.summary import number_dims, plane_coordinates
 from ropelens.measure.tasks import Haystack, Retrieval, hide_needles
 from ropelens.measure.terms import MEASURES, wanted_measures
@@ -41,6 +44,7 @@ ON_TEXT = {"loss", "change", "labels"}
 BY_HEAD = ("edit", "layer", "head")
 BY_TRIAL = ("edit", "trial")
 BY_BIN = ("edit", "position_bin")
+BY_DISTANCE = ("edit", "copy_distance", "trial")
 BY_DEPTH = ("edit", "retrieval_length", "depth")
 
 # fmt: off
@@ -67,6 +71,9 @@ ROWS = (
     Variable("first_loss", BY_TRIAL, "nat/token",
         "mean loss of random tokens, the first time"),
     Variable("repeat_loss", BY_TRIAL, "nat/token", "mean loss of the same tokens, repeated"),
+    Variable("copy_loss", BY_DISTANCE, "nat/token",
+        "mean loss of random tokens that come again, but for the first"),
+    Variable("copy_distance", ("copy_distance",), "token", "tokens from a token to its copy"),
     Variable("attention_change", BY_HEAD, "bit",
         "divergence of the attention from that of the model as it is"),
     Variable("label", BY_HEAD, "", "label of the head"),
@@ -103,6 +110,7 @@ def evaluate(
     measures: Sequence[str] = MEASURES,
     rows: HowMany = "auto",
     retrieval: Retrieval | None = None,
+    distances: Sequence[int] | None = None,
     seed: int = 0,
     batch_size: int | None = None,
     progress: Progress | None = None,
@@ -130,16 +138,18 @@ def evaluate(
     - "retrieval": `retrieval` (edit, retrieval_length, depth), the share of needles hidden in
       the text that are found, which asks for no instruction tuning (`Retrieval` says how;
       chance is 1 in 8), and `retrieval_hit`, 1 or 0 for each `retrieval_trial`.
+    - "copying", on request: `copy_loss` (edit, copy_distance, trial), the loss of random tokens
+      that come again after `distances` tokens (by default 8, 16, 32, ..., as far as both
+      copies are in the context; more is allowed). Who copies has 0, who cannot ln(vocabulary).
     - "change": `attention_change` (edit, layer, head) in bits, the mean over rows of
       KL(A of the model as it is || A under the edit).
     - "labels": the attention budget and `label` (edit, layer, head), with `Thresholds()`, and
       `label_changed`, 1 or 0; `labels_changed_resampled` (edit, resample), how many heads
       change their label when groups of sequences are drawn again; `selectivity`, `q_norm` and
-      `k_norm` of the model as it is. An edit under which heads of one layer rotate
-      differently has no budget: its bits are NaN, its labels "".
+      `k_norm` of the model as it is.
 
     Coordinates `inv_freq` (rad/token) and `wavelength` (tokens) say how the model rotates as
-    it is (layer, frequency); they are missing where heads of one layer rotate differently.
+    it is (layer, frequency), as those of `profile` do.
 
     See docs/measures.md for definitions. All measures on the text come from one forward pass
     of an entry. The model is left as it was, on errors too.
@@ -154,28 +164,42 @@ def evaluate(
     wanted, rows = wanted_measures(measures), rows_for(rows, corpus.context)
     own, entries = entries_of(subject, edits or {}, context=corpus.context)
 
+    kept = begin_stage()
+    so_far = _SoFar(kept, **(kept.state or {}))
+    progress = kept.counting(progress)
     values = {"edit": np.array([entry.name for entry in entries], dtype=object)}
     dataset = xr.Dataset()
-    if entries[0].planes is not None:
-        dataset = dataset.assign_coords(plane_coordinates(entries[0].planes))
+    dataset = dataset.assign_coords(plane_coordinates(entries[0].planes))
     if wanted & ON_TEXT:
         stated = stated_context(subject.model.config)
-        text = [TextFindings(entry, wanted, corpus, stated) for entry in entries]
+        text = [
+            TextFindings(entry, wanted, corpus, stated, **found)
+            for entry, found in zip(entries, so_far.text or [{}] * len(entries), strict=True)
+        ]
         for found in text:
             found.fit(subject, seed=seed)
-        for batch in batches(subject, corpus, rows=rows, seed=seed, batch_size=batch_size):
+            so_far.save(text)
+        left = range(text[0].sequences, len(corpus))
+        for batch in batches(
+            subject, corpus, rows=rows, seed=seed, chosen=left, batch_size=batch_size
+        ):
             measure_batch(subject, batch, text, progress)
+            so_far.save(text)
         values |= text_values(text, wanted)
     if "labels" in wanted:
         labels, profile = label_values(text)
         values |= labels
-        dataset = dataset if profile is None else profile[of_planes()]
+        dataset = profile[of_planes()]
     if "induction" in wanted:
         first = int(corpus.tokens[0, 0])
-        values |= _measure_repeats(subject, entries, own, first, seed, progress)
+        values |= _measure_repeats(subject, entries, own, first, seed, so_far, progress)
+    if "copying" in wanted:
+        at = copy_distances(distances, _context_of(subject.model, corpus.lengths))
+        first = int(corpus.tokens[0, 0])
+        values |= _measure_copying(subject, entries, first, at, seed, so_far, progress)
     if "retrieval" in wanted:
         plan = retrieval or Retrieval()
-        values |= _measure_retrieval(subject, entries, corpus, plan, seed, progress)
+        values |= _measure_retrieval(subject, entries, corpus, plan, seed, so_far, progress)
     rows_of = {name: EVALUATED[name] for name in values}
     dataset = dataset.assign(
         {name: xr.Variable(r.dims, values[name], r.attrs) for name, r in rows_of.items()}
@@ -185,12 +209,33 @@ def evaluate(
     return dataset
 
 
+@dataclass
+class _SoFar:
+    """What an evaluation has found: on the text; on repeats, copies and needles by entry."""
+
+    kept: Stage
+    text: list[dict[str, Any]] = field(default_factory=list)
+    repeats: list[dict[str, np.ndarray]] = field(default_factory=list)
+    copies: list[Float[np.ndarray, "distance trial"]] = field(default_factory=list)
+    hits: list[Float[np.ndarray, "length depth trial"]] = field(default_factory=list)
+
+    def save(self, text: Sequence[TextFindings] = ()) -> None:
+        """Keep it; `text` is what there is on the text, where that has grown."""
+        self.kept.save(lambda: self._with(text))
+
+    def _with(self, text: Sequence[TextFindings]) -> dict[str, Any]:
+        self.text = [found.state for found in text] or self.text
+        names = ("text", "repeats", "copies", "hits")
+        return {name: getattr(self, name) for name in names}
+
+
 def tokens_of_entry(
     model: nn.Module,
     lengths: Int[Tensor, " sequence"],
     *,
     measures: Sequence[str] = MEASURES,
     retrieval: Retrieval | None = None,
+    distances: Sequence[int] | None = None,
 ) -> int:
     """Tokens that `evaluate` runs for the model as it is, and for each edit."""
     wanted, plan = wanted_measures(measures), retrieval or Retrieval()
@@ -198,6 +243,9 @@ def tokens_of_entry(
     total = int(lengths.sum()) if wanted & ON_TEXT else 0
     if "induction" in wanted:
         total += REPEATS * (1 + 2 * repeat_length(of))
+    if "copying" in wanted:
+        at = copy_distances(distances, _context_of(of, lengths))
+        total += REPEATS * sum(1 + 2 * distance for distance in at)
     if "retrieval" in wanted:
         prompts = len(plan.depths) * plan.trials
         total += prompts * sum(_prompt_lengths(of, lengths, plan))
@@ -210,12 +258,12 @@ def _measure_repeats(
     own: list[Planes],
     first_token: int,
     seed: int,
-    progress: Progress | None,
+    so_far: _SoFar,
+    progress: Progress,
 ) -> dict[str, np.ndarray]:
     """Attention and losses on repeated random tokens, as `profile` has them, of every entry."""
     length = repeat_length(subject.model)
-    found: dict[str, list[np.ndarray]] = {}
-    for entry in entries:
+    for entry in entries[len(so_far.repeats) :]:
         with entry.open(subject):
             _forget_length(subject)
             # Only attention is looked at here, so any planes will do.
@@ -224,16 +272,36 @@ def _measure_repeats(
             )
         # The repetition's first token is announced by nothing; the others by their past.
         first, second = scores.losses[:, 2 : length + 1], scores.losses[:, length + 2 :]
-        measured = {
-            **scores.values,
-            "first_loss": first.mean(1).numpy(),
-            "repeat_loss": second.mean(1).numpy(),
-        }
-        for name, values in measured.items():
-            found.setdefault(name, []).append(values)
-        if progress is not None:
-            progress(scores.losses.numel())
-    return {name: np.stack(values) for name, values in found.items()}
+        losses = {"first_loss": first.mean(1).numpy(), "repeat_loss": second.mean(1).numpy()}
+        so_far.repeats.append(scores.values | losses)
+        progress(scores.losses.numel())
+        so_far.save()
+    names = so_far.repeats[0]
+    return {name: np.stack([of[name] for of in so_far.repeats]) for name in names}
+
+
+def _measure_copying(
+    subject: Subject,
+    entries: list[Entry],
+    first_token: int,
+    distances: Sequence[int],
+    seed: int,
+    so_far: _SoFar,
+    progress: Progress,
+) -> dict[str, np.ndarray]:
+    """Losses of random tokens that come again, of every entry, by distance."""
+    for entry in entries[len(so_far.copies) :]:
+        found = []
+        with entry.open(subject):
+            for distance in distances:
+                _forget_length(subject)
+                found.append(
+                    copy_losses(subject, first_token=first_token, distance=distance, seed=seed)
+                )
+                progress(REPEATS * (1 + 2 * distance))
+        so_far.copies.append(np.stack(found))
+        so_far.save()
+    return {"copy_loss": np.stack(so_far.copies), "copy_distance": np.array(distances)}
 
 
 def _measure_retrieval(
@@ -242,7 +310,8 @@ def _measure_retrieval(
     corpus: Corpus,
     plan: Retrieval,
     seed: int,
-    progress: Progress | None,
+    so_far: _SoFar,
+    progress: Progress,
 ) -> dict[str, np.ndarray]:
     """Which needles every entry finds, by the length of the prompt and the needle's depth."""
     rows = zip(corpus.tokens, corpus.lengths, strict=True)
@@ -260,13 +329,14 @@ def _measure_retrieval(
         )
         for length in at
     ]
-    hits = []
-    for entry in entries:
+    for entry in entries[len(so_far.hits) :]:
         with entry.open(subject):
-            hits.append([_look_for(subject, of_length) for of_length in needles])
-        if progress is not None:
-            progress(sum(of_length.prompts.numel() for of_length in needles))
-    hit = np.array(hits, dtype=np.float64)
+            so_far.hits.append(
+                np.array([_look_for(subject, of_length) for of_length in needles])
+            )
+        progress(sum(of_length.prompts.numel() for of_length in needles))
+        so_far.save()
+    hit = np.stack(so_far.hits)
     return {
         "retrieval": hit.mean(-1),
         "retrieval_hit": hit,
@@ -278,7 +348,12 @@ def _measure_retrieval(
 def _prompt_lengths(
     model: PreTrainedModel, lengths: Int[Tensor, " sequence"], plan: Retrieval
 ) -> tuple[int, ...]:
-    return plan.lengths_within(min(trained_context(model), int(lengths.max())))
+    return plan.lengths_within(_context_of(model, lengths))
+
+
+def _context_of(model: PreTrainedModel, lengths: Int[Tensor, " sequence"]) -> int:
+    """The trained context, or that of the text where it is shorter."""
+    return min(trained_context(model), int(lengths.max()))
 
 
 def _look_for(subject: Subject, needles: Haystack) -> Float[np.ndarray, "depth trial"]:

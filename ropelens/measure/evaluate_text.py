@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +31,11 @@ RESAMPLES = 400
 """Draws of the sequences that intervals of label changes are read from."""
 
 
+BY_BATCH = ("losses", "predicted", "seen_losses")
+FOUND = ("sums", "fits", "change", "heads", "rows", *BY_BATCH)
+"""What of `TextFindings` is found; the rest says of what."""
+
+
 @dataclass
 class TextFindings:
     """What is found on the text for one entry; grows with every batch.
@@ -51,6 +57,19 @@ class TextFindings:
     rows: float = 0.0
 
     @property
+    def state(self) -> dict[str, Any]:
+        """All that is found so far, by name, to begin others with."""
+        state = {name: getattr(self, name) for name in FOUND}
+        if self.losses:
+            state |= {name: [torch.cat(state[name])] for name in BY_BATCH}
+        return state
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that are measured."""
+        return sum(map(len, self.losses))
+
+    @property
     def edges(self) -> Int[Tensor, " edge"]:
         """Edges of the bins of positions, two an octave, and the context: no bin mixes what
         lies within it and past it."""
@@ -61,8 +80,8 @@ class TextFindings:
         return torch.tensor([*inner, longest])
 
     def fit(self, subject: Subject, *, seed: int) -> None:
-        """Fit the models of the budget, where labels are wanted and there can be any."""
-        if self.entry.planes is None or "labels" not in self.wanted:
+        """Fit the models of the budget, where labels are wanted."""
+        if "labels" not in self.wanted or self.fits:
             return
         with self.entry.open(subject):
             self.fits = fit_layers(
@@ -70,10 +89,8 @@ class TextFindings:
             )
 
     @property
-    def profile(self) -> xr.Dataset | None:
-        """The profile of the entry; None where heads of one layer rotate differently."""
-        if self.entry.planes is None:
-            return None
+    def profile(self) -> xr.Dataset:
+        """The profile of the entry."""
         return summarize(self.sums, self.entry.planes).assign(
             budget_variables(self.sums, self.fits)
         )
@@ -107,15 +124,14 @@ class TextFindings:
 
 
 def measure_batch(
-    subject: Subject, batch: Batch, text: list[TextFindings], progress: Progress | None
+    subject: Subject, batch: Batch, text: list[TextFindings], progress: Progress
 ) -> None:
     """One forward pass of each entry over a batch, every measure beside it."""
     kept: dict[int, AttentionCall] = {}
     for found in text:
         with found.entry.open(subject):
             _measure_entry(subject, batch, found, kept)
-        if progress is not None:
-            progress(int(batch.text.lengths.sum()))
+        progress(int(batch.text.lengths.sum()))
 
 
 def _measure_entry(
@@ -171,38 +187,25 @@ def text_values(text: list[TextFindings], wanted: set[str]) -> dict[str, np.ndar
     return values
 
 
-def _resampled_changes(profiles: list[xr.Dataset | None]) -> Float[np.ndarray, "edit resample"]:
+def _resampled_changes(profiles: list[xr.Dataset]) -> Float[np.ndarray, "edit resample"]:
     """How many heads have another label than in the first profile, sequences drawn again.
 
-    Each draw is of the same sequences for all; NaN where a profile is missing, or all of them
-    are one group.
+    Each draw is of the same sequences for all; NaN where all of them are one group.
     """
-    changes = np.full((len(profiles), RESAMPLES), np.nan)
-    if profiles[0] is None or profiles[0].sizes["group"] < 2:
-        return changes
-    labels = [
-        None if p is None else resample_labels(p, Thresholds(), resamples=RESAMPLES, seed=0)
-        for p in profiles
-    ]
-    for count, now in zip(changes, labels, strict=True):
-        if now is not None:
-            count[:] = (now != labels[0]).sum(axis=(1, 2))
-    return changes
+    if profiles[0].sizes["group"] < 2:
+        return np.full((len(profiles), RESAMPLES), np.nan)
+    labels = [resample_labels(p, Thresholds(), resamples=RESAMPLES, seed=0) for p in profiles]
+    return np.stack([(now != labels[0]).sum(axis=(1, 2)) for now in labels]).astype(float)
 
 
-def label_values(
-    text: list[TextFindings],
-) -> tuple[dict[str, np.ndarray], xr.Dataset | None]:
+def label_values(text: list[TextFindings]) -> tuple[dict[str, np.ndarray], xr.Dataset]:
     """The budget and label of every head of every entry, by the names of `EVALUATED`.
 
-    With the profile of the model as it is, where it has one.
+    With the profile of the model as it is.
     """
     profiles = [found.profile for found in text]
-    heads = text[0].heads
-    missing = np.full((len(heads), max(heads.values())), np.nan)
     names = (*columns("budget"), "positional_fraction", "label")
-    unknown = dict.fromkeys(names, missing) | {"label": np.full(missing.shape, "", object)}
-    each = [unknown if p is None else head_values(p, Thresholds()) for p in profiles]
+    each = [head_values(p, Thresholds()) for p in profiles]
     values = {name: np.stack([one[name] for one in each]) for name in names}
     labels, missing = values["label"], np.isnan(values["total_bits"])
     changed = np.where(missing | missing[0], np.nan, (labels != labels[0]).astype(float))

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -81,7 +81,7 @@ class Excerpt:
 
         attention = attention_of(subject, tokens, see)
         query, key, scale = zip(*(found[layer] for layer in sorted(found)), strict=True)
-        counts = [len(own.inv_freq) for own in planes]
+        counts = [own.rotary_dim // 2 for own in planes]
         return cls(tokens, attention, list(query), list(key), list(scale), counts)
 
 
@@ -89,9 +89,11 @@ def _still(
     x: Float[Tensor, "head position coordinate"], planes: Planes
 ) -> Float[Tensor, "head position coordinate"]:
     """Queries or keys without their rotation; planes that turn clockwise are mirrored."""
+    planes = planes.of_keys(len(x))
     still = unrotate(x.float(), torch.arange(x.shape[1]), planes).cpu()
     before, after = still[..., : planes.offset], still[..., planes.offset + planes.rotary_dim :]
-    mirrored = still[..., planes.second] * torch.where(planes.inv_freq < 0, -1.0, 1.0).cpu()
+    direction = torch.where(planes.inv_freq < 0, -1.0, 1.0)[..., None, :].cpu()
+    mirrored = still[..., planes.second] * direction
     return torch.cat([still[..., planes.first], mirrored, before, after], dim=-1)
 
 
@@ -189,11 +191,13 @@ def excerpt_variables(
     bits: Float[np.ndarray, "layer head"],
     *,
     alike: bool,
+    planes: Sequence[Planes],
 ) -> dict[str, xr.Variable]:
     """What a profile keeps of excerpts; the shorter ones end in NaN.
 
     Queries are those of the heads with the most `bits`, as many as fit; of others NaN, and of
-    all where excerpts do not turn as the text does (see `turn_alike`).
+    all where excerpts do not turn as the text does (see `turn_alike`), and where an edit makes
+    a head turn otherwise than the `wavelength` that a profile has of its layer.
     """
     lengths = [len(excerpt.tokens) for excerpt in excerpts]
     names = np.full((len(excerpts), max(lengths)), "", dtype=object)
@@ -206,7 +210,7 @@ def excerpt_variables(
         for side in ("query", "key")  # half precision's digits: they pack well
     )
     kept = _sharpest(bits, most=EXCERPT_NUMBERS // query[:, 0, 0].size)
-    query[:, ~kept if alike else slice(None)] = np.nan
+    query[:, ~(kept & _as_layer(planes, kept.shape[1])) if alike else slice(None)] = np.nan
     still = ", its rotation taken off: real parts, imaginary parts, and what does not rotate"
     return {
         "excerpt_token": described(pairs[::4], names, "token of the excerpt", ""),
@@ -231,6 +235,12 @@ def excerpt_variables(
 def _stacked(excerpts: list[list[Tensor]]) -> Float[np.ndarray, "excerpt layer *rest"]:
     """Of each excerpt a tensor a layer, as one array of float32."""
     return stack(torch.from_numpy(stack(layers)) for layers in excerpts).astype(np.float32)
+
+
+def _as_layer(planes: Sequence[Planes], heads: int) -> Bool[np.ndarray, "layer head"]:
+    """Which heads turn every plane as fast as the fastest of their layer."""
+    speeds = [layer.inv_freq.nan_to_num().abs().expand(heads, -1) for layer in planes]
+    return np.stack([(speed == speed.amax(0)).all(-1).numpy() for speed in speeds])
 
 
 def _sharpest(bits: Float[np.ndarray, "layer head"], *, most: int) -> np.ndarray:

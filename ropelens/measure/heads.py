@@ -118,9 +118,11 @@ def head_values(profile: xr.Dataset, thresholds: Thresholds) -> dict[str, np.nda
     label = label_heads(thresholds, **parts)
     rest = parts["total"] - parts["sink"]
     fractions = zip(FRACTIONS, (parts["position"], parts["content"], interaction), strict=True)
+    own = "head_wavelength" if "head_wavelength" in profile else "wavelength"
+    push, wavelength = xr.broadcast(profile["selectivity_keys"], profile[own])
     through = describe_wavelengths(
-        profile["selectivity_keys"].transpose("layer", "head", "frequency").values,
-        profile["wavelength"].transpose("layer", "frequency").values[:, None],
+        push.transpose("layer", "head", "frequency").values,
+        wavelength.transpose("layer", "head", "frequency").values,
     )
     positional = label == "positional"
     named = positional & (profile["offset_weight"].values >= thresholds.offset)
@@ -180,8 +182,7 @@ def share_interval(
         return missing, missing
     rows = profile["group_scored"].values
     sums = [profile[f"group_{name}"].values * rows[:, None, None] for name in GAINS]
-    left = (rows.sum() - rows)[:, None, None]
-    bits = attention_budget(*((x.sum(0) - x) / left for x in sums))
+    bits = attention_budget(*(x.sum(0) - x for x in sums))  # shares need no mean
     rest = bits.total - bits.sink
     parts = np.stack([bits.position, bits.content, bits.interaction])
     part = np.take_along_axis(parts, largest[:, None], 0)[0]

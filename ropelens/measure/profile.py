@@ -30,10 +30,11 @@ from ropelens.measure.excerpt import (
     turn_alike,
 )
 from ropelens.measure.repeats import repeat_length, repeat_scores
+from ropelens.measure.savepoint import begin_stage
 from ropelens.measure.summary import summarize
 from ropelens.measure.tokens import as_corpus
 from ropelens.models.paths import check_document
-from ropelens.models.rotation import read_layers
+from ropelens.models.rotation import read_planes
 from ropelens.models.subject import as_subject, stated_context, trained_context
 from ropelens.models.texts import check_tokenizer, encode, tokenize
 from ropelens.statistics.corpus import Corpus
@@ -89,6 +90,11 @@ def profile(
     Returns a dataset over layer, head, kv_head, frequency (0 turns fastest), offset_bin,
     group (of sequences, for the bootstrap) and draw (of surrogates; 0 is the model); every
     variable carries `long_name` and `units`. See docs/measures.md for definitions.
+
+    Under an edit that makes heads of a layer rotate differently (what does head 3.5 attend to
+    without plane 2?) every head is measured as it rotates; `head_wavelength` (layer, head,
+    frequency) says how, and `wavelength` is that of the head that turns fastest in the plane.
+    Where heads that share a key differ, each of the layer has a `kv_head` of its own.
 
     Raises `UnsupportedModel` for a model without RoPE or with hidden attention, and
     `BadArgument` for tokens, lengths, rows or statistics out of range.
@@ -150,7 +156,7 @@ def profile_in_stages(
         raise BadArgument("surrogates must be a number, 0 or more.", seen=repr(surrogates))
     check_new(statistics)
     with stage("probing", total=1, unit="step"):
-        planes = [layer.planes for layer in read_layers(subject, context=text.context)]
+        planes = read_planes(subject, context=text.context)
         pieces = check_excerpts(subject.model.config, excerpts) or chosen_excerpts(
             subject, text, seed=seed
         )
@@ -163,11 +169,21 @@ def profile_in_stages(
             length=repeat_length(subject.model),
             seed=seed,
         )
-    with stage("fitting the budget", total=len(planes), unit="layers") as progress:
-        fits = fit_layers(
-            subject, text, planes=planes, surrogates=surrogates, seed=seed, progress=progress
-        )
-    with stage(MEASURING, total=int(text.lengths.sum()), unit="tokens") as progress:
+    kept = begin_stage()
+    fits, sums = kept.state or (None, None)
+    if fits is None:
+        with stage("fitting the budget", total=len(planes), unit="layers") as progress:
+            fits = fit_layers(
+                subject,
+                text,
+                planes=planes,
+                surrogates=surrogates,
+                seed=seed,
+                progress=progress,
+            )
+        kept.save(lambda: (fits, None))
+    left = int(text.lengths.sum()) - kept.tokens
+    with stage(MEASURING, total=left, unit="tokens") as progress:
         sums = collect(
             subject,
             text,
@@ -177,7 +193,9 @@ def profile_in_stages(
             fits=fits,
             seed=seed,
             batch_size=batch_size,
-            progress=progress,
+            progress=kept.counting(progress),
+            sums=sums,
+            save=lambda sums: kept.save(lambda: (fits, sums)),
         )
     dataset = summarize(sums, planes, extra=statistics)
     dataset = dataset.assign(budget_variables(sums, fits))
@@ -185,7 +203,8 @@ def profile_in_stages(
     for row in named(*scores):
         dataset[row.name] = xr.Variable(row.dims, scores[row.name], row.attrs)
     bits = dataset["total_bits"].values
-    dataset = dataset.assign(excerpt_variables(seen, tokenizer, bits, alike=alike))
+    looked_into = excerpt_variables(seen, tokenizer, bits, alike=alike, planes=planes)
+    dataset = dataset.assign(looked_into)
     dataset = dataset.set_coords("excerpt_token")
     dataset.attrs |= describe_run(subject.model, text, documents, rows=rows, seed=seed)
     return dataset
@@ -223,13 +242,13 @@ def describe_run(
         "sequences": len(text),
         "documents": count_documents(documents),  # 0 where it is not known
         "tokens": int(text.lengths.sum()),
-        "tokens_sha256": _fingerprint(text),
+        "tokens_sha256": fingerprint(text),
         "versions": json.dumps(versions()),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
-def _fingerprint(text: Corpus) -> str:
+def fingerprint(text: Corpus) -> str:
     """sha256, in hex, of the tokens that count: equal where two models read the same."""
     digest = hashlib.sha256()
     for row, length in zip(text.tokens.cpu().numpy(), text.lengths.tolist(), strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -87,13 +88,23 @@ def number_dims(dataset: xr.Dataset) -> xr.Dataset:
 
 
 def plane_coordinates(planes: Sequence[Planes]) -> dict[str, xr.Variable]:
-    """`inv_freq` (rad/token) and `wavelength` (tokens) of each layer; NaN beyond its own."""
+    """`inv_freq` (rad/token) and `wavelength` (tokens) of each layer; NaN beyond its own.
+
+    Where an edit makes heads of a layer differ they are of the head that turns fastest in the
+    plane, and `head_wavelength` (layer, head, frequency) is there too.
+    """
     by_plane = ("layer", "frequency")
-    inv_freq = stack(layer.term_inv_freq.abs() for layer in planes)
-    wavelength = stack(layer.wavelength for layer in planes)
-    return {
+    fastest = [layer.term_inv_freq.abs().reshape(-1, layer.terms).amax(0) for layer in planes]
+    inv_freq, wavelength = stack(fastest), stack(2 * math.pi / w.double() for w in fastest)
+    found = {
         "inv_freq": described(
             by_plane, inv_freq, "angular frequency of the plane", "rad/token"
         ),
         "wavelength": described(by_plane, wavelength, "tokens per turn of the plane", "token"),
     }
+    heads = [len(layer.inv_freq) for layer in planes if layer.inv_freq.ndim == 2]
+    if not heads:
+        return found
+    each = stack(layer.wavelength.expand(heads[0], -1) for layer in planes)
+    dims, long_name = ("layer", "head", "frequency"), "tokens per turn of the plane in the head"
+    return found | {"head_wavelength": described(dims, each, long_name, "token")}

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from ropelens.errors import BadArgument
 
 MEASURES = ("loss", "induction", "retrieval", "change", "labels")
-"""What `ropelens.evaluate` measures."""
+"""What `ropelens.evaluate` measures where nothing is asked for."""
+
+ON_REQUEST = ("copying",)
+"""What it measures beside these."""
 
 NEEDLES = 8
 """Needles of a prompt, of which one is asked for: chance is 1 in 8."""
@@ -17,12 +20,12 @@ OWN = "own"
 
 
 def wanted_measures(measures: Sequence[str]) -> set[str]:
-    """The measures asked for, of `MEASURES`; `BadArgument` for those that do not exist."""
+    """The measures asked for; `BadArgument` for those that do not exist."""
     names = (measures,) if isinstance(measures, str) else tuple(measures)
-    unknown = [name for name in names if name not in MEASURES]
+    unknown = [name for name in names if name not in (*MEASURES, *ON_REQUEST)]
     if unknown or not names:
         raise BadArgument(
             f"There is no measure {unknown[0]!r}." if unknown else "Nothing is to be measured.",
-            attempt=f"measures: any of {', '.join(MEASURES)}",
+            attempt=f"measures: any of {', '.join((*MEASURES, *ON_REQUEST))}",
         )
     return set(names)

@@ -6,11 +6,12 @@ what is broken about the files is said before anything long starts.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from huggingface_hub import snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
@@ -25,6 +26,11 @@ PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 LFS_POINTER = b"version https://git-lfs"
 MODELS_WITHIN = ("history/step-*", "*/*/seed-*")
 """Where the models lie of a run that is not finished, and of a study."""
+UNREADABLE = (
+    *(OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError),
+    *(KeyError, TypeError, AttributeError),
+)
+"""What reading an index of another form raises."""
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
@@ -73,8 +79,12 @@ def locate(
 def read_config(folder: Path) -> dict[str, object]:
     """`config.json` of a checkpoint's folder, as it was written.
 
-    Raises BadCheckpoint where the file is missing, not JSON, or names no model type.
+    Raises BadCheckpoint where the file is missing, not JSON, or names no model type; also
+    where the folder holds a pipe or a device, which never ends when it is read.
     """
+    for entry in folder.iterdir():
+        if entry.exists() and not (entry.is_file() or entry.is_dir()):
+            raise BadCheckpoint(f"{entry} is a pipe or a device, not a file.")
     path = folder / "config.json"
     if not path.is_file():
         if (folder / "adapter_config.json").is_file():
@@ -94,15 +104,28 @@ def read_config(folder: Path) -> dict[str, object]:
             attempt="pass the folder that save_pretrained wrote; a llama2.c checkpoint is "
             "passed as its .bin file",
         )
+    if (folder / "adapter_config.json").exists():
+        raise BadCheckpoint(
+            f"{folder} holds an adapter beside its model.",
+            means="transformers adds it to the weights where peft is installed, elsewhere not",
+            attempt="merge it (peft: merge_and_unload) and save that, or move "
+            "adapter_config.json away",
+        )
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
         raise BadCheckpoint(f"{path} is not readable JSON.", seen=str(error)) from error
-    if not isinstance(config, dict) or "model_type" not in config:
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise BadCheckpoint(
             f"{path} does not say what model it belongs to.",
-            seen='no "model_type" in it',
+            seen='no "model_type" in it that is a name',
             attempt="use the config.json that save_pretrained wrote for this model",
+        )
+    classes = config.get("architectures")
+    named = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
+    if classes is not None and not named:
+        raise BadCheckpoint(
+            f'"architectures" in {path} is no list of names.', seen=repr(classes)[:100]
         )
     return config
 
@@ -115,7 +138,7 @@ def weight_files(folder: Path, *, config: dict[str, object] | None = None) -> li
     """
     names = ["model.safetensors", "model.safetensors.index.json"]
     if config is not None and "transformers_weights" in config:
-        names = [str(config["transformers_weights"])]
+        names = [_within(folder / "config.json", config["transformers_weights"])]
     found = [folder / name for name in names if (folder / name).is_file()]
     if not found:
         raise _not_safetensors(folder)
@@ -133,6 +156,26 @@ def count_numbers(files: list[Path]) -> int:
             shapes = (opened.get_slice(name).get_shape() for name in opened.keys())  # noqa: SIM118 (no dict)
             total += sum(math.prod(shape) for shape in shapes)
     return total
+
+
+def fingerprint(path: str | Path) -> str:
+    """sha256, in hex, of a file or of the safetensors files that a checkpoint is loaded from.
+
+    Of one file it is what `sha256sum` gives; of several, that of the listing that
+    `sha256sum FILE...` prints. Others in the folder of a checkpoint do not count. Raises
+    BadCheckpoint for a folder that is none.
+    """
+    path = Path(path)
+    files = weight_files(path, config=read_config(path)) if path.is_dir() else [path]
+    digests = []
+    for file in files:
+        with file.open("rb") as stream:
+            digests.append(hashlib.file_digest(stream, "sha256").hexdigest())
+    if len(files) == 1:
+        return digests[0]
+    names = [str(file.relative_to(path)) for file in files]
+    listing = "".join(f"{d}  {name}\n" for d, name in zip(digests, names, strict=True))
+    return hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def pickle_refused(path: Path) -> BadCheckpoint:
@@ -195,13 +238,12 @@ def _from_hub(name: str, revision: str | None, local_files_only: bool) -> Path:
 def _shards(index: Path) -> list[Path]:
     try:
         written = json.loads(index.read_text(encoding="utf-8"))
-        shards = sorted(set(written["weight_map"].values()))
-    except (ValueError, OSError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BadCheckpoint(
-            f"{index} is not an index of safetensors files.",
-            seen=f"{type(error).__name__}: {error}",
-        ) from error
-    missing = [shard for shard in shards if not (index.parent / shard).is_file()]
+        shards = sorted({_within(index, shard) for shard in written["weight_map"].values()})
+        missing = [shard for shard in shards if not (index.parent / shard).is_file()]
+    except UNREADABLE as error:
+        raise _no_index(index, words_of(error, kind=True)) from error
+    if not shards:
+        raise _no_index(index, "it names no file")
     if missing:
         raise BadCheckpoint(
             f"{len(missing)} of {len(shards)} weight files are missing from {index.parent}.",
@@ -209,6 +251,24 @@ def _shards(index: Path) -> list[Path]:
             attempt="fetch or copy the checkpoint again",
         )
     return [index.parent / shard for shard in shards]
+
+
+def _no_index(index: Path, seen: str) -> BadCheckpoint:
+    return BadCheckpoint(f"{index} is not an index of safetensors files.", seen=seen)
+
+
+def _within(by: Path, name: object) -> str:
+    """`name`, a weight file that the file `by` names; refused outside the folder of `by`."""
+    if not isinstance(name, str) or not name:
+        raise BadCheckpoint(f"{by} names a weight file by no name.", seen=repr(name)[:100])
+    path = PurePath(name)
+    if path.is_absolute() or ".." in path.parts:
+        raise BadCheckpoint(
+            f"{by} names weights outside its folder, which are not read.",
+            seen=name[:200],
+            attempt="put the file beside it",
+        )
+    return name
 
 
 def _check_safetensors(file: Path) -> None:

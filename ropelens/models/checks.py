@@ -6,8 +6,9 @@ comes after them, settings without effect: each measured or read, and named.
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from transformers import (
@@ -17,12 +18,17 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ropelens.errors import BadCheckpoint, UnsupportedModel
+from ropelens.errors import BadCheckpoint, UnsupportedModel, words_of
 from ropelens.models.rope_types import head_dim_of
 
 # How classes end that AutoModelForCausalLM builds a generating model from; from others, an
 # encoder's or a classifier's, it builds one without a word.
 GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "WithLMHead")
+COUNTS = (
+    *("vocab_size", "hidden_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads"),
+)
+"""What a config counts, where it states it; a list has a number a layer."""
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -40,6 +46,46 @@ def check_model_type(written: dict[str, object], *, trust_remote_code: bool) -> 
     raise UnsupportedModel(
         f"transformers knows no model type {model_type!r}.",
         attempt="check config.json, or upgrade transformers",
+    )
+
+
+def check_numbers(config: PreTrainedConfig) -> None:
+    """Raise BadCheckpoint where a config states numbers that no model can have.
+
+    transformers builds some models from them, which then fail, or measure nothing.
+    """
+    text = config.get_text_config()
+    if not isinstance(text, PreTrainedConfig):
+        raise _impossible("text_config", text, "it is an object")
+    facts = text.to_dict()
+    counts = {name: facts.get(text.attribute_map.get(name, name)) for name in COUNTS}
+    for name, value in counts.items():
+        for number in value if isinstance(value, list) else [value]:
+            if number is not None and (type(number) is not int or number < 1):
+                raise _impossible(name, value, "it is a whole number above 0")
+    heads, kv_heads = counts["num_attention_heads"], counts["num_key_value_heads"]
+    if isinstance(heads, int) and isinstance(kv_heads, int) and heads % kv_heads:
+        raise _impossible("num_key_value_heads", kv_heads, f"it divides the {heads} heads")
+    for base in _bases(facts.get("rope_parameters")):
+        number = float(base) if isinstance(base, (int, float)) else math.nan
+        if not 1 < number < math.inf:
+            raise _impossible("rope_theta", base, "a base above 1 makes the planes differ")
+    if not isinstance(text.dtype, (torch.dtype, type(None))):
+        raise _impossible("dtype", text.dtype, "it is the name of one")
+
+
+def _bases(rope: object) -> Iterator[object]:
+    """Every rope_theta in the parameters of a config, which may have some a kind of layer."""
+    if isinstance(rope, dict):
+        if rope.get("rope_theta") is not None:
+            yield rope["rope_theta"]
+        for part in rope.values():
+            yield from _bases(part)
+
+
+def _impossible(name: str, value: object, means: str) -> BadCheckpoint:
+    return BadCheckpoint(
+        f"config.json states an impossible {name}.", seen=repr(value)[:100], means=means
     )
 
 
@@ -120,7 +166,14 @@ def check_causal(model: PreTrainedModel) -> None:
     tokens = torch.arange(length, device=model.device) % vocabulary
     pair = torch.stack([tokens, tokens])
     pair[1, -1] = (pair[1, -1] + 1) % vocabulary
-    logits = model(input_ids=pair, use_cache=False).logits
+    try:
+        logits = model(input_ids=pair, use_cache=False).logits
+    except Exception as error:  # the config's fault: nothing of ours runs inside
+        raise BadCheckpoint(
+            f"{type(model).__name__} does not run.",
+            seen=words_of(error, kind=True),
+            means="config.json states what the model cannot compute with",
+        ) from error
     if not torch.isfinite(logits).all():
         raise BadCheckpoint(
             f"{type(model).__name__} gives logits that are NaN or infinite.",

@@ -35,6 +35,7 @@ from ropelens.models.checkpoint import (
     weight_files,
 )
 from ropelens.models.device import WORTH_IT, bf16_speed, check_dtype, device_named
+from ropelens.models.texts import encode
 
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model"),
@@ -167,6 +168,7 @@ def _open_folder(folder: Path, trust_remote_code: bool) -> Parts:
             seen=words_of(error, kind=True),
         ) from error
     checks.check_architecture(config)
+    checks.check_numbers(config)
     files = weight_files(folder, config=written)
     tokenizer = _read_tokenizer(folder, trust_remote_code)
     return config, tokenizer, count_numbers(files), None
@@ -212,7 +214,7 @@ def load_tokenizer(
                 attempt="the folder that holds tokenizer.json, or a Hub id",
             )
         try:
-            return AutoTokenizer.from_pretrained(
+            return _tokenizer(
                 str(name),
                 trust_remote_code=trust_remote_code,
                 local_files_only=local_files_only,
@@ -230,15 +232,20 @@ def _read_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenize
     if not any(found for pattern in TOKENIZER_FILES for found in folder.glob(pattern)):
         return None
     try:
-        return AutoTokenizer.from_pretrained(
-            folder, trust_remote_code=trust_remote_code, local_files_only=True
-        )
+        return _tokenizer(folder, trust_remote_code=trust_remote_code, local_files_only=True)
     except Exception as error:  # whatever a damaged file makes its class raise
         raise BadCheckpoint(
             f"The tokenizer in {folder} cannot be read.",
             seen=words_of(error, kind=True),
             attempt="fetch its files again, or remove them to work with token ids",
         ) from error
+
+
+def _tokenizer(name: str | Path, **options: bool) -> PreTrainedTokenizerBase:
+    """The tokenizer of `name`, tried once: what it was given may only fail it at work."""
+    tokenizer = AutoTokenizer.from_pretrained(name, **options)
+    encode("a", tokenizer)
+    return tokenizer
 
 
 def _build(family: Any, path: Path, source: Path | None, **arguments: Any) -> PreTrainedModel:

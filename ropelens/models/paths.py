@@ -40,11 +40,16 @@ def check_has_text(model: str) -> None:
 
 
 def check_text_path(path: Path) -> None:
-    """Raise BadText for a path where there is nothing."""
+    """Raise BadText for a path where there is nothing, or what never ends."""
     if not path.exists():
         raise BadText(
             f"There is no text at {path}.",
             attempt="pass text files, or folders of *.txt, *.md and *.jsonl",
+        )
+    if not (path.is_file() or path.is_dir()):
+        raise BadText(
+            f"{path} is a pipe or a device, which may never end.",
+            attempt="write its text to a file first",
         )
 
 

@@ -108,12 +108,21 @@ def read_layers(subject: Subject, *, context: int | None = None) -> list[LayerRo
     Under an open edit: measured without it, then as the edit has it. Raises `BadArgument`
     where it lets the heads of a layer rotate at different frequencies.
     """
-    layers = _remembered(subject, context)
+    layers, now = _remembered(subject, context), read_planes(subject, context=context)
+    return [_edited(*layer) for layer in zip(layers, now, range(len(now)), strict=True)]
+
+
+def read_planes(subject: Subject, *, context: int | None = None) -> list[Planes]:
+    """How each layer rotates, with a row for each head where an open edit makes them differ.
+
+    Measured without the edit, then as the edit has it; raises as `measure_rope` otherwise.
+    """
+    own = [layer.planes for layer in _remembered(subject, context)]
     edit = open_edit(subject.model)
     if edit is None:
-        return layers
+        return own
     length = context or trained_context(subject.model)
-    return [_edited(layer, edit, index, length) for index, layer in enumerate(layers)]
+    return [edited_planes(edit, layer, p, length=length) for layer, p in enumerate(own)]
 
 
 @contextmanager
@@ -142,28 +151,27 @@ def _remembered(subject: Subject, context: int | None) -> list[LayerRotation]:
     return probed[subject.model]
 
 
-def _edited(
-    layer: LayerRotation, edit: AttentionEdit, index: int, length: int
-) -> LayerRotation:
-    """The rotation that an edit leaves of a layer's own."""
-    planes = edited_planes(edit, index, layer.planes, length=length)
+def _edited(layer: LayerRotation, planes: Planes, index: int) -> LayerRotation:
+    """A layer that rotates in `planes` now; raises `BadArgument` where its heads differ."""
     if torch.equal(planes.inv_freq, layer.planes.inv_freq):
         return layer
+    if planes.inv_freq.ndim == 2:
+        raise BadArgument(
+            f"Under this edit the heads of layer {index} rotate differently.",
+            means="this is measured for all heads of a layer at once",
+            attempt='an edit of whole layers (heads="3.*"), or of no frequencies (drop, '
+            "mean_ablate); ropelens.profile and capture also take this one",
+        )
     resolution = torch.zeros_like(planes.inv_freq)
     measured = MeasuredRotation(planes, layer.measured.residual, resolution)
     return LayerRotation(measured, planes.inv_freq.abs(), planes)
 
 
 def edited_planes(edit: AttentionEdit, layer: int, planes: Planes, *, length: int) -> Planes:
-    """How a layer rotates under an edit; raises `BadArgument` where its heads differ."""
+    """How a layer rotates under an edit, with a row for each head where they differ."""
     inv_freq = edit.inv_freq(layer, planes, length=length)
     if not (inv_freq == inv_freq[:1]).all():
-        raise BadArgument(
-            f"Under this edit the heads of layer {layer} rotate differently.",
-            means="a rotation is measured, and a profile made, for all heads of a layer",
-            attempt='an edit of whole layers (heads="3.*"), or of no frequencies '
-            "(drop, mean_ablate)",
-        )
+        return replace(planes, inv_freq=inv_freq)
     if torch.equal(inv_freq[0], planes.inv_freq.float()):
         return planes
     return replace(planes, inv_freq=inv_freq[0])

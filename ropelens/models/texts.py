@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -17,6 +17,12 @@ from torch import Tensor
 from ropelens.errors import BadArgument, BadCheckpoint, BadText
 from ropelens.models.paths import TEXT_SUFFIXES, check_document, check_text_path
 from ropelens.statistics.seeds import generator_of
+
+LONGEST_FILE = 8_000_000_000
+"""Bytes of a file of text; it is read at once."""
+
+PIECE = 1_000_000
+"""Characters that are tokenized at once: a tokenizer takes a hundred times their room."""
 
 PADDING = 0  # any id of any vocabulary: padded positions are never counted
 
@@ -85,8 +91,9 @@ def tokenize(
 
     Each starts with the tokenizer's BOS where it has one (which then is one of the
     `context` tokens) and holds no other special token. A document is tokenized as a whole
-    and then cut; its shorter tail is kept and padded, unless it has fewer than 2 tokens
-    and so nothing to predict.
+    (one of more than a million characters in pieces that end before a space) and then cut; its
+    shorter tail is kept and padded, unless it has fewer than 2 tokens and so nothing to
+    predict.
 
     `sequences=N` keeps a random N of them, drawn without replacement by `seed`, in their
     order; if there are no more than N, all of them, with a warning if fewer.
@@ -186,7 +193,28 @@ def encode(text: str, tokenizer: TextTokenizer) -> tuple[list[int], list[int]]:
     # split_special_tokens: a "<s>" that somebody wrote is text, not a beginning.
     options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
     bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-    return bos, tokenizer(text, **options)["input_ids"]
+    ids: list[int] = []
+    for piece in pieces(text):
+        ids += tokenizer(piece, **options)["input_ids"]
+    return bos, ids
+
+
+def pieces(text: str, *, longest: int = PIECE) -> Iterator[str]:
+    """`text` in pieces of up to `longest` characters, which end before a space where they can.
+
+    Words begin with their space in most tokenizers, so that the tokens are those of the whole;
+    where a piece has no space in its second half, it is cut anywhere.
+    """
+    start = 0
+    while len(text) - start > longest:
+        end = start + longest
+        space = text.rfind(" ", start + longest // 2, end + 1)
+        while space > 0 and text[space - 1].isspace():  # a run of them is one token
+            space -= 1
+        end = space if space > start + longest // 2 else end
+        yield text[start:end]
+        start = end
+    yield text[start:]
 
 
 def prompt_tokens(text: str, tokenizer: Any) -> Int[Tensor, " position"]:
@@ -234,7 +262,15 @@ def _files(folder: Path) -> list[Path]:
 
 def _read(path: Path) -> list[str]:
     try:
-        text = path.read_bytes().decode("utf-8")
+        with path.open("rb") as file:  # in /proc a file's size says nothing
+            content = file.read(LONGEST_FILE + 1)
+        if len(content) > LONGEST_FILE:
+            raise BadText(
+                f"{path} is too long.",
+                seen=f"more than {LONGEST_FILE:,} bytes",
+                attempt="several files, or a part of it",
+            )
+        text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise BadText(
             f"{path} is not UTF-8.",

@@ -14,7 +14,12 @@ from ropelens.figures.attention import plot_attention
 from ropelens.figures.bands import plot_bands
 from ropelens.figures.changed_heads import plot_changed_heads
 from ropelens.figures.claim import plot_claim
-from ropelens.figures.comparison import plot_label_counts, plot_loss_change, plot_position_loss
+from ropelens.figures.comparison import (
+    plot_copying,
+    plot_label_counts,
+    plot_loss_change,
+    plot_position_loss,
+)
 from ropelens.figures.comparison_planes import plot_comparison_planes, plot_growth_planes
 from ropelens.figures.growth import plot_growth
 from ropelens.figures.head_map import plot_head_map
@@ -220,6 +225,15 @@ COMPARISON = (
         "is longer than any that was learnt from. Whiskers reach from the lowest seed to the "
         "highest, where there are several.",
         known=lambda comparison, _: "position_loss" in comparison,
+    ),
+    PageFigure(
+        "copying",
+        lambda comparison, _: plot_copying(comparison),
+        "Above: the loss on random tokens that come again after so many tokens; who copies "
+        "has 0. Below: needles found in prompts of so many tokens; dotted, what chance finds. "
+        "Right of the other dotted line lies more than was ever learnt from at once. Whiskers "
+        "reach from the lowest seed to the highest, where there are several.",
+        known=lambda comparison, _: "copy_loss" in comparison,
     ),
     PageFigure(
         "planes",

@@ -83,6 +83,28 @@ def _tokens(wavelength: np.floating | float) -> str:
     return f"{wavelength:.3g}" if wavelength < 100 else f"{wavelength:,.0f}"
 
 
+def describe_attention_on(profile: xr.Dataset) -> list[str]:
+    """The head that attends most to each set of tokens that heads were searched by."""
+    found = []
+    for name in map(str, profile.data_vars):
+        of, _, tokens = name.partition("_on_")
+        if of != "attention" or f"even_on_{tokens}" not in profile:
+            continue
+        attention, even = (profile[key].values for key in (name, f"even_on_{tokens}"))
+        layer, head = np.unravel_index(np.nanargmax(attention - even), attention.shape)
+        found.append(
+            say(
+                "profile",
+                "attention_on",
+                tokens=profile[name].attrs["long_name"].removeprefix("mean attention on "),
+                head=f"{layer}.{head}",
+                attention=float(attention[layer, head]),
+                even=float(even[layer, head]),
+            )
+        )
+    return found
+
+
 def claim_sentence(claim: dict | None) -> str:
     """Whether positional heads use short wavelengths here, and how sure that is.
 

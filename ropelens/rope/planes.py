@@ -9,12 +9,13 @@ pairs coordinate f with f + F (Llama), "interleaved" 2f with 2f + 1 (GPT-J).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 Pairing = Literal["half", "interleaved", "none"]
 
@@ -28,9 +29,11 @@ class Planes:
     the coordinates from `offset` to `offset + 2F`; the other coordinates of the head
     (partial rotary, NoPE layers) are left alone by RoPE and make one more term of every
     score. `pairing` is "none" where nothing rotates.
+
+    Where an edit makes heads of the layer differ, `inv_freq` has a row for each query head.
     """
 
-    inv_freq: Float[Tensor, " frequency"]
+    inv_freq: Float[Tensor, "*head frequency"]
     head_dim: int
     pairing: Pairing
     offset: int = 0
@@ -38,7 +41,7 @@ class Planes:
     @property
     def rotary_dim(self) -> int:
         """Number of coordinates that lie in planes."""
-        return 2 * len(self.inv_freq)
+        return 2 * self.inv_freq.shape[-1]
 
     @property
     def first(self) -> slice:
@@ -57,19 +60,23 @@ class Planes:
     @property
     def terms(self) -> int:
         """Number of terms that a score splits into: a plane each, and one for the rest."""
-        return len(self.inv_freq) + (self.rotary_dim < self.head_dim)
+        return self.inv_freq.shape[-1] + (self.rotary_dim < self.head_dim)
 
     @property
-    def term_inv_freq(self) -> Float[Tensor, " term"]:
+    def term_inv_freq(self) -> Float[Tensor, "*head term"]:
         """`inv_freq` of each term; the unrotated rest comes last, with 0."""
-        return torch.cat(
-            [self.inv_freq, self.inv_freq.new_zeros(self.terms - len(self.inv_freq))]
-        )
+        return pad(self.inv_freq, (0, self.terms - self.inv_freq.shape[-1]))
 
     @property
-    def wavelength(self) -> Float[Tensor, " term"]:
+    def wavelength(self) -> Float[Tensor, "*head term"]:
         """Tokens per turn of each term; infinite where it does not rotate."""
         return 2 * math.pi / self.term_inv_freq.double().abs()
+
+    def of_keys(self, kv_heads: int) -> Planes:
+        """How the keys turn. Query heads that read the same one turn alike: the first's row."""
+        if self.inv_freq.ndim == 1:
+            return self
+        return replace(self, inv_freq=self.inv_freq[:: len(self.inv_freq) // kv_heads])
 
     def sum_coordinates(
         self, x: Float[Tensor, "*batch coordinate"]
@@ -115,7 +122,7 @@ def unrotate(
     the model's own rounding cancels at far positions.
     """
     inv_freq = planes.inv_freq.to(x.device, torch.float32)
-    angle = positions.to(x.device, torch.float32)[:, None] * inv_freq
+    angle = positions.to(x.device, torch.float32)[:, None] * inv_freq[..., None, :]
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     real, imaginary = x[..., planes.first], x[..., planes.second]
     unrotated = torch.empty_like(x)

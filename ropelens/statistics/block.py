@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ropelens.rope.planes import Planes, plane_norms, unrotate
@@ -56,7 +56,8 @@ class Vectors:
         dtype = torch.promote_types(call.query.dtype, torch.float32)
         q, k = call.query.to(dtype), call.key.to(dtype)
         position = torch.arange(q.shape[2], device=q.device)
-        still = unrotate(q, position, planes), unrotate(k, position, planes)
+        of_keys = planes.of_keys(k.shape[1])
+        still = unrotate(q, position, planes), unrotate(k, position, of_keys)
         return cls(call, planes, tokens.to(k.device), q, k, *still, sinks)
 
     def plane_norms(
@@ -170,6 +171,19 @@ class Block:
         """Which query heads of the layer these are."""
         group = self.q.shape[2]
         return slice(self._heads.start * group, self._heads.stop * group)
+
+    @property
+    def sequence(self) -> Int[Tensor, "batch position"]:
+        """The ids of all tokens, also of those that no row of the block sees."""
+        return self._rows.vectors.tokens
+
+    @property
+    def seen(self) -> Bool[Tensor, "shared row key"]:
+        """Which keys each row sees."""
+        position = self.position.to(self.k.device)[..., None]
+        start = self.call.start.to(self.k.device)[position]
+        key = torch.arange(self.keys.start, self.keys.stop, device=self.k.device)
+        return (key <= position) & (key >= start)
 
     @property
     def own(self) -> Int[Tensor, "shared row"]:

@@ -219,7 +219,11 @@ def blocks(
     k = call.key[:, kv_heads].to(dtype)
     q = call.query.unflatten(1, (heads, group))[:, kv_heads].to(dtype) * call.scale
     everywhere = torch.arange(k.shape[2], device=device)
-    q_still, k_still = unrotate(q, everywhere, planes), unrotate(k, everywhere, planes)
+    of_keys = planes.of_keys(heads)
+    if of_keys.inv_freq.ndim == 2:
+        of_keys = replace(of_keys, inv_freq=of_keys.inv_freq[kv_heads])
+    of_queries = replace(of_keys, inv_freq=of_keys.inv_freq.unsqueeze(-2))
+    q_still, k_still = unrotate(q, everywhere, of_queries), unrotate(k, everywhere, of_keys)
     kind = sinks.unflatten(1, (heads, group)) if sinks.shape[1] > 1 else sinks[:, :, None]
     kind = kind.expand(-1, heads, group, -1)[:, kv_heads, :, None].to(device)
     position, start = rows.position.to(device), call.start.to(device)
@@ -283,7 +287,7 @@ def log_norm(
 def term_of(planes: Planes) -> Int[Tensor, " coordinate"]:
     """The term that each coordinate of a head belongs to."""
     term = torch.full((planes.head_dim,), planes.terms - 1)
-    term[planes.first] = term[planes.second] = torch.arange(len(planes.inv_freq))
+    term[planes.first] = term[planes.second] = torch.arange(planes.rotary_dim // 2)
     return term
 
 

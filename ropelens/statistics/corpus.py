@@ -65,10 +65,7 @@ class Corpus:
     @cached_property
     def seen_before(self) -> Bool[Tensor, "sequence position"]:
         """Which tokens their sequence has had before, padding apart."""
-        ordered, order = self.tokens.cpu().sort(dim=1, stable=True)
-        again = torch.zeros_like(ordered, dtype=torch.bool)
-        again[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
-        seen = torch.zeros_like(again).scatter_(1, order, again)
+        seen = seen_before(self.tokens.cpu())
         return seen & (torch.arange(seen.shape[1]) < self.lengths[:, None])
 
     def part(self, chosen: slice | list[int], *, width: int | None = None) -> Corpus:
@@ -83,6 +80,16 @@ class Corpus:
             self.long[chosen],
             self.alone,
         )
+
+
+def seen_before(
+    tokens: Int[Tensor, "sequence position"],
+) -> Bool[Tensor, "sequence position"]:
+    """Which tokens their sequence has had before."""
+    ordered, order = tokens.sort(dim=1, stable=True)
+    again = torch.zeros_like(ordered, dtype=torch.bool)
+    again[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
+    return torch.zeros_like(again).scatter_(1, order, again)
 
 
 def _long(lengths: Int[Tensor, " sequence"]) -> Bool[Tensor, " sequence"]:

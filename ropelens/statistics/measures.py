@@ -75,9 +75,11 @@ def predicted_kernel(layer: LayerMeans) -> Float[Tensor, "head bin"]:
     real, imaginary = layer.planes.first, layer.planes.second
     turns = (q * k)[:, real] + (q * k)[:, imaginary]
     across = q[:, imaginary] * k[:, real] - q[:, real] * k[:, imaginary]
-    angle = layer.edges[:-1, None].double() * layer.planes.inv_freq.double()
+    inv_freq = layer.planes.inv_freq.double().expand(turns.shape)
+    angle = layer.edges[:-1, None].double() * inv_freq[:, None]
     stays = (q * k).sum(-1, keepdim=True) - turns.sum(-1, keepdim=True)
-    return layer.scale * (turns @ angle.cos().mT - across @ angle.sin().mT + stays)
+    moved = turns[:, None] * angle.cos() - across[:, None] * angle.sin()
+    return layer.scale * (moved.sum(-1) + stays)
 
 
 # fmt: off

@@ -75,13 +75,15 @@ def draw_surrogates(
     thresholds = thresholds or Thresholds()
     one = torch.zeros(len(call.query), dtype=torch.long)
     rows = averaged(rows, one, 1)
+    of_keys = planes.of_keys(call.key.shape[1])
     orders = _orders(planes, call.key.shape[1], draws, seed=seed, layer=call.layer)
     cells = list(blocks(call, rows, planes, sinks))
     one_for_all = sinks.shape[1] == 1
     even = [_even_over_others(block, one_for_all=one_for_all) for block in cells]
     everywhere = torch.arange(call.key.shape[2], device=call.key.device)
-    k_still = unrotate(call.key.to(cells[0].k.dtype), everywhere, planes)
-    angle = everywhere.to(torch.float32)[:, None] * planes.inv_freq.to(everywhere.device)
+    k_still = unrotate(call.key.to(cells[0].k.dtype), everywhere, of_keys)
+    inv_freq = of_keys.inv_freq.to(everywhere.device)[..., None, :]
+    angle = everywhere.to(torch.float32)[:, None] * inv_freq
     turned = [
         _Rotated.by(order, angle.cos(), angle.sin(), k_still, cells, even, planes)
         for order in orders.to(everywhere.device)
@@ -98,7 +100,7 @@ def draw_surrogates(
     return LayerSurrogates(
         offset_fraction=(position - sink) / rest,
         log_wavelength=_mean_log_wavelength(
-            torch.stack([one.push for one in turned]), planes, orders
+            torch.stack([one.push for one in turned]), of_keys, orders
         ),
         counts=(total >= thresholds.diffuse * math.log(2)) & (sink <= thresholds.sink * total),
     )
@@ -108,10 +110,10 @@ def _orders(
     planes: Planes, kv_heads: int, draws: int, *, seed: int, layer: int
 ) -> Int[Tensor, "draw kv_head frequency"]:
     """Which frequency each plane has: its own first, then `draws` random orders."""
-    size = (1 + draws, kv_heads, len(planes.inv_freq))
+    size = (1 + draws, kv_heads, planes.rotary_dim // 2)
     keys = torch.rand(size, generator=generator_of(seed, layer))
     orders = keys.argsort(-1)
-    orders[0] = torch.arange(len(planes.inv_freq))
+    orders[0] = torch.arange(size[-1])
     return orders
 
 
@@ -131,15 +133,17 @@ class _Rotated:
     def by(
         cls,
         order: Int[Tensor, "kv_head frequency"],
-        cos: Float[Tensor, "position frequency"],
-        sin: Float[Tensor, "position frequency"],
+        cos: Float[Tensor, "*kv_head position frequency"],
+        sin: Float[Tensor, "*kv_head position frequency"],
         k_still: Float[Tensor, "batch kv_head position coordinate"],
         cells: list[Cells],
         even: list[Tensor],
         planes: Planes,
     ) -> _Rotated:
         """Rotate queries and keys with the frequencies in this order, and attend."""
-        cos, sin = (x.to(k_still.dtype)[:, order].movedim(1, 0) for x in (cos, sin))
+        size = (len(order), *cos.shape[-2:])
+        order = order[:, None].expand(size)
+        cos, sin = (x.to(k_still.dtype).expand(size).gather(-1, order) for x in (cos, sin))
         k = _rotate(k_still, cos, sin, planes)
         _, kv_heads, group, _, dim = cells[0].q.shape
         push = torch.zeros(kv_heads, group, dim, dtype=torch.float64)
@@ -160,7 +164,7 @@ class _Rotated:
             read = (on_others.flatten(2, 3) @ keys).view_as(q)
             weighted = q * read * block.weight[:, None, None, :, None]
             push += weighted.sum((0, 3)).to("cpu", torch.float64)
-        by_plane = planes.sum_coordinates(push)[..., : len(planes.inv_freq)]
+        by_plane = planes.sum_coordinates(push)[..., : order.shape[-1]]
         return cls(
             observed=torch.stack(sums).sum(0)[..., planes.terms :].flatten(1, 2),
             information=information.flatten(),
@@ -223,6 +227,6 @@ def _mean_log_wavelength(
     """Mean over planes that rotate, weighted by what they push toward the picked keys."""
     wavelength = 2 * math.pi / planes.inv_freq.double().abs()
     group = push.shape[1] // max(1, orders.shape[1])
-    own = wavelength[orders].repeat_interleave(group, dim=1)
+    own = wavelength.expand(orders.shape).gather(-1, orders).repeat_interleave(group, dim=1)
     weight = push.clamp(min=0) * own.isfinite()
     return (weight * torch.where(own.isfinite(), own, 1.0).log()).sum(-1) / weight.sum(-1)

@@ -46,7 +46,8 @@ class Source:
 
     `text` and `valid` are files or folders. In place of `text`, `dataset` is a name that
     `datasets.load_dataset` knows (or "name:config"), whose "train" split is streamed until it
-    has given `sequences` sequences.
+    has given `sequences` sequences. In place of both, `tokens` is a folder that is filled
+    already: data.json, a tokenizer, valid.npy, and the stages that data.json names.
     """
 
     text: tuple[Path, ...]
@@ -55,6 +56,7 @@ class Source:
     context: int
     dataset: str | None = None
     sequences: int | None = None
+    tokens: Path | None = None
 
 
 Texts = tuple[list[str], list[str]]
@@ -67,6 +69,8 @@ def read_texts(source: Source) -> Texts:
     Raises:
         BadText: no such text, not UTF-8, or all that is held out is also learnt from.
     """
+    if source.tokens is not None:
+        return [], []
     documents, held_out = read_documents(source.text), read_documents(source.valid)
     learnt = set(documents)
     shared = sum(document in learnt for document in held_out)
@@ -96,6 +100,8 @@ def prepare_data(folder: Path, source: Source, texts: Texts, *, batch: int) -> d
         BadArgument: the folder cannot be made, or holds other text, or a tokenizer that is
             not the one it was filled with.
     """
+    if source.tokens is not None:
+        return _filled_before(folder, source)
     documents, held_out = texts
     wanted = {
         "vocabulary": source.vocabulary,
@@ -105,6 +111,12 @@ def prepare_data(folder: Path, source: Source, texts: Texts, *, batch: int) -> d
         "dataset": source.dataset,
     }
     make_folder(folder)
+    begun = any((folder / name).exists() for name in (DATA, ".lock"))
+    if not begun and any(folder.iterdir()):
+        raise BadArgument(
+            f"{folder} holds files that are not of a run; the tokens would mix with them.",
+            attempt="another --out",
+        )
     with FileLock(folder / ".lock"):
         path = folder / DATA
         if not path.exists():
@@ -114,6 +126,26 @@ def prepare_data(folder: Path, source: Source, texts: Texts, *, batch: int) -> d
     record = read_json(path)
     wanted["tokenizer_sha256"] = _tokenizer_sha256(folder)
     require_same(record, wanted, what=str(folder))
+    return record
+
+
+def _filled_before(folder: Path, source: Source) -> dict[str, Any]:
+    """What data.json says of the tokens in `folder`, which somebody else made."""
+    if not (folder / DATA).is_file():
+        raise BadArgument(
+            f"There are no tokens in {folder}.",
+            seen=f"it has no {DATA}",
+            attempt="a folder with data.json, a tokenizer and arrays of tokens",
+        )
+    record = read_json(folder / DATA)
+    wanted = {
+        "vocabulary": source.vocabulary,
+        "context": source.context,
+        "tokenizer_sha256": _tokenizer_sha256(folder),
+    }
+    require_same(
+        record, wanted, what=f"the tokens in {folder}", attempt="the settings that they have"
+    )
     return record
 
 
@@ -249,27 +281,48 @@ def spread(rows: np.ndarray, count: int) -> np.ndarray:
     return rows[at]
 
 
-def training_and_validation(data: Path, *, batch: int) -> tuple[np.ndarray, np.ndarray]:
-    """The token sequences of the data folder, uint16 [sequence, context] each.
+def training_stages(data: Path, *, batch: int, context: int) -> list[np.ndarray]:
+    """The sequences to learn from, uint16 [sequence, position], a stage after another.
 
-    The training ones are cut to whole batches, so that every step sees as many tokens.
+    Text is one stage, of sequences of `context` tokens. Tokens that were made before may be
+    several, some of shorter sequences, `context` a multiple of their length. Each is cut to
+    whole steps of `batch` x `context` tokens, so that every step sees as many.
 
     Raises:
-        BadArgument: one of the arrays is missing or damaged.
+        BadArgument: one of the arrays is missing or damaged, or fills no step.
     """
-    rows = open_sequences(data / "train.npy")
+    record = read_json(data / DATA)
+    stages = [open_sequences(data / name) for name in record.get("stages", ["train.npy"])]
+    if record["valid_sha256"] is None:
+        stages = [rows[: -_share_of_validation(len(rows))] for rows in stages]
+    whole = []
+    for rows in stages:
+        in_step = batch * context // rows.shape[1]
+        if context % rows.shape[1] or len(rows) < in_step:
+            raise BadArgument(
+                f"{data} has a stage that steps of {batch} x {context:,} tokens cannot read.",
+                seen=f"{len(rows):,} sequences of {rows.shape[1]:,} tokens",
+            )
+        whole.append(rows[: len(rows) // in_step * in_step])
+    return whole
+
+
+def validation_sequences(data: Path) -> np.ndarray:
+    """The sequences that are held out, uint16 [sequence, context].
+
+    Raises:
+        BadArgument: the array is missing or damaged.
+    """
     if read_json(data / DATA)["valid_sha256"] is not None:
-        held_out = open_sequences(data / "valid.npy")
-    else:
-        apart = _share_of_validation(len(rows))
-        rows, held_out = rows[:-apart], rows[-apart:]
-    return rows[: len(rows) // batch * batch], held_out
+        return open_sequences(data / "valid.npy")
+    rows = open_sequences(data / "train.npy")
+    return rows[-_share_of_validation(len(rows)) :]
 
 
 def held_out_text(data: Path) -> tuple[np.ndarray, np.ndarray]:
     """The validation sequences, uint16 [sequence, context], and the document each begins in.
 
-    Documents are told apart by the token that ends each. Raises as `training_and_validation`.
+    Documents are told apart by the token that ends each. Raises as `validation_sequences`.
     """
-    _, held_out = training_and_validation(data, batch=1)
+    held_out = validation_sequences(data)
     return held_out, documents_of(held_out, data / TOKENIZER[0])

@@ -24,7 +24,17 @@ from ropelens.train.machine import chosen_precision, processes, say
 from ropelens.train.record import differences, read_json, write_json
 from ropelens.train.settings import Settings
 
+UNSAID = {"history_every": 0}
+"""Settings of runs that were begun before there was a choice."""
+
 PACKAGES = ("ropelens", "torch", "transformers", "accelerate", "tokenizers", "numpy")
+
+
+WRITTEN = (
+    *("config.json", "generation_config.json", "model.safetensors", "study.json"),
+    *("tokenizer.json", "tokenizer_config.json", "metrics.csv", "history", "checkpoints"),
+)
+"""What a run writes after its run.json; without that it is somebody else's."""
 
 
 class Busy(BadArgument):
@@ -50,7 +60,7 @@ def settled(out: Path, settings: Settings) -> Settings:
     """
     path = out / "run.json"
     if not path.exists():
-        check_free(out, of=("config.json", "model.safetensors", "study.json"))
+        check_free(out, of=WRITTEN)
         precision = chosen_precision(settings.precision, kept=None)
         return dataclasses.replace(settings, precision=precision)
     before = read_json(path).get("settings")
@@ -61,7 +71,7 @@ def settled(out: Path, settings: Settings) -> Settings:
         )
     precision = chosen_precision(settings.precision, kept=before.get("precision"))
     settings = dataclasses.replace(settings, precision=precision)
-    require_same(before, settings.facts(), what=f"the run in {out}")
+    require_same(UNSAID | before, settings.facts(), what=f"the run in {out}")
     return settings
 
 
@@ -112,7 +122,7 @@ def begin_record(out: Path, decides: dict[str, Any], *, data: Path) -> None:
     }
     if path.exists():
         record = read_json(path)
-        require_same(record["settings"], decides, what=f"the run in {out}")
+        require_same(UNSAID | record["settings"], decides, what=f"the run in {out}")
         before, now = _flat(record), _flat(computed)
         changed = differences(before, now, now, between=", now ")
         if changed and "finished" not in record:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain, repeat
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from ropelens.train.checkpoints import (
     load_checkpoint,
     save_checkpoint,
 )
-from ropelens.train.data import copy_tokenizer, training_and_validation
+from ropelens.train.data import copy_tokenizer, training_stages, validation_sequences
 from ropelens.train.machine import processes, say
 from ropelens.train.record import write_metrics, write_model
 from ropelens.train.settings import Settings, passes_of
@@ -52,13 +53,14 @@ def fit(
 ) -> None:
     """Train `model` on the tokens in `data`, from the last whole checkpoint in `out` on.
 
-    `out` gets metrics.csv, the model after steps 1, 2, 4, 8, ... in history/, and a checkpoint
-    every `checkpoint_seconds` and at the end.
+    `out` gets metrics.csv, models of steps on the way in history/, and a checkpoint every
+    `checkpoint_seconds` and at the end.
 
     Raises:
         TrainingFailed: the loss or a weight is NaN or infinite; no such weight is written.
     """
-    rows, held_out = training_and_validation(data, batch=settings.size.batch)
+    stages = training_stages(data, batch=settings.size.batch, context=settings.context)
+    held_out = validation_sequences(data)
     optimizer = make_optimizer(model.to(processes().device).train())
     state = State()
     if kept := last_whole_checkpoint(out / "checkpoints"):
@@ -68,7 +70,7 @@ def fit(
     saved_at, timed_at, tokens = time.monotonic(), time.perf_counter(), 0
     newest: dict[str, float] = {}
     with shown_progress(settings, done=state.step) as advance:
-        for batch in batches(rows, settings, after=state.step):
+        for batch in batches(stages, settings, after=state.step):
             rate = learning_rate(settings, state.step)
             for part in learn(model, optimizer, batch, settings, rate=rate, step=state.step):
                 loss += part
@@ -91,7 +93,7 @@ def fit(
                 newest |= row
             text = (f"{SHOWN[name]} {newest[name]:.4f}" for name in SHOWN if name in newest)
             advance(settings.tokens_per_step, note=", ".join(text))
-            if state.step & (state.step - 1) == 0:
+            if settings.kept_in_history(state.step):
                 write_history(model, out, step=state.step, tokenizer=data)
             # By the first process's clock: what one of them saves, all of them check.
             due = broadcast_object_list([time.monotonic() - saved_at >= checkpoint_seconds])[0]
@@ -134,21 +136,23 @@ def learning_rate(settings: Settings, step: int) -> float:
 
 
 def batches(
-    rows: np.ndarray, settings: Settings, *, after: int
+    stages: Sequence[np.ndarray], settings: Settings, *, after: int
 ) -> Iterator[Int64[Tensor, "sequence position"]]:
     """The tokens of each step from the step `after` on, counted from 0.
 
-    The seed decides the order of the sequences, which is another in every epoch.
+    The stages follow one another, the last as often as there are steps. The seed decides the
+    order of the sequences of a stage, which is another in every epoch.
     """
-    batch = settings.size.batch
-    order = torch.empty(0)
-    for step in range(after, settings.steps):
-        epoch, at = divmod(step, len(rows) // batch)
-        if at == 0 or step == after:
-            random = torch.Generator().manual_seed(settings.seed + epoch)
-            order = torch.randperm(len(rows), generator=random)
-        chosen = order[at * batch : (at + 1) * batch].numpy()
-        yield torch.from_numpy(rows[chosen].astype(np.int64))
+    start = 0
+    for epoch, rows in enumerate(chain(stages, repeat(stages[-1]))):
+        steps = rows.size // settings.tokens_per_step
+        random = torch.Generator().manual_seed(settings.seed + epoch)
+        order = torch.randperm(len(rows), generator=random).view(steps, -1).numpy()
+        for chosen in order[max(0, after - start) : settings.steps - start]:
+            yield torch.from_numpy(rows[chosen].astype(np.int64))
+        start += steps
+        if start >= settings.steps:
+            return
 
 
 def learn(
@@ -192,6 +196,7 @@ def own_passes(
     """What this process takes of `rows`, as many sequences at once as fit its memory."""
     together = processes()
     micro = passes_of(settings.size, among=together.num_processes)
+    micro *= settings.context // rows.shape[1]  # of shorter ones as many tokens
     own = rows.split(micro)[together.process_index :: together.num_processes]
     return [tokens.to(together.device) for tokens in own]
 

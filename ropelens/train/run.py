@@ -44,6 +44,7 @@ def train(
     out: Path,
     valid: Sequence[Path] = (),
     dataset: str | None = None,
+    tokens: Path | None = None,
     data: Path | None = None,
     variant: str = "rope",
     size: str | Size = "tiny",
@@ -55,6 +56,7 @@ def train(
     precision: Precision = "auto",
     log_every: int = 10,
     eval_every: int = 250,
+    history_every: int = 0,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Path:
     """Train a LLaMA-style model on `text` in the folder `out`, and return that folder.
@@ -63,11 +65,14 @@ def train(
     checkpoint and to the same losses bit for bit (same machine and thread count), and
     returns at once from one that is finished. `out` then holds config.json,
     model.safetensors (float32), the tokenizer, metrics.csv, run.json, and history/: the
-    model after steps 1, 2, 4, 8, ...
+    model after steps 1, 2, 4, 8, ..., and after every `history_every` steps.
 
     In place of `text`, `dataset` (a name or "name:config" of `datasets`) is streamed until
-    there is enough. `variant` is the model's RoPE, written as in `ropelens.VARIANTS`, with
-    base 10,000. `size` is a name, or "layers x width x heads x kv_heads" such as "8x384x6x2".
+    there is enough; or `tokens` is a folder of what was made before: a tokenizer, valid.npy,
+    data.json, and the arrays that this names as "stages", uint16 [sequence, position], learnt
+    one after another (`context` and `vocabulary` are then theirs). `variant` is the model's
+    RoPE, written as in `ropelens.VARIANTS`, with base 10,000. `size` is a name, or "layers x
+    width x heads x kv_heads" such as "8x384x6x2".
     `seed` decides the first weights and the order of the text. The tokenizer and the
     tokens are kept in `data`, which runs may share; without it, in `out`/data. AdamW (0.9,
     0.95), weight decay 0.1, gradients clipped at norm 1, cosine to zero after a warm-up
@@ -93,13 +98,24 @@ def train(
         precision=precision,
         log_every=log_every,
         eval_every=eval_every,
+        history_every=history_every,
     )
     wanted = math.ceil(steps * settings.size.batch * (1 + 2 * VALID_SHARE)) + LEAST_VALID
     source = Source(
-        tuple(text), tuple(valid), vocabulary, context, dataset, wanted if dataset else None
+        text=tuple(text),
+        valid=tuple(valid),
+        vocabulary=vocabulary,
+        context=context,
+        dataset=dataset,
+        sequences=wanted if dataset else None,
+        tokens=tokens,
     )
     return train_in(
-        out, settings, source, data=data or out / "data", checkpoint_seconds=checkpoint_seconds
+        out,
+        settings,
+        source,
+        data=tokens or data or out / "data",
+        checkpoint_seconds=checkpoint_seconds,
     )
 
 

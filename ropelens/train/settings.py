@@ -19,6 +19,7 @@ LIMITS: dict[str, tuple[int, int | None]] = {
     "seed": (0, (1 << 32) - 1),
     "log_every": (1, None),
     "eval_every": (1, None),
+    "history_every": (0, None),
 }
 
 
@@ -26,7 +27,8 @@ LIMITS: dict[str, tuple[int, int | None]] = {
 class Settings:
     """Everything that decides the numbers of a run, beside its text.
 
-    `learning_rate`: the peak of the schedule; None: that of the size.
+    `learning_rate`: the peak of the schedule; None: that of the size. `history_every`: steps
+    between models that are kept beside those of steps 1, 2, 4, ...; 0: no others.
 
     Raises:
         BadArgument: naming the value and its limits, or the variants that there are.
@@ -43,6 +45,7 @@ class Settings:
     precision: Precision
     log_every: int = 10
     eval_every: int = 250
+    history_every: int = 0
 
     def __post_init__(self) -> None:
         for name, (low, high) in LIMITS.items():
@@ -77,6 +80,11 @@ class Settings:
     def tokens_per_step(self) -> int:
         """Tokens that one optimizer step sees, BOS included."""
         return self.size.batch * self.context
+
+    def kept_in_history(self, step: int) -> bool:
+        """Whether the model after `step` is kept."""
+        power_of_two = step & (step - 1) == 0
+        return power_of_two or (self.history_every > 0 and step % self.history_every == 0)
 
     def facts(self) -> dict[str, Any]:
         """The settings as run.json holds them."""

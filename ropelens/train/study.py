@@ -19,7 +19,7 @@ from ropelens.files.folder import explain_full_disk, file_name
 from ropelens.rope.formulas import Shape
 from ropelens.rope.variants import parse_variant
 from ropelens.train.data import Source, prepare_data, read_texts, require_same
-from ropelens.train.folder import Busy, check_free
+from ropelens.train.folder import UNSAID, Busy, check_free
 from ropelens.train.loop import TrainingFailed
 from ropelens.train.machine import Precision, chosen_precision, processes, say
 from ropelens.train.record import read_json, write_json
@@ -39,7 +39,7 @@ KINDS: Mapping[str, tuple[bool, set[type], str]] = {
 }
 """What may stand for each type of a study: a list or not, of what, and that in words."""
 
-OF_ALL = ("context", "vocabulary", "steps", "learning_rate", "precision")
+OF_ALL = ("context", "vocabulary", "steps", "learning_rate", "precision", "history_every")
 """Settings that all runs of a study share."""
 
 DATA_FOLDER = "data"
@@ -52,7 +52,7 @@ class Study:
 
     `text` and `valid`: files or folders, from the place of the study file. `learning_rate`:
     the peak of the schedule; None: that of each size. `precision`: "auto" is settled when the
-    study begins, so that all of its runs have the same.
+    study begins, so that all of its runs have the same. `history_every`: as for `train`.
     """
 
     variants: tuple[str, ...]
@@ -65,6 +65,7 @@ class Study:
     steps: int = 2500
     learning_rate: float | None = None
     precision: Precision = "auto"
+    history_every: int = 0
 
 
 @dataclass(frozen=True)
@@ -165,14 +166,19 @@ def settings_of(study: Study, run: Run) -> Settings:
 
 
 def run_study(
-    path: Path, *, out: Path, text: Sequence[Path] = (), valid: Sequence[Path] = ()
+    path: Path,
+    *,
+    out: Path,
+    text: Sequence[Path] = (),
+    valid: Sequence[Path] = (),
+    tokens: Path | None = None,
 ) -> Path:
     """Train what the study file `path` names in the folder `out`, and return that folder.
 
     Runs that are finished are passed over, a stopped one is resumed, and one that another
     process is at work on is left to it: the same command, given several times at once, shares
     the runs out (one for each GPU, say). A run that diverges does not keep the others from
-    theirs. `text` and `valid` take the place of the file's.
+    theirs. `text` and `valid` take the place of the file's; `tokens` are as for `train`.
 
     Raises:
         BadArgument: as `read_study`, or `out` holds another study; else as `train`.
@@ -184,12 +190,14 @@ def run_study(
         tuple(valid) or tuple(path.parent / name for name in study.valid),
         study.vocabulary,
         study.context,
+        tokens=tokens,
     )
-    if not source.text:
+    if not source.text and tokens is None:
         raise BadArgument(
             f"{path} names no text to train on.", attempt='--text FILE, or text = ["FILE"]'
         )
-    study = _begin(out, study, source)
+    data = tokens or out / DATA_FOLDER
+    study = _begin(out, study, source, data=data)
     runs = list(runs_of(study))
     diverged: list[str] = []
     busy: list[str] = []
@@ -197,7 +205,7 @@ def run_study(
         say(f"run {number} of {len(runs)}: {run.folder}")
         try:
             settings = settings_of(study, run)
-            train_in(out / run.folder, settings, source, data=out / DATA_FOLDER)
+            train_in(out / run.folder, settings, source, data=data)
         except Busy:
             busy.append(str(run.folder))
             say(f"another process is at work on {run.folder}")
@@ -216,15 +224,16 @@ def run_study(
     return out
 
 
-def _begin(out: Path, study: Study, source: Source) -> Study:
+def _begin(out: Path, study: Study, source: Source, *, data: Path) -> Study:
     """Write the study into `out`, or see that it is the one that stands there.
 
     Gives `study` with the precision of its runs. Its data come first: a study that nothing can
     be trained of leaves `out` to a better one.
     """
     path = out / STUDY
-    # Studies that do not say their precision had this one.
-    before = {"precision": "bf16"} | read_json(path) if path.exists() else None
+    # What studies had that do not say it.
+    unsaid = UNSAID | {"precision": "bf16"}
+    before = unsaid | read_json(path) if path.exists() else None
     sizes = [get_size(size) for size in study.sizes]
     for size in sizes:
         passes_of(size, among=processes().num_processes)
@@ -243,7 +252,7 @@ def _begin(out: Path, study: Study, source: Source) -> Study:
             attempt="free some space; the same command begins it",
         ):
             batch = max(size.batch for size in sizes)
-            prepare_data(out / DATA_FOLDER, source, texts, batch=batch)
+            prepare_data(data, source, texts, batch=batch)
             write_json(path, now)
     processes().wait_for_everyone()
     require_same(

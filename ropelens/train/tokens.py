@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from ropelens.errors import BadArgument, words_of
+from ropelens.models.texts import pieces
 
 BOS, EOS = "<s>", "</s>"
 AGAIN = "remove {}: ropelens train makes it again, the same from the same text"
@@ -35,7 +36,7 @@ def train_tokenizer(
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=sys.stderr.isatty(),
     )
-    bpe.train_from_iterator(texts, trainer)
+    bpe.train_from_iterator((piece for text in texts for piece in pieces(text)), trainer)
     bpe.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A",
         pair=f"{BOS} $A {BOS} $B",
@@ -73,8 +74,11 @@ def write_sequences(
     with aside.open("wb") as file:
         _write_header(file, (0, context))
         for text in texts:
-            ids = bpe.encode(f"{text}\n", add_special_tokens=False).ids
-            rest = np.concatenate([rest, np.array([*ids, tokenizer.eos_token_id], np.uint16)])
+            parts = [rest]
+            for piece in pieces(f"{text}\n"):
+                ids = bpe.encode(piece, add_special_tokens=False).ids
+                parts.append(np.array(ids, np.uint16))
+            rest = np.concatenate([*parts, np.array([tokenizer.eos_token_id], np.uint16)])
             whole = len(rest) // body
             rows = np.full((whole, context), tokenizer.bos_token_id, dtype=np.uint16)
             rows[:, 1:] = rest[: whole * body].reshape(whole, body)

@@ -19,8 +19,8 @@ from tiny_checkpoints import save_tiny, tiny_llama
 import ropelens as rl
 from ropelens.analysis.plan import Plan
 from ropelens.figures.style import COLORS
-from ropelens.files.folder import fingerprint
 from ropelens.measure.batches import batch_bytes, sequences_at_once
+from ropelens.models.checkpoint import fingerprint
 from ropelens.models.tokens import check_tokens
 
 WORDS = "the quick brown fox jumps over the lazy dog " * 20

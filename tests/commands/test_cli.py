@@ -18,8 +18,8 @@ from cli_runs import NAMES, PLAN, Command, Ended, ropelens, save_family
 from tiny_checkpoints import save_tiny
 
 import ropelens as rl
-from ropelens.files.folder import fingerprint
 from ropelens.models.bundled import BUNDLED, bundled_path
+from ropelens.models.checkpoint import fingerprint
 from ropelens.train import SIZES
 
 __all__ = ["ropelens"]

@@ -15,7 +15,7 @@ from tiny_checkpoints import save_tiny
 from trained import NANO, story
 
 import ropelens as rl
-from ropelens.files.folder import fingerprint
+from ropelens.models.checkpoint import fingerprint
 from ropelens.train import train
 
 __all__ = ["ropelens"]

@@ -144,6 +144,12 @@ def test_heads_and_planes_are_those_of_a_profile(comparison: xr.Dataset, study: 
     last = comparison.sel(entry=entry.name, step=entry.steps)
     for name in ("first_loss", "repeat_loss", "retrieval"):
         np.testing.assert_allclose(last[f"growth_{name}"], last[name], rtol=1e-6)
+    text = validation(entry, sequences=SEQUENCES)[0]
+    far = rl.Retrieval(lengths=(32, 64, 128))
+    asked = ("copying", "retrieval")
+    theirs = rl.evaluate(model, text, measures=asked, distances=(8, 16, 32, 64), retrieval=far)
+    np.testing.assert_allclose(last["copy_loss"], theirs.copy_loss[0])
+    np.testing.assert_allclose(last["far_retrieval"], theirs.retrieval[0].mean("depth"))
     counted = {name: comparison.attrs[f"{name}_sequences"] for name in ("head", "growth")}
     assert counted == {"head": 4, "growth": 2}
     longer, _ = past_context(entry, sequences=2)

@@ -16,6 +16,7 @@ from synthetic_profile import synthetic_profile
 
 import ropelens as rl
 from ropelens.errors import BadArgument
+from ropelens.figures import series
 from ropelens.figures.inputs import kv_heads
 from ropelens.figures.kernel import kernel_arrays
 from ropelens.figures.style import COLORS, LABELS, PAPER, SIGNS, SYMBOLS
@@ -371,12 +372,27 @@ def test_label_colours_stay_apart_for_every_sight(sight):
     for one, other in itertools.combinations(seen, 2):
         assert np.linalg.norm(seen[one] - seen[other]) >= 22, (one, other)
     assert len(set(SYMBOLS.values())) == len(LABELS)
+    variants = [lab(np.array(SIGHT[sight]) @ linear(color)) for color in series.COLORS]
+    for one, other in itertools.combinations(variants, 2):
+        assert np.linalg.norm(one - other) >= 22
+
+
+def test_variants_look_the_same_on_every_page_and_not_as_labels_do():
+    for variant, label in itertools.product(series.COLORS, COLORS.values()):
+        assert np.linalg.norm(lab(linear(variant)) - lab(linear(label))) >= 22
+    some = series.variant_looks(["p-rope:0.25", "yarn", "nope"])
+    others = series.variant_looks(["ntk", "nope", "p-rope-0.75", "p-rope-0.25"])
+    assert some["nope"] == others["nope"]
+    assert some["p-rope:0.25"] == others["p-rope-0.25"]
+    assert len({look.color for look in others.values()}) == 4
+    many = series.variant_looks([f"variant {n}" for n in range(40)])
+    assert len({(look.color, look.dash) for look in many.values()}) == 18
 
 
 @pytest.mark.parametrize("theme", PAPER)
 def test_label_colours_stand_out_from_the_page(theme):
     luminance = np.array([0.2126, 0.7152, 0.0722])
-    for label, color in COLORS.items():
+    for label, color in [*COLORS.items(), *enumerate(series.COLORS)]:
         low, high = sorted([linear(color) @ luminance, linear(PAPER[theme]) @ luminance])
         # Diffuse heads are there to recede.
         assert (high + 0.05) / (low + 0.05) >= (2.0 if label == "diffuse" else 3.0), label
@@ -435,3 +451,12 @@ def test_changes_stand_with_their_intervals_by_kind_of_token():
     assert figure.layout.yaxis.categoryarray == ("b", "a")
     with pytest.raises(BadArgument, match="columns missing: \\['low'\\]"):
         rl.plot_silenced(table.drop(columns="low"))
+
+
+def test_planes_that_turn_alike_and_the_longest_wavelengths_have_a_place() -> None:
+    """A base of almost 1, and one of 1e30."""
+    edges, planes = common_columns(np.full((2, 4), 6.28))
+    assert len(edges) == planes.shape[1] + 1 >= 2
+    assert (planes >= 0).all()
+    axis = wavelength_axis(np.geomspace(6.28, 6e30, 8)[None])
+    assert len(axis["tickvals"]) == 30

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,11 +12,12 @@ import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
-from ropelens.errors import BadArgument, BadCheckpoint
-from ropelens.files.folder import check_writable, fingerprint, output_folder
+from ropelens.errors import BadArgument
+from ropelens.files.folder import check_writable, output_folder
 
 NAMES = ("heads.csv", "index.html", "profile.nc", "run.json")
 
@@ -171,6 +172,74 @@ def test_run_json_leaves_first_and_comes_last(
         write_run(results, "new")
         (results / "zebra.txt").write_text("last in the alphabet")
     assert order[0] == order[-1] == "run.json"
+
+
+def test_a_kill_between_any_two_moves_loses_nothing(
+    earlier: tuple[Path, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk as a kill would leave it, at every step; the next call finds it so."""
+    folder, before = earlier
+    states = tmp_path / "states"
+    states.mkdir()
+    steps = {"replace": Path.replace, "unlink": Path.unlink}
+
+    def noted(name: str) -> Callable[..., object]:
+        def step(path: Path, *args: object, **options: object) -> object:
+            done = steps[name](path, *args, **options)
+            shutil.copytree(folder, states / str(len(list(states.iterdir()))) / "out")
+            return done
+
+        return step
+
+    with monkeypatch.context() as patched:
+        for name in steps:
+            patched.setattr(Path, name, noted(name))
+        publish(folder, lambda results: (results / "extra.txt").write_text("new extra.txt"))
+    after = holds(folder)
+    assert len(list(states.iterdir())) == 10  # nine moves, and the end of them
+    for state in states.iterdir():
+        left = state / "out"
+        assert list(left.glob(".ropelens-*"))
+        check_writable(left)
+        assert holds(left) == (after if state.name == "9" else before)
+        assert not list(left.glob(".ropelens-*"))
+
+
+def test_what_a_killed_process_left_beside_is_cleared_away(tmp_path: Path) -> None:
+    """A folder that was never made, a note that is cut off; not what others are at work on."""
+    for name in ("a", "b"):
+        (tmp_path / f".ropelens-part-{name}" / "new").mkdir(parents=True)
+    (tmp_path / ".ropelens-part-a" / "new" / "heads.csv").write_text("half")
+    (tmp_path / ".ropelens-part-b" / "moving.json").write_text('{"into"')
+    mine = tmp_path / ".ropelens-cache"
+    mine.mkdir()
+    with output_folder(tmp_path / "one") as one:
+        (one / "heads.csv").write_text("one")
+        with output_folder(tmp_path / "two") as two:
+            (two / "heads.csv").write_text("two")
+    assert sorted(tmp_path.iterdir()) == [mine, tmp_path / "one", tmp_path / "two"]
+    assert holds(tmp_path) == {"one/heads.csv": "one", "two/heads.csv": "two"}
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_two_writers_at_once_leave_a_whole_set(tmp_path: Path, new: bool) -> None:
+    folder = tmp_path / "out"
+    if not new:
+        folder.mkdir()
+
+    def write(words: str) -> None:
+        for _ in range(10):
+            with output_folder(folder) as results:
+                write_run(results, words)
+
+    writers = [Thread(target=write, args=(words,)) for words in ("one", "two", "three")]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert len(holds_run(folder)) == 1
+    assert set(holds(folder)) == set(NAMES)
+    assert list(tmp_path.iterdir()) == [folder]
 
 
 def test_what_cannot_be_put_back_is_kept(
@@ -337,25 +406,3 @@ def test_checking_leaves_nothing_behind(earlier: tuple[Path, dict[str, str]]) ->
     with unharmed(folder, before):
         check_writable(folder)
         check_writable(folder.parent / "new")
-
-
-# Fingerprints.
-
-
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def test_fingerprints_are_those_of_sha256sum(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "b.safetensors").write_bytes(b"two")
-    assert fingerprint(tmp_path / "config.json") == sha256(b"{}")
-    assert fingerprint(tmp_path) == sha256(b"two")
-    (tmp_path / "a.safetensors").write_bytes(b"one")
-    listing = f"{sha256(b'one')}  a.safetensors\n{sha256(b'two')}  b.safetensors\n"
-    assert fingerprint(str(tmp_path)) == sha256(listing.encode())
-
-
-def test_a_folder_without_weights_has_no_fingerprint(tmp_path: Path) -> None:
-    with pytest.raises(BadCheckpoint, match="holds no safetensors file"):
-        fingerprint(tmp_path)

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
+import h5py
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 from synthetic_profile import synthetic_profile
 
 from ropelens.errors import BadArgument
-from ropelens.files.results import open_profile, save_profile, save_results
+from ropelens.files.results import (
+    REQUIRED,
+    check_out,
+    open_profile,
+    read_record,
+    save_profile,
+    save_results,
+    write_folder,
+)
 
 
 @pytest.fixture
@@ -25,6 +37,7 @@ def test_what_is_written_is_read(profile: xr.Dataset, tmp_path: Path) -> None:
     xr.testing.assert_identical(read, profile)
     assert list(tmp_path.iterdir()) == [path]
     with xr.open_dataset(path) as plain:
+        assert len(plain.attrs.pop("digest")) == 64
         named = sorted(plain.attrs.pop("contents").split())
         assert named == sorted(map(str, profile.variables))
         xr.testing.assert_identical(plain.load(), profile)
@@ -104,6 +117,139 @@ def test_a_file_of_another_kind_is_refused(profile: xr.Dataset, tmp_path: Path) 
         open_profile(other)
     with pytest.raises(BadArgument, match="There is no profile at"):
         open_profile(tmp_path)
+
+
+def test_a_file_that_lost_a_variable_is_refused(profile: xr.Dataset, tmp_path: Path) -> None:
+    """Also one of an earlier version, which has no digest."""
+    path = save_profile(profile, tmp_path / "profile.nc")
+    whole = xr.load_dataset(path, engine="h5netcdf")
+    del whole.attrs["digest"]
+    whole.drop_vars("q_norm").to_netcdf(path, engine="h5netcdf")
+    with pytest.raises(BadArgument, match="it has no q_norm"):
+        open_profile(path)
+
+
+def external_link(file: h5py.File, _: Path) -> None:
+    del file["selectivity"]
+    file["selectivity"] = h5py.ExternalLink("/etc/hostname", "/selectivity")
+
+
+def soft_link(file: h5py.File, _: Path) -> None:
+    file["more"] = h5py.SoftLink("/more")
+
+
+def external_storage(file: h5py.File, secret: Path) -> None:
+    file.create_dataset("more", (4,), "u1", external=[(str(secret), 0, 4)])
+
+
+def virtual(file: h5py.File, secret: Path) -> None:
+    layout = h5py.VirtualLayout((4,), "u1")
+    layout[:] = h5py.VirtualSource(str(secret), "more", (4,))
+    file.create_virtual_dataset("more", layout)
+
+
+def group(file: h5py.File, _: Path) -> None:
+    file.create_group("/".join("a" * 500))
+
+
+def enormous(file: h5py.File, _: Path) -> None:
+    file.create_dataset("more", (2**50,), "f8", chunks=(1024,))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (external_link, "selectivity is a link"),
+        (soft_link, "more is a link"),
+        (external_storage, "more is stored in another file"),
+        (virtual, "more is stored in another file"),
+        (group, "a is a group"),
+        (enormous, "it claims to hold 9,007,199"),
+    ],
+)
+def test_a_file_that_points_elsewhere_is_refused_before_it_is_read(
+    profile: xr.Dataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: Callable[[h5py.File, Path], None],
+    words: str,
+) -> None:
+    path = save_profile(profile, tmp_path / "profile.nc")
+    (tmp_path / "secret").write_text("abcd")
+    with h5py.File(path, "r+") as file:
+        damage(file, tmp_path / "secret")
+    monkeypatch.setattr(xr, "load_dataset", lambda *_, **__: pytest.fail("it was read"))
+    with pytest.raises(BadArgument, match=words):
+        open_profile(path)
+
+
+def test_a_file_that_was_edited_is_refused(profile: xr.Dataset, tmp_path: Path) -> None:
+    path = save_profile(profile, tmp_path / "profile.nc")
+    content = path.read_bytes()
+
+    def number(file: h5py.File) -> None:
+        file["selectivity"][0, 0, 0] += 1
+
+    def attribute(file: h5py.File) -> None:
+        file.attrs["seed"] = "many"
+
+    def unit(file: h5py.File) -> None:
+        file["selectivity"].attrs["units"] = "bits"
+
+    for edit in (number, attribute, unit):
+        path.write_bytes(content)
+        with h5py.File(path, "r+") as file:
+            edit(file)
+        with pytest.raises(BadArgument, match="something else than was written"):
+            open_profile(path)
+    path.write_bytes(content)
+    with h5py.File(path, "r+") as file:
+        del file.attrs["digest"]  # as files of earlier versions
+    xr.testing.assert_identical(open_profile(path), profile)
+
+
+OWN = "<!doctype html>\n<title>model · ropelens</title>"
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"index.html": "<title>My home page</title>"}, "index.html is not of ropelens's"),
+        ({"run.json": '{"kind": "marathon"}'}, "run.json is not of ropelens's"),
+        ({"run.json": '{"kind": ["analysis"]}'}, "run.json is not of ropelens's"),
+        ({"run.json": "[" * 100_000}, "run.json is not of ropelens's"),
+        ({"run.json": "42", "index.html": OWN}, "run.json is not of ropelens's"),
+        ({"heads.csv": None}, "heads.csv is no file"),
+        ({"index.html": None}, "index.html is no file"),
+        ({"index.html": OWN}, None),
+        ({"run.json": '{"kind": "analysis"}', "index.html": "of an earlier version"}, None),
+    ],
+)
+def test_what_others_wrote_is_not_written_over(
+    tmp_path: Path, files: dict[str, str | None], words: str | None
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).mkdir() if text is None else (tmp_path / name).write_text(text)
+    if words is None:
+        check_out(tmp_path, "analysis")
+        return
+    with pytest.raises(BadArgument, match=words):
+        check_out(tmp_path, "analysis")
+    (tmp_path / "run.json").unlink(missing_ok=True)
+    os.mkfifo(tmp_path / "run.json")  # which never ends
+    assert read_record(tmp_path) == {}
+    with pytest.raises(BadArgument, match=r"run\.json is no file|is no file"):
+        check_out(tmp_path, "analysis")
+
+
+def test_names_that_a_spreadsheet_would_run_are_texts(tmp_path: Path) -> None:
+    names = ["=HYPERLINK(0)", "+1", "-1", "@SUM(1)", "\tx", "a=b", "bundled:rope"]
+    table = pd.DataFrame({"entry": names, "loss": [-1.0] * len(names)})
+    needed = dict.fromkeys(REQUIRED, "x") | {"kind": "comparison"}
+    write_folder(tmp_path, record=needed, results={"comparison.csv": table}, page=str)
+    read = pd.read_csv(tmp_path / "comparison.csv")
+    assert read["entry"].tolist() == [f"'{name}" for name in names[:5]] + names[5:]
+    assert read["loss"].tolist() == table["loss"].tolist()
 
 
 def test_an_earlier_file_stays_where_writing_fails(

@@ -175,7 +175,7 @@ def test_a_bridge_shows_the_same(tmp_path: Path):
 
 
 def test_an_edit_of_one_head_of_a_group(llama: LlamaForCausalLM):
-    """A profile refuses it: two heads that share a key rotate differently, and so do keys."""
+    """Two heads that share a key rotate differently, and so do their keys."""
     means = rl.plane_means(llama, tokens()[None])
     edits = (
         rl.stop_planes([1, 2], heads="0.1"),

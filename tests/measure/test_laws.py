@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 import ropelens as rl
 from ropelens.measure.batches import collect
 from ropelens.measure.budget import budget_variables, fit_layers
+from ropelens.measure.profile import fingerprint
 from ropelens.measure.summary import summarize
 from ropelens.measure.tokens import as_corpus
 from ropelens.models.rotation import read_layers
@@ -74,10 +75,10 @@ class Fitted:
         """Sums over some of the sequences, with the fits of all."""
         return collect(
             as_subject(self.model),
-            self.text.part(part, width=width or self.text.tokens.shape[1]),
+            self.text.part(slice(None), width=width or self.text.tokens.shape[1]),
             planes=self.planes,
             fits=self.fits,
-            first=part.start or 0,
+            chosen=range(*part.indices(len(self.text))),
             **options,
         )
 
@@ -174,6 +175,9 @@ def test_padding_changes_nothing(name: str):
     plain = of.collect()
     assert_same(plain, of.collect(width=30), of, rtol=1e-9)
     again = fitted(model, rubbish[:, :34], lengths)
+    assert fingerprint(as_corpus(model, tokens, lengths)) == fingerprint(
+        as_corpus(model, rubbish[:, :34], lengths)
+    )
     assert_same(plain, again.collect(), again, rtol=1e-6)
     assert plain.tokens == 57
     assert plain.row_weight.sum() == 54

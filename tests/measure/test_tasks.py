@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 import ropelens as rl
 from ropelens.errors import BadArgument
+from ropelens.measure.evaluate import tokens_of_entry
 from ropelens.measure.tasks import Haystack, Retrieval, hide_needles, repeated_tokens
 
 TEXT = torch.from_numpy(np.random.default_rng(0).integers(1, 25, size=(4, 96)))
@@ -44,6 +46,34 @@ def test_losses_of_repeats_are_of_all_but_the_first_of_each_time():
     losses = cross_entropy(logits, tokens[:, 1:], reduction="none")
     np.testing.assert_allclose(found.first_loss, losses[:, 1:20].mean(1), rtol=1e-5)
     np.testing.assert_allclose(found.repeat_loss, losses[:, 21:].mean(1), rtol=1e-5)
+
+
+def test_losses_of_copies_by_their_distance():
+    """By torch's cross entropy, as far as both copies are in the context, and where asked."""
+    model = tiny("llama_gqa", max_position_embeddings=41)
+    found = rl.evaluate(
+        model, TEXT, edits={"still": "nope"}, measures="copying", distances=[5, 30], seed=3
+    )
+    assert found.copy_loss.dims == ("edit", "copy_distance", "trial")
+    for distance in (5, 30):
+        tokens = repeated_tokens(
+            first_token=0, vocabulary=96, length=distance, sequences=8, seed=3
+        )
+        for edit, block in (("none", nullcontext()), ("still", rl.edit_rope(model, "nope"))):
+            with torch.no_grad(), block:
+                logits = model(tokens).logits[:, :-1].mT
+            losses = cross_entropy(logits, tokens[:, 1:], reduction="none")
+            mine = found.copy_loss.sel(edit=edit, copy_distance=distance)
+            np.testing.assert_allclose(mine, losses[:, distance + 1 :].mean(1), rtol=1e-5)
+    within = rl.evaluate(model, TEXT, measures="copying")
+    assert within.copy_distance.values.tolist() == [8, 16]
+    told: list[int] = []
+    rl.evaluate(model, TEXT, measures="copying", progress=told.append)
+    lengths = torch.full((len(TEXT),), TEXT.shape[1])
+    assert sum(told) == tokens_of_entry(model, lengths, measures=["copying"])
+    for wrong in ([], [1]):
+        with pytest.raises(BadArgument, match="are whole numbers of tokens, 2 or more"):
+            rl.evaluate(model, TEXT, measures="copying", distances=wrong)
 
 
 def test_a_prompt_holds_its_needles_once_and_ends_with_a_key():
@@ -136,7 +166,8 @@ def test_a_model_that_copies_finds_every_needle():
         model,
         TEXT,
         edits={"slow": rl.stop_slowest(0.25), "half": rl.rescale(speeds / 2, heads="0.*")},
-        measures=("retrieval", "induction"),
+        measures=("retrieval", "induction", "copying"),
+        distances=(8, 40),
         retrieval=Retrieval(lengths=(48, 96), depths=(0.0, 0.3, 1.0), trials=32),
     )
     assert found.retrieval.dims == ("edit", "retrieval_length", "depth")
@@ -147,6 +178,8 @@ def test_a_model_that_copies_finds_every_needle():
     np.testing.assert_array_equal(found.retrieval, found.retrieval_hit.mean("retrieval_trial"))
     assert (found.induction.sel(edit="none", layer=1) > 0.98).all()  # 63 of 64 rows
     assert (found.induction.sel(edit="half", layer=1) < 0.1).all()
+    copies = found.copy_loss.mean("trial")
+    assert (copies.sel(edit="none") < copies.sel(edit="half") - 0.9).all()
     gain = (found.first_loss - found.repeat_loss).mean("trial")
     assert gain.sel(edit="none") > 1
     assert gain.sel(edit="half") < 0.1

@@ -18,7 +18,7 @@ from huggingface_hub import constants
 from tiny_checkpoints import save_tiny
 
 from ropelens.errors import BadCheckpoint
-from ropelens.models.checkpoint import locate
+from ropelens.models.checkpoint import fingerprint, locate
 from ropelens.models.load import load
 
 
@@ -196,3 +196,30 @@ def test_a_file_of_weights_points_to_its_folder(folder: Path) -> None:
     ) as caught:
         load(folder / "model.safetensors")
     assert str(folder) in str(caught.value)
+
+
+# Fingerprints.
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_fingerprints_are_those_of_sha256sum(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "model")
+    weights = folder / "model.safetensors"
+    assert fingerprint(folder / "config.json") == sha256((folder / "config.json").read_bytes())
+    assert fingerprint(folder) == sha256(weights.read_bytes())
+    index = {"weight_map": {"two": "b.safetensors", "one": "a.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    shutil.copy(weights, folder / "b.safetensors")
+    weights.rename(folder / "a.safetensors")
+    one = sha256((folder / "a.safetensors").read_bytes())
+    listing = f"{one}  a.safetensors\n{one}  b.safetensors\n"
+    assert fingerprint(str(folder)) == sha256(listing.encode())
+
+
+def test_a_folder_without_weights_has_no_fingerprint(tmp_path: Path) -> None:
+    (save_tiny(tmp_path / "model") / "model.safetensors").unlink()
+    with pytest.raises(BadCheckpoint, match="has no weights that ropelens reads"):
+        fingerprint(tmp_path / "model")

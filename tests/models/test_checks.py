@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny_checkpoints import SIZES, edit_config, edit_weights, save_over, save_tiny, tiny_llama
 from transformers import (
     BertConfig,
@@ -20,6 +23,7 @@ from transformers import (
 )
 
 from ropelens.errors import BadCheckpoint, RopelensError, UnsupportedModel
+from ropelens.models.checkpoint import fingerprint
 from ropelens.models.load import load
 
 NO_SPECIAL_TOKENS = dict.fromkeys(
@@ -71,6 +75,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], type[RopelensError], list[str
         ["has no config.json", "model.safetensors", "try:", "save_pretrained"],
     ),
     "an adapter": (adapter, BadCheckpoint, ["holds an adapter", "merge_and_unload"]),
+    "a model and an adapter": (
+        lambda f: (f / "adapter_config.json").write_text("{}"),
+        BadCheckpoint,
+        ["holds an adapter beside its model", "where peft is installed"],
+    ),
     "config no JSON": (
         lambda f: (f / "config.json").write_text("{'model_type': "),
         BadCheckpoint,
@@ -220,3 +229,99 @@ def test_a_damaged_checkpoint_is_refused_by_name(
         assert word in str(caught.value)
     assert "\n" not in caught.value.line
     assert capfd.readouterr() == ("", "")
+
+
+SIZES_OF_NO_MODEL = {
+    "num_hidden_layers": [0, -1],
+    "num_attention_heads": [-1],
+    "num_key_value_heads": [0, 3, 8],
+    "vocab_size": [0],
+    "rope_parameters": [
+        {"rope_type": "default", "rope_theta": theta}
+        for theta in (1, 0, -1, "x", [1], float("nan"), float("inf"))
+    ],
+    "dtype": [3, {"a": 1}],
+    "text_config": [[1], 3],
+    "architectures": [3, [1], {"a": 1}],
+    "model_type": [[1], {"a": 1}, 3],
+}
+
+
+def test_values_of_no_model_are_refused_by_name(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "model")
+    config = (folder / "config.json").read_text()
+    for name, values in SIZES_OF_NO_MODEL.items():
+        for value in values:
+            (folder / "config.json").write_text(config)
+            edit_config(folder, **{name: value})
+            with pytest.raises(BadCheckpoint) as caught:
+                load(folder)
+            known = {"rope_parameters": "rope_theta"}.get(name, name)
+            assert known in caught.value.line, caught.value.line
+
+
+def sharded(folder: Path) -> tuple[Path, dict[str, str]]:
+    """A checkpoint of several files in `folder`; its index, and what that maps."""
+    (folder / "model.safetensors").unlink()
+    tiny_llama().save_pretrained(folder, max_shard_size="20KB")
+    index = folder / "model.safetensors.index.json"
+    return index, json.loads(index.read_text())["weight_map"]
+
+
+def test_an_index_of_another_form_is_refused(tmp_path: Path) -> None:
+    index, files = sharded(save_tiny(tmp_path / "model"))
+    first = next(iter(files))
+    (tmp_path / "beside.safetensors").write_bytes((index.parent / files[first]).read_bytes())
+    outside = "names weights outside its folder"
+    wrong: dict[str, tuple[object, str]] = {
+        "a list": ([1], "is not an index"),
+        "nothing": ({}, "it names no file"),
+        "too long": (files | {first: "a" * 5000}, "is not an index"),
+        "numbers": (dict.fromkeys(files, 1), "names a weight file by no name"),
+        "a number": (files | {first: 3}, "names a weight file by no name"),
+        "no name": (files | {first: ""}, "names a weight file by no name"),
+        "above": (files | {first: "../beside.safetensors"}, outside),
+        "elsewhere": (files | {first: str(tmp_path / "beside.safetensors")}, outside),
+    }
+    for weight_map, words in wrong.values():
+        index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+        with pytest.raises(BadCheckpoint, match=words) as caught:
+            load(index.parent)
+        assert len(caught.value.line) < 600
+    edit_config(save_tiny(tmp_path / "other"), transformers_weights="../beside.safetensors")
+    with pytest.raises(BadCheckpoint, match=outside):
+        load(tmp_path / "other")
+
+
+def test_the_fingerprint_is_of_the_files_that_are_loaded(tmp_path: Path) -> None:
+    index, files = sharded(save_tiny(tmp_path / "model"))
+    before = fingerprint(index.parent)
+    shutil.copy(index.parent / next(iter(files.values())), index.parent / "more.safetensors")
+    assert fingerprint(index.parent) == before
+    edit_weights_of(index.parent / sorted(files.values())[-1])
+    assert fingerprint(index.parent) != before
+
+
+def edit_weights_of(file: Path) -> None:
+    weights = load_file(file)
+    next(iter(weights.values())).view(-1)[0] += 1
+    save_file(weights, file, metadata={"format": "pt"})
+
+
+def test_a_tokenizer_config_of_wrong_types_is_refused(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "model")
+    path = folder / "tokenizer_config.json"
+    whole = json.loads(path.read_text())
+    wrong: list[object] = [[], 3, *({name: 3} for name in ("bos_token", "tokenizer_class"))]
+    wrong += [{"model_max_length": "x"}, {"model_max_length": [1]}]  # which fail at work
+    for change in wrong:
+        path.write_text(json.dumps(whole | change if isinstance(change, dict) else change))
+        with pytest.raises(BadCheckpoint, match=r"tokenizer in .* cannot be read"):
+            load(folder)
+
+
+def test_a_file_that_never_ends_is_refused(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "model")
+    os.mkfifo(folder / "generation_config.json.later")
+    with pytest.raises(BadCheckpoint, match="is a pipe or a device, not a file"):
+        load(folder)

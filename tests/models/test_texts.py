@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +17,15 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from ropelens.errors import BadArgument, BadCheckpoint, BadText, RopelensError
-from ropelens.models.load import load
+from ropelens.models.load import load, load_tokenizer
 from ropelens.models.texts import (
     PADDING,
     Sequences,
     check_context,
     check_vocabulary,
+    encode,
     fingerprint_of,
+    pieces,
     read_documents,
     tokenize,
 )
@@ -153,11 +156,11 @@ def test_a_file_that_cannot_be_read_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Permissions do not stop root, so the operating system's refusal is played.
-    def refuse(path: Path) -> bytes:
+    def refuse(path: Path, mode: str) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
     (tmp_path / "a.txt").write_text("secret")
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(BadText, match=r"a\.txt cannot be read\.[\s\S]*Permission denied"):
         read_documents([tmp_path / "a.txt"])
 
@@ -324,3 +327,53 @@ def test_special_tokens_that_somebody_wrote_are_text() -> None:
     for row, length in zip(found.tokens, found.lengths, strict=True):
         begins = (row[:length] == tokenizer.bos_token_id).nonzero().flatten()
         assert begins.tolist() == [0]
+
+
+# What never ends, or ends late.
+
+
+def test_a_pipe_or_device_is_refused_unread(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.txt")
+    for path in (tmp_path / "pipe.txt", Path("/dev/zero")):
+        with pytest.raises(BadText, match="is a pipe or a device, which may never end"):
+            read_documents([path])
+    with pytest.raises(BadText, match=r"holds no \*\.txt"):  # which a folder's are passed over
+        read_documents([tmp_path])
+
+
+def test_a_file_too_long_for_the_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ropelens.models.texts.LONGEST_FILE", 10)
+    (tmp_path / "a.txt").write_text("a" * 10)
+    assert read_documents([tmp_path / "a.txt"]) == ["a" * 10]
+    (tmp_path / "a.txt").write_text("a" * 11)
+    with pytest.raises(BadText, match="is too long"):
+        read_documents([tmp_path / "a.txt"])
+
+
+def test_a_long_line_is_tokenized_in_pieces_with_the_tokens_of_the_whole() -> None:
+    tokenizer = load_tokenizer("bundled")
+    text = "Once upon  a time, there   was a well-known fox;\n\n it ran.  " * 40
+    _, whole = encode(text, tokenizer)
+    for longest in range(30, 60):
+        parts = list(pieces(text, longest=longest))
+        assert "".join(parts) == text
+        assert max(map(len, parts)) <= longest
+        assert [i for part in parts for i in encode(part, tokenizer)[1]] == whole
+    assert list(pieces("a" * 25, longest=10)) == ["a" * 10, "a" * 10, "a" * 5]
+
+
+def test_no_more_than_a_million_characters_are_tokenized_at_once() -> None:
+    lengths = []
+
+    class Letters:
+        bos_token_id = None
+
+        def __call__(self, text: str, **_: object) -> dict[str, list[int]]:
+            lengths.append(len(text))
+            return {"input_ids": [0] * 10}
+
+    _, ids = encode("ab " * 1_000_000, Letters())
+    assert (sum(lengths), len(ids)) == (3_000_000, 10 * len(lengths))
+    assert max(lengths) <= 1_000_000

@@ -75,6 +75,20 @@ def test_loss_by_position_and_its_difference(comparison: xr.Dataset) -> None:
         assert (trace.x < stop).all()
 
 
+def test_copying_by_distance_and_needles_by_length(comparison: xr.Dataset) -> None:
+    figure = rl.plot_copying(comparison)
+    for name, of in (("copy_loss", "copy_distance"), ("far_retrieval", "prompt_length")):
+        lines = {trace.name: trace for trace in traces(figure, y=name)}
+        assert [*lines] == ["rope", "p-rope:0.5", "nope"]
+        values = comparison[name].isel(entry=[2, 5])
+        values = values.mean("trial") if "trial" in values.dims else values
+        np.testing.assert_allclose(lines["nope"].y, values.mean("entry"))
+        assert lines["nope"].x.tolist() == comparison[of].values.tolist()
+    marks = [(line.x0, line.y0) for line in figure.layout.shapes]
+    assert (0, 1 / 8) in marks
+    assert CONTEXT in [x for x, _ in marks]
+
+
 def test_planes_that_stop_stand_where_they_turn_elsewhere(comparison: xr.Dataset) -> None:
     place, turning = plane_places(comparison, "p-rope:0.5")
     np.testing.assert_array_equal(place, comparison["wavelength"][0, 0])
@@ -299,7 +313,7 @@ def test_the_table_tells_what_is_not_known(comparison: xr.Dataset) -> None:
 def test_analyses_have_no_growth(comparison: xr.Dataset) -> None:
     runs_only = [name for name in comparison.data_vars if str(name).startswith("growth_")]
     runs_only += ["sequence_loss", "position_loss", "first_loss", "repeat_loss"]
-    runs_only += ["retrieval", "retrieval_hit"]
+    runs_only += ["retrieval", "retrieval_hit", "copy_loss", "far_retrieval"]
     analyses = comparison.drop_vars([*runs_only, "step", "tokens_seen"]).isel(entry=[0, 1])
     table = rl.summarize_comparison(analyses)
     assert table["over"].tolist() == ["", "apart"]

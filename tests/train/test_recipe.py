@@ -17,7 +17,7 @@ from trained import NANO, OPTIONS, metrics, text
 from transformers import LlamaForCausalLM, set_seed
 
 from ropelens.train import model_config, train
-from ropelens.train.data import spread, training_and_validation
+from ropelens.train.data import spread, training_stages, validation_sequences
 from ropelens.train.loop import VALID_SEQUENCES, batches
 from ropelens.train.settings import Settings
 
@@ -102,7 +102,8 @@ def test_what_is_held_out_is_not_learnt_from(
     seen: list[Tensor], text: Path, tmp_path: Path
 ) -> None:
     run = train([text], out=tmp_path / "run", **OPTIONS | {"steps": 200})
-    rows, held_out = training_and_validation(run / "data", batch=NANO.batch)
+    (rows,) = training_stages(run / "data", batch=NANO.batch, context=OPTIONS["context"])
+    held_out = validation_sequences(run / "data")
     learnt = {tuple(row) for tokens in seen for row in tokens.tolist()}
     assert learnt == {tuple(row) for row in rows.tolist()}  # all of it, several times
     assert not learnt & {tuple(row) for row in held_out.tolist()}
@@ -130,17 +131,36 @@ def test_every_epoch_has_an_order_of_its_own(after: int) -> None:
     size = dataclasses.replace(NANO, batch=3)
     options = OPTIONS | {"size": size, "steps": 20, "learning_rate": None, "seed": 4}
     settings = Settings(variant="rope", **options)
-    rows = np.arange(9)[:, None]
+    rows = np.arange(9)[:, None].repeat(settings.context, 1)
     sampler = SeedableRandomSampler(range(9), data_seed=4)
     order = torch.tensor([list(sampler) for _ in range(7)]).view(-1, 3)[after:20]
-    found = torch.stack(list(batches(rows, settings, after=after)))[..., 0]
+    found = torch.stack(list(batches([rows], settings, after=after)))[..., 0]
     assert torch.equal(found, order)
+
+
+@pytest.mark.parametrize("after", [0, 1, 4, 7])
+def test_stages_follow_one_another_and_the_last_comes_again(after: int) -> None:
+    """Three steps of sequences half as long, then two of whole ones, again and again."""
+    options = OPTIONS | {"steps": 8, "learning_rate": None, "seed": 4}
+    settings = Settings(variant="rope", **options)
+    batch, context = settings.size.batch, settings.context
+    short = np.arange(6 * batch)[:, None].repeat(context // 2, 1)
+    whole = np.arange(2 * batch)[:, None].repeat(context, 1) + 1000
+    found = list(batches([short, whole], settings, after=after))
+    shapes = [(2 * batch, context // 2)] * 3 + [(batch, context)] * 5
+    assert [tuple(tokens.shape) for tokens in found] == shapes[after:]
+    seen = [tokens[:, 0].tolist() for tokens in batches([short, whole], settings, after=0)]
+    assert [tokens[:, 0].tolist() for tokens in found] == seen[after:]
+    assert sorted(seen[0] + seen[1] + seen[2]) == list(range(6 * batch))
+    first, second = seen[3] + seen[4], seen[5] + seen[6]
+    assert sorted(first) == sorted(second) == list(range(1000, 1000 + 2 * batch))
+    assert first != second
 
 
 def test_validation_is_the_mean_over_what_is_held_out(text: Path, tmp_path: Path) -> None:
     """Five sequences, which passes of two do not share evenly."""
     run = train([text], out=tmp_path / "run", **OPTIONS | {"steps": 20, "precision": "fp32"})
-    _, held_out = training_and_validation(run / "data", batch=NANO.batch)
+    held_out = validation_sequences(run / "data")
     tokens = torch.from_numpy(held_out.astype(np.int64))
     assert len(tokens) == 5
     with torch.no_grad():

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from ropelens.errors import BadArgument, BadText
 from ropelens.train import SIZES, TrainingFailed, model_config, train
-from ropelens.train.data import training_and_validation
+from ropelens.train.data import Source, prepare_data, read_texts, validation_sequences
 from ropelens.train.loop import check_weights, write_history
 from ropelens.train.settings import passes_of
 from ropelens.train.sizes import get_size
@@ -112,7 +112,9 @@ def test_a_folder_of_other_results_is_left_alone(text: Path, tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
-@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "study.json"])
+@pytest.mark.parametrize(
+    "file", ["config.json", "model.safetensors", "study.json", "metrics.csv", "history"]
+)
 def test_another_model_is_not_written_over(text: Path, tmp_path: Path, file: str) -> None:
     (tmp_path / file).write_text("{}")
     (tmp_path / "tokenizer.json").write_text("its own")
@@ -122,6 +124,16 @@ def test_another_model_is_not_written_over(text: Path, tmp_path: Path, file: str
         file: "{}",
         "tokenizer.json": "its own",
     }
+
+
+def test_a_data_folder_of_others_is_not_filled(text: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "run" / "data" / "train.npy"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    with pytest.raises(BadArgument, match="data holds files that are not of a run"):
+        train([text], out=tmp_path / "run", **OPTIONS)
+    assert list(mine.parent.iterdir()) == [mine]
+    assert mine.read_text() == "mine"
 
 
 def test_others_may_read_a_model_as_its_config(run: Path) -> None:
@@ -221,6 +233,36 @@ def test_damaged_tokens(text: Path, tmp_path: Path) -> None:
         place.write_bytes(before)
 
 
+def test_tokens_that_were_made_before(text: Path, tmp_path: Path) -> None:
+    """Stages of sequences of 16 and of 32 tokens, of which a study's runs learn as well."""
+    made = tmp_path / "made"
+    source = Source((text,), (), OPTIONS["vocabulary"], OPTIONS["context"])
+    prepare_data(made, source, read_texts(source), batch=NANO.batch)
+    rows = np.load(made / "train.npy")
+    np.save(made / "valid.npy", rows[-5:])
+    np.save(made / "one.npy", rows[:16].reshape(32, 16))
+    np.save(made / "two.npy", rows[16:40])
+    (made / "train.npy").unlink()
+    facts = json.loads((made / "data.json").read_text())
+    facts |= {"stages": ["one.npy", "two.npy"], "valid_sha256": "0"}
+    (made / "data.json").write_text(json.dumps(facts))
+    options = OPTIONS | {"steps": 6, "eval_every": 2, "history_every": 3}
+    run = train(tokens=made, out=tmp_path / "run", **options)
+    record = json.loads((run / "run.json").read_text())
+    assert (record["data"], record["settings"]["stages"]) == ("../made", ["one.npy", "two.npy"])
+    assert not (run / "data").exists()
+    assert float(metrics(run)[-1]["valid_loss"]) > 0
+    kept = sorted(path.name for path in (run / "history").iterdir())
+    assert kept == [f"step-{step:06}" for step in (1, 2, 3, 4, 6)]
+    with pytest.raises(BadArgument, match="context: 32, now 16"):
+        train(tokens=made, out=tmp_path / "other", **options | {"context": 16})
+    with pytest.raises(BadArgument, match="There are no tokens in"):
+        train(tokens=tmp_path, out=tmp_path / "other", **options)
+    np.save(made / "two.npy", rows[:4, :24])
+    with pytest.raises(BadArgument, match="has a stage that steps of 4 x 32 tokens cannot"):
+        train(tokens=made, out=tmp_path / "third", **options)
+
+
 def test_validation_text_that_has_gone_is_not_made_of_what_is_learnt(
     text: Path, tmp_path: Path
 ) -> None:
@@ -230,7 +272,7 @@ def test_validation_text_that_has_gone_is_not_made_of_what_is_learnt(
     )
     (run / "data" / "valid.npy").unlink()
     with pytest.raises(BadArgument, match=r"valid\.npy is damaged"):
-        training_and_validation(run / "data", batch=4)
+        validation_sequences(run / "data")
 
 
 def test_a_share_of_validation_leaves_a_batch(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ function save(name, text, type) {
   URL.revokeObjectURL(link.href);
 }
 const csv = (rows) => rows.map((row) => row.map((cell) => {
-  const text = cell === null || cell === undefined || Number.isNaN(cell) ? "" : String(cell);
+  const formula = typeof cell === "string" && /^[=+\-@\t\r]/.test(cell); // to a spreadsheet
+  const text = cell === null || cell === undefined || Number.isNaN(cell) ? "" : (formula ? "'" : "") + cell;
   return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }).join(",")).join("\n") + "\n";
 

@@ -1,0 +1,61 @@
+"""How well random tokens are foretold by their copy, so many tokens before them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from ropelens.errors import BadArgument
+from ropelens.measure.batches import TOKENS_PER_BATCH, token_losses
+from ropelens.measure.repeats import REPEATS
+from ropelens.measure.tasks import repeated_tokens
+from ropelens.models.doorway import device_of
+from ropelens.models.subject import Subject
+
+NEAREST = 8
+"""Tokens of the least distance, where none are asked for."""
+
+
+def copy_losses(
+    subject: Subject, *, first_token: int, distance: int, seed: int
+) -> Float[np.ndarray, " trial"]:
+    """Mean loss (nats/token) of `distance` random tokens that come again, without the first.
+
+    The first is announced by nothing; each of the others by what followed the same token
+    before (`distance` is 2 or more).
+    """
+    tokens = repeated_tokens(
+        first_token=first_token,
+        vocabulary=subject.model.config.get_text_config().vocab_size,
+        length=distance,
+        sequences=REPEATS,
+        seed=seed,
+    )
+    together = max(1, TOKENS_PER_BATCH[device_of(subject.model).type] // tokens.shape[1])
+    with torch.no_grad():
+        losses = torch.cat(
+            [
+                token_losses(subject, part, torch.full((len(part),), tokens.shape[1]))
+                for part in tokens.split(together)
+            ]
+        )
+    return losses[:, distance + 2 :].mean(1).numpy()
+
+
+def copy_distances(distances: Sequence[int] | None, context: int) -> tuple[int, ...]:
+    """The distances asked for; or 8, 16, 32, ..., as long as both copies are in `context`.
+
+    Raises `BadArgument` for what is no distance.
+    """
+    if distances is None:
+        most = max(2, (context - 1) // 2)
+        powers = [NEAREST << k for k in range(most.bit_length()) if NEAREST << k <= most]
+        return tuple(powers) or (most,)
+    if not distances or min(distances) < 2:
+        raise BadArgument(
+            "Distances of copies are whole numbers of tokens, 2 or more.", seen=str(distances)
+        )
+    return tuple(dict.fromkeys(distances))

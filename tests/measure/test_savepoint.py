@@ -1,0 +1,321 @@
+"""What was stopped goes on from what was saved, to the same numbers, and measures the rest."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from cli_runs import Command, ropelens, start
+from evaluated import FEW
+from tiny_checkpoints import save_tiny, tiny_llama
+
+import ropelens as rl
+from ropelens.comparison.measure import cached
+from ropelens.measure import savepoint as module
+from ropelens.measure.savepoint import pack, savepoint, unpack
+from ropelens.models.doorway import TransformersSubject
+
+__all__ = ["ropelens"]
+
+TOKENS = torch.randint(2, 40, (6, 24), generator=torch.Generator().manual_seed(0))
+MODEL = tiny_llama(num_hidden_layers=1, num_attention_heads=2).eval()
+EDITS = {"half": rl.stop_slowest(0.5), "one head": rl.stop_slowest(0.5, heads="0.1")}
+EXACT = {"rtol": 1e-6, "atol": 1e-9}
+
+# A batch of a sequence, which is saved, and then a pause in which it can be killed.
+SLOWLY = """
+import time
+from ropelens.measure import batches, savepoint
+savepoint.SECONDS, savepoint.SHARE = 0, 1e9
+finish = batches.ByLayer.finish
+def pause(self):
+    finish(self)
+    if savepoint._open.get().taken == 2 and self.progress:
+        batches.paused = getattr(batches, "paused", 0) + 1
+        print("paused", batches.paused, flush=True)
+        time.sleep(60 * (batches.paused - 1))
+batches.ByLayer.finish = pause
+"""
+
+
+class Stop(Exception):
+    """Stands for whatever ends a run."""
+
+
+def measure(**options: object) -> xr.Dataset:
+    return rl.profile(MODEL, TOKENS, surrogates=1, rows=10, batch_size=2, **options)
+
+
+def evaluate(**options: object) -> xr.Dataset:
+    return rl.evaluate(
+        MODEL, TOKENS, edits=EDITS, retrieval=FEW, rows=10, batch_size=2, **options
+    )
+
+
+@pytest.fixture(scope="module")
+def uninterrupted() -> dict[Callable[..., xr.Dataset], xr.Dataset]:
+    return {measured: measured() for measured in (measure, evaluate)}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a savepoint that is written at every occasion."""
+    monkeypatch.setattr(module, "SECONDS", 0.0)
+    monkeypatch.setattr(module, "SHARE", 1e9)
+    return tmp_path / "kept"
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sequences of every pass over the text whose logits were asked for."""
+    sizes: list[int] = []
+    logits = TransformersSubject.logits
+
+    def counted(self: TransformersSubject, tokens: torch.Tensor, *, at_once: int):
+        sizes.append(len(tokens))
+        return logits(self, tokens, at_once=at_once)
+
+    monkeypatch.setattr(TransformersSubject, "logits", counted)
+    return sizes
+
+
+def stop_at(tokens: int) -> Callable[[int], None]:
+    """A progress that ends the run once so many tokens are done."""
+    done: list[int] = []
+
+    def progress(more: int) -> None:
+        done.append(more)
+        if sum(done) >= tokens:
+            raise Stop
+
+    return progress
+
+
+def assert_same(found: xr.Dataset, expected: xr.Dataset) -> None:
+    """All that was found is as expected, of which it may be a part."""
+    for name in found.data_vars:
+        xr.testing.assert_allclose(found[name].variable, expected[name].variable, **EXACT)
+    assert found.attrs.keys() >= expected.attrs.keys()
+    for name in {"loss", "loss_se", "rows_measured", "tokens"} & found.attrs.keys():
+        assert found.attrs[name] == pytest.approx(expected.attrs[name], rel=1e-6)
+
+
+def test_a_profile_goes_on(
+    uninterrupted: dict,
+    folder: Path,
+    ran: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("ropelens.measure.profile.repeat_scores", once(ran))
+    with pytest.raises(Stop), savepoint(folder, {"a": 1}):
+        measure(progress=stop_at(4 * 24 + 1))
+    assert ran == [2, 2, 2]
+    assert capfd.readouterr().err == ""
+    ran.clear()
+    told: list[int] = []
+    monkeypatch.setattr("ropelens.measure.profile.fit_layers", never)
+    with savepoint(folder, {"a": 1}):
+        found = measure(progress=told.append)
+    assert ran == [2]
+    assert sum(told) == 2 * 24
+    assert capfd.readouterr().err == "going on from what was measured before: 96 tokens\n"
+    assert_same(found, uninterrupted[measure])
+
+
+def once(ran: list[int]) -> Callable[..., object]:
+    """Repeated tokens, whose pass is not counted."""
+    from ropelens.measure.profile import repeat_scores
+
+    def uncounted(*args: object, **options: object) -> object:
+        before = len(ran)
+        scores = repeat_scores(*args, **options)
+        del ran[before:]
+        return scores
+
+    return uncounted
+
+
+def never(*_: object, **__: object) -> None:
+    raise AssertionError("measured again")
+
+
+# Tokens of an entry: 6 x 24 of text, in batches of 2; 8 x 63 of repeats; 2 x 40 of needles.
+@pytest.mark.parametrize(
+    ("measures", "stop", "again", "left"),
+    [
+        (("loss", "labels", "change"), 5 * 48, [2] * 6, 6 * 48),
+        (("induction", "retrieval"), 504 + 1, [8] * 2, 2 * 504 + 3 * 80),
+        (("induction", "retrieval"), 3 * 504 + 81, [], 2 * 80),
+    ],
+    ids=["text", "repeats", "needles"],
+)
+def test_an_evaluation_goes_on(
+    uninterrupted: dict,
+    folder: Path,
+    ran: list[int],
+    measures: Sequence[str],
+    stop: int,
+    again: list[int],
+    left: int,
+) -> None:
+    with pytest.raises(Stop), savepoint(folder, {}):
+        evaluate(measures=measures, progress=stop_at(stop))
+    ran.clear()
+    told: list[int] = []
+    with savepoint(folder, {}):
+        done = module.next_stage().tokens
+        found = evaluate(measures=measures, progress=told.append)
+    assert ran == again
+    assert (sum(told), done > 0) == (left, True)
+    assert_same(found, uninterrupted[evaluate])
+
+
+def test_what_is_done_stays_done_while_the_next_is_measured(
+    uninterrupted: dict, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a sweep, and the profile after it."""
+
+    def run(progress: Callable[[int], None] | None = None) -> tuple[xr.Dataset, xr.Dataset]:
+        with savepoint(folder, {}):
+            return evaluate(measures=["loss"]), measure(progress=progress)
+
+    with pytest.raises(Stop):
+        run(stop_at(2 * 24 + 1))
+    monkeypatch.setattr("ropelens.measure.evaluate.measure_batch", never)
+    for found, measured in zip(run(), (evaluate, measure), strict=True):
+        assert_same(found, uninterrupted[measured])
+    module.remove_savepoint(folder)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("how", ["another key", "cut", "no zip", "empty"])
+def test_what_is_of_no_use_is_removed_with_a_word(
+    folder: Path, capfd: pytest.CaptureFixture[str], how: str
+) -> None:
+    with savepoint(folder, {"seed": 0}):
+        module.begin_stage().save(lambda: [torch.ones(100)])
+    file = folder / "0.npz"
+    other = {"cut": file.read_bytes()[:-100], "no zip": b"never mind", "empty": b""}
+    if how in other:
+        file.write_bytes(other[how])
+    shutil.copy(file, folder / "1.npz")
+    with savepoint(folder, {"seed": int(how == "another key")}):
+        stage = module.next_stage()
+        assert (stage.state, stage.tokens) == (None, 0)
+    assert not folder.exists()
+    said = f"what {folder} keeps is of another measurement, and is removed\n"
+    assert capfd.readouterr().err == said
+
+
+def test_what_cannot_be_saved_does_not_end_the_measurement(folder: Path) -> None:
+    folder.write_text("no folder can be made here")
+    with savepoint(folder, {}):
+        stage = module.begin_stage()
+        with pytest.warns(UserWarning, match="how far the measurement is could not be saved"):
+            stage.save(lambda: 1)
+        stage.save(lambda: 2)  # and no second warning
+
+
+def test_saving_takes_a_small_share_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a minute, and less often where it takes more than 3 seconds."""
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    stage, saved = module.Stage(tmp_path / "0.npz"), []
+
+    def state() -> int:
+        saved.append(now[0])
+        now[0] += 10
+        return 0
+
+    for second in (1, 59, 61, 100, 270, 272):
+        now[0] = float(second)
+        stage.save(state)
+    assert saved == [61, 272]
+
+
+def test_without_a_savepoint_nothing_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    stage = module.begin_stage()
+    stage.due = 0.0
+    stage.save(never)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_state_comes_back_bit_for_bit() -> None:
+    state = {
+        3: [1.5, None, "é", True, float("nan")],
+        "x": [torch.arange(3), torch.tensor(0.1, dtype=torch.float64), np.array([1.0, np.nan])],
+    }
+    arrays: dict[str, np.ndarray] = {}
+    back = unpack(pack(state, arrays), arrays)
+    assert repr(back) == repr(state)
+    with pytest.raises(AssertionError, match="Path is not of KINDS"):
+        pack([Path()], arrays)
+
+
+def test_ctrl_c_says_how_to_go_on(folder: Path) -> None:
+    with pytest.raises(KeyboardInterrupt, match=r"^$"), savepoint(folder, {}):
+        raise KeyboardInterrupt
+    module.Stage(folder / "0.npz").save(lambda: 1)
+    told = "^stopped; the same command goes on from what is kept in "
+    with pytest.raises(KeyboardInterrupt, match=told), savepoint(folder, {}):
+        raise KeyboardInterrupt
+
+
+def test_a_model_in_memory_has_no_cache(tmp_path: Path) -> None:
+    with pytest.raises(rl.errors.BadArgument, match="no files by which it is known again"):
+        rl.analyze(MODEL, TOKENS, cache=tmp_path / "kept")
+
+
+def test_a_killed_command_goes_on(tmp_path: Path, ropelens: Command) -> None:
+    """By SIGKILL, in the profile after a sweep; as analyze, which has no sweep, does."""
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog " * 20)
+    model = save_tiny(tmp_path / "model", num_hidden_layers=1)
+    options = ("--text", text, "--context", 32, "--sequences", 3, "--batch-size", 1)
+    sweep = ("--measures", "loss", "--keep", "0.5", "--controls", 0)
+    run = ("truncate", model, *options, *sweep, "--out")
+    with start(*run, tmp_path / "killed", before=SLOWLY) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "paused 1\n"
+        assert process.stdout.readline() == "paused 2\n"
+        process.kill()
+        process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert [path.name for path in (tmp_path / "killed").iterdir()] == [".unfinished"]
+    ended = ropelens(*run, tmp_path / "killed")
+    assert (ended.code, ended.out) == (0, f"{tmp_path / 'killed' / 'index.html'}\n")
+    assert ended.err.count("going on from what was measured before: ") == 2
+    assert not (tmp_path / "killed" / ".unfinished").exists()
+    sweep = {"measures": ["loss"], "keep": [0.5], "controls": 0}
+    whole = rl.analyze(model, text, context=32, sequences=3, truncation=sweep)
+    found = rl.open_analysis(tmp_path / "killed")
+    assert_same(found.profile, whole.profile)
+    assert_same(found.truncation, whole.truncation)
+
+
+def test_a_comparison_goes_on_within_a_checkpoint(
+    uninterrupted: dict, folder: Path, ran: list[int]
+) -> None:
+    path, only = folder / "final.nc", {"measures": ["loss"]}
+    stop = stop_at(4 * 48)
+    with pytest.raises(Stop):
+        cached(path, {}, lambda: evaluate(progress=stop, **only), variables=())
+    assert [kept.name for kept in folder.iterdir()] == [".final"]
+    ran.clear()
+    found = cached(path, {}, lambda: evaluate(**only), variables=())
+    assert ran == [2] * 6
+    assert [kept.name for kept in folder.iterdir()] == ["final.nc"]
+    for name in found.data_vars:
+        np.testing.assert_allclose(found[name], uninterrupted[evaluate][name], **EXACT)
