@@ -1,4 +1,4 @@
-"""Write the reference into docs/reference/: the public names, and what the examples print.
+"""Write docs/reference/: the public names, what the examples print, the model families.
 
     make docs
 
@@ -24,6 +24,7 @@ import ropelens as rl
 
 HERE = Path(__file__).parent
 OUT = HERE / "reference"
+FAMILIES = HERE / "families.md"
 STUB = HERE.parent / "ropelens" / "__init__.pyi"
 MODULE_PATH = re.compile(r'(?:<span class="n">\w+</span><span class="o">\.</span>)+(?=<span)')
 """What a signature says of where a type is defined: xarray.core.dataset. before Dataset."""
@@ -80,6 +81,7 @@ def main() -> None:
     pdoc.render.env.globals["chapters"] = chapters()
     scripts = sorted((HERE / "examples").glob("*.py"))
     pages = {"ropelens": reference()} | {script.stem: example(script) for script in scripts}
+    pages["families"] = pdoc.doc.Module(ModuleType("families", FAMILIES.read_text()))
     for name, module in pages.items():
         page = pdoc.render.html_module(module, pages)
         if name == "ropelens":

@@ -48,6 +48,14 @@ def rope(
     trained_context: Annotated[
         int, typer.Option(metavar="N", min=1, help="With --head-dim: tokens trained for.")
     ] = 2048,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BACKEND",
+            help="Compare with another implementation of the model, plane by plane: "
+            "transformer-lens. Exit status 1 where they differ.",
+        ),
+    ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="A table a layer, also where layers are alike.")
     ] = False,
@@ -63,12 +71,15 @@ def rope(
     that the model states. With --variant, the rotation that an edit makes of it; with
     --head-dim too, the variant's formula alone.
 
+    With --against, each plane's angle at each position in both, and a verdict.
+
     \b
     Examples:
       ropelens rope ./my-llama
+      ropelens rope ./my-llama --against transformer-lens
       ropelens rope --variant p-rope:0.75 --head-dim 128
     """
-    from ropelens.commands.tables import rotation_tables, variant_table
+    from ropelens.commands.tables import agreement_tables, rotation_tables, variant_table
     from ropelens.rope.formulas import Shape
 
     chosen = None if variant is None else rl.parse_variant(variant)
@@ -76,6 +87,11 @@ def rope(
     formula = [flag for name, flag in named.items() if name in ("base", "trained_context")]
     if head_dim is None and formula:
         raise typer.BadParameter(f"{formula[0]} is for --head-dim; a model has its own")
+    if against is not None:
+        if against != "transformer-lens":
+            raise typer.BadParameter(f"--against knows transformer-lens, not {against!r}")
+        if chosen is not None or head_dim is not None:
+            raise typer.BadParameter("--against is for a model as it is, without --variant")
     if head_dim is not None:
         if chosen is None:
             raise typer.BadParameter("--head-dim needs a --variant")
@@ -86,7 +102,7 @@ def rope(
         shape = Shape(head_dim, base, trained_context, context or 0)
         print_tables(variant_table(chosen, shape))
         return
-    loaded, _ = rl.load(
+    loaded, tokenizer = rl.load(
         model,
         dtype=dtype,
         device=device,
@@ -94,6 +110,18 @@ def rope(
         local_files_only=local_files_only,
         trust_remote_code=trust_remote_code,
     )
+    if against is not None:
+        from ropelens.models.agreement import compare_turns, read_turns
+        from ropelens.models.bridge import bridge
+        from ropelens.models.subject import as_subject
+
+        own = read_turns(as_subject(loaded), context=context)  # before a bridge changes it
+        length = int(own.positions[-1]) + 1
+        bridged = as_subject(bridge(loaded, tokenizer))
+        found = compare_turns(own, read_turns(bridged, context=length))
+        print_tables(*agreement_tables(found, ("transformers", against), verbose=verbose))
+        typer.echo(f"{found.attrs['verdict'].upper()}. {found.attrs['why']}")
+        raise typer.Exit(found.attrs["verdict"] != "same")
     with rl.edit_rope(loaded, *([variant] if variant else [])):
         rotation = rl.measure_rope(loaded, context=context)
     print_tables(*rotation_tables(rotation, verbose=verbose))

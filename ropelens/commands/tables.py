@@ -48,6 +48,50 @@ def variant_table(variant: Variant, shape: Shape) -> Table:
     return table
 
 
+def agreement_tables(
+    found: xr.Dataset, names: tuple[str, str], *, verbose: bool = False
+) -> list[Table]:
+    """For each plane where two implementations, called `names`, are farthest apart.
+
+    One table over all layers, or a table a layer if `verbose`. `found` is what `compare_rope`
+    returns.
+    """
+    layers = [[layer] for layer in found["layer"].values.tolist()]
+    if not verbose:
+        layers = [found["layer"].values.tolist()]
+    return [_agreement_table(found.sel(layer=group), names) for group in layers]
+
+
+def _agreement_table(found: xr.Dataset, names: tuple[str, str]) -> Table:
+    """The planes of some layers: the largest difference of each, and both angles there."""
+    positions = found["position"].values
+    table = Table(
+        title=Text(
+            f"{_layers(found['layer'].values.tolist())}: angles at positions 0 to "
+            f"{positions[-1]:,}, {names[0]} and {names[1]}"
+        ),
+        title_justify="left",
+        min_width=72,
+    )
+    headings = ("plane", "largest dif-\nference [rad]", "layer", "position")
+    for heading in (*headings, *(f"{name}\n[rad]" for name in names)):
+        table.add_column(Text(heading), justify="right", no_wrap=True)
+    for plane in range(found.sizes["frequency"]):
+        # Of equal differences the farthest position.
+        of_plane = found.isel(frequency=plane, position=slice(None, None, -1))
+        if of_plane["difference"].isnull().all():
+            continue
+        worst = of_plane.isel(of_plane["difference"].fillna(-1).argmax(...))
+        table.add_row(
+            str(plane),
+            f"{float(worst['difference']):.1e}",
+            str(int(worst["layer"])),
+            f"{int(worst['position']):,}",
+            *(f"{angle:.6f}" for angle in worst["angle"].values.tolist()),
+        )
+    return table
+
+
 def _planes_table(title: str, *further: str) -> Table:
     """An empty table of planes, with `further` headings."""
     table = Table(title=Text(title), title_justify="left", min_width=72)

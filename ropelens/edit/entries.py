@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from transformers import PreTrainedModel
-
 from ropelens.edit.actions import Edit
 from ropelens.edit.rope import stack_edits
 from ropelens.errors import BadArgument
-from ropelens.models.doorway import AttentionEdit, by_itself, edit_attention, open_edit
+from ropelens.models.door import AttentionEdit, by_itself, open_edit
 from ropelens.models.rotation import depends_on_length, edited_planes, read_layers
 from ropelens.models.subject import Subject
 from ropelens.rope.planes import Planes
@@ -28,9 +26,9 @@ class Entry:
     edit: AttentionEdit | None
     planes: list[Planes]
 
-    def open(self, model: PreTrainedModel) -> AbstractContextManager[None]:
-        """`model` runs as this entry while the block runs."""
-        return nullcontext() if self.edit is None else edit_attention(model, self.edit)
+    def open(self, subject: Subject) -> AbstractContextManager[None]:
+        """The model runs as this entry while the block runs."""
+        return nullcontext() if self.edit is None else subject.edit(self.edit)
 
 
 def entries_of(

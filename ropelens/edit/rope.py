@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ropelens.edit.actions import Edit, Layer, Rescale, change_layer, stop
-from ropelens.errors import BadArgument, UnsupportedModel
-from ropelens.models.doorway import TransformersSubject, by_itself, edit_attention, open_edit
+from ropelens.errors import BadArgument
+from ropelens.models.door import by_itself, open_edit
 from ropelens.models.rotation import planes_now, read_layers
 from ropelens.models.subject import Subject, as_subject
 from ropelens.models.variants import attention_factor, shape_of
@@ -35,16 +35,19 @@ def edit_rope(model: nn.Module, *edits: Edit | str) -> Iterator[None]:
     An edit may also be the name of a RoPE variant, such as "p-rope:0.75" (`VARIANTS`).
     Everything that runs the model meets the edited one: calls, generation with a cache,
     `profile`, `measure_rope`. Planes that no edit chooses keep every bit. Restored on
-    exit, on errors too. `model` is a transformers model.
+    exit, on errors too. `model` is a transformers model or a TransformerLens
+    `TransformerBridge`.
 
-    Raises `UnsupportedModel` for a model that does not rotate, or whose attention does not
-    pass through transformers' attention interface, and `BadArgument` for planes or heads
-    that it does not have, or a variant that does not exist.
+    Raises `UnsupportedModel` for a model that does not rotate, whose attention does not pass
+    through transformers' attention interface, or whose bridge does not fire its hooks; and
+    `BadArgument` for planes or heads that it does not have, or a variant that does not exist.
+    A bridge also raises `UnsupportedModel` when it runs with a key-value cache, or under
+    an edit that makes heads of one key-value head differ.
     """
     subject = as_subject(model)
     with by_itself(subject.model):
         planes = tuple(layer.planes for layer in read_layers(subject))
-    with edit_attention(subject.model, stack_edits(subject, planes, edits)):
+    with subject.edit(stack_edits(subject, planes, edits)):
         yield
 
 
@@ -55,12 +58,6 @@ def stack_edits(
 
     `planes` is how the model rotates by itself, within its trained context.
     """
-    if not isinstance(subject, TransformersSubject):
-        raise UnsupportedModel(
-            f"{type(subject.model).__name__} cannot be edited inside another library's model.",
-            means="edits change the attention calls of transformers models",
-            attempt="edit the transformers model that it was made from",
-        )
     model, outer = subject.model, open_edit(subject.model)
     before = outer.edits if isinstance(outer, ModelEdit) else ()
     heads = model.config.get_text_config().num_attention_heads

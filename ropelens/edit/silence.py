@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from ropelens.errors import BadArgument, UnsupportedModel
-from ropelens.models.doorway import TransformersSubject, by_itself, silence_attention
-from ropelens.models.subject import as_subject, check_layers
+from ropelens.errors import BadArgument
+from ropelens.models.door import by_itself
+from ropelens.models.subject import Subject, as_subject, check_layers
 from ropelens.models.tokens import check_tokens
 from ropelens.rope.select import heads_by_layer
 from ropelens.statistics.call import AttentionCall
@@ -65,18 +65,13 @@ def silence_heads(
     of it (use_cache=False). Padding is what the attention mask says; `profile` and
     `evaluate` pass none, so where sequences differ in length give "mean" its `tokens`.
 
-    `model` is a transformers model. Raises `BadArgument` for heads that it does not have, for
-    `tokens` out of its vocabulary, and, when it runs, for a "resample" of a batch of one or of
-    sequences of different lengths; `UnsupportedModel` for a model whose attention does not
-    pass through transformers' attention interface. It need not rotate.
+    `model` is a transformers model or a TransformerLens `TransformerBridge`. Raises
+    `BadArgument` for heads that it does not have, for `tokens` out of its vocabulary, and, when
+    it runs, for a "resample" of a batch of one or of sequences of different lengths;
+    `UnsupportedModel` for a model whose attention does not pass through transformers' attention
+    interface, or whose bridge does not fire its hooks. It need not rotate.
     """
     subject = as_subject(model)
-    if not isinstance(subject, TransformersSubject):
-        raise UnsupportedModel(
-            f"{type(model).__name__} cannot be edited inside another library's model.",
-            means="heads are silenced at the attention calls of transformers models",
-            attempt="the transformers model that it was made from, or TransformerLens' hook_z",
-        )
     if to not in get_args(Instead):
         raise BadArgument(
             "A head is silenced to one of three things.",
@@ -94,7 +89,7 @@ def silence_heads(
     )
     _check_shown(subject)
     means = None if tokens is None else _means(subject, chosen, tokens, lengths)
-    with silence_attention(subject.model, _Silence(chosen, to, means, seed)):
+    with subject.silence(_Silence(chosen, to, means, seed)):
         yield
 
 
@@ -148,7 +143,7 @@ def _partners(real: Bool[Tensor, "sequence row"], seed: int) -> Int[Tensor, " se
     return torch.empty_like(order).scatter_(0, order, order.roll(1)).to(real.device)
 
 
-def _check_shown(subject: TransformersSubject) -> None:
+def _check_shown(subject: Subject) -> None:
     """Refuse a model of which a layer's attention does not pass the doorway."""
     seen: set[int] = set()
     with (
@@ -161,7 +156,7 @@ def _check_shown(subject: TransformersSubject) -> None:
 
 
 def _means(
-    subject: TransformersSubject,
+    subject: Subject,
     chosen: Bool[Tensor, "layer head"],
     tokens: Int[Tensor, "sequence position"],
     lengths: Int[Tensor, " sequence"] | None,

@@ -17,7 +17,7 @@ from ropelens.measure.excerpt import check_attention, name_token
 from ropelens.measure.profile import describe_run
 from ropelens.measure.summary import described
 from ropelens.measure.tokens import as_corpus
-from ropelens.models.doorway import by_itself
+from ropelens.models.door import by_itself
 from ropelens.models.paths import check_document
 from ropelens.models.rotation import inv_freq_by_head, read_layers
 from ropelens.models.subject import as_subject, check_layers, stated_context

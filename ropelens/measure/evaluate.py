@@ -264,7 +264,7 @@ def _measure_repeats(
     """Attention and losses on repeated random tokens, as `profile` has them, of every entry."""
     length = repeat_length(subject.model)
     for entry in entries[len(so_far.repeats) :]:
-        with entry.open(subject.model):
+        with entry.open(subject):
             _forget_length(subject)
             # Only attention is looked at here, so any planes will do.
             scores = repeat_scores(
@@ -292,7 +292,7 @@ def _measure_copying(
     """Losses of random tokens that come again, of every entry, by distance."""
     for entry in entries[len(so_far.copies) :]:
         found = []
-        with entry.open(subject.model):
+        with entry.open(subject):
             for distance in distances:
                 _forget_length(subject)
                 found.append(
@@ -330,7 +330,7 @@ def _measure_retrieval(
         for length in at
     ]
     for entry in entries[len(so_far.hits) :]:
-        with entry.open(subject.model):
+        with entry.open(subject):
             so_far.hits.append(
                 np.array([_look_for(subject, of_length) for of_length in needles])
             )

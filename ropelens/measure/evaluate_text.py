@@ -83,7 +83,7 @@ class TextFindings:
         """Fit the models of the budget, where labels are wanted."""
         if "labels" not in self.wanted or self.fits:
             return
-        with self.entry.open(subject.model):
+        with self.entry.open(subject):
             self.fits = fit_layers(
                 subject, self.text, planes=self.entry.planes, surrogates=0, seed=seed
             )
@@ -129,7 +129,7 @@ def measure_batch(
     """One forward pass of each entry over a batch, every measure beside it."""
     kept: dict[int, AttentionCall] = {}
     for found in text:
-        with found.entry.open(subject.model):
+        with found.entry.open(subject):
             _measure_entry(subject, batch, found, kept)
         progress(int(batch.text.lengths.sum()))
 

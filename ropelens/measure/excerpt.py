@@ -16,7 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.measure.summary import described
-from ropelens.models.doorway import Observer
+from ropelens.models.door import Observer
 from ropelens.models.rotation import depends_on_length, read_layers
 from ropelens.models.subject import Subject, check_layers
 from ropelens.models.tokens import check_tokens, integers

@@ -24,7 +24,7 @@ from ropelens.measure.profile import describe_run
 from ropelens.measure.reach_summary import Plan, label_arrays, summarize_layer
 from ropelens.measure.terms import OWN
 from ropelens.measure.tokens import as_corpus
-from ropelens.models.doorway import open_edit
+from ropelens.models.door import open_edit
 from ropelens.models.rotation import read_layers
 from ropelens.models.subject import Subject, as_subject, check_layers
 from ropelens.rope.planes import Planes

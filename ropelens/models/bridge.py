@@ -6,31 +6,48 @@ TransformerLens itself is imported only to make a bridge.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ropelens.errors import BadArgument, UnsupportedModel, words_of
-from ropelens.models.doorway import Observer, device_of
+from ropelens.models.door import (
+    AttentionEdit,
+    Door,
+    HeadSilence,
+    Observer,
+    by_itself,
+    door_of,
+    edited,
+    observed,
+    open_door,
+    opened,
+    silenced,
+)
+from ropelens.models.doorway import device_of
+from ropelens.models.masks import positions
+from ropelens.models.rotation import LARGEST_RESIDUAL
 from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.maps import attention_map, output_residual
 
 # In the order in which a block fires them; the last one says that the call is complete.
-_PARTS = {
-    "v.hook_out": "value",
-    "hook_rot_q": "query",
-    "hook_rot_k": "key",
-    "hook_attn_scores": "start",
-    "o.hook_in": "output",
+_HOOKS = {
+    "value": "v.hook_out",
+    "query": "hook_rot_q",
+    "key": "hook_rot_k",
+    "scores": "hook_attn_scores",
+    "output": "o.hook_in",
 }
 
 
 class BridgeSubject:
-    """A `TransformerBridge`, run as it is and observed through hook_rot_q and hook_rot_k.
+    """A `TransformerBridge`, run as it is and observed and edited at its hooks.
 
     A bridge reimplements attention step by step (eager, every score in memory), so its
     numbers agree with transformers' to rounding, not to the bit.
@@ -54,56 +71,147 @@ class BridgeSubject:
         """All logits in one piece: a bridge has its head in its forward pass."""
         yield 0, self.forward(tokens)
 
-    @contextmanager
-    def observe(self, observer: Observer) -> Iterator[None]:
+    def observe(self, observer: Observer) -> AbstractContextManager[None]:
         """Show every attention call of the bridge to `observer` while the block runs."""
-        hooks = []
-        for layer, block in enumerate(self.bridge.blocks):
-            seen: dict[str, Tensor] = {}
-            for hook, part in _PARTS.items():
-                note = partial(
-                    _note, observer, layer, block.attn.original_component, seen, part
-                )
-                hooks.append((f"blocks.{layer}.attn.{hook}", note))
-                if hooks[-1][0] not in self.bridge.hook_dict:
-                    seen_hooks = f"layer {layer}: there is no {hook}"
-                    raise _hidden(block.attn.original_component, seen_hooks)
-        with self.bridge.hooks(fwd_hooks=hooks):
-            yield
+        return self._opened(observed(self.model, observer))
+
+    def edit(self, edit: AttentionEdit) -> AbstractContextManager[None]:
+        """Pass what hook_rot_q and hook_rot_k show through `edit` while the block runs."""
+        return self._opened(edited(self.model, edit))
+
+    def silence(self, silence: HeadSilence) -> AbstractContextManager[None]:
+        """Let `silence` stand in for outputs of heads, at o.hook_in, while the block runs."""
+        with by_itself(self.model), torch.no_grad(), self.observe(self._check_output):
+            self.forward(torch.ones(1, 1, dtype=torch.long))
+        return self._opened(silenced(self.model, silence))
+
+    def _check_output(self, call: AttentionCall) -> None:
+        """Refuse a bridge that changes what heads give before it shows them (BitNet's norm)."""
+        residual = output_residual(call, attention_map(call))
+        if not residual <= max(LARGEST_RESIDUAL, 16 * torch.finfo(self.model.dtype).eps):
+            raise _hidden(
+                self.bridge.blocks[call.layer].attn.original_component,
+                f"layer {call.layer}: attention times values misses o.hook_in by "
+                f"{residual:.2g}",
+            )
+
+    @contextmanager
+    def _opened(self, added: Door) -> Iterator[None]:
+        """Add observers, edits and silences while the block runs; the first adds the hooks."""
+        with ExitStack() as hooks:
+            if id(self.bridge) not in open_door().passed:
+                added = replace(added, passed={id(self.bridge): "transformer-lens"})
+                for layer, block in enumerate(self.bridge.blocks):
+                    hooks.enter_context(_hooked(self, layer, block.attn))
+            with opened(self.model, added):
+                yield
 
 
-def _note(
-    observer: Observer,
-    layer: int,
-    attention: nn.Module,
-    seen: dict[str, Tensor],
-    part: str,
-    value: Tensor,
-    hook: Any,
-) -> None:
-    """Collect the parts of one attention call; show it when the last has come."""
-    seen[part] = _first_seen(value) if part == "start" else value.detach()
-    if part != "output":
-        return
-    missing = [hook for hook, part in _PARTS.items() if part not in seen]
+@contextmanager
+def _hooked(subject: BridgeSubject, layer: int, attention: Any) -> Iterator[None]:
+    """The attention calls of one layer pass the open doorway while the block runs."""
+    calls = _Calls(subject, layer, attention.original_component)
+    names = {part: f"blocks.{layer}.attn.{hook}" for part, hook in _HOOKS.items()}
+    missing = [part for part, name in names.items() if name not in subject.bridge.hook_dict]
     if missing:
-        raise _hidden(attention, f"layer {layer}: {missing[0]} did not fire")
-    query, key, values = (seen[name].transpose(1, 2) for name in ("query", "key", "value"))
-    output = seen["output"].reshape(*seen["query"].shape[:3], -1)
-    facts = vars(attention)
-    call = AttentionCall(
-        layer=layer,
-        query=query,
-        key=key,
-        value=values,
-        output=output,
-        scale=facts["scaling"],
-        softcap=facts.get("attn_logit_softcapping"),
-        sink_logits=attention._parameters.get("sinks"),
-        start=seen["start"],
-    )
-    seen.clear()
-    observer(call)
+        raise _hidden(calls.attention, f"layer {layer}: there is no {_HOOKS[missing[0]]}")
+    begins = attention.register_forward_pre_hook(calls.begin, with_kwargs=True)
+    passed = [(name, partial(calls.come, part)) for part, name in names.items()]
+    try:
+        with subject.bridge.hooks(fwd_hooks=passed):
+            yield
+    finally:
+        begins.remove()
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """The calls of one layer's attention, each collected part by part as its hooks fire."""
+
+    subject: BridgeSubject
+    layer: int
+    attention: nn.Module
+    parts: dict[str, Tensor] = field(default_factory=dict)
+    """Queries, keys and values [batch, row, head, coordinate], scores, positions."""
+
+    def begin(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """A call begins: forget one that did not end, note the positions that it is given."""
+        self.parts.clear()
+        if isinstance(kwargs.get("position_ids"), Tensor):
+            self.parts["position_ids"] = kwargs["position_ids"]
+
+    def come(self, part: str, value: Tensor, hook: Any) -> Tensor | None:
+        """A part of the call comes by; what is returned takes its place."""
+        door = door_of(self.subject.bridge)
+        edit = door.edits.get(id(self.subject.model))
+        observers = door.observers.get(id(self.subject.model), ())
+        if part == "output":
+            return self._end(value, observers, door.silences.get(id(self.subject.model), ()))
+        self.parts[part] = value
+        if part == "scores" and value.shape[2] != value.shape[3] and (edit or observers):
+            raise UnsupportedModel(
+                "A bridge is neither observed nor edited with a key-value cache.",
+                seen=f"{value.shape[2]} rows and {value.shape[3]} keys; hook_rot_k fires for "
+                "the keys of the rows alone",
+                attempt="use_past_kv_cache=False, or the transformers model itself",
+            )
+        if part in ("query", "key") and edit is not None:
+            self.parts[f"{part} by itself"] = value
+            self.parts[part] = self._edited(edit, part)
+            return self.parts[part]
+        return None
+
+    def _edited(self, edit: AttentionEdit, part: str) -> Tensor:
+        """Queries or keys as an edit has them: it takes both, and here they come one by one."""
+        query = self.parts["query by itself"].transpose(1, 2)
+        key = self.parts["key by itself"].transpose(1, 2) if part == "key" else query[:, :1]
+        count = query.shape[2]
+        given = self.parts.get("position_ids")
+        where = positions(range(count), count, given, query.device)
+        changed = edit(self.layer, query, key, *where)[part == "key"]
+        if changed.shape[1] != self.parts[part].shape[2]:
+            raise UnsupportedModel(
+                "A bridge has one key for all query heads of a group.",
+                seen=f"layer {self.layer}: an edit after which {changed.shape[1]} heads have "
+                f"keys of their own, and {key.shape[1]} at hook_rot_k",
+                attempt="an edit of whole groups, or the transformers model itself",
+            )
+        return changed.transpose(1, 2)
+
+    def _end(
+        self, output: Tensor, observers: tuple[Observer, ...], silences: tuple[HeadSilence, ...]
+    ) -> Tensor | None:
+        """The call is complete: it is shown, then silenced."""
+        missing = [hook for part, hook in _HOOKS.items() if part not in (*self.parts, "output")]
+        if missing:
+            raise _hidden(self.attention, f"layer {self.layer}: {missing[0]} did not fire")
+        heads = ("query", "key", "value")
+        query, key, value = (self.parts[part].transpose(1, 2) for part in heads)
+        by_head = output.reshape(*self.parts["query"].shape[:3], -1)
+        visible = _visible(self.parts["scores"])
+        facts = vars(self.attention)
+        call = AttentionCall(
+            layer=self.layer,
+            query=query.detach(),
+            key=key.detach(),
+            value=value.detach(),
+            output=by_head.detach(),
+            scale=facts["scaling"],
+            softcap=facts.get("attn_logit_softcapping"),
+            sink_logits=self.attention._parameters.get("sinks"),
+            start=_first(visible),
+        )
+        past = visible.shape[2] - visible.shape[1]
+        self.parts.clear()
+        for observer in observers:
+            observer(call)
+        real = visible.diagonal(past, 1, 2)
+        for silence in silences:
+            found = silence(self.layer, by_head, real, past=past)
+            if found is not None:
+                chosen, instead = found
+                by_head = torch.where(chosen.to(output.device)[:, None], instead, by_head)
+        return by_head.reshape(output.shape)
 
 
 def _hidden(attention: nn.Module, seen: str) -> UnsupportedModel:
@@ -115,10 +223,15 @@ def _hidden(attention: nn.Module, seen: str) -> UnsupportedModel:
     )
 
 
-def _first_seen(scores: Float[Tensor, "batch head row key"]) -> Int[Tensor, " row"]:
-    """First key that each row sees, read from the mask that lies on the scores."""
-    visible = scores[0, 0] > torch.finfo(scores.dtype).min / 2
-    return visible.byte().argmax(dim=-1).cpu()
+def _visible(scores: Float[Tensor, "batch head row key"]) -> Bool[Tensor, "batch row key"]:
+    """Which keys each row sees, read from the mask that lies on the scores."""
+    return scores[:, 0] > torch.finfo(scores.dtype).min / 2
+
+
+def _first(visible: Bool[Tensor, "batch row key"]) -> Int[Tensor, "*batch row"]:
+    """The first key that each row sees: one row for all sequences where they are alike."""
+    start = visible.byte().argmax(dim=-1).cpu()
+    return start[0] if bool((start == start[0]).all()) else start
 
 
 def bridge(model: PreTrainedModel, tokenizer: Any) -> Any:

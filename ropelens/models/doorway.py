@@ -5,8 +5,8 @@ goes through its attention interface. Ours hands every call to the implementatio
 the model had before, so that outputs stay bit-identical, and shows the call to whoever
 observes. An edit, where one is open, changes queries and keys on their way: the model
 computes with them, and observers see them. A registration cannot be undone, so the name
-is fixed and what happens behind it is held in a context variable: without an open doorway
-nothing is registered to do.
+is fixed and what happens behind it is held in a context variable (`door`): without an open
+doorway nothing is registered to do.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from threading import Lock
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
@@ -30,72 +28,27 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.errors import UnsupportedModel
+from ropelens.models.door import (
+    AttentionEdit,
+    Door,
+    HeadSilence,
+    Observer,
+    door_of,
+    edited,
+    in_another_thread,
+    observed,
+    open_door,
+    opened,
+    silenced,
+)
 from ropelens.models.head import as_measured, head_by_itself, once
 from ropelens.models.masks import first_keys, hidden_mask, own_keys, positions, real_rows
-from ropelens.rope.planes import Planes
 from ropelens.statistics.call import AttentionCall
 
 NAME = "ropelens"
-Observer = Callable[[AttentionCall], None]
 
 
-@runtime_checkable
-class AttentionEdit(Protocol):
-    """A change of the queries and keys that a model's attention is given."""
-
-    def __call__(
-        self,
-        layer: int,
-        query: Float[Tensor, "batch head row coordinate"],
-        key: Float[Tensor, "batch kv_head key coordinate"],
-        rows: Int[Tensor, "_ row"],
-        keys: Int[Tensor, "_ key"],
-    ) -> tuple[Tensor, Tensor]:
-        """The changed queries and keys: one for each query head where heads of a group differ.
-
-        `rows` and `keys` are their positions, up to a shift that a sequence has in common.
-        """
-        ...
-
-    def inv_freq(
-        self, layer: int, planes: Planes, *, length: int
-    ) -> Float[Tensor, "head frequency"]:
-        """How each head rotates under the edit, in rad/token, where by itself as `planes`."""
-        ...
-
-
-@runtime_checkable
-class HeadSilence(Protocol):
-    """What stands in for the outputs of some heads, before the output projection."""
-
-    def __call__(
-        self,
-        layer: int,
-        output: Float[Tensor, "batch row head feature"],
-        real: Bool[Tensor, "_ row"],
-        *,
-        past: int,
-    ) -> tuple[Bool[Tensor, " head"], Tensor] | None:
-        """Which heads, and what stands in for them, as large as `output`; None: no head.
-
-        `real` says which rows are no padding, `past` how many tokens a cache holds before.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class _Door:
-    """Each config's own implementation, and what each module's calls meet, by their ids."""
-
-    implementations: dict[int, str] = field(default_factory=dict)
-    observers: dict[int, tuple[Observer, ...]] = field(default_factory=dict)
-    edits: dict[int, AttentionEdit] = field(default_factory=dict)
-    silences: dict[int, tuple[HeadSilence, ...]] = field(default_factory=dict)
-
-
-_open_door: ContextVar[_Door] = ContextVar("ropelens_door")
-_CLOSED = _Door()
 _opening = Lock()
 
 
@@ -126,10 +79,7 @@ def observe_attention(model: PreTrainedModel, observer: Observer) -> Iterator[No
     The model computes what it always does, with its own implementation. Blocks nest,
     also over the same model; each restores what it found, on errors too.
     """
-    # By module, for two models may share a config.
-    outer = _open_door.get(_CLOSED).observers
-    told = {id(m): (*outer.get(id(m), ()), observer) for m in model.modules()}
-    with _opened(model, _Door(observers=told)):
+    with _opened(model, observed(model, observer)):
         yield
 
 
@@ -139,7 +89,7 @@ def edit_attention(model: PreTrainedModel, edit: AttentionEdit) -> Iterator[None
 
     In place of an edit that is open already: `open_edit` says which, to build on it.
     """
-    with _opened(model, _Door(edits={id(m): edit for m in model.modules()})):
+    with _opened(model, edited(model, edit)):
         yield
 
 
@@ -150,74 +100,30 @@ def silence_attention(model: PreTrainedModel, silence: HeadSilence) -> Iterator[
     Beside edits and observers: these see and change what comes before the output. Blocks
     nest; the inner one has the last word on a head.
     """
-    outer = _open_door.get(_CLOSED).silences
-    told = {id(m): (*outer.get(id(m), ()), silence) for m in model.modules()}
-    with _opened(model, _Door(silences=told)):
+    with _opened(model, silenced(model, silence)):
         yield
 
 
-def open_edit(model: PreTrainedModel) -> AttentionEdit | None:
-    """The edit that the queries and keys of `model` pass through now."""
-    return _open_door.get(_CLOSED).edits.get(id(model))
-
-
 @contextmanager
-def by_itself(model: PreTrainedModel) -> Iterator[None]:
-    """`model` without any open edit, silence or observer while the block runs."""
-    token = _open_door.set(_without(_open_door.get(_CLOSED), model))
-    try:
-        yield
-    finally:
-        _open_door.reset(token)
-
-
-@contextmanager
-def _opened(model: PreTrainedModel, added: _Door) -> Iterator[None]:
+def _opened(model: PreTrainedModel, added: Door) -> Iterator[None]:
     """Add observers, edits and silences at the doorway of `model` while the block runs."""
     configs = _configs(model)
-    outer = _open_door.get(_CLOSED)
     with _opening:
         found = {key: config._attn_implementation for key, config in configs.items()}
         own = {key: name for key, name in found.items() if name not in (None, NAME)}
-        opened = {key for key, name in found.items() if name == NAME}
-        if not opened <= outer.implementations.keys():
-            raise _in_another_thread("edited or observed")
+        held = {key for key, name in found.items() if name == NAME}
+        if not held <= open_door().passed.keys():
+            raise in_another_thread("edited or observed")
         if "flex_attention" in own.values():  # before it compiles kernels for nothing
             raise hidden_mask("flex_attention")
         for key, name in own.items():
             configs[key]._attn_implementation_internal = _Doorway(name)
-    door = _Door(
-        outer.implementations | own,
-        outer.observers | added.observers,
-        outer.edits | added.edits,
-        outer.silences | added.silences,
-    )
-    token = _open_door.set(door)
     try:
-        yield
+        with opened(model, replace(added, passed=own)):
+            yield
     finally:
         for key, name in own.items():
             configs[key]._attn_implementation_internal = name
-        if _open_door.get(_CLOSED) is door:
-            _open_door.reset(token)
-        else:
-            _open_door.set(_without(_open_door.get(_CLOSED), model))
-            raise BadArgument(
-                "Blocks that edit or observe a model were not closed in the order that "
-                "nests them: the one opened last comes first.",
-                means="all of them are closed now, and the model is as it was",
-            )
-
-
-def _without(door: _Door, model: PreTrainedModel) -> _Door:
-    """The doorway without what the calls of `model` meet."""
-    own = {id(m) for m in model.modules()}
-    return _Door(
-        door.implementations,
-        {module: who for module, who in door.observers.items() if module not in own},
-        {module: edit for module, edit in door.edits.items() if module not in own},
-        {module: who for module, who in door.silences.items() if module not in own},
-    )
 
 
 def device_of(model: PreTrainedModel) -> torch.device:
@@ -273,6 +179,14 @@ class TransformersSubject:
         """See `observe_attention`."""
         return observe_attention(self.model, observer)
 
+    def edit(self, edit: AttentionEdit) -> AbstractContextManager[None]:
+        """See `edit_attention`."""
+        return edit_attention(self.model, edit)
+
+    def silence(self, silence: HeadSilence) -> AbstractContextManager[None]:
+        """See `silence_attention`."""
+        return silence_attention(self.model, silence)
+
 
 def _configs(model: PreTrainedModel) -> dict[int, PreTrainedConfig]:
     """Every configuration that a module of `model` reads, by identity."""
@@ -280,26 +194,9 @@ def _configs(model: PreTrainedModel) -> dict[int, PreTrainedConfig]:
     return {id(config): config for config in configs if isinstance(config, PreTrainedConfig)}
 
 
-def _door_of(config: Any) -> _Door:
-    """The open doorway of a model that calls its attention."""
-    door = _open_door.get(_CLOSED)
-    if id(config) not in door.implementations:
-        raise _in_another_thread("running")
-    return door
-
-
-def _in_another_thread(what: str) -> UnsupportedModel:
-    return UnsupportedModel(
-        f"The model is {what} in another thread than the one that edits or observes it.",
-        means="what a block does to a model holds in the thread that opened the block",
-        attempt="a copy of the model for each thread (copy.deepcopy), or to run it within the "
-        "block: contextvars.copy_context().run, copied in the thread that opened it",
-    )
-
-
 def _name_of(module: nn.Module) -> str:
     """What the module's attention implementation was called before the doorway opened."""
-    return _door_of(module.config).implementations[id(module.config)]
+    return door_of(module.config).passed[id(module.config)]
 
 
 def _implementation(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]]:
@@ -324,7 +221,7 @@ def _attention(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Stands in for the model's attention: edited before it, shown, and silenced after it."""
-    door, at = _door_of(module.config), id(module)
+    door, at = door_of(module.config), id(module)
     layer: int = module.layer_idx  # type: ignore[assignment]
     groups: AbstractContextManager[None] = nullcontext()
     own = own_keys(query.shape[2], key.shape[2], attention_mask, _name_of(module))
@@ -377,7 +274,7 @@ def _a_key_for_every_query(module: nn.Module) -> Iterator[None]:
 
 def _mask(*args: Any, config: PreTrainedConfig, **kwargs: Any) -> Tensor | None:
     """The mask that the model's own implementation would have been given."""
-    name = _door_of(config).implementations[id(config)]
+    name = door_of(config).passed[id(config)]
     return AttentionMaskInterface()[name](*args, config=config, **kwargs)
 
 

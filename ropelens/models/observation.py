@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ropelens.models.doorway import by_itself
+from ropelens.models.door import by_itself
 from ropelens.models.rotation import inv_freq_by_head, planes_now, read_layers
 from ropelens.models.subject import as_subject
 from ropelens.rope.planes import Planes

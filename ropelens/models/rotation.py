@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import xarray as xr
@@ -17,19 +16,17 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from ropelens.errors import BadArgument, UnsupportedModel
-from ropelens.models.doorway import AttentionEdit, by_itself, open_edit
-from ropelens.models.subject import Subject, as_subject, check_layers, trained_context
+from ropelens.models.door import AttentionEdit, by_itself, open_edit
+from ropelens.models.lone import LoneTokens, depends_on_length, lone_tokens, rope_parameters
+from ropelens.models.subject import Subject, as_subject, trained_context
 from ropelens.rope.planes import Planes
 from ropelens.rope.probe import MeasuredRotation, probe_positions, read_rotation
-from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.ragged import stack
 
 LONGEST_PROBE = 2**24
 """Positions are exact in float32 up to here; a wavelength of 10 million tokens still turns."""
 
-PROBE_TOKENS = 4
 LARGEST_RESIDUAL = 1e-3
-LENGTH_DEPENDENT = {"dynamic", "longrope"}
 
 
 @dataclass(frozen=True)
@@ -219,35 +216,19 @@ def planes_now(
 def _read_layers(subject: Subject, context: int | None) -> list[LayerRotation]:
     """The rotation of each layer of the model by itself."""
     positions = probe_positions(_longest_position(subject.model, context))
-    vocabulary = subject.model.config.get_text_config().vocab_size
-    tokens = torch.arange(1, PROBE_TOKENS + 1) * vocabulary // (PROBE_TOKENS + 2)
-    vectors: dict[int, Tensor] = {}
-
-    def collect(call: AttentionCall) -> None:
-        both = torch.cat([call.query, call.key], dim=1)[:, :, 0].double().cpu()
-        vectors[call.layer] = both.unflatten(0, (len(tokens), -1)).transpose(1, 2).flatten(0, 1)
-
-    if depends_on_length(subject.model):
-        with torch.no_grad():
-            subject.forward(tokens[:1, None])  # dynamic RoPE forgets what was longer before
-    with torch.no_grad(), subject.observe(collect):
-        subject.forward(
-            tokens.repeat_interleave(len(positions))[:, None],
-            positions.repeat(len(tokens))[:, None],
-        )
-    check_layers(subject.model, set(vectors))
-
+    lone = lone_tokens(subject, positions)
     noise = torch.finfo(subject.model.dtype).eps
     measured = [
         read_rotation(
-            vectors[layer],
+            lone[layer].vectors,
             positions,
             noise=noise,
             counts=[len(w) for w in stated_inv_freq(subject.model, layer)],
         )
-        for layer in sorted(vectors)
+        for layer in sorted(lone)
     ]
     _check_rotates(subject.model, measured, noise)
+    _check_values(subject.model, lone, noise)
     return [
         _agree(subject.model, layer, rotation, int(positions[-1]), noise)
         for layer, rotation in enumerate(measured)
@@ -268,18 +249,6 @@ def stated_inv_freq(model: PreTrainedModel, layer: int) -> list[Float[Tensor, " 
     return [buffer.float().cpu() for name in names for own, buffer in buffers if own == name]
 
 
-def depends_on_length(model: PreTrainedModel) -> bool:
-    """Whether the model's RoPE changes with the length of a batch: dynamic, longrope."""
-    return bool(LENGTH_DEPENDENT & {str(p.get("rope_type")) for p in _parameters(model)})
-
-
-def _parameters(model: PreTrainedModel) -> list[dict[str, Any]]:
-    """The `rope_parameters` of the config, for every type of layer that has its own."""
-    facts = model.config.get_text_config().to_dict()
-    parameters = facts.get("rope_parameters") or {}
-    return [p for p in parameters.values() if isinstance(p, dict)] or [parameters]
-
-
 def _longest_position(model: PreTrainedModel, context: int | None) -> int:
     """The farthest position that the probe may use without changing the rotation."""
     config = model.config.get_text_config()
@@ -290,7 +259,7 @@ def _longest_position(model: PreTrainedModel, context: int | None) -> int:
         return LONGEST_PROBE
     trained = min(
         int(p.get("original_max_position_embeddings") or config.max_position_embeddings)
-        for p in _parameters(model)
+        for p in rope_parameters(model)
     )
     return max(context or 0, trained) - 1
 
@@ -319,6 +288,20 @@ def _check_rotates(
             means="this model does not use RoPE",
             attempt="ropelens rope MODEL on a Llama, Qwen, Gemma, GPT-NeoX or GLM model",
         )
+
+
+def _check_values(model: PreTrainedModel, lone: dict[int, LoneTokens], noise: float) -> None:
+    """Refuse a model whose values turn too: no edit would reach them (DeepSeek V4)."""
+    for layer, found in sorted(lone.items()):
+        change = (found.values - found.values[:, :1]).square().mean().sqrt()
+        size = found.values.square().mean().sqrt()
+        if change > max(LARGEST_RESIDUAL, 16 * noise) * size:
+            raise UnsupportedModel(
+                f"{type(model).__name__} rotates its values too.",
+                seen=f"layer {layer}: the values of a token change with its position",
+                means="what its heads say depends on position beside what they attend to",
+                attempt="a model that rotates its queries and keys alone",
+            )
 
 
 def _agree(

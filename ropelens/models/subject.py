@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropelens.errors import UnsupportedModel
-from ropelens.models.doorway import Observer, TransformersSubject
+from ropelens.models.door import AttentionEdit, HeadSilence, Observer
+from ropelens.models.doorway import TransformersSubject
 from ropelens.models.wrappers import unwrapped
 
 UNSTATED_CONTEXT = 1024
@@ -20,7 +21,7 @@ UNSTATED_CONTEXT = 1024
 
 @runtime_checkable
 class Subject(Protocol):
-    """What ropelens asks of a model: run it, and show its attention calls.
+    """What ropelens asks of a model: run it, and show and change its attention calls.
 
     `model` is the transformers model, whose modules and configuration state the RoPE.
     """
@@ -51,6 +52,14 @@ class Subject(Protocol):
         """Show every attention call to `observer` while the block runs."""
         ...
 
+    def edit(self, edit: AttentionEdit) -> AbstractContextManager[None]:
+        """Pass every query and key through `edit` while the block runs."""
+        ...
+
+    def silence(self, silence: HeadSilence) -> AbstractContextManager[None]:
+        """Let `silence` stand in for outputs of heads while the block runs."""
+        ...
+
 
 def as_subject(model: nn.Module) -> Subject:
     """The subject behind a transformers model, what wraps one, or a TransformerLens bridge.
@@ -59,6 +68,7 @@ def as_subject(model: nn.Module) -> Subject:
     """
     model = unwrapped(model)
     if isinstance(model, PreTrainedModel):
+        _check_alike(model)
         if model.device.type not in ("cpu", "cuda"):  # sums are in float64, which others lack
             raise UnsupportedModel(
                 f"{type(model).__name__} is on a device that ropelens does not run on.",
@@ -81,6 +91,20 @@ def as_subject(model: nn.Module) -> Subject:
         attempt=_inside(model)
         or "pass a transformers model or a TransformerLens TransformerBridge",
     )
+
+
+def _check_alike(model: PreTrainedModel) -> None:
+    """Refuse a model whose layers have different numbers of heads (Dots 3)."""
+    try:
+        _ = model.config.get_text_config().num_attention_heads
+    except AttributeError:
+        return  # no heads, no attention: said where it is looked for
+    except RuntimeError as error:  # transformers': the attribute differs by layer
+        raise UnsupportedModel(
+            f"Layers of {type(model).__name__} have different numbers of heads.",
+            means="results are arrays over layers and heads",
+            attempt="a model whose layers are alike",
+        ) from error
 
 
 def _inside(model: nn.Module) -> str:

@@ -201,8 +201,9 @@ def test_against_transformer_lens(tmp_path):
             theirs = other.run_with_hooks(ids, fwd_hooks=hooks)
         torch.testing.assert_close(theirs, expected[to], rtol=0, atol=1e-4)
         assert not torch.allclose(theirs, logits(model, input_ids=ids), atol=1e-2)
-    with pytest.raises(UnsupportedModel, match="TransformerLens' hook_z"):
-        rl.silence_heads(other, "0.1").__enter__()
+        with torch.no_grad(), rl.silence_heads(other, "0.1,1.2", to=to):
+            ours = other(ids)
+        torch.testing.assert_close(ours, expected[to], rtol=0, atol=1e-5)
 
 
 # padding and generation

@@ -1,0 +1,208 @@
+"""Two implementations of one model: told apart where one of them is wrong on purpose."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cli_runs import Command, ropelens
+from oracles.tiny import tiny
+from tiny_checkpoints import save_tiny
+from torch import nn
+from transformers.models.llama import modeling_llama
+from transformers.models.mistral import modeling_mistral
+
+import ropelens as rl
+from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.models.bridge import bridge
+
+__all__ = ["ropelens"]
+
+ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+LINEAR = {**ROPE, "rope_type": "linear", "factor": 4.0}
+YARN = {
+    **ROPE,
+    "rope_type": "yarn",
+    "factor": 2.0,
+    "original_max_position_embeddings": 4096,
+}
+YARN_UNSCALED = {**YARN, "attention_factor": 1.0}
+TL = "transformer_lens.model_bridge.generalized_components.position_embeddings_attention"
+
+
+def llama(**rope: object) -> nn.Module:
+    return tiny("llama_gqa", rope_parameters=rope or ROPE)
+
+
+def neighbours(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """GPT-J's pairing, on weights made for Llama's."""
+    cos, sin = (x[:, None, :, : x.shape[-1] // 2].repeat_interleave(2, -1) for x in (cos, sin))
+    swap = lambda x: torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)  # noqa: E731
+    return q * cos + swap(q) * sin, k * cos + swap(k) * sin
+
+
+def unpaired(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Neighbours swapped, with the angles of halves: what a half-done port does."""
+    cos, sin = cos[:, None], sin[:, None]
+    swap = lambda x: torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)  # noqa: E731
+    return q * cos + swap(q) * sin, k * cos + swap(k) * sin
+
+
+def test_an_implementation_agrees_with_itself():
+    found = rl.compare_rope(tiny("gemma3"), tiny("gemma3"), context=500)
+    assert found.attrs["verdict"] == "same"
+    assert found.attrs["why"] == (
+        "All planes of 2 layers turn alike: the largest difference is 0 rad (layer 0, plane 0, "
+        "position 499)."
+    )
+    inv_freq = rl.measure_rope(tiny("gemma3"))["inv_freq"].values
+    expected = inv_freq[:, :, None] * found["position"].values
+    apart = (found["angle"].values - expected + math.pi) % (2 * math.pi) - math.pi
+    np.testing.assert_allclose(apart, 0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "why"),
+    [
+        (
+            {**ROPE},
+            {**ROPE, "rope_theta": 10_100.0},
+            "planes are turned otherwise; the largest",
+        ),
+        (LINEAR, ROPE, "planes are turned otherwise; the largest"),
+        (
+            YARN,
+            YARN_UNSCALED,
+            f"scores are {(1 + 0.1 * math.log(2)) ** -2:.4g} times as large, though its",
+        ),
+    ],
+    ids=["wrong base", "scaling left out", "attention factor left out"],
+)
+def test_a_wrong_configuration(one: dict, other: dict, why: str):
+    found = rl.compare_rope(llama(**one), llama(**other))
+    assert found.attrs["verdict"] == "different"
+    assert found.attrs["why"].startswith("Layer 0: ")
+    assert why in found.attrs["why"]
+
+
+def test_a_plane_is_named_where_it_differs():
+    model, other = llama(), llama()
+    other.model.rotary_emb.inv_freq[5] *= 1.01
+    found = rl.compare_rope(model, other, context=64)
+    w = 10_000 ** (-5 / 8)
+    difference = found["difference"].isel(layer=1)
+    np.testing.assert_allclose(
+        difference.sel(frequency=5), 0.01 * w * found["position"], atol=1e-5
+    )
+    assert float(difference.drop_isel(frequency=5).max()) < 1e-5
+    assert f"is {0.01 * w * 63:.2g} rad (plane 5, position 63)" in found.attrs["why"]
+
+
+@pytest.mark.parametrize(
+    ("turn", "why"),
+    [
+        (
+            neighbours,
+            "Layer 0: one turns 16 coordinates, half pairing, the other 16 coordinates, "
+            "interleaved pairing.",
+        ),
+        (
+            unpaired,
+            "Layer 0: the other does not rotate, the lengths of its planes change",
+        ),
+        (
+            lambda q, k, cos, sin: modeling_mistral.apply_rotary_pos_emb(q, k, cos, -sin),
+            "Layer 0: planes are turned otherwise; the largest difference is",
+        ),
+        (
+            lambda q, k, cos, sin: (
+                modeling_mistral.apply_rotary_pos_emb(q, k, cos, sin)[0],
+                k,
+            ),
+            "Layer 0: the other turns some heads, or queries and keys, otherwise than the rest",
+        ),
+        (lambda q, k, cos, sin: (q, k), "Layer 0: planes are turned otherwise; the largest"),
+    ],
+    ids=["interleaved", "neither", "clockwise", "queries alone", "not at all"],
+)
+def test_a_wrong_implementation(turn: Callable, why: str, monkeypatch: pytest.MonkeyPatch):
+    model, other = tiny("mistral_sliding"), llama()
+    other.load_state_dict(model.state_dict())
+    assert rl.compare_rope(model, other, context=128).attrs["verdict"] == "same"
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", turn)
+    found = rl.compare_rope(model, other, context=128)
+    assert found.attrs["verdict"] == "different"
+    assert found.attrs["why"].startswith(why)
+    back = rl.compare_rope(other, model, context=128)
+    assert back.attrs["verdict"] == "different"
+
+
+def test_more_than_the_planes_turns():
+    """The other turns all of a head, the one a half of it."""
+    one = tiny("phi")
+    other = tiny("phi", rope_parameters={**ROPE, "partial_rotary_factor": 1.0})
+    why = rl.compare_rope(one, other, context=64).attrs["why"]
+    assert why.startswith("Layer 0: one turns 8 coordinates, half pairing, the other 16")
+    assert rl.compare_rope(other, one, context=64).attrs["verdict"] == "different"
+
+
+def test_what_cannot_be_compared():
+    with pytest.raises(BadArgument, match="not two implementations of one model") as refused:
+        rl.compare_rope(llama(), tiny("smollm3"))
+    assert refused.value.parts["seen"] == "2 layers, heads of 16 and 4 layers, heads of 16"
+    with pytest.raises(BadArgument, match="from position 1 on"):
+        rl.compare_rope(llama(), llama(), context=1)
+    with pytest.raises(UnsupportedModel, match="hides its attention"):
+        rl.compare_rope(tiny("falcon"), tiny("falcon"))
+
+
+def test_the_command(tmp_path: Path, ropelens: Command, monkeypatch: pytest.MonkeyPatch):
+    save_tiny(tmp_path)
+    done = ropelens("rope", tmp_path, "--against", "transformer-lens")
+    assert done.code == 0
+    assert "SAME. All planes of 2 layers turn alike: the largest difference is" in done.out
+    angles = re.findall(r"│\s+(\d) │\s+\S+ │\s+\d │\s+63 │\s+(\S+) │\s+(\S+) │", done.out)
+    assert [plane for plane, *_ in angles] == ["0", "1", "2", "3"]
+    np.testing.assert_allclose(
+        [float(angle) for *_, angle in angles],
+        [(63 * 10_000 ** (-f / 4) + math.pi) % (2 * math.pi) - math.pi for f in range(4)],
+        atol=1e-5,
+    )
+
+    def linear(self: object, embeddings: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+        angle = torch.atan2(embeddings[1], embeddings[0]) / 2
+        return [angle.cos(), angle.sin()]
+
+    monkeypatch.setattr(
+        f"{TL}.PositionEmbeddingsAttentionBridge._apply_position_embedding_hooks", linear
+    )
+    done = ropelens("rope", tmp_path, "--against", "transformer-lens")
+    assert done.code == 1
+    assert done.out.splitlines()[-1].startswith(
+        "DIFFERENT. Layer 0: planes are turned otherwise; the largest difference is"
+    )
+    for arguments, problem in (
+        (["--against", "vllm"], "--against knows transformer-lens, not 'vllm'"),
+        (["--against", "transformer-lens", "--variant", "nope"], "--against is for a model as"),
+    ):
+        done = ropelens("rope", tmp_path, *arguments)
+        assert done.code == 2
+        assert problem in done.problem
+
+
+def test_a_bridge_in_python(tmp_path: Path):
+    save_tiny(tmp_path)
+    model, tokenizer = rl.load(tmp_path)
+    bridged = bridge(rl.load(tmp_path)[0], tokenizer)
+    found = rl.compare_rope(model, bridged)
+    assert found.attrs["verdict"] == "same"
+    assert float(found["difference"].max()) == 0

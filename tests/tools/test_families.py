@@ -1,0 +1,64 @@
+"""The table of model families says what is so."""
+
+from __future__ import annotations
+
+import re
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+from ropelens.errors import UnsupportedModel
+from ropelens.models.subject import as_subject
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+import families
+
+TABLE = dict(re.findall(r"^\| `(\w+)` \| .*? \| (.*) \|$", families.PAGE.read_text(), re.M))
+
+# Layers without position, latent attention, and a refusal of each kind.
+SAMPLE = (
+    *("Cohere2ForCausalLM", "MiniCPM3ForCausalLM", "FalconForCausalLM", "DogeForCausalLM"),
+    *("HunYuanDenseV1ForCausalLM", "DeepseekV4ForCausalLM", "DiffLlamaForCausalLM"),
+)
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_class_is_what_the_table_says(name: str) -> None:
+    found = families.row(name, "")
+    assert not found.untried
+    said = found.rotation or found.refused.split(" Seen:")[0]
+    assert TABLE[name].startswith(said)
+
+
+def test_enough_classes_are_supported_and_all_are_told_of() -> None:
+    page = families.PAGE.read_text()
+    counts = re.findall(r"Of the (\d+) .*? (\d+) are supported, (\d+) are", page, re.S)
+    rows, supported, refused = map(int, counts[0])
+    assert supported >= 60
+    assert supported + refused >= rows - 2
+    assert len(TABLE) == rows
+    parts = page.split("\n## ")
+    assert [part.count("\n| `") for part in parts[1:3]] == [supported, refused]
+    assert all(" " in said for said in TABLE.values())
+
+
+def test_a_class_that_fails_is_no_supported_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scan's own checks: a silence that does nothing, a model that does not fit itself."""
+    assert families.row("LlamaForCausalLM", "").rotation == "8 planes, half"
+    monkeypatch.setitem(families.SPECIAL, "LlamaForCausalLM", {"hidden_size": 63})
+    assert families.row("LlamaForCausalLM", "").untried
+    monkeypatch.delitem(families.SPECIAL, "LlamaForCausalLM")
+    monkeypatch.setattr(families.rl, "silence_heads", lambda model, heads: nullcontext())
+    with pytest.raises(AssertionError, match="silence does nothing"):
+        families.row("LlamaForCausalLM", "")
+
+
+def test_heads_that_differ_by_layer_are_refused() -> None:
+    kind = families.transformers.Dots3NoteForCausalLM
+    with torch.device("meta"):
+        model = kind(families.tiny_config(kind.config_class, {}))
+    with pytest.raises(UnsupportedModel, match="have different numbers of heads"):
+        as_subject(model)

@@ -1,0 +1,357 @@
+"""Which causal models of the installed transformers ropelens measures: docs/families.md.
+
+    python tools/families.py            writes the page; a minute and a half of one core
+    python tools/families.py CLASS...   prints the rows of some classes
+
+Every class behind AutoModelForCausalLM whose code speaks of rotary embeddings is built from
+its own configuration, made tiny, with random weights of standard deviation 0.3, each in a
+process of its own. A class is supported where all of this is so:
+
+- its rotation is measured, and is the one that it states;
+- attention recomputed from the captured queries and keys is the model's own;
+- a profile is made;
+- observed, it gives the same logits to the bit;
+- with its slowest quarter stopped it rotates as the edit says, attends as captured, and gives
+  other logits; so it does with a head silenced; afterwards it gives the first ones to the bit.
+
+Otherwise the row says what was refused and why, in the words that a user reads.
+"""
+
+from __future__ import annotations
+
+import inspect
+import multiprocessing
+import resource
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+import xarray as xr
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+import ropelens as rl
+from ropelens.errors import RopelensError, words_of
+
+PAGE = Path(__file__).parents[1] / "docs" / "families.md"
+VOCABULARY, LONGEST = 96, 8192
+LARGEST = 100_000_000
+"""Weights; a class that is larger has sizes that `SIZES` does not name."""
+
+SECONDS, MEMORY = 60, 4 * 2**30
+"""What one class may take."""
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "unpadded_vocab_size": VOCABULARY,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "max_position_embeddings": LONGEST,
+    "n_positions": LONGEST,
+    "original_max_position_embeddings": LONGEST // 2,
+    "hidden_size": 64,
+    "hidden_size_per_layer_input": 8,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
+    "head_dim": 16,
+    "swa_head_dim": 16,
+    "global_head_dim": 32,
+    "rotary_dim": 8,
+    "sliding_window": 12,
+    "sliding_window_size": 12,
+    "rel_extent": 32,
+    # of mixtures of experts
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "moe_num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_topk": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "zero_expert_num": 2,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 48,
+    "expert_ffn_hidden_size": 48,
+    "ffn_hidden_size": 96,
+    # of latent attention, and of what chooses keys for it
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "o_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 16,
+    "index_n_heads": 4,
+    "index_head_dim": 16,
+    "index_topk": 64,
+    # of state-space and linear layers
+    "mamba_n_heads": 4,
+    "mamba_num_heads": 4,
+    "n_mamba_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_head_dim": 32,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 1,
+    "mamba_chunk_size": 16,
+    "chunk_size": 16,
+    "ssm_state_size": 8,
+    "n_groups": 1,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_head_dim": 16,
+    "lru_width": 64,
+    # of eyes and ears
+    "image_size": 28,
+    "patch_size": 14,
+}
+"""The sizes that a configuration may name, made tiny."""
+
+LATENT = {"head_dim": 8, "num_key_value_heads": 4}
+"""In place of `SIZES` where keys come from one latent vector."""
+
+_ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+_LOCAL_GLOBAL = ["sliding_attention", "full_attention"] * 2
+_CONVOLUTION = ["conv", "full_attention"] * 2
+
+SPECIAL: dict[str, dict[str, Any]] = {
+    "CohereCompassForCausalLM": {
+        "layer_types": _LOCAL_GLOBAL,
+        "rope_parameters": {kind: dict(_ROPE) for kind in _LOCAL_GLOBAL},
+    },
+    "BltForCausalLM": {
+        "patch_size": 4,
+        "encoder_hash_byte_group_vocab": VOCABULARY,
+        "encoder_config": {"hidden_size_global": 64},
+        "decoder_config": {"hidden_size_global": 64},
+    },
+    "DbrxForCausalLM": {
+        "hidden_size": 2048,
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10_000.0, "clip_qkv": 8.0},
+        "ffn_config": {"ffn_hidden_size": 96},
+    },
+    "Dots1ForCausalLM": {"n_routed_experts": 4, "n_shared_experts": 1},
+    "FalconH1ForCausalLM": {"mamba_d_ssm": 128},
+    "Gemma3nForCausalLM": {"num_kv_shared_layers": 0, "layer_types": _LOCAL_GLOBAL},
+    "Lfm2ForCausalLM": {"layer_types": _CONVOLUTION},
+    "Lfm2MoeForCausalLM": {"layer_types": _CONVOLUTION},
+    "Qwen4ExpForCausalLM": {
+        "indexer_n_heads": 4,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 64,
+        "indexer_compress_ratio": 4,
+    },
+    "Zamba2ForCausalLM": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
+    "ZayaForCausalLM": {"num_experts_per_tok": 1},
+}
+"""In place of `SIZES`, by class: what its sizes must be to fit each other."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of a class: how its layers rotate, or why it is refused or was not tried."""
+
+    name: str
+    types: str
+    rotation: str = ""
+    refused: str = ""
+    untried: str = ""
+
+    def __str__(self) -> str:
+        said = self.rotation or self.refused or self.untried
+        return f"| `{self.name}` | {self.types} | {said} |"
+
+
+def rotating() -> dict[str, str]:
+    """The classes behind AutoModelForCausalLM that rotate, each with its model types."""
+    found: dict[str, list[str]] = {}
+    for model_type, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
+        found.setdefault(name, []).append(model_type)
+    return {name: ", ".join(types) for name, types in sorted(found.items()) if _rotates(name)}
+
+
+def _rotates(name: str) -> bool:
+    """Whether the code that defines a class speaks of rotary embeddings."""
+    source = inspect.getsourcefile(getattr(transformers, name))
+    assert source is not None
+    return "rotary" in Path(source).read_text(encoding="utf-8").lower()
+
+
+def tiny_config(kind: type[PreTrainedConfig], changes: dict[str, Any]) -> PreTrainedConfig:
+    """A configuration of this class with `SIZES`, and `changes` of them, also inside others."""
+    plain = kind()
+    named = plain.to_dict().keys() | plain.attribute_map.keys()
+    latent = LATENT if "kv_lora_rank" in named else {}
+    sizes = {key: value for key, value in SIZES.items() if key in named} | latent | changes
+    sizes = {key: value for key, value in sizes.items() if value is not None}
+    for part in plain.sub_configs:
+        if isinstance(getattr(plain, part), PreTrainedConfig):
+            sizes[part] = tiny_config(type(getattr(plain, part)), changes.get(part, {}))
+    return kind(**sizes)
+
+
+def tiny(name: str) -> PreTrainedModel:
+    """A model of the class `name`: float32, eager attention, weights of standard deviation 0.3.
+
+    At transformers' own 0.02 attention is nearly even, and wrong code gives the right numbers.
+    """
+    kind = getattr(transformers, name)
+    config = tiny_config(kind.config_class, SPECIAL.get(name, {}))
+    config._attn_implementation = config._experts_implementation = "eager"
+    with torch.device("meta"):
+        weights = sum(weight.numel() for weight in kind(config).parameters())
+    assert weights < LARGEST, f"{weights:,} weights"
+    generator = torch.manual_seed(0)
+    model = kind(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            if weight.ndim < 2:
+                weight.add_(0.1 * noise)
+            else:
+                weight.copy_(0.3 * noise)
+    return model
+
+
+def row(name: str, types: str) -> Row:
+    """Build the class `name`, of these model types, and try it."""
+    try:
+        model = tiny(name)
+    except Exception as error:
+        return Row(name, types, untried=words_of(error, kind=True)[:160])
+    try:
+        return Row(name, types, rotation=tried(model))
+    except RopelensError as error:
+        seen = error.parts["seen"]
+        return Row(name, types, refused=f"{error.what} Seen: {seen}." if seen else error.what)
+
+
+@torch.no_grad()
+def tried(model: PreTrainedModel) -> str:
+    """How the layers of `model` rotate, once all that ropelens does to a model was done."""
+    vocabulary = model.config.get_text_config().vocab_size
+    tokens = torch.randint(3, vocabulary, (2, 40), generator=torch.manual_seed(0))
+    tokens[:, 0] = 1
+    run: Callable[[], torch.Tensor] = lambda: model(tokens, use_cache=False).logits  # noqa: E731
+    logits = run()
+    rope = rl.measure_rope(model)
+    rl.capture(model, tokens[0])
+    rl.profile(model, tokens, surrogates=0)
+    with rl.observe(model, lambda call, planes: None):
+        assert torch.equal(run(), logits), "observing changes the logits"
+    with rl.edit_rope(model, rl.stop_slowest(0.25)):
+        edited = rl.measure_rope(model)
+        assert bool((edited["inv_freq"] == 0).sum() > (rope["inv_freq"] == 0).sum())
+        rl.capture(model, tokens[0])
+        assert not torch.equal(run(), logits), "an edit does nothing"
+    with rl.silence_heads(model, "0.0"):
+        assert not torch.equal(run(), logits), "silence does nothing"
+    assert torch.equal(run(), logits), "an edit or a silence stays"
+    return described(rope)
+
+
+def described(rope: xr.Dataset) -> str:
+    """The rotation of all layers in words, layers alike together."""
+    turning = (rope["inv_freq"] > 0).sum("frequency").values
+    kinds = [
+        f"{planes} planes, {pairing}" if planes else "none"
+        for planes, pairing in zip(turning, rope["pairing"].values, strict=True)
+    ]
+    counts = dict(zip(*np.unique(kinds, return_counts=True), strict=True))
+    if len(counts) == 1:
+        return kinds[0]
+    return "; ".join(
+        f"{kind} ({counts[kind]} of {len(kinds)})" for kind in dict.fromkeys(kinds)
+    )
+
+
+def bounded(name: str, types: str) -> Row:
+    """The row of a class, tried in a process of its own with so much memory and time."""
+    with multiprocessing.get_context("fork").Pool(1, _limit) as pool:
+        try:
+            return pool.apply_async(row, (name, types)).get(SECONDS)
+        except multiprocessing.TimeoutError:
+            return Row(name, types, untried=f"takes more than {SECONDS} seconds")
+        except Exception as error:  # such as too little memory, or a mistake of ours
+            return Row(name, types, untried=f"fails: {words_of(error, kind=True)[:160]}")
+
+
+def _limit() -> None:
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+
+
+def page(rows: list[Row]) -> str:
+    """docs/families.md."""
+    supported = [row for row in rows if row.rotation]
+    refused = [row for row in rows if row.refused]
+    untried = [row for row in rows if row.untried]
+    head = HEAD.format(
+        version=transformers.__version__,
+        rows=len(rows),
+        supported=len(supported),
+        refused=len(refused),
+        untried=len(untried),
+    )
+    tables = [
+        ("Supported", "rotation of a tiny model", supported),
+        ("Refused", "what it says, and what was seen", refused),
+        ("Not tried", "why no tiny one ran here", untried),
+    ]
+    parts = [
+        f"## {title}\n\n| class | model types | {said} |\n|---|---|---|\n"
+        + "".join(f"{row}\n" for row in some)
+        for title, said, some in tables
+        if some
+    ]
+    return "\n".join([head, *parts])
+
+
+HEAD = """# Model families
+
+Of the {rows} classes behind transformers {version}'s AutoModelForCausalLM whose code speaks of
+rotary embeddings, {supported} are supported, {refused} are refused, and {untried} could not be
+tried. `python tools/families.py` wrote this page. It builds each class tiny, from its own
+configuration with random weights, and tries it. Supported means that
+
+- its rotation is measured, and is the one that it states;
+- attention recomputed from the captured queries and keys is the model's own, and a profile is
+  made;
+- observed, it gives the same logits to the bit;
+- under `edit_rope` it rotates as the edit says and attends as captured, `silence_heads`
+  changes what it says, and after both its logits are the first ones to the bit.
+
+A tiny model has four layers, and what its class does by itself: a checkpoint with other kinds
+of layers (linear attention, convolutions, state spaces) is refused when it is measured.
+"""
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    types = rotating()
+    row("LlamaForCausalLM", "")  # imports once what every process would import again
+    rows = []
+    for name in sys.argv[1:] or types:
+        rows.append(bounded(name, types[name]))
+        print(rows[-1], flush=True)
+    if not sys.argv[1:]:
+        PAGE.write_text(page(rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
