@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from in_browser import Opened, browser, playwright
+from in_browser import Opened, browser, firefox, playwright
 from oracles.tiny import random_tokens, tiny
 from torch import nn
 
@@ -21,7 +22,7 @@ import ropelens as rl
 from ropelens.errors import BadArgument
 from ropelens.models.texts import prompt_tokens
 
-__all__ = ["browser"]
+__all__ = ["browser", "firefox"]
 
 LAYER, HEAD = 2, 3
 PROMPTS = ["The old man said that the old man said no.", "One, two, three."]
@@ -97,6 +98,32 @@ def test_attention_is_that_of_the_edited_model(
     expected = captured(looked, excerpt, edits[mode])["attention"]
     weights = np.nan_to_num(shown(page, "plot-attention", "z"))
     np.testing.assert_allclose(weights, expected, atol=1e-3)
+    assert opened.harmless()
+
+
+def test_firefox_shows_and_computes_the_same(
+    firefox: playwright.Browser, looked: Looked, tmp_path: Path
+) -> None:
+    path = rl.write_report(looked.profile, tmp_path / "page.html")
+    whole = Opened(firefox, path)
+    page = load(whole, f"#L{LAYER}H{HEAD}")
+    page.locator("#one-tab-attention").click()
+    page.wait_for_selector("#plot-attention .heatmaplayer image")
+    assert whole.harmless()
+    # The policy of the page blocks what a test evaluates in Firefox, so a copy goes without.
+    free = tmp_path / "free.html"
+    free.write_text(re.sub('<meta http-equiv="Content-Sec[^>]*>', "", path.read_text()))
+    opened = Opened(firefox, free)
+    page = load(opened, f"#L{LAYER}H{HEAD}&tab=attention&stop=9-15")
+    edit = rl.stop_planes(range(9, 16), heads=f"{LAYER}.{HEAD}")
+    expected = captured(looked, 0, edit)["attention"]
+    weights = np.nan_to_num(shown(page, "plot-attention", "z"))
+    np.testing.assert_allclose(weights, expected, atol=1e-3)
+    page = load(opened, f"#L{LAYER}H{HEAD}&tab=pair&pair=9-4")
+    pushes = shown(page, "plot-pair", "y")
+    np.testing.assert_allclose(
+        pushes, captured(looked, 0)["contribution"].values[:, 9, 4], atol=2e-3
+    )
     assert opened.harmless()
 
 
@@ -216,6 +243,16 @@ def test_two_heads_stand_side_by_side(opened: Opened, looked: Looked) -> None:
     assert opened.harmless()
 
 
+def saved(page: playwright.Page, name: str) -> list[dict[str, str]]:
+    """The rows of a figure's CSV."""
+    page.click(f"[data-tab={name}]")
+    page.wait_for_selector("#explore[aria-busy=false]")
+    page.hover(f"#plot-{name}")
+    with page.expect_download() as download:
+        page.click(f"#plot-{name} [data-title^='Save the numbers']")
+    return list(csv.DictReader(Path(download.value.path()).read_text().splitlines()))
+
+
 def test_numbers_are_saved_as_csv(opened: Opened, looked: Looked) -> None:
     page = load(opened, "#L2H3&view=list")
     with page.expect_download() as download:
@@ -230,6 +267,18 @@ def test_numbers_are_saved_as_csv(opened: Opened, looked: Looked) -> None:
         page.click("#plot-selectivity [data-title^='Save the numbers']")
     text = Path(download.value.path()).read_text()
     assert text.startswith("trace,x,y,value\non keys,")
+    rows = saved(page, "attention")
+    weights = np.nan_to_num(captured(looked, 0)["attention"])
+    assert len(rows) == len(weights) * (len(weights) + 1) // 2
+    names = [str(name) for name in captured(looked, 0)["key_token"].values]
+    for row in rows[5:9]:
+        query, key = int(row["y"]), int(row["x"])
+        assert (row["query"], row["key"]) == tuple(
+            names[at].replace(" ", "␣") for at in (query, key)
+        )
+        assert float(row["value"]) == pytest.approx(weights[query, key], abs=1e-3)
+    offsets = [float(row["x"]) for row in saved(page, "kernel") if "fitted" in row["trace"]]
+    assert offsets == looked.profile["offset_start"].values.tolist()
 
 
 def test_on_a_phone_the_head_is_a_sheet(browser: playwright.Browser, opened: Opened) -> None:
