@@ -86,8 +86,8 @@ def plot_horizons(found: xr.Dataset, *, variants: Sequence[str] | None = None) -
     names = _chosen(found, variants)
     farthest = float(found["distance"].max())
     figure = new_figure("Heads whose picked key still wins, by distance", height=400)
-    for name, look in _looks(names).items():
-        color, dash = (None, "solid") if look is None else (look.color, look.dash)
+    for name, own in _looks(names).items():
+        color, dash = (None, "solid") if own is None else (own.color, own.dash)
         of_variant = found.sel(variant=name)
         fill = {"fillcolor": faded(color or MUTED, 0.3), "line": {"width": 0, "shape": "hv"}}
         for end in ("horizon_low", "horizon_high"):
