@@ -61,8 +61,6 @@ LONGEST_DEFAULT_CONTEXT = 2048
 DEFAULT_SEQUENCES = 64
 
 Text = Path | str | Sequence[Path | str] | Sequences | Int[Tensor, "sequence position"]
-
-
 Material = list[str] | Sequences | Int[Tensor, "sequence position"] | Path
 
 
@@ -206,14 +204,11 @@ def analyze(
         if results is not None:
             results.attrs |= facts
     network = as_subject(subject).model
+    findings = [*describe_heads(heads), *describe_attention_on(measured), scope(measured.attrs)]
     provenance = {
         "kind": "analysis" if swept is None else "truncation",
         "command": facts["command"],
-        "findings": [
-            *describe_heads(heads),
-            *describe_attention_on(measured),
-            *filter(None, [scope(measured.attrs)]),
-        ],
+        "findings": [line for line in findings if line],
         "arguments": arguments,
         "model": {
             "name": measured.attrs["model"],

@@ -15,6 +15,7 @@ from ropelens.figures.numbers import short_count
 from ropelens.figures.series import Look, variant_looks
 from ropelens.figures.style import (
     DASHED,
+    DRAWN_FROM_ONE,
     MUTED,
     faded,
     log_axis,
@@ -72,7 +73,7 @@ def plot_reach(
     margin = 0.06 * (drawn.max() - drawn.min()) + 1e-3
     figure.update_yaxes(title_text="above others (nats)")
     figure.update_yaxes(range=[float(drawn.min() - margin), float(drawn.max() + margin)])
-    return figure.update_layout(showlegend=False)
+    return figure.update_layout(showlegend=False, meta=DRAWN_FROM_ONE)
 
 
 def plot_horizons(found: xr.Dataset, *, variants: Sequence[str] | None = None) -> go.Figure:
@@ -85,8 +86,8 @@ def plot_horizons(found: xr.Dataset, *, variants: Sequence[str] | None = None) -
     names = _chosen(found, variants)
     farthest = float(found["distance"].max())
     figure = new_figure("Heads whose picked key still wins, by distance", height=400)
-    for name, look in _looks(names).items():
-        color, dash = (None, "solid") if look is None else (look.color, look.dash)
+    for name, own in _looks(names).items():
+        color, dash = (None, "solid") if own is None else (own.color, own.dash)
         of_variant = found.sel(variant=name)
         fill = {"fillcolor": faded(color or MUTED, 0.3), "line": {"width": 0, "shape": "hv"}}
         for end in ("horizon_low", "horizon_high"):
@@ -111,7 +112,7 @@ def plot_horizons(found: xr.Dataset, *, variants: Sequence[str] | None = None) -
     figure.update_xaxes(**_distance_axis(found), title_text=DISTANCE)
     figure.update_yaxes(title_text="share of heads (%)", range=[-3, 103])
     below = {"yref": "container", "y": 0, "yanchor": "bottom"}  # it may take several rows
-    return figure.update_layout(legend=below)
+    return figure.update_layout(legend=below, meta=DRAWN_FROM_ONE)
 
 
 def surviving(horizon: np.ndarray, farthest: float) -> tuple[np.ndarray, np.ndarray]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 import xarray as xr
 from jaxtyping import Int
 from torch import Tensor, nn
@@ -31,7 +32,7 @@ from ropelens.measure.excerpt import (
 )
 from ropelens.measure.repeats import repeat_length, repeat_scores
 from ropelens.measure.savepoint import begin_stage
-from ropelens.measure.summary import summarize
+from ropelens.measure.summary import described, summarize
 from ropelens.measure.tokens import as_corpus
 from ropelens.models.paths import check_document
 from ropelens.models.rotation import read_planes
@@ -203,6 +204,13 @@ def profile_in_stages(
     for row in named(*scores):
         dataset[row.name] = xr.Variable(row.dims, scores[row.name], row.attrs)
     bits = dataset["total_bits"].values
+    seen_back = [torch.arange(len(s.start)) - s.start for _, s in sorted(sums.layers.items())]
+    dataset["farthest_offset"] = described(
+        "layer",
+        np.array([int(offset.max()) for offset in seen_back]),
+        "farthest offset that a row of the layer sees",
+        "token",
+    )
     looked_into = excerpt_variables(seen, tokenizer, bits, alike=alike, planes=planes)
     dataset = dataset.assign(looked_into)
     dataset = dataset.set_coords("excerpt_token")

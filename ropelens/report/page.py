@@ -21,8 +21,11 @@ from ropelens.report.table import shown_columns, table_rows
 from ropelens.report.truncation import truncation_section
 
 SCRIPTS = [
-    f"page/{name}.js"
-    for name in ("arrays", "inside", "figures", "live", "pair", "lists", "choice")
+    "save.js",
+    *(
+        f"page/{name}.js"
+        for name in ("arrays", "inside", "figures", "live", "pair", "lists", "choice")
+    ),
 ]
 
 MAP_BY = {

@@ -51,7 +51,7 @@ def build_payload(
         "normColumns": common_columns(profile["wavelength"].values)[1].tolist(),
         "normNames": list(PANELS),
         "arrays": head_arrays(profile),
-        "farthest": farthest(profile),
+        "farthest": [farthest(profile, layer) for layer in range(profile.sizes["layer"])],
         "figures": {
             row.name: unfilled(row, bare(figure, **(page_layout(row, profile) | row.layout)))
             for row, figure in figures.items()
