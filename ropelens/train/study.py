@@ -16,6 +16,7 @@ from typing import Any
 
 from ropelens.errors import BadArgument
 from ropelens.files.folder import explain_full_disk, file_name
+from ropelens.models.paths import check_utf8
 from ropelens.rope.formulas import Shape
 from ropelens.rope.variants import parse_variant
 from ropelens.train.data import Source, prepare_data, read_texts, require_same
@@ -222,6 +223,7 @@ def _begin(out: Path, study: Study, source: Source) -> Study:
     Gives `study` with the precision of its runs. Its data come first: a study that nothing can
     be trained of leaves `out` to a better one.
     """
+    check_utf8(out)
     path = out / STUDY
     # Studies that do not say their precision had this one.
     before = {"precision": "bf16"} | read_json(path) if path.exists() else None
