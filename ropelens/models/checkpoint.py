@@ -18,6 +18,7 @@ from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError, safe_open
 
 from ropelens.errors import BadArgument, BadCheckpoint, words_of
+from ropelens.models.paths import check_utf8
 
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py"]
 # Below the top folder lie conversions (onnx/, original/, ...) that nothing here reads.
@@ -195,6 +196,7 @@ def _local(name: str, path: Path, revision: str | None) -> Checkpoint:
             means="only models on the Hub have revisions; this one is on this machine",
             attempt="leave the revision out",
         )
+    check_utf8(path)
     return Checkpoint(name=name, path=path, revision="")
 
 

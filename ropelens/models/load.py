@@ -35,6 +35,7 @@ from ropelens.models.checkpoint import (
     weight_files,
 )
 from ropelens.models.device import WORTH_IT, bf16_speed, check_dtype, device_named
+from ropelens.models.paths import check_utf8
 from ropelens.models.texts import encode
 
 TOKENIZER_FILES = (
@@ -198,6 +199,7 @@ def load_tokenizer(
     Raises BadCheckpoint where there is none.
     """
     place = Path(name).expanduser()
+    check_utf8(place)
     with _quiet_transformers():
         if str(name).partition(":")[0] == "bundled":
             place = locate(str(name)).path

@@ -53,6 +53,18 @@ def check_text_path(path: Path) -> None:
         )
 
 
+def check_utf8(path: Path) -> None:
+    """Raise BadArgument for a path that safetensors and tokenizers cannot open."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise BadArgument(
+            f"{path} is no UTF-8.",
+            means="the libraries that read and write models take no other paths",
+            attempt="another name, or cd into it and a path from there",
+        ) from None
+
+
 def check_ids_file(path: Path) -> None:
     """Raise BadText for a file that is not there, or by its name holds no ids."""
     if not path.is_file():

@@ -11,6 +11,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ropelens.files.folder import explain_full_disk
 from ropelens.models.memory import explain_full_memory
+from ropelens.models.paths import check_utf8
 from ropelens.train.checkpoints import remove_broken_checkpoints, remove_checkpoints
 from ropelens.train.data import (
     LEAST_VALID,
@@ -131,6 +132,8 @@ def train_in(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Path:
     """`train` by `settings` on `source`, whose tokens are kept in the folder `data`."""
+    check_utf8(out)
+    check_utf8(data)
     passes_of(settings.size, among=processes().num_processes)
     main = processes().is_main_process
     texts = read_texts(source) if main else None  # before there is a folder to leave behind
