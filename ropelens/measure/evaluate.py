@@ -30,6 +30,7 @@ from ropelens.measure.tasks import Haystack, Retrieval, hide_needles
 from ropelens.measure.terms import MEASURES, wanted_measures
 from ropelens.measure.tokens import as_corpus
 from ropelens.models.doorway import device_of
+from ropelens.models.processes import gather, shard
 from ropelens.models.rotation import depends_on_length
 from ropelens.models.subject import Subject, as_subject, stated_context, trained_context
 from ropelens.rope.planes import Planes
@@ -169,15 +170,20 @@ def evaluate(
             TextFindings(entry, wanted, corpus, stated, **found)
             for entry, found in zip(entries, so_far.text or [{}] * len(entries), strict=True)
         ]
+        # Processes fit together, so one that had saved later than another fits again.
+        fitted = min(gather(sum(bool(found.fits) for found in text)))
         for found in text:
+            found.fits = found.fits if fitted > 0 else []
+            fitted -= bool(found.fits)
             found.fit(subject, seed=seed)
             so_far.save(text)
-        left = range(text[0].sequences, len(corpus))
+        left = shard(len(corpus))[text[0].sequences :]
         for batch in batches(
             subject, corpus, rows=rows, seed=seed, chosen=left, batch_size=batch_size
         ):
             measure_batch(subject, batch, text, progress)
             so_far.save(text)
+        text = [found.with_parts(gather(found.state)) for found in text]
         values |= text_values(text, wanted)
     if "labels" in wanted:
         labels, profile = label_values(text)
@@ -246,7 +252,7 @@ def _measure_repeats(
 ) -> dict[str, np.ndarray]:
     """Attention and losses on repeated random tokens, as `profile` has them, of every entry."""
     length = repeat_length(subject.model)
-    for entry in entries[len(so_far.repeats) :]:
+    for entry in _own(entries)[len(so_far.repeats) :]:
         with entry.open(subject.model):
             _forget_length(subject)
             # Only attention is looked at here, so any planes will do.
@@ -259,8 +265,14 @@ def _measure_repeats(
         so_far.repeats.append(scores.values | losses)
         progress(scores.losses.numel())
         so_far.save()
-    names = so_far.repeats[0]
-    return {name: np.stack([of[name] for of in so_far.repeats]) for name in names}
+    found = [of for part in gather(so_far.repeats) for of in part]
+    return {name: np.stack([of[name] for of in found]) for name in found[0]}
+
+
+def _own(entries: list[Entry]) -> list[Entry]:
+    """Those that this process measures, of what is measured entry by entry."""
+    mine = shard(len(entries))
+    return entries[mine.start : mine.stop]
 
 
 def _measure_retrieval(
@@ -288,14 +300,14 @@ def _measure_retrieval(
         )
         for length in at
     ]
-    for entry in entries[len(so_far.hits) :]:
+    for entry in _own(entries)[len(so_far.hits) :]:
         with entry.open(subject.model):
             so_far.hits.append(
                 np.array([_look_for(subject, of_length) for of_length in needles])
             )
         progress(sum(of_length.prompts.numel() for of_length in needles))
         so_far.save()
-    hit = np.stack(so_far.hits)
+    hit = np.stack([of for part in gather(so_far.hits) for of in part])
     return {
         "retrieval": hit.mean(-1),
         "retrieval_hit": hit,

@@ -35,6 +35,7 @@ from ropelens.models.checkpoint import (
     weight_files,
 )
 from ropelens.models.device import WORTH_IT, bf16_speed, check_dtype, device_named
+from ropelens.models.processes import gather
 
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model"),
@@ -145,7 +146,7 @@ def open_checkpoint(
         config, tokenizer, parameters, state = read(checkpoint.path, trust_remote_code)
     speed = None
     if dtype == "auto":
-        speed = bf16_speed(where)
+        speed = gather(bf16_speed(where))[0]  # the same for all
         dtype = "bfloat16" if speed >= WORTH_IT else "float32"
     return Opened(
         checkpoint, config, tokenizer, parameters, dtype, where, trust_remote_code, state, speed
