@@ -108,30 +108,34 @@ def analyze(
         from ropelens.analysis.analyze import analyze as measure
         from ropelens.analysis.summary import summarize
         from ropelens.measure.savepoint import UNFINISHED, remove_savepoint
-    analysis = measure(
-        model,
-        text,
-        ids=ids,
-        tokenizer=tokenizer,
-        prompts=[*(prompt or []), *read_documents(prompt_file or [])],
-        attention_on=attention_on or [],
-        context=context,
-        sequences=sequences,
-        rows=rows,
-        batch_size=batch_size,
-        seed=seed,
-        backend=backend.value,
-        device=device,
-        dtype=dtype,
-        revision=revision,
-        local_files_only=local_files_only,
-        trust_remote_code=trust_remote_code,
-        cache=out and out / UNFINISHED,
-        progress=show_progress,
-        announce=print_plan if plan else say_plan,
-        command=this_command(),
-    )
+        from ropelens.models.processes import processes, shared
+    with shared():
+        analysis = measure(
+            model,
+            text,
+            ids=ids,
+            tokenizer=tokenizer,
+            prompts=[*(prompt or []), *read_documents(prompt_file or [])],
+            attention_on=attention_on or [],
+            context=context,
+            sequences=sequences,
+            rows=rows,
+            batch_size=batch_size,
+            seed=seed,
+            backend=backend.value,
+            device=device,
+            dtype=dtype,
+            revision=revision,
+            local_files_only=local_files_only,
+            trust_remote_code=trust_remote_code,
+            cache=out and out / UNFINISHED,
+            progress=show_progress,
+            announce=print_plan if plan else say_plan,
+            command=this_command(),
+        )
     assert out is not None  # for a plan is not carried out
+    if not processes().is_main_process:
+        return
     with opening(show_progress, "writing"):
         page = analysis.save(out)
     remove_savepoint(out / UNFINISHED)

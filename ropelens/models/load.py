@@ -36,6 +36,7 @@ from ropelens.models.checkpoint import (
 )
 from ropelens.models.device import WORTH_IT, bf16_speed, check_dtype, device_named
 from ropelens.models.paths import check_utf8
+from ropelens.models.processes import gather
 from ropelens.models.texts import encode
 
 TOKENIZER_FILES = (
@@ -147,7 +148,7 @@ def open_checkpoint(
         config, tokenizer, parameters, state = read(checkpoint.path, trust_remote_code)
     speed = None
     if dtype == "auto":
-        speed = bf16_speed(where)
+        speed = gather(bf16_speed(where))[0]  # the same for all
         dtype = "bfloat16" if speed >= WORTH_IT else "float32"
     return Opened(
         checkpoint, config, tokenizer, parameters, dtype, where, trust_remote_code, state, speed
