@@ -320,7 +320,7 @@ def _digest(results: xr.Dataset) -> str:
         else:
             content = np.ascontiguousarray(values).tobytes()
         kind = "text" if values.dtype.kind in "OUT" else values.dtype.name
-        about = [str(name), name in results.coords, list(variable.dims), list(values.shape)]
+        about = [str(name), list(variable.dims), list(values.shape)]
         digest.update(json.dumps([*about, kind, _plain(variable.attrs)]).encode() + content)
     attrs = {name: value for name, value in results.attrs.items() if name != DIGEST}
     digest.update(json.dumps(_plain(attrs)).encode())
