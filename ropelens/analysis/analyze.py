@@ -119,7 +119,7 @@ def analyze(
     Raises `BadText` and `BadCheckpoint` for what cannot be read, and what `ropelens.load`,
     `profile` and `truncate` raise.
     """
-    arguments = _arguments(locals())  # while the parameters are the only names
+    arguments = arguments_of(locals())  # while the parameters are the only names
     check_rows(rows, batch_size)  # all that can be told before a model is loaded
     if context is not None:
         check_context(context)
@@ -225,7 +225,7 @@ def analyze(
 OPTIONS_OF_LOAD = ("dtype", "device", "revision", "local_files_only", "trust_remote_code")
 
 
-def _arguments(given: dict[str, Any]) -> dict[str, Any]:
+def arguments_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """What `analyze` was asked for, in JSON's types."""
     left_out = (
         "lengths",
@@ -251,7 +251,7 @@ def _arguments(given: dict[str, Any]) -> dict[str, Any]:
             str(part) if isinstance(part, Path) else f"a document of {len(part):,} characters"
             for part in parts
         ]
-    return arguments | dict(given["truncation"] or {})
+    return arguments | dict(given.get("truncation") or {})
 
 
 def _material(

@@ -35,11 +35,32 @@ main()
 """
 
 
-def together(count: int, *args: object) -> subprocess.CompletedProcess[str]:
-    """`args` in `count` processes, on a CPU by gloo."""
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+# What torchrun tells each of its processes, told to copies of one that has imported everything.
+FORKS = """
+import atexit, os, socket, sys
+import ropelens.analysis.analyze, ropelens.commands.truncate
+from ropelens.commands.app import main
+with socket.create_server(("127.0.0.1", 0)) as free:
+    port = str(free.getsockname()[1])
+count, *sys.argv[1:] = sys.argv[1:]
+os.environ |= {"WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+for rank in map(str, range(int(count))):
+    if not os.fork():
+        os.environ |= {"RANK": rank, "LOCAL_RANK": rank}
+        try:
+            main()
+        except SystemExit as ended:
+            atexit._run_exitfuncs()
+            os._exit(ended.code)  # leaving torch takes seconds
+sys.exit(max(os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(int(count))))
+"""
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+
+
+def together(*args: object) -> subprocess.CompletedProcess[str]:
+    """Python with `args`, which start processes, on a CPU by gloo."""
     return subprocess.run(
-        [sys.executable, *launch, *map(str, args)],
+        [sys.executable, *map(str, args)],
         env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
@@ -52,7 +73,7 @@ def voices(err: str) -> list[str]:
     return [line for line in err.splitlines() if line.startswith("ropelens: ")]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
     """As torchrun gives to each process: sums of float32 round alike."""
     threads = torch.get_num_threads()
@@ -61,46 +82,49 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+SWEEP = {"keep": [0.5], "controls": 0}
+
+
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("models") / "model", num_hidden_layers=1)
+def args(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
+    """A model, a text, and options."""
+    folder = tmp_path_factory.mktemp("measured")
+    model, text = save_tiny(folder / "model", num_hidden_layers=1), folder / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog " * 20)
+    return (model, "--text", text, "--context", 32, "--sequences", 5, "--rows", 8)
 
 
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "text.txt"
-    path.write_text("the quick brown fox jumps over the lazy dog " * 20)
-    return path
+@pytest.fixture(scope="module")
+def one(args: tuple, one_thread: None) -> rl.Analysis:
+    """What one process measures."""
+    model, _, text, *_ = args
+    return rl.analyze(model, text, context=32, sequences=5, rows=8, truncation=SWEEP)
 
 
 def test_a_sweep_in_three_processes_is_that_of_one(
-    model: Path, text: Path, tmp_path: Path
+    args: tuple, one: rl.Analysis, tmp_path: Path
 ) -> None:
-    """Rows, surrogates and trials are drawn alike; two sequences are of the third."""
-    options = ("--context", 32, "--sequences", 4, "--rows", 8, "--keep", 0.5, "--controls", 0)
+    """Rows, surrogates and trials are drawn alike; of five sequences one is of the first."""
     out = tmp_path / "three"
-    ended = together(
-        3, "-m", "ropelens", "truncate", model, "--text", text, *options, "--out", out
-    )
+    sweep = ("--keep", 0.5, "--controls", 0)
+    ended = together("-c", FORKS, 3, "truncate", *args, *sweep, "--out", out)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == f"{out / 'index.html'}\n"
     (plan,) = voices(ended.stderr)
     assert plan.startswith("ropelens: plan: model: ")
-    sweep = {"keep": [0.5], "controls": 0}
-    one = rl.analyze(model, text, context=32, sequences=4, rows=8, truncation=sweep)
     found = rl.open_analysis(out)
     assert_same(found.profile, one.profile)
     assert_same(found.truncation, one.truncation)
 
 
 def test_a_process_that_dies_ends_all_and_they_go_on(
-    model: Path, text: Path, tmp_path: Path
+    args: tuple, one: rl.Analysis, tmp_path: Path
 ) -> None:
     out, script = tmp_path / "out", tmp_path / "dies.py"
     script.write_text(DIES)
-    options = ("--context", 32, "--sequences", 6, "--batch-size", 1, "--out", out)
+    command = ("analyze", *args, "--batch-size", 1, "--out", out)
     begin = time.monotonic()
-    ended = together(2, script, "analyze", model, "--text", text, *options)
+    ended = together(*TORCHRUN, 2, script, *command)
     assert time.monotonic() - begin < 200
     assert (ended.returncode, ended.stdout) == (1, "")
     assert len(voices(ended.stderr)) == 2, ended.stderr
@@ -108,19 +132,17 @@ def test_a_process_that_dies_ends_all_and_they_go_on(
     # It saw that the other was gone, or torchrun did and stopped it.
     assert lost.startswith(("ropelens: One of the processes", "ropelens: stopped"))
     assert [path.name for path in out.iterdir()] == [".unfinished"]
-    ended = together(2, "-m", "ropelens", "analyze", model, "--text", text, *options)
+    ended = together("-c", FORKS, 2, *command)
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("going on from what was measured before: ") == 1
     assert not (out / ".unfinished").exists()
-    assert_same(
-        rl.open_analysis(out).profile, rl.analyze(model, text, context=32, sequences=6).profile
-    )
+    assert_same(rl.open_analysis(out).profile, one.profile)
 
 
 @pytest.mark.slow
 def test_what_all_refuse_is_said_once(tmp_path: Path) -> None:
     args = ("analyze", tmp_path / "none", "--text", tmp_path, "--out", tmp_path / "out")
-    ended = together(2, "-m", "ropelens", *args)
+    ended = together(*TORCHRUN, 2, "-m", "ropelens", *args)
     assert ended.returncode == 1
     assert len(voices(ended.stderr)) == 1
 
