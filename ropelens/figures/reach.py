@@ -150,7 +150,19 @@ def score_range(
 
     A bin is about a sixteenth of a decade, of the whole distances from 0 to the farthest.
     """
-    farthest = max(int(of_variant["distance"].max()), 1)
+    distance, begins, middle = distance_bins(of_variant)
+    product = of_variant["product_real"].values + 1j * of_variant["product_imag"].values
+    there = np.isfinite(product)
+    product = product[there] * of_variant["variant_gain"].values[there]
+    inv_freq = of_variant["variant_inv_freq"].values[there]
+    score = (np.exp(1j * np.outer(distance, inv_freq)) @ product).real
+    mean = np.add.reduceat(score, begins) / np.diff(begins, append=len(score))
+    return middle, np.minimum.reduceat(score, begins), mean, np.maximum.reduceat(score, begins)
+
+
+def distance_bins(found: xr.Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Whole distances bin after bin, where each bin begins among them, and its middle."""
+    farthest = max(int(found["distance"].max()), 1)
     count = int(np.ceil(np.log10(farthest) * PER_DECADE)) + 1
     edges = np.unique(np.geomspace(1, farthest + 1, count).round().astype(int))
     random = np.random.default_rng(0)  # even steps would beat with the waves
@@ -158,16 +170,9 @@ def score_range(
     for begin, end in itertools.pairwise(edges):
         some = random.integers(begin, end, size=PER_BIN)
         bins.append(np.arange(begin, end) if end - begin <= PER_BIN else some)
-    distance = np.concatenate(bins)
     begins = np.cumsum([0, *map(len, bins[:-1])])
-    product = of_variant["product_real"].values + 1j * of_variant["product_imag"].values
-    there = np.isfinite(product)
-    product = product[there] * of_variant["variant_gain"].values[there]
-    inv_freq = of_variant["variant_inv_freq"].values[there]
-    score = (np.exp(1j * np.outer(distance, inv_freq)) @ product).real
-    mean = np.add.reduceat(score, begins) / [len(part) for part in bins]
     middle = np.concatenate([[0], np.sqrt(edges[:-1] * (edges[1:] - 1.0))])
-    return middle, np.minimum.reduceat(score, begins), mean, np.maximum.reduceat(score, begins)
+    return np.concatenate(bins), begins, middle
 
 
 def _looks(names: Sequence[str]) -> dict[str, Look | None]:
@@ -199,15 +204,16 @@ def _draw_panel(figure: go.Figure, of_variant: xr.Dataset, color: str, **place: 
     for y, line in ((0.0, {"color": MUTED, "width": 1.25}), (lowest, DASHED | {"width": 1.5})):
         figure.add_scatter(x=middle[[0, -1]] + 1, y=[y, y], line=line, **silent, **place)
     horizon, *ends = _horizon(of_variant)
-    if not 0 < horizon < np.inf:
-        return
+    there = 0 < horizon < np.inf
     farthest = float(of_variant["distance"].max())
     below, above = np.nan_to_num(ends, nan=horizon, posinf=farthest)
     marker = {"symbol": "diamond", "size": 11, "color": color}
-    bars = {"array": [max(above - horizon, 0)], "arrayminus": [max(horizon - below, 0)]}
+    bars: dict[str, list[float]] = {"array": [], "arrayminus": []}
+    if there:
+        bars = {"array": [max(above - horizon, 0)], "arrayminus": [max(horizon - below, 0)]}
     figure.add_scatter(
-        x=[horizon + 1],
-        y=[0],
+        x=[horizon + 1] if there else [],
+        y=[0] if there else [],
         mode="markers",
         marker=marker,
         error_x={**bars, "color": color, "thickness": 2},

@@ -21,7 +21,7 @@ RECORD, PAGE = "run.json", "index.html"
 
 FILES = (
     *(RECORD, PAGE, "profile.nc", "heads.csv", "truncation.nc", "truncation.csv"),
-    *("comparison.nc", "comparison.csv"),
+    *("reach.nc", "comparison.nc", "comparison.csv"),
 )
 """What results are called."""
 
@@ -243,6 +243,14 @@ def open_truncation(path: str | Path) -> xr.Dataset:
     Raises `BadArgument` for a file that is missing, damaged or no truncation sweep.
     """
     return open_results(path, "truncation")
+
+
+def open_reach(path: str | Path) -> xr.Dataset:
+    """Read what `save_results` wrote of a reach, or analyses/reach.py, into memory.
+
+    Raises `BadArgument` for a file that is missing, damaged or no reach.
+    """
+    return open_results(path, "reach")
 
 
 def open_comparison(path: str | Path) -> xr.Dataset:

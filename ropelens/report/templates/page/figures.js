@@ -35,7 +35,7 @@ function refill(element, layer, head) {
     if (!trace.meta || trace.meta.role) return;
     traces.push(i);
     for (const [axis, array] of Object.entries(trace.meta)) {
-      (changed[axis] ||= []).push(part(page.arrays[array], layer, head));
+      (changed[axis] ||= []).push(part(page.arrays[array] ?? page.sweep.arrays[array], layer, head));
     }
   });
   return Plotly.restyle(element, changed, traces);
@@ -139,10 +139,16 @@ const SHOW = {
   triangle: ring,
   claim: ring,
   norms: showNorms,
-  selectivity: (element, layer, head) => { refill(element, layer, head); return markBand(element, layer, head); },
+  selectivity: (element, layer, head) => {
+    refill(element, layer, head);
+    if (element === plot("selectivity")) tellPlanes(layer, head);
+    return markBand(element, layer, head);
+  },
   kernel: (element, layer, head) => { refill(element, layer, head); return showDistances(element, layer, head); },
   attention: showAttention,
   pair: showPair,
+  stopped: showStopped,
+  reach: showReach,
 };
 
 /** What a click in each figure chooses. */
