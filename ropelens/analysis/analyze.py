@@ -39,10 +39,12 @@ from ropelens.measure.truncate import check_truncation, plan_truncation
 from ropelens.models.bridge import bridge
 from ropelens.models.bundled import sample_path
 from ropelens.models.checkpoint import fingerprint
+from ropelens.models.device import DeviceMap
 from ropelens.models.ids import read_ids
 from ropelens.models.load import load_tokenizer, open_checkpoint
 from ropelens.models.memory import explain_full_memory
 from ropelens.models.paths import check_document, check_has_text, check_ids_file
+from ropelens.models.places import device_of
 from ropelens.models.rotation import one_probe
 from ropelens.models.subject import as_subject, stated_context
 from ropelens.models.texts import (
@@ -82,6 +84,8 @@ def analyze(
     seed: int = 0,
     truncation: Mapping[str, Any] | None = None,
     device: str = "auto",
+    device_map: DeviceMap | None = None,
+    quantize: str | None = None,
     dtype: str = "float32",
     backend: str = "hf",
     revision: str | None = None,
@@ -94,9 +98,9 @@ def analyze(
 ) -> Analysis:
     """Measure a model on text: the profile, the labels of its heads, and how it came about.
 
-    `model` names what `ropelens.load` loads (with `device`, `dtype`, `revision`,
-    `local_files_only` and `trust_remote_code`, and run by `backend`, "hf" or
-    "transformer-lens"); or it is a transformers model or a `TransformerBridge`, with its
+    `model` names what `ropelens.load` loads (with `device`, `device_map`, `quantize`,
+    `dtype`, `revision`, `local_files_only` and `trust_remote_code`, and run by `backend`, "hf"
+    or "transformer-lens"); or it is a transformers model or a `TransformerBridge`, with its
     `tokenizer`. A `tokenizer` may also be named, a folder or a Hub id; it stands in for the
     checkpoint's own.
 
@@ -232,7 +236,10 @@ def analyze(
     return Analysis(measured, heads, provenance, swept, model=subject, sequences=read)
 
 
-OPTIONS_OF_LOAD = ("dtype", "device", "revision", "local_files_only", "trust_remote_code")
+OPTIONS_OF_LOAD = (
+    *("dtype", "device", "device_map", "quantize"),
+    *("revision", "local_files_only", "trust_remote_code"),
+)
 
 
 def _arguments(given: dict[str, Any]) -> dict[str, Any]:
@@ -362,7 +369,7 @@ def _kept_in(
         "config": source.config.to_dict(),
         "tokens": [None if of is None else _sha256(of) for of in tokens],
         "arguments": arguments,
-        "device": str(source.device),
+        "device": ", ".join(map(str, source.devices)),
         "versions": versions(),
     }
     return savepoint(Path(cache), key)
@@ -430,16 +437,17 @@ def _known(value: Any) -> Any:
 
 def _machine(model: PreTrainedModel) -> dict[str, Any]:
     """Where it ran, and the most memory that was in use at a time, in bytes."""
+    device = device_of(model)
     facts = {
         "versions": versions(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
-        "device": str(model.device),
+        "device": str(device),
         "peak_memory_bytes": _peak_memory(),
     }
-    if model.device.type == "cuda":
-        facts["peak_cuda_memory_bytes"] = torch.cuda.max_memory_allocated(model.device)
+    if device.type == "cuda":
+        facts["peak_cuda_memory_bytes"] = torch.cuda.max_memory_allocated(device)
     return facts
 
 

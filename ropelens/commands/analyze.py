@@ -76,6 +76,8 @@ def analyze(
     batch_size: options.BatchSize = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
+    device_map: options.SpreadOver = None,
+    quantize: options.Quantize = None,
     dtype: options.Dtype = "float32",
     backend: Annotated[
         Backend, typer.Option(help="The library that runs the model.")
@@ -103,7 +105,15 @@ def analyze(
         if out is None:
             run.fail("Missing option '--out'")
         check_out(out, "analysis")
-    options.check_first(model, text, ids, device=device, dtype=dtype)
+    options.check_first(
+        model,
+        text,
+        ids,
+        device=device,
+        dtype=dtype,
+        device_map=device_map,
+        quantize=quantize,
+    )
     with opening(show_progress, "starting"):  # torch and transformers take seconds
         from ropelens.analysis.analyze import analyze as measure
         from ropelens.analysis.summary import summarize
@@ -122,6 +132,8 @@ def analyze(
         seed=seed,
         backend=backend.value,
         device=device,
+        device_map=device_map,
+        quantize=quantize,
         dtype=dtype,
         revision=revision,
         local_files_only=local_files_only,
