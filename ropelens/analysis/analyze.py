@@ -34,6 +34,7 @@ from ropelens.measure.truncate import check_truncation, plan_truncation
 from ropelens.models.bridge import bridge
 from ropelens.models.bundled import sample_path
 from ropelens.models.checkpoint import fingerprint
+from ropelens.models.device import DeviceMap
 from ropelens.models.ids import read_ids
 from ropelens.models.load import load_tokenizer, open_checkpoint
 from ropelens.models.memory import explain_full_memory
@@ -75,6 +76,8 @@ def analyze(
     seed: int = 0,
     truncation: Mapping[str, Any] | None = None,
     device: str = "auto",
+    device_map: DeviceMap | None = None,
+    quantize: str | None = None,
     dtype: str = "float32",
     backend: str = "hf",
     revision: str | None = None,
@@ -87,9 +90,9 @@ def analyze(
 ) -> Analysis:
     """Measure a model on text: the profile, the labels of its heads, and how it came about.
 
-    `model` names what `ropelens.load` loads (with `device`, `dtype`, `revision`,
-    `local_files_only` and `trust_remote_code`, and run by `backend`, "hf" or
-    "transformer-lens"); or it is a transformers model or a `TransformerBridge`, with its
+    `model` names what `ropelens.load` loads (with `device`, `device_map`, `quantize`,
+    `dtype`, `revision`, `local_files_only` and `trust_remote_code`, and run by `backend`, "hf"
+    or "transformer-lens"); or it is a transformers model or a `TransformerBridge`, with its
     `tokenizer`. A `tokenizer` may also be named, a folder or a Hub id; it stands in for the
     checkpoint's own.
 
@@ -222,7 +225,10 @@ def analyze(
     return Analysis(measured, heads, provenance, swept, model=subject, sequences=read)
 
 
-OPTIONS_OF_LOAD = ("dtype", "device", "revision", "local_files_only", "trust_remote_code")
+OPTIONS_OF_LOAD = (
+    *("dtype", "device", "device_map", "quantize"),
+    *("revision", "local_files_only", "trust_remote_code"),
+)
 
 
 def arguments_of(given: Mapping[str, Any]) -> dict[str, Any]:

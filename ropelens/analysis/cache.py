@@ -40,7 +40,7 @@ def kept_in(
         "config": source.config.to_dict(),
         "tokens": [None if of is None else _sha256(of) for of in tokens],
         "arguments": arguments,
-        "device": str(source.device),
+        "device": ", ".join(map(str, source.devices)),
         "versions": versions(),
     }
     return savepoint(Path(cache), key)

@@ -16,6 +16,7 @@ from ropelens.measure.profile import model_name, short_name
 from ropelens.models.device import free_bytes
 from ropelens.models.load import Opened
 from ropelens.models.memory import LIBRARIES, pass_bytes, stated_number
+from ropelens.models.places import devices_of
 from ropelens.models.subject import as_subject
 from ropelens.models.texts import Sequences
 from ropelens.statistics.held_out import fitted_sequences
@@ -28,7 +29,8 @@ TIME = "time is known after the first batch"
 class Source:
     """What is to be measured: a model as it was passed in, or a checkpoint before its weights.
 
-    `read` gives the model; `path` and `revision` are those of a checkpoint.
+    Its `weights` take so many bytes, on all `devices` together. `read` gives the model; `path`
+    and `revision` are those of a checkpoint.
     """
 
     name: str
@@ -36,7 +38,8 @@ class Source:
     tokenizer: Any
     parameters: int
     dtype: torch.dtype
-    device: torch.device
+    devices: list[torch.device]
+    weights: int
     read: Callable[[], nn.Module]
     path: Path | None = None
     revision: str | None = None
@@ -52,7 +55,8 @@ class Source:
             tokenizer=tokenizer,
             parameters=sum(parameter.numel() for parameter in model.parameters()),
             dtype=model.dtype,
-            device=model.device,
+            devices=devices_of(model),
+            weights=sum(p.numel() for p in model.parameters()) * model.dtype.itemsize,
             read=lambda: given,
         )
 
@@ -67,7 +71,8 @@ class Source:
             tokenizer=opened.tokenizer if tokenizer is None else tokenizer,
             parameters=opened.parameters,
             dtype=own if opened.dtype == "saved" else getattr(torch, opened.dtype),
-            device=opened.device,
+            devices=opened.devices,
+            weights=opened.weight_bytes,
             read=opened.read,
             path=found.path,
             revision=found.revision,
@@ -81,7 +86,7 @@ class Plan:
 
     `tokens` counts those that are no padding, of `sequences` of up to `context`; `rows` of each
     are looked at. `memory` is an estimate of the most in use at a time on `device`, weights
-    included (and on a CPU the libraries), `free` what is there for it.
+    included (and on a CPU the libraries), of all devices together, `free` what is there for it.
     """
 
     model: str
@@ -151,8 +156,8 @@ def plan_analysis(
 ) -> Plan:
     """What measuring `source` on `text` takes; `eager`: every score of a layer is held."""
     context, width = int(text.tokens.shape[1]), source.dtype.itemsize
-    kind, weights = source.device.type, source.parameters * source.dtype.itemsize
-    free = free_bytes(source.device)
+    kind, weights, devices = source.devices[0].type, source.weights, source.devices
+    free = sum(map(free_bytes, devices))
     given: dict[str, Any] = {
         "context": context,
         "width": width,
@@ -161,7 +166,7 @@ def plan_analysis(
     }
     left = free if source.path is None else free - weights
     size = batch_size or sequences_at_once(
-        source.config, sequences=len(text.tokens), free=left, **given
+        source.config, sequences=len(text.tokens), free=left // len(devices), **given
     )
     fitted = fitted_sequences(len(text.tokens), context)
     passes = (
@@ -185,7 +190,7 @@ def plan_analysis(
         batch_size=size,
         memory=weights + max(passes) + (LIBRARIES if kind == "cpu" else 0),
         free=free,
-        device=str(source.device),
+        device=", ".join(map(str, devices)),
     )
 
 

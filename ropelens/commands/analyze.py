@@ -86,6 +86,8 @@ def analyze(
     batch_size: options.BatchSize = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
+    device_map: options.SpreadOver = None,
+    quantize: options.Quantize = None,
     dtype: options.Dtype = "float32",
     backend: Annotated[
         Backend, typer.Option(help="The library that runs the model.")
@@ -132,7 +134,15 @@ def analyze(
         if out is None:
             run.fail("Missing option '--out'")
         check_out(out, "comparison" if several else "analysis")
-    options.check_first(first, text, ids, device=device, dtype=dtype)
+    options.check_first(
+        first,
+        text,
+        ids,
+        device=device,
+        dtype=dtype,
+        device_map=device_map,
+        quantize=quantize,
+    )
     with opening(show_progress, "starting"):  # torch and transformers take seconds
         from ropelens.analysis.analyze import analyze as measure
         from ropelens.analysis.checkpoints import is_measured, write_checkpoints
@@ -156,6 +166,8 @@ def analyze(
         "seed": seed,
         "backend": backend.value,
         "device": device,
+        "device_map": device_map,
+        "quantize": quantize,
         "dtype": dtype,
         "local_files_only": local_files_only,
         "trust_remote_code": trust_remote_code,

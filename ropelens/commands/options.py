@@ -20,16 +20,25 @@ def given(run: typer.Context) -> dict[str, str]:
 
 
 def check_first(
-    model: str, text: Sequence[Path] | None, ids: Path | None, *, device: str, dtype: str
+    model: str,
+    text: Sequence[Path] | None,
+    ids: Path | None,
+    *,
+    device: str,
+    dtype: str,
+    device_map: str | None = None,
+    quantize: str | None = None,
 ) -> None:
     """Refuse what is wrong by itself, before all that takes seconds to import and to load."""
     from ropelens.models.paths import check_paths
 
     check_paths(model, text or (), ids)
-    from ropelens.models.device import check_dtype, device_named  # which imports torch
+    from ropelens.models.device import check_dtype, check_places  # which imports torch
+    from ropelens.models.quantization import check_quantize
 
     check_dtype(dtype)
-    device_named(device)
+    check_quantize(quantize)
+    check_places(device, device_map)
 
 
 def rows_of(text: str) -> Any:
@@ -99,6 +108,25 @@ Dtype = Annotated[
 ]
 Device = Annotated[
     str, typer.Option(metavar="D", help="cpu, cuda, cuda:1; auto: cuda where there is one.")
+]
+SpreadOver = Annotated[
+    str | None,
+    typer.Option(
+        "--device-map",
+        metavar="auto",
+        help="In place of --device: spread a large model over all GPUs, then main memory, "
+        "then disk.",
+        show_default=False,
+    ),
+]
+Quantize = Annotated[
+    str | None,
+    typer.Option(
+        metavar="Q",
+        help="Read the weights into fewer bits: int8 (torchao), bnb-int8 or bnb-nf4 "
+        "(bitsandbytes).",
+        show_default=False,
+    ),
 ]
 Revision = Annotated[
     str | None, typer.Option(metavar="R", help="Branch, tag or commit of a Hub model.")

@@ -97,6 +97,8 @@ def truncate(
     batch_size: options.BatchSize = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
+    device_map: options.SpreadOver = None,
+    quantize: options.Quantize = None,
     dtype: options.Dtype = "float32",
     revision: options.Revision = None,
     local_files_only: options.Offline = False,
@@ -119,7 +121,15 @@ def truncate(
 
     check_out(out, "truncation")
     wanted_measures(measures)
-    options.check_first(model, text, ids, device=device, dtype=dtype)
+    options.check_first(
+        model,
+        text,
+        ids,
+        device=device,
+        dtype=dtype,
+        device_map=device_map,
+        quantize=quantize,
+    )
     with opening(show_progress, "starting"):  # torch and transformers take seconds
         from ropelens.analysis.analyze import analyze as measure
         from ropelens.analysis.summary import summarize
@@ -144,6 +154,8 @@ def truncate(
                 "measures": measures,
             },
             device=device,
+            device_map=device_map,
+            quantize=quantize,
             dtype=dtype,
             revision=revision,
             local_files_only=local_files_only,

@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedConfig
 
 from ropelens.models.device import free_bytes
-from ropelens.models.doorway import device_of
 from ropelens.models.memory import pass_bytes
+from ropelens.models.places import device_of, devices_of
 from ropelens.models.rotation import depends_on_length
 from ropelens.models.subject import Subject, check_layers
 from ropelens.rope.planes import Planes
@@ -158,7 +158,7 @@ def batch_that_fits(subject: Subject, text: Corpus) -> int:
         context=text.tokens.shape[1],
         width=model.dtype.itemsize,
         device=device_of(model).type,
-        free=free_bytes(device_of(model)),
+        free=min(map(free_bytes, devices_of(model))),
     )
 
 

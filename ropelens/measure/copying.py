@@ -12,7 +12,7 @@ from ropelens.errors import BadArgument
 from ropelens.measure.batches import TOKENS_PER_BATCH, token_losses
 from ropelens.measure.repeats import REPEATS
 from ropelens.measure.tasks import repeated_tokens
-from ropelens.models.doorway import device_of
+from ropelens.models.places import device_of
 from ropelens.models.subject import Subject
 
 NEAREST = 8

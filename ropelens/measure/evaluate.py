@@ -30,7 +30,7 @@ from ropelens.measure.summary import number_dims, plane_coordinates
 from ropelens.measure.tasks import Haystack, Retrieval, hide_needles
 from ropelens.measure.terms import MEASURES, wanted_measures
 from ropelens.measure.tokens import as_corpus
-from ropelens.models.doorway import device_of
+from ropelens.models.places import device_of
 from ropelens.models.processes import gather, shard
 from ropelens.models.rotation import depends_on_length
 from ropelens.models.subject import Subject, as_subject, stated_context, trained_context

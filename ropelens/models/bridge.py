@@ -30,8 +30,8 @@ from ropelens.models.door import (
     opened,
     silenced,
 )
-from ropelens.models.doorway import device_of
 from ropelens.models.masks import positions
+from ropelens.models.places import device_of
 from ropelens.models.rotation import LARGEST_RESIDUAL
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.maps import attention_map, output_residual
@@ -247,7 +247,7 @@ def bridge(model: PreTrainedModel, tokenizer: Any) -> Any:
         )
     from transformer_lens.model_bridge import TransformerBridge
 
-    options = {"hf_model": model, "tokenizer": tokenizer, "device": str(model.device)}
+    options = {"hf_model": model, "tokenizer": tokenizer, "device": str(device_of(model))}
     try:
         return TransformerBridge.boot_transformers(model.config.name_or_path, **options)
     except ValueError as error:

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 
 import torch
+from torch import Tensor, nn
 from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -19,6 +20,7 @@ from transformers import (
 )
 
 from ropelens.errors import BadCheckpoint, UnsupportedModel, words_of
+from ropelens.models.places import device_of, with_weights
 from ropelens.models.rope_types import head_dim_of
 
 # How classes end that AutoModelForCausalLM builds a generating model from; from others, an
@@ -136,9 +138,7 @@ def check_loading(model: PreTrainedModel, found: dict[str, set]) -> None:
 def check_finite(model: PreTrainedModel) -> None:
     """Raise BadCheckpoint, naming the tensor, where a weight is NaN or infinite."""
     broken = []
-    for name, tensor in model.state_dict().items():
-        if tensor.dtype not in FLOATS or tensor.numel() == 0:
-            continue
+    for name, tensor in _weights(model):
         low, high = torch.aminmax(tensor)  # both are NaN where any number is
         if not (torch.isfinite(low) and torch.isfinite(high)):
             broken.append((name, int((~torch.isfinite(tensor)).sum()), tensor.numel()))
@@ -153,6 +153,21 @@ def check_finite(model: PreTrainedModel) -> None:
         )
 
 
+def _weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """The weights that are plain floats, one module in memory at a time.
+
+    Quantized ones are whole numbers; what is wrong with their scales shows in the logits.
+    """
+    saved = model.state_dict().keys()
+    for prefix, module in model.named_modules():
+        with with_weights(module):
+            own = (module.named_parameters, module.named_buffers)
+            for name, tensor in (pair for each in own for pair in each(prefix, recurse=False)):
+                plain = type(tensor) in (Tensor, nn.Parameter, nn.Buffer)
+                if plain and name in saved and tensor.dtype in FLOATS and tensor.numel():
+                    yield name, tensor.detach()
+
+
 @torch.no_grad()
 def check_causal(model: PreTrainedModel) -> None:
     """Raise UnsupportedModel where a token changes what is predicted before it.
@@ -163,7 +178,7 @@ def check_causal(model: PreTrainedModel) -> None:
     to its own.
     """
     length, vocabulary = 8, model.config.get_text_config().vocab_size
-    tokens = torch.arange(length, device=model.device) % vocabulary
+    tokens = torch.arange(length, device=device_of(model)) % vocabulary
     pair = torch.stack([tokens, tokens])
     pair[1, -1] = (pair[1, -1] + 1) % vocabulary
     try:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import psutil
 import torch
 from torch.utils.benchmark import Timer
 
 from ropelens.errors import BadArgument, words_of
+
+DeviceMap = str | Mapping[str, int | str]
+"""Where the parts of a model go: "auto", or the place of each part by its name."""
 
 DTYPES = ("float32", "float16", "bfloat16", "float64", "auto", "saved")
 """What a model may be loaded in: "auto" for the faster one here, "saved" as its files are."""
@@ -52,6 +57,39 @@ def device_named(name: str) -> torch.device:
             attempt="device cpu",
         ) from error
     return device
+
+
+def check_places(device: str, device_map: DeviceMap | None) -> list[torch.device]:
+    """Where a model will compute, on one device or on those of a map; tried.
+
+    Raises `BadArgument` for what is not there, and where both are given.
+    """
+    if device_map is None:
+        return [device_named(device)]
+    if device != "auto":
+        raise BadArgument(
+            "Both a device and a device map are given.", attempt="one of device and device_map"
+        )
+    return devices_in(device_map)
+
+
+def devices_in(device_map: DeviceMap) -> list[torch.device]:
+    """The devices that parts of a model compute on: beside a GPU none of them on the CPU.
+
+    Raises `BadArgument` for a map that is neither "auto" nor names a place for each part.
+    """
+    if device_map == "auto":
+        gpus = range(torch.cuda.device_count())
+        return [torch.device("cuda", gpu) for gpu in gpus] or [torch.device("cpu")]
+    if isinstance(device_map, str) or not device_map:
+        raise BadArgument(
+            f"There is no device map {device_map!r}.",
+            attempt='"auto", or a place ("cuda:0", "cpu", "disk") for each part of the model',
+        )
+    names = [f"cuda:{at}" if isinstance(at, int) else str(at) for at in device_map.values()]
+    computing = [name for name in names if name != "disk"] or ["cpu"]
+    found = list(dict.fromkeys(map(device_named, computing)))
+    return [device for device in found if device.type == "cuda"] or found
 
 
 def free_bytes(device: torch.device) -> int:

@@ -44,6 +44,7 @@ from ropelens.models.door import (
 )
 from ropelens.models.head import as_measured, head_by_itself, once
 from ropelens.models.masks import first_keys, hidden_mask, own_keys, positions, real_rows
+from ropelens.models.places import device_of
 from ropelens.statistics.call import AttentionCall
 
 NAME = "ropelens"
@@ -124,13 +125,6 @@ def _opened(model: PreTrainedModel, added: Door) -> Iterator[None]:
     finally:
         for key, name in own.items():
             configs[key]._attn_implementation_internal = name
-
-
-def device_of(model: PreTrainedModel) -> torch.device:
-    """The device on which the model takes its tokens."""
-    weight = model.get_input_embeddings().weight
-    assert isinstance(weight, Tensor)
-    return weight.device
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,9 +35,18 @@ from ropelens.models.checkpoint import (
     read_config,
     weight_files,
 )
-from ropelens.models.device import WORTH_IT, bf16_speed, check_dtype, device_named
+from ropelens.models.device import (
+    WORTH_IT,
+    DeviceMap,
+    bf16_speed,
+    check_dtype,
+    check_places,
+    devices_in,
+)
+from ropelens.models.memory import room_for_weights
 from ropelens.models.paths import check_utf8
 from ropelens.models.processes import gather
+from ropelens.models.quantization import QUANTIZATIONS, check_quantize
 from ropelens.models.texts import encode
 
 TOKENIZER_FILES = (
@@ -50,6 +60,8 @@ def load(
     *,
     dtype: str = "float32",
     device: str = "auto",
+    device_map: DeviceMap | None = None,
+    quantize: str | None = None,
     revision: str | None = None,
     local_files_only: bool = False,
     trust_remote_code: bool = False,
@@ -63,8 +75,11 @@ def load(
     `dtype`: float32 on every device unless said otherwise, so that a measurement does not
     depend on the machine; "saved" keeps the checkpoint's own, "auto" takes bfloat16 where a
     short measurement finds it 1.5 times as fast as float32. `device`: "auto" takes CUDA
-    where there is one. The model is in evaluation mode, its weights take no gradients, and
-    the random state of torch is left as it was.
+    where there is one. `device_map` in its place spreads a model that no one device holds:
+    "auto" over the GPUs, then main memory, then disk; or a device, "cpu" or "disk" for each
+    part of the model, as accelerate takes it. `quantize` reads weights into fewer bits: "int8"
+    (torchao), "bnb-int8" or "bnb-nf4" (bitsandbytes). The model is in evaluation mode, its
+    weights take no gradients, and the random state of torch is left as it was.
 
     Raises BadCheckpoint for files or weights that are missing or broken, UnsupportedModel
     for what is no causal language model, BadArgument for the other arguments. Warns where
@@ -77,6 +92,8 @@ def load(
         trust_remote_code=trust_remote_code,
         dtype=dtype,
         device=device,
+        device_map=device_map,
+        quantize=quantize,
     )
     return opened.read(), opened.tokenizer
 
@@ -87,7 +104,8 @@ class Opened:
 
     `parameters` is how many numbers its files hold; `state` are those of a llama2.c file.
     `dtype` is that of the model or "saved"; where "auto" was asked for, `bf16_speed` says how
-    many times as fast as float32 bfloat16 is here.
+    many times as fast as float32 bfloat16 is here. `device` is the first of the `devices` that
+    a `device_map` spreads the model over.
     """
 
     checkpoint: Checkpoint
@@ -99,15 +117,35 @@ class Opened:
     trust_remote_code: bool = False
     state: dict[str, Tensor] | None = None
     bf16_speed: float | None = None
+    device_map: DeviceMap | None = None
+    quantize: str | None = None
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """Every device that a part of the model will compute on."""
+        return [self.device] if self.device_map is None else devices_in(self.device_map)
+
+    @property
+    def weight_bytes(self) -> int:
+        """About how many bytes the weights will take."""
+        if self.quantize is not None:
+            return self.parameters * QUANTIZATIONS[self.quantize].bits // 8
+        own: Any = self.config.dtype or torch.float32
+        dtype = own if self.dtype == "saved" else getattr(torch, self.dtype)
+        return self.parameters * dtype.itemsize
 
     def read(self) -> PreTrainedModel:
         """The model, checked; raises as `load` does."""
         path = self.checkpoint.path
-        arguments = {
+        arguments: dict[str, Any] = {
             "dtype": "auto" if self.dtype == "saved" else self.dtype,  # as transformers says
-            "device_map": {"": self.device},
+            "device_map": {"": self.device} if self.device_map is None else self.device_map,
             "config": self.config,
         }
+        if self.device_map == "auto":
+            arguments["max_memory"] = room_for_weights(self.devices)
+        if self.quantize is not None:
+            arguments["quantization_config"] = QUANTIZATIONS[self.quantize].config()
         with _quiet_transformers():
             if self.state is not None:
                 model = _build(LlamaForCausalLM, path, None, state_dict=self.state, **arguments)
@@ -138,10 +176,13 @@ def open_checkpoint(
     trust_remote_code: bool = False,
     dtype: str = "float32",
     device: str = "auto",
+    device_map: DeviceMap | None = None,
+    quantize: str | None = None,
 ) -> Opened:
     """What `load` loads, up to its weights; the arguments and errors are as there."""
     check_dtype(dtype)
-    where = device_named(device)
+    check_quantize(quantize)
+    where = check_places(device, device_map)[0]
     with _quiet_transformers():
         checkpoint = locate(str(name), revision=revision, local_files_only=local_files_only)
         read = _open_folder if checkpoint.path.is_dir() else _open_file
@@ -150,8 +191,22 @@ def open_checkpoint(
     if dtype == "auto":
         speed = gather(bf16_speed(where))[0]  # the same for all
         dtype = "bfloat16" if speed >= WORTH_IT else "float32"
+    if quantize is not None and "quantization_config" in config.to_dict():
+        raise BadArgument(
+            f"The weights of {name} are quantized already.", attempt="leave quantize out"
+        )
     return Opened(
-        checkpoint, config, tokenizer, parameters, dtype, where, trust_remote_code, state, speed
+        checkpoint=checkpoint,
+        config=config,
+        tokenizer=tokenizer,
+        parameters=parameters,
+        dtype=dtype,
+        device=where,
+        trust_remote_code=trust_remote_code,
+        state=state,
+        bf16_speed=speed,
+        device_map=device_map,
+        quantize=quantize,
     )
 
 
@@ -281,11 +336,15 @@ def _quiet_transformers() -> Iterator[None]:
     on_terminal = sys.stderr is not None and sys.stderr.isatty()
     hide_bars = transformers_logging.is_progress_bar_enabled() and not on_terminal
     transformers_logging.set_verbosity_error()
+    accelerate = logging.getLogger("accelerate")
+    its_level = accelerate.level
+    accelerate.setLevel(logging.ERROR)  # what lies on disk was asked for
     if hide_bars:
         transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
         transformers_logging.set_verbosity(verbosity)
+        accelerate.setLevel(its_level)
         if hide_bars:
             transformers_logging.enable_progress_bar()

@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from ropelens.errors import BadArgument, words_of
+from ropelens.models.device import free_bytes
 
 
 @contextmanager
@@ -36,6 +37,16 @@ FIXED = {"cpu": 150_000_000, "cuda": 2_500_000_000}
 
 LIBRARIES = 600_000_000
 """Bytes of main memory that a process takes with Python, torch and transformers in it."""
+
+
+def room_for_weights(devices: list[torch.device]) -> dict[int | str, int]:
+    """Bytes of weights that each device may take, so that room to measure is left."""
+    kept = {"cuda": 2 * FIXED["cuda"], "cpu": LIBRARIES + 2 * FIXED["cpu"]}
+    room: dict[int | str, int] = {}
+    for device in [*devices, torch.device("cpu")]:
+        place = "cpu" if device.type == "cpu" else int(device.index)
+        room[place] = max(0, free_bytes(device) - kept[device.type])
+    return room
 
 
 def pass_bytes(

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.models.door import AttentionEdit, by_itself, open_edit
 from ropelens.models.lone import LoneTokens, depends_on_length, lone_tokens, rope_parameters
+from ropelens.models.places import with_weights
 from ropelens.models.subject import Subject, as_subject, trained_context
 from ropelens.rope.planes import Planes
 from ropelens.rope.probe import MeasuredRotation, probe_positions, read_rotation
@@ -245,8 +246,12 @@ def stated_inv_freq(model: PreTrainedModel, layer: int) -> list[Float[Tensor, " 
     names = ["inv_freq"]
     if "layer_types" in config.to_dict() and config.layer_types is not None:
         names.insert(0, f"{config.layer_types[layer]}_inv_freq")
-    buffers = [(name.rpartition(".")[2], buffer) for name, buffer in model.named_buffers()]
-    return [buffer.float().cpu() for name in names for own, buffer in buffers if own == name]
+    found: dict[str, list[Tensor]] = {name: [] for name in names}
+    for module in model.modules():
+        for name in found.keys() & {name for name, _ in module.named_buffers(recurse=False)}:
+            with with_weights(module):
+                found[name].append(module.get_buffer(name).float().cpu())
+    return [buffer for name in names for buffer in found[name]]
 
 
 def _longest_position(model: PreTrainedModel, context: int | None) -> int:

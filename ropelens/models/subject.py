@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ropelens.errors import UnsupportedModel
 from ropelens.models.door import AttentionEdit, HeadSilence, Observer
 from ropelens.models.doorway import TransformersSubject
+from ropelens.models.places import devices_of
 from ropelens.models.wrappers import unwrapped
 
 UNSTATED_CONTEXT = 1024
@@ -69,18 +70,13 @@ def as_subject(model: nn.Module) -> Subject:
     model = unwrapped(model)
     if isinstance(model, PreTrainedModel):
         _check_alike(model)
-        if model.device.type not in ("cpu", "cuda"):  # sums are in float64, which others lack
-            raise UnsupportedModel(
-                f"{type(model).__name__} is on a device that ropelens does not run on.",
-                seen=str(model.device),
-                attempt='model.to("cpu") or model.to("cuda")',
-            )
         if model.get_output_embeddings() is None:
             raise UnsupportedModel(
                 f"{type(model).__name__} predicts no tokens.",
                 seen="a model without output embeddings",
                 attempt="load it with AutoModelForCausalLM, or with ropelens.load",
             )
+        _check_devices(model)
         return TransformersSubject(model)
     if type(model).__name__ == "TransformerBridge":
         from ropelens.models.bridge import BridgeSubject
@@ -91,6 +87,23 @@ def as_subject(model: nn.Module) -> Subject:
         attempt=_inside(model)
         or "pass a transformers model or a TransformerLens TransformerBridge",
     )
+
+
+def _check_devices(model: PreTrainedModel) -> None:
+    """Refuse a model with a part where nothing can be summed, or without weights."""
+    for device in devices_of(model):
+        if device.type == "meta":
+            raise UnsupportedModel(
+                f"{type(model).__name__} has no weights to compute with.",
+                seen="weights on the device meta, and no hook of accelerate that brings them",
+                attempt='load it with ropelens.load, or from_pretrained(device_map="auto")',
+            )
+        if device.type not in ("cpu", "cuda"):  # sums are in float64, which others lack
+            raise UnsupportedModel(
+                f"{type(model).__name__} is on a device that ropelens does not run on.",
+                seen=str(device),
+                attempt='model.to("cpu") or model.to("cuda")',
+            )
 
 
 def _check_alike(model: PreTrainedModel) -> None:

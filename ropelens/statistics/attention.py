@@ -43,11 +43,12 @@ def sum_attention(
     by_token = [statistic for statistic in statistics if statistic.over == "tokens"]
     by_row = [statistic for statistic in statistics if statistic.over != "tokens"]
     sums = {row.name: _sum_tokens(row.of(vectors), padding) for row in by_token}
-    return sums | (_sum_blocks(RowsOfCall(vectors, rows), by_row) if by_row else {})
+    sums |= _sum_blocks(RowsOfCall(vectors, rows), by_row) if by_row else {}
+    return {name: x.cpu() for name, x in sums.items()}  # once: a GPU does not wait for blocks
 
 
 def _sum_blocks(rows: RowsOfCall, statistics: Sequence[Statistic]) -> SequenceSums:
-    """The sums over rows of all blocks."""
+    """The sums over rows of all blocks, where the layer is."""
     sums: SequenceSums = {}
     single: list[str] = []
     for block in rows.blocks():
@@ -74,10 +75,10 @@ def _sum_blocks(rows: RowsOfCall, statistics: Sequence[Statistic]) -> SequenceSu
 def _sum_tokens(
     values: Float[Tensor, "batch head position value"], padding: Bool[Tensor, "batch position"]
 ) -> Float[Tensor, "batch head value"]:
-    """Sum over the tokens of each sequence."""
+    """Sum over the tokens of each sequence, where they are."""
     if padding.any():
         values = values.masked_fill(padding[:, None, :, None], 0)
-    return values.sum(2).to("cpu", torch.float64)
+    return values.sum(2).double()
 
 
 def _checked(statistic: Statistic, block: Block) -> Tensor:
@@ -103,7 +104,7 @@ def _add(
     width: int | None = None,
 ) -> None:
     """Add a block's sums to those of its query heads; fewer offsets are the first ones."""
-    part = part.flatten(1, 2).to("cpu", torch.float64)
+    part = part.flatten(1, 2).double()
     if name not in sums:
         batch, heads = block.call.query.shape[:2]
         sums[name] = part.new_zeros(batch, heads, width or part.shape[-1])

@@ -230,6 +230,8 @@ def test_a_model_without_text_is_told_what_to_pass(
         ("--backend", "jax", 2, "'--backend'"),
         ("--device", "toaster", 1, "There is no device 'toaster'"),
         ("--device", "meta", 1, "There is no device 'meta'"),
+        ("--device-map", "car", 1, "There is no device map 'car'"),
+        ("--quantize", "int2", 1, "Weights are not quantized to 'int2'"),
         ("--dtype", "float7", 1, "There is no dtype 'float7'; try: one of float32"),
         ("--nonsense", 1, 2, "No such option: --nonsense"),
     ],

@@ -1,0 +1,62 @@
+"""Weights in fewer bits: a name becomes what transformers quantizes by, or an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+from ropelens.errors import BadArgument
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """Which `package` holds a weight in how many `bits`, and the config that asks for it."""
+
+    package: str
+    bits: int
+    config: Callable[[], Any]
+
+
+def _torchao_int8() -> Any:
+    from torchao.quantization import Int8WeightOnlyConfig  # which few have
+    from transformers import TorchAoConfig
+
+    return TorchAoConfig(Int8WeightOnlyConfig())
+
+
+def _bitsandbytes(**options: Any) -> Any:
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(**options)
+
+
+QUANTIZATIONS = {
+    "int8": Quantization("torchao", 8, _torchao_int8),
+    "bnb-int8": Quantization("bitsandbytes", 8, partial(_bitsandbytes, load_in_8bit=True)),
+    "bnb-nf4": Quantization(
+        "bitsandbytes",
+        4,
+        partial(_bitsandbytes, load_in_4bit=True, bnb_4bit_quant_type="nf4"),
+    ),
+}
+"""What weights may be quantized to as they are read; the rest computes in the model's dtype."""
+
+
+def check_quantize(name: str | None) -> None:
+    """Raise `BadArgument` for what is not in `QUANTIZATIONS`, or whose package is missing."""
+    if name is None:
+        return
+    if name not in QUANTIZATIONS:
+        raise BadArgument(
+            f"Weights are not quantized to {name!r}.",
+            attempt=f"one of {', '.join(QUANTIZATIONS)}",
+        )
+    package = QUANTIZATIONS[name].package
+    if find_spec(package) is None:
+        raise BadArgument(
+            f"Quantizing to {name} needs {package}, which is not installed.",
+            attempt=f"pip install {package}, or a checkpoint in bfloat16",
+        )

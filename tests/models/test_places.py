@@ -1,0 +1,186 @@
+"""Models that accelerate spreads and offloads, or that are quantized: the same numbers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from accelerate import cpu_offload, dispatch_model
+from tiny_checkpoints import edit_weights, save_tiny, tiny_llama
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+import ropelens as rl
+from ropelens.analysis.plan import Source, plan_analysis
+from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel
+from ropelens.models.device import devices_in
+from ropelens.models.load import load, open_checkpoint
+from ropelens.models.memory import room_for_weights
+from ropelens.models.places import device_of, devices_of
+from ropelens.models.texts import Sequences
+
+CPU = torch.device("cpu")
+MAP = {
+    "model.embed_tokens": "disk",
+    "model.layers.0": "cpu",
+    "model.layers.1": "disk",
+    "model.norm": "cpu",
+    "model.rotary_emb": "disk",
+    "lm_head": "cpu",
+}
+TOKENS = torch.arange(72).reshape(3, 24) * 7 % 40
+
+
+@pytest.fixture(scope="module")
+def plain() -> xr.Dataset:
+    """What the model gives that lies in memory as a whole."""
+    return rl.profile(tiny_llama().eval(), TOKENS, surrogates=0)
+
+
+OFFLOADED: dict[str, Callable[[LlamaForCausalLM, Path], PreTrainedModel]] = {
+    "to cpu and disk": lambda model, folder: dispatch_model(
+        model, MAP, main_device="cpu", offload_dir=folder
+    ),
+    "with its buffers": lambda model, _: cpu_offload(model, CPU, offload_buffers=True),
+}
+
+
+@pytest.mark.parametrize("how", OFFLOADED)
+def test_an_offloaded_model_is_measured_and_edited_as_it_is(
+    how: str, plain: xr.Dataset, tmp_path: Path
+) -> None:
+    model = OFFLOADED[how](tiny_llama().eval(), tmp_path)
+    assert model.device.type == "meta"
+    assert devices_of(model) == [device_of(model)] == [CPU]
+    xr.testing.assert_equal(rl.profile(model, TOKENS, surrogates=0), plain)
+    own = tiny_llama().eval()
+    with rl.edit_rope(model, "nope"), rl.edit_rope(own, "nope"), torch.no_grad():
+        torch.testing.assert_close(model(TOKENS).logits, own(TOKENS).logits)
+
+
+def test_a_model_without_weights_is_refused() -> None:
+    with torch.device("meta"):
+        empty = tiny_llama()
+    with pytest.raises(UnsupportedModel, match=r"(?s)no weights.*from_pretrained\(device_map"):
+        rl.profile(empty, TOKENS)
+
+
+def test_a_checkpoint_in_shards_is_spread_as_asked(
+    plain: xr.Dataset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tiny_llama().save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    capfd.readouterr()
+    model, _ = load(tmp_path, device_map=MAP)
+    on_disk = model.get_parameter("model.layers.1.mlp.up_proj.weight")
+    assert (on_disk.device.type, device_of(model)) == ("meta", CPU)
+    found = rl.profile(model, TOKENS, surrogates=0)
+    xr.testing.assert_equal(found.drop_attrs(), plain.drop_attrs())
+    model, _ = load(tmp_path, device_map="auto")
+    assert devices_of(model) == devices_in("auto")
+    assert capfd.readouterr() == ("", "")
+    assert logging.getLogger("accelerate").level == logging.NOTSET
+
+
+def test_a_broken_weight_is_found_on_disk_too(tmp_path: Path) -> None:
+    save_tiny(tmp_path / "model")
+    name = "model.layers.1.mlp.up_proj.weight"
+    edit_weights(tmp_path / "model", lambda weights: weights[name][3, 4].fill_(torch.nan))
+    with pytest.raises(BadCheckpoint, match=rf"(?s){name} holds NaN.*1 of its 1,536 numbers"):
+        load(tmp_path / "model", device_map={"": "disk"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"device_map": "car"}, "There is no device map 'car'.*\"auto\", or a place"),
+        ({"device_map": {}}, "There is no device map {}"),
+        ({"device_map": {"": "toaster"}}, "There is no device 'toaster'"),
+        ({"device_map": "auto", "device": "cpu"}, "Both a device and a device map"),
+        ({"quantize": "int2"}, "not quantized to 'int2'.*int8, bnb-int8, bnb-nf4"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments: dict[str, object], words: str) -> None:
+    with pytest.raises(BadArgument, match=f"(?s){words}"):
+        load("bundled", **arguments)
+
+
+def test_weights_leave_room_to_measure_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ropelens.models.memory.free_bytes", lambda _: 6 * 10**9)
+    assert room_for_weights([torch.device("cuda", 1)]) == {1: 10**9, "cpu": 5_100_000_000}
+    monkeypatch.setattr("ropelens.models.memory.free_bytes", lambda _: 10**8)
+    assert room_for_weights([CPU]) == {"cpu": 0}
+
+
+def test_a_plan_counts_all_devices_and_the_bits_of_a_weight(tmp_path: Path) -> None:
+    save_tiny(tmp_path / "model")
+    opened = open_checkpoint(tmp_path / "model", device_map={"model": "disk", "lm_head": "cpu"})
+    source = Source.of_checkpoint(opened, None)
+    assert (source.devices, source.weights) == ([CPU], 4 * opened.parameters)
+    text = Sequences(TOKENS, torch.tensor([24, 24, 24]), "", "tokens")
+    assert plan_analysis(source, text, rows="all", batch_size=1, eager=False).device == "cpu"
+    bits = {"dtype": "bfloat16", "device": "cpu"}
+    assert open_checkpoint(tmp_path / "model", **bits).weight_bytes == 2 * opened.parameters
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is not None, reason="bitsandbytes is there")
+def test_a_package_that_is_not_there_is_named() -> None:
+    with pytest.raises(BadArgument, match=r"(?s)needs bitsandbytes.*pip install bitsandbytes"):
+        load("bundled", quantize="bnb-nf4")
+
+
+@pytest.mark.filterwarnings("ignore")  # what torchao warns of
+def test_weights_of_eight_bits_give_nearly_the_same_numbers(
+    plain: xr.Dataset, tmp_path: Path
+) -> None:
+    pytest.importorskip("torchao")
+    folder, saved = save_tiny(tmp_path / "model"), tmp_path / "saved"
+    opened = open_checkpoint(folder, quantize="int8", device="cpu")
+    assert opened.weight_bytes == opened.parameters
+    model = opened.read()
+    weight = model.get_parameter("model.layers.0.self_attn.q_proj.weight")
+    assert (type(weight).__name__, model.dtype) == ("Int8Tensor", torch.float32)
+    found = rl.profile(model, TOKENS, surrogates=0)
+    for name in ("q_norm", "selectivity", "total_bits"):
+        error = np.abs(found[name] - plain[name]).max() / np.abs(plain[name]).max()
+        assert 0 < error < 0.05
+    model.save_pretrained(saved)
+    again, _ = load(saved)
+    xr.testing.assert_allclose(
+        rl.profile(again, TOKENS, surrogates=0).drop_attrs(), found.drop_attrs()
+    )
+    with pytest.raises(BadArgument, match="quantized already"):
+        load(saved, quantize="int8")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices")
+def test_layers_on_two_gpus_are_summed_where_they_are(
+    plain: xr.Dataset, tmp_path: Path
+) -> None:
+    save_tiny(tmp_path / "model")
+    places = dict.fromkeys(MAP, 0) | {"model.layers.1": 1, "lm_head": 1}
+    model, _ = load(tmp_path / "model", device_map=places)
+    assert len(devices_of(model)) == 2
+    seen: list[torch.device] = []
+    with rl.observe(model, lambda call, _: seen.append(call.key.device)), torch.no_grad():
+        model(TOKENS.to("cuda:0"))
+    assert [device.index for device in seen] == [0, 1]
+    found = rl.profile(model, TOKENS, surrogates=0)
+    np.testing.assert_allclose(found["selectivity"], plain["selectivity"], atol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_layers_in_main_memory_are_summed_on_the_gpu(plain: xr.Dataset, tmp_path: Path) -> None:
+    save_tiny(tmp_path / "model")
+    places = dict.fromkeys(MAP, 0) | {"model.layers.1": "cpu"}
+    model, _ = load(tmp_path / "model", device_map=places)
+    assert [device.type for device in devices_of(model)] == ["cuda"]
+    found = rl.profile(model, TOKENS, surrogates=0)
+    np.testing.assert_allclose(found["selectivity"], plain["selectivity"], atol=1e-3)
