@@ -13,20 +13,22 @@ import torch
 from transformers import PreTrainedModel
 
 from ropelens.measure.profile import versions
+from ropelens.models.places import device_of
 
 
 def machine(model: PreTrainedModel) -> dict[str, Any]:
     """Where it ran, and the most memory that was in use at a time, in bytes."""
+    device = device_of(model)
     facts = {
         "versions": versions(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
-        "device": str(model.device),
+        "device": str(device),
         "peak_memory_bytes": _peak_memory(),
     }
-    if model.device.type == "cuda":
-        facts["peak_cuda_memory_bytes"] = torch.cuda.max_memory_allocated(model.device)
+    if device.type == "cuda":
+        facts["peak_cuda_memory_bytes"] = torch.cuda.max_memory_allocated(device)
     return facts
 
 
