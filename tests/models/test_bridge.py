@@ -22,6 +22,7 @@ from ropelens.models.subject import as_subject
 from ropelens.statistics.call import AttentionCall
 
 LENGTHS = torch.tensor([40, 23, 31])
+FEW = {"surrogates": 1}  # each is drawn and measured alike
 TOKENS = torch.from_numpy(random_tokens(sequences=3, length=40))
 
 # Families that differ in what the bridge must pass on: windows (of which Mistral's module
@@ -75,12 +76,12 @@ def assert_same_profile(one: xr.Dataset, other: xr.Dataset) -> None:
 def test_a_bridge_gives_the_profile_of_the_model(name: str, tmp_path: Path):
     model, tokenizer = saved(name, tmp_path)
     model.set_attn_implementation("eager")
-    plain = rl.profile(model, TOKENS, lengths=LENGTHS, tokenizer=tokenizer)
+    plain = rl.profile(model, TOKENS, lengths=LENGTHS, tokenizer=tokenizer, **FEW)
     rope = rl.measure_rope(model)
     bridged = bridge(model, tokenizer)  # which changes the model
     assert isinstance(as_subject(bridged), BridgeSubject)
     assert_same_profile(
-        plain, rl.profile(bridged, TOKENS, lengths=LENGTHS, tokenizer=tokenizer)
+        plain, rl.profile(bridged, TOKENS, lengths=LENGTHS, tokenizer=tokenizer, **FEW)
     )
     np.testing.assert_allclose(rl.measure_rope(bridged)["inv_freq"], rope["inv_freq"], 1e-6)
 
@@ -202,12 +203,12 @@ def test_windows_beyond_the_excerpt_are_seen(tmp_path: Path):
     model.config.sliding_window = 70
     tokens = torch.from_numpy(random_tokens(sequences=2, length=90))
     model.set_attn_implementation("eager")
-    plain = rl.profile(model, tokens, tokenizer=tokenizer)
+    plain = rl.profile(model, tokens, tokenizer=tokenizer, **FEW)
     beyond = plain["offset_start"] >= 72
     assert float(plain["offset_mass"].where(beyond).max()) == 0
     assert bool(beyond.any())
     bridged = bridge(model, tokenizer)
-    assert_same_profile(plain, rl.profile(bridged, tokens, tokenizer=tokenizer))
+    assert_same_profile(plain, rl.profile(bridged, tokens, tokenizer=tokenizer, **FEW))
 
 
 @pytest.mark.parametrize("name", SILENT)
