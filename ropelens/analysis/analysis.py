@@ -118,11 +118,10 @@ def open_analysis(folder: str | Path) -> Analysis:
     swept = record["kind"] == "truncation"
     reached = folder / "reach.nc"
     reach = open_reach(reached) if reached.exists() else None
-    models = [str(one.attrs["model"]) for one in (profile, reach) if one is not None]
-    if len(set(models)) > 1:
+    if reach is not None and reach.attrs.get("model") != profile.attrs.get("model"):
         raise BadArgument(
             f"{reached} is not of the model that the profile is of.",
-            seen=f"{models[1]}, and {models[0]}",
+            seen=f"{reach.attrs.get('model')}, and {profile.attrs.get('model')}",
             attempt="move it away, or put the reach of this model there",
         )
     return Analysis(

@@ -201,7 +201,8 @@ def test_index_lists_pages_with_what_they_found(tmp_path):
         folder = tmp_path / place
         folder.mkdir(parents=True)
         (folder / "index.html").write_text("page")
-    record = {"model": {"name": "a/b"}, "findings": ["Slow planes win", "and fast ones"]}
+    found = ["Slow planes win", "and fast ones"]
+    record = {"kind": "answer", "model": {"name": "a/b"}, "findings": found}
     (tmp_path / "norms/two/run.json").write_text(json.dumps(record))
     (tmp_path / "norms/three/run.json").write_text("[broken")
     text = write_index(tmp_path).read_text()
