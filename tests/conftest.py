@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from jaxtyping import install_import_hook
 
@@ -26,6 +27,10 @@ CHECKED = {
     f"ropelens.{room}.{file.stem}" for room in ROOMS for file in (PACKAGE / room).glob("*.py")
 }
 install_import_hook(sorted(CHECKED - UNCHECKED), "beartype.beartype")
+
+# A loaded machine is no failure.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 # Read by huggingface_hub when it is imported, so before any test is.
 os.environ["HF_HUB_OFFLINE"] = "1"

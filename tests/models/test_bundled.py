@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from ropelens.errors import BadArgument
 from ropelens.models.bundled import BUNDLED, bundled_path, sample_path
@@ -71,9 +72,14 @@ def test_bundled_needs_its_rotation(name: str) -> None:
     assert model(input_ids=tokens, labels=tokens).loss > loss + 1
 
 
+@functools.cache
+def own_tokenizer() -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(bundled_path(), local_files_only=True)
+
+
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=80))
 def test_bundled_tokenizer_gives_text_back(text: str) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(bundled_path(), local_files_only=True)
+    tokenizer = own_tokenizer()
     ids = tokenizer(text).input_ids
     assert ids[0] == tokenizer.bos_token_id
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
