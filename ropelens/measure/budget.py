@@ -9,7 +9,10 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from ropelens.measure.batches import Progress
+from ropelens.measure.batches import LOGITS_AT_ONCE, Progress
+from ropelens.measure.chunks import Chunks, chunk_of
+from ropelens.models.door import Observer
+from ropelens.models.places import device_of
 from ropelens.models.subject import Subject, check_layers
 from ropelens.rope.planes import Planes
 from ropelens.statistics.bins import offset_edges, sum_bins
@@ -48,9 +51,20 @@ def fit_layers(
         if len(fits) == len(planes):
             raise _AllSeen
 
+    tokens = sample.text.tokens
+    chunk = chunk_of(subject, tokens.shape[1])
+    observer: Observer = observe
+    if chunk is not None:
+        rows = sample.rows, sample.surrogate_rows
+        observer = Chunks.of_rows(*rows, context=tokens.shape[1], whole=observe)
     try:
-        with torch.no_grad(), subject.observe(observe):
-            subject.forward(sample.text.tokens)
+        with torch.no_grad(), subject.observe(observer):
+            if chunk is None:
+                subject.forward(tokens)
+            else:
+                at_once = LOGITS_AT_ONCE[device_of(subject.model).type]
+                for _ in subject.logits(tokens, at_once=at_once, chunk=chunk):
+                    pass
     except _AllSeen:
         pass
     check_layers(subject.model, set(fits))

@@ -27,7 +27,7 @@ from ropelens.measure.excerpt import attention_of
 from ropelens.measure.repeats import repeat_scores
 from ropelens.measure.summary import summarize
 from ropelens.measure.tokens import as_corpus
-from ropelens.models.doorway import Observer
+from ropelens.models.doorway import AttentionEdit, HeadSilence, Observer
 from ropelens.models.rotation import read_layers
 from ropelens.models.subject import Subject, as_subject
 from ropelens.statistics.bins import offset_edges
@@ -388,12 +388,20 @@ class Listening:
         self.given.append(tokens)
         return self.subject.forward(tokens, positions, last=last)
 
-    def logits(self, tokens: Tensor, *, at_once: int) -> Iterator[tuple[int, Tensor]]:
+    def logits(
+        self, tokens: Tensor, *, at_once: int, chunk: int | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
         self.given.append(tokens)
-        return self.subject.logits(tokens, at_once=at_once)
+        return self.subject.logits(tokens, at_once=at_once, chunk=chunk)
 
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
         return self.subject.observe(observer)
+
+    def edit(self, edit: AttentionEdit) -> AbstractContextManager[None]:
+        return self.subject.edit(edit)
+
+    def silence(self, silence: HeadSilence) -> AbstractContextManager[None]:
+        return self.subject.silence(silence)
 
     @property
     def subject(self) -> Subject:
