@@ -2,6 +2,7 @@
 # make reports  the analyses on the bundled checkpoint
 # make test     run the tests
 # make test-slow  the tests that take minutes: heads built by hand, trained models against scipy
+# make test-newest  the tests, with the newest versions that pyproject.toml allows
 # make lint     formatting, types, import order
 # make docs     the reference and its examples, into docs/reference/
 # make bench    what measuring costs beside a plain forward pass, and a sweep beside evaluations
@@ -11,12 +12,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# By sha256, where one is the same everywhere: of all but torch, and what torch itself brings.
+LOCKED := $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps
 # By a path: setuptools' import hook loses to a folder called ropelens where Python is started.
 EDITABLE := --config-settings editable_mode=compat --editable
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := report
-.PHONY: report reports test test-slow lint docs bench
+.PHONY: report reports test test-slow test-newest lint docs bench
 
 report: .venv/.report
 	@mkdir -p reports/analyze
@@ -35,6 +38,11 @@ test: .venv/.test
 test-slow: .venv/.test
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 -m slow
 
+test-newest:
+	$(PYTHON) -m venv --clear .venv-newest
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check '.[test]'
+	@OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest --numprocesses 2 --dist loadfile
+
 lint: .venv/.lint
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
@@ -48,14 +56,16 @@ bench: .venv/.report
 	@$(BIN)/python benchmarks/cost.py
 	@$(BIN)/python benchmarks/sweep.py
 
-.venv/.report: pyproject.toml constraints.txt
+.venv/.report: pyproject.toml constraints.txt requirements/run.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ropelens needs Python 3.11 or newer: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(LOCKED) --requirement requirements/run.txt
 	$(PIP) torch==2.13.0
 	$(PIP) $(EDITABLE) .
 	@touch $@
 
-.venv/.test: .venv/.report
+.venv/.test: .venv/.report requirements/work.txt
+	$(LOCKED) --requirement requirements/work.txt
 	$(PIP) $(EDITABLE) '.[test]'
 	@touch $@
 
@@ -63,6 +73,7 @@ bench: .venv/.report
 	$(PIP) $(EDITABLE) '.[test,lint]'
 	@touch $@
 
-.venv/.docs: .venv/.report
+.venv/.docs: .venv/.report requirements/work.txt
+	$(LOCKED) --requirement requirements/work.txt
 	$(PIP) $(EDITABLE) '.[docs]'
 	@touch $@

@@ -10,6 +10,7 @@ from .models.texts import tokenize as tokenize
 # measure
 from .analysis.analyze import analyze as analyze
 from .analysis.analysis import Analysis as Analysis
+from .analysis.checkpoints import stack as stack
 from .models.rotation import measure_rope as measure_rope
 from .models.agreement import compare_rope as compare_rope
 from .measure.capture import capture as capture
@@ -73,6 +74,7 @@ from .figures.comparison_planes import plot_growth_planes as plot_growth_planes
 from .figures.growth import plot_growth as plot_growth
 from .figures.head_map import plot_head_map as plot_head_map
 from .figures.head_wavelengths import plot_head_wavelengths as plot_head_wavelengths
+from .figures.head_truncation import plot_head_truncation as plot_head_truncation
 from .figures.kernel import plot_kernel as plot_kernel
 from .figures.label_selectivity import plot_label_selectivity as plot_label_selectivity
 from .figures.norms import plot_head_norms as plot_head_norms
@@ -97,6 +99,7 @@ from .report import describe_truncation as describe_truncation
 from .files.results import save_profile as save_profile
 from .files.results import save_results as save_results
 from .files.results import open_profile as open_profile
+from .files.results import open_reach as open_reach
 from .files.results import open_truncation as open_truncation
 from .files.results import open_comparison as open_comparison
 from .analysis.analysis import open_analysis as open_analysis

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jaxtyping import install_import_hook
@@ -43,13 +44,24 @@ def shared() -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Any]:
+    """What starts browsers: one at a time, for it holds an event loop."""
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed"
+    )
+    with playwright.sync_playwright() as driver:
+        yield driver
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Where CI runs nothing may be missing but a GPU and what lies beside the project."""
+    """Where CI runs nothing may be missing but a GPU, Firefox and what lies beside us."""
     report = yield
-    excused = "gpu" in item.keywords or "no real checkpoints" in str(report.longrepr)
+    missing = ("no real checkpoints", "no firefox")
+    excused = "gpu" in item.keywords or any(name in str(report.longrepr) for name in missing)
     if report.skipped and os.environ.get("CI") and not excused:
         report.outcome = "failed"
         report.longrepr = (

@@ -1,4 +1,4 @@
-"""Pages in a real browser, Chromium without a window."""
+"""Pages in a real browser without a window: Chromium, and Firefox."""
 
 from __future__ import annotations
 
@@ -12,15 +12,30 @@ playwright = pytest.importorskip("playwright.sync_api", reason="playwright is no
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[playwright.Browser]:
+def browser(driver: playwright.Playwright) -> Iterator[playwright.Browser]:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         pytest.skip("no chromium on this machine (Debian: apt-get install chromium)")
-    with playwright.sync_playwright() as driver:
-        arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        browser = driver.chromium.launch(executable_path=chromium, args=arguments)
-        yield browser
-        browser.close()
+    arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+    browser = driver.chromium.launch(executable_path=chromium, args=arguments)
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="module")
+def firefox(driver: playwright.Playwright) -> Iterator[playwright.Browser]:
+    """Firefox by WebDriver BiDi, as it is installed: playwright's own build is not needed."""
+    path = shutil.which("firefox") or shutil.which("firefox-esr")
+    if path is None:
+        pytest.skip("no firefox on this machine (Debian: apt-get install firefox-esr)")
+    try:
+        browser = driver.firefox.launch(executable_path=path, channel="moz-firefox")
+    except playwright.Error as error:
+        if "unknown command" not in str(error):
+            raise
+        pytest.skip("no firefox that playwright can drive: this one is too old")
+    yield browser
+    browser.close()
 
 
 class Opened:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from cli_runs import Command, python
 from tiny_checkpoints import save_tiny
@@ -27,7 +28,7 @@ MORE = {
     "truncation": {"truncation.nc", "truncation.csv"},
 }
 """What an analysis writes beside the four files of every answer."""
-ON_THE_BUNDLED = [s for s in SCRIPTS if s.stem not in ("variants", "truncation")]
+ON_THE_BUNDLED = [s for s in SCRIPTS if s.stem not in ("variants", "truncation", "copying")]
 names = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 
 
@@ -147,3 +148,24 @@ def test_variants_are_trained_and_compared(tmp_path: Path) -> None:
     assert still.startswith("The 4 planes of 8 that p-rope:0.5 stops carry ")
     assert "% of the squared query norm" in still
     assert "small" in (tmp_path / "reports" / "index.html").read_text()
+    copying_of_the_same_runs(tmp_path)
+
+
+def copying_of_the_same_runs(place: Path) -> None:
+    """Of two steps no head copies; what was measured is not measured again."""
+    script = shutil.copy(ROOT / "analyses" / "copying.py", place / "analyses")
+    done = subprocess.run(
+        [sys.executable, script, "--runs", "runs/variants", "--sequences", "2"],
+        capture_output=True,
+        text=True,
+        cwd=place,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    folder = place / "reports" / "copying" / "variants"
+    said = json.loads((folder / "run.json").read_text())["findings"]
+    assert any("rope 0 of 1; p-rope:0.5 0 of 1; nope 0 of 1." in line for line in said)
+    assert any(line.startswith("No run has an induction head") for line in said)
+    costs = pd.read_csv(folder / "costs.csv")
+    assert costs["what"].unique().tolist() == ["none"]
+    assert len(costs) == 3

@@ -62,6 +62,20 @@ def test_constraints_pin_what_the_package_needs() -> None:
         assert re.split(r"[<>=\[]", need)[0].lower() in pinned, need
 
 
+def test_what_is_installed_is_pinned_by_its_hashes() -> None:
+    """All but torch, whose wheel differs from index to index; no index is named."""
+    pinned = re.findall(r"^\S+==\S+$", (ROOT / "constraints.txt").read_text(), re.M)
+    locked: list[str] = []
+    for file in ("run.txt", "work.txt"):
+        text = (ROOT / "requirements" / file).read_text()
+        assert "://" not in text
+        found = re.findall(r"^(\S+==\S+) \\\n    --hash=sha256:[0-9a-f]{64}", text, re.M)
+        assert len(found) == text.count("==")
+        locked += found
+    known = {pin.lower().replace("_", "-") for pin in pinned}
+    assert {pin.lower().replace("_", "-") for pin in locked} == known - {"torch==2.13.0"}
+
+
 def test_no_file_grows_past_comfort() -> None:
     long = {
         str(path.relative_to(ROOT)): lines

@@ -64,9 +64,9 @@ class Stage:
 
 STAGES = (
     Stage(4e6, 64, (60, 60), 8, {"phrases": 1.0}),
-    Stage(5e6, 64, (40, 600), 8, {"phrases": 1.0}),
+    Stage(6e6, 64, (40, 600), 8, {"phrases": 1.0}),
     Stage(
-        7e6,
+        6e6,
         CONTEXT,
         (130, 1000),
         80,

@@ -12,9 +12,11 @@ import xarray as xr
 from torch import nn
 
 from ropelens.analysis.notebook import shown
+from ropelens.errors import BadArgument
 from ropelens.files.folder import write_whole
 from ropelens.files.results import (
     open_profile,
+    open_reach,
     open_truncation,
     read_own_record,
     write_folder,
@@ -34,7 +36,8 @@ class Analysis:
     """What `ropelens.analyze` gives: the numbers of a model, and where they come from.
 
     `profile` is what `ropelens.profile` gives, `heads` what `classify_heads` makes of it,
-    `provenance` what run.json says. `truncation` is a sweep, where one was asked for.
+    `provenance` what run.json says. `truncation` is a sweep, where one was asked for; `reach`
+    what `ropelens.reach` gave, where its reach.nc lay in the folder that was opened.
     `model` and `sequences` are what was measured; None where the analysis was read from a
     folder.
     """
@@ -45,6 +48,7 @@ class Analysis:
     truncation: xr.Dataset | None = None
     model: nn.Module | None = None
     sequences: Sequences | None = None
+    reach: xr.Dataset | None = None
 
     @cached_property
     def truncation_table(self) -> pd.DataFrame | None:
@@ -63,11 +67,15 @@ class Analysis:
                 "truncation.nc": self.truncation,
                 "truncation.csv": self.truncation_table,
             }
+        if self.reach is not None:
+            results["reach.nc"] = self.reach
         return results
 
     def page(self) -> str:
         """The page, as text."""
-        return render_page(self.profile, self.heads, self.truncation, self.truncation_table)
+        return render_page(
+            self.profile, self.heads, self.truncation, self.truncation_table, self.reach
+        )
 
     def report(self, path: str | Path) -> Path:
         """Write the page alone to `path` (a file), whole or not at all; that path."""
@@ -100,16 +108,27 @@ class Analysis:
 def open_analysis(folder: str | Path) -> Analysis:
     """Read an analysis that `Analysis.save` or `ropelens analyze` wrote.
 
-    Labels and their confidence are computed anew from the profile. Raises `BadArgument` for
-    files that are missing, damaged or of another kind.
+    Labels and their confidence are computed anew from the profile. A reach.nc beside it, which
+    `save_results` wrote of what `reach` gave, becomes a tab of the page. Raises `BadArgument`
+    for files that are missing, damaged, of another kind, or a reach of another model.
     """
     folder = Path(folder)
     record = {"kind": "analysis", "findings": []} | read_own_record(folder)
     profile = open_profile(folder / "profile.nc")
     swept = record["kind"] == "truncation"
+    reached = folder / "reach.nc"
+    reach = open_reach(reached) if reached.exists() else None
+    models = [str(one.attrs["model"]) for one in (profile, reach) if one is not None]
+    if len(set(models)) > 1:
+        raise BadArgument(
+            f"{reached} is not of the model that the profile is of.",
+            seen=f"{models[1]}, and {models[0]}",
+            attempt="move it away, or put the reach of this model there",
+        )
     return Analysis(
         profile,
         classify_heads(profile, seed=int(profile.attrs["seed"])),
         record,
         truncation=open_truncation(folder / "truncation.nc") if swept else None,
+        reach=reach,
     )

@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-import platform
-import re
-import resource
 import shlex
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
-import torch
 import xarray as xr
 from jaxtyping import Int
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from ropelens.analysis.analysis import Analysis
+from ropelens.analysis.cache import kept_in
+from ropelens.analysis.machine import machine
 from ropelens.analysis.plan import Plan, Source, plan_analysis
 from ropelens.errors import BadArgument
 from ropelens.files.progress import ShowProgress, opening, silent
 from ropelens.measure.excerpt import check_excerpts
 from ropelens.measure.heads import classify_heads
-from ropelens.measure.profile import profile_in_stages, versions
-from ropelens.measure.savepoint import next_stage, savepoint
+from ropelens.measure.profile import profile_in_stages
+from ropelens.measure.savepoint import next_stage
 from ropelens.measure.token_sets import attention_on as tokens_of
 from ropelens.measure.tokens import check_rows
 from ropelens.measure.truncate import check_truncation, plan_truncation
@@ -44,7 +39,6 @@ from ropelens.models.ids import read_ids
 from ropelens.models.load import load_tokenizer, open_checkpoint
 from ropelens.models.memory import explain_full_memory
 from ropelens.models.paths import check_document, check_has_text, check_ids_file
-from ropelens.models.places import device_of
 from ropelens.models.rotation import one_probe
 from ropelens.models.subject import as_subject, stated_context
 from ropelens.models.texts import (
@@ -63,8 +57,6 @@ LONGEST_DEFAULT_CONTEXT = 2048
 DEFAULT_SEQUENCES = 64
 
 Text = Path | str | Sequence[Path | str] | Sequences | Int[Tensor, "sequence position"]
-
-
 Material = list[str] | Sequences | Int[Tensor, "sequence position"] | Path
 
 
@@ -130,7 +122,7 @@ def analyze(
     Raises `BadText` and `BadCheckpoint` for what cannot be read, and what `ropelens.load`,
     `profile` and `truncate` raise.
     """
-    arguments = _arguments(locals())  # while the parameters are the only names
+    arguments = arguments_of(locals())  # while the parameters are the only names
     check_rows(rows, batch_size)  # all that can be told before a model is loaded
     if context is not None:
         check_context(context)
@@ -164,7 +156,7 @@ def analyze(
                 attempt="a smaller --context, fewer --rows, --dtype bfloat16, or another "
                 "--device",
             ),
-            _kept_in(cache, source, digest, read, arguments),
+            kept_in(cache, source, digest, read, arguments),
         ):
             swept = None
             if truncation is not None:
@@ -210,14 +202,11 @@ def analyze(
         if results is not None:
             results.attrs |= facts
     network = as_subject(subject).model
+    findings = [*describe_heads(heads), *describe_attention_on(measured), scope(measured.attrs)]
     provenance = {
         "kind": "analysis" if swept is None else "truncation",
         "command": facts["command"],
-        "findings": [
-            *describe_heads(heads),
-            *describe_attention_on(measured),
-            *filter(None, [scope(measured.attrs)]),
-        ],
+        "findings": [line for line in findings if line],
         "arguments": arguments,
         "model": {
             "name": measured.attrs["model"],
@@ -230,7 +219,7 @@ def analyze(
         "batch_size": plan.batch_size,
         "bf16_speed": plan.bf16_speed,
         "warnings": noted.lines,
-        **_machine(network),
+        **machine(network),
         "seconds": {name: round(value, 3) for name, value in seconds.items()},
     }
     return Analysis(measured, heads, provenance, swept, model=subject, sequences=read)
@@ -242,7 +231,7 @@ OPTIONS_OF_LOAD = (
 )
 
 
-def _arguments(given: dict[str, Any]) -> dict[str, Any]:
+def arguments_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """What `analyze` was asked for, in JSON's types."""
     left_out = (
         "lengths",
@@ -268,7 +257,7 @@ def _arguments(given: dict[str, Any]) -> dict[str, Any]:
             str(part) if isinstance(part, Path) else f"a document of {len(part):,} characters"
             for part in parts
         ]
-    return arguments | dict(given["truncation"] or {})
+    return arguments | dict(given.get("truncation") or {})
 
 
 def _material(
@@ -347,38 +336,6 @@ def _sequences(
     return found
 
 
-def _kept_in(
-    cache: str | Path | None,
-    source: Source,
-    digest: str | None,
-    read: Sequences,
-    arguments: Mapping[str, Any],
-) -> AbstractContextManager[None]:
-    """The measurement, kept in `cache` under all that decides its numbers."""
-    if cache is None:
-        return nullcontext()
-    if digest is None:
-        raise BadArgument(
-            "Only a model that is named can be measured with a cache.",
-            means="one in memory has no files by which it is known again",
-            attempt="its folder or Hub id, or no cache",
-        )
-    tokens = (read.tokens, read.lengths, read.documents)
-    key = {
-        "weights": digest,
-        "config": source.config.to_dict(),
-        "tokens": [None if of is None else _sha256(of) for of in tokens],
-        "arguments": arguments,
-        "device": ", ".join(map(str, source.devices)),
-        "versions": versions(),
-    }
-    return savepoint(Path(cache), key)
-
-
-def _sha256(numbers: Tensor) -> str:
-    return hashlib.sha256(np.ascontiguousarray(numbers.cpu()).tobytes()).hexdigest()
-
-
 class _Noted:
     """The texts of all warnings; they are shown as they come once `show` was called."""
 
@@ -433,30 +390,3 @@ def _numbers(measured: xr.Dataset, heads: pd.DataFrame) -> dict[str, Any]:
 
 def _known(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _machine(model: PreTrainedModel) -> dict[str, Any]:
-    """Where it ran, and the most memory that was in use at a time, in bytes."""
-    device = device_of(model)
-    facts = {
-        "versions": versions(),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "threads": torch.get_num_threads(),
-        "device": str(device),
-        "peak_memory_bytes": _peak_memory(),
-    }
-    if device.type == "cuda":
-        facts["peak_cuda_memory_bytes"] = torch.cuda.max_memory_allocated(device)
-    return facts
-
-
-def _peak_memory() -> int:
-    """Bytes that this process held at most."""
-    # On Linux getrusage also counts what the process that started this one held by then.
-    status = Path("/proc/self/status")
-    found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.exists() else None
-    if found:
-        return 1024 * int(found[1])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak * (1 if sys.platform == "darwin" else 1024)

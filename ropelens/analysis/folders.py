@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -77,13 +78,15 @@ def write_comparison(
     *,
     question: str = QUESTION,
     findings: Sequence[str] = (),
+    more: Mapping[str, xr.Dataset | pd.DataFrame] = MappingProxyType({}),
     command: str | None = None,
 ) -> Path:
     """Write what `compare` gave, and its table; return the path of the page.
 
     There will be index.html (one file, no network), comparison.nc, comparison.csv and
     run.json in `folder`, all of them or, after an error, what was there before. `findings`
-    are sentences of your own, told after those that the numbers give by themselves; `command`
+    are sentences of your own, told after those that the numbers give by themselves; `more` are
+    further results by the names of their files, such as "heads.csv"; `command`
     is what a shell would be told to do the same again; None: the one that runs.
     """
     comparison = comparison.assign_attrs(
@@ -96,7 +99,7 @@ def write_comparison(
     return write_folder(
         folder,
         record=_record(comparison, table),
-        results={"comparison.nc": comparison, "comparison.csv": table},
+        results={"comparison.nc": comparison, "comparison.csv": table, **more},
         page=lambda: render_comparison(comparison, table),
     )
 

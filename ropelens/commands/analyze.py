@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +12,7 @@ from ropelens.commands import options
 from ropelens.commands.terminal import (
     finish,
     print_plan,
+    say,
     say_plan,
     stopped_in_its_words,
     this_command,
@@ -28,7 +29,16 @@ class Backend(StrEnum):
 @stopped_in_its_words()
 def analyze(
     run: typer.Context,
-    model: options.Model = "bundled",
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="A local folder, a llama2.c .bin file, a Hub id, bundled, or bundled:NAME, "
+            "which ropelens list names; or a folder of models, such as RUN/history. "
+            "Several are measured one after another. [default: bundled]",
+            show_default=False,
+        ),
+    ] = None,
     *,
     out: Annotated[
         Path | None,
@@ -82,7 +92,14 @@ def analyze(
     backend: Annotated[
         Backend, typer.Option(help="The library that runs the model.")
     ] = Backend.hf,
-    revision: options.Revision = None,
+    revision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="R,R,...",
+            help="Branch, tag or commit of a Hub model; or several.",
+            show_default=False,
+        ),
+    ] = None,
     local_files_only: options.Offline = False,
     trust_remote_code: options.RemoteCode = False,
 ) -> None:
@@ -91,22 +108,34 @@ def analyze(
     Writes index.html (the page), profile.nc (every number, netCDF), heads.csv (a row a
     head) and run.json (how to run it again) to DIR, and prints the path of the page.
 
+    Several models or revisions each get a folder DIR/NAME. DIR itself gets a page that sets
+    them side by side, checkpoints.nc (all numbers over `checkpoint`) and heads.csv (with a
+    column of that name). The same command again passes over those that are measured.
+
     \b
     Examples:
       ropelens analyze --out out
       ropelens analyze ./my-llama --text book.txt --context 1024 --out out
       ropelens analyze ./my-llama --text book.txt --plan
+      ropelens analyze runs/rope/history --text book.txt --out out
+      ropelens analyze org/model --revision a,b,c --text book.txt --out out
     """
     from ropelens.files.progress import opening, show_progress
     from ropelens.files.results import check_out
+    from ropelens.models.paths import name_checkpoints
     from ropelens.models.texts import read_documents
 
+    parts = [part.strip() for part in (revision or "").split(",")]
+    revisions: list[str | None] = [part for part in parts if part]
+    checkpoints = name_checkpoints(models or ["bundled"], revisions or [revision])
+    several = len(checkpoints) > 1
+    first = next(iter(checkpoints.values()))[0]
     if not plan:
         if out is None:
             run.fail("Missing option '--out'")
-        check_out(out, "analysis")
+        check_out(out, "comparison" if several else "analysis")
     options.check_first(
-        model,
+        first,
         text,
         ids,
         device=device,
@@ -116,35 +145,68 @@ def analyze(
     )
     with opening(show_progress, "starting"):  # torch and transformers take seconds
         from ropelens.analysis.analyze import analyze as measure
+        from ropelens.analysis.checkpoints import is_measured, write_checkpoints
         from ropelens.analysis.summary import summarize
+        from ropelens.files.results import read_record
         from ropelens.measure.savepoint import UNFINISHED, remove_savepoint
-    analysis = measure(
-        model,
-        text,
-        ids=ids,
-        tokenizer=tokenizer,
-        prompts=[*(prompt or []), *read_documents(prompt_file or [])],
-        attention_on=attention_on or [],
-        context=context,
-        sequences=sequences,
-        rows=rows,
-        batch_size=batch_size,
-        seed=seed,
-        backend=backend.value,
-        device=device,
-        device_map=device_map,
-        quantize=quantize,
-        dtype=dtype,
-        revision=revision,
-        local_files_only=local_files_only,
-        trust_remote_code=trust_remote_code,
-        cache=out and out / UNFINISHED,
-        progress=show_progress,
-        announce=print_plan if plan else say_plan,
-        command=this_command(),
-    )
-    assert out is not None  # for a plan is not carried out
-    with opening(show_progress, "writing"):
-        page = analysis.save(out)
-    remove_savepoint(out / UNFINISHED)
-    finish(summarize(analysis), page)
+        from ropelens.models.bundled import sample_path
+        from ropelens.models.processes import processes, shared
+    if several and not text and ids is None:
+        text = [sample_path(first.partition(":")[2] or "rope")]  # the same for all
+    asked: dict[str, Any] = {
+        "text": text,
+        "ids": ids,
+        "tokenizer": tokenizer,
+        "prompts": [*(prompt or []), *read_documents(prompt_file or [])],
+        "attention_on": attention_on or [],
+        "context": context,
+        "sequences": sequences,
+        "rows": rows,
+        "batch_size": batch_size,
+        "seed": seed,
+        "backend": backend.value,
+        "device": device,
+        "device_map": device_map,
+        "quantize": quantize,
+        "dtype": dtype,
+        "local_files_only": local_files_only,
+        "trust_remote_code": trust_remote_code,
+    }
+    measured: set[str] = set()
+    if several and not plan and out is not None:
+        for name, (model, of) in checkpoints.items():
+            if is_measured(out / name, model, asked | {"revision": of}):
+                measured.add(name)
+                say(f"{name} is measured already", by="")
+    for name, (model, of) in checkpoints.items():
+        if name in measured:
+            continue
+        folder = out and (out / name if several else out)
+        try:
+            with shared():
+                analysis = measure(
+                    model,
+                    **asked,
+                    revision=of,
+                    cache=folder and folder / UNFINISHED,
+                    progress=show_progress,
+                    announce=print_plan if plan else say_plan,
+                    command=this_command(),
+                )
+        except typer.Exit:  # the plan is told, and not carried out
+            continue
+        assert folder is not None
+        if processes().is_main_process:
+            with opening(show_progress, "writing"):
+                folder.parent.mkdir(exist_ok=True)
+                page = analysis.save(folder)
+            remove_savepoint(folder / UNFINISHED)
+            if several:
+                say(f"{name}: {summarize(analysis)[0]}", by="")
+            else:
+                finish(summarize(analysis), page)
+        del analysis  # and its model, before the next is read
+    if several and out is not None and not plan and processes().is_main_process:
+        with opening(show_progress, "writing"):
+            page = write_checkpoints(out, list(checkpoints), command=this_command())
+        finish(read_record(out)["findings"][:5], page)

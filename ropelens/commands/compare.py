@@ -55,6 +55,7 @@ def compare(
     from ropelens.errors import BadArgument
     from ropelens.files.progress import show_progress
     from ropelens.files.results import check_out, read_record
+    from ropelens.models.processes import processes, shared
 
     if out.resolve() in {path.resolve() for path in paths}:
         raise BadArgument(
@@ -63,13 +64,16 @@ def compare(
             attempt="another --out",
         )
     check_out(out, "comparison")
-    comparison = rl.compare(
-        paths,
-        cache=out / MEASURED,
-        sequences=sequences,
-        seed=seed,
-        device=device,
-        progress=show_progress,
-    )
+    with shared():
+        comparison = rl.compare(
+            paths,
+            cache=out / MEASURED,
+            sequences=sequences,
+            seed=seed,
+            device=device,
+            progress=show_progress,
+        )
+    if not processes().is_main_process:
+        return
     page = rl.write_comparison(out, comparison, command=this_command())
     finish(read_record(out)["findings"][:5], page)

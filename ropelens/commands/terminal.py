@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from io import FileIO, TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -107,6 +108,30 @@ def print_plan(plan: Plan) -> None:
     raise typer.Exit
 
 
+def speak_alone() -> None:
+    """Of the processes that torchrun started the first has a voice, the others are silent."""
+    if int(os.environ.get("RANK", "0")) > 0:
+        sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+
+
+def give_voice_to_one() -> None:
+    """Whichever of the processes that torchrun started ends first says why, and no other."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return
+    for number in (signal.SIGINT, signal.SIGTERM):  # torchrun's, as one has ended
+        signal.signal(number, signal.SIG_IGN)
+    from torch.distributed import TCPStore
+
+    try:
+        place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = TCPStore(*place, is_master=False, timeout=timedelta(seconds=10))
+        begun = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        first = store.add(f"ropelens ended {begun}", 1) == 1
+    except (KeyError, ValueError, RuntimeError):  # nobody there to ask
+        first = int(os.environ.get("RANK", "0")) == 0
+    sys.stderr = sys.__stderr__ if first else Path(os.devnull).open("w")  # noqa: SIM115
+
+
 def quiet_libraries() -> None:
     """Show our own warnings, a line each; keep those and the logs of libraries to them.
 
@@ -158,11 +183,13 @@ def run_app(app: typer.Typer, *, name: str = "ropelens") -> None:
     quiet_libraries()
     signals = catch_signals()
     code, stopped = 1, ""
+    speak_alone()
     try:
         check_streams()
         code = app(prog_name=name, standalone_mode=False) or 0
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
+        give_voice_to_one()
         if not signals:
             code = _explain(error, name)
         elif isinstance(error, Stopped):

@@ -148,7 +148,7 @@ def train(
 
 def _print_once(path: Path) -> None:
     """`print_path`, by one of the processes that train together."""
-    from ropelens.train.machine import processes
+    from ropelens.models.processes import processes
 
     if processes().is_main_process:
         print_path(path)

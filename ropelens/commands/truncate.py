@@ -134,35 +134,39 @@ def truncate(
         from ropelens.analysis.analyze import analyze as measure
         from ropelens.analysis.summary import summarize
         from ropelens.measure.savepoint import UNFINISHED, remove_savepoint
-    analysis = measure(
-        model,
-        text,
-        ids=ids,
-        tokenizer=tokenizer,
-        context=context,
-        sequences=sequences,
-        rows=rows,
-        batch_size=batch_size,
-        seed=seed,
-        truncation={
-            "keep": keep,
-            "ends": [str(one) for one in end or End],
-            "bands": bands,
-            "controls": controls,
-            "measures": measures,
-        },
-        device=device,
-        device_map=device_map,
-        quantize=quantize,
-        dtype=dtype,
-        revision=revision,
-        local_files_only=local_files_only,
-        trust_remote_code=trust_remote_code,
-        cache=out / UNFINISHED,
-        progress=show_progress,
-        announce=say_plan,
-        command=this_command(),
-    )
+        from ropelens.models.processes import processes, shared
+    with shared():
+        analysis = measure(
+            model,
+            text,
+            ids=ids,
+            tokenizer=tokenizer,
+            context=context,
+            sequences=sequences,
+            rows=rows,
+            batch_size=batch_size,
+            seed=seed,
+            truncation={
+                "keep": keep,
+                "ends": [str(one) for one in end or End],
+                "bands": bands,
+                "controls": controls,
+                "measures": measures,
+            },
+            device=device,
+            device_map=device_map,
+            quantize=quantize,
+            dtype=dtype,
+            revision=revision,
+            local_files_only=local_files_only,
+            trust_remote_code=trust_remote_code,
+            cache=out / UNFINISHED,
+            progress=show_progress,
+            announce=say_plan,
+            command=this_command(),
+        )
+    if not processes().is_main_process:
+        return
     with opening(show_progress, "writing"):
         page = analysis.save(out)
     remove_savepoint(out / UNFINISHED)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ropelens.errors import BadArgument
+from ropelens.models.paths import short_names
 from ropelens.rope.variants import parse_variant
 from ropelens.train.data import DATA
 from ropelens.train.record import differences, read_json
@@ -86,7 +87,7 @@ def find_entries(paths: Sequence[str | Path]) -> list[Entry]:
         raise BadArgument("A folder is named twice.", attempt="each run or analysis once")
     if records:
         return _runs(found)
-    names = _names([folder.resolve() for folder, _ in found])
+    names = short_names([folder.resolve() for folder, _ in found])
     return [Entry(name, name, folder) for name, (folder, _) in zip(names, found, strict=True)]
 
 
@@ -242,13 +243,3 @@ def size_name(size: Size) -> str:
         return named[0]
     shape = dataclasses.astuple(size)[:4]
     return "x".join(str(number) for number in shape)
-
-
-def _names(folders: Sequence[Path]) -> list[str]:
-    """The shortest ends of the paths that tell them apart."""
-    parts = 1
-    names = [folder.name for folder in folders]
-    while len(set(names)) < len(names):
-        parts += 1
-        names = ["/".join(folder.parts[-parts:]) for folder in folders]
-    return names

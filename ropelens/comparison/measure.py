@@ -25,6 +25,7 @@ from ropelens.measure.profile import profile
 from ropelens.measure.savepoint import remove_savepoint, savepoint
 from ropelens.measure.tasks import SHORTEST, Retrieval
 from ropelens.models.load import load
+from ropelens.models.processes import gather, place
 from ropelens.statistics.claim import judge
 from ropelens.statistics.labels import Thresholds
 from ropelens.statistics.measures import compared
@@ -198,16 +199,19 @@ def cached(
     A stopped comparison goes on from what is there, if it has all `variables`; or from within
     what was being measured.
     """
-    text = json.dumps(key, sort_keys=True)
+    text, kept = json.dumps(key, sort_keys=True), None
     if path.exists():
         with contextlib.suppress(BadArgument):
             kept = open_results(path, "measurement")
-            if kept.attrs.get("key") == text and kept.variables.keys() >= set(variables):
-                return kept
+            if kept.attrs.get("key") != text or not kept.variables.keys() >= set(variables):
+                kept = None
+    if all(gather(kept is not None)) and kept is not None:
+        return kept
     unfinished = path.parent / f".{path.stem}"
     with savepoint(unfinished, key):
         made = make().assign_attrs(kind="measurement", key=text)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_results(made, path)
-    remove_savepoint(unfinished)
+    if place()[0] == 0:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_results(made, path)
+        remove_savepoint(unfinished)
     return made

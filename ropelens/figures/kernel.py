@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.figures.inputs import check_head
-from ropelens.figures.style import DASHED, SHADE, log_axis, new_figure
+from ropelens.figures.style import DASHED, DRAWN_FROM_ONE, SHADE, log_axis, new_figure
 
 TICKS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 MEASURED = {"line": {"width": 2, "shape": "hvh"}, "fill": "tozeroy", "fillcolor": SHADE}
@@ -43,6 +43,7 @@ def plot_kernel(profile: xr.Dataset, *, layer: int, head: int) -> go.Figure:
             hovertemplate="offset %{customdata}: %{y:.2%} " + words + "<extra></extra>",
         )
     figure.update_xaxes(**_offset_axis(int(profile["offset_stop"].values[-1])))
+    figure.update_layout(meta=DRAWN_FROM_ONE)
     title = "weight of one offset (% of attention)"
     figure.update_yaxes(title_text=title, tickformat=".0%", rangemode="tozero")
     return figure.update_layout(hovermode="x unified")

@@ -31,7 +31,7 @@ def plot_pair(
         for token in excerpt_tokens(profile, excerpt)
     ]
     wavelength = profile["wavelength"].values
-    distance = np.arange(farthest(profile) + 1)
+    distance = np.arange(max(farthest(profile, layer), query - key) + 1)
     terms = vectors.terms(query, key, query - key)
     trace = vectors.terms(query, key, distance).sum(-1)
     title = f"Layer {layer}, head {head}: {names[query]} looks at {names[key]}"
@@ -77,6 +77,12 @@ def plot_pair(
     return figure
 
 
-def farthest(profile: xr.Dataset) -> int:
-    """How far keys are moved away, in tokens: to the end of the context, and not too far."""
-    return max(profile.sizes["excerpt_key"], min(int(profile.attrs["context"]), FARTHEST)) - 1
+def farthest(profile: xr.Dataset, layer: int) -> int:
+    """How far keys are moved away, in tokens: to the end of the context, and not too far.
+
+    In a layer with a sliding window to its end.
+    """
+    context = int(profile.attrs["context"])
+    whole = max(profile.sizes["excerpt_key"], min(context, FARTHEST)) - 1
+    seen = int(profile["farthest_offset"][layer]) if "farthest_offset" in profile else context
+    return min(whole, seen) if seen < context - 1 else whole

@@ -15,6 +15,7 @@ from ropelens.figures.numbers import short_count
 from ropelens.figures.series import Look, variant_looks
 from ropelens.figures.style import (
     DASHED,
+    DRAWN_FROM_ONE,
     MUTED,
     faded,
     log_axis,
@@ -72,7 +73,7 @@ def plot_reach(
     margin = 0.06 * (drawn.max() - drawn.min()) + 1e-3
     figure.update_yaxes(title_text="above others (nats)")
     figure.update_yaxes(range=[float(drawn.min() - margin), float(drawn.max() + margin)])
-    return figure.update_layout(showlegend=False)
+    return figure.update_layout(showlegend=False, meta=DRAWN_FROM_ONE)
 
 
 def plot_horizons(found: xr.Dataset, *, variants: Sequence[str] | None = None) -> go.Figure:
@@ -85,8 +86,8 @@ def plot_horizons(found: xr.Dataset, *, variants: Sequence[str] | None = None) -
     names = _chosen(found, variants)
     farthest = float(found["distance"].max())
     figure = new_figure("Heads whose picked key still wins, by distance", height=400)
-    for name, look in _looks(names).items():
-        color, dash = (None, "solid") if look is None else (look.color, look.dash)
+    for name, own in _looks(names).items():
+        color, dash = (None, "solid") if own is None else (own.color, own.dash)
         of_variant = found.sel(variant=name)
         fill = {"fillcolor": faded(color or MUTED, 0.3), "line": {"width": 0, "shape": "hv"}}
         for end in ("horizon_low", "horizon_high"):
@@ -111,7 +112,7 @@ def plot_horizons(found: xr.Dataset, *, variants: Sequence[str] | None = None) -
     figure.update_xaxes(**_distance_axis(found), title_text=DISTANCE)
     figure.update_yaxes(title_text="share of heads (%)", range=[-3, 103])
     below = {"yref": "container", "y": 0, "yanchor": "bottom"}  # it may take several rows
-    return figure.update_layout(legend=below)
+    return figure.update_layout(legend=below, meta=DRAWN_FROM_ONE)
 
 
 def surviving(horizon: np.ndarray, farthest: float) -> tuple[np.ndarray, np.ndarray]:
@@ -149,7 +150,19 @@ def score_range(
 
     A bin is about a sixteenth of a decade, of the whole distances from 0 to the farthest.
     """
-    farthest = max(int(of_variant["distance"].max()), 1)
+    distance, begins, middle = distance_bins(of_variant)
+    product = of_variant["product_real"].values + 1j * of_variant["product_imag"].values
+    there = np.isfinite(product)
+    product = product[there] * of_variant["variant_gain"].values[there]
+    inv_freq = of_variant["variant_inv_freq"].values[there]
+    score = (np.exp(1j * np.outer(distance, inv_freq)) @ product).real
+    mean = np.add.reduceat(score, begins) / np.diff(begins, append=len(score))
+    return middle, np.minimum.reduceat(score, begins), mean, np.maximum.reduceat(score, begins)
+
+
+def distance_bins(found: xr.Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Whole distances bin after bin, where each bin begins among them, and its middle."""
+    farthest = max(int(found["distance"].max()), 1)
     count = int(np.ceil(np.log10(farthest) * PER_DECADE)) + 1
     edges = np.unique(np.geomspace(1, farthest + 1, count).round().astype(int))
     random = np.random.default_rng(0)  # even steps would beat with the waves
@@ -157,16 +170,9 @@ def score_range(
     for begin, end in itertools.pairwise(edges):
         some = random.integers(begin, end, size=PER_BIN)
         bins.append(np.arange(begin, end) if end - begin <= PER_BIN else some)
-    distance = np.concatenate(bins)
     begins = np.cumsum([0, *map(len, bins[:-1])])
-    product = of_variant["product_real"].values + 1j * of_variant["product_imag"].values
-    there = np.isfinite(product)
-    product = product[there] * of_variant["variant_gain"].values[there]
-    inv_freq = of_variant["variant_inv_freq"].values[there]
-    score = (np.exp(1j * np.outer(distance, inv_freq)) @ product).real
-    mean = np.add.reduceat(score, begins) / [len(part) for part in bins]
     middle = np.concatenate([[0], np.sqrt(edges[:-1] * (edges[1:] - 1.0))])
-    return middle, np.minimum.reduceat(score, begins), mean, np.maximum.reduceat(score, begins)
+    return np.concatenate(bins), begins, middle
 
 
 def _looks(names: Sequence[str]) -> dict[str, Look | None]:
@@ -198,15 +204,16 @@ def _draw_panel(figure: go.Figure, of_variant: xr.Dataset, color: str, **place: 
     for y, line in ((0.0, {"color": MUTED, "width": 1.25}), (lowest, DASHED | {"width": 1.5})):
         figure.add_scatter(x=middle[[0, -1]] + 1, y=[y, y], line=line, **silent, **place)
     horizon, *ends = _horizon(of_variant)
-    if not 0 < horizon < np.inf:
-        return
+    there = 0 < horizon < np.inf
     farthest = float(of_variant["distance"].max())
     below, above = np.nan_to_num(ends, nan=horizon, posinf=farthest)
     marker = {"symbol": "diamond", "size": 11, "color": color}
-    bars = {"array": [max(above - horizon, 0)], "arrayminus": [max(horizon - below, 0)]}
+    bars: dict[str, list[float]] = {"array": [], "arrayminus": []}
+    if there:
+        bars = {"array": [max(above - horizon, 0)], "arrayminus": [max(horizon - below, 0)]}
     figure.add_scatter(
-        x=[horizon + 1],
-        y=[0],
+        x=[horizon + 1] if there else [],
+        y=[0] if there else [],
         mode="markers",
         marker=marker,
         error_x={**bars, "color": color, "thickness": 2},

@@ -47,6 +47,8 @@ DASHED = {"width": 2, "dash": "4px,3px", "color": MUTED}
 """The line of what is predicted, or of planes drawn at random, beside what was measured."""
 DOTTED = {"width": 1.5, "dash": "dot", "color": MUTED}
 """The line that marks a place on an axis."""
+DRAWN_FROM_ONE = {"drawn_from": 1}
+"""The layout's `meta` where x is drawn at x + 1, so that 0 has a place on a log axis."""
 SHADE = "rgba(128,132,140,0.22)"
 TEXT_ONLY = "%{text}<extra></extra>"
 """The `hovertemplate` of a trace whose `text` is its hover."""

@@ -21,7 +21,7 @@ RECORD, PAGE = "run.json", "index.html"
 
 FILES = (
     *(RECORD, PAGE, "profile.nc", "heads.csv", "truncation.nc", "truncation.csv"),
-    *("comparison.nc", "comparison.csv"),
+    *("reach.nc", "comparison.nc", "comparison.csv"),
 )
 """What results are called."""
 
@@ -245,6 +245,14 @@ def open_truncation(path: str | Path) -> xr.Dataset:
     return open_results(path, "truncation")
 
 
+def open_reach(path: str | Path) -> xr.Dataset:
+    """Read what `save_results` wrote of a reach, or analyses/reach.py, into memory.
+
+    Raises `BadArgument` for a file that is missing, damaged or no reach.
+    """
+    return open_results(path, "reach")
+
+
 def open_comparison(path: str | Path) -> xr.Dataset:
     """Read a comparison that `save_results` or `ropelens compare` wrote, into memory.
 
@@ -320,7 +328,7 @@ def _digest(results: xr.Dataset) -> str:
         else:
             content = np.ascontiguousarray(values).tobytes()
         kind = "text" if values.dtype.kind in "OUT" else values.dtype.name
-        about = [str(name), name in results.coords, list(variable.dims), list(values.shape)]
+        about = [str(name), list(variable.dims), list(values.shape)]
         digest.update(json.dumps([*about, kind, _plain(variable.attrs)]).encode() + content)
     attrs = {name: value for name, value in results.attrs.items() if name != DIGEST}
     digest.update(json.dumps(_plain(attrs)).encode())

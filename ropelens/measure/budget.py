@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from ropelens.measure.batches import LOGITS_AT_ONCE, Progress
 from ropelens.measure.chunks import Chunks, chunk_of
 from ropelens.models.door import Observer
 from ropelens.models.places import device_of
+from ropelens.models.processes import gather, shard
 from ropelens.models.subject import Subject, check_layers
 from ropelens.rope.planes import Planes
 from ropelens.statistics.bins import offset_edges, sum_bins
@@ -38,17 +40,19 @@ def fit_layers(
     """The models of every layer, from one pass over a sample of the sequences.
 
     They are fitted at each layer's attention call, and nothing of that is kept but weights.
-    `progress` is told after each layer.
+    `progress` is told after each layer. Processes that share the measurement share the layers.
     """
-    sample = Sample.draw(text, seed=seed)
+    sample, mine = Sample.draw(text, seed=seed), shard(len(planes))
     fits: dict[int, LayerFit] = {}
 
     def observe(call: AttentionCall) -> None:
+        if call.layer not in mine:
+            return
         own = planes[call.layer]
         fits[call.layer] = sample.fit(call, own, surrogates=surrogates, seed=seed)
         if progress is not None:
             progress(1)
-        if len(fits) == len(planes):
+        if len(fits) == len(mine):
             raise _AllSeen
 
     tokens = sample.text.tokens
@@ -57,16 +61,15 @@ def fit_layers(
     if chunk is not None:
         rows = sample.rows, sample.surrogate_rows
         observer = Chunks.of_rows(*rows, context=tokens.shape[1], whole=observe)
-    try:
-        with torch.no_grad(), subject.observe(observer):
+    if mine:
+        with suppress(_AllSeen), torch.no_grad(), subject.observe(observer):
             if chunk is None:
                 subject.forward(tokens)
             else:
                 at_once = LOGITS_AT_ONCE[device_of(subject.model).type]
                 for _ in subject.logits(tokens, at_once=at_once, chunk=chunk):
                     pass
-    except _AllSeen:
-        pass
+    fits = {layer: fit for own in gather(fits) for layer, fit in own.items()}
     check_layers(subject.model, set(fits))
     return [fits[layer] for layer in sorted(fits)]
 

@@ -31,6 +31,7 @@ from ropelens.measure.tasks import Haystack, Retrieval, hide_needles
 from ropelens.measure.terms import MEASURES, wanted_measures
 from ropelens.measure.tokens import as_corpus
 from ropelens.models.places import device_of
+from ropelens.models.processes import gather, shard
 from ropelens.models.rotation import depends_on_length
 from ropelens.models.subject import Subject, as_subject, stated_context, trained_context
 from ropelens.rope.planes import Planes
@@ -176,15 +177,20 @@ def evaluate(
             TextFindings(entry, wanted, corpus, stated, **found)
             for entry, found in zip(entries, so_far.text or [{}] * len(entries), strict=True)
         ]
+        # Processes fit together, so one that had saved later than another fits again.
+        fitted = min(gather(sum(bool(found.fits) for found in text)))
         for found in text:
+            found.fits = found.fits if fitted > 0 else []
+            fitted -= bool(found.fits)
             found.fit(subject, seed=seed)
             so_far.save(text)
-        left = range(text[0].sequences, len(corpus))
+        left = shard(len(corpus))[text[0].sequences :]
         for batch in batches(
             subject, corpus, rows=rows, seed=seed, chosen=left, batch_size=batch_size
         ):
             measure_batch(subject, batch, text, progress)
             so_far.save(text)
+        text = [found.with_parts(gather(found.state)) for found in text]
         values |= text_values(text, wanted)
     if "labels" in wanted:
         labels, profile = label_values(text)
@@ -263,7 +269,7 @@ def _measure_repeats(
 ) -> dict[str, np.ndarray]:
     """Attention and losses on repeated random tokens, as `profile` has them, of every entry."""
     length = repeat_length(subject.model)
-    for entry in entries[len(so_far.repeats) :]:
+    for entry in _own(entries)[len(so_far.repeats) :]:
         with entry.open(subject):
             _forget_length(subject)
             # Only attention is looked at here, so any planes will do.
@@ -276,8 +282,14 @@ def _measure_repeats(
         so_far.repeats.append(scores.values | losses)
         progress(scores.losses.numel())
         so_far.save()
-    names = so_far.repeats[0]
-    return {name: np.stack([of[name] for of in so_far.repeats]) for name in names}
+    found = [of for part in gather(so_far.repeats) for of in part]
+    return {name: np.stack([of[name] for of in found]) for name in found[0]}
+
+
+def _own(entries: list[Entry]) -> list[Entry]:
+    """Those that this process measures, of what is measured entry by entry."""
+    mine = shard(len(entries))
+    return entries[mine.start : mine.stop]
 
 
 def _measure_copying(
@@ -290,7 +302,7 @@ def _measure_copying(
     progress: Progress,
 ) -> dict[str, np.ndarray]:
     """Losses of random tokens that come again, of every entry, by distance."""
-    for entry in entries[len(so_far.copies) :]:
+    for entry in _own(entries)[len(so_far.copies) :]:
         found = []
         with entry.open(subject):
             for distance in distances:
@@ -301,7 +313,8 @@ def _measure_copying(
                 progress(REPEATS * (1 + 2 * distance))
         so_far.copies.append(np.stack(found))
         so_far.save()
-    return {"copy_loss": np.stack(so_far.copies), "copy_distance": np.array(distances)}
+    found = [of for part in gather(so_far.copies) for of in part]
+    return {"copy_loss": np.stack(found), "copy_distance": np.array(distances)}
 
 
 def _measure_retrieval(
@@ -329,14 +342,14 @@ def _measure_retrieval(
         )
         for length in at
     ]
-    for entry in entries[len(so_far.hits) :]:
+    for entry in _own(entries)[len(so_far.hits) :]:
         with entry.open(subject):
             so_far.hits.append(
                 np.array([_look_for(subject, of_length) for of_length in needles])
             )
         progress(sum(of_length.prompts.numel() for of_length in needles))
         so_far.save()
-    hit = np.stack(so_far.hits)
+    hit = np.stack([of for part in gather(so_far.hits) for of in part])
     return {
         "retrieval": hit.mean(-1),
         "retrieval_hit": hit,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -63,6 +65,18 @@ class TextFindings:
         if self.losses:
             state |= {name: [torch.cat(state[name])] for name in BY_BATCH}
         return state
+
+    def with_parts(self, states: list[dict[str, Any]]) -> TextFindings:
+        """What several processes found of this entry, each on its part of the sequences."""
+        whole: dict[str, Any] = {n: [x for one in states for x in one[n]] for n in BY_BATCH}
+        whole["sums"] = reduce(add, [one["sums"] for one in states])
+        whole["rows"] = sum(one["rows"] for one in states)
+        whole["heads"], whole["change"] = {}, {}
+        for one in states:
+            whole["heads"] |= one["heads"]
+            for layer, change in one["change"].items():
+                whole["change"][layer] = whole["change"].get(layer, 0) + change
+        return replace(self, **whole)
 
     @property
     def sequences(self) -> int:

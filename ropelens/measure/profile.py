@@ -8,11 +8,14 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
+from functools import reduce
 from importlib.metadata import version
+from operator import add
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 import xarray as xr
 from jaxtyping import Int
 from torch import Tensor, nn
@@ -31,9 +34,10 @@ from ropelens.measure.excerpt import (
 )
 from ropelens.measure.repeats import repeat_length, repeat_scores
 from ropelens.measure.savepoint import begin_stage
-from ropelens.measure.summary import summarize
+from ropelens.measure.summary import described, summarize
 from ropelens.measure.tokens import as_corpus
 from ropelens.models.paths import check_document
+from ropelens.models.processes import gather, shard
 from ropelens.models.rotation import read_planes
 from ropelens.models.subject import as_subject, stated_context, trained_context
 from ropelens.models.texts import check_tokenizer, encode, tokenize
@@ -172,7 +176,8 @@ def profile_in_stages(
     kept = begin_stage()
     fits, sums = kept.state or (None, None)
     if fits is None:
-        with stage("fitting the budget", total=len(planes), unit="layers") as progress:
+        own = len(shard(len(planes)))
+        with stage("fitting the budget", total=own, unit="layers") as progress:
             fits = fit_layers(
                 subject,
                 text,
@@ -182,7 +187,8 @@ def profile_in_stages(
                 progress=progress,
             )
         kept.save(lambda: (fits, None))
-    left = int(text.lengths.sum()) - kept.tokens
+    chosen = shard(len(text))
+    left = int(text.lengths[chosen.start : chosen.stop].sum()) - kept.tokens
     with stage(MEASURING, total=left, unit="tokens") as progress:
         sums = collect(
             subject,
@@ -192,17 +198,26 @@ def profile_in_stages(
             rows=rows,
             fits=fits,
             seed=seed,
+            chosen=chosen,
             batch_size=batch_size,
             progress=kept.counting(progress),
             sums=sums,
             save=lambda sums: kept.save(lambda: (fits, sums)),
         )
+    sums = reduce(add, gather(sums))
     dataset = summarize(sums, planes, extra=statistics)
     dataset = dataset.assign(budget_variables(sums, fits))
     scores = repeats.values
     for row in named(*scores):
         dataset[row.name] = xr.Variable(row.dims, scores[row.name], row.attrs)
     bits = dataset["total_bits"].values
+    seen_back = [torch.arange(len(s.start)) - s.start for _, s in sorted(sums.layers.items())]
+    dataset["farthest_offset"] = described(
+        "layer",
+        np.array([int(offset.max()) for offset in seen_back]),
+        "farthest offset that a row of the layer sees",
+        "token",
+    )
     looked_into = excerpt_variables(seen, tokenizer, bits, alike=alike, planes=planes)
     dataset = dataset.assign(looked_into)
     dataset = dataset.set_coords("excerpt_token")

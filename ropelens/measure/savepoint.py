@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ropelens.files.folder import write_whole
 from ropelens.measure.batches import Progress
+from ropelens.models.processes import gather, place
 from ropelens.statistics.cells import Parts
 from ropelens.statistics.gains import Scores
 from ropelens.statistics.held_out import LayerFit
@@ -141,7 +142,11 @@ def next_stage() -> Stage:
     if kept is None:
         return Stage()
     if kept.ahead is None:
-        kept.ahead = _read(kept.folder / f"{kept.taken}.npz", kept.key)
+        number, among = place()
+        path = kept.folder / f"{kept.taken}-{number + 1}-of-{among}.npz"
+        kept.ahead = _read(path, kept.key)
+        if not all(gather(kept.ahead.state is not None)):  # all go on, or none
+            kept.ahead = Stage(path, kept.key)
     return kept.ahead
 
 

@@ -15,6 +15,9 @@ from ropelens.statistics.block import Block
 from ropelens.statistics.corpus import seen_before
 from ropelens.statistics.schema import Statistic
 
+CLASSES = {"punctuation": "punctuation", "repeated": "repeated tokens"}
+"""Sets of tokens that are no texts, and what sentences call them."""
+
 
 def find_tokens(
     tokens: Int[Tensor, "sequence position"],
@@ -91,8 +94,9 @@ def attention_on(
 
     texts = [what] if isinstance(what, str) else list(what)
     name = "_or_".join(map(_spelled, texts))
-    said, dims = " or ".join(texts), ("layer", "head")
-    mean, chance = f"mean attention on tokens {said}", f"the same, were attention even: {said}"
+    said = CLASSES.get(str(what), f"tokens {' or '.join(texts)}")
+    dims = ("layer", "head")
+    mean, chance = f"mean attention on {said}", f"the same, were attention even: {said}"
     return (
         Statistic(f"attention_on_{name}", dims, "1", mean, column="score", of=attention),
         Statistic(f"even_on_{name}", dims, "1", chance, of=even),

@@ -22,6 +22,7 @@ from ropelens.edit.actions import Edit, stop_planes
 from ropelens.measure.batches import Progress
 from ropelens.measure.evaluate import evaluate, tokens_of_entry
 from ropelens.measure.terms import MEASURES, wanted_measures
+from ropelens.models.processes import place
 from ropelens.models.rotation import read_layers
 from ropelens.models.subject import as_subject
 from ropelens.rope.cuts import ENDS, Cut, Numbers, Turning, check_cuts, plan_cuts
@@ -114,8 +115,9 @@ class Sweep:
         return len({cut.stopped for cut in self.cuts})
 
     def tokens(self, model: nn.Module, lengths: Int[Tensor, " sequence"]) -> int:
-        """Tokens that the whole sweep runs."""
-        return self.entries * tokens_of_entry(model, lengths, measures=self.measures)
+        """Tokens that the whole sweep runs, or the share of this process."""
+        whole = self.entries * tokens_of_entry(model, lengths, measures=self.measures)
+        return whole // place()[1]
 
     def measure(
         self,

@@ -18,14 +18,13 @@ from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError, safe_open
 
 from ropelens.errors import BadArgument, BadCheckpoint, words_of
+from ropelens.models.paths import MODELS_WITHIN, check_utf8
 
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py"]
 # Below the top folder lie conversions (onnx/, original/, ...) that nothing here reads.
 HUB_FILES_LEFT_OUT = ["*/*", "consolidated*.safetensors"]
 PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 LFS_POINTER = b"version https://git-lfs"
-MODELS_WITHIN = ("history/step-*", "*/*/seed-*")
-"""Where the models lie of a run that is not finished, and of a study."""
 UNREADABLE = (
     *(OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError),
     *(KeyError, TypeError, AttributeError),
@@ -195,6 +194,7 @@ def _local(name: str, path: Path, revision: str | None) -> Checkpoint:
             means="only models on the Hub have revisions; this one is on this machine",
             attempt="leave the revision out",
         )
+    check_utf8(path)
     return Checkpoint(name=name, path=path, revision="")
 
 

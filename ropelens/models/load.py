@@ -44,6 +44,8 @@ from ropelens.models.device import (
     devices_in,
 )
 from ropelens.models.memory import room_for_weights
+from ropelens.models.paths import check_utf8
+from ropelens.models.processes import gather
 from ropelens.models.quantization import QUANTIZATIONS, check_quantize
 from ropelens.models.texts import encode
 
@@ -187,7 +189,7 @@ def open_checkpoint(
         config, tokenizer, parameters, state = read(checkpoint.path, trust_remote_code)
     speed = None
     if dtype == "auto":
-        speed = bf16_speed(where)
+        speed = gather(bf16_speed(where))[0]  # the same for all
         dtype = "bfloat16" if speed >= WORTH_IT else "float32"
     if quantize is not None and "quantization_config" in config.to_dict():
         raise BadArgument(
@@ -253,6 +255,7 @@ def load_tokenizer(
     Raises BadCheckpoint where there is none.
     """
     place = Path(name).expanduser()
+    check_utf8(place)
     with _quiet_transformers():
         if str(name).partition(":")[0] == "bundled":
             place = locate(str(name)).path

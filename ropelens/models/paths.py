@@ -2,16 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ropelens.errors import BadArgument, BadText
+from ropelens.files.folder import file_name
 
 LONGEST_PATH = 255
 """Characters of a document that are looked up as a path, should one have been meant."""
 
 TEXT_SUFFIXES = (".txt", ".md", ".jsonl")
 ID_SUFFIXES = (".npy", ".txt")
+
+MODELS_WITHIN = ("history/step-*", "*/*/seed-*")
+"""Where the models lie of a run that is not finished, and of a study."""
+
+
+def name_checkpoints(
+    models: Sequence[str], revisions: Sequence[str | None] = (None,)
+) -> dict[str, tuple[str, str | None]]:
+    """Every model at every revision, by the shortest names that tell them apart.
+
+    A folder that is no model stands for those in it: in its folders, or where a run or a study
+    has them. Names are those of folders. Raises BadArgument for two that are one.
+    """
+    found = [
+        (one, revision) for name in models for one in _models(name) for revision in revisions
+    ]
+    paths = [Path(name).resolve() if Path(name).exists() else Path(name) for name, _ in found]
+    places = [path / (of or "") for path, (_, of) in zip(paths, found, strict=True)]
+    if len(set(places)) == len(found):
+        names = [file_name(name).strip(".-") for name in short_names(places)]
+        if len(set(names)) == len(found) and all(names):
+            return dict(zip(names, found, strict=True))
+    raise BadArgument(
+        "Checkpoints are named twice, or too much alike for a folder each.",
+        seen=", ".join(map(str, places))[:200],
+    )
+
+
+def _models(name: str) -> list[str]:
+    folder = Path(name)
+    if not folder.is_dir() or (folder / "config.json").exists():
+        return [name]
+    within = [path for places in ("*", *MODELS_WITHIN) for path in folder.glob(places)]
+    return [str(path) for path in sorted(within) if (path / "config.json").exists()] or [name]
+
+
+def short_names(folders: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that tell them apart."""
+    parts = 1
+    names = [folder.name for folder in folders]
+    while len(set(names)) < len(names):
+        parts += 1
+        names = ["/".join(folder.parts[-parts:]) for folder in folders]
+    return names
 
 
 def check_paths(model: str, text: Iterable[Path], ids: Path | None) -> None:
@@ -51,6 +96,18 @@ def check_text_path(path: Path) -> None:
             f"{path} is a pipe or a device, which may never end.",
             attempt="write its text to a file first",
         )
+
+
+def check_utf8(path: Path) -> None:
+    """Raise BadArgument for a path that safetensors and tokenizers cannot open."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise BadArgument(
+            f"{path} is no UTF-8.",
+            means="the libraries that read and write models take no other paths",
+            attempt="another name, or cd into it and a path from there",
+        ) from None
 
 
 def check_ids_file(path: Path) -> None:

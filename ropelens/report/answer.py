@@ -45,7 +45,7 @@ def render_figures(template: str, figures: Mapping[str, go.Figure], **values: ob
     """A page of `figures` by their captions; `values` are what else its template names."""
     return render(
         template,
-        scripts=["answer.js"],
+        scripts=["save.js", "answer.js"],
         payload={
             "figures": [bare(figure) for figure in figures.values()],
             "templates": {theme: page_template(theme) for theme in ("light", "dark")},

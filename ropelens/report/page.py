@@ -11,18 +11,23 @@ import xarray as xr
 
 from ropelens.figures.claim import claim_title
 from ropelens.figures.inputs import head_table
+from ropelens.figures.reach import check_reach
 from ropelens.figures.style import COLORS, SIGNS
 from ropelens.files.folder import write_whole
 from ropelens.report import words
-from ropelens.report.page_figures import PROFILE, card, draw
+from ropelens.report.head_tabs import check_same_heads, reach_payload, stopped_payload
+from ropelens.report.page_figures import PROFILE, REACH, SWEEP_OF_HEAD, card, draw
 from ropelens.report.payload import build_payload
 from ropelens.report.render import render
 from ropelens.report.table import shown_columns, table_rows
 from ropelens.report.truncation import truncation_section
 
 SCRIPTS = [
-    f"page/{name}.js"
-    for name in ("arrays", "inside", "figures", "live", "pair", "lists", "choice")
+    "save.js",
+    *(
+        f"page/{name}.js"
+        for name in ("arrays", "inside", "figures", "live", "pair", "tabs", "lists", "choice")
+    ),
 ]
 
 MAP_BY = {
@@ -52,16 +57,18 @@ def write_report(
     *,
     heads: pd.DataFrame | None = None,
     truncation: xr.Dataset | None = None,
+    reach: xr.Dataset | None = None,
 ) -> Path:
     """Write the page of `profile` to `path` (a file) and return that path.
 
     `heads`: what `classify_heads` gave; None classifies by the defaults. `truncation`: what
-    `truncate` gave for the same model, which gets a section of its own. The page is written
-    aside and renamed into place, so an error leaves an earlier page as it was. Raises
-    `BadArgument` where the heads are not the profile's, or the sweep is none.
+    `truncate` gave for the same model, which gets a section of its own and a tab of the chosen
+    head. `reach`: what `reach` gave, a tab of the head. The page is written aside and renamed
+    into place, so an error leaves an earlier page as it was. Raises `BadArgument` where heads,
+    sweep or reach are not of the profile's model, or something else.
     """
     heads = head_table(profile, heads)
-    return write_whole(Path(path), render_page(profile, heads, truncation))
+    return write_whole(Path(path), render_page(profile, heads, truncation, reach=reach))
 
 
 def render_page(
@@ -69,13 +76,23 @@ def render_page(
     heads: pd.DataFrame,
     truncation: xr.Dataset | None = None,
     table: pd.DataFrame | None = None,
+    reach: xr.Dataset | None = None,
 ) -> str:
     """The page as text; `table` is the summary of `truncation`."""
     section = None if truncation is None else truncation_section(truncation, table)
     selected = words.first_head(heads)
     figures = draw(PROFILE, profile, heads, selected)
+    if truncation is not None:
+        check_same_heads(profile, truncation)
+        figures |= draw(SWEEP_OF_HEAD, truncation, selected)
+    if reach is not None:
+        check_reach(reach)
+        check_same_heads(profile, reach)
+        figures |= draw(REACH, reach)
     payload = build_payload(profile, heads, figures, selected=selected)
     payload["stopped"] = [] if section is None else section.stopped
+    payload["sweep"] = None if truncation is None else stopped_payload(truncation)
+    payload["reach"] = None if reach is None else reach_payload(reach)
     if section is not None:
         payload["figures"] |= section.figures
     claim = heads.attrs.get("claim")
@@ -83,6 +100,7 @@ def render_page(
     return render(
         "page.html",
         scripts=SCRIPTS,
+        rotations=[] if reach is None else reach["variant"].values.tolist(),
         payload=payload,
         truncation=section,
         cards=[card(row, figure) for row, figure in figures.items()],

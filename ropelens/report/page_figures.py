@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+import xarray as xr
 
 from ropelens.figures.attention import plot_attention
 from ropelens.figures.bands import plot_bands
@@ -23,10 +25,12 @@ from ropelens.figures.comparison import (
 from ropelens.figures.comparison_planes import plot_comparison_planes, plot_growth_planes
 from ropelens.figures.growth import plot_growth
 from ropelens.figures.head_map import plot_head_map
+from ropelens.figures.head_truncation import PANELS, plot_head_truncation
 from ropelens.figures.head_wavelengths import by_position, plot_head_wavelengths
 from ropelens.figures.kernel import plot_kernel
 from ropelens.figures.norms import plot_norms
 from ropelens.figures.pair import plot_pair
+from ropelens.figures.reach import plot_reach
 from ropelens.figures.selectivity import plot_selectivity
 from ropelens.figures.triangle import plot_budget_triangle
 from ropelens.figures.truncation import MEASURES, plot_truncation
@@ -162,14 +166,58 @@ PROFILE = (
     ),
 )
 
+SWEEP_OF_HEAD = (
+    PageFigure(
+        "stopped",
+        lambda sweep, at: plot_head_truncation(sweep, layer=at[0], head=at[1]),
+        "Planes stop in all heads, from either end of the axis; a mark is the head's label "
+        "there.",
+        title="Stopped: the head as planes stop",
+        known=lambda sweep, _: _has(sweep, "slow", "fast") and bool({*PANELS} & {*sweep}),
+        section="head",
+        tab="Stopped",
+        terms=("plane", "wavelength", "bits"),
+        layout={"margin_t": 56, "height": 400},
+    ),
+)
+"""Of the chosen head, from a sweep."""
+
+
+def _draw_reach(reach: xr.Dataset) -> go.Figure:
+    """The panel of one rotation, which the page's script fills in for a head."""
+    layer, head = np.argwhere(reach["horizon"].notnull().any("variant").values)[0].tolist()
+    names = reach["variant"].values[:1].tolist()
+    figure = plot_reach(reach, layer=layer, head=head, variants=names)
+    figure.update_yaxes(range=None, autorange=True)
+    figure.layout.annotations = ()
+    return figure
+
+
+REACH = (
+    PageFigure(
+        "reach",
+        _draw_reach,
+        "The score of the key that the head picks, were it so far back, above the mean of the "
+        "other keys: above 0 it wins. Line and band: mean and range over distances nearby; "
+        "diamond: the horizon; dashed: what no distance takes the score below.",
+        title="Reach: how far back it finds its key",
+        known=lambda reach: bool(reach["horizon"].notnull().any()),
+        section="head",
+        tab="Reach",
+        terms=("plane", "offset"),
+        layout={"margin_t": 12, "height": 330, "showlegend": False},
+    ),
+)
+"""Of the chosen head, from keys moved away."""
+
 
 def _measured(table: pd.DataFrame) -> list[str]:
     """The measures of a sweep that its table has numbers of."""
     return [name for name, m in MEASURES.items() if table[m.column].notna().any()]
 
 
-def _has(table: pd.DataFrame, *kinds: str) -> bool:
-    return bool(table["kind"].isin(kinds).any())
+def _has(sweep: pd.DataFrame | xr.Dataset, *kinds: str) -> bool:
+    return bool(sweep["kind"].isin(kinds).any())
 
 
 SWEEP = (

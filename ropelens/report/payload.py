@@ -14,7 +14,7 @@ from ropelens.figures.inputs import kv_heads, numbers
 from ropelens.figures.kernel import kernel_arrays
 from ropelens.figures.norms import PANELS
 from ropelens.figures.pair import farthest
-from ropelens.figures.style import COLORS, LABELS, PAPER, SIGNS, template
+from ropelens.figures.style import COLORS, LABELS, PAPER, SIGNS, SYMBOLS, template
 from ropelens.figures.triangle import bit_shares
 from ropelens.figures.wavelengths import common_columns, wavelength_positions
 from ropelens.report.inside import excerpt_payload
@@ -44,6 +44,7 @@ def build_payload(
         "labels": heads["label"].tolist(),
         "colors": COLORS,
         "glyphs": SIGNS,
+        "symbols": SYMBOLS,
         "labelOrder": list(LABELS),
         "columns": {c.name: packed(numbers(heads, c.name)) for c in shown_columns(heads)},
         "shares": packed(bit_shares(heads)),
@@ -51,7 +52,7 @@ def build_payload(
         "normColumns": common_columns(profile["wavelength"].values)[1].tolist(),
         "normNames": list(PANELS),
         "arrays": head_arrays(profile),
-        "farthest": farthest(profile),
+        "farthest": [farthest(profile, layer) for layer in range(profile.sizes["layer"])],
         "figures": {
             row.name: unfilled(row, bare(figure, **(page_layout(row, profile) | row.layout)))
             for row, figure in figures.items()

@@ -12,7 +12,7 @@ from safetensors.torch import load_model
 from transformers import PreTrainedModel
 
 from ropelens.errors import BadArgument
-from ropelens.train.machine import processes
+from ropelens.models.processes import processes
 from ropelens.train.record import read_json, write_json, write_model
 
 CHECKPOINT = "checkpoint-"  # its name, but for the step

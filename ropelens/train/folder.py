@@ -18,9 +18,10 @@ from filelock import FileLock, Timeout
 
 from ropelens.errors import BadArgument
 from ropelens.files.folder import make_folder
+from ropelens.models.processes import processes
 from ropelens.train.checkpoints import last_whole_checkpoint
 from ropelens.train.data import require_same
-from ropelens.train.machine import chosen_precision, processes, say
+from ropelens.train.machine import chosen_precision, say
 from ropelens.train.record import differences, read_json, write_json
 from ropelens.train.settings import Settings
 

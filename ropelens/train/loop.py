@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from ropelens.errors import RopelensError
 from ropelens.files.progress import show_progress
+from ropelens.models.processes import processes
 from ropelens.train.checkpoints import (
     State,
     last_whole_checkpoint,
@@ -30,7 +31,7 @@ from ropelens.train.checkpoints import (
     save_checkpoint,
 )
 from ropelens.train.data import copy_tokenizer, training_stages, validation_sequences
-from ropelens.train.machine import processes, say
+from ropelens.train.machine import say
 from ropelens.train.record import write_metrics, write_model
 from ropelens.train.settings import Settings, passes_of
 

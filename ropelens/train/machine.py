@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import atexit
-import functools
 import sys
 from typing import Literal
 
-import torch
-from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 
 from ropelens.models.device import WORTH_IT, bf16_speed
+from ropelens.models.processes import processes
 
 Precision = Literal["auto", "bf16", "fp32"]
-
-
-def processes() -> PartialState:
-    """The processes that train together: one, or as many as torchrun or accelerate started."""
-    state = PartialState(cpu=not torch.cuda.is_available())
-    if state.use_distributed:
-        _close_at_exit()
-    return state
-
-
-@functools.cache
-def _close_at_exit() -> None:
-    """The threads of an open process group now and then abort a process that ends."""
-    atexit.register(PartialState().destroy_process_group)
 
 
 def say(line: str) -> None:

@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from ropelens.errors import BadArgument
 from ropelens.files.folder import write_whole
-from ropelens.train.machine import processes
+from ropelens.models.processes import processes
 
 COLUMNS = ("step", "tokens", "train_loss", "valid_loss", "learning_rate", "tokens_per_second")
 

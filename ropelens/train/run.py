@@ -11,6 +11,8 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ropelens.files.folder import explain_full_disk
 from ropelens.models.memory import explain_full_memory
+from ropelens.models.paths import check_utf8
+from ropelens.models.processes import processes
 from ropelens.train.checkpoints import remove_broken_checkpoints, remove_checkpoints
 from ropelens.train.data import (
     LEAST_VALID,
@@ -30,7 +32,7 @@ from ropelens.train.folder import (
     what_is_kept,
 )
 from ropelens.train.loop import fit
-from ropelens.train.machine import Precision, processes, say
+from ropelens.train.machine import Precision, say
 from ropelens.train.record import write_model
 from ropelens.train.settings import Settings, passes_of
 from ropelens.train.sizes import Size, get_size, model_config
@@ -131,6 +133,8 @@ def train_in(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Path:
     """`train` by `settings` on `source`, whose tokens are kept in the folder `data`."""
+    check_utf8(out)
+    check_utf8(data)
     passes_of(settings.size, among=processes().num_processes)
     main = processes().is_main_process
     texts = read_texts(source) if main else None  # before there is a folder to leave behind

@@ -16,12 +16,14 @@ from typing import Any
 
 from ropelens.errors import BadArgument
 from ropelens.files.folder import explain_full_disk, file_name
+from ropelens.models.paths import check_utf8
+from ropelens.models.processes import processes
 from ropelens.rope.formulas import Shape
 from ropelens.rope.variants import parse_variant
 from ropelens.train.data import Source, prepare_data, read_texts, require_same
 from ropelens.train.folder import UNSAID, Busy, check_free
 from ropelens.train.loop import TrainingFailed
-from ropelens.train.machine import Precision, chosen_precision, processes, say
+from ropelens.train.machine import Precision, chosen_precision, say
 from ropelens.train.record import read_json, write_json
 from ropelens.train.run import train_in
 from ropelens.train.settings import Settings, passes_of
@@ -241,6 +243,7 @@ def _begin(out: Path, study: Study, source: Source, *, data: Path) -> Study:
     Gives `study` with the precision of its runs. Its data come first: a study that nothing can
     be trained of leaves `out` to a better one.
     """
+    check_utf8(out)
     path = out / STUDY
     # What studies had that do not say it.
     unsaid = UNSAID | {"precision": "bf16"}

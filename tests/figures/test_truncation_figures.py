@@ -19,6 +19,7 @@ FAMILIES = {
     "all measures": lambda ds: rl.plot_truncation(ds, measures=tuple(MEASURES)),
     "bands": rl.plot_bands,
     "changed heads": rl.plot_changed_heads,
+    "one head": lambda ds: rl.plot_head_truncation(ds, layer=1, head=2),
 }
 
 
@@ -187,6 +188,25 @@ def test_changed_heads_are_sorted_and_name_new_labels(sweep: xr.Dataset) -> None
     assert alone.layout.yaxis.ticktext[0] == "L3 H2"
 
 
+def test_a_head_has_a_line_an_end_and_its_labels_as_marks(sweep: xr.Dataset) -> None:
+    sweep = sweep.copy(deep=True)
+    sweep["label"][:, 1, 2] = "mixed"
+    sweep["label"][sweep["edit"].values == "fast 0.25", 1, 2] = ""
+    sweep["label"][sweep["edit"].values == "fast 0", 1, 2] = "semantic"
+    figure = rl.plot_head_truncation(sweep, layer=1, head=2)
+    of_head, kept = sweep.isel(layer=1, head=2), sweep["kept"].values
+    for row, name in enumerate(("attention_change", "induction"), start=1):
+        slow, fast, random = figure.select_traces(row=row, col=1)
+        for kind, line in (("slow", slow), ("fast", fast), ("random", random)):
+            here = np.isin(sweep["kind"].values, ["none", kind])
+            np.testing.assert_array_equal(line.x, sorted(set(kept[here]), reverse=True))
+            means = [of_head[name].values[here & (kept == share)].mean() for share in line.x]
+            np.testing.assert_allclose(line.y, means)
+        assert set(slow.marker.symbol) == {"diamond"}
+        assert fast.marker.symbol[-3:] == ("circle-open", "diamond", "square")
+        assert fast.text[-3:] == ("–", "mixed", "semantic")
+
+
 def test_what_cannot_be_drawn_is_refused(sweep: xr.Dataset) -> None:
     losses = sweep[["loss", "predicted_tokens", "wavelength"]]
     cases = {
@@ -199,6 +219,10 @@ def test_what_cannot_be_drawn_is_refused(sweep: xr.Dataset) -> None:
             synthetic_truncation(ends=[])
         ),
         "The sweep stopped no bands": lambda: rl.plot_bands(synthetic_truncation(bands=0)),
+        "does not say what became of single": lambda: rl.plot_head_truncation(
+            sweep.drop_vars(["attention_change", "induction"]), layer=0, head=0
+        ),
+        "There is no layer 9": lambda: rl.plot_head_truncation(sweep, layer=9, head=0),
         "The sweep does not say which": lambda: rl.plot_changed_heads(losses),
         "This is no truncation sweep": lambda: rl.plot_bands(sweep.drop_vars("kind")),
     }

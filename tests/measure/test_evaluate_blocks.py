@@ -131,20 +131,21 @@ def test_label_changes_have_the_documents_drawn_again():
     assert alone.isnull().all()
 
 
-def test_heads_of_a_layer_that_rotate_differently_have_no_budget():
+def test_heads_of_a_layer_that_rotate_differently_have_a_budget_each():
     model = tiny("llama_gqa")
     found = evaluate(model, edits={"a head": rl.stop_planes([0, 1], heads="1.2")})
-    edited = found.sel(edit="a head")
-    assert (edited.label == "").all()
-    for name in ("total_bits", "content_bits", "positional_fraction", "label_changed"):
-        assert edited[name].isnull().all(), name
-        assert found[name].sel(edit="none").notnull().any(), name
+    edited, plain = found.sel(edit="a head"), found.sel(edit="none")
+    for name in ("total_bits", "content_bits", "label_changed"):
+        assert edited[name].notnull().all(), name
+    changed = abs(edited.total_bits - plain.total_bits) > 1e-6
+    assert changed.values.nonzero()[0].tolist() == [1]  # no head comes behind layer 1
+    assert changed.values.nonzero()[1].tolist() == [2]
     assert edited.attention_change.sel(layer=1, head=2) > 0
     assert edited.loss.notnull().all()
 
 
 def test_under_an_open_edit_that_is_the_model_as_it_is():
-    """Also one under which no entry has a budget."""
+    """Also one that makes heads differ, under which every entry has a budget too."""
     model = tiny("llama_gqa")
     with rl.edit_rope(model, "p-rope:0.5"):
         inside = evaluate(model, edits={"fast too": rl.stop_fastest(0.5)})
@@ -159,9 +160,10 @@ def test_under_an_open_edit_that_is_the_model_as_it_is():
     assert (inside.wavelength == torch.inf).sum() == 2 * 4
     with rl.edit_rope(model, rl.stop_planes([0], heads="0.1")):
         found = evaluate(model, edits={"more": rl.drop(rl.Slowest(0.5))})
-    assert (found.label == "").all()
-    assert found.total_bits.isnull().all()
-    assert "selectivity" not in found
+    assert (found.label != "").all()
+    assert found.total_bits.notnull().all()
+    assert np.isinf(found.head_wavelength.sel(layer=0, head=1)[0])
+    assert found.selectivity_keys.notnull().all()
 
 
 FAMILIES = ("gemma4", "deepseek_v3", "gpt_oss", "gpt_neox", "smollm3", "llama4", "cohere")

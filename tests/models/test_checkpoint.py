@@ -17,9 +17,10 @@ import torch
 from huggingface_hub import constants
 from tiny_checkpoints import save_tiny
 
-from ropelens.errors import BadCheckpoint
+from ropelens.errors import BadArgument, BadCheckpoint
 from ropelens.models.checkpoint import fingerprint, locate
-from ropelens.models.load import load
+from ropelens.models.load import load, load_tokenizer
+from ropelens.train import train
 
 
 @pytest.fixture
@@ -33,6 +34,22 @@ def test_a_file_called_by_its_home_is_found(
 ) -> None:
     monkeypatch.setenv("HOME", str(folder.parent))
     assert locate(f"~/{folder.name}").path == folder
+
+
+def test_a_path_that_libraries_cannot_open_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strange = folder.rename(tmp_path / "\udcff")  # the byte 0xff
+    words = "is no UTF-8"
+    with pytest.raises(BadArgument, match=words):
+        load(strange)
+    with pytest.raises(BadArgument, match=words):
+        load_tokenizer(strange)
+    with pytest.raises(BadArgument, match=words):
+        train([strange], out=tmp_path / "run\udcff")
+    assert list(tmp_path.iterdir()) == [strange]
+    monkeypatch.chdir(strange)
+    assert load(".")[1] is not None
 
 
 # The Hub.

@@ -90,6 +90,9 @@ def test_shows_every_figure_and_does_no_harm(
     shown = opened.load(ready="html.ready")
     assert shown.locator(".plot .main-svg").count() >= 3
     assert HOSTILE in shown.locator("h1").inner_text()
+    assert not shown.get_by_text("0.5 bits").is_visible()
+    shown.locator(".more summary").click()
+    assert shown.get_by_text("0.5 bits").is_visible()
     assert HOSTILE in shown.locator(".lead").inner_text()
     overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert shown.evaluate(overflow) <= 0

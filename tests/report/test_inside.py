@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from in_browser import Opened, browser, playwright
+from in_browser import Opened, browser, firefox, playwright
 from oracles.tiny import random_tokens, tiny
 from torch import nn
 
@@ -21,7 +22,7 @@ import ropelens as rl
 from ropelens.errors import BadArgument
 from ropelens.models.texts import prompt_tokens
 
-__all__ = ["browser"]
+__all__ = ["browser", "firefox"]
 
 LAYER, HEAD = 2, 3
 PROMPTS = ["The old man said that the old man said no.", "One, two, three."]
@@ -97,6 +98,33 @@ def test_attention_is_that_of_the_edited_model(
     expected = captured(looked, excerpt, edits[mode])["attention"]
     weights = np.nan_to_num(shown(page, "plot-attention", "z"))
     np.testing.assert_allclose(weights, expected, atol=1e-3)
+    assert opened.harmless()
+
+
+def test_firefox_shows_and_computes_the_same(
+    firefox: playwright.Browser, looked: Looked, tmp_path: Path
+) -> None:
+    path = rl.write_report(looked.profile, tmp_path / "page.html")
+    whole = Opened(firefox, path)
+    page = load(whole, f"#L{LAYER}H{HEAD}")
+    page.locator("#one-tab-attention").click()
+    page.wait_for_selector("#plot-attention .heatmaplayer image")
+    # The policy of the page blocks what a test evaluates in Firefox, so a copy goes without.
+    whole.console = [line for line in whole.console if "blocked a JavaScript eval" not in line]
+    assert whole.harmless()
+    free = tmp_path / "free.html"
+    free.write_text(re.sub('<meta http-equiv="Content-Sec[^>]*>', "", path.read_text()))
+    opened = Opened(firefox, free)
+    page = load(opened, f"#L{LAYER}H{HEAD}&tab=attention&stop=9-15")
+    edit = rl.stop_planes(range(9, 16), heads=f"{LAYER}.{HEAD}")
+    expected = captured(looked, 0, edit)["attention"]
+    weights = np.nan_to_num(shown(page, "plot-attention", "z"))
+    np.testing.assert_allclose(weights, expected, atol=1e-3)
+    page = load(opened, f"#L{LAYER}H{HEAD}&tab=pair&pair=9-4")
+    pushes = shown(page, "plot-pair", "y")
+    np.testing.assert_allclose(
+        pushes, captured(looked, 0)["contribution"].values[:, 9, 4], atol=2e-3
+    )
     assert opened.harmless()
 
 
@@ -216,6 +244,16 @@ def test_two_heads_stand_side_by_side(opened: Opened, looked: Looked) -> None:
     assert opened.harmless()
 
 
+def saved(page: playwright.Page, name: str) -> list[dict[str, str]]:
+    """The rows of a figure's CSV."""
+    page.click(f"[data-tab={name}]")
+    page.wait_for_selector("#explore[aria-busy=false]")
+    page.hover(f"#plot-{name}")
+    with page.expect_download() as download:
+        page.click(f"#plot-{name} [data-title^='Save the numbers']")
+    return list(csv.DictReader(Path(download.value.path()).read_text().splitlines()))
+
+
 def test_numbers_are_saved_as_csv(opened: Opened, looked: Looked) -> None:
     page = load(opened, "#L2H3&view=list")
     with page.expect_download() as download:
@@ -230,6 +268,18 @@ def test_numbers_are_saved_as_csv(opened: Opened, looked: Looked) -> None:
         page.click("#plot-selectivity [data-title^='Save the numbers']")
     text = Path(download.value.path()).read_text()
     assert text.startswith("trace,x,y,value\non keys,")
+    rows = saved(page, "attention")
+    weights = np.nan_to_num(captured(looked, 0)["attention"])
+    assert len(rows) == len(weights) * (len(weights) + 1) // 2
+    names = [str(name) for name in captured(looked, 0)["key_token"].values]
+    for row in rows[5:9]:
+        query, key = int(row["y"]), int(row["x"])
+        assert (row["query"], row["key"]) == tuple(
+            names[at].replace(" ", "␣") for at in (query, key)
+        )
+        assert float(row["value"]) == pytest.approx(weights[query, key], abs=1e-3)
+    offsets = [float(row["x"]) for row in saved(page, "kernel") if "fitted" in row["trace"]]
+    assert offsets == looked.profile["offset_start"].values.tolist()
 
 
 def test_on_a_phone_the_head_is_a_sheet(browser: playwright.Browser, opened: Opened) -> None:
@@ -342,3 +392,30 @@ def test_one_sequence_gives_several_pieces_as_they_stand() -> None:
         assert any(text[at : at + len(piece)] == piece for at in range(len(text)))
     with pytest.raises(BadArgument, match="excerpts must be sequences"):
         rl.profile(tiny("llama_gqa"), tokens, excerpts=tokens[0], surrogates=0)
+
+
+def test_layers_that_stand_still_and_layers_with_a_window(
+    browser: playwright.Browser, tmp_path: Path
+) -> None:
+    """Nothing stops in a layer without rotation, and no key leaves a sliding window."""
+    tokens = torch.from_numpy(random_tokens(sequences=2, length=40))
+    piece, options = tokens[0, :8], {"surrogates": 0}
+    still = rl.profile(tiny("smollm3"), tokens, excerpts=[piece], **options)
+    layer = int(np.isfinite(still["wavelength"]).any("frequency").values.argmin())
+    opened = Opened(browser, rl.write_report(still, tmp_path / "still.html"))
+    page = load(opened, f"#L{layer}H0")
+    assert page.inner_text("#live-words").startswith(("This layer does not", "No plane of"))
+    assert page.is_disabled("#live-p")
+    opened.context.close()
+    model = tiny("mistral_sliding")
+    slides = rl.profile(model, tokens, excerpts=[piece], **options)
+    window = model.config.sliding_window
+    assert (slides["farthest_offset"] == window - 1).all()
+    assert (still["farthest_offset"] == 39).all()
+    figure = rl.plot_pair(slides, layer=0, head=0, query=3, key=1)
+    assert figure.data[1].x[-1] == window - 1
+    assert rl.plot_pair(still, layer=0, head=0, query=3, key=1).data[1].x[-1] == 39
+    opened = Opened(browser, rl.write_report(slides, tmp_path / "slides.html"))
+    page = load(opened, "#L1H0&tab=pair")
+    assert page.get_attribute("#pair-distance", "max") == str(window - 1)
+    opened.context.close()

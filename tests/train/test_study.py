@@ -167,7 +167,7 @@ from pathlib import Path
 from ropelens.train import Size, run_study
 from ropelens.train import sizes
 from ropelens.train import loop
-from ropelens.train.machine import processes
+from ropelens.models.processes import processes
 
 sizes.SIZES = dict(sizes.SIZES) | {{"nano": {size!r}}}
 loss_of = loop.loss_of

@@ -3,10 +3,6 @@ const page = JSON.parse(document.getElementById("payload").textContent);
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const plot = (index) => document.getElementById(`plot-${index}`);
 const theme = () => page.templates[dark.matches ? "dark" : "light"];
-/** The buttons are named one by one: plotly's own list has one that uploads the data. */
-const options = { displaylogo: false, responsive: true, showSendToCloud: false,
-  plotlyServerURL: "", modeBarButtons: [["toImage"]],
-  toImageButtonOptions: { format: "svg", filename: "ropelens" } };
 
 async function drawAll() {
   document.documentElement.classList.add("scripted");
@@ -15,7 +11,8 @@ async function drawAll() {
     const { data, layout } = structuredClone(figure);
     plot(index).style.height = `${layout.height}px`;
     delete layout.height;
-    await Plotly.newPlot(plot(index), data, { ...layout, template: theme() }, options);
+    await Plotly.newPlot(plot(index), data, { ...layout, template: theme() },
+      plotOptions(`ropelens-${index}`));
   }
   dark.addEventListener("change", () => page.figures.forEach((_, index) =>
     Plotly.relayout(plot(index), { template: theme() })));

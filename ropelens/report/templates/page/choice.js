@@ -136,7 +136,7 @@ function showTabs() {
   $("head").classList.toggle("pinned", Boolean(pin));
   $("pin").setAttribute("aria-pressed", Boolean(pin));
   $("pin").textContent = pin ? `Unpin L${pin[0]} H${pin[1]}` : "Pin";
-  $("live").hidden = ["numbers"].includes(state.tab);
+  $("live").hidden = ["numbers", "stopped", "reach"].includes(state.tab);
 }
 for (const [key, pane] of Object.values(PANES)) {
   const tabs = [...pane.querySelectorAll("[role=tab]")];

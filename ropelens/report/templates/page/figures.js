@@ -6,41 +6,10 @@ const theme = () => page.templates[dark.matches ? "dark" : "light"];
 const seen = (element) => element.offsetParent !== null;
 const drawn = (element) => Boolean(element.data);
 
-function save(name, text, type) {
-  const link = Object.assign(document.createElement("a"), { download: name });
-  link.href = URL.createObjectURL(new Blob([text], { type }));
-  link.click();
-  URL.revokeObjectURL(link.href);
-}
-const csv = (rows) => rows.map((row) => row.map((cell) => {
-  const formula = typeof cell === "string" && /^[=+\-@\t\r]/.test(cell); // to a spreadsheet
-  const text = cell === null || cell === undefined || Number.isNaN(cell) ? "" : (formula ? "'" : "") + cell;
-  return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
-}).join(",")).join("\n") + "\n";
-
-/** What a figure shows as a table: a row a point, or a row a cell of a heat map. */
-function pointsOf(element) {
-  const rows = [["trace", "x", "y", "value"]];
-  element._fullData.filter((trace) => trace.visible === true && !trace.meta?.role?.startsWith("sel")).forEach((trace, i) => {
-    const name = trace.name || `trace ${i}`;
-    if (trace.z) trace.z.forEach((row, y) => Array.from(row).forEach((value, x) =>
-      Number.isFinite(value) && rows.push([name, trace.x?.[x] ?? x, trace.y?.[y] ?? y, value])));
-    else Array.from(trace.x ?? trace.a ?? []).forEach((x, at) =>
-      rows.push([name, x, (trace.y ?? trace.b)?.[at], trace.c?.[at]]));
-  });
-  return csv(rows);
-}
-const DATA = { width: 1000, height: 1000, path: "M100 0h800v1000h-800zM200 150v120h600v-120zM200 370v120h600v-120zM200 590v120h600v-120z" };
-
-/** The buttons over a figure, named one by one: plotly's own list has one that uploads. */
 function options(name) {
   const zoom = ["kernel", "claim", "pair"].includes(name);
-  const table = { name: "data", title: "Save the numbers (CSV)", icon: DATA,
-    click: (element) => save(`ropelens-${name}.csv`, pointsOf(element), "text/csv") };
-  return { displaylogo: false, responsive: true, showSendToCloud: false, plotlyServerURL: "",
-    displayModeBar: matchMedia("(hover: hover)").matches ? "hover" : false,
-    modeBarButtons: [...(zoom ? [["zoom2d", "pan2d", "resetScale2d"]] : []), ["toImage", table]],
-    toImageButtonOptions: { format: "svg", filename: `ropelens-${name}` } };
+  return { ...plotOptions(`ropelens-${name}`, zoom ? [["zoom2d", "pan2d", "resetScale2d"]] : []),
+    displayModeBar: matchMedia("(hover: hover)").matches ? "hover" : false };
 }
 
 /** The height is the page's, the width follows the window: a figure fills its place. */
@@ -66,7 +35,7 @@ function refill(element, layer, head) {
     if (!trace.meta || trace.meta.role) return;
     traces.push(i);
     for (const [axis, array] of Object.entries(trace.meta)) {
-      (changed[axis] ||= []).push(part(page.arrays[array], layer, head));
+      (changed[axis] ||= []).push(part(page.arrays[array] ?? page.sweep.arrays[array], layer, head));
     }
   });
   return Plotly.restyle(element, changed, traces);
@@ -170,10 +139,16 @@ const SHOW = {
   triangle: ring,
   claim: ring,
   norms: showNorms,
-  selectivity: (element, layer, head) => { refill(element, layer, head); return markBand(element, layer, head); },
+  selectivity: (element, layer, head) => {
+    refill(element, layer, head);
+    if (element === plot("selectivity")) tellPlanes(layer, head);
+    return markBand(element, layer, head);
+  },
   kernel: (element, layer, head) => { refill(element, layer, head); return showDistances(element, layer, head); },
   attention: showAttention,
   pair: showPair,
+  stopped: showStopped,
+  reach: showReach,
 };
 
 /** What a click in each figure chooses. */

@@ -41,17 +41,17 @@ function showBand() {
   $("live-p").value = band && isTail(band, rotating) ? band.from : rotating;
   $("live-mode").value = band?.mode ?? state.mode;
   for (const control of $("live").querySelectorAll("input, select, button")) {
-    control.disabled = !live && control.id !== "pick-excerpt";
+    control.disabled = !(live && count && (rotating || control.id !== "live-p")) && control.id !== "pick-excerpt";
   }
-  $("live-words").textContent = live ? bandWords(band, rotating)
-    : NOT_LIVE;
+  $("live-words").textContent = live ? bandWords(band, rotating, count) : NOT_LIVE;
 }
 
 /** Whether a band is the slowest planes that turn, as p-RoPE stops them. */
 const isTail = (band, rotating) => band.from < rotating && band.to >= rotating - 1;
 
-function bandWords(band, rotating) {
-  if (!rotating) return "This layer does not rotate.";
+function bandWords(band, rotating, count) {
+  if (!count) return "This layer does not rotate, and has no planes that could stop.";
+  if (!rotating && band?.mode !== "drop") return "No plane of this layer rotates, so none can stop; choose planes that drop out.";
   if (!band) return "All planes turn. Lower p, or choose planes, to see what the head does without them.";
   const frequencies = page.frequencies[state.layer];
   const many = band.to - band.from + 1;

@@ -94,7 +94,7 @@ function showPair(element) {
   $("pair-query").value = query;
   $("pair-key").value = key;
   [...$("pair-key").options].forEach((option, i) => { option.disabled = i > query; });
-  $("pair-distance").max = page.farthest;
+  $("pair-distance").max = page.farthest[layer];
   $("pair-distance").value = distance;
   const pair = pairOf(query, key);
   $("pair-score").textContent = pair ? "" : NOT_LIVE;
@@ -108,7 +108,7 @@ function showPair(element) {
   const pushes = terms(pair.product, pair.frequencies, distance);
   const own = part(page.arrays.wavelength_position, layer, 0);
   const shown = pushes.slice(0, own.findLastIndex(Number.isFinite) + 1);
-  const far = Array.from({ length: page.farthest + 1 }, (_, d) => d);
+  const far = Array.from({ length: Math.max(page.farthest[layer], distance) + 1 }, (_, d) => d);
   const score = far.map((d) => terms(pair.product, pair.frequencies, d).reduce((a, b) => a + b, 0));
   $("pair-score").textContent = `${distance} back: ${nats(score[distance])} nats`;
   drawDials(pair, distance);

@@ -1,0 +1,274 @@
+"""Which variants of RoPE learn to copy, how far, and through which planes?
+
+Source: Barbero et al. 2024, "Round and Round We Go!" (arXiv 2410.06205), section 6: p-RoPE
+stops the slowest planes, so that what depends on meaning alone survives any distance. Copying
+does: an induction head looks for what followed the same token before, however far back.
+
+Expectation: previous-token heads come first, induction heads after them. Variants that keep
+fast planes learn both, nope neither or late. The planes that p-rope:0.75 stops carry more of
+its induction heads than the same planes carry of rope's, and it copies farther past the
+context. Silencing induction heads costs copying, random heads of their layers do not; and
+where a head's horizon ends (`rl.reach`), needles are no longer found.
+
+    python analyses/copying.py [--runs runs/copying]...
+
+Takes the runs of analyses/copying.toml, those that are done, and writes
+reports/copying/<study>/: the comparison, heads.csv and costs.csv. What was measured is kept in
+the first folder of runs.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+import typer
+import xarray as xr
+from scipy import stats
+
+import ropelens as rl
+
+REPORTS = Path(__file__).parent.parent / "reports"
+ROLES = {"induction": 3, "previous_token": 2}  # heads of each role, at most
+LEAST = 0.3  # score of a head that has a role
+COPIES = 0.5  # best induction score of a model that copies
+HALF = 0.5  # of the needles, found
+TASKS = {
+    "measures": ("copying", "retrieval"),
+    "distances": (16, 64, 240),
+    "retrieval": rl.Retrieval(lengths=(128, 512)),
+}
+
+
+def main(
+    runs: list[Path] = typer.Option([Path("runs/copying")], help="Folders of studies."),
+    sequences: int = typer.Option(512, help="Sequences of validation text for the loss."),
+) -> None:
+    cache = runs[0] / "measured"
+    comparison = rl.compare(runs, cache=cache, sequences=sequences, progress=rl.show_progress)
+    heads, costs = [], []
+    for folder in sorted(run for study in runs for run in study.glob("*/*/seed-*")):
+        record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        if "finished" in record:
+            of_heads, of_costs = look_into(folder, folder / record["data"])
+            run = {name: record["settings"][name] for name in ("variant", "seed")}
+            heads += [run | row for row in of_heads]
+            costs += [run | row for row in of_costs]
+    tables = {"heads.csv": pd.DataFrame(heads), "costs.csv": pd.DataFrame(costs)}
+    page = rl.write_comparison(
+        REPORTS / "copying" / runs[0].name,
+        comparison,
+        question="Which variants of RoPE learn to copy, how far, and through which planes?",
+        findings=[
+            *who_copies(comparison),
+            *how_far(comparison),
+            *which_planes(tables["heads.csv"]),
+            *what_horizons_foretell(tables["heads.csv"], comparison),
+            *what_it_costs(tables["costs.csv"]),
+        ],
+        more=tables,
+    )
+    rl.write_index(REPORTS)
+    typer.echo(page)
+
+
+def look_into(folder: Path, data: Path) -> tuple[list[dict], list[dict]]:
+    """The heads of one model that copy, and what it costs to silence or to slow them."""
+    model, _ = rl.load(folder)
+    # Where no validation text was given, the last of the text was held out.
+    text = next(path for name in ("valid", "train") if (path := data / f"{name}.npy").exists())
+    rows = np.load(text, allow_pickle=False)[-2 if text.stem == "train" else -16 :]
+    tokens = torch.from_numpy(rows.astype(np.int64))
+    profile = rl.profile(model, tokens, surrogates=0)
+    planes = profile.sizes["frequency"]
+    slow = profile["selectivity_keys"].clip(min=0)
+    share = slow[..., planes * 3 // 4 :].sum("frequency") / slow.sum("frequency")
+    heads, names = [], {}
+    for role, most in ROLES.items():
+        order = profile[role].values.argsort(axis=None)[::-1][:most]
+        found = [divmod(int(at), profile.sizes["head"]) for at in order]
+        best = [(layer, head) for layer, head in found if profile[role][layer, head] >= LEAST]
+        names[role] = ",".join(f"{layer}.{head}" for layer, head in best)
+        for layer, head in best:
+            name = f"{layer}.{head}"
+            horizon = rl.reach(model, tokens, heads=name, variants=("own",), resamples=0)
+            heads.append(
+                {
+                    "role": role,
+                    "head": name,
+                    "score": float(profile[role][layer, head]),
+                    "share_of_slow_quarter": float(share[layer, head]),
+                    "horizon": float(horizon["horizon"][0, layer, head]),
+                }
+            )
+    return heads, list(costs_of(model, tokens, names, planes))
+
+
+def costs_of(model, tokens, names: dict[str, str], planes: int) -> Iterator[dict]:
+    """Loss of copies and needles found, without some heads or planes of the model's."""
+    chosen = names["induction"]
+    quarters = {
+        f"planes {start} to {start + planes // 4 - 1} of induction heads stop": rl.stop_planes(
+            list(range(start, start + planes // 4)), heads=chosen
+        )
+        for start in range(0, planes, max(1, planes // 4))
+        if chosen
+    }
+    plain = rl.evaluate(model, tokens, edits=quarters, **TASKS)
+    found = {name: plain.sel(edit=name) for name in plain["edit"].values}
+    silent = {f"{role} heads silent": heads for role, heads in names.items() if heads}
+    if chosen:
+        silent["random heads of the layers of induction heads silent"] = others(model, chosen)
+    for name, heads in silent.items():
+        with (
+            rl.silence_heads(model, heads, to="mean", tokens=tokens) if heads else nullcontext()
+        ):
+            found[name] = rl.evaluate(model, tokens, **TASKS).isel(edit=0)
+    for name, values in found.items():
+        yield {
+            "what": name,
+            "copy_loss": float(values["copy_loss"].mean()),
+            "retrieval": float(values["retrieval"].mean()),
+        }
+
+
+def others(model, chosen: str) -> str:
+    """As many other heads of the same layers, drawn at random."""
+    taken = [tuple(map(int, name.split("."))) for name in chosen.split(",")]
+    layers = {layer for layer, _ in taken}
+    count = model.config.num_attention_heads
+    free = [(a, b) for a in sorted(layers) for b in range(count) if (a, b) not in taken]
+    drawn = np.random.default_rng(0).permutation(len(free))[: len(taken)]
+    return ",".join(f"{free[at][0]}.{free[at][1]}" for at in drawn)
+
+
+def who_copies(comparison: xr.Dataset) -> list[str]:
+    """How many seeds of each variant copy, since when, and what came first."""
+    best = {role: comparison[f"growth_{role}"].max(("layer", "head")).values for role in ROLES}
+    seen = comparison["tokens_seen"].values / 1e6
+    told, first = [], []
+    for group in dict.fromkeys(comparison["group"].values.tolist()):
+        at = np.flatnonzero(comparison["group"].values == group)
+        last = best["induction"][at, -1]
+        copies = at[last >= COPIES]
+        since = [seen[n, (best["induction"][n] >= COPIES).argmax()] for n in copies]
+        when = f", after {min(since):.1f} to {max(since):.1f} million tokens" if since else ""
+        told.append(f"{group} {len(copies)} of {len(at)}{when}")
+    for n in range(comparison.sizes["entry"]):
+        if all((best[role][n] >= LEAST).any() for role in ROLES):
+            since = {role: (best[role][n] >= LEAST).argmax() for role in ROLES}
+            first.append(since["previous_token"] <= since["induction"])
+    said = [f"Runs that copy (best induction score of {COPIES} or more): {'; '.join(told)}."]
+    if first:
+        said.append(
+            f"Of {len(first)} runs with heads of both roles ({LEAST} or more), the "
+            f"previous-token head came first, or at the same look, in {sum(first)}."
+        )
+    return said
+
+
+def how_far(comparison: xr.Dataset) -> list[str]:
+    """Copies and needles of each variant against the baseline's, in the context and past it."""
+    context = int(comparison.attrs["context"])
+    copies = comparison["copy_loss"].mean("trial")
+    needles = comparison["far_retrieval"]
+    panels = {
+        "loss of copies within the context": copies.sel(
+            copy_distance=copies["copy_distance"] < context / 2
+        ).mean("copy_distance"),
+        "loss of copies past it": copies.sel(
+            copy_distance=copies["copy_distance"] >= context / 2
+        ).mean("copy_distance"),
+        "needles within the context": needles.sel(
+            prompt_length=needles["prompt_length"] <= context
+        ).mean("prompt_length"),
+        "needles past it": needles.sel(prompt_length=needles["prompt_length"] > context).mean(
+            "prompt_length"
+        ),
+    }
+    said = []
+    partner, group = comparison["partner"].values, comparison["group"].values
+    for name, values in panels.items():
+        told = []
+        for other in dict.fromkeys(group[(partner >= 0)].tolist()):
+            at = np.flatnonzero((group == other) & (partner >= 0))
+            change = values.values[at] - values.values[partner[at]]
+            if other != comparison.attrs["baseline"]:
+                told.append(f"{other} {say(change)}")
+        baseline = values.values[group == comparison.attrs["baseline"]].mean()
+        said.append(
+            f"{name[0].upper()}{name[1:]}, against {comparison.attrs['baseline']} "
+            f"({baseline:.2f}): {'; '.join(told)}."
+        )
+    return said
+
+
+def which_planes(heads: pd.DataFrame) -> list[str]:
+    """How much of the induction heads' push the slowest quarter of planes carries."""
+    said = []
+    if heads.empty or not (heads["role"] == "induction").any():
+        return ["No run has an induction head, so planes and horizons of one are not testable."]
+    induction = heads[heads["role"] == "induction"]
+    by_run = induction.groupby(["variant", "seed"], sort=False)["share_of_slow_quarter"].mean()
+    shares = by_run.groupby("variant", sort=False).mean()
+    said.append(
+        "The slowest quarter of planes carries this share of the induction heads' push toward "
+        f"keys: {', '.join(f'{variant} {share:.0%}' for variant, share in shares.items())}; "
+        "evenly spread: 25%."
+    )
+    wide = by_run.unstack("variant")
+    if {"rope", "p-rope:0.75"} <= set(wide):
+        change = (wide["p-rope:0.75"] - wide["rope"]).dropna().values
+        said.append(
+            f"More of it in p-rope:0.75, where they stand still, than in rope: {say(change)}."
+        )
+    return said
+
+
+def what_horizons_foretell(heads: pd.DataFrame, comparison: xr.Dataset) -> list[str]:
+    """Whether runs whose induction heads reach farther find needles in longer prompts."""
+    pairs = []
+    needles = comparison["far_retrieval"].transpose("entry", "prompt_length").values
+    lengths = comparison["prompt_length"].values
+    far = {} if heads.empty else heads[heads["role"] == "induction"]
+    far = {} if not len(far) else far.groupby(["variant", "seed"])["horizon"].max().to_dict()
+    for n, of in enumerate(comparison["entry"]):
+        run = (of["variant"].item(), of["seed"].item())
+        if run in far and (needles[n] >= HALF).any():
+            pairs.append((far[run], lengths[needles[n] >= HALF].max()))
+    if len(pairs) < 4:
+        return [
+            "Whether horizons foretell where retrieval fails is not testable: too few runs."
+        ]
+    rank = stats.spearmanr(*zip(*pairs, strict=True))
+    return [
+        "Rank correlation of the horizon of a run's induction heads with the longest prompt in "
+        f"which half of the needles are found, over {len(pairs)} runs: {rank.statistic:+.2f} "
+        f"(p {rank.pvalue:.2f}).".replace("-", "−")
+    ]
+
+
+def what_it_costs(costs: pd.DataFrame) -> list[str]:
+    """What copying and retrieval lose without heads or planes, over the runs that have them."""
+    wide = costs.pivot(index=["variant", "seed"], columns="what", values="copy_loss")
+    told = []
+    for what in [name for name in dict.fromkeys(costs["what"]) if name != "none"]:
+        change = (wide[what] - wide["none"]).dropna().values
+        told.append(f"{what}: {say(change)}")
+    return [f"Change of the loss of copies, over runs: {'; '.join(told)}."] if told else []
+
+
+def say(change: np.ndarray) -> str:
+    """The mean change with its interval over seeds, and whether it is told apart from none."""
+    if not len(change):
+        return "not testable"
+    mean, low, high = rl.paired_interval(change)
+    word = "more" if low > 0 else "less" if high < 0 else "unresolved"
+    return f"{word} ({mean:+.3f}, {low:+.3f} to {high:+.3f})".replace("-", "−")
+
+
+if __name__ == "__main__":
+    rl.run_script(main)

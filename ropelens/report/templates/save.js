@@ -1,0 +1,45 @@
+// What a figure shows, saved as a picture or as a table; in every page.
+function save(name, text, type) {
+  const link = Object.assign(document.createElement("a"), { download: name });
+  link.href = URL.createObjectURL(new Blob([text], { type }));
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60000);  // Firefox reads it later
+}
+const csv = (rows) => rows.map((row) => row.map((cell) => {
+  const formula = typeof cell === "string" && /^[=+\-@\t\r]/.test(cell); // to a spreadsheet
+  const text = cell === null || cell === undefined || Number.isNaN(cell) ? "" : (formula ? "'" : "") + cell;
+  return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}).join(",")).join("\n") + "\n";
+
+const ENTITIES = { "&lt;": "<", "&gt;": ">", "&#36;": "$", "&amp;": "&" };
+/** Text that was written for plotly, as it was before. */
+const plain = (text) => String(text).replace(/&lt;|&gt;|&#36;|&amp;/g, (entity) => ENTITIES[entity]);
+
+/** What a figure shows as a table: a row a point, or a row a cell of a heat map.
+ * x is the number that its axis names, also where it is drawn one further on (`meta.drawn_from`);
+ * cells of two tokens are named by them. */
+function pointsOf(element) {
+  const from = element.layout.meta?.drawn_from ?? 0;
+  const shown = element._fullData.filter((trace) => trace.visible === true && !trace.meta?.role?.startsWith("sel"));
+  const pairs = shown.some((trace) => trace.z && Array.isArray(trace.customdata?.[0]?.[0]));
+  const rows = [["trace", "x", "y", "value", ...(pairs ? ["query", "key"] : [])]];
+  const x = (value) => (typeof value === "number" ? value - from : value);
+  shown.forEach((trace, i) => {
+    const name = plain(trace.name || `trace ${i}`);
+    if (trace.z) trace.z.forEach((row, y) => Array.from(row).forEach((value, at) =>
+      Number.isFinite(value) && rows.push([name, x(trace.x?.[at] ?? at), trace.y?.[y] ?? y, value,
+        ...(pairs ? trace.customdata[y][at].map(plain) : [])])));
+    else Array.from(trace.x ?? trace.a ?? []).forEach((place, at) =>
+      rows.push([name, x(place), (trace.y ?? trace.b)?.[at], trace.c?.[at]]));
+  });
+  return csv(rows);
+}
+const DATA = { width: 1000, height: 1000, path: "M100 0h800v1000h-800zM200 150v120h600v-120zM200 370v120h600v-120zM200 590v120h600v-120z" };
+
+/** The buttons over a figure, named one by one: plotly's own list has one that uploads. */
+function plotOptions(filename, more = []) {
+  const table = { name: "data", title: "Save the numbers (CSV)", icon: DATA,
+    click: (element) => save(`${filename}.csv`, pointsOf(element), "text/csv") };
+  return { displaylogo: false, responsive: true, showSendToCloud: false, plotlyServerURL: "",
+    modeBarButtons: [...more, ["toImage", table]], toImageButtonOptions: { format: "svg", filename } };
+}

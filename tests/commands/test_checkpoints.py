@@ -1,0 +1,135 @@
+"""Several checkpoints in one command: each measured once, all of them side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import xarray as xr
+from cli_runs import NAMES, Command, ropelens
+from same import EXACT, assert_same
+from tiny_checkpoints import edit_weights, save_tiny
+
+import ropelens as rl
+from ropelens.analysis.checkpoints import is_measured
+from ropelens.errors import BadArgument
+from ropelens.models.paths import name_checkpoints
+
+__all__ = ["ropelens"]
+
+STEPS = ("step-000001", "step-000002")
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog " * 9)
+    return path
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run that is not finished, with two models."""
+    for size, step in enumerate(STEPS):
+        model = save_tiny(tmp_path / "run" / "history" / step, num_hidden_layers=1)
+        edit_weights(model, lambda held, by=size: [one.mul_(1 + by) for one in held.values()])
+    return tmp_path / "run"
+
+
+def test_what_is_stopped_goes_on_with_those_that_are_left(
+    run: Path, text: Path, tmp_path: Path, ropelens: Command
+) -> None:
+    out, last = tmp_path / "out", run / "history" / STEPS[1] / "model.safetensors"
+    options = ("--text", text, "--context", 32, "--out", out)
+    whole = last.read_bytes()
+    last.write_bytes(whole[:-100])
+    ended = ropelens("analyze", run, *options)
+    assert (ended.code, ended.out, ended.err.count("plan: ")) == (1, "", 1)
+    assert [path.name for path in out.iterdir()] == [STEPS[0]]
+    last.write_bytes(whole)
+    ended = ropelens("analyze", run, *options)
+    assert (ended.code, ended.out) == (0, f"{out / 'index.html'}\n")
+    assert ended.err.startswith(f"{STEPS[0]} is measured already\n")
+    assert ended.err.count("plan: ") == 1
+    of_all = ("checkpoints.nc", "comparison.csv", "comparison.nc", *NAMES, *STEPS)
+    assert {path.name for path in out.iterdir()} == {*of_all} - {"profile.nc"}
+
+    stacked = xr.load_dataset(out / "checkpoints.nc")
+    heads = pd.read_csv(out / "heads.csv")
+    for step in STEPS:
+        alone = rl.analyze(run / "history" / step, text, context=32)
+        of = stacked.sel(checkpoint=step)
+        names = stacked.data_vars.keys() & alone.profile.data_vars.keys()
+        assert {"q_norm", "total_bits", "group_total", "induction"} <= names
+        for name in names:
+            xr.testing.assert_allclose(of[name].variable, alone.profile[name].variable, **EXACT)
+        assert float(of["loss"]) == pytest.approx(alone.profile.attrs["loss"])
+        assert of["label"].values.ravel().tolist() == alone.heads["label"].tolist()
+        assert_same(rl.open_analysis(out / step).profile, alone.profile)
+        own = heads[heads["checkpoint"] == step].reset_index(drop=True)
+        assert own["total_bits"].to_numpy() == pytest.approx(alone.heads["total_bits"])
+    assert list(heads)[:3] == ["checkpoint", "layer", "head"]
+    assert float(stacked["loss"].diff("checkpoint").item()) != 0
+    assert "loss" not in stacked.attrs
+
+    model = run / "history" / STEPS[0]
+    asked = rl.open_analysis(out / STEPS[0]).provenance["arguments"]
+    asked |= {"text": [text], "prompts": [], "ids": None}
+    del asked["model"]
+    same = lambda **other: is_measured(out / STEPS[0], str(model), asked | other)  # noqa: E731
+    assert same()
+    assert not same(context=24)
+    text.write_text(text.read_text()[::-1])
+    assert not same()
+    text.write_text(text.read_text()[::-1])
+    assert same()
+    edit_weights(model, lambda held: held["lm_head.weight"].neg_())
+    assert not same()
+
+
+def test_revisions_are_planned_one_by_one(
+    run: Path, text: Path, ropelens: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def download(name: str, *, revision: str, **_: object) -> str:
+        asked.append((name, revision))
+        return str(run / "history" / STEPS[len(asked) - 1])
+
+    monkeypatch.setattr("ropelens.models.checkpoint.snapshot_download", download)
+    plan = ("--text", text, "--context", 32, "--plan")
+    ended = ropelens("analyze", "org/model", "--revision", "step1, step2", *plan)
+    assert asked == [("org/model", "step1"), ("org/model", "step2")]
+    assert (ended.code, ended.out.count("1 layers")) == (0, 2)
+
+
+def test_names_tell_checkpoints_apart(run: Path) -> None:
+    models = [str(run / "history" / step) for step in STEPS]
+    in_order = dict(zip(STEPS, [(model, None) for model in models], strict=True))
+    for of in ([str(run)], [str(run / "history")], models):
+        assert name_checkpoints(of) == in_order
+    assert name_checkpoints(["bundled"]) == {"bundled": ("bundled", None)}
+    assert name_checkpoints(["a/model", "b/model"], ["main"]) == {
+        "a-model-main": ("a/model", "main"),
+        "b-model-main": ("b/model", "main"),
+    }
+    for same in ([models[0], f"{models[0]}/."], ["a/m", "a/m"], ["a:m", "a?m"]):
+        with pytest.raises(BadArgument, match="named twice, or too much alike"):
+            name_checkpoints(same)
+    with pytest.raises(BadArgument, match="named twice, or too much alike"):
+        name_checkpoints(["a/m"], ["..", "."])
+
+
+def test_what_cannot_be_stacked(run: Path, text: Path, tmp_path: Path) -> None:
+    model = run / "history" / STEPS[0]
+    one = rl.analyze(model, text, context=32)
+    less = rl.analyze(model, text, context=24)
+    with pytest.raises(BadArgument, match="that read the same tokens") as refused:
+        rl.stack({"one": one, "less": less})
+    assert "one: " in refused.value.parts["seen"]
+    more = rl.analyze(save_tiny(tmp_path / "more"), text, context=32)
+    with pytest.raises(BadArgument, match="Only checkpoints of one shape"):
+        rl.stack({"one": one, "more": more})
+    with pytest.raises(BadArgument, match="nothing to stack"):
+        rl.stack({})

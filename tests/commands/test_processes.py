@@ -1,0 +1,161 @@
+"""Commands in several processes, as torchrun starts them: one result, one voice, no hanging."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from same import assert_same
+from tiny_checkpoints import save_tiny
+
+import ropelens as rl
+from ropelens.models.processes import gather, shard
+
+# The second process saves after each batch, and is killed after its second batch.
+DIES = """
+import os, signal
+from ropelens.commands.app import main
+from ropelens.measure import batches, savepoint
+savepoint.SECONDS, savepoint.SHARE = 0, 1e9
+finish, done = batches.ByLayer.finish, []
+def die(self):
+    finish(self)
+    if self.progress:
+        done.append(1)
+    if len(done) == 2 and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+batches.ByLayer.finish = die
+main()
+"""
+
+
+# What torchrun tells each of its processes, told to copies of one that has imported everything.
+FORKS = """
+import atexit, os, socket, sys
+import ropelens.analysis.analyze, ropelens.commands.truncate
+from ropelens.commands.app import main
+with socket.create_server(("127.0.0.1", 0)) as free:
+    port = str(free.getsockname()[1])
+count, *sys.argv[1:] = sys.argv[1:]
+os.environ |= {"WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+for rank in map(str, range(int(count))):
+    if not os.fork():
+        os.environ |= {"RANK": rank, "LOCAL_RANK": rank}
+        try:
+            main()
+        except SystemExit as ended:
+            atexit._run_exitfuncs()
+            os._exit(ended.code)  # leaving torch takes seconds
+sys.exit(max(os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(int(count))))
+"""
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+
+
+def together(*args: object) -> subprocess.CompletedProcess[str]:
+    """Python with `args`, which start processes, on a CPU by gloo."""
+    return subprocess.run(
+        [sys.executable, *map(str, args)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def voices(err: str) -> list[str]:
+    """The lines of our own, without those of torchrun."""
+    return [line for line in err.splitlines() if line.startswith("ropelens: ")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """As torchrun gives to each process: sums of float32 round alike."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+SWEEP = {"keep": [0.5], "controls": 0}
+
+
+@pytest.fixture(scope="module")
+def args(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
+    """A model, a text, and options."""
+    folder = tmp_path_factory.mktemp("measured")
+    model, text = save_tiny(folder / "model", num_hidden_layers=1), folder / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog " * 20)
+    return (model, "--text", text, "--context", 32, "--sequences", 5, "--rows", 8)
+
+
+@pytest.fixture(scope="module")
+def one(args: tuple, one_thread: None) -> rl.Analysis:
+    """What one process measures."""
+    model, _, text, *_ = args
+    return rl.analyze(model, text, context=32, sequences=5, rows=8, truncation=SWEEP)
+
+
+def test_a_sweep_in_three_processes_is_that_of_one(
+    args: tuple, one: rl.Analysis, tmp_path: Path
+) -> None:
+    """Rows, surrogates and trials are drawn alike; of five sequences one is of the first."""
+    out = tmp_path / "three"
+    sweep = ("--keep", 0.5, "--controls", 0)
+    ended = together("-c", FORKS, 3, "truncate", *args, *sweep, "--out", out)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == f"{out / 'index.html'}\n"
+    (plan,) = voices(ended.stderr)
+    assert plan.startswith("ropelens: plan: model: ")
+    found = rl.open_analysis(out)
+    assert_same(found.profile, one.profile)
+    assert_same(found.truncation, one.truncation)
+
+
+def test_a_process_that_dies_ends_all_and_they_go_on(
+    args: tuple, one: rl.Analysis, tmp_path: Path
+) -> None:
+    out, script = tmp_path / "out", tmp_path / "dies.py"
+    script.write_text(DIES)
+    command = ("analyze", *args, "--batch-size", 1, "--out", out)
+    begin = time.monotonic()
+    ended = together(*TORCHRUN, 2, script, *command)
+    assert time.monotonic() - begin < 200
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert len(voices(ended.stderr)) == 2, ended.stderr
+    lost = voices(ended.stderr)[1]
+    # It saw that the other was gone, or torchrun did and stopped it.
+    assert lost.startswith(("ropelens: One of the processes", "ropelens: stopped"))
+    assert [path.name for path in out.iterdir()] == [".unfinished"]
+    ended = together("-c", FORKS, 2, *command)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("going on from what was measured before: ") == 1
+    assert not (out / ".unfinished").exists()
+    assert_same(rl.open_analysis(out).profile, one.profile)
+
+
+@pytest.mark.slow
+def test_what_all_refuse_is_said_once(tmp_path: Path) -> None:
+    args = ("analyze", tmp_path / "none", "--text", tmp_path, "--out", tmp_path / "out")
+    ended = together(*TORCHRUN, 2, "-m", "ropelens", *args)
+    assert ended.returncode == 1
+    assert len(voices(ended.stderr)) == 1
+
+
+def test_alone_everything_is_ones_own() -> None:
+    assert shard(5) == range(5)
+    assert gather("all") == ["all"]
+
+
+@pytest.mark.parametrize("among", [1, 2, 3, 7])
+def test_shards_are_neighbours_and_all(among: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = iter([(number, among) for number in range(among)])
+    monkeypatch.setattr("ropelens.models.processes.place", lambda: next(places))
+    shards = [shard(5) for _ in range(among)]
+    assert [one for part in shards for one in part] == list(range(5))
+    assert max(map(len, shards)) - min(map(len, shards)) <= 1

@@ -1,0 +1,202 @@
+"""Tabs of the chosen head that tell a sentence and fold their numbers, in a real browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from in_browser import Opened, browser, playwright
+from oracles.tiny import random_tokens, tiny
+from synthetic_profile import synthetic_profile
+from synthetic_truncation import synthetic_truncation
+
+import ropelens as rl
+from ropelens.errors import BadArgument
+from ropelens.figures.reach import horizon_words
+
+__all__ = ["browser"]
+
+LAYER, HEAD = 1, 3
+
+
+@pytest.fixture(scope="module")
+def reach() -> xr.Dataset:
+    tokens = torch.from_numpy(random_tokens(sequences=8, length=16))
+    heads, variants = f"0.*,{LAYER}.{HEAD}", ("own", "p-rope:0.5", "nope")
+    model = tiny("llama_gqa")
+    return rl.reach(model, tokens, heads=heads, variants=variants, distances=[0, 2000])
+
+
+@pytest.fixture(scope="module")
+def sizes(reach: xr.Dataset) -> dict[str, int]:
+    return {"layers": reach.sizes["layer"], "heads": reach.sizes["head"]}
+
+
+@pytest.fixture(scope="module")
+def profile(sizes: dict[str, int]) -> xr.Dataset:
+    return synthetic_profile(kv_heads=2, **sizes)[0]
+
+
+@pytest.fixture(scope="module")
+def sweep(sizes: dict[str, int]) -> xr.Dataset:
+    sweep = synthetic_truncation(**sizes)
+    sweep["label"][:, LAYER, HEAD] = "mixed"
+    sweep["label"][sweep["edit"].values == "fast 0.5", LAYER, HEAD] = "diffuse"
+    return sweep
+
+
+@pytest.fixture(scope="module")
+def opened(browser, profile, sweep, reach, tmp_path_factory) -> Iterator[Opened]:
+    path = tmp_path_factory.mktemp("tabs") / "page.html"
+    opened = Opened(browser, rl.write_report(profile, path, truncation=sweep, reach=reach))
+    yield opened
+    opened.context.close()
+
+
+def load(opened: Opened, tab: str, head: int = HEAD) -> playwright.Page:
+    opened.page.goto("about:blank")
+    page = opened.load(f"#L{LAYER}H{head}&tab={tab}")
+    page.wait_for_selector("#explore[aria-busy=false]")
+    return page
+
+
+def table(page: playwright.Page, name: str) -> list[list[str]]:
+    """The cells of a folded table below its titles."""
+    rows = f"[...document.querySelectorAll('#rows-{name} tbody tr')]"
+    return page.evaluate(f"{rows}.map((row) => [...row.cells].map((cell) => cell.textContent))")
+
+
+def test_planes_say_where_queries_and_keys_are_longest(opened, profile):
+    page = load(opened, "selectivity")
+    of_head = profile.isel(layer=LAYER, head=HEAD, kv_head=1)
+    told = page.inner_text("#told-selectivity")
+    for side, words in (
+        ("q_norm", "Queries are longest in the plane of "),
+        ("k_norm", "in that of "),
+    ):
+        at = int(of_head[side].values.argmax())
+        wavelength = float(
+            np.format_float_positional(of_head["wavelength"][at], 3, fractional=False)
+        )
+        assert f"{words}{wavelength:,g} tokens" in told
+    assert not page.locator("#rows-selectivity").is_visible()
+    page.click("#one-selectivity summary")
+    rows = table(page, "selectivity")
+    found = [[float(cell) for cell in row[1:4]] for row in rows]
+    names = ["selectivity_keys", "q_norm", "k_norm"]
+    expected = np.stack([of_head[name] for name in names], axis=-1)
+    np.testing.assert_allclose(found, expected, atol=5.1e-4)
+    assert opened.harmless()
+
+
+def test_what_became_of_the_head_as_planes_stop(opened, sweep):
+    page = load(opened, "stopped")
+    traces = page.evaluate(
+        """document.getElementById("plot-stopped")._fullData.map(({ x, y, marker }) =>
+             ({ x: Array.from(x), y: Array.from(y), marks: marker?.symbol }))"""
+    )
+    of_head = sweep.isel(layer=LAYER, head=HEAD)
+    edits = ["none", *(f"fast {share:g}" for share in traces[1]["x"][1:])]
+    change = of_head["attention_change"].values[
+        [list(sweep["edit"].values).index(edit) for edit in edits]
+    ]
+    np.testing.assert_allclose(traces[1]["y"], change, rtol=1e-5)
+    half = traces[1]["x"].index(0.5)
+    assert traces[1]["marks"] == ["x" if at == half else "diamond" for at in range(len(edits))]
+    assert set(traces[0]["marks"]) == {"diamond"}
+    none_rotate = float(of_head["attention_change"][sweep["edit"].values == "slow 0"].item())
+    assert page.inner_text("#told-stopped") == (
+        "It is mixed also when the slowest 100% of the planes stop (its attention changed by "
+        f"{none_rotate:.2f} bits), and until the fastest 50% of the planes stop (then diffuse, "
+        f"its attention changed by {change[half]:.2f} bits)."
+    )
+    assert not page.locator("#live").is_visible()
+    rows = table(page, "stopped")
+    assert len(rows) == 2 * len(edits)
+    assert rows[len(edits) + half][:3] == ["fastest", "50%", "diffuse"]
+    assert float(rows[len(edits) + half][3]) == pytest.approx(change[half], abs=5.1e-4)
+    assert opened.harmless()
+
+
+TRACES = """document.getElementById("plot-reach")._fullData.map(({ x, y }) =>
+  ({ x: Array.from(x ?? []), y: Array.from(y ?? []) }))"""
+
+
+def test_reach_is_that_of_the_figure(opened, reach):
+    """The script scores moved keys as `plot_reach` does, far away and under each variant."""
+    page = load(opened, "reach")
+    for variant in range(reach.sizes["variant"]):
+        compare(page, reach, variant)
+    assert opened.harmless()
+
+
+def compare(page: playwright.Page, reach: xr.Dataset, variant: int) -> None:
+    """The tab under a variant, beside the figure of that variant."""
+    page.select_option("#reach-variant", str(variant))
+    name = reach["variant"].values[variant]
+    of_head = reach.isel(layer=LAYER, head=HEAD, variant=variant)
+    figure = rl.plot_reach(reach, layer=LAYER, head=HEAD, variants=[name])
+    for found, expected in zip(page.evaluate(TRACES), figure.data, strict=True):
+        np.testing.assert_allclose(found["y"], expected.y, atol=1e-4)
+        np.testing.assert_allclose(found["x"], expected.x, rtol=1e-6)
+    told = page.inner_text("#told-reach")
+    assert f", {of_head['picked_distance']:.1f} tokens back on average, " in told
+    words = horizon_words(of_head)
+    kind = {
+        "no horizon at": "stays above the others at any distance.",
+        "no horizon up": "stays above the others, at least up to 2,000 tokens.",
+        "below the oth": "scores below the others wherever it stands.",
+    }
+    assert kind.get(words[:13], "falls to the level of the others at ") in told
+    rows = table(page, "reach")
+    assert [row[0] for row in rows] == ["own", "p-rope:0.5", "nope"]
+    above = float(of_head["lowest_score"] - of_head["others_level"])
+    assert float(rows[variant][3]) == pytest.approx(above, abs=5.1e-4)
+    wins = 100 * float(of_head["unmoved_win_share"])
+    assert float(rows[variant][4].removesuffix("%")) == pytest.approx(wins, rel=5.1e-3)
+
+
+def test_a_head_whose_reach_was_not_measured(opened):
+    page = load(opened, "reach", head=0)
+    assert page.inner_text("#told-reach") == "The reach of this head was not measured."
+    assert table(page, "reach") == []
+    assert all(not any(trace["y"]) for trace in page.evaluate(TRACES))
+    assert opened.harmless()
+
+
+def test_axe_finds_nothing_serious_in_the_tabs(browser, opened):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    path = Path(opened.url.removeprefix("file://"))
+    again = Opened(browser, path, color_scheme="dark", bypass_csp=True)
+    for tab in ("stopped", "reach"):
+        page = load(again, tab)
+        page.click(f"#one-{tab} summary")
+        results = axe.run(page, context="#head").response["violations"]
+        assert [one["id"] for one in results if one["impact"] in ("serious", "critical")] == []
+    again.context.close()
+
+
+def test_results_of_another_model_are_refused(profile, reach, tmp_path):
+    sweep = synthetic_truncation(layers=3, heads=4)
+    with pytest.raises(BadArgument, match="of other models") as raised:
+        rl.write_report(profile, tmp_path / "page.html", truncation=sweep)
+    assert f"3 layers of 4 heads, and {reach.sizes['layer']} of" in str(raised.value)
+    with pytest.raises(BadArgument, match="holds no reach of heads"):
+        rl.write_report(profile, tmp_path / "page.html", reach=profile)
+
+
+def test_a_reach_beside_a_profile_is_on_its_page(profile, reach, tmp_path):
+    rl.save_profile(profile, tmp_path / "profile.nc")
+    named = reach.assign_attrs(model=profile.attrs["model"])
+    rl.save_results(named, tmp_path / "reach.nc")
+    xr.testing.assert_identical(
+        rl.open_reach(tmp_path / "reach.nc")["horizon"], named["horizon"]
+    )
+    assert 'id="plot-reach"' in rl.open_analysis(tmp_path).page()
+    rl.save_results(reach, tmp_path / "reach.nc")
+    with pytest.raises(BadArgument, match="not of the model that the profile is of"):
+        rl.open_analysis(tmp_path)
