@@ -13,13 +13,15 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedConfig
 
+from ropelens.measure.chunks import Chunks, chunk_of
 from ropelens.models.device import free_bytes
+from ropelens.models.door import Observer
 from ropelens.models.memory import pass_bytes
 from ropelens.models.places import device_of, devices_of
 from ropelens.models.rotation import depends_on_length
 from ropelens.models.subject import Subject, check_layers
 from ropelens.rope.planes import Planes
-from ropelens.statistics.attention import sum_attention
+from ropelens.statistics.attention import SequenceSums, sum_attention
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.gains import Scores
@@ -43,7 +45,7 @@ Progress = Callable[[int], None]
 
 @dataclass
 class ByLayer:
-    """Tells `progress` the tokens of one batch, a share of them after each of its layers."""
+    """Tells `progress` the tokens of one batch, a share of them after each layer of a pass."""
 
     progress: Progress | None
     tokens: int
@@ -85,6 +87,25 @@ class Passed:
     batch: Batch
     layers: dict[int, LayerSums] = field(default_factory=dict)
     scores: dict[int, Scores] = field(default_factory=dict)
+    chunks: dict[int, SequenceSums] = field(default_factory=dict)
+
+    def see_chunk(
+        self, call: AttentionCall, first: int, planes: Planes, statistics: Sequence[Statistic]
+    ) -> None:
+        """Add up what is over tokens in a chunk, whose first token stands at `first`."""
+        here, batch = slice(first, first + call.key.shape[2]), self.batch
+        sums = sum_attention(
+            call,
+            batch.rows,
+            planes,
+            tokens=batch.text.tokens[:, here],
+            sinks=batch.text.sinks[..., here],
+            statistics=[row for row in statistics if row.over == "tokens"],
+            first=first,
+        )
+        before = self.chunks.setdefault(call.layer, {})
+        for name, x in sums.items():
+            before[name] = before[name] + x if name in before else x
 
     def see(
         self,
@@ -93,15 +114,20 @@ class Passed:
         fit: LayerFit | None,
         statistics: Sequence[Statistic] = STATISTICS,
     ) -> None:
-        """Add a call up, and score the models of the budget on it where there are any."""
+        """Add a call up, and score the models of the budget on it where there are any.
+
+        What is over tokens, too, unless their chunks were seen.
+        """
         batch, text, sinks = self.batch, self.batch.text, self.batch.text.sinks
         if fit is not None:
             sinks = fit.sinks(sinks)
             self.scores[call.layer] = fit.score(
                 call, batch.scored, planes, sinks, group=text.group, fold=text.fold
             )
-        sums = sum_attention(
-            call, batch.rows, planes, tokens=text.tokens, sinks=sinks, statistics=statistics
+        chunks = self.chunks.pop(call.layer, {})
+        left = [row for row in statistics if row.name not in chunks]
+        sums = chunks | sum_attention(
+            call, batch.rows, planes, tokens=text.tokens, sinks=sinks, statistics=left
         )
         self.layers[call.layer] = LayerSums.of(sums, call, statistics)
 
@@ -238,16 +264,30 @@ def collect(
     for batch in batches(
         subject, text, rows=rows, seed=seed, chosen=left, batch_size=batch_size
     ):
-        passed = Passed(batch)
-        done = ByLayer(progress, int(batch.text.lengths.sum()), len(planes))
+        passed, width = Passed(batch), batch.text.tokens.shape[1]
+        chunk = chunk_of(subject, width)
+        runs = len(planes) * -(-width // (chunk or width))
+        done = ByLayer(progress, int(batch.text.lengths.sum()), runs)
 
         def observe(call: AttentionCall, passed: Passed = passed, done: ByLayer = done) -> None:
             fit = fits[call.layer] if fits else None
             passed.see(call, planes[call.layer], fit, statistics)
+            if call.at is None:
+                done.step()
+
+        def observe_chunk(
+            call: AttentionCall, first: int, passed: Passed = passed, done: ByLayer = done
+        ) -> None:
+            passed.see_chunk(call, first, planes[call.layer], statistics)
             done.step()
 
-        with torch.no_grad(), subject.observe(observe):
-            losses = _sequence_losses(subject, batch.text.tokens, batch.text.lengths)
+        observer: Observer = observe
+        if chunk is not None:
+            observer = Chunks.of_rows(
+                batch.rows, batch.scored, context=width, part=observe_chunk, whole=observe
+            )
+        with torch.no_grad(), subject.observe(observer):
+            losses = _sequence_losses(subject, batch.text.tokens, batch.text.lengths, chunk)
         check_layers(subject.model, set(passed.layers))
         sums = sums + passed.sums(losses)
         done.finish()
@@ -271,10 +311,11 @@ def _sequence_losses(
     subject: Subject,
     tokens: Int[Tensor, "sequence position"],
     lengths: Int[Tensor, " sequence"],
+    chunk: int | None,
 ) -> Float[Tensor, " sequence"]:
     """Summed loss of each sequence's predicted tokens, in nats."""
     losses = torch.zeros(len(tokens), dtype=torch.float64)
-    for sequence, _, own, target in _predictions(subject, tokens, lengths):
+    for sequence, _, own, target in _predictions(subject, tokens, lengths, chunk):
         losses[sequence] += float(cross_entropy(own, target, reduction="sum"))
     return losses
 
@@ -283,10 +324,12 @@ def _predictions(
     subject: Subject,
     tokens: Int[Tensor, "sequence position"],
     lengths: Int[Tensor, " sequence"],
+    chunk: int | None = None,
 ) -> Iterator[tuple[int, slice, Tensor, Tensor]]:
     """A sequence's number, the positions of some tokens, the logits for them, and they."""
     device = device_of(subject.model)
-    for first, logits in subject.logits(tokens, at_once=LOGITS_AT_ONCE[device.type]):
+    at_once = LOGITS_AT_ONCE[device.type]
+    for first, logits in subject.logits(tokens, at_once=at_once, chunk=chunk):
         rows = max(1, LOSS_ELEMENTS[device.type] // logits.shape[-1])
         for sequence, length in enumerate(lengths.tolist()):
             last = min(length - 1, first + logits.shape[1])

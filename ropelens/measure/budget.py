@@ -10,7 +10,10 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from ropelens.measure.batches import Progress
+from ropelens.measure.batches import LOGITS_AT_ONCE, Progress
+from ropelens.measure.chunks import Chunks, chunk_of
+from ropelens.models.door import Observer
+from ropelens.models.places import device_of
 from ropelens.models.processes import gather, shard
 from ropelens.models.subject import Subject, check_layers
 from ropelens.rope.planes import Planes
@@ -52,9 +55,20 @@ def fit_layers(
         if len(fits) == len(mine):
             raise _AllSeen
 
+    tokens = sample.text.tokens
+    chunk = chunk_of(subject, tokens.shape[1])
+    observer: Observer = observe
+    if chunk is not None:
+        rows = sample.rows, sample.surrogate_rows
+        observer = Chunks.of_rows(*rows, context=tokens.shape[1], whole=observe)
     if mine:
-        with suppress(_AllSeen), torch.no_grad(), subject.observe(observe):
-            subject.forward(sample.text.tokens)
+        with suppress(_AllSeen), torch.no_grad(), subject.observe(observer):
+            if chunk is None:
+                subject.forward(tokens)
+            else:
+                at_once = LOGITS_AT_ONCE[device_of(subject.model).type]
+                for _ in subject.logits(tokens, at_once=at_once, chunk=chunk):
+                    pass
     fits = {layer: fit for own in gather(fits) for layer, fit in own.items()}
     check_layers(subject.model, set(fits))
     return [fits[layer] for layer in sorted(fits)]

@@ -67,7 +67,9 @@ class BridgeSubject:
         positions = positions.to(device)
         return self.bridge(tokens.to(device), position_ids=positions)
 
-    def logits(self, tokens: Tensor, *, at_once: int) -> Iterator[tuple[int, Tensor]]:
+    def logits(
+        self, tokens: Tensor, *, at_once: int, chunk: int | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
         """All logits in one piece: a bridge has its head in its forward pass."""
         yield 0, self.forward(tokens)
 

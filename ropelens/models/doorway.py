@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
+    DynamicCache,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -149,24 +150,40 @@ class TransformersSubject:
         with as_measured(self.model):
             return self.model(**inputs, use_cache=False).logits
 
-    def logits(self, tokens: Tensor, *, at_once: int) -> Iterator[tuple[int, Tensor]]:
+    def logits(
+        self, tokens: Tensor, *, at_once: int, chunk: int | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
         """The logits of whole sequences in pieces of about `at_once` numbers.
 
         Each with its first position. The layers run once, when the first piece is asked for;
-        the model's own head, with all that it does to logits, runs on each piece.
+        the model's own head, with all that it does to logits, runs on each piece. With `chunk`
+        so many tokens run at a time, on all before them in a cache that forgets none.
         """
+        if chunk is None:
+            yield from self._pieces(tokens, at_once, {"use_cache": False})
+            return
+        cache = {"past_key_values": DynamicCache(), "use_cache": True}
+        for first in range(0, tokens.shape[1], chunk):
+            part = tokens[:, first : first + chunk]
+            for begin, logits in self._pieces(part, at_once, cache):
+                yield first + begin, logits
+
+    def _pieces(
+        self, tokens: Tensor, at_once: int, cache: dict[str, Any]
+    ) -> Iterator[tuple[int, Tensor]]:
+        """The logits of these tokens, which follow those in the `cache`."""
         ids, context = tokens.to(device_of(self.model)), tokens.shape[1]
         vocabulary = self.model.config.get_text_config().vocab_size
         size = max(1, at_once // (len(tokens) * vocabulary))
-        if size >= context or not head_by_itself(self.model):
-            yield 0, self.forward(tokens)
-            return
         hidden: list[Any] = []
+        if not head_by_itself(self.model):
+            size = context
         for begin in range(0, context, size):
             piece = torch.arange(begin, min(begin + size, context), device=ids.device)
+            asked = {} if size >= context else {"logits_to_keep": piece}
             # Closed before the piece is given away: who gets it may never come back.
             with as_measured(self.model), once(self.model.base_model, hidden):
-                logits = self.model(ids, use_cache=False, logits_to_keep=piece).logits
+                logits = self.model(ids, **cache, **asked).logits
             yield begin, logits
 
     def observe(self, observer: Observer) -> AbstractContextManager[None]:

@@ -44,9 +44,16 @@ class Subject(Protocol):
         ...
 
     def logits(
-        self, tokens: Int[Tensor, "sequence position"], *, at_once: int
+        self,
+        tokens: Int[Tensor, "sequence position"],
+        *,
+        at_once: int,
+        chunk: int | None = None,
     ) -> Iterator[tuple[int, Float[Tensor, "sequence some token"]]]:
-        """All logits in pieces of about `at_once` numbers, each with its first position."""
+        """All logits in pieces of about `at_once` numbers, each with its first position.
+
+        With `chunk` a transformers model runs so many tokens at a time, with a cache.
+        """
         ...
 
     def observe(self, observer: Observer) -> AbstractContextManager[None]:

@@ -29,16 +29,18 @@ def sum_attention(
     tokens: Int[Tensor, "batch position"],
     sinks: Int[Tensor, "batch shared position"] | None = None,
     statistics: Sequence[Statistic],
+    first: int = 0,
 ) -> SequenceSums:
     """The sums of one attention call over its tokens and `rows`.
 
     Rows beyond a sequence's length have no weight, so padding is never counted. `sinks` says
-    which keys are sinks (see `known_sinks`); without it position 0 is the only one. Raises
+    which keys are sinks (see `known_sinks`); without it position 0 is the only one. `first` is
+    the position of the first token, where a call has a part of a sequence alone. Raises
     `BadArgument` for a statistic whose values are not of every row of a block.
     """
     sinks = known_sinks(tokens, beginning=None) if sinks is None else sinks
-    vectors = Vectors.of(call, planes, tokens, sinks)
-    position = torch.arange(call.key.shape[2])
+    vectors = Vectors.of(call, planes, tokens, sinks, first=first)
+    position = torch.arange(first, first + call.key.shape[2])
     padding = (position >= rows.length[:, None]).to(call.key.device)
     by_token = [statistic for statistic in statistics if statistic.over == "tokens"]
     by_row = [statistic for statistic in statistics if statistic.over != "tokens"]

@@ -38,9 +38,9 @@ class Vectors:
     call: AttentionCall
     planes: Planes
     tokens: Int[Tensor, "batch position"]
-    q: Float[Tensor, "batch head position coordinate"]
+    q: Float[Tensor, "batch head row coordinate"]
     k: Float[Tensor, "batch kv_head position coordinate"]
-    q_still: Float[Tensor, "batch head position coordinate"]
+    q_still: Float[Tensor, "batch head row coordinate"]
     k_still: Float[Tensor, "batch kv_head position coordinate"]
     sinks: Int[Tensor, "batch shared position"]
 
@@ -51,13 +51,16 @@ class Vectors:
         planes: Planes,
         tokens: Int[Tensor, "batch position"],
         sinks: Int[Tensor, "batch shared position"],
+        *,
+        first: int = 0,
     ) -> Vectors:
-        """Those of a call whose layer rotates in `planes`."""
+        """Those of a call whose layer rotates in `planes`; its first key stands at `first`."""
         dtype = torch.promote_types(call.query.dtype, torch.float32)
         q, k = call.query.to(dtype), call.key.to(dtype)
-        position = torch.arange(q.shape[2], device=q.device)
+        position = torch.arange(first, first + k.shape[2], device=k.device)
+        of_queries = position if call.at is None else call.at
         of_keys = planes.of_keys(k.shape[1])
-        still = unrotate(q, position, planes), unrotate(k, position, of_keys)
+        still = unrotate(q, of_queries, planes), unrotate(k, position, of_keys)
         return cls(call, planes, tokens.to(k.device), q, k, *still, sinks)
 
     def plane_norms(
@@ -92,7 +95,10 @@ class RowsOfCall:
         self, x: Float[Tensor, "batch head position coordinate"]
     ) -> Float[Tensor, "batch kv_head group row coordinate"]:
         """Queries of these rows; of all rows a view, no copy."""
-        rows = x[:, :, 1 : self.position.shape[1] + 1] if self.dense else pick(x, self.position)
+        if self.dense and self.call.at is None:
+            rows = x[:, :, 1 : self.position.shape[1] + 1]
+        else:
+            rows = pick(x, self.call.row_at(self.position))
         return rows.unflatten(1, (self.vectors.k.shape[1], -1))
 
     @cached_property

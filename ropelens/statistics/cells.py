@@ -223,7 +223,8 @@ def blocks(
     if of_keys.inv_freq.ndim == 2:
         of_keys = replace(of_keys, inv_freq=of_keys.inv_freq[kv_heads])
     of_queries = replace(of_keys, inv_freq=of_keys.inv_freq.unsqueeze(-2))
-    q_still, k_still = unrotate(q, everywhere, of_queries), unrotate(k, everywhere, of_keys)
+    here = everywhere if call.at is None else call.at
+    q_still, k_still = unrotate(q, here, of_queries), unrotate(k, everywhere, of_keys)
     kind = sinks.unflatten(1, (heads, group)) if sinks.shape[1] > 1 else sinks[:, :, None]
     kind = kind.expand(-1, heads, group, -1)[:, kv_heads, :, None].to(device)
     position, start = rows.position.to(device), call.start.to(device)
@@ -233,7 +234,9 @@ def blocks(
         low, high = int(start[at].min()), int(at.max()) + 1
         key = everywhere[low:high]
         seen = (key <= at[..., None]) & (key >= start[at][..., None])
-        index = at[:, None, None, :, None].expand(-1, *q.shape[1:3], -1, q.shape[-1])
+        index = call.row_at(at)[:, None, None, :, None].expand(
+            -1, *q.shape[1:3], -1, q.shape[-1]
+        )
         own = kind[..., low:high]
         columns = own.flatten(0, -2).any(0).nonzero()[:, 0]
         yield Cells(

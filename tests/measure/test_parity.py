@@ -388,9 +388,11 @@ class Listening:
         self.given.append(tokens)
         return self.subject.forward(tokens, positions, last=last)
 
-    def logits(self, tokens: Tensor, *, at_once: int) -> Iterator[tuple[int, Tensor]]:
+    def logits(
+        self, tokens: Tensor, *, at_once: int, chunk: int | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
         self.given.append(tokens)
-        return self.subject.logits(tokens, at_once=at_once)
+        return self.subject.logits(tokens, at_once=at_once, chunk=chunk)
 
     def edit(self, edit: AttentionEdit) -> AbstractContextManager[None]:
         return self.subject.edit(edit)
@@ -400,6 +402,12 @@ class Listening:
 
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
         return self.subject.observe(observer)
+
+    def edit(self, edit: AttentionEdit) -> AbstractContextManager[None]:
+        return self.subject.edit(edit)
+
+    def silence(self, silence: HeadSilence) -> AbstractContextManager[None]:
+        return self.subject.silence(silence)
 
     @property
     def subject(self) -> Subject:

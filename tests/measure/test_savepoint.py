@@ -77,9 +77,9 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     logits = TransformersSubject.logits
 
-    def counted(self: TransformersSubject, tokens: torch.Tensor, *, at_once: int):
+    def counted(self: TransformersSubject, tokens: torch.Tensor, **options: int | None):
         sizes.append(len(tokens))
-        return logits(self, tokens, at_once=at_once)
+        return logits(self, tokens, **options)
 
     monkeypatch.setattr(TransformersSubject, "logits", counted)
     return sizes

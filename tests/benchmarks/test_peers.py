@@ -1,0 +1,40 @@
+"""The comparison with other libraries runs, and says what could not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from tiny_checkpoints import tiny_llama
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import cost
+import peers
+
+
+@pytest.mark.parametrize("way", ["plain forward", "ropelens, all rows", "ropelens, 512 rows"])
+def test_a_way_has_a_time_and_a_memory(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_llama(vocab_size=32000).eval().requires_grad_(False)
+    monkeypatch.setattr(cost, "random_llama", lambda: model)
+    found = peers.cost_of(way, 16)
+    assert found["seconds"] > 0
+    assert found["peak_mib"] >= 0
+
+
+def test_each_process_gives_a_row_or_says_why_not(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho warned\necho \'{"seconds": 2.0, "peak_mib": 8.0}\'\n')
+    python.chmod(0o755)
+    table = [peers.row(python, way, n) for n in (512, 1024) for way in list(peers.WAYS)[:2]]
+    python.write_text(
+        "#!/bin/sh\necho \"ModuleNotFoundError: No module named 'nnsight'\" >&2\nexit 1\n"
+    )
+    table.append(peers.row(python, "nnsight, trace", 512))
+    assert table[-1]["problem"] == "ModuleNotFoundError: No module named 'nnsight'"
+    figure = peers.draw(pd.DataFrame(table))
+    assert [trace.name for trace in figure.data] == 2 * list(peers.WAYS)[:2]
+    assert [list(trace.y) for trace in figure.data[::2]] == [[2.0, 2.0], [8.0, 8.0]]
+    problems = next(note for note in figure.layout.annotations if note.name == "problems")
+    assert problems.text.startswith("nnsight, trace at 512: ModuleNotFoundError")

@@ -1,0 +1,99 @@
+"""Sequences run in chunks with a cache: the numbers of one pass, at any length."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from oracles.tiny import random_tokens, tiny
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+import ropelens as rl
+from ropelens.measure import chunks
+from ropelens.measure.chunks import chunk_of
+from ropelens.models.doorway import observe_attention
+from ropelens.models.subject import as_subject
+from ropelens.rope.planes import Planes, unrotate
+from ropelens.statistics.call import AttentionCall
+
+CHUNK = 23
+TOKENS = torch.as_tensor(random_tokens(sequences=3, length=80))
+LENGTHS = torch.tensor([80, 61, 80])
+
+
+def profile(family: str, rows: int | str, heads: str | None) -> tuple[xr.Dataset, list[int]]:
+    """A profile, and the past of every call of a pass over the text."""
+    model, past, told = tiny(family), [], []
+
+    def see(call: AttentionCall) -> None:
+        if len(call.query) == len(TOKENS):
+            past.append(call.past)
+
+    edit = rl.edit_rope(model, rl.stop_planes([1], heads=heads)) if heads else nullcontext()
+    with edit, observe_attention(model, see):
+        found = rl.profile(
+            model,
+            TOKENS,
+            lengths=LENGTHS,
+            rows=rows,
+            surrogates=2,
+            batch_size=len(TOKENS),
+            progress=told.append,
+        )
+    assert sum(told) == LENGTHS.sum()
+    return found, past
+
+
+@pytest.mark.parametrize(
+    ("family", "rows", "heads"),
+    [
+        ("llama_gqa", 16, None),
+        ("llama_gqa", "all", "0.1"),  # heads of one group differ
+        ("gemma2", 16, None),  # a sliding window, a soft-cap
+        ("gpt_oss", "all", None),  # sink logits
+    ],
+)
+def test_chunks_give_the_numbers_of_one_pass(
+    family: str, rows: int | str, heads: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, past = profile(family, rows, heads)
+    assert set(past) == {0}
+    monkeypatch.setattr(chunks, "ONE_PASS", CHUNK)
+    found, past = profile(family, rows, heads)
+    assert set(past) == {0, 23, 46, 69}
+    assert found.attrs["loss"] == pytest.approx(whole.attrs["loss"], rel=1e-6)
+    for name in whole.data_vars:
+        expected = whole[name].values
+        if expected.dtype.kind == "f":
+            scale = np.nanmax(np.abs(expected), initial=1e-30)
+            np.testing.assert_allclose(
+                found[name].values, expected, rtol=0, atol=1e-5 * scale, err_msg=str(name)
+            )
+        else:
+            np.testing.assert_array_equal(found[name].values, expected, err_msg=str(name))
+
+
+def test_what_cannot_run_in_chunks_runs_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = as_subject(tiny("llama_gqa"))
+    assert chunk_of(plain, 2**16) is None
+    assert chunk_of(plain, 2**17) == 512  # so that a mask of its rows and all keys is small
+    assert chunk_of(as_subject(tiny("llama_dynamic")), 2**17) is None
+
+
+def test_far_out_a_rotation_is_undone_with_the_angles_that_the_model_had() -> None:
+    """Angles of 131,072 rad have steps of 0.008 in float32: the model's rounding cancels."""
+    rotary = LlamaRotaryEmbedding(LlamaConfig(hidden_size=128, num_attention_heads=2))
+    planes = Planes(rotary.inv_freq, 64, "half")
+    positions = torch.arange(2**17 - 256, 2**17)
+    x = torch.randn(1, 2, 256, 64, generator=torch.Generator().manual_seed(0))
+    turned, _ = apply_rotary_pos_emb(x, x, *rotary(x, positions[None]))
+    torch.testing.assert_close(unrotate(turned, positions, planes), x, rtol=0, atol=2e-6)
+    angle = positions.double()[:, None] * rotary.inv_freq.double()
+    real, imaginary = turned.double().chunk(2, dim=-1)
+    still = torch.complex(real, imaginary) * torch.polar(torch.ones_like(angle), -angle)
+    error = torch.cat([still.real, still.imag], dim=-1) - x
+    assert error.abs().max() > 1e-3  # as angles in float64 would have it
