@@ -394,12 +394,6 @@ class Listening:
         self.given.append(tokens)
         return self.subject.logits(tokens, at_once=at_once, chunk=chunk)
 
-    def edit(self, edit: AttentionEdit) -> AbstractContextManager[None]:
-        return self.subject.edit(edit)
-
-    def silence(self, silence: HeadSilence) -> AbstractContextManager[None]:
-        return self.subject.silence(silence)
-
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
         return self.subject.observe(observer)
 
