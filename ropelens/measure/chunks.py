@@ -23,8 +23,8 @@ from ropelens.statistics.rows import Rows
 ONE_PASS = 2**16
 """Tokens of the longest sequences that run in one pass."""
 
-MASK_ELEMENTS = 2**26
-"""Keys times rows of a chunk: a model is given a mask over both."""
+MASK_ELEMENTS = 2**25
+"""Keys times rows of a chunk: a model makes a mask over both, by way of some 40 bytes each."""
 
 
 def chunk_of(subject: Subject, context: int) -> int | None:
@@ -70,9 +70,10 @@ class Chunks:
         """See one layer's call of one chunk."""
         first, end = call.past, call.key.shape[2]
         here = (self.at[(self.at >= first) & (self.at < end)] - first).to(call.query.device)
+        none = call.key[:, :, :0].clone()  # a view would hold the keys of every chunk
         rows = replace(call, query=call.query[:, :, here], output=call.output[:, here])
         kept = self.kept.setdefault(call.layer, [])
-        kept.append(replace(rows, key=call.key[:, :, :0], value=call.value[:, :, :0]))
+        kept.append(replace(rows, key=none, value=call.value[:, :, :0].clone()))
         own = replace(call, key=call.key[:, :, first:], value=call.value[:, :, first:], past=0)
         self.part(own, first)
         if end == self.context:
