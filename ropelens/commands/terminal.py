@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import signal
@@ -143,6 +144,8 @@ def quiet_libraries() -> None:
         warnings.filterwarnings("default", module=r"ropelens\.")
     for library in ("TRANSFORMERS", "HF_HUB"):
         os.environ.setdefault(f"{library}_VERBOSITY", "error")
+    for logger in ("torchao", "torch.utils._pytree"):  # transformers imports it where it is
+        logging.getLogger(logger).setLevel(logging.ERROR)
 
 
 def catch_signals() -> list[int]:
