@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from ropelens.errors import BadArgument
 from ropelens.models.door import by_itself
 from ropelens.models.lone import LoneTokens, lone_tokens
-from ropelens.models.rotation import stated_inv_freq
+from ropelens.models.rotation import read_rotations
 from ropelens.models.subject import Subject, as_subject, trained_context
 from ropelens.rope.planes import Planes, plane_norms
-from ropelens.rope.probe import MeasuredRotation, probe_positions, read_rotation
+from ropelens.rope.probe import MeasuredRotation, probe_positions
 from ropelens.statistics.ragged import stack
 
 LARGEST_DIFFERENCE = 1e-3
@@ -75,15 +75,7 @@ def read_turns(subject: Subject, *, context: int | None = None) -> Turns:
     with by_itself(subject.model):
         lone = lone_tokens(subject, positions)
     noise = torch.finfo(subject.model.dtype).eps
-    rotations = [
-        read_rotation(
-            lone[layer].vectors,
-            positions,
-            noise=noise,
-            counts=[len(w) for w in stated_inv_freq(subject.model, layer)],
-        )
-        for layer in sorted(lone)
-    ]
+    rotations = read_rotations(subject.model, lone, positions)
     layers = [lone[layer] for layer in sorted(lone)]
     return Turns(positions, noise, rotations, layers)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 import xarray as xr
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
@@ -109,7 +109,8 @@ def read_layers(subject: Subject, *, context: int | None = None) -> list[LayerRo
     Under an open edit: measured without it, then as the edit has it. Raises `BadArgument`
     where it lets the heads of a layer rotate at different frequencies.
     """
-    layers, now = _remembered(subject, context), read_planes(subject, context=context)
+    layers = _remembered(subject, context)
+    now = _planes_of(subject, layers, context)
     return [_edited(*layer) for layer in zip(layers, now, range(len(now)), strict=True)]
 
 
@@ -118,7 +119,14 @@ def read_planes(subject: Subject, *, context: int | None = None) -> list[Planes]
 
     Measured without the edit, then as the edit has it; raises as `measure_rope` otherwise.
     """
-    own = [layer.planes for layer in _remembered(subject, context)]
+    return _planes_of(subject, _remembered(subject, context), context)
+
+
+def _planes_of(
+    subject: Subject, layers: list[LayerRotation], context: int | None
+) -> list[Planes]:
+    """How layers that rotate so by themselves rotate under the open edit."""
+    own = [layer.planes for layer in layers]
     edit = open_edit(subject.model)
     if edit is None:
         return own
@@ -219,20 +227,27 @@ def _read_layers(subject: Subject, context: int | None) -> list[LayerRotation]:
     positions = probe_positions(_longest_position(subject.model, context))
     lone = lone_tokens(subject, positions)
     noise = torch.finfo(subject.model.dtype).eps
-    measured = [
-        read_rotation(
-            lone[layer].vectors,
-            positions,
-            noise=noise,
-            counts=[len(w) for w in stated_inv_freq(subject.model, layer)],
-        )
-        for layer in sorted(lone)
-    ]
+    measured = read_rotations(subject.model, lone, positions)
     _check_rotates(subject.model, measured, noise)
     _check_values(subject.model, lone, noise)
     return [
         _agree(subject.model, layer, rotation, int(positions[-1]), noise)
         for layer, rotation in enumerate(measured)
+    ]
+
+
+def read_rotations(
+    model: PreTrainedModel, lone: dict[int, LoneTokens], positions: Int[Tensor, " position"]
+) -> list[MeasuredRotation]:
+    """The rotation of each layer, read off its lone tokens at these positions."""
+    return [
+        read_rotation(
+            lone[layer].vectors,
+            positions,
+            noise=torch.finfo(model.dtype).eps,
+            counts=[len(w) for w in stated_inv_freq(model, layer)],
+        )
+        for layer in sorted(lone)
     ]
 
 

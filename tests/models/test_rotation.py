@@ -115,6 +115,18 @@ def test_the_model_is_left_as_it_was():
 # long wavelengths and long contexts
 
 
+def test_the_model_runs_once():
+    """Also under an edit, of which nothing has to be run."""
+    model, runs = tiny("llama_gqa"), []
+    model.register_forward_pre_hook(lambda *_: runs.append(1))
+    rl.measure_rope(model)
+    assert len(runs) == 1
+    with rl.edit_rope(model, rl.stop_slowest(0.5)):
+        runs.clear()
+        rl.measure_rope(model)
+    assert len(runs) == 1
+
+
 def test_a_wavelength_of_ten_million_tokens():
     base = (1e7 / (2 * math.pi)) ** (8 / 7)
     parameters = {"rope_type": "default", "rope_theta": base}
