@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from ropelens.comparison.entries import Run
 from ropelens.errors import BadArgument
 from ropelens.files.results import open_results, save_results
-from ropelens.measure.copying import NEAREST
+from ropelens.measure.copying import NEAREST, doublings
 from ropelens.measure.evaluate import evaluate
 from ropelens.measure.heads import claim_numbers, head_values
 from ropelens.measure.profile import profile
@@ -114,16 +114,11 @@ def _far(
         text,
         ("copying", "retrieval"),
         seed=seed,
-        retrieval=Retrieval(_powers(SHORTEST, longest)),
-        distances=_powers(NEAREST, longest // 2),
+        retrieval=Retrieval(doublings(SHORTEST, longest)),
+        distances=doublings(NEAREST, longest // 2),
     )
     hits = found["retrieval"].mean("depth").rename(retrieval_length="prompt_length")
     return {"copy_loss": found["copy_loss"], "far_retrieval": hits}
-
-
-def _powers(least: int, most: int) -> tuple[int, ...]:
-    """`least`, twice that, and so on, up to `most`."""
-    return tuple(least << k for k in range(max(1, (most // least).bit_length())))
 
 
 def _evaluate(

@@ -175,6 +175,12 @@ def batches(
         yield Batch(text=part, rows=looked_at, scored=sampled(count=scored))
 
 
+def quick_batch(subject: Subject, length: int) -> int:
+    """Sequences of `length` that run together where memory is no question; see
+    `TOKENS_PER_BATCH`."""
+    return max(1, TOKENS_PER_BATCH[device_of(subject.model).type] // length)
+
+
 def batch_that_fits(subject: Subject, text: Corpus) -> int:
     """Sequences that a device likes at once, or as many as its memory takes."""
     model = subject.model

@@ -9,10 +9,9 @@ import torch
 from jaxtyping import Float
 
 from ropelens.errors import BadArgument
-from ropelens.measure.batches import TOKENS_PER_BATCH, token_losses
+from ropelens.measure.batches import quick_batch, token_losses
 from ropelens.measure.repeats import REPEATS
 from ropelens.measure.tasks import repeated_tokens
-from ropelens.models.places import device_of
 from ropelens.models.subject import Subject
 
 NEAREST = 8
@@ -34,7 +33,7 @@ def copy_losses(
         sequences=REPEATS,
         seed=seed,
     )
-    together = max(1, TOKENS_PER_BATCH[device_of(subject.model).type] // tokens.shape[1])
+    together = quick_batch(subject, tokens.shape[1])
     with torch.no_grad():
         losses = torch.cat(
             [
@@ -52,10 +51,14 @@ def copy_distances(distances: Sequence[int] | None, context: int) -> tuple[int, 
     """
     if distances is None:
         most = max(2, (context - 1) // 2)
-        powers = [NEAREST << k for k in range(most.bit_length()) if NEAREST << k <= most]
-        return tuple(powers) or (most,)
+        return doublings(NEAREST, most) if most >= NEAREST else (most,)
     if not distances or min(distances) < 2:
         raise BadArgument(
             "Distances of copies are whole numbers of tokens, 2 or more.", seen=str(distances)
         )
     return tuple(dict.fromkeys(distances))
+
+
+def doublings(least: int, most: int) -> tuple[int, ...]:
+    """`least`, twice that, and so on, up to `most`."""
+    return tuple(least << k for k in range(max(1, (most // least).bit_length())))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from ropelens.edit.actions import Edit
 from ropelens.edit.entries import Entry, entries_of
-from ropelens.measure.batches import TOKENS_PER_BATCH, Progress, batches
+from ropelens.measure.batches import Progress, batches, quick_batch
 from ropelens.measure.copying import copy_distances, copy_losses
 from ropelens.measure.evaluate_text import (
     TextFindings,
@@ -30,7 +30,6 @@ from ropelens.measure.summary import number_dims, plane_coordinates
 from ropelens.measure.tasks import Haystack, Retrieval, hide_needles
 from ropelens.measure.terms import MEASURES, wanted_measures
 from ropelens.measure.tokens import as_corpus
-from ropelens.models.places import device_of
 from ropelens.models.processes import gather, shard
 from ropelens.models.rotation import depends_on_length
 from ropelens.models.subject import Subject, as_subject, stated_context, trained_context
@@ -39,6 +38,8 @@ from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.measures import columns, named, of_planes
 from ropelens.statistics.rows import HowMany, rows_for
 from ropelens.statistics.schema import Variable
+
+Found = TypeVar("Found")
 
 ON_TEXT = {"loss", "change", "labels"}
 
@@ -169,8 +170,7 @@ def evaluate(
     so_far = _SoFar(kept, **(kept.state or {}))
     progress = kept.counting(progress)
     values = {"edit": np.array([entry.name for entry in entries], dtype=object)}
-    dataset = xr.Dataset()
-    dataset = dataset.assign_coords(plane_coordinates(entries[0].planes))
+    dataset = xr.Dataset(coords=plane_coordinates(entries[0].planes))
     if wanted & ON_TEXT:
         stated = stated_context(subject.model.config)
         text = [
@@ -196,12 +196,11 @@ def evaluate(
         labels, profile = label_values(text)
         values |= labels
         dataset = profile[of_planes()]
+    first = int(corpus.tokens[0, 0])
     if "induction" in wanted:
-        first = int(corpus.tokens[0, 0])
         values |= _measure_repeats(subject, entries, own, first, seed, so_far, progress)
     if "copying" in wanted:
         at = copy_distances(distances, _context_of(subject.model, corpus.lengths))
-        first = int(corpus.tokens[0, 0])
         values |= _measure_copying(subject, entries, first, at, seed, so_far, progress)
     if "retrieval" in wanted:
         plan = retrieval or Retrieval()
@@ -233,6 +232,24 @@ class _SoFar:
         self.text = [found.state for found in text] or self.text
         names = ("text", "repeats", "copies", "hits")
         return {name: getattr(self, name) for name in names}
+
+    def of_each(
+        self,
+        found: list[Found],
+        entries: list[Entry],
+        subject: Subject,
+        measure: Callable[[], Found],
+    ) -> list[Found]:
+        """What `measure` finds of every entry; `found` holds what this process has so far.
+
+        Processes that share the measurement share the entries.
+        """
+        mine = shard(len(entries))
+        for entry in entries[mine.start : mine.stop][len(found) :]:
+            with entry.open(subject):
+                found.append(measure())
+            self.save()
+        return [of for part in gather(found) for of in part]
 
 
 def tokens_of_entry(
@@ -269,27 +286,21 @@ def _measure_repeats(
 ) -> dict[str, np.ndarray]:
     """Attention and losses on repeated random tokens, as `profile` has them, of every entry."""
     length = repeat_length(subject.model)
-    for entry in _own(entries)[len(so_far.repeats) :]:
-        with entry.open(subject):
-            _forget_length(subject)
-            # Only attention is looked at here, so any planes will do.
-            scores = repeat_scores(
-                subject, first_token=first_token, planes=own, length=length, seed=seed
-            )
+
+    def measure() -> dict[str, np.ndarray]:
+        _forget_length(subject)
+        # Only attention is looked at here, so any planes will do.
+        scores = repeat_scores(
+            subject, first_token=first_token, planes=own, length=length, seed=seed
+        )
         # The repetition's first token is announced by nothing; the others by their past.
         first, second = scores.losses[:, 2 : length + 1], scores.losses[:, length + 2 :]
         losses = {"first_loss": first.mean(1).numpy(), "repeat_loss": second.mean(1).numpy()}
-        so_far.repeats.append(scores.values | losses)
         progress(scores.losses.numel())
-        so_far.save()
-    found = [of for part in gather(so_far.repeats) for of in part]
+        return scores.values | losses
+
+    found = so_far.of_each(so_far.repeats, entries, subject, measure)
     return {name: np.stack([of[name] for of in found]) for name in found[0]}
-
-
-def _own(entries: list[Entry]) -> list[Entry]:
-    """Those that this process measures, of what is measured entry by entry."""
-    mine = shard(len(entries))
-    return entries[mine.start : mine.stop]
 
 
 def _measure_copying(
@@ -302,18 +313,18 @@ def _measure_copying(
     progress: Progress,
 ) -> dict[str, np.ndarray]:
     """Losses of random tokens that come again, of every entry, by distance."""
-    for entry in _own(entries)[len(so_far.copies) :]:
-        found = []
-        with entry.open(subject):
-            for distance in distances:
-                _forget_length(subject)
-                found.append(
-                    copy_losses(subject, first_token=first_token, distance=distance, seed=seed)
-                )
-                progress(REPEATS * (1 + 2 * distance))
-        so_far.copies.append(np.stack(found))
-        so_far.save()
-    found = [of for part in gather(so_far.copies) for of in part]
+
+    def measure() -> Float[np.ndarray, "distance trial"]:
+        losses = []
+        for distance in distances:
+            _forget_length(subject)
+            losses.append(
+                copy_losses(subject, first_token=first_token, distance=distance, seed=seed)
+            )
+            progress(REPEATS * (1 + 2 * distance))
+        return np.stack(losses)
+
+    found = so_far.of_each(so_far.copies, entries, subject, measure)
     return {"copy_loss": np.stack(found), "copy_distance": np.array(distances)}
 
 
@@ -342,14 +353,14 @@ def _measure_retrieval(
         )
         for length in at
     ]
-    for entry in _own(entries)[len(so_far.hits) :]:
-        with entry.open(subject):
-            so_far.hits.append(
-                np.array([_look_for(subject, of_length) for of_length in needles])
-            )
+
+    def measure() -> Float[np.ndarray, "length depth trial"]:
+        hits = np.array([_look_for(subject, of_length) for of_length in needles])
         progress(sum(of_length.prompts.numel() for of_length in needles))
-        so_far.save()
-    hit = np.stack([of for part in gather(so_far.hits) for of in part])
+        return hits
+
+    found = so_far.of_each(so_far.hits, entries, subject, measure)
+    hit = np.stack(found)
     return {
         "retrieval": hit.mean(-1),
         "retrieval_hit": hit,
@@ -373,7 +384,7 @@ def _look_for(subject: Subject, needles: Haystack) -> Float[np.ndarray, "depth t
     """1 where the logit of the needle's value is the highest of all needles', 0 elsewhere."""
     _forget_length(subject)
     depths, trials, length = needles.prompts.shape
-    size = max(1, TOKENS_PER_BATCH[device_of(subject.model).type] // length)
+    size = quick_batch(subject, length)
     with torch.no_grad():
         last = [
             subject.forward(prompts, last=1)[:, -1].float().cpu()
