@@ -49,14 +49,15 @@ class Source:
     def of_model(cls, given: nn.Module, tokenizer: Any) -> Source:
         """A model that is in memory."""
         model = as_subject(given).model
+        parameters = sum(parameter.numel() for parameter in model.parameters())
         return cls(
             name=model_name(model),
             config=model.config,
             tokenizer=tokenizer,
-            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            parameters=parameters,
             dtype=model.dtype,
             devices=devices_of(model),
-            weights=sum(p.numel() for p in model.parameters()) * model.dtype.itemsize,
+            weights=parameters * model.dtype.itemsize,
             read=lambda: given,
         )
 
@@ -64,13 +65,12 @@ class Source:
     def of_checkpoint(cls, opened: Opened, tokenizer: Any) -> Source:
         """A checkpoint, whose own tokenizer `tokenizer` replaces where it is not None."""
         found = opened.checkpoint
-        own: Any = opened.config.dtype or torch.float32
         return cls(
             name=short_name(found.name),
             config=opened.config,
             tokenizer=opened.tokenizer if tokenizer is None else tokenizer,
             parameters=opened.parameters,
-            dtype=own if opened.dtype == "saved" else getattr(torch, opened.dtype),
+            dtype=opened.torch_dtype,
             devices=opened.devices,
             weights=opened.weight_bytes,
             read=opened.read,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
@@ -14,6 +16,12 @@ from ropelens.figures.series import group_line, looks
 from ropelens.figures.style import COLORS, DOTTED, LABELS, MUTED, log_axis, mark, new_figure
 from ropelens.figures.text import plotly_text
 from ropelens.measure.terms import NEEDLES
+
+TWO_PANELS: dict[str, Any] = {
+    "height": 560,
+    **{"rows": 2, "cols": 1, "shared_xaxes": True, "vertical_spacing": 0.08},
+}
+"""One above the other, over the same tokens."""
 
 
 def plot_loss_change(comparison: xr.Dataset, table: pd.DataFrame) -> go.Figure:
@@ -66,11 +74,7 @@ def plot_position_loss(comparison: xr.Dataset) -> go.Figure:
     Above each group's mean, below its mean difference to the baseline, over the same text;
     whiskers from the lowest seed to the highest.
     """
-    figure = new_figure(
-        "Loss by position in the text",
-        height=560,
-        **{"rows": 2, "cols": 1, "shared_xaxes": True, "vertical_spacing": 0.08},
-    )
+    figure = new_figure("Loss by position in the text", **TWO_PANELS)
     start = np.maximum(comparison["position_start"].values.astype(float), 1)
     middle = np.sqrt(start * (comparison["position_stop"].values - 1).clip(1))
     for group, look in looks(comparison).items():
@@ -92,11 +96,8 @@ def plot_position_loss(comparison: xr.Dataset) -> go.Figure:
                 row=row,
                 col=1,
             )
-    context, longest = int(comparison.attrs["context"]), int(comparison["position_stop"].max())
-    mark(figure, context, "trained context ", name="context", xanchor="right")
-    powers = [2**k for k in range(int(np.log2(longest)) + 1)]
-    figure.update_xaxes(**log_axis({power: f"{power:,}" for power in powers}))
-    figure.update_xaxes(title_text="position of the predicted token (log scale)", row=2)
+    longest = int(comparison["position_stop"].max())
+    _past_context(figure, comparison, longest, "position of the predicted token (log scale)")
     baseline = plotly_text(comparison.attrs["baseline"])
     figure.update_yaxes(title_text="loss (nats/token)", row=1)
     figure.update_yaxes(title_text=f"difference to {baseline}<br>(nats/token)", row=2)
@@ -118,11 +119,7 @@ def plot_copying(comparison: xr.Dataset) -> go.Figure:
         ),
         "far_retrieval": (comparison["far_retrieval"], "needles found<br>(share)"),
     }
-    figure = new_figure(
-        "Copying and retrieval by distance",
-        height=560,
-        **{"rows": 2, "cols": 1, "shared_xaxes": True, "vertical_spacing": 0.08},
-    )
+    figure = new_figure("Copying and retrieval by distance", **TWO_PANELS)
     longest = 1
     for row, (name, (values, title)) in enumerate(panels.items(), start=1):
         (dim,) = (dim for dim in values.dims if dim != "entry")
@@ -141,12 +138,18 @@ def plot_copying(comparison: xr.Dataset) -> go.Figure:
             )
         figure.update_yaxes(title_text=title, rangemode="tozero", row=row)
     figure.add_hline(y=1 / NEEDLES, line=DOTTED, row=2)
+    title = "tokens to the copy; of the prompt (log scale)"
+    _past_context(figure, comparison, longest, title)
+    return figure
+
+
+def _past_context(figure: go.Figure, comparison: xr.Dataset, longest: int, title: str) -> None:
+    """A common axis of tokens up to the `longest`, where the trained context is marked."""
     context = int(comparison.attrs["context"])
     mark(figure, context, "trained context ", name="context", xanchor="right")
     powers = [2**k for k in range(int(np.log2(longest)) + 1)]
     figure.update_xaxes(**log_axis({power: f"{power:,}" for power in powers}))
-    figure.update_xaxes(title_text="tokens to the copy; of the prompt (log scale)", row=2)
-    return figure
+    figure.update_xaxes(title_text=title, row=2)
 
 
 def plot_label_counts(table: pd.DataFrame) -> go.Figure:

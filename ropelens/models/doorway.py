@@ -86,27 +86,6 @@ def observe_attention(model: PreTrainedModel, observer: Observer) -> Iterator[No
 
 
 @contextmanager
-def edit_attention(model: PreTrainedModel, edit: AttentionEdit) -> Iterator[None]:
-    """Pass every query and key of `model` through `edit` while the block runs.
-
-    In place of an edit that is open already: `open_edit` says which, to build on it.
-    """
-    with _opened(model, edited(model, edit)):
-        yield
-
-
-@contextmanager
-def silence_attention(model: PreTrainedModel, silence: HeadSilence) -> Iterator[None]:
-    """Let `silence` stand in for outputs of heads of `model` while the block runs.
-
-    Beside edits and observers: these see and change what comes before the output. Blocks
-    nest; the inner one has the last word on a head.
-    """
-    with _opened(model, silenced(model, silence)):
-        yield
-
-
-@contextmanager
 def _opened(model: PreTrainedModel, added: Door) -> Iterator[None]:
     """Add observers, edits and silences at the doorway of `model` while the block runs."""
     configs = _configs(model)
@@ -191,12 +170,12 @@ class TransformersSubject:
         return observe_attention(self.model, observer)
 
     def edit(self, edit: AttentionEdit) -> AbstractContextManager[None]:
-        """See `edit_attention`."""
-        return edit_attention(self.model, edit)
+        """Pass every query and key through `edit`, in place of one that is open already."""
+        return _opened(self.model, edited(self.model, edit))
 
     def silence(self, silence: HeadSilence) -> AbstractContextManager[None]:
-        """See `silence_attention`."""
-        return silence_attention(self.model, silence)
+        """Let `silence` stand in for outputs of heads; the inner block has the last word."""
+        return _opened(self.model, silenced(self.model, silence))
 
 
 def _configs(model: PreTrainedModel) -> dict[int, PreTrainedConfig]:

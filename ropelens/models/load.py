@@ -130,9 +130,13 @@ class Opened:
         """About how many bytes the weights will take."""
         if self.quantize is not None:
             return self.parameters * QUANTIZATIONS[self.quantize].bits // 8
-        own: Any = self.config.dtype or torch.float32
-        dtype = own if self.dtype == "saved" else getattr(torch, self.dtype)
-        return self.parameters * dtype.itemsize
+        return self.parameters * self.torch_dtype.itemsize
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """`dtype` as torch has it; of "saved" what the config states."""
+        saved: Any = self.config.dtype or torch.float32
+        return saved if self.dtype == "saved" else getattr(torch, self.dtype)
 
     def read(self) -> PreTrainedModel:
         """The model, checked; raises as `load` does."""
