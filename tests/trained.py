@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import csv
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -49,18 +46,6 @@ steps = 3
 precision = "bf16"
 """
 SEQUENCES = 32
-
-
-def in_two_processes(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `script` as torchrun starts it, on a CPU by gloo."""
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return subprocess.run(
-        [sys.executable, *launch, str(script), *arguments],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
 
 
 def story(lines: int) -> str:

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 from disk import full_disk
+from forked import forked
 from safetensors.torch import load_file
-from trained import OPTIONS, in_two_processes, metrics, run, story, text
+from trained import OPTIONS, metrics, run, story, text
 
 from ropelens.errors import BadArgument, BadText
 from ropelens.train import checkpoints, loop, train
@@ -98,10 +99,9 @@ def test_two_processes_learn_what_one_does(text: Path, tmp_path: Path) -> None:
     valid = tmp_path / "valid.txt"
     valid.write_text(story(45)[20:])  # 19 sequences, which no two share evenly
     alone = train([text], valid=[valid], out=tmp_path / "alone", **options)
-    script = tmp_path / "script.py"
-    script.write_text(TOGETHER.format(text=str(text), valid=str(valid), options=options))
+    script = TOGETHER.format(text=str(text), valid=str(valid), options=options)
     for last, code in ((7, 1), (20, 0)):
-        ended = in_two_processes(script, str(tmp_path / "two"), str(last))
+        ended = forked(2, script, tmp_path / "two", last)
         assert ended.returncode == code, ended.stderr
     assert json.loads((tmp_path / "two" / "run.json").read_text())["processes"] == 2
     for ours, theirs in zip(metrics(alone), metrics(tmp_path / "two"), strict=True):

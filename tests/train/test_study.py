@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from filelock import FileLock
+from forked import forked
 from safetensors.torch import load_file
-from trained import NANO, OPTIONS, in_two_processes, story
+from trained import NANO, OPTIONS, story
 from transformers import AutoModelForCausalLM
 
 import ropelens as rl
@@ -190,13 +191,12 @@ def test_processes_that_train_together_stay_in_step(
         'variants = ["rope", "nope", "p-rope:0.5"]\nsizes = ["nano"]\ncontext = 32\n'
         "vocabulary = 300\nsteps = 3"
     )
-    script = tmp_path / "script.py"
     paths = {"file": str(file), "out": str(out), "text": str(place / "story.txt")}
-    script.write_text(TOGETHER.format(size=NANO, **paths))
+    script = TOGETHER.format(size=NANO, **paths)
     busy = out / "nano/rope/seed-0"
     busy.mkdir(parents=True)
     with FileLock(busy / ".lock"):
-        ended = in_two_processes(script)
+        ended = forked(2, script)
     assert ended.stderr.count("another process is at work on nano/rope/seed-0") == 1
     assert "TrainingFailed: 1 of 3 runs of the study diverged." in ended.stderr
     assert run_json(out / "nano/p-rope-0.5/seed-0")["processes"] == 2
