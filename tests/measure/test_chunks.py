@@ -9,13 +9,17 @@ import pytest
 import torch
 import xarray as xr
 from oracles.tiny import random_tokens, tiny
+from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 import ropelens as rl
 from ropelens.measure import chunks
+from ropelens.measure.batches import collect
 from ropelens.measure.chunks import chunk_of
+from ropelens.measure.tokens import as_corpus
 from ropelens.models.doorway import observe_attention
+from ropelens.models.rotation import read_planes
 from ropelens.models.subject import as_subject
 from ropelens.rope.planes import Planes, unrotate
 from ropelens.statistics.call import AttentionCall
@@ -75,6 +79,29 @@ def test_chunks_give_the_numbers_of_one_pass(
             )
         else:
             np.testing.assert_array_equal(found[name].values, expected, err_msg=str(name))
+
+
+def test_nothing_of_an_earlier_chunk_is_held_but_its_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A view, even of no elements, holds all of what it is a view of."""
+    monkeypatch.setattr(chunks, "ONE_PASS", CHUNK)
+    subject, held = as_subject(tiny("llama_gqa")), []
+    seen: dict[int, list[StorageWeakRef]] = {}
+
+    def see(call: AttentionCall) -> None:
+        earlier = seen.setdefault(call.layer, [])
+        if call.past == 0:
+            earlier.clear()
+        held.append(sum(not storage.expired() for storage in earlier))
+        parts = (call.query, call.key, call.value, call.output)
+        earlier += [StorageWeakRef(part.untyped_storage()) for part in parts]
+
+    text, planes = as_corpus(subject.model, TOKENS, None), read_planes(subject, context=80)
+    with subject.observe(see):
+        collect(subject, text, planes=planes, rows=16, batch_size=len(TOKENS))
+    assert len(seen[0]) == 4 * 4  # of four chunks
+    assert set(held) == {0}
 
 
 def test_what_cannot_run_in_chunks_runs_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
