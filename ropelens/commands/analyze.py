@@ -150,7 +150,7 @@ def analyze(
         from ropelens.files.results import read_record
         from ropelens.measure.savepoint import UNFINISHED, remove_savepoint
         from ropelens.models.bundled import sample_path
-        from ropelens.models.processes import processes, shared
+        from ropelens.models.processes import gather, processes, shared
     if several and not text and ids is None:
         text = [sample_path(first.partition(":")[2] or "rope")]  # the same for all
     asked: dict[str, Any] = {
@@ -178,6 +178,8 @@ def analyze(
             if is_measured(out / name, model, asked | {"revision": of}):
                 measured.add(name)
                 say(f"{name} is measured already", by="")
+        with shared():
+            measured = gather(measured)[0]  # the processes may see different disks
     for name, (model, of) in checkpoints.items():
         if name in measured:
             continue
