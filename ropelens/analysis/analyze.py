@@ -27,7 +27,6 @@ from ropelens.files.progress import ShowProgress, opening, silent
 from ropelens.measure.excerpt import check_excerpts
 from ropelens.measure.heads import classify_heads
 from ropelens.measure.profile import profile_in_stages
-from ropelens.measure.savepoint import next_stage
 from ropelens.measure.token_sets import attention_on as tokens_of
 from ropelens.measure.tokens import check_rows
 from ropelens.measure.truncate import check_truncation, plan_truncation
@@ -147,7 +146,7 @@ def analyze(
         noted.show()
         with opening(show, "loading"):
             subject, tokenizer = source.read(), source.tokenizer
-        digest = None if source.path is None else fingerprint(source.path)
+            digest = None if source.path is None else fingerprint(source.path)
         loaded = time.perf_counter()
         with (
             explain_full_memory(
@@ -160,18 +159,17 @@ def analyze(
         ):
             swept = None
             if truncation is not None:
-                sweep = plan_truncation(subject, seed=seed, **truncation)
-                left = sweep.tokens(subject, read.lengths) - next_stage().tokens
-                with show("stopping planes", total=left, unit="tokens") as advance:
-                    swept = sweep.measure(
-                        subject,
-                        read.tokens,
-                        lengths=read.lengths,
-                        documents=read.documents,
-                        rows=plan.rows,
-                        batch_size=plan.batch_size,
-                        progress=advance,
-                    )
+                with opening(show, "probing"):
+                    sweep = plan_truncation(subject, seed=seed, **truncation)
+                swept = sweep.measure(
+                    subject,
+                    read.tokens,
+                    lengths=read.lengths,
+                    documents=read.documents,
+                    rows=plan.rows,
+                    batch_size=plan.batch_size,
+                    stage=show,
+                )
             if backend == "transformer-lens" and subject is not model:
                 subject = bridge(as_subject(subject).model, tokenizer)
             measured = profile_in_stages(

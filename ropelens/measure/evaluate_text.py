@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ropelens.edit.entries import NONE, Entry
-from ropelens.measure.batches import Batch, Passed, Progress, token_losses
+from ropelens.measure.batches import Batch, ByLayer, Passed, Progress, token_losses
 from ropelens.measure.budget import budget_variables, fit_layers
 from ropelens.measure.heads import head_values, resample_labels
 from ropelens.measure.summary import summarize
@@ -93,13 +93,16 @@ class TextFindings:
         inner = [edge for edge in sorted(edges) if edge < longest]
         return torch.tensor([*inner, longest])
 
-    def fit(self, subject: Subject, *, seed: int) -> None:
-        """Fit the models of the budget, where labels are wanted."""
-        if "labels" not in self.wanted or self.fits:
-            return
+    def fit(self, subject: Subject, *, seed: int, progress: Progress | None) -> None:
+        """Fit the models of the budget; `progress` is told after each layer."""
         with self.entry.open(subject):
             self.fits = fit_layers(
-                subject, self.text, planes=self.entry.planes, surrogates=0, seed=seed
+                subject,
+                self.text,
+                planes=self.entry.planes,
+                surrogates=0,
+                seed=seed,
+                progress=progress,
             )
 
     @property
@@ -143,13 +146,18 @@ def measure_batch(
     """One forward pass of each entry over a batch, every measure beside it."""
     kept: dict[int, AttentionCall] = {}
     for found in text:
+        done = ByLayer(progress, int(batch.text.lengths.sum()), len(found.entry.planes))
         with found.entry.open(subject):
-            _measure_entry(subject, batch, found, kept)
-        progress(int(batch.text.lengths.sum()))
+            _measure_entry(subject, batch, found, kept, done)
+        done.finish()
 
 
 def _measure_entry(
-    subject: Subject, batch: Batch, found: TextFindings, kept: dict[int, AttentionCall]
+    subject: Subject,
+    batch: Batch,
+    found: TextFindings,
+    kept: dict[int, AttentionCall],
+    done: ByLayer,
 ) -> None:
     """The measures of one entry on a batch; `kept` is the attention of the model as it is."""
     passed = Passed(batch)
@@ -166,6 +174,7 @@ def _measure_entry(
             else:
                 change = attention_change(kept[call.layer], call, batch.rows).sum(0)
             found.change[call.layer] = found.change.get(call.layer, 0) + change
+        done.step()
 
     tokens, lengths = batch.text.tokens, batch.text.lengths
     with torch.no_grad(), subject.observe(observe):

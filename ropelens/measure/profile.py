@@ -122,7 +122,7 @@ def profile(
 
 MEASURING = "measuring"
 
-Stage = Callable[..., AbstractContextManager[Progress | None]]
+OpenStage = Callable[..., AbstractContextManager[Progress | None]]
 """Opens a stage of the work, `what` with `total` and `unit`, as `ropelens.show_progress`."""
 
 
@@ -140,7 +140,7 @@ def profile_in_stages(
     rows: HowMany,
     seed: int,
     batch_size: int | None,
-    stage: Stage,
+    stage: OpenStage,
 ) -> xr.Dataset:
     """What `profile` gives, each stage of it shown by `stage`."""
     subject, seed = as_subject(model), int(seed)
