@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,8 @@ from transformers import PreTrainedModel
 
 from ropelens.edit.actions import Edit
 from ropelens.edit.entries import Entry, entries_of
-from ropelens.measure.batches import Progress, batches, quick_batch
+from ropelens.measure.batches import LOGITS_AT_ONCE, Progress, batches, quick_batch
+from ropelens.measure.chunks import chunk_of
 from ropelens.measure.copying import copy_distances, copy_losses
 from ropelens.measure.evaluate_text import (
     TextFindings,
@@ -31,6 +33,7 @@ from ropelens.measure.summary import number_dims, plane_coordinates
 from ropelens.measure.tasks import Haystack, Retrieval, hide_needles
 from ropelens.measure.terms import MEASURES, wanted_measures
 from ropelens.measure.tokens import as_corpus
+from ropelens.models.places import device_of
 from ropelens.models.processes import gather, place, shard
 from ropelens.models.rotation import depends_on_length
 from ropelens.models.subject import Subject, as_subject, stated_context, trained_context
@@ -120,13 +123,13 @@ def evaluate(
 ) -> xr.Dataset:
     """Measure `model` as it is and under each of `edits`, on the same tokens.
 
-    `edits` names what `edit_rope` takes: an edit, the name of a variant such as
-    "p-rope:0.75", or several together. The result's `edit` starts with "none", the model as
-    it is (under what is open around the call); the others follow in order. Sequences, rows
-    and random tokens are the same for all, so differences are paired. `tokens`, `lengths`,
-    `documents`, `rows` and `batch_size` are as for `profile`; sequences may be longer than the
-    trained context. `progress` is told the tokens done, of text, repeats and prompts, in every
-    entry; `tokens_of_entry` says how many an entry has.
+    `edits` names what `edit_rope` takes: an edit, the name of a variant such as "p-rope:0.75",
+    or several together. The result's `edit` starts with "none", the model as it is (under what
+    is open around the call); the others follow in order. Sequences, rows and random tokens are
+    the same for all, so differences are paired. `tokens`, `lengths`, `documents`, `rows` and
+    `batch_size` are as for `profile`; sequences may be longer than the trained context, and of
+    more than 65,536 tokens run in chunks. `progress` is told the tokens done, of text, repeats
+    and prompts, in every entry; `tokens_of_entry` says how many an entry has.
 
     `measures` is any of:
 
@@ -437,9 +440,21 @@ def _look_for(
     last = []
     for prompts in needles.prompts.flatten(0, 1).split(size):
         with torch.no_grad():
-            last.append(subject.forward(prompts, last=1)[:, -1].float().cpu())
+            last.append(_last_logits(subject, prompts).float().cpu())
         progress(prompts.numel())
     return needles.found(torch.cat(last).unflatten(0, (depths, trials))).double().numpy()
+
+
+def _last_logits(
+    subject: Subject, tokens: Int[Tensor, "sequence position"]
+) -> Float[Tensor, "sequence token"]:
+    """The logits at the last position."""
+    chunk = chunk_of(subject, tokens.shape[1])
+    if chunk is None:
+        return subject.forward(tokens, last=1)[:, -1]
+    at_once = LOGITS_AT_ONCE[device_of(subject.model).type]
+    pieces = subject.logits(tokens, at_once=at_once, chunk=chunk)
+    return deque(pieces, maxlen=1).pop()[1][:, -1]
 
 
 def _forget_length(subject: Subject) -> None:

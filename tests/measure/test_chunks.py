@@ -17,6 +17,7 @@ import ropelens as rl
 from ropelens.measure import chunks
 from ropelens.measure.batches import collect
 from ropelens.measure.chunks import chunk_of
+from ropelens.measure.terms import MEASURES
 from ropelens.measure.tokens import as_corpus
 from ropelens.models.doorway import observe_attention
 from ropelens.models.rotation import read_planes
@@ -70,6 +71,10 @@ def test_chunks_give_the_numbers_of_one_pass(
     found, past = profile(family, rows, heads)
     assert set(past) == {0, 23, 46, 69}
     assert found.attrs["loss"] == pytest.approx(whole.attrs["loss"], rel=1e-6)
+    assert_alike(found, whole)
+
+
+def assert_alike(found: xr.Dataset, whole: xr.Dataset) -> None:
     for name in whole.data_vars:
         expected = whole[name].values
         if expected.dtype.kind == "f":
@@ -79,6 +84,35 @@ def test_chunks_give_the_numbers_of_one_pass(
             )
         else:
             np.testing.assert_array_equal(found[name].values, expected, err_msg=str(name))
+
+
+@pytest.mark.parametrize("family", ["llama_gqa", "gemma2"])
+def test_edits_are_evaluated_in_chunks_as_in_one_pass(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, sizes = tiny(family), set()
+
+    def evaluate() -> xr.Dataset:
+        sizes.clear()
+        with observe_attention(model, lambda call: sizes.add(call.query.shape[2])):
+            return rl.evaluate(
+                model,
+                TOKENS,
+                lengths=LENGTHS,
+                edits={"one head": rl.stop_planes([1], heads="0.1"), "none turns": "nope"},
+                measures=(*MEASURES, "copying"),
+                rows=16,
+                retrieval=rl.Retrieval(lengths=(60,), depths=(0.5,), trials=2),
+                distances=[30],
+            )
+
+    repeats = {1 + 2 * 64}  # which run in one pass
+    whole = evaluate()
+    assert max(sizes - repeats) == 80
+    monkeypatch.setattr(chunks, "ONE_PASS", CHUNK)
+    found = evaluate()
+    assert max(sizes - repeats) == CHUNK
+    assert_alike(found, whole)
 
 
 def test_nothing_of_an_earlier_chunk_is_held_but_its_rows(
