@@ -50,6 +50,7 @@ from ropelens.models.texts import (
 )
 from ropelens.models.tokens import check_tokens
 from ropelens.report.words import describe_attention_on, describe_heads, scope
+from ropelens.statistics.flex import check_engine
 from ropelens.statistics.rows import HowMany
 
 LONGEST_DEFAULT_CONTEXT = 2048
@@ -72,6 +73,7 @@ def analyze(
     sequences: int | None = None,
     rows: HowMany = "auto",
     batch_size: int | None = None,
+    engine: str = "blocks",
     seed: int = 0,
     truncation: Mapping[str, Any] | None = None,
     device: str = "auto",
@@ -105,7 +107,8 @@ def analyze(
     of which a random sample of `sequences` is kept (by default up to 64). `rows` of
     each sequence's attention are looked at: "all", a number drawn with `seed`, or "auto": all
     of sequences of up to 2,048 tokens, 512 of longer ones (see `ropelens.profile`).
-    `batch_size` sequences run together, by default as many as the memory takes. `prompts` are
+    `batch_size` sequences run together, by default as many as the memory takes; `engine` sums
+    the profile's attention (see `ropelens.profile`). `prompts` are
     texts to look into, token by token, of up to 256 tokens each; without, pieces of the text.
     `attention_on` are tokens ("'", "punctuation", "repeated") that heads are searched by: how
     much attention each gives them (see `ropelens.attention_on`).
@@ -123,6 +126,7 @@ def analyze(
     """
     arguments = arguments_of(locals())  # while the parameters are the only names
     check_rows(rows, batch_size)  # all that can be told before a model is loaded
+    check_engine(engine)
     if context is not None:
         check_context(context)
     if sequences is not None and sequences < 1:
@@ -182,6 +186,7 @@ def analyze(
                 statistics=[row for rows_of in searched for row in rows_of],
                 rows=plan.rows,
                 batch_size=plan.batch_size,
+                engine=engine,
                 seed=seed,
                 stage=show,
             )

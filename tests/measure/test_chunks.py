@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-import numpy as np
 import pytest
 import torch
 import xarray as xr
 from oracles.tiny import random_tokens, tiny
+from same import assert_alike
 from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
@@ -72,18 +72,6 @@ def test_chunks_give_the_numbers_of_one_pass(
     assert set(past) == {0, 23, 46, 69}
     assert found.attrs["loss"] == pytest.approx(whole.attrs["loss"], rel=1e-6)
     assert_alike(found, whole)
-
-
-def assert_alike(found: xr.Dataset, whole: xr.Dataset) -> None:
-    for name in whole.data_vars:
-        expected = whole[name].values
-        if expected.dtype.kind == "f":
-            scale = np.nanmax(np.abs(expected), initial=1e-30)
-            np.testing.assert_allclose(
-                found[name].values, expected, rtol=0, atol=1e-5 * scale, err_msg=str(name)
-            )
-        else:
-            np.testing.assert_array_equal(found[name].values, expected, err_msg=str(name))
 
 
 @pytest.mark.parametrize("family", ["llama_gqa", "gemma2"])
