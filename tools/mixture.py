@@ -63,8 +63,8 @@ class Stage:
 
 
 STAGES = (
-    Stage(4e6, 64, (60, 60), 8, {"phrases": 1.0}),
-    Stage(6e6, 64, (40, 600), 8, {"phrases": 1.0}),
+    Stage(3e6, 64, (60, 60), 8, {"phrases": 1.0}),
+    Stage(8e6, 64, (40, 600), 8, {"phrases": 1.0}),
     Stage(
         6e6,
         CONTEXT,

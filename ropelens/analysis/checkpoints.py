@@ -11,8 +11,8 @@ import pandas as pd
 import xarray as xr
 
 from ropelens.analysis.analysis import Analysis, open_analysis
-from ropelens.analysis.analyze import arguments_of
 from ropelens.analysis.folders import write_comparison
+from ropelens.analysis.provenance import arguments_of
 from ropelens.comparison.compare import compare
 from ropelens.errors import BadArgument
 from ropelens.files.results import read_record

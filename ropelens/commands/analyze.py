@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -134,7 +135,6 @@ def analyze(
       ropelens analyze runs/rope/history --text book.txt --out out
       ropelens analyze org/model --revision a,b,c --text book.txt --out out
     """
-    from ropelens.files.progress import opening, show_progress
     from ropelens.files.results import check_out
     from ropelens.models.paths import name_checkpoints
     from ropelens.models.texts import read_documents
@@ -157,15 +157,9 @@ def analyze(
         device_map=device_map,
         quantize=quantize,
     )
-    with opening(show_progress, "starting"):  # torch and transformers take seconds
-        from ropelens.analysis.analyze import analyze as measure
-        from ropelens.analysis.checkpoints import is_measured, write_checkpoints
-        from ropelens.analysis.summary import summarize
-        from ropelens.files.results import read_record
-        from ropelens.measure.savepoint import UNFINISHED, remove_savepoint
-        from ropelens.models.bundled import sample_path
-        from ropelens.models.processes import gather, processes, shared
     if several and not text and ids is None:
+        from ropelens.models.bundled import sample_path
+
         text = [sample_path(first.partition(":")[2] or "rope")]  # the same for all
     asked: dict[str, Any] = {
         "text": text,
@@ -187,24 +181,41 @@ def analyze(
         "local_files_only": local_files_only,
         "trust_remote_code": trust_remote_code,
     }
-    measured: set[str] = set()
-    if several and not plan and out is not None:
-        for name, (model, of) in checkpoints.items():
-            if is_measured(out / name, model, asked | {"revision": of}):
-                measured.add(name)
-                say(f"{name} is measured already", by="")
-        with shared():
-            measured = gather(measured)[0]  # the processes may see different disks
-    for name, (model, of) in checkpoints.items():
-        if name in measured:
-            continue
+    measure_each(checkpoints, asked, out=out, plan=plan)
+
+
+def measure_each(
+    checkpoints: Mapping[str, tuple[str, str | None]],
+    asked: Mapping[str, Any],
+    *,
+    out: Path | None,
+    plan: bool,
+) -> None:
+    """Measure each checkpoint as `asked` into `out`, several into a folder each; or plan it."""
+    from ropelens.files.progress import opening, show_progress
+
+    with opening(show_progress, "starting"):  # torch and transformers take seconds
+        from ropelens.analysis.analyze import analyze as measure
+        from ropelens.analysis.checkpoints import is_measured, write_checkpoints
+        from ropelens.analysis.summary import summarize
+        from ropelens.files.results import read_record
+        from ropelens.measure.savepoint import UNFINISHED, remove_savepoint
+        from ropelens.models.processes import gather, processes, shared
+    several = len(checkpoints) > 1
+    for name, (model, revision) in checkpoints.items():
+        asked_of_it = {**asked, "revision": revision}
         folder = out and (out / name if several else out)
+        with shared():  # the first process says what is there: another's disk may differ
+            found = several and not plan and folder and is_measured(folder, model, asked_of_it)
+            is_there = gather(found)[0]
+        if is_there:
+            say(f"{name} is measured already", by="")
+            continue
         try:
             with shared():
                 analysis = measure(
                     model,
-                    **asked,
-                    revision=of,
+                    **asked_of_it,
                     cache=folder and folder / UNFINISHED,
                     progress=show_progress,
                     announce=print_plan if plan else say_plan,

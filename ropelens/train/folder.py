@@ -25,7 +25,7 @@ from ropelens.train.machine import chosen_precision, say
 from ropelens.train.record import differences, read_json, write_json
 from ropelens.train.settings import Settings
 
-UNSAID = {"history_every": 0, "decay": 1.0}
+UNSAID = {"history_every": 0, "decay": 1.0, "compile": False}
 """Settings of runs that were begun before there was a choice."""
 
 PACKAGES = ("ropelens", "torch", "transformers", "accelerate", "tokenizers", "numpy")

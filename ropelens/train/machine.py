@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from typing import Literal
 
 from accelerate.utils import broadcast_object_list
 
+from ropelens.errors import BadArgument
 from ropelens.models.device import WORTH_IT, bf16_speed
 from ropelens.models.processes import processes
 
 Precision = Literal["auto", "bf16", "fp32"]
+
+
+def check_compiler() -> None:
+    """See that `torch.compile` has what it needs.
+
+    Raises:
+        BadArgument: there is no C++ compiler.
+    """
+    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    if shutil.which(compiler) is None:
+        raise BadArgument(
+            f"compile needs a C++ compiler, and there is no {compiler}.",
+            attempt="compile = false, one that is installed, or its name in CXX",
+        )
 
 
 def say(line: str) -> None:

@@ -29,7 +29,8 @@ class Settings:
 
     `learning_rate`: the peak of the schedule; None: that of the size. `history_every`: steps
     between models that are kept beside those of steps 1, 2, 4, ...; 0: no others. `decay`: the
-    share of the steps after the warm-up, the last, in which the rate falls.
+    share of the steps after the warm-up, the last, in which the rate falls. `compile`: the
+    model runs as `torch.compile` makes it: faster, its last bits others.
 
     Raises:
         BadArgument: naming the value and its limits, or the variants that there are.
@@ -48,6 +49,7 @@ class Settings:
     eval_every: int = 250
     history_every: int = 0
     decay: float = 1.0
+    compile: bool = False
 
     def __post_init__(self) -> None:
         for name, (low, high) in LIMITS.items():

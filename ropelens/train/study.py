@@ -39,6 +39,7 @@ KINDS: Mapping[str, tuple[bool, set[type], str]] = {
     "int": (False, {int}, "a whole number"),
     "float | None": (False, {int, float}, "a number"),
     "Precision": (False, {str}, "a text"),
+    "bool": (False, {bool}, "true or false"),
 }
 """What may stand for each type of a study: a list or not, of what, and that in words."""
 
@@ -50,6 +51,7 @@ OF_ALL = (
     "precision",
     "history_every",
     "decay",
+    "compile",
 )
 """Settings that all runs of a study share."""
 
@@ -63,8 +65,8 @@ class Study:
 
     `text` and `valid`: files or folders, from the place of the study file. `learning_rate`:
     the peak of the schedule; None: that of each size. `precision`: "auto" is settled when the
-    study begins, so that all of its runs have the same. `history_every`, `decay`: as for
-    `train`.
+    study begins, so that all of its runs have the same. `history_every`, `decay`,
+    `compile`: as for `train`.
     """
 
     variants: tuple[str, ...]
@@ -79,6 +81,7 @@ class Study:
     precision: Precision = "auto"
     history_every: int = 0
     decay: float = 1.0
+    compile: bool = False
 
 
 @dataclass(frozen=True)

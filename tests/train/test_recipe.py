@@ -14,9 +14,10 @@ from accelerate.data_loader import SeedableRandomSampler
 from safetensors.torch import load_file
 from torch import Tensor
 from trained import NANO, OPTIONS, metrics, text
-from transformers import LlamaForCausalLM, set_seed
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, set_seed
 from transformers.optimization import get_wsd_schedule
 
+from ropelens.errors import BadArgument
 from ropelens.train import model_config, train
 from ropelens.train.data import spread, training_stages, validation_sequences
 from ropelens.train.loop import VALID_SEQUENCES, batches, learning_rate
@@ -209,3 +210,24 @@ def test_spread_is_from_the_first_to_the_last() -> None:
     assert (some[0], some[-1], len(some)) == (0, 2849, 512)
     assert set(np.diff(some)) <= {5, 6}
     np.testing.assert_array_equal(spread(rows, 10**6), rows)
+
+
+def test_without_a_compiler_nothing_begins(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(BadArgument, match="needs a C\\+\\+ compiler, and there is no no-such"):
+        train([text], out=tmp_path / "run", **OPTIONS, compile=True)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile imports
+def test_a_compiled_run_has_the_losses_of_one_that_is_not(text: Path, tmp_path: Path) -> None:
+    losses, options = {}, OPTIONS | {"precision": "fp32"}
+    for compiled in (False, True):
+        run = train([text], out=tmp_path / str(compiled), **options, compile=compiled)
+        losses[compiled] = [float(row["train_loss"]) for row in metrics(run)]
+        AutoModelForCausalLM.from_pretrained(run, local_files_only=True)
+    np.testing.assert_allclose(losses[True], losses[False], rtol=1e-3)
+    assert losses[True] != losses[False]  # it was compiled
