@@ -23,7 +23,6 @@ from ropelens.errors import BadArgument
 from ropelens.files.progress import ShowProgress, opening, silent
 from ropelens.measure.heads import classify_heads
 from ropelens.measure.profile import profile_in_stages
-from ropelens.measure.savepoint import next_stage
 from ropelens.measure.tokens import check_rows
 from ropelens.measure.truncate import check_truncation, plan_truncation
 from ropelens.models.bridge import bridge
@@ -33,6 +32,7 @@ from ropelens.models.memory import explain_full_memory
 from ropelens.models.rotation import one_probe
 from ropelens.models.subject import as_subject
 from ropelens.models.texts import Sequences, check_context
+from ropelens.statistics.flex import check_engine
 from ropelens.statistics.rows import HowMany
 
 
@@ -49,6 +49,7 @@ def analyze(
     sequences: int | None = None,
     rows: HowMany = "auto",
     batch_size: int | None = None,
+    engine: str = "blocks",
     seed: int = 0,
     truncation: Mapping[str, Any] | None = None,
     device: str = "auto",
@@ -82,7 +83,8 @@ def analyze(
     of which a random sample of `sequences` is kept (by default up to 64). `rows` of
     each sequence's attention are looked at: "all", a number drawn with `seed`, or "auto": all
     of sequences of up to 2,048 tokens, 512 of longer ones (see `ropelens.profile`).
-    `batch_size` sequences run together, by default as many as the memory takes. `prompts` are
+    `batch_size` sequences run together, by default as many as the memory takes; `engine` sums
+    the profile's attention (see `ropelens.profile`). `prompts` are
     texts to look into, token by token, of up to 256 tokens each; without, pieces of the text.
     `attention_on` are tokens ("'", "punctuation", "repeated") that heads are searched by: how
     much attention each gives them (see `ropelens.attention_on`).
@@ -100,6 +102,7 @@ def analyze(
     """
     arguments = arguments_of(locals())  # while the parameters are the only names
     check_rows(rows, batch_size)  # all that can be told before a model is loaded
+    check_engine(engine)
     if context is not None:
         check_context(context)
     if sequences is not None and sequences < 1:
@@ -122,7 +125,7 @@ def analyze(
         noted.show()
         with opening(show, "loading"):
             subject = source.read()
-        digest = None if source.path is None else fingerprint(source.path)
+            digest = None if source.path is None else fingerprint(source.path)
         loaded = time.perf_counter()
         with (
             explain_full_memory(
@@ -148,6 +151,7 @@ def analyze(
                 statistics=inputs.searched,
                 rows=plan.rows,
                 batch_size=plan.batch_size,
+                engine=engine,
                 seed=seed,
                 stage=show,
             )
@@ -188,15 +192,14 @@ def _sweep(
     show: ShowProgress,
 ) -> xr.Dataset:
     """What stopping planes costs on the tokens of the plan."""
-    sweep = plan_truncation(model, seed=seed, **options)
-    left = sweep.tokens(model, read.lengths) - next_stage().tokens
-    with show("stopping planes", total=left, unit="tokens") as advance:
-        return sweep.measure(
-            model,
-            read.tokens,
-            lengths=read.lengths,
-            documents=read.documents,
-            rows=plan.rows,
-            batch_size=plan.batch_size,
-            progress=advance,
-        )
+    with opening(show, "probing"):
+        sweep = plan_truncation(model, seed=seed, **options)
+    return sweep.measure(
+        model,
+        read.tokens,
+        lengths=read.lengths,
+        documents=read.documents,
+        rows=plan.rows,
+        batch_size=plan.batch_size,
+        stage=show,
+    )

@@ -27,6 +27,13 @@ class Backend(StrEnum):
     transformer_lens = "transformer-lens"
 
 
+class Engine(StrEnum):
+    """What sums attention."""
+
+    blocks = "blocks"
+    flex = "flex"
+
+
 @stopped_in_its_words()
 def analyze(
     run: typer.Context,
@@ -85,6 +92,13 @@ def analyze(
     sequences: options.SequenceCount = None,
     rows: options.Rows = "auto",
     batch_size: options.BatchSize = None,
+    engine: Annotated[
+        Engine,
+        typer.Option(
+            help="What sums attention: blocks of scores; or flex, torch's flex attention, made "
+            "for GPUs and not run on one yet."
+        ),
+    ] = Engine.blocks,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     device_map: options.SpreadOver = None,
@@ -157,6 +171,7 @@ def analyze(
         "sequences": sequences,
         "rows": rows,
         "batch_size": batch_size,
+        "engine": engine.value,
         "seed": seed,
         "backend": backend.value,
         "device": device,
@@ -185,12 +200,15 @@ def measure_each(
         from ropelens.analysis.summary import summarize
         from ropelens.files.results import read_record
         from ropelens.measure.savepoint import UNFINISHED, remove_savepoint
-        from ropelens.models.processes import processes, shared
+        from ropelens.models.processes import gather, processes, shared
     several = len(checkpoints) > 1
     for name, (model, revision) in checkpoints.items():
         asked_of_it = {**asked, "revision": revision}
         folder = out and (out / name if several else out)
-        if several and not plan and folder and is_measured(folder, model, asked_of_it):
+        with shared():  # the first process says what is there: another's disk may differ
+            found = several and not plan and folder and is_measured(folder, model, asked_of_it)
+            is_there = gather(found)[0]
+        if is_there:
             say(f"{name} is measured already", by="")
             continue
         try:

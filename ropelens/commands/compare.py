@@ -38,6 +38,8 @@ def compare(
     ] = 512,
     seed: options.Seed = 0,
     device: options.Device = "auto",
+    device_map: options.SpreadOver = None,
+    quantize: options.Quantize = None,
 ) -> None:
     """Set trained runs, or analyzed models, side by side: losses, heads and planes.
 
@@ -71,6 +73,8 @@ def compare(
             sequences=sequences,
             seed=seed,
             device=device,
+            device_map=device_map,
+            quantize=quantize,
             progress=show_progress,
         )
     if not processes().is_main_process:

@@ -60,6 +60,8 @@ def rope(
         bool, typer.Option("--verbose", help="A table a layer, also where layers are alike.")
     ] = False,
     device: options.Device = "auto",
+    device_map: options.SpreadOver = None,
+    quantize: options.Quantize = None,
     dtype: options.Dtype = "float32",
     revision: options.Revision = None,
     local_files_only: options.Offline = False,
@@ -106,6 +108,8 @@ def rope(
         model,
         dtype=dtype,
         device=device,
+        device_map=device_map,
+        quantize=quantize,
         revision=revision,
         local_files_only=local_files_only,
         trust_remote_code=trust_remote_code,

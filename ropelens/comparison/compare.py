@@ -28,6 +28,9 @@ from ropelens.files.progress import ShowProgress, silent
 from ropelens.files.results import open_profile
 from ropelens.measure.profile import versions
 from ropelens.models.checkpoint import fingerprint
+from ropelens.models.device import DeviceMap, check_places
+from ropelens.models.load import load
+from ropelens.models.quantization import check_quantize
 from ropelens.statistics.measures import compared
 from ropelens.train.data import DATA
 
@@ -71,6 +74,8 @@ def compare(
     sequences: int = 512,
     seed: int = 0,
     device: str = "auto",
+    device_map: DeviceMap | None = None,
+    quantize: str | None = None,
     progress: ShowProgress | None = None,
 ) -> xr.Dataset:
     """Measure what stands in `paths` side by side.
@@ -79,7 +84,8 @@ def compare(
     measured on the text that was held out of training; or folders that `ropelens analyze`
     wrote, which are read. The first entry's group (a variant of RoPE, all its seeds) is
     the baseline. What was measured is kept in the folder `cache`, so that a stopped
-    comparison goes on where it was; `progress` opens the stage, as `ropelens.analyze` has it.
+    comparison goes on where it was; `device`, `device_map` and `quantize` are as for
+    `ropelens.load`, and `progress` opens the stage, as `ropelens.analyze` has it.
 
     `sequences` of validation text, of the trained context each, give the loss of a finished
     run; an eighth as many, four times as long, its loss by position, an eighth as many its
@@ -97,8 +103,11 @@ def compare(
     Entries without a layer, head, plane or step hold NaN there, and "" as a label.
 
     Raises:
-        BadArgument: as `find_entries`, or too little validation text.
+        BadArgument: as `find_entries`, or too little validation text; or no such device or
+            quantization.
     """
+    check_quantize(quantize)
+    check_places(device, device_map)
     entries = find_entries(paths)
     if sequences < 2:
         raise BadArgument(
@@ -110,7 +119,9 @@ def compare(
     if runs:
         total = sum(1 + len(run.checkpoints()) for run in runs)
         with (progress or silent)("comparing", total=total, unit="checkpoints") as advance:
-            measure = _Measurement(cache, sequences, seed, device, advance)
+            measure = _Measurement(
+                cache, sequences, seed, device, device_map, quantize, advance
+            )
             dataset = _side_by_side([measure.final(run) for run in runs], entries)
             growth = _side_by_side([measure.growth(run) for run in runs], entries)
         dataset = dataset.assign({GROWTH + str(n): v for n, v in growth.data_vars.items()})
@@ -156,6 +167,8 @@ class _Measurement:
     sequences: int
     seed: int
     device: str
+    device_map: DeviceMap | None
+    quantize: str | None
     advance: Callable[[int], None]
 
     def final(self, run: Run) -> xr.Dataset:
@@ -192,14 +205,20 @@ class _Measurement:
             "text": fingerprint(run.data / DATA),
             "sequences": self.sequences,
             "seed": self.seed,
+            "quantize": self.quantize,
             "versions": versions(),
         }
         path = self.cache / file_name(run.name) / f"{name}.nc"
 
         def make() -> xr.Dataset:
-            return measure(
-                run, folder, sequences=self.sequences, seed=self.seed, device=self.device
+            model, _ = load(
+                folder,
+                device=self.device,
+                device_map=self.device_map,
+                quantize=self.quantize,
+                local_files_only=True,
             )
+            return measure(run, model, sequences=self.sequences, seed=self.seed)
 
         dataset = cached(path, key, make, variables=(*of_profile, *BEHAVIOUR, *more))
         self.advance(1)

@@ -24,7 +24,6 @@ from ropelens.measure.heads import claim_numbers, head_values
 from ropelens.measure.profile import profile
 from ropelens.measure.savepoint import remove_savepoint, savepoint
 from ropelens.measure.tasks import SHORTEST, Retrieval
-from ropelens.models.load import load
 from ropelens.models.processes import gather, place
 from ropelens.statistics.claim import judge
 from ropelens.statistics.labels import Thresholds
@@ -54,11 +53,8 @@ Text = tuple[Int[Tensor, "_sequence _position"], Int[Tensor, " _sequence"]]
 """Sequences of tokens, and the number of the document that each begins in."""
 
 
-def measure_final(
-    run: Run, folder: Path, *, sequences: int, seed: int, device: str
-) -> xr.Dataset:
-    """The finished model in `folder`: heads, planes, losses, induction and retrieval."""
-    model, _ = load(folder, device=device, local_files_only=True)
+def measure_final(run: Run, model: PreTrainedModel, *, sequences: int, seed: int) -> xr.Dataset:
+    """The finished model of `run`: heads, planes, losses, induction and retrieval."""
     text = validation(run, sequences=sequences)
     fewer, documents = validation(run, sequences=max(2, sequences // PER_HEADS))
     dataset = head_measures(profile(model, fewer, documents=documents, seed=seed))
@@ -77,11 +73,8 @@ def measure_final(
     )
 
 
-def measure_early(
-    run: Run, folder: Path, *, sequences: int, seed: int, device: str
-) -> xr.Dataset:
+def measure_early(run: Run, model: PreTrainedModel, *, sequences: int, seed: int) -> xr.Dataset:
     """A checkpoint of `run` on its way: the most of that, with text of fewer sequences."""
-    model, _ = load(folder, device=device, local_files_only=True)
     fewer, documents = validation(run, sequences=max(2, sequences // PER_EARLY))
     measured = profile(model, fewer, documents=documents, seed=seed, surrogates=0)
     dataset = head_measures(measured, "growth")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -82,9 +83,10 @@ class Batch:
 
 @dataclass
 class Passed:
-    """What the observers of one pass over a batch saw of each layer."""
+    """What the observers of one pass over a batch saw of each layer, summed by `engine`."""
 
     batch: Batch
+    engine: str = "blocks"
     layers: dict[int, LayerSums] = field(default_factory=dict)
     scores: dict[int, Scores] = field(default_factory=dict)
     chunks: dict[int, SequenceSums] = field(default_factory=dict)
@@ -127,7 +129,13 @@ class Passed:
         chunks = self.chunks.pop(call.layer, {})
         left = [row for row in statistics if row.name not in chunks]
         sums = chunks | sum_attention(
-            call, batch.rows, planes, tokens=text.tokens, sinks=sinks, statistics=left
+            call,
+            batch.rows,
+            planes,
+            tokens=text.tokens,
+            sinks=sinks,
+            statistics=left,
+            engine=self.engine,
         )
         self.layers[call.layer] = LayerSums.of(sums, call, statistics)
 
@@ -254,6 +262,7 @@ def collect(
     seed: int = 0,
     chosen: range | None = None,
     batch_size: int | None = None,
+    engine: str = "blocks",
     progress: Progress | None = None,
     sums: Sums | None = None,
     save: Callable[[Sums], None] = lambda _: None,
@@ -261,54 +270,86 @@ def collect(
     """Sums of the statistics of every layer over all sequences, or those that are `chosen`.
 
     `planes` says how each layer rotates, `fits` has the models of its budget, which are
-    scored; the others are as for `batches`. Sums of sequences that run apart add. Those of
-    the first of the chosen may be had already, as `sums`; `save` gets what there is after
-    each batch. Memory grows with the layers and the context, not with the number of sequences.
+    scored; `engine` sums the attention; the others are as for `batches`. Sums of sequences that
+    run apart add. Those of the first of the chosen may be had already, as `sums`; `save` gets
+    what there is after each batch. Memory grows with the layers and the context, not with the
+    number of sequences.
     """
     sums, chosen = sums or no_sums(), range(len(text)) if chosen is None else chosen
     left = chosen[sums.sequences :]
     for batch in batches(
         subject, text, rows=rows, seed=seed, chosen=left, batch_size=batch_size
     ):
-        passed, width = Passed(batch), batch.text.tokens.shape[1]
-        chunk = chunk_of(subject, width)
-        runs = len(planes) * -(-width // (chunk or width))
-        done = ByLayer(progress, int(batch.text.lengths.sum()), runs)
+        passed = Passed(batch, engine)
 
-        def observe(call: AttentionCall, passed: Passed = passed, done: ByLayer = done) -> None:
+        def see(call: AttentionCall, passed: Passed = passed) -> None:
             fit = fits[call.layer] if fits else None
             passed.see(call, planes[call.layer], fit, statistics)
-            if call.at is None:
-                done.step()
 
-        def observe_chunk(
-            call: AttentionCall, first: int, passed: Passed = passed, done: ByLayer = done
-        ) -> None:
+        def see_chunk(call: AttentionCall, first: int, passed: Passed = passed) -> None:
             passed.see_chunk(call, first, planes[call.layer], statistics)
-            done.step()
 
-        observer: Observer = observe
-        if chunk is not None:
-            observer = Chunks.of_rows(
-                batch.rows, batch.scored, context=width, part=observe_chunk, whole=observe
-            )
-        with torch.no_grad(), subject.observe(observer):
+        with observing(
+            subject, batch, see, see_chunk, layers=len(planes), progress=progress
+        ) as chunk:
             losses = _sequence_losses(subject, batch.text.tokens, batch.text.lengths, chunk)
         check_layers(subject.model, set(passed.layers))
         sums = sums + passed.sums(losses)
-        done.finish()
         save(sums)
     return sums
+
+
+@contextmanager
+def observing(
+    subject: Subject,
+    batch: Batch,
+    whole: Observer,
+    part: Callable[[AttentionCall, int], None],
+    *,
+    layers: int,
+    progress: Progress | None,
+) -> Iterator[int | None]:
+    """One pass over a batch runs in the block: `whole` sees each layer, `progress` is told.
+
+    Gives the tokens that are to run at a time, None for all. Of a pass in chunks `part` sees
+    each of them, and `whole` the rows that are looked at, as `Chunks` has them.
+    """
+    width = batch.text.tokens.shape[1]
+    chunk = chunk_of(subject, width)
+    runs = layers * -(-width // (chunk or width))
+    done = ByLayer(progress, int(batch.text.lengths.sum()), runs)
+
+    def see(call: AttentionCall) -> None:
+        whole(call)
+        if call.at is None:
+            done.step()
+
+    def see_part(call: AttentionCall, first: int) -> None:
+        part(call, first)
+        done.step()
+
+    observer: Observer = see
+    if chunk is not None:
+        observer = Chunks.of_rows(
+            batch.rows, batch.scored, context=width, part=see_part, whole=see
+        )
+    with torch.no_grad(), subject.observe(observer):
+        yield chunk
+    done.finish()
 
 
 def token_losses(
     subject: Subject,
     tokens: Int[Tensor, "sequence position"],
     lengths: Int[Tensor, " sequence"],
+    chunk: int | None = None,
 ) -> Float[Tensor, "sequence position"]:
-    """Loss of the token at each position, in nats; NaN at position 0 and in padding."""
+    """Loss of the token at each position, in nats; NaN at position 0 and in padding.
+
+    With `chunk` so many tokens run at a time.
+    """
     losses = torch.full(tokens.shape, torch.nan, dtype=torch.float64)
-    for sequence, part, own, target in _predictions(subject, tokens, lengths):
+    for sequence, part, own, target in _predictions(subject, tokens, lengths, chunk):
         losses[sequence, part] = cross_entropy(own, target, reduction="none").double().cpu()
     return losses
 

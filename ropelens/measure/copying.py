@@ -10,6 +10,7 @@ from jaxtyping import Float
 
 from ropelens.errors import BadArgument
 from ropelens.measure.batches import quick_batch, token_losses
+from ropelens.measure.chunks import chunk_of
 from ropelens.measure.repeats import REPEATS
 from ropelens.measure.tasks import repeated_tokens
 from ropelens.models.subject import Subject
@@ -33,11 +34,12 @@ def copy_losses(
         sequences=REPEATS,
         seed=seed,
     )
-    together = quick_batch(subject, tokens.shape[1])
+    length = tokens.shape[1]
+    together, chunk = quick_batch(subject, length), chunk_of(subject, length)
     with torch.no_grad():
         losses = torch.cat(
             [
-                token_losses(subject, part, torch.full((len(part),), tokens.shape[1]))
+                token_losses(subject, part, torch.full((len(part),), length), chunk)
                 for part in tokens.split(together)
             ]
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -15,7 +17,8 @@ from transformers import PreTrainedModel
 
 from ropelens.edit.actions import Edit
 from ropelens.edit.entries import Entry, entries_of
-from ropelens.measure.batches import Progress, batches, quick_batch
+from ropelens.measure.batches import LOGITS_AT_ONCE, Progress, batches, quick_batch
+from ropelens.measure.chunks import chunk_of
 from ropelens.measure.copying import copy_distances, copy_losses
 from ropelens.measure.evaluate_text import (
     TextFindings,
@@ -23,14 +26,15 @@ from ropelens.measure.evaluate_text import (
     measure_batch,
     text_values,
 )
-from ropelens.measure.profile import describe_run
+from ropelens.measure.profile import OpenStage, describe_run
 from ropelens.measure.repeats import REPEATS, repeat_length, repeat_scores
 from ropelens.measure.savepoint import Stage, begin_stage
 from ropelens.measure.summary import number_dims, plane_coordinates
 from ropelens.measure.tasks import Haystack, Retrieval, hide_needles
 from ropelens.measure.terms import MEASURES, wanted_measures
 from ropelens.measure.tokens import as_corpus
-from ropelens.models.processes import gather, shard
+from ropelens.models.places import device_of
+from ropelens.models.processes import gather, place, shard
 from ropelens.models.rotation import depends_on_length
 from ropelens.models.subject import Subject, as_subject, stated_context, trained_context
 from ropelens.rope.planes import Planes
@@ -119,13 +123,13 @@ def evaluate(
 ) -> xr.Dataset:
     """Measure `model` as it is and under each of `edits`, on the same tokens.
 
-    `edits` names what `edit_rope` takes: an edit, the name of a variant such as
-    "p-rope:0.75", or several together. The result's `edit` starts with "none", the model as
-    it is (under what is open around the call); the others follow in order. Sequences, rows
-    and random tokens are the same for all, so differences are paired. `tokens`, `lengths`,
-    `documents`, `rows` and `batch_size` are as for `profile`; sequences may be longer than the
-    trained context. `progress` is told the tokens done, of text, repeats and prompts, in every
-    entry; `tokens_of_entry` says how many an entry has.
+    `edits` names what `edit_rope` takes: an edit, the name of a variant such as "p-rope:0.75",
+    or several together. The result's `edit` starts with "none", the model as it is (under what
+    is open around the call); the others follow in order. Sequences, rows and random tokens are
+    the same for all, so differences are paired. `tokens`, `lengths`, `documents`, `rows` and
+    `batch_size` are as for `profile`; sequences may be longer than the trained context, and of
+    more than 65,536 tokens run in chunks. `progress` is told the tokens done, of text, repeats
+    and prompts, in every entry; `tokens_of_entry` says how many an entry has.
 
     `measures` is any of:
 
@@ -159,52 +163,87 @@ def evaluate(
     Raises `BadArgument` for measures, tokens, lengths, rows or edits out of range, and
     otherwise as `profile` and `edit_rope` do.
     """
+    return evaluate_in_stages(
+        model,
+        tokens,
+        lengths=lengths,
+        documents=documents,
+        edits=edits or {},
+        measures=measures,
+        rows=rows,
+        retrieval=retrieval,
+        distances=distances,
+        seed=seed,
+        batch_size=batch_size,
+        stage=lambda what, **_: nullcontext(progress if what == TRYING else None),
+    )
+
+
+TRYING = "trying edits"
+
+
+def evaluate_in_stages(
+    model: nn.Module,
+    tokens: Int[Tensor, "sequence position"],
+    *,
+    lengths: Int[Tensor, " sequence"] | None,
+    documents: Int[Tensor, " sequence"] | None,
+    edits: Mapping[str, Edit | str | Sequence[Edit | str]],
+    measures: Sequence[str],
+    rows: HowMany,
+    retrieval: Retrieval | None = None,
+    distances: Sequence[int] | None = None,
+    seed: int,
+    batch_size: int | None,
+    stage: OpenStage,
+) -> xr.Dataset:
+    """What `evaluate` gives, each stage of it shown by `stage`."""
     subject, seed = as_subject(model), int(seed)
     corpus = as_corpus(
         subject.model, tokens, lengths, documents=documents, rows=rows, batch_size=batch_size
     )
     wanted, rows = wanted_measures(measures), rows_for(rows, corpus.context)
-    own, entries = entries_of(subject, edits or {}, context=corpus.context)
+    own, entries = entries_of(subject, edits, context=corpus.context)
+    of_entry = tokens_of_entry(
+        model, corpus.lengths, measures=measures, retrieval=retrieval, distances=distances
+    )
 
     kept = begin_stage()
     so_far = _SoFar(kept, **(kept.state or {}))
-    progress = kept.counting(progress)
+    left = len(entries) * of_entry // place()[1] - kept.tokens
     values = {"edit": np.array([entry.name for entry in entries], dtype=object)}
     dataset = xr.Dataset(coords=plane_coordinates(entries[0].planes))
-    if wanted & ON_TEXT:
-        stated = stated_context(subject.model.config)
-        text = [
-            TextFindings(entry, wanted, corpus, stated, **found)
-            for entry, found in zip(entries, so_far.text or [{}] * len(entries), strict=True)
-        ]
-        # Processes fit together, so one that had saved later than another fits again.
-        fitted = min(gather(sum(bool(found.fits) for found in text)))
-        for found in text:
-            found.fits = found.fits if fitted > 0 else []
-            fitted -= bool(found.fits)
-            found.fit(subject, seed=seed)
-            so_far.save(text)
-        left = shard(len(corpus))[text[0].sequences :]
-        for batch in batches(
-            subject, corpus, rows=rows, seed=seed, chosen=left, batch_size=batch_size
-        ):
-            measure_batch(subject, batch, text, progress)
-            so_far.save(text)
-        text = [found.with_parts(gather(found.state)) for found in text]
-        values |= text_values(text, wanted)
+    stated = stated_context(subject.model.config)
+    text = [
+        TextFindings(entry, wanted, corpus, stated, **found)
+        for entry, found in zip(entries, so_far.text or [{}] * len(entries), strict=True)
+    ]
     if "labels" in wanted:
-        labels, profile = label_values(text)
-        values |= labels
-        dataset = profile[of_planes()]
-    first = int(corpus.tokens[0, 0])
-    if "induction" in wanted:
-        values |= _measure_repeats(subject, entries, own, first, seed, so_far, progress)
-    if "copying" in wanted:
-        at = copy_distances(distances, _context_of(subject.model, corpus.lengths))
-        values |= _measure_copying(subject, entries, first, at, seed, so_far, progress)
-    if "retrieval" in wanted:
-        plan = retrieval or Retrieval()
-        values |= _measure_retrieval(subject, entries, corpus, plan, seed, so_far, progress)
+        _fit_budgets(subject, text, seed, so_far, stage)
+    with stage(TRYING, total=left, unit="tokens") as told:
+        progress = kept.counting(told)
+        if wanted & ON_TEXT:
+            unseen = shard(len(corpus))[text[0].sequences :]
+            for batch in batches(
+                subject, corpus, rows=rows, seed=seed, chosen=unseen, batch_size=batch_size
+            ):
+                measure_batch(subject, batch, text, progress)
+                so_far.save(text)
+            text = [found.with_parts(gather(found.state)) for found in text]
+            values |= text_values(text, wanted)
+        if "labels" in wanted:
+            labels, profile = label_values(text)
+            values |= labels
+            dataset = profile[of_planes()]
+        first = int(corpus.tokens[0, 0])
+        if "induction" in wanted:
+            values |= _measure_repeats(subject, entries, own, first, seed, so_far, progress)
+        if "copying" in wanted:
+            at = copy_distances(distances, _context_of(subject.model, corpus.lengths))
+            values |= _measure_copying(subject, entries, first, at, seed, so_far, progress)
+        if "retrieval" in wanted:
+            plan = retrieval or Retrieval()
+            values |= _measure_retrieval(subject, entries, corpus, plan, seed, so_far, progress)
     rows_of = {name: EVALUATED[name] for name in values}
     dataset = dataset.assign(
         {name: xr.Variable(r.dims, values[name], r.attrs) for name, r in rows_of.items()}
@@ -273,6 +312,19 @@ def tokens_of_entry(
         prompts = len(plan.depths) * plan.trials
         total += prompts * sum(_prompt_lengths(of, lengths, plan))
     return total
+
+
+def _fit_budgets(
+    subject: Subject, text: list[TextFindings], seed: int, so_far: _SoFar, stage: OpenStage
+) -> None:
+    """Fit the models of every entry's budget, but for those that are fitted already."""
+    # Processes fit together, so one that had saved later than another fits again.
+    fitted = min(gather(sum(bool(found.fits) for found in text)))
+    layers = (len(text) - fitted) * len(shard(len(text[0].entry.planes)))
+    with stage("fitting budgets", total=layers, unit="layers") as progress:
+        for found in text[fitted:]:
+            found.fit(subject, seed=seed, progress=progress)
+            so_far.save(text)
 
 
 def _measure_repeats(
@@ -355,9 +407,7 @@ def _measure_retrieval(
     ]
 
     def measure() -> Float[np.ndarray, "length depth trial"]:
-        hits = np.array([_look_for(subject, of_length) for of_length in needles])
-        progress(sum(of_length.prompts.numel() for of_length in needles))
-        return hits
+        return np.array([_look_for(subject, of_length, progress) for of_length in needles])
 
     found = so_far.of_each(so_far.hits, entries, subject, measure)
     hit = np.stack(found)
@@ -380,17 +430,31 @@ def _context_of(model: PreTrainedModel, lengths: Int[Tensor, " sequence"]) -> in
     return min(trained_context(model), int(lengths.max()))
 
 
-def _look_for(subject: Subject, needles: Haystack) -> Float[np.ndarray, "depth trial"]:
+def _look_for(
+    subject: Subject, needles: Haystack, progress: Progress
+) -> Float[np.ndarray, "depth trial"]:
     """1 where the logit of the needle's value is the highest of all needles', 0 elsewhere."""
     _forget_length(subject)
     depths, trials, length = needles.prompts.shape
     size = quick_batch(subject, length)
-    with torch.no_grad():
-        last = [
-            subject.forward(prompts, last=1)[:, -1].float().cpu()
-            for prompts in needles.prompts.flatten(0, 1).split(size)
-        ]
+    last = []
+    for prompts in needles.prompts.flatten(0, 1).split(size):
+        with torch.no_grad():
+            last.append(_last_logits(subject, prompts).float().cpu())
+        progress(prompts.numel())
     return needles.found(torch.cat(last).unflatten(0, (depths, trials))).double().numpy()
+
+
+def _last_logits(
+    subject: Subject, tokens: Int[Tensor, "sequence position"]
+) -> Float[Tensor, "sequence token"]:
+    """The logits at the last position."""
+    chunk = chunk_of(subject, tokens.shape[1])
+    if chunk is None:
+        return subject.forward(tokens, last=1)[:, -1]
+    at_once = LOGITS_AT_ONCE[device_of(subject.model).type]
+    pieces = subject.logits(tokens, at_once=at_once, chunk=chunk)
+    return deque(pieces, maxlen=1).pop()[1][:, -1]
 
 
 def _forget_length(subject: Subject) -> None:

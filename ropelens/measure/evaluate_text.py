@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ropelens.edit.entries import NONE, Entry
-from ropelens.measure.batches import Batch, Passed, Progress, token_losses
+from ropelens.measure.batches import Batch, Passed, Progress, observing, token_losses
 from ropelens.measure.budget import budget_variables, fit_layers
 from ropelens.measure.heads import head_values, resample_labels
 from ropelens.measure.summary import summarize
@@ -25,7 +25,7 @@ from ropelens.statistics.change import attention_change, without_values
 from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.held_out import LayerFit
 from ropelens.statistics.labels import Thresholds
-from ropelens.statistics.measures import columns
+from ropelens.statistics.measures import STATISTICS, columns
 from ropelens.statistics.ragged import stack
 from ropelens.statistics.sums import Sums, by_group, mean_loss, no_sums
 
@@ -93,13 +93,16 @@ class TextFindings:
         inner = [edge for edge in sorted(edges) if edge < longest]
         return torch.tensor([*inner, longest])
 
-    def fit(self, subject: Subject, *, seed: int) -> None:
-        """Fit the models of the budget, where labels are wanted."""
-        if "labels" not in self.wanted or self.fits:
-            return
+    def fit(self, subject: Subject, *, seed: int, progress: Progress | None) -> None:
+        """Fit the models of the budget; `progress` is told after each layer."""
         with self.entry.open(subject):
             self.fits = fit_layers(
-                subject, self.text, planes=self.entry.planes, surrogates=0, seed=seed
+                subject,
+                self.text,
+                planes=self.entry.planes,
+                surrogates=0,
+                seed=seed,
+                progress=progress,
             )
 
     @property
@@ -144,18 +147,21 @@ def measure_batch(
     kept: dict[int, AttentionCall] = {}
     for found in text:
         with found.entry.open(subject):
-            _measure_entry(subject, batch, found, kept)
-        progress(int(batch.text.lengths.sum()))
+            _measure_entry(subject, batch, found, kept, progress)
 
 
 def _measure_entry(
-    subject: Subject, batch: Batch, found: TextFindings, kept: dict[int, AttentionCall]
+    subject: Subject,
+    batch: Batch,
+    found: TextFindings,
+    kept: dict[int, AttentionCall],
+    progress: Progress,
 ) -> None:
     """The measures of one entry on a batch; `kept` is the attention of the model as it is."""
     passed = Passed(batch)
     planes = found.entry.planes if "labels" in found.wanted else None
 
-    def observe(call: AttentionCall) -> None:
+    def see(call: AttentionCall) -> None:
         found.heads[call.layer] = call.query.shape[1]
         if planes is not None:
             passed.see(call, planes[call.layer], found.fits[call.layer])
@@ -167,11 +173,15 @@ def _measure_entry(
                 change = attention_change(kept[call.layer], call, batch.rows).sum(0)
             found.change[call.layer] = found.change.get(call.layer, 0) + change
 
-    tokens, lengths = batch.text.tokens, batch.text.lengths
-    with torch.no_grad(), subject.observe(observe):
-        losses = token_losses(subject, tokens, lengths)
+    def see_chunk(call: AttentionCall, first: int) -> None:
+        if planes is not None:
+            passed.see_chunk(call, first, planes[call.layer], STATISTICS)
+
+    layers, text = len(found.entry.planes), batch.text
+    with observing(subject, batch, see, see_chunk, layers=layers, progress=progress) as chunk:
+        losses = token_losses(subject, text.tokens, text.lengths, chunk)
     check_layers(subject.model, set(found.heads))
-    found.add_losses(losses, batch.text)
+    found.add_losses(losses, text)
     found.rows += float(batch.rows.weight.sum())
     if planes is not None:
         found.sums = found.sums + passed.sums(losses.nansum(1))

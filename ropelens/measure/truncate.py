@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +21,9 @@ from torch import Tensor, nn
 
 from ropelens.edit.actions import Edit, stop_planes
 from ropelens.measure.batches import Progress
-from ropelens.measure.evaluate import evaluate, tokens_of_entry
+from ropelens.measure.evaluate import TRYING, evaluate_in_stages
+from ropelens.measure.profile import OpenStage
 from ropelens.measure.terms import MEASURES, wanted_measures
-from ropelens.models.processes import place
 from ropelens.models.rotation import read_layers
 from ropelens.models.subject import as_subject
 from ropelens.rope.cuts import ENDS, Cut, Numbers, Turning, check_cuts, plan_cuts
@@ -96,7 +97,7 @@ def truncate(
         documents=documents,
         rows=rows,
         batch_size=batch_size,
-        progress=progress,
+        stage=lambda what, **_: nullcontext(progress if what == TRYING else None),
     )
 
 
@@ -114,26 +115,21 @@ class Sweep:
         """Different edits, the model as it is included: equal cuts are measured once."""
         return len({cut.stopped for cut in self.cuts})
 
-    def tokens(self, model: nn.Module, lengths: Int[Tensor, " sequence"]) -> int:
-        """Tokens that the whole sweep runs, or the share of this process."""
-        whole = self.entries * tokens_of_entry(model, lengths, measures=self.measures)
-        return whole // place()[1]
-
     def measure(
         self,
         model: nn.Module,
         tokens: Int[Tensor, "sequence position"],
         *,
-        lengths: Int[Tensor, " sequence"] | None = None,
-        documents: Int[Tensor, " sequence"] | None = None,
-        rows: HowMany = "auto",
-        batch_size: int | None = None,
-        progress: Progress | None = None,
+        lengths: Int[Tensor, " sequence"] | None,
+        documents: Int[Tensor, " sequence"] | None,
+        rows: HowMany,
+        batch_size: int | None,
+        stage: OpenStage,
     ) -> xr.Dataset:
-        """What `truncate` returns; the arguments are as there."""
+        """What `truncate` returns, each stage of it shown by `stage`."""
         # Cuts that stop the same planes are measured under the name of the first.
         names = {cut.stopped: cut.name(self.layers) for cut in reversed(self.cuts)}
-        measured = evaluate(
+        measured = evaluate_in_stages(
             model,
             tokens,
             lengths=lengths,
@@ -143,7 +139,7 @@ class Sweep:
             rows=rows,
             seed=self.seed,
             batch_size=batch_size,
-            progress=progress,
+            stage=stage,
         )
         entries = measured.sel(edit=[names[cut.stopped] for cut in self.cuts])
         return named_entries(entries, self.cuts, self.layers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -12,6 +12,8 @@ from ropelens.errors import BadArgument
 from ropelens.rope.planes import Planes
 from ropelens.statistics.block import Block, RowsOfCall, Vectors
 from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.flex import FlexBlock
+from ropelens.statistics.measures import STATISTICS
 from ropelens.statistics.memory import sum_by_offset
 from ropelens.statistics.rows import Rows
 from ropelens.statistics.schema import Statistic
@@ -30,12 +32,14 @@ def sum_attention(
     sinks: Int[Tensor, "batch shared position"] | None = None,
     statistics: Sequence[Statistic],
     first: int = 0,
+    engine: str = "blocks",
 ) -> SequenceSums:
     """The sums of one attention call over its tokens and `rows`.
 
     Rows beyond a sequence's length have no weight, so padding is never counted. `sinks` says
     which keys are sinks (see `known_sinks`); without it position 0 is the only one. `first` is
-    the position of the first token, where a call has a part of a sequence alone. Raises
+    the position of the first token, where a call has a part of a sequence alone. `engine`, of
+    `ENGINES`, sums the statistics of profiles; those of one's own are summed by blocks. Raises
     `BadArgument` for a statistic whose values are not of every row of a block.
     """
     sinks = known_sinks(tokens, beginning=None) if sinks is None else sinks
@@ -45,15 +49,21 @@ def sum_attention(
     by_token = [statistic for statistic in statistics if statistic.over == "tokens"]
     by_row = [statistic for statistic in statistics if statistic.over != "tokens"]
     sums = {row.name: _sum_tokens(row.of(vectors), padding) for row in by_token}
-    sums |= _sum_blocks(RowsOfCall(vectors, rows), by_row) if by_row else {}
+    if by_row:
+        of_call = RowsOfCall(vectors, rows)
+        sums |= _sum_flex(of_call, by_row) if engine == "flex" else {}
+        left = [row for row in by_row if row.name not in sums]
+        sums |= _sum_blocks(of_call, of_call.blocks(), left) if left else {}
     return {name: x.cpu() for name, x in sums.items()}  # once: a GPU does not wait for blocks
 
 
-def _sum_blocks(rows: RowsOfCall, statistics: Sequence[Statistic]) -> SequenceSums:
+def _sum_blocks(
+    rows: RowsOfCall, blocks: Iterable[Block], statistics: Sequence[Statistic]
+) -> SequenceSums:
     """The sums over rows of all blocks, where the layer is."""
     sums: SequenceSums = {}
     single: list[str] = []
-    for block in rows.blocks():
+    for block in blocks:
         # All functions have run before sums by offset set the first key of their values to 0.
         values = {row.name: _checked(row, block) for row in statistics}
         single = [row.name for row in statistics if values[row.name].ndim == 4]
@@ -72,6 +82,15 @@ def _sum_blocks(rows: RowsOfCall, statistics: Sequence[Statistic]) -> SequenceSu
                 scale = block.call.scale if row.dims[-1] == "coordinate" else 1
                 _add(sums, row.name, block, scale * part)
     return sums | dict(zip(single, sums.pop("").unbind(-1), strict=True)) if single else sums
+
+
+def _sum_flex(rows: RowsOfCall, statistics: Sequence[Statistic]) -> SequenceSums:
+    """Sums over rows by flex attention: of the statistics that every profile has."""
+    block, own = FlexBlock(rows), [row for row in statistics if row in STATISTICS]
+    sums = _sum_blocks(rows, [block], [row for row in own if row.over == "rows"])
+    if "offset_mass" in [row.name for row in own]:
+        sums["offset_mass"] = block.by_offset.flatten(1, 2).double()
+    return sums
 
 
 def _sum_tokens(

@@ -170,7 +170,6 @@ class Block:
         self.q = rows.q[:, heads, :, part]
         self.k = rows.vectors.k[:, heads, columns]
         self.tokens = rows.vectors.tokens[:, columns]
-        self._hidden = Hidden(first, self.position, self.keys, self.k.device)
 
     @property
     def query_heads(self) -> slice:
@@ -225,7 +224,9 @@ class Block:
         self, memory: Float[Tensor, "batch kv_head group row key"]
     ) -> Float[Tensor, "batch kv_head group row key"]:
         k = self._rows.k_scaled[:, self._heads, self._columns]
-        return self._hidden.hide(self._capped(products(self.q, k, out=memory)))
+        first = self.call.start[self.position]
+        hidden = Hidden(first, self.position, self.keys, self.k.device)
+        return hidden.hide(self._capped(products(self.q, k, out=memory)))
 
     @cached_property
     def read(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
@@ -249,7 +250,13 @@ class Block:
         is_sink = self._rows.is_sink[..., at + self.keys.start]
         if is_sink.shape[1] > 1:
             is_sink = is_sink[:, self._heads]
-        return self.attention[..., at] * is_sink[..., None, :]
+        return self.attention_on(at) * is_sink[..., None, :]
+
+    def attention_on(
+        self, columns: Int[Tensor, " column"]
+    ) -> Float[Tensor, "batch kv_head group row column"]:
+        """A_ij on some of the block's keys."""
+        return self.attention[..., columns]
 
     @property
     def sink_read(self) -> Float[Tensor, "batch kv_head group row coordinate"]:

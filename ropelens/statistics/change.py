@@ -68,7 +68,7 @@ class _Side:
         dtype = torch.promote_types(call.query.dtype, torch.float32)
         self.call = call
         self.position = position
-        self.query = pick(call.query, position).to(dtype)
+        self.query = pick(call.query, call.row_at(position)).to(dtype)
         self.key = call.key.to(dtype) * call.scale
 
     def scores(self, begin: int, end: int) -> Float[Tensor, "batch head row key"]:

@@ -179,20 +179,21 @@ def test_it_shows_itself_and_no_token_or_name_harms(analysis: rl.Analysis) -> No
 
 
 def test_stages_are_told(checkpoint: Path) -> None:
-    told: list[tuple[str, int, int]] = []
+    told: list[tuple[str, int, list[int]]] = []
 
     @contextmanager
     def progress(what: str, *, total: int, unit: str):
         done: list[int] = []
         yield done.append
-        told.append((what, total, sum(done)))
+        told.append((what, total, done))
 
     rl.analyze(checkpoint, WORDS, truncation=SWEEP, progress=progress)
     assert [what for what, _, _ in told] == [
-        *("reading", "loading", "stopping planes", "probing"),
-        *("fitting the budget", "measuring", "labelling"),
+        *("reading", "loading", "probing", "fitting budgets", "trying edits"),
+        *("probing", "fitting the budget", "measuring", "labelling"),
     ]
-    assert all(total == done for what, total, done in told if total > 1)
+    assert all(total == sum(done) for what, total, done in told if total > 1)
+    assert all(set(done) == {1} for what, _, done in told if "fitting" in what)  # by layer
 
 
 def test_measuring_moves_by_layer_within_a_batch() -> None:

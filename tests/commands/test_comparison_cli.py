@@ -177,6 +177,8 @@ def test_bad_input_is_one_line_and_nothing_is_lost(
         "Runs and analyses cannot be compared": (runs[0], analyses[0], "--out", tmp_path / "a"),
         "A comparison needs two or more": (runs[0], "--out", tmp_path / "a"),
         "There is no folder": (runs[0], tmp_path / "none", "--out", tmp_path / "a"),
+        "no device map 'car'": (*runs, "--device-map", "car", "--out", tmp_path / "a"),
+        "not quantized to 'int2'": (*runs, "--quantize", "int2", "--out", tmp_path / "a"),
     }
     for words, arguments in cases.items():
         ended = ropelens("compare", *arguments)

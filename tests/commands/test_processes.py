@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import xarray as xr
 from same import assert_same
-from tiny_checkpoints import save_tiny
+from tiny_checkpoints import edit_weights, save_tiny
 
 import ropelens as rl
 from ropelens.models.processes import gather, shard
@@ -53,6 +55,14 @@ for rank in map(str, range(int(count))):
             atexit._run_exitfuncs()
             os._exit(ended.code)  # leaving torch takes seconds
 sys.exit(max(os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(int(count))))
+"""
+
+# The second process does not see what is measured already, as on a machine of its own.
+ONE_DISK = """
+import os
+from ropelens.analysis import checkpoints
+look = checkpoints.is_measured
+checkpoints.is_measured = lambda *args: os.environ["RANK"] == "0" and look(*args)
 """
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
@@ -115,6 +125,28 @@ def test_a_sweep_in_three_processes_is_that_of_one(
     found = rl.open_analysis(out)
     assert_same(found.profile, one.profile)
     assert_same(found.truncation, one.truncation)
+
+
+def test_checkpoints_that_are_left_are_shared_one_after_another(
+    args: tuple, one: rl.Analysis, tmp_path: Path
+) -> None:
+    model, _, text, *_ = args
+    out, other, same = tmp_path / "out", tmp_path / "other", tmp_path / "same"
+    for folder in (other, same):
+        shutil.copytree(model, folder)
+    edit_weights(other, lambda held: held["lm_head.weight"].neg_())
+    out.mkdir()
+    rl.analyze(model, text, context=32, sequences=5, rows=8).save(out / "model")
+    ended = together("-c", ONE_DISK + FORKS, 2, "analyze", other, same, *args, "--out", out)
+    assert (ended.returncode, ended.stdout) == (0, f"{out / 'index.html'}\n"), ended.stderr
+    assert ended.stderr.count("model is measured already\n") == 1
+    assert [line.split(": ")[2] for line in voices(ended.stderr)] == ["other", "same"]
+    assert_same(rl.open_analysis(out / "same").profile, one.profile)
+    stacked = xr.load_dataset(out / "checkpoints.nc")
+    assert stacked["checkpoint"].values.tolist() == ["other", "same", "model"]
+    first, second, third = stacked["loss"].values
+    assert second == pytest.approx(third, rel=1e-6)
+    assert first != pytest.approx(third, rel=1e-6)
 
 
 def test_a_process_that_dies_ends_all_and_they_go_on(

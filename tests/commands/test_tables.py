@@ -45,6 +45,13 @@ def test_a_table_for_layers_that_rotate_alike(
     assert rows[8] == ["rest", "0", "inf", "", ""]
 
 
+def test_a_model_is_placed_and_quantized_as_asked(ropelens: Command, tmp_path: Path) -> None:
+    model = save_tiny(tmp_path / "model")
+    assert ropelens("rope", model, "--device-map", "auto") == ropelens("rope", model)
+    assert "no device map 'car'" in ropelens("rope", model, "--device-map", "car").problem
+    assert "to 'int2'" in ropelens("rope", model, "--quantize", "int2").problem
+
+
 def test_verbose_prints_every_layer(ropelens: Command, tmp_path: Path) -> None:
     model = save_tiny(tmp_path / "model")
     assert ropelens("rope", model).out.count("layers 0-1:") == 1

@@ -205,7 +205,7 @@ def test_an_error_in_the_middle_leaves_earlier_results(
     def full(*args: object, **options: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("ropelens.measure.truncate.evaluate", full)
+    monkeypatch.setattr("ropelens.measure.truncate.evaluate_in_stages", full)
     ended = ropelens("truncate", model, "--text", text, *FEW, "--out", out)
     assert ended.code == 1
     assert "The measurement does not fit into memory" in ended.problem

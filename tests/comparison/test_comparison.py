@@ -178,11 +178,11 @@ def test_text_is_measured_in_these_amounts(
 
         monkeypatch.setattr(measure, name, told)
     run = runs_in(study)[0]
-    options = {"sequences": 512, "seed": 0, "device": "cpu"}
-    measure.measure_final(run, run.folder, **options)
+    model, _ = rl.load(run.folder)
+    measure.measure_final(run, model, sequences=512, seed=0)
     assert set(asked) == {("validation", 512), ("validation", 64), ("past_context", 64)}
     asked.clear()
-    measure.measure_early(run, run.folder, **options)
+    measure.measure_early(run, model, sequences=512, seed=0)
     assert set(asked) == {("validation", 512), ("validation", 16), ("past_context", 8)}
 
 
@@ -346,6 +346,25 @@ def test_what_was_measured_is_not_measured_again(
     monkeypatch.setattr(comparing, "versions", lambda: {"torch": "another"})
     with pytest.raises(AssertionError, match="measured again"):
         rl.compare([study], cache=measured, sequences=SEQUENCES)
+
+
+def test_models_are_read_as_asked_and_what_was_read_otherwise_is_measured_again(
+    comparison: xr.Dataset, study: Path, measured: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, object]] = []
+
+    def read(folder: Path, **options: object) -> None:
+        asked.append(options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(comparing, "load", read)
+    monkeypatch.setattr(comparing, "check_quantize", lambda _: None)  # torchao may be missing
+    places = {"device": "auto", "device_map": "auto"}
+    options = places | {"cache": measured, "sequences": SEQUENCES}
+    xr.testing.assert_equal(rl.compare([study], **options), comparison)
+    with pytest.raises(KeyboardInterrupt):
+        rl.compare([study], quantize="int8", **options)
+    assert asked == [places | {"quantize": "int8", "local_files_only": True}]
 
 
 def test_what_an_earlier_version_measured_is_measured_again(

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-import numpy as np
 import pytest
 import torch
 import xarray as xr
 from oracles.tiny import random_tokens, tiny
+from same import assert_alike
+from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 import ropelens as rl
 from ropelens.measure import chunks
+from ropelens.measure.batches import collect
 from ropelens.measure.chunks import chunk_of
+from ropelens.measure.terms import MEASURES
+from ropelens.measure.tokens import as_corpus
 from ropelens.models.doorway import observe_attention
+from ropelens.models.rotation import read_planes
 from ropelens.models.subject import as_subject
 from ropelens.rope.planes import Planes, unrotate
 from ropelens.statistics.call import AttentionCall
@@ -66,15 +71,59 @@ def test_chunks_give_the_numbers_of_one_pass(
     found, past = profile(family, rows, heads)
     assert set(past) == {0, 23, 46, 69}
     assert found.attrs["loss"] == pytest.approx(whole.attrs["loss"], rel=1e-6)
-    for name in whole.data_vars:
-        expected = whole[name].values
-        if expected.dtype.kind == "f":
-            scale = np.nanmax(np.abs(expected), initial=1e-30)
-            np.testing.assert_allclose(
-                found[name].values, expected, rtol=0, atol=1e-5 * scale, err_msg=str(name)
+    assert_alike(found, whole)
+
+
+@pytest.mark.parametrize("family", ["llama_gqa", "gemma2"])
+def test_edits_are_evaluated_in_chunks_as_in_one_pass(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, sizes = tiny(family), set()
+
+    def evaluate() -> xr.Dataset:
+        sizes.clear()
+        with observe_attention(model, lambda call: sizes.add(call.query.shape[2])):
+            return rl.evaluate(
+                model,
+                TOKENS,
+                lengths=LENGTHS,
+                edits={"one head": rl.stop_planes([1], heads="0.1"), "none turns": "nope"},
+                measures=(*MEASURES, "copying"),
+                rows=16,
+                retrieval=rl.Retrieval(lengths=(60,), depths=(0.5,), trials=2),
+                distances=[30],
             )
-        else:
-            np.testing.assert_array_equal(found[name].values, expected, err_msg=str(name))
+
+    repeats = {1 + 2 * 64}  # which run in one pass
+    whole = evaluate()
+    assert max(sizes - repeats) == 80
+    monkeypatch.setattr(chunks, "ONE_PASS", CHUNK)
+    found = evaluate()
+    assert max(sizes - repeats) == CHUNK
+    assert_alike(found, whole)
+
+
+def test_nothing_of_an_earlier_chunk_is_held_but_its_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A view, even of no elements, holds all of what it is a view of."""
+    monkeypatch.setattr(chunks, "ONE_PASS", CHUNK)
+    subject, held = as_subject(tiny("llama_gqa")), []
+    seen: dict[int, list[StorageWeakRef]] = {}
+
+    def see(call: AttentionCall) -> None:
+        earlier = seen.setdefault(call.layer, [])
+        if call.past == 0:
+            earlier.clear()
+        held.append(sum(not storage.expired() for storage in earlier))
+        parts = (call.query, call.key, call.value, call.output)
+        earlier += [StorageWeakRef(part.untyped_storage()) for part in parts]
+
+    text, planes = as_corpus(subject.model, TOKENS, None), read_planes(subject, context=80)
+    with subject.observe(see):
+        collect(subject, text, planes=planes, rows=16, batch_size=len(TOKENS))
+    assert len(seen[0]) == 4 * 4  # of four chunks
+    assert set(held) == {0}
 
 
 def test_what_cannot_run_in_chunks_runs_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from torch import nn
 
 import ropelens as rl
 from ropelens.errors import BadArgument, RopelensError, UnsupportedModel
+from ropelens.measure import batches
 from ropelens.measure.evaluate import MEASURES, tokens_of_entry
 from ropelens.measure.tasks import Retrieval
 
@@ -77,7 +78,8 @@ def test_what_is_told():
         batch_size=2,
         progress=told.append,
     )
-    assert told[:4] == [60, 60, 3, 3]
+    by_layer = [20, 20, 20]  # after each of two layers, and after the head
+    assert told[:12] == [*by_layer, *by_layer, 1, 1, 1, 1, 1, 1]
     facts = {"dtype": "float32", "context": 40, "sequences": 3, "tokens": 63, "rows": 9}
     facts |= {"seed": 2, "trained_context": 8192, "model": "LlamaForCausalLM"}
     assert {name: found.attrs[name] for name in facts} == facts
@@ -91,6 +93,14 @@ def test_the_tokens_told_add_up(measures: tuple[str, ...]):
     asked = {"measures": measures, "retrieval": plan}
     evaluate(model, lengths=lengths, edits={"a": "nope"}, progress=told.append, **asked)
     assert sum(told) == 2 * tokens_of_entry(model, lengths, **asked)
+
+
+def test_needles_move_by_what_runs_together(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(batches, "TOKENS_PER_BATCH", {"cpu": 80})
+    plan, told = Retrieval(lengths=(40,), depths=(0.5,), trials=3), []
+    asked = {"measures": ["retrieval"], "retrieval": plan}
+    evaluate(tiny("llama_gqa"), edits={"a": "nope"}, progress=told.append, **asked)
+    assert told == [80, 40, 80, 40]
 
 
 def test_results_are_saved_whole(tmp_path: Path):

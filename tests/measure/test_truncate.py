@@ -216,13 +216,13 @@ def test_losses_are_those_of_the_proportional_config() -> None:
 
 def test_equal_sets_are_measured_once_and_listed_each(monkeypatch) -> None:
     asked: dict = {}
-    real = module.evaluate
+    real = module.evaluate_in_stages
 
     def spy(model: object, tokens: object, **options: object) -> xr.Dataset:
         asked.update(options)
         return real(model, tokens, **options)
 
-    monkeypatch.setattr(module, "evaluate", spy)
+    monkeypatch.setattr(module, "evaluate_in_stages", spy)
     model = tiny_llama().eval()
     dataset = rl.truncate(model, TOKENS, bands=4, measures=["loss"])
     sets = [text for text in dataset["planes"].values if text]
