@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 import xarray as xr
+from cli_runs import MAIN
+from forked import forked, together
 from same import assert_same
 from tiny_checkpoints import edit_weights, save_tiny
 
@@ -37,26 +36,6 @@ main()
 """
 
 
-# What torchrun tells each of its processes, told to copies of one that has imported everything.
-FORKS = """
-import atexit, os, socket, sys
-import ropelens.analysis.analyze, ropelens.commands.truncate
-from ropelens.commands.app import main
-with socket.create_server(("127.0.0.1", 0)) as free:
-    port = str(free.getsockname()[1])
-count, *sys.argv[1:] = sys.argv[1:]
-os.environ |= {"WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-for rank in map(str, range(int(count))):
-    if not os.fork():
-        os.environ |= {"RANK": rank, "LOCAL_RANK": rank}
-        try:
-            main()
-        except SystemExit as ended:
-            atexit._run_exitfuncs()
-            os._exit(ended.code)  # leaving torch takes seconds
-sys.exit(max(os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(int(count))))
-"""
-
 # The second process does not see what is measured already, as on a machine of its own.
 ONE_DISK = """
 import os
@@ -65,17 +44,6 @@ look = checkpoints.is_measured
 checkpoints.is_measured = lambda *args: os.environ["RANK"] == "0" and look(*args)
 """
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
-
-
-def together(*args: object) -> subprocess.CompletedProcess[str]:
-    """Python with `args`, which start processes, on a CPU by gloo."""
-    return subprocess.run(
-        [sys.executable, *map(str, args)],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
 
 
 def voices(err: str) -> list[str]:
@@ -117,7 +85,7 @@ def test_a_sweep_in_three_processes_is_that_of_one(
     """Rows, surrogates and trials are drawn alike; of five sequences one is of the first."""
     out = tmp_path / "three"
     sweep = ("--keep", 0.5, "--controls", 0)
-    ended = together("-c", FORKS, 3, "truncate", *args, *sweep, "--out", out)
+    ended = forked(3, MAIN, "truncate", *args, *sweep, "--out", out)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == f"{out / 'index.html'}\n"
     (plan,) = voices(ended.stderr)
@@ -137,7 +105,7 @@ def test_checkpoints_that_are_left_are_shared_one_after_another(
     edit_weights(other, lambda held: held["lm_head.weight"].neg_())
     out.mkdir()
     rl.analyze(model, text, context=32, sequences=5, rows=8).save(out / "model")
-    ended = together("-c", ONE_DISK + FORKS, 2, "analyze", other, same, *args, "--out", out)
+    ended = forked(2, ONE_DISK + MAIN, "analyze", other, same, *args, "--out", out)
     assert (ended.returncode, ended.stdout) == (0, f"{out / 'index.html'}\n"), ended.stderr
     assert ended.stderr.count("model is measured already\n") == 1
     assert [line.split(": ")[2] for line in voices(ended.stderr)] == ["other", "same"]
@@ -164,7 +132,7 @@ def test_a_process_that_dies_ends_all_and_they_go_on(
     # It saw that the other was gone, or torchrun did and stopped it.
     assert lost.startswith(("ropelens: One of the processes", "ropelens: stopped"))
     assert [path.name for path in out.iterdir()] == [".unfinished"]
-    ended = together("-c", FORKS, 2, *command)
+    ended = forked(2, MAIN, *command)
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("going on from what was measured before: ") == 1
     assert not (out / ".unfinished").exists()
