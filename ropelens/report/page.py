@@ -15,6 +15,7 @@ from ropelens.figures.reach import check_reach
 from ropelens.figures.style import COLORS, SIGNS
 from ropelens.files.folder import write_whole
 from ropelens.report import words
+from ropelens.report.beside import beside_payload
 from ropelens.report.head_tabs import check_same_heads, reach_payload, stopped_payload
 from ropelens.report.page_figures import PROFILE, REACH, SWEEP_OF_HEAD, card, draw
 from ropelens.report.payload import build_payload
@@ -77,8 +78,12 @@ def render_page(
     truncation: xr.Dataset | None = None,
     table: pd.DataFrame | None = None,
     reach: xr.Dataset | None = None,
+    beside: tuple[xr.Dataset, pd.DataFrame] | None = None,
 ) -> str:
-    """The page as text; `table` is the summary of `truncation`."""
+    """The page as text; `table` is the summary of `truncation`.
+
+    `beside`: the profile and the heads of another model, which stand beside those of this one.
+    """
     section = None if truncation is None else truncation_section(truncation, table)
     selected = words.first_head(heads)
     figures = draw(PROFILE, profile, heads, selected)
@@ -89,7 +94,14 @@ def render_page(
         check_reach(reach)
         check_same_heads(profile, reach)
         figures |= draw(REACH, reach)
+    other, other_facts = None, None
+    if beside is not None:
+        name = {"name": beside_name(beside[0], profile)}
+        other = name | beside_payload(*beside, of_page=profile, figures=figures)
+        alike = read_alike(profile, beside[0])
+        other_facts = name | {"facts": short_facts(beside[0]), "same_tokens": alike}
     payload = build_payload(profile, heads, figures, selected=selected)
+    payload["name"], payload["beside"] = model_name(profile), other
     payload["stopped"] = [] if section is None else section.stopped
     payload["sweep"] = None if truncation is None else stopped_payload(truncation)
     payload["reach"] = None if reach is None else reach_payload(reach)
@@ -109,6 +121,7 @@ def render_page(
         counts=counts,
         model=model_name(profile),
         facts=short_facts(profile),
+        beside=other_facts,
         scope=words.scope(profile.attrs),
         run=run_facts(profile, heads),
         command=str(profile.attrs.get("command", "")),
@@ -138,6 +151,21 @@ def model_name(profile: xr.Dataset) -> str:
     parts = [part for part in name.split("/") if part not in ("", ".", "..")]
     is_folder = name.startswith(("/", ".", "~")) or name.count("/") > 1
     return parts[-1] if is_folder and parts else name
+
+
+def beside_name(profile: xr.Dataset, of_page: xr.Dataset) -> str:
+    """The other model's name; with its revision where the page's own has the same name."""
+    name, revision = model_name(profile), str(profile.attrs.get("revision", ""))
+    if name != model_name(of_page):
+        return name
+    same = revision in ("", of_page.attrs.get("revision"))
+    return f"{name} (beside)" if same else f"{name} at {revision[:12]}"
+
+
+def read_alike(*profiles: xr.Dataset) -> bool:
+    """Whether profiles are of the same tokens, as far as they say."""
+    tokens = {profile.attrs.get("tokens_sha256") for profile in profiles}
+    return len(tokens) == 1 and None not in tokens
 
 
 def short_facts(profile: xr.Dataset) -> list[str]:
