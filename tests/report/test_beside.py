@@ -82,6 +82,10 @@ def test_the_same_head_of_the_other_model_follows(
 ) -> None:
     one, other = (analysis.profile["selectivity_keys"] for analysis in analyses)
     page = load(opened, "")
+    page.click("#pin")
+    page.go_back()  # to the page's first address, and all that was chosen there
+    page.wait_for_selector("#pin[aria-pressed=false]")
+    assert page.input_value("#beside") == "same"
     page.evaluate("location.hash = '#L0H1&beside=same'")
     page.wait_for_selector("html[data-shown=L0H1]")
     page.wait_for_selector("#explore[aria-busy=false]")

@@ -478,7 +478,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # Chooses heads one after another, each when the one before is shown.
 CHOOSE = """async (heads) => {
   for (const head of heads) {
-    document.querySelector(`tbody a[href="#${head}"]`).closest("tr").click();
+    location.hash = `${head}&view=map`;
     await new Promise((shown) => {
       const wait = () => document.documentElement.dataset.shown === head
         && document.getElementById("explore").getAttribute("aria-busy") === "false"
@@ -487,6 +487,63 @@ CHOOSE = """async (heads) => {
     });
   }
 }"""
+
+
+def test_of_a_thousand_rows_those_in_sight_are_there(browser, large):
+    """Who does not see is told how many there are, and which one each is."""
+    opened = Opened(browser, large, viewport={"width": 1280, "height": 800})
+    page = opened.load("#L0H0")
+    rows = page.locator("#table tbody tr:not(.gap)")
+
+    def inside() -> list[tuple[str, str]]:
+        of = "(all) => all.map((row) => [row.cells[0].textContent, row.ariaRowIndex])"
+        return list(map(tuple, rows.evaluate_all(of)))
+
+    scroll = page.get_by_role("region", name="Table of heads")
+    scroll.scroll_into_view_if_needed()
+    assert 20 < rows.count() < 120
+    assert page.get_attribute("#table", "aria-rowcount") == "1025"
+    assert inside()[1] == ("L0 H1", "3")
+    width = page.evaluate("document.getElementById('table').offsetWidth")
+    height = scroll.evaluate("(box) => box.scrollHeight")
+    scroll.evaluate("(box) => { box.scrollTop = box.scrollHeight / 2; }")
+    page.wait_for_selector("#table a[href='#L16H0']")
+    assert rows.count() < 120
+    number = {name: int(index) for name, index in inside()}
+    assert number["L16 H0"] == 16 * 32 + 2
+    box, seen = (
+        scroll.bounding_box(),
+        page.locator("#table a[href='#L16H0']").bounding_box(),
+    )
+    assert abs(seen["y"] - box["y"]) < box["height"], "where the rows would be, were all there"
+    assert abs(page.evaluate("document.getElementById('table').offsetWidth") - width) < 3
+    assert abs(scroll.evaluate("(box) => box.scrollHeight") - height) < 40
+    page.focus("a[href='#L16H0']")
+    down = "new KeyboardEvent('keydown', {key: 'ArrowDown', bubbles: true})"
+    for_each = "for (let i = 0; i < 60; i++) document.activeElement.dispatchEvent"
+    page.evaluate(f"{for_each}({down})")  # beyond what was there when it began
+    assert page.evaluate("document.activeElement.textContent") == "L17 H28"
+    page.keyboard.press("Enter")
+    shown(page, 17, 28)
+    assert page.get_attribute("tr[aria-current]", "aria-rowindex") == str(17 * 32 + 28 + 2)
+    scroll.evaluate("(box) => { box.scrollTop = 0; }")
+    page.wait_for_selector("#table a[href='#L0H0']")
+    assert page.evaluate("document.activeElement.className") == "scroll"
+    page.fill("#find", "L3")
+    assert page.get_attribute("#table", "aria-rowcount") == "33"
+    assert rows.count() == 32
+    page.fill("#find", "")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert rows.count() == 1024
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert rows.count() < 120
+    view(page, "list")
+    option = page.locator("#list [aria-selected=true]")
+    place = round(option.evaluate("(line) => parseFloat(line.style.top) / line.offsetHeight"))
+    told = [option.get_attribute(f"aria-{name}") for name in ("setsize", "posinset")]
+    assert told == ["1024", str(place + 1)]
+    assert opened.harmless()
+    opened.context.close()
 
 
 def test_a_thousand_heads_are_quick(browser, large):

@@ -254,7 +254,6 @@ async function start() {
     for (const name of Object.keys(NARROW)) if (plot(name)) size(name, plot(name));
     refresh();
   });
-  filter();
   recall();
   sortList();
   show();
