@@ -442,6 +442,18 @@ def test_without_javascript_the_table_is_there(browser, report):
     opened.context.close()
 
 
+def test_in_a_browser_that_is_too_old_the_table_is_there(browser, report):
+    opened = Opened(browser, report)
+    opened.page.add_init_script("delete window.DecompressionStream")
+    opened.page.goto(opened.url)
+    assert opened.page.locator("tbody tr").count() == 40
+    assert not opened.page.is_visible("#head")
+    assert "too old to draw" in opened.page.inner_text("header")
+    assert "need JavaScript" in opened.page.inner_text(".finding")
+    assert opened.harmless()
+    opened.context.close()
+
+
 def test_missing_heads_are_stepped_over(browser, tmp_path):
     """Layers of unequal width: what is not there cannot be chosen."""
     profile, heads = synthetic_profile(layers=3, heads=4, kv_heads=2, unrotated=True)

@@ -1,6 +1,6 @@
 // The payload, and its arrays as typed arrays: each is unpacked once, when first asked for.
 // `model` is the page's own, which the payload is of, or `page.beside`, another one.
-const page = JSON.parse(document.getElementById("payload").textContent);
+const page = JSON.parse(await unpack("payload"));
 const { layer: layers, head: heads, kv_head: kvHeads } = page.sizes;
 const $ = (id) => document.getElementById(id);
 

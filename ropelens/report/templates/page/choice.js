@@ -5,7 +5,6 @@ const FIRST = { layer: page.selected[0], head: page.selected[1], view: $("all").
   tab: $("one-tab-selectivity").dataset.tab, excerpt: 0, query: page.excerpts[0].tokens.length - 1, key: null,
   distance: null, band: null, mode: "stop", pin: null, beside: page.beside ? "same" : null };
 const state = { ...FIRST, norms: "mean" };
-document.documentElement.classList.add("scripted");
 
 // ---- the address
 
