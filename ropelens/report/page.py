@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -20,7 +21,7 @@ from ropelens.report.head_tabs import check_same_heads, reach_payload, stopped_p
 from ropelens.report.page_figures import PROFILE, REACH, SWEEP_OF_HEAD, card, draw
 from ropelens.report.payload import build_payload
 from ropelens.report.render import render
-from ropelens.report.table import shown_columns, table_rows
+from ropelens.report.table import searched_columns, shown_columns, table_rows
 from ropelens.report.truncation import truncation_section
 
 SCRIPTS = [
@@ -107,6 +108,7 @@ def render_page(
     payload["reach"] = None if reach is None else reach_payload(reach)
     if section is not None:
         payload["figures"] |= section.figures
+    columns = shown_columns(profile, heads)
     claim = heads.attrs.get("claim")
     counts = words.label_counts(heads)
     return render(
@@ -136,13 +138,20 @@ def render_page(
         label_rules=words.label_rules(heads.attrs.get("thresholds")),
         slow_planes=words.slow_planes(profile),
         map_summary=words.map_summary(profile, heads),
-        map_by={name: said for name, said in MAP_BY.items() if not name or name in heads},
-        list_by={name: said for name, said in LIST_BY.items() if not name or name in heads},
-        columns=shown_columns(heads),
-        rows=table_rows(heads),
+        map_by=choices(MAP_BY, profile, heads),
+        list_by=choices(LIST_BY, profile, heads),
+        columns=columns,
+        rows=table_rows(heads, columns),
         layers=profile.sizes["layer"],
         heads=profile.sizes["head"],
     )
+
+
+def choices(by: Mapping[str, str], profile: xr.Dataset, heads: pd.DataFrame) -> dict[str, str]:
+    """The columns of a menu that there are, and those of tokens that were searched for."""
+    known = {name: said for name, said in by.items() if not name or name in heads}
+    searched = searched_columns(profile, heads)
+    return known | {column.name: column.meaning for column in searched}
 
 
 def model_name(profile: xr.Dataset) -> str:

@@ -60,7 +60,9 @@ def model_payload(
         "rows": rows.tolist(),
         "kvHeads": kv_heads(profile).tolist(),
         "labels": heads["label"].tolist(),
-        "columns": {c.name: packed(numbers(heads, c.name)) for c in shown_columns(heads)},
+        "columns": {
+            c.name: packed(numbers(heads, c.name)) for c in shown_columns(profile, heads)
+        },
         "shares": packed(bit_shares(heads)),
         **excerpt_payload(profile),
         "arrays": head_arrays(profile),

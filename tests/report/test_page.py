@@ -17,12 +17,18 @@ from ropelens.report import words, write_report
 __all__ = ["browser"]
 
 HOSTILE = "<script>alert(1)</script>"
+SEARCHED = "attention_on_apostrophe"
 BOLD = "<b>bold</b><a href='https://example.com'>x</a>&lt;"
 
 
 @pytest.fixture(scope="module")
 def small() -> tuple[xr.Dataset, pd.DataFrame]:
-    return synthetic_profile()
+    """With heads searched by the tokens that they attend to."""
+    profile, heads = synthetic_profile()
+    on = np.random.default_rng(0).uniform(0, 1, profile["total_bits"].shape)
+    said = {"units": "1", "long_name": f"mean attention on tokens {BOLD}", "column": "score"}
+    profile[SEARCHED] = (("layer", "head"), on, said)
+    return profile, heads.assign(**{SEARCHED: on[heads["layer"], heads["head"]]})
 
 
 def shown(page: playwright.Page, layer: int, head: int) -> None:
@@ -171,6 +177,11 @@ def test_the_other_ways_to_choose_a_head(opened, small):
     page.keyboard.press("Tab")
     order = heads.sort_values("total_bits", ascending=False)
     first = order.iloc[0]
+    page.select_option("#list-by", SEARCHED)
+    most = heads.sort_values(SEARCHED).iloc[-1]
+    page.locator("#list").evaluate("(list) => { list.scrollTop = 0; }")
+    assert page.inner_text("#list [data-row] b") == f"L{most.layer} H{most['head']}"
+    page.select_option("#list-by", "total_bits")
     page.locator("#list").evaluate("(list) => { list.scrollTop = 0; }")
     page.click(f"#list [data-row='{first.name}']")
     shown(page, first.layer, first["head"])
@@ -214,13 +225,16 @@ def test_the_map_is_coloured_by_a_number(opened, small):
     view(page, "map")
     last = page.evaluate("document.getElementById('plot-map').data.length - 1")
     labels = f"document.getElementById('plot-map').data.slice(0, {last}).map((t) => t.visible)"
-    for column in ("total_bits", "induction", "top_wavelength"):
+    for column in ("total_bits", "induction", "top_wavelength", SEARCHED):
         page.select_option("#map-by", column)
         found = values(page, "plot-map", last, "z")
         for row in heads.to_dict("records"):
             value = np.log10(row[column]) if column == "top_wavelength" else row[column]
             assert found[row["layer"], row["head"]] == pytest.approx(value, rel=1e-5)
         assert set(page.evaluate(labels)) == {False}
+    click_at(page, "plot-map", 3, 1)
+    page.wait_for_selector("#plot-map .hoverlayer text")
+    assert f"attention on tokens {BOLD}" in page.text_content("#plot-map .hoverlayer")
     page.select_option("#map-by", "")
     assert set(page.evaluate(labels)) == {True}
     click_at(page, "plot-map", 2, 1)
@@ -273,6 +287,8 @@ def test_the_table_sorts_and_filters(opened, small):
     rising = heads.sort_values("position_bits")
     assert listed() == [f"L{row.layer} H{row.head}" for row in rising[::-1].itertuples()]
     assert page.get_attribute("th:has([data-sort=position_bits])", "aria-sort") == "descending"
+    searched = page.locator("#table [data-row] td:last-child").all_inner_texts()
+    assert searched == [f"{value:.2f}" for value in rising[::-1][SEARCHED]]
     assert "what only the offset explains" in page.inner_text("#column-words")
     page.click("button[data-sort=position_bits]")
     assert listed() == [f"L{row.layer} H{row.head}" for row in rising.itertuples()]

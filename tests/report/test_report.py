@@ -212,7 +212,7 @@ def test_facts_of_the_run(small):
 
 def test_table_rows_are_the_heads(small):
     _, heads = small
-    rows = table_rows(heads)
+    rows = table_rows(heads, COLUMNS)
     names = [column.name for column in COLUMNS]
     for row, (_, expected) in zip(rows, heads.iterrows(), strict=True):
         assert (row.layer, row.head, row.label) == tuple(expected[["layer", "head", "label"]])

@@ -84,7 +84,8 @@ function colorMap() {
     return log ? Math.log10(value) : value;
   }));
   const ticks = log ? { tickvals: [0, 1, 2, 3, 4, 5, 6], ticktext: ["1", "10", "100", "1k", "10k", "100k", "1M"] } : {};
-  const text = z.map((rows) => rows.map((value) => `${words} ${(log ? 10 ** value : value).toPrecision(3)}`));
+  const said = words.replace(/[&<>$]/g, (character) => `&#${character.charCodeAt(0)};`);  // no tags for plotly
+  const text = z.map((rows) => rows.map((value) => `${said} ${(log ? 10 ** value : value).toPrecision(3)}`));
   return Plotly.restyle(plot("map"), { visible: true, z: [z], text: [text], zmin: log ? null : 0, zauto: log,
     zmax: log ? null : Math.max(...z.flat().filter(Number.isFinite)),
     "colorbar.tickmode": log ? "array" : "auto", "colorbar.tickvals": [ticks.tickvals], "colorbar.ticktext": [ticks.ticktext] }, [last]);
