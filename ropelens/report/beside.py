@@ -33,9 +33,11 @@ def beside_payload(
     for row in rows:
         if row.name != "attention":  # its axes are tokens
             one_range(figures[row], own[row])
+    same = same_text(tokens_of(of_page), tokens_of(profile))
+    shown = sorted({number for number in same if number >= 0}) or [0]
     return {
-        **model_payload(profile, heads, own),
-        "excerptOf": same_text(tokens_of(of_page), tokens_of(profile)),
+        **model_payload(profile.isel(excerpt=shown), heads, own),
+        "excerptOf": [shown.index(number) if number >= 0 else -1 for number in same],
     }
 
 

@@ -199,6 +199,7 @@ for (const name of page.pinned) {
   beside.setAttribute("role", "group");
   beside.setAttribute("aria-label", "The head beside it");
   plot(name).after(beside);
+  beside.parentElement.classList.add("of-two");
 }
 function setBeside(change) {
   Object.assign(state, change);

@@ -17,14 +17,17 @@ const excerptOf = (model) => model === page ? state.excerpt : model.excerptOf[st
 
 const wavelengths = (layer, model) => turning(layer, null, model).map((frequency) => frequency > 0 ? 2 * Math.PI / frequency : Infinity);
 
-/** The planes that stop in a layer: of another model those of the same wavelengths, or null. */
+/** The planes that stop in a layer: of another model those of the same wavelengths, or null; its
+ * slowest ones however slow they are where the chosen head's slowest stop. */
 function bandOf(layer, model) {
   const { band } = state;
   if (!band || model === page) return band;
   const stopped = wavelengths(state.layer, page).slice(band.from, band.to + 1);
   const shortest = Math.min(...stopped) * (1 - 1e-6);
   const longest = isTail(band, turns()) ? Infinity : Math.max(...stopped) * (1 + 1e-6);
-  const planes = wavelengths(layer, model).flatMap((wave, plane) => shortest <= wave && wave <= longest ? [plane] : []);
+  const moves = (wave) => wave < Infinity || band.mode === "drop";
+  const planes = wavelengths(layer, model).flatMap((wave, plane) =>
+    shortest <= wave && wave <= longest && moves(wave) ? [plane] : []);
   return planes.length ? { ...band, from: planes[0], to: planes.at(-1) } : null;
 }
 
@@ -71,10 +74,10 @@ function bandWords(band, layer, model = page) {
   if (!rotating && band?.mode !== "drop") return "No plane of this layer rotates, so none can stop; choose planes that drop out.";
   if (!band) return "All planes turn. Lower p, or choose planes, to see what the head does without them.";
   const many = band.to - band.from + 1;
-  const p = isTail(band, rotating) && band.mode === "stop" ? `p = ${(band.from / rotating).toFixed(2)}: ` : "";
+  const p = model === page && isTail(band, rotating) && band.mode === "stop" ? `p = ${(band.from / rotating).toFixed(2)}: ` : "";
   const ends = [span(frequencies[band.from]), span(frequencies[band.to])];
   const planes = many === 1 ? `the plane of ${ends[0]} tokens` : `${many} planes (${ends.join(" to ")} tokens)`;
-  const measuredLoss = p && model === page && page.stopped.find(({ kept }) => Math.abs(kept - band.from / rotating) < 1e-6);
+  const measuredLoss = p && page.stopped.find(({ kept }) => Math.abs(kept - band.from / rotating) < 1e-6);
   return `${p}${planes} ${band.mode === "stop" ? "stand still" : "drop out"} in this head.`
     + (measuredLoss ? ` Stopped in all heads: loss ${measuredLoss.words}.` : "");
 }
