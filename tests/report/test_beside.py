@@ -25,7 +25,7 @@ BOTH = TEXT[1, :12]
 
 @pytest.fixture(scope="module")
 def models() -> list[torch.nn.Module]:
-    """Two layers of four heads; and three of two, with other planes, of which two stand still."""
+    """Two layers of four heads; three of two, whose planes differ, and two of which stand."""
     rope = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.8}
     turns = {"rope_parameters": rope}
     shape = {"num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1}
@@ -160,9 +160,10 @@ def test_planes_of_the_same_wavelengths_stop_in_both(
     np.testing.assert_allclose(found, expected, atol=5e-3)
     assert np.abs(found - untouched).max() > 0.05
     assert f" {len(planes)} planes (" in told(page)
-    page = load(opened, f"#L1H3&tab=attention&{mode}=4-7&beside=L2H1")
+    page.select_option("#pick-excerpt", "0")
     assert "It has not read this piece of text" in told(page)
     assert not page.locator("#pinned-attention").is_visible()
+    page = load(opened, f"#L1H3&{mode}=4-7&beside=L2H1")
     slow = other[2][other[2] >= one[1, 4]]
     count = len(slow) if mode == "drop" else int(np.isfinite(slow).sum())
     assert f" {count} planes (" in told(page), "the slowest that turn, however slow they are"
