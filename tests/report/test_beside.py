@@ -25,7 +25,7 @@ BOTH = TEXT[1, :12]
 
 @pytest.fixture(scope="module")
 def models() -> list[torch.nn.Module]:
-    """Two layers of four heads; three of two, whose planes differ, and two of which stand."""
+    """Two layers of four heads; and three of two, of whose ten planes two stand still."""
     rope = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.8}
     turns = {"rope_parameters": rope}
     shape = {"num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1}
