@@ -232,7 +232,7 @@ def test_the_map_is_coloured_by_a_number(opened, small):
             value = np.log10(row[column]) if column == "top_wavelength" else row[column]
             assert found[row["layer"], row["head"]] == pytest.approx(value, rel=1e-5)
         assert set(page.evaluate(labels)) == {False}
-    click_at(page, "plot-map", 3, 1)
+    page.evaluate("Plotly.Fx.hover('plot-map', { xval: 3, yval: 1 })")
     page.wait_for_selector("#plot-map .hoverlayer text")
     assert f"attention on tokens {BOLD}" in page.text_content("#plot-map .hoverlayer")
     page.select_option("#map-by", "")
