@@ -25,6 +25,11 @@ KINDS = {"positional": "position", "semantic": "content"}
 FRACTIONS = {"positional": "positional_fraction", "semantic": "content_fraction"}
 TOKENS = ("all tokens", "tokens had before", "new tokens")
 DRAWS = 3
+COSTS = {
+    "holds": "costs more",
+    "is contradicted": "costs less",
+    "is unresolved": "makes no difference that can be told",
+}
 Change = tuple[float, float, float]
 
 
@@ -33,6 +38,7 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
     count = max(1, round(len(heads) / 9))
     rows: list[dict[str, object]] = []
     findings: list[str] = []
+    short: list[str] = []
     for label, by in KINDS.items():
         chosen = heads[heads["label"] != "diffuse"].nlargest(count, FRACTIONS[label])
         others = heads.drop(chosen.index)
@@ -52,6 +58,8 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
             f"That the {len(chosen)} heads which go most by {by} cost more when silenced than "
             f"random heads of their layers: {'; '.join(told_on)}."
         )
+        costs = COSTS[verdict(beyond[0])]
+        short.append(f"silencing the {len(chosen)} heads that go most by {by} {costs}")
         if label == "positional":
             strong, weak = (losses(analysis, edits) for edits in planes_of(analysis, chosen))
             rows += told("their strongest planes stop", label, changes(plain, strong))
@@ -60,6 +68,8 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
                 "That their strongest planes cost more when stopped than all others, which "
                 f"push as much: it {say(changes(weak, strong)[0])}."
             )
+    if short:
+        findings.insert(0, f"Against random heads of their layers, {', and '.join(short)}.")
     table = pd.DataFrame(rows)
     figures = {
         "Change of loss with its 95% interval. Heads say the mean of what they say on the "
@@ -136,9 +146,12 @@ def told(what: str, label: str, found: list[Change], by: str = "") -> list[dict[
 
 def say(change: Change) -> str:
     mean, low, high = (f"{number:+.3f}".replace("-", "−") for number in change)
-    holds = change[1] > 0, change[2] < 0
-    word = "holds" if holds[0] else "is contradicted" if holds[1] else "is unresolved"
-    return f"{word} ({mean} nats/token, {low} to {high})"
+    return f"{verdict(change)} ({mean} nats/token, {low} to {high})"
+
+
+def verdict(change: Change) -> str:
+    _, low, high = change
+    return "holds" if low > 0 else "is contradicted" if high < 0 else "is unresolved"
 
 
 if __name__ == "__main__":

@@ -28,6 +28,10 @@ MORE = {
     "truncation": {"truncation.nc", "truncation.csv"},
 }
 """What an analysis writes beside the four files of every answer."""
+LEADS = {
+    "causal": "Against random heads of their layers, silencing the 4 heads that go most by"
+}
+"""How answers begin that lead with a sentence without intervals."""
 ON_THE_BUNDLED = [s for s in SCRIPTS if s.stem not in ("variants", "truncation", "copying")]
 names = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 
@@ -76,7 +80,11 @@ def run_copy(python: Command, script: Path, place: Path, *options: object) -> Pa
 
 @pytest.mark.parametrize("script", ON_THE_BUNDLED, ids=lambda path: path.stem)
 def test_runs_on_the_bundled_checkpoint(script: Path, tmp_path: Path, python: Command) -> None:
-    assert run_copy(python, script, tmp_path).name == "bundled-rope"
+    folder = run_copy(python, script, tmp_path)
+    assert folder.name == "bundled-rope"
+    lead, *_ = json.loads((folder / "run.json").read_text())["findings"]
+    assert lead.startswith(LEADS.get(script.stem, ""))
+    assert script.stem not in LEADS or "nats" not in lead, "intervals come below"
 
 
 def test_a_sweep_of_a_model_and_text_of_ones_own(tmp_path: Path, python: Command) -> None:
@@ -89,6 +97,8 @@ def test_a_sweep_of_a_model_and_text_of_ones_own(tmp_path: Path, python: Command
     assert folder.name == "my-model"
     record = json.loads((folder / "run.json").read_text())
     assert record["rows"] == 64
+    assert "may stop for nothing; stopping the fastest" in record["findings"][0]
+    assert "interval" not in record["findings"][0]
     swept = rl.open_truncation(folder / "truncation.nc")
     assert set(swept["kind"].values) >= {"none", "slow", "fast", "random", "band"}
 

@@ -71,15 +71,25 @@ class Analysis:
             results["reach.nc"] = self.reach
         return results
 
-    def page(self) -> str:
-        """The page, as text."""
+    def page(self, *, beside: Analysis | None = None) -> str:
+        """The page, as text; with the heads of another analysis `beside` those of this one."""
         return render_page(
-            self.profile, self.heads, self.truncation, self.truncation_table, self.reach
+            self.profile,
+            self.heads,
+            self.truncation,
+            self.truncation_table,
+            self.reach,
+            None if beside is None else (beside.profile, beside.heads),
         )
 
-    def report(self, path: str | Path) -> Path:
-        """Write the page alone to `path` (a file), whole or not at all; that path."""
-        return write_whole(path, self.page())
+    def report(self, path: str | Path, *, beside: Analysis | None = None) -> Path:
+        """Write the page alone to `path` (a file), whole or not at all; that path.
+
+        `beside` is an analysis of another model, checkpoint or variant, of whatever size:
+        the page then shows its heads too, each beside the chosen one, with the same planes
+        stopped and on the same text where both have read it.
+        """
+        return write_whole(path, self.page(beside=beside))
 
     def save(self, folder: str | Path) -> Path:
         """Write index.html, profile.nc, heads.csv and run.json to `folder`; the page's path.

@@ -126,11 +126,13 @@ def _record(comparison: xr.Dataset, table: pd.DataFrame) -> dict[str, Any]:
     return record | {name: facts[name] for name in ("documents", *OF_RUNS) if name in facts}
 
 
-def rewrite_page(folder: str | Path) -> Path:
+def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Path:
     """Make the page of a result folder anew, from the numbers beside it; its path.
 
-    Raises `BadArgument` where they are missing or damaged, or where the page is an answer's,
-    which its script alone can draw; the page that was there then stays.
+    `beside` is the folder of another analysis, whose heads the page then has too. Raises
+    `BadArgument` where numbers are missing or damaged, where the page is a comparison's and
+    another is to stand beside it, or where it is an answer's, which its script alone can draw;
+    the page that was there then stays.
     """
     folder = Path(folder)
     record = read_own_record(folder)
@@ -142,5 +144,11 @@ def rewrite_page(folder: str | Path) -> Path:
             attempt=str(record.get("command", "the script of the analysis")),
         )
     if kind == "comparison":
+        if beside is not None:
+            raise BadArgument(
+                f"{folder} holds a comparison, which has no heads to set others beside.",
+                attempt="the folder of one of its models, or ropelens compare",
+            )
         return write_page(folder, render_comparison(open_comparison(folder / "comparison.nc")))
-    return write_page(folder, open_analysis(folder).page())
+    other = None if beside is None else open_analysis(beside)
+    return write_page(folder, open_analysis(folder).page(beside=other))

@@ -17,15 +17,26 @@ def report(
             metavar="DIR", help="A folder that ropelens analyze, truncate or compare wrote."
         ),
     ],
+    *,
+    beside: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="A folder of another model or checkpoint, whose heads the page then shows "
+            "beside those of DIR.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Make the page of DIR again, from its numbers, and print the path of the page.
 
     They are in its profile.nc, with truncation.nc where there is one; or comparison.nc.
 
     \b
-    Example:
+    Examples:
       ropelens report out
+      ropelens report out/step-1024 --beside out/step-64
     """
     from ropelens.analysis.folders import rewrite_page
 
-    print_path(rewrite_page(folder))
+    print_path(rewrite_page(folder, beside=beside))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -15,11 +16,12 @@ from ropelens.figures.reach import check_reach
 from ropelens.figures.style import COLORS, SIGNS
 from ropelens.files.folder import write_whole
 from ropelens.report import words
+from ropelens.report.beside import beside_payload
 from ropelens.report.head_tabs import check_same_heads, reach_payload, stopped_payload
 from ropelens.report.page_figures import PROFILE, REACH, SWEEP_OF_HEAD, card, draw
 from ropelens.report.payload import build_payload
 from ropelens.report.render import render
-from ropelens.report.table import shown_columns, table_rows
+from ropelens.report.table import searched_columns, shown_columns, table_rows
 from ropelens.report.truncation import truncation_section
 
 SCRIPTS = [
@@ -77,8 +79,12 @@ def render_page(
     truncation: xr.Dataset | None = None,
     table: pd.DataFrame | None = None,
     reach: xr.Dataset | None = None,
+    beside: tuple[xr.Dataset, pd.DataFrame] | None = None,
 ) -> str:
-    """The page as text; `table` is the summary of `truncation`."""
+    """The page as text; `table` is the summary of `truncation`.
+
+    `beside`: the profile and the heads of another model, which stand beside those of this one.
+    """
     section = None if truncation is None else truncation_section(truncation, table)
     selected = words.first_head(heads)
     figures = draw(PROFILE, profile, heads, selected)
@@ -89,12 +95,20 @@ def render_page(
         check_reach(reach)
         check_same_heads(profile, reach)
         figures |= draw(REACH, reach)
+    other, other_facts = None, None
+    if beside is not None:
+        name = {"name": beside_name(beside[0], profile)}
+        other = name | beside_payload(*beside, of_page=profile, figures=figures)
+        alike = read_alike(profile, beside[0])
+        other_facts = name | {"facts": short_facts(beside[0]), "same_tokens": alike}
     payload = build_payload(profile, heads, figures, selected=selected)
+    payload["name"], payload["beside"] = model_name(profile), other
     payload["stopped"] = [] if section is None else section.stopped
     payload["sweep"] = None if truncation is None else stopped_payload(truncation)
     payload["reach"] = None if reach is None else reach_payload(reach)
     if section is not None:
         payload["figures"] |= section.figures
+    columns = shown_columns(profile, heads)
     claim = heads.attrs.get("claim")
     counts = words.label_counts(heads)
     return render(
@@ -109,6 +123,7 @@ def render_page(
         counts=counts,
         model=model_name(profile),
         facts=short_facts(profile),
+        beside=other_facts,
         scope=words.scope(profile.attrs),
         run=run_facts(profile, heads),
         command=str(profile.attrs.get("command", "")),
@@ -123,13 +138,20 @@ def render_page(
         label_rules=words.label_rules(heads.attrs.get("thresholds")),
         slow_planes=words.slow_planes(profile),
         map_summary=words.map_summary(profile, heads),
-        map_by={name: said for name, said in MAP_BY.items() if not name or name in heads},
-        list_by={name: said for name, said in LIST_BY.items() if not name or name in heads},
-        columns=shown_columns(heads),
-        rows=table_rows(heads),
+        map_by=choices(MAP_BY, profile, heads),
+        list_by=choices(LIST_BY, profile, heads),
+        columns=columns,
+        rows=table_rows(heads, columns),
         layers=profile.sizes["layer"],
         heads=profile.sizes["head"],
     )
+
+
+def choices(by: Mapping[str, str], profile: xr.Dataset, heads: pd.DataFrame) -> dict[str, str]:
+    """The columns of a menu that there are, and those of tokens that were searched for."""
+    known = {name: said for name, said in by.items() if not name or name in heads}
+    searched = searched_columns(profile, heads)
+    return known | {column.name: column.meaning for column in searched}
 
 
 def model_name(profile: xr.Dataset) -> str:
@@ -138,6 +160,21 @@ def model_name(profile: xr.Dataset) -> str:
     parts = [part for part in name.split("/") if part not in ("", ".", "..")]
     is_folder = name.startswith(("/", ".", "~")) or name.count("/") > 1
     return parts[-1] if is_folder and parts else name
+
+
+def beside_name(profile: xr.Dataset, of_page: xr.Dataset) -> str:
+    """The other model's name; with its revision where the page's own has the same name."""
+    name, revision = model_name(profile), str(profile.attrs.get("revision", ""))
+    if name != model_name(of_page):
+        return name
+    same = revision in ("", of_page.attrs.get("revision"))
+    return f"{name} (beside)" if same else f"{name} at {revision[:12]}"
+
+
+def read_alike(*profiles: xr.Dataset) -> bool:
+    """Whether profiles are of the same tokens, as far as they say."""
+    tokens = {profile.attrs.get("tokens_sha256") for profile in profiles}
+    return len(tokens) == 1 and None not in tokens
 
 
 def short_facts(profile: xr.Dataset) -> list[str]:

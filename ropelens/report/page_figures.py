@@ -166,6 +166,9 @@ PROFILE = (
     ),
 )
 
+BESIDE = ("selectivity", "attention", "kernel")
+"""The figures of `PROFILE` that show a second head beside the chosen one."""
+
 SWEEP_OF_HEAD = (
     PageFigure(
         "stopped",

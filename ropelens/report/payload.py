@@ -19,7 +19,7 @@ from ropelens.figures.triangle import bit_shares
 from ropelens.figures.wavelengths import common_columns, wavelength_positions
 from ropelens.report.inside import excerpt_payload
 from ropelens.report.packed import packed
-from ropelens.report.page_figures import PageFigure, bare
+from ropelens.report.page_figures import BESIDE, PageFigure, bare
 from ropelens.report.table import shown_columns
 
 OF_HEAD = ("selectivity_keys", "selectivity_sink", "q_norm", "q_coherence")
@@ -34,30 +34,42 @@ def build_payload(
     selected: tuple[int, int],
 ) -> dict[str, Any]:
     """Everything the script shows, ready for JSON; `heads` in the table's order."""
-    rows = np.full((profile.sizes["layer"], profile.sizes["head"]), -1)
-    rows[heads["layer"].to_numpy(int), heads["head"].to_numpy(int)] = np.arange(len(heads))
     return {
+        **model_payload(profile, heads, figures),
         "selected": list(selected),
-        "sizes": {name: profile.sizes[name] for name in ("layer", "head", "kv_head")},
-        "rows": rows.tolist(),
-        "kvHeads": kv_heads(profile).tolist(),
-        "labels": heads["label"].tolist(),
         "colors": COLORS,
         "glyphs": SIGNS,
         "symbols": SYMBOLS,
         "labelOrder": list(LABELS),
-        "columns": {c.name: packed(numbers(heads, c.name)) for c in shown_columns(heads)},
-        "shares": packed(bit_shares(heads)),
-        **excerpt_payload(profile),
         "normColumns": common_columns(profile["wavelength"].values)[1].tolist(),
         "normNames": list(PANELS),
-        "arrays": head_arrays(profile),
         "farthest": [farthest(profile, layer) for layer in range(profile.sizes["layer"])],
+        "pinned": list(BESIDE),
+        "templates": {theme: page_template(theme) for theme in ("light", "dark")},
+    }
+
+
+def model_payload(
+    profile: xr.Dataset, heads: pd.DataFrame, figures: Mapping[PageFigure, go.Figure]
+) -> dict[str, Any]:
+    """What the script shows of the heads of one model, and in which figures."""
+    rows = np.full((profile.sizes["layer"], profile.sizes["head"]), -1)
+    rows[heads["layer"].to_numpy(int), heads["head"].to_numpy(int)] = np.arange(len(heads))
+    return {
+        "sizes": {name: profile.sizes[name] for name in ("layer", "head", "kv_head")},
+        "rows": rows.tolist(),
+        "kvHeads": kv_heads(profile).tolist(),
+        "labels": heads["label"].tolist(),
+        "columns": {
+            c.name: packed(numbers(heads, c.name)) for c in shown_columns(profile, heads)
+        },
+        "shares": packed(bit_shares(heads)),
+        **excerpt_payload(profile),
+        "arrays": head_arrays(profile),
         "figures": {
             row.name: unfilled(row, bare(figure, **(page_layout(row, profile) | row.layout)))
             for row, figure in figures.items()
         },
-        "templates": {theme: page_template(theme) for theme in ("light", "dark")},
     }
 
 

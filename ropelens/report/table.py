@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+import xarray as xr
 
 from ropelens.figures.inputs import numbers
 from ropelens.figures.numbers import number, short_count
@@ -67,7 +69,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Row:
-    """One head: where it is, its label, and a text for each of `COLUMNS`."""
+    """One head: where it is, its label, and a text for each column."""
 
     layer: int
     head: int
@@ -75,20 +77,31 @@ class Row:
     cells: tuple[str, ...]
 
 
-def shown_columns(heads: pd.DataFrame) -> tuple[Column, ...]:
-    """The columns that this table of heads has."""
-    return tuple(column for column in COLUMNS if column.name in heads)
+def shown_columns(profile: xr.Dataset, heads: pd.DataFrame) -> tuple[Column, ...]:
+    """The columns that this table of heads has, those of tokens searched for last."""
+    known = (column for column in COLUMNS if column.name in heads)
+    return (*known, *searched_columns(profile, heads))
 
 
-def table_rows(heads: pd.DataFrame) -> list[Row]:
+def searched_columns(profile: xr.Dataset, heads: pd.DataFrame) -> tuple[Column, ...]:
+    """A column for each set of tokens that heads were searched by (`attention_on`)."""
+    names = [str(name) for name in heads if str(name).startswith("attention_on_")]
+    meanings = {name: profile[name].attrs["long_name"] for name in names if name in profile}
+    return tuple(
+        Column(name, meaning.removeprefix("mean attention "), "0–1", meaning)
+        for name, meaning in meanings.items()
+    )
+
+
+def table_rows(heads: pd.DataFrame, columns: Sequence[Column]) -> list[Row]:
     """A `Row` for every head, in the table's order."""
-    columns = [(column, numbers(heads, column.name)) for column in shown_columns(heads)]
+    values_of = [(column, numbers(heads, column.name)) for column in columns]
     return [
         Row(
             layer=int(layer),
             head=int(head),
             label=str(label),
-            cells=tuple(number_text(values[i], column=column) for column, values in columns),
+            cells=tuple(number_text(values[i], column=column) for column, values in values_of),
         )
         for i, (layer, head, label) in enumerate(
             zip(heads["layer"], heads["head"], heads["label"], strict=True)

@@ -36,17 +36,21 @@ def describe_truncation(
 ) -> list[str]:
     """What `ropelens.truncate` found, in sentences, the most important first.
 
-    The cost of a quarter of the planes from either end, beside as many random ones; the
-    slowest planes that may stop for less than 0.01 nats/token; where among the planes the
-    trained context and the predicted band lie; the dearest band, and whether heads select
-    through the dear ones; heads with a new label; retrieval. What was not measured is left
-    out. `table` is its `summarize_truncation`, if made already. Raises `BadArgument` for a
-    dataset that is no sweep.
+    In one without intervals, which planes may stop for nothing and what the fastest cost;
+    then, with them, the cost of a quarter of the planes from either end, beside as many
+    random ones; the slowest planes that may stop for less than 0.01 nats/token; where among
+    the planes the trained context and the predicted band lie; the dearest band, and whether
+    heads select through the dear ones; heads with a new label; retrieval. What was not
+    measured is left out. `table` is its `summarize_truncation`, if made already. Raises
+    `BadArgument` for a dataset that is no sweep.
     """
     table = summarize_truncation(truncation) if table is None else table
+    ends, free = _ends(table), _free(table)
+    fast = [row for row in ends["rows"] if row["kind"] == "fast"] if ends else []
     records = {
-        "ends": _ends(table),
-        "free": _free(table),
+        "short": {"free": free, "fast": fast[0]} if free and fast else None,
+        "ends": ends,
+        "free": free,
         "places": _places(truncation),
         "bands": _bands(table, truncation),
         "labels": _labels(table),

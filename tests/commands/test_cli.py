@@ -354,7 +354,9 @@ def test_report_makes_the_same_page_again(ropelens: Command, out: Path, tmp_path
     out = Path(shutil.copytree(out, tmp_path / "out"))
     page = (out / "index.html").read_bytes()
     others = {name: (out / name).read_bytes() for name in NAMES if name != "index.html"}
-    (out / "index.html").unlink()
+    beside = ropelens("report", out, "--beside", out)
+    assert beside == Ended(0, f"{out / 'index.html'}\n", "")
+    assert b'<select id="beside"' in (out / "index.html").read_bytes()
     ended = ropelens("report", out)
     assert ended == Ended(0, f"{out / 'index.html'}\n", "")
     assert (out / "index.html").read_bytes() == page
@@ -392,7 +394,7 @@ def test_without_a_command_the_help_comes_as_an_error(ropelens: Command) -> None
             ],
         ),
         ("rope", ["[MODEL]", "--context N", "--variant NAME", "--head-dim N", "--verbose"]),
-        ("report", ["DIR"]),
+        ("report", ["DIR", "--beside DIR"]),
         ("train", ["--text FILE", "--out RUN", "--steps N", "--precision P", "--size NAME"]),
     ],
 )

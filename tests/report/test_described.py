@@ -24,12 +24,18 @@ def test_a_sweep_tells_both_ends_and_the_random_planes_beside() -> None:
     sweep = synthetic_truncation()
     table = rl.summarize_truncation(sweep).set_index("edit")
     random = table[(table["kind"] == "random") & (table["kept"] == 0.75)]["loss_change"]
-    told = rl.describe_truncation(sweep)[0]
+    short, told, *_ = rl.describe_truncation(sweep)
     numbers = [float(n) for n in re.findall(r"by ([+-][\d.]+)", told.replace("−", "-"))]
     expected = [*table.loc[["slow 0.75", "fast 0.75"], "loss_change"], random.mean()]
     np.testing.assert_allclose(numbers, expected, atol=6e-4)
     assert "slowest 25%" in told
     assert "fastest 25%" in told
+    fast = f"stopping the fastest 25% changes the loss by +{expected[1]:.3f} nats/token."
+    assert short == f"The slowest 50% of the planes may stop for nothing; {fast}"
+    (slow,) = rl.describe_truncation(synthetic_truncation(bands=0, controls=0, ends=["slow"]))[
+        :1
+    ]
+    assert slow.startswith("Stopping the slowest 25%"), "nothing to set beside it"
 
 
 def test_planes_are_free_up_to_the_first_that_is_not() -> None:
@@ -39,7 +45,7 @@ def test_planes_are_free_up_to_the_first_that_is_not() -> None:
     for edit in (name for name in sweep["edit"].values if name.startswith("slow")):
         sweep["loss"].loc[{"edit": edit}] = loss + (0.001 if edit in slow else 0.5)
     sweep["loss"].loc[{"edit": "slow 0.25"}] = loss  # free again, too late
-    told = sentence(rl.describe_truncation(sweep), "may stop for nothing")
+    told = sentence(rl.describe_truncation(sweep), "may stop for nothing (the")
     assert "until 62.5% still rotate" in told
 
 
@@ -62,7 +68,7 @@ def test_what_was_not_measured_is_not_told() -> None:
     sweep = synthetic_truncation(bands=0, controls=0)
     more = set(sweep.data_vars) - {"loss", "predicted_tokens"}
     said = rl.describe_truncation(sweep.drop_vars(more))
-    assert len(said) == 3
+    assert len(said) == 4
     assert not any("bands" in one or "label" in one or "needles" in one for one in said)
     with pytest.raises(BadArgument, match="no truncation sweep"):
         rl.describe_truncation(xr.Dataset())
@@ -117,7 +123,9 @@ def test_a_dear_slow_end_is_said_not_to_be_free() -> None:
     sweep = synthetic_truncation()
     loss = sweep["loss"].sel(edit="none").values
     sweep["loss"].loc[{"edit": "slow 0.875"}] = loss + 0.2
-    told = sentence(rl.describe_truncation(sweep), "for nothing")
+    short = rl.describe_truncation(sweep)[0]
+    assert short.startswith("Not even the slowest 12.5% of the planes may stop for nothing; ")
+    told = sentence(rl.describe_truncation(sweep), "for nothing:")
     assert told.startswith("Not even the slowest 12.5% of the planes may stop for nothing: ")
     assert "+0.200" in told
 

@@ -17,12 +17,18 @@ from ropelens.report import words, write_report
 __all__ = ["browser"]
 
 HOSTILE = "<script>alert(1)</script>"
+SEARCHED = "attention_on_apostrophe"
 BOLD = "<b>bold</b><a href='https://example.com'>x</a>&lt;"
 
 
 @pytest.fixture(scope="module")
 def small() -> tuple[xr.Dataset, pd.DataFrame]:
-    return synthetic_profile()
+    """With heads searched by the tokens that they attend to."""
+    profile, heads = synthetic_profile()
+    on = np.random.default_rng(0).uniform(0, 1, profile["total_bits"].shape)
+    said = {"units": "1", "long_name": f"mean attention on tokens {BOLD}", "column": "score"}
+    profile[SEARCHED] = (("layer", "head"), on, said)
+    return profile, heads.assign(**{SEARCHED: on[heads["layer"], heads["head"]]})
 
 
 def shown(page: playwright.Page, layer: int, head: int) -> None:
@@ -171,6 +177,11 @@ def test_the_other_ways_to_choose_a_head(opened, small):
     page.keyboard.press("Tab")
     order = heads.sort_values("total_bits", ascending=False)
     first = order.iloc[0]
+    page.select_option("#list-by", SEARCHED)
+    most = heads.sort_values(SEARCHED).iloc[-1]
+    page.locator("#list").evaluate("(list) => { list.scrollTop = 0; }")
+    assert page.inner_text("#list [data-row] b") == f"L{most.layer} H{most['head']}"
+    page.select_option("#list-by", "total_bits")
     page.locator("#list").evaluate("(list) => { list.scrollTop = 0; }")
     page.click(f"#list [data-row='{first.name}']")
     shown(page, first.layer, first["head"])
@@ -214,13 +225,16 @@ def test_the_map_is_coloured_by_a_number(opened, small):
     view(page, "map")
     last = page.evaluate("document.getElementById('plot-map').data.length - 1")
     labels = f"document.getElementById('plot-map').data.slice(0, {last}).map((t) => t.visible)"
-    for column in ("total_bits", "induction", "top_wavelength"):
+    for column in ("total_bits", "induction", "top_wavelength", SEARCHED):
         page.select_option("#map-by", column)
         found = values(page, "plot-map", last, "z")
         for row in heads.to_dict("records"):
             value = np.log10(row[column]) if column == "top_wavelength" else row[column]
             assert found[row["layer"], row["head"]] == pytest.approx(value, rel=1e-5)
         assert set(page.evaluate(labels)) == {False}
+    page.evaluate("Plotly.Fx.hover('plot-map', { xval: 3, yval: 1 })")
+    page.wait_for_selector("#plot-map .hoverlayer text")
+    assert f"attention on tokens {BOLD}" in page.text_content("#plot-map .hoverlayer")
     page.select_option("#map-by", "")
     assert set(page.evaluate(labels)) == {True}
     click_at(page, "plot-map", 2, 1)
@@ -273,6 +287,8 @@ def test_the_table_sorts_and_filters(opened, small):
     rising = heads.sort_values("position_bits")
     assert listed() == [f"L{row.layer} H{row.head}" for row in rising[::-1].itertuples()]
     assert page.get_attribute("th:has([data-sort=position_bits])", "aria-sort") == "descending"
+    searched = page.locator("#table [data-row] td:last-child").all_inner_texts()
+    assert searched == [f"{value:.2f}" for value in rising[::-1][SEARCHED]]
     assert "what only the offset explains" in page.inner_text("#column-words")
     page.click("button[data-sort=position_bits]")
     assert listed() == [f"L{row.layer} H{row.head}" for row in rising.itertuples()]
@@ -442,6 +458,18 @@ def test_without_javascript_the_table_is_there(browser, report):
     opened.context.close()
 
 
+def test_in_a_browser_that_is_too_old_the_table_is_there(browser, report):
+    opened = Opened(browser, report)
+    opened.page.add_init_script("delete window.DecompressionStream")
+    opened.page.goto(opened.url)
+    assert opened.page.locator("tbody tr").count() == 40
+    assert not opened.page.is_visible("#head")
+    assert "too old to draw" in opened.page.inner_text("header")
+    assert "need JavaScript" in opened.page.inner_text(".finding")
+    assert opened.harmless()
+    opened.context.close()
+
+
 def test_missing_heads_are_stepped_over(browser, tmp_path):
     """Layers of unequal width: what is not there cannot be chosen."""
     profile, heads = synthetic_profile(layers=3, heads=4, kv_heads=2, unrotated=True)
@@ -478,7 +506,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # Chooses heads one after another, each when the one before is shown.
 CHOOSE = """async (heads) => {
   for (const head of heads) {
-    document.querySelector(`tbody a[href="#${head}"]`).closest("tr").click();
+    location.hash = `${head}&view=map`;
     await new Promise((shown) => {
       const wait = () => document.documentElement.dataset.shown === head
         && document.getElementById("explore").getAttribute("aria-busy") === "false"
@@ -487,6 +515,63 @@ CHOOSE = """async (heads) => {
     });
   }
 }"""
+
+
+def test_of_a_thousand_rows_those_in_sight_are_there(browser, large):
+    """Who does not see is told how many there are, and which one each is."""
+    opened = Opened(browser, large, viewport={"width": 1280, "height": 800})
+    page = opened.load("#L0H0")
+    rows = page.locator("#table tbody tr:not(.gap)")
+
+    def inside() -> list[tuple[str, str]]:
+        of = "(all) => all.map((row) => [row.cells[0].textContent, row.ariaRowIndex])"
+        return list(map(tuple, rows.evaluate_all(of)))
+
+    scroll = page.get_by_role("region", name="Table of heads")
+    scroll.scroll_into_view_if_needed()
+    assert 20 < rows.count() < 120
+    assert page.get_attribute("#table", "aria-rowcount") == "1025"
+    assert inside()[1] == ("L0 H1", "3")
+    width = page.evaluate("document.getElementById('table').offsetWidth")
+    height = scroll.evaluate("(box) => box.scrollHeight")
+    scroll.evaluate("(box) => { box.scrollTop = box.scrollHeight / 2; }")
+    page.wait_for_selector("#table a[href='#L16H0']")
+    assert rows.count() < 120
+    number = {name: int(index) for name, index in inside()}
+    assert number["L16 H0"] == 16 * 32 + 2
+    box, seen = (
+        scroll.bounding_box(),
+        page.locator("#table a[href='#L16H0']").bounding_box(),
+    )
+    assert abs(seen["y"] - box["y"]) < box["height"], "where the rows would be, were all there"
+    assert abs(page.evaluate("document.getElementById('table').offsetWidth") - width) < 3
+    assert abs(scroll.evaluate("(box) => box.scrollHeight") - height) < 40
+    page.focus("a[href='#L16H0']")
+    down = "new KeyboardEvent('keydown', {key: 'ArrowDown', bubbles: true})"
+    for_each = "for (let i = 0; i < 60; i++) document.activeElement.dispatchEvent"
+    page.evaluate(f"{for_each}({down})")  # beyond what was there when it began
+    assert page.evaluate("document.activeElement.textContent") == "L17 H28"
+    page.keyboard.press("Enter")
+    shown(page, 17, 28)
+    assert page.get_attribute("tr[aria-current]", "aria-rowindex") == str(17 * 32 + 28 + 2)
+    scroll.evaluate("(box) => { box.scrollTop = 0; }")
+    page.wait_for_selector("#table a[href='#L0H0']")
+    assert page.evaluate("document.activeElement.className") == "scroll"
+    page.fill("#find", "L3")
+    assert page.get_attribute("#table", "aria-rowcount") == "33"
+    assert rows.count() == 32
+    page.fill("#find", "")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert rows.count() == 1024
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert rows.count() < 120
+    view(page, "list")
+    option = page.locator("#list [aria-selected=true]")
+    place = round(option.evaluate("(line) => parseFloat(line.style.top) / line.offsetHeight"))
+    told = [option.get_attribute(f"aria-{name}") for name in ("setsize", "posinset")]
+    assert told == ["1024", str(place + 1)]
+    assert opened.harmless()
+    opened.context.close()
 
 
 def test_a_thousand_heads_are_quick(browser, large):

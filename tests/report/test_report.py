@@ -8,6 +8,7 @@ import html
 import json
 import os
 import re
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,7 @@ from synthetic_profile import synthetic_profile
 
 from ropelens.errors import BadArgument
 from ropelens.figures.numbers import change_and_interval, signed
+from ropelens.files.results import open_profile, open_reach, open_truncation
 from ropelens.report import render, words, write_index, write_report
 from ropelens.report.inside import attention_bytes
 from ropelens.report.packed import packed
@@ -25,6 +27,8 @@ from ropelens.report.page import model_name, run_facts, versions
 from ropelens.report.page_figures import PROFILE, draw
 from ropelens.report.payload import build_payload
 from ropelens.report.table import COLUMNS, table_rows
+
+REPORTS = Path(__file__).parents[2] / "reports"
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +51,22 @@ def test_one_file_with_everything_and_nothing_to_load(tmp_path):
     for fact in ("toy/llama-5l", "0123abcd", "1.234 ± 0.012 nats per token", "torch 2.13.0"):
         assert fact in own
     assert "ropelens analyze toy/llama-5l --text stories --out out" in own
+
+
+def test_a_sweep_and_a_reach_fit_on_the_page_of_the_bundled_model(tmp_path):
+    """With what the analyses keep of it, as the command measures it by default."""
+    profile, sweep, reach = (
+        open_one(REPORTS / folder / "bundled-rope" / name)
+        for folder, name, open_one in (
+            ("truncation", "profile.nc", open_profile),
+            ("truncation", "truncation.nc", open_truncation),
+            ("reach", "reach.nc", open_reach),
+        )
+    )
+    path = write_report(profile, tmp_path / "page.html", truncation=sweep, reach=reach)
+    assert 'id="plot-stopped"' in path.read_text()
+    assert 'id="plot-reach"' in path.read_text()
+    assert path.stat().st_size < 1.5e6
 
 
 def test_a_failed_write_leaves_the_page_that_was_there(tmp_path, small, monkeypatch):
@@ -74,12 +94,17 @@ def test_a_profile_of_an_earlier_version_is_refused_in_words(small, tmp_path):
     assert "measure it again" in refused.value.line
 
 
+def unpacked(text: str) -> object:
+    return json.loads(gzip.decompress(base64.b64decode(text)))
+
+
 def test_json_cannot_leave_its_script():
-    text = render.script_json({"a": "</script><!--\u2028'&", "b": "\ud800"})
-    assert not set("<>&'\u2028") & set(text)
-    assert json.loads(text) == {"a": "</script><!--\u2028'&", "b": "\ud800"}
+    hostile = {"a": "</script><!--\u2028'&", "b": "\ud800"}
+    packed = render.packed_json(hostile)
+    assert re.fullmatch("[A-Za-z0-9+/=]+", packed)
+    assert unpacked(packed) == hostile
     with pytest.raises(ValueError, match="Out of range"):
-        render.script_json(float("nan"))
+        render.packed_json(float("nan"))
 
 
 def test_arrays_travel_as_bytes(small):
@@ -94,7 +119,7 @@ def test_arrays_travel_as_bytes(small):
     np.testing.assert_allclose((cells / 255) ** 2, weights[..., below], atol=0.004)
     figures = draw(PROFILE, profile, heads, (0, 0))
     payload = build_payload(profile, heads, figures, selected=(0, 0))
-    read = json.loads(render.script_json(payload))
+    read = unpacked(render.packed_json(payload))
     assert read["excerpts"][0]["query"]["steps"]["dtype"] == "int16"
     assert np.all(read["live"])
 
@@ -187,7 +212,7 @@ def test_facts_of_the_run(small):
 
 def test_table_rows_are_the_heads(small):
     _, heads = small
-    rows = table_rows(heads)
+    rows = table_rows(heads, COLUMNS)
     names = [column.name for column in COLUMNS]
     for row, (_, expected) in zip(rows, heads.iterrows(), strict=True):
         assert (row.layer, row.head, row.label) == tuple(expected[["layer", "head", "label"]])

@@ -1,11 +1,10 @@
 /* Draws the figures of the payload, and draws them again for a dark or a light page. */
-const page = JSON.parse(document.getElementById("payload").textContent);
+const page = JSON.parse(await unpack("payload"));
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const plot = (index) => document.getElementById(`plot-${index}`);
 const theme = () => page.templates[dark.matches ? "dark" : "light"];
 
 async function drawAll() {
-  document.documentElement.classList.add("scripted");
   await unpackPlotly();
   for (const [index, figure] of page.figures.entries()) {
     const { data, layout } = structuredClone(figure);

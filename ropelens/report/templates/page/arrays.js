@@ -1,5 +1,6 @@
 // The payload, and its arrays as typed arrays: each is unpacked once, when first asked for.
-const page = JSON.parse(document.getElementById("payload").textContent);
+// `model` is the page's own, which the payload is of, or `page.beside`, another one.
+const page = JSON.parse(await unpack("payload"));
 const { layer: layers, head: heads, kv_head: kvHeads } = page.sizes;
 const $ = (id) => document.getElementById(id);
 
@@ -16,8 +17,8 @@ function decode(packed) {
 }
 
 /** The part of an array that belongs to a head: its leading dims are layer and (kv_)head. */
-function part(packed, layer, head) {
-  const index = { layer, head, kv_head: page.kvHeads[layer][head] };
+function part(packed, layer, head, model = page) {
+  const index = { layer, head, kv_head: model.kvHeads[layer][head] };
   const size = packed.shape.slice(packed.dims.length).reduce((a, b) => a * b, 1);
   const at = packed.dims.reduce((flat, dim, i) => flat * packed.shape[i] + index[dim], 0);
   return decode(packed).subarray(at * size, (at + 1) * size);
@@ -27,5 +28,5 @@ const rowOf = (layer, head) => page.rows[layer][head];
 const places = page.rows.flatMap((row, layer) =>
   row.map((at, head) => [at, layer, head])).filter(([at]) => at >= 0)
   .sort(([a], [b]) => a - b).map(([, layer, head]) => [layer, head]);
-const shares = (row) => [...decode(page.shares).subarray(4 * row, 4 * row + 4)];
-const number = (column, row) => decode(page.columns[column])[row];
+const shares = (row, model = page) => [...decode(model.shares).subarray(4 * row, 4 * row + 4)];
+const number = (column, row, model = page) => decode(model.columns[column])[row];

@@ -1,18 +1,20 @@
 // What is chosen: one state, the same in all views and in the address (#L3H5&tab=attention).
-const state = { layer: 0, head: 0, view: "", tab: "", excerpt: 0, query: 0, key: null, distance: null,
-  band: null, mode: "stop", norms: "mean", pin: null };
-const FIRST = { view: $("all").querySelector("[role=tab]").dataset.tab, tab: $("one-tab-selectivity").dataset.tab };
-Object.assign(state, FIRST);
-document.documentElement.classList.add("scripted");
+// `pin` is a head [layer, head] that stays beside the chosen one; `beside` one of the other model,
+// or "same": the head of the chosen one's place.
+const FIRST = { layer: page.selected[0], head: page.selected[1], view: $("all").querySelector("[role=tab]").dataset.tab,
+  tab: $("one-tab-selectivity").dataset.tab, excerpt: 0, query: page.excerpts[0].tokens.length - 1, key: null,
+  distance: null, band: null, mode: "stop", pin: null, beside: page.beside ? "same" : null };
+const state = { ...FIRST, norms: "mean" };
 
 // ---- the address
 
 function address() {
-  const { layer, head, view, tab, excerpt, query, key, band, pin } = state;
+  const { layer, head, view, tab, excerpt, query, key, band, pin, beside } = state;
+  const named = (place) => Array.isArray(place) ? `L${place[0]}H${place[1]}` : place;
   const end = page.excerpts[excerpt].tokens.length - 1;
   const parts = [`L${layer}H${head}`, view !== FIRST.view && `view=${view}`, tab !== FIRST.tab && `tab=${tab}`,
     excerpt > 0 && `text=${excerpt + 1}`, key !== null ? `pair=${query}-${key}` : query !== end && `query=${query}`,
-    band && `${band.mode}=${band.from}-${band.to}`, pin && `pin=L${pin[0]}H${pin[1]}`];
+    band && `${band.mode}=${band.from}-${band.to}`, pin && `pin=${named(pin)}`, beside && `beside=${named(beside)}`];
   return `#${parts.filter(Boolean).join("&")}`;
 }
 
@@ -26,7 +28,7 @@ function remember(step) {
 function recall() {
   const [name, ...rest] = location.hash.slice(1).split("&");
   const headOf = (text) => /^L(\d+)H(\d+)$/.exec(text ?? "")?.slice(1).map(Number);
-  const there = (place) => place && page.rows[place[0]]?.[place[1]] >= 0;
+  const there = (place, model = page) => place && model?.rows[place[0]]?.[place[1]] >= 0;
   const place = headOf(name);
   if (!there(place)) return false;
   const given = Object.fromEntries(rest.map((text) => text.split("=", 2)));
@@ -35,13 +37,14 @@ function recall() {
   const length = page.excerpts[excerpt].tokens.length;
   const [query, key] = pair(given.pair) ?? [/^\d+$/.test(given.query ?? "") ? Number(given.query) : length - 1, null];
   const band = pair(given.stop ?? given.drop), mode = given.drop ? "drop" : "stop";
-  const pin = headOf(given.pin);
+  const pin = there(headOf(given.pin)) ? headOf(given.pin) : null;
+  const beside = given.beside === "same" && page.beside ? "same" : headOf(given.beside);
   Object.assign(state, { layer: place[0], head: place[1], excerpt, distance: null, mode,
     view: $(`all-tab-${given.view}`) ? given.view : FIRST.view,
     tab: $(`one-tab-${given.tab}`) ? given.tab : FIRST.tab,
     query: query < length ? query : length - 1, key: key !== null && key <= query && query < length ? key : null,
     band: band && band[0] <= band[1] && band[1] < page.planes[place[0]] ? { from: band[0], to: band[1], mode } : null,
-    pin: there(pin) ? pin : null });
+    pin, beside: !pin && (beside === "same" || there(beside, page.beside)) ? beside : null });
   $("head").classList.add("open");
   return true;
 }
@@ -64,6 +67,7 @@ let frames = 0;
 /** Words at once; figures once a frame, so that a held arrow key does not queue them up. */
 function show() {
   describe(rowOf(state.layer, state.head));
+  tellBeside();
   markRow(rowOf(state.layer, state.head));
   showTabs();
   listTokens();
@@ -76,18 +80,23 @@ function show() {
 /** The figures in sight, drawn where they are not yet; the last call wins. */
 let turn = 0;
 async function refresh() {
-  const mine = ++turn;
+  const mine = ++turn, chosen = { model: page, layer: state.layer, head: state.head }, beside = besideHead();
   $("explore").setAttribute("aria-busy", "true");
+  tellBeside();
   for (const [name, showOne] of Object.entries(SHOW)) {
     if (!page.figures[name]) continue;
-    for (const [element, layer, head] of [[plot(name), state.layer, state.head], [$(`pinned-${name}`), ...(state.pin ?? [])]]) {
-      if (!element || !seen(element)) continue;
-      if (!drawn(element)) await draw(name, element);
+    const panes = [];
+    for (const [element, shown] of [[plot(name), chosen], [$(`pinned-${name}`), beside]]) {
+      if (!element || !shown || !seen(element)) continue;
+      const { model, layer, head } = shown;
+      if (drawnOf.get(element) !== model) await draw(name, element, model);
       else if (Math.abs(element._fullLayout.width - element.clientWidth) > 1) await Plotly.Plots.resize(element);
-      element.dataset.head = `L${layer} H${head}`;
+      element.dataset.head = `${page.beside ? `${model.name}: ` : ""}L${layer} H${head}`;
       if (mine !== turn) return;
-      showOne(element, layer, head);
+      showOne(element, layer, head, model);
+      panes.push(element);
     }
+    if (SCALED.includes(name)) await oneScale(panes);
   }
   if (seen($("tokens"))) showText();
   if (seen($("pair-words"))) tellPair(state.query, keyOf(state.query));
@@ -96,22 +105,29 @@ async function refresh() {
   document.documentElement.dataset.shown = `L${state.layer}H${state.head}`;
 }
 
-function describe(row) {
-  const { layer, head } = state;
-  const label = page.labels[row];
-  const cells = tableRows[row].cells;
-  const [offset, low, high] = ["offset", "offset_low", "offset_high"].map((name) => number(name, row));
+function labelWords(row, model = page) {
+  const [offset, low, high] = ["offset", "offset_low", "offset_high"].map((name) => number(name, row, model));
   const looks = !Number.isNaN(offset) ? `, offset ${offset}`
     : Number.isNaN(low) ? "" : `, offsets ${low} to ${high}`;
+  return `${model.labels[row]}${looks}`;
+}
+
+function bitsWords(row, model = page) {
+  const parts = shares(row, model);
+  const split = ["sink", "position", "content", "both at once"].map((part, i) => `${part} ${Math.round(100 * (parts[i] || 0))}%`);
+  return `${number("total_bits", row, model).toFixed(2)} bits: ${split.join(", ")}`;
+}
+
+function describe(row) {
+  const { layer, head } = state;
+  const cells = tableRows[row].cells;
   $("pick-layer").value = layer;
   $("pick-head").value = head;
   const glyph = cells[1].querySelector(".glyph").cloneNode(true);
-  $("head-title").replaceChildren(`Layer ${layer}, head ${head}: `, glyph, `${label}${looks}`);
+  $("head-title").replaceChildren(`Layer ${layer}, head ${head}: `, glyph, labelWords(row));
   const parts = shares(row);
-  const names = ["sink", "position", "content", "both at once"];
   $("budget").querySelectorAll("span").forEach((bar, i) => { bar.style.flexGrow = parts[i] || 0; bar.hidden = !(parts[i] >= 0.005); });
-  const split = names.map((part, i) => `${part} ${Math.round(100 * (parts[i] || 0))}%`).join(", ");
-  $("now").textContent = `${number("total_bits", row).toFixed(2)} bits: ${split}`;
+  $("now").textContent = bitsWords(row);
   document.querySelectorAll("#head .plot").forEach((element) => {
     element.setAttribute("aria-label", `${element.dataset.words ??= element.getAttribute("aria-label")}: layer ${layer}, head ${head}`);
   });
@@ -120,7 +136,36 @@ function describe(row) {
   });
 }
 
-// ---- tabs, and a pinned head beside the chosen one
+// ---- tabs, and a head beside the chosen one: one that is pinned, or one of the other model
+
+/** The head in the second pane, or null. */
+function besideHead() {
+  const { pin, beside, layer, head } = state;
+  if (pin) return { model: page, layer: pin[0], head: pin[1] };
+  if (!beside) return null;
+  const [l, h] = beside === "same" ? [layer, head] : beside;
+  return page.beside.rows[l]?.[h] >= 0 ? { model: page.beside, layer: l, head: h } : null;
+}
+
+/** The other model's head in words, and what of the choice it has no counterpart of. */
+function tellBeside() {
+  if (!page.beside) return;
+  const { beside, layer, head, band } = state, there = besideHead(), { name, rows, live } = page.beside;
+  $("beside").value = Array.isArray(beside) ? beside.join() : beside ?? "";
+  $("beside-now").hidden = !beside;
+  if (!beside) return;
+  if (!there) {
+    $("beside-now").textContent = `${name} has no layer ${layer}, head ${head}.`;
+    return;
+  }
+  const row = rows[there.layer][there.head], planes = bandOf(there.layer, page.beside);
+  const stopped = !band ? "" : !live[there.layer][there.head] ? " Its planes cannot be stopped here."
+    : planes ? ` ${bandWords(planes, there.layer, page.beside)}` : " It has no plane of these wavelengths.";
+  const text = excerptOf(page.beside) < 0 && (state.tab === "attention" || (state.tab === "kernel" && planes))
+    ? " It has not read this piece of text: give both the same --prompt." : "";
+  $("beside-now").textContent = `${name}, layer ${there.layer}, head ${there.head}: ${labelWords(row, page.beside)}. `
+    + `${bitsWords(row, page.beside)}.${stopped}${text}`;
+}
 
 const PANES = { all: ["view", $("all")], one: ["tab", $("head")] };
 function showTabs() {
@@ -132,8 +177,8 @@ function showTabs() {
       $(`${prefix}-${tab.dataset.tab}`).hidden = !chosen;
     }
   }
-  const { pin } = state;
-  $("head").classList.toggle("pinned", Boolean(pin));
+  const { pin } = state, beside = besideHead();
+  $("head").classList.toggle("pinned", Boolean(beside) && !(state.tab === "attention" && excerptOf(beside.model) < 0));
   $("pin").setAttribute("aria-pressed", Boolean(pin));
   $("pin").textContent = pin ? `Unpin L${pin[0]} H${pin[1]}` : "Pin";
   $("live").hidden = ["numbers", "stopped", "reach"].includes(state.tab);
@@ -149,19 +194,32 @@ for (const [key, pane] of Object.values(PANES)) {
     });
   });
 }
-for (const name of ["selectivity", "attention", "kernel"]) {
+for (const name of page.pinned) {
   const beside = Object.assign(document.createElement("div"), { id: `pinned-${name}`, className: "plot beside" });
   beside.setAttribute("role", "group");
-  beside.setAttribute("aria-label", "The pinned head");
+  beside.setAttribute("aria-label", "The head beside it");
   plot(name).after(beside);
+  beside.parentElement.classList.add("of-two");
 }
-$("pin").addEventListener("click", () => {
-  state.pin = state.pin ? null : [state.layer, state.head];
+function setBeside(change) {
+  Object.assign(state, change);
   remember(true);
   showTabs();
   document.querySelectorAll("#head .plot").forEach((element) => drawn(element) && seen(element) && Plotly.Plots.resize(element));
   refresh();
-});
+}
+$("pin").addEventListener("click", () =>
+  setBeside({ pin: state.pin ? null : [state.layer, state.head], beside: null }));
+if (page.beside) {
+  const option = (value, textContent) => Object.assign(document.createElement("option"), { value, textContent });
+  $("beside").append(option("", "none"), option("same", "same head"), ...page.beside.rows.map((row, layer) => {
+    const group = Object.assign(document.createElement("optgroup"), { label: `Layer ${layer}` });
+    group.append(...row.flatMap((at, head) => at < 0 ? [] : [option(`${layer},${head}`, `L${layer} H${head} ${page.beside.labels[at]}`)]));
+    return group;
+  }));
+  $("beside").addEventListener("change", ({ target: { value } }) =>
+    setBeside({ pin: null, beside: value.includes(",") ? value.split(",").map(Number) : value || null }));
+}
 
 // ---- other ways to choose
 
@@ -196,13 +254,11 @@ async function start() {
     for (const name of Object.keys(NARROW)) if (plot(name)) size(name, plot(name));
     refresh();
   });
-  filter();
-  state.query = page.excerpts[0].tokens.length - 1;
-  if (!recall()) [state.layer, state.head] = page.selected;
+  recall();
   sortList();
   show();
   for (const event of ["hashchange", "popstate"]) addEventListener(event, () => {
-    if (!location.hash) [state.layer, state.head] = page.selected;
+    if (!location.hash) Object.assign(state, FIRST);
     if (!location.hash || recall()) show();
   });
   document.documentElement.dataset.ready = "true";

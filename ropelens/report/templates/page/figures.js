@@ -19,23 +19,25 @@ function size(name, element) {
   element.style.height = `${(narrow.matches && NARROW[name]) || height}px`;
 }
 
-async function draw(name, element = plot(name)) {
+const drawnOf = new WeakMap();
+async function draw(name, element = plot(name), model = page) {
   // A copy: plotly writes into what it is given, and the originals are read again.
-  const { data, layout } = structuredClone(page.figures[name]);
+  const { data, layout } = structuredClone(model.figures[name]);
   delete layout.height;
   size(name, element);
   await Plotly.newPlot(element, data, { ...layout, template: theme() }, options(name));
-  CLICKS[name]?.(element);
+  if (model === page) CLICKS[name]?.(element);
+  drawnOf.set(element, model);
 }
 
 /** Refill the traces whose `meta` names arrays with those of a head. */
-function refill(element, layer, head) {
+function refill(element, layer, head, model = page) {
   const changed = {}, traces = [];
   element.data.forEach((trace, i) => {
     if (!trace.meta || trace.meta.role) return;
     traces.push(i);
     for (const [axis, array] of Object.entries(trace.meta)) {
-      (changed[axis] ||= []).push(part(page.arrays[array] ?? page.sweep.arrays[array], layer, head));
+      (changed[axis] ||= []).push(part(model.arrays[array] ?? page.sweep.arrays[array], layer, head, model));
     }
   });
   return Plotly.restyle(element, changed, traces);
@@ -82,7 +84,8 @@ function colorMap() {
     return log ? Math.log10(value) : value;
   }));
   const ticks = log ? { tickvals: [0, 1, 2, 3, 4, 5, 6], ticktext: ["1", "10", "100", "1k", "10k", "100k", "1M"] } : {};
-  const text = z.map((rows) => rows.map((value) => `${words} ${(log ? 10 ** value : value).toPrecision(3)}`));
+  const said = words.replace(/[&<>$]/g, (character) => `&#${character.charCodeAt(0)};`);  // no tags for plotly
+  const text = z.map((rows) => rows.map((value) => `${said} ${(log ? 10 ** value : value).toPrecision(3)}`));
   return Plotly.restyle(plot("map"), { visible: true, z: [z], text: [text], zmin: log ? null : 0, zauto: log,
     zmax: log ? null : Math.max(...z.flat().filter(Number.isFinite)),
     "colorbar.tickmode": log ? "array" : "auto", "colorbar.tickvals": [ticks.tickvals], "colorbar.ticktext": [ticks.ticktext] }, [last]);
@@ -125,7 +128,19 @@ function showNorms(element) {
   return Plotly.restyle(element, { z, zmax }, page.normNames.map((_, i) => i));
 }
 
-/** What each figure does for the chosen head; those of one head also for a pinned one. */
+/** The same scale on the first panel in both panes, for its unit is one of every model. */
+const SCALED = ["selectivity", "kernel"];
+async function oneScale(panes) {
+  const of = (element) => element.layout.yaxis;
+  for (const element of panes) {
+    if (!of(element).autorange) await Plotly.relayout(element, { "yaxis.autorange": true });
+  }
+  if (panes.length < 2) return;
+  const ends = panes.flatMap((element) => of(element).range);
+  for (const element of panes) await Plotly.relayout(element, { "yaxis.range": [Math.min(...ends), Math.max(...ends)] });
+}
+
+/** What each figure does for the chosen head; those of one head also for the one beside it. */
 const SHOW = {
   wavelengths: (element) => {
     const at = element.data.find(({ type }) => type === "heatmap").y.indexOf(`L${state.layer} H${state.head}`);
@@ -139,12 +154,15 @@ const SHOW = {
   triangle: ring,
   claim: ring,
   norms: showNorms,
-  selectivity: (element, layer, head) => {
-    refill(element, layer, head);
+  selectivity: (element, layer, head, model) => {
+    refill(element, layer, head, model);
     if (element === plot("selectivity")) tellPlanes(layer, head);
-    return markBand(element, layer, head);
+    return markBand(element, layer, head, model);
   },
-  kernel: (element, layer, head) => { refill(element, layer, head); return showDistances(element, layer, head); },
+  kernel: (element, layer, head, model) => {
+    refill(element, layer, head, model);
+    return showDistances(element, layer, head, model);
+  },
   attention: showAttention,
   pair: showPair,
   stopped: showStopped,

@@ -3,15 +3,17 @@
 // the fastest; null is the head as it is.
 
 /** Places of the heads whose weights are given, for these do not follow from queries and keys. */
-let givens = 0;
-const given = page.live.map((row) => row.map((live) => (live ? -1 : givens++)));
+const given = new Map([page, page.beside].filter(Boolean).map((model) => {
+  let givens = 0;
+  return [model, model.live.map((row) => row.map((live) => (live ? -1 : givens++)))];
+}));
 
 /** Weights [query][key] of a head as it is, NaN ahead of the query; given ones are 255 * root. */
-function asItIs(excerpt, layer, head) {
-  if (page.live[layer][head]) return attend(excerpt, layer, head, null);
-  const { tokens, attention } = page.excerpts[excerpt];
+function asItIs(excerpt, layer, head, model = page) {
+  if (model.live[layer][head]) return attend(excerpt, layer, head, null, model);
+  const { tokens, attention } = model.excerpts[excerpt];
   const cells = attention.shape[1], bytes = decode(attention);
-  let next = cells * given[layer][head];
+  let next = cells * given.get(model)[layer][head];
   return tokens.map((_, query) => {
     const row = new Float32Array(tokens.length).fill(NaN);
     for (let key = 0; key <= query; key++) row[key] = (bytes[next++] / 255) ** 2;
@@ -27,8 +29,8 @@ function vectors(side, layer, head) {
 }
 
 /** How a head's planes turn: rad/token, 0 of those that stand still, null of those that drop out. */
-function turning(layer, band) {
-  return page.frequencies[layer].slice(0, page.planes[layer]).map((frequency, plane) =>
+function turning(layer, band, model = page) {
+  return model.frequencies[layer].slice(0, model.planes[layer]).map((frequency, plane) =>
     band && band.from <= plane && plane <= band.to ? (band.mode === "drop" ? null : 0) : frequency);
 }
 
@@ -56,11 +58,11 @@ function terms({ real, imaginary, rest }, frequencies, distance) {
 }
 
 /** Weights [query][key] of a head, from its queries and keys; NaN ahead of the query. */
-function attend(excerpt, layer, head, band) {
-  const one = page.excerpts[excerpt], count = page.planes[layer], length = one.tokens.length;
-  const q = vectors(one.query, layer, head), k = vectors(one.key, layer, page.kvHeads[layer][head]);
-  const scale = page.scale[layer] * q.step * k.step;
-  const turned = turning(layer, band);
+function attend(excerpt, layer, head, band, model = page) {
+  const one = model.excerpts[excerpt], count = model.planes[layer], length = one.tokens.length;
+  const q = vectors(one.query, layer, head), k = vectors(one.key, layer, model.kvHeads[layer][head]);
+  const scale = model.scale[layer] * q.step * k.step;
+  const turned = turning(layer, band, model);
   const kept = turned.map((frequency) => frequency !== null);
   /** Every vector turned to where it stands, so that a score is one product. */
   const placed = (side) => Array.from({ length }, (_, position) => {

@@ -1,4 +1,4 @@
-// The heads as a list, of which only the rows in sight exist, and as a table.
+// The heads as a list and as a table; of both only the rows in sight, and some more, are in the document.
 const ROW = 30;
 let listed = [];
 
@@ -29,6 +29,8 @@ function showList(follow) {
     const line = Object.assign(document.createElement("div"), { id: `list-${row}`, className: "line" });
     line.setAttribute("role", "option");
     line.setAttribute("aria-selected", first + i === chosen);
+    line.setAttribute("aria-setsize", listed.length);
+    line.setAttribute("aria-posinset", first + i + 1);
     line.style.top = `${ROW * (first + i)}px`;
     line.dataset.row = row;
     const glyph = Object.assign(document.createElement("span"), { className: "glyph", textContent: page.glyphs[label] });
@@ -63,13 +65,61 @@ $("save-table").addEventListener("click", () => {
 
 // ---- the table
 
-const table = $("table");
+const whole = $("whole-table"), scroll = whole.parentElement;
+const table = new DOMParser().parseFromString(whole.textContent, "text/html").querySelector("table");
 const body = table.tBodies[0];
 const tableRows = [...body.rows];
+let order = tableRows.map((_, row) => row), shown = order, current = tableRows[0], rowHeight = 29;
+
+/** Room for the rows above or below those that are there. */
+const gaps = [0, 1].map(() => {
+  const gap = document.createElement("tr");
+  gap.className = "gap";
+  gap.setAttribute("aria-hidden", "true");
+  gap.insertCell().colSpan = tableRows[0].cells.length;
+  return gap;
+});
+body.replaceChildren(...gaps);
+table.tHead.rows[0].setAttribute("aria-rowindex", 1);
+
+/** A row that nobody sees, of the longest text of every column: columns stay as wide as they are. */
+const widest = table.createTFoot();
+widest.setAttribute("aria-hidden", "true");
+const cells = widest.insertRow();
+for (let column = 0; column < tableRows[0].cells.length; column++) {
+  const all = tableRows.map((row) => row.cells[column]);
+  const cell = all.reduce((a, b) => (b.textContent.length > a.textContent.length ? b : a)).cloneNode(true);
+  cell.querySelector("a")?.replaceWith(cell.textContent);
+  cells.append(cell);
+}
+whole.replaceWith(table);
+
+/** Put the rows in sight there, and a screen of them before and after, or all of them. */
+function showRows(all = matchMedia("print").matches) {
+  const screen = Math.ceil(innerHeight / rowHeight), top = Math.floor(scroll.scrollTop / rowHeight);
+  const begin = all ? 0 : Math.max(0, Math.min(top, shown.length) - screen), end = all ? shown.length : top + 2 * screen;
+  const inside = shown.slice(begin, end).map((row) => tableRows[row]), kept = new Set([...inside, ...gaps]);
+  const focused = document.activeElement;
+  for (const row of [...body.rows]) if (!kept.has(row)) row.remove();
+  gaps[0].cells[0].style.height = `${begin * rowHeight}px`;
+  gaps[1].cells[0].style.height = `${Math.max(0, shown.length - end) * rowHeight}px`;
+  inside.reduce((before, row, i) => {
+    row.setAttribute("aria-rowindex", begin + i + 2);
+    if (before.nextSibling !== row) before.after(row);
+    return row;
+  }, gaps[0]);
+  table.setAttribute("aria-rowcount", shown.length + 1);
+  if (!focused.isConnected) scroll.focus({ preventScroll: true });
+  const height = inside[0]?.getBoundingClientRect().height || rowHeight;
+  if (Math.abs(height - rowHeight) < 0.05) return;
+  rowHeight = height;
+  showRows(all);
+}
 
 function markRow(row) {
-  body.querySelector("[aria-current]")?.removeAttribute("aria-current");
-  tableRows[row].setAttribute("aria-current", "true");
+  current.removeAttribute("aria-current");
+  current = tableRows[row];
+  current.setAttribute("aria-current", "true");
 }
 
 /** Numbers the largest first, names in order; a second time the other way round. */
@@ -78,28 +128,28 @@ function sortBy(key, header) {
   const down = named ? now === "ascending" : now !== "descending";
   const value = (row) => key === "head" ? row : key === "label"
     ? page.labelOrder.indexOf(page.labels[row]) : number(key, row);
-  const order = tableRows.map((_, row) => row).sort((a, b) => {
+  order = tableRows.map((_, row) => row).sort((a, b) => {
     const [x, y] = [value(a), value(b)];
     if (Number.isNaN(x) || Number.isNaN(y)) return Number.isNaN(x) - Number.isNaN(y) || a - b;
     return (down ? y - x : x - y) || a - b;
   });
   table.querySelectorAll("th[aria-sort]").forEach((th) => th.removeAttribute("aria-sort"));
   header.setAttribute("aria-sort", down ? "descending" : "ascending");
-  body.append(...order.map((row) => tableRows[row]));
+  filter();
 }
 
 function filter() {
-  const shown = new Set([...$("filters").querySelectorAll("[name=label]:checked")].map((box) => box.value));
+  const labels = new Set([...$("filters").querySelectorAll("[name=label]:checked")].map((box) => box.value));
   const words = $("find").value.toLowerCase().split(/\s+/).filter(Boolean);
-  let count = 0;
-  for (const row of tableRows) {
-    const text = `${row.cells[0].textContent} ${row.dataset.label}`.toLowerCase().split(" ");
-    const found = words.every((word) => /^[lh]\d+$/.test(word) ? text.includes(word)
-      : text.some((part) => part.startsWith(word)) || text.slice(0, 2).join("") === word);
-    row.hidden = !(shown.has(row.dataset.label) && found);
-    count += !row.hidden;
-  }
-  $("count").textContent = `${count} of ${tableRows.length} heads`;
+  shown = order.filter((row) => {
+    const [layer, head] = places[row], label = page.labels[row];
+    const text = [`l${layer}`, `h${head}`, label];
+    return labels.has(label) && words.every((word) => /^[lh]\d+$/.test(word) ? text.includes(word)
+      : text.some((part) => part.startsWith(word)) || `l${layer}h${head}` === word);
+  });
+  scroll.scrollTop = 0;
+  showRows();
+  $("count").textContent = `${shown.length} of ${tableRows.length} heads`;
 }
 
 table.tHead.addEventListener("click", (event) => {
@@ -110,19 +160,27 @@ table.tHead.addEventListener("click", (event) => {
   $("column-words").textContent = header.title ? `${header.innerText.replace(/\s+/g, " ")}: ${header.title}.` : "";
 });
 body.addEventListener("click", (event) => {
-  const row = event.target.closest("tr");
+  const row = event.target.closest("[data-row]");
   if (!row) return;
   event.preventDefault();
   choose(...places[Number(row.dataset.row)]);
 });
 body.addEventListener("keydown", (event) => {
   if (event.key !== "ArrowDown" && event.key !== "ArrowUp") return;
-  const next = event.key === "ArrowDown" ? "nextElementSibling" : "previousElementSibling";
-  let row = event.target.closest("tr")[next];
-  while (row?.hidden) row = row[next];
+  const at = shown.indexOf(Number(event.target.closest("tr").dataset.row)) + (event.key === "ArrowDown" ? 1 : -1);
+  const row = tableRows[shown[at]];
   if (!row) return;
   event.preventDefault();
+  if (!row.isConnected) {
+    scroll.scrollTop = rowHeight * at;
+    showRows();
+  }
   row.querySelector("a").focus();
 });
+scroll.addEventListener("scroll", () => showRows());
+addEventListener("resize", () => showRows());
+addEventListener("beforeprint", () => showRows(true));
+addEventListener("afterprint", () => showRows());
 $("filters").addEventListener("input", filter);
 $("filters").addEventListener("submit", (event) => event.preventDefault());
+filter();

@@ -2,14 +2,33 @@
 
 /** Weights of a head as it is shown: without the planes that are stopped. */
 let last = {};
-function shownWeights(layer, head) {
-  const band = state.band && page.live[layer][head] ? state.band : null;
-  const asked = JSON.stringify([state.excerpt, layer, head, band]);
+function shownWeights(layer, head, model = page) {
+  const band = model.live[layer][head] ? bandOf(layer, model) : null, excerpt = excerptOf(model);
+  const asked = JSON.stringify([model === page, excerpt, layer, head, band]);
   if (last[asked] === undefined) {
     if (Object.keys(last).length > 3) last = {};
-    last[asked] = band ? attend(state.excerpt, layer, head, band) : asItIs(state.excerpt, layer, head);
+    last[asked] = band ? attend(excerpt, layer, head, band, model) : asItIs(excerpt, layer, head, model);
   }
   return last[asked];
+}
+
+/** Where the chosen text is among a model's excerpts; -1 where it has none of it. */
+const excerptOf = (model) => model === page ? state.excerpt : model.excerptOf[state.excerpt];
+
+const wavelengths = (layer, model) => turning(layer, null, model).map((frequency) => frequency > 0 ? 2 * Math.PI / frequency : Infinity);
+
+/** The planes that stop in a layer: of another model those of the same wavelengths, or null; its
+ * slowest ones however slow they are where the chosen head's slowest stop. */
+function bandOf(layer, model) {
+  const { band } = state;
+  if (!band || model === page) return band;
+  const stopped = wavelengths(state.layer, page).slice(band.from, band.to + 1);
+  const shortest = Math.min(...stopped) * (1 - 1e-6);
+  const longest = isTail(band, turns()) ? Infinity : Math.max(...stopped) * (1 + 1e-6);
+  const moves = (wave) => wave < Infinity || band.mode === "drop";
+  const planes = wavelengths(layer, model).flatMap((wave, plane) =>
+    shortest <= wave && wave <= longest && moves(wave) ? [plane] : []);
+  return planes.length ? { ...band, from: planes[0], to: planes.at(-1) } : null;
 }
 
 function stopBand(band) {
@@ -20,7 +39,7 @@ function stopBand(band) {
 }
 
 /** Planes of the chosen head's layer that turn, from the fastest; p counts among them. */
-const turns = () => turning(state.layer, null).filter((frequency) => frequency > 0).length;
+const turns = (layer = state.layer, model = page) => turning(layer, null, model).filter((frequency) => frequency > 0).length;
 const span = (frequency) => frequency > 0 ? (2 * Math.PI / frequency).toLocaleString("en", { maximumSignificantDigits: 3 }) : "∞";
 
 const NOT_LIVE = "The planes of this head cannot be stopped here: its queries and keys are not kept, or more than they decides its attention.";
@@ -43,19 +62,19 @@ function showBand() {
   for (const control of $("live").querySelectorAll("input, select, button")) {
     control.disabled = !(live && count && (rotating || control.id !== "live-p")) && control.id !== "pick-excerpt";
   }
-  $("live-words").textContent = live ? bandWords(band, rotating, count) : NOT_LIVE;
+  $("live-words").textContent = live ? bandWords(band, layer) : NOT_LIVE;
 }
 
 /** Whether a band is the slowest planes that turn, as p-RoPE stops them. */
 const isTail = (band, rotating) => band.from < rotating && band.to >= rotating - 1;
 
-function bandWords(band, rotating, count) {
+function bandWords(band, layer, model = page) {
+  const count = model.planes[layer], rotating = turns(layer, model), frequencies = model.frequencies[layer];
   if (!count) return "This layer does not rotate, and has no planes that could stop.";
   if (!rotating && band?.mode !== "drop") return "No plane of this layer rotates, so none can stop; choose planes that drop out.";
   if (!band) return "All planes turn. Lower p, or choose planes, to see what the head does without them.";
-  const frequencies = page.frequencies[state.layer];
   const many = band.to - band.from + 1;
-  const p = isTail(band, rotating) && band.mode === "stop" ? `p = ${(band.from / rotating).toFixed(2)}: ` : "";
+  const p = model === page && isTail(band, rotating) && band.mode === "stop" ? `p = ${(band.from / rotating).toFixed(2)}: ` : "";
   const ends = [span(frequencies[band.from]), span(frequencies[band.to])];
   const planes = many === 1 ? `the plane of ${ends[0]} tokens` : `${many} planes (${ends.join(" to ")} tokens)`;
   const measuredLoss = p && page.stopped.find(({ kept }) => Math.abs(kept - band.from / rotating) < 1e-6);
@@ -64,27 +83,28 @@ function bandWords(band, rotating, count) {
 }
 
 /** The stopped planes as a band behind the head's planes. */
-function markBand(element, layer, head) {
-  const before = element.layout.shapes ?? [];
+function markBand(element, layer, head, model) {
+  const before = element.layout.shapes ?? [], band = bandOf(layer, model);
   const shapes = before.filter(({ name }) => name !== "band");
-  if (!state.band && shapes.length === before.length) return null;
-  if (state.band && page.live[layer][head]) {
-    const at = [...part(page.arrays.wavelength_position, layer, 0)].slice(0, page.planes[layer]);
+  if (!band && shapes.length === before.length) return null;
+  if (band && model.live[layer][head]) {
+    const at = [...part(model.arrays.wavelength_position, layer, 0, model)].slice(0, model.planes[layer]);
     const step = at.length > 1 ? Math.sqrt(at[1] / at[0]) : 1.3;
     shapes.push({ name: "band", type: "rect", xref: "x", yref: "paper", y0: 0, y1: 1, layer: "below",
-      x0: at[Math.min(state.band.from, at.length - 1)] / step, x1: at[Math.min(state.band.to, at.length - 1)] * step,
+      x0: at[Math.min(band.from, at.length - 1)] / step, x1: at[Math.min(band.to, at.length - 1)] * step,
       line: { width: 0 }, fillcolor: "rgba(217,112,15,0.22)" });
   }
   return Plotly.relayout(element, { shapes });
 }
 
 /** Below the kernel of the whole text, that of this excerpt: as it is and as it is shown. */
-function showDistances(element, layer, head) {
+function showDistances(element, layer, head, model) {
   const extra = element.data.findIndex(({ meta }) => meta?.role === "excerpt");
   if (extra >= 0) Plotly.deleteTraces(element, element.data.map((_, i) => i).slice(extra));
-  if (!state.band || !page.live[layer][head]) return null;
-  const lines = [["this excerpt, as it is", asItIs(state.excerpt, layer, head), "dot"],
-    ["this excerpt, planes stopped", shownWeights(layer, head), "solid"]];
+  const excerpt = excerptOf(model);
+  if (!bandOf(layer, model) || !model.live[layer][head] || excerpt < 0) return null;
+  const lines = [["this excerpt, as it is", asItIs(excerpt, layer, head, model), "dot"],
+    ["this excerpt, planes stopped", shownWeights(layer, head, model), "solid"]];
   return Plotly.addTraces(element, lines.map(([name, weights, dash]) => {
     const y = byDistance(weights);
     return { name, y, x: y.map((_, distance) => distance + 1), mode: "lines", meta: { role: "excerpt" },
@@ -93,8 +113,7 @@ function showDistances(element, layer, head) {
 }
 
 /** Every token's name where there is room, every second or third where there is not. */
-function tokenAxes(wide) {
-  const { ticks } = page.excerpts[state.excerpt];
+function tokenAxes(ticks, wide) {
   const every = Math.ceil(ticks.length / (wide ? 50 : 24));
   const kept = (_, i) => i % every === 0;
   const at = ticks.map((_, i) => i).filter(kept), named = ticks.filter(kept);
@@ -103,12 +122,12 @@ function tokenAxes(wide) {
     "yaxis.tickvals": at, "yaxis.ticktext": named, "yaxis.tickfont.size": size, "yaxis.range": [last, -0.5] };
 }
 
-function showAttention(element, layer, head) {
-  const { names } = page.excerpts[state.excerpt];
+function showAttention(element, layer, head, model) {
+  const { names, ticks } = model.excerpts[excerptOf(model)];
   const at = names.map((_, i) => i);
   const named = names.map((query) => names.map((key) => [query, key]));
-  const changed = { x: [at], y: [at], z: [shownWeights(layer, head)], customdata: [named] };
-  return Plotly.update(element, changed, tokenAxes(element.clientWidth > 520));
+  const changed = { x: [at], y: [at], z: [shownWeights(layer, head, model)], customdata: [named] };
+  return Plotly.update(element, changed, tokenAxes(ticks, element.clientWidth > 520));
 }
 
 for (const [id, end] of [["live-from", "from"], ["live-to", "to"]]) {

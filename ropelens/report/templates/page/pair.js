@@ -7,6 +7,7 @@ function chooseExcerpt(excerpt) {
   const length = page.excerpts[excerpt].tokens.length;
   Object.assign(state, { excerpt, query: length - 1, key: null, distance: null });
   listTokens();
+  showTabs();
   remember(false);
   return refresh();
 }

@@ -1,0 +1,224 @@
+"""Heads of another model beside those of a page, in a real browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from in_browser import Opened, browser, playwright
+from oracles.tiny import random_tokens, tiny
+
+import ropelens as rl
+from ropelens.errors import BadArgument
+from ropelens.report.beside import same_text
+from ropelens.report.page import beside_name
+
+__all__ = ["browser"]
+
+TEXT = torch.from_numpy(random_tokens(sequences=4, length=40))
+BOTH = TEXT[1, :12]
+"""The piece of text that both models have read: the second of one, the first of the other."""
+
+
+@pytest.fixture(scope="module")
+def models() -> list[torch.nn.Module]:
+    """Two layers of four heads; and three of two, of whose ten planes two stand still."""
+    rope = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.8}
+    turns = {"rope_parameters": rope}
+    shape = {"num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1}
+    return [tiny("llama_gqa"), tiny("llama_gqa", head_dim=20, **turns, **shape)]
+
+
+@pytest.fixture(scope="module")
+def analyses(models: list[torch.nn.Module]) -> list[rl.Analysis]:
+    pieces = [TEXT[0, :16], BOTH], [BOTH, TEXT[2, :9]]
+    found = []
+    for name, model, excerpts in zip(("one", "other"), models, pieces, strict=True):
+        profile = rl.profile(model, TEXT, excerpts=list(excerpts), surrogates=0)
+        profile.attrs["model"] = name
+        found.append(rl.Analysis(profile, rl.classify_heads(profile, resamples=2), {}))
+    return found
+
+
+@pytest.fixture(scope="module")
+def opened(
+    browser: playwright.Browser,
+    analyses: list[rl.Analysis],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Opened]:
+    one, other = analyses
+    path = one.report(tmp_path_factory.mktemp("beside") / "page.html", beside=other)
+    opened = Opened(browser, path, viewport={"width": 1280, "height": 800})
+    yield opened
+    opened.context.close()
+
+
+def load(opened: Opened, fragment: str) -> playwright.Page:
+    """The page at an address, as if opened anew."""
+    opened.page.goto("about:blank")
+    page = opened.load(fragment)
+    page.wait_for_selector("#explore[aria-busy=false]")
+    return page
+
+
+def drawn(page: playwright.Page, name: str, axis: str) -> np.ndarray:
+    """What the first trace of a figure shows."""
+    found = page.evaluate(
+        """([name, axis]) => Array.from(document.getElementById(name).data[0][axis],
+             (row) => row?.length === undefined ? row : Array.from(row))""",
+        [name, axis],
+    )
+    return np.array(found, dtype=float)
+
+
+def told(page: playwright.Page) -> str:
+    return page.inner_text("#beside-now")
+
+
+def test_the_same_head_of_the_other_model_follows(
+    opened: Opened, analyses: list[rl.Analysis]
+) -> None:
+    one, other = (analysis.profile["selectivity_keys"] for analysis in analyses)
+    page = load(opened, "")
+    page.click("#pin")
+    page.go_back()  # to the page's first address, and all that was chosen there
+    page.wait_for_selector("#pin[aria-pressed=false]")
+    assert page.input_value("#beside") == "same"
+    page.evaluate("location.hash = '#L0H1&beside=same'")
+    page.wait_for_selector("html[data-shown=L0H1]")
+    page.wait_for_selector("#explore[aria-busy=false]")
+    np.testing.assert_allclose(drawn(page, "plot-selectivity", "y"), one[0, 1], rtol=1e-5)
+    np.testing.assert_allclose(drawn(page, "pinned-selectivity", "y"), other[0, 1], rtol=1e-5)
+    wavelength = analyses[1].profile["wavelength"][0]
+    places = drawn(page, "pinned-selectivity", "x")
+    np.testing.assert_allclose(places[:8], wavelength[:8], rtol=1e-5)
+    assert np.isinf(wavelength[8:]).all()
+    label = analyses[1].heads.set_index(["layer", "head"]).loc[(0, 1), "label"]
+    assert told(page).startswith(f"other, layer 0, head 1: {label}")
+    titles = page.locator("#head .plot:visible").evaluate_all(
+        "(all) => all.map((p) => p.dataset.head)"
+    )
+    assert titles == ["one: L0 H1", "other: L0 H1"]
+    for axis in ("xaxis", "yaxis"):
+        ends = [
+            page.evaluate(
+                f"document.getElementById('{name}-selectivity')._fullLayout.{axis}.range"
+            )
+            for name in ("plot", "pinned")
+        ]
+        np.testing.assert_allclose(*ends)
+    page.click("#next")
+    page.wait_for_selector("html[data-shown=L0H2]")
+    page.wait_for_selector("#explore[aria-busy=false]")
+    assert told(page) == "other has no layer 0, head 2."
+    assert not page.locator("#pinned-selectivity").is_visible()
+    assert opened.harmless()
+
+
+def test_any_head_of_the_other_model_is_chosen_and_back_returns(opened: Opened) -> None:
+    page = load(opened, "#L1H3&beside=same")
+    options = page.locator("#beside option").evaluate_all("(all) => all.map((o) => o.value)")
+    assert options == ["", "same", "0,0", "0,1", "1,0", "1,1", "2,0", "2,1"]
+    page.select_option("#beside", "2,1")
+    page.wait_for_selector("#pinned-selectivity[data-head='other: L2 H1']")
+    assert page.url.endswith("#L1H3&beside=L2H1")
+    page.click("#pin")
+    page.wait_for_selector("#pinned-selectivity[data-head='one: L1 H3']")
+    assert page.url.endswith("#L1H3&pin=L1H3")
+    assert page.input_value("#beside") == ""
+    page.go_back()
+    page.wait_for_selector("#pinned-selectivity[data-head='other: L2 H1']")
+    page.go_back()
+    page.wait_for_function("() => document.getElementById('beside').value === 'same'")
+    page.select_option("#beside", "")
+    assert page.url.endswith("#L1H3")
+    assert not page.locator("#pinned-selectivity").is_visible()
+    assert not page.locator("#beside-now").is_visible()
+    page = load(opened, "#L1H3&beside=L9H9")
+    assert not page.locator("#pinned-selectivity").is_visible()
+    assert opened.harmless()
+
+
+@pytest.mark.parametrize("mode", ["stop", "drop"])
+def test_planes_of_the_same_wavelengths_stop_in_both(
+    opened: Opened, models: list[torch.nn.Module], analyses: list[rl.Analysis], mode: str
+) -> None:
+    """On the same text, against the other model with these planes edited by Python."""
+    page = load(opened, f"#L1H3&tab=attention&text=2&{mode}=2-4&beside=L2H1")
+    one, other = (analysis.profile["wavelength"].values for analysis in analyses)
+    planes = np.flatnonzero((one[1, 2] <= other[2]) & (other[2] <= one[1, 4])).tolist()
+    assert 0 < len(planes) < 10
+    select = rl.PlaneNumbers(tuple(planes))
+    edit = {"stop": rl.stop, "drop": rl.drop}[mode](select, heads="2.1")
+    untouched = rl.capture(models[1], BOTH, heads="2.1")["attention"].isel(head=0)
+    with rl.edit_rope(models[1], edit):
+        expected = rl.capture(models[1], BOTH, heads="2.1")["attention"].isel(head=0)
+    found = np.nan_to_num(drawn(page, "pinned-attention", "z"))
+    np.testing.assert_allclose(found, expected, atol=5e-3)
+    assert np.abs(found - untouched).max() > 0.05
+    assert f" {len(planes)} planes (" in told(page)
+    page.select_option("#pick-excerpt", "0")
+    assert "It has not read this piece of text" in told(page)
+    assert not page.locator("#pinned-attention").is_visible()
+    page = load(opened, f"#L1H3&{mode}=4-7&beside=L2H1")
+    slow = other[2][other[2] >= one[1, 4]]
+    count = len(slow) if mode == "drop" else int(np.isfinite(slow).sum())
+    assert f" {count} planes (" in told(page), "the slowest that turn, however slow they are"
+    assert opened.harmless()
+
+
+def test_text_is_the_same_in_other_tokens() -> None:
+    shown = [["<s>", "One", ",", " two"], ["Three"], ["", ""]]
+    found = [["", ""], ["Four"], ["One, ", "two"], ["<bos>", " One", ", two"]]
+    assert same_text(shown, found) == [2, -1, -1]
+    assert same_text([["<bos>", *found[2]]], found) == [2]
+    assert same_text(shown[:1], found[3:]) == [0]
+
+
+def test_one_name_is_told_apart_by_its_revision(analyses: list[rl.Analysis]) -> None:
+    profile = analyses[0].profile.assign_attrs(revision="")
+    assert beside_name(analyses[1].profile, profile) == "other"
+    assert beside_name(profile, profile) == "one (beside)"
+    assert (
+        beside_name(profile.assign_attrs(revision="0123456789abcdef"), profile)
+        == "one at 0123456789ab"
+    )
+
+
+def test_the_page_says_where_the_two_read_other_text(analyses: list[rl.Analysis]) -> None:
+    one, other = analyses
+    said = "The two read other tokens"
+    assert said not in one.page(beside=other)
+    changed = rl.Analysis(other.profile.assign_attrs(tokens_sha256="0"), other.heads, {})
+    assert said in one.page(beside=changed)
+    assert 'id="beside"' not in one.page()
+
+
+def test_axe_finds_nothing_serious_with_two_models(
+    browser: playwright.Browser, opened: Opened
+) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    path = Path(opened.url.removeprefix("file://"))
+    again = Opened(
+        browser,
+        path,
+        color_scheme="dark",
+        bypass_csp=True,
+        viewport={"width": 400, "height": 800},
+    )
+    page = load(again, "#L0H1&beside=same")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    results = axe.run(page, context="#head").response["violations"]
+    assert [one["id"] for one in results if one["impact"] in ("serious", "critical")] == []
+    again.context.close()
+
+
+def test_a_comparison_has_no_heads_to_set_others_beside(tmp_path: Path) -> None:
+    from ropelens.analysis.folders import rewrite_page
+
+    (tmp_path / "run.json").write_text('{"kind": "comparison"}')
+    with pytest.raises(BadArgument, match="which has no heads to set others beside"):
+        rewrite_page(tmp_path, beside=tmp_path)
