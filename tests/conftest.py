@@ -10,6 +10,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+import transformers.modeling_utils  # noqa: F401  # of what is imported under the hook no bytecode is kept
 from jaxtyping import install_import_hook
 
 # Shapes stand in signatures, and tests hold every call to them. Before ropelens is imported.
