@@ -25,7 +25,6 @@ LENGTHS = torch.tensor([40, 23, 31])
     ("family", "sampled"),
     [
         ("llama_gqa", False),
-        ("llama_gqa", True),
         ("gemma2", True),  # a sliding window, a soft-cap
         ("gpt_oss", False),  # a sliding window, sink logits
     ],
