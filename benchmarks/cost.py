@@ -8,9 +8,13 @@ length (probe, excerpt and repeats, fits, surrogates), and what each token costs
 With --others also what one would use otherwise: transformers' `output_attentions=True`
 and TransformerLens' `run_with_cache`, which only collect, and have yet to compute.
 
-    python benchmarks/cost.py [--others] [--contexts 1024,4096] [--device cuda]
+With --large the model has 1.1 billion parameters in bfloat16 (22 layers of width 2,048, 32
+query and 4 key-value heads), 256 rows are looked at, and there is no second table.
 
-Takes about 4 minutes on 2 CPU cores (7 with --others).
+    python benchmarks/cost.py [--others] [--contexts 1024,4096] [--device cuda]
+    python benchmarks/cost.py --large [--contexts 1024]
+
+Takes about 4 minutes on 2 CPU cores (7 with --others or --large).
 """
 
 from __future__ import annotations
@@ -19,14 +23,15 @@ import argparse
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import ropelens as rl
 from ropelens.measure.batches import collect
@@ -54,18 +59,21 @@ def main() -> None:
     parser.add_argument(
         "--others", action="store_true", help="also transformers' and TransformerLens' own ways"
     )
-    parser.add_argument("--contexts", default="1024,4096")
+    parser.add_argument("--large", action="store_true", help="1.1 billion parameters, bfloat16")
+    parser.add_argument("--contexts", help="[default: 1024,4096; with --large 1024]")
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
 
     device = torch.device(arguments.device)
-    model = random_llama().to(device)
+    large = arguments.large
+    contexts = arguments.contexts or ("1024" if large else "1024,4096")
+    model = (random_llama(**LARGE) if large else random_llama()).to(device)
     table = Table(title=f"median of {RUNS}, {device}, {torch.get_num_threads()} threads")
     for heading in ("context", "what", "seconds", "time ratio", "peak MiB", "above plain MiB"):
         table.add_column(heading, justify="left" if heading == "what" else "right")
-    for context in map(int, arguments.contexts.split(",")):
+    for context in map(int, contexts.split(",")):
         tokens = torch.randint(model.config.vocab_size, (1, context), device=device)
-        ways = ways_of(model, tokens)
+        ways = ways_of(model, tokens, rows=(256,) if large else ("all", 512))
         if arguments.others:
             ways |= other_ways(tokens)
         costs = compare(ways, device)
@@ -81,7 +89,8 @@ def main() -> None:
             )
         table.add_section()
     Console(width=100).print(table)
-    Console(width=100).print(parts_of_a_profile(device))
+    if not large:
+        Console(width=100).print(parts_of_a_profile(device))
 
 
 def parts_of_a_profile(device: torch.device) -> Table:
@@ -117,36 +126,48 @@ def parts_of_a_profile(device: torch.device) -> Table:
     return table
 
 
-def random_llama() -> LlamaForCausalLM:
-    """The model that is measured: Llama's proportions and vocabulary, weights of std 0.05."""
+SMALL: dict[str, Any] = {
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+LARGE: dict[str, Any] = {
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "dtype": torch.bfloat16,
+}
+
+
+def random_llama(**proportions: Any) -> LlamaForCausalLM:
+    """The model that is measured, by default the small one; weights of std 0.05."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        hidden_size=512,
-        intermediate_size=1408,
-        num_hidden_layers=8,
-        num_attention_heads=8,
-        num_key_value_heads=4,
+        **(proportions or SMALL),
         vocab_size=32000,
         max_position_embeddings=8192,
         initializer_range=0.05,
     )
-    return LlamaForCausalLM(config).eval()
+    return AutoModelForCausalLM.from_config(config).eval()
 
 
-def ways_of(model: LlamaForCausalLM, tokens: torch.Tensor) -> dict[str, Callable[[], object]]:
-    """The plain pass, and ours with all rows and with 512."""
+def ways_of(
+    model: LlamaForCausalLM, tokens: torch.Tensor, rows: Sequence[int | str] = ("all", 512)
+) -> dict[str, Callable[[], object]]:
+    """The plain pass, and ours with so many `rows` each."""
     subject = as_subject(model)
     planes = [layer.planes for layer in read_layers(subject, context=tokens.shape[1])]
     text = as_corpus(model, tokens, None)
 
-    def measured(rows: int | str) -> Callable[[], object]:
-        return lambda: collect(subject, text, planes=planes, rows=rows)
+    def measured(count: int | str) -> Callable[[], object]:
+        return lambda: collect(subject, text, planes=planes, rows=count)
 
-    return {
-        "plain forward": lambda: model(tokens, use_cache=False),
-        "measured, all rows": measured("all"),
-        "measured, 512 rows": measured(512),
-    }
+    plain = {"plain forward": lambda: model(tokens, use_cache=False)}
+    return plain | {f"measured, {count} rows": measured(count) for count in rows}
 
 
 def other_ways(tokens: torch.Tensor) -> dict[str, Callable[[], object]]:
