@@ -19,11 +19,14 @@ machine. nnsight has dependencies of its own, so it may stand in an environment 
 from __future__ import annotations
 
 import json
+import platform
+import shlex
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import cost
@@ -33,8 +36,10 @@ import torch
 import typer
 from torch import Tensor
 
-from ropelens.figures.style import COLORS, log_axis, new_figure
+from ropelens.figures.style import log_axis, new_figure
+from ropelens.report.answer import render_figures
 
+PACKAGES = ("ropelens", "torch", "transformers", "transformer-lens")
 RUNS = 3
 SLOWEST = 1800
 """Seconds after which a process is given up."""
@@ -96,7 +101,7 @@ def main(
     table = pd.DataFrame(rows)
     out.mkdir(parents=True, exist_ok=True)
     table.to_csv(out / "peers.csv", index=False)
-    draw(table).write_html(out / "index.html")
+    (out / "index.html").write_text(page(table), encoding="utf-8")
 
 
 def row(python: Path, way: str, length: int) -> dict[str, object]:
@@ -130,31 +135,80 @@ def cost_of(way: str, length: int) -> dict[str, float]:
     return {"seconds": statistics.median(seconds), "peak_mib": peak.bytes / cost.MIB}
 
 
-def draw(table: pd.DataFrame) -> go.Figure:
-    """Time and memory over the length, a line a way; below, what could not run."""
-    figure = new_figure("What measuring costs", height=720, rows=2, cols=1, shared_xaxes=True)
-    colors = ["#80868d", *COLORS.values()]
-    done = table.reindex(columns=["length", "way", "seconds", "peak_mib", "problem"])
-    for panel, name in ((1, "seconds"), (2, "peak_mib")):
-        for way, color in zip(WAYS, colors, strict=True):
-            own = done[(done["way"] == way) & done["seconds"].notna()]
-            if len(own):
-                line = go.Scatter(
-                    x=own["length"], y=own[name], name=way, legendgroup=way, line_color=color
-                )
-                figure.add_trace(line.update(showlegend=panel == 1), row=panel, col=1)
-    figure.update_yaxes(type="log", title_text="time (s)", row=1)
-    figure.update_yaxes(type="log", title_text="peak memory above its beginning (MiB)", row=2)
-    ticks = {length: f"{length:,}" for length in sorted(set(table["length"]))}
-    figure.update_xaxes(**log_axis(ticks))
-    figure.update_xaxes(title_text="length (token)", row=2)
-    problems = [
-        f"{one.way} at {one.length:,}: {one.problem}"
-        for one in done[done["seconds"].isna()].itertuples()
+LOOKS = {
+    "plain forward": ("#80868d", "dash", "circle"),
+    "ropelens, all rows": ("#0072b2", "solid", "square"),
+    "ropelens, 512 rows": ("#56b4e9", "solid", "diamond"),
+    "transformers, output_attentions": ("#d55e00", "solid", "x"),
+    "TransformerLens, run_with_cache": ("#cc79a7", "solid", "triangle-up"),
+    "nnsight, trace": ("#b58900", "solid", "triangle-down"),
+}
+"""The colour, dash and sign of each way, which many lines share their place with."""
+
+
+def draw(table: pd.DataFrame, name: str, title: str, ticks: dict[float, str]) -> go.Figure:
+    """The column `name` over the length, a line a way, both on log scales."""
+    figure = new_figure(title, height=420)
+    for way, (color, dash, symbol) in LOOKS.items():
+        own = table[(table["way"] == way) & table["seconds"].notna()]
+        if len(own):
+            line = {"color": color, "dash": dash}
+            marker = {"symbol": symbol, "size": 9}
+            figure.add_scatter(x=own["length"], y=own[name], name=way, line=line, marker=marker)
+    lengths = {length: f"{length:,}" for length in sorted(set(table["length"]))}
+    figure.update_yaxes(**log_axis(ticks), title_text=title)
+    return figure.update_xaxes(**log_axis(lengths), title_text="length (tokens)")
+
+
+def told(table: pd.DataFrame) -> list[str]:
+    """The page's sentences: of the longest length that all ways ran at, and of what did not."""
+    done = table[table["seconds"].notna()]
+    ran = done.groupby("length")["way"].count()
+    longest = int(ran[ran == ran.max()].index.max())
+    at = done[done["length"] == longest].set_index("way")
+    ours = at.loc["ropelens, all rows"]
+    others = at.drop(index=[way for way in at.index if way.startswith(("plain", "ropelens"))])
+    lines = [
+        f"At {longest:,} tokens ropelens measures all rows in "
+        f"{ours.seconds / at.seconds['plain forward']:.1f} times the time of a plain forward "
+        f"pass and in {ours.peak_mib:,.0f} MiB"
     ]
-    place = {"x": 0, "y": -0.1, "xref": "paper", "yref": "paper", "yanchor": "top"}
-    figure.add_annotation(place, text="<br>".join(problems), align="left", name="problems")
-    return figure.update_layout(margin_b=60 + 16 * len(problems))
+    if len(others):
+        slower, larger = others.seconds / ours.seconds, others.peak_mib / ours.peak_mib
+        lines[0] += (
+            f"; to collect attention alone takes others {slower.min():.1f} to "
+            f"{slower.max():.1f} times as long and {larger.min():.0f} to {larger.max():.0f} "
+            "times the memory"
+        )
+    lines[0] += "."
+    failed = table[table["seconds"].isna()].itertuples()
+    return lines + [f"{row.way} at {row.length:,}: {row.problem}" for row in failed]
+
+
+def page(table: pd.DataFrame) -> str:
+    """The page as text."""
+    mebibytes = {4**n: f"{4**n:,}" for n in range(2, 9)}
+    figures = {
+        "Median of 3 runs after one that does not count. The plain pass makes all logits; "
+        "ropelens makes them a piece at a time.":
+            draw(table, "seconds", "time (s)", {n: f"{n:g}" for n in (0.1, 0.3, 1, 3, 10, 30)}),
+        "The most of the first run, above what the process held before it.":
+            draw(table, "peak_mib", "peak memory (MiB)", mebibytes),
+    }  # fmt: skip
+    threads, processor = torch.get_num_threads(), platform.processor() or platform.machine()
+    command = shlex.join(["python", *sys.argv])
+    return render_figures(
+        "answer.html",
+        figures,
+        question="What does measuring cost?",
+        model="a random Llama of 8 layers",
+        facts=["8 layers × 8 heads", "width 512", "float32", "one sequence"],
+        scope="",
+        findings=told(table),
+        run=[("machine", f"{threads} threads, {processor}"), ("command", command)],
+        versions=", ".join(f"{name} {version(name)}" for name in PACKAGES),
+        command=command,
+    )
 
 
 if __name__ == "__main__":

@@ -98,7 +98,10 @@ def sum_by_offset(
     """
     values = values.contiguous()
     values[..., 0] = 0
-    return (_sum_diagonals if dense else _sum_gathered)(values, own, row_weight)
+    if dense:
+        return _sum_diagonals(values, own, row_weight)
+    by_row = _sum_shifted if values.device.type == "cpu" else _sum_gathered
+    return by_row(values, own, row_weight)
 
 
 def _sum_diagonals(
@@ -127,12 +130,28 @@ def _sum_diagonals(
     return sums.flip(-1).view(*heads, keys)
 
 
+def _sum_shifted(
+    values: Float[Tensor, "batch kv_head group row key"],
+    own: Int[Tensor, "shared row"],
+    row_weight: Float[Tensor, "batch row"],
+) -> Float[Tensor, "batch kv_head group offset"]:
+    """Sums at each offset, for rows anywhere: each is added so that its own key comes last."""
+    last = values.shape[-1] - 1
+    sums = torch.zeros_like(values[..., 0, :])
+    sequences = zip(sums.flatten(1, 2), values.flatten(1, 2), strict=True)
+    places = own.expand(len(values), -1).tolist(), row_weight.tolist()
+    for (total, by_row), of_rows, weights in zip(sequences, *places, strict=True):
+        for row, (at, weight) in enumerate(zip(of_rows, weights, strict=True)):
+            total[:, last - at :].add_(by_row[:, row, : at + 1], alpha=weight)
+    return sums.flip(-1)
+
+
 def _sum_gathered(
     values: Float[Tensor, "batch kv_head group row key"],
     own: Int[Tensor, "batch row"],
     row_weight: Float[Tensor, "batch row"],
 ) -> Float[Tensor, "batch kv_head group offset"]:
-    """Sums at each offset, for rows anywhere.
+    """The same on a GPU, for which a step a row is too little work.
 
     Offsets beyond what a row sees read the first key, whose value is 0.
     """

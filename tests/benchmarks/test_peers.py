@@ -33,8 +33,14 @@ def test_each_process_gives_a_row_or_says_why_not(tmp_path: Path) -> None:
     )
     table.append(peers.row(python, "nnsight, trace", 512))
     assert table[-1]["problem"] == "ModuleNotFoundError: No module named 'nnsight'"
-    figure = peers.draw(pd.DataFrame(table))
-    assert [trace.name for trace in figure.data] == 2 * list(peers.WAYS)[:2]
-    assert [list(trace.y) for trace in figure.data[::2]] == [[2.0, 2.0], [8.0, 8.0]]
-    problems = next(note for note in figure.layout.annotations if note.name == "problems")
-    assert problems.text.startswith("nnsight, trace at 512: ModuleNotFoundError")
+    costs = pd.DataFrame(table)
+    figure = peers.draw(costs, "peak_mib", "peak memory (MiB)", {8: "8"})
+    assert [trace.name for trace in figure.data] == list(peers.WAYS)[:2]
+    assert list(figure.data[0].y) == [8.0, 8.0]
+    lead, problem = peers.told(costs)
+    assert lead == (
+        "At 1,024 tokens ropelens measures all rows in 1.0 times the time of a plain forward "
+        "pass and in 8 MiB."
+    )
+    assert problem.startswith("nnsight, trace at 512: ModuleNotFoundError")
+    assert lead in peers.page(costs)
