@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ropelens.rope.planes import Planes, plane_norms, unrotate
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.memory import Hidden, Scratch, pick, products
+from ropelens.statistics.memory import Hidden, Scratch, pick, products, running_sum
 from ropelens.statistics.rows import Rows
 
 BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
@@ -124,7 +124,7 @@ class RowsOfCall:
     ) -> Float[Tensor, "batch any_head row value"]:
         """Sum over the keys that each row sees, from their running sum."""
         start = self.call.start[self.position]
-        total = x.cumsum(2)
+        total = running_sum(x)
         seen = pick(total, self.position)
         if start.any():
             before = pick(total, (start - 1).clamp(min=0))

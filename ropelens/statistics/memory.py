@@ -11,9 +11,14 @@ import math
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 HIDDEN = -1e30
 """Score of a key that the row does not see: its weight is exactly 0, its product finite."""
+
+
+STRETCH = 64
+"""Positions that a running sum takes by one product."""
 
 
 class Scratch:
@@ -83,6 +88,17 @@ def pick(
     if len(at) == 1:
         return x.index_select(2, at[0])
     return x.gather(2, at[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+
+
+def running_sum(
+    x: Float[Tensor, "batch head position value"],
+) -> Float[Tensor, "batch head position value"]:
+    """The sum up to each position: within stretches a product, which is faster than cumsum."""
+    count = x.shape[2]
+    parts = pad(x, (0, 0, 0, -count % STRETCH)).unflatten(2, (-1, STRETCH))
+    within = x.new_ones(STRETCH, STRETCH).tril() @ parts
+    before = pad(within[..., -1, :].cumsum(2), (0, 0, 1, -1))
+    return (within + before[..., None, :]).flatten(2, 3)[:, :, :count]
 
 
 def sum_by_offset(
