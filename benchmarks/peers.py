@@ -149,7 +149,8 @@ LOOKS = {
 def draw(table: pd.DataFrame, name: str, title: str, ticks: dict[float, str]) -> go.Figure:
     """The column `name` over the length, a line a way, both on log scales."""
     figure = new_figure(title, height=420)
-    for way, (color, dash, symbol) in LOOKS.items():
+    for way in WAYS:
+        color, dash, symbol = LOOKS[way]
         own = table[(table["way"] == way) & table["seconds"].notna()]
         if len(own):
             line = {"color": color, "dash": dash}
@@ -196,7 +197,6 @@ def page(table: pd.DataFrame) -> str:
             draw(table, "peak_mib", "peak memory (MiB)", mebibytes),
     }  # fmt: skip
     threads, processor = torch.get_num_threads(), platform.processor() or platform.machine()
-    command = shlex.join(["python", *sys.argv])
     return render_figures(
         "answer.html",
         figures,
@@ -205,9 +205,9 @@ def page(table: pd.DataFrame) -> str:
         facts=["8 layers × 8 heads", "width 512", "float32", "one sequence"],
         scope="",
         findings=told(table),
-        run=[("machine", f"{threads} threads, {processor}"), ("command", command)],
+        run=[("machine", f"{threads} threads, {processor}")],
         versions=", ".join(f"{name} {version(name)}" for name in PACKAGES),
-        command=command,
+        command=shlex.join(["python", *sys.argv]),
     )
 
 
