@@ -14,7 +14,7 @@ where a head's horizon ends (`rl.reach`), needles are no longer found.
 
 Takes the runs of analyses/copying.toml, those that are done, and writes
 reports/copying/<study>/: the comparison, heads.csv and costs.csv. What was measured is kept in
-the first folder of runs.
+the first folder of runs, and stands for weights that are deleted.
 """
 
 import json
@@ -49,15 +49,21 @@ def main(
 ) -> None:
     cache = runs[0] / "measured"
     comparison = rl.compare(runs, cache=cache, sequences=sequences, progress=rl.show_progress)
-    heads, costs = [], []
+    names = ("variant", "seed", "fingerprint")
+    columns = (comparison[name].values.tolist() for name in names)
+    weights = {(variant, seed): digest for variant, seed, digest in zip(*columns, strict=True)}
+    looks = []
     for folder in sorted(run for study in runs for run in study.glob("*/*/seed-*")):
         record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         if "finished" in record:
-            of_heads, of_costs = look_into(folder, folder / record["data"])
             run = {name: record["settings"][name] for name in ("variant", "seed")}
-            heads += [run | row for row in of_heads]
-            costs += [run | row for row in of_costs]
-    tables = {"heads.csv": pd.DataFrame(heads), "costs.csv": pd.DataFrame(costs)}
+            kept = cache / f"{folder.parent.name}-{folder.name}.json"
+            digest = weights[*run.values()]
+            looks.append(kept_look(kept, folder, folder / record["data"], digest, run))
+    tables = {
+        f"{name}.csv": pd.DataFrame([row for look in looks for row in look[name]])
+        for name in ("heads", "costs")
+    }
     page = rl.write_comparison(
         REPORTS / "copying" / runs[0].name,
         comparison,
@@ -73,6 +79,22 @@ def main(
     )
     rl.write_index(REPORTS)
     typer.echo(page)
+
+
+def kept_look(kept: Path, folder: Path, data: Path, weights: str, run: dict) -> dict:
+    """Rows of heads.csv and costs.csv, from the file `kept` where it is of these weights."""
+    if kept.exists():
+        look = json.loads(kept.read_text(encoding="utf-8"))
+        if look["weights"] == weights:
+            return look
+    heads, costs = look_into(folder, data)
+    look = {
+        "weights": weights,
+        "heads": [run | row for row in heads],
+        "costs": [run | row for row in costs],
+    }
+    kept.write_text(json.dumps(look, indent=1) + "\n", encoding="utf-8")
+    return look
 
 
 def look_into(folder: Path, data: Path) -> tuple[list[dict], list[dict]]:

@@ -63,10 +63,10 @@ class Stage:
 
 
 STAGES = (
-    Stage(3e6, 64, (60, 60), 8, {"phrases": 1.0}),
+    Stage(1.5e6, 64, (60, 60), 8, {"phrases": 1.0}),
     Stage(8e6, 64, (40, 600), 8, {"phrases": 1.0}),
     Stage(
-        6e6,
+        3.5e6,
         CONTEXT,
         (130, 1000),
         80,

@@ -18,6 +18,7 @@ from ropelens.comparison.measure import (
     OF_LAST,
     cached,
     head_measures,
+    made_by,
     measure_early,
     measure_final,
 )
@@ -84,8 +85,9 @@ def compare(
     measured on the text that was held out of training; or folders that `ropelens analyze`
     wrote, which are read. The first entry's group (a variant of RoPE, all its seeds) is
     the baseline. What was measured is kept in the folder `cache`, so that a stopped
-    comparison goes on where it was; `device`, `device_map` and `quantize` are as for
-    `ropelens.load`, and `progress` opens the stage, as `ropelens.analyze` has it.
+    comparison goes on where it was, and a run's model.safetensors may be deleted once it
+    was measured; `device`, `device_map` and `quantize` are as for `ropelens.load`, and
+    `progress` opens the stage, as `ropelens.analyze` has it.
 
     `sequences` of validation text, of the trained context each, give the loss of a finished
     run; an eighth as many, four times as long, its loss by position, an eighth as many its
@@ -122,13 +124,15 @@ def compare(
             measure = _Measurement(
                 cache, sequences, seed, device, device_map, quantize, advance
             )
-            dataset = _side_by_side([measure.final(run) for run in runs], entries)
+            finished = [measure.final(run) for run in runs]
+            weights = [str(made_by(measured).get("weights", "")) for measured in finished]
+            dataset = _side_by_side(finished, entries)
             growth = _side_by_side([measure.growth(run) for run in runs], entries)
         dataset = dataset.assign({GROWTH + str(n): v for n, v in growth.data_vars.items()})
         per_step = np.array([run.tokens_per_step for run in runs])
         dataset = dataset.assign_coords(
             tokens_seen=(("entry", "step"), per_step[:, None] * dataset["step"].values),
-            fingerprint=("entry", [fingerprint(run.folder) for run in runs]),
+            fingerprint=("entry", weights),
         )
         context = runs[0].context
         facts = {
@@ -200,17 +204,24 @@ class _Measurement:
         of_profile: list[str],
         more: tuple[str, ...] = (),
     ) -> xr.Dataset:
-        key = {
-            "weights": fingerprint(folder),
+        key: dict[str, object] = {
             "text": fingerprint(run.data / DATA),
             "sequences": self.sequences,
             "seed": self.seed,
             "quantize": self.quantize,
-            "versions": versions(),
         }
+        there = (folder / "model.safetensors").exists()
+        if there:  # where it was deleted, what was measured stands, by whatever version
+            key |= {"weights": fingerprint(folder), "versions": versions()}
         path = self.cache / file_name(run.name) / f"{name}.nc"
 
         def make() -> xr.Dataset:
+            if not there:
+                raise BadArgument(
+                    f"{folder} has no weights, and {path} does not stand for them.",
+                    means="they were deleted, and were not measured before in this way",
+                    attempt="the weights, or the text and settings they were measured with",
+                )
             model, _ = load(
                 folder,
                 device=self.device,

@@ -184,22 +184,31 @@ def cached(
 ) -> xr.Dataset:
     """The dataset at `path` where it was made by this very `key`; else made, and kept there.
 
-    A stopped comparison goes on from what is there, if it has all `variables`; or from within
-    what was being measured.
+    A `key` without "weights" is of a checkpoint whose weights were deleted: what was measured
+    of them stands. A stopped comparison goes on from what is there, if it has all `variables`;
+    or from within what was being measured.
     """
-    text, kept = json.dumps(key, sort_keys=True), None
+    kept = None
     if path.exists():
         with contextlib.suppress(BadArgument):
             kept = open_results(path, "measurement")
-            if kept.attrs.get("key") != text or not kept.variables.keys() >= set(variables):
+            same = made_by(kept).items() >= key.items()
+            if not same or not kept.variables.keys() >= set(variables):
                 kept = None
     if all(gather(kept is not None)) and kept is not None:
         return kept
     unfinished = path.parent / f".{path.stem}"
     with savepoint(unfinished, key):
-        made = make().assign_attrs(kind="measurement", key=text)
+        made = make().assign_attrs(kind="measurement", key=json.dumps(key, sort_keys=True))
     if place()[0] == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_results(made, path)
         remove_savepoint(unfinished)
     return made
+
+
+def made_by(measured: xr.Dataset) -> dict[str, Any]:
+    """The key that `cached` keeps `measured` by: the digest of the weights, and how; or {}."""
+    with contextlib.suppress(ValueError, TypeError):
+        return dict(json.loads(measured.attrs.get("key", "{}")))
+    return {}

@@ -34,6 +34,7 @@ from ropelens.comparison import measure
 from ropelens.comparison.entries import Run
 from ropelens.comparison.measure import past_context, validation
 from ropelens.comparison.pairs import partners
+from ropelens.errors import BadArgument
 from ropelens.report.comparison import render_comparison
 from ropelens.statistics.intervals import paired_interval
 from ropelens.train import run_study
@@ -409,6 +410,21 @@ def test_a_stopped_comparison_goes_on(
     again = rl.compare([study], cache=cache, sequences=SEQUENCES)
     assert begun[3:] == [e.name for e in runs_in(study) if e.name != "p-rope:0.5 seed 0"]
     xr.testing.assert_equal(again, comparison)
+
+
+def test_weights_that_were_measured_may_be_deleted(
+    comparison: xr.Dataset, study: Path, measured: Path, tmp_path: Path
+) -> None:
+    copy = copy_of(study, tmp_path)
+    weights = sorted(copy.glob("**/model.safetensors"))
+    assert len(weights) == comparison["growth_loss"].count()
+    for path in weights:
+        path.unlink()
+    again = rl.compare([copy], cache=measured, sequences=SEQUENCES)
+    xr.testing.assert_equal(again, comparison)
+    for other in ({"cache": tmp_path / "empty"}, {"seed": 1}):
+        with pytest.raises(BadArgument, match="no weights"):
+            rl.compare([copy], **{"cache": measured, "sequences": SEQUENCES} | other)
 
 
 def test_other_weights_are_measured_again(
