@@ -2,8 +2,9 @@
 
 Each way at each length has a process of its own, one after the other: a plain forward pass;
 ropelens, which sums all its statistics on the way (all rows, and 512); transformers'
-`output_attentions=True`; TransformerLens' `run_with_cache` of rotated queries, keys and
-patterns; nnsight's `trace` of patterns. The last three only collect, and have yet to compute.
+`output_attentions=True`, as it is and with the main of the same sums taken of it (dense.py);
+TransformerLens' `run_with_cache` of rotated queries, keys and patterns; nnsight's `trace` of
+patterns. Those that only collect have yet to compute.
 The model is that of cost.py. Memory is the peak of the first run above what stood before,
 seconds the median of the runs after it; a way that cannot run has a row that says why.
 
@@ -30,6 +31,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import cost
+import dense
 import pandas as pd
 import plotly.graph_objects as go
 import torch
@@ -41,6 +43,7 @@ from ropelens.report.answer import render_figures
 
 PACKAGES = ("ropelens", "torch", "transformers", "transformer-lens")
 RUNS = 3
+SAME_SUMS = "output_attentions, same sums"
 SLOWEST = 1800
 """Seconds after which a process is given up."""
 
@@ -61,6 +64,13 @@ def _nnsight(tokens: Tensor) -> Callable[[], object]:
     return trace
 
 
+def _same_sums(tokens: Tensor) -> Callable[[], object]:
+    """What `output_attentions` gives, and sums of it as a profile has them."""
+    model = cost.random_llama()
+    model.set_attn_implementation("eager")
+    return lambda: dense.dense_sums(model, tokens)
+
+
 def _of_cost(name: str) -> Callable[[Tensor], Callable[[], object]]:
     return lambda tokens: cost.ways_of(cost.random_llama(), tokens)[name]
 
@@ -74,6 +84,7 @@ WAYS: dict[str, Callable[[Tensor], Callable[[], object]]] = {
     "ropelens, all rows": _of_cost("measured, all rows"),
     "ropelens, 512 rows": _of_cost("measured, 512 rows"),
     "transformers, output_attentions": _of_others("transformers, output_attentions"),
+    SAME_SUMS: _same_sums,
     "TransformerLens, run_with_cache": _of_others("TransformerLens, run_with_cache"),
     "nnsight, trace": _nnsight,
 }
@@ -140,6 +151,7 @@ LOOKS = {
     "ropelens, all rows": ("#0072b2", "solid", "square"),
     "ropelens, 512 rows": ("#56b4e9", "solid", "diamond"),
     "transformers, output_attentions": ("#d55e00", "solid", "x"),
+    SAME_SUMS: ("#d55e00", "dot", "x-open"),
     "TransformerLens, run_with_cache": ("#cc79a7", "solid", "triangle-up"),
     "nnsight, trace": ("#b58900", "solid", "triangle-down"),
 }
@@ -168,7 +180,8 @@ def told(table: pd.DataFrame) -> list[str]:
     longest = int(ran[ran == ran.max()].index.max())
     at = done[done["length"] == longest].set_index("way")
     ours = at.loc["ropelens, all rows"]
-    others = at.drop(index=[way for way in at.index if way.startswith(("plain", "ropelens"))])
+    ours_too = [way for way in at.index if way.startswith(("plain", "ropelens"))]
+    others = at.drop(index=[*ours_too, SAME_SUMS], errors="ignore")
     lines = [
         f"At {longest:,} tokens ropelens measures all rows in "
         f"{ours.seconds / at.seconds['plain forward']:.1f} times the time of a plain forward "
@@ -180,6 +193,13 @@ def told(table: pd.DataFrame) -> list[str]:
             f"; to collect attention alone takes others {slower.min():.1f} to "
             f"{slower.max():.1f} times as long and {larger.min():.0f} to {larger.max():.0f} "
             "times the memory"
+        )
+    if SAME_SUMS in at.index:
+        same = at.loc[SAME_SUMS]
+        lines[0] += (
+            f"; to take the main of the same sums of output_attentions "
+            f"{same.seconds / ours.seconds:.1f} times as long and "
+            f"{same.peak_mib / ours.peak_mib:.0f} times the memory"
         )
     lines[0] += "."
     failed = table[table["seconds"].isna()].itertuples()

@@ -5,13 +5,33 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+import torch
 from tiny_checkpoints import tiny_llama
+
+import ropelens as rl
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import cost
+import dense
 import peers
+
+
+def test_dense_sums_are_those_of_a_profile() -> None:
+    model = tiny_llama().eval()
+    model.set_attn_implementation("eager")
+    tokens = torch.randint(3, model.config.vocab_size, (1, 48))
+    with torch.no_grad():
+        layers = dense.dense_sums(model, tokens)
+    profile = rl.profile(model, tokens.repeat(2, 1), surrogates=0)
+    compared = set(layers[0]) & set(profile)
+    assert compared == set(layers[0]) - {"entropy", "information"}
+    for name in compared:
+        found = torch.stack([layer[name] for layer in layers]).numpy()
+        wanted = profile[name].values[..., : found.shape[-1]]
+        np.testing.assert_allclose(found, wanted, atol=2e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("way", ["plain forward", "ropelens, all rows", "ropelens, 512 rows"])

@@ -1,0 +1,91 @@
+"""The sums of a profile as one would take them of transformers' `output_attentions`.
+
+Queries and keys are caught by hooks and rotated by transformers' own function; attention comes
+as it gives it, a matrix a head. Of each layer: norms by plane, selectivity by plane (of all
+keys and of those that are no sink), attention by offset, entropy, information, sinks and
+previous tokens. Plain float32 tensors, one sequence, a head's matrices at once. A profile has
+more (the kernel, gains of planes, intervals), so this is the least that its numbers cost.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+
+def dense_sums(model: LlamaForCausalLM, tokens: Tensor) -> list[dict[str, Tensor]]:
+    """Means over rows from position 1 on, for every layer; `tokens` [1, position]."""
+    caught: dict[int, dict[str, Tensor]] = {}
+    hooks = []
+    for number, layer in enumerate(model.model.layers):
+        for name in ("q", "k"):
+
+            def keep(
+                _: object, __: object, out: Tensor, at: int = number, to: str = name
+            ) -> None:
+                caught.setdefault(at, {})[to] = out
+
+            hooks.append(getattr(layer.self_attn, f"{name}_proj").register_forward_hook(keep))
+    try:
+        found = model(tokens, output_attentions=True, use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    length, size = tokens.shape[1], model.config.head_dim
+    places = torch.arange(length)[None]
+    cos, sin = model.model.rotary_emb(found.logits, places)
+    sums = []
+    for number, attention in enumerate(found.attentions):
+        heads = {
+            name: x.view(1, length, -1, size).transpose(1, 2)
+            for name, x in caught[number].items()
+        }
+        query, key = apply_rotary_pos_emb(heads["q"], heads["k"], cos, sin)
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+        of_heads = [
+            head_sums(q / math.sqrt(size), k, a)
+            for q, k, a in zip(query[0], key[0], attention[0], strict=True)
+        ]
+        together = {name: torch.stack([of[name] for of in of_heads]) for name in of_heads[0]}
+        norms = {f"{name}_norm": by_plane(x[0].square()).sqrt() for name, x in heads.items()}
+        sums.append(together | {name: x.mean(1) for name, x in norms.items()})
+    return sums
+
+
+def by_plane(x: Tensor) -> Tensor:
+    """Sums of the two coordinates of each plane."""
+    return x.unflatten(-1, (2, -1)).sum(-2)
+
+
+def head_sums(query: Tensor, key: Tensor, attention: Tensor) -> dict[str, Tensor]:
+    """Of one head: `query` (scaled) and `key` [position, coordinate], `attention` square."""
+    length = len(query)
+    count = torch.arange(1, length + 1)[:, None]
+    read, mean_key = attention @ key, key.cumsum(0) / count
+    on_sink = attention[:, :1]
+    others = (mean_key * count - key[:1]) / (count - 1).clamp(min=1)
+    no_sink = read - on_sink * key[:1] - (1 - on_sink) * others
+    log_norm = (query @ key.T).tril_().masked_fill_(hidden(length), -math.inf).logsumexp(-1)
+    entropy = log_norm - (query * read).sum(-1)
+    offset = (torch.arange(length)[:, None] - torch.arange(1, length)).clamp_(min=0)
+    mass = torch.zeros(length).index_add_(0, offset.flatten(), attention[:, 1:].flatten())
+    rows = slice(1, None)
+    return {
+        "selectivity": by_plane(query * (read - mean_key))[rows].mean(0),
+        "selectivity_keys": by_plane(query * no_sink)[rows].mean(0),
+        "entropy": entropy[rows].mean(),
+        "information": (count.squeeze(1).log() - entropy)[rows].mean(),
+        "offset_mass": mass / (length - 1),
+        "sink_mass": on_sink[rows].mean(),
+        "self_mass": attention.diagonal()[rows].mean(),
+        "previous_token": attention.diagonal(-1)[1:].mean(),  # from position 2 on
+    }
+
+
+def hidden(length: int) -> Tensor:
+    """The pairs of a row and a later key."""
+    return torch.ones(length, length, dtype=torch.bool).triu_(1)
