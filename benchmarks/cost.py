@@ -146,12 +146,8 @@ LARGE: dict[str, Any] = {
 def random_llama(**proportions: Any) -> LlamaForCausalLM:
     """The model that is measured, by default the small one; weights of std 0.05."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        **(proportions or SMALL),
-        vocab_size=32000,
-        max_position_embeddings=8192,
-        initializer_range=0.05,
-    )
+    defaults = {"vocab_size": 32000, "max_position_embeddings": 8192}
+    config = LlamaConfig(**defaults | (proportions or SMALL), initializer_range=0.05)
     return AutoModelForCausalLM.from_config(config).eval()
 
 

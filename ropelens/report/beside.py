@@ -42,11 +42,13 @@ def beside_payload(
 
 
 def one_range(*figures: go.Figure) -> None:
-    """Give the x axes of figures of the same panels the range that holds those of all."""
-    ranges = [axis.range for figure in figures for axis in figure.select_xaxes() if axis.range]
-    low, high = np.array(ranges, float).T
-    for figure in figures:
-        figure.update_xaxes(range=[low.min(), high.max()])
+    """Give each x axis of figures of the same panels the range that holds those of all."""
+    for axes in zip(*(figure.select_xaxes() for figure in figures), strict=True):
+        ranges = [axis.range for axis in axes if axis.range]
+        if ranges:
+            low, high = np.array(ranges, float).T
+            for axis in axes:
+                axis.range = [low.min(), high.max()]
 
 
 def tokens_of(profile: xr.Dataset) -> list[list[str]]:

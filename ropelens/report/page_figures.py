@@ -166,7 +166,7 @@ PROFILE = (
     ),
 )
 
-BESIDE = ("selectivity", "attention", "kernel")
+BESIDE = ("selectivity", "attention", "pair", "kernel")
 """The figures of `PROFILE` that show a second head beside the chosen one."""
 
 SWEEP_OF_HEAD = (

@@ -64,12 +64,12 @@ def load(opened: Opened, fragment: str) -> playwright.Page:
     return page
 
 
-def drawn(page: playwright.Page, name: str, axis: str) -> np.ndarray:
-    """What the first trace of a figure shows."""
+def drawn(page: playwright.Page, name: str, axis: str, trace: int = 0) -> np.ndarray:
+    """What a trace of a figure shows."""
     found = page.evaluate(
-        """([name, axis]) => Array.from(document.getElementById(name).data[0][axis],
+        """([name, axis, trace]) => Array.from(document.getElementById(name).data[trace][axis],
              (row) => row?.length === undefined ? row : Array.from(row))""",
-        [name, axis],
+        [name, axis, trace],
     )
     return np.array(found, dtype=float)
 
@@ -139,6 +139,48 @@ def test_any_head_of_the_other_model_is_chosen_and_back_returns(opened: Opened) 
     assert not page.locator("#beside-now").is_visible()
     page = load(opened, "#L1H3&beside=L9H9")
     assert not page.locator("#pinned-selectivity").is_visible()
+    assert opened.harmless()
+
+
+def test_a_pair_a_text_and_numbers_of_both(
+    opened: Opened, models: list[torch.nn.Module], analyses: list[rl.Analysis]
+) -> None:
+    """The other model's push by plane, where its look goes, and its numbers."""
+    page = load(opened, "#L1H3&tab=pair&text=2&pair=9-4&beside=L2H1")
+    seen = [
+        rl.capture(model, BOTH, heads=head).isel(head=0)
+        for model, head in zip(models, ("1.3", "2.1"), strict=True)
+    ]
+    for pane, of in zip(("plot", "pinned"), seen, strict=True):
+        pushes = of["contribution"].values[:, 9, 4]
+        found = drawn(page, f"{pane}-pair", "y")
+        np.testing.assert_allclose(found, pushes, atol=5e-3)
+    scores = [f"{of['score'].values[9, 4]:+.2f}".replace("-", "−") for of in seen]
+    assert (
+        page.inner_text("#pair-score") == f"5 back: {scores[0]} nats; other: L2 H1: {scores[1]}"
+    )
+    page.locator("#pair-distance").fill("20")
+    assert drawn(page, "pinned-pair", "x", trace=2) == [20]
+    page.click("#one-tab-text")
+    page.wait_for_selector("#explore[aria-busy=false]")
+    weights = seen[1]["attention"].values[9]
+    best = round(100 * weights.max())
+    words = page.inner_text("#looks-beside")
+    assert words.startswith("other: L2 H1: ")
+    assert " looks at " in words
+    assert f" {best}% (" in words
+    page.select_option("#pick-excerpt", "0")
+    page.wait_for_selector("#explore[aria-busy=false]")
+    assert page.inner_text("#looks-beside") == "other: L2 H1 has not read these tokens."
+    page.click("#one-tab-pair")
+    assert not page.locator("#pinned-pair").is_visible()
+    page.click("#one-tab-numbers")
+    heads = analyses[1].heads.set_index(["layer", "head"])
+    total = page.inner_text("#numbers [data-beside=total_bits]")
+    assert total == f"{heads.loc[(2, 1), 'total_bits']:.2f}"
+    assert page.inner_text("#beside-numbers") == "Below each, in italics: other: L2 H1."
+    page.select_option("#beside", "")
+    assert page.inner_text("#numbers [data-beside=total_bits]") == ""
     assert opened.harmless()
 
 

@@ -91,7 +91,7 @@ async function refresh() {
       const { model, layer, head } = shown;
       if (drawnOf.get(element) !== model) await draw(name, element, model);
       else if (Math.abs(element._fullLayout.width - element.clientWidth) > 1) await Plotly.Plots.resize(element);
-      element.dataset.head = `${page.beside ? `${model.name}: ` : ""}L${layer} H${head}`;
+      element.dataset.head = nameOf(shown);
       if (mine !== turn) return;
       showOne(element, layer, head, model);
       panes.push(element);
@@ -147,8 +147,31 @@ function besideHead() {
   return page.beside.rows[l]?.[h] >= 0 ? { model: page.beside, layer: l, head: h } : null;
 }
 
+/** A head by its place, and by its model where there are two. */
+const nameOf = ({ model, layer, head }) => `${page.beside ? `${model.name}: ` : ""}L${layer} H${head}`;
+
+/** A number as the table writes those of its column. */
+function asIn(cell, value) {
+  if (value >= 1000) return `${(value / 1000).toPrecision(3)}k`;
+  if (Number.isInteger(value) && !cell.querySelector("[data-column]").textContent.includes(".")) return String(value);
+  return value >= 10 ? value.toPrecision(3) : value.toFixed(2);
+}
+
+/** The numbers of the head beside the chosen one, below its own. */
+function besideNumbers() {
+  const beside = besideHead();
+  const row = beside && beside.model.rows[beside.layer][beside.head];
+  $("beside-numbers").textContent = beside ? `Below each, in italics: ${nameOf(beside)}.` : "";
+  document.querySelectorAll("#numbers [data-beside]").forEach((cell) => {
+    const known = beside && beside.model.columns[cell.dataset.beside];
+    const value = known ? number(cell.dataset.beside, row, beside.model) : NaN;
+    cell.textContent = !beside ? "" : Number.isNaN(value) ? "–" : asIn(cell.parentElement, value);
+  });
+}
+
 /** The other model's head in words, and what of the choice it has no counterpart of. */
 function tellBeside() {
+  besideNumbers();
   if (!page.beside) return;
   const { beside, layer, head, band } = state, there = besideHead(), { name, rows, live } = page.beside;
   $("beside").value = Array.isArray(beside) ? beside.join() : beside ?? "";
@@ -161,8 +184,9 @@ function tellBeside() {
   const row = rows[there.layer][there.head], planes = bandOf(there.layer, page.beside);
   const stopped = !band ? "" : !live[there.layer][there.head] ? " Its planes cannot be stopped here."
     : planes ? ` ${bandWords(planes, there.layer, page.beside)}` : " It has no plane of these wavelengths.";
-  const text = excerptOf(page.beside) < 0 && (state.tab === "attention" || (state.tab === "kernel" && planes))
-    ? " It has not read this piece of text: give both the same --prompt." : "";
+  const text = excerptOf(page.beside) < 0 && (["attention", "pair"].includes(state.tab) || (state.tab === "kernel" && planes))
+    ? " It has not read this piece of text: give both the same --prompt."
+    : state.tab === "pair" && !sameTokens(page.beside) ? " It cuts this text into other tokens." : "";
   $("beside-now").textContent = `${name}, layer ${there.layer}, head ${there.head}: ${labelWords(row, page.beside)}. `
     + `${bitsWords(row, page.beside)}.${stopped}${text}`;
 }
@@ -178,7 +202,8 @@ function showTabs() {
     }
   }
   const { pin } = state, beside = besideHead();
-  $("head").classList.toggle("pinned", Boolean(beside) && !(state.tab === "attention" && excerptOf(beside.model) < 0));
+  $("head").classList.toggle("pinned", Boolean(beside) && !(state.tab === "attention" && excerptOf(beside.model) < 0)
+    && !(state.tab === "pair" && !sameTokens(beside.model)));
   $("pin").setAttribute("aria-pressed", Boolean(pin));
   $("pin").textContent = pin ? `Unpin L${pin[0]} H${pin[1]}` : "Pin";
   $("live").hidden = ["numbers", "stopped", "reach"].includes(state.tab);

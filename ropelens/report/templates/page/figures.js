@@ -129,7 +129,7 @@ function showNorms(element) {
 }
 
 /** The same scale on the first panel in both panes, for its unit is one of every model. */
-const SCALED = ["selectivity", "kernel"];
+const SCALED = ["selectivity", "kernel", "pair"];
 async function oneScale(panes) {
   const of = (element) => element.layout.yaxis;
   for (const element of panes) {

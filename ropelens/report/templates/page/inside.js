@@ -35,11 +35,11 @@ function turning(layer, band, model = page) {
 }
 
 /** Of a query and a key: each plane's product, and the term of what does not rotate. */
-function products(excerpt, layer, head, query, key) {
-  const one = page.excerpts[excerpt];
-  const q = vectors(one.query, layer, head), k = vectors(one.key, layer, page.kvHeads[layer][head]);
-  const [a, b] = [q.at(query), k.at(key)], count = page.planes[layer];
-  const scale = page.scale[layer] * q.step * k.step;
+function products(excerpt, layer, head, query, key, model) {
+  const one = model.excerpts[excerpt];
+  const q = vectors(one.query, layer, head), k = vectors(one.key, layer, model.kvHeads[layer][head]);
+  const [a, b] = [q.at(query), k.at(key)], count = model.planes[layer];
+  const scale = model.scale[layer] * q.step * k.step;
   let rest = 0;
   for (let i = 2 * count; i < q.size; i++) rest += a[i] * b[i];
   const real = [], imaginary = [];

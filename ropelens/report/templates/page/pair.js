@@ -28,10 +28,16 @@ function keyOf(query) {
   return best;
 }
 
-function pairOf(query, key) {
-  const { layer, head, excerpt, band } = state;
-  if (!page.live[layer][head]) return null;
-  return { product: products(excerpt, layer, head, query, key), frequencies: turning(layer, band) };
+function pairOf(query, key, layer = state.layer, head = state.head, model = page) {
+  if (!model.live[layer][head] || !sameTokens(model)) return null;
+  return { product: products(excerptOf(model), layer, head, query, key, model),
+    frequencies: turning(layer, bandOf(layer, model), model) };
+}
+
+/** Whether a model reads the chosen text, cut into the same tokens. */
+function sameTokens(model) {
+  const tokens = model.excerpts[excerptOf(model)]?.tokens;
+  return tokens?.length === tokensOf().length && tokens.every((token, i) => token === tokensOf()[i]);
 }
 
 /** A pair in words: its weight, its score, and the planes that push most. */
@@ -79,43 +85,58 @@ function showText() {
     button.classList.toggle("ahead", i > query);
     button.setAttribute("aria-pressed", i === query);
   });
+  $("looks").replaceChildren(...lookWords(query, row));
+  const beside = besideHead();
+  $("looks-beside").replaceChildren(...!beside ? [] : !sameTokens(beside.model) ? [`${nameOf(beside)} has not read these tokens.`]
+    : [`${nameOf(beside)}: `, ...lookWords(query, shownWeights(beside.layer, beside.head, beside.model)[query])]);
+}
+
+/** Where the attention of a query goes, in words. */
+function lookWords(query, row) {
   const best = [...row.keys()].filter((i) => row[i] >= 0.005).sort((a, b) => row[b] - row[a]).slice(0, 4);
   const parts = best.flatMap((i, n) => {
     const back = i === query ? "itself" : i === 0 ? "first" : `${query - i} back`;
     return [n ? ", " : "", code(i), ` ${Math.round(100 * row[i])}% (${back})`];
   });
-  $("looks").replaceChildren(code(query), " looks at ", ...(parts.length ? parts : ["nothing much"]), ".");
+  return [code(query), " looks at ", ...(parts.length ? parts : ["nothing much"]), "."];
 }
 
 // ---- planes of the pair
 
-function showPair(element) {
-  const { query, layer } = state, key = keyOf(query);
-  const distance = state.distance ?? query - key;
+/** The controls and dials of the chosen head's pair, and its figure. */
+function showPair(element, layer, head, model) {
+  const { query } = state, key = keyOf(query), distance = state.distance ?? query - key;
+  const pair = pairOf(query, key, layer, head, model);
+  if (element === plot("pair")) showControls(query, key, distance, pair);
+  const role = (name) => element.data.findIndex(({ meta }) => meta?.role === name);
+  const at = [role("push"), role("score"), role("here")];
+  if (!pair) return Plotly.restyle(element, { x: [[], [], []], y: [[], [], []] }, at);
+  const pushes = terms(pair.product, pair.frequencies, distance);
+  const own = part(model.arrays.wavelength_position, layer, 0, model);
+  const shown = pushes.slice(0, own.findLastIndex(Number.isFinite) + 1);
+  const score = scores(pair, Math.max(page.farthest[state.layer], distance));
+  const waves = shown.map((_, plane) => model.frequencies[layer][plane]).map((w) => w > 0 ? 2 * Math.PI / w : Infinity);
+  return Plotly.restyle(element, { x: [own.slice(0, shown.length), score.map((_, d) => d), [distance]],
+    y: [shown, score, [score[distance]]], customdata: [waves, null, null], width: [own.map((x) => 0.3 * x), null, null] }, at);
+}
+
+/** The score of a pair at every distance from 0 on. */
+const scores = ({ product, frequencies }, farthest) => Array.from({ length: farthest + 1 }, (_, distance) =>
+  terms(product, frequencies, distance).reduce((a, b) => a + b, 0));
+
+function showControls(query, key, distance, pair) {
   $("pair-query").value = query;
   $("pair-key").value = key;
   [...$("pair-key").options].forEach((option, i) => { option.disabled = i > query; });
-  $("pair-distance").max = page.farthest[layer];
+  $("pair-distance").max = page.farthest[state.layer];
   $("pair-distance").value = distance;
-  const pair = pairOf(query, key);
-  $("pair-score").textContent = pair ? "" : NOT_LIVE;
   $("pair-distance").disabled = !pair;
-  const role = (name) => element.data.findIndex(({ meta }) => meta?.role === name);
-  const at = [role("push"), role("score"), role("here")];
-  if (!pair) {
-    $("dials").replaceChildren();
-    return Plotly.restyle(element, { x: [[], [], []], y: [[], [], []] }, at);
-  }
-  const pushes = terms(pair.product, pair.frequencies, distance);
-  const own = part(page.arrays.wavelength_position, layer, 0);
-  const shown = pushes.slice(0, own.findLastIndex(Number.isFinite) + 1);
-  const far = Array.from({ length: Math.max(page.farthest[layer], distance) + 1 }, (_, d) => d);
-  const score = far.map((d) => terms(pair.product, pair.frequencies, d).reduce((a, b) => a + b, 0));
-  $("pair-score").textContent = `${distance} back: ${nats(score[distance])} nats`;
-  drawDials(pair, distance);
-  const waves = shown.map((_, plane) => page.frequencies[layer][plane]).map((w) => w > 0 ? 2 * Math.PI / w : Infinity);
-  return Plotly.restyle(element, { x: [own.slice(0, shown.length), far, [distance]],
-    y: [shown, score, [score[distance]]], customdata: [waves, null, null], width: [own.map((x) => 0.3 * x), null, null] }, at);
+  if (pair) drawDials(pair, distance);
+  else $("dials").replaceChildren();
+  const told = (found) => nats(terms(found.product, found.frequencies, distance).reduce((a, b) => a + b, 0));
+  const beside = besideHead(), other = beside && pairOf(query, key, beside.layer, beside.head, beside.model);
+  $("pair-score").textContent = !pair ? NOT_LIVE
+    : `${distance} back: ${told(pair)} nats${other ? `; ${nameOf(beside)}: ${told(other)}` : ""}`;
 }
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -150,5 +171,7 @@ $("pair-distance").addEventListener("input", ({ target: { value } }) => {
   state.key = keyOf(state.query);
   state.distance = Number(value);
   remember(false);
-  showPair(plot("pair"));
+  showPair(plot("pair"), state.layer, state.head, page);
+  const beside = besideHead();
+  if (beside && seen($("pinned-pair"))) showPair($("pinned-pair"), beside.layer, beside.head, beside.model);
 });

@@ -1,0 +1,56 @@
+"""What measuring 512 rows costs on long sequences, beside a plain forward pass.
+
+The model and the sums of cost.py, one sequence, one run each after one of 4,096 tokens. Up to
+65,536 tokens run in one pass, more in chunks with a key-value cache, where a plain pass has no
+memory for its logits. Peaks are above what the process held before.
+
+    python benchmarks/long.py [--lengths 32768,131072]
+
+On two threads 32,768 tokens take minutes, 131,072 an hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import cost
+import torch
+
+from ropelens.measure.chunks import ONE_PASS
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--lengths", default="32768,131072")
+    lengths = [int(length) for length in parser.parse_args().lengths.split(",")]
+    model = cost.random_llama(**cost.SMALL, max_position_embeddings=2**17)
+    with torch.no_grad():
+        for length in (4096, *lengths):
+            tokens = torch.randint(model.config.vocab_size, (1, length))
+            plain = None
+            for what, way in cost.ways_of(model, tokens, rows=(512,)).items():
+                if what == "plain forward" and length > ONE_PASS:
+                    continue
+                seconds, mebibytes = cost_of(way)
+                plain = plain or (seconds if what == "plain forward" else None)
+                ratio = f", {seconds / plain:.2f} of plain" if plain else ""
+                if length in lengths:
+                    print(
+                        f"{length:,} {what}: {seconds:,.1f} s{ratio}, {mebibytes:,.0f} MiB",
+                        flush=True,
+                    )
+
+
+def cost_of(way: Callable[[], object]) -> tuple[float, float]:
+    """Seconds and peak memory (MiB) of one run."""
+    with cost.Peak(torch.device("cpu")) as peak:
+        begin = time.perf_counter()
+        way()
+        seconds = time.perf_counter() - begin
+    return seconds, peak.bytes / cost.MIB
+
+
+if __name__ == "__main__":
+    main()
