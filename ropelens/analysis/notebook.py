@@ -49,6 +49,13 @@ def head_map(heads: pd.DataFrame) -> str:
             f'fill-opacity="{strength:.2f}">'
             f"<title>{escape(name)}</title></rect>"
         )
+        if cell == CELL:
+            cells.append(
+                f'<text x="{left + (int(head) + 0.5) * cell - 0.5}" '
+                f'y="{(int(layer) + 1) * cell - 5}" text-anchor="middle" font-size="9" '
+                f'fill="{"#fff" if strength > 0.5 else MUTED}" pointer-events="none">'
+                f"{SIGNS.get(label, '')}</text>"
+            )
     step = max(1, 12 // cell)  # so that numbers of layers do not touch
     names = "".join(
         f'<text x="{left - 4}" y="{layer * cell + cell - 3}" text-anchor="end" '

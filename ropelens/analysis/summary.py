@@ -19,15 +19,16 @@ BITS_OF = {"positional": "position_bits", "semantic": "content_bits", "sink": "s
 
 
 def summarize(analysis: Analysis) -> list[str]:
-    """How many heads do what, the strongest, the verdict of the claim, the main change."""
+    """How many heads do what, the verdict of the claim, the strongest, the main change."""
     heads, swept = analysis.heads, analysis.truncation
-    lines = [headline(heads), strongest_heads(heads), claim_sentence(heads.attrs.get("claim"))]
+    lines = [headline(heads), claim_sentence(heads.attrs.get("claim")), strongest_heads(heads)]
     if swept is None:
         lines.append(where_positional(heads))
     else:
         lines += describe_truncation(swept, table=analysis.truncation_table)[:2]
     searched = describe_attention_on(analysis.profile)
-    return [*[line for line in lines if line][: MOST - len(searched)], *searched]
+    most = max(2, MOST - len(searched))  # the verdict among them
+    return [*[line for line in lines if line][:most], *searched]
 
 
 def strongest_heads(heads: pd.DataFrame) -> str:

@@ -137,14 +137,15 @@ def _add_random(
 
 def _add_selectivity(figure: go.Figure, truncation: xr.Dataset) -> None:
     """Share of the positive selectivity by wavelength, mean over all heads."""
-    places = wavelength_positions(truncation["wavelength"].values)
+    wavelength = truncation["wavelength"].values
+    shares = np.nanmean(selectivity_shares(truncation), axis=1)
     figure.add_scatter(
-        **mean_share(places, np.nanmean(selectivity_shares(truncation), axis=1)),
+        **mean_share(wavelength_positions(wavelength), shares, wavelength),
         mode="lines+markers",
         line={"color": COLORS[1], "width": 2},
         marker={"symbol": "square", "size": 6},
         name="push",
-        hovertemplate="wavelength %{x:.3~s} tokens<br>%{y:.1f}% of the push<extra></extra>",
+        hovertemplate="wavelength %{text} tokens<br>%{y:.1f}% of the push<extra></extra>",
         row=2,
         col=1,
     )

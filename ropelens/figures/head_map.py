@@ -27,7 +27,7 @@ def plot_head_map(
 
     One heat map a label: z is `total_bits` [layer, head] where the head has that label, else
     NaN; from 2 bits on colours are full. The number in a positional cell is the head's offset
-    in tokens; other labels but "mixed" have their sign. `selected` (layer, head) gets a frame.
+    in tokens; other cells have their label's sign. `selected` (layer, head) gets a frame.
     """
     heads = head_table(profile, heads)
     layers, count = profile.sizes["layer"], profile.sizes["head"]
@@ -40,8 +40,7 @@ def plot_head_map(
     figure = new_figure("Heads by layer: label and strength", height=height)
     for label in LABELS:
         own = labels == label
-        sign = "" if label == "mixed" else SIGNS[label]
-        signs = np.where(np.isnan(offset), sign, np.char.mod("%.0f", offset))
+        signs = np.where(np.isnan(offset), SIGNS[label], np.char.mod("%.0f", offset))
         figure.add_heatmap(
             z=np.where(own, bits, np.nan),
             zmin=0,

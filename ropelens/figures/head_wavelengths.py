@@ -13,6 +13,7 @@ from ropelens.figures.label_selectivity import add_label_lines, selectivity_shar
 from ropelens.figures.norms import in_columns
 from ropelens.figures.style import COLORS, LABELS, OUTSIDE, SEQUENTIAL, SYMBOLS, new_figure
 from ropelens.figures.wavelengths import (
+    column_names,
     common_columns,
     mark_context,
     one_title,
@@ -58,13 +59,14 @@ def plot_head_wavelengths(
         x=edges,
         y=names,
         z=shares.astype(np.float32),
+        text=column_names(profile["wavelength"].values, planes)[layer],
         colorscale=SEQUENTIAL,
         zmin=0,
         colorbar={
             **{"thickness": 10, "nticks": 4, "title": {"text": "share<br>(%)"}},
             **{"len": below / (MEANS + below), "y": 0, "yanchor": "bottom"},
         },
-        hovertemplate="%{y}<br>%{z:.0f}% of its push near %{x:.3~s} tokens<extra></extra>",
+        hovertemplate="%{y}<br>%{z:.0f}% of its push at %{text} tokens<extra></extra>",
         hoverongaps=False,
         row=2,
         col=1,

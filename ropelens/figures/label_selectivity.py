@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
@@ -9,6 +11,7 @@ import xarray as xr
 from jaxtyping import Float
 
 from ropelens.figures.inputs import head_table
+from ropelens.figures.numbers import short_count
 from ropelens.figures.style import COLORS, LABELS, SYMBOLS, new_figure
 from ropelens.figures.wavelengths import mark_context, wavelength_axis, wavelength_positions
 
@@ -36,19 +39,20 @@ def plot_label_selectivity(profile: xr.Dataset, heads: pd.DataFrame | None = Non
 def add_label_lines(figure: go.Figure, profile: xr.Dataset, heads: pd.DataFrame) -> None:
     """The lines of `plot_label_selectivity`, in the first panel of a figure."""
     shares = selectivity_shares(profile)
-    places = wavelength_positions(profile["wavelength"].values)
+    wavelength = profile["wavelength"].values
+    places = wavelength_positions(wavelength)
     for label in LABELS[:3]:
         rows = heads[heads["label"] == label]
         if len(rows) < FEWEST_HEADS:
             continue
         layers, columns = rows["layer"].to_numpy(int), rows["head"].to_numpy(int)
         figure.add_scatter(
-            **mean_share(places[layers], shares[layers, columns]),
+            **mean_share(places[layers], shares[layers, columns], wavelength[layers]),
             name=f"{label} ({len(rows)} heads)",
             mode="lines+markers",
             line={"color": COLORS[label], "width": 2},
             marker={"symbol": SYMBOLS[label], "size": 8},
-            hovertemplate=f"{label}<br>wavelength %{{x:.3~s}} tokens<br>%{{y:.1f}}%"
+            hovertemplate=f"{label}<br>wavelength %{{text}} tokens<br>%{{y:.1f}}%"
             "<extra></extra>",
         )
 
@@ -61,10 +65,21 @@ def selectivity_shares(profile: xr.Dataset) -> Float[np.ndarray, "layer head fre
 
 
 def mean_share(
-    places: Float[np.ndarray, "row frequency"], shares: Float[np.ndarray, "row frequency"]
-) -> dict[str, np.ndarray]:
-    """The mean of `shares` in percent (y) at each place on the wavelength axis (x)."""
+    places: Float[np.ndarray, "row frequency"],
+    shares: Float[np.ndarray, "row frequency"],
+    wavelength: Float[np.ndarray, "row frequency"],
+) -> dict[str, Any]:
+    """The mean of `shares` in percent (y) by place on the axis (x), and its wavelength (text).
+
+    A line breaks before each plane that never turns: no wavelength lies between two of them.
+    """
     known = np.isfinite(places) & np.isfinite(shares)
     at = np.round(np.log(places[known]), 4)  # measured layers differ in the last digits
-    mean = pd.Series(100 * shares[known]).groupby(at).mean()
-    return {"x": np.exp(mean.index.to_numpy()), "y": mean.to_numpy()}
+    found = pd.DataFrame({"y": 100 * shares[known], "wavelength": wavelength[known]})
+    mean = found.groupby(at).mean()
+    breaks = np.flatnonzero(np.isinf(mean["wavelength"]))
+    return {
+        "x": np.insert(np.exp(mean.index.to_numpy()), breaks, np.nan),
+        "y": np.insert(mean["y"].to_numpy(), breaks, np.nan),
+        "text": np.insert([short_count(w) for w in mean["wavelength"]], breaks, ""),
+    }

@@ -11,6 +11,7 @@ import xarray as xr
 from ropelens.figures.inputs import check_head, kv_heads
 from ropelens.figures.style import SEQUENTIAL, index_axis, name_panel, new_figure
 from ropelens.figures.wavelengths import (
+    column_names,
     common_columns,
     mark_context,
     one_title,
@@ -38,11 +39,12 @@ def plot_norms(profile: xr.Dataset, *, head: int | None = None) -> go.Figure:
         vertical_spacing=0.14 if layers <= 16 else 0.07,
     )
     edges, planes = common_columns(profile["wavelength"].values)
+    names = column_names(profile["wavelength"].values, planes)
     for row, (name, side) in enumerate(PANELS.items(), start=1):
         z = in_columns(norms_by_layer(profile, name, head=head), planes)
         bar = {"len": 0.46, "y": 1.0 if row == 1 else 0.46, "yanchor": "top"}
         figure.add_heatmap(
-            **_norm_cells(edges, z, row="layer", side=side, bar=bar),
+            **_norm_cells(edges, z, names, row="layer", side=side, bar=bar),
             meta={"role": name},
             zmax=float(np.nanmax(z)),
             row=row,
@@ -66,12 +68,13 @@ def plot_head_norms(profile: xr.Dataset, *, layer: int) -> go.Figure:
     norms = profile["q_norm"].transpose("layer", "head", "frequency").values[layer]
     edges, planes = common_columns(profile["wavelength"].values)
     z = in_columns(norms, np.broadcast_to(planes[layer], (heads, planes.shape[1])))
+    names = column_names(profile["wavelength"].values, planes)[np.full(heads, layer)]
     figure = new_figure(
         f"Query norms by wavelength, heads of layer {layer}",
         height=150 + int(np.clip(heads * 30, 120, max(240, heads * 9))),
     )
     bar = {"title": {"text": "norm<br>(model<br>units)"}}
-    figure.add_heatmap(**_norm_cells(edges, z, row="head", side="query", bar=bar))
+    figure.add_heatmap(**_norm_cells(edges, z, names, row="head", side="query", bar=bar))
     figure.update_yaxes(**index_axis(heads, "head"))
     _lay_out(figure, profile, edges)
     return figure
@@ -94,18 +97,22 @@ def in_columns(values: np.ndarray, planes: np.ndarray) -> np.ndarray:
 
 
 def _norm_cells(
-    edges: np.ndarray, z: np.ndarray, *, row: str, side: str, bar: dict
+    edges: np.ndarray, z: np.ndarray, names: np.ndarray, *, row: str, side: str, bar: dict
 ) -> dict[str, Any]:
-    """A heat map of norms `z` [row, column], a `row` being a layer or a head."""
+    """A heat map of norms `z` [row, column], a `row` being a layer or a head.
+
+    `names` [row, column] are those of the cells' wavelengths.
+    """
     return {
         "x": edges,
         "y": np.arange(len(z)),
         "z": z,
+        "text": names,
         "name": f"{side} norm",
         "colorscale": SEQUENTIAL,
         "zmin": 0,
         "colorbar": {"thickness": 10, "nticks": 4} | bar,
-        "hovertemplate": f"{row} %{{y}}<br>wavelength %{{x:.3~s}} tokens<br>"
+        "hovertemplate": f"{row} %{{y}}<br>wavelength %{{text}} tokens<br>"
         f"{side} norm %{{z:.3f}}<extra></extra>",
         "hoverongaps": False,
     }

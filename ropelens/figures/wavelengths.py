@@ -123,3 +123,11 @@ def common_columns(wavelength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     centres = np.sqrt(edges[1:] * edges[:-1])
     inside = (low[..., None] < centres) & (centres < high[..., None])
     return edges, np.where(inside.any(1), inside.argmax(1), -1)
+
+
+def column_names(wavelength: np.ndarray, planes: np.ndarray) -> np.ndarray:
+    """The wavelength of each layer's plane in each column [layer, column]; "" where none."""
+    rows = zip(wavelength, planes, strict=True)
+    return np.array(
+        [["" if p < 0 else short_count(w[p]) for p in of_layer] for w, of_layer in rows]
+    )

@@ -125,7 +125,8 @@ PROFILE = (
     PageFigure(
         "attention",
         lambda profile, _, at: plot_attention(profile, layer=at[0], head=at[1]),
-        "Each row is a token looking back; bright cells are what it looks at. Click a cell to "
+        "Each row is a token looking back; bright cells are what it looks at. Bars are what "
+        "each plane adds to the pair under the pointer, the fastest first. Click a cell to "
         "look into the pair.",
         title="Attention on an excerpt",
         section="head",
@@ -135,8 +136,9 @@ PROFILE = (
     PageFigure(
         "pair",
         lambda profile, *_: plot_pair(profile, layer=0, head=0, query=1, key=0),
-        "Above, what each plane adds to the score of this query and this key. Below, the "
-        "score were the key as many tokens back.",
+        "A dial is a plane: its hand turns with the distance, and pushes toward the key where "
+        "it points right, away where it points left (dashed); a longer hand can push more. "
+        "Below, what each adds to the score, and the score were the key as many tokens back.",
         title="One query, one key",
         section="head",
         tab="Pair",

@@ -103,15 +103,14 @@ def test_positional_cells_name_their_offset(small):
 
 
 def test_cells_are_told_apart_without_colour(measured):
-    """Each label but the commonest has a sign; where cells are too small none has."""
+    """Each label has a sign; where cells are too small none has."""
     profile, heads = measured
     signs = {
         trace.name: set(np.array(trace.text).ravel()) - {""}
         for trace in rl.plot_head_map(profile, heads).select_traces("heatmap")
     }
-    present = set(heads["label"]) - {"positional", "mixed"}
+    present = set(heads["label"]) - {"positional"}
     assert {label: signs[label] for label in present} == {n: {SIGNS[n]} for n in present}
-    assert not signs["mixed"]
     wide = rl.plot_head_map(*synthetic_profile(layers=2, heads=30, kv_heads=30))
     assert {trace.texttemplate for trace in wide.select_traces("heatmap")} == {None}
 

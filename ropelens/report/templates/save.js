@@ -37,9 +37,12 @@ function pointsOf(element) {
 const DATA = { width: 1000, height: 1000, path: "M100 0h800v1000h-800zM200 150v120h600v-120zM200 370v120h600v-120zM200 590v120h600v-120z" };
 
 /** The buttons over a figure, named one by one: plotly's own list has one that uploads. */
-function plotOptions(filename, more = []) {
-  const table = { name: "data", title: "Save the numbers (CSV)", icon: DATA,
+function plotOptions(filename, title, more = []) {
+  const of = title ? `: ${title}` : "";
+  const table = { name: "data", title: `Save the numbers (CSV)${of}`, icon: DATA,
     click: (element) => save(`${filename}.csv`, pointsOf(element), "text/csv") };
+  const picture = { name: "toImage", title: `Save the picture (SVG)${of}`, icon: Plotly.Icons.camera,
+    click: (element) => Plotly.downloadImage(element, { format: "svg", filename }) };
   return { displaylogo: false, responsive: true, showSendToCloud: false, plotlyServerURL: "",
-    modeBarButtons: [...more, ["toImage", table]], toImageButtonOptions: { format: "svg", filename } };
+    modeBarButtons: [...more, [picture, table]] };
 }

@@ -2,18 +2,28 @@
 /** Whether what lies compressed in the page can be read; else it stays the page without scripts. */
 const unpacks = Boolean(window.DecompressionStream);
 document.documentElement.classList.toggle("scripted", unpacks);
-if (!unpacks) {
-  document.querySelector("header").append("This browser is too old to draw the figures.");
+if (!unpacks) goWithout("This browser is too old to draw the figures.");
+
+/** The page without scripts, and why. */
+function goWithout(words) {
+  document.documentElement.classList.remove("scripted");
+  document.querySelector("header").append(words);
   for (const whole of document.querySelectorAll("noscript")) whole.outerHTML = whole.textContent;
 }
 
-/** The text that lies in an element; in a browser that cannot read it all who ask wait for ever. */
+/** The text that lies in an element; where it cannot be read all who ask wait for ever. */
 async function unpack(id) {
   if (!unpacks) return new Promise(() => {});
-  const packed = atob(document.getElementById(id).textContent);
-  const bytes = Uint8Array.from(packed, (character) => character.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return new Response(stream).text();
+  try {
+    const packed = atob(document.getElementById(id).textContent);
+    const bytes = new Uint8Array(packed.length);
+    for (let i = 0; i < packed.length; i++) bytes[i] = packed.charCodeAt(i);
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return await new Response(stream).text();
+  } catch {
+    goWithout("This file is damaged: make the page again with ropelens report.");
+    return new Promise(() => {});
+  }
 }
 
 /** plotly.js becomes a script whose hash the policy names. */

@@ -3,16 +3,16 @@
 // or "same": the head of the chosen one's place.
 const FIRST = { layer: page.selected[0], head: page.selected[1], view: $("all").querySelector("[role=tab]").dataset.tab,
   tab: $("one-tab-selectivity").dataset.tab, excerpt: 0, query: page.excerpts[0].tokens.length - 1, key: null,
-  distance: null, band: null, mode: "stop", pin: null, beside: page.beside ? "same" : null };
+  distance: null, band: null, mode: "stop", by: "", pin: null, beside: page.beside ? "same" : null };
 const state = { ...FIRST, norms: "mean" };
 
 // ---- the address
 
 function address() {
-  const { layer, head, view, tab, excerpt, query, key, band, pin, beside } = state;
+  const { layer, head, view, by, tab, excerpt, query, key, band, pin, beside } = state;
   const named = (place) => Array.isArray(place) ? `L${place[0]}H${place[1]}` : place;
   const end = page.excerpts[excerpt].tokens.length - 1;
-  const parts = [`L${layer}H${head}`, view !== FIRST.view && `view=${view}`, tab !== FIRST.tab && `tab=${tab}`,
+  const parts = [`L${layer}H${head}`, view !== FIRST.view && `view=${view}`, by && `by=${by}`, tab !== FIRST.tab && `tab=${tab}`,
     excerpt > 0 && `text=${excerpt + 1}`, key !== null ? `pair=${query}-${key}` : query !== end && `query=${query}`,
     band && `${band.mode}=${band.from}-${band.to}`, pin && `pin=${named(pin)}`, beside && `beside=${named(beside)}`];
   return `#${parts.filter(Boolean).join("&")}`;
@@ -36,11 +36,12 @@ function recall() {
   const excerpt = page.excerpts[Number(given.text) - 1] ? Number(given.text) - 1 : 0;
   const length = page.excerpts[excerpt].tokens.length;
   const [query, key] = pair(given.pair) ?? [/^\d+$/.test(given.query ?? "") ? Number(given.query) : length - 1, null];
-  const band = pair(given.stop ?? given.drop), mode = given.drop ? "drop" : "stop";
+  const mode = given.stop === undefined && given.drop !== undefined ? "drop" : "stop", band = pair(given[mode]);
   const pin = there(headOf(given.pin)) ? headOf(given.pin) : null;
   const beside = given.beside === "same" && page.beside ? "same" : headOf(given.beside);
   Object.assign(state, { layer: place[0], head: place[1], excerpt, distance: null, mode,
     view: $(`all-tab-${given.view}`) ? given.view : FIRST.view,
+    by: [...$("map-by").options].some(({ value }) => value === given.by) ? given.by : "",
     tab: $(`one-tab-${given.tab}`) ? given.tab : FIRST.tab,
     query: query < length ? query : length - 1, key: key !== null && key <= query && query < length ? key : null,
     band: band && band[0] <= band[1] && band[1] < page.planes[place[0]] ? { from: band[0], to: band[1], mode } : null,
@@ -264,7 +265,11 @@ $("next").addEventListener("click", () => step(1));
 for (const id of ["pick-layer", "pick-head"]) {
   $(id).addEventListener("change", () => choose(Number($("pick-layer").value), Number($("pick-head").value)));
 }
-$("map-by").addEventListener("change", colorMap);
+$("map-by").addEventListener("change", ({ target: { value } }) => {
+  state.by = value;
+  remember(false);
+  colorMap();
+});
 document.querySelectorAll("[name=norms]").forEach((radio) => {
   radio.addEventListener("change", () => { state.norms = radio.value; showNorms(plot("norms")); });
 });
@@ -283,7 +288,10 @@ async function start() {
   sortList();
   show();
   for (const event of ["hashchange", "popstate"]) addEventListener(event, () => {
-    if (!location.hash) Object.assign(state, FIRST);
+    if (!location.hash) {
+      Object.assign(state, FIRST);
+      $("head").classList.remove("open");
+    }
     if (!location.hash || recall()) show();
   });
   document.documentElement.dataset.ready = "true";

@@ -8,7 +8,7 @@ const drawn = (element) => Boolean(element.data);
 
 function options(name) {
   const zoom = ["kernel", "claim", "pair"].includes(name);
-  return { ...plotOptions(`ropelens-${name}`, zoom ? [["zoom2d", "pan2d", "resetScale2d"]] : []),
+  return { ...plotOptions(`ropelens-${name}`, page.titles[name], zoom ? [["zoom2d", "pan2d", "resetScale2d"]] : []),
     displayModeBar: matchMedia("(hover: hover)").matches ? "hover" : false };
 }
 
@@ -55,10 +55,10 @@ function ring(element) {
   return Plotly.restyle(element, changed, [index]);
 }
 
-/** Move the frame of the chosen head; by hand, for plotly would draw all cells again. */
-function frame(element, box) {
+/** Move a head's frame; by hand, for plotly would draw all cells again. */
+function frame(element, box, name = "selected") {
   const full = element._fullLayout;
-  const at = element.layout.shapes.findIndex((shape) => shape.name === "selected");
+  const at = element.layout.shapes.findIndex((shape) => shape.name === name);
   Object.assign(element.layout.shapes[at], box);
   const shape = Object.assign(full.shapes[at], box);
   const place = (ref, value) => {
@@ -73,6 +73,9 @@ function frame(element, box) {
 
 /** The map by a number of each head in place of its label; wavelengths by their powers of ten. */
 function colorMap() {
+  $("map-by").value = state.by;
+  if (!drawn(plot("map")) || (plot("map").dataset.by ?? "") === state.by) return null;
+  plot("map").dataset.by = state.by;
   const { value: column, selectedOptions: [{ textContent: words }] } = $("map-by");
   const data = plot("map").data, last = data.length - 1;
   const labels = data.map((_, i) => i).filter((i) => i < last);
@@ -88,12 +91,13 @@ function colorMap() {
   const text = z.map((rows) => rows.map((value) => `${said} ${(log ? 10 ** value : value).toPrecision(3)}`));
   return Plotly.restyle(plot("map"), { visible: true, z: [z], text: [text], zmin: log ? null : 0, zauto: log,
     zmax: log ? null : Math.max(...z.flat().filter(Number.isFinite)),
+    "colorbar.title.text": said,
     "colorbar.tickmode": log ? "array" : "auto", "colorbar.tickvals": [ticks.tickvals], "colorbar.ticktext": [ticks.ticktext] }, [last]);
 }
 /** What it is drawn with, empty until asked for. */
 page.figures.map.data.push({ type: "heatmap", visible: false, z: [[]], colorscale: "Viridis", hoverongaps: false, xgap: 1, ygap: 1,
   hovertemplate: "L%{y} H%{x}<br>%{text}<extra></extra>",
-  colorbar: { orientation: "h", thickness: 8, len: 0.9, y: -0.32, yanchor: "top", nticks: 5 } });
+  colorbar: { orientation: "h", thickness: 8, len: 0.9, y: -0.32, yanchor: "top", nticks: 5, title: { side: "top" } } });
 
 /** Norms [layer][column] of one head or the mean over heads, as the figure's columns lie. */
 function norms(name) {
@@ -140,16 +144,27 @@ async function oneScale(panes) {
   for (const element of panes) await Plotly.relayout(element, { "yaxis.range": [Math.min(...ends), Math.max(...ends)] });
 }
 
+/** The heads that have a frame: the chosen one, and dotted one that is pinned (or none, out of sight). */
+const framed = () => [["pinned", state.pin ?? [-9, -9]], ["selected", [state.layer, state.head]]];
+for (const { layout } of [page.figures.map, page.figures.wavelengths].filter(Boolean)) {
+  const chosen = layout.shapes.find(({ name }) => name === "selected");
+  layout.shapes.push({ ...chosen, name: "pinned", line: { ...chosen.line, dash: "dot" } });
+}
+
 /** What each figure does for the chosen head; those of one head also for the one beside it. */
 const SHOW = {
   wavelengths: (element) => {
-    const at = element.data.find(({ type }) => type === "heatmap").y.indexOf(`L${state.layer} H${state.head}`);
-    const row = at < 0 ? -9 : at;  // out of sight
-    return frame(element, { y0: row - 0.5, y1: row + 0.5 });
+    const rows = element.data.find(({ type }) => type === "heatmap").y;
+    for (const [name, [layer, head]] of framed()) {
+      const at = rows.indexOf(`L${layer} H${head}`), row = at < 0 ? -9 : at;  // out of sight
+      frame(element, { y0: row - 0.5, y1: row + 0.5 }, name);
+    }
   },
   map: (element) => {
-    const { layer, head } = state;
-    return frame(element, { x0: head - 0.5, x1: head + 0.5, y0: layer - 0.5, y1: layer + 0.5 });
+    for (const [name, [layer, head]] of framed()) {
+      frame(element, { x0: head - 0.5, x1: head + 0.5, y0: layer - 0.5, y1: layer + 0.5 }, name);
+    }
+    return colorMap();
   },
   triangle: ring,
   claim: ring,
@@ -193,7 +208,7 @@ const CLICKS = {
     if (planes.length) stopBand({ from: Math.min(...planes), to: Math.max(...planes), mode: state.mode });
   }),
   attention: (element) => {
-    element.on("plotly_click", ({ points: [point] }) => choosePair(point.y, point.x));
+    element.on("plotly_click", ({ points: [point] }) => lookInto(point.y, point.x));
     element.on("plotly_hover", ({ points: [point] }) => tellPair(point.y, point.x));
   },
 };

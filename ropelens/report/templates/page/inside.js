@@ -34,7 +34,7 @@ function turning(layer, band, model = page) {
     band && band.from <= plane && plane <= band.to ? (band.mode === "drop" ? null : 0) : frequency);
 }
 
-/** Of a query and a key: each plane's product, and the term of what does not rotate. */
+/** Of a query and a key: each plane's product, and in a list the term of what does not rotate. */
 function products(excerpt, layer, head, query, key, model) {
   const one = model.excerpts[excerpt];
   const q = vectors(one.query, layer, head), k = vectors(one.key, layer, model.kvHeads[layer][head]);
@@ -47,14 +47,14 @@ function products(excerpt, layer, head, query, key, model) {
     real.push(scale * (a[plane] * b[plane] + a[count + plane] * b[count + plane]));
     imaginary.push(scale * (a[count + plane] * b[plane] - a[plane] * b[count + plane]));
   }
-  return { real, imaginary, rest: scale * rest };
+  return { real, imaginary, rest: q.size > 2 * count ? [scale * rest] : [] };
 }
 
-/** What each plane adds to the score, in nats, `distance` tokens apart; then what does not rotate. */
+/** What each plane adds to the score, in nats, `distance` tokens apart; then what does not rotate, if any. */
 function terms({ real, imaginary, rest }, frequencies, distance) {
   const found = frequencies.map((frequency, plane) => frequency === null ? 0
     : real[plane] * Math.cos(frequency * distance) - imaginary[plane] * Math.sin(frequency * distance));
-  return [...found, rest];
+  return [...found, ...rest];
 }
 
 /** Weights [query][key] of a head, from its queries and keys; NaN ahead of the query. */

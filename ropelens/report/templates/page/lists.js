@@ -59,7 +59,7 @@ $("list").addEventListener("keydown", (event) => {
 $("list-by").addEventListener("change", sortList);
 $("save-table").addEventListener("click", () => {
   const columns = Object.keys(page.columns);
-  const rows = places.map(([layer, head], row) => [layer, head, page.labels[row], ...columns.map((name) => number(name, row))]);
+  const rows = places.map(([layer, head], row) => [layer, head, page.labels[row], ...columns.map((name) => Number(number(name, row).toPrecision(7)))]);
   save("heads.csv", csv([["layer", "head", "label", ...columns], ...rows]), "text/csv");
 });
 

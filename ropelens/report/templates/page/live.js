@@ -24,7 +24,7 @@ function bandOf(layer, model) {
   if (!band || model === page) return band;
   const stopped = wavelengths(state.layer, page).slice(band.from, band.to + 1);
   const shortest = Math.min(...stopped) * (1 - 1e-6);
-  const longest = isTail(band, turns()) ? Infinity : Math.max(...stopped) * (1 + 1e-6);
+  const longest = keptOf(band) !== null ? Infinity : Math.max(...stopped) * (1 + 1e-6);
   const moves = (wave) => wave < Infinity || band.mode === "drop";
   const planes = wavelengths(layer, model).flatMap((wave, plane) =>
     shortest <= wave && wave <= longest && moves(wave) ? [plane] : []);
@@ -38,14 +38,20 @@ function stopBand(band) {
   return refresh();
 }
 
-/** Planes of the chosen head's layer that turn, from the fastest; p counts among them. */
-const turns = (layer = state.layer, model = page) => turning(layer, null, model).filter((frequency) => frequency > 0).length;
+/** The planes of a layer that turn, by their numbers, from the fastest; p counts among them. */
+const turns = (layer = state.layer, model = page) =>
+  turning(layer, null, model).flatMap((frequency, plane) => frequency > 0 ? [plane] : []);
+/** How many of the fastest go on turning where the slowest that turn stop, as p-RoPE stops them; or null. */
+function keptOf(band, layer = state.layer) {
+  const moving = turns(layer), kept = moving.filter((plane) => plane < band.from).length;
+  return kept < moving.length && band.to >= moving.at(-1) ? kept : null;
+}
 const span = (frequency) => frequency > 0 ? (2 * Math.PI / frequency).toLocaleString("en", { maximumSignificantDigits: 3 }) : "∞";
 
 const NOT_LIVE = "The planes of this head cannot be stopped here: its queries and keys are not kept, or more than they decides its attention.";
 function showBand() {
   const { layer, head, band } = state;
-  const live = page.live[layer][head], count = page.planes[layer], rotating = turns();
+  const live = page.live[layer][head], count = page.planes[layer], rotating = turns().length;
   const names = page.frequencies[layer].slice(0, count).map(span);
   for (const [id, at] of [["live-from", band?.from ?? ""], ["live-to", band?.to ?? ""]]) {
     const choices = [["", "–"], ...names.map((name, plane) => [plane, name])];
@@ -56,31 +62,37 @@ function showBand() {
     }
     $(id).value = at;
   }
+  const kept = (band && keptOf(band)) ?? rotating;
   $("live-p").max = rotating;
-  $("live-p").value = band && isTail(band, rotating) ? band.from : rotating;
+  $("live-p").value = kept;
+  $("live-share").textContent = rotating ? (kept / rotating).toFixed(2) : "–";
+  $("live-p").setAttribute("aria-valuetext", $("live-share").textContent);
   $("live-mode").value = band?.mode ?? state.mode;
   for (const control of $("live").querySelectorAll("input, select, button")) {
     control.disabled = !(live && count && (rotating || control.id !== "live-p")) && control.id !== "pick-excerpt";
   }
   $("live-words").textContent = live ? bandWords(band, layer) : NOT_LIVE;
+  $("live-words").hidden = live && count && rotating && !band;
 }
 
-/** Whether a band is the slowest planes that turn, as p-RoPE stops them. */
-const isTail = (band, rotating) => band.from < rotating && band.to >= rotating - 1;
-
 function bandWords(band, layer, model = page) {
-  const count = model.planes[layer], rotating = turns(layer, model), frequencies = model.frequencies[layer];
+  const count = model.planes[layer], rotating = turns(layer, model).length, frequencies = model.frequencies[layer];
   if (!count) return "This layer does not rotate, and has no planes that could stop.";
   if (!rotating && band?.mode !== "drop") return "No plane of this layer rotates, so none can stop; choose planes that drop out.";
   if (!band) return "All planes turn. Lower p, or choose planes, to see what the head does without them.";
   const many = band.to - band.from + 1;
-  const p = model === page && isTail(band, rotating) && band.mode === "stop" ? `p = ${(band.from / rotating).toFixed(2)}: ` : "";
+  const kept = model === page && band.mode === "stop" ? keptOf(band, layer) : null;
+  const p = kept === null ? "" : `p = ${(kept / rotating).toFixed(2)}: `;
   const ends = [span(frequencies[band.from]), span(frequencies[band.to])];
   const planes = many === 1 ? `the plane of ${ends[0]} tokens` : `${many} planes (${ends.join(" to ")} tokens)`;
-  const measuredLoss = p && page.stopped.find(({ kept }) => Math.abs(kept - band.from / rotating) < 1e-6);
-  return `${p}${planes} ${band.mode === "stop" ? "stand still" : "drop out"} in this head.`
+  const measuredLoss = p && page.stopped.find(({ kept: share }) => Math.abs(share - kept / rotating) < 1e-6);
+  const verb = (word) => many === 1 ? word.replace(/^(\w+)/, "$1s") : word;
+  return `${p}${planes} ${verb(band.mode === "stop" ? "stand still" : "drop out")} in this head.`
     + (measuredLoss ? ` Stopped in all heads: loss ${measuredLoss.words}.` : "");
 }
+
+/** The colour of what is stopped: no label's. */
+const STOPPED = "#1a9988";
 
 /** The stopped planes as a band behind the head's planes. */
 function markBand(element, layer, head, model) {
@@ -92,7 +104,7 @@ function markBand(element, layer, head, model) {
     const step = at.length > 1 ? Math.sqrt(at[1] / at[0]) : 1.3;
     shapes.push({ name: "band", type: "rect", xref: "x", yref: "paper", y0: 0, y1: 1, layer: "below",
       x0: at[Math.min(band.from, at.length - 1)] / step, x1: at[Math.min(band.to, at.length - 1)] * step,
-      line: { width: 0 }, fillcolor: "rgba(217,112,15,0.22)" });
+      line: { width: 0 }, fillcolor: `${STOPPED}38` });
   }
   return Plotly.relayout(element, { shapes });
 }
@@ -108,7 +120,7 @@ function showDistances(element, layer, head, model) {
   return Plotly.addTraces(element, lines.map(([name, weights, dash]) => {
     const y = byDistance(weights);
     return { name, y, x: y.map((_, distance) => distance + 1), mode: "lines", meta: { role: "excerpt" },
-      line: { color: "#d9700f", width: 2, dash }, hovertemplate: `%{y:.2%} ${name}<extra></extra>` };
+      line: { color: STOPPED, width: 2, dash }, hovertemplate: `%{y:.2%} ${name}<extra></extra>` };
   }));
 }
 
@@ -138,8 +150,8 @@ for (const [id, end] of [["live-from", "from"], ["live-to", "to"]]) {
   });
 }
 $("live-p").addEventListener("input", ({ target: { value } }) => {
-  const rotating = turns(), from = Number(value);
-  stopBand(from < rotating ? { from, to: rotating - 1, mode: state.mode } : null);
+  const moving = turns(), kept = Number(value);
+  stopBand(kept < moving.length ? { from: moving[kept], to: moving.at(-1), mode: state.mode } : null);
 });
 $("live-mode").addEventListener("change", ({ target: { value } }) => {
   state.mode = value;

@@ -19,6 +19,15 @@ function choosePair(query, key) {
   refresh();
 }
 
+/** Choose a pair where its tab is: "back" returns to where it was found. */
+function lookInto(query, key) {
+  if (key > query) return;
+  Object.assign(state, { query, key, distance: null, tab: "pair" });
+  remember(true);
+  showTabs();
+  refresh();
+}
+
 /** The key of the pair: the chosen one, or the one that gets most, the first apart. */
 function keyOf(query) {
   if (state.key !== null && state.key <= query) return state.key;
@@ -46,14 +55,30 @@ function tellPair(query, key) {
   const weight = shownWeights(state.layer, state.head)[query][key];
   const words = [code(query), " looks at ", code(key), `, ${query - key} back: ${(100 * weight).toFixed(1)}%`];
   const pair = pairOf(query, key);
+  $("pair-pushes").replaceChildren();
   if (pair) {
     const pushes = terms(pair.product, pair.frequencies, query - key);
-    const most = pushes.map((push, plane) => [push, plane]).sort(([a], [b]) => Math.abs(b) - Math.abs(a)).slice(0, 3);
+    const most = pushes.map((push, plane) => [push, plane]).filter(([push]) => push !== 0)
+      .sort(([a], [b]) => Math.abs(b) - Math.abs(a)).slice(0, 3);
     const named = most.map(([push, plane]) => `${nats(push)} ${plane < page.planes[state.layer]
       ? `from ${span(page.frequencies[state.layer][plane])} tokens` : "from what does not rotate"}`);
-    words.push(`. Score ${nats(pushes.reduce((a, b) => a + b, 0))} nats, most of it ${named.join(", ")}`);
+    drawPushes(pushes);
+    words.push(`. Score ${nats(pushes.reduce((a, b) => a + b, 0))} nats; the largest pushes are ${named.join(", ")}`);
   }
   $("pair-words").replaceChildren(...words, ".");
+}
+
+/** A bar a plane, the fastest first: up pushes toward the key, down away. */
+function drawPushes(pushes) {
+  const most = Math.max(...pushes.map(Math.abs), 1e-9), zero = 20;
+  const bars = pushes.map((push, plane) => {
+    const tall = 18 * Math.abs(push) / most;
+    return drawing("rect", { x: 10 * plane + 1, y: push > 0 ? zero - tall : zero, width: 8, height: Math.max(tall, 0.3),
+      class: push > 0 ? "toward" : "away" });
+  });
+  const wide = 10 * pushes.length;
+  $("pair-pushes").append(drawing("svg", { viewBox: `0 0 ${wide} 40`, preserveAspectRatio: "none", width: "100%", height: 40 },
+    drawing("line", { x1: 0, y1: zero, x2: wide, y2: zero, class: "zero" }), ...bars));
 }
 
 // ---- the excerpt as text
@@ -63,8 +88,13 @@ function listTokens() {
   if (tokens.excerpt === state.excerpt) return;
   $("pick-excerpt").value = state.excerpt;
   tokens = tokensOf().map((token, i) => {
-    const button = Object.assign(document.createElement("button"), { type: "button", textContent: token });
+    const button = Object.assign(document.createElement("button"), { type: "button", textContent: token, tabIndex: -1 });
     button.addEventListener("click", () => choosePair(i, null));
+    button.addEventListener("keydown", ({ key }) => {
+      const next = tokens[i + ({ ArrowRight: 1, ArrowLeft: -1 }[key] ?? NaN)];
+      next?.focus();
+      next?.click();
+    });
     return button;
   });
   tokens.excerpt = state.excerpt;
@@ -84,6 +114,7 @@ function showText() {
     button.style.background = `color-mix(in srgb, ${color} ${shade}%, transparent)`;
     button.classList.toggle("ahead", i > query);
     button.setAttribute("aria-pressed", i === query);
+    button.tabIndex = i === query ? 0 : -1;
   });
   $("looks").replaceChildren(...lookWords(query, row));
   const beside = besideHead();
