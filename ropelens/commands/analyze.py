@@ -197,6 +197,7 @@ def measure_each(
     with opening(show_progress, "starting"):  # torch and transformers take seconds
         from ropelens.analysis.analyze import analyze as measure
         from ropelens.analysis.checkpoints import is_measured, write_checkpoints
+        from ropelens.analysis.standing import with_what_stands
         from ropelens.analysis.summary import summarize
         from ropelens.files.results import read_record
         from ropelens.measure.savepoint import UNFINISHED, remove_savepoint
@@ -227,7 +228,7 @@ def measure_each(
         if processes().is_main_process:
             with opening(show_progress, "writing"):
                 folder.parent.mkdir(exist_ok=True)
-                page = analysis.save(folder)
+                page = with_what_stands(analysis, folder).save(folder)
             remove_savepoint(folder / UNFINISHED)
             if several:
                 say(f"{name}: {summarize(analysis)[0]}", by="")

@@ -107,7 +107,8 @@ def truncate(
     """Stop more and more planes of a model: which does it need, and for what?
 
     Writes what analyze writes, with truncation.nc (every number, netCDF) and truncation.csv
-    (a row an edit) to DIR, and prints the path of the page.
+    (a row an edit) to DIR, and prints the path of the page. Where DIR holds what analyze wrote
+    of the same weights and text, that stays, and the sweep joins it on its page.
 
     \b
     Examples:
@@ -132,6 +133,7 @@ def truncate(
     )
     with opening(show_progress, "starting"):  # torch and transformers take seconds
         from ropelens.analysis.analyze import analyze as measure
+        from ropelens.analysis.standing import on_its_profile, with_what_stands
         from ropelens.analysis.summary import summarize
         from ropelens.measure.savepoint import UNFINISHED, remove_savepoint
         from ropelens.models.processes import processes, shared
@@ -168,6 +170,7 @@ def truncate(
     if not processes().is_main_process:
         return
     with opening(show_progress, "writing"):
+        analysis = with_what_stands(on_its_profile(analysis, out), out)
         page = analysis.save(out)
     remove_savepoint(out / UNFINISHED)
     finish(summarize(analysis), page)

@@ -45,6 +45,7 @@ SCHEMA = {
     "question": "the question that the page answers; comparisons and answers",
     "findings": "what was found, in sentences, the most important first",
     "arguments": "what was asked for, by name",
+    "sweep": "command, arguments, seconds and warnings of a sweep measured after the profile",
     "model": "name and, where it was loaded by ropelens, revision, class and fingerprint",
     "text": "source in words, and fingerprint (sha256)",
     **dict.fromkeys(("seed", "context", "sequences", "tokens", "rows", "dtype"), "as measured"),

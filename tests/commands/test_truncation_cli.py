@@ -133,17 +133,6 @@ def test_report_makes_the_same_page_again_and_needs_the_sweep(
     assert (out / "index.html").read_bytes() == page
 
 
-def test_a_sweep_that_was_there_before_is_not_taken_for_one_of_the_analysis(
-    ropelens: Command, swept: Path, model: Path, text: Path
-) -> None:
-    out = swept
-    assert ropelens("analyze", model, "--text", text, "--out", out).code == 0
-    page = (out / "index.html").read_bytes()
-    assert b"Stopping planes" not in page
-    assert ropelens("report", out).code == 0
-    assert (out / "index.html").read_bytes() == page
-
-
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
@@ -223,3 +212,52 @@ def test_help_names_every_option(ropelens: Command) -> None:
         assert option in ended.out
     assert max(map(len, ended.out.splitlines())) <= 80
     assert "  ropelens truncate " in ended.out
+
+
+def test_a_sweep_joins_the_analysis_that_is_there_and_stays_when_it_is_made_again(
+    ropelens: Command, model: Path, text: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    analyze = ("analyze", model, "--text", text, "--out", out)
+    looked = ("--prompt", "abcabc abc", "--attention-on", "repeated")
+    assert ropelens(*analyze, "--sequences", 6, *looked).code == 0
+    before = {name: (out / name).read_bytes() for name in ("profile.nc", "heads.csv")}
+    said = json.loads((out / "run.json").read_text())
+    sweep = ("truncate", model, "--out", out, "--measures", "loss", *FEW)
+    assert ropelens(*sweep, "--text", text).code == 0
+    held = rl.open_analysis(out)
+    assert before["heads.csv"] == (out / "heads.csv").read_bytes()
+    assert held.profile.sizes["excerpt"] == 1
+    assert held.profile.attrs["sequences"] == 6
+    assert held.truncation is not None
+    record = held.provenance
+    assert record["kind"] == "truncation"
+    assert record["arguments"] == said["arguments"]
+    assert record["sweep"]["arguments"]["keep"] == [1.0, 0.5]
+    assert ropelens(*analyze, "--sequences", 5).code == 0
+    again = rl.open_analysis(out)
+    assert again.profile.attrs["sequences"] == 5
+    xr.testing.assert_identical(again.truncation, held.truncation)
+    assert "Stopping planes" in (out / "index.html").read_text()
+    assert again.provenance["sweep"] == record["sweep"]
+
+    other = tmp_path / "other.txt"
+    other.write_text("ponmlkjihgfedcba" * 200)
+    assert ropelens(*sweep, "--text", other).code == 0
+    own = rl.open_analysis(out)
+    assert own.profile.attrs["sequences"] == 4, "of other text, so with its own profile"
+    assert "sweep" not in own.provenance
+
+
+def test_a_sweep_of_other_weights_does_not_stay(
+    ropelens: Command, swept: Path, model: Path, text: Path, tmp_path: Path
+) -> None:
+    other = save_tiny(tmp_path / "tiny", initializer_range=0.5)
+    assert (
+        ropelens("analyze", other, "--text", text, "--sequences", 4, "--out", swept).code == 0
+    )
+    assert rl.open_analysis(swept).truncation is None
+    page = (swept / "index.html").read_bytes()
+    assert b"Stopping planes" not in page
+    assert ropelens("report", swept).code == 0
+    assert (swept / "index.html").read_bytes() == page
