@@ -17,7 +17,8 @@ from jaxtyping import install_import_hook
 ROOMS = ["rope", "statistics", "models", "edit", "measure", "comparison", "analysis"]
 # All but the last take tokens of any kind; that warns at its caller, whom a check hides.
 TAKES_ANY = {f"ropelens.measure.{name}" for name in ("profile", "means", "tokens", "capture")}
-TAKES_ANY |= {"ropelens.models.tokens", "ropelens.edit.silence"}
+TAKES_ANY |= {f"ropelens.measure.{name}" for name in ("needs", "token_sets")}
+TAKES_ANY |= {"ropelens.models.tokens", "ropelens.edit.silence", "ropelens.analysis.analyze"}
 UNCHECKED = TAKES_ANY | {"ropelens.models.texts"}
 UNCHECKED |= {"ropelens.statistics.flex"}  # torch counts the parameters of its functions
 if "slow" not in sys.argv:  # called by thousands: checked where minutes do not matter

@@ -43,8 +43,8 @@ def analyze(
     lengths: Int[Tensor, " sequence"] | None = None,
     tokenizer: Any = None,
     ids: str | Path | None = None,
-    prompts: Sequence[str] = (),
-    attention_on: Sequence[str] = (),
+    prompts: str | Sequence[str] = (),
+    attention_on: str | Sequence[str] = (),
     context: int | None = None,
     sequences: int | None = None,
     rows: HowMany = "auto",
@@ -85,7 +85,8 @@ def analyze(
     of sequences of up to 2,048 tokens, 512 of longer ones (see `ropelens.profile`).
     `batch_size` sequences run together, by default as many as the memory takes; `engine` sums
     the profile's attention (see `ropelens.profile`). `prompts` are
-    texts to look into, token by token, of up to 256 tokens each; without, pieces of the text.
+    texts to look into (a `str` is one), token by token, of up to 256 tokens each; without,
+    pieces of the text.
     `attention_on` are tokens ("'", "punctuation", "repeated") that heads are searched by: how
     much attention each gives them (see `ropelens.attention_on`).
 

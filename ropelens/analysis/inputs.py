@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,18 @@ def read_inputs(
         for row in attention_on(read.tokens, what, source.tokenizer)
     ]
     return Inputs(source, read, excerpts, searched)
+
+
+def texts_of(given: object, what: str) -> list[str]:
+    """Short texts in a list; one by itself is a list of it. `BadArgument` for other things."""
+    texts: list[Any] = [given]
+    if isinstance(given, Iterable) and not isinstance(given, str):
+        texts = list(given)
+    if not all(isinstance(text, str) for text in texts):
+        raise BadArgument(
+            f"{what} are texts in a list.", seen=repr(given)[:80], attempt=f'{what}=["..."]'
+        )
+    return texts
 
 
 def material_of(

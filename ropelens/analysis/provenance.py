@@ -12,6 +12,7 @@ import xarray as xr
 from torch import nn
 from transformers import PreTrainedModel
 
+from ropelens.analysis.inputs import texts_of
 from ropelens.analysis.machine import machine
 from ropelens.analysis.plan import Plan
 from ropelens.report.words import describe_attention_on, describe_heads, scope
@@ -34,8 +35,7 @@ def arguments_of(given: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("tokenizer", "ids"):
         value = given[name]
         arguments[name] = str(value) if isinstance(value, (str, Path)) else None
-    for name in ("prompts", "attention_on"):
-        arguments[name] = list(given[name])
+    arguments |= {name: texts_of(given[name], name) for name in ("prompts", "attention_on")}
     arguments["text"] = "tokens"
     if text is None or isinstance(text, (Path, str, Sequence)):
         parts = [text] if isinstance(text, (Path, str)) else text or []

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Literal, get_args
 
 import torch
@@ -49,7 +50,10 @@ def silence_heads(
       tokens of each batch itself.
     - "resample": its output at the same position of another sequence of the batch, by a
       permutation that leaves none in its place, drawn with `seed` and the same for all heads
-      and batches of a size.
+      and batches of a size. A call with one sequence has no other and is refused. `profile`
+      and `capture` make such calls whatever they are given; `evaluate` does where a batch is
+      left with one sequence, so give it a `batch_size` of two or more that divides their
+      number, and it measures on the text.
 
     Zero is an arbitrary place, perhaps far from anything that the head says, and what later
     layers make of that is part of the effect; therefore the mean (Wang et al. 2023, arXiv
@@ -66,8 +70,9 @@ def silence_heads(
     `evaluate` pass none, so where sequences differ in length give "mean" its `tokens`.
 
     `model` is a transformers model or a TransformerLens `TransformerBridge`. Raises
-    `BadArgument` for heads that it does not have, for `tokens` out of its vocabulary, and, when
-    it runs, for a "resample" of a batch of one or of sequences of different lengths;
+    `BadArgument` for heads that it does not have, for `tokens` out of its vocabulary, for
+    `lengths` without `tokens`, for a `seed` to "resample" with that is no whole number, and,
+    when it runs, for a "resample" of a batch of one or of sequences of different lengths;
     `UnsupportedModel` for a model whose attention does not pass through transformers' attention
     interface, or whose bridge does not fire its hooks. It need not rotate.
     """
@@ -83,6 +88,14 @@ def silence_heads(
             f'tokens are for to="mean"; here it is "{to}".',
             attempt='to="mean", or no tokens',
         )
+    if lengths is not None and tokens is None:
+        raise BadArgument(
+            "lengths are those of tokens, and there are no tokens.",
+            means="the padding of a batch is what its attention mask says",
+            attempt='to="mean" with tokens=, or no lengths',
+        )
+    if to == "resample" and not isinstance(seed, Integral):
+        raise BadArgument("seed must be a whole number.", seen=repr(seed)[:80])
     config = subject.model.config.get_text_config()
     chosen = heads_by_layer(
         heads, layers=config.num_hidden_layers, heads_of_layer=config.num_attention_heads
@@ -131,7 +144,10 @@ def _partners(real: Bool[Tensor, "sequence row"], seed: int) -> Int[Tensor, " se
     if count == 1:
         raise BadArgument(
             "There is no other sequence in a batch of one to resample a head from.",
-            attempt='two sequences or more, or to="mean" with tokens=',
+            means="profile and capture run single sequences whatever they are given, evaluate "
+            "where its batches leave one over",
+            attempt="two sequences or more in a call (evaluate: a batch_size of two or more "
+            'that divides their number), or to="mean" with tokens=',
         )
     if not (real == real[:1]).all():
         raise BadArgument(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from ropelens.models.paths import check_document
 from ropelens.models.rotation import inv_freq_by_head, read_layers
 from ropelens.models.subject import as_subject, check_layers, stated_context
 from ropelens.models.texts import check_context, prompt_tokens
+from ropelens.models.tokens import integers
 from ropelens.rope.select import ALL_HEADS, heads_by_layer
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import Corpus
@@ -141,7 +143,7 @@ def capture(
 def _corpus(model: PreTrainedModel, text_or_tokens: str | Tensor, tokenizer: Any) -> Corpus:
     """The one sequence that is looked at."""
     if not isinstance(text_or_tokens, str):
-        tokens = torch.as_tensor(text_or_tokens)
+        tokens = integers(text_or_tokens, "tokens")
         tokens = tokens[None] if tokens.ndim == 1 else tokens
         corpus = as_corpus(model, tokens, None)
         if len(corpus) > 1:
@@ -161,6 +163,10 @@ def _allocate(
     names: list[str], sizes: dict[str, int], dtype: torch.dtype, *, max_bytes: int
 ) -> dict[str, Tensor]:
     """Arrays of NaN for the variables, head first; refused where they take too much memory."""
+    if not isinstance(max_bytes, Real) or not max_bytes >= 0:
+        raise BadArgument(
+            "max_bytes is a number of bytes.", seen=repr(max_bytes), attempt="max_bytes=2**30"
+        )
     shapes = {name: [sizes[dim] for dim in VARIABLES[name][0]] for name in names}
     total = sum(int(np.prod(shape)) for shape in shapes.values()) * dtype.itemsize
     if total > max_bytes:

@@ -21,6 +21,7 @@ from ropelens.measure.evaluate_text import TextFindings
 from ropelens.measure.repeats import REPEATS, repeat_length, repeat_scores
 from ropelens.measure.savepoint import Stage
 from ropelens.measure.tasks import Haystack, Retrieval, hide_needles
+from ropelens.models.door import by_itself
 from ropelens.models.places import device_of
 from ropelens.models.processes import gather, shard
 from ropelens.models.rotation import depends_on_length
@@ -202,5 +203,5 @@ def _last_logits(
 def _forget_length(subject: Subject) -> None:
     """Dynamic RoPE turns as its longest sequence so far made it; one short one undoes that."""
     if depends_on_length(subject.model):
-        with torch.no_grad():
+        with by_itself(subject.model), torch.no_grad():  # one token cannot be resampled
             subject.forward(torch.zeros(1, 1, dtype=torch.long), last=1)

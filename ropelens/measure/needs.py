@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 from ropelens.edit.actions import Edit, drop, stop
 from ropelens.errors import BadArgument
 from ropelens.measure.evaluate import evaluate
-from ropelens.models.rotation import read_layers
+from ropelens.measure.tokens import as_corpus
+from ropelens.models.rotation import read_planes
 from ropelens.models.subject import as_subject
 from ropelens.rope.select import PlaneNumbers, heads_by_layer
 from ropelens.statistics.intervals import paired_interval
@@ -32,7 +34,9 @@ def needed_planes(
     """What changes when one plane of one head stands still ("stop") or drops out ("drop").
 
     `head` is one head, "2.3" (layer.head; with grouped keys a query head, whose neighbours
-    stay as they are). `options` are those of `evaluate` (lengths, documents, rows, ...).
+    stay as they are). `options` are those of `evaluate` (lengths, documents, rows, ...), but
+    for edits and measures. Edits that are open stay: planes and wavelengths are those of the
+    head as it rotates then.
 
     Returns a row a plane, the fastest first: `plane`, `wavelength` (tokens),
     `attention_change` (bits: the mean over rows of KL(attention as it is || without the
@@ -40,12 +44,21 @@ def needed_planes(
     95 % interval over documents, `loss_change_low` and `loss_change_high`. Planes that do not
     turn cannot stop and are left out of "stop".
 
-    Raises `BadArgument` for more than one head, or one that does not exist, and what
-    `evaluate` raises.
+    Raises `BadArgument` for more than one head, or one that does not exist; for "stop" where
+    no plane of the head turns, and for "drop" where its layer has none (a plane that is known
+    but stands still can drop out); and what `evaluate` raises.
     """
-    if how not in WAYS:
+    if not isinstance(how, str) or how not in WAYS:
         raise BadArgument('how must be "stop" or "drop".', seen=repr(how))
+    taken = sorted({"edits", "measures"} & options.keys())
+    if taken:
+        raise BadArgument(
+            "The edits and the measures are chosen here: planes one by one, loss and change.",
+            seen=", ".join(f"{name}=" for name in taken),
+            attempt="ropelens.evaluate for edits and measures of your own",
+        )
     subject = as_subject(model)
+    text = as_corpus(subject.model, tokens, options.get("lengths"))
     config = subject.model.config.get_text_config()
     shape = {"layers": config.num_hidden_layers, "heads_of_layer": config.num_attention_heads}
     chosen = heads_by_layer(head, **shape).nonzero().tolist()
@@ -56,17 +69,26 @@ def needed_planes(
             attempt='"2.3" for layer 2, head 3',
         )
     ((layer, number),) = chosen
-    planes = read_layers(subject, context=int(tokens.shape[1]))[layer].planes
+    planes = read_planes(subject, context=text.context)[layer]
+    if planes.inv_freq.ndim == 2:  # under an open edit that makes heads differ
+        planes = replace(planes, inv_freq=planes.inv_freq[number])
     wavelength = planes.wavelength[: len(planes.inv_freq)].tolist()
-    turning = [n for n, length in enumerate(wavelength) if how == "drop" or np.isfinite(length)]
+    tried = [n for n, length in enumerate(wavelength) if how == "drop" or np.isfinite(length)]
+    if not tried:
+        raise BadArgument(
+            f"No plane of head {layer}.{number} turns: there is none to {how}.",
+            means="its layer has no RoPE, or an edit that is open has stopped it",
+            attempt=('how="drop", or ' if wavelength else "")
+            + "a head of a layer that turns; ropelens.measure_rope(model) says which do",
+        )
     edits: dict[str, Edit] = {
-        str(plane): WAYS[how](PlaneNumbers((plane,)), heads=head) for plane in turning
+        str(plane): WAYS[how](PlaneNumbers((plane,)), heads=head) for plane in tried
     }
-    found = evaluate(model, tokens, edits=edits, measures=["loss", "change"], **options)
+    found = evaluate(model, text.tokens, edits=edits, measures=["loss", "change"], **options)
     weight = found["predicted_tokens"].values.astype(float)
     group = found["group"].values
     changes = found["loss"].values[1:] - found["loss"].values[0]
-    table = pd.DataFrame({"plane": turning, "wavelength": [wavelength[n] for n in turning]})
+    table = pd.DataFrame({"plane": tried, "wavelength": [wavelength[n] for n in tried]})
     table["attention_change"] = found["attention_change"].values[1:, layer, number]
     ends = ("loss_change", "loss_change_low", "loss_change_high")
     table[[*ends]] = [paired_interval(change, weight, group) for change in changes]

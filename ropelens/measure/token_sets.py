@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from ropelens.errors import BadArgument
 from ropelens.measure.excerpt import TokenNames, name_token
+from ropelens.models.ids import LARGEST_ID
+from ropelens.models.tokens import check_tokens
 from ropelens.statistics.block import Block
 from ropelens.statistics.corpus import seen_before
 from ropelens.statistics.schema import Statistic
@@ -29,14 +33,15 @@ def find_tokens(
     A token has a text where that is what `tokenizer` makes of it, spaces around it left out.
     Classes are "punctuation", tokens of nothing else (Unicode's categories P), and "repeated",
     tokens that their sequence has had before, which needs no tokenizer. A list holds texts
-    alone: ["punctuation"] is that word. Padding is not known here.
+    alone: ["punctuation"] is that word. `tokens` are as for `profile`; padding is not known
+    here.
 
-    Raises `BadArgument` without a tokenizer where one is needed, or for no text.
+    Raises `BadArgument` without a tokenizer where one is needed, for no text, and for tokens
+    that `profile` would not take.
     """
+    tokens, what = _checked(tokens, what)
     if what == "repeated":
         return seen_before(tokens)
-    if not what or not all(what):
-        raise BadArgument("No text of a token is given.", attempt='"\'", or "punctuation"')
     if tokenizer is None:
         raise BadArgument(
             f"Tokens {what!r} are found by their text, and there is no tokenizer.",
@@ -71,6 +76,7 @@ def attention_on(
     attends evenly to all that it sees. Raises as `find_tokens`, and where there is no such
     token.
     """
+    tokens, what = _checked(tokens, what)
     found = find_tokens(tokens, what, tokenizer).to(tokens.device)
     if not found.any():
         raise BadArgument(
@@ -101,6 +107,19 @@ def attention_on(
         Statistic(f"attention_on_{name}", dims, "1", mean, column="score", of=attention),
         Statistic(f"even_on_{name}", dims, "1", chance, of=even),
     )
+
+
+def _checked(tokens: ArrayLike, what: object) -> tuple[Tensor, str | list[str]]:
+    """The tokens, and the text or texts to find; `BadArgument` for what is none."""
+    found, _ = check_tokens(tokens, None, vocabulary=LARGEST_ID)
+    texts: list[Any] = list(what) if isinstance(what, Iterable) else [what]
+    if not texts or not all(isinstance(text, str) and text for text in texts):
+        raise BadArgument(
+            "No text of a token is given.",
+            seen=repr(what)[:80],
+            attempt='"\'", several in a list, or "punctuation"',
+        )
+    return found, what if isinstance(what, str) else texts
 
 
 def _punctuates(letter: str) -> bool:

@@ -120,6 +120,11 @@ def test_a_plain_text_is_one_document(checkpoint: Path, tmp_path: Path) -> None:
         ({"truncation": {"measures": ["loos"]}}, "There is no measure 'loos'"),
         ({"ids": "none.npy", "text": None}, "There are no token ids at none.npy"),
         ({"dtype": "float7"}, "There is no dtype"),
+        ({"prompts": [3]}, r"prompts are texts in a list(.|\n)*seen:  \[3\]"),
+        ({"prompts": [None]}, "prompts are texts in a list"),
+        ({"prompts": None}, "prompts are texts in a list"),
+        ({"prompts": b"abc"}, "prompts are texts in a list"),
+        ({"attention_on": ["the", 3]}, "attention_on are texts in a list"),
     ],
 )
 def test_what_is_wrong_is_said_before_a_model_is_looked_for(
@@ -127,6 +132,18 @@ def test_what_is_wrong_is_said_before_a_model_is_looked_for(
 ) -> None:
     with pytest.raises(rl.RopelensError, match=words):
         rl.analyze("no/such/model", **({"text": WORDS} | options))
+
+
+def test_one_text_needs_no_list(checkpoint: Path) -> None:
+    options = {"context": 32, "sequences": 2}
+    found, expected = (
+        rl.analyze(checkpoint, WORDS, **options, prompts=prompts, attention_on=what)
+        for prompts, what in (("the fox", "repeated"), (["the fox"], ["repeated"]))
+    )
+    xr.testing.assert_equal(found.profile, expected.profile)
+    names = ("prompts", "attention_on")
+    asked = [found.provenance["arguments"][name] for name in names]
+    assert asked == [["the fox"], ["repeated"]]
 
 
 def test_a_folder_is_read_as_it_was_saved(analysis: rl.Analysis, tmp_path: Path) -> None:

@@ -387,6 +387,13 @@ def test_every_dtype(dtype: torch.dtype):
             'silenced to one of three things; seen: \'none\'; try: "zero", "mean"',
         ),
         ({"tokens": tokens()}, 'tokens are for to="mean"; here it is "zero"'),
+        *(
+            ({"to": to, "lengths": torch.tensor([20, 20, 9])}, "there are no tokens; means: ")
+            for to in ("zero", "mean", "resample")
+        ),
+        ({"to": "resample", "seed": None}, "seed must be a whole number; seen: None"),
+        ({"to": "resample", "seed": "a"}, "seed must be a whole number; seen: 'a'"),
+        ({"to": "resample", "seed": 1.5}, "seed must be a whole number"),
         ({"to": "mean", "tokens": tokens() + 50}, "not in the model's vocabulary"),
         ({"to": "mean", "tokens": tokens()[0]}, "tokens must be a table of sequences"),
     ],
@@ -409,6 +416,30 @@ def test_what_cannot_be_resampled(llama: LlamaForCausalLM):
         with pytest.raises(BadArgument, match="of another length") as refused:
             logits(llama, attention_mask=mask)
     assert refused.value.parts["seen"] == "20, 14, 20 tokens"
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "llama_dynamic"])
+def test_which_calls_have_one_sequence(name: str):
+    """What the message says of `profile`, `capture` and `evaluate`, and what it advises."""
+    model, ids = tiny(name), tokens(sequences=6)
+    measures = ["loss", "change", "labels", "induction"]
+    plain = rl.evaluate(model, ids, measures=measures, batch_size=3)
+    with rl.silence_heads(model, "0.1", to="resample"):
+        for call in (
+            lambda: rl.profile(model, ids),
+            lambda: rl.capture(model, ids[0]),
+            lambda: rl.evaluate(model, ids, measures=["loss"], batch_size=5),
+            lambda: rl.evaluate(model, ids, measures=["loss"], batch_size=1),
+        ):
+            with pytest.raises(BadArgument, match="in a batch of one") as refused:
+                call()
+        found = rl.evaluate(model, ids, measures=measures, batch_size=3)
+    assert abs(found["mean_loss"] - plain["mean_loss"]).item() > 1e-3
+    assert refused.value.parts["means"].startswith("profile and capture run single sequences")
+    assert "a batch_size of two or more that divides" in refused.value.parts["try"]
+    with rl.silence_heads(model, "0.1", to="mean", tokens=ids):
+        rl.profile(model, ids, surrogates=0)
+        rl.capture(model, ids[0])
 
 
 @pytest.mark.parametrize("name", ["gpt2", "opt"])

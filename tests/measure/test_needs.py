@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from oracles.tiny import random_tokens, tiny
@@ -51,6 +54,81 @@ def test_a_head_that_asks_nothing_of_a_plane_does_not_need_it() -> None:
 def test_one_head_at_a_time(head: str) -> None:
     with pytest.raises(BadArgument):
         rl.needed_planes(tiny("llama_gqa"), TOKENS, head)
+
+
+@pytest.mark.parametrize("head", ["0.1", "0.0", "1.2"])
+def test_under_an_open_edit_that_makes_heads_differ(head: str) -> None:
+    """As two evaluations: inside the block, and of both edits together outside it."""
+    model, around = tiny("llama_gqa"), rl.stop_planes([1, 3], heads="0.1")
+    with rl.edit_rope(model, around):
+        table = rl.needed_planes(model, TOKENS, head).set_index("plane")
+        edits = {str(n): rl.stop_planes([n], heads=head) for n in table.index}
+        inside = rl.evaluate(model, TOKENS, edits=edits, measures=["loss", "change"])
+    own = rl.needed_planes(model, TOKENS, head).set_index("plane")
+    still = [1, 3] if head == "0.1" else []
+    assert table.index.tolist() == [n for n in range(8) if n not in still]
+    pd.testing.assert_series_equal(table["wavelength"], own["wavelength"].drop(still))
+    assert (table["loss_change"] - own["loss_change"]).abs().max() > 1e-5
+    both = {"around": around} | {name: [around, edit] for name, edit in edits.items()}
+    outside = rl.evaluate(model, TOKENS, edits=both, measures=["loss"])["mean_loss"].values[1:]
+    layer, number = map(int, head.split("."))
+    changes = (
+        inside["mean_loss"].values[1:] - inside["mean_loss"].values[0],
+        outside[1:] - outside[0],
+    )
+    for change in changes:
+        np.testing.assert_allclose(table["loss_change"], change, rtol=0, atol=1e-6)
+    moved = inside["attention_change"].values[1:, layer, number]
+    np.testing.assert_allclose(table["attention_change"], moved, rtol=0, atol=1e-12)
+    assert moved.min() > 0
+
+
+def test_a_head_of_which_no_plane_turns() -> None:
+    """Planes that are known can drop out, also where an edit has stopped them all."""
+    model = tiny("llama_gqa")
+    edits = {str(n): rl.drop(rl.PlaneNumbers((n,)), heads="0.1") for n in range(8)}
+    with rl.edit_rope(model, "nope"):
+        with pytest.raises(BadArgument, match=r"No plane of head 0\.1 turns") as refused:
+            rl.needed_planes(model, TOKENS, "0.1")
+        dropped = rl.needed_planes(model, TOKENS, "0.1", how="drop")
+        found = rl.evaluate(model, TOKENS, edits=edits, measures=["change"])
+    assert refused.value.parts["try"].startswith('how="drop", or a head of a layer that turns')
+    np.testing.assert_allclose(
+        dropped["attention_change"], found["attention_change"].values[1:, 0, 1], atol=1e-12
+    )
+    assert np.isinf(dropped["wavelength"]).all()
+
+
+@pytest.mark.parametrize("how", ["stop", "drop"])
+def test_a_layer_without_planes(how: str) -> None:
+    model = tiny("smollm3")
+    with pytest.raises(BadArgument, match=f"there is none to {how}") as refused:
+        rl.needed_planes(model, TOKENS, "3.0", how=how)
+    assert refused.value.parts["try"].startswith("a head of a layer that turns")
+    assert len(rl.needed_planes(model, TOKENS, "0.0", how=how)) > 0
+
+
+def test_tokens_of_any_kind() -> None:
+    model = tiny("llama_gqa")
+    table = rl.needed_planes(model, TOKENS, "0.1")
+    pd.testing.assert_frame_equal(rl.needed_planes(model, TOKENS.tolist(), "0.1"), table)
+    pd.testing.assert_frame_equal(rl.needed_planes(model, TOKENS.numpy(), "0.1"), table)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"tokens": TOKENS[0]}, "tokens must be a table of sequences"),
+        ({"tokens": None}, "tokens must be whole numbers"),
+        ({"how": "mean"}, 'how must be "stop" or "drop"'),
+        ({"how": ["stop"]}, 'how must be "stop" or "drop"'),
+        ({"measures": ["loss"]}, r"chosen here(.|\n)*measures=(.|\n)*ropelens\.evaluate"),
+        ({"edits": {}}, r"seen:  edits="),
+    ],
+)
+def test_mistakes(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadArgument, match=words):
+        rl.needed_planes(tiny("llama_gqa"), **{"tokens": TOKENS, "head": "0.1"} | arguments)
 
 
 def test_planes_that_stand_still_cannot_stop() -> None:

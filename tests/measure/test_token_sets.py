@@ -40,6 +40,19 @@ def test_tokens_are_found_by_their_text_and_by_class():
     assert again.int().tolist() == [[0, 0, 1, 1, 0, 1], [0, 0, 0, 0, 0, 1]]
 
 
+@pytest.mark.parametrize("what", ["repeated", "punctuation", ["'", "the"]])
+def test_tokens_of_any_kind(what: str | list[str]):
+    tokens = torch.from_numpy(random_tokens(sequences=2, length=40) % len(TEXTS))
+    expected, model = rl.find_tokens(tokens, what, Names()), tiny("llama_gqa")
+    profiles = []
+    for given in (tokens, tokens.numpy(), tokens.tolist(), tokens.to(torch.uint8)):
+        assert torch.equal(rl.find_tokens(given, what, Names()), expected)
+        statistics = rl.attention_on(given, what, Names())
+        options = {"statistics": statistics, "surrogates": 0}
+        profiles.append(rl.profile(model, given, **options)[statistics[0].name])
+        np.testing.assert_array_equal(profiles[0], profiles[-1])
+
+
 @pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding"])
 def test_the_attention_on_them_is_dense_attention(name: str):
     """A sliding window too, whose keys have repeated what it no longer sees."""
@@ -79,6 +92,15 @@ def test_what_cannot_be_found_is_refused():
         rl.find_tokens(tokens, "'")
     with pytest.raises(BadArgument, match="No text of a token is given"):
         rl.find_tokens(tokens, "", Names())
+    for what in (3, None, [], [3], ["'", ""], b"'", np.array([""])):
+        with pytest.raises(BadArgument, match="No text of a token is given"):
+            rl.find_tokens(tokens, what, Names())
+    for what in ("repeated", "punctuation", "'"):
+        for none in (tokens[0], None, "a text", tokens.float(), tokens - 1):
+            with pytest.raises(BadArgument, match="tokens"):
+                rl.find_tokens(none, what, Names())
+            with pytest.raises(BadArgument, match="tokens"):
+                rl.attention_on(none, what, Names())
     with pytest.raises(BadArgument, match="There is no token 'rope' in this text"):
         rl.attention_on(tokens, "rope", Names())
 
