@@ -419,3 +419,117 @@ def test_layers_that_stand_still_and_layers_with_a_window(
     page = load(opened, "#L1H0&tab=pair")
     assert page.get_attribute("#pair-distance", "max") == str(window - 1)
     opened.context.close()
+
+
+def test_p_counts_the_planes_that_turn(
+    browser: playwright.Browser, looked: Looked, tmp_path: Path
+) -> None:
+    """Of a model whose fastest planes stand still: the slider stops the slowest ones."""
+    still = rl.stop_fastest(0.25)
+    with rl.edit_rope(looked.model, still):
+        tokens = prompt_tokens(PROMPTS[0], looked.tokenizer)
+        text = torch.stack([tokens, tokens.flip(0)])
+        profile = rl.profile(looked.model, text, excerpts=[tokens], surrogates=0)
+    opened = Opened(browser, rl.write_report(profile, tmp_path / "page.html"))
+    page = load(opened, f"#L{LAYER}H{HEAD}&tab=attention")
+    assert page.get_attribute("#live-p", "max") == "12"
+    page.locator("#live-p").fill("11")
+    page.wait_for_selector("#explore[aria-busy=false]")
+    assert page.url.endswith("&stop=15-15")
+    words = page.inner_text("#live-words")
+    assert words.startswith("p = 0.92: the plane of 35,")
+    assert words.endswith("tokens stands still in this head.")
+    page.locator("#live-p").fill("0")
+    page.wait_for_selector("#explore[aria-busy=false]")
+    assert page.inner_text("#live-words").startswith("p = 0.00: 12 planes (")
+    assert page.inner_text("#live-share") == "0.00"
+    with rl.edit_rope(looked.model, still):
+        stopped = rl.stop_planes(range(16), heads=f"{LAYER}.{HEAD}")
+        expected = captured(looked, 0, stopped)["attention"]
+    weights = np.nan_to_num(shown(page, "plot-attention", "z"))
+    np.testing.assert_allclose(weights, expected, atol=1e-3)
+    assert opened.harmless()
+    opened.context.close()
+
+
+def test_a_pair_under_the_pointer_is_told_by_planes_and_a_click_opens_it(
+    opened: Opened, looked: Looked
+) -> None:
+    page = load(opened, f"#L{LAYER}H{HEAD}&tab=attention&text=1")
+    page.evaluate(
+        """() => { const plot = document.getElementById("plot-attention");
+             plot.emit("plotly_hover", { points: [{ x: 4, y: 9 }] }); }"""
+    )
+    pushes = captured(looked, 0)["contribution"].values[:, 9, 4]
+    tall = page.locator("#pair-pushes rect").evaluate_all(
+        """(all) => all.map(({ y, height }) =>
+             height.baseVal.value * (y.baseVal.value < 20 ? 1 : -1))"""
+    )
+    assert len(tall) == 16, "planes alone, for all that this head has rotates"
+    large = np.abs(pushes) > 0.05 * np.abs(pushes).max()
+    scaled = 18 * pushes / np.abs(pushes).max()
+    np.testing.assert_allclose(np.array(tall)[large], scaled[large], atol=0.1)
+    assert "the largest pushes are" in page.inner_text("#pair-words")
+    page.evaluate(
+        """() => document.getElementById("plot-attention")
+             .emit("plotly_click", { points: [{ x: 4, y: 9 }] })"""
+    )
+    page.wait_for_selector("#one-tab-pair[aria-selected=true]")
+    assert page.url.endswith("&tab=pair&pair=9-4")
+    page.go_back()
+    page.wait_for_selector("#one-tab-attention[aria-selected=true]")
+    assert opened.harmless()
+
+
+def test_an_address_stops_or_drops_and_colours_the_map(opened: Opened) -> None:
+    page = load(opened, f"#L{LAYER}H{HEAD}&stop=3-5&drop=1-2&view=map&by=induction")
+    assert page.input_value("#live-from") == "3"
+    assert page.input_value("#live-mode") == "stop"
+    assert page.input_value("#map-by") == "induction"
+    title = "document.getElementById('plot-map')._fullData.at(-1).colorbar.title.text"
+    assert page.evaluate(title) == "induction"
+    page.select_option("#map-by", "top_wavelength")
+    assert page.evaluate(title) == "strongest plane (tokens)"
+    assert "&view=map&by=top_wavelength" in page.url
+    page = load(opened, f"#L{LAYER}H{HEAD}&by=nothing")
+    assert page.input_value("#map-by") == ""
+    assert opened.harmless()
+
+
+def test_on_a_phone_back_leaves_the_sheet(
+    browser: playwright.Browser, looked: Looked, tmp_path: Path
+) -> None:
+    path = rl.write_report(looked.profile, tmp_path / "page.html")
+    opened = Opened(browser, path, viewport={"width": 390, "height": 800})
+    page = opened.load("")
+    assert not page.locator("#head").is_visible()
+    page.evaluate("location.hash = '#L1H1'")
+    page.wait_for_selector("#head.open")
+    page.go_back()
+    page.wait_for_selector("#head:not(.open)", state="attached")
+    assert not page.locator("#head").is_visible()
+    assert opened.harmless()
+    opened.context.close()
+
+
+@pytest.mark.parametrize("damage", ["middle", "cut", "no base64"])
+def test_a_damaged_page_says_so_and_keeps_its_table(
+    browser: playwright.Browser, looked: Looked, tmp_path: Path, damage: str
+) -> None:
+    path = rl.write_report(looked.profile, tmp_path / "page.html")
+    text = path.read_text()
+    begin = re.search(r'<script [^>]*id="payload"[^>]*>', text).end()
+    end = text.index("</script>", begin)
+    middle = (begin + end) // 2
+    packed = {
+        "middle": text[begin:middle] + "A" * 400 + text[middle + 400 : end],
+        "cut": text[begin:middle],
+        "no base64": text[begin:middle] + "!" + text[middle + 1 : end],
+    }[damage]
+    path.write_text(text[:begin] + packed + text[end:])
+    opened = Opened(browser, path)
+    page = opened.load("", ready="html:not(.scripted)")
+    page.wait_for_selector("#heads ~ * table, #heads + * table")
+    assert "This file is damaged" in page.inner_text("header")
+    assert page.locator("tbody tr").count() >= 36
+    opened.context.close()
