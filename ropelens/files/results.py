@@ -72,7 +72,7 @@ NETCDF = {
     "profile": ("profile", "ropelens analyze"),
     "truncation": ("truncation sweep", "ropelens truncate"),
     "comparison": ("comparison", "ropelens compare"),
-    "reach": ("reach", "analyses/reach.py"),
+    "reach": ("reach", "ropelens.save_results, or analyses/reach.py,"),
     "measurement": ("measurement", "ropelens compare"),
 }
 """Kinds of netCDF files, as their attribute `kind` says: in words, and who writes them."""

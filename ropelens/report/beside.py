@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,6 +35,12 @@ def beside_payload(
         if row.name != "attention":  # its axes are tokens
             one_range(figures[row], own[row])
     same = same_text(tokens_of(of_page), tokens_of(profile))
+    if missing := same.count(-1):
+        warnings.warn(
+            f"{profile.attrs['model']} has not read {missing} of the {len(same)} pieces of text "
+            f"of {of_page.attrs['model']}: give both the same --prompt to see it there.",
+            stacklevel=2,
+        )
     shown = sorted({number for number in same if number >= 0}) or [0]
     return {
         **model_payload(profile.isel(excerpt=shown), heads, own),

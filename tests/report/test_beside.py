@@ -51,7 +51,9 @@ def opened(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Opened]:
     one, other = analyses
-    path = one.report(tmp_path_factory.mktemp("beside") / "page.html", beside=other)
+    page = tmp_path_factory.mktemp("beside") / "page.html"
+    with pytest.warns(UserWarning, match="other has not read 1 of the 2 pieces of text of one"):
+        path = one.report(page, beside=other)
     opened = Opened(browser, path, viewport={"width": 1280, "height": 800})
     yield opened
     opened.context.close()
