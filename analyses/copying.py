@@ -109,13 +109,7 @@ def look_into(folder: Path, data: Path) -> tuple[list[dict], list[dict]]:
     share = slow[..., planes * 3 // 4 :].sum("frequency") / slow.sum("frequency")
     heads, names = [], {}
     for role, most in ROLES.items():
-        order = profile[role].values.argsort(axis=None)[::-1]
-        found = [divmod(int(at), profile.sizes["head"]) for at in order]
-        able = [(layer, head) for layer, head in found if profile[role][layer, head] >= LEAST]
-        # Of each layer at most half, so that as many others are left to compare with.
-        half = max(1, profile.sizes["head"] // 2)
-        best = pd.DataFrame(able, columns=["layer", "head"]).groupby("layer").head(half)
-        best = best[:most].values.tolist()
+        best = best_heads(profile[role].values, most)
         names[role] = ",".join(f"{layer}.{head}" for layer, head in best)
         for layer, head in best:
             name = f"{layer}.{head}"
@@ -130,6 +124,18 @@ def look_into(folder: Path, data: Path) -> tuple[list[dict], list[dict]]:
                 }
             )
     return heads, list(costs_of(model, tokens, names, planes))
+
+
+def best_heads(scores: np.ndarray, most: int) -> list[tuple[int, int]]:
+    """Of `scores` [layer, head] the best that have a role; of a layer half, so that as many
+    others are left to compare with."""
+    best: list[tuple[int, int]] = []
+    for at in scores.argsort(axis=None)[::-1]:
+        layer, head = divmod(int(at), scores.shape[1])
+        full = sum(of == layer for of, _ in best) >= max(1, scores.shape[1] // 2)
+        if scores[layer, head] >= LEAST and not full:
+            best.append((layer, head))
+    return best[:most]
 
 
 def costs_of(model, tokens, names: dict[str, str], planes: int) -> Iterator[dict]:
