@@ -33,6 +33,7 @@ COSTS = {
     "is contradicted": "costs less",
     "is unresolved": "makes no difference that can be told",
 }
+UNFAIR = "is unresolved, for what costs more holds more"
 Change = tuple[float, float, float]
 
 
@@ -72,10 +73,12 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
                 "their strongest planes stop", label, chosen, changes(plain, with_strong)
             )
             rows += told("their other planes stop", label, chosen, changes(plain, with_weak))
+            planes = changes(with_weak, with_strong)[0]
+            fair = planes[0] * (0.5 - share) >= 0
             findings.append(
                 f"That their strongest planes, which hold {share:.0%} of their push toward "
                 f"keys, cost more when stopped than all others, which hold {1 - share:.0%}: it "
-                f"{say(changes(with_weak, with_strong)[0])}."
+                f"{say(planes, unless='' if fair else UNFAIR)}."
             )
     if short:
         findings.insert(0, f"Against random heads of their layers, {', and '.join(short)}.")
@@ -205,9 +208,9 @@ def names(heads: pd.DataFrame) -> str:
     return ",".join(f"{row.layer}.{row.head}" for row in heads.itertuples())
 
 
-def say(change: Change) -> str:
+def say(change: Change, unless: str = "") -> str:
     mean, low, high = (f"{number:+.3f}".replace("-", "−") for number in change)
-    return f"{verdict(change)} ({mean} nats/token, {low} to {high})"
+    return f"{unless or verdict(change)} ({mean} nats/token, {low} to {high})"
 
 
 def verdict(change: Change) -> str:

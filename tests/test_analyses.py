@@ -207,6 +207,8 @@ def test_one_head_or_none_is_silenced(tmp_path: Path) -> None:
     (planes,) = [line for line in one.findings if "strongest planes" in line]
     first, second = map(int, re.findall(r"hold (\d+)%", planes))
     assert first + second == 100
+    cost = float(re.findall(r"\((\S+) nats", planes)[0].replace("−", "-"))
+    assert (causal.UNFAIR in planes) == (cost * (50 - first) < 0)
 
 
 def test_copying_is_held_beside_as_many_others_of_each_layer() -> None:
