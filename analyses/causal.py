@@ -3,17 +3,20 @@
 Source: Barbero et al. 2024, "Round and Round We Go!" (arXiv 2410.06205), which says what heads
 of either kind are for, and silences none. Here heads are set to the mean of their output over
 the text (Wang et al. 2023, arXiv 2211.00593): a ninth of all heads, those that go most by
-position or by content, and as many random others of the same layers, in up to three draws.
-Then planes of the most positional heads stop: in each the strongest, which hold half of its
-push toward keys, or all others, which hold the other half.
+position or by content but no more than half of a layer, and of each layer as many random
+others, in up to eight draws. Intervals hold the documents and the draws. Then planes of the
+most positional heads stop: in each the strongest, with about half of its push toward keys, or
+all others.
 
 Expectation: either kind costs more than random heads of its layers, heads that go by content
 above all on tokens that the text has had before; the strongest planes cost more than the rest.
 
     python analyses/causal.py [MODEL] [--text FILE]... [--context N]
 
-Writes reports/causal/<model>/. Takes a minute for the bundled checkpoint.
+Writes reports/causal/<model>/. Takes minutes for the bundled checkpoint.
 """
+
+import math
 
 import numpy as np
 import pandas as pd
@@ -24,60 +27,92 @@ import ropelens as rl
 KINDS = {"positional": "position", "semantic": "content"}
 FRACTIONS = {"positional": "positional_fraction", "semantic": "content_fraction"}
 TOKENS = ("all tokens", "tokens had before", "new tokens")
-DRAWS = 3
+DRAWS = 8
 COSTS = {
     "holds": "costs more",
     "is contradicted": "costs less",
     "is unresolved": "makes no difference that can be told",
 }
+UNFAIR = "is unresolved, for what costs more holds more"
 Change = tuple[float, float, float]
 
 
 def answer(analysis: rl.Analysis) -> rl.Answer:
     heads, plain = analysis.heads, losses(analysis)
-    count = max(1, round(len(heads) / 9))
     rows: list[dict[str, object]] = []
     findings: list[str] = []
     short: list[str] = []
     for label, by in KINDS.items():
-        chosen = heads[heads["label"] != "diffuse"].nlargest(count, FRACTIONS[label])
-        others = heads.drop(chosen.index)
-        pool = others[others["layer"].isin(chosen["layer"])]
-        silent = silenced(analysis, chosen)
-        rows += told(f"{len(chosen)} heads, most by {by}", label, changes(plain, silent))
-        if len(pool) < count:
-            findings.append(f"The layers of heads by {by} have too few others to compare with.")
+        chosen = most(heads, FRACTIONS[label])
+        if chosen.empty:
+            every = "every head is diffuse, or alone in its layer"
+            findings.append(f"No head that goes by {by} is silenced: {every}.")
             continue
-        draws = (tuple(sorted(pool.sample(count, random_state=d).index)) for d in range(20))
-        random = [silenced(analysis, heads.loc[[*d]]) for d in [*dict.fromkeys(draws)][:DRAWS]]
-        for draw, one in enumerate(random, start=1):
-            rows += told(f"random of their layers, draw {draw}", "", changes(plain, one), by)
-        beyond = changes(sum(random) / len(random), silent)
+        count = f"{len(chosen)} heads" if len(chosen) > 1 else "one head"
+        silent = silenced(analysis, chosen)
+        rows += told(f"{count}, most by {by}", label, chosen, changes(plain, silent))
+        sets, possible = draws(heads, chosen)
+        random = [silenced(analysis, drawn) for drawn in sets]
+        for n, (drawn, one) in enumerate(zip(sets, random, strict=True), start=1):
+            what = f"random of {by} heads' layers, draw {n}"
+            rows += told(what, "", drawn, changes(plain, one))
+        beyond = changes_beyond(random, silent, 1 - len(sets) / possible)
         told_on = (f"on {on} it {say(one)}" for on, one in zip(TOKENS, beyond, strict=True))
+        everyone = ", all that there are" if len(sets) == possible else ""
         findings.append(
-            f"That the {len(chosen)} heads which go most by {by} cost more when silenced than "
-            f"random heads of their layers: {'; '.join(told_on)}."
+            f"That silencing the {count} going most by {by} costs more than silencing as many "
+            f"random others of each layer (draws: {len(sets)}{everyone}): "
+            f"{'; '.join(told_on)}."
         )
         costs = COSTS[verdict(beyond[0])]
-        short.append(f"silencing the {len(chosen)} heads that go most by {by} {costs}")
-        if label == "positional":
-            strong, weak = (losses(analysis, edits) for edits in planes_of(analysis, chosen))
-            rows += told("their strongest planes stop", label, changes(plain, strong))
-            rows += told("their other planes stop", label, changes(plain, weak))
+        short.append(f"silencing the {count} going most by {by} {costs}")
+        strong, weak, share = planes_of(analysis, chosen)
+        if label == "positional" and strong and weak:
+            with_strong, with_weak = losses(analysis, strong), losses(analysis, weak)
+            rows += told(
+                "their strongest planes stop", label, chosen, changes(plain, with_strong)
+            )
+            rows += told("their other planes stop", label, chosen, changes(plain, with_weak))
+            planes = changes(with_weak, with_strong)[0]
+            fair = planes[0] * (0.5 - share) >= 0
             findings.append(
-                "That their strongest planes cost more when stopped than all others, which "
-                f"push as much: it {say(changes(weak, strong)[0])}."
+                f"That their strongest planes, which hold {share:.0%} of their push toward "
+                f"keys, cost more when stopped than all others, which hold {1 - share:.0%}: it "
+                f"{say(planes, unless='' if fair else UNFAIR)}."
             )
     if short:
         findings.insert(0, f"Against random heads of their layers, {', and '.join(short)}.")
+    question = "Are the labels true of what the model does?"
+    if not rows:
+        return rl.Answer(question, findings, {})
     table = pd.DataFrame(rows)
     figures = {
         "Change of loss with its 95% interval. Heads say the mean of what they say on the "
-        "text, or planes of theirs stop; grey: random heads of the same layers.":
+        "text, or planes of theirs stop; grey: as many random heads of the same layers.":
             rl.plot_silenced(table)
     }  # fmt: skip
-    question = "Are the labels true of what the model does?"
     return rl.Answer(question, findings, figures, {"causal.csv": table})
+
+
+def most(heads: pd.DataFrame, fraction: str) -> pd.DataFrame:
+    """A ninth of all heads, highest `fraction` first; no diffuse ones, at most half a layer."""
+    named = heads[heads["label"] != "diffuse"].dropna(subset=fraction)
+    named = named.sort_values(fraction, ascending=False, kind="stable")
+    half = len(heads) // heads["layer"].nunique() // 2
+    return named.groupby("layer").head(half).head(max(1, round(len(heads) / 9)))
+
+
+def draws(heads: pd.DataFrame, chosen: pd.DataFrame) -> tuple[list[pd.DataFrame], int]:
+    """Sets of as many others of each layer as are `chosen` there, and how many there are."""
+    free = heads.drop(chosen.index).groupby("layer").groups
+    counts = chosen["layer"].value_counts().sort_index()
+    possible = math.prod(math.comb(len(free[layer]), n) for layer, n in counts.items())
+    random = np.random.default_rng(0)
+    sets: dict[tuple[int, ...], None] = {}
+    while len(sets) < min(DRAWS, possible):
+        of = [random.choice(free[layer], n, replace=False) for layer, n in counts.items()]
+        sets[tuple(sorted(np.concatenate(of).tolist()))] = None
+    return [heads.loc[[*one]] for one in sets], possible
 
 
 def losses(analysis: rl.Analysis, edits: list[rl.Edit] | None = None) -> xr.Dataset:
@@ -102,27 +137,33 @@ def losses(analysis: rl.Analysis, edits: list[rl.Edit] | None = None) -> xr.Data
 
 
 def silenced(analysis: rl.Analysis, chosen: pd.DataFrame) -> xr.Dataset:
-    names = ",".join(f"{row.layer}.{row.head}" for row in chosen.itertuples())
     text = analysis.sequences
     reference = {"tokens": text.tokens, "lengths": text.lengths}
-    with rl.silence_heads(analysis.model, names, to="mean", **reference):
+    with rl.silence_heads(analysis.model, names(chosen), to="mean", **reference):
         return losses(analysis)
 
 
 def planes_of(
     analysis: rl.Analysis, chosen: pd.DataFrame
-) -> tuple[list[rl.Edit], list[rl.Edit]]:
-    """Edits that stop the strongest planes of each head, and that stop all others."""
-    strong, weak = [], []
+) -> tuple[list[rl.Edit], list[rl.Edit], float]:
+    """Edits that stop the strongest planes of each head, and all others; what the first hold.
+
+    The strongest are as many as hold nearest to half of the head's push toward keys.
+    """
+    strong, weak, shares = [], [], []
     for row in chosen.itertuples():
         push = analysis.profile["selectivity_keys"].isel(layer=row.layer, head=row.head)
         push = push.where(np.isfinite(analysis.profile["wavelength"][row.layer])).clip(min=0)
         order = np.argsort(-push.fillna(0).values, kind="stable")[: int(push.notnull().sum())]
-        half = 1 + int((push.values[order].cumsum() < float(push.sum()) / 2).sum())
+        if not float(push.sum()):
+            continue
+        held = push.values[order].cumsum() / float(push.sum())
+        half = 1 + int(np.abs(held - 0.5).argmin())
+        shares.append(held[half - 1])
         for edits, planes in ((strong, order[:half]), (weak, order[half:])):
             if len(planes):
                 edits.append(rl.stop_planes(planes.tolist(), heads=f"{row.layer}.{row.head}"))
-    return strong, weak
+    return strong, weak, float(np.mean(shares)) if shares else 0.0
 
 
 def changes(before: xr.Dataset, after: xr.Dataset) -> list[Change]:
@@ -136,17 +177,40 @@ def changes(before: xr.Dataset, after: xr.Dataset) -> list[Change]:
     return found
 
 
-def told(what: str, label: str, found: list[Change], by: str = "") -> list[dict[str, object]]:
-    """Rows of the table; of random heads with whose layers they share."""
-    what = what.replace("their", f"{by} heads'") if by else what
+def changes_beyond(random: list[xr.Dataset], silent: xr.Dataset, left: float) -> list[Change]:
+    """How much more `silent` costs than the mean of the draws `random`, as `changes`.
+
+    Documents and draws each give an interval, and the squares of their half widths add: crossed
+    factors, whose sum errs toward wide (Owen 2007, "The pigeonhole bootstrap"). `left` is the
+    share of the possible sets that was not drawn: draws say nothing where it is 0.
+    """
+    each = np.array([[mean for mean, _, _ in changes(one, silent)] for one in random])
+    found = []
+    for kind, (mean, _, high) in enumerate(changes(sum(random) / len(random), silent)):
+        half = high - mean
+        if left:
+            middle, _, end = rl.paired_interval(each[:, kind])
+            half = math.hypot(half, math.sqrt(left) * (end - middle))
+        found.append((mean, mean - half, mean + half))
+    return found
+
+
+def told(
+    what: str, label: str, heads: pd.DataFrame, found: list[Change]
+) -> list[dict[str, object]]:
+    """Rows of the table, with the heads that were silenced or lost planes."""
     numbers = [dict(zip(("change", "low", "high"), one, strict=True)) for one in found]
-    named = [{"what": what, "label": label, "tokens": kind} for kind in TOKENS]
-    return [name | one for name, one in zip(named, numbers, strict=True)]
+    named = {"what": what, "label": label, "heads": names(heads)}
+    return [named | {"tokens": kind} | one for kind, one in zip(TOKENS, numbers, strict=True)]
 
 
-def say(change: Change) -> str:
+def names(heads: pd.DataFrame) -> str:
+    return ",".join(f"{row.layer}.{row.head}" for row in heads.itertuples())
+
+
+def say(change: Change, unless: str = "") -> str:
     mean, low, high = (f"{number:+.3f}".replace("-", "−") for number in change)
-    return f"{verdict(change)} ({mean} nats/token, {low} to {high})"
+    return f"{unless or verdict(change)} ({mean} nats/token, {low} to {high})"
 
 
 def verdict(change: Change) -> str:

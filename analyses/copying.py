@@ -19,7 +19,6 @@ the first folder of runs, and stands for weights that are deleted.
 
 import json
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +31,7 @@ from scipy import stats
 import ropelens as rl
 
 REPORTS = Path(__file__).parent.parent / "reports"
-ROLES = {"induction": 3, "previous_token": 2}  # heads of each role, at most
+ROLES = {"induction": 3, "previous_token": 2}  # heads of each role at most, half of a layer
 LEAST = 0.3  # score of a head that has a role
 COPIES = 0.5  # best induction score of a model that copies
 HALF = 0.5  # of the needles, found
@@ -110,9 +109,7 @@ def look_into(folder: Path, data: Path) -> tuple[list[dict], list[dict]]:
     share = slow[..., planes * 3 // 4 :].sum("frequency") / slow.sum("frequency")
     heads, names = [], {}
     for role, most in ROLES.items():
-        order = profile[role].values.argsort(axis=None)[::-1][:most]
-        found = [divmod(int(at), profile.sizes["head"]) for at in order]
-        best = [(layer, head) for layer, head in found if profile[role][layer, head] >= LEAST]
+        best = best_heads(profile[role].values, most)
         names[role] = ",".join(f"{layer}.{head}" for layer, head in best)
         for layer, head in best:
             name = f"{layer}.{head}"
@@ -129,6 +126,18 @@ def look_into(folder: Path, data: Path) -> tuple[list[dict], list[dict]]:
     return heads, list(costs_of(model, tokens, names, planes))
 
 
+def best_heads(scores: np.ndarray, most: int) -> list[tuple[int, int]]:
+    """Of `scores` [layer, head] the best that have a role; of a layer half, so that as many
+    others are left to compare with."""
+    best: list[tuple[int, int]] = []
+    for at in scores.argsort(axis=None)[::-1]:
+        layer, head = divmod(int(at), scores.shape[1])
+        full = sum(of == layer for of, _ in best) >= max(1, scores.shape[1] // 2)
+        if scores[layer, head] >= LEAST and not full:
+            best.append((layer, head))
+    return best[:most]
+
+
 def costs_of(model, tokens, names: dict[str, str], planes: int) -> Iterator[dict]:
     """Loss of copies and needles found, without some heads or planes of the model's."""
     chosen = names["induction"]
@@ -142,12 +151,10 @@ def costs_of(model, tokens, names: dict[str, str], planes: int) -> Iterator[dict
     plain = rl.evaluate(model, tokens, edits=quarters, **TASKS)
     found = {name: plain.sel(edit=name) for name in plain["edit"].values}
     silent = {f"{role} heads silent": heads for role, heads in names.items() if heads}
-    if chosen:
-        silent["random heads of the layers of induction heads silent"] = others(model, chosen)
+    if random := others(model, chosen):
+        silent["random heads of the layers of induction heads silent"] = random
     for name, heads in silent.items():
-        with (
-            rl.silence_heads(model, heads, to="mean", tokens=tokens) if heads else nullcontext()
-        ):
+        with rl.silence_heads(model, heads, to="mean", tokens=tokens):
             found[name] = rl.evaluate(model, tokens, **TASKS).isel(edit=0)
     for name, values in found.items():
         yield {
@@ -158,13 +165,18 @@ def costs_of(model, tokens, names: dict[str, str], planes: int) -> Iterator[dict
 
 
 def others(model, chosen: str) -> str:
-    """As many other heads of the same layers, drawn at random."""
-    taken = [tuple(map(int, name.split("."))) for name in chosen.split(",")]
-    layers = {layer for layer, _ in taken}
+    """As many random others of each layer as are chosen there; "" if a layer has too few."""
+    taken = [tuple(map(int, name.split("."))) for name in chosen.split(",") if name]
+    layers = [layer for layer, _ in taken]
     count = model.config.num_attention_heads
-    free = [(a, b) for a in sorted(layers) for b in range(count) if (a, b) not in taken]
-    drawn = np.random.default_rng(0).permutation(len(free))[: len(taken)]
-    return ",".join(f"{free[at][0]}.{free[at][1]}" for at in drawn)
+    random, drawn = np.random.default_rng(0), []
+    for layer in sorted(set(layers)):
+        free = [head for head in range(count) if (layer, head) not in taken]
+        if len(free) < layers.count(layer):
+            return ""
+        of_layer = random.choice(free, layers.count(layer), replace=False)
+        drawn += [f"{layer}.{head}" for head in of_layer]
+    return ",".join(drawn)
 
 
 def who_copies(comparison: xr.Dataset) -> list[str]:

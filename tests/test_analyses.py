@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
+import math
 import os
+import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
+import torch
+import xarray as xr
 from cli_runs import Command, python
-from tiny_checkpoints import save_tiny
+from scipy import stats
+from tiny_checkpoints import save_tiny, tiny_llama
 from trained import story
 
 import ropelens as rl
@@ -28,9 +37,7 @@ MORE = {
     "truncation": {"truncation.nc", "truncation.csv"},
 }
 """What an analysis writes beside the four files of every answer."""
-LEADS = {
-    "causal": "Against random heads of their layers, silencing the 4 heads that go most by"
-}
+LEADS = {"causal": "Against random heads of their layers, silencing the 4 heads going most by"}
 """How answers begin that lead with a sentence without intervals."""
 ON_THE_BUNDLED = [s for s in SCRIPTS if s.stem not in ("variants", "truncation", "copying")]
 names = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
@@ -85,6 +92,144 @@ def test_runs_on_the_bundled_checkpoint(script: Path, tmp_path: Path, python: Co
     lead, *_ = json.loads((folder / "run.json").read_text())["findings"]
     assert lead.startswith(LEADS.get(script.stem, ""))
     assert script.stem not in LEADS or "nats" not in lead, "intervals come below"
+
+
+def script_named(name: str) -> ModuleType:
+    """A script of analyses/, imported."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "analyses" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def table_of(layers: int, heads: int) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "layer": np.repeat(np.arange(layers), heads),
+            "head": np.tile(np.arange(heads), layers),
+            "label": "positional",
+            "positional_fraction": np.linspace(1, 0, layers * heads),
+        }
+    )
+
+
+def test_random_heads_are_as_deep_as_those_they_stand_beside() -> None:
+    causal, heads = script_named("causal"), table_of(6, 6)
+    chosen = heads.loc[[24, 26, 27, 31]]  # of layers 4, 4, 4 and 5
+    sets, possible = causal.draws(heads, chosen)
+    assert (len(sets), possible) == (5, 5)  # one of layer 4's, by five of layer 5
+    sets, possible = causal.draws(heads, heads.loc[[24, 26, 30, 31]])
+    assert (len(sets), possible) == (8, 36)
+    assert len({tuple(one.index) for one in sets}) == 8
+    for one in sets:
+        assert one["layer"].tolist() == [4, 4, 5, 5]
+        assert one.index.is_unique
+        assert not {24, 26, 30, 31} & set(one.index)
+
+
+def test_of_a_layer_at_most_half_its_heads_are_silenced() -> None:
+    causal, heads = script_named("causal"), table_of(9, 5)  # a ninth is 5, layer 0 the first
+    chosen = causal.most(heads, "positional_fraction")
+    assert chosen["layer"].tolist() == [0, 0, 1, 1, 2]
+    heads.loc[heads["layer"] > 0, "label"] = "diffuse"
+    assert len(causal.most(heads, "positional_fraction")) == 2
+    assert causal.most(table_of(9, 1), "positional_fraction").empty
+
+
+def losses_of(changes: np.ndarray) -> list[xr.Dataset]:
+    """What `losses` would be of each row of `changes`, a number a document, 10 tokens each."""
+    return [
+        xr.Dataset(
+            {
+                "loss": (("tokens", "sequence"), np.tile(10 * row, (3, 1))),
+                "count": (("tokens", "sequence"), np.full((3, len(row)), 10)),
+            },
+            coords={"group": ("sequence", np.arange(len(row)))},
+        )
+        for row in changes
+    ]
+
+
+def test_the_interval_holds_draws_as_well_as_documents() -> None:
+    """Where only one of both varies it is scipy's t interval over that one."""
+    causal = script_named("causal")
+    of = np.random.default_rng(0).normal(size=6)
+    (silent,) = losses_of(np.zeros((1, 6)))
+    wanted = (-of).mean(), *stats.ttest_1samp(-of, 0).confidence_interval()
+    by_document, by_draw = losses_of(np.tile(of, (8, 1))), losses_of(np.tile(of, (6, 1)).T)
+    for random in (by_document, by_draw):
+        for found in causal.changes_beyond(random, silent, 1.0):
+            assert found == pytest.approx(wanted)
+    both = losses_of(of + of[:, None])
+    whole = causal.changes_beyond(both, silent, 1.0)[0]
+    assert whole[2] - whole[1] == pytest.approx(math.sqrt(2) * (wanted[2] - wanted[1]))
+    all_drawn = causal.changes_beyond(both, silent, 0.0)[0]
+    assert all_drawn[2] - all_drawn[1] == pytest.approx(wanted[2] - wanted[1])
+
+
+def test_planes_are_parted_nearest_to_half_of_the_push() -> None:
+    """Three planes of 0.45, 0.45, 0.1: the first alone, not the first two with 90 %."""
+    causal = script_named("causal")
+    push = xr.DataArray([[[0.45, 0.1, 0.45, -1.0]]], dims=("layer", "head", "frequency"))
+    wavelength = xr.DataArray([[6.0, 60.0, 600.0, 6000.0]], dims=("layer", "frequency"))
+    profile = xr.Dataset({"selectivity_keys": push, "wavelength": wavelength})
+    chosen = pd.DataFrame({"layer": [0], "head": [0]})
+    strong, weak, share = causal.planes_of(SimpleNamespace(profile=profile), chosen)
+    assert strong == [rl.stop_planes([0], heads="0.0")]
+    assert weak == [rl.stop_planes([2, 1, 3], heads="0.0")]
+    assert share == pytest.approx(0.45)
+
+
+def test_one_head_or_none_is_silenced(tmp_path: Path) -> None:
+    causal = script_named("causal")
+    model = save_tiny(tmp_path / "model", num_hidden_layers=4)
+    analysis = rl.analyze(model, text=[story(8)], context=24, sequences=4)
+    heads = analysis.heads.assign(label="diffuse")
+    none = causal.answer(replace(analysis, heads=heads))
+    assert none.findings == [
+        f"No head that goes by {by} is silenced: every head is diffuse, or alone in its layer."
+        for by in ("position", "content")
+    ]
+    assert (none.figures, none.more) == ({}, {})
+    page = rl.write_answer(tmp_path / "reports", replace(analysis, heads=heads), none)
+    assert page.exists()
+    heads.loc[5, "label"] = "positional"
+    one = causal.answer(replace(analysis, heads=heads))
+    table = one.more["causal.csv"].drop_duplicates("what")
+    silenced = table[table["what"].str.startswith("one head, ")]
+    assert silenced["heads"].tolist() == ["1.1", "1.1"]
+    draws = table[table["label"] == ""]
+    assert sorted(draws["heads"]) == sorted(["1.0", "1.2", "1.3"] * 2)
+    assert "silencing the one head going most by position" in one.findings[0]
+    assert "(draws: 3, all that there are)" in one.findings[1]
+    (planes,) = [line for line in one.findings if "strongest planes" in line]
+    first, second = map(int, re.findall(r"hold (\d+)%", planes))
+    assert first + second == 100
+    cost = float(re.findall(r"\((\S+) nats", planes)[0].replace("−", "-"))
+    assert (causal.UNFAIR in planes) == (cost * (50 - first) < 0)
+
+
+def test_copying_is_held_beside_as_many_others_of_each_layer() -> None:
+    copying = script_named("copying")
+    scores = np.zeros((3, 5))
+    scores[1] = [0.9, 0.8, 0.7, 0.1, 0.1]
+    scores[2, 4] = 0.4
+    assert copying.best_heads(scores, 3) == [(1, 0), (1, 1), (2, 4)]
+    model = tiny_llama(num_attention_heads=8, num_hidden_layers=3)
+    drawn = copying.others(model, "1.0,1.1,1.2,2.4").split(",")
+    assert [name.split(".")[0] for name in drawn] == ["1", "1", "1", "2"]
+    assert len({*drawn, "1.0", "1.1", "1.2", "2.4"}) == 8
+    assert copying.others(model, "") == ""
+    alone = tiny_llama(num_attention_heads=1, num_key_value_heads=1, vocab_size=300)
+    assert copying.others(alone, "0.0") == ""
+    tokens = torch.randint(300, (2, 24), generator=torch.Generator().manual_seed(0))
+    costs = copying.costs_of(alone, tokens, {"induction": "0.0"}, 16)
+    assert [row["what"] for row in costs][-2:] == [
+        "planes 12 to 15 of induction heads stop",
+        "induction heads silent",
+    ]
 
 
 def test_a_sweep_of_a_model_and_text_of_ones_own(tmp_path: Path, python: Command) -> None:
