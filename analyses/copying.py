@@ -31,7 +31,7 @@ from scipy import stats
 import ropelens as rl
 
 REPORTS = Path(__file__).parent.parent / "reports"
-ROLES = {"induction": 3, "previous_token": 2}  # heads of each role at most, half of a layer
+ROLES = {"induction": 3, "previous_token": 2}  # heads of each role, at most
 LEAST = 0.3  # score of a head that has a role
 COPIES = 0.5  # best induction score of a model that copies
 HALF = 0.5  # of the needles, found
@@ -127,15 +127,10 @@ def look_into(folder: Path, data: Path) -> tuple[list[dict], list[dict]]:
 
 
 def best_heads(scores: np.ndarray, most: int) -> list[tuple[int, int]]:
-    """Of `scores` [layer, head] the best that have a role; of a layer half, so that as many
-    others are left to compare with."""
-    best: list[tuple[int, int]] = []
-    for at in scores.argsort(axis=None)[::-1]:
-        layer, head = divmod(int(at), scores.shape[1])
-        full = sum(of == layer for of, _ in best) >= max(1, scores.shape[1] // 2)
-        if scores[layer, head] >= LEAST and not full:
-            best.append((layer, head))
-    return best[:most]
+    """Of `scores` [layer, head] the best that have a role, as (layer, head)."""
+    order = scores.argsort(axis=None)[::-1][:most]
+    found = [divmod(int(at), scores.shape[1]) for at in order]
+    return [place for place in found if scores[place] >= LEAST]
 
 
 def costs_of(model, tokens, names: dict[str, str], planes: int) -> Iterator[dict]:
@@ -159,23 +154,22 @@ def costs_of(model, tokens, names: dict[str, str], planes: int) -> Iterator[dict
     for name, values in found.items():
         yield {
             "what": name,
+            "heads": silent.get(name, ""),
             "copy_loss": float(values["copy_loss"].mean()),
             "retrieval": float(values["retrieval"].mean()),
         }
 
 
 def others(model, chosen: str) -> str:
-    """As many random others of each layer as are chosen there; "" if a layer has too few."""
+    """As many random others of each layer as are chosen there, or all that are left."""
     taken = [tuple(map(int, name.split("."))) for name in chosen.split(",") if name]
     layers = [layer for layer, _ in taken]
     count = model.config.num_attention_heads
     random, drawn = np.random.default_rng(0), []
     for layer in sorted(set(layers)):
         free = [head for head in range(count) if (layer, head) not in taken]
-        if len(free) < layers.count(layer):
-            return ""
-        of_layer = random.choice(free, layers.count(layer), replace=False)
-        drawn += [f"{layer}.{head}" for head in of_layer]
+        many = min(len(free), layers.count(layer))
+        drawn += [f"{layer}.{head}" for head in random.choice(free, many, replace=False)]
     return ",".join(drawn)
 
 

@@ -216,12 +216,14 @@ def test_copying_is_held_beside_as_many_others_of_each_layer() -> None:
     scores = np.zeros((3, 5))
     scores[1] = [0.9, 0.8, 0.7, 0.1, 0.1]
     scores[2, 4] = 0.4
-    assert copying.best_heads(scores, 3) == [(1, 0), (1, 1), (2, 4)]
+    assert copying.best_heads(scores, 3) == [(1, 0), (1, 1), (1, 2)]
     model = tiny_llama(num_attention_heads=8, num_hidden_layers=3)
     drawn = copying.others(model, "1.0,1.1,1.2,2.4").split(",")
     assert [name.split(".")[0] for name in drawn] == ["1", "1", "1", "2"]
     assert len({*drawn, "1.0", "1.1", "1.2", "2.4"}) == 8
     assert copying.others(model, "") == ""
+    left = copying.others(tiny_llama(), "1.0,1.1,1.2")
+    assert left == "1.3", "of four heads one is left"
     alone = tiny_llama(num_attention_heads=1, num_key_value_heads=1, vocab_size=300)
     assert copying.others(alone, "0.0") == ""
     tokens = torch.randint(300, (2, 24), generator=torch.Generator().manual_seed(0))

@@ -232,6 +232,7 @@ def test_one_name_is_told_apart_by_its_revision(analyses: list[rl.Analysis]) -> 
     )
 
 
+@pytest.mark.filterwarnings("ignore:other has not read")
 def test_the_page_says_where_the_two_read_other_text(analyses: list[rl.Analysis]) -> None:
     one, other = analyses
     said = "The two read other tokens"
