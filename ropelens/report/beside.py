@@ -37,8 +37,8 @@ def beside_payload(
     same = same_text(tokens_of(of_page), tokens_of(profile))
     if missing := same.count(-1):
         warnings.warn(
-            f"{profile.attrs['model']} has not read {missing} of the {len(same)} pieces of text of "
-            f"{of_page.attrs['model']}: give both the same --prompt to see it there.",
+            f"{profile.attrs['model']} has not read {missing} of the {len(same)} pieces of "
+            f"text of {of_page.attrs['model']}: give both the same --prompt to see it there.",
             stacklevel=2,
         )
     shown = sorted({number for number in same if number >= 0}) or [0]
