@@ -68,6 +68,7 @@ class Section:
     """
 
     sentences: list[str]
+    text: str
     figures: dict[str, dict]
     cards: list[dict]
     columns: tuple[Column, ...]
@@ -81,6 +82,7 @@ def truncation_section(truncation: xr.Dataset, table: pd.DataFrame | None = None
     figures = draw(SWEEP, truncation, table)
     return Section(
         sentences=describe_truncation(truncation, table=table),
+        text=str(truncation.attrs.get("text", "")),
         figures={row.name: bare(figure) for row, figure in figures.items()},
         cards=[card(row, figure) for row, figure in figures.items()],
         columns=COLUMNS,

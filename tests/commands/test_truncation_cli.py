@@ -238,7 +238,9 @@ def test_a_sweep_joins_the_analysis_that_is_there_and_stays_when_it_is_made_agai
     again = rl.open_analysis(out)
     assert again.profile.attrs["sequences"] == 5
     xr.testing.assert_identical(again.truncation, held.truncation)
-    assert "Stopping planes" in (out / "index.html").read_text()
+    page = (out / "index.html").read_text()
+    assert "Stopping planes" in page
+    assert f"Measured on {held.truncation.attrs['text']}." in page
     assert again.provenance["sweep"] == record["sweep"]
 
     other = tmp_path / "other.txt"
