@@ -48,7 +48,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Cost:
-    """Median seconds, and peak memory above what stood before, in bytes."""
+    """Seconds, and peak memory above what stood before, in bytes; of one run, or medians."""
 
     seconds: float
     peak: int
@@ -209,19 +209,25 @@ def compare(ways: dict[str, Callable[[], object]], device: torch.device) -> dict
     with torch.no_grad():
         for run in range(RUNS + 1):
             for what, way in ways.items():
-                with Peak(device) as peak:
-                    begin = time.perf_counter()
-                    way()
-                    if device.type == "cuda":
-                        torch.cuda.synchronize(device)
-                    spent = time.perf_counter() - begin
+                cost = run_once(way, device)
                 if run > 0:
-                    seconds[what].append(spent)
-                    peaks[what].append(peak.bytes)
+                    seconds[what].append(cost.seconds)
+                    peaks[what].append(cost.peak)
     return {
         what: Cost(statistics.median(seconds[what]), int(statistics.median(peaks[what])))
         for what in ways
     }
+
+
+def run_once(way: Callable[[], object], device: torch.device) -> Cost:
+    """What one run takes."""
+    with Peak(device) as peak:
+        begin = time.perf_counter()
+        way()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds = time.perf_counter() - begin
+    return Cost(seconds, peak.bytes)
 
 
 class Peak:

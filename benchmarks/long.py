@@ -12,8 +12,6 @@ On two threads 32,768 tokens take minutes, 131,072 an hour.
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable
 
 import cost
 import torch
@@ -33,23 +31,15 @@ def main() -> None:
             for what, way in cost.ways_of(model, tokens, rows=(512,)).items():
                 if what == "plain forward" and length > ONE_PASS:
                     continue
-                seconds, mebibytes = cost_of(way)
-                plain = plain or (seconds if what == "plain forward" else None)
-                ratio = f", {seconds / plain:.2f} of plain" if plain else ""
+                found = cost.run_once(way, torch.device("cpu"))
+                plain = plain or (found.seconds if what == "plain forward" else None)
+                ratio = f" ({found.seconds / plain:.2f} of plain)" if plain else ""
                 if length in lengths:
+                    memory = f"{found.peak / cost.MIB:,.0f} MiB"
                     print(
-                        f"{length:,} {what}: {seconds:,.1f} s{ratio}, {mebibytes:,.0f} MiB",
+                        f"{length:,} {what}: {found.seconds:,.1f} s{ratio}, {memory}",
                         flush=True,
                     )
-
-
-def cost_of(way: Callable[[], object]) -> tuple[float, float]:
-    """Seconds and peak memory (MiB) of one run."""
-    with cost.Peak(torch.device("cpu")) as peak:
-        begin = time.perf_counter()
-        way()
-        seconds = time.perf_counter() - begin
-    return seconds, peak.bytes / cost.MIB
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ropelens.analysis.analysis import Analysis, open_analysis
 from ropelens.errors import BadArgument
@@ -15,35 +14,35 @@ OF_SWEEP = ("command", "arguments", "seconds", "warnings")
 """What a record tells of a sweep that was measured after the profile beside it."""
 
 
-def on_its_profile(swept: Analysis, folder: Path) -> Analysis:
-    """A sweep beside the analysis that `folder` holds of the same weights and text.
-
-    `analyze` may have looked at more of the text, and into other pieces of it, than the sweep
-    does; its profile stays. Without such an analysis the sweep's own stands.
-    """
-    held = _held(swept, folder)
-    if held is None or (held.truncation is not None and "sweep" not in held.provenance):
-        return swept
-    texts = {one.provenance["text"]["fingerprint"] for one in (held, swept)}
-    if len(texts) > 1 or texts == {None}:
-        return swept
-    told = {name: swept.provenance[name] for name in OF_SWEEP}
-    record = held.provenance | {"kind": "truncation", "sweep": told}
-    return replace(held, truncation=swept.truncation, provenance=record, model=swept.model)
-
-
 def with_what_stands(analysis: Analysis, folder: Path) -> Analysis:
-    """An analysis with the sweep and the reach of the same weights that `folder` holds."""
+    """An analysis with what `folder` holds of the same weights: a sweep that it lacks, a reach.
+
+    A sweep joins the analysis that stands there of the same text: `analyze` may have looked at
+    more of the text, and into other pieces of it, than the sweep does. Without such an
+    analysis the sweep's own profile stands.
+    """
     held = _held(analysis, folder)
     if held is None:
         return analysis
-    more: dict[str, Any] = {"reach": analysis.reach or held.reach}
-    if analysis.truncation is None and held.truncation is not None:
-        record = held.provenance
-        told = record.get("sweep") or {name: record[name] for name in OF_SWEEP}
-        provenance = analysis.provenance | {"kind": "truncation", "sweep": told}
-        more |= {"truncation": held.truncation, "provenance": provenance}
-    return replace(analysis, **more)
+    looked = held.truncation is None or "sweep" in held.provenance  # its profile is no sweep's
+    if analysis.truncation is None:
+        profile, sweep = analysis, held
+    elif looked and _same_text(held, analysis):
+        profile, sweep = replace(held, model=analysis.model), analysis
+    else:
+        profile = sweep = analysis
+    found = replace(profile, reach=held.reach)
+    if sweep is profile or sweep.truncation is None:
+        return found
+    record = sweep.provenance
+    told = record.get("sweep") or {name: record[name] for name in OF_SWEEP}
+    provenance = profile.provenance | {"kind": "truncation", "sweep": told}
+    return replace(found, truncation=sweep.truncation, provenance=provenance)
+
+
+def _same_text(*analyses: Analysis) -> bool:
+    texts = {one.provenance["text"]["fingerprint"] for one in analyses}
+    return len(texts) == 1 and texts != {None}
 
 
 def _held(analysis: Analysis, folder: Path) -> Analysis | None:

@@ -133,7 +133,7 @@ def truncate(
     )
     with opening(show_progress, "starting"):  # torch and transformers take seconds
         from ropelens.analysis.analyze import analyze as measure
-        from ropelens.analysis.standing import on_its_profile, with_what_stands
+        from ropelens.analysis.standing import with_what_stands
         from ropelens.analysis.summary import summarize
         from ropelens.measure.savepoint import UNFINISHED, remove_savepoint
         from ropelens.models.processes import processes, shared
@@ -170,7 +170,7 @@ def truncate(
     if not processes().is_main_process:
         return
     with opening(show_progress, "writing"):
-        analysis = with_what_stands(on_its_profile(analysis, out), out)
+        analysis = with_what_stands(analysis, out)
         page = analysis.save(out)
     remove_savepoint(out / UNFINISHED)
     finish(summarize(analysis), page)

@@ -39,7 +39,15 @@ def find_tokens(
     Raises `BadArgument` without a tokenizer where one is needed, for no text, and for tokens
     that `profile` would not take.
     """
-    tokens, what = _checked(tokens, what)
+    return _find(*_checked(tokens, what), tokenizer)
+
+
+def _find(
+    tokens: Int[Tensor, "sequence position"],
+    what: str | list[str],
+    tokenizer: TokenNames | None,
+) -> Bool[Tensor, "sequence position"]:
+    """`find_tokens` of what was checked."""
     if what == "repeated":
         return seen_before(tokens)
     if tokenizer is None:
@@ -77,7 +85,7 @@ def attention_on(
     token.
     """
     tokens, what = _checked(tokens, what)
-    found = find_tokens(tokens, what, tokenizer).to(tokens.device)
+    found = _find(tokens, what, tokenizer).to(tokens.device)
     if not found.any():
         raise BadArgument(
             f"There is no token {what!r} in this text.",

@@ -45,7 +45,6 @@ def build_payload(
         "normNames": list(PANELS),
         "farthest": [farthest(profile, layer) for layer in range(profile.sizes["layer"])],
         "pinned": list(BESIDE),
-        "titles": {row.name: row.title for row in figures},
         "templates": {theme: page_template(theme) for theme in ("light", "dark")},
     }
 

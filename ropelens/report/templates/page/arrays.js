@@ -7,12 +7,7 @@ const $ = (id) => document.getElementById(id);
 const TYPES = { uint8: Uint8Array, int16: Int16Array, float32: Float32Array };
 const decoded = new Map();
 function decode(packed) {
-  if (!decoded.has(packed)) {
-    const text = atob(packed.data);
-    const bytes = new Uint8Array(text.length);
-    for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
-    decoded.set(packed, new TYPES[packed.dtype](bytes.buffer));
-  }
+  if (!decoded.has(packed)) decoded.set(packed, new TYPES[packed.dtype](bytesOf(packed.data).buffer));
   return decoded.get(packed);
 }
 

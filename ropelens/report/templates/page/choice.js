@@ -78,17 +78,20 @@ function show() {
   frames = requestAnimationFrame(refresh);
 }
 
+/** The panes of a figure that are in sight, each with the head that it shows. */
+const panesOf = (name) => [[plot(name), { model: page, layer: state.layer, head: state.head }], [$(`pinned-${name}`), besideHead()]]
+  .filter(([element, shown]) => element && shown && seen(element));
+
 /** The figures in sight, drawn where they are not yet; the last call wins. */
 let turn = 0;
 async function refresh() {
-  const mine = ++turn, chosen = { model: page, layer: state.layer, head: state.head }, beside = besideHead();
+  const mine = ++turn;
   $("explore").setAttribute("aria-busy", "true");
   tellBeside();
   for (const [name, showOne] of Object.entries(SHOW)) {
     if (!page.figures[name]) continue;
     const panes = [];
-    for (const [element, shown] of [[plot(name), chosen], [$(`pinned-${name}`), beside]]) {
-      if (!element || !shown || !seen(element)) continue;
+    for (const [element, shown] of panesOf(name)) {
       const { model, layer, head } = shown;
       if (drawnOf.get(element) !== model) await draw(name, element, model);
       else if (Math.abs(element._fullLayout.width - element.clientWidth) > 1) await Plotly.Plots.resize(element);

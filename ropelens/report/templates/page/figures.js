@@ -8,7 +8,7 @@ const drawn = (element) => Boolean(element.data);
 
 function options(name) {
   const zoom = ["kernel", "claim", "pair"].includes(name);
-  return { ...plotOptions(`ropelens-${name}`, page.titles[name], zoom ? [["zoom2d", "pan2d", "resetScale2d"]] : []),
+  return { ...plotOptions(`ropelens-${name}`, $(`${name}-title`)?.textContent, zoom ? [["zoom2d", "pan2d", "resetScale2d"]] : []),
     displayModeBar: matchMedia("(hover: hover)").matches ? "hover" : false };
 }
 

@@ -145,15 +145,14 @@ function showPair(element, layer, head, model) {
   const pushes = terms(pair.product, pair.frequencies, distance);
   const own = part(model.arrays.wavelength_position, layer, 0, model);
   const shown = pushes.slice(0, own.findLastIndex(Number.isFinite) + 1);
-  const score = scores(pair, Math.max(page.farthest[state.layer], distance));
+  const score = Array.from({ length: Math.max(page.farthest[state.layer], distance) + 1 }, (_, d) => scoreAt(pair, d));
   const waves = shown.map((_, plane) => model.frequencies[layer][plane]).map((w) => w > 0 ? 2 * Math.PI / w : Infinity);
   return Plotly.restyle(element, { x: [own.slice(0, shown.length), score.map((_, d) => d), [distance]],
     y: [shown, score, [score[distance]]], customdata: [waves, null, null], width: [own.map((x) => 0.3 * x), null, null] }, at);
 }
 
-/** The score of a pair at every distance from 0 on. */
-const scores = ({ product, frequencies }, farthest) => Array.from({ length: farthest + 1 }, (_, distance) =>
-  terms(product, frequencies, distance).reduce((a, b) => a + b, 0));
+/** The score of a pair, were it so many tokens apart. */
+const scoreAt = ({ product, frequencies }, distance) => terms(product, frequencies, distance).reduce((a, b) => a + b, 0);
 
 function showControls(query, key, distance, pair) {
   $("pair-query").value = query;
@@ -164,10 +163,9 @@ function showControls(query, key, distance, pair) {
   $("pair-distance").disabled = !pair;
   if (pair) drawDials(pair, distance);
   else $("dials").replaceChildren();
-  const told = (found) => nats(terms(found.product, found.frequencies, distance).reduce((a, b) => a + b, 0));
   const beside = besideHead(), other = beside && pairOf(query, key, beside.layer, beside.head, beside.model);
   $("pair-score").textContent = !pair ? NOT_LIVE
-    : `${distance} back: ${told(pair)} nats${other ? `; ${nameOf(beside)}: ${told(other)}` : ""}`;
+    : `${distance} back: ${nats(scoreAt(pair, distance))} nats${other ? `; ${nameOf(beside)}: ${nats(scoreAt(other, distance))}` : ""}`;
 }
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -202,7 +200,5 @@ $("pair-distance").addEventListener("input", ({ target: { value } }) => {
   state.key = keyOf(state.query);
   state.distance = Number(value);
   remember(false);
-  showPair(plot("pair"), state.layer, state.head, page);
-  const beside = besideHead();
-  if (beside && seen($("pinned-pair"))) showPair($("pinned-pair"), beside.layer, beside.head, beside.model);
+  for (const [element, { layer, head, model }] of panesOf("pair")) showPair(element, layer, head, model);
 });
