@@ -340,6 +340,9 @@ FITS = """width => document.documentElement.scrollWidth <= width
 def test_follows_the_window_as_it_narrows(browser, report):
     opened = Opened(browser, report, viewport={"width": 1280, "height": 850})
     page = opened.load()
+    assert not page.query_selector("#plot-norms svg"), "far below, and not drawn yet"
+    page.locator("#plot-norms").scroll_into_view_if_needed()
+    page.wait_for_selector("#plot-norms svg")
     for width in (820, 400, 1280):
         page.set_viewport_size({"width": width, "height": 850})
         page.wait_for_function(FITS, arg=width)  # a busy machine takes its time
@@ -489,6 +492,7 @@ def test_missing_heads_are_stepped_over(browser, tmp_path):
     page.evaluate("location.hash = '#L1H3'")
     assert page.inner_text("#head-title").startswith("Layer 2, head 0")
     mean = np.nanmean(profile.q_norm.values, axis=1)
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
     z = values(page, "plot-norms", 0, "z")
     np.testing.assert_allclose(z[:, -1], mean[:, -1], rtol=1e-5)
     np.testing.assert_allclose(z[:, :15], mean[:, :15], rtol=1e-5)

@@ -88,8 +88,7 @@ async function refresh() {
   const mine = ++turn;
   $("explore").setAttribute("aria-busy", "true");
   tellBeside();
-  for (const [name, showOne] of Object.entries(SHOW)) {
-    if (!page.figures[name]) continue;
+  for (const name of Object.keys(page.figures)) {
     const panes = [];
     for (const [element, shown] of panesOf(name)) {
       const { model, layer, head } = shown;
@@ -97,7 +96,7 @@ async function refresh() {
       else if (Math.abs(element._fullLayout.width - element.clientWidth) > 1) await Plotly.Plots.resize(element);
       element.dataset.head = nameOf(shown);
       if (mine !== turn) return;
-      showOne(element, layer, head, model);
+      SHOW[name]?.(element, layer, head, model);
       panes.push(element);
     }
     if (SCALED.includes(name)) await oneScale(panes);
@@ -124,7 +123,7 @@ function bitsWords(row, model = page) {
 
 function describe(row) {
   const { layer, head } = state;
-  const cells = tableRows[row].cells;
+  const { cells } = rowAt(row);
   $("pick-layer").value = layer;
   $("pick-head").value = head;
   const glyph = cells[1].querySelector(".glyph").cloneNode(true);
@@ -280,7 +279,13 @@ $("close").addEventListener("click", () => $("head").classList.remove("open"));
 
 async function start() {
   await unpackPlotly();
-  for (const name of Object.keys(page.figures)) if (!SHOW[name]) await draw(name);
+  for (const name of Object.keys(page.figures)) {
+    if ($("explore").contains(plot(name))) continue;
+    size(name, plot(name));
+    far.add(plot(name));
+    nearing.observe(plot(name));
+  }
+  addEventListener("beforeprint", () => comeNear([...far]));
   dark.addEventListener("change", () => document.querySelectorAll(".plot").forEach((element) =>
     drawn(element) && Plotly.relayout(element, { template: theme() })));
   narrow.addEventListener("change", () => {

@@ -3,7 +3,7 @@ const plot = (name) => $(`plot-${name}`);
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const narrow = matchMedia("(max-width: 720px)");
 const theme = () => page.templates[dark.matches ? "dark" : "light"];
-const seen = (element) => element.offsetParent !== null;
+const seen = (element) => element.offsetParent !== null && !far.has(element);
 const drawn = (element) => Boolean(element.data);
 
 function options(name) {
@@ -17,6 +17,18 @@ const NARROW = { kernel: 340, attention: 420, wavelengths: 520 };
 function size(name, element) {
   const { height } = page.figures[name].layout;
   element.style.height = `${(narrow.matches && NARROW[name]) || height}px`;
+}
+
+/** The figures that the window has not come near: drawn when it does, and on paper. */
+const far = new Set();
+const nearing = new IntersectionObserver((entries) =>
+  comeNear(entries.filter(({ isIntersecting }) => isIntersecting).map(({ target }) => target)), { rootMargin: "50% 0px" });
+function comeNear(elements) {
+  for (const element of elements) {
+    far.delete(element);
+    nearing.unobserve(element);
+  }
+  if (elements.length) refresh();
 }
 
 const drawnOf = new WeakMap();

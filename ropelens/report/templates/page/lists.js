@@ -65,18 +65,28 @@ $("save-table").addEventListener("click", () => {
 
 // ---- the table
 
+// Each row is a line of the text: made when it is first asked for, for a thousand take long.
 const whole = $("whole-table"), scroll = whole.parentElement;
-const table = new DOMParser().parseFromString(whole.textContent, "text/html").querySelector("table");
-const body = table.tBodies[0];
-const tableRows = [...body.rows];
-let order = tableRows.map((_, row) => row), shown = order, current = tableRows[0], rowHeight = 29;
+const lines = whole.textContent.split(/^(?=<tr data-row)/m);
+const table = new DOMParser().parseFromString(lines.shift(), "text/html").querySelector("table");
+const body = table.createTBody();
+const made = new Map();
+function rowAt(row) {
+  if (!made.has(row)) {
+    const template = document.createElement("template");
+    template.innerHTML = lines[row];
+    made.set(row, template.content.querySelector("tr"));
+  }
+  return made.get(row);
+}
+let order = lines.map((_, row) => row), shown = order, current = rowAt(0), rowHeight = 29;
 
 /** Room for the rows above or below those that are there. */
 const gaps = [0, 1].map(() => {
   const gap = document.createElement("tr");
   gap.className = "gap";
   gap.setAttribute("aria-hidden", "true");
-  gap.insertCell().colSpan = tableRows[0].cells.length;
+  gap.insertCell().colSpan = current.cells.length;
   return gap;
 });
 body.replaceChildren(...gaps);
@@ -85,10 +95,14 @@ table.tHead.rows[0].setAttribute("aria-rowindex", 1);
 /** A row that nobody sees, of the longest text of every column: columns stay as wide as they are. */
 const widest = table.createTFoot();
 widest.setAttribute("aria-hidden", "true");
+const longest = [];
+lines.forEach((line, row) => line.split(/<\/t[hd]>/).forEach((cell, column) => {
+  const { length } = cell.replace(/<[^>]*>/g, "");
+  if (length > (longest[column]?.length ?? -1)) longest[column] = { row, length };
+}));
 const cells = widest.insertRow();
-for (let column = 0; column < tableRows[0].cells.length; column++) {
-  const all = tableRows.map((row) => row.cells[column]);
-  const cell = all.reduce((a, b) => (b.textContent.length > a.textContent.length ? b : a)).cloneNode(true);
+for (let column = 0; column < current.cells.length; column++) {
+  const cell = rowAt(longest[column].row).cells[column].cloneNode(true);
   cell.querySelector("a")?.replaceWith(cell.textContent);
   cells.append(cell);
 }
@@ -98,7 +112,7 @@ whole.replaceWith(table);
 function showRows(all = matchMedia("print").matches) {
   const screen = Math.ceil(innerHeight / rowHeight), top = Math.floor(scroll.scrollTop / rowHeight);
   const begin = all ? 0 : Math.max(0, Math.min(top, shown.length) - screen), end = all ? shown.length : top + 2 * screen;
-  const inside = shown.slice(begin, end).map((row) => tableRows[row]), kept = new Set([...inside, ...gaps]);
+  const inside = shown.slice(begin, end).map(rowAt), kept = new Set([...inside, ...gaps]);
   const focused = document.activeElement;
   for (const row of [...body.rows]) if (!kept.has(row)) row.remove();
   gaps[0].cells[0].style.height = `${begin * rowHeight}px`;
@@ -118,7 +132,7 @@ function showRows(all = matchMedia("print").matches) {
 
 function markRow(row) {
   current.removeAttribute("aria-current");
-  current = tableRows[row];
+  current = rowAt(row);
   current.setAttribute("aria-current", "true");
 }
 
@@ -128,7 +142,7 @@ function sortBy(key, header) {
   const down = named ? now === "ascending" : now !== "descending";
   const value = (row) => key === "head" ? row : key === "label"
     ? page.labelOrder.indexOf(page.labels[row]) : number(key, row);
-  order = tableRows.map((_, row) => row).sort((a, b) => {
+  order = lines.map((_, row) => row).sort((a, b) => {
     const [x, y] = [value(a), value(b)];
     if (Number.isNaN(x) || Number.isNaN(y)) return Number.isNaN(x) - Number.isNaN(y) || a - b;
     return (down ? y - x : x - y) || a - b;
@@ -149,7 +163,7 @@ function filter() {
   });
   scroll.scrollTop = 0;
   showRows();
-  $("count").textContent = `${shown.length} of ${tableRows.length} heads`;
+  $("count").textContent = `${shown.length} of ${lines.length} heads`;
 }
 
 table.tHead.addEventListener("click", (event) => {
@@ -168,8 +182,8 @@ body.addEventListener("click", (event) => {
 body.addEventListener("keydown", (event) => {
   if (event.key !== "ArrowDown" && event.key !== "ArrowUp") return;
   const at = shown.indexOf(Number(event.target.closest("tr").dataset.row)) + (event.key === "ArrowDown" ? 1 : -1);
-  const row = tableRows[shown[at]];
-  if (!row) return;
+  if (shown[at] === undefined) return;
+  const row = rowAt(shown[at]);
   event.preventDefault();
   if (!row.isConnected) {
     scroll.scrollTop = rowHeight * at;
