@@ -1,4 +1,4 @@
-"""Make the bundled checkpoints out of a finished study: python tools/bundle.py runs/variants
+"""Make the bundled checkpoints out of a finished study: python tools/bundle.py runs/copying
 
 A folder each: half-precision safetensors, tokenizer, text sampled from the checkpoint itself,
 and a model card whose every number is read from the run or measured here.
@@ -31,10 +31,10 @@ LARGEST = 6_000_000  # bytes of a bundled folder, sampled text and card included
 MEASURED = 512  # held-out sequences that the two precisions are compared on
 TEMPERATURE = 0.9
 BUNDLES = Path("ropelens/bundled")
-COMMAND = (
-    "ropelens train --study analyses/variants.toml --text novels/train --valid novels/valid "
-    "--out runs/variants"
-)
+RECIPE = """\
+python tools/mixture.py novels/train novels/valid runs/mixture
+ropelens train --study analyses/copying.toml --tokens runs/mixture --out runs/copying
+python tools/bundle.py runs/copying"""
 TEXT = (
     "85 public-domain English novels of 1815-1930, 67 million characters (from "
     "computationalstylistics/100_english_novels)"
@@ -60,14 +60,14 @@ def main(
     study: Annotated[Path, typer.Argument(help="Folder of the study.")],
     *,
     out: Annotated[Path, typer.Option(help="Gets a folder for each checkpoint.")] = BUNDLES,
-    command: Annotated[str, typer.Option(help="The call that made the study.")] = COMMAND,
+    recipe: Annotated[str, typer.Option(help="The commands that made them.")] = RECIPE,
     text: Annotated[str, typer.Option(help="What its text was, in words.")] = TEXT,
 ) -> None:
     for name in BUNDLED:
         variant, _, step = name.partition("-step-")
         (run,) = study.glob(f"*/{variant}/seed-0")
         measured = write_bundle(
-            run, out=out / name, command=command, text=text, step=int(step) if step else None
+            run, out=out / name, recipe=recipe, text=text, step=int(step) if step else None
         )
         typer.echo(f"{name}: validation loss {measured.half_loss:.4f}")
 
@@ -76,7 +76,7 @@ def write_bundle(
     run: Path,
     *,
     out: Path,
-    command: str,
+    recipe: str,
     text: str,
     step: int | None = None,
     documents: int = 64,
@@ -84,8 +84,8 @@ def write_bundle(
 ) -> Measured:
     """Fill the folder `out` from the finished run folder `run`; what was measured of it.
 
-    `command` (the call that made the run) and `text` (what its text was, in words) stand
-    in the card. `out` gets config, safetensors in float16, tokenizer, sample.jsonl (text
+    `recipe` (the commands that made it, a line each) and `text` (what its text was, in words)
+    stand in the card. `out` gets config, safetensors in float16, tokenizer, sample.jsonl (text
     sampled from these very weights by `seed`), metrics.csv, loss.svg, bundle.json and
     README.md. With `step`, the weights are those that the run's history kept after that
     step, and nothing is sampled: early models are looked at on the text of the finished one.
@@ -122,7 +122,7 @@ def write_bundle(
         rope_parameters=model.config.to_dict()["rope_parameters"],
         vocabulary=model.config.vocab_size,
         name=out.name,
-        command=command,
+        recipe=recipe,
         text=text,
         step=steps,
         tokens=tokens,

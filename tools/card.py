@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -29,9 +30,9 @@ tags: [rope, llama, interpretability]
 
 A small LLaMA-style decoder {embeddings}, trained from nothing by this
 project's own recipe, so that ropelens has something to look into without a download. It
-is a tool's test model: it writes the semblance of a novel, and is good for nothing else.
+is a tool's test model: {able}, and is good for nothing else.
 
-- architecture: LlamaForCausalLM: RMSNorm before each block, SwiGLU, grouped-query
+- architecture: LlamaForCausalLM: RMSNorm before each block, SwiGLU, {attention}
   attention, tied embeddings
 - shape: {layers} layers, width {width}, {heads} query and {kv_heads} key-value heads of
   {head_dim} dimensions, MLP {mlp}; {parameters:,} parameters
@@ -39,7 +40,7 @@ is a tool's test model: it writes the semblance of a novel, and is good for noth
 - context: {context} tokens, of which the first is always BOS
 - tokenizer: byte-level BPE of {vocabulary:,} tokens, trained on the same text
 - trained on: {text}
-- tokens seen: {tokens:,} ({step:,} steps of {batch} sequences of {context}{early})
+- tokens seen: {tokens:,} ({step:,} steps of {per_step:,}{early}), {sequences_of}
 - optimizer: AdamW (0.9, 0.95), peak rate {learning_rate:g}, {warmup_steps} steps of
   warm-up, cosine to zero over the last {falling} of the others; weight decay 0.1,
   gradients clipped at norm 1; {precision}
@@ -47,11 +48,9 @@ is a tool's test model: it writes the semblance of a novel, and is good for noth
 - made with: {versions}
 - licence: MIT
 {needs}
-## Command
+## Recipe
 
-    {command}
-
-then `python tools/bundle.py runs/variants`.
+{recipe}
 
 ## Loss
 
@@ -106,7 +105,7 @@ def model_card(
     rope_parameters: Mapping[str, Any],
     vocabulary: int,
     name: str,
-    command: str,
+    recipe: str,
     text: str,
     step: int,
     tokens: int,
@@ -133,6 +132,13 @@ def model_card(
         **settings["size"] | {k: v for k, v in settings.items() if k != "size"} | now,
         **vars(measured),
         name=name,
+        able="it writes the semblance of a novel"
+        + (", copies words that came before" if "mixture" in settings else ""),
+        attention="grouped-query"
+        if settings["size"]["kv_heads"] < settings["size"]["heads"]
+        else "multi-head",
+        per_step=settings["size"]["batch"] * settings["context"],
+        sequences_of=sequences_of(settings),
         falling=f"{settings.get('decay', 1):.0%}",
         embeddings="without position embeddings"
         if variant.name == "nope"
@@ -146,7 +152,7 @@ def model_card(
         early=f", of the {settings['steps']:,} that it was trained for" if not samples else "",
         tokens=tokens,
         versions=", ".join(f"{package} {v}" for package, v in record["versions"].items()),
-        command=command,
+        recipe=textwrap.indent(recipe, "    "),
         valid_tokens=measured.sequences * settings["context"],
         uniform=math.log(vocabulary),
         part=f", whose weights after step {step:,} these are" if not samples else "",
@@ -155,6 +161,31 @@ def model_card(
         rate=round(median(rates)),
         threads=f"{record['threads']} CPU thread" + "s" * (record["threads"] > 1),
         sample=sample,
+    )
+
+
+def sequences_of(settings: Mapping[str, Any]) -> str:
+    """What the sequences were: of one length, or the stages of a mixture in their order."""
+    if "mixture" not in settings:
+        return f"in sequences of {settings['context']}"
+    told = []
+    for stage in map(settings["mixture"].get, settings["stages"]):
+        kinds = stage["shares"]
+        least, most = stage["pool"]
+        told.append(
+            f"{stage['sequences'] * stage['length'] / 1e6:.1f} million in sequences of "
+            f"{stage['length']}, documents of "
+            + ", ".join(
+                f"{name} ({share:.0%})" if len(kinds) > 1 else name
+                for name, share in sorted(kinds.items(), key=lambda kind: -kind[1])
+            )
+            + f" over {least:,}"
+            + (f" to {most:,}" if most > least else "")
+            + " words"
+        )
+    return (
+        f"in {len(told)} stages (the documents are explained in tools/mixture.py):\n  "
+        + ";\n  ".join(told)
     )
 
 

@@ -71,7 +71,7 @@ Measure = Callable[..., xr.Dataset]
 def compare(
     paths: Sequence[str | Path],
     *,
-    cache: Path,
+    cache: str | Path,
     sequences: int = 512,
     seed: int = 0,
     device: str = "auto",
@@ -122,7 +122,7 @@ def compare(
         total = sum(1 + len(run.checkpoints()) for run in runs)
         with (progress or silent)("comparing", total=total, unit="checkpoints") as advance:
             measure = _Measurement(
-                cache, sequences, seed, device, device_map, quantize, advance
+                Path(cache), sequences, seed, device, device_map, quantize, advance
             )
             finished = [measure.final(run) for run in runs]
             weights = [str(made_by(measured).get("weights", "")) for measured in finished]

@@ -248,7 +248,7 @@ def test_two_sizes_have_a_baseline_each(
         "context = 32\nvocabulary = 300\nsteps = 3\n"
     )
     runs = run_study(tmp_path / "both.toml", out=tmp_path / "runs")
-    both = rl.compare([runs], cache=tmp_path / "cache", sequences=4)
+    both = rl.compare([runs], cache=str(tmp_path / "cache"), sequences=4)
     names = ["nano rope", "nano nope", "pico rope", "pico nope"]
     assert both["group"].values.tolist() == names
     assert both["partner"].values.tolist() == [0, 0, 2, 2]

@@ -20,6 +20,7 @@ from ropelens.train.data import validation_sequences
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 import bundle
+import card
 from bundle import write_bundle
 from sample import sample_documents
 
@@ -30,15 +31,15 @@ def test_write_bundle(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     out = tmp_path / "nano"
     monkeypatch.setattr(bundle, "MEASURED", 3)
     measured = write_bundle(
-        run, out=out, command="ropelens train --text story.txt", text="a story", documents=4
+        run, out=out, recipe="ropelens train --text story.txt", text="a story", documents=4
     )
-    card = (out / "README.md").read_text()
-    assert "# nano: a checkpoint bundled with ropelens" in card
-    assert "    ropelens train --text story.txt\n" in card
-    assert "rotation: rope (rope_theta 10000.0, rope_type default), 8 of 8 planes turn" in card
-    assert f"| float16, as stored | {measured.half_loss:.5f} |" in card
-    assert f"tokens seen: {60 * 4 * 32:,} (60 steps of 4 sequences of 32)" in card
-    assert card.count("| 60 | 7,680 |") == 1
+    told = (out / "README.md").read_text()
+    assert "# nano: a checkpoint bundled with ropelens" in told
+    assert "    ropelens train --text story.txt\n" in told
+    assert "rotation: rope (rope_theta 10000.0, rope_type default), 8 of 8 planes turn" in told
+    assert f"| float16, as stored | {measured.half_loss:.5f} |" in told
+    assert f"tokens seen: {60 * 4 * 32:,} (60 steps of 128), in sequences of 32\n" in told
+    assert told.count("| 60 | 7,680 |") == 1
     assert measured.half_loss == pytest.approx(measured.full_loss, abs=1e-3)
     held_out = np.array(validation_sequences(run / "data"))
     few = held_out[np.linspace(0, len(held_out) - 1, 3).round().astype(int)]
@@ -55,10 +56,10 @@ def test_write_bundle(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_an_early_model_is_bundled_without_a_sample(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "nano-step-8"
-    measured = write_bundle(run, out=out, command="ropelens train", text="a story", step=8)
-    card = (out / "README.md").read_text()
-    assert f"tokens seen: {8 * 4 * 32:,} (8 steps of 4 sequences of 32, of the 60" in card
-    assert "Without text of its own" in card
+    measured = write_bundle(run, out=out, recipe="ropelens train", text="a story", step=8)
+    told = (out / "README.md").read_text()
+    assert f"tokens seen: {8 * 4 * 32:,} (8 steps of 128, of the 60" in told
+    assert "Without text of its own" in told
     assert not (out / "sample.jsonl").exists()
     stored = load_file(out / "model.safetensors")
     early = load_file(run / "history" / "step-000008" / "model.safetensors")
@@ -70,8 +71,20 @@ def test_an_early_model_is_bundled_without_a_sample(run: Path, tmp_path: Path) -
         "validation_loss": measured.full_loss,
     }
     with pytest.raises(BadArgument, match="did not keep step 9"):
-        write_bundle(run, out=tmp_path / "none", command="", text="", step=9)
+        write_bundle(run, out=tmp_path / "none", recipe="", text="", step=9)
     assert not (tmp_path / "none").exists()
+
+
+def test_a_card_says_the_stages_of_a_mixture() -> None:
+    one = {"sequences": 1000, "length": 64, "pool": [60, 60], "shares": {"phrases": 1.0}}
+    two = one | {"sequences": 500, "length": 512, "pool": [130, 1000]}
+    two["shares"] = {"lists": 0.4, "prose": 0.6}
+    settings = {"stages": ["1.npy", "2.npy"], "mixture": {"1.npy": one, "2.npy": two}}
+    assert card.sequences_of(settings).splitlines()[1:] == [
+        "  0.1 million in sequences of 64, documents of phrases over 60 words;",
+        "  0.3 million in sequences of 512, documents of prose (60%), lists (40%) "
+        "over 130 to 1,000 words",
+    ]
 
 
 def test_an_unfinished_run_is_not_bundled(run: Path, tmp_path: Path) -> None:
@@ -79,7 +92,7 @@ def test_an_unfinished_run_is_not_bundled(run: Path, tmp_path: Path) -> None:
     del record["finished"]
     (tmp_path / "run.json").write_text(json.dumps(record))
     with pytest.raises(BadArgument, match="is not finished"):
-        write_bundle(tmp_path, out=tmp_path / "out", command="", text="")
+        write_bundle(tmp_path, out=tmp_path / "out", recipe="", text="")
     assert not (tmp_path / "out").exists()
 
 
