@@ -30,7 +30,8 @@ tags: [rope, llama, interpretability]
 
 A small LLaMA-style decoder {embeddings}, trained from nothing by this
 project's own recipe, so that ropelens has something to look into without a download. It
-is a tool's test model: {able}, and is good for nothing else.
+is a tool's test model: it {able}, and is good for nothing
+else.
 
 - architecture: LlamaForCausalLM: RMSNorm before each block, SwiGLU, {attention}
   attention, tied embeddings
@@ -132,8 +133,9 @@ def model_card(
         **settings["size"] | {k: v for k, v in settings.items() if k != "size"} | now,
         **vars(measured),
         name=name,
-        able="it writes the semblance of a novel"
-        + (", copies words that came before" if "mixture" in settings else ""),
+        able="copies words that came before, writes like a bad novel"
+        if "mixture" in settings
+        else "writes the semblance of a novel",
         attention="grouped-query"
         if settings["size"]["kv_heads"] < settings["size"]["heads"]
         else "multi-head",
