@@ -1,12 +1,12 @@
 """What measuring 512 rows costs on long sequences, beside a plain forward pass.
 
-The model and the sums of cost.py, one sequence, one run each after one of 4,096 tokens. Up to
-65,536 tokens run in one pass, more in chunks with a key-value cache, where a plain pass has no
-memory for its logits. Peaks are above what the process held before.
+The model and the sums of cost.py, with so many layers, one sequence, one run each after one of
+4,096 tokens. Up to 65,536 tokens run in one pass, more in chunks with a key-value cache, where
+a plain pass has no memory for its logits. Peaks are above what the process held before.
 
-    python benchmarks/long.py [--lengths 32768,131072]
+    python benchmarks/long.py [--lengths 32768,131072] [--layers 8]
 
-On two threads 32,768 tokens take minutes, 131,072 an hour.
+On two threads 32,768 tokens take minutes, 131,072 an hour with 8 layers.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ from ropelens.measure.chunks import ONE_PASS
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lengths", default="32768,131072")
-    lengths = [int(length) for length in parser.parse_args().lengths.split(",")]
-    model = cost.random_llama(**cost.SMALL, max_position_embeddings=2**17)
+    parser.add_argument("--layers", type=int, default=cost.SMALL["num_hidden_layers"])
+    arguments = parser.parse_args()
+    lengths = [int(length) for length in arguments.lengths.split(",")]
+    proportions = cost.SMALL | {"num_hidden_layers": arguments.layers}
+    model = cost.random_llama(**proportions, max_position_embeddings=2**17)
     with torch.no_grad():
         for length in (4096, *lengths):
             tokens = torch.randint(model.config.vocab_size, (1, length))
