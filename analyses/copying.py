@@ -12,9 +12,10 @@ where a head's horizon ends (`rl.reach`), needles are no longer found.
 
     python analyses/copying.py [--runs runs/copying]...
 
-Takes the runs of analyses/copying.toml, those that are done, and writes
-reports/copying/<study>/: the comparison, heads.csv and costs.csv. What was measured is kept in
-the first folder of runs, and stands for weights that are deleted.
+Takes the runs of analyses/copying.toml (and of copying-more.toml, whose folder is another
+--runs), those that are done, and writes reports/copying/<study>/: the comparison, heads.csv and
+costs.csv. What was measured is kept in the first folder of runs, and stands for weights that
+are deleted.
 """
 
 import json

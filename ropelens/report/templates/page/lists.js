@@ -2,14 +2,17 @@
 const ROW = 30;
 let listed = [];
 
+/** All rows by a value of each: those that have none come last, equal ones as the table has them. */
+const ranked = (value, down = true) => places.map((_, row) => row).sort((a, b) => {
+  const [x, y] = [value(a), value(b)];
+  if (Number.isNaN(x) || Number.isNaN(y)) return Number.isNaN(x) - Number.isNaN(y) || a - b;
+  return (down ? y - x : x - y) || a - b;
+});
+
 function sortList() {
   const column = $("list-by").value;
   const value = (row) => column === "" ? -row : number(column, row);
-  listed = places.map((_, row) => row).sort((a, b) => {
-    const [x, y] = [value(a), value(b)];
-    if (Number.isNaN(x) || Number.isNaN(y)) return Number.isNaN(x) - Number.isNaN(y) || a - b;
-    return y - x || a - b;
-  });
+  listed = ranked(value);
   $("list-all").style.height = `${ROW * listed.length}px`;
   showList(true);
 }
@@ -142,11 +145,7 @@ function sortBy(key, header) {
   const down = named ? now === "ascending" : now !== "descending";
   const value = (row) => key === "head" ? row : key === "label"
     ? page.labelOrder.indexOf(page.labels[row]) : number(key, row);
-  order = lines.map((_, row) => row).sort((a, b) => {
-    const [x, y] = [value(a), value(b)];
-    if (Number.isNaN(x) || Number.isNaN(y)) return Number.isNaN(x) - Number.isNaN(y) || a - b;
-    return (down ? y - x : x - y) || a - b;
-  });
+  order = ranked(value, down);
   table.querySelectorAll("th[aria-sort]").forEach((th) => th.removeAttribute("aria-sort"));
   header.setAttribute("aria-sort", down ? "descending" : "ascending");
   filter();
