@@ -157,7 +157,7 @@ def train_in(
     with explained, fits, alone(out):
         if texts is not None:
             learnt_from = prepare_data(data, source, texts, batch=settings.size.batch)
-            begin_record(out, settings.facts() | learnt_from, data=data)
+            begin_record(out, learnt_from | settings.facts(), data=data)
             copy_tokenizer(data, out)
             remove_broken_checkpoints(out / "checkpoints")
         processes().wait_for_everyone()

@@ -244,12 +244,14 @@ def test_tokens_that_were_made_before(text: Path, tmp_path: Path) -> None:
     np.save(made / "two.npy", rows[16:40])
     (made / "train.npy").unlink()
     facts = json.loads((made / "data.json").read_text())
-    facts |= {"stages": ["one.npy", "two.npy"], "valid_sha256": "0"}
+    facts |= {"stages": ["one.npy", "two.npy"], "valid_sha256": "0", "seed": 99}
     (made / "data.json").write_text(json.dumps(facts))
     options = OPTIONS | {"steps": 6, "eval_every": 2, "history_every": 3}
     run = train(tokens=made, out=tmp_path / "run", **options)
     record = json.loads((run / "run.json").read_text())
     assert (record["data"], record["settings"]["stages"]) == ("../made", ["one.npy", "two.npy"])
+    assert record["settings"]["seed"] == 0, "99 is that of the tokens"
+    assert train(tokens=made, out=tmp_path / "run", **options) == run, "finished already"
     assert not (run / "data").exists()
     assert float(metrics(run)[-1]["valid_loss"]) > 0
     kept = sorted(path.name for path in (run / "history").iterdir())
