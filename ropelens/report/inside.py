@@ -17,8 +17,11 @@ from ropelens.report.packed import packed
 LARGEST_MISS = 0.01
 """Largest difference of an attention weight that the script computes from the measured one."""
 
-STEPS = 2**15 - 1
-"""Steps from zero to the largest number of a head's queries, or keys."""
+STEPS = 2**13 - 1
+"""Steps from zero to the largest number of a head's queries, or keys: there as fine as half
+precision, in which they were kept."""
+LETTER = 67
+"""The letter that is no step of 256, "C": 32 such steps either way are letters of ASCII."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,9 @@ class Stepped:
         return {
             "place": self.place.tolist(),
             "step": self.step.tolist(),
-            "steps": packed(self.steps),
+            # Low bytes are noise, high ones are not: those, as letters and apart, pack well.
+            "low": packed((self.steps & 255).astype(np.uint8)),
+            "high": "".join(map(chr, ((self.steps >> 8) + LETTER).ravel().tolist())),
         }
 
 
