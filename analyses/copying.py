@@ -68,8 +68,9 @@ def main(
         REPORTS / "copying" / runs[0].name,
         comparison,
         question="Which variants of RoPE learn to copy, how far, and through which planes?",
+        lead=who_copies(comparison),
         findings=[
-            *who_copies(comparison),
+            *what_comes_first(comparison),
             *how_far(comparison),
             *which_planes(tables["heads.csv"]),
             *what_horizons_foretell(tables["heads.csv"], comparison),
@@ -174,29 +175,42 @@ def others(model, chosen: str) -> str:
     return ",".join(drawn)
 
 
-def who_copies(comparison: xr.Dataset) -> list[str]:
-    """How many seeds of each variant copy, since when, and what came first."""
-    best = {role: comparison[f"growth_{role}"].max(("layer", "head")).values for role in ROLES}
+def who_copies(comparison: xr.Dataset) -> str:
+    """How many seeds of each variant copy, and since when."""
+    best = best_by_step(comparison, "induction")
     seen = comparison["tokens_seen"].values / 1e6
-    told, first = [], []
+    told = []
     for group in dict.fromkeys(comparison["group"].values.tolist()):
         at = np.flatnonzero(comparison["group"].values == group)
-        last = best["induction"][at, -1]
-        copies = at[last >= COPIES]
-        since = [seen[n, (best["induction"][n] >= COPIES).argmax()] for n in copies]
-        when = f", after {min(since):.1f} to {max(since):.1f} million tokens" if since else ""
+        copies = at[best[at, -1] >= COPIES]
+        when = ""
+        if len(copies):
+            since = [seen[n, (best[n] >= COPIES).argmax()] for n in copies]
+            ends = dict.fromkeys(f"{look:.1f}" for look in (min(since), max(since)))
+            when = f", after {' to '.join(ends)} million tokens"
         told.append(f"{group} {len(copies)} of {len(at)}{when}")
+    return f"Runs that copy (best induction score of {COPIES} or more): {'; '.join(told)}."
+
+
+def what_comes_first(comparison: xr.Dataset) -> list[str]:
+    """Whether heads that look one token back appear before those that need them."""
+    best = {role: best_by_step(comparison, role) for role in ROLES}
+    first = []
     for n in range(comparison.sizes["entry"]):
         if all((best[role][n] >= LEAST).any() for role in ROLES):
             since = {role: (best[role][n] >= LEAST).argmax() for role in ROLES}
             first.append(since["previous_token"] <= since["induction"])
-    said = [f"Runs that copy (best induction score of {COPIES} or more): {'; '.join(told)}."]
-    if first:
-        said.append(
-            f"Of {len(first)} runs with heads of both roles ({LEAST} or more), the "
-            f"previous-token head came first, or at the same look, in {sum(first)}."
-        )
-    return said
+    if not first:
+        return []
+    return [
+        f"Of {len(first)} runs with heads of both roles ({LEAST} or more), the "
+        f"previous-token head came first, or at the same look, in {sum(first)}."
+    ]
+
+
+def best_by_step(comparison: xr.Dataset, role: str) -> np.ndarray:
+    """The best head's score of `role` at each step, [entry, step]."""
+    return comparison[f"growth_{role}"].max(("layer", "head")).values
 
 
 def how_far(comparison: xr.Dataset) -> list[str]:
@@ -295,6 +309,8 @@ def say(change: np.ndarray) -> str:
     if not len(change):
         return "not testable"
     mean, low, high = rl.paired_interval(change)
+    if len(change) == 1:
+        return f"not testable ({mean:+.3f}, of one seed)".replace("-", "−")
     word = "more" if low > 0 else "less" if high < 0 else "unresolved"
     return f"{word} ({mean:+.3f}, {low:+.3f} to {high:+.3f})".replace("-", "−")
 

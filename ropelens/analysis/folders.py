@@ -77,6 +77,7 @@ def write_comparison(
     comparison: xr.Dataset,
     *,
     question: str = QUESTION,
+    lead: str = "",
     findings: Sequence[str] = (),
     more: Mapping[str, xr.Dataset | pd.DataFrame] = MappingProxyType({}),
     command: str | None = None,
@@ -84,14 +85,16 @@ def write_comparison(
     """Write what `compare` gave, and its table; return the path of the page.
 
     There will be index.html (one file, no network), comparison.nc, comparison.csv and
-    run.json in `folder`, all of them or, after an error, what was there before. `findings`
-    are sentences of your own, told after those that the numbers give by themselves; `more` are
+    run.json in `folder`, all of them or, after an error, what was there before. `lead` is the
+    sentence that answers your `question`, told first; `findings` are sentences of your own,
+    told after those that the numbers give by themselves; `more` are
     further results by the names of their files, such as "heads.csv"; `command`
     is what a shell would be told to do the same again; None: the one that runs.
     """
     comparison = comparison.assign_attrs(
         question=question,
         command=command or shlex.join(["python", *sys.argv]),
+        lead=lead,
         findings="\n".join(findings),
     )
     table = summarize_comparison(comparison)

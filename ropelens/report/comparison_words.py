@@ -63,7 +63,8 @@ def findings(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
     said = [
         say("comparison", name, **record) for name in ORDER if (record := records.get(name))
     ]
-    return said + str(comparison.attrs.get("findings", "")).splitlines()
+    lead, own = (str(comparison.attrs.get(name, "")) for name in ("lead", "findings"))
+    return [*filter(None, [lead]), *said, *own.splitlines()]
 
 
 def _losses(table: pd.DataFrame) -> Record:
