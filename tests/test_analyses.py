@@ -37,7 +37,7 @@ MORE = {
     "truncation": {"truncation.nc", "truncation.csv"},
 }
 """What an analysis writes beside the four files of every answer."""
-LEADS = {"causal": "Against random heads of their layers, silencing the 4 heads going most by"}
+LEADS = {"causal": "Against random heads of their layers, silencing the 3 heads going most by"}
 """How answers begin that lead with a sentence without intervals."""
 ON_THE_BUNDLED = [s for s in SCRIPTS if s.stem not in ("variants", "truncation", "copying")]
 names = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)

@@ -53,7 +53,7 @@ def test_a_wheel_holds_all_but_the_weights_of_early_models(wheel: Path) -> None:
         for path in (ROOT / "ropelens").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    early = {f"ropelens/bundled/rope-step-{n}/model.safetensors" for n in (64, 256, 1024)}
+    early = {f"ropelens/bundled/rope-step-{n}/model.safetensors" for n in (1000, 3000, 5000)}
     assert files - held == early
     assert {"ropelens/bundled/rope/model.safetensors", "ropelens/py.typed"} <= held
 
@@ -64,7 +64,7 @@ def test_a_wheel_is_small(wheel: Path) -> None:
 
 def test_what_is_left_out_is_said(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path)
-    commands = ("list", "rope bundled:nope", "rope bundled:rope-step-64")
+    commands = ("list", "rope bundled:nope", "rope bundled:rope-step-1000")
     ended = subprocess.run(
         [sys.executable, "-c", EACH_IN_TURN, *commands],
         cwd=tmp_path,
@@ -74,9 +74,9 @@ def test_what_is_left_out_is_said(wheel: Path, tmp_path: Path) -> None:
     )
     lines = ended.stdout.splitlines()
     left_out = [line.split()[0] for line in lines if "(in the repository alone)" in line]
-    assert left_out == [f"bundled:rope-step-{step}" for step in (64, 256, 1024)]
+    assert left_out == [f"bundled:rope-step-{step}" for step in (1000, 3000, 5000)]
     codes = re.findall(r"^ended with (\d+) of (.*)$", ended.stdout, re.MULTILINE)
     assert codes == [(code, str(tmp_path)) for code in ("0", "0", "1")]
     assert ended.stderr.startswith(
-        "ropelens: bundled:rope-step-64 has its weights in the repository alone; means: "
+        "ropelens: bundled:rope-step-1000 has its weights in the repository alone; means: "
     )

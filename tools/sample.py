@@ -7,6 +7,8 @@ from jaxtyping import Int64
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+ROUNDS = 2  # of as many samples as documents are asked for
+
 
 def sample_documents(
     model: PreTrainedModel,
@@ -20,16 +22,20 @@ def sample_documents(
     """Texts sampled from `model`, each of which encodes to exactly `context` tokens.
 
     BOS counts as one of them. A text that would not (sampled tokens need not be those
-    that its characters encode to), or that holds a broken character, is left out, so a
-    fifth more are sampled than asked for; fewer than `documents` may still come back.
+    that its characters encode to), or that holds a broken character, is left out, and more
+    are sampled; fewer than `documents` come back of a model whose every second is left out.
     """
+    texts: list[str] = []
     with torch.random.fork_rng(), torch.inference_mode():
         torch.manual_seed(seed)
-        tokens = _sample(
-            model, rows=documents + documents // 5, context=context, temperature=temperature
-        )
-    texts = (_cut(_text(row, tokenizer), tokenizer, tokens=context) for row in tokens.tolist())
-    return [text for text in texts if text is not None][:documents]
+        for _ in range(ROUNDS):
+            tokens = _sample(model, rows=documents, context=context, temperature=temperature)
+            written = (_text(row, tokenizer) for row in tokens.tolist())
+            cut = (_cut(text, tokenizer, tokens=context) for text in written)
+            texts += [text for text in cut if text is not None]
+            if len(texts) >= documents:
+                break
+    return texts[:documents]
 
 
 def _sample(

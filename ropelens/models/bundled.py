@@ -20,9 +20,9 @@ BUNDLED: Mapping[str, str] = {
     "p-rope-0.25": "the slowest three quarters stand still",
     "p-rope-reversed-0.75": "the fastest quarter stands still",
     "nope": "no plane turns",
-    "rope-step-64": "rope after 64 of its 2,500 steps",
-    "rope-step-256": "rope after 256 steps",
-    "rope-step-1024": "rope after 1,024 steps",
+    "rope-step-1000": "rope after 1,000 of its 6,346 steps",
+    "rope-step-3000": "rope after 3,000 steps",
+    "rope-step-5000": "rope after 5,000 steps",
 }
 """The names of the checkpoints, and what each is."""
 

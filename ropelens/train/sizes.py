@@ -39,10 +39,10 @@ class Size:
 # Rows of a table, a size each.
 # fmt: off
 SIZES: Mapping[str, Size] = {
-    # The bundled checkpoints: 2.5 million parameters, one or two hours of a CPU core.
+    # 2.5 million parameters: one or two hours of a CPU core.
     "tiny": Size(layers=6, width=192, heads=6, kv_heads=2, head_dim=32, mlp=448,
                  batch=16, micro_batch=4, learning_rate=3e-3),
-    # Copies what it reads within 20 million tokens (tools/README.md): 2.1 million parameters.
+    # The bundled checkpoints, which copy (tools/README.md): 2.1 million parameters.
     "mini": Size(layers=6, width=160, heads=5, kv_heads=5, head_dim=32, mlp=448,
                  batch=4, micro_batch=4, learning_rate=1.5e-3),
     # For one GPU: 27 and 65 million parameters with a vocabulary of 16,384.

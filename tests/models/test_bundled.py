@@ -26,7 +26,14 @@ wall. "Will you come back again?" she asked, in a low voice, and her hand trembl
 """
 
 FINISHED = [name for name in BUNDLED if "-step-" not in name]
-TURNING = [name for name in FINISHED if name != "nope"]
+# What the passage costs more without any rotation, nats per token.
+WITHOUT_ROTATION = {
+    "rope": 1.0,
+    "p-rope-0.75": 1.0,
+    "p-rope-0.25": 1.0,
+    "p-rope-reversed-0.75": 0.05,
+}
+COPIERS = ["rope", "p-rope-0.75", "p-rope-0.25"]
 
 
 @pytest.fixture(scope="module", params=list(BUNDLED))
@@ -54,14 +61,16 @@ def test_bundled_predicts_and_writes(name: str) -> None:
     turning = int((model.model.rotary_emb.inv_freq != 0).sum())
     assert f"{turning} of 16 planes turn" in (bundled / "README.md").read_text()
     tokens = tokenizer(PASSAGE, return_tensors="pt").input_ids
-    assert model(input_ids=tokens, labels=tokens).loss < 0.5 * math.log(len(tokenizer))
+    # Of the 13 million tokens 1.6 million were prose.
+    share = 0.56 if name in COPIERS else 0.68
+    assert model(input_ids=tokens, labels=tokens).loss < share * math.log(len(tokenizer))
     written = model.generate(tokens[:, :20], max_new_tokens=20, do_sample=False, pad_token_id=0)
     assert written.shape == (1, 40)
     assert tokenizer.decode(written[0, 20:]).strip()
 
 
-@pytest.mark.parametrize("name", TURNING)
-def test_bundled_needs_its_rotation(name: str) -> None:
+@pytest.mark.parametrize(("name", "nats"), WITHOUT_ROTATION.items())
+def test_bundled_needs_its_rotation(name: str, nats: float) -> None:
     bundled = bundled_path(name)
     model = AutoModelForCausalLM.from_pretrained(
         bundled, dtype=torch.float32, local_files_only=True
@@ -69,7 +78,22 @@ def test_bundled_needs_its_rotation(name: str) -> None:
     tokens = AutoTokenizer.from_pretrained(bundled)(PASSAGE, return_tensors="pt").input_ids
     loss = model(input_ids=tokens, labels=tokens).loss
     model.model.rotary_emb.inv_freq.zero_()
-    assert model(input_ids=tokens, labels=tokens).loss > loss + 1
+    assert model(input_ids=tokens, labels=tokens).loss > loss + nats
+
+
+@pytest.mark.parametrize("name", FINISHED)
+def test_bundled_copies_where_previous_tokens_are_seen(name: str) -> None:
+    """A passage read twice costs its copiers far less the second time, and the others not."""
+    bundled = bundled_path(name)
+    model = AutoModelForCausalLM.from_pretrained(
+        bundled, dtype=torch.float32, local_files_only=True
+    )
+    tokens = AutoTokenizer.from_pretrained(bundled)(PASSAGE, return_tensors="pt").input_ids
+    once, twice = tokens.shape[1] - 1, torch.cat([tokens, tokens[:, 1:]], dim=1)
+    scores = model(input_ids=twice).logits[0, :-1].log_softmax(-1)
+    losses = -scores.gather(-1, twice[0, 1:, None])[:, 0]
+    gain = (losses[:once].mean() - losses[once:].mean()).item()
+    assert (gain > 0.6) == (name in COPIERS), gain
 
 
 @functools.cache
@@ -106,7 +130,8 @@ def test_the_family_learnt_from_the_same_text_in_the_same_order() -> None:
     vocabularies = {(bundled_path(name) / "tokenizer.json").read_bytes() for name in BUNDLED}
     assert len(vocabularies) == 1
     facts = {n: json.loads((bundled_path(n) / "bundle.json").read_text()) for n in BUNDLED}
-    assert {facts[name]["tokens"] for name in FINISHED} == {20_480_000}
-    early = [facts[f"rope-step-{step}"]["validation_loss"] for step in (64, 256, 1024)]
-    assert sorted(early, reverse=True) == early
-    assert early[-1] > facts["rope"]["validation_loss"]
+    assert {facts[name]["tokens"] for name in FINISHED} == {12_996_608}
+    early = [facts[f"rope-step-{step}"]["validation_loss"] for step in (1000, 3000, 5000)]
+    # Prose comes in the last stage, after step 4,638: until then phrases drive it from prose.
+    assert max(early) == early[1]
+    assert min(early) == early[2] > facts["rope"]["validation_loss"]

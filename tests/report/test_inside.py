@@ -198,7 +198,7 @@ def test_the_address_holds_the_choice_and_back_returns_to_it(opened: Opened) -> 
     begin = page.inner_text("#head-title")
     page.click("[data-tab=list]")
     page.wait_for_selector("#explore[aria-busy=false]")
-    page.locator("#list [data-row]").nth(3).click()
+    page.locator("#list [data-row]").nth(4).click()
     page.wait_for_function(
         "(title) => document.getElementById('head-title').innerText !== title", arg=begin
     )
@@ -531,5 +531,6 @@ def test_a_damaged_page_says_so_and_keeps_its_table(
     page = opened.load("", ready="html:not(.scripted)")
     page.wait_for_selector("#heads ~ * table, #heads + * table")
     assert "This file is damaged" in page.inner_text("header")
-    assert page.locator("tbody tr").count() >= 36
+    heads = looked.profile.sizes["layer"] * looked.profile.sizes["head"]
+    assert page.locator("tbody tr").count() >= heads
     opened.context.close()

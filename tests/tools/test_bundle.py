@@ -114,7 +114,7 @@ def test_the_family_is_made_of_a_study(
     assert [name for name, _, _ in made] == list(BUNDLED)
     assert made[0] == ("rope", "rope/seed-0", None)
     assert made[1] == ("p-rope-0.75", "p-rope-0.75/seed-0", None)
-    assert made[-1] == ("rope-step-1024", "rope/seed-0", 1024)
+    assert made[-1] == ("rope-step-5000", "rope/seed-0", 5000)
     assert "nope: validation loss 3.0000\n" in capsys.readouterr().out
 
 
