@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
-    DynamicCache,
     PreTrainedConfig,
     PreTrainedModel,
 )
 
 from ropelens.errors import UnsupportedModel
+from ropelens.models.cache import cache_with_room
 from ropelens.models.door import (
     AttentionEdit,
     Door,
@@ -141,7 +141,7 @@ class TransformersSubject:
         if chunk is None:
             yield from self._pieces(tokens, at_once, {"use_cache": False})
             return
-        cache = {"past_key_values": DynamicCache(), "use_cache": True}
+        cache = {"past_key_values": cache_with_room(tokens.shape[1]), "use_cache": True}
         for first in range(0, tokens.shape[1], chunk):
             part = tokens[:, first : first + chunk]
             for begin, logits in self._pieces(part, at_once, cache):

@@ -103,24 +103,34 @@ def test_edits_are_evaluated_in_chunks_as_in_one_pass(monkeypatch: pytest.Monkey
 def test_nothing_of_an_earlier_chunk_is_held_but_its_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A view, even of no elements, holds all of what it is a view of."""
+    """A view, even of no elements, holds all of what it is a view of.
+
+    Keys and values of all chunks lie in one room each: a cache that grew would leave what it
+    was behind with every chunk.
+    """
     monkeypatch.setattr(chunks, "ONE_PASS", CHUNK)
     subject, held = as_subject(tiny("llama_gqa")), []
     seen: dict[int, list[StorageWeakRef]] = {}
+    rooms: dict[int, set[tuple[int, int]]] = {}
 
     def see(call: AttentionCall) -> None:
         earlier = seen.setdefault(call.layer, [])
         if call.past == 0:
             earlier.clear()
+            rooms[call.layer] = set()
         held.append(sum(not storage.expired() for storage in earlier))
-        parts = (call.query, call.key, call.value, call.output)
-        earlier += [StorageWeakRef(part.untyped_storage()) for part in parts]
+        earlier += [
+            StorageWeakRef(part.untyped_storage()) for part in (call.query, call.output)
+        ]
+        room = [part.untyped_storage().data_ptr() for part in (call.key, call.value)]
+        rooms[call.layer].add((room[0], room[1]))
 
     text, planes = as_corpus(subject.model, TOKENS, None), read_planes(subject, context=80)
     with subject.observe(see):
         collect(subject, text, planes=planes, rows=16, batch_size=len(TOKENS))
-    assert len(seen[0]) == 4 * 4  # of four chunks
+    assert len(seen[0]) == 4 * 2  # of four chunks
     assert set(held) == {0}
+    assert [len(of_layer) for of_layer in rooms.values()] == [1] * len(rooms)
 
 
 def test_what_cannot_run_in_chunks_runs_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
