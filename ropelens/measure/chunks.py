@@ -40,6 +40,15 @@ def chunk_of(subject: Subject, context: int) -> int | None:
 
 
 @dataclass(frozen=True)
+class _Kept:
+    """Of one layer what stays until its last chunk: the rows `at`, and all of `start`."""
+
+    query: Tensor
+    output: Tensor
+    start: Tensor
+
+
+@dataclass(frozen=True)
 class Chunks:
     """An observer of chunks: `part` sees the tokens of each, `whole` the rows of all.
 
@@ -51,7 +60,7 @@ class Chunks:
     context: int
     part: Callable[[AttentionCall, int], None]
     whole: Callable[[AttentionCall], None]
-    kept: dict[int, list[AttentionCall]] = field(default_factory=dict)
+    kept: dict[int, _Kept] = field(default_factory=dict)
 
     @classmethod
     def of_rows(
@@ -69,11 +78,14 @@ class Chunks:
     def __call__(self, call: AttentionCall) -> None:
         """See one layer's call of one chunk."""
         first, end = call.past, call.key.shape[2]
-        here = (self.at[(self.at >= first) & (self.at < end)] - first).to(call.query.device)
-        none = call.key[:, :, :0].clone()  # a view would hold the keys of every chunk
-        rows = replace(call, query=call.query[:, :, here], output=call.output[:, here])
-        kept = self.kept.setdefault(call.layer, [])
-        kept.append(replace(rows, key=none, value=call.value[:, :, :0].clone()))
+        here = (self.at >= first) & (self.at < end)
+        rows = (self.at[here] - first).to(call.query.device)
+        if first == 0:
+            self.kept[call.layer] = _room_of_rows(call, len(self.at), self.context)
+        kept = self.kept[call.layer]
+        kept.query[:, :, here] = call.query[:, :, rows]
+        kept.output[:, here] = call.output[:, rows]
+        kept.start[..., first:end] = call.start
         own = replace(call, key=call.key[:, :, first:], value=call.value[:, :, first:], past=0)
         self.part(own, first)
         if end == self.context:
@@ -81,10 +93,23 @@ class Chunks:
             self.whole(
                 replace(
                     call,
-                    query=torch.cat([x.query for x in kept], dim=2),
-                    output=torch.cat([x.output for x in kept], dim=1),
-                    start=torch.cat([x.start for x in kept], dim=-1),
+                    query=kept.query,
+                    output=kept.output,
+                    start=kept.start,
                     past=0,
                     at=self.at,
                 )
             )
+
+
+def _room_of_rows(call: AttentionCall, rows: int, context: int) -> _Kept:
+    """Room from the start, as the cache has it.
+
+    Pieces kept between masks that grow with every chunk would leave holes that none fits into.
+    """
+    query, output, start = call.query, call.output, call.start
+    return _Kept(
+        query.new_empty((*query.shape[:2], rows, query.shape[3])),
+        output.new_empty((len(output), rows, *output.shape[2:])),
+        start.new_empty((*start.shape[:-1], context)),
+    )

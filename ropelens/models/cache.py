@@ -13,9 +13,8 @@ from transformers.cache_utils import DynamicLayer
 def cache_with_room(tokens: int) -> DynamicCache:
     """A cache of `tokens` tokens, into whose room each chunk is written.
 
-    transformers' own is copied for every chunk, and what it leaves behind, each time a little
-    larger, lies in pieces that nothing more fits into: 18 GB in the run of 131,072 tokens of a
-    model whose cache has 2.
+    transformers' own is copied for every chunk, and leaves behind what it was, each time a
+    little larger, in holes that nothing more fits into.
     """
     cache = DynamicCache()
     # Whatever makes a layer will do.
