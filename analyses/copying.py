@@ -204,7 +204,7 @@ def what_comes_first(comparison: xr.Dataset) -> list[str]:
         return []
     return [
         f"Of {len(first)} runs with heads of both roles ({LEAST} or more), the "
-        f"previous-token head came first, or at the same look, in {sum(first)}."
+        f"previous-token head was at that score first, or at the same look, in {sum(first)}."
     ]
 
 
@@ -234,6 +234,7 @@ def how_far(comparison: xr.Dataset) -> list[str]:
     }
     said = []
     partner, group = comparison["partner"].values, comparison["group"].values
+    paired = (partner >= 0) & (partner != np.arange(len(partner)))
     for name, values in panels.items():
         told = []
         for other in dict.fromkeys(group[(partner >= 0)].tolist()):
@@ -241,7 +242,7 @@ def how_far(comparison: xr.Dataset) -> list[str]:
             change = values.values[at] - values.values[partner[at]]
             if other != comparison.attrs["baseline"]:
                 told.append(f"{other} {say(change)}")
-        baseline = values.values[group == comparison.attrs["baseline"]].mean()
+        baseline = values.values[np.unique(partner[paired])].mean()
         said.append(
             f"{name[0].upper()}{name[1:]}, against {comparison.attrs['baseline']} "
             f"({baseline:.2f}): {'; '.join(told)}."

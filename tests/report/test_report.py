@@ -120,7 +120,13 @@ def test_arrays_travel_as_bytes(small):
     figures = draw(PROFILE, profile, heads, (0, 0))
     payload = build_payload(profile, heads, figures, selected=(0, 0))
     read = unpacked(render.packed_json(payload))
-    assert read["excerpts"][0]["query"]["steps"]["dtype"] == "int16"
+    side = read["excerpts"][0]["query"]
+    assert side["low"]["dtype"] == "uint8"
+    low = np.frombuffer(base64.b64decode(side["low"]["data"]), np.uint8).astype(int)
+    steps = (low + 256 * (np.array([ord(c) for c in side["high"]]) - 67)).reshape(
+        side["low"]["shape"]
+    )
+    assert np.abs(steps).max((1, 2)).tolist() == [2**13 - 1] * len(steps)
     assert np.all(read["live"])
 
 
