@@ -235,13 +235,13 @@ def how_far(comparison: xr.Dataset) -> list[str]:
     said = []
     partner, group = comparison["partner"].values, comparison["group"].values
     paired = (partner >= 0) & (partner != np.arange(len(partner)))
+    if not paired.any():
+        return []
     for name, values in panels.items():
         told = []
-        for other in dict.fromkeys(group[(partner >= 0)].tolist()):
-            at = np.flatnonzero((group == other) & (partner >= 0))
-            change = values.values[at] - values.values[partner[at]]
-            if other != comparison.attrs["baseline"]:
-                told.append(f"{other} {say(change)}")
+        for other in dict.fromkeys(group[paired].tolist()):
+            at = np.flatnonzero((group == other) & paired)
+            told.append(f"{other} {say(values.values[at] - values.values[partner[at]])}")
         baseline = values.values[np.unique(partner[paired])].mean()
         said.append(
             f"{name[0].upper()}{name[1:]}, against {comparison.attrs['baseline']} "

@@ -47,6 +47,20 @@ class _Kept:
     output: Tensor
     start: Tensor
 
+    @classmethod
+    def room(cls, call: AttentionCall, rows: int, context: int) -> _Kept:
+        """Empty, and all of it there from the start, as the cache has it.
+
+        Pieces kept between masks that grow with every chunk would leave holes that none fits
+        into.
+        """
+        query, output, start = call.query, call.output, call.start
+        return cls(
+            query.new_empty((*query.shape[:2], rows, query.shape[3])),
+            output.new_empty((len(output), rows, *output.shape[2:])),
+            start.new_empty((*start.shape[:-1], context)),
+        )
+
 
 @dataclass(frozen=True)
 class Chunks:
@@ -81,7 +95,7 @@ class Chunks:
         here = (self.at >= first) & (self.at < end)
         rows = (self.at[here] - first).to(call.query.device)
         if first == 0:
-            self.kept[call.layer] = _room_of_rows(call, len(self.at), self.context)
+            self.kept[call.layer] = _Kept.room(call, len(self.at), self.context)
         kept = self.kept[call.layer]
         kept.query[:, :, here] = call.query[:, :, rows]
         kept.output[:, here] = call.output[:, rows]
@@ -100,16 +114,3 @@ class Chunks:
                     at=self.at,
                 )
             )
-
-
-def _room_of_rows(call: AttentionCall, rows: int, context: int) -> _Kept:
-    """Room from the start, as the cache has it.
-
-    Pieces kept between masks that grow with every chunk would leave holes that none fits into.
-    """
-    query, output, start = call.query, call.output, call.start
-    return _Kept(
-        query.new_empty((*query.shape[:2], rows, query.shape[3])),
-        output.new_empty((len(output), rows, *output.shape[2:])),
-        start.new_empty((*start.shape[:-1], context)),
-    )

@@ -11,7 +11,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from ropelens.errors import BadArgument
 from ropelens.models.bundled import BUNDLED, bundled_path, sample_path
@@ -69,13 +74,18 @@ def test_bundled_predicts_and_writes(name: str) -> None:
     assert tokenizer.decode(written[0, 20:]).strip()
 
 
-@pytest.mark.parametrize(("name", "nats"), WITHOUT_ROTATION.items())
-def test_bundled_needs_its_rotation(name: str, nats: float) -> None:
+def with_passage(name: str) -> tuple[PreTrainedModel, torch.Tensor]:
+    """A bundled model in float32, and the passage as it reads it."""
     bundled = bundled_path(name)
     model = AutoModelForCausalLM.from_pretrained(
         bundled, dtype=torch.float32, local_files_only=True
     )
-    tokens = AutoTokenizer.from_pretrained(bundled)(PASSAGE, return_tensors="pt").input_ids
+    return model, AutoTokenizer.from_pretrained(bundled)(PASSAGE, return_tensors="pt").input_ids
+
+
+@pytest.mark.parametrize(("name", "nats"), WITHOUT_ROTATION.items())
+def test_bundled_needs_its_rotation(name: str, nats: float) -> None:
+    model, tokens = with_passage(name)
     loss = model(input_ids=tokens, labels=tokens).loss
     model.model.rotary_emb.inv_freq.zero_()
     assert model(input_ids=tokens, labels=tokens).loss > loss + nats
@@ -84,11 +94,7 @@ def test_bundled_needs_its_rotation(name: str, nats: float) -> None:
 @pytest.mark.parametrize("name", FINISHED)
 def test_bundled_copies_where_previous_tokens_are_seen(name: str) -> None:
     """A passage read twice costs its copiers far less the second time, and the others not."""
-    bundled = bundled_path(name)
-    model = AutoModelForCausalLM.from_pretrained(
-        bundled, dtype=torch.float32, local_files_only=True
-    )
-    tokens = AutoTokenizer.from_pretrained(bundled)(PASSAGE, return_tensors="pt").input_ids
+    model, tokens = with_passage(name)
     once, twice = tokens.shape[1] - 1, torch.cat([tokens, tokens[:, 1:]], dim=1)
     scores = model(input_ids=twice).logits[0, :-1].log_softmax(-1)
     losses = -scores.gather(-1, twice[0, 1:, None])[:, 0]

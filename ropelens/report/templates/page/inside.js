@@ -21,11 +21,13 @@ function asItIs(excerpt, layer, head, model = page) {
   });
 }
 
+const NO_STEP = "C".charCodeAt(0);  // LETTER of report/inside.py
+
 /** Whole steps, from their low bytes and from the letters of what is above these. */
 function stepsOf(side) {
   if (!decoded.has(side)) {
     const steps = Int16Array.from(decode(side.low));
-    for (let i = 0; i < steps.length; i++) steps[i] += 256 * (side.high.charCodeAt(i) - 67);
+    for (let i = 0; i < steps.length; i++) steps[i] += 256 * (side.high.charCodeAt(i) - NO_STEP);
     decoded.set(side, steps);
   }
   return decoded.get(side);
