@@ -18,7 +18,7 @@ from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError, safe_open
 
 from ropelens.errors import BadArgument, BadCheckpoint, words_of
-from ropelens.models.paths import MODELS_WITHIN, check_utf8
+from ropelens.models.paths import MODELS_WITHIN, at_home, check_utf8
 
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py"]
 # Below the top folder lie conversions (onnx/, original/, ...) that nothing here reads.
@@ -62,7 +62,7 @@ def locate(
     if name == "bundled" or name.startswith("bundled:"):
         path = _bundled(name)
         return _local(f"bundled:{path.name}", path, revision)
-    path = Path(name).expanduser()
+    path = at_home(name)
     if path.exists():
         return _local(name, path, revision)
     if not HUB_ID.fullmatch(name) or path.suffix in PICKLE_SUFFIXES | {".safetensors"}:
@@ -147,14 +147,14 @@ def weight_files(folder: Path, *, config: dict[str, object] | None = None) -> li
     return files
 
 
-def count_numbers(files: list[Path]) -> int:
-    """How many numbers safetensors files hold, by their headers."""
-    total = 0
+def count_numbers(files: list[Path]) -> list[int]:
+    """How many numbers each tensor of safetensors files holds, by their headers."""
+    counts = []
     for file in files:
         with safe_open(file, framework="pt") as opened:
             shapes = (opened.get_slice(name).get_shape() for name in opened.keys())  # noqa: SIM118 (no dict)
-            total += sum(math.prod(shape) for shape in shapes)
-    return total
+            counts += [math.prod(shape) for shape in shapes]
+    return counts
 
 
 def fingerprint(path: str | Path) -> str:

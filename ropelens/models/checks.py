@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.activations import ACT2FN
 
 from ropelens.errors import BadCheckpoint, UnsupportedModel, words_of
 from ropelens.models.places import device_of, with_weights
@@ -31,6 +32,9 @@ COUNTS = (
     *("num_attention_heads", "num_key_value_heads"),
 )
 """What a config counts, where it states it; a list has a number a layer."""
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+EXTENTS = (*LAYERS, "vocab_size", "hidden_size", "intermediate_size")
+"""What takes memory when a model is built; some families name their layers as they like."""
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -74,6 +78,31 @@ def check_numbers(config: PreTrainedConfig) -> None:
             raise _impossible("rope_theta", base, "a base above 1 makes the planes differ")
     if not isinstance(text.dtype, (torch.dtype, type(None))):
         raise _impossible("dtype", text.dtype, "it is the name of one")
+    for name in ("hidden_act", "hidden_activation"):
+        function = facts.get(name)
+        known = function is None or (isinstance(function, str) and function in ACT2FN)
+        if not known and "auto_map" not in facts:
+            raise _impossible(name, function, "transformers has no activation of that name")
+
+
+def check_extent(config: PreTrainedConfig, counts: list[int]) -> None:
+    """Raise BadCheckpoint where a config states more than its weights can be.
+
+    `counts` has how many numbers each tensor of the weights holds. A model of such a config
+    takes all memory before its weights are found to be others.
+    """
+    text, numbers = config.get_text_config(), sum(counts)
+    facts = text.to_dict()
+    for name in EXTENTS:
+        own = text.attribute_map.get(name, name)  # GPT-J calls its layers n_layer
+        most, of = (len(counts), "tensors") if name in LAYERS else (numbers, "numbers")
+        value = facts.get(own)
+        if isinstance(value, int) and value > most:
+            raise BadCheckpoint(
+                f"config.json states more {own} than its weights hold.",
+                seen=f"{value:,}; the files hold {most:,} {of}",
+                means="config.json and the weights belong to different models",
+            )
 
 
 def _bases(rope: object) -> Iterator[object]:

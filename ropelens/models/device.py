@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import torch
@@ -96,7 +98,37 @@ def free_bytes(device: torch.device) -> int:
     """Bytes of memory that the device has left, for this process and others."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available
+    return min([psutil.virtual_memory().available, *_left_to_groups()])
+
+
+GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+"""Where Linux tells of control groups: containers and batch jobs are such."""
+
+FILE_PAGES = ("inactive_file", "active_file", "slab_reclaimable")
+"""What a group gives back where memory is asked for, as memory.stat names it."""
+
+
+def _left_to_groups() -> Iterator[int]:
+    """Bytes that each group which this process is in has left, where it has a limit."""
+    try:
+        lines = OWN_GROUPS.read_text().splitlines()
+    except OSError:
+        return
+    for _, kinds, name in (line.split(":", 2) for line in lines if line.count(":") > 1):
+        if kinds == "":  # version 2
+            place, files = GROUPS, ("memory.max", "memory.current")
+        elif "memory" in kinds.split(","):
+            place = GROUPS / "memory"
+            files = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        group = place / name.lstrip("/")
+        for folder in (group, *group.parents[: len(group.parts) - len(place.parts)]):
+            with suppress(OSError, ValueError):  # "max": no limit
+                limit, used = (int((folder / file).read_text()) for file in files)
+                stat = (folder / "memory.stat").read_text().splitlines()
+                facts = dict(line.removeprefix("total_").split() for line in stat)
+                yield max(0, limit - used + sum(int(facts.get(name, 0)) for name in FILE_PAGES))
 
 
 def bf16_speed(device: torch.device) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections.abc import Iterator
@@ -42,9 +43,10 @@ from ropelens.models.device import (
     check_dtype,
     check_places,
     devices_in,
+    free_bytes,
 )
 from ropelens.models.memory import room_for_weights
-from ropelens.models.paths import check_utf8
+from ropelens.models.paths import at_home, check_utf8
 from ropelens.models.processes import gather
 from ropelens.models.quantization import QUANTIZATIONS, check_quantize
 from ropelens.models.texts import encode
@@ -102,16 +104,17 @@ def load(
 class Opened:
     """A checkpoint whose weights are not read yet: what it is, and where they will go.
 
-    `parameters` is how many numbers its files hold; `state` are those of a llama2.c file.
-    `dtype` is that of the model or "saved"; where "auto" was asked for, `bf16_speed` says how
-    many times as fast as float32 bfloat16 is here. `device` is the first of the `devices` that
-    a `device_map` spreads the model over.
+    `parameters` is how many numbers its files of `file_bytes` hold; `state` are those of a
+    llama2.c file. `dtype` is that of the model or "saved"; where "auto" was asked for,
+    `bf16_speed` says how many times as fast as float32 bfloat16 is here. `device` is the first
+    of the `devices` that a `device_map` spreads the model over.
     """
 
     checkpoint: Checkpoint
     config: PreTrainedConfig
     tokenizer: PreTrainedTokenizerBase | None
     parameters: int
+    file_bytes: int
     dtype: str
     device: torch.device
     trust_remote_code: bool = False
@@ -130,6 +133,8 @@ class Opened:
         """About how many bytes the weights will take."""
         if self.quantize is not None:
             return self.parameters * QUANTIZATIONS[self.quantize].bits // 8
+        if self.dtype == "saved" or _is_quantized(self.config):
+            return self.file_bytes
         return self.parameters * self.torch_dtype.itemsize
 
     @property
@@ -141,6 +146,8 @@ class Opened:
     def read(self) -> PreTrainedModel:
         """The model, checked; raises as `load` does."""
         path = self.checkpoint.path
+        if self.device_map is None and self.state is None:
+            _check_room(path, self.weight_bytes, self.device)
         arguments: dict[str, Any] = {
             "dtype": "auto" if self.dtype == "saved" else self.dtype,  # as transformers says
             "device_map": {"": self.device} if self.device_map is None else self.device_map,
@@ -190,12 +197,14 @@ def open_checkpoint(
     with _quiet_transformers():
         checkpoint = locate(str(name), revision=revision, local_files_only=local_files_only)
         read = _open_folder if checkpoint.path.is_dir() else _open_file
-        config, tokenizer, parameters, state = read(checkpoint.path, trust_remote_code)
+        config, tokenizer, parameters, file_bytes, state = read(
+            checkpoint.path, trust_remote_code
+        )
     speed = None
     if dtype == "auto":
         speed = gather(bf16_speed(where))[0]  # the same for all
         dtype = "bfloat16" if speed >= WORTH_IT else "float32"
-    if quantize is not None and "quantization_config" in config.to_dict():
+    if quantize is not None and _is_quantized(config):
         raise BadArgument(
             f"The weights of {name} are quantized already.", attempt="leave quantize out"
         )
@@ -204,6 +213,7 @@ def open_checkpoint(
         config=config,
         tokenizer=tokenizer,
         parameters=parameters,
+        file_bytes=file_bytes,
         dtype=dtype,
         device=where,
         trust_remote_code=trust_remote_code,
@@ -214,8 +224,10 @@ def open_checkpoint(
     )
 
 
-Parts = tuple[PreTrainedConfig, PreTrainedTokenizerBase | None, int, dict[str, Tensor] | None]
-"""Configuration, tokenizer, number of parameters, and weights where they come with these."""
+Parts = tuple[
+    PreTrainedConfig, PreTrainedTokenizerBase | None, int, int, dict[str, Tensor] | None
+]
+"""Configuration, tokenizer, parameters, bytes of the files, and weights where they come too."""
 
 
 def _open_folder(folder: Path, trust_remote_code: bool) -> Parts:
@@ -231,8 +243,10 @@ def _open_folder(folder: Path, trust_remote_code: bool) -> Parts:
     checks.check_architecture(config)
     checks.check_numbers(config)
     files = weight_files(folder, config=written)
-    tokenizer = _read_tokenizer(folder, trust_remote_code)
-    return config, tokenizer, count_numbers(files), None
+    counts = count_numbers(files)
+    checks.check_extent(config, counts)
+    size = sum(file.stat().st_size for file in files)
+    return config, _read_tokenizer(folder, trust_remote_code), sum(counts), size, None
 
 
 def _open_file(path: Path, _: bool) -> Parts:
@@ -243,12 +257,14 @@ def _open_file(path: Path, _: bool) -> Parts:
             f"{path} is a file, and not one of llama2.c (.bin).",
             attempt=f"pass the folder that holds config.json and the weights: {path.parent}",
         )
+    size = path.stat().st_size
+    _check_room(path, size, torch.device("cpu"))
     config, state = llama2c.read_model(path)
     beside = llama2c.tokenizer_file(path, vocabulary=config.vocab_size)
     tokenizer = None
     if beside is not None:
         tokenizer = llama2c.read_tokenizer(beside, vocabulary=config.vocab_size)
-    return config, tokenizer, sum(tensor.numel() for tensor in state.values()), state
+    return config, tokenizer, sum(tensor.numel() for tensor in state.values()), size, state
 
 
 def load_tokenizer(
@@ -258,7 +274,7 @@ def load_tokenizer(
 
     Raises BadCheckpoint where there is none.
     """
-    place = Path(name).expanduser()
+    place = at_home(name)
     check_utf8(place)
     with _quiet_transformers():
         if str(name).partition(":")[0] == "bundled":
@@ -293,6 +309,9 @@ def _read_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenize
     # Without any of these files AutoTokenizer makes an empty tokenizer of the model's family.
     if not any(found for pattern in TOKENIZER_FILES for found in folder.glob(pattern)):
         return None
+    for file in (folder / "tokenizer.json", folder / "tokenizer_config.json"):
+        if file.is_file():
+            _check_is_object(file, f"The tokenizer in {folder} cannot be read.")
     try:
         return _tokenizer(folder, trust_remote_code=trust_remote_code, local_files_only=True)
     except Exception as error:  # whatever a damaged file makes its class raise
@@ -301,6 +320,17 @@ def _read_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenize
             seen=words_of(error, kind=True),
             attempt="fetch its files again, or remove them to work with token ids",
         ) from error
+
+
+def _check_is_object(file: Path, what: str) -> None:
+    """Raise BadCheckpoint, saying `what`, where a file is not a JSON object."""
+    seen = f"{file.name} is not a JSON object"
+    try:
+        written = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise BadCheckpoint(what, seen=f"{seen}: {words_of(error)}") from error
+    if not isinstance(written, dict):
+        raise BadCheckpoint(what, seen=f"{seen}, but {repr(written)[:100]}")
 
 
 def _tokenizer(name: str | Path, **options: bool) -> PreTrainedTokenizerBase:
@@ -315,11 +345,7 @@ def _build(family: Any, path: Path, source: Path | None, **arguments: Any) -> Pr
     try:
         model, found = family.from_pretrained(source, output_loading_info=True, **arguments)
     except torch.OutOfMemoryError as error:
-        raise BadArgument(
-            f"The model in {path} does not fit into the memory of the device.",
-            seen=words_of(error, kind=True),
-            attempt="a smaller dtype (bfloat16), or another device",
-        ) from error
+        raise _too_large(path, words_of(error, kind=True)) from error
     except ImportError as error:
         raise UnsupportedModel(
             f"The model in {path} needs a package that is not installed.",
@@ -331,6 +357,26 @@ def _build(family: Any, path: Path, source: Path | None, **arguments: Any) -> Pr
         ) from error
     checks.check_loading(model, found)
     return model
+
+
+def _is_quantized(config: PreTrainedConfig) -> bool:
+    return bool(config.to_dict().get("quantization_config"))
+
+
+def _check_room(path: Path, size: int, device: torch.device) -> None:
+    """Raise BadArgument where weights of `size` bytes are more than is free on the device."""
+    if size > (free := free_bytes(device)):
+        given, room = (f"{count / 1e9:.1f} GB" for count in (size, free))
+        raise _too_large(path, f"{given} of weights, {room} free on {device}")
+
+
+def _too_large(path: Path, seen: str) -> BadArgument:
+    return BadArgument(
+        f"The model in {path} does not fit into the memory of the device.",
+        seen=seen,
+        attempt="a smaller dtype (bfloat16), another device, or device map auto, which puts "
+        "on disk what memory does not hold",
+    )
 
 
 @contextmanager

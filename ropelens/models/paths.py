@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ropelens.errors import BadArgument, BadText
@@ -121,9 +122,16 @@ def check_ids_file(path: Path) -> None:
         )
 
 
+def at_home(name: str | Path) -> Path:
+    """The path of a name, whose "~" stands for the home of a user that there is."""
+    with suppress(RuntimeError):
+        return Path(name).expanduser()
+    return Path(name)
+
+
 def check_document(text: str) -> None:
     """Raise BadText for a text that is the name of a file, or looks like one."""
-    if len(text) >= LONGEST_PATH or "\n" in text:
+    if not text or len(text) >= LONGEST_PATH or "\n" in text:
         return
     if Path(text).exists():
         seen = f"{text!r} is a document of {len(text)} characters, and a file."

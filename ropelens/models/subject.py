@@ -74,6 +74,12 @@ def as_subject(model: nn.Module) -> Subject:
 
     Raises `UnsupportedModel` for anything else, and for a model that predicts no tokens.
     """
+    if not isinstance(model, nn.Module):
+        raise UnsupportedModel(
+            "A model that is loaded is needed here.",
+            seen=repr(model)[:80],
+            attempt="model, tokenizer = ropelens.load(NAME), and that model",
+        )
     model = unwrapped(model)
     if isinstance(model, PreTrainedModel):
         _check_alike(model)

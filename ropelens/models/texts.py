@@ -7,6 +7,7 @@ import json
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -96,38 +97,44 @@ def tokenize(
     predict.
 
     `sequences=N` keeps a random N of them, drawn without replacement by `seed`, in their
-    order; if there are no more than N, all of them, with a warning if fewer.
+    order, and among these no tail of less than an eighth of `context`, while there are enough
+    others; if there are no more than N, all of them, with a warning if fewer.
 
     Raises BadText for a text of fewer than `context` tokens in total, or one that is the name
-    of a file, BadArgument for a context below 2 or fewer than 1 sequence, BadCheckpoint
-    without a tokenizer.
+    of a file, BadArgument for what is no text, a context below 2 or fewer than 1 sequence,
+    BadCheckpoint without a tokenizer.
     """
     check_context(context)
+    check_sequences(sequences)
     if isinstance(documents, str):
         check_document(documents)
         documents = [documents]
-    if sequences is not None and sequences < 1:
-        raise BadArgument(f"sequences is {sequences}; at least 1 is needed.")
+    texts = list(documents) if isinstance(documents, Iterable) else [documents]
+    if not all(isinstance(text, str) for text in texts):
+        raise BadArgument(
+            "Documents are a text or a list of texts.", seen=repr(documents)[:100]
+        )
     if tokenizer is None:
         raise BadCheckpoint(
             "The checkpoint has no tokenizer, so text cannot be used.",
             attempt="--tokenizer NAME_OR_FOLDER for that of another checkpoint, --ids FILE for "
             "token ids in place of text; in Python tokenizer=, or token ids",
         )
-    cut = [_cut(text, tokenizer, context) for text in documents]
+    check_tokenizer(tokenizer)
+    cut = [_cut(text, tokenizer, context) for text in texts]
     total = sum(len(row) for own in cut for row in own)
     if total < context:
         raise BadText(
             f"The text is shorter than one context of {context:,} tokens.",
-            seen=f"{total:,} tokens (documents: {len(documents):,})",
+            seen=f"{total:,} tokens (documents: {len(texts):,})",
             attempt="pass more text, or a smaller context",
         )
     tokens, lengths, document = cut_and_sample(cut, sequences, seed)
     source = (
         f"{len(tokens):,} of {sum(map(len, cut)):,} sequences of up to {context:,} tokens "
-        f"(documents: {len(documents):,}, characters: {sum(map(len, documents)):,})"
+        f"(documents: {len(texts):,}, characters: {sum(map(len, texts)):,})"
     )
-    return Sequences(tokens, lengths, fingerprint_of(documents), source, document)
+    return Sequences(tokens, lengths, fingerprint_of(texts), source, document)
 
 
 def cut_and_sample(
@@ -137,12 +144,19 @@ def cut_and_sample(
 ]:
     """The sequences cut from each document, all or a random sample, padded.
 
-    With their lengths, and the number of the document that each is of.
+    With their lengths, and the number of the document that each is of. What is left of a
+    document after its whole sequences, if it is shorter than an eighth of them, is drawn only
+    where there are too few others: few of its tokens have anything to look back at.
     """
     rows = [row for own in cut for row in own]
+    drawn_from: Sequence[int] = range(len(rows))
+    if sequences is not None:
+        longer = [8 * len(row) >= len(own[0]) for own in cut for row in own]
+        some = [index for index, enough in enumerate(longer) if enough]
+        drawn_from = some if len(some) >= sequences else drawn_from
     counts = torch.tensor([len(own) for own in cut], dtype=torch.long)
     document = torch.arange(len(cut)).repeat_interleave(counts)
-    drawn = _sample(len(rows), sequences, seed)
+    drawn = [drawn_from[index] for index in _sample(len(drawn_from), sequences, seed)]
     kept = [rows[index] for index in drawn]
     tokens = torch.nn.utils.rnn.pad_sequence(kept, batch_first=True, padding_value=PADDING)
     return tokens, torch.tensor([len(row) for row in kept]), document[drawn]
@@ -154,7 +168,10 @@ def fingerprint_of(documents: Iterable[str]) -> str:
 
 
 def check_context(context: int, maximum: int | None = None) -> None:
-    """Raise BadArgument for a context below 2; warn for one beyond the model's `maximum`."""
+    """Raise BadArgument for a context that is no whole number of at least 2 tokens; warn for
+    one beyond the model's `maximum`."""
+    if not isinstance(context, Integral):
+        raise BadArgument(f"context is {context!r}; it is a whole number of tokens.")
     if context < 2:
         raise BadArgument(
             f"context is {context}; at least 2 tokens are needed.",
@@ -165,6 +182,12 @@ def check_context(context: int, maximum: int | None = None) -> None:
             f"context {context:,} is beyond the {maximum:,} tokens that the model was made for",
             stacklevel=2,
         )
+
+
+def check_sequences(sequences: int | None) -> None:
+    """Raise BadArgument for a number of sequences that is not one of at least 1."""
+    if sequences is not None and not (isinstance(sequences, Integral) and sequences >= 1):
+        raise BadArgument(f"sequences is {sequences!r}; at least 1 is needed.")
 
 
 def check_vocabulary(sequences: Sequences, *, vocabulary: int) -> None:
@@ -195,8 +218,20 @@ def encode(text: str, tokenizer: TextTokenizer) -> tuple[list[int], list[int]]:
     bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     ids: list[int] = []
     for piece in pieces(text):
+        _check_unicode(piece)
         ids += tokenizer(piece, **options)["input_ids"]
     return bos, ids
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadText(
+            "A text holds what is no character.",
+            seen=f"half of a surrogate pair at character {error.start:,} of {text[:20]!r}",
+            means="bytes that are not UTF-8 become such on the command line",
+        ) from error
 
 
 def pieces(text: str, *, longest: int = PIECE) -> Iterator[str]:
@@ -262,15 +297,7 @@ def _files(folder: Path) -> list[Path]:
 
 def _read(path: Path) -> list[str]:
     try:
-        with path.open("rb") as file:  # in /proc a file's size says nothing
-            content = file.read(LONGEST_FILE + 1)
-        if len(content) > LONGEST_FILE:
-            raise BadText(
-                f"{path} is too long.",
-                seen=f"more than {LONGEST_FILE:,} bytes",
-                attempt="several files, or a part of it",
-            )
-        text = content.decode("utf-8")
+        text = _bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise BadText(
             f"{path} is not UTF-8.",
@@ -281,6 +308,22 @@ def _read(path: Path) -> list[str]:
         raise BadText(f"{path} cannot be read.", seen=str(error)) from error
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     return _read_lines(path, text) if path.suffix == ".jsonl" else [text.rstrip("\n")]
+
+
+def _bytes(path: Path) -> bytes:
+    """All of a file, in pieces: a buffer of the longest would be 8 GB, and in /proc a file's
+    size says nothing."""
+    content = bytearray()
+    with path.open("rb") as file:
+        while piece := file.read(2**24):
+            content += piece
+            if len(content) > LONGEST_FILE:
+                raise BadText(
+                    f"{path} is too long.",
+                    seen=f"more than {LONGEST_FILE:,} bytes",
+                    attempt="several files, or a part of it",
+                )
+    return bytes(content)
 
 
 def _read_lines(path: Path, text: str) -> list[str]:

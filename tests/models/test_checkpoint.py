@@ -36,6 +36,11 @@ def test_a_file_called_by_its_home_is_found(
     assert locate(f"~/{folder.name}").path == folder
 
 
+def test_the_home_of_nobody_is_no_place() -> None:
+    with pytest.raises(BadCheckpoint, match="There is no checkpoint at ~nobody-here/model"):
+        locate("~nobody-here/model")
+
+
 def test_a_path_that_libraries_cannot_open_is_refused(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

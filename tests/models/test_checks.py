@@ -16,6 +16,8 @@ from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertLMHeadModel,
+    GPTJConfig,
+    GPTJForCausalLM,
     ModernBertConfig,
     ModernBertForMaskedLM,
     T5Config,
@@ -241,6 +243,7 @@ SIZES_OF_NO_MODEL = {
         for theta in (1, 0, -1, "x", [1], float("nan"), float("inf"))
     ],
     "dtype": [3, {"a": 1}],
+    "hidden_act": ["nosuch", 3, [1], {"a": 1}],
     "text_config": [[1], 3],
     "architectures": [3, [1], {"a": 1}],
     "model_type": [[1], {"a": 1}, 3],
@@ -258,6 +261,29 @@ def test_values_of_no_model_are_refused_by_name(tmp_path: Path) -> None:
                 load(folder)
             known = {"rope_parameters": "rope_theta"}.get(name, name)
             assert known in caught.value.line, caught.value.line
+
+
+def test_a_config_beyond_its_weights_is_refused_before_it_is_built(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "model")
+    config = (folder / "config.json").read_text()
+    tensors, numbers = 21, sum(p.numel() for p in tiny_llama().parameters())
+    wrong = {
+        "num_hidden_layers": (10**9, f"1,000,000,000; the files hold {tensors} tensors"),
+        "vocab_size": (10**12, f"1,000,000,000,000; the files hold {numbers:,} numbers"),
+        "intermediate_size": (numbers + 1, f"{numbers + 1:,}; the files hold {numbers:,}"),
+    }
+    for name, (value, seen) in wrong.items():
+        (folder / "config.json").write_text(config)
+        edit_config(folder, **{name: value})
+        with pytest.raises(BadCheckpoint, match=f"states more {name} than") as caught:
+            load(folder)
+        assert seen in caught.value.line
+    other = tmp_path / "gptj"  # has names of its own
+    sizes = {"vocab_size": 40, "n_embd": 16, "n_layer": 1, "n_head": 2, "rotary_dim": 8}
+    GPTJForCausalLM(GPTJConfig(**sizes)).save_pretrained(other)
+    edit_config(other, n_layer=3_000_000)
+    with pytest.raises(BadCheckpoint, match="states more n_layer than its weights hold"):
+        load(other)
 
 
 def sharded(folder: Path) -> tuple[Path, dict[str, str]]:
@@ -316,8 +342,10 @@ def test_a_tokenizer_config_of_wrong_types_is_refused(tmp_path: Path) -> None:
     wrong += [{"model_max_length": "x"}, {"model_max_length": [1]}]  # which fail at work
     for change in wrong:
         path.write_text(json.dumps(whole | change if isinstance(change, dict) else change))
-        with pytest.raises(BadCheckpoint, match=r"tokenizer in .* cannot be read"):
+        with pytest.raises(BadCheckpoint, match=r"tokenizer in .* cannot be read") as caught:
             load(folder)
+        if not isinstance(change, dict):
+            assert "tokenizer_config.json is not a JSON object" in caught.value.line
 
 
 def test_a_file_that_never_ends_is_refused(tmp_path: Path) -> None:

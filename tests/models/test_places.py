@@ -6,19 +6,20 @@ import logging
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import xarray as xr
 from accelerate import cpu_offload, dispatch_model
-from tiny_checkpoints import edit_weights, save_tiny, tiny_llama
+from tiny_checkpoints import edit_config, edit_weights, save_tiny, tiny_llama
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 import ropelens as rl
 from ropelens.analysis.plan import Source, plan_analysis
 from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel
-from ropelens.models.device import devices_in
+from ropelens.models.device import devices_in, free_bytes
 from ropelens.models.load import load, open_checkpoint
 from ropelens.models.memory import room_for_weights
 from ropelens.models.places import device_of, devices_of
@@ -126,6 +127,72 @@ def test_a_plan_counts_all_devices_and_the_bits_of_a_weight(tmp_path: Path) -> N
     assert plan_analysis(source, text, rows="all", batch_size=1, eager=False).device == "cpu"
     bits = {"dtype": "bfloat16", "device": "cpu"}
     assert open_checkpoint(tmp_path / "model", **bits).weight_bytes == 2 * opened.parameters
+
+
+def test_weights_beyond_the_memory_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny(tmp_path / "model")
+    weights = open_checkpoint(tmp_path / "model").weight_bytes
+    monkeypatch.setattr("ropelens.models.load.free_bytes", lambda _: weights - 1)
+    with pytest.raises(BadArgument, match=r"(?s)does not fit.*0\.0 GB free on cpu.*device map"):
+        load(tmp_path / "model", device="cpu")
+    load(tmp_path / "model", device_map="auto")
+    monkeypatch.setattr("ropelens.models.load.free_bytes", lambda _: weights)
+    load(tmp_path / "model", device="cpu")
+
+
+def test_weights_take_the_bytes_that_they_are_saved_or_read_in(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "model")
+    model = tiny_llama()
+    model.to(torch.bfloat16).save_pretrained(folder)
+    numbers = open_checkpoint(folder).parameters
+    edit_config(folder, dtype=None, quantization_config=None)
+    (folder / "model.safetensors").rename(folder / "other.safetensors")
+    edit_config(folder, transformers_weights="other.safetensors")
+    assert open_checkpoint(folder, dtype="float32").weight_bytes == 4 * numbers
+    saved = open_checkpoint(folder, dtype="saved").weight_bytes
+    assert 2 * numbers <= saved == (folder / "other.safetensors").stat().st_size
+    opened = open_checkpoint(folder, quantize="int8")
+    assert opened.weight_bytes == numbers
+    edit_config(folder, quantization_config={"quant_method": "fp8"})
+    assert open_checkpoint(folder).weight_bytes == saved
+
+
+def test_a_plan_beyond_the_memory_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny(tmp_path / "model")
+    monkeypatch.setattr("ropelens.analysis.plan.free_bytes", lambda _: 10**8)
+    with pytest.warns(UserWarning, match=r"may be too much for the 0\.1 GB that are free"):
+        rl.analyze(tmp_path / "model", "the quick fox " * 20, context=16, device="cpu")
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_group_of_processes_may_have_less_memory_than_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    """A batch job of 3 GB in a container of 8 GB, which uses 2 GB, half of it files."""
+    place = tmp_path / "groups" / ("memory" if version == 1 else "")
+    kinds, names, total = {
+        1: ("4:memory,hugetlb", ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_"),
+        2: ("0:", ("memory.max", "memory.current"), ""),
+    }[version]
+    job = place / "slurm" / "job_1"
+    job.mkdir(parents=True)
+    (tmp_path / "own").write_text(f"1:cpu:/other\n{kinds}:/slurm/job_1\n")
+    monkeypatch.setattr("ropelens.models.device.GROUPS", tmp_path / "groups")
+    monkeypatch.setattr("ropelens.models.device.OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=10**12))
+    assert free_bytes(CPU) == 10**12
+    for group, limit in ((job, 3 * 10**9), (job.parent, 8 * 10**9), (place, "max")):
+        (group / names[0]).write_text(f"{limit}\n")
+        (group / names[1]).write_text(f"{2 * 10**9}\n")
+        stat = f"anon 1\n{total}inactive_file {4 * 10**8}\n{total}active_file {6 * 10**8}\n"
+        (group / "memory.stat").write_text(stat)
+    assert free_bytes(CPU) == 2 * 10**9
+    (job / names[0]).write_text("max\n")
+    assert free_bytes(CPU) == 7 * 10**9
 
 
 @pytest.mark.skipif(find_spec("bitsandbytes") is not None, reason="bitsandbytes is there")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tracemalloc
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -238,6 +239,18 @@ def test_every_sequence_is_as_likely_to_be_drawn() -> None:
     assert (counts - 200).abs().max() < 5 * 10  # the standard deviation is 10
 
 
+def test_short_tails_are_drawn_only_where_there_are_too_few_others() -> None:
+    text = ["a" * 33, "bcd", "e" * 33, "f" * 40]  # tails of 2, 2 and 9 tokens; 4 are a document
+
+    def drawn(sequences: int | None, seed: int) -> list[int]:
+        cut = tokenize(text, WITH_BOS, context=17, sequences=sequences, seed=seed)
+        return sorted(cut.lengths.tolist())
+
+    assert all(drawn(8, seed) == [4, 9, 17, 17, 17, 17, 17, 17] for seed in range(20))
+    assert all(2 in drawn(9, seed) for seed in range(20))
+    assert drawn(None, 0) == drawn(10, 0) == [2, 2, 4, 9, 17, 17, 17, 17, 17, 17]
+
+
 def test_more_sequences_than_there_are_gives_all_with_a_warning() -> None:
     with pytest.warns(UserWarning, match="all 2 sequences of the text are used: 9 were asked"):
         cut = tokenize(["abcd"], WITH_BOS, context=3, sequences=9)
@@ -288,6 +301,38 @@ BAD_CUTS: dict[str, tuple[Callable[[], object], type[RopelensError], str]] = {
         lambda: tokenize(["abc"], WITH_BOS, context=2, sequences=-1),
         BadArgument,
         "sequences is -1",
+    ),
+    "sequences a list": (
+        lambda: tokenize(["abc"], WITH_BOS, context=2, sequences=[1]),
+        BadArgument,
+        r"sequences is \[1\]; at least 1",
+    ),
+    "a context in words": (
+        lambda: tokenize(["abc"], WITH_BOS, context="64"),
+        BadArgument,
+        "context is '64'; it is a whole number of tokens",
+    ),
+    "nothing": (lambda: tokenize("", WITH_BOS, context=2), BadText, "shorter than one context"),
+    "bytes": (
+        lambda: tokenize(b"abc", WITH_BOS, context=2),
+        BadArgument,
+        r"Documents are a text or a list of texts[\s\S]*b'abc'",
+    ),
+    "a number": (lambda: tokenize(3, WITH_BOS, context=2), BadArgument, "or a list of texts"),
+    "lists in a list": (
+        lambda: tokenize([["abc"]], WITH_BOS, context=2),
+        BadArgument,
+        r"a list of texts[\s\S]*\[\['abc'\]\]",
+    ),
+    "half a character": (
+        lambda: tokenize("a\udcffb", WITH_BOS, context=2),
+        BadText,
+        r"holds what is no character[\s\S]*half of a surrogate pair at character 1",
+    ),
+    "a tokenizer by name": (
+        lambda: tokenize(["abc"], "bundled", context=2),
+        BadArgument,
+        "needs the tokenizer of the model",
     ),
     "no tokenizer": (
         lambda: tokenize(["abc"], None, context=2),
@@ -350,6 +395,16 @@ def test_a_file_too_long_for_the_memory_is_refused(
     (tmp_path / "a.txt").write_text("a" * 11)
     with pytest.raises(BadText, match="is too long"):
         read_documents([tmp_path / "a.txt"])
+
+
+def test_a_short_file_takes_little_memory(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("abc")
+    tracemalloc.start()
+    try:
+        assert read_documents([tmp_path / "a.txt"]) == ["abc"]
+        assert tracemalloc.get_traced_memory()[1] < 10**8
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_long_line_is_tokenized_in_pieces_with_the_tokens_of_the_whole() -> None:
