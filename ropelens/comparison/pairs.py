@@ -36,8 +36,8 @@ def partners(
     return found
 
 
-def group_names(comparison: xr.Dataset) -> list[str]:
-    """The groups of a comparison in its order."""
+def group_names(comparison: xr.Dataset | xr.DataArray) -> list[str]:
+    """The groups of a comparison, or of one of its variables, in its order."""
     return list(dict.fromkeys(comparison["group"].values.tolist()))
 
 
@@ -46,7 +46,7 @@ def entries_of(comparison: Compared, group: str) -> Compared:
     return comparison.isel(entry=np.flatnonzero(comparison["group"].values == group))
 
 
-def changes(values: xr.DataArray, group: str) -> xr.DataArray:
+def paired_changes(values: xr.DataArray, group: str) -> xr.DataArray:
     """A variable's values of the entries of `group`, less those that they are paired with.
 
     Over `entry`: none for a group that is a baseline, or that has no pairs.

@@ -9,7 +9,7 @@ import pandas as pd
 import xarray as xr
 from jaxtyping import Float
 
-from ropelens.comparison.pairs import changes, entries_of, group_names
+from ropelens.comparison.pairs import entries_of, group_names, paired_changes
 from ropelens.measure.induction import best_head
 from ropelens.statistics.intervals import paired_interval
 from ropelens.statistics.labels import LABELS
@@ -91,7 +91,7 @@ def _loss_change(comparison: xr.Dataset, group: str) -> dict[str, object]:
     else:
         of = comparison.get("sequence_group")
         loss = Measured(mean, comparison.get("sequence_loss"), "sequences", group=of)
-    pairs = changes(mean, group).values
+    pairs = paired_changes(mean, group).values
     over, (change, low, high) = _change(loss, pairs, group)
     if len(pairs) and not over:
         # Two models on one text, the losses of whose sequences are not known: as if apart.
@@ -122,7 +122,7 @@ def _change(
         return "seeds", paired_interval(pairs)
     if measured.parts is None:
         return "", paired_interval(pairs)
-    change = changes(measured.parts, group)[0]
+    change = paired_changes(measured.parts, group)[0]
     known = change.notnull().values  # models that read less text have fewer parts
     if not known.any():  # or one has none
         return "", paired_interval(pairs)
@@ -140,7 +140,7 @@ def _behaviour(comparison: xr.Dataset, group: str) -> dict[str, float]:
     found = {}
     for name, measured in _behaviours(comparison).items():
         found[name] = float(entries_of(measured.mean, group).mean())
-        _, bounds = _change(measured, changes(measured.mean, group).values, group)
+        _, bounds = _change(measured, paired_changes(measured.mean, group).values, group)
         for end, value in zip(("change", "low", "high"), bounds, strict=True):
             found[f"{name}_{end}"] = value
     return found

@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from ropelens.comparison.pairs import changes, entries_of
+from ropelens.comparison.pairs import entries_of, paired_changes
 from ropelens.errors import BadArgument
 from ropelens.figures.numbers import mean_count
 from ropelens.figures.series import group_line, looks
@@ -40,7 +40,7 @@ def plot_loss_change(comparison: xr.Dataset, table: pd.DataFrame) -> go.Figure:
     figure = new_figure(f"Loss against that of {baseline}", height=140 + 46 * len(rows))
     for row in rows.to_dict("records"):
         group, mean, look = row["group"], row["loss_change"], looks(comparison)[row["group"]]
-        pairs = changes(comparison["loss"], group).values
+        pairs = paired_changes(comparison["loss"], group).values
         ring = {"size": 13, "symbol": "circle-open", "color": look.color, "line_width": 1.5}
         figure.add_scatter(
             x=pairs,
@@ -80,7 +80,7 @@ def plot_position_loss(comparison: xr.Dataset) -> go.Figure:
     for group, look in looks(comparison).items():
         panels = {
             "position_loss": entries_of(comparison, group)["position_loss"],
-            "change": changes(comparison["position_loss"], group),
+            "change": paired_changes(comparison["position_loss"], group),
         }
         for row, (name, values) in enumerate(panels.items(), start=1):
             if not values.sizes["entry"]:

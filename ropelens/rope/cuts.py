@@ -140,6 +140,10 @@ def check_cuts(
             "A kept share of the planes lies between 0 and 1.",
             seen=str(wrong[0]) if wrong else "no share at all",
         )
+    if isinstance(ends, str):
+        raise BadArgument(
+            "ends lists ends of the planes.", seen=repr(ends), attempt='ends=["slow"]'
+        )
     unknown = [end for end in ends if end not in ENDS]
     if unknown:
         raise BadArgument(

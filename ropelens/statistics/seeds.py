@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
 import numpy as np
 import torch
+
+from ropelens.errors import BadArgument
+
+
+def whole_seed(seed: object) -> int:
+    """A seed, of whatever kind of whole number; BadArgument for other things."""
+    if not isinstance(seed, Integral):
+        raise BadArgument(f"seed is {seed!r}; it is a whole number.")
+    return int(seed)
 
 
 def generator_of(seed: int, *key: int) -> torch.Generator:
@@ -11,7 +22,8 @@ def generator_of(seed: int, *key: int) -> torch.Generator:
 
     torch takes 32 bits of a seed, so seed and key are mixed into these.
     """
+    seed = whole_seed(seed)
     if not key:
-        return torch.Generator().manual_seed(int(seed) % 2**63)
+        return torch.Generator().manual_seed(seed % 2**63)
     mixed = np.random.SeedSequence(seed % 2**64, spawn_key=key)
     return torch.Generator().manual_seed(int(mixed.generate_state(1)[0]))

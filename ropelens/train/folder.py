@@ -146,8 +146,9 @@ def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_finished(out: Path) -> bool:
-    """Whether run.json says that the run in `out` came to its end."""
-    return "finished" in read_json(out / "run.json")
+    """Whether there is a run in `out`, and its run.json says that it came to its end."""
+    path = out / "run.json"
+    return path.exists() and "finished" in read_json(path)
 
 
 def finish_record(out: Path, *, tokens: int) -> None:

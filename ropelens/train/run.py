@@ -138,7 +138,7 @@ def train_in(
     """`train` by `settings` on `source`, whose tokens are kept in the folder `data`."""
     check_utf8(out)
     check_utf8(data)
-    if settings.compile:
+    if settings.compile and not is_finished(out):
         check_compiler()
     passes_of(settings.size, among=processes().num_processes)
     main = processes().is_main_process

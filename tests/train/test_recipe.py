@@ -223,7 +223,9 @@ def test_without_a_compiler_nothing_begins(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile imports
-def test_a_compiled_run_has_the_losses_of_one_that_is_not(text: Path, tmp_path: Path) -> None:
+def test_a_compiled_run_has_the_losses_of_one_that_is_not(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     losses, options = {}, OPTIONS | {"precision": "fp32"}
     for compiled in (False, True):
         run = train([text], out=tmp_path / str(compiled), **options, compile=compiled)
@@ -231,3 +233,5 @@ def test_a_compiled_run_has_the_losses_of_one_that_is_not(text: Path, tmp_path: 
         AutoModelForCausalLM.from_pretrained(run, local_files_only=True)
     np.testing.assert_allclose(losses[True], losses[False], rtol=1e-3)
     assert losses[True] != losses[False]  # it was compiled
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    train([text], out=run, **options, compile=True)  # is finished, and asks for none
