@@ -26,6 +26,7 @@ from ropelens.measure.truncation_table import summarize_truncation
 from ropelens.models.texts import Sequences
 from ropelens.report.page import render_page
 from ropelens.report.words import claim_sentence, headline
+from ropelens.statistics.seeds import whole_seed
 
 FACTS = ("revision", "backend", "text", "command", "warnings")
 """Attributes that results have from `analyze`, beside those of `profile`."""
@@ -136,7 +137,7 @@ def open_analysis(folder: str | Path) -> Analysis:
         )
     return Analysis(
         profile,
-        classify_heads(profile, seed=int(profile.attrs["seed"])),
+        classify_heads(profile, seed=whole_seed(profile.attrs.get("seed"))),
         record,
         truncation=open_truncation(folder / "truncation.nc") if swept else None,
         reach=reach,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,11 @@ from ropelens.models.device import DeviceMap
 from ropelens.models.memory import explain_full_memory
 from ropelens.models.rotation import one_probe
 from ropelens.models.subject import as_subject
-from ropelens.models.texts import Sequences, check_context
+from ropelens.models.texts import Sequences, check_context, check_sequences
 from ropelens.statistics.flex import check_engine
 from ropelens.statistics.rows import HowMany
+
+BACKENDS = ("hf", "transformer-lens")
 
 
 def analyze(
@@ -104,10 +107,11 @@ def analyze(
     arguments = arguments_of(locals())  # while the parameters are the only names
     check_rows(rows, batch_size)  # all that can be told before a model is loaded
     check_engine(engine)
+    if backend not in BACKENDS:
+        raise BadArgument(f"There is no backend {backend!r}.", attempt=" or ".join(BACKENDS))
     if context is not None:
         check_context(context)
-    if sequences is not None and sequences < 1:
-        raise BadArgument(f"sequences is {sequences}; at least 1 is needed.")
+    check_sequences(sequences)
     if truncation is not None:
         check_truncation(**truncation)
     begin = time.perf_counter()
@@ -123,6 +127,13 @@ def analyze(
         plan = plan_analysis(source, read, rows=rows, batch_size=batch_size, eager=eager)
         if announce is not None:
             announce(plan)
+        if not plan.fits:
+            warnings.warn(
+                f"about {plan.memory / 1e9:.1f} GB of memory may be too much for the "
+                f"{plan.free / 1e9:.1f} GB that are free; a smaller --context, --batch-size 1 "
+                "or --dtype bfloat16 take less",
+                stacklevel=2,
+            )
         noted.show()
         with opening(show, "loading"):
             subject = source.read()

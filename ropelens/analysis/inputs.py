@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
@@ -97,14 +99,22 @@ def material_of(
             )
         check_ids_file(Path(ids))
         return Path(ids)
+    if isinstance(text, np.ndarray):
+        return torch.from_numpy(text)
     if isinstance(text, (Sequences, Tensor)):
         return text
     if text is None or not text:
         name = type(model).__name__ if isinstance(model, nn.Module) else str(model)
         check_has_text(name)
         return read_documents([sample_path(name.partition(":")[2] or "rope")])
+    parts = [text] if isinstance(text, (Path, str)) or not isinstance(text, Iterable) else text
     documents = []
-    for part in [text] if isinstance(text, (Path, str)) else text:
+    for part in parts:
+        if not isinstance(part, (Path, str)):
+            raise BadArgument(
+                "The text is a document, a Path, a list of these, or tokens.",
+                seen=repr(part)[:80],
+            )
         if isinstance(part, str):
             check_document(part)
         documents += read_documents([part]) if isinstance(part, Path) else [part]
@@ -133,6 +143,8 @@ def _sequences(
     seed: int,
 ) -> Sequences:
     """Documents as tokens of the model, cut to the context; tokens as they are."""
+    if lengths is not None and not isinstance(material, Tensor):
+        raise BadArgument("lengths are those of tokens; text has its own.")
     if isinstance(material, Sequences):
         return material
     vocabulary = source.config.get_text_config().vocab_size

@@ -86,7 +86,8 @@ class Plan:
 
     `tokens` counts those that are no padding, of `sequences` of up to `context`; `rows` of each
     are looked at. `memory` is an estimate of the most in use at a time on `device`, weights
-    included (and on a CPU the libraries), of all devices together, `free` what is there for it.
+    included (and on a CPU the libraries), of all devices together, `free` what is there for it;
+    it `fits` where what is not in use yet (the libraries are) is no more.
     """
 
     model: str
@@ -103,6 +104,7 @@ class Plan:
     batch_size: int
     memory: int
     free: int
+    fits: bool
     device: str
 
     @property
@@ -190,6 +192,7 @@ def plan_analysis(
         batch_size=size,
         memory=weights + max(passes) + (LIBRARIES if kind == "cpu" else 0),
         free=free,
+        fits=max(passes) <= left,
         device=", ".join(map(str, devices)),
     )
 

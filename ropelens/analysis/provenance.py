@@ -40,7 +40,7 @@ def arguments_of(given: Mapping[str, Any]) -> dict[str, Any]:
     if text is None or isinstance(text, (Path, str, Sequence)):
         parts = [text] if isinstance(text, (Path, str)) else text or []
         arguments["text"] = [
-            str(part) if isinstance(part, Path) else f"a document of {len(part):,} characters"
+            f"a document of {len(part):,} characters" if isinstance(part, str) else str(part)
             for part in parts
         ]
     return arguments | dict(given.get("truncation") or {})

@@ -156,6 +156,7 @@ def read_own_record(folder: str | Path) -> dict[str, Any]:
             if record
             else "it is damaged",
             means="what else lies in the folder is not known",
+            attempt="measure again into another folder, or put the file back",
         )
     return record
 

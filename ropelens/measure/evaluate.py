@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ropelens.edit.actions import Edit
 from ropelens.edit.entries import entries_of
+from ropelens.errors import BadArgument
 from ropelens.measure.batches import Progress, batches
 from ropelens.measure.copying import copy_distances
 from ropelens.measure.evaluate_tasks import (
@@ -41,6 +42,7 @@ from ropelens.models.subject import Subject, as_subject, stated_context
 from ropelens.statistics.measures import columns, named, of_planes
 from ropelens.statistics.rows import HowMany, rows_for
 from ropelens.statistics.schema import Variable
+from ropelens.statistics.seeds import whole_seed
 
 ON_TEXT = {"loss", "change", "labels"}
 
@@ -195,7 +197,7 @@ def evaluate_in_stages(
     stage: OpenStage,
 ) -> xr.Dataset:
     """What `evaluate` gives, each stage of it shown by `stage`."""
-    subject, seed = as_subject(model), int(seed)
+    subject, seed = as_subject(model), whole_seed(seed)
     corpus = as_corpus(
         subject.model, tokens, lengths, documents=documents, rows=rows, batch_size=batch_size
     )
@@ -259,6 +261,12 @@ def tokens_of_entry(
     distances: Sequence[int] | None = None,
 ) -> int:
     """Tokens that `evaluate` runs for the model as it is, and for each edit."""
+    if retrieval is not None and not isinstance(retrieval, Retrieval):
+        raise BadArgument(
+            "retrieval says what needles to look for.",
+            seen=repr(retrieval)[:80],
+            attempt="retrieval=ropelens.Retrieval(lengths=(128, 512))",
+        )
     wanted, plan = wanted_measures(measures), retrieval or Retrieval()
     of = as_subject(model).model
     total = int(lengths.sum()) if wanted & ON_TEXT else 0

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from functools import reduce
 from importlib.metadata import version
 from operator import add
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -36,7 +35,7 @@ from ropelens.measure.repeats import repeat_length, repeat_scores
 from ropelens.measure.savepoint import begin_stage
 from ropelens.measure.summary import described, summarize
 from ropelens.measure.tokens import as_corpus
-from ropelens.models.paths import check_document
+from ropelens.models.paths import at_home, check_document
 from ropelens.models.processes import gather, shard
 from ropelens.models.rotation import read_planes
 from ropelens.models.subject import as_subject, stated_context, trained_context
@@ -47,6 +46,7 @@ from ropelens.statistics.groups import Documents, count_documents
 from ropelens.statistics.measures import STATISTICS, check_new, named
 from ropelens.statistics.rows import ALL_ROWS, HowMany, rows_for
 from ropelens.statistics.schema import Statistic
+from ropelens.statistics.seeds import whole_seed
 from ropelens.statistics.surrogates import DRAWS
 
 NUMBERED = re.compile(r"(seed|step)-\d+")
@@ -149,7 +149,7 @@ def profile_in_stages(
     stage: OpenStage,
 ) -> xr.Dataset:
     """What `profile` gives, each stage of it shown by `stage`."""
-    subject, seed = as_subject(model), int(seed)
+    subject, seed = as_subject(model), whole_seed(seed)
     if isinstance(tokens, str):
         tokens, lengths = _read(tokens, tokenizer, subject.model)
     text = as_corpus(
@@ -295,7 +295,7 @@ def short_name(name: str) -> str:
 
     A run or a checkpoint of a study also by that of the folder above: "rope seed-0".
     """
-    place = Path(name).expanduser()
+    place = at_home(name)
     if not name or not place.exists():
         return name
     *above, last = (part for part in place.resolve().parts[1:] if part != "history")

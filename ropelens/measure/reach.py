@@ -35,6 +35,7 @@ from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.intervals import ENOUGH_DOCUMENTS
 from ropelens.statistics.picked import PickedSums, Rotation, sum_picked
+from ropelens.statistics.seeds import whole_seed
 
 VARIANTS = (OWN, "p-rope:0.75", "p-rope:0.5", "p-rope:0.25", "p-rope-reversed:0.75", "nope")
 """What every family can express: planes go on as they are, or stop."""
@@ -88,7 +89,7 @@ def reach(
     Raises `BadArgument` for heads, variants or distances that do not exist, and otherwise as
     `profile` does; `UnsupportedModel` for a variant that the family cannot express.
     """
-    subject, seed = as_subject(model), int(seed)
+    subject, seed = as_subject(model), whole_seed(seed)
     text = as_corpus(subject.model, tokens, lengths, documents=documents, rows=rows)
     if resamples < 0:
         raise BadArgument("resamples is a number, 0 or more.", seen=str(resamples))

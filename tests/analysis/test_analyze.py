@@ -81,6 +81,10 @@ def test_what_cannot_be_meant_is_refused(checkpoint: Path, text: Path) -> None:
         rl.analyze(tiny_llama().eval())
     with pytest.raises(rl.RopelensError, match="There is no measure 'loos'"):
         rl.analyze("no/such/model", WORDS, truncation={"measures": ["loos"]})
+    with pytest.raises(rl.RopelensError, match=r"no backend 'transformer_lens'"):
+        rl.analyze(checkpoint, WORDS, backend="transformer_lens")
+    with pytest.raises(rl.RopelensError, match="lengths are those of tokens"):
+        rl.analyze(checkpoint, WORDS, lengths=torch.tensor([3]))
 
 
 def test_a_plain_text_is_one_document(checkpoint: Path, tmp_path: Path) -> None:
@@ -270,7 +274,8 @@ def test_what_runs_is_planned_before_a_model_is_read(checkpoint: Path) -> None:
         raise KeyboardInterrupt
 
     (checkpoint / "model.safetensors").rename(checkpoint / "kept")
-    save_file({"a": torch.zeros(7, 11)}, checkpoint / "model.safetensors")
+    weights = {"a": torch.zeros(7, 10), "b": torch.zeros(7)}  # as many tensors as layers
+    save_file(weights, checkpoint / "model.safetensors")
     try:
         for context in (64, 2_049):
             tokens = torch.randint(40, (6, context))

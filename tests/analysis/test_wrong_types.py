@@ -1,0 +1,55 @@
+"""Arguments of types that no function takes, from a script, where nothing else checks them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+CALLS = {
+    "rl.profile('bundled', tokens)": "A model that is loaded is needed here.",
+    "rl.capture(None, 'a fox', tokenizer=tokenizer)": "A model that is loaded is needed here.",
+    "rl.evaluate(5, tokens, edits={})": "A model that is loaded is needed here.",
+    "rl.reach('bundled', tokens)": "A model that is loaded is needed here.",
+    "rl.truncate('bundled', tokens)": "A model that is loaded is needed here.",
+    "rl.analyze(model, 5)": "The text is a document, a Path, a list of these, or tokens.",
+    "rl.analyze(model, [5])": "The text is a document, a Path, a list of these, or tokens.",
+    "rl.analyze(model, b'abc')": "The text is a document, a Path, a list of these, or tokens.",
+    "rl.analyze(model, 'a fox', tokenizer=5)": "A text needs the tokenizer of the model.",
+    "rl.tokenize('a fox', 'bundled', context=8)": "A text needs the tokenizer of the model.",
+    "rl.profile(model, tokens, seed='x')": "seed is 'x'; it is a whole number.",
+    "rl.evaluate(model, tokens, edits={}, seed=None)": "seed is None; it is a whole number.",
+    "rl.reach(model, tokens, seed=[1])": "seed is [1]; it is a whole number.",
+    "rl.evaluate(model, tokens, edits={}, retrieval=5)": "retrieval says what needles to look "
+    "for.",
+    "rl.truncate(model, tokens, ends='slow')": "ends lists ends of the planes.",
+}
+SCRIPT = """
+import json, sys
+import ropelens as rl
+import torch
+model, tokenizer = rl.load("bundled")
+tokens = torch.arange(16)[None]
+said = {}
+for call in json.load(sys.stdin):
+    try:
+        said[call] = str(eval(call))
+    except rl.RopelensError as error:
+        said[call] = error.what
+    except Exception as error:
+        said[call] = repr(error)
+read = rl.tokenize("a fox " * 20, tokenizer, context=8)
+rl.analyze(model, read.tokens.numpy(), lengths=read.lengths, tokenizer=tokenizer)
+print(json.dumps(said))
+"""
+
+
+def test_each_is_refused_in_words() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SCRIPT],
+        input=json.dumps(list(CALLS)),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == CALLS
