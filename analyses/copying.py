@@ -7,7 +7,7 @@ does: an induction head looks for what followed the same token before, however f
 Expectation: previous-token heads come first, induction heads after them. Variants that keep
 fast planes learn both, nope neither or late. The planes that p-rope:0.75 stops carry more of
 its induction heads than the same planes carry of rope's, and it copies farther past the
-context. Silencing induction heads costs copying, random heads of their layers do not; and
+context. Silencing induction heads costs copying, as many random heads as deep do not; and
 where a head's horizon ends (`rl.reach`), needles are no longer found.
 
     python analyses/copying.py [--runs runs/copying]...
@@ -21,6 +21,7 @@ are deleted.
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -32,10 +33,16 @@ from scipy import stats
 import ropelens as rl
 
 REPORTS = Path(__file__).parent.parent / "reports"
+RUN = ["variant", "seed"]
 ROLES = {"induction": 3, "previous_token": 2}  # heads of each role, at most
 LEAST = 0.3  # score of a head that has a role
 COPIES = 0.5  # best induction score of a model that copies
 HALF = 0.5  # of the needles, found
+NO_ROLE = 0.1  # scores of a head that has none
+DRAWS = 3  # of random heads
+CHANCE = 0.05
+INDUCTION = "induction heads silent"
+RANDOM = "as many random heads as deep, without a role, silent"
 TASKS = {
     "measures": ("copying", "retrieval"),
     "distances": (16, 64, 240),
@@ -49,17 +56,15 @@ def main(
 ) -> None:
     cache = runs[0] / "measured"
     comparison = rl.compare(runs, cache=cache, sequences=sequences, progress=rl.show_progress)
-    names = ("variant", "seed", "fingerprint")
-    columns = (comparison[name].values.tolist() for name in names)
-    weights = {(variant, seed): digest for variant, seed, digest in zip(*columns, strict=True)}
-    looks = []
+    weights = comparison["fingerprint"].set_index(entry=RUN).to_series()
+    lengths, looks = comparison["prompt_length"].values, []
     for folder in sorted(run for study in runs for run in study.glob("*/*/seed-*")):
         record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         if "finished" in record:
-            run = {name: record["settings"][name] for name in ("variant", "seed")}
+            run = {name: record["settings"][name] for name in RUN}
             kept = cache / f"{folder.parent.name}-{folder.name}.json"
-            digest = weights[*run.values()]
-            looks.append(kept_look(kept, folder, folder / record["data"], digest, run))
+            model = {"folder": folder, "data": folder / record["data"], "run": run}
+            looks.append(kept_look(kept, weights[*run.values()], lengths=lengths, **model))
     tables = {
         f"{name}.csv": pd.DataFrame([row for look in looks for row in look[name]])
         for name in ("heads", "costs")
@@ -82,187 +87,215 @@ def main(
     typer.echo(page)
 
 
-def kept_look(kept: Path, folder: Path, data: Path, weights: str, run: dict) -> dict:
-    """Rows of heads.csv and costs.csv, from the file `kept` where it is of these weights."""
+def kept_look(kept: Path, weights: str, **model: Any) -> dict:
+    """What `look_into` finds, from the file `kept` where it is of these weights."""
     if kept.exists():
         look = json.loads(kept.read_text(encoding="utf-8"))
         if look["weights"] == weights:
             return look
-    heads, costs = look_into(folder, data)
-    look = {
-        "weights": weights,
-        "heads": [run | row for row in heads],
-        "costs": [run | row for row in costs],
-    }
+    look = {"weights": weights} | look_into(**model)
     kept.write_text(json.dumps(look, indent=1) + "\n", encoding="utf-8")
     return look
 
 
-def look_into(folder: Path, data: Path) -> tuple[list[dict], list[dict]]:
-    """The heads of one model that copy, and what it costs to silence or to slow them."""
+def look_into(folder: Path, *, data: Path, lengths: np.ndarray, run: dict) -> dict[str, list]:
+    """Rows of heads.csv, with how often heads find their key at `lengths`, and of costs.csv."""
     model, _ = rl.load(folder)
     # Where no validation text was given, the last of the text was held out.
     text = next(path for name in ("valid", "train") if (path := data / f"{name}.npy").exists())
     rows = np.load(text, allow_pickle=False)[-2 if text.stem == "train" else -16 :]
     tokens = torch.from_numpy(rows.astype(np.int64))
     profile = rl.profile(model, tokens, surrogates=0)
-    planes = profile.sizes["frequency"]
-    slow = profile["selectivity_keys"].clip(min=0)
-    share = slow[..., planes * 3 // 4 :].sum("frequency") / slow.sum("frequency")
-    heads, names = [], {}
-    for role, most in ROLES.items():
-        best = best_heads(profile[role].values, most)
-        names[role] = ",".join(f"{layer}.{head}" for layer, head in best)
-        for layer, head in best:
-            name = f"{layer}.{head}"
-            horizon = rl.reach(model, tokens, heads=name, variants=("own",), resamples=0)
-            heads.append(
-                {
-                    "role": role,
-                    "head": name,
-                    "score": float(profile[role][layer, head]),
-                    "share_of_slow_quarter": float(share[layer, head]),
-                    "horizon": float(horizon["horizon"][0, layer, head]),
-                }
-            )
-    return heads, list(costs_of(model, tokens, names, planes))
+    names = {role: best_heads(profile[role].values, most) for role, most in ROLES.items()}
+    scores = np.maximum(*(profile[role].values for role in ROLES))
+    turns = np.isfinite(profile["wavelength"]).any("layer").values
+    rows = {
+        "heads": heads_of(model, tokens, names, profile, lengths),
+        "costs": costs_of(model, tokens, names, scores, turns),
+    }
+    return {name: [run | row for row in of] for name, of in rows.items()}
 
 
-def best_heads(scores: np.ndarray, most: int) -> list[tuple[int, int]]:
-    """Of `scores` [layer, head] the best that have a role, as (layer, head)."""
+def best_heads(scores: np.ndarray, most: int) -> list[str]:
+    """Of `scores` [layer, head] the best that have a role, as layer.head."""
     order = scores.argsort(axis=None)[::-1][:most]
     found = [divmod(int(at), scores.shape[1]) for at in order]
-    return [place for place in found if scores[place] >= LEAST]
+    return [f"{layer}.{head}" for layer, head in found if scores[layer, head] >= LEAST]
 
 
-def costs_of(model, tokens, names: dict[str, str], planes: int) -> Iterator[dict]:
+def heads_of(
+    model, tokens, names: dict[str, list[str]], profile: xr.Dataset, lengths: np.ndarray
+) -> Iterator[dict]:
+    """Each head that has a role: the slow planes' share of it, and how far it finds its key."""
+    chosen = ",".join(name for of_role in names.values() for name in of_role)
+    if not chosen:
+        return
+    own = {"variants": ("own",), "distances": (*lengths, 1_000_000), "resamples": 0}
+    far = rl.reach(model, tokens, heads=chosen, **own).isel(variant=0)
+    push = profile["selectivity_keys"].clip(min=0)
+    share = push[..., push.sizes["frequency"] * 3 // 4 :].sum("frequency") / push.sum(
+        "frequency"
+    )
+    for role, of_role in names.items():
+        for name in of_role:
+            at = dict(zip(("layer", "head"), map(int, name.split(".")), strict=True))
+            yield {
+                "role": role,
+                "head": name,
+                "score": float(profile[role].sel(at)),
+                "share_of_slow_quarter": float(share.sel(at)),
+                "horizon": float(far["horizon"].sel(at)),
+            } | {
+                f"wins_at_{length}": float(far["win_share"].sel(at | {"distance": length}))
+                for length in lengths
+            }
+
+
+def costs_of(
+    model, tokens, names: dict[str, list[str]], scores: np.ndarray, turns: np.ndarray
+) -> Iterator[dict]:
     """Loss of copies and needles found, without some heads or planes of the model's."""
     chosen = names["induction"]
     quarters = {
-        f"planes {start} to {start + planes // 4 - 1} of induction heads stop": rl.stop_planes(
-            list(range(start, start + planes // 4)), heads=chosen
+        f"planes {of[0]} to {of[-1]} of induction heads stop": rl.stop_planes(
+            of.tolist(), heads=",".join(chosen)
         )
-        for start in range(0, planes, max(1, planes // 4))
-        if chosen
+        for of in np.array_split(np.arange(len(turns)), min(4, len(turns)))
+        if chosen and turns[of].any()
     }
     plain = rl.evaluate(model, tokens, edits=quarters, **TASKS)
-    found = {name: plain.sel(edit=name) for name in plain["edit"].values}
-    silent = {f"{role} heads silent": heads for role, heads in names.items() if heads}
-    if random := others(model, chosen):
-        silent["random heads of the layers of induction heads silent"] = random
-    for name, heads in silent.items():
-        with rl.silence_heads(model, heads, to="mean", tokens=tokens):
-            found[name] = rl.evaluate(model, tokens, **TASKS).isel(edit=0)
-    for name, values in found.items():
+    found = [(name, "", plain.sel(edit=name)) for name in plain["edit"].values]
+    silent = [(f"{role} heads silent", heads) for role, heads in names.items() if heads]
+    silent += [(RANDOM, heads) for heads in random_heads(scores, chosen)]
+    for name, heads in silent:
+        with rl.silence_heads(model, ",".join(heads), to="mean", tokens=tokens):
+            without = rl.evaluate(model, tokens, **TASKS).isel(edit=0)
+        found.append((name, ",".join(heads), without))
+    for name, heads, values in found:
         yield {
             "what": name,
-            "heads": silent.get(name, ""),
+            "heads": heads,
             "copy_loss": float(values["copy_loss"].mean()),
             "retrieval": float(values["retrieval"].mean()),
         }
 
 
-def others(model, chosen: str) -> str:
-    """As many random others of each layer as are chosen there, or all that are left."""
-    taken = [tuple(map(int, name.split("."))) for name in chosen.split(",") if name]
-    layers = [layer for layer, _ in taken]
-    count = model.config.num_attention_heads
-    random, drawn = np.random.default_rng(0), []
-    for layer in sorted(set(layers)):
-        free = [head for head in range(count) if (layer, head) not in taken]
-        many = min(len(free), layers.count(layer))
-        drawn += [f"{layer}.{head}" for head in random.choice(free, many, replace=False)]
-    return ",".join(drawn)
+def random_heads(scores: np.ndarray, chosen: list[str]) -> list[list[str]]:
+    """`DRAWS` times as many random heads without a role as are `chosen`, if there are so many.
+
+    Of their layers and later ones, since what early heads give, all later ones need; of the
+    nearest earlier ones too where those have too few.
+    """
+    without = np.argwhere(scores < NO_ROLE)
+    first = min((int(name.split(".")[0]) for name in chosen), default=0)
+    while first > 0 and (without[:, 0] >= first).sum() < len(chosen):
+        first -= 1
+    free = [f"{layer}.{head}" for layer, head in without if layer >= first]
+    random, draws = np.random.default_rng(0), DRAWS if len(free) >= len(chosen) > 0 else 0
+    return [random.choice(free, len(chosen), replace=False).tolist() for _ in range(draws)]
 
 
 def who_copies(comparison: xr.Dataset) -> str:
-    """How many seeds of each variant copy, and since when."""
-    best = best_by_step(comparison, "induction")
-    seen = comparison["tokens_seen"].values / 1e6
+    """How many seeds of each variant copy, and since when in the mean."""
+    since = first_seen(best_by_step(comparison, "induction") >= COPIES)
     told = []
-    for group in dict.fromkeys(comparison["group"].values.tolist()):
-        at = np.flatnonzero(comparison["group"].values == group)
-        copies = at[best[at, -1] >= COPIES]
-        when = ""
-        if len(copies):
-            since = [seen[n, (best[n] >= COPIES).argmax()] for n in copies]
-            ends = dict.fromkeys(f"{look:.1f}" for look in (min(since), max(since)))
-            when = f", after {' to '.join(ends)} million tokens"
-        told.append(f"{group} {len(copies)} of {len(at)}{when}")
+    for group in rl.group_names(comparison):
+        of_group = rl.entries_of(since, group)
+        copies = of_group.dropna("entry").values
+        when = f", after {copies.mean():.1f} million tokens" if len(copies) else ""
+        told.append(f"{group} {len(copies)} of {len(of_group)}{when}")
     return f"Runs that copy (best induction score of {COPIES} or more): {'; '.join(told)}."
 
 
 def what_comes_first(comparison: xr.Dataset) -> list[str]:
-    """Whether heads that look one token back appear before those that need them."""
-    best = {role: best_by_step(comparison, role) for role in ROLES}
-    first = []
-    for n in range(comparison.sizes["entry"]):
-        if all((best[role][n] >= LEAST).any() for role in ROLES):
-            since = {role: (best[role][n] >= LEAST).argmax() for role in ROLES}
-            first.append(since["previous_token"] <= since["induction"])
-    if not first:
+    """When labels and roles first appear, and whether before the heads that copy."""
+    label = comparison["growth_label"]
+    seen = {
+        f"{name} heads": first_seen((label == name).any(("layer", "head")))
+        for name in ("positional", "semantic")
+    }
+    best = best_by_step(comparison, "previous_token")
+    looks = best >= LEAST
+    seen["a previous-token head"] = first_seen(looks)
+    back = {"step": slice(None, None, -1)}
+    stays = (looks | best.isnull()).isel(back).cumprod("step").isel(back)
+    seen["one that stays"] = first_seen(looks & (stays > 0))
+    copying = first_seen(best_by_step(comparison, "induction") >= LEAST)
+    runs = int(copying.notnull().sum())
+    if not runs:
         return []
+    said = []
+    for what, since in seen.items():
+        earlier = (copying - since).set_index(entry=RUN).to_series()
+        said.append(f"{what} in {(earlier >= 0).sum()} of {runs}, {say(by_seed(earlier))}")
     return [
-        f"Of {len(first)} runs with heads of both roles ({LEAST} or more), the "
-        f"previous-token head was at that score first, or at the same look, in {sum(first)}."
+        f"Before an induction head ({LEAST} or more), or at the same look, there are "
+        f"{'; '.join(said)} million tokens earlier (a mean over seeds)."
     ]
 
 
-def best_by_step(comparison: xr.Dataset, role: str) -> np.ndarray:
+def best_by_step(comparison: xr.Dataset, role: str) -> xr.DataArray:
     """The best head's score of `role` at each step, [entry, step]."""
-    return comparison[f"growth_{role}"].max(("layer", "head")).values
+    return comparison[f"growth_{role}"].max(("layer", "head"))
+
+
+def first_seen(there: xr.DataArray) -> xr.DataArray:
+    """Million tokens at the first look at which it is `there` [entry, step]; NaN for never."""
+    return (there["tokens_seen"] / 1e6).where(there).min("step")
 
 
 def how_far(comparison: xr.Dataset) -> list[str]:
     """Copies and needles of each variant against the baseline's, in the context and past it."""
     context = int(comparison.attrs["context"])
     copies = comparison["copy_loss"].mean("trial")
+    near = copies["copy_distance"] < context / 2
     needles = comparison["far_retrieval"]
-    panels = {
-        "loss of copies within the context": copies.sel(
-            copy_distance=copies["copy_distance"] < context / 2
-        ).mean("copy_distance"),
-        "loss of copies past it": copies.sel(
-            copy_distance=copies["copy_distance"] >= context / 2
-        ).mean("copy_distance"),
-        "needles within the context": needles.sel(
-            prompt_length=needles["prompt_length"] <= context
-        ).mean("prompt_length"),
-        "needles past it": needles.sel(prompt_length=needles["prompt_length"] > context).mean(
-            "prompt_length"
-        ),
+    within = needles["prompt_length"] <= context
+    copying = best_by_step(comparison, "induction") >= COPIES
+    means = {
+        "Loss of copies within the context": copies.where(near).mean("copy_distance"),
+        "Loss of copies past it": copies.where(~near).mean("copy_distance"),
+        "Needles within the context": needles.where(within).mean("prompt_length"),
+        "Needles past it": needles.where(~within).mean("prompt_length"),
+        "Million tokens until a run copies": first_seen(copying),
     }
-    said = []
-    partner, group = comparison["partner"].values, comparison["group"].values
-    paired = (partner >= 0) & (partner != np.arange(len(partner)))
-    if not paired.any():
+    return [said for name, values in means.items() for said in against_baseline(name, values)]
+
+
+def against_baseline(name: str, values: xr.DataArray) -> list[str]:
+    """How `values` [entry] of each variant differ from those that they are paired with."""
+    told, partners = [], set()
+    for group in rl.group_names(values):
+        pairs = rl.paired_changes(values, group)
+        change = pairs.dropna("entry")
+        if len(change):
+            some = (
+                f" in {len(change)} of {len(pairs)} pairs" if len(change) < len(pairs) else ""
+            )
+            told.append(f"{group} {say(change.values)}{some}")
+            partners.update(rl.entries_of(values["partner"], group).values.tolist())
+    if not told:
         return []
-    for name, values in panels.items():
-        told = []
-        for other in dict.fromkeys(group[paired].tolist()):
-            at = np.flatnonzero((group == other) & paired)
-            told.append(f"{other} {say(values.values[at] - values.values[partner[at]])}")
-        baseline = values.values[np.unique(partner[paired])].mean()
-        said.append(
-            f"{name[0].upper()}{name[1:]}, against {comparison.attrs['baseline']} "
-            f"({baseline:.2f}): {'; '.join(told)}."
-        )
-    return said
+    base = values[sorted(partners - {-1})]
+    return [
+        f"{name}, against {base['group'].values[0]} ({base.mean():.2f}): {'; '.join(told)}."
+    ]
 
 
 def which_planes(heads: pd.DataFrame) -> list[str]:
-    """How much of the induction heads' push the slowest quarter of planes carries."""
-    said = []
-    if heads.empty or not (heads["role"] == "induction").any():
+    """How much of the induction heads' push the planes carry that are slowest in rope."""
+    induction = with_role(heads, "induction")
+    if induction.empty:
         return ["No run has an induction head, so planes and horizons of one are not testable."]
-    induction = heads[heads["role"] == "induction"]
     by_run = induction.groupby(["variant", "seed"], sort=False)["share_of_slow_quarter"].mean()
-    shares = by_run.groupby("variant", sort=False).mean()
-    said.append(
-        "The slowest quarter of planes carries this share of the induction heads' push toward "
-        f"keys: {', '.join(f'{variant} {share:.0%}' for variant, share in shares.items())}; "
-        "evenly spread: 25%."
-    )
+    told = []
+    for variant, shares in by_run.groupby("variant", sort=False):
+        beyond = say(shares.values - 0.25)
+        told.append(f"{variant} {shares.mean():.0%}, {beyond}")
+    said = [
+        "The quarter of planes that is slowest in rope carries this share of the induction "
+        f"heads' push toward keys, against an even 25%: {'; '.join(told)}."
+    ]
     wide = by_run.unstack("variant")
     if {"rope", "p-rope:0.75"} <= set(wide):
         change = (wide["p-rope:0.75"] - wide["rope"]).dropna().values
@@ -273,36 +306,76 @@ def which_planes(heads: pd.DataFrame) -> list[str]:
 
 
 def what_horizons_foretell(heads: pd.DataFrame, comparison: xr.Dataset) -> list[str]:
-    """Whether runs whose induction heads reach farther find needles in longer prompts."""
-    pairs = []
-    needles = comparison["far_retrieval"].transpose("entry", "prompt_length").values
-    lengths = comparison["prompt_length"].values
-    far = {} if heads.empty else heads[heads["role"] == "induction"]
-    far = {} if not len(far) else far.groupby(["variant", "seed"])["horizon"].max().to_dict()
-    for n, of in enumerate(comparison["entry"]):
-        run = (of["variant"].item(), of["seed"].item())
-        if run in far and (needles[n] >= HALF).any():
-            pairs.append((far[run], lengths[needles[n] >= HALF].max()))
-    if len(pairs) < 5:  # the ranks of four cannot agree beyond chance
-        return [
-            "Whether horizons foretell where retrieval fails is not testable: too few runs."
-        ]
-    rank = stats.spearmanr(*zip(*pairs, strict=True))
+    """Whether variants whose induction heads reach farther find needles in longer prompts."""
+    induction = with_role(heads, "induction")
+    if induction.empty:
+        return []
+    needles = comparison["far_retrieval"].transpose("entry", "prompt_length")
+    lengths = needles["prompt_length"].values
+    found = needles.set_index(entry=RUN).to_pandas()
+    farthest = induction.groupby(RUN).max(numeric_only=True)
+    farthest = farthest[found.loc[farthest.index].max(axis="columns") >= HALF]
+    found = found.loc[farthest.index]
+    longest = (found >= HALF).mul(lengths, axis="columns").max(axis="columns").to_frame()
+    wins = farthest[[f"wins_at_{length}" for length in lengths]]
     return [
-        "Rank correlation of the horizon of a run's induction heads with the longest prompt in "
-        f"which half of the needles are found, over {len(pairs)} runs: {rank.statistic:+.2f} "
-        f"(p {rank.pvalue:.2f}).".replace("-", "−")
+        "Rank correlation of the farthest horizon of the induction heads with the longest "
+        "prompt in which half of the needles are found: "
+        f"{agree(farthest[['horizon']], longest)}; of how often one still finds its key at a "
+        f"distance with the needles found in prompts of that length: {agree(wins, found)}."
     ]
+
+
+def with_role(heads: pd.DataFrame, role: str) -> pd.DataFrame:
+    return heads if heads.empty else heads[heads["role"] == role]
+
+
+def agree(foretold: pd.DataFrame, found: pd.DataFrame) -> str:
+    """Spearman's rank correlation over variants, a mean over columns, and its chance.
+
+    By permutation of the variants, whose runs are much alike; what columns have in common (that
+    longer is harder) counts for nothing.
+    """
+    known = foretold.dropna().index.intersection(found.dropna().index)
+    each = (table.loc[known].groupby("variant").mean().rank() for table in (foretold, found))
+    x, y = (ranks.to_numpy() for ranks in each)
+    varied = (x != x[:1]).any(axis=0) & (y != y[:1]).any(axis=0)
+    if not varied.any():
+        return f"not testable ({len(x)} variants, all alike)"
+    x, y = stats.zscore(x[:, varied]), stats.zscore(y[:, varied])
+    test = stats.permutation_test(
+        (np.arange(len(x)),),
+        lambda order: (x[order] * y).mean(),
+        permutation_type="pairings",
+        rng=0,
+    )
+    word = "holds" if test.statistic > 0 else "contradicted"
+    if test.pvalue >= CHANCE:  # as the ranks of four always are
+        word = "unresolved" if len(x) > 4 else "not testable"
+    told = f"{test.statistic:+.2f}, p {test.pvalue:.2f}, of {len(x)} variants"
+    return f"{word} ({told})".replace("-", "−")
 
 
 def what_it_costs(costs: pd.DataFrame) -> list[str]:
     """What copying and retrieval lose without heads or planes, over the runs that have them."""
-    wide = costs.pivot(index=["variant", "seed"], columns="what", values="copy_loss")
-    told = []
-    for what in [name for name in dict.fromkeys(costs["what"]) if name != "none"]:
-        change = (wide[what] - wide["none"]).dropna().values
-        told.append(f"{what}: {say(change)}")
-    return [f"Change of the loss of copies, over runs: {'; '.join(told)}."] if told else []
+    if set(costs["what"]) <= {"none"}:
+        return []
+    said = []
+    for column, name in (("copy_loss", "loss of copies"), ("retrieval", "needles found")):
+        wide = costs.pivot_table(column, ["variant", "seed"], "what", sort=False)
+        change = wide.sub(wide["none"], axis="index").drop(columns="none")
+        told = [f"{what}: {say(by_seed(change[what]))}" for what in change]
+        if {INDUCTION, RANDOM} <= set(change):
+            beyond = say(by_seed(change[INDUCTION] - change[RANDOM]))
+            told.append(f"induction heads beyond random ones: {beyond}")
+        said.append(f"Change of the {name}, over runs: {'; '.join(told)}.")
+    return said
+
+
+def by_seed(values: pd.Series) -> np.ndarray:
+    """A mean over the runs of each seed, which began alike, of variants that all seeds have."""
+    wide = values.dropna().unstack("variant").dropna(axis="columns")
+    return wide.mean(axis="columns").dropna().to_numpy()
 
 
 def say(change: np.ndarray) -> str:

@@ -54,21 +54,15 @@ def main(
     typer.echo(page)
 
 
-def entries_of_groups(comparison: xr.Dataset) -> dict[str, np.ndarray]:
-    """Where the entries of each variant stand, in the order of the comparison."""
-    groups = comparison["group"].values
-    return {group: np.flatnonzero(groups == group) for group in dict.fromkeys(groups.tolist())}
-
-
 def where_norms_peak(comparison: xr.Dataset) -> str:
     """The plane with the largest share of |q||k| in each variant, a mean over layers."""
     product = comparison["q_norm"].mean("head") * comparison["k_norm"].mean("kv_head")
     share = (product / product.sum("frequency")).mean("layer")
     told = []
-    for group, at in entries_of_groups(comparison).items():
-        mean = share.isel(entry=at).mean("entry")
+    for group in rl.group_names(comparison):
+        mean = rl.entries_of(share, group).mean("entry")
         peak = int(mean.argmax("frequency"))
-        wavelength = float(comparison["wavelength"][at[0], 0, peak])
+        wavelength = float(rl.entries_of(comparison["wavelength"], group)[0, 0, peak])
         where = (
             f"{wavelength:,.0f} tokens" if np.isfinite(wavelength) else "one that stands still"
         )
@@ -83,8 +77,8 @@ def where_norms_peak(comparison: xr.Dataset) -> str:
 def what_still_planes_carry(comparison: xr.Dataset) -> list[str]:
     """For each variant that stops some planes: these, beside the same of the baseline."""
     said = []
-    for group, at in entries_of_groups(comparison).items():
-        entries = comparison.isel(entry=at)
+    for group in rl.group_names(comparison):
+        entries = rl.entries_of(comparison, group)
         entries = entries.isel(entry=entries["partner"].values >= 0)
         beside = comparison.isel(entry=entries["partner"].values)
         wavelength = entries["wavelength"].isel(entry=slice(1), layer=0)

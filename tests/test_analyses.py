@@ -211,27 +211,102 @@ def test_one_head_or_none_is_silenced(tmp_path: Path) -> None:
     assert (causal.UNFAIR in planes) == (cost * (50 - first) < 0)
 
 
-def test_copying_is_held_beside_as_many_others_of_each_layer() -> None:
+def test_copying_is_held_beside_as_many_heads_without_a_role() -> None:
     copying = script_named("copying")
     scores = np.zeros((3, 5))
     scores[1] = [0.9, 0.8, 0.7, 0.1, 0.1]
     scores[2, 4] = 0.4
-    assert copying.best_heads(scores, 3) == [(1, 0), (1, 1), (1, 2)]
-    model = tiny_llama(num_attention_heads=8, num_hidden_layers=3)
-    drawn = copying.others(model, "1.0,1.1,1.2,2.4").split(",")
-    assert [name.split(".")[0] for name in drawn] == ["1", "1", "1", "2"]
-    assert len({*drawn, "1.0", "1.1", "1.2", "2.4"}) == 8
-    assert copying.others(model, "") == ""
-    left = copying.others(tiny_llama(), "1.0,1.1,1.2")
-    assert left == "1.3", "of four heads one is left"
+    assert copying.best_heads(scores, 3) == ["1.0", "1.1", "1.2"]
+    drawn = copying.random_heads(scores, ["1.0", "1.1", "1.2"])
+    assert len(drawn) == len({*map(tuple, drawn)}) == 3
+    assert all(len({*heads}) == 3 and "2.4" not in heads for heads in drawn)
+    assert {name.split(".")[0] for heads in drawn for name in heads} == {"2"}, "none of layer 0"
+    early = copying.random_heads(scores, ["2.0", "2.1", "2.2", "2.3", "2.4"])
+    assert {name.split(".")[0] for heads in early for name in heads} == {"0", "2"}
+    scores[0], scores[2, 1:] = 0.5, 0.5
+    assert copying.random_heads(scores, ["1.0"]) == [["2.0"]] * 3
+    assert copying.random_heads(scores, ["1.0", "1.1"]) == [], "one is left"
+    assert copying.random_heads(scores, []) == []
     alone = tiny_llama(num_attention_heads=1, num_key_value_heads=1, vocab_size=300)
-    assert copying.others(alone, "0.0") == ""
     tokens = torch.randint(300, (2, 24), generator=torch.Generator().manual_seed(0))
-    costs = copying.costs_of(alone, tokens, {"induction": "0.0"}, 16)
+    names = {"induction": ["0.0"], "previous_token": []}
+    still = np.arange(16) < 12
+    costs = list(copying.costs_of(alone, tokens, names, np.ones((2, 1)), still))
     assert [row["what"] for row in costs][-2:] == [
-        "planes 12 to 15 of induction heads stop",
+        "planes 8 to 11 of induction heads stop",
         "induction heads silent",
     ]
+    assert [row["heads"] for row in costs][-2:] == ["", "0.0"]
+
+
+def test_costs_of_copying_are_told_by_seed_and_beyond_those_of_random_heads() -> None:
+    copying = script_named("copying")
+    rows = [
+        {"variant": variant, "seed": seed, "what": what, "copy_loss": loss, "retrieval": 0.5}
+        for variant in ("rope", "p-rope:0.5")
+        for seed, by in enumerate((2.9, 3.0, 3.1))
+        for what, loss in (
+            ("none", 1.0),
+            (copying.INDUCTION, 1 + by),
+            *((copying.RANDOM, 1.5 + 0.1 * draw) for draw in (-1, 0, 1)),
+        )
+    ]
+    copies, needles = copying.what_it_costs(pd.DataFrame(rows))
+    assert "induction heads silent: more (+3.000, +2.752 to +3.248)" in copies
+    assert "without a role, silent: more (+0.500, +0.500 to +0.500)" in copies
+    assert copies.endswith("beyond random ones: more (+2.500, +2.252 to +2.748).")
+    assert needles.count("unresolved (+0.000, +0.000 to +0.000)") == 3
+    assert copying.what_it_costs(pd.DataFrame(rows)[lambda of: of["what"] == "none"]) == []
+
+
+def test_ranks_agree_by_what_columns_do_not_have_in_common() -> None:
+    """Of variants: their runs are much alike, and say one thing together."""
+    copying = script_named("copying")
+    names = pd.MultiIndex.from_product([list("abcdef"), [0, 1]], names=copying.RUN)
+    steps = np.repeat(np.arange(6.0), 2)[:, None] + [0, 100, 200]
+    runs = pd.DataFrame(steps + 0.1 * np.tile([[0], [1]], (6, 1)), names)
+    assert copying.agree(runs, runs) == "holds (+1.00, p 0.00, of 6 variants)"
+    assert copying.agree(runs, -runs) == "contradicted (−1.00, p 0.00, of 6 variants)"
+    mixed = runs.loc[list("cfadeb")].set_index(names)
+    expected = stats.spearmanr(range(6), [2, 5, 0, 3, 4, 1]).statistic
+    assert copying.agree(runs, mixed).startswith(f"unresolved (−{-expected:.2f}")
+    few = runs.loc[list("abc")]
+    assert copying.agree(few, few) == "not testable (+1.00, p 0.33, of 3 variants)"
+    assert copying.agree(runs, runs * 0) == "not testable (6 variants, all alike)"
+    assert copying.agree(runs * np.nan, runs) == "not testable (0 variants, all alike)"
+
+
+def test_what_appears_before_copying_does() -> None:
+    """Two runs: labels, copying, and a previous-token head that fades and may come back."""
+    copying = script_named("copying")
+    labels = np.full((2, 5, 1, 2), "diffuse", dtype=object)
+    labels[:, 1:, 0, 0] = "positional"
+    labels[0, 4, 0, 1] = "semantic"
+    fades = np.array([[0, 0.6, 0.2, 0.9, 1], [0, 0.6, 0.2, 0.2, 1]])
+    copies = np.array([[0, 0, 0, 0.4, 0.9]] * 2)
+    dims = ("entry", "step", "layer", "head")
+    seen = xr.Dataset(
+        {
+            "growth_label": (dims, labels),
+            "growth_previous_token": (dims, fades[..., None, None] * [1, 0]),
+            "growth_induction": (dims, copies[..., None, None] * [0, 1]),
+        },
+        coords={
+            "seed": ("entry", [0, 1]),
+            "variant": ("entry", ["rope", "rope"]),
+            "group": ("entry", ["rope", "rope"]),
+            "tokens_seen": (
+                ("entry", "step"),
+                [[0, 10**6, 2 * 10**6, 3 * 10**6, 4 * 10**6]] * 2,
+            ),
+        },
+    )
+    (said,) = copying.what_comes_first(seen)
+    assert "positional heads in 2 of 2, more (+2.000, +2.000 to +2.000)" in said
+    assert "semantic heads in 0 of 2, not testable (−1.000, of one seed)" in said
+    assert "a previous-token head in 2 of 2, more (+2.000" in said
+    assert "one that stays in 1 of 2, unresolved (−0.500" in said
+    assert copying.who_copies(seen).endswith("rope 2 of 2, after 4.0 million tokens.")
 
 
 def test_a_sweep_of_a_model_and_text_of_ones_own(tmp_path: Path, python: Command) -> None:
