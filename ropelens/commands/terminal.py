@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import logging
 import os
 import shlex
@@ -166,6 +168,13 @@ def catch_signals() -> list[int]:
     return received
 
 
+def hurry() -> None:
+    """Spare the garbage collector what torch and transformers import: a million objects that
+    stay, through which it would look again and again, and once more when Python ends."""
+    gc.set_threshold(10_000)
+    atexit.register(gc.freeze)
+
+
 def run_script(main: Callable[..., None]) -> None:
     """Run the function `main` of a script as the commands of `ropelens` run: see `run_app`.
 
@@ -183,6 +192,7 @@ def run_app(app: typer.Typer, *, name: str = "ropelens") -> None:
     """Run a command and leave: exit 0 done, 1 with one line on stderr for what a user can
     cause, 2 for wrong usage, 130 on Ctrl-C, 143 on SIGTERM, 129 on SIGHUP. Any other error is
     a bug: a traceback."""
+    hurry()
     quiet_libraries()
     signals = catch_signals()
     code, stopped = 1, ""
