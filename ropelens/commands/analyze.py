@@ -141,6 +141,8 @@ def analyze(
 
     parts = [part.strip() for part in (revision or "").split(",")]
     revisions: list[str | None] = [part for part in parts if part]
+    if revision and not revisions:
+        run.fail("Option '--revision' names nothing")
     checkpoints = name_checkpoints(models or ["bundled"], revisions or [revision])
     several = len(checkpoints) > 1
     first = next(iter(checkpoints.values()))[0]

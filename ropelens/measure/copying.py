@@ -12,7 +12,7 @@ from ropelens.errors import BadArgument
 from ropelens.measure.batches import quick_batch, token_losses
 from ropelens.measure.chunks import chunk_of
 from ropelens.measure.repeats import REPEATS
-from ropelens.measure.tasks import repeated_tokens
+from ropelens.measure.tasks import LONGEST, repeated_tokens, token_counts
 from ropelens.models.subject import Subject
 
 NEAREST = 8
@@ -54,9 +54,11 @@ def copy_distances(distances: Sequence[int] | None, context: int) -> tuple[int, 
     if distances is None:
         most = max(2, (context - 1) // 2)
         return doublings(NEAREST, most) if most >= NEAREST else (most,)
-    if not distances or min(distances) < 2:
+    if not token_counts(distances, least=2):
         raise BadArgument(
-            "Distances of copies are whole numbers of tokens, 2 or more.", seen=str(distances)
+            "Distances of copies are whole numbers of tokens, 2 or more.",
+            seen=str(distances),
+            attempt=f"distances=[8, 64], each {LONGEST:,} at most",
         )
     return tuple(dict.fromkeys(distances))
 

@@ -158,6 +158,8 @@ def turn_alike(subject: Subject, planes: Sequence[Planes], lengths: Iterable[int
 def check_excerpts(config: PretrainedConfig, excerpts: Iterable[Tensor]) -> list[Tensor]:
     """Sequences to look into, as they were passed; refused where they are too long."""
     longest, vocabulary = _longest(config), config.get_text_config().vocab_size
+    if not isinstance(excerpts, Iterable):
+        raise BadArgument("excerpts lists sequences of tokens.", seen=repr(excerpts))
     checked = []
     for tokens in excerpts:
         tokens = integers(tokens, "excerpts")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -19,6 +20,9 @@ KEY = 2
 
 SHORTEST = 32
 """Tokens of the shortest prompt: the needles, a key again, and something to hide them in."""
+
+LONGEST = 2**20
+"""Tokens of the longest prompt or distance, as long as the longest contexts of models."""
 
 
 def repeated_tokens(
@@ -36,6 +40,13 @@ def repeated_tokens(
     return torch.cat([start, once, once], dim=1)
 
 
+def token_counts(counts: object, *, least: int) -> bool:
+    """Whether `counts` lists numbers of tokens, from `least` to `LONGEST`."""
+    if not isinstance(counts, Collection) or not counts:
+        return False
+    return all(isinstance(n, Integral) and least <= n <= LONGEST for n in counts)
+
+
 @dataclass(frozen=True)
 class Retrieval:
     """Needles to look for: prompts of so many tokens, at these depths, so often.
@@ -50,17 +61,18 @@ class Retrieval:
     trials: int = 16
 
     def __post_init__(self) -> None:
-        if self.lengths is not None and (not self.lengths or min(self.lengths) < SHORTEST):
+        if self.lengths is not None and not token_counts(self.lengths, least=SHORTEST):
             raise BadArgument(
                 f"A prompt that hides needles has {SHORTEST} tokens or more.",
                 seen=f"lengths {self.lengths}",
+                attempt=f"lengths=(64, 256), each {LONGEST:,} at most",
             )
         if not self.depths or not all(0 <= depth <= 1 for depth in self.depths):
             raise BadArgument(
                 "The depth of a needle is a share of its prompt, 0 to 1.",
                 seen=f"depths {self.depths}",
             )
-        if self.trials < 1:
+        if not isinstance(self.trials, Integral) or self.trials < 1:
             raise BadArgument("trials must be a number, 1 or more.", seen=repr(self.trials))
 
     def lengths_within(self, context: int) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ropelens.errors import BadArgument
 
@@ -21,7 +21,8 @@ OWN = "own"
 
 def wanted_measures(measures: Sequence[str]) -> set[str]:
     """The measures asked for; `BadArgument` for those that do not exist."""
-    names = (measures,) if isinstance(measures, str) else tuple(measures)
+    one = isinstance(measures, str) or not isinstance(measures, Iterable)
+    names = (measures,) if one else tuple(measures)
     unknown = [name for name in names if name not in (*MEASURES, *ON_REQUEST)]
     if unknown or not names:
         raise BadArgument(

@@ -32,6 +32,7 @@ COUNTS = (
     *("num_attention_heads", "num_key_value_heads"),
 )
 """What a config counts, where it states it; a list has a number a layer."""
+POSITIONS = ("max_position_embeddings", "n_positions")
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 EXTENTS = (*LAYERS, "vocab_size", "hidden_size", "intermediate_size")
 """What takes memory when a model is built; some families name their layers as they like."""
@@ -69,6 +70,10 @@ def check_numbers(config: PreTrainedConfig) -> None:
         for number in value if isinstance(value, list) else [value]:
             if number is not None and (type(number) is not int or number < 1):
                 raise _impossible(name, value, "it is a whole number above 0")
+    for name in POSITIONS:
+        value = facts.get(name)
+        if value is not None and not (isinstance(value, (int, float)) and value >= 2):
+            raise _impossible(name, value, "it is a number of tokens, 2 or more")
     heads, kv_heads = counts["num_attention_heads"], counts["num_key_value_heads"]
     if isinstance(heads, int) and isinstance(kv_heads, int) and heads % kv_heads:
         raise _impossible("num_key_value_heads", kv_heads, f"it divides the {heads} heads")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 
 import numpy as np
 
@@ -134,11 +134,11 @@ def check_cuts(
         raise BadArgument(
             "keep lists shares of the planes.", seen=repr(keep), attempt="keep=[0.75, 0.5]"
         )
-    wrong = [share for share in keep if not 0 <= share <= 1]
+    wrong = [share for share in keep if not isinstance(share, Real) or not 0 <= share <= 1]
     if wrong or not len(keep):
         raise BadArgument(
             "A kept share of the planes lies between 0 and 1.",
-            seen=str(wrong[0]) if wrong else "no share at all",
+            seen=repr(wrong[0]) if wrong else "no share at all",
         )
     if isinstance(ends, str):
         raise BadArgument(

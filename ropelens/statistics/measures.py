@@ -189,6 +189,14 @@ def named(*names: str) -> list[Any]:
 
 def check_new(statistics: Sequence[Variable]) -> None:
     """Raise `BadArgument` for a statistic whose name another has, in a profile or beside it."""
+    if not isinstance(statistics, Sequence) or not all(
+        isinstance(row, Variable) for row in statistics
+    ):
+        raise BadArgument(
+            "statistics lists statistics.",
+            seen=repr(statistics),
+            attempt="[ropelens.Statistic(...)]",
+        )
     names = [row.name for row in (*MEASURES, *statistics)]
     for row in statistics:
         if names.count(row.name) > 1:

@@ -22,6 +22,15 @@ CALLS = {
     "rl.reach(model, tokens, seed=[1])": "seed is [1]; it is a whole number.",
     "rl.evaluate(model, tokens, edits={}, retrieval=5)": "retrieval says what needles to look "
     "for.",
+    "rl.evaluate(model, tokens, measures=5)": "There is no measure 5.",
+    "rl.evaluate(model, tokens, measures=['copying'], distances=[10**9])": "Distances of "
+    "copies are whole numbers of tokens, 2 or more.",
+    "rl.Retrieval(lengths=64)": "A prompt that hides needles has 32 tokens or more.",
+    "rl.Retrieval(trials='x')": "trials must be a number, 1 or more.",
+    "rl.profile(model, tokens, statistics=5)": "statistics lists statistics.",
+    "rl.profile(model, tokens, excerpts=5)": "excerpts lists sequences of tokens.",
+    "rl.truncate(model, tokens, keep=['x'])": "A kept share of the planes lies between 0 "
+    "and 1.",
     "rl.truncate(model, tokens, ends='slow')": "ends lists ends of the planes.",
 }
 SCRIPT = """

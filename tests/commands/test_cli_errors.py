@@ -267,6 +267,10 @@ def test_cuda_where_there_is_none(
     ("args", "words"),
     [
         (["analyze"], "Missing option '--out'; see ropelens analyze --help"),
+        (
+            ["analyze", "--revision", ","],
+            "Option '--revision' names nothing; see ropelens analyze --help",
+        ),
         (["analyze", "--out"], "Option '--out' requires an argument"),
         (["analyse"], "No such command 'analyse'"),
         (["analyze", "--out", ""], "'--out': it is empty; name a folder"),

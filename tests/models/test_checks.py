@@ -107,6 +107,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], type[RopelensError], list[str
         BadCheckpoint,
         ["config.json is refused by transformers", "31"],
     ),
+    "a context of one token": (
+        lambda f: edit_config(f, max_position_embeddings=1),
+        BadCheckpoint,
+        ["states an impossible max_position_embeddings", "2 or more"],
+    ),
     "truncated": (
         lambda f: truncate(f, 30_000),
         BadCheckpoint,
