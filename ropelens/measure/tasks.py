@@ -44,7 +44,7 @@ def token_counts(counts: object, *, least: int) -> bool:
     """Whether `counts` lists numbers of tokens, from `least` to `LONGEST`."""
     if not isinstance(counts, Collection) or not counts:
         return False
-    return all(isinstance(n, Integral) and least <= n <= LONGEST for n in counts)
+    return all(isinstance(n, (int, np.integer)) and least <= n <= LONGEST for n in counts)
 
 
 @dataclass(frozen=True)

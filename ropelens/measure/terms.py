@@ -21,8 +21,9 @@ OWN = "own"
 
 def wanted_measures(measures: Sequence[str]) -> set[str]:
     """The measures asked for; `BadArgument` for those that do not exist."""
-    one = isinstance(measures, str) or not isinstance(measures, Iterable)
-    names = (measures,) if one else tuple(measures)
+    if isinstance(measures, str) or not isinstance(measures, Iterable):
+        measures = [measures]
+    names = tuple(measures)
     unknown = [name for name in names if name not in (*MEASURES, *ON_REQUEST)]
     if unknown or not names:
         raise BadArgument(
