@@ -32,10 +32,10 @@ reports: .venv/.report
 	@$(BIN)/python analyses/truncation.py
 	@$(BIN)/python analyses/reach.py
 
-test: .venv/.test
+test: .venv/.work
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
-test-slow: .venv/.test
+test-slow: .venv/.work
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 -m slow
 
 test-newest:
@@ -43,13 +43,13 @@ test-newest:
 	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check '.[test]'
 	@OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest --numprocesses 2 --dist loadfile
 
-lint: .venv/.lint
+lint: .venv/.work
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-docs: .venv/.docs
+docs: .venv/.work
 	@$(BIN)/python -W error docs/build.py
 
 bench: .venv/.report
@@ -64,16 +64,7 @@ bench: .venv/.report
 	$(PIP) $(EDITABLE) .
 	@touch $@
 
-.venv/.test: .venv/.report requirements/work.txt
+.venv/.work: .venv/.report requirements/work.txt
 	$(LOCKED) --requirement requirements/work.txt
-	$(PIP) $(EDITABLE) '.[test]'
-	@touch $@
-
-.venv/.lint: .venv/.test
-	$(PIP) $(EDITABLE) '.[test,lint]'
-	@touch $@
-
-.venv/.docs: .venv/.report requirements/work.txt
-	$(LOCKED) --requirement requirements/work.txt
-	$(PIP) $(EDITABLE) '.[docs]'
+	$(PIP) $(EDITABLE) '.[test,lint,docs]'
 	@touch $@
