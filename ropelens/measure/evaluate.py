@@ -268,6 +268,12 @@ def tokens_of_entry(
             attempt="retrieval=ropelens.Retrieval(lengths=(128, 512))",
         )
     wanted, plan = wanted_measures(measures), retrieval or Retrieval()
+    if distances is not None and "copying" not in wanted:
+        raise BadArgument(
+            "distances are those of copies, which are not measured.",
+            seen=f"measures {', '.join(sorted(wanted))}",
+            attempt='measures=[..., "copying"]',
+        )
     of = as_subject(model).model
     total = int(lengths.sum()) if wanted & ON_TEXT else 0
     if "induction" in wanted:

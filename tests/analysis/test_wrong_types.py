@@ -25,6 +25,8 @@ CALLS = {
     "rl.evaluate(model, tokens, measures=5)": "There is no measure 5.",
     "rl.evaluate(model, tokens, measures=['copying'], distances=[10**9])": "Distances of "
     "copies are whole numbers of tokens, 2 or more.",
+    "rl.evaluate(model, tokens, distances=[8])": "distances are those of copies, which are "
+    "not measured.",
     "rl.Retrieval(lengths=64)": "A prompt that hides needles has 32 tokens or more.",
     "rl.Retrieval(trials='x')": "trials must be a number, 1 or more.",
     "rl.profile(model, tokens, statistics=5)": "statistics lists statistics.",
