@@ -42,7 +42,7 @@ def repeated_tokens(
 
 def token_counts(counts: object, *, least: int) -> bool:
     """Whether `counts` lists numbers of tokens, from `least` to `LONGEST`."""
-    if not isinstance(counts, Collection) or not counts:
+    if not isinstance(counts, Collection) or not len(counts):
         return False
     return all(isinstance(n, (int, np.integer)) and least <= n <= LONGEST for n in counts)
 
@@ -67,7 +67,7 @@ class Retrieval:
                 seen=f"lengths {self.lengths}",
                 attempt=f"lengths=(64, 256), each {LONGEST:,} at most",
             )
-        if not self.depths or not all(0 <= depth <= 1 for depth in self.depths):
+        if not len(self.depths) or not all(0 <= depth <= 1 for depth in self.depths):
             raise BadArgument(
                 "The depth of a needle is a share of its prompt, 0 to 1.",
                 seen=f"depths {self.depths}",
