@@ -1,4 +1,4 @@
-"""Arguments of types that no function takes, from a script, where nothing else checks them."""
+"""Arguments of types that no function takes, and arrays, from a script: nothing else checks them."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ CALLS = {
 }
 SCRIPT = """
 import json, sys
+import numpy as np
 import ropelens as rl
 import torch
 model, tokenizer = rl.load("bundled")
@@ -51,6 +52,9 @@ for call in json.load(sys.stdin):
         said[call] = repr(error)
 read = rl.tokenize("a fox " * 20, tokenizer, context=8)
 rl.analyze(model, read.tokens.numpy(), lengths=read.lengths, tokenizer=tokenizer)
+needles = rl.Retrieval(lengths=np.array([32]), depths=np.array([0.1, 0.5]), trials=np.int64(1))
+asked = {"measures": ["copying", "retrieval"], "distances": np.array([8, 16])}
+rl.evaluate(model, tokens, retrieval=needles, **asked)
 print(json.dumps(said))
 """
 

@@ -71,8 +71,6 @@ def test_losses_of_copies_by_their_distance():
     rl.evaluate(model, TEXT, measures="copying", progress=told.append)
     lengths = torch.full((len(TEXT),), TEXT.shape[1])
     assert sum(told) == tokens_of_entry(model, lengths, measures=["copying"])
-    array = rl.evaluate(model, TEXT, measures="copying", distances=np.array([8, 9]))
-    assert array.copy_distance.values.tolist() == [8, 9]
     for wrong in ([], [1], [2**20 + 1]):
         with pytest.raises(BadArgument, match="are whole numbers of tokens, 2 or more"):
             rl.evaluate(model, TEXT, measures="copying", distances=wrong)
@@ -142,7 +140,6 @@ def test_lengths_by_default_are_parts_of_the_context():
     assert Retrieval().lengths_within(512) == (128, 256, 512)
     assert Retrieval().lengths_within(40) == (32, 40)
     assert Retrieval(lengths=(99,)).lengths_within(512) == (99,)
-    Retrieval(lengths=np.array([32, 64]), depths=np.array([0.1, 0.5]), trials=np.int64(2))
 
 
 @pytest.mark.parametrize(
