@@ -1,4 +1,4 @@
-"""Arguments of types that no function takes, and arrays, from a script: nothing else checks them."""
+"""Types that no function takes, and arrays, from a script, where nothing else checks them."""
 
 from __future__ import annotations
 
