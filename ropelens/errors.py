@@ -5,6 +5,8 @@ Everything else is a bug of ours and shows a traceback.
 
 from __future__ import annotations
 
+from numbers import Integral
+
 
 class RopelensError(ValueError):
     """A mistake in what was passed in: `what` is wrong, what was `seen`, what to `attempt`.
@@ -52,3 +54,11 @@ class BadText(RopelensError):
 
 class BadArgument(RopelensError):
     """A value outside what the function can work with."""
+
+
+def check_count(name: str, value: object, *, least: int = 0) -> None:
+    """Raise `BadArgument` for the argument `name` that is no whole number from `least` on."""
+    if not isinstance(value, Integral) or value < least:
+        raise BadArgument(
+            f"{name} must be a whole number, {least} or more.", seen=repr(value)[:80]
+        )

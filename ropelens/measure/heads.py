@@ -10,7 +10,7 @@ import xarray as xr
 from jaxtyping import Float
 from scipy import stats
 
-from ropelens.errors import BadArgument
+from ropelens.errors import BadArgument, check_count
 from ropelens.statistics.budget import GAINS, attention_budget
 from ropelens.statistics.claim import judge
 from ropelens.statistics.intervals import LEVEL
@@ -46,6 +46,7 @@ def classify_heads(
     Raises `BadArgument` for a dataset that is no profile, or one of an earlier version.
     """
     _check_measured(profile)
+    check_count("resamples", resamples)
     thresholds = thresholds or Thresholds()
     table = head_values(profile, thresholds)
     table["confidence"] = _confidence(

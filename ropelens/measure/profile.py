@@ -20,7 +20,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ropelens.errors import BadArgument
+from ropelens.errors import check_count
 from ropelens.measure.batches import Progress, collect
 from ropelens.measure.budget import budget_variables, fit_layers
 from ropelens.measure.excerpt import (
@@ -162,8 +162,7 @@ def profile_in_stages(
         batch_size=batch_size,
     )
     rows = rows_for(rows, text.context)
-    if surrogates < 0:
-        raise BadArgument("surrogates must be a number, 0 or more.", seen=repr(surrogates))
+    check_count("surrogates", surrogates)
     check_new(statistics)
     check_engine(engine)
     with stage("probing", total=1, unit="step"):

@@ -6,8 +6,7 @@ at those that no one ran, under the model's own rotation and under that of any v
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from transformers import PreTrainedModel
 
 from ropelens.edit.actions import Layer
 from ropelens.edit.rope import as_edit
-from ropelens.errors import BadArgument
+from ropelens.errors import BadArgument, check_count
 from ropelens.measure.batches import Batch, Progress, batches
 from ropelens.measure.profile import describe_run
 from ropelens.measure.reach_summary import Plan, label_arrays, summarize_layer
@@ -35,6 +34,7 @@ from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.intervals import ENOUGH_DOCUMENTS
 from ropelens.statistics.picked import PickedSums, Rotation, sum_picked
+from ropelens.statistics.rows import HowMany, rows_for
 from ropelens.statistics.seeds import whole_seed
 
 VARIANTS = (OWN, "p-rope:0.75", "p-rope:0.5", "p-rope:0.25", "p-rope-reversed:0.75", "nope")
@@ -55,22 +55,22 @@ def reach(
     heads: str = ALL_HEADS,
     variants: Sequence[str] = VARIANTS,
     distances: Sequence[float | int] | np.ndarray | None = None,
-    rows: int | Literal["all"] = 64,
+    rows: HowMany = 64,
     resamples: int = 200,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """Score the keys that heads pick at distances never run, under variants of RoPE.
 
-    One pass of the model as it is. In each of `rows` rows of a sequence (a number drawn with
-    `seed`, or "all") a head's picked key is the one with the largest score but for position
-    0 and the row itself; rows with fewer than two such keys are left out. Moved to distance d
-    it scores s Re sum_f q~_f conj(k~_f) exp(i v_f d) (Su et al. 2021, arXiv 2104.09864,
-    eq. 16), while the others stay where they are; v_f is the frequency of plane f under the
-    variant. "own" is the model's own rotation as measured; the others are names of
-    `ropelens.VARIANTS` put to the model as `edit_rope` would, but for the queries and keys,
-    which stay those of the model as it is. Variants that change with the length are those of
-    a sequence that holds the farthest distance. `heads` is a list such as "1.3,2.*".
+    One pass of the model as it is. In each of `rows` rows of a sequence (so many drawn with
+    `seed`, "all", or "auto" as for `profile`) a head's picked key is the one with the largest
+    score but for position 0 and the row itself; rows with fewer than two such keys are left
+    out. Moved to distance d it scores s Re sum_f q~_f conj(k~_f) exp(i v_f d) (Su et al. 2021,
+    arXiv 2104.09864, eq. 16), while the others stay where they are; v_f is the frequency of
+    plane f under the variant. "own" is the model's own rotation as measured; the others are
+    names of `ropelens.VARIANTS` put to the model as `edit_rope` would, but for the queries and
+    keys, which stay those of the model as it is. Variants that change with the length are those
+    of a sequence that holds the farthest distance. `heads` is a list such as "1.3,2.*".
 
     Returns a dataset over variant, layer, head and distance (tokens; by default 0 and 1 to
     1,000,000, 8 a decade), in nats before a soft-cap. `horizon` is where the mean moved score
@@ -91,12 +91,12 @@ def reach(
     """
     subject, seed = as_subject(model), whole_seed(seed)
     text = as_corpus(subject.model, tokens, lengths, documents=documents, rows=rows)
-    if resamples < 0:
-        raise BadArgument("resamples is a number, 0 or more.", seen=str(resamples))
+    check_count("resamples", resamples)
     at = _distances(distances)
     layers = [layer.planes for layer in read_layers(subject, context=text.context)]
     chosen = _chosen(subject.model, heads, layers=len(layers))
-    names = (variants,) if isinstance(variants, str) else tuple(variants)
+    several = isinstance(variants, Iterable) and not isinstance(variants, str)
+    names = tuple(map(str, variants if several else [variants]))
     turned = _rotations(subject.model, names, layers, length=int(at.max()) + 1)
     plan = Plan(
         planes=layers,
@@ -106,7 +106,7 @@ def reach(
         rotations=turned,
         distances=at,
         context=text.context,
-        rows=rows,
+        rows=rows_for(rows, text.context),
         seed=seed,
     )
     draws = _draws(int(text.group.max()) + 1, resamples, seed)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ropelens.errors import BadArgument
+from ropelens.errors import BadArgument, check_count
 from ropelens.measure.terms import NEEDLES
 from ropelens.statistics.seeds import generator_of
 
@@ -72,8 +71,7 @@ class Retrieval:
                 "The depth of a needle is a share of its prompt, 0 to 1.",
                 seen=f"depths {self.depths}",
             )
-        if not isinstance(self.trials, Integral) or self.trials < 1:
-            raise BadArgument("trials must be a number, 1 or more.", seen=repr(self.trials))
+        check_count("trials", self.trials, least=1)
 
     def lengths_within(self, context: int) -> tuple[int, ...]:
         """The lengths of the prompts, by default in `context` tokens."""

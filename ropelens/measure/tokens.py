@@ -8,7 +8,7 @@ from numbers import Integral
 from numpy.typing import ArrayLike
 from transformers import PreTrainedModel
 
-from ropelens.errors import BadArgument
+from ropelens.errors import BadArgument, check_count
 from ropelens.models.tokens import check_tokens, integers
 from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.groups import Documents
@@ -47,5 +47,5 @@ def check_rows(rows: HowMany, batch_size: int | None) -> None:
     """Raise `BadArgument` for a number of rows, or of sequences in a batch, out of range."""
     if rows not in ("auto", "all") and (not isinstance(rows, Integral) or rows < 1):
         raise BadArgument('rows must be "auto", "all" or a number, 1 or more.', seen=repr(rows))
-    if batch_size is not None and (not isinstance(batch_size, Integral) or batch_size < 1):
-        raise BadArgument("batch_size must be a number, 1 or more.", seen=repr(batch_size))
+    if batch_size is not None:
+        check_count("batch_size", batch_size, least=1)

@@ -40,7 +40,7 @@ def device_named(name: str) -> torch.device:
     )
     try:
         device = torch.device(name)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise unknown from error
     if device.type not in ("cpu", "cuda"):  # sums are in float64, which others lack
         raise unknown
@@ -83,7 +83,7 @@ def devices_in(device_map: DeviceMap) -> list[torch.device]:
     if device_map == "auto":
         gpus = range(torch.cuda.device_count())
         return [torch.device("cuda", gpu) for gpu in gpus] or [torch.device("cpu")]
-    if isinstance(device_map, str) or not device_map:
+    if not isinstance(device_map, Mapping) or not device_map:
         raise BadArgument(
             f"There is no device map {device_map!r}.",
             attempt='"auto", or a place ("cuda:0", "cpu", "disk") for each part of the model',

@@ -49,7 +49,7 @@ def check_quantize(name: str | None) -> None:
     """Raise `BadArgument` for what is not in `QUANTIZATIONS`, or whose package is missing."""
     if name is None:
         return
-    if name not in QUANTIZATIONS:
+    if name not in tuple(QUANTIZATIONS):  # which what cannot be hashed may be looked for in
         raise BadArgument(
             f"Weights are not quantized to {name!r}.",
             attempt=f"one of {', '.join(QUANTIZATIONS)}",

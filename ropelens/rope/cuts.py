@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 
 import numpy as np
 
-from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.errors import BadArgument, UnsupportedModel, check_count
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import kept_planes
 
@@ -150,8 +150,7 @@ def check_cuts(
             f"The planes have no end {unknown[0]!r}.", attempt='"slow", "fast", or both'
         )
     for what, number in (("bands", bands), ("controls", controls)):
-        if not isinstance(number, Integral) or number < 0:
-            raise BadArgument(f"{what} must be a whole number, 0 or more.", seen=repr(number))
+        check_count(what, number)
 
 
 def _stopped(layer: Turning, share: float | int) -> int:

@@ -28,7 +28,14 @@ CALLS = {
     "rl.evaluate(model, tokens, distances=[8])": "distances are those of copies, which are "
     "not measured.",
     "rl.Retrieval(lengths=64)": "A prompt that hides needles has 32 tokens or more.",
-    "rl.Retrieval(trials='x')": "trials must be a number, 1 or more.",
+    "rl.Retrieval(trials='x')": "trials must be a whole number, 1 or more.",
+    "rl.profile(model, tokens, surrogates='x')": "surrogates must be a whole number, 0 or "
+    "more.",
+    "rl.reach(model, tokens, resamples='x')": "resamples must be a whole number, 0 or more.",
+    "rl.reach(model, tokens, variants=5)": "No RoPE variant is called '5'.",
+    "rl.load('bundled', device=None)": "There is no device None.",
+    "rl.load('bundled', device_map=5)": "There is no device map 5.",
+    "rl.load('bundled', quantize=[])": "Weights are not quantized to [].",
     "rl.profile(model, tokens, statistics=5)": "statistics lists statistics.",
     "rl.profile(model, tokens, excerpts=5)": "excerpts lists sequences of tokens.",
     "rl.truncate(model, tokens, keep=['x'])": "A kept share of the planes lies between 0 "
@@ -55,6 +62,7 @@ rl.analyze(model, read.tokens.numpy(), lengths=read.lengths, tokenizer=tokenizer
 needles = rl.Retrieval(lengths=np.array([32]), depths=np.array([0.1, 0.5]), trials=np.int64(1))
 asked = {"measures": ["copying", "retrieval"], "distances": np.array([8, 16])}
 rl.evaluate(model, tokens, retrieval=needles, **asked)
+rl.reach(model, tokens, heads="4.4", rows="auto", distances=[2], variants="own")
 print(json.dumps(said))
 """
 

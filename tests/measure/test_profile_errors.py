@@ -57,7 +57,7 @@ def test_arguments_out_of_range(
         ({"sinks": [1.5]}, "sinks must be whole numbers"),
         ({"sinks": [96]}, "0 to 95"),
         ({"sinks": ["the"]}, "sinks must be whole numbers"),
-        ({"batch_size": 1.5}, "batch_size must be a number"),
+        ({"batch_size": 1.5}, "batch_size must be a whole number, 1 or more"),
     ],
 )
 def test_options_of_a_profile(options: dict[str, Any], words: str) -> None:

@@ -266,7 +266,7 @@ def test_heads_that_choose_by_content_have_a_horizon_that_stopping_removes(
             "Distances are numbers of tokens that a key stands back, from 0 to 16,777,216; "
             "seen: array(['far']",
         ),
-        ({"resamples": -1}, "resamples is a number, 0 or more; seen: -1"),
+        ({"resamples": -1}, "resamples must be a whole number, 0 or more; seen: -1"),
         ({"rows": 0}, 'rows must be "auto", "all" or a number, 1 or more; seen: 0'),
         ({"variants": ("longrope:2/1,1/1,1",)}, "LongRoPE needs a factor for every plane"),
     ],

@@ -149,7 +149,7 @@ def test_lengths_by_default_are_parts_of_the_context():
         ({"lengths": ()}, "A prompt that hides needles has 32 tokens or more"),
         ({"depths": (0.5, 1.1)}, "is a share of its prompt, 0 to 1; seen: depths .0.5, 1.1."),
         ({"depths": ()}, "The depth of a needle is a share"),
-        ({"trials": 0}, "trials must be a number, 1 or more; seen: 0"),
+        ({"trials": 0}, "trials must be a whole number, 1 or more; seen: 0"),
     ],
 )
 def test_what_no_retrieval_can_be(options: dict[str, object], line: str):

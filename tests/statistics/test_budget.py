@@ -360,7 +360,7 @@ def test_documents_of_any_kind():
 
 def test_a_negative_number_of_surrogates_is_refused():
     tokens = torch.from_numpy(random_tokens(sequences=2, length=8))
-    with pytest.raises(BadArgument, match="surrogates must be a number, 0 or more"):
+    with pytest.raises(BadArgument, match="surrogates must be a whole number, 0 or more"):
         rl.profile(tiny("llama_gqa"), tokens, surrogates=-1)
 
 
