@@ -124,7 +124,7 @@ def test_results_are_saved_whole(tmp_path: Path):
         ({"edits": {"a": rl.stop_planes([8])}}, "The model has no plane 8"),
         ({"edits": {"a": rl.stop_planes([0], heads="9.0")}}, "The model has no head 9.0"),
         ({"rows": 0}, 'rows must be "auto", "all" or a number'),
-        ({"batch_size": 0}, "batch_size must be a number, 1 or more"),
+        ({"batch_size": 0}, "batch_size must be a whole number, 1 or more"),
         ({"lengths": torch.tensor([41, 2, 2])}, "cannot be longer than its row"),
         ({"tokens": torch.full((1, 9), 96)}, "not in the model's vocabulary"),
     ],
