@@ -268,7 +268,8 @@ COMPARISON = (
         "loss_change",
         plot_loss_change,
         "The loss on the same text, less that of the baseline. A ring is one pair, a filled "
-        "mark their mean, a bar its 95% interval; left of the line is better.",
+        "mark their mean, a bar its 95% interval (of one pair: over its text alone, which says "
+        "nothing of training again); left of the line is better.",
         known=lambda _, table: bool(table["loss_change"].notna().any()),
     ),
     PageFigure(
