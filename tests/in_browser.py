@@ -30,6 +30,7 @@ def firefox(driver: playwright.Playwright) -> Iterator[playwright.Browser]:
         pytest.skip("no firefox on this machine (Debian: apt-get install firefox-esr)")
     try:
         browser = driver.firefox.launch(executable_path=path, channel="moz-firefox")
+        browser.new_context().close()
     except playwright.Error as error:
         if "unknown command" not in str(error):
             raise
