@@ -63,7 +63,14 @@ def locate(
         path = _bundled(name)
         return _local(f"bundled:{path.name}", path, revision)
     path = at_home(name)
-    if path.exists():
+    try:
+        there = path.exists()
+    except OSError as error:  # a name longer than any file's, a folder that may not be read
+        raise BadCheckpoint(
+            f"There is no checkpoint to be read at {name:.80}.",
+            seen=error.strerror or str(error),
+        ) from error
+    if there:
         return _local(name, path, revision)
     if not HUB_ID.fullmatch(name) or path.suffix in PICKLE_SUFFIXES | {".safetensors"}:
         raise BadCheckpoint(

@@ -170,6 +170,7 @@ def test_a_hub_id_is_fetched_without_its_pickles(folder: Path, tmp_path: Path) -
             ["There is no checkpoint at /no/such/folder", "cannot be a Hub id"],
         ),
         ("./model", ["There is no checkpoint at ./model"]),
+        ("a" * 3000, ["There is no checkpoint to be read at aaaa", "File name too long"]),
         ("stories.bin", ["There is no checkpoint at stories.bin"]),
         (
             "acme/none",
