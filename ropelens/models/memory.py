@@ -88,5 +88,7 @@ def pass_bytes(
 
 def stated_number(config: PreTrainedConfig, name: str, otherwise: int) -> int:
     """What the config states; for an estimate alone, so that a family may not state it."""
-    value = config.get_text_config().to_dict().get(name)  # layers may differ in it
+    config = config.get_text_config()
+    stated = config.attribute_map.get(name, name)  # some families have names of their own
+    value = config.to_dict().get(stated)  # layers may differ in it
     return value if isinstance(value, int) else otherwise

@@ -62,7 +62,8 @@ def integers(values: object, what: str) -> Int[Tensor, "*shape"]:
     """`values` as whole numbers, or `BadArgument`."""
     try:
         found = torch.as_tensor(values)
-        whole = torch.iinfo(found.dtype).bits > 0 or not found.numel()
+        dense = found.layout is torch.strided and not (found.is_meta or found.is_quantized)
+        whole = dense and (torch.iinfo(found.dtype).bits > 0 or not found.numel())
     except (TypeError, ValueError, RuntimeError):
         whole = isinstance(values, list) and not values
         found = torch.zeros(0)

@@ -15,6 +15,7 @@ import xarray as xr
 from oracles.tiny import tiny
 from safetensors.torch import save_file
 from tiny_checkpoints import save_tiny, tiny_llama
+from transformers import DbrxConfig, LlamaConfig
 
 import ropelens as rl
 from ropelens.analysis.plan import Plan
@@ -313,3 +314,11 @@ def test_a_config_whose_layers_differ_can_be_planned() -> None:
     assert batch_bytes(
         model.config, sequences=1, context=16, width=4, device="cpu"
     ) < batch_bytes(model.config, sequences=2, context=16, width=4, device="cpu")
+
+
+def test_a_config_with_names_of_its_own_is_planned_by_them() -> None:
+    shape = {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 4}
+    usual = LlamaConfig(**shape, num_key_value_heads=1, intermediate_size=2_048, vocab_size=100)
+    own = DbrxConfig(d_model=512, n_heads=8, n_layers=4, vocab_size=100)
+    given = {"sequences": 2, "context": 512, "width": 4, "device": "cpu"}
+    assert batch_bytes(own, **given) == batch_bytes(usual, **given)

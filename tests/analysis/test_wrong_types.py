@@ -18,6 +18,8 @@ CALLS = {
     "rl.analyze(model, 'a fox', tokenizer=5)": "A text needs the tokenizer of the model.",
     "rl.tokenize('a fox', 'bundled', context=8)": "A text needs the tokenizer of the model.",
     "rl.profile(model, tokens, seed='x')": "seed is 'x'; it is a whole number.",
+    "rl.profile(model, tokens.to_sparse())": "tokens must be whole numbers.",
+    "rl.profile(model, tokens.to('meta'))": "tokens must be whole numbers.",
     "rl.evaluate(model, tokens, edits={}, seed=None)": "seed is None; it is a whole number.",
     "rl.reach(model, tokens, seed=[1])": "seed is [1]; it is a whole number.",
     "rl.evaluate(model, tokens, edits={}, retrieval=5)": "retrieval says what needles to look "
