@@ -19,7 +19,7 @@ from ropelens.measure.excerpt import check_excerpts
 from ropelens.measure.token_sets import attention_on
 from ropelens.models.bundled import sample_path
 from ropelens.models.ids import read_ids
-from ropelens.models.load import load_tokenizer, open_checkpoint
+from ropelens.models.load import open_checkpoint
 from ropelens.models.paths import check_document, check_has_text, check_ids_file
 from ropelens.models.subject import stated_context
 from ropelens.models.texts import (
@@ -30,6 +30,7 @@ from ropelens.models.texts import (
     read_documents,
     tokenize,
 )
+from ropelens.models.tokenizer import load_tokenizer
 from ropelens.models.tokens import check_tokens
 from ropelens.statistics.schema import Statistic
 

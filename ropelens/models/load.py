@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,18 +11,15 @@ from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     LlamaForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging as transformers_logging
 
 from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel, words_of
 from ropelens.models import checks, llama2c
 from ropelens.models.checkpoint import (
-    HUB_ID,
     PICKLE_SUFFIXES,
     Checkpoint,
     count_numbers,
@@ -46,15 +38,15 @@ from ropelens.models.device import (
     free_bytes,
 )
 from ropelens.models.memory import room_for_weights
-from ropelens.models.paths import at_home, check_utf8
 from ropelens.models.processes import gather
-from ropelens.models.quantization import QUANTIZATIONS, check_quantize
-from ropelens.models.texts import encode
-
-TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model"),
-    *("sentencepiece.bpe.model", "tekken.json", "tiktoken.model", "*.tiktoken"),
+from ropelens.models.quantization import (
+    QUANTIZATIONS,
+    check_quantize,
+    dequantized_parameters,
+    is_quantized,
 )
+from ropelens.models.quiet import quiet_transformers
+from ropelens.models.tokenizer import read_tokenizer
 
 
 def load(
@@ -107,7 +99,8 @@ class Opened:
     `parameters` is how many numbers its files of `file_bytes` hold; `state` are those of a
     llama2.c file. `dtype` is that of the model or "saved"; where "auto" was asked for,
     `bf16_speed` says how many times as fast as float32 bfloat16 is here. `device` is the first
-    of the `devices` that a `device_map` spreads the model over.
+    of the `devices` that a `device_map` spreads the model over. `dequantizes`: the files hold
+    weights in fewer bits, which become `parameters` plain numbers as they are read.
     """
 
     checkpoint: Checkpoint
@@ -122,6 +115,7 @@ class Opened:
     bf16_speed: float | None = None
     device_map: DeviceMap | None = None
     quantize: str | None = None
+    dequantizes: bool = False
 
     @property
     def devices(self) -> list[torch.device]:
@@ -133,7 +127,8 @@ class Opened:
         """About how many bytes the weights will take."""
         if self.quantize is not None:
             return self.parameters * QUANTIZATIONS[self.quantize].bits // 8
-        if self.dtype == "saved" or _is_quantized(self.config):
+        kept = self.dtype == "saved" or is_quantized(self.config)
+        if kept and not self.dequantizes:
             return self.file_bytes
         return self.parameters * self.torch_dtype.itemsize
 
@@ -157,7 +152,7 @@ class Opened:
             arguments["max_memory"] = room_for_weights(self.devices)
         if self.quantize is not None:
             arguments["quantization_config"] = QUANTIZATIONS[self.quantize].config()
-        with _quiet_transformers():
+        with quiet_transformers():
             if self.state is not None:
                 model = _build(LlamaForCausalLM, path, None, state_dict=self.state, **arguments)
             else:
@@ -171,6 +166,9 @@ class Opened:
                     ignore_mismatched_sizes=True,  # check_loading refuses them by name
                     **arguments,
                 )
+            if self.dequantizes:  # some become bfloat16, whatever the others are
+                for parameter in model.parameters():
+                    parameter.data = parameter.data.to(self.torch_dtype)
             model.config._name_or_path = self.checkpoint.name
             model.eval().requires_grad_(False)
             checks.check_finite(model)
@@ -194,7 +192,7 @@ def open_checkpoint(
     check_dtype(dtype)
     check_quantize(quantize)
     where = check_places(device, device_map)[0]
-    with _quiet_transformers():
+    with quiet_transformers():
         checkpoint = locate(str(name), revision=revision, local_files_only=local_files_only)
         read = _open_folder if checkpoint.path.is_dir() else _open_file
         config, tokenizer, parameters, file_bytes, state = read(
@@ -204,15 +202,20 @@ def open_checkpoint(
     if dtype == "auto":
         speed = gather(bf16_speed(where))[0]  # the same for all
         dtype = "bfloat16" if speed >= WORTH_IT else "float32"
-    if quantize is not None and _is_quantized(config):
+    if quantize is not None and is_quantized(config):
         raise BadArgument(
             f"The weights of {name} are quantized already.", attempt="leave quantize out"
         )
+    plain = None
+    if is_quantized(config):
+        with quiet_transformers():
+            plain = dequantized_parameters(config, where, trust_remote_code=trust_remote_code)
     return Opened(
         checkpoint=checkpoint,
         config=config,
         tokenizer=tokenizer,
-        parameters=parameters,
+        parameters=plain or parameters,
+        dequantizes=plain is not None,
         file_bytes=file_bytes,
         dtype=dtype,
         device=where,
@@ -246,7 +249,7 @@ def _open_folder(folder: Path, trust_remote_code: bool) -> Parts:
     counts = count_numbers(files)
     checks.check_extent(config, counts)
     size = sum(file.stat().st_size for file in files)
-    return config, _read_tokenizer(folder, trust_remote_code), sum(counts), size, None
+    return config, read_tokenizer(folder, trust_remote_code), sum(counts), size, None
 
 
 def _open_file(path: Path, _: bool) -> Parts:
@@ -265,79 +268,6 @@ def _open_file(path: Path, _: bool) -> Parts:
     if beside is not None:
         tokenizer = llama2c.read_tokenizer(beside, vocabulary=config.vocab_size)
     return config, tokenizer, sum(tensor.numel() for tensor in state.values()), size, state
-
-
-def load_tokenizer(
-    name: str | Path, *, local_files_only: bool = False, trust_remote_code: bool = False
-) -> PreTrainedTokenizerBase:
-    """The tokenizer of a local folder, a bundled checkpoint or a Hub id, without its weights.
-
-    Raises BadCheckpoint where there is none.
-    """
-    place = at_home(name)
-    check_utf8(place)
-    with _quiet_transformers():
-        if str(name).partition(":")[0] == "bundled":
-            place = locate(str(name)).path
-        if place.is_dir():
-            found = _read_tokenizer(place, trust_remote_code)
-            if found is not None:
-                return found
-            raise BadCheckpoint(
-                f"There is no tokenizer in {name}.", attempt="a folder with tokenizer.json"
-            )
-        if place.exists() or not HUB_ID.fullmatch(str(name)):
-            raise BadCheckpoint(
-                f"There is no tokenizer at {name}.",
-                attempt="the folder that holds tokenizer.json, or a Hub id",
-            )
-        try:
-            return _tokenizer(
-                str(name),
-                trust_remote_code=trust_remote_code,
-                local_files_only=local_files_only,
-            )
-        except Exception as error:  # whatever the Hub or a damaged file makes it raise
-            raise BadCheckpoint(
-                f"There is no tokenizer called {name}.",
-                seen="no folder of that name here; " + words_of(error, kind=True),
-                attempt="check the spelling; what is not in the Hub's cache needs the network",
-            ) from error
-
-
-def _read_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:
-    # Without any of these files AutoTokenizer makes an empty tokenizer of the model's family.
-    if not any(found for pattern in TOKENIZER_FILES for found in folder.glob(pattern)):
-        return None
-    for file in (folder / "tokenizer.json", folder / "tokenizer_config.json"):
-        if file.is_file():
-            _check_is_object(file, f"The tokenizer in {folder} cannot be read.")
-    try:
-        return _tokenizer(folder, trust_remote_code=trust_remote_code, local_files_only=True)
-    except Exception as error:  # whatever a damaged file makes its class raise
-        raise BadCheckpoint(
-            f"The tokenizer in {folder} cannot be read.",
-            seen=words_of(error, kind=True),
-            attempt="fetch its files again, or remove them to work with token ids",
-        ) from error
-
-
-def _check_is_object(file: Path, what: str) -> None:
-    """Raise BadCheckpoint, saying `what`, where a file is not a JSON object."""
-    seen = f"{file.name} is not a JSON object"
-    try:
-        written = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise BadCheckpoint(what, seen=f"{seen}: {words_of(error)}") from error
-    if not isinstance(written, dict):
-        raise BadCheckpoint(what, seen=f"{seen}, but {repr(written)[:100]}")
-
-
-def _tokenizer(name: str | Path, **options: bool) -> PreTrainedTokenizerBase:
-    """The tokenizer of `name`, tried once: what it was given may only fail it at work."""
-    tokenizer = AutoTokenizer.from_pretrained(name, **options)
-    encode("a", tokenizer)
-    return tokenizer
 
 
 def _build(family: Any, path: Path, source: Path | None, **arguments: Any) -> PreTrainedModel:
@@ -359,10 +289,6 @@ def _build(family: Any, path: Path, source: Path | None, **arguments: Any) -> Pr
     return model
 
 
-def _is_quantized(config: PreTrainedConfig) -> bool:
-    return bool(config.to_dict().get("quantization_config"))
-
-
 def _check_room(path: Path, size: int, device: torch.device) -> None:
     """Raise BadArgument where weights of `size` bytes are more than is free on the device."""
     if size > (free := free_bytes(device)):
@@ -377,24 +303,3 @@ def _too_large(path: Path, seen: str) -> BadArgument:
         attempt="a smaller dtype (bfloat16), another device, or device map auto, which puts "
         "on disk what memory does not hold",
     )
-
-
-@contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """No reports of transformers: they are checked here. No progress bars in a log file."""
-    verbosity = transformers_logging.get_verbosity()
-    on_terminal = sys.stderr is not None and sys.stderr.isatty()
-    hide_bars = transformers_logging.is_progress_bar_enabled() and not on_terminal
-    transformers_logging.set_verbosity_error()
-    accelerate = logging.getLogger("accelerate")
-    its_level = accelerate.level
-    accelerate.setLevel(logging.ERROR)  # what lies on disk was asked for
-    if hide_bars:
-        transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        accelerate.setLevel(its_level)
-        if hide_bars:
-            transformers_logging.enable_progress_bar()

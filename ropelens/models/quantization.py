@@ -8,6 +8,9 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
 from ropelens.errors import BadArgument
 
 
@@ -60,3 +63,33 @@ def check_quantize(name: str | None) -> None:
             f"Quantizing to {name} needs {package}, which is not installed.",
             attempt=f"pip install {package}, or a checkpoint in bfloat16",
         )
+
+
+def is_quantized(config: PreTrainedConfig) -> bool:
+    """Whether a checkpoint's weights are saved in fewer bits."""
+    return bool(config.to_dict().get("quantization_config"))
+
+
+def dequantized_parameters(
+    config: PreTrainedConfig, device: torch.device, *, trust_remote_code: bool
+) -> int | None:
+    """How many numbers a quantized checkpoint becomes as it is read; None where it stays one.
+
+    transformers reads fp8 and mxfp4 back into plain numbers, several times the bytes of the
+    files, where `device` cannot compute with them.
+    """
+    from transformers.quantizers import AutoHfQuantizer  # which few need
+
+    try:
+        stated = config.to_dict()["quantization_config"]
+        quantizer = AutoHfQuantizer.from_config(stated, pre_quantized=True)
+        quantizer.validate_environment(device_map={"": device})
+        if not getattr(quantizer.quantization_config, "dequantize", False):
+            return None
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
+                config, trust_remote_code=trust_remote_code
+            )
+    except Exception:  # whatever is wrong with it; reading it says so
+        return None
+    return int(model.num_parameters())

@@ -19,7 +19,8 @@ from tiny_checkpoints import save_tiny
 
 from ropelens.errors import BadArgument, BadCheckpoint
 from ropelens.models.checkpoint import fingerprint, locate
-from ropelens.models.load import load, load_tokenizer
+from ropelens.models.load import load
+from ropelens.models.tokenizer import load_tokenizer
 from ropelens.train import train
 
 

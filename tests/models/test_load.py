@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tiny_checkpoints import SIZES, edit_config, save_over, save_tiny, tiny_llama
 from transformers import (
     BloomConfig,
@@ -30,7 +31,7 @@ from ropelens.errors import BadArgument
 from ropelens.measure.profile import model_name
 from ropelens.models.bundled import BUNDLED, bundled_path
 from ropelens.models.checkpoint import locate
-from ropelens.models.load import load
+from ropelens.models.load import load, open_checkpoint
 from ropelens.models.subject import stated_context
 from ropelens.models.texts import read_documents, tokenize
 
@@ -271,3 +272,27 @@ def test_runs_of_a_study_are_told_apart(tmp_path: Path, place: str, shown: str) 
     model.config._name_or_path = str(tmp_path / place)
     assert model_name(model) == shown
     assert model_name(tiny_llama()) == "LlamaForCausalLM"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU may compute in float8")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "saved"])
+def test_float8_becomes_numbers_that_a_processor_computes_with(
+    folder: Path, dtype: str
+) -> None:
+    """float8 of some weights, among others in bfloat16, as such checkpoints are."""
+    plain = tiny_llama().to(torch.bfloat16)
+    weights = {name: tensor.clone() for name, tensor in plain.state_dict().items()}
+    for name in [name for name in weights if "_proj" in name]:
+        weights[name] = weights[name].to(torch.float8_e4m3fn)
+        plain.get_parameter(name).data = weights[name].to(torch.bfloat16)
+        weights[f"{name}_scale_inv"] = torch.ones(1, 1)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    stated = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    edit_config(folder, dtype="bfloat16", quantization_config=stated)
+    opened = open_checkpoint(folder, dtype=dtype)
+    plain.save_pretrained(folder.parent / "plain")
+    usual, tokens = load(folder.parent / "plain", dtype=dtype)[0], torch.arange(2, 22)[None]
+    assert opened.weight_bytes == sum(weight.nbytes for weight in usual.parameters())
+    model = opened.read()
+    assert torch.equal(model(tokens).logits, usual(tokens).logits)
+    assert rl.profile(model, tokens, surrogates=0).attrs["dtype"] == str(usual.dtype)[6:]

@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from ropelens.errors import BadArgument, BadCheckpoint, BadText, RopelensError
-from ropelens.models.load import load, load_tokenizer
+from ropelens.models.load import load
 from ropelens.models.texts import (
     PADDING,
     Sequences,
@@ -30,6 +30,7 @@ from ropelens.models.texts import (
     read_documents,
     tokenize,
 )
+from ropelens.models.tokenizer import load_tokenizer
 
 
 def letters(*, bos: bool = True) -> PreTrainedTokenizerFast:
