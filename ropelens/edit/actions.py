@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -69,6 +70,12 @@ class Edit:
 
     def __post_init__(self) -> None:
         parse_heads(self.heads)
+        if not isinstance(self.select, Selection):
+            raise BadArgument(
+                "An edit is of planes.",
+                seen=repr(self.select)[:80],
+                attempt="ropelens.Slowest(0.25), or another selection",
+            )
 
 
 def stop(select: Selection, *, heads: str = ALL_HEADS) -> Edit:
@@ -122,14 +129,17 @@ def rescale(
     Their queries and keys also become `attention_factor` times as long, as YaRN has it.
     Layers without rotation stay without.
     """
-    speeds = torch.as_tensor(inv_freq, dtype=torch.float32)
+    try:
+        speeds = torch.as_tensor(inv_freq, dtype=torch.float32)
+    except (TypeError, ValueError, RuntimeError):
+        speeds = torch.tensor(math.nan)
     if speeds.ndim != 1 or not speeds.isfinite().all():
         raise BadArgument(
             "inv_freq is a list of finite frequencies, one for every plane.",
-            seen=f"shape {tuple(speeds.shape)}, {speeds.flatten()[:4].tolist()} ...",
+            seen=repr(inv_freq)[:80],
         )
-    if not 0 < attention_factor < math.inf:
-        raise BadArgument("attention_factor is above 0.", seen=str(attention_factor))
+    if not isinstance(attention_factor, Real) or not 0 < attention_factor < math.inf:
+        raise BadArgument("attention_factor is above 0.", seen=repr(attention_factor))
     return Edit(select or Every(), Rescale(lambda layer: (speeds, attention_factor)), heads)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Literal, get_args
 
 import torch
@@ -22,7 +21,8 @@ from ropelens.models.subject import Subject, as_subject, check_layers
 from ropelens.models.tokens import check_tokens
 from ropelens.rope.select import heads_by_layer
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.seeds import generator_of
+from ropelens.statistics.generator import generator_of
+from ropelens.statistics.seeds import whole_seed
 
 Instead = Literal["zero", "mean", "resample"]
 Means = Mapping[int, Float[Tensor, "head feature"]]
@@ -94,8 +94,8 @@ def silence_heads(
             means="the padding of a batch is what its attention mask says",
             attempt='to="mean" with tokens=, or no lengths',
         )
-    if to == "resample" and not isinstance(seed, Integral):
-        raise BadArgument("seed must be a whole number.", seen=repr(seed)[:80])
+    if to == "resample":
+        whole_seed(seed)
     config = subject.model.config.get_text_config()
     chosen = heads_by_layer(
         heads, layers=config.num_hidden_layers, heads_of_layer=config.num_attention_heads

@@ -23,9 +23,9 @@ from ropelens.models.tokens import check_tokens, integers
 from ropelens.rope.planes import Planes, unrotate
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import Corpus
+from ropelens.statistics.generator import generator_of
 from ropelens.statistics.maps import attention_map, output_residual
 from ropelens.statistics.ragged import stack
-from ropelens.statistics.seeds import generator_of
 
 EXCERPTS, EXCERPT_TOKENS = 3, 40
 """How many excerpts a profile has, and of how many tokens, unless it is told which."""
@@ -300,6 +300,16 @@ def check_attention(model: PreTrainedModel, residuals: Mapping[int, float]) -> N
                 "that it does not tell the attention interface",
                 attempt="a causal language model of a tested family (see README)",
             )
+
+
+def check_names(tokenizer: object) -> None:
+    """Raise BadArgument for what cannot name tokens; None leaves them their numbers."""
+    if tokenizer is not None and not isinstance(tokenizer, TokenNames):
+        raise BadArgument(
+            "Tokens are named by the tokenizer of the model.",
+            seen=repr(tokenizer)[:80],
+            attempt="tokenizer=, as ropelens.load gives it beside the model",
+        )
 
 
 def name_token(tokenizer: TokenNames | None, token: int) -> str:

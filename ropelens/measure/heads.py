@@ -16,6 +16,7 @@ from ropelens.statistics.claim import judge
 from ropelens.statistics.intervals import LEVEL
 from ropelens.statistics.labels import Thresholds, describe_wavelengths, label_heads
 from ropelens.statistics.measures import BY_DRAW, MEASURES, columns
+from ropelens.statistics.seeds import whole_seed
 
 
 def classify_heads(
@@ -71,7 +72,8 @@ def _check_measured(profile: xr.Dataset) -> None:
     gains = (f"group_{name}" for name in GAINS)
     drawn = (row.name for row in MEASURES if row.dims == BY_DRAW)
     read = (*columns("budget"), *columns("score"), *gains, *drawn, "selectivity_keys", "offset")
-    missing = [name for name in read if name not in profile]
+    known = profile if isinstance(profile, xr.Dataset) else ()
+    missing = [name for name in read if name not in known]
     if missing:
         raise BadArgument(
             "This is no profile, or one of an earlier version.",
@@ -202,7 +204,7 @@ def resample_labels(
     The same seed draws the same groups of every profile that has as many.
     """
     rows = profile["group_scored"].values
-    draws = np.random.default_rng(seed % 2**64).multinomial(
+    draws = np.random.default_rng(whole_seed(seed) % 2**64).multinomial(
         len(rows), np.full(len(rows), 1 / len(rows)), size=resamples
     )
     weight = draws * rows

@@ -27,6 +27,7 @@ from ropelens.measure.excerpt import (
     Excerpt,
     TokenNames,
     check_excerpts,
+    check_names,
     chosen_excerpts,
     excerpt_variables,
     turn_alike,
@@ -152,6 +153,7 @@ def profile_in_stages(
     subject, seed = as_subject(model), whole_seed(seed)
     if isinstance(tokens, str):
         tokens, lengths = _read(tokens, tokenizer, subject.model)
+    check_names(tokenizer)
     text = as_corpus(
         subject.model,
         tokens,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ropelens.errors import BadArgument, check_count
 from ropelens.measure.terms import NEEDLES
-from ropelens.statistics.seeds import generator_of
+from ropelens.statistics.generator import generator_of
 
 KEY = 2
 """Tokens of a needle's key; its value is one more."""

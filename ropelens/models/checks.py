@@ -33,6 +33,7 @@ COUNTS = (
 )
 """What a config counts, where it states it; a list has a number a layer."""
 POSITIONS = ("max_position_embeddings", "n_positions")
+TRAINED = "original_max_position_embeddings"
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 EXTENTS = (*LAYERS, "vocab_size", "hidden_size", "intermediate_size")
 """What takes memory when a model is built; some families name their layers as they like."""
@@ -64,20 +65,25 @@ def check_numbers(config: PreTrainedConfig) -> None:
     text = config.get_text_config()
     if not isinstance(text, PreTrainedConfig):
         raise _impossible("text_config", text, "it is an object")
+    for one in (config, text):
+        if "attribute_map" in vars(one):
+            raise _impossible("attribute_map", one.attribute_map, "a family's code has it")
     facts = text.to_dict()
     counts = {name: facts.get(text.attribute_map.get(name, name)) for name in COUNTS}
     for name, value in counts.items():
         for number in value if isinstance(value, list) else [value]:
             if number is not None and (type(number) is not int or number < 1):
                 raise _impossible(name, value, "it is a whole number above 0")
-    for name in POSITIONS:
-        value = facts.get(name)
-        if value is not None and not (isinstance(value, (int, float)) and value >= 2):
+    rope = facts.get("rope_parameters")
+    positions = [(name, facts.get(name)) for name in POSITIONS]
+    positions += [(TRAINED, value) for value in _stated(rope, TRAINED)]
+    for name, value in positions:
+        if value is not None and not (isinstance(value, (int, float)) and 2 <= value < 2**53):
             raise _impossible(name, value, "it is a number of tokens, 2 or more")
     heads, kv_heads = counts["num_attention_heads"], counts["num_key_value_heads"]
     if isinstance(heads, int) and isinstance(kv_heads, int) and heads % kv_heads:
         raise _impossible("num_key_value_heads", kv_heads, f"it divides the {heads} heads")
-    for base in _bases(facts.get("rope_parameters")):
+    for base in _stated(rope, "rope_theta"):
         number = float(base) if isinstance(base, (int, float)) else math.nan
         if not 1 < number < math.inf:
             raise _impossible("rope_theta", base, "a base above 1 makes the planes differ")
@@ -110,13 +116,13 @@ def check_extent(config: PreTrainedConfig, counts: list[int]) -> None:
             )
 
 
-def _bases(rope: object) -> Iterator[object]:
-    """Every rope_theta in the parameters of a config, which may have some a kind of layer."""
+def _stated(rope: object, name: str) -> Iterator[object]:
+    """Every `name` in the RoPE parameters of a config, which may have some a kind of layer."""
     if isinstance(rope, dict):
-        if rope.get("rope_theta") is not None:
-            yield rope["rope_theta"]
+        if rope.get(name) is not None:
+            yield rope[name]
         for part in rope.values():
-            yield from _bases(part)
+            yield from _stated(part, name)
 
 
 def _impossible(name: str, value: object, means: str) -> BadCheckpoint:

@@ -40,7 +40,7 @@ def device_named(name: str) -> torch.device:
     )
     try:
         device = torch.device(name)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise unknown from error
     if device.type not in ("cpu", "cuda"):  # sums are in float64, which others lack
         raise unknown

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from ropelens.errors import BadArgument
+
+if TYPE_CHECKING:  # a name is refused before what imports it
+    from transformers import PreTrainedConfig
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ def dequantized_parameters(
     transformers reads fp8 and mxfp4 back into plain numbers, several times the bytes of the
     files, where `device` cannot compute with them.
     """
+    from transformers import AutoModelForCausalLM
     from transformers.quantizers import AutoHfQuantizer  # which few need
 
     try:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from ropelens.errors import BadArgument, BadCheckpoint, BadText
 from ropelens.models.paths import TEXT_SUFFIXES, check_document, check_text_path
-from ropelens.statistics.seeds import generator_of
+from ropelens.statistics.generator import generator_of
 
 LONGEST_FILE = 8_000_000_000
 """Bytes of a file of text; it is read at once."""
@@ -54,8 +55,8 @@ class Sequences:
     documents: Int[Tensor, " sequence"] | None = None
 
 
-def read_documents(paths: Iterable[str | Path]) -> list[str]:
-    """The documents in files and folders, in the order given.
+def read_documents(paths: str | Path | Iterable[str | Path]) -> list[str]:
+    """The documents in files and folders, or in one of them, in the order given.
 
     A file is a document; a `.jsonl` file holds one a line, under "text". A folder stands
     for its *.txt, *.md and *.jsonl files, at any depth, in order of their paths. Text is
@@ -64,10 +65,17 @@ def read_documents(paths: Iterable[str | Path]) -> list[str]:
     Empty documents in folders and `.jsonl` files are passed over.
 
     Raises BadText for a path that is not there, a file that cannot be read, is empty or
-    not UTF-8 (with the offset of the byte), and a malformed line (with its number).
+    not UTF-8 (with the offset of the byte), and a malformed line (with its number);
+    BadArgument for what is no path.
     """
+    listed: list[Any] = [paths]
+    if isinstance(paths, Iterable) and not isinstance(paths, str):
+        listed = list(paths)
+    wrong = [path for path in listed if not isinstance(path, (str, PathLike))]
+    if wrong:
+        raise BadArgument("Documents are read from paths.", seen=repr(wrong[0])[:80])
     documents: list[str] = []
-    for path in map(Path, paths):
+    for path in map(Path, listed):
         check_text_path(path)
         if path.is_dir():
             found = [text for file in _files(path) for text in _read(file)]

@@ -7,7 +7,7 @@ stop, `plan_cuts` which cuts a sweep makes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from numbers import Real
 
@@ -130,7 +130,7 @@ def check_cuts(
     keep: Sequence[float | int], ends: Sequence[str], bands: int, controls: int
 ) -> None:
     """Raise `BadArgument` for cuts that no model can have."""
-    if isinstance(keep, (float, int, str)):
+    if isinstance(keep, str) or not isinstance(keep, Iterable):
         raise BadArgument(
             "keep lists shares of the planes.", seen=repr(keep), attempt="keep=[0.75, 0.5]"
         )
@@ -140,7 +140,7 @@ def check_cuts(
             "A kept share of the planes lies between 0 and 1.",
             seen=repr(wrong[0]) if wrong else "no share at all",
         )
-    if isinstance(ends, str):
+    if isinstance(ends, str) or not isinstance(ends, Iterable):
         raise BadArgument(
             "ends lists ends of the planes.", seen=repr(ends), attempt='ends=["slow"]'
         )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -78,7 +79,8 @@ class Wavelengths:
     high: float = math.inf
 
     def __post_init__(self) -> None:
-        if not 0 <= self.low < self.high:
+        known = isinstance(self.low, Real) and isinstance(self.high, Real)
+        if not known or not 0 <= self.low < self.high:
             raise BadArgument(
                 "A range of wavelengths goes from a low to a higher one, in tokens.",
                 seen=f"from {self.low} to {self.high}",
@@ -96,9 +98,10 @@ class PlaneNumbers:
     numbers: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        wrong = [
-            n for n in self.numbers if not isinstance(n, Integral) or n is True or n is False
-        ]
+        given = self.numbers
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise BadArgument("Planes are listed by their numbers.", seen=repr(given)[:80])
+        wrong = [n for n in given if not isinstance(n, Integral) or n is True or n is False]
         if wrong:
             raise BadArgument("Planes have whole numbers.", seen=repr(wrong[0]))
 
@@ -115,8 +118,8 @@ def kept_planes(p: float, rotary_dim: int) -> int:
 
 
 def _check_fraction(fraction: float) -> None:
-    if not 0 <= fraction <= 1:
-        raise BadArgument("A fraction of the planes lies between 0 and 1.", seen=str(fraction))
+    if not isinstance(fraction, Real) or not 0 <= fraction <= 1:
+        raise BadArgument("A fraction of the planes lies between 0 and 1.", seen=repr(fraction))
 
 
 def parse_heads(heads: str) -> tuple[tuple[int | None, int | None], ...]:

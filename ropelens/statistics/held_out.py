@@ -20,10 +20,10 @@ from ropelens.rope.planes import Planes
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.gains import Scores, score
+from ropelens.statistics.generator import generator_of
 from ropelens.statistics.groups import GROUPS
 from ropelens.statistics.logit import Fits, fit
 from ropelens.statistics.rows import Rows, sample_rows
-from ropelens.statistics.seeds import generator_of
 from ropelens.statistics.sinks import find_sinks, with_found
 from ropelens.statistics.surrogates import LayerSurrogates, draw_surrogates
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ropelens.statistics.seeds import generator_of
+from ropelens.statistics.generator import generator_of
 
 ALL_ROWS = 2048
 """Tokens of the longest sequence up to which "auto" means all rows."""

@@ -1,11 +1,8 @@
-"""Random numbers of a seed, which may be any whole number."""
+"""A seed may be any whole number."""
 
 from __future__ import annotations
 
 from numbers import Integral
-
-import numpy as np
-import torch
 
 from ropelens.errors import BadArgument
 
@@ -13,17 +10,5 @@ from ropelens.errors import BadArgument
 def whole_seed(seed: object) -> int:
     """A seed, of whatever kind of whole number; BadArgument for other things."""
     if not isinstance(seed, Integral):
-        raise BadArgument(f"seed is {seed!r}; it is a whole number.")
+        raise BadArgument(f"seed is {repr(seed)[:80]}; it is a whole number.")
     return int(seed)
-
-
-def generator_of(seed: int, *key: int) -> torch.Generator:
-    """torch's generator of a seed; with a `key`, such as a sequence's number, one of its own.
-
-    torch takes 32 bits of a seed, so seed and key are mixed into these.
-    """
-    seed = whole_seed(seed)
-    if not key:
-        return torch.Generator().manual_seed(seed % 2**63)
-    mixed = np.random.SeedSequence(seed % 2**64, spawn_key=key)
-    return torch.Generator().manual_seed(int(mixed.generate_state(1)[0]))

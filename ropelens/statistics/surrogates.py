@@ -21,11 +21,11 @@ from torch import Tensor
 from ropelens.rope.planes import Planes, unrotate
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.cells import Cells, blocks
+from ropelens.statistics.generator import generator_of
 from ropelens.statistics.labels import Thresholds
 from ropelens.statistics.logit import RIDGE, averaged, count_rows, tolerance
 from ropelens.statistics.offsets import OffsetRows, fit_offsets, fit_sinks
 from ropelens.statistics.rows import Rows
-from ropelens.statistics.seeds import generator_of
 
 DRAWS = 40
 """Surrogates by default."""

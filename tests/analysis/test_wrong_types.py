@@ -42,6 +42,19 @@ CALLS = {
     "rl.profile(model, tokens, excerpts=5)": "excerpts lists sequences of tokens.",
     "rl.truncate(model, tokens, keep=['x'])": "A kept share of the planes lies between 0 "
     "and 1.",
+    "rl.truncate(model, tokens, keep=None)": "keep lists shares of the planes.",
+    "rl.profile(model, tokens, tokenizer='x')": "Tokens are named by the tokenizer of the "
+    "model.",
+    "rl.read_documents([5])": "Documents are read from paths.",
+    "rl.read_documents(None)": "Documents are read from paths.",
+    "rl.classify_heads(None)": "This is no profile, or one of an earlier version.",
+    "rl.PlaneNumbers(3)": "Planes are listed by their numbers.",
+    "rl.PlaneNumbers('')": "Planes are listed by their numbers.",
+    "rl.Wavelengths('x')": "A range of wavelengths goes from a low to a higher one, in tokens.",
+    "rl.stop_slowest(None)": "A fraction of the planes lies between 0 and 1.",
+    "rl.stop('x')": "An edit is of planes.",
+    "rl.rescale('x')": "inv_freq is a list of finite frequencies, one for every plane.",
+    "rl.load('bundled', device=10**30)": f"There is no device {10**30}.",
     "rl.truncate(model, tokens, ends='slow')": "ends lists ends of the planes.",
 }
 SCRIPT = """
@@ -63,7 +76,8 @@ read = rl.tokenize("a fox " * 20, tokenizer, context=8)
 rl.analyze(model, read.tokens.numpy(), lengths=read.lengths, tokenizer=tokenizer)
 needles = rl.Retrieval(lengths=np.array([32]), depths=np.array([0.1, 0.5]), trials=np.int64(1))
 asked = {"measures": ["copying", "retrieval"], "distances": np.array([8, 16])}
-rl.evaluate(model, tokens, retrieval=needles, **asked)
+rl.evaluate(model, tokens, retrieval=needles, seed=np.int64(3), **asked)
+rl.classify_heads(rl.profile(model, tokens, surrogates=2), seed=np.int64(3))
 rl.reach(model, tokens, heads="4.4", rows="auto", distances=[2], variants="own")
 print(json.dumps(said))
 """

@@ -28,6 +28,7 @@ from ropelens.commands.app import main
 from ropelens.errors import RopelensError
 from ropelens.files.results import check_out, open_profile, read_own_record, save_profile
 from ropelens.models.load import open_checkpoint
+from ropelens.models.rotation import measure_rope
 
 
 def cases(count: int) -> settings:
@@ -91,10 +92,13 @@ CONFIG = (
     *("num_hidden_layers", "num_key_value_heads", "rope_parameters", "rope_scaling"),
     *("rope_theta", "tie_word_embeddings", "vocab_size", "auto_map", "quantization_config"),
     *("sliding_window", "layer_types", "text_config", "is_encoder_decoder", "bos_token_id"),
-    *("transformers_weights", "partial_rotary_factor", "attention_bias", "use_cache"),
+    *("transformers_weights", "partial_rotary_factor", "attention_bias", "attribute_map"),
 )
 ROPE = st.fixed_dictionaries(
-    {"rope_type": st.sampled_from(["default", "linear", "yarn", "llama3"]) | SCALARS},
+    {
+        "rope_type": st.sampled_from(["default", "linear", "dynamic", "yarn", "llama3"])
+        | SCALARS
+    },
     optional={
         name: st.floats(-2, 1e6) | SCALARS
         for name in ("rope_theta", "factor", "original_max_position_embeddings")
@@ -121,7 +125,7 @@ def test_configs(model: Path, damaged: Path, changes: dict[str, object]) -> None
     with works_or_is_refused(), contextlib.suppress(Planned):
         analyze(damaged, "a quick fox " * 20, dtype="saved", device="cpu", announce=planned)
     with works_or_is_refused():
-        open_checkpoint(damaged, device="cpu").read()
+        measure_rope(open_checkpoint(damaged, device="cpu").read())
 
 
 @cases(50)

@@ -391,9 +391,9 @@ def test_every_dtype(dtype: torch.dtype):
             ({"to": to, "lengths": torch.tensor([20, 20, 9])}, "there are no tokens; means: ")
             for to in ("zero", "mean", "resample")
         ),
-        ({"to": "resample", "seed": None}, "seed must be a whole number; seen: None"),
-        ({"to": "resample", "seed": "a"}, "seed must be a whole number; seen: 'a'"),
-        ({"to": "resample", "seed": 1.5}, "seed must be a whole number"),
+        ({"to": "resample", "seed": None}, "seed is None; it is a whole number"),
+        ({"to": "resample", "seed": "a"}, "seed is 'a'; it is a whole number"),
+        ({"to": "resample", "seed": 1.5}, "seed is 1.5; it is a whole number"),
         ({"to": "mean", "tokens": tokens() + 50}, "not in the model's vocabulary"),
         ({"to": "mean", "tokens": tokens()[0]}, "tokens must be a table of sequences"),
     ],

@@ -112,6 +112,29 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], type[RopelensError], list[str
         BadCheckpoint,
         ["states an impossible max_position_embeddings", "2 or more"],
     ),
+    "a context that no array could hold": (
+        lambda f: edit_config(f, max_position_embeddings=10**30),
+        BadCheckpoint,
+        ["states an impossible max_position_embeddings", "number of tokens"],
+    ),
+    "a trained context that is no number": (
+        lambda f: edit_config(
+            f,
+            rope_parameters={
+                "rope_type": "dynamic",
+                "rope_theta": 1e4,
+                "factor": 2.0,
+                "original_max_position_embeddings": "x",
+            },
+        ),
+        BadCheckpoint,
+        ["states an impossible original_max_position_embeddings", "number of tokens"],
+    ),
+    "names that the code has": (
+        lambda f: edit_config(f, attribute_map="x"),
+        BadCheckpoint,
+        ["states an impossible attribute_map"],
+    ),
     "truncated": (
         lambda f: truncate(f, 30_000),
         BadCheckpoint,
