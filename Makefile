@@ -22,8 +22,8 @@ export HF_HUB_OFFLINE := 1
 .PHONY: report reports test test-slow test-newest lint docs bench
 
 report: .venv/.report
-	@mkdir -p reports/analyze
-	@$(BIN)/ropelens analyze --out reports/analyze/bundled-rope
+	@mkdir -p out
+	@$(BIN)/ropelens analyze --out out/bundled-rope
 
 reports: .venv/.report
 	@$(BIN)/python analyses/frequency_norms.py

@@ -52,8 +52,10 @@ Measures = Annotated[
         parser=names_of,
         metavar="NAME,NAME,...",
         help="What to measure: loss (on the text), induction (on repeated random tokens), "
-        "retrieval (of needles in the text), change (of attention), labels. Induction and "
-        "retrieval run some tens of thousands of tokens of their own an edit.",
+        "retrieval (of needles in the text), change (of attention), labels; copying (loss of "
+        "random tokens that come again, by distance) goes into truncation.nc alone. "
+        "Induction, retrieval and copying run some tens of thousands of tokens of their own "
+        "an edit.",
     ),
 ]
 Ends = Annotated[

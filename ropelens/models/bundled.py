@@ -20,7 +20,7 @@ BUNDLED: Mapping[str, str] = {
     "p-rope-0.25": "the slowest three quarters stand still",
     "p-rope-reversed-0.75": "the fastest quarter stands still",
     "nope": "no plane turns",
-    "rope-step-1000": "rope after 1,000 of its 6,346 steps",
+    "rope-step-1000": "rope after 1,000 of its 6,346 steps; prose comes after 4,638",
     "rope-step-3000": "rope after 3,000 steps",
     "rope-step-5000": "rope after 5,000 steps",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from ropelens.files.folder import write_whole
 from ropelens.models.processes import processes
 
 COLUMNS = ("step", "tokens", "train_loss", "valid_loss", "learning_rate", "tokens_per_second")
+SHOWN = 5
+"""How many differences a line tells."""
 
 
 def write_metrics(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -48,18 +50,31 @@ def read_json(path: Path) -> dict[str, Any]:
 def differences(
     one: Mapping[str, Any], other: Mapping[str, Any], names: Iterable[str], *, between: str
 ) -> str:
-    """The values of `names` that differ: "steps: 3, now 4", by what stands `between` them."""
-    return "; ".join(
-        f"{name}: {_short(one.get(name))}{between}{_short(other.get(name))}"
-        for name in names
-        if one.get(name) != other.get(name)
-    )
+    """The values of `names` that differ: "steps: 3, now 4", by what stands `between` them.
+
+    Of objects the values inside that differ, after a dot; of many the first `SHOWN`.
+    """
+    told = [f"{name}: {a}{between}{b}" for name, a, b in _differing(one, other, names)]
+    more = [f"and {len(told) - SHOWN} more"] if len(told) > SHOWN else []
+    return "; ".join(told[:SHOWN] + more)
+
+
+def _differing(
+    one: Mapping[str, Any], other: Mapping[str, Any], names: Iterable[str]
+) -> Iterator[tuple[str, str, str]]:
+    for name in names:
+        a, b = one.get(name), other.get(name)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            for inside, was, now in _differing(a, b, [*a, *(b.keys() - a)]):
+                yield f"{name}.{inside}", was, now
+        elif a != b:
+            yield name, _short(a), _short(b)
 
 
 def _short(value: object) -> str:
     """A value as text; of a fingerprint the first digits tell enough."""
     text = str(value)
-    return text[:8] if len(text) == 64 else text
+    return text[:8] if len(text) == 64 else text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def write_json(path: Path, value: Any) -> None:

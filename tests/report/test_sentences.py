@@ -17,7 +17,11 @@ CLAIM = {
 def test_a_claim_is_worded_by_its_verdict_not_by_a_sign(verdict: str) -> None:
     said = say("profile", "claim", verdict=verdict, why="no head", **CLAIM)
     assert f" {verdict} here: " in said
-    numbers = ("−0.50 (95% interval over layers −0.70 to −0.20, 12 heads)", "−0.60 to −0.10")
+    numbers = (
+        "is −0.50 over 12 heads",
+        "−0.60 to −0.10 (40",
+        "interval of −0.70 to −0.20.",
+    )
     for number in numbers:
         assert (number in said) == (verdict != "not testable")
     assert ("no head" in said) == (verdict == "not testable")
