@@ -8,10 +8,11 @@ patterns. Those that only collect have yet to compute.
 The model is that of cost.py. Memory is the peak of the first run above what stood before,
 seconds the median of the runs after it; a way that cannot run has a row that says why.
 
-    python benchmarks/peers.py [--lengths 512,1024,2048,4096,8192] [--out reports/peers]
+    python benchmarks/peers.py [--lengths 512,1024,2048,4096,8192] [--out DIR]
 
-Writes peers.csv and index.html. Takes about 15 minutes on 2 CPU cores; measure on a quiet
-machine. nnsight has dependencies of its own, so it may stand in an environment of its own:
+Writes peers.csv, index.html and what it found (run.json) to DIR, reports/peers/random-llama.
+Takes about 15 minutes on 2 CPU cores; measure on a quiet machine. nnsight has
+dependencies of its own, so it may stand in an environment of its own:
 
     python -m venv .venv-nnsight && .venv-nnsight/bin/pip install nnsight -e .
     python benchmarks/peers.py --nnsight-python .venv-nnsight/bin/python
@@ -93,7 +94,7 @@ WAYS: dict[str, Callable[[Tensor], Callable[[], object]]] = {
 
 def main(
     lengths: str = typer.Option("512,1024,2048,4096,8192", help="Tokens of the sequence."),
-    out: Path = typer.Option(Path("reports/peers"), help="Folder for peers.csv and the page."),
+    out: Path = typer.Option(Path("reports/peers/random-llama"), help="Folder for the page."),
     nnsight_python: Path = typer.Option(
         Path(sys.executable), help="The Python of the environment that nnsight stands in."
     ),
@@ -113,6 +114,8 @@ def main(
     out.mkdir(parents=True, exist_ok=True)
     table.to_csv(out / "peers.csv", index=False)
     (out / "index.html").write_text(page(table), encoding="utf-8")
+    found = {"kind": "answer", "model": {"name": MODEL}, "findings": told(table)}
+    (out / "run.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
 def row(python: Path, way: str, length: int) -> dict[str, object]:
@@ -145,6 +148,8 @@ def cost_of(way: str, length: int) -> dict[str, float]:
             seconds.append(time.perf_counter() - begin)
     return {"seconds": statistics.median(seconds), "peak_mib": peak.bytes / cost.MIB}
 
+
+MODEL = "a random Llama of 8 layers"
 
 LOOKS = {
     "plain forward": ("#80868d", "dash", "circle"),
@@ -221,7 +226,7 @@ def page(table: pd.DataFrame) -> str:
         "answer.html",
         figures,
         question="What does measuring cost?",
-        model="a random Llama of 8 layers",
+        model=MODEL,
         facts=["8 layers × 8 heads", "width 512", "float32", "one sequence"],
         scope="",
         findings=told(table),
