@@ -20,6 +20,7 @@ from ropelens.analysis.inputs import Text, material_of, read_inputs
 from ropelens.analysis.noted import noted_warnings
 from ropelens.analysis.plan import Plan, plan_analysis
 from ropelens.analysis.provenance import arguments_of, provenance
+from ropelens.analysis.standing import joined_by_sweep
 from ropelens.errors import BadArgument
 from ropelens.files.progress import ShowProgress, opening, silent
 from ropelens.measure.heads import classify_heads
@@ -55,6 +56,7 @@ def analyze(
     engine: str = "blocks",
     seed: int = 0,
     truncation: Mapping[str, Any] | None = None,
+    standing: str | Path | None = None,
     device: str = "auto",
     device_map: DeviceMap | None = None,
     quantize: str | None = None,
@@ -94,7 +96,9 @@ def analyze(
     much attention each gives them (see `ropelens.attention_on`).
 
     `truncation` asks for a sweep too: options of `ropelens.truncate` (keep, ends, bands,
-    controls, measures), {} for its defaults; it sees the same sequences, rows and seed.
+    controls, measures), {} for its defaults; it sees the same sequences, rows and seed. The
+    profile is then not measured where the folder `standing` has an analysis of the same
+    weights and text: that one stands.
     What is measured is kept in the folder `cache` once a minute, so that the same call goes on
     where it was stopped, even by a kill; delete the folder when the analysis is saved.
     `progress` is called for each stage, as `ropelens.show_progress` is. `announce` is given
@@ -148,24 +152,29 @@ def analyze(
             ),
             kept_in(cache, source, digest, read, arguments),
         ):
-            swept = None
+            swept = held = None
             if truncation is not None:
                 swept = _sweep(subject, read, plan, truncation, seed=seed, show=show)
+                held = joined_by_sweep(standing, weights=digest, text=read.fingerprint or None)
             if eager and subject is not model:
                 subject = bridge(as_subject(subject).model, source.tokenizer)
-            measured = profile_in_stages(
-                subject,
-                read.tokens,
-                lengths=read.lengths,
-                documents=read.documents,
-                tokenizer=source.tokenizer,
-                excerpts=inputs.excerpts,
-                statistics=inputs.searched,
-                rows=plan.rows,
-                batch_size=plan.batch_size,
-                engine=engine,
-                seed=seed,
-                stage=show,
+            measured = (
+                profile_in_stages(
+                    subject,
+                    read.tokens,
+                    lengths=read.lengths,
+                    documents=read.documents,
+                    tokenizer=source.tokenizer,
+                    excerpts=inputs.excerpts,
+                    statistics=inputs.searched,
+                    rows=plan.rows,
+                    batch_size=plan.batch_size,
+                    engine=engine,
+                    seed=seed,
+                    stage=show,
+                )
+                if held is None
+                else held.profile
             )
             with opening(show, "labelling"):
                 heads = classify_heads(measured, seed=seed)
@@ -177,7 +186,7 @@ def analyze(
     }
     if source.revision is not None:
         facts["revision"] = source.revision
-    for results in (measured, swept):
+    for results in (None if held else measured, swept):
         if results is not None:
             results.attrs |= facts
     record = provenance(

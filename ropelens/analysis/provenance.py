@@ -24,6 +24,7 @@ def arguments_of(given: Mapping[str, Any]) -> dict[str, Any]:
         "lengths",
         "tokenizer",
         "truncation",
+        "standing",
         "cache",
         "progress",
         "announce",

@@ -9,6 +9,7 @@ from pathlib import Path
 from ropelens.analysis.analysis import Analysis, open_analysis
 from ropelens.errors import BadArgument
 from ropelens.files.results import read_record
+from ropelens.models.processes import gather
 
 OF_SWEEP = ("command", "arguments", "seconds", "warnings")
 """What a record tells of a sweep that was measured after the profile beside it."""
@@ -21,13 +22,13 @@ def with_what_stands(analysis: Analysis, folder: Path) -> Analysis:
     more of the text, and into other pieces of it, than the sweep does. Without such an
     analysis the sweep's own profile stands.
     """
-    held = _held(analysis, folder)
+    made = {key: analysis.provenance[key]["fingerprint"] for key in ("model", "text")}
+    held = _held(folder, made["model"])
     if held is None:
         return analysis
-    looked = held.truncation is None or "sweep" in held.provenance  # its profile is no sweep's
     if analysis.truncation is None:
         profile, sweep = analysis, held
-    elif looked and _same_text(held, analysis):
+    elif _is_joined(held, made["text"]):
         profile, sweep = replace(held, model=analysis.model), analysis
     else:
         profile = sweep = analysis
@@ -35,19 +36,32 @@ def with_what_stands(analysis: Analysis, folder: Path) -> Analysis:
     if sweep is profile or sweep.truncation is None:
         return found
     record = sweep.provenance
-    told = record.get("sweep") or {name: record[name] for name in OF_SWEEP}
+    told = record.get("sweep") or {name: record[name] for name in OF_SWEEP if name in record}
     provenance = profile.provenance | {"kind": "truncation", "sweep": told}
     return replace(found, truncation=sweep.truncation, provenance=provenance)
 
 
-def _same_text(*analyses: Analysis) -> bool:
-    texts = {one.provenance["text"]["fingerprint"] for one in analyses}
-    return len(texts) == 1 and texts != {None}
+def joined_by_sweep(
+    folder: str | Path | None, *, weights: str | None, text: str | None
+) -> Analysis | None:
+    """The analysis in `folder` that a sweep of these weights and this text joins; else None."""
+    held = None if folder is None else _held(Path(folder), weights)
+    fits = held is not None and _is_joined(held, text)
+    return held if all(gather(fits)) else None  # all processes that measure it do, or none
 
 
-def _held(analysis: Analysis, folder: Path) -> Analysis | None:
-    """The analysis in `folder`, whole and of the same weights; else None."""
-    weights, record = analysis.provenance["model"]["fingerprint"], read_record(folder)
+def _is_joined(held: Analysis, text: str | None) -> bool:
+    looked = held.truncation is None or "sweep" in held.provenance  # its profile is no sweep's
+    return (
+        looked
+        and text is not None
+        and held.provenance.get("text", {}).get("fingerprint") == text
+    )
+
+
+def _held(folder: Path, weights: str | None) -> Analysis | None:
+    """The analysis in `folder`, whole and of these weights; else None."""
+    record = read_record(folder)
     if record.get("kind") not in ("analysis", "truncation") or weights is None:
         return None
     if record.get("model", {}).get("fingerprint") != weights:

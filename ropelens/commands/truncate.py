@@ -110,7 +110,8 @@ def truncate(
 
     Writes what analyze writes, with truncation.nc (every number, netCDF) and truncation.csv
     (a row an edit) to DIR, and prints the path of the page. Where DIR holds what analyze wrote
-    of the same weights and text, that stays, and the sweep joins it on its page.
+    of the same weights and text, that stays, its profile is not measured again, and the sweep
+    joins it on its page.
 
     \b
     Examples:
@@ -164,6 +165,7 @@ def truncate(
             revision=revision,
             local_files_only=local_files_only,
             trust_remote_code=trust_remote_code,
+            standing=out,
             cache=out / UNFINISHED,
             progress=show_progress,
             announce=say_plan,

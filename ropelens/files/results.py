@@ -66,6 +66,9 @@ SCHEMA = {
 }
 """The keys of run.json; those of `REQUIRED` stand in every one."""
 
+OBJECTS = ("arguments", "model", "seconds", "sweep", "text", "versions")
+"""The keys whose values have keys themselves."""
+
 REQUIRED = ("kind", "command", "findings", "model", "seed", "created", "versions")
 
 NETCDF = {
@@ -131,7 +134,7 @@ def write_page(folder: str | Path, page: str) -> Path:
 
 
 def read_record(folder: str | Path) -> dict[str, Any]:
-    """The run.json in `folder`; {} where there is none, or it does not say its `kind`."""
+    """The run.json in `folder`; {} where there is none, or none that ropelens can have made."""
     path = Path(folder) / RECORD
     try:
         if not path.is_file() or path.stat().st_size > LONGEST_RECORD:
@@ -143,7 +146,8 @@ def read_record(folder: str | Path) -> dict[str, Any]:
         return {}
     findings = record.get("findings", [])
     told = isinstance(findings, list) and all(isinstance(one, str) for one in findings)
-    return record if told else {}
+    whole = told and all(isinstance(record.get(name, {}), dict) for name in OBJECTS)
+    return record if whole else {}
 
 
 def read_own_record(folder: str | Path) -> dict[str, Any]:

@@ -20,15 +20,19 @@ import pytest
 import xarray as xr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from synthetic_profile import synthetic_profile
 from tiny_checkpoints import save_tiny
 
 from ropelens.analysis.analysis import open_analysis
 from ropelens.analysis.analyze import analyze
+from ropelens.analysis.folders import rewrite_page
+from ropelens.analysis.standing import joined_by_sweep
 from ropelens.commands.app import main
 from ropelens.errors import RopelensError
 from ropelens.files.results import check_out, open_profile, read_own_record, save_profile
 from ropelens.models.load import open_checkpoint
 from ropelens.models.rotation import measure_rope
+from ropelens.report.index import write_index
 
 
 def cases(count: int) -> settings:
@@ -208,6 +212,41 @@ def test_run_json(results: Path, text: str) -> None:
             read(results)
     with works_or_is_refused():
         check_out(results, "analysis")
+
+
+PRINT = {"fingerprint": "0" * 64}
+
+
+@pytest.fixture(scope="module")
+def analyzed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that a sweep could join, once its run.json says so."""
+    folder = tmp_path_factory.mktemp("reports") / "analysis" / "tiny"
+    folder.mkdir(parents=True)
+    save_profile(synthetic_profile()[0], folder / "profile.nc")
+    (folder / "index.html").touch()
+    return folder
+
+
+@cases(60)
+@given(
+    record=st.fixed_dictionaries(
+        {"kind": st.just("analysis"), "model": st.just(PRINT) | VALUES},
+        optional={
+            "findings": st.lists(st.text()) | VALUES,
+            "text": st.just(PRINT) | VALUES,
+            **dict.fromkeys(("arguments", "seconds", "sweep", "versions"), VALUES),
+        },
+    )
+)
+def test_run_json_beside_a_profile(analyzed: Path, record: dict[str, object]) -> None:
+    (analyzed / "run.json").write_text(json.dumps(record))
+    prints = {"weights": PRINT["fingerprint"], "text": PRINT["fingerprint"]}
+    with works_or_is_refused():
+        joined_by_sweep(analyzed, **prints)
+    with works_or_is_refused():
+        write_index(analyzed.parents[1])
+    with works_or_is_refused():
+        rewrite_page(analyzed)
 
 
 # Arguments.
