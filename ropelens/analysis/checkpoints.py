@@ -31,8 +31,15 @@ def stack(analyses: Mapping[str, Analysis]) -> xr.Dataset:
 
     Raises BadArgument for checkpoints of different shapes, or that read different tokens.
     """
-    if not analyses:
-        raise BadArgument("There is nothing to stack.", attempt="one analysis or more")
+    known = isinstance(analyses, Mapping) and all(
+        isinstance(one, Analysis) for one in analyses.values()
+    )
+    if not known or not analyses:
+        raise BadArgument(
+            "There is nothing to stack.",
+            seen=repr(analyses)[:80],
+            attempt="analyses by name, one or more",
+        )
     tokens = {name: one.profile.attrs["tokens_sha256"] for name, one in analyses.items()}
     if len(set(tokens.values())) > 1:
         raise BadArgument(

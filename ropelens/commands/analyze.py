@@ -40,6 +40,7 @@ def analyze(
     models: Annotated[
         list[str] | None,
         typer.Argument(
+            parser=options.name_of,
             metavar="MODEL",
             help="A local folder, a llama2.c .bin file, a Hub id, bundled, or bundled:NAME, "
             "which ropelens list names; or a folder of models, such as RUN/history. "
@@ -51,7 +52,7 @@ def analyze(
     out: Annotated[
         Path | None,
         typer.Option(
-            parser=options.folder_of,
+            parser=options.path_of,
             metavar="DIR",
             help="Folder for the results; needed but with --plan.",
             show_default=False,

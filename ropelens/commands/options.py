@@ -53,16 +53,22 @@ def rows_of(text: str) -> Any:
     return int(text)
 
 
-def folder_of(text: str) -> Any:
-    """The value of --out: an empty one is a shell variable that was not set."""
+def name_of(text: str) -> Any:
+    """The name of a model: an empty one is a shell variable that was not set."""
     if not text.strip():
-        raise typer.BadParameter("it is empty; name a folder")
-    return Path(text)
+        raise typer.BadParameter("it is empty")
+    return text
+
+
+def path_of(text: str) -> Any:
+    """A path, which an empty text is not, though it would pass for the current folder."""
+    return Path(name_of(text))
 
 
 Model = Annotated[
     str,
     typer.Argument(
+        parser=name_of,
         metavar="MODEL",
         help="A local folder, a llama2.c .bin file, a Hub id, bundled, or bundled:NAME, which "
         "ropelens list names.",
@@ -71,6 +77,7 @@ Model = Annotated[
 Text = Annotated[
     list[Path] | None,
     typer.Option(
+        parser=path_of,
         metavar="FILE",
         help="Text file, or folder of *.txt, *.md and *.jsonl; may be repeated. A file is a "
         'document; a .jsonl file holds one a line, under "text". [default: for a bundled '
@@ -139,7 +146,7 @@ RemoteCode = Annotated[
 ]
 Out = Annotated[
     Path,
-    typer.Option(parser=folder_of, metavar="DIR", help="Folder for the results."),
+    typer.Option(parser=path_of, metavar="DIR", help="Folder for the results."),
 ]
 Context = Annotated[
     int | None,

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ropelens.commands.options import Seed, folder_of, given
+from ropelens.commands.options import Seed, given, path_of
 from ropelens.commands.terminal import print_path, stopped_in_its_words
 from ropelens.errors import BadArgument
 
@@ -21,7 +21,7 @@ def train(
     out: Annotated[
         Path,
         typer.Option(
-            parser=folder_of,
+            parser=path_of,
             metavar="RUN",
             help="Folder of the run, which is also the model; or of the study.",
         ),
@@ -29,6 +29,7 @@ def train(
     text: Annotated[
         list[Path] | None,
         typer.Option(
+            parser=path_of,
             metavar="FILE",
             help="Text file or folder; may be repeated. [default: what the study names]",
             show_default=False,
@@ -37,6 +38,7 @@ def train(
     valid: Annotated[
         list[Path] | None,
         typer.Option(
+            parser=path_of,
             metavar="FILE",
             help="Validation text; may be repeated. [default: 2% of the sequences]",
             show_default=False,

@@ -214,7 +214,7 @@ def _check_data(run: Run, settings: dict[str, Any]) -> None:
         raise BadArgument(
             f"The run in {run.folder} did not learn from what is in {run.data}.",
             seen=differ,
-            attempt="there the data that it learnt from, made again by the same recipe",
+            attempt="make its data again, by the same recipe, in that folder",
         )
 
 

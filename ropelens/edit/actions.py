@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from ropelens.errors import BadArgument
 from ropelens.rope.formulas import Rates
+from ropelens.rope.plain import plain_number
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import (
     ALL_HEADS,
@@ -70,7 +70,7 @@ class Edit:
 
     def __post_init__(self) -> None:
         parse_heads(self.heads)
-        if not isinstance(self.select, Selection):
+        if isinstance(self.select, type) or not isinstance(self.select, Selection):
             raise BadArgument(
                 "An edit is of planes.",
                 seen=repr(self.select)[:80],
@@ -104,7 +104,7 @@ def stop_wavelengths(low: float, high: float, *, heads: str = ALL_HEADS) -> Edit
 
 def stop_planes(numbers: Sequence[int], *, heads: str = ALL_HEADS) -> Edit:
     """Stop the planes of these numbers; 0 is the fastest."""
-    return stop(PlaneNumbers(tuple(numbers)), heads=heads)
+    return stop(PlaneNumbers(numbers), heads=heads)
 
 
 def drop(select: Selection, *, heads: str = ALL_HEADS) -> Edit:
@@ -131,16 +131,19 @@ def rescale(
     """
     try:
         speeds = torch.as_tensor(inv_freq, dtype=torch.float32)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         speeds = torch.tensor(math.nan)
-    if speeds.ndim != 1 or not speeds.isfinite().all():
+    if speeds.ndim != 1 or speeds.is_meta or not speeds.isfinite().all():
         raise BadArgument(
             "inv_freq is a list of finite frequencies, one for every plane.",
-            seen=repr(inv_freq)[:80],
+            seen=f"{repr(inv_freq)[:80]}, shape {tuple(speeds.shape)}",
         )
-    if not isinstance(attention_factor, Real) or not 0 < attention_factor < math.inf:
-        raise BadArgument("attention_factor is above 0.", seen=repr(attention_factor))
-    return Edit(select or Every(), Rescale(lambda layer: (speeds, attention_factor)), heads)
+    factor = plain_number(attention_factor)
+    if not 0 < factor < math.inf:
+        raise BadArgument(
+            "attention_factor is a number above 0.", seen=repr(attention_factor)[:80]
+        )
+    return Edit(_every(select), Rescale(lambda layer: (speeds, factor)), heads)
 
 
 def mean_ablate(
@@ -151,7 +154,18 @@ def mean_ablate(
     The mean without rotation, rotated to each token's position: what a plane says of
     the token goes, what it says of the distance stays.
     """
-    return Edit(select or Every(), MeanAblate(means), heads)
+    known = means if isinstance(means, xr.Dataset) else ()
+    if not {"q_mean", "k_mean"} <= set(known):
+        raise BadArgument(
+            "These are no means of queries and keys.",
+            seen=repr(means)[:80],
+            attempt="ropelens.plane_means(model, tokens)",
+        )
+    return Edit(_every(select), MeanAblate(means), heads)
+
+
+def _every(select: Selection | None) -> Selection:
+    return Every() if select is None else select
 
 
 def _stop(query: Side, key: Side, chosen: Tensor, layer: Layer) -> tuple[Side, Side]:

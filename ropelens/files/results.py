@@ -219,6 +219,8 @@ def save_results(results: xr.Dataset, path: str | Path) -> Path:
     a backslash escape. The file is made in memory, for HDF5 crashes the process where a disk
     runs full under it.
     """
+    if not isinstance(results, xr.Dataset):
+        raise BadArgument("Results are labelled arrays.", seen=repr(results)[:80])
     told = results.assign_attrs({name: _told(value) for name, value in results.attrs.items()})
     for name, variable in results.variables.items():
         if variable.dtype.kind in "OUT":

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ropelens.errors import BadArgument
-from ropelens.measure.excerpt import check_attention, name_token
+from ropelens.measure.excerpt import check_attention, check_names, name_token
 from ropelens.measure.profile import describe_run
 from ropelens.measure.summary import described
 from ropelens.measure.tokens import as_corpus
@@ -98,6 +98,7 @@ def capture(
     tokens, or one that is the name of a file; `UnsupportedModel` as `profile` does.
     """
     subject = as_subject(model)
+    check_names(tokenizer)
     text = _corpus(subject.model, text_or_tokens, tokenizer)
     tokens, length = text.tokens, text.context
     config = subject.model.config.get_text_config()

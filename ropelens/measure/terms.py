@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ropelens.errors import BadArgument
+from ropelens.rope.plain import plain_list
 
 MEASURES = ("loss", "induction", "retrieval", "change", "labels")
 """What `ropelens.evaluate` measures where nothing is asked for."""
@@ -21,9 +22,8 @@ OWN = "own"
 
 def wanted_measures(measures: Sequence[str]) -> set[str]:
     """The measures asked for; `BadArgument` for those that do not exist."""
-    if isinstance(measures, str) or not isinstance(measures, Iterable):
-        measures = [measures]
-    names = tuple(measures)
+    listed = plain_list(measures)
+    names = [measures] if listed is None else listed
     unknown = [name for name in names if name not in (*MEASURES, *ON_REQUEST)]
     if unknown or not names:
         raise BadArgument(

@@ -28,6 +28,7 @@ from ropelens.models.rotation import read_layers
 from ropelens.models.subject import as_subject
 from ropelens.rope.cuts import ENDS, Cut, Numbers, Turning, check_cuts, plan_cuts
 from ropelens.statistics.rows import HowMany
+from ropelens.statistics.seeds import whole_seed
 
 KEEP = (1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0)
 
@@ -157,6 +158,7 @@ def plan_truncation(
 ) -> Sweep:
     """The sweep that `truncate` makes of `model`; raises what that raises before it begins."""
     wanted_measures(measures)
+    seed = whole_seed(seed)
     layers = [Turning.of(layer.planes) for layer in read_layers(as_subject(model))]
     cuts = plan_cuts(layers, keep=keep, ends=ends, bands=bands, controls=controls, seed=seed)
     return Sweep(layers, cuts, measures, seed)

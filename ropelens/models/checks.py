@@ -23,6 +23,7 @@ from transformers.activations import ACT2FN
 from ropelens.errors import BadCheckpoint, UnsupportedModel, words_of
 from ropelens.models.places import device_of, with_weights
 from ropelens.models.rope_types import head_dim_of
+from ropelens.rope.plain import plain_number
 
 # How classes end that AutoModelForCausalLM builds a generating model from; from others, an
 # encoder's or a classifier's, it builds one without a word.
@@ -66,8 +67,8 @@ def check_numbers(config: PreTrainedConfig) -> None:
     if not isinstance(text, PreTrainedConfig):
         raise _impossible("text_config", text, "it is an object")
     for one in (config, text):
-        if "attribute_map" in vars(one):
-            raise _impossible("attribute_map", one.attribute_map, "a family's code has it")
+        if vars(one).get("attribute_map", {}) != {}:
+            raise _impossible("attribute_map", one.attribute_map, "only code may: remove it")
     facts = text.to_dict()
     counts = {name: facts.get(text.attribute_map.get(name, name)) for name in COUNTS}
     for name, value in counts.items():
@@ -78,13 +79,15 @@ def check_numbers(config: PreTrainedConfig) -> None:
     positions = [(name, facts.get(name)) for name in POSITIONS]
     positions += [(TRAINED, value) for value in _stated(rope, TRAINED)]
     for name, value in positions:
-        if value is not None and not (isinstance(value, (int, float)) and 2 <= value < 2**53):
-            raise _impossible(name, value, "it is a number of tokens, 2 or more")
+        least = 1 if name == TRAINED else 2
+        known = value is None or isinstance(value, int | float)
+        if not known or (value is not None and not least <= value < 2**53):
+            raise _impossible(name, value, f"it is a number of tokens, {least} to 2^53")
     heads, kv_heads = counts["num_attention_heads"], counts["num_key_value_heads"]
     if isinstance(heads, int) and isinstance(kv_heads, int) and heads % kv_heads:
         raise _impossible("num_key_value_heads", kv_heads, f"it divides the {heads} heads")
     for base in _stated(rope, "rope_theta"):
-        number = float(base) if isinstance(base, (int, float)) else math.nan
+        number = plain_number(base)
         if not 1 < number < math.inf:
             raise _impossible("rope_theta", base, "a base above 1 makes the planes differ")
     if not isinstance(text.dtype, (torch.dtype, type(None))):

@@ -87,7 +87,15 @@ def check_has_text(model: str) -> None:
 
 def check_text_path(path: Path) -> None:
     """Raise BadText for a path where there is nothing, or what never ends."""
-    if not path.exists():
+    try:
+        there = path.exists()
+    except OSError as error:  # a text in place of a path is longer than a name may be
+        raise BadText(
+            f"There is no text to be read at {str(path)[:80]!r}.",
+            seen=error.strerror or str(error),
+            attempt="the path of a file or folder",
+        ) from error
+    if not there:
         raise BadText(
             f"There is no text at {path}.",
             attempt="pass text files, or folders of *.txt, *.md and *.jsonl",

@@ -71,7 +71,7 @@ def read_documents(paths: str | Path | Iterable[str | Path]) -> list[str]:
     listed: list[Any] = [paths]
     if isinstance(paths, Iterable) and not isinstance(paths, str):
         listed = list(paths)
-    wrong = [path for path in listed if not isinstance(path, (str, PathLike))]
+    wrong = [path for path in listed if not isinstance(path, str | PathLike) or path == ""]
     if wrong:
         raise BadArgument("Documents are read from paths.", seen=repr(wrong[0])[:80])
     documents: list[str] = []

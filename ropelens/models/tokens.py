@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from numpy.typing import ArrayLike
@@ -61,8 +62,10 @@ def check_tokens(
 def integers(values: object, what: str) -> Int[Tensor, "*shape"]:
     """`values` as whole numbers, or `BadArgument`."""
     try:
-        found = torch.as_tensor(values)
-        dense = found.layout is torch.strided and not (found.is_meta or found.is_quantized)
+        given = values if isinstance(values, Tensor) else np.asarray(values, order="C")
+        found = torch.as_tensor(given)
+        dense = found.layout is torch.strided and not found.is_nested
+        dense = dense and not (found.is_meta or found.is_quantized)
         whole = dense and (torch.iinfo(found.dtype).bits > 0 or not found.numel())
     except (TypeError, ValueError, RuntimeError):
         whole = isinstance(values, list) and not values

@@ -29,7 +29,7 @@ def variant_config(config: Config, variant: Variant | str) -> Config:
 
     Raises `UnsupportedModel` where the family cannot express the variant.
     """
-    variant = parse_variant(variant) if isinstance(variant, str) else variant
+    variant = variant if isinstance(variant, Variant) else parse_variant(variant)
     changed = copy.deepcopy(config)
     text = changed.get_text_config()
     facts = text.to_dict()

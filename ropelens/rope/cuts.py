@@ -7,13 +7,13 @@ stop, `plan_cuts` which cuts a sweep makes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from numbers import Real
 
 import numpy as np
 
 from ropelens.errors import BadArgument, UnsupportedModel, check_count
+from ropelens.rope.plain import plain_list, plain_number
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import kept_planes
 
@@ -97,7 +97,7 @@ def plan_cuts(
     seed: int,
 ) -> list[Cut]:
     """The entries of a sweep, "none" first; see `truncate`."""
-    check_cuts(keep, ends, bands, controls)
+    shares, ends = check_cuts(keep, ends, bands, controls)
     if not any(layer.numbers for layer in layers):
         raise UnsupportedModel(
             "The model has no planes that rotate, so none can be stopped.",
@@ -106,7 +106,7 @@ def plan_cuts(
     nothing = tuple(() for _ in layers)
     cuts = [Cut("none", nothing)]
     sizes = sorted(
-        {tuple(_stopped(layer, share) for layer in layers) for share in keep},
+        {tuple(_stopped(layer, share) for layer in layers) for share in shares},
     )
     sizes = [size for size in sizes if any(size)] if ends else []
     both = {_at_end(layers, size, end) for size in sizes for end in ENDS}
@@ -128,34 +128,38 @@ def plan_cuts(
 
 def check_cuts(
     keep: Sequence[float | int], ends: Sequence[str], bands: int, controls: int
-) -> None:
-    """Raise `BadArgument` for cuts that no model can have."""
-    if isinstance(keep, str) or not isinstance(keep, Iterable):
+) -> tuple[list[float], list[str]]:
+    """The shares and ends, as plain lists; `BadArgument` for cuts that no model can have."""
+    shares, named = plain_list(keep), plain_list(ends)
+    if shares is None:
         raise BadArgument(
-            "keep lists shares of the planes.", seen=repr(keep), attempt="keep=[0.75, 0.5]"
+            "keep lists shares of the planes.",
+            seen=repr(keep)[:80],
+            attempt="keep=[0.75, 0.5]",
         )
-    wrong = [share for share in keep if not isinstance(share, Real) or not 0 <= share <= 1]
-    if wrong or not len(keep):
+    wrong = [share for share in shares if not 0 <= plain_number(share) <= 1]
+    if wrong or not shares:
         raise BadArgument(
             "A kept share of the planes lies between 0 and 1.",
-            seen=repr(wrong[0]) if wrong else "no share at all",
+            seen=repr(wrong[0])[:80] if wrong else "no share at all",
         )
-    if isinstance(ends, str) or not isinstance(ends, Iterable):
+    if named is None:
         raise BadArgument(
-            "ends lists ends of the planes.", seen=repr(ends), attempt='ends=["slow"]'
+            "ends lists ends of the planes.", seen=repr(ends)[:80], attempt='ends=["slow"]'
         )
-    unknown = [end for end in ends if end not in ENDS]
+    unknown = [end for end in named if end not in ENDS]
     if unknown:
         raise BadArgument(
             f"The planes have no end {unknown[0]!r}.", attempt='"slow", "fast", or both'
         )
     for what, number in (("bands", bands), ("controls", controls)):
         check_count(what, number)
+    return [plain_number(share) for share in shares], named
 
 
-def _stopped(layer: Turning, share: float | int) -> int:
+def _stopped(layer: Turning, share: float) -> int:
     count = len(layer.numbers)
-    return count - kept_planes(float(share), 2 * count)
+    return count - kept_planes(share, 2 * count)
 
 
 def _at_end(layers: Sequence[Turning], size: Numbers, end: str) -> tuple[Numbers, ...]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -14,6 +13,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from ropelens.errors import BadArgument
+from ropelens.rope.plain import is_whole, plain_list, plain_number
 from ropelens.rope.planes import Planes
 
 ALL_HEADS = "*.*"
@@ -46,7 +46,7 @@ class Slowest:
     fraction: float
 
     def __post_init__(self) -> None:
-        _check_fraction(self.fraction)
+        object.__setattr__(self, "fraction", _fraction(self.fraction))
 
     def __call__(self, planes: Planes) -> Bool[Tensor, " frequency"]:
         kept = kept_planes(1 - self.fraction, planes.rotary_dim)
@@ -60,7 +60,7 @@ class Fastest:
     fraction: float
 
     def __post_init__(self) -> None:
-        _check_fraction(self.fraction)
+        object.__setattr__(self, "fraction", _fraction(self.fraction))
 
     def __call__(self, planes: Planes) -> Bool[Tensor, " frequency"]:
         count = len(planes.inv_freq)
@@ -79,12 +79,14 @@ class Wavelengths:
     high: float = math.inf
 
     def __post_init__(self) -> None:
-        known = isinstance(self.low, Real) and isinstance(self.high, Real)
-        if not known or not 0 <= self.low < self.high:
+        low, high = plain_number(self.low), plain_number(self.high)
+        if not 0 <= low < high:
             raise BadArgument(
                 "A range of wavelengths goes from a low to a higher one, in tokens.",
                 seen=f"from {self.low} to {self.high}",
             )
+        object.__setattr__(self, "low", low)
+        object.__setattr__(self, "high", high)
 
     def __call__(self, planes: Planes) -> Bool[Tensor, " frequency"]:
         wavelength = planes.wavelength[: len(planes.inv_freq)]
@@ -95,15 +97,18 @@ class Wavelengths:
 class PlaneNumbers:
     """The planes of these numbers, 0 the fastest; those of them that a layer has."""
 
-    numbers: tuple[int, ...]
+    numbers: Sequence[int]
 
     def __post_init__(self) -> None:
-        given = self.numbers
-        if isinstance(given, str) or not isinstance(given, Iterable):
-            raise BadArgument("Planes are listed by their numbers.", seen=repr(given)[:80])
-        wrong = [n for n in given if not isinstance(n, Integral) or n is True or n is False]
+        given = plain_list(self.numbers)
+        if given is None:
+            raise BadArgument(
+                "Planes are listed by their numbers.", seen=repr(self.numbers)[:80]
+            )
+        wrong = [n for n in given if not is_whole(n)]
         if wrong:
-            raise BadArgument("Planes have whole numbers.", seen=repr(wrong[0]))
+            raise BadArgument("Planes have whole numbers.", seen=repr(wrong[0])[:80])
+        object.__setattr__(self, "numbers", tuple(map(int, given)))
 
     def __call__(self, planes: Planes) -> Bool[Tensor, " frequency"]:
         return torch.isin(torch.arange(len(planes.inv_freq)), torch.tensor(self.numbers).long())
@@ -117,9 +122,13 @@ def kept_planes(p: float, rotary_dim: int) -> int:
     return int(round(p, 12) * rotary_dim // 2)
 
 
-def _check_fraction(fraction: float) -> None:
-    if not isinstance(fraction, Real) or not 0 <= fraction <= 1:
-        raise BadArgument("A fraction of the planes lies between 0 and 1.", seen=repr(fraction))
+def _fraction(given: object) -> float:
+    fraction = plain_number(given)
+    if not 0 <= fraction <= 1:
+        raise BadArgument(
+            "A fraction of the planes is a number from 0 to 1.", seen=repr(given)[:80]
+        )
+    return fraction
 
 
 def parse_heads(heads: str) -> tuple[tuple[int | None, int | None], ...]:

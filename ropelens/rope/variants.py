@@ -77,9 +77,9 @@ def parse_variant(text: str) -> Variant:
 
     Raises `BadArgument`, which lists the variants, for any other text.
     """
-    name, _, value = text.partition(":")
+    name, _, value = text.partition(":") if isinstance(text, str) else (repr(text), "", "")
     if name not in VARIANTS:
-        raise BadArgument(f"No RoPE variant is called {name!r}.", attempt=_usages())
+        raise BadArgument(f"No RoPE variant is called {name[:80]!r}.", attempt=_usages())
     try:
         return Variant(name, text, VARIANTS[name].parse(value))
     except ValueError as error:

@@ -17,6 +17,7 @@ from ropelens.files.folder import write_whole
 from ropelens.models.processes import processes
 
 COLUMNS = ("step", "tokens", "train_loss", "valid_loss", "learning_rate", "tokens_per_second")
+MISSING = "nothing"
 SHOWN = 5
 """How many differences a line tells."""
 
@@ -63,9 +64,9 @@ def _differing(
     one: Mapping[str, Any], other: Mapping[str, Any], names: Iterable[str]
 ) -> Iterator[tuple[str, str, str]]:
     for name in names:
-        a, b = one.get(name), other.get(name)
+        a, b = one.get(name, MISSING), other.get(name, MISSING)
         if isinstance(a, Mapping) and isinstance(b, Mapping):
-            for inside, was, now in _differing(a, b, [*a, *(b.keys() - a)]):
+            for inside, was, now in _differing(a, b, dict.fromkeys([*a, *b])):
                 yield f"{name}.{inside}", was, now
         elif a != b:
             yield name, _short(a), _short(b)
@@ -74,7 +75,9 @@ def _differing(
 def _short(value: object) -> str:
     """A value as text; of a fingerprint the first digits tell enough."""
     text = str(value)
-    return text[:8] if len(text) == 64 else text if len(text) <= 60 else f"{text[:57]}..."
+    if len(text) == 64:
+        return text[:8]
+    return text if len(text) <= 60 else f"{text[:28]}...{text[-28:]}"
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -51,7 +51,29 @@ CALLS = {
     "rl.PlaneNumbers(3)": "Planes are listed by their numbers.",
     "rl.PlaneNumbers('')": "Planes are listed by their numbers.",
     "rl.Wavelengths('x')": "A range of wavelengths goes from a low to a higher one, in tokens.",
-    "rl.stop_slowest(None)": "A fraction of the planes lies between 0 and 1.",
+    "rl.stop_slowest(None)": "A fraction of the planes is a number from 0 to 1.",
+    "rl.truncate(model, tokens, keep=(x for x in [0.5]))": "keep lists shares of the planes.",
+    "rl.truncate(model, tokens, keep=np.array(0.5))": "keep lists shares of the planes.",
+    "rl.truncate(model, tokens, ends=(x for x in ['slow']))": "ends lists ends of the planes.",
+    "rl.truncate(model, tokens, seed='x')": "seed is 'x'; it is a whole number.",
+    "rl.read_documents('Call me Ishmael. ' * 40)": "There is no text to be read at '"
+    + ("Call me Ishmael. " * 40)[:80]
+    + "'.",
+    "rl.read_documents('')": "Documents are read from paths.",
+    "rl.PlaneNumbers(n for n in (0, 1))": "Planes are listed by their numbers.",
+    "rl.stop_planes(5)": "Planes are listed by their numbers.",
+    "rl.stop_planes('')": "Planes are listed by their numbers.",
+    "rl.stop(rl.Every)": "An edit is of planes.",
+    "rl.rescale([0.1] * 16, select=0)": "An edit is of planes.",
+    "rl.rescale([10**400] * 16)": "inv_freq is a list of finite frequencies, one for every "
+    "plane.",
+    "rl.rescale([0.1] * 16, attention_factor=10**400)": "attention_factor is a number above 0.",
+    "rl.mean_ablate('x')": "These are no means of queries and keys.",
+    "rl.capture(model, [1, 2, 3], heads='3.4', tokenizer=5)": "Tokens are named by the "
+    "tokenizer of the model.",
+    "rl.stack([1])": "There is nothing to stack.",
+    "rl.save_results(None, 'x.nc')": "Results are labelled arrays.",
+    "rl.variant_config(model.config, 5)": "No RoPE variant is called '5'.",
     "rl.stop('x')": "An edit is of planes.",
     "rl.rescale('x')": "inv_freq is a list of finite frequencies, one for every plane.",
     "rl.load('bundled', device=10**30)": f"There is no device {10**30}.",
@@ -62,6 +84,7 @@ import json, sys
 import numpy as np
 import ropelens as rl
 import torch
+import xarray as xr
 model, tokenizer = rl.load("bundled")
 tokens = torch.arange(16)[None]
 said = {}
@@ -78,6 +101,20 @@ needles = rl.Retrieval(lengths=np.array([32]), depths=np.array([0.1, 0.5]), tria
 asked = {"measures": ["copying", "retrieval"], "distances": np.array([8, 16])}
 rl.evaluate(model, tokens, retrieval=needles, seed=np.int64(3), **asked)
 rl.classify_heads(rl.profile(model, tokens, surrogates=2), seed=np.int64(3))
+few = {"measures": ["loss"], "controls": 1, "seed": np.int64(-3)}
+ends = np.array(["slow"])
+assert rl.truncate(model, tokens, keep=np.float32([0.5]), ends=ends, **few).sizes["edit"] == 3
+planes = (rl.PlaneNumbers({0, 1}), rl.PlaneNumbers(torch.tensor([0, 1])))
+shares = (rl.Slowest(np.array(0.25)), rl.Fastest(np.float16(0.25)))
+bands = (rl.Wavelengths(5, np.float64(50)), rl.Wavelengths(torch.tensor(5.0), np.int64(50)))
+assert rl.Slowest(np.float32(0.6)) == rl.Slowest(0.6)
+longer = rl.rescale([0.1] * 16, attention_factor=torch.tensor(1.2))
+for select in (*planes, *bands, *shares):
+    with rl.edit_rope(model, longer, rl.stop(select)):
+        model(tokens[:, :8])
+table = tokens.numpy()
+for same in (table[::-1, ::-1], xr.DataArray(table), list(tokens)):
+    rl.evaluate(model, same, edits={}, measures=["loss"])
 rl.reach(model, tokens, heads="4.4", rows="auto", distances=[2], variants="own")
 print(json.dumps(said))
 """

@@ -50,7 +50,7 @@ SCALARS = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(-3, 5),
-    st.integers(),
+    st.integers() | st.just(10**400),
     st.floats(),
     st.text(max_size=8),
     st.sampled_from(["llama", "gpt2", "bert", "t5", "default", "yarn", "bfloat16", "a/../b"]),

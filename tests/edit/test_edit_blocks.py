@@ -334,9 +334,9 @@ def test_observers_see_the_edited_model(llama: LlamaForCausalLM):
 @pytest.mark.parametrize(
     ("make", "line"),
     [
-        (lambda: rl.stop_slowest(1.2), "lies between 0 and 1; seen: 1.2"),
-        (lambda: rl.stop_fastest(-0.1), "A fraction of the planes lies between 0 and 1."),
-        (lambda: rl.stop_slowest(float("nan")), "A fraction of the planes lies between"),
+        (lambda: rl.stop_slowest(1.2), "from 0 to 1; seen: 1.2"),
+        (lambda: rl.stop_fastest(-0.1), "A fraction of the planes is a number from 0 to 1."),
+        (lambda: rl.stop_slowest(float("nan")), "A fraction of the planes is a number"),
         (lambda: rl.stop_wavelengths(9.0, 3.0), "goes from a low .* seen: from 9.0 to 3.0"),
         (lambda: rl.stop_planes([8]), "The model has no plane 8; seen: planes 0 to 7"),
         (lambda: rl.stop_planes([-1]), "The model has no plane -1."),
@@ -350,7 +350,10 @@ def test_observers_see_the_edited_model(llama: LlamaForCausalLM):
         (lambda: rl.stop_planes([0], heads=""), "A list of heads names each as layer.head."),
         (lambda: rl.stop_planes([True]), "Planes have whole numbers; seen: True"),
         (lambda: rl.rescale([float("nan")] * 8), "inv_freq is a list of finite frequencies"),
-        (lambda: rl.rescale([1.0] * 8, attention_factor=0.0), "attention_factor is above 0."),
+        (
+            lambda: rl.rescale([1.0] * 8, attention_factor=0.0),
+            "attention_factor is a number above 0.",
+        ),
         (lambda: rl.rescale([1.0, 0.5]), "2 frequencies; layer 0 has 8 planes"),
     ],
 )

@@ -110,7 +110,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], type[RopelensError], list[str
     "a context of one token": (
         lambda f: edit_config(f, max_position_embeddings=1),
         BadCheckpoint,
-        ["states an impossible max_position_embeddings", "2 or more"],
+        ["states an impossible max_position_embeddings", "2 to 2^53"],
     ),
     "a context that no array could hold": (
         lambda f: edit_config(f, max_position_embeddings=10**30),
