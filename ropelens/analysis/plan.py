@@ -44,6 +44,7 @@ class Source:
     path: Path | None = None
     revision: str | None = None
     bf16_speed: float | None = None
+    quantize: str | None = None
 
     @classmethod
     def of_model(cls, given: nn.Module, tokenizer: Any) -> Source:
@@ -77,6 +78,7 @@ class Source:
             path=found.path,
             revision=found.revision,
             bf16_speed=opened.bf16_speed,
+            quantize=opened.quantize,
         )
 
 
@@ -96,6 +98,7 @@ class Plan:
     parameters: int
     dtype: str
     bf16_speed: float | None
+    quantize: str | None
     source: str
     tokens: int
     sequences: int
@@ -139,6 +142,8 @@ class Plan:
 
     @property
     def _of_dtype(self) -> str:
+        if self.quantize is not None:
+            return f"{self.quantize}, computed in {self.dtype}"
         if self.bf16_speed is None:
             return self.dtype
         return f"{self.dtype} (here bfloat16 is {self.bf16_speed:.2g} times as fast as float32)"
@@ -184,6 +189,7 @@ def plan_analysis(
         parameters=source.parameters,
         dtype=str(source.dtype).removeprefix("torch."),
         bf16_speed=source.bf16_speed,
+        quantize=source.quantize,
         source=text.source,
         tokens=int(text.lengths.sum()),
         sequences=len(text.tokens),

@@ -214,7 +214,7 @@ def check_tokenizer(tokenizer: object) -> None:
     if not isinstance(tokenizer, TextTokenizer):
         raise BadArgument(
             "A text needs the tokenizer of the model.",
-            attempt="tokenizer=, as ropelens.load gives it beside the model; or token ids",
+            attempt="tokenizer= (--tokenizer), as ropelens.load gives it; or token ids",
         )
 
 
@@ -270,7 +270,7 @@ def prompt_tokens(text: str, tokenizer: Any) -> Int[Tensor, " position"]:
     if len(bos) + len(ids) < 3:
         raise BadText(
             "The text is too short to look at.",
-            seen=f"{text[:40]!r}: {len(bos) + len(ids)} tokens",
+            seen=f"{text[:40]!r}: {len(bos) + len(ids)} token{'s' * (len(bos) + len(ids) != 1)}",
             means="3 are needed",
         )
     return torch.tensor([*bos, *ids])

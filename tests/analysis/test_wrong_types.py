@@ -71,6 +71,8 @@ CALLS = {
     "rl.mean_ablate('x')": "These are no means of queries and keys.",
     "rl.capture(model, [1, 2, 3], heads='3.4', tokenizer=5)": "Tokens are named by the "
     "tokenizer of the model.",
+    "rl.load(None)": "No checkpoint is named.",
+    "rl.load('')": "No checkpoint is named.",
     "rl.stack([1])": "There is nothing to stack.",
     "rl.save_results(None, 'x.nc')": "Results are labelled arrays.",
     "rl.variant_config(model.config, 5)": "No RoPE variant is called '5'.",
