@@ -267,10 +267,11 @@ def prompt_tokens(text: str, tokenizer: Any) -> Int[Tensor, " position"]:
     """
     check_tokenizer(tokenizer)
     bos, ids = encode(text, tokenizer)
-    if len(bos) + len(ids) < 3:
+    count = len(bos) + len(ids)
+    if count < 3:
         raise BadText(
             "The text is too short to look at.",
-            seen=f"{text[:40]!r}: {len(bos) + len(ids)} token{'s' * (len(bos) + len(ids) != 1)}",
+            seen=f"{text[:40]!r}: {count} token{'s' * (count != 1)}",
             means="3 are needed",
         )
     return torch.tensor([*bos, *ids])
