@@ -158,8 +158,10 @@ def analyze(
                 held = joined_by_sweep(standing, weights=digest, text=read.fingerprint or None)
             if eager and subject is not model:
                 subject = bridge(as_subject(subject).model, source.tokenizer)
-            measured = (
-                profile_in_stages(
+            if held is not None:
+                measured, heads = held.profile, held.heads
+            else:
+                measured = profile_in_stages(
                     subject,
                     read.tokens,
                     lengths=read.lengths,
@@ -173,11 +175,8 @@ def analyze(
                     seed=seed,
                     stage=show,
                 )
-                if held is None
-                else held.profile
-            )
-            with opening(show, "labelling"):
-                heads = classify_heads(measured, seed=seed)
+                with opening(show, "labelling"):
+                    heads = classify_heads(measured, seed=seed)
     facts = {
         "backend": backend,
         "text": read.source,
@@ -186,7 +185,7 @@ def analyze(
     }
     if source.revision is not None:
         facts["revision"] = source.revision
-    for results in (None if held else measured, swept):
+    for results in (measured if held is None else None, swept):
         if results is not None:
             results.attrs |= facts
     record = provenance(

@@ -76,12 +76,10 @@ def check_numbers(config: PreTrainedConfig) -> None:
             if number is not None and (type(number) is not int or number < 1):
                 raise _impossible(name, value, "it is a whole number above 0")
     rope = facts.get("rope_parameters")
-    positions = [(name, facts.get(name)) for name in POSITIONS]
-    positions += [(TRAINED, value) for value in _stated(rope, TRAINED)]
-    for name, value in positions:
-        least = 1 if name == TRAINED else 2
-        known = value is None or isinstance(value, int | float)
-        if not known or (value is not None and not least <= value < 2**53):
+    positions = [(name, facts[name], 2) for name in POSITIONS if facts.get(name) is not None]
+    positions += [(TRAINED, value, 1) for value in _stated(rope, TRAINED)]
+    for name, value, least in positions:
+        if not isinstance(value, int | float) or not least <= value < 2**53:
             raise _impossible(name, value, f"it is a number of tokens, {least} to 2^53")
     heads, kv_heads = counts["num_attention_heads"], counts["num_key_value_heads"]
     if isinstance(heads, int) and isinstance(kv_heads, int) and heads % kv_heads:

@@ -193,11 +193,11 @@ def open_checkpoint(
     check_dtype(dtype)
     check_quantize(quantize)
     where = check_places(device, device_map)[0]
+    if not isinstance(name, str | PathLike) or not str(name).strip():
+        raise BadArgument(
+            "No checkpoint is named.", seen=repr(name)[:80], attempt="a folder or a Hub id"
+        )
     with quiet_transformers():
-        if not isinstance(name, str | PathLike) or not str(name).strip():
-            raise BadArgument(
-                "No checkpoint is named.", seen=repr(name)[:80], attempt="a folder or a Hub id"
-            )
         checkpoint = locate(str(name), revision=revision, local_files_only=local_files_only)
         read = _open_folder if checkpoint.path.is_dir() else _open_file
         config, tokenizer, parameters, file_bytes, state = read(

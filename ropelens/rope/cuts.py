@@ -130,14 +130,15 @@ def check_cuts(
     keep: Sequence[float | int], ends: Sequence[str], bands: int, controls: int
 ) -> tuple[list[float], list[str]]:
     """The shares and ends, as plain lists; `BadArgument` for cuts that no model can have."""
-    shares, named = plain_list(keep), plain_list(ends)
-    if shares is None:
+    kept, named = plain_list(keep), plain_list(ends)
+    if kept is None:
         raise BadArgument(
             "keep lists shares of the planes.",
             seen=repr(keep)[:80],
             attempt="keep=[0.75, 0.5]",
         )
-    wrong = [share for share in shares if not 0 <= plain_number(share) <= 1]
+    shares = [plain_number(share) for share in kept]
+    wrong = [given for given, share in zip(kept, shares, strict=True) if not 0 <= share <= 1]
     if wrong or not shares:
         raise BadArgument(
             "A kept share of the planes lies between 0 and 1.",
@@ -154,7 +155,7 @@ def check_cuts(
         )
     for what, number in (("bands", bands), ("controls", controls)):
         check_count(what, number)
-    return [plain_number(share) for share in shares], named
+    return shares, named
 
 
 def _stopped(layer: Turning, share: float) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -32,8 +32,3 @@ def plain_list(values: Any) -> list[Any] | None:
     if not hasattr(values, "ndim"):
         return list(values)
     return list(np.asarray(values)) if values.ndim else None
-
-
-def is_whole(value: object) -> bool:
-    """Whether `value` is a whole number, of numpy too; True and False are none."""
-    return isinstance(value, Integral) and not isinstance(value, bool | np.bool_)

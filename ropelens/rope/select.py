@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -13,7 +14,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from ropelens.errors import BadArgument
-from ropelens.rope.plain import is_whole, plain_list, plain_number
+from ropelens.rope.plain import plain_list, plain_number
 from ropelens.rope.planes import Planes
 
 ALL_HEADS = "*.*"
@@ -105,7 +106,7 @@ class PlaneNumbers:
             raise BadArgument(
                 "Planes are listed by their numbers.", seen=repr(self.numbers)[:80]
             )
-        wrong = [n for n in given if not is_whole(n)]
+        wrong = [n for n in given if isinstance(n, bool) or not isinstance(n, Integral)]
         if wrong:
             raise BadArgument("Planes have whole numbers.", seen=repr(wrong[0])[:80])
         object.__setattr__(self, "numbers", tuple(map(int, given)))

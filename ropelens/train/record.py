@@ -18,6 +18,7 @@ from ropelens.models.processes import processes
 
 COLUMNS = ("step", "tokens", "train_loss", "valid_loss", "learning_rate", "tokens_per_second")
 MISSING = "nothing"
+"""What is told of a value that one of two records lacks."""
 SHOWN = 5
 """How many differences a line tells."""
 

@@ -96,7 +96,8 @@ CONFIG = (
     *("num_hidden_layers", "num_key_value_heads", "rope_parameters", "rope_scaling"),
     *("rope_theta", "tie_word_embeddings", "vocab_size", "auto_map", "quantization_config"),
     *("sliding_window", "layer_types", "text_config", "is_encoder_decoder", "bos_token_id"),
-    *("transformers_weights", "partial_rotary_factor", "attention_bias", "attribute_map"),
+    *("transformers_weights", "partial_rotary_factor", "attention_bias", "use_cache"),
+    "attribute_map",
 )
 ROPE = st.fixed_dictionaries(
     {
