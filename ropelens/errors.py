@@ -5,7 +5,30 @@ Everything else is a bug of ours and shows a traceback.
 
 from __future__ import annotations
 
-from numbers import Integral
+import inspect
+import re
+from collections.abc import Callable
+from functools import cache, wraps
+from numbers import Integral, Real
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+from beartype.door import is_bearable
+from beartype.vale import Is
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+Count = Annotated[Integral, Is[lambda number: number >= 0]]
+"""A whole number, 0 or more, of Python's or numpy's."""
+
+Positive = Annotated[Integral, Is[lambda number: number >= 1]]
+"""A whole number, 1 or more, of Python's or numpy's."""
+
+IN_WORDS = {
+    Count: "a whole number, 0 or more",
+    Positive: "a whole number, 1 or more",
+    Integral: "a whole number",
+    Real: "a number",
+}
 
 
 class RopelensError(ValueError):
@@ -27,17 +50,7 @@ class RopelensError(ValueError):
     def line(self) -> str:
         """The whole message on one line."""
         parts = [f"{name}: {text}" for name, text in self.parts.items() if text]
-        said = [" ".join(part.split()).rstrip(".") for part in (self.what, *parts)]
-        return "; ".join(said)
-
-
-def words_of(error: BaseException, *, kind: bool = False) -> str:
-    """What an error of another library says, on one line, for `seen`.
-
-    `kind`: with its type, where its words alone say little. Cut at 300 characters.
-    """
-    said = f"{type(error).__name__}: {error}" if kind else str(error)
-    return " ".join(said.split())[:300]
+        return "; ".join(" ".join(p.split()).rstrip(".") for p in (self.what, *parts))
 
 
 class UnsupportedModel(RopelensError):
@@ -54,6 +67,44 @@ class BadText(RopelensError):
 
 class BadArgument(RopelensError):
     """A value outside what the function can work with."""
+
+
+def words_of(error: BaseException, *, kind: bool = False) -> str:
+    """What an error of another library says, on one line of at most 300 characters.
+
+    `kind` puts its type in front, where its words alone say little.
+    """
+    words = f"{type(error).__name__}: {error}" if kind else str(error)
+    return " ".join(words.split())[:300]
+
+
+def public(function: Function) -> Function:
+    """`function`, which raises `BadArgument` for an argument that its annotation excludes.
+
+    Types are checked here and nowhere else. Annotations exist at run time (no imports under
+    TYPE_CHECKING); whole numbers are `Count` or `Positive`, other numbers `Real`.
+    """
+    signature = inspect.signature(function)
+    hints = cache(lambda: get_type_hints(function, include_extras=True))
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for name, value in signature.bind(*args, **kwargs).arguments.items():
+            hint = hints().get(name, Any)
+            if not is_bearable(value, hint):
+                written = inspect.formatannotation(hint)
+                asked = IN_WORDS.get(hint) or re.sub(r"\b[a-z_.]+\.(?=[A-Z])", "", written)
+                raise BadArgument(
+                    f"{function.__name__}: {name} must be {asked}.", seen=_seen(value)
+                )
+        return function(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+def _seen(value: object) -> str:
+    """A value and its type, cut at 80 characters."""
+    return f"{type(value).__name__} {value!r}"[:80]
 
 
 def check_count(name: str, value: object, *, least: int = 0) -> None:
