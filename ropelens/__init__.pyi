@@ -18,7 +18,7 @@ from .models.observation import observe as observe
 from .statistics.call import AttentionCall as AttentionCall
 from .rope.planes import Planes as Planes
 from .measure.profile import profile as profile
-from .statistics.schema import Statistic as Statistic
+from .statistics.variables import Statistic as Statistic
 from .measure.token_sets import attention_on as attention_on
 from .measure.token_sets import find_tokens as find_tokens
 from .measure.heads import classify_heads as classify_heads

@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ropelens.statistics.measures import MEASURES
-from ropelens.statistics.schema import Derived, Statistic, Variable
+from ropelens.statistics.variables import MEASURES, Derived, Statistic, Variable
 
 PAGE = Path("docs/measures.md")
 REPEATED = ("induction", "trial_induction", "duplicate_token")

@@ -32,7 +32,7 @@ from ropelens.models.texts import (
 )
 from ropelens.models.tokenizer import load_tokenizer
 from ropelens.models.tokens import check_tokens
-from ropelens.statistics.schema import Statistic
+from ropelens.statistics.variables import Statistic
 
 LONGEST_DEFAULT_CONTEXT = 2048
 DEFAULT_SEQUENCES = 64

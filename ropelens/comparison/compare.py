@@ -32,7 +32,7 @@ from ropelens.models.checkpoint import fingerprint
 from ropelens.models.device import DeviceMap, check_places
 from ropelens.models.load import load
 from ropelens.models.quantization import check_quantize
-from ropelens.statistics.measures import compared
+from ropelens.statistics.variables import compared
 from ropelens.train.data import DATA
 
 GROWTH = "growth_"

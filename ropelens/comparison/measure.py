@@ -27,7 +27,7 @@ from ropelens.measure.tasks import SHORTEST, Retrieval
 from ropelens.models.processes import gather, place
 from ropelens.statistics.claim import judge
 from ropelens.statistics.labels import Thresholds
-from ropelens.statistics.measures import compared
+from ropelens.statistics.variables import compared
 from ropelens.train.data import held_out_text, spread
 
 TIMES_CONTEXT = 4

@@ -27,10 +27,9 @@ from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.gains import Scores
 from ropelens.statistics.held_out import LayerFit, scored_rows
-from ropelens.statistics.measures import STATISTICS
 from ropelens.statistics.rows import Rows, all_rows, sample_rows
-from ropelens.statistics.schema import Statistic
 from ropelens.statistics.sums import LayerSums, Sums, by_group, no_sums
+from ropelens.statistics.variables import STATISTICS, Statistic
 
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
 

@@ -23,9 +23,9 @@ from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.held_out import LayerFit, Sample
 from ropelens.statistics.kernel import describe_kernel
-from ropelens.statistics.measures import named
 from ropelens.statistics.ragged import stack
 from ropelens.statistics.sums import Sums
+from ropelens.statistics.variables import named
 
 
 def fit_layers(

@@ -39,10 +39,9 @@ from ropelens.measure.terms import MEASURES, wanted_measures
 from ropelens.measure.tokens import as_corpus
 from ropelens.models.processes import gather, place, shard
 from ropelens.models.subject import Subject, as_subject, stated_context
-from ropelens.statistics.measures import columns, named, of_planes
 from ropelens.statistics.rows import HowMany, rows_for
-from ropelens.statistics.schema import Variable
 from ropelens.statistics.seeds import whole_seed
+from ropelens.statistics.variables import Variable, columns, named, of_planes
 
 ON_TEXT = {"loss", "change", "labels"}
 

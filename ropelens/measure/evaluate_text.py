@@ -25,9 +25,9 @@ from ropelens.statistics.change import attention_change, without_values
 from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.held_out import LayerFit
 from ropelens.statistics.labels import Thresholds
-from ropelens.statistics.measures import STATISTICS, columns
 from ropelens.statistics.ragged import stack
 from ropelens.statistics.sums import Sums, by_group, mean_loss, no_sums
+from ropelens.statistics.variables import STATISTICS, columns
 
 RESAMPLES = 400
 """Draws of the sequences that intervals of label changes are read from."""

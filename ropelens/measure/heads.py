@@ -15,8 +15,8 @@ from ropelens.statistics.budget import GAINS, attention_budget
 from ropelens.statistics.claim import judge
 from ropelens.statistics.intervals import LEVEL
 from ropelens.statistics.labels import Thresholds, describe_wavelengths, label_heads
-from ropelens.statistics.measures import BY_DRAW, MEASURES, columns
 from ropelens.statistics.seeds import whole_seed
+from ropelens.statistics.variables import BY_DRAW, MEASURES, columns
 
 
 def classify_heads(

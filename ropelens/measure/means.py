@@ -12,8 +12,8 @@ from ropelens.measure.tokens import as_corpus
 from ropelens.models.rotation import read_layers
 from ropelens.models.subject import as_subject
 from ropelens.statistics.layer import LayerMeans
-from ropelens.statistics.measures import named
 from ropelens.statistics.ragged import stack
+from ropelens.statistics.variables import named
 
 
 def plane_means(

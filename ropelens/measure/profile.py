@@ -44,11 +44,10 @@ from ropelens.models.texts import check_tokenizer, encode, tokenize
 from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.flex import check_engine
 from ropelens.statistics.groups import Documents, count_documents
-from ropelens.statistics.measures import STATISTICS, check_new, named
 from ropelens.statistics.rows import ALL_ROWS, HowMany, rows_for
-from ropelens.statistics.schema import Statistic
 from ropelens.statistics.seeds import whole_seed
 from ropelens.statistics.surrogates import DRAWS
+from ropelens.statistics.variables import STATISTICS, Statistic, check_new, named
 
 NUMBERED = re.compile(r"(seed|step)-\d+")
 """Names of runs and checkpoints, within a study, that tell nothing alone."""

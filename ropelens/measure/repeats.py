@@ -16,9 +16,9 @@ from ropelens.models.subject import Subject, trained_context
 from ropelens.rope.planes import Planes
 from ropelens.statistics.attention import sum_attention
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.measures import named
 from ropelens.statistics.ragged import stack
 from ropelens.statistics.rows import Rows
+from ropelens.statistics.variables import named
 
 REPEATED_TOKENS = 64
 """Random tokens before they are repeated, where the context holds twice as many."""

@@ -10,10 +10,9 @@ import xarray as xr
 
 from ropelens.rope.planes import Planes
 from ropelens.statistics.layer import LayerMeans
-from ropelens.statistics.measures import MEASURES
 from ropelens.statistics.ragged import stack
-from ropelens.statistics.schema import Derived, Statistic
 from ropelens.statistics.sums import Sums
+from ropelens.statistics.variables import MEASURES, Derived, Statistic
 
 INDICES = {
     "layer": "index of the layer",

@@ -17,7 +17,7 @@ from ropelens.models.ids import LARGEST_ID
 from ropelens.models.tokens import check_tokens
 from ropelens.statistics.block import Block
 from ropelens.statistics.corpus import seen_before
-from ropelens.statistics.schema import Statistic
+from ropelens.statistics.variables import Statistic
 
 CLASSES = {"punctuation": "punctuation", "repeated": "repeated tokens"}
 """Sets of tokens that are no texts, and what sentences call them."""

@@ -13,11 +13,10 @@ from ropelens.rope.planes import Planes
 from ropelens.statistics.block import Block, RowsOfCall, Vectors
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.flex import FlexBlock
-from ropelens.statistics.measures import STATISTICS
 from ropelens.statistics.memory import sum_by_offset
 from ropelens.statistics.rows import Rows
-from ropelens.statistics.schema import Statistic
 from ropelens.statistics.sinks import known_sinks
+from ropelens.statistics.variables import STATISTICS, Statistic
 
 SequenceSums = dict[str, Float[Tensor, "batch _ ..."]]
 """Sums over the tokens or rows of each sequence, by the names of the statistics, in float64."""

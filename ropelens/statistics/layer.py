@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ropelens.rope.planes import Planes, plane_norms
 from ropelens.statistics.bins import offset_edges
-from ropelens.statistics.schema import Statistic
 from ropelens.statistics.sums import LayerSums, Sums
+from ropelens.statistics.variables import Statistic
 
 
 class LayerMeans:

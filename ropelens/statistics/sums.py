@@ -17,7 +17,7 @@ from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.gains import Scores
 from ropelens.statistics.groups import GROUPS
 from ropelens.statistics.intervals import mean_and_error
-from ropelens.statistics.schema import Statistic
+from ropelens.statistics.variables import Statistic
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,6 @@ CALLS = {
     "rl.load('bundled', device=None)": "There is no device None.",
     "rl.load('bundled', device_map=5)": "There is no device map 5.",
     "rl.load('bundled', quantize=[])": "Weights are not quantized to [].",
-    "rl.profile(model, tokens, statistics=5)": "statistics lists statistics.",
     "rl.profile(model, tokens, excerpts=5)": "excerpts lists sequences of tokens.",
     "rl.truncate(model, tokens, keep=['x'])": "A kept share of the planes lies between 0 "
     "and 1.",

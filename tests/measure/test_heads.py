@@ -18,7 +18,7 @@ from ropelens.errors import BadArgument
 from ropelens.measure.heads import classify_heads, resample_labels
 from ropelens.statistics.budget import GAINS, attention_budget
 from ropelens.statistics.labels import Thresholds
-from ropelens.statistics.measures import columns
+from ropelens.statistics.variables import columns
 
 COLUMNS = (
     "layer,head,label,confidence,positional_fraction,content_fraction,interaction_fraction,"

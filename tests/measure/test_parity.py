@@ -35,9 +35,8 @@ from ropelens.statistics.budget import GAINS, attention_budget
 from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.held_out import Sample, scored_rows
 from ropelens.statistics.logit import RIDGE
-from ropelens.statistics.measures import MEASURES
 from ropelens.statistics.rows import sample_rows
-from ropelens.statistics.schema import Derived, Statistic
+from ropelens.statistics.variables import MEASURES, Derived, Statistic
 
 LENGTHS = (40, 23, 31)
 LONG = (150, 97, 128)  # beyond 64, where bins hold several offsets

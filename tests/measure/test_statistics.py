@@ -14,8 +14,7 @@ from oracles.tiny import random_tokens, tiny
 
 import ropelens as rl
 from ropelens.errors import BadArgument
-from ropelens.statistics.measures import MEASURES, STATISTICS
-from ropelens.statistics.schema import Statistic
+from ropelens.statistics.variables import MEASURES, STATISTICS, Statistic
 
 ROOT = Path(__file__).parents[2]
 LENGTHS = (40, 23, 31)

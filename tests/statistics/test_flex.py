@@ -13,9 +13,9 @@ from ropelens.errors import BadArgument
 from ropelens.measure import chunks
 from ropelens.statistics import flex
 from ropelens.statistics.attention import sum_attention
-from ropelens.statistics.measures import STATISTICS
 from ropelens.statistics.rows import all_rows, sample_rows
 from ropelens.statistics.sinks import known_sinks
+from ropelens.statistics.variables import STATISTICS
 
 TOKENS = torch.as_tensor(random_tokens(sequences=3, length=40))
 LENGTHS = torch.tensor([40, 23, 31])

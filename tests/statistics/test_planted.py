@@ -25,8 +25,8 @@ from ropelens.statistics.labels import (
     describe_wavelengths,
     label_heads,
 )
-from ropelens.statistics.measures import named
 from ropelens.statistics.rows import sample_rows
+from ropelens.statistics.variables import named
 
 
 @dataclass(frozen=True)

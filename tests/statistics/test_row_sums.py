@@ -14,8 +14,8 @@ from ropelens.rope.planes import Planes, plane_norms, unrotate
 from ropelens.statistics import block as module
 from ropelens.statistics.attention import sum_attention
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.measures import STATISTICS
 from ropelens.statistics.rows import all_rows, sample_rows
+from ropelens.statistics.variables import STATISTICS
 
 few = settings(deadline=None, max_examples=25, derandomize=True)
 seeds = st.integers(0, 2**20)

@@ -19,9 +19,9 @@ from ropelens.statistics import block
 from ropelens.statistics.attention import sum_attention
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.maps import attention_map
-from ropelens.statistics.measures import named
 from ropelens.statistics.rows import Rows, all_rows, sample_rows
 from ropelens.statistics.sinks import beginning_of, find_sinks, known_sinks, with_found
+from ropelens.statistics.variables import named
 
 few = settings(deadline=None, max_examples=25, derandomize=True)
 seeds = st.integers(0, 2**20)

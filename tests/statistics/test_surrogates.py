@@ -19,10 +19,10 @@ from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.claim import _bounds, _verdict, judge, rank_correlation
 from ropelens.statistics.gains import score
 from ropelens.statistics.logit import fit
-from ropelens.statistics.measures import named
 from ropelens.statistics.rows import sample_rows
 from ropelens.statistics.sinks import known_sinks
 from ropelens.statistics.surrogates import LayerSurrogates, _orders, draw_surrogates
+from ropelens.statistics.variables import named
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "gpt_oss", "glm", "nanochat"])
