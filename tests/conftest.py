@@ -20,7 +20,6 @@ TAKES_ANY = {f"ropelens.measure.{name}" for name in ("profile", "means", "tokens
 TAKES_ANY |= {f"ropelens.measure.{name}" for name in ("needs", "token_sets")}
 TAKES_ANY |= {"ropelens.models.tokens", "ropelens.edit.silence", "ropelens.analysis.analyze"}
 UNCHECKED = TAKES_ANY | {"ropelens.models.texts"}
-UNCHECKED |= {"ropelens.statistics.flex"}  # torch counts the parameters of its functions
 if "slow" not in sys.argv:  # called by thousands: checked where minutes do not matter
     UNCHECKED |= {
         f"ropelens.statistics.{name}" for name in ("cells", "logit", "offsets", "solver")

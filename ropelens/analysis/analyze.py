@@ -34,7 +34,6 @@ from ropelens.models.memory import explain_full_memory
 from ropelens.models.rotation import one_probe
 from ropelens.models.subject import as_subject
 from ropelens.models.texts import Sequences, check_context, check_sequences
-from ropelens.statistics.flex import check_engine
 from ropelens.statistics.rows import HowMany
 
 BACKENDS = ("hf", "transformer-lens")
@@ -53,7 +52,6 @@ def analyze(
     sequences: int | None = None,
     rows: HowMany = "auto",
     batch_size: int | None = None,
-    engine: str = "blocks",
     seed: int = 0,
     truncation: Mapping[str, Any] | None = None,
     standing: str | Path | None = None,
@@ -88,8 +86,7 @@ def analyze(
     of which a random sample of `sequences` is kept (by default up to 64). `rows` of
     each sequence's attention are looked at: "all", a number drawn with `seed`, or "auto": all
     of sequences of up to 2,048 tokens, 512 of longer ones (see `ropelens.profile`).
-    `batch_size` sequences run together, by default as many as the memory takes; `engine` sums
-    the profile's attention (see `ropelens.profile`). `prompts` are
+    `batch_size` sequences run together, by default as many as the memory takes. `prompts` are
     texts to look into (a `str` is one), token by token, of up to 256 tokens each; without,
     pieces of the text.
     `attention_on` are tokens ("'", "punctuation", "repeated") that heads are searched by: how
@@ -110,7 +107,6 @@ def analyze(
     """
     arguments = arguments_of(locals())  # while the parameters are the only names
     check_rows(rows, batch_size)  # all that can be told before a model is loaded
-    check_engine(engine)
     if backend not in BACKENDS:
         raise BadArgument(f"There is no backend {backend!r}.", attempt=" or ".join(BACKENDS))
     if context is not None:
@@ -171,7 +167,6 @@ def analyze(
                     statistics=inputs.searched,
                     rows=plan.rows,
                     batch_size=plan.batch_size,
-                    engine=engine,
                     seed=seed,
                     stage=show,
                 )

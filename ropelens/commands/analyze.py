@@ -27,13 +27,6 @@ class Backend(StrEnum):
     transformer_lens = "transformer-lens"
 
 
-class Engine(StrEnum):
-    """What sums attention."""
-
-    blocks = "blocks"
-    flex = "flex"
-
-
 @stopped_in_its_words()
 def analyze(
     run: typer.Context,
@@ -93,13 +86,6 @@ def analyze(
     sequences: options.SequenceCount = None,
     rows: options.Rows = "auto",
     batch_size: options.BatchSize = None,
-    engine: Annotated[
-        Engine,
-        typer.Option(
-            help="What sums attention: blocks of scores; or flex, torch's flex attention, made "
-            "for GPUs and not run on one yet."
-        ),
-    ] = Engine.blocks,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     device_map: options.SpreadOver = None,
@@ -174,7 +160,6 @@ def analyze(
         "sequences": sequences,
         "rows": rows,
         "batch_size": batch_size,
-        "engine": engine.value,
         "seed": seed,
         "backend": backend.value,
         "device": device,

@@ -82,10 +82,9 @@ class Batch:
 
 @dataclass
 class Passed:
-    """What the observers of one pass over a batch saw of each layer, summed by `engine`."""
+    """What the observers of one pass over a batch saw of each layer."""
 
     batch: Batch
-    engine: str = "blocks"
     layers: dict[int, LayerSums] = field(default_factory=dict)
     scores: dict[int, Scores] = field(default_factory=dict)
     chunks: dict[int, SequenceSums] = field(default_factory=dict)
@@ -134,7 +133,6 @@ class Passed:
             tokens=text.tokens,
             sinks=sinks,
             statistics=left,
-            engine=self.engine,
         )
         self.layers[call.layer] = LayerSums.of(sums, call, statistics)
 
@@ -261,7 +259,6 @@ def collect(
     seed: int = 0,
     chosen: range | None = None,
     batch_size: int | None = None,
-    engine: str = "blocks",
     progress: Progress | None = None,
     sums: Sums | None = None,
     save: Callable[[Sums], None] = lambda _: None,
@@ -269,7 +266,7 @@ def collect(
     """Sums of the statistics of every layer over all sequences, or those that are `chosen`.
 
     `planes` says how each layer rotates, `fits` has the models of its budget, which are
-    scored; `engine` sums the attention; the others are as for `batches`. Sums of sequences that
+    scored; the others are as for `batches`. Sums of sequences that
     run apart add. Those of the first of the chosen may be had already, as `sums`; `save` gets
     what there is after each batch. Memory grows with the layers and the context, not with the
     number of sequences.
@@ -279,7 +276,7 @@ def collect(
     for batch in batches(
         subject, text, rows=rows, seed=seed, chosen=left, batch_size=batch_size
     ):
-        passed = Passed(batch, engine)
+        passed = Passed(batch)
 
         def see(call: AttentionCall, passed: Passed = passed) -> None:
             fit = fits[call.layer] if fits else None

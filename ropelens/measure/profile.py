@@ -42,7 +42,6 @@ from ropelens.models.rotation import read_planes
 from ropelens.models.subject import as_subject, stated_context, trained_context
 from ropelens.models.texts import check_tokenizer, encode, tokenize
 from ropelens.statistics.corpus import Corpus
-from ropelens.statistics.flex import check_engine
 from ropelens.statistics.groups import Documents, count_documents
 from ropelens.statistics.rows import ALL_ROWS, HowMany, rows_for
 from ropelens.statistics.seeds import whole_seed
@@ -67,7 +66,6 @@ def profile(
     rows: HowMany = "auto",
     seed: int = 0,
     batch_size: int | None = None,
-    engine: str = "blocks",
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """Measure how `model` uses its rotary frequencies on `tokens`.
@@ -87,9 +85,7 @@ def profile(
     measured beside those that every profile has.
     `sinks` are ids of tokens that are sinks wherever they stand, beside position 0, the token
     that sequences begin with, and keys that are found to be. `surrogates` with frequencies in
-    a random order are what the claim on wavelengths is held against. `engine` says what sums
-    the attention: "blocks" of scores, or "flex", torch's flex attention, which gives the same
-    sums but has not been run on a GPU, which it is made for; on a CPU it is slow. `progress` is
+    a random order are what the claim on wavelengths is held against. `progress` is
     called with the tokens done since, after each layer of each batch.
 
     Two passes over a sample come first: one of an excerpt and repeated tokens, one in which
@@ -105,7 +101,7 @@ def profile(
     Where heads that share a key differ, each of the layer has a `kv_head` of its own.
 
     Raises `UnsupportedModel` for a model without RoPE or with hidden attention, and
-    `BadArgument` for tokens, lengths, rows, statistics or engines that cannot be.
+    `BadArgument` for tokens, lengths, rows, or statistics that cannot be.
     """
     return profile_in_stages(
         model,
@@ -120,7 +116,6 @@ def profile(
         rows=rows,
         seed=seed,
         batch_size=batch_size,
-        engine=engine,
         stage=lambda what, **_: nullcontext(progress if what == MEASURING else None),
     )
 
@@ -145,7 +140,6 @@ def profile_in_stages(
     rows: HowMany,
     seed: int,
     batch_size: int | None,
-    engine: str = "blocks",
     stage: OpenStage,
 ) -> xr.Dataset:
     """What `profile` gives, each stage of it shown by `stage`."""
@@ -165,7 +159,6 @@ def profile_in_stages(
     rows = rows_for(rows, text.context)
     check_count("surrogates", surrogates)
     check_new(statistics)
-    check_engine(engine)
     with stage("probing", total=1, unit="step"):
         planes = read_planes(subject, context=text.context)
         pieces = check_excerpts(subject.model.config, excerpts) or chosen_excerpts(
@@ -207,7 +200,6 @@ def profile_in_stages(
             seed=seed,
             chosen=chosen,
             batch_size=batch_size,
-            engine=engine,
             progress=kept.counting(progress),
             sums=sums,
             save=lambda sums: kept.save(lambda: (fits, sums)),

@@ -12,11 +12,10 @@ from ropelens.errors import BadArgument
 from ropelens.rope.planes import Planes
 from ropelens.statistics.block import Block, RowsOfCall, Vectors
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.flex import FlexBlock
 from ropelens.statistics.memory import sum_by_offset
 from ropelens.statistics.rows import Rows
 from ropelens.statistics.sinks import known_sinks
-from ropelens.statistics.variables import STATISTICS, Statistic
+from ropelens.statistics.variables import Statistic
 
 SequenceSums = dict[str, Float[Tensor, "batch _ ..."]]
 """Sums over the tokens or rows of each sequence, by the names of the statistics, in float64."""
@@ -31,14 +30,12 @@ def sum_attention(
     sinks: Int[Tensor, "batch shared position"] | None = None,
     statistics: Sequence[Statistic],
     first: int = 0,
-    engine: str = "blocks",
 ) -> SequenceSums:
     """The sums of one attention call over its tokens and `rows`.
 
     Rows beyond a sequence's length have no weight, so padding is never counted. `sinks` says
     which keys are sinks (see `known_sinks`); without it position 0 is the only one. `first` is
-    the position of the first token, where a call has a part of a sequence alone. `engine`, of
-    `ENGINES`, sums the statistics of profiles; those of one's own are summed by blocks. Raises
+    the position of the first token, where a call has a part of a sequence alone. Raises
     `BadArgument` for a statistic whose values are not of every row of a block.
     """
     sinks = known_sinks(tokens, beginning=None) if sinks is None else sinks
@@ -50,9 +47,7 @@ def sum_attention(
     sums = {row.name: _sum_tokens(row.of(vectors), padding) for row in by_token}
     if by_row:
         of_call = RowsOfCall(vectors, rows)
-        sums |= _sum_flex(of_call, by_row) if engine == "flex" else {}
-        left = [row for row in by_row if row.name not in sums]
-        sums |= _sum_blocks(of_call, of_call.blocks(), left) if left else {}
+        sums |= _sum_blocks(of_call, of_call.blocks(), by_row)
     return {name: x.cpu() for name, x in sums.items()}  # once: a GPU does not wait for blocks
 
 
@@ -81,15 +76,6 @@ def _sum_blocks(
                 scale = block.call.scale if row.dims[-1] == "coordinate" else 1
                 _add(sums, row.name, block, scale * part)
     return sums | dict(zip(single, sums.pop("").unbind(-1), strict=True)) if single else sums
-
-
-def _sum_flex(rows: RowsOfCall, statistics: Sequence[Statistic]) -> SequenceSums:
-    """Sums over rows by flex attention: of the statistics that every profile has."""
-    block, own = FlexBlock(rows), [row for row in statistics if row in STATISTICS]
-    sums = _sum_blocks(rows, [block], [row for row in own if row.over == "rows"])
-    if "offset_mass" in [row.name for row in own]:
-        sums["offset_mass"] = block.by_offset.flatten(1, 2).double()
-    return sums
 
 
 def _sum_tokens(

@@ -18,7 +18,6 @@ from cli_runs import NAMES, PLAN, Command, Ended, ropelens, save_family
 from tiny_checkpoints import save_tiny
 
 import ropelens as rl
-from ropelens.errors import BadArgument
 from ropelens.models.bundled import BUNDLED, bundled_path
 from ropelens.models.checkpoint import fingerprint
 from ropelens.train import SIZES
@@ -297,22 +296,6 @@ def test_more_rows_than_there_are_are_all(
     args = ("analyze", model, "--text", text, "--seed", 3, "--rows", 10_000, "--out", other)
     assert ropelens(*args).code == 0
     assert (other / "heads.csv").read_bytes() == (out / "heads.csv").read_bytes()
-
-
-def test_the_profile_is_summed_by_the_engine_that_was_asked_for(
-    ropelens: Command, model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[object] = []
-
-    def stop(*_: object, engine: str, **__: object) -> None:
-        asked.append(engine)
-        raise BadArgument("enough")
-
-    monkeypatch.setattr("ropelens.analysis.analyze.profile_in_stages", stop)
-    for options in ((), ("--engine", "flex")):
-        args = ("--text", text, *options, "--out", tmp_path / "out")
-        assert ropelens("analyze", model, *args).problem == "enough"
-    assert asked == ["blocks", "flex"]
 
 
 # The TransformerLens backend.

@@ -228,7 +228,6 @@ def test_a_model_without_text_is_told_what_to_pass(
         ("--seed", -1, 2, "'--seed': Input should be greater than or equal to 0"),
         ("--seed", 2**70, 2, "'--seed': Input should be less than or equal to"),
         ("--backend", "jax", 2, "'--backend'"),
-        ("--engine", "fast", 2, "'--engine': 'fast' is not one of 'blocks', 'flex'"),
         ("--device", "toaster", 1, "There is no device 'toaster'"),
         ("--device", "meta", 1, "There is no device 'meta'"),
         ("--device-map", "car", 1, "There is no device map 'car'"),
