@@ -20,6 +20,7 @@ from ropelens.measure.token_sets import attention_on
 from ropelens.models.bundled import sample_path
 from ropelens.models.ids import read_ids
 from ropelens.models.load import open_checkpoint
+from ropelens.models.loading import Loading
 from ropelens.models.paths import check_document, check_has_text, check_ids_file
 from ropelens.models.subject import stated_context
 from ropelens.models.texts import (
@@ -131,7 +132,8 @@ def _source(
         tokenizer = load_tokenizer(tokenizer, **options)
     if isinstance(model, nn.Module):
         return Source.of_model(model, tokenizer)
-    opened = open_checkpoint(model, **{name: arguments[name] for name in OPTIONS_OF_LOAD})
+    loading = Loading(**{name: arguments[name] for name in OPTIONS_OF_LOAD})
+    opened = open_checkpoint(model, loading)
     return Source.of_checkpoint(opened, tokenizer)
 
 

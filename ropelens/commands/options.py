@@ -33,12 +33,9 @@ def check_first(
     from ropelens.models.paths import check_paths
 
     check_paths(model, text or (), ids)
-    from ropelens.models.device import check_dtype, check_places  # which imports torch
-    from ropelens.models.quantization import check_quantize
+    from ropelens.models.loading import Loading  # which imports torch
 
-    check_dtype(dtype)
-    check_quantize(quantize)
-    check_places(device, device_map)
+    Loading(dtype=dtype, device=device, device_map=device_map, quantize=quantize).devices()
 
 
 def rows_of(text: str) -> Any:

@@ -29,9 +29,9 @@ from ropelens.files.progress import ShowProgress, silent
 from ropelens.files.results import open_profile
 from ropelens.measure.profile import versions
 from ropelens.models.checkpoint import fingerprint
-from ropelens.models.device import DeviceMap, check_places
+from ropelens.models.device import DeviceMap
 from ropelens.models.load import load
-from ropelens.models.quantization import check_quantize
+from ropelens.models.loading import Loading
 from ropelens.statistics.variables import compared
 from ropelens.train.data import DATA
 
@@ -108,8 +108,7 @@ def compare(
         BadArgument: as `find_entries`, or too little validation text; or no such device or
             quantization.
     """
-    check_quantize(quantize)
-    check_places(device, device_map)
+    Loading(device=device, device_map=device_map, quantize=quantize).devices()
     entries = find_entries(paths)
     if sequences < 2:
         raise BadArgument(

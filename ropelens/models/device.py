@@ -1,4 +1,4 @@
-"""Where a model runs, and in which numbers: names become a device and a dtype, or an error."""
+"""The devices that a model may run on, and the memory that they have left."""
 
 from __future__ import annotations
 
@@ -15,17 +15,8 @@ from ropelens.errors import BadArgument, words_of
 DeviceMap = str | Mapping[str, int | str]
 """Where the parts of a model go: "auto", or the place of each part by its name."""
 
-DTYPES = ("float32", "float16", "bfloat16", "float64", "auto", "saved")
-"""What a model may be loaded in: "auto" for the faster one here, "saved" as its files are."""
-
 WORTH_IT = 1.5
 """Times as fast as float32, which bfloat16 has to be to be chosen."""
-
-
-def check_dtype(name: str) -> None:
-    """Raise `BadArgument` for a dtype that models are not loaded in."""
-    if name not in DTYPES:
-        raise BadArgument(f"There is no dtype {name!r}.", attempt=f"one of {', '.join(DTYPES)}")
 
 
 def device_named(name: str) -> torch.device:
@@ -59,20 +50,6 @@ def device_named(name: str) -> torch.device:
             attempt="device cpu",
         ) from error
     return device
-
-
-def check_places(device: str, device_map: DeviceMap | None) -> list[torch.device]:
-    """Where a model will compute, on one device or on those of a map; tried.
-
-    Raises `BadArgument` for what is not there, and where both are given.
-    """
-    if device_map is None:
-        return [device_named(device)]
-    if device != "auto":
-        raise BadArgument(
-            "Both a device and a device map are given.", attempt="one of device and device_map"
-        )
-    return devices_in(device_map)
 
 
 def devices_in(device_map: DeviceMap) -> list[torch.device]:

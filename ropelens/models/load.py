@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel, words_of
+from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel, public, words_of
 from ropelens.models import checks, llama2c
 from ropelens.models.checkpoint import (
     PICKLE_SUFFIXES,
@@ -29,27 +28,17 @@ from ropelens.models.checkpoint import (
     read_config,
     weight_files,
 )
-from ropelens.models.device import (
-    WORTH_IT,
-    DeviceMap,
-    bf16_speed,
-    check_dtype,
-    check_places,
-    devices_in,
-    free_bytes,
-)
+from ropelens.models.device import WORTH_IT, DeviceMap, bf16_speed, devices_in, free_bytes
+from ropelens.models.loading import QUANTIZATIONS, Loading
 from ropelens.models.memory import room_for_weights
 from ropelens.models.processes import gather
-from ropelens.models.quantization import (
-    QUANTIZATIONS,
-    check_quantize,
-    dequantized_parameters,
-    is_quantized,
-)
 from ropelens.models.quiet import quiet_transformers
 from ropelens.models.tokenizer import read_tokenizer
 
+DEFAULT = Loading()
 
+
+@public
 def load(
     name: str | Path,
     *,
@@ -80,16 +69,16 @@ def load(
     for what is no causal language model, BadArgument for the other arguments. Warns where
     the checkpoint holds more than the model uses, or its config sets what has no effect.
     """
-    opened = open_checkpoint(
-        name,
-        revision=revision,
-        local_files_only=local_files_only,
-        trust_remote_code=trust_remote_code,
+    loading = Loading(
         dtype=dtype,
         device=device,
         device_map=device_map,
         quantize=quantize,
+        revision=revision,
+        local_files_only=local_files_only,
+        trust_remote_code=trust_remote_code,
     )
+    opened = open_checkpoint(name, loading)
     return opened.read(), opened.tokenizer
 
 
@@ -178,43 +167,33 @@ class Opened:
         return model
 
 
-def open_checkpoint(
-    name: str | Path,
-    *,
-    revision: str | None = None,
-    local_files_only: bool = False,
-    trust_remote_code: bool = False,
-    dtype: str = "float32",
-    device: str = "auto",
-    device_map: DeviceMap | None = None,
-    quantize: str | None = None,
-) -> Opened:
-    """What `load` loads, up to its weights; the arguments and errors are as there."""
-    check_dtype(dtype)
-    check_quantize(quantize)
-    where = check_places(device, device_map)[0]
-    if not isinstance(name, str | PathLike) or not str(name).strip():
-        raise BadArgument(
-            "No checkpoint is named.", seen=repr(name)[:80], attempt="a folder or a Hub id"
-        )
+def open_checkpoint(name: str | Path, loading: Loading = DEFAULT) -> Opened:
+    """The checkpoint that `load` loads, up to its weights; errors are as there."""
+    where = loading.devices()[0]
     with quiet_transformers():
-        checkpoint = locate(str(name), revision=revision, local_files_only=local_files_only)
+        checkpoint = locate(
+            str(name),
+            revision=loading.revision,
+            local_files_only=loading.local_files_only,
+        )
         read = _open_folder if checkpoint.path.is_dir() else _open_file
         config, tokenizer, parameters, file_bytes, state = read(
-            checkpoint.path, trust_remote_code
+            checkpoint.path, loading.trust_remote_code
         )
-    speed = None
+    dtype, speed = loading.dtype, None
     if dtype == "auto":
         speed = gather(bf16_speed(where))[0]  # the same for all
         dtype = "bfloat16" if speed >= WORTH_IT else "float32"
-    if quantize is not None and is_quantized(config):
+    if loading.quantize is not None and is_quantized(config):
         raise BadArgument(
             f"The weights of {name} are quantized already.", attempt="leave quantize out"
         )
     plain = None
     if is_quantized(config):
         with quiet_transformers():
-            plain = dequantized_parameters(config, where, trust_remote_code=trust_remote_code)
+            plain = dequantized_parameters(
+                config, where, trust_remote_code=loading.trust_remote_code
+            )
     return Opened(
         checkpoint=checkpoint,
         config=config,
@@ -224,12 +203,42 @@ def open_checkpoint(
         file_bytes=file_bytes,
         dtype=dtype,
         device=where,
-        trust_remote_code=trust_remote_code,
+        trust_remote_code=loading.trust_remote_code,
         state=state,
         bf16_speed=speed,
-        device_map=device_map,
-        quantize=quantize,
+        device_map=loading.device_map,
+        quantize=loading.quantize,
     )
+
+
+def is_quantized(config: PreTrainedConfig) -> bool:
+    """Whether a checkpoint's weights are saved in fewer bits."""
+    return bool(config.to_dict().get("quantization_config"))
+
+
+def dequantized_parameters(
+    config: PreTrainedConfig, device: torch.device, *, trust_remote_code: bool
+) -> int | None:
+    """How many numbers a quantized checkpoint becomes as it is read; None where it stays one.
+
+    transformers reads fp8 and mxfp4 back into plain numbers, several times the bytes of the
+    files, where `device` cannot compute with them.
+    """
+    from transformers.quantizers import AutoHfQuantizer  # which few need
+
+    try:
+        stated = config.to_dict()["quantization_config"]
+        quantizer = AutoHfQuantizer.from_config(stated, pre_quantized=True)
+        quantizer.validate_environment(device_map={"": device})
+        if not getattr(quantizer.quantization_config, "dequantize", False):
+            return None
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
+                config, trust_remote_code=trust_remote_code
+            )
+    except Exception:  # whatever is wrong with it; reading it says so
+        return None
+    return int(model.num_parameters())
 
 
 Parts = tuple[

@@ -35,9 +35,6 @@ CALLS = {
     "more.",
     "rl.reach(model, tokens, resamples='x')": "resamples must be a whole number, 0 or more.",
     "rl.reach(model, tokens, variants=5)": "No RoPE variant is called '5'.",
-    "rl.load('bundled', device=None)": "There is no device None.",
-    "rl.load('bundled', device_map=5)": "There is no device map 5.",
-    "rl.load('bundled', quantize=[])": "Weights are not quantized to [].",
     "rl.profile(model, tokens, excerpts=5)": "excerpts lists sequences of tokens.",
     "rl.truncate(model, tokens, keep=['x'])": "A kept share of the planes lies between 0 "
     "and 1.",
@@ -70,14 +67,11 @@ CALLS = {
     "rl.mean_ablate('x')": "These are no means of queries and keys.",
     "rl.capture(model, [1, 2, 3], heads='3.4', tokenizer=5)": "Tokens are named by the "
     "tokenizer of the model.",
-    "rl.load(None)": "No checkpoint is named.",
-    "rl.load('')": "No checkpoint is named.",
     "rl.stack([1])": "There is nothing to stack.",
     "rl.save_results(None, 'x.nc')": "Results are labelled arrays.",
     "rl.variant_config(model.config, 5)": "No RoPE variant is called '5'.",
     "rl.stop('x')": "An edit is of planes.",
     "rl.rescale('x')": "inv_freq is a list of finite frequencies, one for every plane.",
-    "rl.load('bundled', device=10**30)": f"There is no device {10**30}.",
     "rl.truncate(model, tokens, ends='slow')": "ends lists ends of the planes.",
 }
 SCRIPT = """

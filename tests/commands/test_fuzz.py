@@ -31,6 +31,7 @@ from ropelens.commands.app import main
 from ropelens.errors import RopelensError
 from ropelens.files.results import check_out, open_profile, read_own_record, save_profile
 from ropelens.models.load import open_checkpoint
+from ropelens.models.loading import Loading
 from ropelens.models.rotation import measure_rope
 from ropelens.report.index import write_index
 
@@ -130,7 +131,7 @@ def test_configs(model: Path, damaged: Path, changes: dict[str, object]) -> None
     with works_or_is_refused(), contextlib.suppress(Planned):
         analyze(damaged, "a quick fox " * 20, dtype="saved", device="cpu", announce=planned)
     with works_or_is_refused():
-        measure_rope(open_checkpoint(damaged, device="cpu").read())
+        measure_rope(open_checkpoint(damaged, Loading(device="cpu")).read())
 
 
 @cases(50)
@@ -151,7 +152,7 @@ def test_files_beside_the_config(
     whole = json.loads((model / name).read_text())
     (damaged / name).write_text(json.dumps(whole | {key: value}))
     with works_or_is_refused():
-        open_checkpoint(damaged, device="cpu").read()
+        open_checkpoint(damaged, Loading(device="cpu")).read()
 
 
 # Results.

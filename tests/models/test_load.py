@@ -32,6 +32,7 @@ from ropelens.measure.profile import model_name
 from ropelens.models.bundled import BUNDLED, bundled_path
 from ropelens.models.checkpoint import locate
 from ropelens.models.load import load, open_checkpoint
+from ropelens.models.loading import Loading
 from ropelens.models.subject import stated_context
 from ropelens.models.texts import read_documents, tokenize
 
@@ -289,7 +290,7 @@ def test_float8_becomes_numbers_that_a_processor_computes_with(
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     stated = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     edit_config(folder, dtype="bfloat16", quantization_config=stated)
-    opened = open_checkpoint(folder, dtype=dtype)
+    opened = open_checkpoint(folder, Loading(dtype=dtype))
     plain.save_pretrained(folder.parent / "plain")
     usual, tokens = load(folder.parent / "plain", dtype=dtype)[0], torch.arange(2, 22)[None]
     assert opened.weight_bytes == sum(weight.nbytes for weight in usual.parameters())

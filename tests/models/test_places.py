@@ -21,6 +21,7 @@ from ropelens.analysis.plan import Source, plan_analysis
 from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel
 from ropelens.models.device import devices_in, free_bytes
 from ropelens.models.load import load, open_checkpoint
+from ropelens.models.loading import Loading
 from ropelens.models.memory import room_for_weights
 from ropelens.models.places import device_of, devices_of
 from ropelens.models.texts import Sequences
@@ -120,13 +121,18 @@ def test_weights_leave_room_to_measure_in(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_plan_counts_all_devices_and_the_bits_of_a_weight(tmp_path: Path) -> None:
     save_tiny(tmp_path / "model")
-    opened = open_checkpoint(tmp_path / "model", device_map={"model": "disk", "lm_head": "cpu"})
+    opened = open_checkpoint(
+        tmp_path / "model", Loading(device_map={"model": "disk", "lm_head": "cpu"})
+    )
     source = Source.of_checkpoint(opened, None)
     assert (source.devices, source.weights) == ([CPU], 4 * opened.parameters)
     text = Sequences(TOKENS, torch.tensor([24, 24, 24]), "", "tokens")
     assert plan_analysis(source, text, rows="all", batch_size=1, eager=False).device == "cpu"
     bits = {"dtype": "bfloat16", "device": "cpu"}
-    assert open_checkpoint(tmp_path / "model", **bits).weight_bytes == 2 * opened.parameters
+    assert (
+        open_checkpoint(tmp_path / "model", Loading(**bits)).weight_bytes
+        == 2 * opened.parameters
+    )
 
 
 def test_weights_beyond_the_memory_are_not_read(
@@ -150,10 +156,10 @@ def test_weights_take_the_bytes_that_they_are_saved_or_read_in(tmp_path: Path) -
     edit_config(folder, dtype=None, quantization_config=None)
     (folder / "model.safetensors").rename(folder / "other.safetensors")
     edit_config(folder, transformers_weights="other.safetensors")
-    assert open_checkpoint(folder, dtype="float32").weight_bytes == 4 * numbers
-    saved = open_checkpoint(folder, dtype="saved").weight_bytes
+    assert open_checkpoint(folder, Loading(dtype="float32")).weight_bytes == 4 * numbers
+    saved = open_checkpoint(folder, Loading(dtype="saved")).weight_bytes
     assert 2 * numbers <= saved == (folder / "other.safetensors").stat().st_size
-    opened = open_checkpoint(folder, quantize="int8")
+    opened = open_checkpoint(folder, Loading(quantize="int8"))
     assert opened.weight_bytes == numbers
     edit_config(folder, quantization_config={"quant_method": "gptq", "bits": 4})
     assert open_checkpoint(folder).weight_bytes == saved
@@ -207,7 +213,7 @@ def test_weights_of_eight_bits_give_nearly_the_same_numbers(
 ) -> None:
     pytest.importorskip("torchao")
     folder, saved = save_tiny(tmp_path / "model"), tmp_path / "saved"
-    opened = open_checkpoint(folder, quantize="int8", device="cpu")
+    opened = open_checkpoint(folder, Loading(quantize="int8", device="cpu"))
     assert opened.weight_bytes == opened.parameters
     model = opened.read()
     weight = model.get_parameter("model.layers.0.self_attn.q_proj.weight")
