@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
+import re
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,12 +15,11 @@ from typing import BinaryIO
 
 from ropelens.errors import BadArgument, words_of
 
-LAST = "run.json"  # stands for the whole set: taken away first and put back last
+LAST = "run.json"  # stands for the whole set: taken away first, put in place last
 SCRATCH = ".ropelens-part-"
-"""How the names of hidden folders begin in which results are made; a kill leaves them."""
-MOVING = "moving.json"
-"""In such a folder while its files move: where to, and which of them are new there."""
-PATIENCE = 10.0  # seconds; others hold a folder for as long as a few files move
+"""How the names of the hidden folders begin in which results are made."""
+SCRATCH_NAME = re.compile(re.escape(SCRATCH) + "[a-z0-9_]{8}")
+"""What `tempfile.mkdtemp` makes of `SCRATCH`."""
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 TORCH_SAVE_FAILED = ("PytorchStreamWriter failed", "unexpected pos", "iostream error")
 """What torch.save says where it could not write, whatever the reason."""
@@ -31,16 +29,15 @@ TORCH_SAVE_FAILED = ("PytorchStreamWriter failed", "unexpected pos", "iostream e
 def output_folder(path: str | Path) -> Iterator[Path]:
     """A folder to write results in, whose files move to `path` when the body succeeds.
 
-    Whatever ends the body or the moving early (an error, a full disk, Ctrl-C), `path` is as
-    it was before and the unfinished files are gone. Each file appears whole, by a rename; a
-    new `path` appears with all of them at once. In one that exists, files of the same
-    names are replaced and others stay, and `run.json` comes last: where a run was killed
-    while its files moved, it is missing, until the next call puts back what was there and
-    clears away what killed runs left. Of two that write at once, each leaves a whole set.
+    An error, a full disk or Ctrl-C in the body leaves `path` as it was. A new `path` appears
+    with all its files, by one rename. In a folder that exists, files of the same names are
+    replaced one by one and others stay; `run.json` leaves first and comes last, so a folder
+    whose `run.json` is missing may hold files of two runs. If two processes write at once,
+    each leaves a whole set.
 
     Raises BadArgument where `path` cannot be written to (see `check_writable`) and where
-    the disk is full. (netCDF: have it made in memory and write the bytes, for HDF5 crashes
-    the process when a disk runs full under it.)
+    the disk is full. (netCDF: make it in memory and write the bytes, for HDF5 crashes the
+    process when the disk is full.)
     """
     folder = Path(path).absolute()  # the body may change the working directory
     explained = explain_full_disk(
@@ -52,11 +49,25 @@ def output_folder(path: str | Path) -> Iterator[Path]:
         results = scratch / "new"
         results.mkdir()
         yield results
-        with _alone(folder.parent):
+        with _locked(folder.parent):
             if folder.exists():
-                _replace(results, folder, kept=scratch / "old")
+                _move_into(folder, results)
             else:
                 results.rename(folder)
+
+
+def _move_into(folder: Path, results: Path) -> None:
+    """Rename every file of `results` into `folder`, `run.json` last."""
+    files = sorted(results.iterdir(), key=lambda path: path.name == LAST)
+    for file in files:
+        if (folder / file.name).is_dir() and not (folder / file.name).is_symlink():
+            raise BadArgument(
+                f"{folder / file.name} is a folder; a result of that name is a file."
+            )
+    if (results / LAST).exists():
+        (folder / LAST).unlink(missing_ok=True)
+    for file in files:
+        file.replace(folder / file.name)  # a symbolic link is replaced, not followed
 
 
 @contextmanager
@@ -91,9 +102,8 @@ def make_folder(path: Path) -> None:
 def check_writable(path: str | Path) -> None:
     """Raise BadArgument unless results can be written to the folder `path`.
 
-    The folder may be missing, the one it lies in may not. Tried, not looked up: permissions
-    do not tell of read-only disks. Nothing is left behind, and what killed runs left is cleared
-    away, as `output_folder` does.
+    The folder may be missing; the one it lies in must exist. This makes and removes a folder,
+    for permissions say nothing of read-only disks.
     """
     with _scratch(Path(path)):
         pass
@@ -111,8 +121,8 @@ def _disk_full(error: Exception) -> bool:
 def _scratch(folder: Path) -> Iterator[Path]:
     """A hidden folder on the disk of `folder`: in it, or beside it where it is missing.
 
-    (In it, since it may be a disk of its own, and files move by a rename only within one.)
-    It is locked while the block runs, which tells it from one that a killed process left.
+    It is locked while the block runs. Unlocked ones of earlier processes, which were killed,
+    are removed.
     """
     if (folder.exists() or folder.is_symlink()) and not folder.is_dir():
         raise BadArgument(f"{folder} is not a folder; results go into one.")
@@ -121,11 +131,9 @@ def _scratch(folder: Path) -> Iterator[Path]:
         raise BadArgument(
             f"{folder} cannot be made: there is no folder {place}.", attempt=f"mkdir -p {place}"
         )
-    for near in {place, folder.absolute().parent}:
-        with _alone(near):
-            _clear_away(near)
     try:
-        with _alone(place):
+        with _locked(place):
+            _remove_abandoned(place)
             scratch = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=place))
             lock = _lock(scratch)
     except OSError as error:
@@ -137,24 +145,42 @@ def _scratch(folder: Path) -> Iterator[Path]:
     try:
         yield scratch
     finally:
-        # Should an earlier run's files not have gone back, this is all there is of them.
-        if not any(path.is_file() for path in (scratch / "old").rglob("*")):
-            _persist(lambda: shutil.rmtree(scratch, ignore_errors=True))
+        shutil.rmtree(scratch, ignore_errors=True)
         if lock is not None:
             os.close(lock)
 
 
-def _lock(folder: Path) -> int | None:
-    """A handle that keeps others from `folder` until it is closed, or the process ends.
+def _remove_abandoned(place: Path) -> None:
+    """Remove the scratch folders in `place` that are ours and that no process works in.
 
-    None where another has it, or on a disk that has no locks.
+    The name alone decides, never what a folder contains: results come from anywhere.
+    Symbolic links are not followed.
+    """
+    for path in place.iterdir():
+        if not SCRATCH_NAME.fullmatch(path.name):
+            continue
+        lock = _lock(path)
+        if lock is None:
+            continue
+        try:
+            if os.fstat(lock).st_uid == os.geteuid():
+                shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(lock)
+
+
+def _lock(folder: Path, *, wait: bool = False) -> int | None:
+    """A handle that locks `folder` until it is closed, or the process ends.
+
+    None where another process has the lock (unless `wait`), on a disk that has no locks, and
+    for a symbolic link or what is no folder.
     """
     try:
-        handle = os.open(folder, os.O_RDONLY)
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | (0 if wait else os.O_NOFOLLOW))
     except OSError:
         return None
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:
         os.close(handle)
         return None
@@ -162,105 +188,14 @@ def _lock(folder: Path) -> int | None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Move files in `folder` while no other process does; see `PATIENCE`."""
-    end = time.monotonic() + PATIENCE
-    while (lock := _lock(folder)) is None and time.monotonic() < end:
-        time.sleep(0.01)
+def _locked(folder: Path) -> Iterator[None]:
+    """Rename files in `folder` while no other process does."""
+    lock = _lock(folder, wait=True)
     try:
         yield
     finally:
         if lock is not None:
             os.close(lock)
-
-
-def _clear_away(place: Path) -> None:
-    """Remove what killed processes left in `place`, and put back what they had moved."""
-    for left in place.glob(f"{SCRATCH}*"):
-        lock = _lock(left)  # none where its process is at work
-        if lock is None:
-            continue
-        try:
-            if left.stat().st_uid == os.geteuid():  # what it says to move, nobody else said
-                _undo(left)
-                shutil.rmtree(left, ignore_errors=True)
-        finally:
-            os.close(lock)
-
-
-def _undo(scratch: Path) -> None:
-    """Take back the moves that a killed process had begun, if it had."""
-    try:
-        moving = json.loads((scratch / MOVING).read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # a note that is cut off was never acted on
-        return
-    kept = scratch / "old"
-    _put_back(
-        scratch / "new",
-        scratch.parent / moving["into"],
-        kept,
-        replaced=[path.relative_to(kept) for path in kept.rglob("*") if path.is_file()],
-        fresh=[Path(name) for name in moving["fresh"]],
-    )
-
-
-def _replace(results: Path, folder: Path, *, kept: Path) -> None:
-    """Move every file of `results` into `folder`; on any interruption put back what was.
-
-    All files that get replaced leave before the first new one comes, `run.json` first, and
-    it comes last: at no moment does the folder hold files of two runs.
-    """
-    names = [p.relative_to(results) for p in sorted(results.rglob("*")) if p.is_file()]
-    names.sort(key=lambda name: name == Path(LAST))
-    replaced = [name for name in reversed(names) if (folder / name).exists()]
-    for name in replaced:
-        if (folder / name).is_dir():
-            raise BadArgument(f"{folder / name} is a folder; a result of that name is a file.")
-    for name in names:
-        (kept / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    fresh = [name for name in names if name not in replaced]
-    note = kept.parent / MOVING  # for who finds it, should this process be killed
-    into = "." if kept.parent.parent == folder else folder.name
-    note.write_text(json.dumps({"into": into, "fresh": list(map(str, fresh))}))
-    try:
-        for name in replaced:
-            (folder / name).replace(kept / name)
-        for name in names:
-            (results / name).replace(folder / name)
-    except BaseException:
-        _persist(lambda: _put_back(results, folder, kept, replaced=replaced, fresh=fresh))
-        raise
-    _persist(lambda: note.unlink(missing_ok=True))
-    _persist(lambda: shutil.rmtree(kept, ignore_errors=True))
-
-
-def _put_back(
-    results: Path, folder: Path, kept: Path, *, replaced: list[Path], fresh: list[Path]
-) -> None:
-    """Undo `_replace` from wherever it stopped; doing it twice does no harm."""
-    for name in fresh:
-        if not (results / name).exists():
-            (folder / name).unlink(missing_ok=True)
-    for name in replaced:
-        if (kept / name).exists():
-            try:
-                (kept / name).replace(folder / name)
-            except OSError as error:
-                raise BadArgument(
-                    f"Results of an earlier run could not be put back into {folder}.",
-                    seen=str(error),
-                    attempt=f"move them back yourself: they are in {kept}",
-                ) from error
-
-
-def _persist(step: Callable[[], None]) -> None:
-    """Do `step` to its end, however often Ctrl-C is pressed meanwhile."""
-    while True:
-        try:
-            return step()
-        except KeyboardInterrupt:
-            continue
 
 
 def file_name(text: str) -> str:
@@ -272,18 +207,18 @@ def write_whole(path: str | Path, content: str | bytes | Callable[[BinaryIO], No
     """Write a file aside and rename it into place: never half a file, nor none.
 
     What UTF-8 cannot hold (lone surrogates of a broken tokenizer) becomes a backslash
-    escape. `content` may also write to the file itself. On an error the file that was there
-    stays, and nothing is left beside it; what a killed process left, the next one that writes
-    the file takes away.
+    escape. `content` may also be a function that writes to the open file. After an error the
+    earlier file is as it was.
     """
     path = Path(path)
     if isinstance(content, str):
         content = content.encode("utf-8", errors="backslashreplace")
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.part")
-    with _alone(path.parent):
+    with _locked(path.parent):
+        aside.unlink(missing_ok=True)  # of a process that was killed, or a link
         try:
-            with aside.open("wb") as file:
+            with aside.open("xb") as file:
                 if callable(content):
                     content(file)
                 else:

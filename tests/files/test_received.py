@@ -1,0 +1,127 @@
+"""Results come from anywhere: whatever a folder holds, nothing outside it changes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from pathlib import Path
+from unittest import mock
+
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from synthetic_profile import synthetic_profile
+
+from ropelens.analysis.analysis import Analysis
+from ropelens.analysis.folders import rewrite_page
+from ropelens.errors import RopelensError
+from ropelens.files.folder import output_folder, write_whole
+from ropelens.files.results import save_profile
+
+ELSEWHERE = ["../..", "..", "../user", "../user/notes.txt", "/", "", ".", "new", "\0", 5, None]
+"""Where a file in a received folder may want to have something written or removed."""
+
+PLACES = st.sampled_from(ELSEWHERE)
+NAMES = st.sampled_from(
+    ["run.json", "index.html", "heads.csv", "profile.nc", "moving.json", "notes.txt"]
+)
+FOLDERS = st.sampled_from(
+    ["", ".ropelens-part-abcd1234/", ".ropelens-part-x/", ".unfinished/"]
+).flatmap(lambda place: st.sampled_from([place, f"{place}new/", f"{place}old/"]))
+VALUES = st.recursive(
+    PLACES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner)
+)
+RECORDS = st.fixed_dictionaries(
+    {},
+    optional={
+        "kind": st.sampled_from(["analysis", "truncation", "comparison"]) | PLACES,
+        **dict.fromkeys(("into", "fresh", "model", "entries", "findings"), VALUES),
+    },
+)
+TEXTS = (RECORDS | VALUES).map(json.dumps) | st.text(max_size=9)
+LINKS = st.sampled_from(["../user", "../user/notes.txt", "../user/run.json", "../none"])
+CONTENTS = st.dictionaries(
+    st.tuples(FOLDERS, NAMES | st.just("")).map("".join).filter(bool),
+    st.tuples(st.just("text"), TEXTS) | st.tuples(st.just("link"), LINKS),
+    max_size=8,
+)
+
+JOURNAL = json.dumps({"into": "../user", "fresh": ["notes.txt"]})
+"""A note that asks for a file elsewhere to be removed."""
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made, _ = synthetic_profile(layers=1, heads=2, frequencies=2, context=64, excerpt=8)
+    return save_profile(made, tmp_path_factory.mktemp("whole") / "profile.nc")
+
+
+def tree(folder: Path) -> dict[str, object]:
+    """Every file, link and folder under `folder`, with what it holds."""
+    return {
+        str(path.relative_to(folder)): path.readlink()
+        if path.is_symlink()
+        else path.is_dir() or path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def receive(folder: Path, contents: dict[str, tuple[str, str]], profile: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    shutil.copy(profile, folder)
+    for name, (kind, what) in contents.items():
+        path = folder / name
+        with contextlib.suppress(OSError):  # names that do not go together
+            if not path.parent.resolve().is_relative_to(folder):
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+            if kind == "link":
+                path.symlink_to(os.path.relpath(folder / what, path.parent))
+            else:
+                path.write_text(what, errors="backslashreplace")
+
+
+@settings(
+    max_examples=50,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(contents=CONTENTS)
+@example({".ropelens-part-abcd1234/moving.json": ("text", JOURNAL)})
+def test_nothing_outside_a_received_folder_changes(
+    tmp_path: Path, profile: Path, contents: dict[str, tuple[str, str]]
+) -> None:
+    received, user = tmp_path / "received", tmp_path / "user"
+    shutil.rmtree(user, ignore_errors=True)
+    user.mkdir()
+    for name in ("notes.txt", "run.json", "heads.csv", "index.html"):
+        (user / name).write_text(f"{name} of the user")
+
+    receive(received, contents, profile)
+    outside = tree(tmp_path)
+    with (
+        mock.patch.object(Analysis, "page", return_value="a page"),  # drawn elsewhere
+        mock.patch("ropelens.analysis.analysis.classify_heads", return_value=pd.DataFrame()),
+        contextlib.suppress(RopelensError),  # nothing else, or there would be a traceback
+    ):
+        rewrite_page(received)  # as `ropelens report` does
+    with contextlib.suppress(RopelensError), output_folder(received) as results:
+        for name in ("heads.csv", "index.html", "run.json"):
+            (results / name).write_text("new")
+    with contextlib.suppress(OSError):
+        write_whole(received / "page.html", "new")
+    with contextlib.suppress(RopelensError), output_folder(tmp_path / "beside") as results:
+        (results / "run.json").write_text("new")
+    shutil.rmtree(tmp_path / "beside", ignore_errors=True)
+
+    def others(entries: dict[str, object]) -> dict[str, object]:
+        return {name: what for name, what in entries.items() if not name.startswith("received")}
+
+    assert others(tree(tmp_path)) == others(outside)
