@@ -1,0 +1,267 @@
+"""Did a change to the code change a number?
+
+    PYTHONPATH=BEFORE python tools/golden.py make /tmp/before --shared SHARED
+    python tools/golden.py make /tmp/after --shared SHARED
+    python tools/golden.py compare /tmp/before /tmp/after
+    python tools/golden.py committed reports --shared SHARED
+
+`make` runs every command and the main Python calls on three small models. `compare` prints
+what differs: numbers relative to their own size, or to a thousandth of the largest number of
+their variable where they are smaller. Labels, verdicts and ranks must be equal; sentences
+may be reworded but must state the same numbers. `committed` opens every committed result
+with the code of now, measures those of the bundled model again (with SHARED those of its
+two models too) and compares; processors round differently, so numbers may differ there by
+--tolerance. SHARED has checkpoints/stories260k, checkpoints/babyllama105 and
+corpora/tinystories.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import runpy
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+from unittest import mock
+
+import numpy as np
+import pandas as pd
+import torch
+import typer
+import xarray as xr
+from safetensors.numpy import load_file
+
+import ropelens as rl
+
+HERE = Path(rl.__file__).parent
+SAMPLE = HERE / "bundled/rope/sample.jsonl"
+SMALL = ("--context", 96, "--sequences", 12, "--seed", 0)
+TINY = ("--size", "2x32x2x1", "--context", 32, "--vocabulary", 300, "--precision", "fp32")
+EDITS = {"slow": "p-rope:0.5", "yarn": "yarn:4", "nope": "nope"}
+TRAINED = ("rope", "p-rope:0.5")
+KEPT = {".nc", ".csv", ".json", ".txt", ".safetensors"}
+VOLATILE = re.compile(
+    r"versions|command|created|seconds|times?|peak\w*memory\w*|digest|contents|python|platform"
+    r"|threads|device|folder|path|sha256|tokens_per_second|arguments|started|finished|speed"
+    r"|fingerprints?|kind|bf16_speed|batch_size|source"
+)
+NUMBER = re.compile(r"[-+\u2212]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?%?")
+
+app = typer.Typer(add_completion=False, help=__doc__, rich_markup_mode=None)
+Shared = Annotated[Path | None, typer.Option(envvar="ROPELENS_SHARED")]
+
+
+def command(*args: object, program: Path | None = None) -> str:
+    """What `ropelens *args`, or a script, prints to stdout; it must end with exit status 0."""
+    status: object = 0
+    said = io.TextIOWrapper(io.BytesIO(), "utf-8")  # paths are printed as bytes
+    with (
+        mock.patch.object(sys, "argv", [str(program or "ropelens"), *map(str, args)]),
+        contextlib.redirect_stdout(said),
+    ):
+        try:
+            if program:
+                runpy.run_path(str(program), run_name="__main__")
+            else:
+                runpy.run_module("ropelens", run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            status = end.code
+    if status:
+        raise SystemExit(f"{' '.join(map(str, args))}: exit status {status}")
+    said.flush()
+    return said.buffer.getvalue().decode()
+
+
+@app.command()
+def make(out: Path, shared: Shared = None) -> None:
+    """Run everything and write the results to OUT, a folder that does not exist."""
+    out.mkdir(parents=True)
+    measure("bundled", None, out / "bundled")
+    for name in ("stories260k", "babyllama105") if shared else ():
+        model, stories = shared / "checkpoints" / name, shared / "corpora/tinystories"
+        measure(str(model), stories, out / name)
+    (out / "list.txt").write_text(command("list"))
+    alone = command("rope", "--variant", "p-rope:0.75", "--head-dim", 64)
+    (out / "variant.txt").write_text(alone)
+    both = ("bundled", "bundled:p-rope-0.75")
+    command("analyze", *both, "--text", SAMPLE, *SMALL, "--out", out / "checkpoints")
+    folders = sorted(path.parent for path in out.glob("checkpoints/*/profile.nc"))
+    command("compare", *folders, "--out", out / "compared")
+    (out / "runs").mkdir()
+    runs = [out / "runs" / name.replace(":", "-") for name in TRAINED]
+    for name, run in zip(TRAINED, runs, strict=True):
+        options = (*TINY, "--steps", 6, "--text", SAMPLE, "--variant", name)
+        command("train", *options, "--out", run)
+    command("compare", *runs, "--sequences", 8, "--out", out / "compared-runs")
+    for path in sorted(out.rglob("*")):  # what stays has numbers
+        if path.is_file() and (path.suffix not in KEPT or "token" in path.name):
+            path.unlink()
+    shutil.rmtree(out / "compared-runs/measured", ignore_errors=True)
+
+
+def measure(name: str, text: Path | None, out: Path) -> None:
+    """Every command, and the main Python calls, on one model."""
+    out.mkdir()
+    options = (name, *(("--text", text) if text else ()), *SMALL)
+    look = ("--prompt", "Once there was a cat. Once there was", "--attention-on", "punctuation")
+    command("analyze", *options, *look, "--out", out / "analyze")
+    command("report", out / "analyze")
+    steps = ("--keep", "1,0.5", "--bands", 2, "--controls", 1, "--rows", 32)
+    command("truncate", *options, *steps, "--out", out / "truncate")
+    (out / "rope.txt").write_text(command("rope", name, "--verbose"))
+    for variant in ("p-rope:0.5", "yarn:4"):
+        said = command("rope", name, "--variant", variant)
+        (out / f"rope-{variant.replace(':', '-')}.txt").write_text(said)
+
+    model, tokenizer = rl.load(name)
+    corpus = rl.tokenize(rl.read_documents([text or SAMPLE]), tokenizer, context=64)
+    tokens, lengths = corpus.tokens[:8], corpus.lengths[:8]
+    of_text = {"lengths": lengths, "documents": corpus.documents[:8]}
+    with rl.edit_rope(model, "linear:2"):
+        edited = rl.measure_rope(model)
+    with rl.silence_heads(model, "1.*", to="mean", tokens=tokens, lengths=lengths):
+        silent = rl.evaluate(model, tokens, lengths=lengths, edits={}, measures=["loss"])
+    calls = {
+        "profile-rows": rl.profile(model, tokens, **of_text, rows=16, tokenizer=tokenizer),
+        "evaluate": rl.evaluate(model, tokens, **of_text, edits=EDITS),
+        "silent": silent,
+        "capture": rl.capture(model, tokens[0, : int(lengths[0])], heads="1.2", values=True),
+        "reach": rl.reach(model, tokens, **of_text, distances=[0, 3, 50, 700]),
+        "rope": rl.measure_rope(model),
+        "rope-edited": edited,
+        "rope-compared": rl.compare_rope(model, model),
+    }
+    for call, found in calls.items():
+        plain = {key: v if np.isscalar(v) else str(v) for key, v in found.attrs.items()}
+        found.assign_attrs(plain).to_netcdf(out / f"{call}.nc", engine="h5netcdf")
+    needs = rl.needed_planes(model, tokens, "1.1", lengths=lengths)
+    needs.to_csv(out / "needed_planes.csv", index=False)
+
+
+@app.command()
+def compare(before: Path, after: Path, strict: bool = False, tolerance: float = 1e-6) -> None:
+    """Print what differs between two folders; exit with 1 where numbers or verdicts do.
+
+    Names in one folder alone are listed; with --strict they count as differences.
+    """
+    raise SystemExit(differences(before, after, strict=strict, tolerance=tolerance) > 0)
+
+
+def differences(before: Path, after: Path, *, strict: bool, tolerance: float) -> int:
+    """Print a line a difference, and how many values are equal; the number of failures."""
+    failed, equal, close = 0, 0, 0
+    one, other = files(before), files(after)
+    for file in sorted(one | other):
+        if file not in one or file not in other:
+            print(f"only in {before if file in one else after}: {file}")
+            failed += strict
+            continue
+        a, b = values(before / file), values(after / file)
+        for name in sorted(a.keys() ^ b.keys()):
+            print(f"only in {before if name in a else after}: {file} {name}")
+            failed += strict
+        for name in sorted(a.keys() & b.keys()):
+            difference, word = differs(name, a[name], b[name])
+            if word or difference > tolerance:
+                print(f"DIFFERS {file} {name}: {word or f'{difference:.2g}'}")
+            elif difference:
+                print(f"close   {file} {name}: {difference:.2g}")
+            failed += bool(word) or difference > tolerance
+            equal, close = equal + (not word and not difference), close + (difference > 0)
+    print(f"{equal} variables equal bit for bit, {close} with differences, {failed} failures")
+    return failed
+
+
+@app.command()
+def committed(reports: Path, shared: Shared = None, tolerance: float = 1e-4) -> None:
+    """Open every result under REPORTS, and measure again those whose models are here."""
+    for path in sorted(reports.rglob("*.nc")):
+        print(f"opened {path.relative_to(reports)}: {len(opened(path))} variables")
+    with tempfile.TemporaryDirectory() as folder:
+        again = Path(folder, "reports")
+        scripts = shutil.copytree(HERE.parent / "analyses", Path(folder, "analyses"))
+        for record in sorted(reports.glob("*/*/run.json")):
+            script = scripts / f"{record.parts[-3]}.py"
+            run = json.loads(record.read_text())
+            if script.exists() and run["kind"] == "answer":
+                words = shlex.split(run["command"])[2:]
+                if shared or not any("/" in word for word in words):
+                    places = [shared / word if "/" in word else word for word in words]
+                    command(*places, program=script)
+        names = sorted(path.parent.relative_to(again) for path in again.glob("*/*/run.json"))
+        limits = {"strict": False, "tolerance": tolerance}
+        failed = [differences(reports / name, again / name, **limits) for name in names]
+    print(f"measured again: {', '.join(map(str, names))}")
+    raise SystemExit(any(failed))
+
+
+def opened(path: Path) -> xr.Dataset:
+    """A result, by the present reader of its kind."""
+    return getattr(rl, f"open_{path.stem}")(path)
+
+
+def files(folder: Path) -> set[Path]:
+    return {path.relative_to(folder) for path in folder.rglob("*") if path.suffix in KEPT}
+
+
+def values(path: Path) -> dict[str, np.ndarray]:
+    """All numbers and texts of a file by name, without those that change from run to run."""
+    if path.suffix == ".nc":
+        data = xr.load_dataset(path, engine="h5netcdf")
+        found = {str(name): data[name].values for name in data.variables}
+        found |= {f"attribute {name}": np.array([v]) for name, v in data.attrs.items()}
+    elif path.suffix == ".csv":
+        table = pd.read_csv(path)
+        found = {name: table[name].to_numpy() for name in table}
+    elif path.suffix == ".safetensors":
+        found = load_file(path)
+    elif path.suffix == ".json":
+        found = {name: np.array([v]) for name, v in leaves(json.loads(path.read_text()))}
+    else:
+        found = {"text": np.array([path.read_text()])}
+    return {name: v for name, v in found.items() if not volatile(name)}
+
+
+def volatile(name: str) -> bool:
+    return any(VOLATILE.fullmatch(part) for part in name.split(" ")[-1].split("."))
+
+
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The numbers and texts of nested JSON, by dotted names; a list is one text."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from leaves(inner, f"{name}.{key}".strip("."))
+    else:
+        yield name, " ".join(map(str, value)) if isinstance(value, list) else value
+
+
+def differs(name: str, a: np.ndarray, b: np.ndarray) -> tuple[float, str]:
+    """The largest relative difference, and what differs otherwise ("" for nothing)."""
+    if a.shape != b.shape:
+        return 0, f"shape {a.shape}, now {b.shape}"
+    if a.dtype.kind not in "fiub" or b.dtype.kind not in "fiub":
+        for x, y in zip(map(str, a.ravel()), map(str, b.ravel()), strict=True):
+            if x != y and sorted(NUMBER.findall(x)) == sorted(NUMBER.findall(y)) and " " in x:
+                print(f"reworded {name}: {x[:90]!r}, now {y[:90]!r}")
+            elif x != y:
+                return 0, f"{x[:300]!r}, now {y[:300]!r}"
+        return 0, ""
+    a, b = a.astype(float), b.astype(float)
+    finite = np.isfinite(a)
+    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return 0, "other values are missing or infinite"
+    size = np.maximum(np.abs(a[finite]), 1e-3 * np.abs(a[finite]).max(initial=0))
+    gap = np.abs(a[finite] - b[finite])
+    return float((gap / np.where(size, size, 1)).max(initial=0)), ""
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    app()
