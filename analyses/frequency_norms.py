@@ -31,7 +31,7 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
         "left; planes right of the dotted line turn less than once in the context.":
             rl.plot_norms(profile),
         "The layer with the longest queries, a row a head: heads of one layer need not "
-        "agree.": rl.plot_head_norms(profile, layer=loudest),
+        "agree.": rl.plot_norms(profile, layer=loudest),
     }  # fmt: skip
     question = "Which frequencies carry the queries and keys?"
     return rl.Answer(question, findings(profile, product / product.sum("frequency")), figures)

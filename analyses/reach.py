@@ -49,7 +49,7 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
     figures = {
         "Each line is the share of these heads whose picked key, moved that far back, "
         "still scores above the mean of the other keys; bands are 95% intervals of the "
-        "heads' horizons.": rl.plot_horizons(found),
+        "heads' horizons.": rl.plot_reach(found),
         "The head with most content bits, a panel a variant: above 0 the key wins. Line "
         "and band: mean and range over distances nearby; diamond: the horizon; dashed: "
         "what no distance takes the score below.": rl.plot_reach(

@@ -40,11 +40,13 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
         "(right), with 95% intervals of the paired change. Grey: as many random planes.":
             rl.plot_truncation(sweep, table=table),
         "One band of wavelengths stops at a time, beside as many random planes; below, "
-        "how much the heads select through each plane.": rl.plot_bands(sweep, table=table),
+        "how much the heads select through each plane.": rl.plot_truncation(
+                sweep, by="band", table=table
+            ),
         "The same steps: loss on repeated random tokens, and heads with a new label.":
             rl.plot_truncation(sweep, measures=("repeat_loss", "labels"), table=table),
         "Colour: how far the attention moves. A word: the head's label, where it is new.":
-            rl.plot_changed_heads(sweep),
+            rl.plot_truncation(sweep, by="head", table=table),
     }  # fmt: skip
     question = "Which planes may stop rotating for nothing?"
     more = {"truncation.nc": sweep, "truncation.csv": table}

@@ -65,29 +65,15 @@ from .comparison.table import summarize_comparison as summarize_comparison
 
 # plot
 from .figures.attention import plot_attention as plot_attention
-from .figures.bands import plot_bands as plot_bands
-from .figures.changed_heads import plot_changed_heads as plot_changed_heads
+from .figures.attention import plot_pair as plot_pair
 from .figures.claim import plot_claim as plot_claim
-from .figures.comparison import plot_label_counts as plot_label_counts
-from .figures.comparison import plot_loss_change as plot_loss_change
-from .figures.comparison import plot_position_loss as plot_position_loss
-from .figures.comparison import plot_copying as plot_copying
-from .figures.comparison_planes import plot_comparison_planes as plot_comparison_planes
-from .figures.comparison_planes import plot_growth_planes as plot_growth_planes
-from .figures.growth import plot_growth as plot_growth
 from .figures.head_map import plot_head_map as plot_head_map
 from .figures.head_wavelengths import plot_head_wavelengths as plot_head_wavelengths
-from .figures.head_truncation import plot_head_truncation as plot_head_truncation
 from .figures.kernel import plot_kernel as plot_kernel
-from .figures.label_selectivity import plot_label_selectivity as plot_label_selectivity
-from .figures.norms import plot_head_norms as plot_head_norms
 from .figures.norms import plot_norms as plot_norms
-from .figures.pair import plot_pair as plot_pair
-from .figures.reach import plot_horizons as plot_horizons
 from .figures.reach import plot_reach as plot_reach
 from .figures.selectivity import plot_selectivity as plot_selectivity
 from .figures.silenced import plot_silenced as plot_silenced
-from .figures.triangle import plot_budget_triangle as plot_budget_triangle
 from .figures.truncation import plot_truncation as plot_truncation
 
 # write and read

@@ -118,4 +118,4 @@ def _heads(total: np.ndarray, label: np.ndarray, rng: np.random.Generator) -> di
 def _attributes(profile: xr.Dataset, context: int) -> dict:
     names = ("model", "dtype", "seed", "sequences", "rows", "versions", "created")
     copied = {name: profile.attrs[name] for name in names}
-    return copied | {"context": context, "trained_context": context}
+    return copied | {"kind": "truncation", "context": context, "trained_context": context}

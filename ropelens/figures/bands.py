@@ -2,54 +2,92 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 from jaxtyping import Float
 
-from ropelens.errors import BadArgument
-from ropelens.figures.label_selectivity import mean_share, selectivity_shares
-from ropelens.figures.plane_marks import marks
-from ropelens.figures.series import COLORS
-from ropelens.figures.style import TEXT_ONLY, mark, new_figure
-from ropelens.figures.truncation import (
-    MEAN_OF_DRAWS,
-    MEASURES,
-    Measure,
-    change_and_bars,
-    check_measures,
-    draw_crosses,
-    hover_texts,
-)
+from ropelens.figures.head_wavelengths import mean_share, selectivity_shares
+from ropelens.figures.style import MUTED, TEXT_ONLY, VARIANT_COLORS, mark, new_figure
+from ropelens.figures.text import number, short_count
+from ropelens.figures.truncated_heads import MEAN_OF_DRAWS
 from ropelens.figures.wavelengths import (
+    marks,
     one_title,
     plane_borders,
     wavelength_axis,
     wavelength_positions,
 )
-from ropelens.measure.truncation_table import summarize_truncation
 
 
-def plot_bands(
-    truncation: xr.Dataset, *, measure: str = "loss", table: pd.DataFrame | None = None
-) -> go.Figure:
-    """The cost of stopping one band of wavelengths at a time, and the selectivity there.
+@dataclass(frozen=True)
+class Measure:
+    """A column of the summary as an axis: its words with the unit, and how to write it."""
 
-    Top: change of `measure` (see `plot_truncation`) with the 95 % interval of the paired
-    difference, a bar a band, from its fastest plane to its slowest; grey: as many random
-    planes, a cross a draw, dashed their mean. Bottom, where measured: share of the positive
-    selectivity that each plane has, mean over all heads, in percent. x: wavelength in
-    tokens. `table` is the sweep's summary, None computes it.
-    """
-    table = summarize_truncation(truncation) if table is None else table
+    column: str
+    title: str
+    format: str = "+.3f"
+
+
+MEASURES = {
+    "loss": Measure("loss_change", "loss, change<br>(nats/token)"),
+    "repeat_loss": Measure("repeat_loss_change", "loss on repeats,<br>change (nats/token)"),
+    "retrieval": Measure("retrieval_change", "right retrievals,<br>change (share)"),
+    "induction": Measure("induction_change", "best induction head,<br>change (0 to 1)"),
+    "labels": Measure("labels_changed_share", "heads with a new<br>label (share)", ".1%"),
+}
+
+
+def change_and_bars(rows: pd.DataFrame, measure: Measure) -> dict[str, Any]:
+    """A measure's change and its interval (if it has one), as plotly's `y` and `error_y`."""
+    change = rows[measure.column].to_numpy(float)
+    ends = [f"{measure.column}_high", f"{measure.column}_low"]
+    if not set(ends) <= set(rows):
+        return {"y": change, "error_y": None}
+    above, below = np.nan_to_num(np.abs(rows[ends].to_numpy(float) - change[:, None])).T
+    bars = {"array": above, "arrayminus": below, "thickness": 1.5, "width": 4}
+    return {"y": change, "error_y": bars}
+
+
+def draw_crosses(draws: pd.DataFrame, measure: Measure, *, size: int) -> dict[str, Any]:
+    """Keywords of a scatter: a cross for each random set of planes, `size` in pixels."""
+    return {
+        "y": draws[measure.column],
+        "mode": "markers",
+        "marker": {"color": MUTED, "size": size, "symbol": "x"},
+        "name": "random planes",
+        "legendgroup": "random",
+        "text": hover_texts(draws, measure),
+        "hovertemplate": TEXT_ONLY,
+    }
+
+
+def hover_texts(rows: pd.DataFrame, measure: Measure) -> list[str]:
+    """What stopped in each row of the summary, and the measure with its interval."""
+    return [_hover(row, measure) for row in rows.to_dict("records")]
+
+
+def _hover(row: dict, measure: Measure) -> str:
+    value = number(row[measure.column], measure.format)
+    low, high = (row.get(f"{measure.column}_{side}", np.nan) for side in ("low", "high"))
+    if np.isfinite(low):
+        value += f" (95% {number(low, measure.format)} to {number(high, measure.format)})"
+    if row["kind"] == "none":
+        return f"<b>as it is</b><br>{value}"
+    span = f"{short_count(row['wavelength_low'])} to {short_count(row['wavelength_high'])}"
+    return (
+        f"<b>{row['edit']}</b>: {100 * row['kept']:.3g}% of the planes rotate<br>"
+        f"stopped: {row['planes']}, wavelengths {span} tokens<br>{value}"
+    )
+
+
+def bands_figure(truncation: xr.Dataset, table: pd.DataFrame, measure: Measure) -> go.Figure:
+    """`plot_truncation` by band: the change a band, above the selectivity of each plane."""
     bands = table[table["kind"] == "band"]
-    if not len(bands):
-        raise BadArgument(
-            "The sweep stopped no bands of wavelengths.",
-            attempt="ropelens truncate --bands N, or truncate(model, tokens, bands=N)",
-        )
-    check_measures(table, [measure])
     panels = 2 if "selectivity_keys" in truncation else 1
     figure = new_figure(
         "What each band of wavelengths is worth",
@@ -58,18 +96,18 @@ def plot_bands(
         row_heights=[0.62, 0.38][:panels],
     ).update_layout(margin_t=80)
     spans = _spans(truncation, bands)
-    _add_bands(figure, bands, spans, MEASURES[measure])
-    _add_random(figure, table, spans, MEASURES[measure])
-    figure.update_yaxes(title_text=MEASURES[measure].title, zeroline=True, row=1)
-    figure.update_yaxes(range=_with_room(table, MEASURES[measure].column), row=1)
+    _add_bands(figure, bands, spans, measure)
+    _add_random(figure, table, spans, measure)
+    room = _with_room(table, measure.column)
+    figure.update_yaxes(title_text=measure.title, zeroline=True, range=room, row=1)
     if panels == 2:
         _add_selectivity(figure, truncation)
     ends = np.log10([spans.min(), spans.max()])
     figure.update_xaxes(**wavelength_axis(truncation["wavelength"].values))
     figure.update_xaxes(range=[float(ends[0]) - 0.03, float(ends[1]) + 0.03])
     one_title(figure)
-    for row in range(1, panels):
-        figure.update_xaxes(showticklabels=False, row=row)
+    if panels == 2:
+        figure.update_xaxes(showticklabels=False, row=1)
     for at in marks(truncation):
         if spans.min() < at.wavelength < spans.max():
             side = "left" if at.name == "band" else "right"
@@ -87,7 +125,7 @@ def _with_room(table: pd.DataFrame, column: str) -> list[float]:
 
 
 def _spans(truncation: xr.Dataset, bands: pd.DataFrame) -> Float[np.ndarray, "band 2"]:
-    """Where each band begins and ends on the axis (tokens): at its outer planes' borders."""
+    """Where each band begins and ends on the axis (tokens): the borders of its outer planes."""
     wavelength = truncation["wavelength"].transpose("layer", "frequency").values
     low, high = plane_borders(wavelength)
     outer = bands[["wavelength_low", "wavelength_high"]].to_numpy(float)
@@ -100,13 +138,13 @@ def _add_bands(
 ) -> None:
     """A bar a band, and its interval."""
     low, high = spans.T
-    bars = change_and_bars(bands, measure)
+    bars, color = change_and_bars(bands, measure), VARIANT_COLORS[2]
     figure.add_bar(
         x=(low + high) / 2,
         width=high - low,
         y=bars["y"],
         name="one band stopped",
-        marker={"color": COLORS[2], "opacity": 0.55, "line": {"width": 1}},
+        marker={"color": color, "opacity": 0.55, "line": {"width": 1}},
         text=hover_texts(bands, measure),
         textposition="none",
         hovertemplate=TEXT_ONLY,
@@ -114,9 +152,9 @@ def _add_bands(
         col=1,
     )
     # A bar's own error stands at the middle of its width, which a logarithmic axis moves.
-    marker = {"color": COLORS[2], "size": 6}
-    look = {"mode": "markers", "marker": marker, "showlegend": False, "hoverinfo": "skip"}
-    figure.add_scatter(x=np.sqrt(low * high), **bars, **look, row=1, col=1)
+    look = {"mode": "markers", "marker": {"color": color, "size": 6}}
+    silent = {"showlegend": False, "hoverinfo": "skip", "row": 1, "col": 1}
+    figure.add_scatter(x=np.sqrt(low * high), **bars, **look, **silent)
 
 
 def _add_random(
@@ -142,7 +180,7 @@ def _add_selectivity(figure: go.Figure, truncation: xr.Dataset) -> None:
     figure.add_scatter(
         **mean_share(wavelength_positions(wavelength), shares, wavelength),
         mode="lines+markers",
-        line={"color": COLORS[1], "width": 2},
+        line={"color": VARIANT_COLORS[1], "width": 2},
         marker={"symbol": "square", "size": 6},
         name="push",
         hovertemplate="wavelength %{text} tokens<br>%{y:.1f}% of the push<extra></extra>",

@@ -9,12 +9,10 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.comparison.pairs import entries_of
-from ropelens.figures.numbers import short_count
-from ropelens.figures.plane_marks import marks
-from ropelens.figures.series import Look, group_line, looks
+from ropelens.figures.comparison import Look, group_line, looks
 from ropelens.figures.style import MUTED, log_axis, mark, new_figure
-from ropelens.figures.text import plotly_text
-from ropelens.figures.wavelengths import AXIS_TITLE
+from ropelens.figures.text import plotly_text, short_count
+from ropelens.figures.wavelengths import AXIS_TITLE, marks
 
 ROOM = 0.45
 """Share of the first panel's values that is left above them for the marks' words."""
@@ -26,19 +24,15 @@ PANELS = {
 }
 
 
-def plot_comparison_planes(comparison: xr.Dataset) -> go.Figure:
+def plot_comparison_planes(comparison: xr.Dataset, *, by_step: bool = False) -> go.Figure:
     """Norms and selectivity of the planes, means over layers, heads and seeds.
 
-    Whiskers reach from the lowest seed to the highest.
-    Planes stand at their wavelength. One that does not rotate stands where the same plane of
-    another group rotates, and is hollow.
+    Whiskers reach from the lowest seed to the highest. Planes stand at their wavelength. One
+    that does not rotate stands where the same plane of another group rotates, and is hollow.
+    `by_step`: at each checkpoint of the runs, with a slider.
     """
-    lines = _lines(comparison, prefix="")
-    return _draw("What the planes carry", comparison, [lines])
-
-
-def plot_growth_planes(comparison: xr.Dataset) -> go.Figure:
-    """As `plot_comparison_planes`, with a slider over the checkpoints of the runs."""
+    if not by_step:
+        return _draw("What the planes carry", comparison, [_lines(comparison, prefix="")])
     steps = comparison["step"].values
     frames = [_lines(comparison.isel(step=i), prefix="growth_") for i in range(len(steps))]
     figure = _draw("What the planes carry, as the models learn", comparison, frames)
@@ -56,44 +50,37 @@ def plane_places(comparison: xr.Dataset, group: str) -> tuple[np.ndarray, np.nda
     """Where the planes of `group` stand (tokens), and whether they rotate, [frequency] each.
 
     The wavelength of a plane is its median over layers. One that does not rotate takes the
-    place of the same plane in the first entry of as many planes in which it does; NaN in none.
+    place of the same plane in the first entry of as many planes in which it does, else NaN.
     """
     wavelength = comparison["wavelength"].median("layer").transpose("entry", "frequency").values
     exists = ~np.isnan(wavelength)
-    own = wavelength[np.flatnonzero(comparison["group"].values == group)[0]]
-    alike = wavelength[(exists == ~np.isnan(own)).all(axis=1)]
+    of_group = wavelength[np.flatnonzero(comparison["group"].values == group)[0]]
+    alike = wavelength[(exists == ~np.isnan(of_group)).all(axis=1)]
     turning = np.isfinite(alike)
     lent = np.where(turning.any(0), alike[turning.argmax(0), np.arange(alike.shape[1])], np.nan)
-    return np.where(np.isfinite(own), own, lent), np.isfinite(own)
+    return np.where(np.isfinite(of_group), of_group, lent), np.isfinite(of_group)
 
 
 def _lines(comparison: xr.Dataset, *, prefix: str) -> list[go.Scatter]:
     """The lines of all groups, panel after panel; `meta` names the variable of each."""
     return [
-        _line(
-            entries_of(comparison, group)[prefix + name],
-            look,
-            *plane_places(comparison, group),
-            name,
-        )
+        _line(entries_of(comparison, group)[prefix + name], look, name, comparison)
         for name in PANELS
         for group, look in looks(comparison).items()
     ]
 
 
-def _line(
-    values: xr.DataArray, look: Look, place: np.ndarray, turning: np.ndarray, name: str
-) -> go.Scatter:
+def _line(values: xr.DataArray, look: Look, name: str, comparison: xr.Dataset) -> go.Scatter:
     group = str(values["group"].values[0])
-    kept = ("entry", "frequency")
-    over = values.mean([dim for dim in values.dims if dim not in kept]).transpose(*kept)
-    lengths = np.where(turning, place, np.inf)
+    place, turning = plane_places(comparison, group)
+    axes = ("entry", "frequency")
+    over = values.mean([dim for dim in values.dims if dim not in axes]).transpose(*axes)
     return go.Scatter(
         x=place,
         **group_line(group, look, over),
         showlegend=False,
         marker={"size": 7, "symbol": [look.symbol + "-open" * (not t) for t in turning]},
-        customdata=[short_count(length) for length in lengths],
+        customdata=[short_count(length) for length in np.where(turning, place, np.inf)],
         hovertemplate=f"{plotly_text(group)}<br>%{{y:.3f}}, wavelength "
         "%{customdata} tokens<extra></extra>",
         meta={"x": "wavelength", "y": name},
@@ -101,7 +88,7 @@ def _line(
 
 
 def _changes(lines: Sequence[go.Scatter]) -> dict[str, list]:
-    """What of a figure's lines another checkpoint changes, as plotly's "restyle" has it."""
+    """The values that another checkpoint changes, as plotly's "restyle" takes them."""
     return {
         "y": [line.y for line in lines],
         "error_y.array": [line.error_y.array for line in lines],
@@ -115,16 +102,13 @@ def _draw(
     """The lines of the last frame; each panel's range holds those of all frames."""
     rows = {"rows": len(PANELS), "cols": 1, "shared_xaxes": True, "vertical_spacing": 0.05}
     figure = new_figure(title, height=560, **rows)
-    names = list(PANELS)
     for line in frames[-1]:
-        figure.add_trace(line, row=names.index(line.meta["y"]) + 1, col=1)
+        figure.add_trace(line, row=list(PANELS).index(line.meta["y"]) + 1, col=1)
     for group, look in looks(comparison).items():
-        # By a trace of its own: a plane that does not rotate would hollow the legend's mark.
+        # A trace of its own: a plane that does not rotate would hollow the legend's mark.
         legend = {"name": plotly_text(group), "legendgroup": group, "mode": "lines+markers"}
-        marker = {"size": 7, "symbol": look.symbol}
-        figure.add_scatter(
-            x=[None], y=[None], **legend, line=look.line, marker=marker, row=1, col=1
-        )
+        legend |= {"line": look.line, "marker": {"size": 7, "symbol": look.symbol}}
+        figure.add_scatter(x=[None], y=[None], **legend, row=1, col=1)
     for row, (name, unit) in enumerate(PANELS.items(), start=1):
         lines = [line for frame in frames for line in frame if line.meta["y"] == name]
         low = min(0.0, *(float(np.nanmin(line.y - line.error_y.arrayminus)) for line in lines))
@@ -138,11 +122,6 @@ def _draw(
     )
     figure.update_xaxes(title_text=AXIS_TITLE, row=len(PANELS))
     for at in marks(comparison):
-        mark(
-            figure,
-            at.wavelength,
-            at.words,
-            name=at.name,
-            xanchor="right" if at.name == "context" else "left",
-        )
+        side = "right" if at.name == "context" else "left"
+        mark(figure, at.wavelength, at.words, name=at.name, xanchor=side)
     return figure

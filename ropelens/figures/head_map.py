@@ -7,8 +7,18 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
+from ropelens.errors import Count, public
 from ropelens.figures.inputs import head_grid, head_table, hover_lines, numbers
-from ropelens.figures.style import COLORS, LABELS, MUTED, SIGNS, faded, index_step, new_figure
+from ropelens.figures.style import (
+    COLORS,
+    INK,
+    LABELS,
+    MUTED,
+    SIGNS,
+    faded,
+    index_step,
+    new_figure,
+)
 
 SIGNS_FIT = 24
 """Up to so many heads a layer, a cell has a sign of its label, or names its offset."""
@@ -17,11 +27,12 @@ STRONG = 2.0
 """Bits of a head that is drawn at full strength."""
 
 
+@public
 def plot_head_map(
     profile: xr.Dataset,
     heads: pd.DataFrame | None = None,
     *,
-    selected: tuple[int, int] | None = None,
+    selected: tuple[Count, Count] | None = None,
 ) -> go.Figure:
     """Layer by head; the colour is the label, its strength the bits that the head chooses.
 
@@ -39,21 +50,21 @@ def plot_head_map(
     height = int(np.clip(layers * 40, 200, max(300, layers * 13)) + 130)
     figure = new_figure("Heads by layer: label and strength", height=height)
     for label in LABELS:
-        own = labels == label
+        here = labels == label
         signs = np.where(np.isnan(offset), SIGNS[label], np.char.mod("%.0f", offset))
         figure.add_heatmap(
-            z=np.where(own, bits, np.nan),
+            z=np.where(here, bits, np.nan),
             zmin=0,
             zmax=STRONG,
             colorscale=[[0, faded(COLORS[label], 0.2)], [1, faded(COLORS[label], 1)]],
             showscale=False,
             showlegend=False,
             name=label,
-            text=np.where(own, signs, ""),
+            text=np.where(here, signs, ""),
             texttemplate="%{text}" if count <= SIGNS_FIT else None,
-            # Its cells are nearly the page's own colour, light or dark.
-            textfont_color=MUTED if label == "diffuse" else None,
-            customdata=np.where(own, hovers, ""),
+            # Diffuse cells are nearly the page's own colour, light or dark.
+            textfont_color=MUTED if label == "diffuse" else INK["light"],
+            customdata=np.where(here, hovers, ""),
             hovertemplate="%{customdata}<extra></extra>",
             hoverongaps=False,
             xgap=2 if count <= SIGNS_FIT else 1,

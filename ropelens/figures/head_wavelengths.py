@@ -2,42 +2,50 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
+from ropelens.errors import Count, public
 from ropelens.figures.inputs import head_table, numbers, row_of
-from ropelens.figures.label_selectivity import add_label_lines, selectivity_shares
-from ropelens.figures.norms import in_columns
 from ropelens.figures.style import COLORS, LABELS, OUTSIDE, SEQUENTIAL, SYMBOLS, new_figure
+from ropelens.figures.text import short_count
 from ropelens.figures.wavelengths import (
     column_names,
     common_columns,
+    in_columns,
     mark_context,
     one_title,
     wavelength_axis,
+    wavelength_positions,
 )
 
 MEANS = 150
-"""Height of the panel of means, in pixels; what is beside panels takes as much."""
+"""Height of the panel of means, in pixels; title, legend and axis take as much."""
 
 NAMED = 40
 """Rows with a name, at most."""
 
+FEWEST_HEADS = 2
+"""A label with fewer heads has no line of means."""
 
+
+@public
 def plot_head_wavelengths(
     profile: xr.Dataset,
     heads: pd.DataFrame | None = None,
     *,
-    selected: tuple[int, int] | None = None,
+    selected: tuple[Count, Count] | None = None,
 ) -> go.Figure:
     """Through which wavelengths heads pick their keys: means by label, and every head.
 
-    The push is the positive part of `selectivity_keys` (sinks are left out), in percent of a
-    head's own. Above, the mean over the heads of each label; below, a row a head with its
-    label's sign, the most positional on top. Heads that are diffuse or sinks are left out.
+    The push is the positive part of `selectivity_keys` (sinks are left out), in percent of the
+    head's total. Above, the mean over the heads of each label; below, a row a head with its
+    label's sign, the most positional on top. Diffuse heads and sinks are left out.
     `selected` (layer, head) gets a frame, where it has a row.
     """
     heads = head_table(profile, heads)
@@ -45,57 +53,47 @@ def plot_head_wavelengths(
     rows = heads.iloc[order]
     layer, head = (rows[name].to_numpy(int) for name in ("layer", "head"))
     names = np.array([f"L{one} H{other}" for one, other in zip(layer, head, strict=True)])
-    edges, planes = common_columns(profile["wavelength"].values)
+    wavelength = profile["wavelength"].values
+    edges, planes = common_columns(wavelength)
     shares = in_columns(100 * selectivity_shares(profile)[layer, head], planes[layer])
     below = int(np.clip(9 * len(order), 120, 560))
+    panels = {"rows": 2, "cols": 1, "shared_xaxes": True, "vertical_spacing": 0.03}
     figure = new_figure(
         "Push toward keys by wavelength",
         height=2 * MEANS + below,
-        **{"rows": 2, "cols": 1, "shared_xaxes": True, "vertical_spacing": 0.03},
+        **panels,
         row_heights=[MEANS, below],
     )
-    add_label_lines(figure, profile, heads)
+    _add_label_lines(figure, profile, heads)
+    bar = {"thickness": 10, "nticks": 4, "title": {"text": "share<br>(%)"}}
     figure.add_heatmap(
         x=edges,
         y=names,
         z=shares.astype(np.float32),
-        text=column_names(profile["wavelength"].values, planes)[layer],
+        text=column_names(wavelength, planes)[layer],
         colorscale=SEQUENTIAL,
         zmin=0,
-        colorbar={
-            **{"thickness": 10, "nticks": 4, "title": {"text": "share<br>(%)"}},
-            **{"len": below / (MEANS + below), "y": 0, "yanchor": "bottom"},
-        },
+        colorbar=bar | {"len": below / (MEANS + below), "y": 0, "yanchor": "bottom"},
         hovertemplate="%{y}<br>%{z:.0f}% of its push at %{text} tokens<extra></extra>",
         hoverongaps=False,
         row=2,
         col=1,
     )
     breadth = np.log10(edges[-1] / edges[0])
+    silent = {"mode": "markers", "hoverinfo": "skip", "showlegend": False, "cliponaxis": False}
     for label in LABELS[:3]:
-        own = names[(rows["label"] == label).to_numpy()]
-        figure.add_scatter(
-            x=np.full(len(own), 10 ** (np.log10(edges[0]) - 0.015 * breadth)),
-            y=own,
-            mode="markers",
-            marker={"color": COLORS[label], "symbol": SYMBOLS[label], "size": 7},
-            hoverinfo="skip",
-            showlegend=False,
-            cliponaxis=False,
-            row=2,
-            col=1,
-        )
+        of_label = names[(rows["label"] == label).to_numpy()]
+        marker = {"color": COLORS[label], "symbol": SYMBOLS[label], "size": 7}
+        x = np.full(len(of_label), 10 ** (np.log10(edges[0]) - 0.015 * breadth))
+        figure.add_scatter(x=x, y=of_label, marker=marker, **silent, row=2, col=1)
     ends = np.log10([edges[0], edges[-1]]) - [0.03 * breadth, 0]
-    figure.update_xaxes(wavelength_axis(profile["wavelength"].values) | {"range": ends})
+    figure.update_xaxes(wavelength_axis(wavelength) | {"range": ends})
     one_title(figure)
     figure.update_yaxes(title_text="mean<br>share (%)", rangemode="tozero", nticks=4, row=1)
     shown = names[:: -(-len(order) // NAMED)] if len(order) else names
-    figure.update_yaxes(
-        **{"title_text": "head (layer, head)", "type": "category", "showgrid": False},
-        **{"range": [len(order) - 0.4, -0.6], "categoryarray": names},
-        **{"tickvals": shown, "tickfont_size": 9},
-        row=2,
-    )
+    axis = {"title_text": "head (layer, head)", "type": "category", "showgrid": False}
+    axis |= {"range": [len(order) - 0.4, -0.6], "categoryarray": names}
+    figure.update_yaxes(**axis, tickvals=shown, tickfont_size=9, row=2)
     mark_context(figure, profile)
     if selected is not None:
         here = np.flatnonzero(order == row_of(heads, selected))
@@ -106,12 +104,64 @@ def plot_head_wavelengths(
     return figure
 
 
-def by_position(heads: pd.DataFrame) -> Int[np.ndarray, " row"]:
-    """Rows of the table, those with the largest positional fraction first.
+def _add_label_lines(figure: go.Figure, profile: xr.Dataset, heads: pd.DataFrame) -> None:
+    """The mean share of each label's heads, in the first panel.
 
-    Heads that are diffuse or sinks, and those without a fraction, are left out.
+    Where layers rotate differently each head stands at the wavelengths of its layer.
+    """
+    shares = selectivity_shares(profile)
+    wavelength = profile["wavelength"].values
+    places = wavelength_positions(wavelength)
+    for label in LABELS[:3]:
+        rows = heads[heads["label"] == label]
+        if len(rows) < FEWEST_HEADS:
+            continue
+        layers, columns = rows["layer"].to_numpy(int), rows["head"].to_numpy(int)
+        figure.add_scatter(
+            **mean_share(places[layers], shares[layers, columns], wavelength[layers]),
+            name=f"{label} ({len(rows)} heads)",
+            mode="lines+markers",
+            line={"color": COLORS[label], "width": 2},
+            marker={"symbol": SYMBOLS[label], "size": 8},
+            hovertemplate=f"{label}<br>wavelength %{{text}} tokens<br>%{{y:.1f}}%"
+            "<extra></extra>",
+        )
+
+
+def by_position(heads: pd.DataFrame) -> Int[np.ndarray, " row"]:
+    """Rows of the table, the largest positional fraction first.
+
+    Diffuse heads, sinks and heads without a fraction are left out.
     """
     fraction = numbers(heads, "positional_fraction")
     known = np.isfinite(fraction) & ~heads["label"].isin(OUTSIDE).to_numpy()
     order = np.argsort(-fraction, kind="stable")
     return order[known[order]]
+
+
+def selectivity_shares(profile: xr.Dataset) -> Float[np.ndarray, "layer head frequency"]:
+    """Each plane's share of a head's push toward keys; they sum to one over planes."""
+    positive = profile["selectivity_keys"].transpose("layer", "head", "frequency").clip(min=0)
+    total = positive.sum("frequency")
+    return (positive / total.where(total > 0)).values
+
+
+def mean_share(
+    places: Float[np.ndarray, "row frequency"],
+    shares: Float[np.ndarray, "row frequency"],
+    wavelength: Float[np.ndarray, "row frequency"],
+) -> dict[str, Any]:
+    """The mean of `shares` in percent (y) by place on the axis (x), and its wavelength (text).
+
+    A line breaks before each plane that never turns: no wavelength lies between two of them.
+    """
+    known = np.isfinite(places) & np.isfinite(shares)
+    at = np.round(np.log(places[known]), 4)  # measured layers differ in the last digits
+    points = pd.DataFrame({"y": 100 * shares[known], "wavelength": wavelength[known]})
+    mean = points.groupby(at).mean()
+    breaks = np.flatnonzero(np.isinf(mean["wavelength"]))
+    return {
+        "x": np.insert(np.exp(mean.index.to_numpy()), breaks, np.nan),
+        "y": np.insert(mean["y"].to_numpy(), breaks, np.nan),
+        "text": np.insert([short_count(w) for w in mean["wavelength"]], breaks, ""),
+    }

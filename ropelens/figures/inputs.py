@@ -1,4 +1,4 @@
-"""What the figures are given: a profile and its table of heads, checked once, here."""
+"""A profile and its table of heads, as the figures read them."""
 
 from __future__ import annotations
 
@@ -10,68 +10,61 @@ import pandas as pd
 import xarray as xr
 
 from ropelens.errors import BadArgument
-from ropelens.figures.numbers import number, short_count
 from ropelens.figures.style import COLORS, LABELS, SYMBOLS, TEXT_ONLY
-
-NEEDED = (
-    *("layer", "head", "label", "confidence"),
-    *("offset", "offset_low", "offset_high", "top_wavelength", "top_share"),
-    *("total_bits", "sink_bits", "position_bits", "content_bits", "interaction_bits"),
-)
-"""The columns of a table of heads that figures read."""
+from ropelens.figures.text import number, short_count
 
 
 def head_table(profile: xr.Dataset, heads: pd.DataFrame | None) -> pd.DataFrame:
-    """`heads`, or where it is None the classification of `profile` by its defaults.
+    """`heads`, or the default classification of `profile` where it is None.
 
     Heads may be missing (layers of unequal width). Raises `BadArgument` where the table is
-    not about this profile: no rows, a column missing, a label nobody knows, a head twice
-    or one that the profile does not have.
+    about another model: no rows, an unknown label, a head twice or one the profile lacks.
     """
     if heads is None:
-        # Only here: a figure of a saved table needs neither the bootstrap nor scipy.
+        # Imported here: a figure of a saved table needs neither the bootstrap nor scipy.
         from ropelens.measure.heads import classify_heads
 
-        heads = classify_heads(profile)
-    missing = [name for name in NEEDED if name not in heads]
-    unknown = sorted(set(heads["label"].astype(str)) - set(LABELS)) if not missing else []
-    if missing or unknown:
-        raise BadArgument(
-            "This table of heads cannot be drawn.",
-            seen=f"columns missing: {missing}" if missing else f"labels {unknown}",
-            attempt="pass what classify_heads(profile) gives",
-        )
+        return classify_heads(profile)
     inside = set(np.ndindex(profile.sizes["layer"], profile.sizes["head"]))
-    given = list(zip(heads["layer"].astype(int), heads["head"].astype(int), strict=True))
-    if not given or len(set(given)) != len(given) or not inside.issuperset(given):
+    places = list(zip(heads["layer"].astype(int), heads["head"].astype(int), strict=True))
+    known = heads["label"].isin(LABELS).all() and inside.issuperset(places)
+    if not places or len(set(places)) != len(places) or not known:
         raise BadArgument(
             "The table of heads and the profile are not about the same model.",
-            seen=f"{len(given)} rows, {len(set(given) & inside)} of the profile's heads",
+            seen=f"{len(places)} rows, {len(set(places) & inside)} of the profile's heads",
             attempt="pass what classify_heads(profile) gives",
         )
     return heads
 
 
 def row_of(heads: pd.DataFrame, selected: tuple[int, int]) -> int:
-    """The row of the table that is about head `selected`, (layer, head)."""
-    found = np.flatnonzero((heads["layer"] == selected[0]) & (heads["head"] == selected[1]))
-    if not found.size:
+    """The row of head `selected`, (layer, head), in the table."""
+    layer, head = selected
+    rows = np.flatnonzero((heads["layer"] == layer) & (heads["head"] == head))
+    if not rows.size:
+        raise BadArgument(f"The table of heads has no layer {layer}, head {head}.")
+    return int(rows[0])
+
+
+def check_head(profile: xr.Dataset, *, layer: int, head: int) -> None:
+    """Raise `BadArgument` where the profile has no such head."""
+    layers, heads = profile.sizes["layer"], profile.sizes["head"]
+    if not (0 <= layer < layers and 0 <= head < heads):
         raise BadArgument(
-            f"The table of heads has no layer {selected[0]}, head {selected[1]}.",
-            attempt="count from 0",
+            f"There is no layer {layer}, head {head}.",
+            seen=f"layers 0 to {layers - 1}, heads 0 to {heads - 1}",
         )
-    return int(found[0])
 
 
 def numbers(heads: pd.DataFrame, name: str) -> np.ndarray:
-    """A column of the table as float64; NaN where it says nothing."""
+    """A column of the table as float64, NaN where it is empty."""
     return pd.to_numeric(heads[name]).astype("Float64").to_numpy(dtype=float, na_value=np.nan)
 
 
 def head_grid(
     profile: xr.Dataset, heads: pd.DataFrame, values: np.ndarray | pd.Series
 ) -> np.ndarray:
-    """`values`, one a row of the table, as objects [layer, head]; None for a head without."""
+    """`values`, one a row of the table, as objects [layer, head]; None for a missing head."""
     grid = np.full((profile.sizes["layer"], profile.sizes["head"]), None, dtype=object)
     grid[heads["layer"].to_numpy(int), heads["head"].to_numpy(int)] = values
     return grid
@@ -89,17 +82,6 @@ def kv_heads(profile: xr.Dataset) -> np.ndarray:
     group = np.maximum(queries // np.maximum(keys, 1), 1)
     shared = np.arange(profile.sizes["head"])[None] // group[:, None]
     return np.minimum(shared, profile.sizes["kv_head"] - 1)
-
-
-def check_head(profile: xr.Dataset, *, layer: int, head: int) -> None:
-    """Raise `BadArgument` where the profile has no such head."""
-    layers, heads = profile.sizes["layer"], profile.sizes["head"]
-    if not (0 <= layer < layers and 0 <= head < heads):
-        raise BadArgument(
-            f"There is no layer {layer}, head {head}.",
-            seen=f"layers 0 to {layers - 1}, heads 0 to {heads - 1}",
-            attempt="count from 0",
-        )
 
 
 def hover_lines(heads: pd.DataFrame) -> np.ndarray:
@@ -133,10 +115,10 @@ def offset_words(row: Mapping[str, Any]) -> str:
 def points_by_label(
     heads: pd.DataFrame, known: np.ndarray, *, hollow: Sequence[str] = ()
 ) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
-    """For each label the rows of its heads, of those that are `known`, and the points' look.
+    """For each label, its rows among the `known` ones and how their points look.
 
-    The look is keywords of a plotly scatter: colour and symbol say the label (an outline
-    for a `hollow` one), the area grows with the head's bits, hovers tell its numbers.
+    The look is keywords of a plotly scatter: colour and symbol show the label (an outline
+    for a `hollow` one), the area grows with the head's bits, hovers give its numbers.
     """
     hovers, sizes = hover_lines(heads), marker_sizes(heads)
     for label in LABELS:
@@ -144,20 +126,12 @@ def points_by_label(
         if not rows.any():
             continue
         marker = {"color": COLORS[label], "size": sizes[rows], "opacity": 0.85}
-        symbol = SYMBOLS[label] + ("-open" if label in hollow else "")
-        yield (
-            rows,
-            {
-                "mode": "markers",
-                "name": label,
-                "marker": marker
-                | {"symbol": symbol, "line_width": 1.5 if label in hollow else 1},
-                "customdata": heads.loc[rows, ["layer", "head"]].to_numpy(int),
-                "text": hovers[rows],
-                "hovertemplate": TEXT_ONLY,
-                "cliponaxis": False,
-            },
-        )
+        marker["symbol"] = SYMBOLS[label] + ("-open" if label in hollow else "")
+        marker["line_width"] = 1.5 if label in hollow else 1
+        places = heads.loc[rows, ["layer", "head"]].to_numpy(int)
+        hover = {"customdata": places, "text": hovers[rows], "hovertemplate": TEXT_ONLY}
+        look = {"mode": "markers", "name": label, "marker": marker, "cliponaxis": False}
+        yield rows, look | hover
 
 
 def marker_sizes(heads: pd.DataFrame) -> np.ndarray:
@@ -168,13 +142,12 @@ def marker_sizes(heads: pd.DataFrame) -> np.ndarray:
     return np.nan_to_num(crowd * np.sqrt(25 + 200 * bits / largest), nan=5.0)
 
 
-def ring() -> dict[str, Any]:
-    """The open circle around the selected head, as keywords of a scatter."""
-    return {
-        "mode": "markers",
-        "marker": {"symbol": "circle-open", "size": 22, "line": {"width": 2.5}},
-        "meta": {"role": "selected"},
-        "hoverinfo": "skip",
-        "showlegend": False,
-        "cliponaxis": False,
-    }
+RING = {
+    "mode": "markers",
+    "marker": {"symbol": "circle-open", "size": 22, "line": {"width": 2.5}},
+    "meta": {"role": "selected"},
+    "hoverinfo": "skip",
+    "showlegend": False,
+    "cliponaxis": False,
+}
+"""The open circle around the selected head, as keywords of a scatter."""

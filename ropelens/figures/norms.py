@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from ropelens.errors import Count, public
 from ropelens.figures.inputs import check_head, kv_heads
 from ropelens.figures.style import SEQUENTIAL, index_axis, name_panel, new_figure
 from ropelens.figures.wavelengths import (
     column_names,
     common_columns,
+    in_columns,
     mark_context,
     one_title,
     wavelength_axis,
@@ -21,104 +21,71 @@ from ropelens.figures.wavelengths import (
 PANELS = {"q_norm": "query", "k_norm": "key"}
 
 
-def plot_norms(profile: xr.Dataset, *, head: int | None = None) -> go.Figure:
-    """Mean norm of every plane by layer, queries above keys; brighter is longer.
+@public
+def plot_norms(
+    profile: xr.Dataset, *, layer: Count | None = None, head: Count | None = None
+) -> go.Figure:
+    """Mean norm of every plane by wavelength, queries above keys; brighter is longer.
 
-    `head`: that query head of each layer, with the key-value head it reads; None: the mean
-    over heads. Values are in the units of the model's queries and keys. Source: Barbero et
-    al. 2024 (arXiv 2410.06205), its figures of norms by layer and frequency.
+    A row a layer: the mean over heads, or with `head` that query head and the key-value head
+    it reads. With `layer`, a row a head of that layer. In the units of the model's queries
+    and keys. Source: Barbero et al. 2024 (arXiv 2410.06205), its figures of norms.
     """
-    if head is not None:
-        check_head(profile, layer=0, head=head)
-    layers = profile.sizes["layer"]
+    check_head(profile, layer=layer or 0, head=head or 0)
+    wavelength = profile["wavelength"].values
+    edges, planes = common_columns(wavelength)
+    names = column_names(wavelength, planes)
+    what = "layer" if layer is None else "head"
     whose = "mean over heads" if head is None else f"head {head} of each layer"
+    whose = whose if layer is None else f"heads of layer {layer}"
+    rows = profile.sizes[what]
     figure = new_figure(
         f"Query and key norms by wavelength, {whose}",
-        height=170 + 2 * int(np.clip(layers * 30, 120, max(220, layers * 9))),
+        height=170 + 2 * int(np.clip(rows * 30, 120, max(220, rows * 9))),
         **{"rows": 2, "cols": 1, "shared_xaxes": True},
-        vertical_spacing=0.14 if layers <= 16 else 0.07,
+        vertical_spacing=0.14 if rows <= 16 else 0.07,
     )
-    edges, planes = common_columns(profile["wavelength"].values)
-    names = column_names(profile["wavelength"].values, planes)
     for row, (name, side) in enumerate(PANELS.items(), start=1):
-        z = in_columns(norms_by_layer(profile, name, head=head), planes)
-        bar = {"len": 0.46, "y": 1.0 if row == 1 else 0.46, "yanchor": "top"}
+        norms = _rows(profile, name, layer=layer, head=head)
+        which = slice(None) if layer is None else np.full(len(norms), layer)
+        z = in_columns(norms, planes[which])
         figure.add_heatmap(
-            **_norm_cells(edges, z, names, row="layer", side=side, bar=bar),
-            meta={"role": name},
+            x=edges,
+            y=np.arange(len(z)),
+            z=z,
+            text=names[which],
+            name=f"{side} norm",
+            colorscale=SEQUENTIAL,
+            zmin=0,
             zmax=float(np.nanmax(z)),
+            colorbar={"thickness": 10, "nticks": 4, "len": 0.46, "yanchor": "top"}
+            | {"y": 1.0 if row == 1 else 0.46},
+            hovertemplate=f"{what} %{{y}}<br>wavelength %{{text}} tokens<br>"
+            f"{side} norm %{{z:.3f}}<extra></extra>",
+            hoverongaps=False,
+            meta={"role": name},
             row=row,
             col=1,
         )
-        # A bar's own title would widen the margin.
+        # A colour bar's title would widen the margin.
         name_panel(figure, row, f"{side} norm (model units)")
-    figure.update_yaxes(**index_axis(layers, "layer"))
-    _lay_out(figure, profile, edges)
+        of_keys = layer is not None and name == "k_norm"
+        axis = index_axis(len(z), "key-value head" if of_keys else what)
+        figure.update_yaxes(**axis, row=row)
+    figure.update_xaxes(**wavelength_axis(wavelength), showgrid=False)
+    figure.update_xaxes(range=np.log10([edges[0], edges[-1]]).tolist())
+    mark_context(figure, profile, color="#ffffff", below=True)
     one_title(figure)
     return figure
 
 
-def plot_head_norms(profile: xr.Dataset, *, layer: int) -> go.Figure:
-    """Mean query norm of every plane, a row a head of `layer`; in the model's units.
-
-    Source: Barbero et al. 2024 (arXiv 2410.06205), its figure of norms by head.
-    """
-    check_head(profile, layer=layer, head=0)
-    heads = profile.sizes["head"]
-    norms = profile["q_norm"].transpose("layer", "head", "frequency").values[layer]
-    edges, planes = common_columns(profile["wavelength"].values)
-    z = in_columns(norms, np.broadcast_to(planes[layer], (heads, planes.shape[1])))
-    names = column_names(profile["wavelength"].values, planes)[np.full(heads, layer)]
-    figure = new_figure(
-        f"Query norms by wavelength, heads of layer {layer}",
-        height=150 + int(np.clip(heads * 30, 120, max(240, heads * 9))),
-    )
-    bar = {"title": {"text": "norm<br>(model<br>units)"}}
-    figure.add_heatmap(**_norm_cells(edges, z, names, row="head", side="query", bar=bar))
-    figure.update_yaxes(**index_axis(heads, "head"))
-    _lay_out(figure, profile, edges)
-    return figure
-
-
-def norms_by_layer(profile: xr.Dataset, name: str, *, head: int | None) -> np.ndarray:
-    """`q_norm` or `k_norm` as [layer, frequency]: one head's, or the mean over heads."""
+def _rows(profile: xr.Dataset, name: str, *, layer: int | None, head: int | None) -> np.ndarray:
+    """`q_norm` or `k_norm` as [row, frequency]: the heads of a layer, or a row a layer."""
     dim = "head" if name == "q_norm" else "kv_head"
     values = profile[name].transpose("layer", dim, "frequency")
+    if layer is not None:
+        return values.values[layer]
     if head is None:
         return values.mean(dim).values
     layers = np.arange(profile.sizes["layer"])
     return values.values[layers, head if dim == "head" else kv_heads(profile)[:, head]]
-
-
-def in_columns(values: np.ndarray, planes: np.ndarray) -> np.ndarray:
-    """Values [row, frequency] moved to the columns of `common_columns`; NaN where none."""
-    moved = np.take_along_axis(values, np.maximum(planes, 0), axis=1)
-    return np.where(planes >= 0, moved, np.nan)
-
-
-def _norm_cells(
-    edges: np.ndarray, z: np.ndarray, names: np.ndarray, *, row: str, side: str, bar: dict
-) -> dict[str, Any]:
-    """A heat map of norms `z` [row, column], a `row` being a layer or a head.
-
-    `names` [row, column] are those of the cells' wavelengths.
-    """
-    return {
-        "x": edges,
-        "y": np.arange(len(z)),
-        "z": z,
-        "text": names,
-        "name": f"{side} norm",
-        "colorscale": SEQUENTIAL,
-        "zmin": 0,
-        "colorbar": {"thickness": 10, "nticks": 4} | bar,
-        "hovertemplate": f"{row} %{{y}}<br>wavelength %{{text}} tokens<br>"
-        f"{side} norm %{{z:.3f}}<extra></extra>",
-        "hoverongaps": False,
-    }
-
-
-def _lay_out(figure: go.Figure, profile: xr.Dataset, edges: np.ndarray) -> None:
-    figure.update_xaxes(**wavelength_axis(profile["wavelength"].values), showgrid=False)
-    figure.update_xaxes(range=np.log10([edges[0], edges[-1]]).tolist())
-    mark_context(figure, profile, color="#ffffff", below=True)

@@ -8,6 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from ropelens.errors import Count, public
 from ropelens.figures.inputs import check_head, kv_heads
 from ropelens.figures.style import DASHED, SHADE, new_figure
 from ropelens.figures.wavelengths import (
@@ -22,27 +23,23 @@ PANELS = {
     "norm<br>(model units)": {"q_norm": "query", "k_norm": "key"},
     "coherence<br>(0 to 1)": {"q_coherence": "query", "k_coherence": "key"},
 }
+FILLED = {"marker": {"size": 4}, "fill": "tozeroy", "fillcolor": SHADE}
 LINES: dict[str, dict[str, Any]] = {
-    "on keys": {
-        "line": {"width": 1.5, "shape": "hvh"},
-        "marker": {"size": 4},
-        "fill": "tozeroy",
-        "fillcolor": SHADE,
-    },
+    "on keys": FILLED | {"line": {"width": 1.5, "shape": "hvh"}},
     "on sinks": {"line": DASHED | {"shape": "hvh"}, "marker": {"size": 3}},
     "query": {"line": {"width": 2}, "marker": {"size": 5}},
     "key": {"line": DASHED, "marker": {"size": 5}},
 }
 
 
-def plot_selectivity(profile: xr.Dataset, *, layer: int, head: int) -> go.Figure:
+@public
+def plot_selectivity(profile: xr.Dataset, *, layer: Count, head: Count) -> go.Figure:
     """Selectivity, norms and coherence of a head over wavelengths, one above the other.
 
     Selectivity (nats): how much each plane pushes the head toward the keys it picks, sinks
-    apart. Norms
-    (the model's units) bound what a plane could do. Coherence, in [0, 1]: 1 where the plane
-    carries the same vector whatever the token. Trace `meta` names the variable behind each
-    axis; `customdata` is the wavelength in tokens.
+    apart. Norms (the model's units) bound what a plane could do. Coherence, in [0, 1]: 1
+    where the plane carries the same vector whatever the token. Trace `meta` names the variable
+    behind each axis; `customdata` is the wavelength in tokens.
     """
     check_head(profile, layer=layer, head=head)
     wavelength = profile["wavelength"].values
@@ -77,7 +74,7 @@ def plot_selectivity(profile: xr.Dataset, *, layer: int, head: int) -> go.Figure
 
 
 def of_head(profile: xr.Dataset, name: str, *, layer: int, head: int) -> np.ndarray:
-    """A variable of one head over frequencies, of the key-value head it reads for keys."""
+    """A variable of one head over frequencies; for keys, of the key-value head it reads."""
     values = profile[name].isel(layer=layer)
     if "kv_head" in values.dims:
         return values.isel(kv_head=kv_heads(profile)[layer, head]).values

@@ -1,9 +1,8 @@
 """Colours, symbols and the two plotly templates that every figure shares.
 
 The five label colours stay apart for people with protanopia, deuteranopia and tritanopia
-(CIELAB distance 22 or more between any two, simulated after Machado et al. 2009) and
-stand out from a white and from a near-black page, so one set serves both. Markers
-differ in shape as well: no figure speaks by colour alone.
+(CIELAB distance 22 or more between any two, simulated after Machado et al. 2009) and stand out
+from a white and from a near-black page, so one set serves both. Markers differ in shape too.
 """
 
 from __future__ import annotations
@@ -35,16 +34,20 @@ SYMBOLS = {
     "diffuse": "x",
 }
 SIGNS = {"positional": "●", "mixed": "◆", "semantic": "■", "sink": "▲", "diffuse": "✕"}
-"""The same as characters, where a cell or a sentence shows them."""
+"""The symbols as characters, for cells and sentences."""
+VARIANT_COLORS = ("#6b66cc", "#c20074", "#479dc2", "#cc7566", "#a90aff", "#e60000")
+"""Apart from the colours of labels, and from each other also for colour-blind eyes."""
 SEQUENTIAL = "Viridis"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
 
 INK = {"light": "#1d2126", "dark": "#e8e6e1"}
 SOFT = {"light": "#5c636b", "dark": "#a3a9b0"}
+GRID = {"light": "#e6e4de", "dark": "#2c3137"}
+PAPER = {"light": "#ffffff", "dark": "#15181b"}
 MUTED = "#80868d"
 """The second line of a figure: grey enough beside `INK` on a light and on a dark page."""
 DASHED = {"width": 2, "dash": "4px,3px", "color": MUTED}
-"""The line of what is predicted, or of planes drawn at random, beside what was measured."""
+"""The line of a prediction, or of random planes, beside a measured line."""
 DOTTED = {"width": 1.5, "dash": "dot", "color": MUTED}
 """The line that marks a place on an axis."""
 DRAWN_FROM_ONE = {"drawn_from": 1}
@@ -52,54 +55,42 @@ DRAWN_FROM_ONE = {"drawn_from": 1}
 SHADE = "rgba(128,132,140,0.22)"
 TEXT_ONLY = "%{text}<extra></extra>"
 """The `hovertemplate` of a trace whose `text` is its hover."""
-GRID = {"light": "#e6e4de", "dark": "#2c3137"}
-PAPER = {"light": "#ffffff", "dark": "#15181b"}
 
 
 def template(theme: Theme) -> go.layout.Template:
     """The look of every figure on a light or a dark page."""
     ink, soft, grid, paper = INK[theme], SOFT[theme], GRID[theme], PAPER[theme]
-    axis = {
-        "gridcolor": grid,
-        "linecolor": soft,
-        "tickcolor": soft,
-        "tickfont": {"color": soft, "size": 11},
-        "title": {"font": {"color": ink, "size": 12}, "standoff": 10},
-        "zeroline": False,
-        "automargin": True,
-        "ticks": "outside",
-        "ticklen": 4,
-    }
-    ternary_axis = {key: axis[key] for key in ("gridcolor", "linecolor", "tickfont", "ticklen")}
-    ternary_axis["title"] = {"font": {"color": ink, "size": 12}}
+    clear, words = "rgba(0,0,0,0)", {"color": ink, "size": 12}
+    lines = {"gridcolor": grid, "linecolor": soft, "ticklen": 4}
+    small = {"color": soft, "size": 11}
+    axis = lines | {"tickcolor": soft, "tickfont": small, "ticks": "outside"}
+    axis |= {"title": {"font": words, "standoff": 10}, "zeroline": False, "automargin": True}
+    ternary = dict.fromkeys(
+        ("aaxis", "baxis", "caxis"), lines | {"tickfont": small, "title": {"font": words}}
+    )
     left = {"x": 0, "xref": "paper", "xanchor": "left"}
-    bar = {"outlinewidth": 0, "ticks": "", "tickfont": {"color": soft, "size": 11}}
+    above = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}
+    hover = {"bgcolor": paper, "bordercolor": soft, "align": "left"}
+    bar = {"outlinewidth": 0, "ticks": "", "tickfont": small}
     return go.layout.Template(
         layout={
-            "font": {"family": FONT, "size": 12, "color": ink},
+            "font": {"family": FONT} | words,
             "title": {"font": {"size": 14, "color": ink}} | left,
             "paper_bgcolor": paper,
-            "plot_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": clear,
             "colorway": [ink],
             "xaxis": axis,
             "yaxis": axis,
-            "ternary": dict.fromkeys(("aaxis", "baxis", "caxis"), ternary_axis)
-            | {"bgcolor": "rgba(0,0,0,0)"},
-            "annotationdefaults": {"font": {"color": soft, "size": 11}, "showarrow": False},
+            "ternary": ternary | {"bgcolor": clear},
+            "annotationdefaults": {"font": small, "showarrow": False},
             "shapedefaults": {"line": {"color": ink}},
-            "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": soft, "activecolor": ink},
-            "hoverlabel": {
-                **{"bgcolor": paper, "bordercolor": soft, "align": "left"},
-                "font": {"family": FONT, "size": 12, "color": ink},
-            },
-            "legend": {
-                **{"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
-                "font": {"color": ink, "size": 12},
-            },
+            "modebar": {"bgcolor": clear, "color": soft, "activecolor": ink},
+            "hoverlabel": hover | {"font": {"family": FONT} | words},
+            "legend": above | {"font": words},
             "margin": {"l": 48, "r": 12, "t": 64, "b": 44},
         },
         data={
-            "heatmap": [{"textfont": {"color": INK["light"], "size": 11}, "colorbar": bar}],
+            "heatmap": [{"textfont": {"size": 11}, "colorbar": bar}],
             "scatter": [{"marker": {"line": {"color": paper}}}],
             "scatterternary": [{"marker": {"line": {"color": paper}}}],
         },
@@ -123,13 +114,16 @@ def log_axis(names: Mapping[Any, str], **more: object) -> dict[str, Any]:
 
 def index_axis(count: int, what: str) -> dict[str, Any]:
     """Keywords for `update_yaxes`: rows 0 to `count` - 1 of `what`, 0 on top."""
-    ticks = {"dtick": index_step(count, most=8), "tick0": 0}
-    return {
-        "title_text": f"{what} (index)",
-        "range": [count - 0.5, -0.5],
-        **ticks,
-        "showgrid": False,
-    }
+    ticks = {"dtick": index_step(count, most=8), "tick0": 0, "showgrid": False}
+    return {"title_text": f"{what} (index)", "range": [count - 0.5, -0.5], **ticks}
+
+
+def index_step(count: int, *, most: int = 16) -> int:
+    """The step 1, 2, 4, ... at which `count` indices need at most `most` tick labels."""
+    step = 1
+    while count / step > most:
+        step *= 2
+    return step
 
 
 def mark(figure: go.Figure, x: float, words: str, *, name: str, **note: object) -> None:
@@ -153,11 +147,3 @@ def faded(color: str, opacity: float) -> str:
     """`color` ("#rrggbb") at an opacity in [0, 1], as plotly reads it."""
     red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},{opacity:g})"
-
-
-def index_step(count: int, *, most: int = 16) -> int:
-    """The step 1, 2, 4, ... at which `count` indices need at most `most` tick labels."""
-    step = 1
-    while count / step > most:
-        step *= 2
-    return step

@@ -1,16 +1,76 @@
-"""Token strings made safe and visible: they come from a tokenizer file, so from anyone.
+"""Numbers and token strings as figures, pages and sentences write them.
 
-plotly reads a little HTML in every label ("<b>", "<a href=...>", "&lt;"), and hands
-"$...$" to MathJax where a notebook has it; `plotly_text` takes that meaning away.
+Token strings come from a tokenizer file, so from anyone. plotly reads a little HTML in every
+label ("<b>", "<a href=...>", "&lt;") and hands "$...$" to MathJax where a notebook has it;
+`plotly_text` takes that meaning away.
 """
 
 from __future__ import annotations
 
+import math
 import unicodedata
+
+import numpy as np
+
+NOTHING = "–"
+"""What stands where there is no number."""
+ROUNDED_AWAY = 5e-4
+"""Below this, three decimals are all 0."""
+SMALLEST = 1e-6
+"""Changes below this are the rounding of float32 losses."""
 
 VISIBLE = {" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥"}
 INVISIBLE = {"Cc", "Cf", "Co", "Cs", "Cn", "Zl", "Zp", "Zs"}
 ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "$": "&#36;"}
+
+
+def number(value: float, form: str = ".2f") -> str:
+    """`value` in a format, with a true minus sign; `NOTHING` for NaN."""
+    if math.isnan(value):
+        return NOTHING
+    return f"{value:{form}}".replace("-", "−") if math.isfinite(value) else "∞"
+
+
+def signed(value: float) -> str:
+    """Three decimals with a sign, or the first digit that is not 0; `NOTHING` if not finite."""
+    if not math.isfinite(value):
+        return NOTHING
+    if abs(value) >= ROUNDED_AWAY or value == 0:
+        return number(value, "+.3f")
+    if abs(value) < SMALLEST:
+        return "±0"
+    digit = np.format_float_positional(value, 1, fractional=False, sign=True, trim="-")
+    return digit.replace("-", "−")
+
+
+def change_and_interval(value: float, low: float, high: float) -> tuple[str, str]:
+    """A change and its interval (`NOTHING` without one), all three to the same precision.
+
+    Three decimals; `signed` where these would all be 0.
+    """
+    known = [abs(v) for v in (value, low, high) if math.isfinite(v)]
+    coarse = max(known, default=0) >= ROUNDED_AWAY
+    texts = [
+        number(v, "+.3f") if coarse and math.isfinite(v) else signed(v)
+        for v in (value, low, high)
+    ]
+    return texts[0], f"{texts[1]} to {texts[2]}" if math.isfinite(low) else NOTHING
+
+
+def mean_count(value: float) -> str:
+    """A mean number of heads: one decimal, or none where the mean is whole."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def short_count(value: float) -> str:
+    """Three significant digits at most: 1000 as "1k", 2_512_345 as "2.51M", infinity as "∞"."""
+    if math.isinf(value):
+        return "∞"
+    value = float(f"{value:.3g}")
+    for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:g}{suffix}"
+    return f"{value:g}"
 
 
 def visible_token(token: str, *, longest: int = 24) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
+from jaxtyping import Float
 
-from ropelens.errors import BadArgument
-from ropelens.figures.numbers import short_count
 from ropelens.figures.style import MUTED, log_axis, mark
+from ropelens.figures.text import short_count
 
 AXIS_TITLE = "wavelength (tokens, log scale)"
 
@@ -16,7 +18,10 @@ ALONE = 0.35
 """Half the breadth, in log tokens, of a plane without neighbours."""
 
 NARROWEST = 1e-3
-"""The same, at the least: planes that turn alike (a base of almost 1) still take up room."""
+"""The least half breadth: planes that turn alike (a base of almost 1) still take up room."""
+
+BAND_RATIO = 3.657
+"""Oka et al. 2026: queries are longest at plane (D/2) log_base(context / 3.657)."""
 
 
 def wavelength_positions(wavelength: np.ndarray) -> np.ndarray:
@@ -24,12 +29,12 @@ def wavelength_positions(wavelength: np.ndarray) -> np.ndarray:
 
     A finite wavelength stands at itself. Infinite ones, which a logarithmic axis cannot
     hold, follow the longest finite one after a gap, in the order of their planes and at
-    most one usual step apart; together they take a third of the finite ones' room, or
-    less. NaN (no such plane in this layer) stays NaN.
+    most one usual step apart; together they take at most a third of the finite ones' room.
+    NaN (no such plane in this layer) stays NaN.
     """
     finite = np.log(np.where(np.isfinite(wavelength), wavelength, np.nan))
     endless = np.isinf(wavelength)
-    # Steps within a layer: two layers measured apart differ in the last digits.
+    # Steps within a layer: the wavelengths of two layers differ in the last digits.
     apart = np.diff(np.sort(finite, axis=-1), axis=-1)
     apart = apart[np.isfinite(apart)]
     usual = float(np.median(apart)) if apart.size else float(np.log(2))
@@ -48,12 +53,6 @@ def wavelength_axis(wavelength: np.ndarray) -> dict:
     """Keywords for `update_xaxes`: log scale, ticks at powers of ten and one at "∞"."""
     positions = wavelength_positions(wavelength)
     everything = positions[np.isfinite(positions)]
-    if not everything.size:
-        raise BadArgument(
-            "The profile holds no wavelengths.",
-            seen="every wavelength is NaN",
-            attempt="measure it",
-        )
     turning = positions[np.isfinite(wavelength)]
     powers: range | tuple[()] = ()
     if turning.size:
@@ -92,8 +91,8 @@ def mark_context(
 def plane_borders(wavelength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where each plane begins and ends on the axis, [layer, frequency] each, in tokens.
 
-    Neighbours meet at their geometric mean; the outermost reach as far out as in. Planes
-    that turn and planes that do not are apart: the gap between them belongs to no plane.
+    Neighbours meet at their geometric mean; the outermost reach as far out as in. The gap
+    between planes that turn and planes that do not belongs to no plane.
     """
     place = np.log(wavelength_positions(wavelength))
     low, high = np.full_like(place, np.nan), np.full_like(place, np.nan)
@@ -125,9 +124,63 @@ def common_columns(wavelength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return edges, np.where(inside.any(1), inside.argmax(1), -1)
 
 
+def in_columns(values: np.ndarray, planes: np.ndarray) -> np.ndarray:
+    """Values [row, frequency] moved to the columns of `common_columns`, NaN where none."""
+    moved = np.take_along_axis(values, np.maximum(planes, 0), axis=1)
+    return np.where(planes >= 0, moved, np.nan)
+
+
 def column_names(wavelength: np.ndarray, planes: np.ndarray) -> np.ndarray:
     """The wavelength of each layer's plane in each column [layer, column]; "" where none."""
     rows = zip(wavelength, planes, strict=True)
     return np.array(
         [["" if p < 0 else short_count(w[p]) for p in of_layer] for w, of_layer in rows]
     )
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A wavelength (tokens) that a figure of planes points at, and its words there."""
+
+    name: str
+    words: str
+    wavelength: float
+
+
+def marks(dataset: xr.Dataset) -> tuple[Mark, ...]:
+    """The trained context and the predicted high-norm band; () if the context is unknown.
+
+    Oka's plane i has base^(2 i / D) = context / 3.657. Its wavelength, 2 pi times that, is
+    1.72 contexts: no base is needed, and any list of frequencies has such a place.
+    """
+    context = int(dataset.attrs.get("trained_context", 0))
+    if not context:
+        return ()
+    return (
+        Mark("context", f"trained context<br>{context:,} tokens", float(context)),
+        Mark("band", "high-norm band,<br>predicted", 2 * np.pi * context / BAND_RATIO),
+    )
+
+
+def turning_wavelengths(dataset: xr.Dataset) -> tuple[int, Float[np.ndarray, " plane"]]:
+    """The first layer with the most rotating planes, and their wavelengths."""
+    wavelength = dataset["wavelength"].transpose("layer", "frequency").values
+    layer = int(np.isfinite(wavelength).sum(axis=1).argmax())
+    return layer, wavelength[layer][np.isfinite(wavelength[layer])]
+
+
+def alike(dataset: xr.Dataset) -> bool:
+    """Whether all layers that rotate have the same planes."""
+    wavelength = dataset["wavelength"].transpose("layer", "frequency").values
+    turning = wavelength[np.isfinite(wavelength).any(axis=1)]
+    return np.allclose(turning, turning[:1], rtol=1e-3, equal_nan=True)
+
+
+def plane_index(wavelength: Float[np.ndarray, " plane"], length: float) -> float | None:
+    """The fractional number of the plane of wavelength `length`; None outside the planes.
+
+    Interpolated in the logarithm of the wavelength.
+    """
+    if len(wavelength) < 2 or not wavelength[0] <= length <= wavelength[-1]:
+        return None
+    return float(np.interp(np.log(length), np.log(wavelength), np.arange(len(wavelength))))

@@ -11,7 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from ropelens.figures.excerpts import excerpt_tokens
+from ropelens.figures.attention import excerpt_tokens
 from ropelens.report import words
 from ropelens.report.page_figures import BESIDE, PROFILE, PageFigure, draw
 from ropelens.report.payload import model_payload

@@ -6,7 +6,7 @@ import math
 
 import pandas as pd
 
-from ropelens.figures.numbers import NOTHING, change_and_interval, mean_count, short_count
+from ropelens.figures.text import NOTHING, change_and_interval, mean_count, short_count
 from ropelens.report.table import RETRIEVED, Column, NamedRow
 
 COLUMNS = (

@@ -13,7 +13,7 @@ import xarray as xr
 
 from ropelens.comparison.pairs import entries_of
 from ropelens.comparison.table import LOOKS_AT
-from ropelens.figures.numbers import change_and_interval
+from ropelens.figures.text import change_and_interval
 from ropelens.measure.induction import best_head
 from ropelens.report.sentences import say
 from ropelens.report.table import CHANCE

@@ -8,19 +8,23 @@ import numpy as np
 import xarray as xr
 
 from ropelens.errors import BadArgument
-from ropelens.figures.head_truncation import head_steps, kinds_of, shares_of
 from ropelens.figures.reach import distance_bins
+from ropelens.figures.truncated_heads import head_steps, kinds_of, shares_of
 from ropelens.report.packed import packed
 
 
-def check_same_heads(profile: xr.Dataset, results: xr.Dataset) -> None:
-    """Raise `BadArgument` where results are of another number of layers or heads."""
+def check_same_heads(profile: xr.Dataset, results: xr.Dataset, kind: str) -> None:
+    """Raise `BadArgument` for results of another kind, or of another number of heads."""
+    if results.attrs.get("kind") != kind:
+        raise BadArgument(
+            f"This dataset holds no {kind}.", attempt=f"pass what {kind} measured"
+        )
     of_profile, others = (
         tuple(one.sizes.get(name) for name in ("layer", "head")) for one in (profile, results)
     )
     if None not in others and others != of_profile:
         raise BadArgument(
-            f"The {results.attrs.get('kind', 'result')} and the profile are of other models.",
+            f"The {kind} and the profile are of other models.",
             seen="{} layers of {} heads, and {} of {}".format(*others, *of_profile),
             attempt="results of the model that was profiled",
         )

@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 from scipy.special import softmax
 
-from ropelens.figures.excerpts import excerpt_tokens
+from ropelens.figures.attention import excerpt_tokens
 from ropelens.figures.inputs import kv_heads
 from ropelens.figures.text import plotly_text, visible_token
 from ropelens.report.packed import packed

@@ -12,7 +12,6 @@ import xarray as xr
 
 from ropelens.figures.claim import claim_title
 from ropelens.figures.inputs import head_table
-from ropelens.figures.reach import check_reach
 from ropelens.figures.style import COLORS, SIGNS
 from ropelens.files.folder import write_whole
 from ropelens.report import words
@@ -89,11 +88,10 @@ def render_page(
     selected = words.first_head(heads)
     figures = draw(PROFILE, profile, heads, selected)
     if truncation is not None:
-        check_same_heads(profile, truncation)
+        check_same_heads(profile, truncation, "truncation")
         figures |= draw(SWEEP_OF_HEAD, truncation, selected)
     if reach is not None:
-        check_reach(reach)
-        check_same_heads(profile, reach)
+        check_same_heads(profile, reach, "reach")
         figures |= draw(REACH, reach)
     other, other_facts = None, None
     if beside is not None:

@@ -12,28 +12,26 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from ropelens.figures.attention import plot_attention
-from ropelens.figures.bands import plot_bands
-from ropelens.figures.changed_heads import plot_changed_heads
+from ropelens.figures.attention import plot_attention, plot_pair
+from ropelens.figures.bands import MEASURES
 from ropelens.figures.claim import plot_claim
 from ropelens.figures.comparison import (
     plot_copying,
+    plot_growth,
     plot_label_counts,
     plot_loss_change,
     plot_position_loss,
 )
-from ropelens.figures.comparison_planes import plot_comparison_planes, plot_growth_planes
-from ropelens.figures.growth import plot_growth
+from ropelens.figures.comparison_planes import plot_comparison_planes
 from ropelens.figures.head_map import plot_head_map
-from ropelens.figures.head_truncation import PANELS, plot_head_truncation
 from ropelens.figures.head_wavelengths import by_position, plot_head_wavelengths
 from ropelens.figures.kernel import plot_kernel
 from ropelens.figures.norms import plot_norms
-from ropelens.figures.pair import plot_pair
 from ropelens.figures.reach import plot_reach
 from ropelens.figures.selectivity import plot_selectivity
 from ropelens.figures.triangle import plot_budget_triangle
-from ropelens.figures.truncation import MEASURES, plot_truncation
+from ropelens.figures.truncated_heads import PANELS, plot_head_truncation
+from ropelens.figures.truncation import plot_truncation
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,7 +235,7 @@ SWEEP = (
     ),
     PageFigure(
         "bands",
-        lambda sweep, table: plot_bands(sweep, table=table),
+        lambda sweep, table: plot_truncation(sweep, by="band", table=table),
         "One band of neighbouring planes stops at a time. Grey: as many random planes. Below: "
         "where on the axis the heads get the push toward the keys they pick.",
         known=lambda _, table: _has(table, "band") and "loss" in _measured(table),
@@ -255,7 +253,7 @@ SWEEP = (
     ),
     PageFigure(
         "changed",
-        lambda sweep, _: plot_changed_heads(sweep),
+        lambda sweep, _: plot_truncation(sweep, by="head"),
         "Colour: how far a head's attention moved from what it is without the edit. A word in "
         "a cell is the head's new label: pos(itional), mix(ed), sem(antic), sink, dif(fuse).",
         known=lambda sweep, table: _has(table, "slow", "fast") and "attention_change" in sweep,
@@ -314,7 +312,7 @@ COMPARISON = (
     ),
     PageFigure(
         "growth_planes",
-        lambda comparison, _: plot_growth_planes(comparison),
+        lambda comparison, _: plot_comparison_planes(comparison, by_step=True),
         "The same planes at every checkpoint: move the slider to see norms and selectivity "
         "form.",
         known=lambda comparison, _: "growth_loss" in comparison,

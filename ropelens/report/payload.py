@@ -10,10 +10,10 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
+from ropelens.figures.attention import farthest
 from ropelens.figures.inputs import kv_heads, numbers
 from ropelens.figures.kernel import kernel_arrays
 from ropelens.figures.norms import PANELS
-from ropelens.figures.pair import farthest
 from ropelens.figures.style import COLORS, LABELS, PAPER, SIGNS, SYMBOLS, template
 from ropelens.figures.triangle import bit_shares
 from ropelens.figures.wavelengths import common_columns, wavelength_positions

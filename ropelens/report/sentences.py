@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import jinja2
 
-from ropelens.figures.numbers import (
+from ropelens.figures.text import (
     NOTHING,
     change_and_interval,
     mean_count,

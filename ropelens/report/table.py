@@ -10,7 +10,7 @@ import pandas as pd
 import xarray as xr
 
 from ropelens.figures.inputs import numbers
-from ropelens.figures.numbers import number, short_count
+from ropelens.figures.text import number, short_count
 from ropelens.measure.terms import NEEDLES
 
 CHANCE = 1 / NEEDLES

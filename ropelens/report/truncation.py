@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from ropelens.figures.numbers import NOTHING, change_and_interval, signed
+from ropelens.figures.text import NOTHING, change_and_interval, signed
 from ropelens.measure.truncation_table import summarize_truncation
 from ropelens.report.page_figures import SWEEP, bare, card, draw
 from ropelens.report.table import (

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from ropelens.figures.label_selectivity import selectivity_shares
-from ropelens.figures.numbers import short_count
-from ropelens.figures.plane_marks import marks, plane_index, turning_wavelengths
+from ropelens.figures.head_wavelengths import selectivity_shares
+from ropelens.figures.text import short_count
+from ropelens.figures.wavelengths import marks, plane_index, turning_wavelengths
 from ropelens.measure.truncation_table import summarize_truncation
 from ropelens.report.sentences import say
 from ropelens.report.table import CHANCE

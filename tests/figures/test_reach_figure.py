@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from oracles.tiny import random_tokens, tiny
 
 import ropelens as rl
 from ropelens.errors import BadArgument
-from ropelens.figures.reach import PER_BIN, horizon_words, score_range, surviving
+from ropelens.figures.reach import PER_BIN, horizon_words, score_range
 
 FAR = 3000
 
@@ -31,7 +30,7 @@ def found(request: pytest.FixtureRequest) -> xr.Dataset:
 
 def test_every_axis_names_its_unit_and_nothing_is_changed(found):
     before = found.copy(deep=True)
-    for figure in (rl.plot_reach(found, layer=1, head=2), rl.plot_horizons(found)):
+    for figure in (rl.plot_reach(found, layer=1, head=2), rl.plot_reach(found)):
         titles = [axis.title.text for axis in figure.select_xaxes() if axis.title.text != ""]
         titles += [axis.title.text for axis in figure.select_yaxes()]
         assert titles
@@ -39,13 +38,6 @@ def test_every_axis_names_its_unit_and_nothing_is_changed(found):
             assert re.search(r"\(.+\)$", title), f"{title!r} has no unit"
         assert figure.to_json()
     xr.testing.assert_identical(found, before)
-
-
-def test_a_saved_reach_draws_the_same(found, tmp_path: Path):
-    rl.save_profile(found, tmp_path / "reach.nc")
-    loaded = xr.load_dataset(tmp_path / "reach.nc")
-    for draw in (rl.plot_horizons, lambda data: rl.plot_reach(data, layer=0, head=1)):
-        assert draw(loaded).to_json() == draw(found).to_json()
 
 
 def test_the_band_holds_every_score_and_the_line_their_mean(found):
@@ -98,6 +90,21 @@ def test_panels_are_scores_above_the_others_with_the_horizon_marked(found):
                 assert horizon - mark.error_x.arrayminus[0] == pytest.approx(lower)
 
 
+def test_what_was_not_measured_is_refused_in_one_line():
+    found = measured("llama_gqa", variants=("own", "nope"), resamples=0, heads="1.*")
+    figure = rl.plot_reach(found, variants=["nope"])
+    assert len(figure.data) == 1, "no band without a bootstrap"
+    assert len(rl.plot_reach(found, layer=1, head=0, variants=["nope"]).layout.annotations) == 1
+    for options, line in (
+        ({}, "The reach of layer 0, head 0 was not measured; try: reach("),
+        ({"head": 9}, "There is no layer 0, head 9; seen: layers 0 to 1"),
+        ({"variants": ["yarn:4"]}, "There is nothing to draw of this variant; seen: yarn:4"),
+    ):
+        with pytest.raises(BadArgument) as raised:
+            rl.plot_reach(found, **({"layer": 0, "head": 0} | options))
+        assert raised.value.line.startswith(line)
+
+
 def numbers(**values: float) -> xr.Dataset:
     given = {"lowest_score": -1.0, "others_level": 0.0, "horizon_low": np.nan} | values
     given = {"horizon_high": given["horizon_low"]} | given
@@ -125,15 +132,8 @@ def test_a_horizon_in_words(values: dict, words: str):
     assert horizon_words(numbers(**values)) == words
 
 
-def test_survivors_are_counted():
-    horizon = np.array([0.0, 5.5, 5.5, 80.0, np.inf])
-    at, share = surviving(horizon, 100.0)
-    assert at.tolist() == [0, 0, 5.5, 5.5, 80, 100]
-    assert share.tolist() == [(horizon > distance).mean() for distance in at]
-
-
 def test_each_variant_ends_at_its_share_of_heads_without_a_horizon(found):
-    figure = rl.plot_horizons(found)
+    figure = rl.plot_reach(found)
     lines = [trace for trace in figure.data if trace.name]
     assert len(lines) == found.sizes["variant"]
     for line, variant in zip(lines, found["variant"].values, strict=True):
@@ -144,41 +144,3 @@ def test_each_variant_ends_at_its_share_of_heads_without_a_horizon(found):
         assert (np.diff(line.y) <= 0).all()
     looks = [(line.line.color, line.line.dash) for line in lines]
     assert len(set(looks)) == len(looks)
-
-
-def test_only_some_variants_and_no_band_without_a_bootstrap():
-    found = measured("llama_gqa", variants=("own", "nope"), resamples=0, heads="1.*")
-    figure = rl.plot_horizons(found, variants=["nope"])
-    assert len(figure.data) == 1
-    assert "NaN" not in figure.to_json()
-    assert len(rl.plot_reach(found, layer=1, head=0, variants=["nope"]).layout.annotations) == 1
-    with pytest.raises(BadArgument) as raised:
-        rl.plot_reach(found, layer=0, head=0)
-    assert raised.value.line == (
-        'The reach of layer 0, head 0 was not measured; try: reach(model, tokens, heads="0.0")'
-    )
-
-
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"layer": 0, "head": 9}, "There is no layer 0, head 9; seen: layers 0 to 1"),
-        (
-            {"layer": 0, "head": 0, "variants": ["yarn:4"]},
-            "There is nothing to draw of this variant; seen: yarn:4; try: one of: own, ",
-        ),
-        (
-            {"layer": 0, "head": 0, "variants": []},
-            "There is nothing to draw of this variant; seen: none named",
-        ),
-    ],
-)
-def test_what_cannot_be_drawn_is_one_clear_line(found, options: dict, line: str):
-    with pytest.raises(BadArgument) as raised:
-        rl.plot_reach(found, **options)
-    assert raised.value.line.startswith(line)
-
-
-def test_another_dataset_is_no_reach(found):
-    with pytest.raises(BadArgument, match="holds no reach of heads"):
-        rl.plot_horizons(found.drop_vars("horizon"))

@@ -10,16 +10,16 @@ from synthetic_truncation import synthetic_truncation
 
 import ropelens as rl
 from ropelens.errors import BadArgument
-from ropelens.figures.plane_marks import marks, plane_index, turning_wavelengths
-from ropelens.figures.style import INK
-from ropelens.figures.truncation import MEASURES
+from ropelens.figures.bands import MEASURES
+from ropelens.figures.truncated_heads import plot_head_truncation
+from ropelens.figures.wavelengths import marks, plane_index, turning_wavelengths
 
 FAMILIES = {
-    "truncation": rl.plot_truncation,
+    "shares": rl.plot_truncation,
     "all measures": lambda ds: rl.plot_truncation(ds, measures=tuple(MEASURES)),
-    "bands": rl.plot_bands,
-    "changed heads": rl.plot_changed_heads,
-    "one head": lambda ds: rl.plot_head_truncation(ds, layer=1, head=2),
+    "bands": lambda ds: rl.plot_truncation(ds, by="band"),
+    "heads": lambda ds: rl.plot_truncation(ds, by="head"),
+    "one head": lambda ds: plot_head_truncation(ds, layer=1, head=2),
 }
 
 
@@ -96,7 +96,7 @@ def test_the_marks_stand_at_the_planes_that_they_name(sweep: xr.Dataset) -> None
         assert lines["x2", name] == pytest.approx(1 - (index + 0.5) / 16)
     words = {note.name: note.text for note in figure.layout.annotations}
     assert words["context"] == "trained context<br>512 tokens"
-    bands = rl.plot_bands(sweep)
+    bands = rl.plot_truncation(sweep, by="band")
     band = [shape.x0 for shape in bands.layout.shapes if shape.name == "band"]
     assert band[0] == pytest.approx(2 * np.pi * 512 / 3.657)
 
@@ -111,7 +111,7 @@ def test_the_words_at_the_marks_stand_where_the_line_does_not(sweep: xr.Dataset)
                 ("context", side),
                 ("band", side),
             ]
-    bands = rl.plot_bands(sweep)
+    bands = rl.plot_truncation(sweep, by="band")
     table = rl.summarize_truncation(sweep)
     rows = table[table["kind"].isin(["band", "band control"])]
     low, high = bands.layout.yaxis.range
@@ -132,25 +132,10 @@ def test_the_axis_above_names_the_plane_that_stops_at_each_step(sweep: xr.Datase
     assert rl.plot_truncation(sweep).layout.xaxis101.title.text.endswith("layer 0")
 
 
-def test_no_mark_where_the_planes_do_not_reach_or_the_context_is_unknown() -> None:
-    far = synthetic_truncation(bands=2).assign_attrs(trained_context=10**6)
-    assert len(rl.plot_truncation(far).layout.shapes) == 0
-    assert len(rl.plot_bands(far).layout.shapes) == 0
-    assert marks(far.assign_attrs(trained_context=0)) == ()
-
-
-def test_a_sweep_of_one_end_without_controls() -> None:
-    figure = rl.plot_truncation(synthetic_truncation(ends=["fast"], controls=0))
-    assert [trace.legendgroup for trace in figure.data] == ["fast", None]
-    assert (
-        len(rl.plot_changed_heads(synthetic_truncation(ends=["slow"])).layout.annotations) == 1
-    )
-
-
 def test_bands_tile_the_axis_with_their_cost(sweep: xr.Dataset) -> None:
     table = rl.summarize_truncation(sweep)
     rows = table[table["kind"] == "band"]
-    figure = rl.plot_bands(sweep)
+    figure = rl.plot_truncation(sweep, by="band")
     (bars,) = [trace for trace in figure.data if trace.type == "bar"]
     np.testing.assert_array_equal(bars.y, rows["loss_change"])
     left, right = bars.x - bars.width / 2, bars.x + bars.width / 2
@@ -166,34 +151,12 @@ def test_bands_tile_the_axis_with_their_cost(sweep: xr.Dataset) -> None:
     np.testing.assert_allclose([y for y in dashed.y if y is not None][::2], means)
 
 
-def test_changed_heads_are_sorted_and_name_new_labels(sweep: xr.Dataset) -> None:
-    sweep = sweep.copy(deep=True)
-    sweep["label"][:] = "mixed"
-    fast = int(np.flatnonzero(sweep["edit"].values == "fast 0.25")[0])
-    sweep["attention_change"][fast, 3, 2] = 50.0
-    sweep["label"][fast, 3, 2] = "diffuse"
-    figure = rl.plot_changed_heads(sweep, most=5)
-    slow, fast_map = [trace for trace in figure.data if trace.type == "heatmap"]
-    assert slow.y[0] == "L3 H2"
-    assert figure.layout.yaxis.ticktext[0] == "L3 H2 mixed"
-    assert slow.x == ("87.5%", "75%", "62.5%", "50%", "37.5%", "25%", "12.5%", "0%")
-    assert np.asarray(fast_map.z).shape == (5, 8)
-    largest = np.maximum(np.asarray(slow.z).max(1), np.asarray(fast_map.z).max(1))
-    assert (np.diff(largest) <= 0).all()
-    words = [t for t in figure.data if t.type == "scatter" and t.mode == "text"]
-    assert (words[0].text, words[1].text) == ((), ("dif",))
-    assert (words[1].x, words[1].y) == (("25%",), ("L3 H2",))
-    assert words[1].textfont.color == (INK["light"],)
-    alone = rl.plot_changed_heads(sweep.drop_vars("label"), most=5)
-    assert alone.layout.yaxis.ticktext[0] == "L3 H2"
-
-
 def test_a_head_has_a_line_an_end_and_its_labels_as_marks(sweep: xr.Dataset) -> None:
     sweep = sweep.copy(deep=True)
     sweep["label"][:, 1, 2] = "mixed"
     sweep["label"][sweep["edit"].values == "fast 0.25", 1, 2] = ""
     sweep["label"][sweep["edit"].values == "fast 0", 1, 2] = "semantic"
-    figure = rl.plot_head_truncation(sweep, layer=1, head=2)
+    figure = plot_head_truncation(sweep, layer=1, head=2)
     of_head, kept = sweep.isel(layer=1, head=2), sweep["kept"].values
     for row, name in enumerate(("attention_change", "induction"), start=1):
         slow, fast, random = figure.select_traces(row=row, col=1)
@@ -207,25 +170,41 @@ def test_a_head_has_a_line_an_end_and_its_labels_as_marks(sweep: xr.Dataset) -> 
         assert fast.text[-3:] == ("–", "mixed", "semantic")
 
 
-def test_what_cannot_be_drawn_is_refused(sweep: xr.Dataset) -> None:
-    losses = sweep[["loss", "predicted_tokens", "wavelength"]]
-    cases = {
-        "There is no measure 'speed'": lambda: rl.plot_truncation(sweep, measures=["speed"]),
-        "No measure was asked for": lambda: rl.plot_truncation(sweep, measures=[]),
-        "The sweep did not measure labels": lambda: rl.plot_truncation(
-            losses, measures=["labels"]
-        ),
-        "The sweep stopped no planes from": lambda: rl.plot_truncation(
-            synthetic_truncation(ends=[])
-        ),
-        "The sweep stopped no bands": lambda: rl.plot_bands(synthetic_truncation(bands=0)),
-        "does not say what became of single": lambda: rl.plot_head_truncation(
-            sweep.drop_vars(["attention_change", "induction"]), layer=0, head=0
-        ),
-        "There is no layer 9": lambda: rl.plot_head_truncation(sweep, layer=9, head=0),
-        "The sweep does not say which": lambda: rl.plot_changed_heads(losses),
-        "This is no truncation sweep": lambda: rl.plot_bands(sweep.drop_vars("kind")),
-    }
-    for words, draw in cases.items():
-        with pytest.raises(BadArgument, match=words):
-            draw()
+def test_changed_heads_are_sorted_and_name_new_labels(sweep: xr.Dataset) -> None:
+    sweep = sweep.copy(deep=True)
+    sweep["label"][:] = "mixed"
+    fast = int(np.flatnonzero(sweep["edit"].values == "fast 0.25")[0])
+    sweep["attention_change"][fast, 3, 2] = 50.0
+    sweep["label"][fast, 3, 2] = "diffuse"
+    figure = rl.plot_truncation(sweep, by="head")
+    slow, fast_map = figure.data
+    assert slow.y[0] == "L3 H2"
+    assert figure.layout.yaxis.ticktext[0] == "L3 H2 mixed"
+    assert slow.x == ("87.5%", "75%", "62.5%", "50%", "37.5%", "25%", "12.5%", "0%")
+    assert np.asarray(fast_map.z).shape == (16, 8)
+    largest = np.maximum(np.asarray(slow.z).max(1), np.asarray(fast_map.z).max(1))
+    assert (np.diff(largest) <= 0).all()
+    words = np.asarray(fast_map.text)
+    assert {*words.ravel()} == {"", "dif"}
+    assert words[0, slow.x.index("25%")] == "dif"
+    assert fast_map.customdata[0][slow.x.index("25%")] == "<br>mixed, now diffuse"
+    alone = rl.plot_truncation(sweep.drop_vars("label"), by="head")
+    assert alone.layout.yaxis.ticktext[0] == "L3 H2"
+
+
+def test_a_sweep_without_what_is_asked_for() -> None:
+    one = synthetic_truncation(ends=["fast"], controls=0, bands=0)
+    assert [trace.legendgroup for trace in rl.plot_truncation(one).data] == ["fast", None]
+    far = synthetic_truncation(bands=2).assign_attrs(trained_context=10**6)
+    assert len(rl.plot_truncation(far).layout.shapes) == 0
+    assert marks(far.assign_attrs(trained_context=0)) == ()
+    losses = one[["loss", "predicted_tokens", "wavelength"]]
+    for line, sweep, options in (
+        ("The sweep did not measure labels", losses, {"measures": ["labels"]}),
+        ("The sweep stopped no bands", one, {"by": "band"}),
+        ("The sweep stopped no planes from an end", synthetic_truncation(ends=[]), {}),
+        ("The sweep has no change of attention", losses, {"by": "head"}),
+        ("measures must be", one, {"measures": ["speed"]}),
+    ):
+        with pytest.raises(BadArgument, match=line):
+            rl.plot_truncation(sweep, **options)

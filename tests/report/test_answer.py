@@ -12,7 +12,7 @@ import xarray as xr
 from in_browser import Opened, browser
 from synthetic_profile import synthetic_profile
 
-from ropelens import plot_claim, plot_head_norms, plot_label_selectivity
+from ropelens import plot_claim, plot_head_wavelengths, plot_norms
 from ropelens.analysis.analysis import Analysis
 from ropelens.analysis.folders import Answer, rewrite_page, write_answer
 from ropelens.errors import BadArgument
@@ -45,8 +45,8 @@ def page(
         question=f"Does {HOSTILE} run?",
         findings=[f"No: {HOSTILE} is text.", "0.5 bits"],
         figures={
-            f"Captions: {HOSTILE}": plot_label_selectivity(profile, heads),
-            "Heads of layer 1": plot_head_norms(profile, layer=1),
+            f"Captions: {HOSTILE}": plot_head_wavelengths(profile, heads),
+            "Heads of layer 1": plot_norms(profile, layer=1),
             "The claim": plot_claim(profile, heads),
             "Words above": drawn_with_legend(yref="container", y=0.9),
             "Words below": drawn_with_legend(yref="container", y=0, yanchor="bottom"),

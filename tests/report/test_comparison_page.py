@@ -16,9 +16,15 @@ from synthetic_profile import synthetic_profile
 
 import ropelens as rl
 from ropelens.analysis.folders import rewrite_page
-from ropelens.comparison.pairs import ALONE
 from ropelens.errors import BadArgument
-from ropelens.figures.comparison_planes import plane_places
+from ropelens.figures.comparison import (
+    plot_copying,
+    plot_growth,
+    plot_label_counts,
+    plot_loss_change,
+    plot_position_loss,
+)
+from ropelens.figures.comparison_planes import plane_places, plot_comparison_planes
 from ropelens.measure.induction import best_head
 from ropelens.report.comparison import comparison_figures
 from ropelens.report.comparison_table import shown_columns, table_rows
@@ -40,7 +46,7 @@ def traces(figure, **meta: str) -> list:
 
 def test_loss_changes_are_pairs_means_and_intervals(comparison: xr.Dataset) -> None:
     table = rl.summarize_comparison(comparison)
-    figure = rl.plot_loss_change(comparison, table)
+    figure = plot_loss_change(comparison, table)
     pairs = {trace.y[0]: trace.x for trace in traces(figure, of="pair")}
     np.testing.assert_allclose(pairs["p-rope:0.5"], [0.1, 0.11])
     np.testing.assert_allclose(pairs["nope"], [0.2, 0.22])
@@ -48,13 +54,10 @@ def test_loss_changes_are_pairs_means_and_intervals(comparison: xr.Dataset) -> N
     row = table.set_index("group").loc["nope"]
     assert mean.x[0] + mean.error_x.array[0] == pytest.approx(row["high"])
     assert mean.x[0] - mean.error_x.arrayminus[0] == pytest.approx(row["low"])
-    alone = comparison.assign_coords(partner=("entry", [ALONE] * 6))
-    with pytest.raises(BadArgument, match="There is no loss to compare"):
-        rl.plot_loss_change(alone, rl.summarize_comparison(alone))
 
 
 def test_loss_by_position_and_its_difference(comparison: xr.Dataset) -> None:
-    figure = rl.plot_position_loss(comparison)
+    figure = plot_position_loss(comparison)
     losses = comparison["position_loss"].values
     mean = {trace.name: trace.y for trace in traces(figure, y="position_loss")}
     change = {trace.name: trace.y for trace in traces(figure, y="change")}
@@ -76,7 +79,7 @@ def test_loss_by_position_and_its_difference(comparison: xr.Dataset) -> None:
 
 
 def test_copying_by_distance_and_needles_by_length(comparison: xr.Dataset) -> None:
-    figure = rl.plot_copying(comparison)
+    figure = plot_copying(comparison)
     for name, of in (("copy_loss", "copy_distance"), ("far_retrieval", "prompt_length")):
         lines = {trace.name: trace for trace in traces(figure, y=name)}
         assert [*lines] == ["rope", "p-rope:0.5", "nope"]
@@ -93,7 +96,7 @@ def test_planes_that_stop_stand_where_they_turn_elsewhere(comparison: xr.Dataset
     place, turning = plane_places(comparison, "p-rope:0.5")
     np.testing.assert_array_equal(place, comparison["wavelength"][0, 0])
     assert turning.tolist() == [True] * 4 + [False] * 4
-    figure = rl.plot_comparison_planes(comparison)
+    figure = plot_comparison_planes(comparison)
     for name in ("q_norm", "k_norm", "selectivity_keys"):
         rows = {trace.name: trace for trace in traces(figure, y=name)}
         dims = [dim for dim in comparison[name].dims if dim != "frequency"]
@@ -116,11 +119,11 @@ def test_planes_of_models_unlike_in_number_lend_no_places(comparison: xr.Dataset
     place, turning = plane_places(comparison, "nope")
     assert np.isnan(place).all()
     assert not turning.any()
-    rl.plot_comparison_planes(comparison)
+    plot_comparison_planes(comparison)
 
 
 def test_a_slider_goes_through_the_checkpoints(comparison: xr.Dataset) -> None:
-    figure = rl.plot_growth_planes(comparison)
+    figure = plot_comparison_planes(comparison, by_step=True)
     (slider,) = figure.layout.sliders
     assert [step.label for step in slider.steps] == [str(step) for step in STEPS]
     for step, shown in zip(STEPS, slider.steps, strict=True):
@@ -137,7 +140,7 @@ def test_a_slider_goes_through_the_checkpoints(comparison: xr.Dataset) -> None:
 
 
 def test_growth_counts_heads_by_step(comparison: xr.Dataset) -> None:
-    figure = rl.plot_growth(comparison)
+    figure = plot_growth(comparison)
     (loss,) = [t for t in traces(figure, y="loss (nats/token)") if t.name == "rope"]
     np.testing.assert_allclose(loss.y, comparison["growth_loss"][[0, 3]].mean("entry"))
     np.testing.assert_allclose(loss.error_y.array, 0.005)
@@ -174,12 +177,12 @@ def test_growth_counts_heads_by_step(comparison: xr.Dataset) -> None:
 
 
 def test_growth_shows_what_is_known_and_what_chance_does(comparison: xr.Dataset) -> None:
-    (line,) = rl.plot_growth(comparison).layout.shapes
+    (line,) = plot_growth(comparison).layout.shapes
     assert line.y0 == line.y1 == 1 / 8
-    titles = {axis.title.text for axis in rl.plot_growth(comparison).select_yaxes()}
+    titles = {axis.title.text for axis in plot_growth(comparison).select_yaxes()}
     assert len(titles) == 8
     comparison["growth_position_loss"][:] = np.nan
-    shown = {axis.title.text for axis in rl.plot_growth(comparison).select_yaxes()}
+    shown = {axis.title.text for axis in plot_growth(comparison).select_yaxes()}
     assert titles - shown == {"loss past context<br>(nats/token)"}
 
 
@@ -195,7 +198,7 @@ def test_the_page_says_how_many_sequences(comparison: xr.Dataset) -> None:
 
 def test_bars_count_labels(comparison: xr.Dataset) -> None:
     table = rl.summarize_comparison(comparison)
-    figure = rl.plot_label_counts(table)
+    figure = plot_label_counts(table)
     for bar in figure.data:
         assert list(bar.x) == table[bar.name].iloc[::-1].tolist()
     assert sum(sum(bar.x) for bar in figure.data) == 4 * 3

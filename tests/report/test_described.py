@@ -115,8 +115,6 @@ def test_the_trained_context_is_set_beside_the_models_own_horizons(found: xr.Dat
     assert "context" not in sentence(rl.describe_reach(alone), "rows of every sequence")
     unsure = found.assign(horizon_low=found["horizon_low"] * np.nan)
     assert "interval" not in sentence(rl.describe_reach(unsure), "rows of every sequence")
-    with pytest.raises(BadArgument, match="no reach of heads"):
-        rl.describe_reach(xr.Dataset())
 
 
 def test_a_dear_slow_end_is_said_not_to_be_free() -> None:

@@ -185,7 +185,7 @@ def test_results_of_another_model_are_refused(profile, reach, tmp_path):
     with pytest.raises(BadArgument, match="of other models") as raised:
         rl.write_report(profile, tmp_path / "page.html", truncation=sweep)
     assert f"3 layers of 4 heads, and {reach.sizes['layer']} of" in str(raised.value)
-    with pytest.raises(BadArgument, match="holds no reach of heads"):
+    with pytest.raises(BadArgument, match="holds no reach"):
         rl.write_report(profile, tmp_path / "page.html", reach=profile)
 
 
