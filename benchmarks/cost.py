@@ -40,7 +40,7 @@ from ropelens.measure.repeats import repeat_scores
 from ropelens.measure.tokens import as_corpus
 from ropelens.models.rotation import read_layers
 from ropelens.models.subject import as_subject
-from ropelens.statistics.held_out import LayerFit
+from ropelens.statistics.budget.held_out import LayerFit
 
 RUNS = 5
 MIB = 2**20

@@ -23,9 +23,9 @@ from transformers import (
 )
 
 import ropelens as rl
-from ropelens.statistics.claim import Claim
+from ropelens.statistics.budget.claim import Claim
+from ropelens.statistics.budget.surrogates import DRAWS
 from ropelens.statistics.labels import LABELS
-from ropelens.statistics.surrogates import DRAWS
 
 BUNDLED = Path(rl.__file__).parent / "bundled" / "rope"
 

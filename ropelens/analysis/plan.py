@@ -19,7 +19,7 @@ from ropelens.models.memory import LIBRARIES, pass_bytes, stated_number
 from ropelens.models.places import devices_of
 from ropelens.models.subject import as_subject
 from ropelens.models.texts import Sequences
-from ropelens.statistics.held_out import fitted_sequences
+from ropelens.statistics.budget.held_out import fitted_sequences
 from ropelens.statistics.rows import HowMany, rows_for
 
 TIME = "time is known after the first batch"

@@ -25,7 +25,7 @@ from ropelens.measure.profile import profile
 from ropelens.measure.savepoint import remove_savepoint, savepoint
 from ropelens.measure.tasks import SHORTEST, Retrieval
 from ropelens.models.processes import gather, place
-from ropelens.statistics.claim import judge
+from ropelens.statistics.budget.claim import judge
 from ropelens.statistics.labels import Thresholds
 from ropelens.statistics.variables import compared
 from ropelens.train.data import held_out_text, spread

@@ -14,7 +14,7 @@ from ropelens.figures.inputs import RING, head_table, points_by_label, row_of
 from ropelens.figures.style import MUTED, OUTSIDE, log_axis, new_figure
 from ropelens.figures.text import number, short_count
 from ropelens.measure.heads import claim_numbers
-from ropelens.statistics.claim import correlations
+from ropelens.statistics.budget.claim import correlations
 
 PANELS = {"rows": 2, "cols": 1, "row_heights": [0.8, 0.2], "vertical_spacing": 0.2}
 

@@ -23,10 +23,9 @@ from ropelens.models.rotation import depends_on_length
 from ropelens.models.subject import Subject, check_layers
 from ropelens.rope.planes import Planes
 from ropelens.statistics.attention import SequenceSums, sum_attention
+from ropelens.statistics.budget.held_out import LayerFit, scored_rows
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import Corpus
-from ropelens.statistics.gains import Scores
-from ropelens.statistics.held_out import LayerFit, scored_rows
 from ropelens.statistics.rows import Rows, all_rows, sample_rows
 from ropelens.statistics.sums import LayerSums, Sums, by_group, no_sums
 from ropelens.statistics.variables import STATISTICS, Statistic
@@ -86,7 +85,7 @@ class Passed:
 
     batch: Batch
     layers: dict[int, LayerSums] = field(default_factory=dict)
-    scores: dict[int, Scores] = field(default_factory=dict)
+    scores: dict[int, Float[Tensor, "group head score"]] = field(default_factory=dict)
     chunks: dict[int, SequenceSums] = field(default_factory=dict)
 
     def see_chunk(

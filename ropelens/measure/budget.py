@@ -18,11 +18,12 @@ from ropelens.models.processes import gather, shard
 from ropelens.models.subject import Subject, check_layers
 from ropelens.rope.planes import Planes
 from ropelens.statistics.bins import offset_edges, sum_bins
-from ropelens.statistics.budget import attention_budget
+from ropelens.statistics.budget.held_out import LayerFit, Sample
+from ropelens.statistics.budget.logit import SCORES, gains
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import Corpus
-from ropelens.statistics.held_out import LayerFit, Sample
 from ropelens.statistics.kernel import describe_kernel
+from ropelens.statistics.labels import attention_budget
 from ropelens.statistics.ragged import stack
 from ropelens.statistics.sums import Sums
 from ropelens.statistics.variables import named
@@ -82,22 +83,22 @@ def budget_variables(sums: Sums, fits: Sequence[LayerFit]) -> dict[str, xr.Varia
     """What the models of the budget say, by the names of a profile's variables."""
     layers = sorted(sums.scores)
     scores = [sums.scores[layer] for layer in layers]
-    whole = [score.whole.gains for score in scores]
-    bits = attention_budget(*(stack(gains[name] for gains in whole) for name in whole[0])).bits
-    scored = scores[0].weight > 0
-    by_group = [score.gains for score in scores]
-    gains = {
-        f"group_{name}": np.moveaxis(stack(gains[name][scored] for gains in by_group), 0, 1)
+    whole = [gains(score.sum(0)) for score in scores]
+    bits = attention_budget(*(stack(each[name] for each in whole) for name in whole[0])).bits
+    rows = scores[0][:, 0, SCORES.index("weight")]
+    by_group = [gains(score[rows > 0]) for score in scores]
+    group_gains = {
+        f"group_{name}": np.moveaxis(stack(each[name] for each in by_group), 0, 1)
         for name in by_group[0]
     }
     kernels = [_kernel(sums, layer, fit) for layer, fit in zip(layers, fits, strict=True)]
-    drawn = [fit.surrogates.of_counting for fit in fits]
+    drawn = [fit.surrogates for fit in fits]
     values = {
         **bits,
         **{name: stack(kernel[name] for kernel in kernels) for name in kernels[0]},
         "found_sink": stack(_first_found(fit) for fit in fits),
-        "group_scored": scores[0].weight[scored].numpy(),
-        **gains,
+        "group_scored": rows[rows > 0].numpy(),
+        **group_gains,
         **{name: np.moveaxis(stack(x[name] for x in drawn), 0, 1) for name in drawn[0]},
     }
     return {

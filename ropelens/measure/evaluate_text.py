@@ -20,10 +20,10 @@ from ropelens.measure.heads import head_values, resample_labels
 from ropelens.measure.summary import summarize
 from ropelens.models.subject import Subject, check_layers
 from ropelens.statistics.bins import sum_bins
+from ropelens.statistics.budget.held_out import LayerFit
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.change import attention_change, without_values
 from ropelens.statistics.corpus import Corpus
-from ropelens.statistics.held_out import LayerFit
 from ropelens.statistics.labels import Thresholds
 from ropelens.statistics.ragged import stack
 from ropelens.statistics.sums import Sums, by_group, mean_loss, no_sums

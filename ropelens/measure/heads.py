@@ -11,10 +11,15 @@ from jaxtyping import Float
 from scipy import stats
 
 from ropelens.errors import BadArgument, check_count
-from ropelens.statistics.budget import GAINS, attention_budget
-from ropelens.statistics.claim import judge
+from ropelens.statistics.budget.claim import judge
 from ropelens.statistics.intervals import LEVEL
-from ropelens.statistics.labels import Thresholds, describe_wavelengths, label_heads
+from ropelens.statistics.labels import (
+    GAINS,
+    Thresholds,
+    attention_budget,
+    describe_wavelengths,
+    label_heads,
+)
 from ropelens.statistics.seeds import whole_seed
 from ropelens.statistics.variables import BY_DRAW, MEASURES, columns
 

@@ -41,11 +41,11 @@ from ropelens.models.processes import gather, shard
 from ropelens.models.rotation import read_planes
 from ropelens.models.subject import as_subject, stated_context, trained_context
 from ropelens.models.texts import check_tokenizer, encode, tokenize
+from ropelens.statistics.budget.surrogates import DRAWS
 from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.groups import Documents, count_documents
 from ropelens.statistics.rows import ALL_ROWS, HowMany, rows_for
 from ropelens.statistics.seeds import whole_seed
-from ropelens.statistics.surrogates import DRAWS
 from ropelens.statistics.variables import STATISTICS, Statistic, check_new, named
 
 NUMBERED = re.compile(r"(seed|step)-\d+")

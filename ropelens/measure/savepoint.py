@@ -23,12 +23,8 @@ from torch import Tensor
 from ropelens.files.folder import write_whole
 from ropelens.measure.batches import Progress
 from ropelens.models.processes import gather, place
-from ropelens.statistics.cells import Parts
-from ropelens.statistics.gains import Scores
-from ropelens.statistics.held_out import LayerFit
-from ropelens.statistics.logit import Fits
+from ropelens.statistics.budget.held_out import LayerFit
 from ropelens.statistics.sums import LayerSums, Sums
-from ropelens.statistics.surrogates import LayerSurrogates
 
 SECONDS = 60.0
 """Between two times that a stage is saved; longer where saving takes long."""
@@ -39,10 +35,7 @@ SHARE = 0.05
 UNFINISHED = ".unfinished"
 """The folder in that of the results which keeps how far a command is."""
 
-KINDS = {
-    kind.__name__: kind
-    for kind in (Fits, LayerFit, LayerSums, LayerSurrogates, Parts, Scores, Sums)
-}
+KINDS = {kind.__name__: kind for kind in (LayerFit, LayerSums, Sums)}
 """What a state may hold beside numbers, texts, tensors, arrays, lists and dictionaries."""
 
 

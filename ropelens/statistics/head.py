@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ropelens.rope.planes import Planes, plane_norms, unrotate
+from ropelens.statistics.budget.cells import term_of
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.cells import term_of
 from ropelens.statistics.maps import attention_map, output_residual
 
 

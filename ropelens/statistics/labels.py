@@ -1,15 +1,74 @@
-"""What a head is called, from shares of its bits, its kernel and its selectivity. No torch."""
+"""What a head is called: from the gains of its models to bits, and from bits to a label.
+
+For arrays of any shape; no torch.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from ropelens.errors import BadArgument
+GAINS = {
+    "total": "information in the choice of keys",
+    "sink_gain": "what sinks explain",
+    "position_gain": "what sinks and the offset explain",
+    "content_gain": "what sinks and the tokens explain",
+    "both_gain": "what sinks, the offset and the tokens explain together",
+}
+"""What a budget is made of: bits per row over uniform attention. On rows that a model is not
+fitted to, a gain may be negative."""
 
 LABELS = ("diffuse", "sink", "positional", "mixed", "semantic")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Where the bits in a head's choice of keys come from, per row; none is negative.
+
+    `sink` + `position` + `content` + `interaction` = `total`. `offset` is what the offset
+    explains by itself, the part that the tokens explain as well included.
+    """
+
+    total: Float[np.ndarray, "*shape"]
+    sink: Float[np.ndarray, "*shape"]
+    position: Float[np.ndarray, "*shape"]
+    content: Float[np.ndarray, "*shape"]
+    interaction: Float[np.ndarray, "*shape"]
+    offset: Float[np.ndarray, "*shape"]
+
+    @property
+    def bits(self) -> dict[str, Float[np.ndarray, "*shape"]]:
+        """The columns of heads.csv."""
+        names = ("total", "sink", "position", "content", "interaction")
+        return {f"{name}_bits": vars(self)[name] for name in names}
+
+
+def attention_budget(
+    total: Float[np.ndarray, "*shape"],
+    sink_gain: Float[np.ndarray, "*shape"],
+    position_gain: Float[np.ndarray, "*shape"],
+    content_gain: Float[np.ndarray, "*shape"],
+    both_gain: Float[np.ndarray, "*shape"],
+) -> Budget:
+    """The budget that the gains of the models give, all in bits per row.
+
+    A model that gains less than one that it contains, which happens on other rows, counts as
+    that one.
+    """
+    sink = np.maximum(sink_gain, 0)
+    position, content = (np.maximum(gain, sink) for gain in (position_gain, content_gain))
+    both = np.maximum(both_gain, np.maximum(position, content))
+    total = np.maximum(total, both)  # no model can gain more, but for rounding
+    return Budget(
+        total=total,
+        sink=sink,
+        position=both - content,
+        content=content - sink,
+        interaction=total - both,
+        offset=position - sink,
+    )
 
 
 @dataclass(frozen=True)
@@ -27,14 +86,6 @@ class Thresholds:
     named: float = 2 / 3
     faint: float = 0.5
     offset: float = 0.3
-
-    def __post_init__(self) -> None:
-        shares = all(0 <= share <= 1 for share in (self.sink, self.offset))
-        if not (shares and 0.5 < self.named <= 1 and self.diffuse >= 0 and self.faint >= 0):
-            raise BadArgument(
-                "Thresholds are shares (that of a name above one half), and bits.",
-                seen=str(asdict(self)),
-            )
 
 
 def label_heads(
@@ -61,11 +112,11 @@ def label_heads(
 class Wavelengths:
     """The wavelengths (tokens) that a head picks keys through, from `selectivity_keys`.
 
-    Planes weigh with the positive part: one that pushes away from the picked keys is not one
-    that they are picked through. `top` is the wavelength of the plane with the most of it,
-    infinite where that stands still, and `top_share` its share; `holding_half` the number of
-    planes that together hold half. `mean` is the geometric mean over planes that rotate. NaN
-    (and 0 planes) without any.
+    Planes weigh with its positive part: keys are not picked through a plane that pushes away
+    from them. `top` is the wavelength of the plane with the most of it, infinite where that
+    does not rotate, and `top_share` its share; `holding_half` the number of planes that
+    together hold half. `mean` is the geometric mean over planes that rotate. NaN (and 0
+    planes) without any.
     """
 
     top: Float[np.ndarray, "*head"]
@@ -85,10 +136,10 @@ def describe_wavelengths(
     some = total > 0
     share = -np.sort(-push, axis=-1)
     short_of_half = share.cumsum(-1) < total[..., None] / 2
-    turning = np.isfinite(wavelength)
-    weight = push * turning
-    log = np.log(np.where(turning, wavelength, 1.0))
-    with np.errstate(invalid="ignore", divide="ignore"):  # NaN where nothing turns or pushes
+    rotates = np.isfinite(wavelength)
+    weight = push * rotates
+    log = np.log(np.where(rotates, wavelength, 1.0))
+    with np.errstate(invalid="ignore", divide="ignore"):  # NaN where nothing rotates or pushes
         mean = np.exp((weight * log).sum(-1) / weight.sum(-1))
         top_share = np.where(some, share[..., 0] / total, np.nan)
     return Wavelengths(

@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ropelens.rope.planes import Planes
+from ropelens.statistics.budget.cells import SINKS, blocks
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.cells import SINKS, blocks
 from ropelens.statistics.rows import Rows
 
 LEAST_SHARE = 0.3

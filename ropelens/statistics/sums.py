@@ -14,7 +14,6 @@ from torch.nn.functional import pad
 from ropelens.statistics.attention import SequenceSums
 from ropelens.statistics.bins import offset_edges, sum_bins
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.gains import Scores
 from ropelens.statistics.groups import GROUPS
 from ropelens.statistics.intervals import mean_and_error
 from ropelens.statistics.variables import Statistic
@@ -71,7 +70,7 @@ class Sums:
     tokens: int = 0
     sequences: int = 0
     layers: dict[int, LayerSums] = field(default_factory=dict)
-    scores: dict[int, Scores] = field(default_factory=dict)
+    scores: dict[int, Float[Tensor, "group head score"]] = field(default_factory=dict)
 
     def __add__(self, other: Sums) -> Sums:
         return Sums(

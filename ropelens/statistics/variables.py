@@ -15,7 +15,7 @@ import xarray as xr
 
 from ropelens.errors import BadArgument
 from ropelens.statistics import measures
-from ropelens.statistics.budget import GAINS
+from ropelens.statistics.labels import GAINS
 
 if TYPE_CHECKING:  # figures read names and columns from the rows, and they do without torch
     from torch import Tensor

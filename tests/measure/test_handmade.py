@@ -10,7 +10,7 @@ import xarray as xr
 from oracles.handmade import OFFSETS, Expected, handmade
 
 import ropelens as rl
-from ropelens.statistics.claim import rank_correlation
+from ropelens.statistics.budget.claim import rank_correlation
 
 PARTS = ("sink", "position", "content", "interaction")
 CASES = [

@@ -16,8 +16,7 @@ from scipy import stats
 import ropelens as rl
 from ropelens.errors import BadArgument
 from ropelens.measure.heads import classify_heads, resample_labels
-from ropelens.statistics.budget import GAINS, attention_budget
-from ropelens.statistics.labels import Thresholds
+from ropelens.statistics.labels import GAINS, Thresholds, attention_budget
 from ropelens.statistics.variables import columns
 
 COLUMNS = (

@@ -26,12 +26,11 @@ from ropelens.measure.tokens import as_corpus
 from ropelens.models.rotation import read_layers
 from ropelens.models.subject import as_subject
 from ropelens.rope.planes import Planes
-from ropelens.statistics import block, cells
-from ropelens.statistics.bins import offset_edges
+from ropelens.statistics import block
+from ropelens.statistics.budget import cells
+from ropelens.statistics.budget.held_out import LayerFit
+from ropelens.statistics.budget.logit import SCORES, fit, gains, score
 from ropelens.statistics.corpus import Corpus
-from ropelens.statistics.gains import score
-from ropelens.statistics.held_out import LayerFit
-from ropelens.statistics.logit import fit
 from ropelens.statistics.rows import Rows, sample_rows
 from ropelens.statistics.sums import Sums
 
@@ -183,18 +182,6 @@ def test_padding_changes_nothing(name: str):
     assert plain.row_weight.sum() == 54
 
 
-def test_weights_of_shorter_sequences_are_the_first_of_longer_ones():
-    of = fitted_to("llama_gqa", (90, 70, 20, 15))
-    whole, short = of.fits[0].fits, of.fits[0].fits.upto(70)
-    for name, parts in short.weights.items():
-        own = whole.weights[name]
-        assert parts.offset.shape[-1] == 70
-        assert torch.equal(parts.offset, own.offset[..., :70])
-        assert parts.sink_offset.shape[-1] == len(offset_edges(70)) - 1
-        assert torch.equal(parts.plane, own.plane)
-        assert torch.equal(parts.sink, own.sink)
-
-
 @pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "gpt_oss"])
 def test_a_profile_leaves_the_model_as_it_was(name: str):
     """Bit for bit: the pass that fits stops in the middle of the model."""
@@ -233,7 +220,7 @@ def test_a_sequence_alone_is_folded_by_its_rows():
     tokens = torch.from_numpy(random_tokens(sequences=1, length=60))
     model = tiny("llama_gqa").double()
     of = fitted(model, tokens, torch.tensor([60]))
-    gains = {name: x[0] for name, x in of.collect().scores[0].gains.items()}
+    both_gain = gains(of.collect().scores[0])["both_gain"][0]
     assert of.fits[0].alone
     call, planes = observed_calls(model, tokens)[0]
     sinks = of.fits[0].sinks(of.text.sinks)
@@ -244,9 +231,10 @@ def test_a_sequence_alone_is_folded_by_its_rows():
     both, one = torch.zeros(4, dtype=torch.float64), torch.zeros(1, dtype=torch.long)
     for ours, others in (halves, reversed(halves)):
         fits = fit(call, ours, planes, sinks, part=one, parts=1)
-        scores = score(call, others, planes, sinks, fits, by=one, slot=one, slots=1)
-        both += (scores.both - scores.uniform)[0] / math.log(2) / 59
-    torch.testing.assert_close(gains["both_gain"], both, atol=0.02, rtol=0)
+        scores = score(call, others, planes, sinks, fits, by=one)[0]
+        uniform, of_both = (scores[:, SCORES.index(name)] for name in ("uniform", "both"))
+        both += (of_both - uniform) / math.log(2) / 59
+    torch.testing.assert_close(both_gain, both, atol=0.02, rtol=0)
 
 
 LENGTH_DEPENDENT = {

@@ -31,10 +31,10 @@ from ropelens.models.door import AttentionEdit, HeadSilence, Observer
 from ropelens.models.rotation import read_layers
 from ropelens.models.subject import Subject, as_subject
 from ropelens.statistics.bins import offset_edges
-from ropelens.statistics.budget import GAINS, attention_budget
+from ropelens.statistics.budget.held_out import Sample, scored_rows
+from ropelens.statistics.budget.logit import RIDGE, gains
 from ropelens.statistics.corpus import Corpus
-from ropelens.statistics.held_out import Sample, scored_rows
-from ropelens.statistics.logit import RIDGE
+from ropelens.statistics.labels import GAINS, attention_budget
 from ropelens.statistics.rows import sample_rows
 from ropelens.statistics.variables import MEASURES, Derived, Statistic
 
@@ -278,13 +278,13 @@ def test_the_budget_of_a_profile_is_what_its_parts_give(name: str):
         scores = fitted.score(
             whole[layer][0], rows, planes, fitted.sinks(known), group=group, fold=text.fold
         )
-        gains = scores.whole.gains
-        bits = attention_budget(*(gains[gain_name].numpy() for gain_name in GAINS))
+        of_models = gains(scores.sum(0))
+        bits = attention_budget(*(of_models[gain_name].numpy() for gain_name in GAINS))
         for column, values in bits.bits.items():
             np.testing.assert_allclose(profile[column][layer], values, atol=1e-4)
         found = fitted.found.any(-1).numpy()
         np.testing.assert_array_equal(profile["found_sink"][layer].notnull(), found)
-        for column, true in fitted.surrogates.of_counting.items():
+        for column, true in fitted.surrogates.items():
             np.testing.assert_allclose(profile[column][:, layer], true, atol=1e-3)
 
 

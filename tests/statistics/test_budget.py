@@ -16,11 +16,12 @@ from torch import Tensor
 import ropelens as rl
 from ropelens.errors import BadArgument
 from ropelens.statistics.bins import offset_edges, sum_bins
-from ropelens.statistics.budget import GAINS, attention_budget
+from ropelens.statistics.budget.held_out import FOLD_ROWS, Sample, _in_halves, scored_rows
+from ropelens.statistics.budget.logit import gains
+from ropelens.statistics.budget.offsets import OffsetRows
 from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.groups import GROUPS, deal
-from ropelens.statistics.held_out import FOLD_ROWS, Sample, _in_halves, scored_rows
-from ropelens.statistics.offsets import OffsetRows
+from ropelens.statistics.labels import GAINS, attention_budget
 from ropelens.statistics.rows import Rows, all_rows, sample_rows
 
 few = settings(deadline=None, max_examples=25, derandomize=True)
@@ -240,19 +241,17 @@ def test_groups_are_scored_by_what_was_fitted_to_the_other_fold():
     sample = Sample.draw(text, seed=0)
     own = observed_calls(tiny("llama_gqa"), sample.text.tokens)[0][0]
     fitted = sample.fit(own, planes, surrogates=0, seed=0)
-    for parts in fitted.fits.weights.values():
-        for weights in vars(parts).values():
-            weights[1] = 0
+    fitted.weights[:, 1] = 0
     scores = fitted.score(
         call, all_rows(lengths), planes, text.sinks, group=text.group, fold=text.fold
     )
-    gains = scores.gains
-    assert (gains["both_gain"][1:4:2].abs() > 0.05).all()
+    of_groups = gains(scores)
+    assert (of_groups["both_gain"][1:4:2].abs() > 0.05).all()
     torch.testing.assert_close(
-        gains["both_gain"][0:4:2], torch.zeros_like(gains["both_gain"][0:4:2])
+        of_groups["both_gain"][0:4:2], torch.zeros_like(of_groups["both_gain"][0:4:2])
     )
-    assert gains["total"].shape == (GROUPS, 4)
-    assert gains["total"][4:].isnan().all()
+    assert of_groups["total"].shape == (GROUPS, 4)
+    assert of_groups["total"][4:].isnan().all()
 
 
 def test_groups_are_documents_or_stretches_of_one_text():

@@ -17,9 +17,8 @@ from transformers import PreTrainedModel
 
 import ropelens as rl
 from ropelens.rope.planes import Planes
+from ropelens.statistics.budget.logit import RIDGE, SCORES, fit, score
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.gains import Scores, score
-from ropelens.statistics.logit import RIDGE, fit
 from ropelens.statistics.rows import all_rows
 
 ALLOWED = 0.005
@@ -32,13 +31,16 @@ def first_is_sink(tokens: Tensor) -> Tensor:
     return sinks
 
 
-def in_sample(call: AttentionCall, planes: Planes, tokens: Tensor, *, ridge: float) -> Scores:
-    """All rows scored by what was fitted to them."""
+def in_sample(
+    call: AttentionCall, planes: Planes, tokens: Tensor, *, ridge: float
+) -> dict[str, Tensor]:
+    """The `SCORES` of each head, of all rows by what was fitted to them."""
     one = torch.zeros(len(tokens), dtype=torch.long)
     rows = all_rows(torch.full((len(tokens),), tokens.shape[1]))
     given = (call, rows, planes, first_is_sink(tokens))
-    fits = fit(*given, part=one, parts=1, ridge=ridge)
-    return score(*given, fits, by=one, slot=one, slots=1)
+    weights = fit(*given, part=one, parts=1, ridge=ridge)
+    scores = score(*given, weights, by=one).sum(0)
+    return dict(zip(SCORES, scores.unbind(-1), strict=True))
 
 
 def compare(
@@ -65,11 +67,10 @@ def compare(
                 ),
             )
             total = information(true)
-            bits = float(scores.weight[0]) * np.log(2)
+            bits = float(scores["weight"][head]) * np.log(2)
             found = {
-                model_name: float((values - scores.uniform)[0, head]) / bits
-                for model_name, values in vars(scores).items()
-                if model_name != "weight"
+                model_name: float((values - scores["uniform"])[head]) / bits
+                for model_name, values in scores.items()
             }
             assert found["information"] == pytest.approx(total, rel=1e-3, abs=1e-5)
             sink = gain(true, content=False, offsets=False, ridge=ridge)

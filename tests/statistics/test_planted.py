@@ -14,14 +14,16 @@ from torch import Tensor
 
 from ropelens.rope.planes import Planes
 from ropelens.statistics.attention import sum_attention
-from ropelens.statistics.budget import Budget, attention_budget
+from ropelens.statistics.budget.held_out import Sample, scored_rows
+from ropelens.statistics.budget.logit import gains
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import Corpus
-from ropelens.statistics.held_out import Sample, scored_rows
 from ropelens.statistics.kernel import Kernel, describe_kernel
 from ropelens.statistics.labels import (
+    Budget,
     Thresholds,
     Wavelengths,
+    attention_budget,
     describe_wavelengths,
     label_heads,
 )
@@ -51,7 +53,7 @@ def measure(call: AttentionCall, planes: Planes, tokens: Tensor) -> Measured:
     rows = sample_rows(lengths, count=scored_rows(text), seed=0)
     sinks = fitted.sinks(text.sinks)
     scores = fitted.score(call, rows, planes, sinks, group=text.group, fold=text.fold)
-    bits = attention_budget(*(x.numpy() for x in scores.whole.gains.values()))
+    bits = attention_budget(*(x.numpy() for x in gains(scores.sum(0)).values()))
     shares = {name: vars(bits)[name] for name in ("total", "sink", "position", "content")}
     seen_by = (rows.position.flatten()[:, None] >= torch.arange(context)).double().mean(0)
     (of_keys,) = named("selectivity_keys")
@@ -202,9 +204,9 @@ def test_a_head_that_needs_both_shares_its_bits_as_a_dense_fit_does():
         )
     rows = reduce(HeadRows.joined, parts)
     both = [(False, False), (True, False), (True, True)]
-    gains = [gain(rows, content=c, offsets=o, ridge=0.03) for c, o in both]
-    rest = information(rows) - gains[0]
-    true = np.diff([*gains, information(rows)]) / rest
+    nested = [gain(rows, content=c, offsets=o, ridge=0.03) for c, o in both]
+    rest = information(rows) - nested[0]
+    true = np.diff([*nested, information(rows)]) / rest
     ours = [float(x[0]) for x in (bits.content, bits.position, bits.interaction)]
     found = np.array(ours) / float(bits.total[0] - bits.sink[0])
     assert min(true) > 0.1, "it takes all three"

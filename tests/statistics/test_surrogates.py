@@ -15,13 +15,12 @@ from scipy import stats
 from ropelens.rope.planes import Planes
 from ropelens.rope.turn import Side, turn
 from ropelens.statistics.attention import sum_attention
+from ropelens.statistics.budget.claim import _bounds, _verdict, judge, rank_correlation
+from ropelens.statistics.budget.logit import SCORES, fit, score
+from ropelens.statistics.budget.surrogates import _orders, draw_surrogates
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.claim import _bounds, _verdict, judge, rank_correlation
-from ropelens.statistics.gains import score
-from ropelens.statistics.logit import fit
 from ropelens.statistics.rows import sample_rows
 from ropelens.statistics.sinks import known_sinks
-from ropelens.statistics.surrogates import LayerSurrogates, _orders, draw_surrogates
 from ropelens.statistics.variables import named
 
 
@@ -49,10 +48,13 @@ def test_a_surrogate_is_the_layer_turned_by_other_frequencies(name: str):
             turned = AttentionCall(**(vars(call) | {"query": q, "key": k}))
             one = torch.zeros(4, dtype=torch.long)
             fits = fit(turned, rows, planes, sinks, part=one, parts=1)
-            nats = score(turned, rows, planes, sinks, fits, by=one, slot=one, slots=1)
-            fraction = (nats.position - nats.sink)[0] / (nats.information - nats.sink)[0]
+            scores = score(turned, rows, planes, sinks, fits, by=one).sum(0)
+            nats = dict(zip(SCORES, scores.unbind(-1), strict=True))
+            rest = nats["information"] - nats["sink"]
+            fraction = (nats["position"] - nats["sink"]) / rest
+            own = {name: numbers[draw] for name, numbers in ours.items()}
             torch.testing.assert_close(
-                ours.offset_fraction[draw].double(), fraction, rtol=0, atol=0.01
+                own["surrogate_offset_fraction"], fraction, rtol=0, atol=0.01
             )
             sums = sum_attention(
                 turned, rows, planes, tokens=tokens, sinks=sinks, statistics=of_keys
@@ -61,17 +63,13 @@ def test_a_surrogate_is_the_layer_turned_by_other_frequencies(name: str):
             wavelength = (2 * np.pi / frequency.abs()).log().repeat_interleave(group, 0)
             weight = push[:, : frequency.shape[1]].clamp(min=0)
             mean = (weight * wavelength).sum(-1) / weight.sum(-1)
-            torch.testing.assert_close(ours.log_wavelength[draw], mean, rtol=1e-3, atol=1e-3)
+            torch.testing.assert_close(
+                own["surrogate_log_wavelength"], mean, rtol=1e-3, atol=1e-3
+            )
 
 
 def test_heads_that_choose_nothing_or_a_sink_alone_do_not_count():
     """Diffuse and sink by the rules of labels; what counts is NaN elsewhere."""
-    fraction, wavelength = torch.rand(2, 3, 4)
-    counts = torch.tensor([[True, False, True, True]]).expand(3, -1)
-    found = LayerSurrogates(fraction, wavelength, counts).of_counting
-    for values, own in zip(found.values(), (fraction, wavelength), strict=True):
-        assert values[:, 1].isnan().all()
-        assert torch.equal(values[:, [0, 2, 3]], own[:, [0, 2, 3]].double())
     q = torch.zeros(1, 3, 50, 8)
     q[:, 1, :, 7], q[:, 2] = 12.0, torch.randn(50, 8) * 4
     k = torch.randn(1, 3, 50, 8)
@@ -82,9 +80,10 @@ def test_heads_that_choose_nothing_or_a_sink_alone_do_not_count():
     sinks = known_sinks(tokens, beginning=None)
     rows = sample_rows(torch.tensor([50]), count=40, seed=0)
     drawn = draw_surrogates(call, rows, planes, sinks, draws=3)
-    assert drawn.counts[0].tolist() == [False, False, True]
-    assert not drawn.counts[:, 0].any()
-    assert drawn.counts[:, 2].all()
+    for numbers in drawn.values():
+        assert numbers[0].isnan().tolist() == [True, True, False]
+        assert numbers[:, 0].isnan().all()
+        assert not numbers[:, 2].isnan().any()
 
 
 # the verdict

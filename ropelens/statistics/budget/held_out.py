@@ -1,9 +1,8 @@
 """The models of a layer's budget: fitted to a sample of rows, scored on rows of other text.
 
-Groups of sequences belong to two folds (see `Corpus`). The models that are fitted to sequences
-of one fold are scored on those of the other, all of them, so that what a model has too much of
-parameters is no advantage. Where one sequence is alone in its length, every other of its rows
-belongs to a fold.
+Groups of sequences belong to two folds (see `Corpus`). The models that are fitted to one fold
+are scored on all sequences of the other, so that more weights are no advantage. Where one
+sequence is alone in its length, every other of its rows belongs to a fold.
 """
 
 from __future__ import annotations
@@ -15,23 +14,25 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ropelens.rope.planes import Planes
+from ropelens.statistics.bins import offset_edges
+from ropelens.statistics.budget.cells import split
+from ropelens.statistics.budget.logit import MODELS, fit, score
+from ropelens.statistics.budget.surrogates import draw_surrogates
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import Corpus
-from ropelens.statistics.gains import Scores, score
 from ropelens.statistics.generator import generator_of
-from ropelens.statistics.groups import GROUPS
-from ropelens.statistics.logit import Fits, fit
 from ropelens.statistics.rows import Rows, sample_rows
 from ropelens.statistics.sinks import find_sinks, with_found
-from ropelens.statistics.surrogates import LayerSurrogates, draw_surrogates
+from ropelens.statistics.sums import by_group
 
 FOLD_ROWS = 256
 """Rows that the models of a fold are fitted to."""
 
 FOLD_SEQUENCES = 8
-"""Sequences that they are of, at most."""
+"""Sequences that these rows are taken from, at most."""
 
 FOLD_TOKENS = 8192
 """Tokens of these sequences, at most, if two sequences are not longer: they run together."""
@@ -47,7 +48,7 @@ SURROGATE_ROWS = 256
 """Rows of so many sequences that surrogates are compared on."""
 
 BATCHED = ("query", "key", "value", "output")
-"""The tensors of a call, all over its sequences."""
+"""The tensors of a call that have a row for each sequence."""
 
 
 def scored_rows(text: Corpus) -> int:
@@ -55,22 +56,28 @@ def scored_rows(text: Corpus) -> int:
     return 2 * FOLD_ROWS if text.alone else max(LEAST_SCORED, -(-SCORED_ROWS // len(text)))
 
 
+def fitted_sequences(count: int, context: int) -> int:
+    """Sequences of `count` that models are fitted to, at most, in one pass."""
+    return min(count, 2 * _of_a_fold(context))
+
+
 @dataclass(frozen=True)
 class LayerFit:
-    """The models of a layer by fold, the sinks that were found, and its surrogates.
+    """The models of a layer by fold, the sinks that were found, and the surrogates' numbers.
 
-    `alone` says that rows are folded in place of sequences.
+    `terms` counts those of a score. `alone` says that rows belong to folds, and not sequences.
     """
 
-    fits: Fits
+    weights: Float[Tensor, "model fold head variable"]
+    terms: int
     found: Bool[Tensor, "head position"]
-    surrogates: LayerSurrogates
+    surrogates: dict[str, Float[Tensor, "draw head"]]
     alone: bool
 
     def sinks(
         self, known: Int[Tensor, "batch 1 position"]
     ) -> Int[Tensor, "batch shared position"]:
-        """The sinks of a batch, those included that were found."""
+        """The sinks of a batch: those known, and those that were found."""
         return with_found(known, self.found)
 
     def score(
@@ -82,18 +89,22 @@ class LayerFit:
         *,
         group: Int[Tensor, " batch"],
         fold: Int[Tensor, " batch"],
-    ) -> Scores:
-        """The likelihood of the rows of each group under the models of the other fold."""
+    ) -> Float[Tensor, "group head score"]:
+        """The `SCORES` of the rows of each group under the models of the other fold."""
         if self.alone:
             call, rows, sinks = _in_halves(call, rows, sinks)
             fold, group = torch.arange(2).repeat(len(group)), group.repeat_interleave(2)
-        fits = self.fits.upto(len(call.start))
-        return score(call, rows, planes, sinks, fits, by=1 - fold, slot=group, slots=GROUPS)
+        context = len(call.start)
+        beta, sigma, kappa, tau = split(self.weights, self.terms, self.found.shape[1])
+        tau = tau[..., : len(offset_edges(context)) - 1]
+        weights = torch.cat([beta, sigma, kappa[..., :context], tau], dim=-1)
+        return by_group(score(call, rows, planes, sinks, weights, by=1 - fold), group)
 
     @property
     def kappa(self) -> Float[Tensor, "head offset"]:
         """Log weight of every offset in the position model, the mean of both folds."""
-        return self.fits.weights["position"].offset.double().mean(0).flatten(0, 1)
+        position = self.weights[MODELS.index("position")].double().mean(0)
+        return split(position, self.terms, self.found.shape[1])[2]
 
 
 @dataclass(frozen=True)
@@ -107,18 +118,17 @@ class Sample:
     @classmethod
     def draw(cls, text: Corpus, *, seed: int) -> Sample:
         """Sequences of many groups, drawn with `seed`, and rows of theirs."""
-        context = text.context
         if text.alone:
             both = [int(text.lengths.argmax())]
             per_sequence, first = scored_rows(text), both[0]
         else:
-            count = _of_a_fold(context)
+            count = _of_a_fold(text.context)
             folds = [_spread(text, fold, count, seed=seed) for fold in (0, 1)]
             both = [sequence for pair in zip(*folds, strict=False) for sequence in pair]
             per_sequence, first = 2 * FOLD_ROWS // len(both), 0
         compared = text.lengths[both[:SURROGATE_SEQUENCES]]
         return cls(
-            text=text.part(both, width=context),
+            text=text.part(both, width=text.context),
             rows=sample_rows(text.lengths[both], count=per_sequence, seed=seed, first=first),
             surrogate_rows=sample_rows(
                 compared, count=SURROGATE_ROWS // len(compared), seed=seed
@@ -132,24 +142,15 @@ class Sample:
         found = find_sinks(call, self.rows, planes, self.text.sinks)
         sinks, rows, fold = with_found(self.text.sinks, found), self.rows, self.text.fold
         some = len(self.surrogate_rows.length)
+        first = replace(call, **{name: getattr(call, name)[:some] for name in BATCHED})
         drawn = draw_surrogates(
-            _of_sequences(call, some),
-            self.surrogate_rows,
-            planes,
-            sinks[:some],
-            draws=surrogates,
-            seed=seed,
+            first, self.surrogate_rows, planes, sinks[:some], draws=surrogates, seed=seed
         )
         if self.text.alone:
             call, rows, sinks = _in_halves(call, rows, sinks)
             fold = torch.arange(2)
-        fits = fit(call, rows, planes, sinks, part=fold).in_float32
-        return LayerFit(fits, found, drawn, self.text.alone)
-
-
-def fitted_sequences(count: int, context: int) -> int:
-    """Sequences of `count` that models are fitted to, at most, in one pass."""
-    return min(count, 2 * _of_a_fold(context))
+        weights = fit(call, rows, planes, sinks, part=fold).float()
+        return LayerFit(weights, planes.terms, found, drawn, self.text.alone)
 
 
 def _of_a_fold(context: int) -> int:
@@ -162,15 +163,10 @@ def _spread(text: Corpus, fold: int, count: int, *, seed: int) -> list[int]:
     taken: Counter[int] = Counter()
     ranked: list[tuple[int, int, int]] = []
     for sequence in order[(text.long & (text.fold == fold))[order]].tolist():
-        own = int(text.group[sequence])
-        ranked.append((taken[own], len(ranked), sequence))
-        taken[own] += 1
+        group = int(text.group[sequence])
+        ranked.append((taken[group], len(ranked), sequence))
+        taken[group] += 1
     return [sequence for *_, sequence in sorted(ranked)[:count]]
-
-
-def _of_sequences(call: AttentionCall, count: int) -> AttentionCall:
-    """The call on the first sequences of its batch."""
-    return replace(call, **{name: getattr(call, name)[:count] for name in BATCHED})
 
 
 def _in_halves(
@@ -181,13 +177,10 @@ def _in_halves(
     def twice(x: Tensor) -> Tensor:
         return x[:, None].expand(-1, 2, *x.shape[1:]).flatten(0, 1)
 
-    def halved(x: Tensor, filling: Tensor) -> Tensor:
-        both = torch.cat([x, filling], dim=1) if x.shape[1] % 2 else x
-        return both.unflatten(1, (-1, 2)).mT.flatten(0, 1)
-
-    # A row without weight makes both halves as long.
-    position = halved(rows.position, rows.position[:, -1:])
-    weight = halved(rows.weight, torch.zeros_like(rows.weight[:, :1]))
-    halves = Rows(position, weight, twice(rows.length), dense=False)
+    odd = rows.position.shape[1] % 2  # a row without weight makes both halves as long
+    position = torch.cat([rows.position, rows.position[:, -1:][:, :odd]], dim=1)
+    weight = pad(rows.weight, (0, odd))
+    position, weight = (x.unflatten(1, (-1, 2)).mT.flatten(0, 1) for x in (position, weight))
     tensors: dict[str, Any] = {name: twice(getattr(call, name)) for name in BATCHED}
+    halves = Rows(position, weight, twice(rows.length), dense=False)
     return replace(call, **tensors), halves, twice(sinks)

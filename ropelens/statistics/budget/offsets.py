@@ -1,0 +1,285 @@
+"""The models S and P, which need no scores: only how many keys and which sinks a row sees.
+
+The weight of a key is exp(kappa(i - j)), times exp(sigma + tau(bin of i - j)) at a sink. A row
+sees a stretch of offsets, so a running sum over the weights gives log Z of every row, and the
+cost grows with the context and not with its square.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ropelens.statistics.bins import offset_edges
+from ropelens.statistics.budget.cells import SINKS, bin_of, split
+from ropelens.statistics.budget.solver import SMOOTH, Divide, Minimum, fit_log_linear
+from ropelens.statistics.rows import Rows
+
+TOGETHER = 2**18
+"""Weights that are fitted at once, of many heads."""
+
+
+@dataclass(frozen=True)
+class OffsetRows:
+    """The number of offsets that each row sees, from 0 on, and its sinks.
+
+    The sinks of a row are listed in tables, one for all heads or one for each: the `kind` of
+    each (0 fills a list up), its `offset` and the `bin` of that.
+    """
+
+    seen: Int[Tensor, " row"]
+    weight: Float[Tensor, " row"]
+    kind: Int[Tensor, "shared row sink"]
+    offset: Int[Tensor, "shared row sink"]
+    bin: Int[Tensor, "shared row sink"]
+    context: int
+
+    @classmethod
+    def of(
+        cls,
+        rows: Rows,
+        start: Int[Tensor, " position"],
+        sinks: Int[Tensor, "batch shared position"],
+    ) -> OffsetRows:
+        """The rows of all sequences in turn."""
+        position = rows.position.flatten()
+        first = start.cpu()[position]
+        # Of few keys: a table of all rows and keys is large, and one of all heads larger.
+        is_sink = (sinks > 0).flatten(0, 1).any(0)
+        is_sink[0] = True
+        key = is_sink.nonzero()[:, 0]
+        visible = (key <= position[:, None]) & (key >= first[:, None])
+        kind = sinks[..., key].repeat_interleave(rows.position.shape[1], dim=0)
+        kind = kind.transpose(0, 1) * visible
+        listed = kind.topk(max(1, int((kind > 0).sum(-1).max())), dim=-1)
+        offset = (position[:, None] - key[listed.indices]).clamp(min=0)
+        return cls(
+            seen=position - first + 1,
+            weight=rows.weight.flatten().double(),
+            kind=listed.values,
+            offset=offset,
+            bin=bin_of(offset, offset_edges(len(start))),
+            context=len(start),
+        )
+
+    def to(self, dtype: torch.dtype) -> OffsetRows:
+        """The rows with weights, and so results, of another precision."""
+        return replace(self, weight=self.weight.to(dtype))
+
+    def of_heads(self, heads: Int[Tensor, " head"]) -> OffsetRows:
+        """The tables of some heads; a head may come several times."""
+        if len(self.kind) == 1:
+            return self
+        return replace(
+            self, kind=self.kind[heads], offset=self.offset[heads], bin=self.bin[heads]
+        )
+
+    @property
+    def reach(self) -> Float[Tensor, " offset"]:
+        """Weight of the rows that see each offset."""
+        ends = self.weight.new_zeros(self.context + 1)
+        return _from_here_on(ends.index_add_(0, self.seen, self.weight))[1:]
+
+    def log_norms(self, weights: Float[Tensor, "head variable"]) -> Float[Tensor, "head row"]:
+        """log Z of every row; infinite where no key of it has weight beside the largest.
+
+        `weights` are sigma, kappa and tau side by side.
+        """
+        return self._weigh(weights)[0]
+
+    def expect(
+        self, weights: Float[Tensor, "head variable"]
+    ) -> tuple[Float[Tensor, " head"], Float[Tensor, "head variable"]]:
+        """Mean log Z, and the masses that P expects: on sinks, by offset, on sinks by bin."""
+        log_norms, norms, kernel, sinks = self._weigh(weights)
+        rate = self.weight / norms
+        ends = rate.new_zeros(len(rate), self.context + 1).index_add_(1, self.seen, rate)
+        as_keys = (rate[..., None] * (self.kind > 0)).flatten(1)
+        taken = _add_at(torch.zeros_like(kernel), self.offset, as_keys)
+        mass = (rate[..., None] * sinks).flatten(1)
+        by_kind = _add_at(rate.new_zeros(len(rate), 1 + len(SINKS)), self.kind, mass)
+        by_offset = kernel * (_from_here_on(ends)[:, 1:] - taken)
+        _add_at(by_offset, self.offset, mass)
+        bins = weights.shape[1] - len(SINKS) - self.context
+        by_bin = _add_at(rate.new_zeros(len(rate), bins), self.bin, mass)
+        return log_norms @ self.weight, torch.cat([by_kind[:, 1:], by_offset, by_bin], dim=-1)
+
+    def expect_sinks(
+        self, sigma: Float[Tensor, "head kind"]
+    ) -> tuple[Float[Tensor, " head"], Float[Tensor, "head kind"]]:
+        """Mean log Z, and the masses on sinks that S expects: kappa and tau are 0."""
+        kinds = range(1, 1 + len(SINKS))
+        count = torch.stack([(self.kind == kind).sum(-1) for kind in kinds], dim=-1)
+        count, factor = count.to(self.weight.dtype), sigma.exp()[..., None]
+        norm = self.seen - count.sum(-1) + (count @ factor)[..., 0]
+        rate = self.weight / norm
+        return norm.log() @ self.weight, factor[..., 0] * (rate[:, None] @ count)[:, 0]
+
+    def _weigh(self, weights: Float[Tensor, "head variable"]) -> tuple[Tensor, ...]:
+        """log Z and Z of every row [head, row], the weight of every offset, and of sinks.
+
+        All but log Z are relative to the largest weight that a key could have.
+        """
+        _, sigma, kappa, tau = split(weights, 0, self.context)
+        level = (kappa.amax(-1) + (sigma.amax(-1) + tau.amax(-1)).clamp(min=0))[:, None]
+        kernel = (kappa - level).exp()
+        as_keys = _at(kernel, self.offset) * (self.kind > 0)
+        log_factor = _at(pad(sigma, (1, 0)), self.kind) + _at(tau, self.bin)
+        sinks = (_at(kappa - level, self.offset) + log_factor).exp() * (self.kind > 0)
+        below = pad(kernel.cumsum(-1), (1, 0)).index_select(1, self.seen)
+        norms = (below - as_keys.sum(-1)).clamp(min=0) + sinks.sum(-1)
+        log_norms = torch.where(norms > 0, norms.log(), torch.inf) + level
+        return log_norms, norms, kernel, sinks
+
+
+def fit_offsets(
+    observed: Float[Tensor, "part head variable"],
+    tables: list[OffsetRows],
+    *,
+    ridge: Float[Tensor, " part"],
+    tolerance: Float[Tensor, "part head"],
+) -> tuple[Minimum, Minimum]:
+    """S and P of every head, fitted to the rows of each part; a problem is a part and a head.
+
+    `observed` are the masses on sinks of each kind, by offset, and on sinks by bin of offsets,
+    means over the rows of a part, whose weights sum to one. S has sigma alone. P starts from S.
+    Most heads take few evaluations, so those that take more go on without the others.
+    """
+    parts, heads, size = observed.shape
+    kinds = len(SINKS)
+    sink = _fit(
+        OffsetRows.expect_sinks,
+        observed[..., :kinds],
+        tables,
+        ridge=ridge,
+        tolerance=tolerance,
+        start=torch.zeros_like(observed[..., :kinds]),
+    )
+    point = pad(sink.point, (0, size - kinds)).view_as(observed)
+    value, done = torch.zeros_like(tolerance), torch.zeros_like(tolerance, dtype=torch.bool)
+    for together in torch.arange(heads).split(max(1, TOGETHER // size)):
+        for more in (6, 12, 80):
+            some = together[~done[:, together].all(0)]
+            if not len(some):
+                break
+            found = _fit(
+                OffsetRows.expect,
+                observed[:, some],
+                [table.of_heads(some) for table in tables],
+                ridge=ridge,
+                tolerance=tolerance[:, some],
+                start=point[:, some],
+                max_evaluations=more,
+                memory=1,
+            )
+            point[:, some] = found.point.unflatten(0, (parts, -1))
+            value[:, some] = found.value.view(parts, -1)
+            done[:, some] = found.done.view(parts, -1)
+    sink = replace(sink, point=pad(sink.point, (0, size - kinds)))
+    return sink, Minimum(point.flatten(0, 1), value.flatten(), done.flatten())
+
+
+def _fit(
+    expect: Callable[[OffsetRows, Tensor], tuple[Tensor, Tensor]],
+    observed: Float[Tensor, "part head variable"],
+    tables: list[OffsetRows],
+    *,
+    ridge: Float[Tensor, " part"],
+    tolerance: Float[Tensor, "part head"],
+    start: Float[Tensor, "part head variable"],
+    **options: int,
+) -> Minimum:
+    """Heads that are fitted together: all weights, or sigma alone, as `expect` has them."""
+    parts, heads, _ = observed.shape
+    kinds = len(SINKS)
+    reach = torch.stack([table.reach for table in tables]).repeat_interleave(heads, dim=0)
+    ridge = ridge.repeat_interleave(heads)[:, None]
+
+    def expect_all(point: Tensor) -> tuple[Tensor, Tensor]:
+        weights = point.unflatten(0, (parts, heads))
+        each = [expect(table, own) for table, own in zip(tables, weights, strict=True)]
+        norms, sums = zip(*each, strict=True)
+        return torch.cat(norms), torch.cat(sums)
+
+    def curvature(_: int, __: Tensor, expected: Tensor) -> Divide:
+        share = expected[:, :kinds].clamp(0, 1)
+        of_sinks = share * (1 - share) + ridge
+        of_offsets = offset_curvature(expected[:, kinds:], reach=reach, ridge=ridge)
+        return lambda values: torch.cat(
+            [values[:, :kinds] / of_sinks, of_offsets(values[:, kinds:])], dim=-1
+        )
+
+    return fit_log_linear(
+        expect_all,
+        curvature,
+        observed.flatten(0, 1),
+        ridge=ridge,
+        smooth=slice(kinds, kinds + tables[0].context),
+        start=start.flatten(0, 1),
+        tolerance=tolerance.flatten(),
+        **options,
+    )
+
+
+def offset_curvature(
+    masses: Float[Tensor, "problem variable"],
+    *,
+    reach: Float[Tensor, "problem offset"],
+    ridge: Float[Tensor, "problem 1"],
+) -> Divide:
+    """Division by about the curvature of log Z in kappa and tau, for expected `masses`.
+
+    Rows see nested stretches of offsets, so the curvature in kappa is diagonal in the logits
+    of the hazards: the share of an offset in what stands there or nearer (the product-limit
+    estimate; Lynden-Bell 1971, MNRAS 155:95). Both changes of variables are running sums.
+    Exact where no key is a sink and all rows of a length are alike. Without masses, as for a
+    model without kappa and tau, there is nothing to divide.
+    """
+    if not masses.shape[1]:
+        return lambda values: values
+    context = reach.shape[1]
+    mass, of_bins = masses[:, :context], masses[:, context:] + ridge
+    farther = mass.sum(-1, keepdim=True) - mass.cumsum(-1)
+    hazard = (mass / (reach - farther).clamp(min=1e-30)).clamp(0, 1)
+    others = torch.arange(context - 1, -1, -1)
+    diagonal = mass * (1 - hazard) + ridge * (1 + 2 * SMOOTH) + ridge * hazard**2 * others
+
+    def divide(values: Tensor) -> Tensor:
+        of_offsets = values[:, :context]
+        beyond = of_offsets.sum(-1, keepdim=True) - of_offsets.cumsum(-1)
+        by_hazard = (of_offsets + hazard * beyond) / diagonal
+        passed_on = hazard * by_hazard
+        kappa = by_hazard + passed_on.cumsum(-1) - passed_on
+        return torch.cat([kappa, values[:, context:] / of_bins], dim=-1)
+
+    return divide
+
+
+def _at(
+    x: Float[Tensor, "head place"], table: Int[Tensor, "shared row sink"]
+) -> Float[Tensor, "head row sink"]:
+    """The entries of `x` at the places of a table, which may be one for all heads."""
+    if len(table) == 1:
+        return x.index_select(1, table[0].flatten()).view(len(x), *table.shape[1:])
+    return x.gather(1, table.flatten(1)).view(table.shape)
+
+
+def _add_at(
+    into: Float[Tensor, "head place"],
+    table: Int[Tensor, "shared row sink"],
+    values: Float[Tensor, "head entry"],
+) -> Float[Tensor, "head place"]:
+    """`into`, with values added at the places of a table."""
+    if len(table) == 1:
+        return into.index_add_(1, table[0].flatten(), values)
+    return into.scatter_add_(1, table.flatten(1), values)
+
+
+def _from_here_on(x: Float[Tensor, "*head offset"]) -> Float[Tensor, "*head offset"]:
+    """Sum of each entry and all after it."""
+    return x.flip(-1).cumsum(-1).flip(-1)

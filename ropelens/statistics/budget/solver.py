@@ -1,0 +1,121 @@
+"""Log-linear models of highest likelihood, many at once: L-BFGS with a known curvature.
+
+Nocedal & Wright 2006, algorithm 7.4, with a curvature that the caller knows in place of the
+identity. All problems are evaluated together: one whose step was too long tries a shorter one
+while the others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn.functional import pad
+
+DECREASE = 1e-4
+"""Share of the decrease promised by the slope that a step must bring (Armijo)."""
+
+SHORTEST = 1e-6
+"""Share of a step below which no shorter one is tried: rounding hides what it would bring."""
+
+SMOOTH = 3.0
+"""Weight of the squared steps between neighbours beside the squared weights themselves."""
+
+ROUNDING = 4 * torch.finfo(torch.float32).eps
+"""Relative increase of a value that may be rounding alone."""
+
+Divide = Callable[[Tensor], Tensor]
+"""Divides gradients [problem, variable] by about the curvature at the current points."""
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """The weights of each problem and the value there; `done` where the fit has converged."""
+
+    point: Float[Tensor, "problem variable"]
+    value: Float[Tensor, " problem"]
+    done: Bool[Tensor, " problem"]
+
+
+def fit_log_linear(
+    expect: Callable[[Tensor], tuple[Tensor, Tensor]],
+    curvature: Callable[[int, Tensor, Tensor], Divide],
+    observed: Float[Tensor, "problem variable"],
+    *,
+    ridge: Float[Tensor, "problem 1"],
+    smooth: slice,
+    start: Float[Tensor, "problem variable"],
+    tolerance: Float[Tensor, " problem"],
+    max_evaluations: int = 100,
+    memory: int = 4,
+) -> Minimum:
+    """Minimize log Z - `observed` . weights + penalty, in each problem within `tolerance`.
+
+    `expect` gives log Z and the sums that the model expects at a point. The penalty is `ridge`
+    / 2 times the squared weights, and `SMOOTH` times the squared steps between neighbours of
+    those in `smooth`. `curvature(step, point, expected)` gives the division by the curvature,
+    which the last `memory` steps correct. A problem ends when no step promises more than its
+    tolerance.
+    """
+
+    def evaluate(point: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        log_norm, expected = expect(point)
+        pull = point.clone()
+        pull[:, smooth] -= SMOOTH * pad(point[:, smooth].diff(dim=-1), (1, 1)).diff(dim=-1)
+        penalty = ridge[:, 0] * (pull * point).sum(-1) / 2
+        value = log_norm - (observed * point).sum(-1) + penalty
+        return value, expected - observed + ridge * pull, expected
+
+    point = start
+    value, gradient, expected = evaluate(point)
+    direction, length = -curvature(0, point, expected)(gradient), torch.ones_like(value)
+    slope = (gradient * direction).sum(-1)
+    active = -slope / 2 > tolerance
+    steps: list[tuple[Tensor, Tensor]] = []
+    for step in range(1, max_evaluations):
+        if not active.any():
+            break
+        trial = point + (active * length)[:, None] * direction
+        new_value, new_gradient, expected = evaluate(trial)
+        rounding = ROUNDING * (1 + value.abs())
+        better = active & (new_value <= value + DECREASE * length * slope + rounding)
+        moved = better[:, None]
+        change = torch.where(moved, new_gradient - gradient, 0)
+        steps = [*steps, (torch.where(moved, trial - point, 0), change)][-memory:]
+        # where the parabola through both values and the slope has its minimum
+        rise = (new_value - value - length * slope).clamp(min=1e-30)
+        shorter = (-slope * length**2 / (2 * rise)).nan_to_num(0.0)
+        shorter = shorter.clamp(0.1 * length, 0.5 * length)
+        length = torch.where(better, 1.0, torch.where(active, shorter, length))
+        point = torch.where(moved, trial, point)
+        value = torch.where(better, new_value, value)
+        gradient = torch.where(moved, new_gradient, gradient)
+        newton = _two_loops(gradient, steps, curvature(step, point, expected))
+        direction = torch.where(moved, -newton, direction)
+        slope = (gradient * direction).sum(-1)
+        active = (-slope / 2 > tolerance) & (length > SHORTEST)
+    return Minimum(point, value, ~active)
+
+
+def _two_loops(
+    gradient: Float[Tensor, "problem variable"],
+    steps: list[tuple[Tensor, Tensor]],
+    divide: Divide,
+) -> Float[Tensor, "problem variable"]:
+    """The gradient divided by the curvature, corrected by the last steps and their changes."""
+    result, shares = gradient, []
+    for step, change in reversed(steps):
+        # No weight where a convex function shows no curvature: rounding, or no step.
+        product = (step * change).sum(-1, keepdim=True)
+        weight = torch.where(product > 1e-20, 1 / product.clamp(min=1e-20), 0.0)
+        share = weight * (step * result).sum(-1, keepdim=True)
+        result = result - share * change
+        shares.append((step, change, weight, share))
+    result = divide(result)
+    for step, change, weight, share in reversed(shares):
+        back = weight * (change * result).sum(-1, keepdim=True)
+        result = result + step * (share - back)
+    return result
