@@ -21,10 +21,9 @@ from ropelens.models.rotation import depends_on_length, read_layers
 from ropelens.models.subject import Subject, check_layers
 from ropelens.models.tokens import check_tokens, integers
 from ropelens.rope.planes import Planes, unrotate
-from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.call import AttentionCall, attention_map, output_residual
 from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.generator import generator_of
-from ropelens.statistics.maps import attention_map, output_residual
 from ropelens.statistics.ragged import stack
 
 EXCERPTS, EXCERPT_TOKENS = 3, 40

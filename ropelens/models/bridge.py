@@ -33,8 +33,7 @@ from ropelens.models.door import (
 from ropelens.models.masks import positions
 from ropelens.models.places import device_of
 from ropelens.models.rotation import LARGEST_RESIDUAL
-from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.maps import attention_map, output_residual
+from ropelens.statistics.call import AttentionCall, attention_map, output_residual
 
 # In the order in which a block fires them; the last one says that the call is complete.
 _HOOKS = {

@@ -72,6 +72,13 @@ class Planes:
         """Tokens per turn of each term; infinite where it does not rotate."""
         return 2 * math.pi / self.term_inv_freq.double().abs()
 
+    @property
+    def term_of(self) -> Int[Tensor, " coordinate"]:
+        """The term that each coordinate of a head belongs to."""
+        term = torch.full((self.head_dim,), self.terms - 1)
+        term[self.first] = term[self.second] = torch.arange(self.rotary_dim // 2)
+        return term
+
     def of_keys(self, kv_heads: int) -> Planes:
         """How the keys turn. Query heads that read the same one turn alike: the first's row."""
         if self.inv_freq.ndim == 1:

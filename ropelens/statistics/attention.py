@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,11 +10,10 @@ from torch import Tensor
 
 from ropelens.errors import BadArgument
 from ropelens.rope.planes import Planes
-from ropelens.statistics.block import Block, RowsOfCall, Vectors
+from ropelens.statistics.block import Block, CallRows
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.memory import sum_by_offset
 from ropelens.statistics.rows import Rows
-from ropelens.statistics.sinks import known_sinks
 from ropelens.statistics.variables import Statistic
 
 SequenceSums = dict[str, Float[Tensor, "batch _ ..."]]
@@ -33,58 +32,53 @@ def sum_attention(
 ) -> SequenceSums:
     """The sums of one attention call over its tokens and `rows`.
 
-    Rows beyond a sequence's length have no weight, so padding is never counted. `sinks` says
-    which keys are sinks (see `known_sinks`); without it position 0 is the only one. `first` is
-    the position of the first token, where a call has a part of a sequence alone. Raises
-    `BadArgument` for a statistic whose values are not of every row of a block.
+    Rows and tokens of padding have no weight. `sinks` and `first` are as in `CallRows`. Raises
+    `BadArgument` for a statistic that has no value for every row of a block.
     """
-    sinks = known_sinks(tokens, beginning=None) if sinks is None else sinks
-    vectors = Vectors.of(call, planes, tokens, sinks, first=first)
-    position = torch.arange(first, first + call.key.shape[2])
-    padding = (position >= rows.length[:, None]).to(call.key.device)
-    by_token = [statistic for statistic in statistics if statistic.over == "tokens"]
+    of_call = CallRows(call, rows, planes, tokens=tokens, sinks=sinks, first=first)
+    padding = of_call.places >= rows.length.to(of_call.places.device)[:, None]
     by_row = [statistic for statistic in statistics if statistic.over != "tokens"]
-    sums = {row.name: _sum_tokens(row.of(vectors), padding) for row in by_token}
+    sums = {
+        statistic.name: _sum_tokens(statistic.of(of_call), padding)
+        for statistic in statistics
+        if statistic.over == "tokens"
+    }
     if by_row:
-        of_call = RowsOfCall(vectors, rows)
-        sums |= _sum_blocks(of_call, of_call.blocks(), by_row)
+        sums |= _sum_blocks(of_call, by_row)
     return {name: x.cpu() for name, x in sums.items()}  # once: a GPU does not wait for blocks
-
-
-def _sum_blocks(
-    rows: RowsOfCall, blocks: Iterable[Block], statistics: Sequence[Statistic]
-) -> SequenceSums:
-    """The sums over rows of all blocks, where the layer is."""
-    sums: SequenceSums = {}
-    single: list[str] = []
-    for block in blocks:
-        # All functions have run before sums by offset set the first key of their values to 0.
-        values = {row.name: _checked(row, block) for row in statistics}
-        single = [row.name for row in statistics if values[row.name].ndim == 4]
-        weight = block.weight[:, None, None, None]
-        if single:  # one product for all
-            together = torch.stack([values[name] for name in single], dim=-1)
-            _add(sums, "", block, (weight @ together)[..., 0, :])
-        for row in statistics:
-            if row.over == "offsets":
-                part = sum_by_offset(
-                    values[row.name], block.own, block.weight, dense=rows.dense
-                )
-                _add(sums, row.name, block, part, width=rows.context)
-            elif row.name not in single:
-                part = (weight @ values[row.name])[..., 0, :]
-                scale = block.call.scale if row.dims[-1] == "coordinate" else 1
-                _add(sums, row.name, block, scale * part)
-    return sums | dict(zip(single, sums.pop("").unbind(-1), strict=True)) if single else sums
 
 
 def _sum_tokens(
     values: Float[Tensor, "batch head position value"], padding: Bool[Tensor, "batch position"]
 ) -> Float[Tensor, "batch head value"]:
-    """Sum over the tokens of each sequence, where they are."""
+    """Sum over the tokens of each sequence, in float64."""
     if padding.any():
         values = values.masked_fill(padding[:, None, :, None], 0)
     return values.sum(2).double()
+
+
+def _sum_blocks(rows: CallRows, statistics: Sequence[Statistic]) -> SequenceSums:
+    """The sums over all rows, where the layer is."""
+    sums: SequenceSums = {}
+    single: list[str] = []  # one number a row: one product sums them all
+    for block in rows.blocks():
+        # All functions have run before sums by offset set the first key of their values to 0.
+        values = {row.name: _checked(row, block) for row in statistics}
+        single = [row.name for row in statistics if values[row.name].ndim == 4]
+        weight = block.weight[:, None, None, None]
+        if single:
+            together = torch.stack([values[name] for name in single], dim=-1)
+            _add(sums, "", block, (weight @ together)[..., 0, :])
+        for row in statistics:
+            if row.over == "offsets":
+                by_offset = sum_by_offset(
+                    values[row.name], block.own, block.weight, dense=rows.dense
+                )
+                _add(sums, row.name, block, by_offset, width=rows.k.shape[2])
+            elif row.name not in single:
+                scale = block.call.scale if row.dims[-1] == "coordinate" else 1
+                _add(sums, row.name, block, scale * (weight @ values[row.name])[..., 0, :])
+    return sums | dict(zip(single, sums.pop("").unbind(-1), strict=True)) if single else sums
 
 
 def _checked(statistic: Statistic, block: Block) -> Tensor:

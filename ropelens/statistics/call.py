@@ -1,27 +1,27 @@
-"""What every statistic reads: one attention call, as the model made it."""
+"""One attention call as the model made it, and its attention in one piece."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """The inputs of one layer's attention, and what its own implementation gave back.
+    """The inputs of one layer's attention, and the output of the model's own implementation.
 
-    `query` and `key` carry their rotation. Row i sees the keys from `start[i]` to i,
-    so `start` is 0 for full causal attention and i - window + 1 under a sliding window. It has
-    a row for each sequence only where padding on the left makes them differ. A call that
-    continues a key-value cache has `past` keys before those of its rows; row r is then i =
-    past + r, and sees the keys from `start[r]` to i.
-    Of a sequence that was run in chunks the call has the rows `at` these positions, ascending;
-    row r is then i = at[r], and sees the keys from `start[i]` to i.
-    The scores are `scale` q . k, squashed to `softcap` tanh(score / softcap) where the
-    model does so; `sink_logits` (gpt-oss) take part in the softmax without a key.
+    `query` and `key` carry their rotation. Row i sees the keys from `start[i]` to i: `start` is
+    0 for full causal attention and i - window + 1 under a sliding window. It has a row for each
+    sequence only where padding on the left makes them differ. A call that continues a key-value
+    cache has `past` keys before those of its rows: row r is i = past + r, and sees the keys
+    from `start[r]` to i. A sequence that ran in chunks has only the rows `at` these positions,
+    ascending: row r is i = at[r], and sees the keys from `start[i]` to i.
+
+    Scores are `scale` q . k, squashed to `softcap` tanh(score / softcap) where the model does
+    so; `sink_logits` (gpt-oss) take part in the softmax without a key.
     """
 
     layer: int
@@ -37,7 +37,61 @@ class AttentionCall:
     at: Int[Tensor, " row"] | None = None
 
     def row_at(self, position: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """The row of `query` that stands at each position, of which all are there."""
+        """The row of `query` at each position, all of which it must have."""
         if self.at is None:
             return position
         return torch.searchsorted(self.at.to(position.device), position.contiguous())
+
+    def of_heads(self, heads: Int[Tensor, " head"]) -> AttentionCall:
+        """The call of some query heads, each with the key and value that it reads."""
+        read = heads // (self.query.shape[1] // self.key.shape[1])
+        sinks = self.sink_logits
+        return replace(
+            self,
+            query=self.query[:, heads.to(self.query.device)],
+            key=self.key[:, read.to(self.key.device)],
+            value=self.value[:, read.to(self.value.device)],
+            output=self.output[:, :, heads.to(self.output.device)],
+            sink_logits=None if sinks is None else sinks[heads.to(sinks.device)],
+        )
+
+    def squash(self, scores: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """`scores`, changed in place: softcap tanh(score / softcap) where the model does so."""
+        cap = self.softcap
+        return scores if cap is None else scores.div_(cap).tanh_().mul_(cap)
+
+
+def sees(
+    first: Int[Tensor, "*batch row"], last: Int[Tensor, "*batch row"], key: Int[Tensor, " key"]
+) -> Bool[Tensor, "*batch row key"]:
+    """Whether each row, which sees the keys from `first` to `last`, sees each `key`."""
+    return (key >= first[..., None]) & (key <= last[..., None])
+
+
+def attention_map(call: AttentionCall) -> Float[Tensor, "batch head row key"]:
+    """The whole attention matrix of a short call; with a sink logit rows sum to less than 1."""
+    dtype = torch.promote_types(call.query.dtype, torch.float32)
+    group = call.query.shape[1] // call.key.shape[1]
+    key = call.key.to(dtype).repeat_interleave(group, dim=1)
+    scores = call.squash(call.query.to(dtype) @ key.mT * call.scale)
+    row = call.past + torch.arange(scores.shape[-2])
+    seen = sees(call.start, row.expand_as(call.start), torch.arange(scores.shape[-1]))
+    if seen.ndim == 3:  # sequences that begin at different places
+        seen = seen[:, None]
+    scores = scores.masked_fill(~seen.to(scores.device), -torch.inf)
+    if call.sink_logits is None:
+        return scores.softmax(-1)
+    sink = call.sink_logits.to(dtype)[None, :, None, None].expand(*scores.shape[:3], 1)
+    return torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1]
+
+
+def output_residual(call: AttentionCall, weights: Float[Tensor, "batch head row key"]) -> float:
+    """Relative difference between A V and the model's own output.
+
+    Small only if scale, soft-cap, mask and sinks of the call are those of the model.
+    """
+    group = call.query.shape[1] // call.key.shape[1]
+    value = call.value.to(weights.dtype).repeat_interleave(group, dim=1)
+    ours = (weights @ value).transpose(1, 2)
+    theirs = call.output.to(weights.dtype).reshape(ours.shape)
+    return float((ours - theirs).norm() / theirs.norm().clamp(min=1e-30))

@@ -10,14 +10,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ropelens.rope.planes import Planes, plane_norms, unrotate
-from ropelens.statistics.budget.cells import term_of
-from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.maps import attention_map, output_residual
+from ropelens.statistics.call import AttentionCall, attention_map, output_residual, sees
 
 
 @dataclass(frozen=True)
 class Head:
-    """A call of one query head, with the key and value that it reads, and how it rotates."""
+    """A call of one query head on one sequence, the key and value that it reads, its planes."""
 
     call: AttentionCall
     planes: Planes
@@ -25,31 +23,21 @@ class Head:
 
     @classmethod
     def of(cls, call: AttentionCall, head: int, planes: Planes) -> Head:
-        """The head of this number in a call of one sequence, in float32 or wider."""
+        """The head of this number, in float32 or wider."""
         dtype = torch.promote_types(call.query.dtype, torch.float32)
-
-        def own(x: Float[Tensor, "1 any_head position value"]) -> Tensor:
-            read = head * x.shape[1] // call.query.shape[1]
-            return x[:, read : read + 1].to(dtype)
-
-        alone = replace(
-            call,
-            query=own(call.query),
-            key=own(call.key),
-            value=own(call.value),
-            output=call.output[:, :, head : head + 1].to(dtype),
-            sink_logits=None if call.sink_logits is None else call.sink_logits[head : head + 1],
-        )
+        alone = call.of_heads(torch.tensor([head]))
+        vectors = {name: vars(alone)[name].to(dtype) for name in VECTORS}
+        alone = replace(alone, **vectors)
         return cls(alone, planes, attention_map(alone)[0, 0])
 
     def residual(self) -> float:
-        """By how much the attention misses the head's own output; see `output_residual`."""
+        """Difference between the attention and the head's own output; see `output_residual`."""
         return output_residual(self.call, self.attention[None, None])
 
     def write(self, into: Mapping[str, Tensor]) -> None:
         """Fill arrays of NaN, [query or key, frequency, ...] or [query, key], by their names.
 
-        Layers of fewer planes than others fill the first frequencies alone.
+        Layers of fewer planes than others fill only the first frequencies.
         """
         call, planes, terms = self.call, self.planes, self.planes.terms
         q, k = call.query[0, 0], call.key[0, 0]
@@ -59,7 +47,7 @@ class Head:
             turning = into[f"{side}_still"][:, : len(planes.inv_freq)]
             turning[..., 0], turning[..., 1] = still[:, planes.first], still[:, planes.second]
         into["score"].copy_(self._scores(q, k))
-        of = term_of(planes)
+        of = planes.term_of
         for term in range(terms):
             into["contribution"][term].copy_(self._scores(q[:, of == term], k[:, of == term]))
         into["attention"].copy_(self.attention)
@@ -74,5 +62,8 @@ class Head:
     ) -> Float[Tensor, "query key"]:
         """s q k of some coordinates, NaN where the query does not see the key."""
         position = torch.arange(len(q))
-        seen = (position <= position[:, None]) & (position >= self.call.start[:, None])
+        seen = sees(self.call.start, position, position)
         return (self.call.scale * q @ k.mT).masked_fill(~seen.to(q.device), torch.nan)
+
+
+VECTORS = ("query", "key", "value", "output")

@@ -1,42 +1,71 @@
-"""How blocks of scores are held and summed fast: memory used again, and skewed strides.
+"""Tricks that keep blocks of scores in memory that is fast.
 
-Nothing here says what is measured; block.py and attention.py read the same with plain
-products, and would take twice as long.
+The formulas of block.py and attention.py would read the same with plain products, and take
+twice as long.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ropelens.statistics.call import sees
+
+BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
+"""Scores of a block; on a CPU a block should stay in its caches."""
+
+BLOCK_ROWS = {"cpu": 128, "cuda": 1024}
+"""Most rows of a block: the keys of its last row are computed for all its rows."""
+
+FEWEST_ROWS = 16
+"""Rows of a block even where their scores do not fit: products of fewer are slow."""
+
 HIDDEN = -1e30
 """Score of a key that the row does not see: its weight is exactly 0, its product finite."""
-
 
 STRETCH = 64
 """Positions that a running sum takes by one product."""
 
 
+def row_blocks(
+    position: Int[Tensor, "shared row"], *, area: int, most: int
+) -> Iterator[tuple[slice, int]]:
+    """Ranges of rows in order, and the keys up to their last row.
+
+    A range has at most `area` scores a head and `most` rows, but 16 rows where there are so
+    many.
+    """
+    keys = position.amax(0) + 1
+    begin, count = 0, position.shape[1]
+    while begin < count:
+        rows = min(most, count - begin)
+        while rows > FEWEST_ROWS and rows * int(keys[begin : begin + rows].max()) > area:
+            rows = (rows + 1) // 2
+        yield slice(begin, begin + rows), int(keys[begin : begin + rows].max())
+        begin += rows
+
+
 class Scratch:
     """Memory that every block uses again: fresh pages cost more than the products.
 
-    A block asks for each name once, so none of its tensors is written over while it lives.
+    A block asks for each name once, so none of its tensors is overwritten while it lives.
     """
 
     def __init__(self, like: Tensor) -> None:
         self._like = like
-        self._held: dict[str, Tensor] = {}
+        self._memory: dict[str, Tensor] = {}
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """A tensor of this shape in the memory of this name; what it held is lost."""
+        """A tensor of this shape in the memory of this name; its former content is lost."""
         size = math.prod(shape)
-        if name not in self._held or len(self._held[name]) < size:
-            self._held[name] = self._like.new_empty(size)
-        return self._held[name][:size].view(shape)
+        if name not in self._memory or len(self._memory[name]) < size:
+            self._memory[name] = self._like.new_empty(size)
+        return self._memory[name][:size].view(shape)
 
 
 def products(
@@ -52,38 +81,31 @@ def products(
     return out
 
 
-class Hidden:
-    """The keys from `low` to `high` that rows do not see: few columns of a block."""
+def hide_unseen(
+    scores: Float[Tensor, "batch kv_head group row key"],
+    first: Int[Tensor, "shared row"],
+    last: Int[Tensor, "shared row"],
+    keys: range,
+) -> Float[Tensor, "batch kv_head group row key"]:
+    """`scores`, changed in place: `HIDDEN` beyond the keys from `first` to `last` of each row.
 
-    def __init__(
-        self,
-        first: Int[Tensor, "shared row"],
-        last: Int[Tensor, "shared row"],
-        keys: range,
-        device: torch.device,
-    ) -> None:
-        self._columns: list[tuple[slice, Tensor]] = []
-        low, high = keys.start, keys.stop
-        for left, right in ((low, int(first.max())), (int(last.min()) + 1, high)):
-            if left < right:
-                key = torch.arange(left, right)
-                seen = (key >= first[..., None]) & (key <= last[..., None])
-                penalty = torch.where(seen, 0.0, HIDDEN)[:, None, None].to(device)
-                self._columns.append((slice(left - low, right - low), penalty))
-
-    def hide(
-        self, scores: Float[Tensor, "batch kv_head group row key"]
-    ) -> Float[Tensor, "batch kv_head group row key"]:
-        """`scores`, changed in place: HIDDEN where a row does not see a key."""
-        for columns, penalty in self._columns:
-            scores[..., columns] += penalty
-        return scores
+    Only the columns that some row does not see are touched.
+    """
+    for begin, end in (
+        (keys.start, int(first.max())),
+        (int(last.min()) + 1, keys.stop),
+    ):
+        if begin < end:
+            seen = sees(first, last, torch.arange(begin, end))
+            penalty = torch.where(seen, 0.0, HIDDEN)[:, None, None].to(scores.device)
+            scores[..., begin - keys.start : end - keys.start] += penalty
+    return scores
 
 
 def pick(
     x: Float[Tensor, "batch head position coordinate"], at: Int[Tensor, "shared row"]
 ) -> Float[Tensor, "batch head row coordinate"]:
-    """`x` at the positions `at`, which one row of may serve the whole batch."""
+    """`x` at the positions `at` of each sequence, or of all of them."""
     at = at.to(x.device)
     if len(at) == 1:
         return x.index_select(2, at[0])
@@ -110,7 +132,8 @@ def sum_by_offset(
 ) -> Float[Tensor, "batch kv_head group offset"]:
     """Weighted sum of `values` at each offset, without the first key, which is set to 0.
 
-    `own` is the column of each row's own key; beyond it values are 0.
+    `own` is the column of each row's own key; values behind it are 0. `dense` rows follow each
+    other.
     """
     values = values.contiguous()
     values[..., 0] = 0
@@ -125,13 +148,12 @@ def _sum_diagonals(
     own: Int[Tensor, "1 row"],
     row_weight: Float[Tensor, "batch row"],
 ) -> Float[Tensor, "batch kv_head group offset"]:
-    """Sums along each diagonal, for consecutive rows.
+    """Sums along each diagonal, for rows that follow each other.
 
-    Row i of r holds its own key in column S - r + i. With one more element of stride a
-    row, a diagonal becomes a column, and their sums one vector-matrix product over
-    memory that stays where it is. What such a column picks up from the tail of the row
-    above lies right of that row's own key, where values are zero; the first row, which
-    has no row above, is added apart.
+    Row i of r has its own key in column S - r + i. With one more element of stride a row, a
+    diagonal becomes a column, and their sums one vector-matrix product without a copy. What
+    such a column reads from the end of the row above lies behind that row's own key, where
+    values are zero; the first row, which has no row above, is added by itself.
     """
     heads, (rows, keys) = values.shape[:3], values.shape[3:]
     by_head = row_weight[:, None, None].expand(*heads, rows).reshape(-1, 1, rows)
@@ -167,9 +189,9 @@ def _sum_gathered(
     own: Int[Tensor, "batch row"],
     row_weight: Float[Tensor, "batch row"],
 ) -> Float[Tensor, "batch kv_head group offset"]:
-    """The same on a GPU, for which a step a row is too little work.
+    """The same on a GPU, for which one row is too little work.
 
-    Offsets beyond what a row sees read the first key, whose value is 0.
+    Offsets beyond the keys of a row read the first key, whose value is 0.
     """
     at = own[..., None] - torch.arange(values.shape[-1], device=values.device)
     index = at.clamp(min=0)[:, None, None].expand_as(values)

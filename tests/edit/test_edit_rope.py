@@ -16,8 +16,7 @@ import ropelens as rl
 from ropelens.models.doorway import observe_attention
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import kept_planes
-from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.maps import attention_map
+from ropelens.statistics.call import AttentionCall, attention_map
 
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 # Families whose rotary modules read rope_parameters of any type, over the whole head.

@@ -23,8 +23,7 @@ from ropelens.measure import batches
 from ropelens.measure.excerpt import attention_of
 from ropelens.models.doorway import NAME, TransformersSubject, observe_attention
 from ropelens.models.subject import as_subject
-from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.maps import attention_map, output_residual
+from ropelens.statistics.call import AttentionCall, attention_map, output_residual
 
 NO_SDPA = ("gemma2", "gpt_oss")
 IMPLEMENTATIONS = [

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 import ropelens as rl
 from ropelens.errors import UnsupportedModel
 from ropelens.models.bridge import bridge
-from ropelens.statistics.maps import attention_map
+from ropelens.statistics.call import attention_map
 
 LENGTH = 20
 Seen = dict[int, tuple[rl.AttentionCall, rl.Planes]]

@@ -17,8 +17,7 @@ import ropelens as rl
 from ropelens.rope.planes import Planes
 from ropelens.statistics import block
 from ropelens.statistics.attention import sum_attention
-from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.maps import attention_map
+from ropelens.statistics.call import AttentionCall, attention_map
 from ropelens.statistics.rows import Rows, all_rows, sample_rows
 from ropelens.statistics.sinks import beginning_of, find_sinks, known_sinks, with_found
 from ropelens.statistics.variables import named

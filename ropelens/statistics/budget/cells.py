@@ -15,14 +15,12 @@ from torch.nn.functional import one_hot, pad
 
 from ropelens.rope.planes import Planes, unrotate
 from ropelens.statistics.bins import offset_edges
-from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.call import AttentionCall, sees
+from ropelens.statistics.memory import HIDDEN
 from ropelens.statistics.rows import Rows
 
 SINKS = ("first", "named", "found")
 """Kinds of sinks, 1, 2, 3 in tables of them: each has a weight of its own in the models."""
-
-HIDDEN = -1e30
-"""Score of a key that the row does not see: its weight is exactly 0, its product finite."""
 
 BLOCK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
 """Scores of a block; on a CPU they should stay in its caches."""
@@ -51,7 +49,7 @@ class Cells:
     columns: Int[Tensor, " column"]
     sink_bins: Int[Tensor, "batch row column"]
     kind: Int[Tensor, "batch kv_head group 1 column"]
-    softcap: float | None
+    call: AttentionCall
     planes: Planes
     part: Int[Tensor, " batch"]
     parts: int
@@ -63,9 +61,7 @@ class Cells:
     ) -> tuple[Float[Tensor, "batch kv_head group row key"], Tensor]:
         """A and its entropy (nats) by row; of other queries and keys, where they are given."""
         scores = products(self.q if q is None else q, self.k if k is None else k)
-        if self.softcap is not None:
-            scores = scores.div_(self.softcap).tanh_().mul_(self.softcap)
-        scores += self.hidden
+        scores = self.call.squash(scores).add_(self.hidden)
         attention = scores.softmax(-1)
         return attention, log_norm(scores, attention) - torch.linalg.vecdot(attention, scores)
 
@@ -171,7 +167,7 @@ def blocks(
         at = position[:, some]
         low, high = int(start[at].min()), int(at.max()) + 1
         key = everywhere[low:high]
-        seen = (key <= at[..., None]) & (key >= start[at][..., None])
+        seen = sees(start[at], at, key)
         index = call.row_at(at)[:, None, None, :, None].expand(
             -1, *q.shape[1:3], -1, q.shape[-1]
         )
@@ -189,7 +185,7 @@ def blocks(
             columns=columns,
             sink_bins=bin_of((at[..., None] - low - columns).clamp(min=0), edges),
             kind=kind[..., low:high][..., columns],
-            softcap=call.softcap,
+            call=call,
             planes=planes,
             part=torch.zeros(len(k), dtype=torch.long) if part is None else part,
             parts=parts,
@@ -244,13 +240,6 @@ def split(
     first = terms + len(SINKS)
     beta, sigma, kappa, tau = x.tensor_split((terms, first, first + context), dim=-1)
     return beta, sigma, kappa, tau
-
-
-def term_of(planes: Planes) -> Int[Tensor, " coordinate"]:
-    """The term that each coordinate of a head belongs to."""
-    term = torch.full((planes.head_dim,), planes.terms - 1)
-    term[planes.first] = term[planes.second] = torch.arange(planes.rotary_dim // 2)
-    return term
 
 
 def bin_of(offset: Int[Tensor, "*shape"], edges: Int[Tensor, " edge"]) -> Int[Tensor, "*shape"]:

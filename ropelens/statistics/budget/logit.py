@@ -38,7 +38,6 @@ from ropelens.statistics.budget.cells import (
     log_norm,
     products,
     split,
-    term_of,
 )
 from ropelens.statistics.budget.offsets import OffsetRows, fit_offsets, offset_curvature
 from ropelens.statistics.budget.solver import Divide, Minimum, fit_log_linear
@@ -71,7 +70,7 @@ def log_weights(
     """log P_i(j) + log Z_i of every key; the weights of C are beta and sigma alone."""
     weights = weights[cells.part].to(cells.k.device, cells.k.dtype)
     beta, sigma, kappa, tau = split(weights, cells.planes.terms, cells.context)
-    scores = products(cells.q_still * beta[..., None, term_of(cells.planes)], cells.k_still)
+    scores = products(cells.q_still * beta[..., None, cells.planes.term_of], cells.k_still)
     of_sinks = pad(sigma, (1, 0)).gather(-1, cells.kind[..., 0, :])[..., None, :]
     if kappa.shape[-1]:
         scores += cells.at_offsets(kappa)
