@@ -12,6 +12,8 @@ from torch import Tensor
 from ropelens.rope.planes import Planes, plane_norms, unrotate
 from ropelens.statistics.call import AttentionCall, attention_map, output_residual, sees
 
+VECTORS = ("query", "key", "value", "output")
+
 
 @dataclass(frozen=True)
 class Head:
@@ -64,6 +66,3 @@ class Head:
         position = torch.arange(len(q))
         seen = sees(self.call.start, position, position)
         return (self.call.scale * q @ k.mT).masked_fill(~seen.to(q.device), torch.nan)
-
-
-VECTORS = ("query", "key", "value", "output")
