@@ -85,13 +85,8 @@ from .report import write_index as write_index
 from .report import describe_heads as describe_heads
 from .report import describe_reach as describe_reach
 from .report import describe_truncation as describe_truncation
-from .files.results import save_profile as save_profile
-from .files.results import save_results as save_results
-from .files.results import open_profile as open_profile
-from .files.results import open_reach as open_reach
-from .files.results import open_truncation as open_truncation
-from .files.results import open_comparison as open_comparison
-from .analysis.analysis import open_analysis as open_analysis
+from .files.results import save as save
+from .analysis.analysis import open as open
 
 # scripts and errors
 from .commands.script import run_analysis as run_analysis

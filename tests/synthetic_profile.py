@@ -301,6 +301,7 @@ def _surrogates(data: dict, wavelength: np.ndarray, rng: np.random.Generator) ->
 
 def _attributes(context: int, layers: int) -> dict[str, str | int | float]:
     return {
+        "kind": "profile",
         "model": "toy/llama-5l",
         "revision": "0123abcd",
         "dtype": "float32",

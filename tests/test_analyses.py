@@ -321,7 +321,7 @@ def test_a_sweep_of_a_model_and_text_of_ones_own(tmp_path: Path, python: Command
     assert record["rows"] == 64
     assert "may stop for nothing; stopping the fastest" in record["findings"][0]
     assert "interval" not in record["findings"][0]
-    swept = rl.open_truncation(folder / "truncation.nc")
+    swept = rl.open(folder / "truncation.nc")
     assert set(swept["kind"].values) >= {"none", "slow", "fast", "random", "band"}
 
 
@@ -372,7 +372,7 @@ def test_variants_are_trained_and_compared(tmp_path: Path) -> None:
     (peaks,) = [sentence for sentence in said if "largest share" in sentence]
     assert peaks.endswith("evenly spread: 12%.")
     assert "% (one that stands still); evenly" in peaks
-    found = rl.open_comparison(folder / "comparison.nc")
+    found = rl.open(folder / "comparison.nc")
     rope = found.isel(entry=0)
     product = (rope["q_norm"].mean("head") * rope["k_norm"][:, 0]).values
     share = (product / product.sum(1, keepdims=True)).mean(0)

@@ -12,15 +12,9 @@ import xarray as xr
 from torch import nn
 
 from ropelens.analysis.notebook import shown
-from ropelens.errors import BadArgument
+from ropelens.errors import BadArgument, public
 from ropelens.files.folder import write_whole
-from ropelens.files.results import (
-    open_profile,
-    open_reach,
-    open_truncation,
-    read_own_record,
-    write_folder,
-)
+from ropelens.files.results import open_results, read_own_record, write_folder
 from ropelens.measure.heads import classify_heads
 from ropelens.measure.truncation_table import summarize_truncation
 from ropelens.models.texts import Sequences
@@ -116,19 +110,33 @@ class Analysis:
         return " ".join(self.provenance["findings"][:1])
 
 
+@public
+def open(path: str | Path) -> Analysis | xr.Dataset:
+    """Read results of any kind: a folder of `ropelens analyze` or `compare`, or a .nc file.
+
+    A folder gives an `Analysis`, or the dataset of a comparison; a file gives the dataset that
+    `save` wrote. Raises `BadArgument` for files that are missing, damaged or of another kind.
+    """
+    if not Path(path).is_dir():
+        return open_results(path)
+    if read_own_record(path).get("kind") == "comparison":
+        return open_results(Path(path) / "comparison.nc", "comparison")
+    return open_analysis(path)
+
+
 def open_analysis(folder: str | Path) -> Analysis:
     """Read an analysis that `Analysis.save` or `ropelens analyze` wrote.
 
     Labels and their confidence are computed anew from the profile. A reach.nc beside it, which
-    `save_results` wrote of what `reach` gave, becomes a tab of the page. Raises `BadArgument`
+    `save` wrote of what `reach` gave, becomes a tab of the page. Raises `BadArgument`
     for files that are missing, damaged, of another kind, or a reach of another model.
     """
     folder = Path(folder)
     record = {"kind": "analysis", "findings": []} | read_own_record(folder)
-    profile = open_profile(folder / "profile.nc")
+    profile = open_results(folder / "profile.nc", "profile")
     swept = record["kind"] == "truncation"
     reached = folder / "reach.nc"
-    reach = open_reach(reached) if reached.exists() else None
+    reach = open_results(reached, "reach") if reached.exists() else None
     if reach is not None and reach.attrs.get("model") != profile.attrs.get("model"):
         raise BadArgument(
             f"{reached} is not of the model that the profile is of.",
@@ -139,6 +147,6 @@ def open_analysis(folder: str | Path) -> Analysis:
         profile,
         classify_heads(profile, seed=whole_seed(profile.attrs.get("seed"))),
         record,
-        truncation=open_truncation(folder / "truncation.nc") if swept else None,
+        truncation=open_results(folder / "truncation.nc", "truncation") if swept else None,
         reach=reach,
     )

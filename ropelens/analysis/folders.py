@@ -19,7 +19,7 @@ from ropelens.analysis.analysis import FACTS, Analysis, open_analysis
 from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument
 from ropelens.files.folder import file_name
-from ropelens.files.results import open_comparison, read_own_record, write_folder, write_page
+from ropelens.files.results import open_results, read_own_record, write_folder, write_page
 from ropelens.report.answer import render_answer
 from ropelens.report.comparison import QUESTION, render_comparison
 from ropelens.report.comparison_words import findings as comparison_findings
@@ -152,6 +152,7 @@ def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Pat
                 f"{folder} holds a comparison, which has no heads to set others beside.",
                 attempt="the folder of one of its models, or ropelens compare",
             )
-        return write_page(folder, render_comparison(open_comparison(folder / "comparison.nc")))
+        comparison = open_results(folder / "comparison.nc", "comparison")
+        return write_page(folder, render_comparison(comparison))
     other = None if beside is None else open_analysis(beside)
     return write_page(folder, open_analysis(folder).page(beside=other))

@@ -26,7 +26,7 @@ from ropelens.comparison.pairs import partners
 from ropelens.errors import BadArgument
 from ropelens.files.folder import file_name
 from ropelens.files.progress import ShowProgress, silent
-from ropelens.files.results import open_profile
+from ropelens.files.results import open_results
 from ropelens.measure.profile import versions
 from ropelens.models.checkpoint import fingerprint
 from ropelens.models.device import DeviceMap
@@ -237,7 +237,7 @@ class _Measurement:
 
 def _analyses(entries: Sequence[Entry]) -> xr.Dataset:
     """What `ropelens analyze` wrote, side by side."""
-    profiles = [open_profile(entry.folder / "profile.nc") for entry in entries]
+    profiles = [open_results(entry.folder / "profile.nc", "profile") for entry in entries]
     measured = [head_measures(profile).merge(_group_losses(profile)) for profile in profiles]
     dataset = _side_by_side(measured, entries)
     return dataset.assign_coords(

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from ropelens.comparison.entries import Run
 from ropelens.errors import BadArgument
-from ropelens.files.results import open_results, save_results
+from ropelens.files.results import open_results, save
 from ropelens.measure.copying import NEAREST, doublings
 from ropelens.measure.evaluate import evaluate
 from ropelens.measure.heads import claim_numbers, head_values
@@ -202,7 +202,7 @@ def cached(
         made = make().assign_attrs(kind="measurement", key=json.dumps(key, sort_keys=True))
     if place()[0] == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_results(made, path)
+        save(made, path)
         remove_savepoint(unfinished)
     return made
 

@@ -86,7 +86,7 @@ def capture(
       `scale` (head).
 
     Layers of fewer planes than others end in NaN. Numbers are float32, of a float64 model
-    float64. `ropelens.save_results` and `to_netcdf` write it.
+    float64. `ropelens.save` and `to_netcdf` write it.
 
     The arrays take heads x tokens^2 x (frequencies + 2) numbers and a little more: 12 heads of
     64 planes and 500 tokens 0.8 GB. That is counted before anything is allocated, and refused

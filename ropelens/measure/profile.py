@@ -221,6 +221,7 @@ def profile_in_stages(
     looked_into = excerpt_variables(seen, tokenizer, bits, alike=alike, planes=planes)
     dataset = dataset.assign(looked_into)
     dataset = dataset.set_coords("excerpt_token")
+    dataset.attrs["kind"] = "profile"
     dataset.attrs |= describe_run(subject.model, text, documents, rows=rows, seed=seed)
     return dataset
 

@@ -37,7 +37,6 @@ from ropelens.train.settings import Settings, passes_of
 
 FEW_TOKENS = 128
 VALID_SEQUENCES = 128  # seen at each validation: 65,000 tokens at context 512
-SECONDS_BETWEEN_LINES = 60.0
 SHOWN = {"train_loss": "loss", "valid_loss": "validation loss"}
 
 
@@ -118,7 +117,6 @@ def shown_progress(
         total=settings.steps * settings.tokens_per_step,
         unit="tokens",
         completed=done * settings.tokens_per_step,
-        seconds=SECONDS_BETWEEN_LINES,
     )
 
 

@@ -153,7 +153,7 @@ def test_one_text_needs_no_list(checkpoint: Path) -> None:
 
 def test_a_folder_is_read_as_it_was_saved(analysis: rl.Analysis, tmp_path: Path) -> None:
     page = analysis.save(tmp_path / "out")
-    again = rl.open_analysis(tmp_path / "out")
+    again = rl.open(tmp_path / "out")
     xr.testing.assert_equal(again.profile, analysis.profile)
     pd.testing.assert_frame_equal(again.heads, analysis.heads)
     assert again.report(tmp_path / "page.html").read_bytes() == page.read_bytes()

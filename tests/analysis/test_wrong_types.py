@@ -68,7 +68,6 @@ CALLS = {
     "rl.capture(model, [1, 2, 3], heads='3.4', tokenizer=5)": "Tokens are named by the "
     "tokenizer of the model.",
     "rl.stack([1])": "There is nothing to stack.",
-    "rl.save_results(None, 'x.nc')": "Results are labelled arrays.",
     "rl.variant_config(model.config, 5)": "No RoPE variant is called '5'.",
     "rl.stop('x')": "An edit is of planes.",
     "rl.rescale('x')": "inv_freq is a list of finite frequencies, one for every plane.",

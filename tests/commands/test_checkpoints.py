@@ -66,7 +66,7 @@ def test_what_is_stopped_goes_on_with_those_that_are_left(
             xr.testing.assert_allclose(of[name].variable, alone.profile[name].variable, **EXACT)
         assert float(of["loss"]) == pytest.approx(alone.profile.attrs["loss"])
         assert of["label"].values.ravel().tolist() == alone.heads["label"].tolist()
-        assert_same(rl.open_analysis(out / step).profile, alone.profile)
+        assert_same(rl.open(out / step).profile, alone.profile)
         own = heads[heads["checkpoint"] == step].reset_index(drop=True)
         assert own["total_bits"].to_numpy() == pytest.approx(alone.heads["total_bits"])
     assert list(heads)[:3] == ["checkpoint", "layer", "head"]
@@ -74,7 +74,7 @@ def test_what_is_stopped_goes_on_with_those_that_are_left(
     assert "loss" not in stacked.attrs
 
     model = run / "history" / STEPS[0]
-    asked = rl.open_analysis(out / STEPS[0]).provenance["arguments"]
+    asked = rl.open(out / STEPS[0]).provenance["arguments"]
     asked |= {"text": [text], "prompts": [], "ids": None}
     del asked["model"]
     same = lambda **other: is_measured(out / STEPS[0], str(model), asked | other)  # noqa: E731

@@ -140,7 +140,7 @@ def test_profile_nc_opens_anywhere_with_the_promised_names(
 
 
 def test_profile_nc_says_what_was_run(out: Path, model: Path, text: Path) -> None:
-    attrs = rl.open_profile(out / "profile.nc").attrs
+    attrs = rl.open(out / "profile.nc").attrs
     expected = {
         "model": "tiny llama",
         "revision": "",
@@ -233,7 +233,7 @@ def test_a_context_beyond_the_model_warns_in_one_line_and_goes_on(
     assert plan.startswith(PLAN)
     assert warning == f"ropelens: warning: {words}"
     assert json.loads((out / "run.json").read_text())["warnings"] == [words]
-    assert rl.open_profile(out / "profile.nc").attrs["warnings"] == words
+    assert rl.open(out / "profile.nc").attrs["warnings"] == words
 
 
 def test_more_sequences_than_there_are_is_news_only_if_asked_for(
@@ -316,7 +316,7 @@ def test_transformer_lens_gives_the_same_heads(
     assert theirs["label"].equals(ours["label"])
     for column in ("total_bits", "sink_bits", "position_bits", "content_bits", "entropy_bits"):
         np.testing.assert_allclose(theirs[column], ours[column], rtol=1e-4, atol=1e-5)
-    assert rl.open_profile(other / "profile.nc").attrs["backend"] == "transformer-lens"
+    assert rl.open(other / "profile.nc").attrs["backend"] == "transformer-lens"
 
 
 def test_a_family_whose_hooks_do_not_fire(

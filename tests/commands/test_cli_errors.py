@@ -12,7 +12,7 @@ from disk import full_disk
 from synthetic_profile import synthetic_profile
 from tiny_checkpoints import edit_config, edit_weights, save_tiny, tiny_llama
 
-from ropelens.files.results import save_profile
+from ropelens.files.results import save
 
 __all__ = ["ropelens"]
 
@@ -416,7 +416,7 @@ def test_report_on_a_full_disk_leaves_the_earlier_page(
     ropelens: Command, tmp_path: Path
 ) -> None:
     profile, _ = synthetic_profile(layers=2, heads=2, frequencies=4)
-    save_profile(profile, tmp_path / "profile.nc")
+    save(profile, tmp_path / "profile.nc")
     (tmp_path / "index.html").write_text("an earlier page")
     before = sorted(tmp_path.iterdir())
     with full_disk(200_000):

@@ -12,7 +12,7 @@ import pytest
 from cli_runs import NAMES, PLAN, Command, apart, ropelens, start, unharmed
 from tiny_checkpoints import save_tiny
 
-from ropelens.files.results import open_profile
+from ropelens.files.results import open_results
 
 __all__ = ["ropelens"]
 
@@ -102,7 +102,7 @@ def test_stdout_is_the_path_of_the_page_and_stderr_is_quiet(
     assert ended.out == f"{out / 'index.html'}\n"
     assert ended.err.startswith(PLAN)
     assert sorted(path.name for path in out.iterdir()) == list(NAMES)
-    assert "\\udcff" in open_profile(out / "profile.nc").attrs["command"]
+    assert "\\udcff" in open_results(out / "profile.nc", "profile").attrs["command"]
 
 
 def cpu_seconds(process: int) -> float:

@@ -91,9 +91,9 @@ def test_models_of_other_depths_are_compared_by_what_was_analyzed(
     out = tmp_path / "out"
     assert ropelens("compare", *analyses[:2], "--out", out).code == 0
     assert sorted(path.name for path in out.iterdir()) == FILES
-    comparison = rl.open_comparison(out / "comparison.nc")
+    comparison = rl.open(out / "comparison.nc")
     assert comparison["entry"].values.tolist() == ["deep/out", "shallow/out"]
-    profiles = [rl.open_profile(folder / "profile.nc") for folder in analyses[:2]]
+    profiles = [rl.open(folder / "profile.nc") for folder in analyses[:2]]
     for entry, profile in zip(comparison["entry"], profiles, strict=True):
         layers = profile.sizes["layer"]
         found = comparison.sel(entry=entry)
@@ -120,8 +120,8 @@ def test_an_analysis_without_losses_of_groups_leaves_the_others_paired(
     """Of three on one text, one is of a version that kept no losses of groups."""
     old = tmp_path / "old"
     old.mkdir()
-    profile = rl.open_profile(analyses[1] / "profile.nc")
-    rl.save_profile(profile.drop_vars(["group_loss", "group_predicted"]), old / "profile.nc")
+    profile = rl.open(analyses[1] / "profile.nc")
+    rl.save(profile.drop_vars(["group_loss", "group_predicted"]), old / "profile.nc")
     out = tmp_path / "out"
     assert ropelens("compare", *analyses[:2], old, "--out", out).code == 0
     table = pd.read_csv(out / "comparison.csv").set_index("group")

@@ -29,7 +29,7 @@ from ropelens.analysis.folders import rewrite_page
 from ropelens.analysis.standing import joined_by_sweep
 from ropelens.commands.app import main
 from ropelens.errors import RopelensError
-from ropelens.files.results import check_out, open_profile, read_own_record, save_profile
+from ropelens.files.results import check_out, open_results, read_own_record, save
 from ropelens.models.load import open_checkpoint
 from ropelens.models.loading import Loading
 from ropelens.models.rotation import measure_rope
@@ -167,7 +167,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     held = xr.Dataset(
         {"total_bits": numbers, "name": names}, attrs={"model": "tiny", "seed": 0}
     )
-    save_profile(held, folder / "whole.nc")
+    save(held, folder / "whole.nc")
     return folder
 
 
@@ -185,7 +185,7 @@ def test_bytes_of_a_profile(results: Path, flips: list[tuple[float, int]], kept:
         content[int(place * len(content))] ^= bits
     (results / "profile.nc").write_bytes(content[: int(kept * len(content))])
     with works_or_is_refused():
-        opened = open_profile(results / "profile.nc")
+        opened = open_results(results / "profile.nc", "profile")
         assert opened["total_bits"].values.tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
@@ -224,7 +224,7 @@ def analyzed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that a sweep could join, once its run.json says so."""
     folder = tmp_path_factory.mktemp("reports") / "analysis" / "tiny"
     folder.mkdir(parents=True)
-    save_profile(synthetic_profile()[0], folder / "profile.nc")
+    save(synthetic_profile()[0], folder / "profile.nc")
     (folder / "index.html").touch()
     return folder
 

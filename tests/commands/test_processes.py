@@ -90,7 +90,7 @@ def test_a_sweep_in_three_processes_is_that_of_one(
     assert ended.stdout == f"{out / 'index.html'}\n"
     (plan,) = voices(ended.stderr)
     assert plan.startswith("ropelens: plan: model: ")
-    found = rl.open_analysis(out)
+    found = rl.open(out)
     assert_same(found.profile, one.profile)
     assert_same(found.truncation, one.truncation)
 
@@ -109,7 +109,7 @@ def test_checkpoints_that_are_left_are_shared_one_after_another(
     assert (ended.returncode, ended.stdout) == (0, f"{out / 'index.html'}\n"), ended.stderr
     assert ended.stderr.count("model is measured already\n") == 1
     assert [line.split(": ")[2] for line in voices(ended.stderr)] == ["other", "same"]
-    assert_same(rl.open_analysis(out / "same").profile, one.profile)
+    assert_same(rl.open(out / "same").profile, one.profile)
     stacked = xr.load_dataset(out / "checkpoints.nc")
     assert stacked["checkpoint"].values.tolist() == ["other", "same", "model"]
     first, second, third = stacked["loss"].values
@@ -136,7 +136,7 @@ def test_a_process_that_dies_ends_all_and_they_go_on(
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("going on from what was measured before: ") == 1
     assert not (out / ".unfinished").exists()
-    assert_same(rl.open_analysis(out).profile, one.profile)
+    assert_same(rl.open(out).profile, one.profile)
 
 
 @pytest.mark.slow

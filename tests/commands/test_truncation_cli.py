@@ -68,7 +68,7 @@ def test_the_bundled_model_is_swept_to_six_files_and_a_page(
     ]
     change = table["loss_change"].astype(float)
     assert abs(change[1]) < 0.01 < 0.2 < change[2]
-    sweep = rl.open_truncation(out / "truncation.nc")
+    sweep = rl.open(out / "truncation.nc")
     again = rl.summarize_truncation(sweep)
     np.testing.assert_allclose(again["loss_change"], change, rtol=1e-12, atol=1e-15)
     record = json.loads((out / "run.json").read_text())
@@ -86,16 +86,14 @@ def test_the_profile_is_that_of_analyze(
     out, same = tmp_path / "out", ("--sequences", 4, "--rows", 64)
     assert ropelens("analyze", model, "--text", text, *same, "--out", out).code == 0
     assert (swept / "heads.csv").read_bytes() == (out / "heads.csv").read_bytes()
-    xr.testing.assert_equal(
-        rl.open_profile(swept / "profile.nc"), rl.open_profile(out / "profile.nc")
-    )
+    xr.testing.assert_equal(rl.open(swept / "profile.nc"), rl.open(out / "profile.nc"))
 
 
 def test_one_end_alone(ropelens: Command, model: Path, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     options = ("--text", text, "--end", "fast", *FEW, "--controls", 0)
     assert ropelens("truncate", model, *options, "--out", out).code == 0
-    assert rl.open_truncation(out / "truncation.nc")["kind"].values.tolist() == ["none", "fast"]
+    assert rl.open(out / "truncation.nc")["kind"].values.tolist() == ["none", "fast"]
 
 
 def test_only_what_was_asked_for_is_measured(
@@ -104,7 +102,7 @@ def test_only_what_was_asked_for_is_measured(
     out = tmp_path / "out"
     options = ("--text", text, *FEW, "--measures", "loss, change")
     assert ropelens("truncate", model, *options, "--out", out).code == 0
-    table = rl.summarize_truncation(rl.open_truncation(out / "truncation.nc"))
+    table = rl.summarize_truncation(rl.open(out / "truncation.nc"))
     assert table["loss_change"].notna().all()
     assert table["largest_attention_change"].notna().all()
     for unknown in ("repeat_loss", "retrieval", "induction", "labels_changed"):
@@ -126,10 +124,10 @@ def test_report_makes_the_same_page_again_and_needs_the_sweep(
     (out / "truncation.nc").write_bytes(sweep[: len(sweep) // 2])
     ended = ropelens("report", out)
     assert ended.code == 1
-    assert "truncation.nc is no truncation sweep" in ended.problem
+    assert "truncation.nc is no truncation" in ended.problem
     assert (out / "index.html").read_bytes() == page
     (out / "truncation.nc").unlink()
-    assert "There is no truncation sweep at" in ropelens("report", out).problem
+    assert "There is no truncation at" in ropelens("report", out).problem
     assert (out / "index.html").read_bytes() == page
 
 
@@ -227,7 +225,7 @@ def test_a_sweep_joins_the_analysis_that_is_there_and_stays_when_it_is_made_agai
     with monkeypatch.context() as patch:  # the profile that stands is not measured again
         patch.setattr("ropelens.analysis.analyze.profile_in_stages", None)
         assert ropelens(*sweep, "--text", text).code == 0
-    held = rl.open_analysis(out)
+    held = rl.open(out)
     assert before["heads.csv"] == (out / "heads.csv").read_bytes()
     assert held.profile.sizes["excerpt"] == 1
     assert held.profile.attrs["sequences"] == 6
@@ -237,7 +235,7 @@ def test_a_sweep_joins_the_analysis_that_is_there_and_stays_when_it_is_made_agai
     assert record["arguments"] == said["arguments"]
     assert record["sweep"]["arguments"]["keep"] == [1.0, 0.5]
     assert ropelens(*analyze, "--sequences", 5).code == 0
-    again = rl.open_analysis(out)
+    again = rl.open(out)
     assert again.profile.attrs["sequences"] == 5
     xr.testing.assert_identical(again.truncation, held.truncation)
     page = (out / "index.html").read_text()
@@ -248,7 +246,7 @@ def test_a_sweep_joins_the_analysis_that_is_there_and_stays_when_it_is_made_agai
     other = tmp_path / "other.txt"
     other.write_text("ponmlkjihgfedcba" * 200)
     assert ropelens(*sweep, "--text", other).code == 0
-    own = rl.open_analysis(out)
+    own = rl.open(out)
     assert own.profile.attrs["sequences"] == 4, "of other text, so with its own profile"
     assert "sweep" not in own.provenance
 
@@ -260,7 +258,7 @@ def test_a_sweep_of_other_weights_does_not_stay(
     assert (
         ropelens("analyze", other, "--text", text, "--sequences", 4, "--out", swept).code == 0
     )
-    assert rl.open_analysis(swept).truncation is None
+    assert rl.open(swept).truncation is None
     page = (swept / "index.html").read_bytes()
     assert b"Stopping planes" not in page
     assert ropelens("report", swept).code == 0

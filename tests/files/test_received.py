@@ -19,7 +19,7 @@ from ropelens.analysis.analysis import Analysis
 from ropelens.analysis.folders import rewrite_page
 from ropelens.errors import RopelensError
 from ropelens.files.folder import output_folder, write_whole
-from ropelens.files.results import save_profile
+from ropelens.files.results import save
 
 ELSEWHERE = ["../..", "..", "../user", "../user/notes.txt", "/", "", ".", "new", "\0", 5, None]
 """Where a file in a received folder may want to have something written or removed."""
@@ -56,7 +56,7 @@ JOURNAL = json.dumps({"into": "../user", "fresh": ["notes.txt"]})
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made, _ = synthetic_profile(layers=1, heads=2, frequencies=2, context=64, excerpt=8)
-    return save_profile(made, tmp_path_factory.mktemp("whole") / "profile.nc")
+    return save(made, tmp_path_factory.mktemp("whole") / "profile.nc")
 
 
 def tree(folder: Path) -> dict[str, object]:

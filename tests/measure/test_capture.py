@@ -245,7 +245,7 @@ def test_everything_says_what_it_is_and_can_be_saved(tmp_path: Path):
     assert seen.attrs["kind"] == "capture"
     assert seen.attrs["tokens"] == 6
     seen.to_netcdf(tmp_path / "plain.nc", engine="h5netcdf")
-    rl.save_results(seen, tmp_path / "ours.nc")
+    rl.save(seen, tmp_path / "ours.nc")
     for name in ("plain.nc", "ours.nc"):
         again = xr.load_dataset(tmp_path / name, engine="h5netcdf")
         xr.testing.assert_equal(again, seen)

@@ -105,7 +105,7 @@ def test_needles_move_by_what_runs_together(monkeypatch: pytest.MonkeyPatch):
 
 def test_results_are_saved_whole(tmp_path: Path):
     found = evaluate(tiny("llama_gqa"), edits={"a": "nope"})
-    read = xr.load_dataset(rl.save_results(found, tmp_path / "e.nc"), engine="h5netcdf")
+    read = xr.load_dataset(rl.save(found, tmp_path / "e.nc"), engine="h5netcdf")
     for name, variable in found.variables.items():
         np.testing.assert_array_equal(read[name], variable, err_msg=str(name))
 

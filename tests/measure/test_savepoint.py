@@ -291,7 +291,7 @@ def test_a_killed_command_goes_on(tmp_path: Path, ropelens: Command) -> None:
     assert not (tmp_path / "killed" / ".unfinished").exists()
     sweep = {"measures": ["loss"], "keep": [0.5], "controls": 0}
     whole = rl.analyze(model, text, context=32, sequences=3, truncation=sweep)
-    found = rl.open_analysis(tmp_path / "killed")
+    found = rl.open(tmp_path / "killed")
     assert_same(found.profile, whole.profile)
     assert_same(found.truncation, whole.truncation)
 

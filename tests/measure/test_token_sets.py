@@ -112,6 +112,4 @@ def test_an_analysis_searches_heads_and_says_what_it_found(tmp_path: Path):
     assert len(sentences) == 1
     assert sentences[0] in found.provenance["findings"]
     assert found.provenance["arguments"]["attention_on"] == ["punctuation"]
-    assert sentences == describe_attention_on(
-        rl.open_analysis(found.save(tmp_path).parent).profile
-    )
+    assert sentences == describe_attention_on(rl.open(found.save(tmp_path).parent).profile)

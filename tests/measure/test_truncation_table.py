@@ -130,13 +130,8 @@ def test_other_datasets_are_no_sweep(sweep: xr.Dataset) -> None:
 
 
 def test_a_sweep_is_saved_and_opened(sweep: xr.Dataset, tmp_path) -> None:
-    path = rl.save_results(sweep, tmp_path / "truncation.nc")
-    xr.testing.assert_identical(rl.open_truncation(path), sweep)
+    path = rl.save(sweep, tmp_path / "truncation.nc")
+    xr.testing.assert_identical(rl.open(path), sweep)
     pd.testing.assert_frame_equal(
-        rl.summarize_truncation(rl.open_truncation(path)), rl.summarize_truncation(sweep)
+        rl.summarize_truncation(rl.open(path)), rl.summarize_truncation(sweep)
     )
-    rl.save_results(sweep.assign_attrs(kind="profile"), path)
-    with pytest.raises(BadArgument, match="it says that it is of kind profile"):
-        rl.open_truncation(path)
-    with pytest.raises(BadArgument, match="There is no truncation sweep at"):
-        rl.open_truncation(tmp_path / "missing.nc")

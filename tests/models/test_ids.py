@@ -89,7 +89,7 @@ def test_a_model_without_a_tokenizer_is_analyzed(ropelens: Command, tmp_path: Pa
         assert ended.code == 0, ended.err
         tables[name] = (tmp_path / f"of-{name}" / "heads.csv").read_bytes()
     assert tables["whole"] == tables["named"] != tables["ids"]
-    attrs = rl.open_profile(tmp_path / "of-ids" / "profile.nc").attrs
+    attrs = rl.open(tmp_path / "of-ids" / "profile.nc").attrs
     assert attrs["text"] == "6 of 6 sequences of token ids, up to 64 each"
     refused = {
         ("--text", tmp_path / "text.txt"): "has no tokenizer, so text cannot be used",

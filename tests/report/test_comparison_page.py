@@ -340,7 +340,7 @@ def test_four_files_are_written(page: Path) -> None:
     record = json.loads((page.parent / "run.json").read_text())
     assert record["command"] == "x"
     assert record["baseline"] == "rope"
-    again = rl.open_comparison(page.parent / "comparison.nc")
+    again = rl.open(page.parent / "comparison.nc")
     table = pd.read_csv(page.parent / "comparison.csv")
     expected = rl.summarize_comparison(again)["loss_change"]
     np.testing.assert_allclose(table["loss_change"], expected)
@@ -354,9 +354,10 @@ def test_the_page_is_made_again_from_its_numbers(page: Path) -> None:
 
 def test_what_is_no_comparison_is_refused(tmp_path: Path) -> None:
     profile, _ = synthetic_profile()
-    rl.save_results(profile, tmp_path / "comparison.nc")
-    with pytest.raises(BadArgument, match="it does not say what it holds"):
-        rl.open_comparison(tmp_path / "comparison.nc")
+    rl.save(profile, tmp_path / "comparison.nc")
+    (tmp_path / "run.json").write_text('{"kind": "comparison"}')
+    with pytest.raises(BadArgument, match="its kind is profile"):
+        rl.open(tmp_path)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -190,13 +190,11 @@ def test_results_of_another_model_are_refused(profile, reach, tmp_path):
 
 
 def test_a_reach_beside_a_profile_is_on_its_page(profile, reach, tmp_path):
-    rl.save_profile(profile, tmp_path / "profile.nc")
+    rl.save(profile, tmp_path / "profile.nc")
     named = reach.assign_attrs(model=profile.attrs["model"])
-    rl.save_results(named, tmp_path / "reach.nc")
-    xr.testing.assert_identical(
-        rl.open_reach(tmp_path / "reach.nc")["horizon"], named["horizon"]
-    )
-    assert 'id="plot-reach"' in rl.open_analysis(tmp_path).page()
-    rl.save_results(reach, tmp_path / "reach.nc")
+    rl.save(named, tmp_path / "reach.nc")
+    xr.testing.assert_identical(rl.open(tmp_path / "reach.nc")["horizon"], named["horizon"])
+    assert 'id="plot-reach"' in rl.open(tmp_path).page()
+    rl.save(reach, tmp_path / "reach.nc")
     with pytest.raises(BadArgument, match="not of the model that the profile is of"):
-        rl.open_analysis(tmp_path)
+        rl.open(tmp_path)

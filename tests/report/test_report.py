@@ -19,7 +19,7 @@ from synthetic_profile import synthetic_profile
 
 from ropelens.errors import BadArgument
 from ropelens.figures.text import change_and_interval, signed
-from ropelens.files.results import open_profile, open_reach, open_truncation
+from ropelens.files.results import open_results
 from ropelens.report import render, words, write_index, write_report
 from ropelens.report.inside import attention_bytes
 from ropelens.report.packed import packed
@@ -56,11 +56,11 @@ def test_one_file_with_everything_and_nothing_to_load(tmp_path):
 def test_a_sweep_and_a_reach_fit_on_the_page_of_the_bundled_model(tmp_path):
     """With what the analyses keep of it, as the command measures it by default."""
     profile, sweep, reach = (
-        open_one(REPORTS / folder / "bundled-rope" / name)
-        for folder, name, open_one in (
-            ("truncation", "profile.nc", open_profile),
-            ("truncation", "truncation.nc", open_truncation),
-            ("reach", "reach.nc", open_reach),
+        open_results(REPORTS / folder / "bundled-rope" / name)
+        for folder, name in (
+            ("truncation", "profile.nc"),
+            ("truncation", "truncation.nc"),
+            ("reach", "reach.nc"),
         )
     )
     path = write_report(profile, tmp_path / "page.html", truncation=sweep, reach=reach)
