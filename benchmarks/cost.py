@@ -38,7 +38,6 @@ from ropelens.measure.batches import collect
 from ropelens.measure.budget import fit_layers
 from ropelens.measure.repeats import repeat_scores
 from ropelens.measure.tokens import as_corpus
-from ropelens.models.rotation import read_layers
 from ropelens.models.subject import as_subject
 from ropelens.statistics.budget.held_out import LayerFit
 
@@ -100,7 +99,7 @@ def parts_of_a_profile(device: torch.device) -> Table:
     read = rl.tokenize(rl.read_documents([rl.sample_path()]), tokenizer, context=context)
     tokens, lengths = read.tokens, read.lengths
     text = as_corpus(model, tokens, lengths, documents=read.documents)
-    planes = [layer.planes for layer in read_layers(subject, context=context)]
+    planes = [layer.planes for layer in subject.rotations(context)]
 
     def fit(surrogates: int) -> list[LayerFit]:
         return fit_layers(subject, text, planes=planes, surrogates=surrogates, seed=0)
@@ -108,7 +107,7 @@ def parts_of_a_profile(device: torch.device) -> Table:
     fits = fit(0)
     ways: dict[str, Callable[[], object]] = {
         "plain forward": lambda: [model(part, use_cache=False) for part in tokens.split(8)],
-        "probe of the rotation": lambda: read_layers(subject, context=context),
+        "probe of the rotation": lambda: subject.rotations(context),
         "repeated tokens": lambda: repeat_scores(subject, first_token=0, planes=planes),
         "fits": lambda: fit(0),
         "fits and 40 surrogates": lambda: fit(40),
@@ -156,7 +155,7 @@ def ways_of(
 ) -> dict[str, Callable[[], object]]:
     """The plain pass, and ours with so many `rows` each."""
     subject = as_subject(model)
-    planes = [layer.planes for layer in read_layers(subject, context=tokens.shape[1])]
+    planes = [layer.planes for layer in subject.rotations(tokens.shape[1])]
     text = as_corpus(model, tokens, None)
 
     def measured(count: int | str) -> Callable[[], object]:

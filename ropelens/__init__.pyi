@@ -11,10 +11,10 @@ from .models.texts import tokenize as tokenize
 from .analysis.analyze import analyze as analyze
 from .analysis.analysis import Analysis as Analysis
 from .analysis.checkpoints import stack as stack
-from .models.rotation import measure_rope as measure_rope
-from .models.agreement import compare_rope as compare_rope
+from .models.rope import measure_rope as measure_rope
+from .models.rope import compare_rope as compare_rope
 from .measure.capture import capture as capture
-from .models.observation import observe as observe
+from .models.rope import observe as observe
 from .statistics.call import AttentionCall as AttentionCall
 from .rope.planes import Planes as Planes
 from .measure.profile import profile as profile

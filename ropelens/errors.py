@@ -10,24 +10,33 @@ import re
 from collections.abc import Callable
 from functools import cache, wraps
 from numbers import Integral, Real
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_type_hints
 
 from beartype.door import is_bearable
 from beartype.vale import Is
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-Count = Annotated[Integral, Is[lambda number: number >= 0]]
-"""A whole number, 0 or more, of Python's or numpy's."""
+if TYPE_CHECKING:  # numbers of numpy pass at run time
+    Count: TypeAlias = int
+    Positive: TypeAlias = int
+    Whole: TypeAlias = int
+    Number: TypeAlias = float
+else:
+    Whole = Integral
+    """A whole number, of Python's or numpy's."""
+    Number = Real
+    """A number, of Python's or numpy's."""
+    Count = Annotated[Integral, Is[lambda number: number >= 0]]
+    """A whole number, 0 or more."""
+    Positive = Annotated[Integral, Is[lambda number: number >= 1]]
+    """A whole number, 1 or more."""
 
-Positive = Annotated[Integral, Is[lambda number: number >= 1]]
-"""A whole number, 1 or more, of Python's or numpy's."""
-
-IN_WORDS = {
+IN_WORDS: dict[Any, str] = {
     Count: "a whole number, 0 or more",
     Positive: "a whole number, 1 or more",
-    Integral: "a whole number",
-    Real: "a number",
+    Whole: "a whole number",
+    Number: "a number",
 }
 
 
@@ -82,7 +91,7 @@ def public(function: Function) -> Function:
     """`function`, which raises `BadArgument` for an argument that its annotation excludes.
 
     Types are checked here and nowhere else. Annotations exist at run time (no imports under
-    TYPE_CHECKING); whole numbers are `Count` or `Positive`, other numbers `Real`.
+    TYPE_CHECKING); whole numbers are `Count`, `Positive` or `Whole`, others `Number`.
     """
     signature = inspect.signature(function)
     hints = cache(lambda: get_type_hints(function, include_extras=True))

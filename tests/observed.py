@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ropelens.models.rotation import read_layers
 from ropelens.models.subject import as_subject
 from ropelens.rope.planes import Planes
 from ropelens.statistics.call import AttentionCall
@@ -17,7 +16,7 @@ def observed_calls(
 ) -> list[tuple[AttentionCall, Planes]]:
     """Every layer's attention call on a batch, and how it rotates."""
     subject = as_subject(model)
-    planes = [layer.planes for layer in read_layers(subject, context=tokens.shape[1])]
+    planes = [layer.planes for layer in subject.rotations(tokens.shape[1])]
     calls: dict[int, AttentionCall] = {}
     with torch.no_grad(), subject.observe(lambda call: calls.update({call.layer: call})):
         subject.forward(tokens)

@@ -31,7 +31,6 @@ from ropelens.models.bridge import bridge
 from ropelens.models.checkpoint import fingerprint
 from ropelens.models.device import DeviceMap
 from ropelens.models.memory import explain_full_memory
-from ropelens.models.rotation import one_probe
 from ropelens.models.subject import as_subject
 from ropelens.models.texts import Sequences, check_context, check_sequences
 from ropelens.statistics.rows import HowMany
@@ -117,7 +116,7 @@ def analyze(
     begin = time.perf_counter()
     material = material_of(text, model, ids)
     show = progress or silent
-    with noted_warnings() as noted, one_probe():
+    with noted_warnings() as noted:
         with opening(show, "reading"):
             inputs = read_inputs(
                 model, material, lengths=lengths, tokenizer=tokenizer, arguments=arguments

@@ -115,8 +115,8 @@ def rope(
         trust_remote_code=trust_remote_code,
     )
     if against is not None:
-        from ropelens.models.agreement import compare_turns, read_turns
         from ropelens.models.bridge import bridge
+        from ropelens.models.rope import compare_turns, read_turns
         from ropelens.models.subject import as_subject
 
         own = read_turns(as_subject(loaded), context=context)  # before a bridge changes it

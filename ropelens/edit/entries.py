@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from ropelens.edit.actions import Edit
 from ropelens.edit.rope import stack_edits
 from ropelens.errors import BadArgument
-from ropelens.models.door import AttentionEdit, by_itself, open_edit
-from ropelens.models.rotation import depends_on_length, edited_planes, read_layers
+from ropelens.models.doorway import AttentionEdit
+from ropelens.models.rotation import edited_planes
 from ropelens.models.subject import Subject
 from ropelens.rope.planes import Planes
 
@@ -39,12 +39,9 @@ def entries_of(
 ) -> tuple[list[Planes], list[Entry]]:
     """How the model itself rotates, and an entry for it and for every edit, all checked."""
     _check_names(edits)
-    with by_itself(subject.model):
-        own = [layer.planes for layer in read_layers(subject, context=context)]
-        within = own
-        if depends_on_length(subject.model):  # edits start from the trained context's
-            within = [layer.planes for layer in read_layers(subject)]
-    around = open_edit(subject.model)
+    own = [layer.planes for layer in subject.rotations(context)]
+    within = [layer.planes for layer in subject.rotations()]  # where edits start from
+    around = subject.open_edit
     entries = [Entry(NONE, None, _planes_under(around, own, context))]
     for name, given in edits.items():
         together = (

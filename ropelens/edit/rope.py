@@ -13,12 +13,10 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from ropelens.edit.actions import Edit, Layer, Rescale, change_layer, stop
 from ropelens.errors import BadArgument
-from ropelens.models.door import by_itself, open_edit
-from ropelens.models.rotation import planes_now, read_layers
+from ropelens.models.rotation import planes_now
 from ropelens.models.subject import Subject, as_subject
 from ropelens.models.variants import attention_factor, shape_of
 from ropelens.rope.formulas import Rates
@@ -45,8 +43,7 @@ def edit_rope(model: nn.Module, *edits: Edit | str) -> Iterator[None]:
     an edit that makes heads of one key-value head differ.
     """
     subject = as_subject(model)
-    with by_itself(subject.model):
-        planes = tuple(layer.planes for layer in read_layers(subject))
+    planes = tuple(layer.planes for layer in subject.rotations())
     with subject.edit(stack_edits(subject, planes, edits)):
         yield
 
@@ -58,19 +55,18 @@ def stack_edits(
 
     `planes` is how the model rotates by itself, within its trained context.
     """
-    model, outer = subject.model, open_edit(subject.model)
+    outer = subject.open_edit
     before = outer.edits if isinstance(outer, ModelEdit) else ()
-    heads = model.config.get_text_config().num_attention_heads
-    added = tuple(_read(edit, model) for edit in edits)
+    added = tuple(_read(edit, subject) for edit in edits)
     for edit in added:
-        _check(edit, planes, heads)
-    return ModelEdit(model, planes, (*before, *added))
+        _check(edit, planes, subject.heads)
+    return ModelEdit(subject, planes, (*before, *added))
 
 
-def _read(edit: Edit | str, model: PreTrainedModel) -> Edit:
+def _read(edit: Edit | str, subject: Subject) -> Edit:
     """The edit itself, or that of a variant by name."""
     if isinstance(edit, str):
-        return as_edit(parse_variant(edit), model)
+        return as_edit(parse_variant(edit), subject)
     if not isinstance(edit, Edit):
         raise BadArgument(
             "This is no edit of a rotation.",
@@ -100,23 +96,23 @@ def _check(edit: Edit, layers: tuple[Planes, ...], heads: int) -> None:
         change_layer((edit,), Layer(index, planes, length=1), heads)
 
 
-def as_edit(variant: Variant, model: PreTrainedModel) -> Edit:
+def as_edit(variant: Variant, subject: Subject) -> Edit:
     """The edit that makes a live model rotate as `variant`, in every layer that rotates.
 
     Variants that stop planes leave the others as they are; the rest take the model's base
     and trained context, and replace the frequencies and the attention factor that it has.
     """
-    layers = range(model.config.get_text_config().num_hidden_layers)
+    layers = range(subject.layers)
     if variant.row.stops is not None:
         heads = [f"{layer}.*" for layer in layers if variant.stops_in(layer)]
         nothing = PlaneNumbers(())
         select = variant.row.stops(variant.value) if heads else nothing
         return stop(select, heads=",".join(heads) or ALL_HEADS)
-    own_factor = attention_factor(model)
+    own_factor = attention_factor(subject)
 
     def frequencies(layer: Layer) -> Rates:
         rotary_dim = layer.planes.rotary_dim
-        shape = shape_of(model, layer.index, rotary_dim=rotary_dim, length=layer.length)
+        shape = shape_of(subject, layer.index, rotary_dim=rotary_dim, length=layer.length)
         inv_freq, factor = variant.frequencies(shape)
         return inv_freq, factor / own_factor
 
@@ -127,7 +123,7 @@ def as_edit(variant: Variant, model: PreTrainedModel) -> Edit:
 class ModelEdit:
     """All open edits of a model, applied at its attention. `own`: its planes without edits."""
 
-    model: PreTrainedModel
+    subject: Subject
     own: tuple[Planes, ...]
     edits: tuple[Edit, ...]
 
@@ -138,7 +134,7 @@ class ModelEdit:
         if not self.edits:
             return query, key
         continued = query.shape[2] < key.shape[2]
-        planes = planes_now(self.model, layer, self.own[layer], continued=continued)
+        planes = planes_now(self.subject, layer, self.own[layer], continued=continued)
         heads, groups = query.shape[1], key.shape[1]
         about = Layer(layer, planes, length=int(rows.max()) + 1)
         of_query, of_key = change_layer(self.edits, about, heads)
@@ -155,6 +151,6 @@ class ModelEdit:
         self, layer: int, planes: Planes, *, length: int
     ) -> Float[Tensor, "head frequency"]:
         """How each head rotates under the edits, in rad/token; see `AttentionEdit`."""
-        heads = self.model.config.get_text_config().num_attention_heads
-        query, _ = change_layer(self.edits, Layer(layer, planes, length), heads)
+        about = Layer(layer, planes, length)
+        query, _ = change_layer(self.edits, about, self.subject.heads)
         return query.inv_freq

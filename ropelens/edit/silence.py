@@ -16,8 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from ropelens.errors import BadArgument
-from ropelens.models.door import by_itself
-from ropelens.models.subject import Subject, as_subject, check_layers
+from ropelens.models.subject import Subject, as_subject
 from ropelens.models.tokens import check_tokens
 from ropelens.rope.select import heads_by_layer
 from ropelens.statistics.call import AttentionCall
@@ -96,7 +95,7 @@ def silence_heads(
         )
     if to == "resample":
         whole_seed(seed)
-    config = subject.model.config.get_text_config()
+    config = subject.config
     chosen = heads_by_layer(
         heads, layers=config.num_hidden_layers, heads_of_layer=config.num_attention_heads
     )
@@ -163,12 +162,12 @@ def _check_shown(subject: Subject) -> None:
     """Refuse a model of which a layer's attention does not pass the doorway."""
     seen: set[int] = set()
     with (
-        by_itself(subject.model),
+        subject.by_itself(),
         torch.no_grad(),
         subject.observe(lambda call: seen.add(call.layer)),
     ):
         subject.forward(torch.ones(1, 1, dtype=torch.long))
-    check_layers(subject.model, seen)
+    subject.check_layers(seen)
 
 
 def _means(
@@ -178,9 +177,7 @@ def _means(
     lengths: Int[Tensor, " sequence"] | None,
 ) -> Means:
     """The mean output of every head of the layers that have chosen ones, over `tokens`."""
-    tokens, lengths = check_tokens(
-        tokens, lengths, vocabulary=subject.model.config.get_text_config().vocab_size
-    )
+    tokens, lengths = check_tokens(tokens, lengths, vocabulary=subject.vocabulary)
     sums: dict[int, Tensor] = {}
 
     def add(call: AttentionCall) -> None:

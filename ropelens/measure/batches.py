@@ -16,11 +16,10 @@ from transformers import PreTrainedConfig
 
 from ropelens.measure.chunks import Chunks, chunk_of
 from ropelens.models.device import free_bytes
-from ropelens.models.door import Observer
+from ropelens.models.doorway import Observer
 from ropelens.models.memory import pass_bytes
 from ropelens.models.places import device_of, devices_of
-from ropelens.models.rotation import depends_on_length
-from ropelens.models.subject import Subject, check_layers
+from ropelens.models.subject import Subject
 from ropelens.rope.planes import Planes
 from ropelens.statistics.attention import SequenceSums, sum_attention
 from ropelens.statistics.budget.held_out import LayerFit, scored_rows
@@ -167,7 +166,7 @@ def batches(
     """
     scored, size = scored_rows(text), batch_size or batch_that_fits(subject, text)
     # A RoPE that changes with the length must see the one that planes were read at.
-    width = text.context if depends_on_length(subject.model) else None
+    width = text.context if subject.depends_on_length else None
     chosen = range(len(text)) if chosen is None else chosen
     for begin in range(chosen.start, chosen.stop, size):
         part = text.part(slice(begin, min(begin + size, chosen.stop)), width=width)
@@ -182,7 +181,7 @@ def batches(
 def quick_batch(subject: Subject, length: int) -> int:
     """Sequences of `length` that run together where memory is no question; see
     `TOKENS_PER_BATCH`."""
-    return max(1, TOKENS_PER_BATCH[device_of(subject.model).type] // length)
+    return max(1, TOKENS_PER_BATCH[subject.device.type] // length)
 
 
 def batch_that_fits(subject: Subject, text: Corpus) -> int:
@@ -288,7 +287,7 @@ def collect(
             subject, batch, see, see_chunk, layers=len(planes), progress=progress
         ) as chunk:
             losses = _sequence_losses(subject, batch.text.tokens, batch.text.lengths, chunk)
-        check_layers(subject.model, set(passed.layers))
+        subject.check_layers(set(passed.layers))
         sums = sums + passed.sums(losses)
         save(sums)
     return sums
@@ -369,7 +368,7 @@ def _predictions(
     chunk: int | None = None,
 ) -> Iterator[tuple[int, slice, Tensor, Tensor]]:
     """A sequence's number, the positions of some tokens, the logits for them, and they."""
-    device = device_of(subject.model)
+    device = subject.device
     at_once = LOGITS_AT_ONCE[device.type]
     for first, logits in subject.logits(tokens, at_once=at_once, chunk=chunk):
         rows = max(1, LOSS_ELEMENTS[device.type] // logits.shape[-1])

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from ropelens.measure.batches import LOGITS_AT_ONCE, Progress
 from ropelens.measure.chunks import Chunks, chunk_of
-from ropelens.models.door import Observer
-from ropelens.models.places import device_of
+from ropelens.models.doorway import Observer
 from ropelens.models.processes import gather, shard
-from ropelens.models.subject import Subject, check_layers
+from ropelens.models.subject import Subject
 from ropelens.rope.planes import Planes
 from ropelens.statistics.bins import offset_edges, sum_bins
 from ropelens.statistics.budget.held_out import LayerFit, Sample
@@ -67,11 +66,11 @@ def fit_layers(
             if chunk is None:
                 subject.forward(tokens)
             else:
-                at_once = LOGITS_AT_ONCE[device_of(subject.model).type]
+                at_once = LOGITS_AT_ONCE[subject.device.type]
                 for _ in subject.logits(tokens, at_once=at_once, chunk=chunk):
                     pass
     fits = {layer: fit for own in gather(fits) for layer, fit in own.items()}
-    check_layers(subject.model, set(fits))
+    subject.check_layers(set(fits))
     return [fits[layer] for layer in sorted(fits)]
 
 

@@ -18,10 +18,9 @@ from ropelens.measure.excerpt import check_attention, check_names, name_token
 from ropelens.measure.profile import describe_run
 from ropelens.measure.summary import described
 from ropelens.measure.tokens import as_corpus
-from ropelens.models.door import by_itself
 from ropelens.models.paths import check_document
-from ropelens.models.rotation import inv_freq_by_head, read_layers
-from ropelens.models.subject import as_subject, check_layers, stated_context
+from ropelens.models.rotation import inv_freq_by_head
+from ropelens.models.subject import as_subject, stated_context
 from ropelens.models.texts import check_context, prompt_tokens
 from ropelens.models.tokens import integers
 from ropelens.rope.select import ALL_HEADS, heads_by_layer
@@ -101,12 +100,11 @@ def capture(
     check_names(tokenizer)
     text = _corpus(subject.model, text_or_tokens, tokenizer)
     tokens, length = text.tokens, text.context
-    config = subject.model.config.get_text_config()
+    config = subject.config
     chosen = heads_by_layer(
         heads, layers=config.num_hidden_layers, heads_of_layer=config.num_attention_heads
     )
-    with by_itself(subject.model):
-        planes = [layer.planes for layer in read_layers(subject, context=length)]
+    planes = [layer.planes for layer in subject.rotations(length)]
     places = {(layer, head): at for at, (layer, head) in enumerate(chosen.nonzero().tolist())}
     sizes = {
         "head": len(places),
@@ -126,7 +124,7 @@ def capture(
     def see(call: AttentionCall) -> None:
         layer, own = call.layer, planes[call.layer]
         seen.add(layer)
-        inv_freq = inv_freq_by_head(subject.model, layer, own, length=length)
+        inv_freq = inv_freq_by_head(subject.open_edit, layer, own, length=length)
         inv_freq = inv_freq.expand(chosen.shape[1], -1)
         for head in chosen[layer].nonzero().flatten().tolist():
             found = Head.of(call, head, replace(own, inv_freq=inv_freq[head]))
@@ -135,7 +133,7 @@ def capture(
 
     with torch.no_grad(), subject.observe(see):
         subject.forward(tokens, last=1)
-    check_layers(subject.model, seen)
+    subject.check_layers(seen)
     dataset = _label(arrays, list(places), [name_token(tokenizer, int(t)) for t in tokens[0]])
     facts = describe_run(subject.model, text, None, rows="all", seed=0)
     return dataset.assign_attrs({"kind": "capture", **facts})

@@ -14,8 +14,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ropelens.models.doorway import TransformersSubject
-from ropelens.models.lone import depends_on_length
 from ropelens.models.subject import Subject
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.rows import Rows
@@ -33,8 +31,8 @@ def chunk_of(subject: Subject, context: int) -> int | None:
     So does a bridge, and a RoPE that changes with the length: the keys in a cache would be
     rotated as they were when the sequence was shorter.
     """
-    one_pass = context <= ONE_PASS or depends_on_length(subject.model)
-    if one_pass or not isinstance(subject, TransformersSubject):
+    one_pass = context <= ONE_PASS or subject.depends_on_length
+    if one_pass or not subject.in_chunks:
         return None
     return max(1, min(ONE_PASS, MASK_ELEMENTS // context))
 

@@ -29,7 +29,7 @@ def copy_losses(
     """
     tokens = repeated_tokens(
         first_token=first_token,
-        vocabulary=subject.model.config.get_text_config().vocab_size,
+        vocabulary=subject.vocabulary,
         length=distance,
         sequences=REPEATS,
         seed=seed,

@@ -21,10 +21,7 @@ from ropelens.measure.evaluate_text import TextFindings
 from ropelens.measure.repeats import REPEATS, repeat_length, repeat_scores
 from ropelens.measure.savepoint import Stage
 from ropelens.measure.tasks import Haystack, Retrieval, hide_needles
-from ropelens.models.door import by_itself
-from ropelens.models.places import device_of
 from ropelens.models.processes import gather, shard
-from ropelens.models.rotation import depends_on_length
 from ropelens.models.subject import Subject, trained_context
 from ropelens.rope.planes import Planes
 from ropelens.statistics.corpus import Corpus
@@ -140,7 +137,7 @@ def measure_retrieval(
         hide_needles(
             text.cpu(),
             first_token=int(corpus.tokens[0, 0]),
-            vocabulary=subject.model.config.get_text_config().vocab_size,
+            vocabulary=subject.vocabulary,
             length=length,
             depths=plan.depths,
             trials=plan.trials,
@@ -170,7 +167,7 @@ def prompt_lengths(
 
 def context_of(model: PreTrainedModel, lengths: Int[Tensor, " sequence"]) -> int:
     """The trained context, or that of the text where it is shorter."""
-    return min(trained_context(model), int(lengths.max()))
+    return min(trained_context(model.config), int(lengths.max()))
 
 
 def _look_for(
@@ -195,13 +192,13 @@ def _last_logits(
     chunk = chunk_of(subject, tokens.shape[1])
     if chunk is None:
         return subject.forward(tokens, last=1)[:, -1]
-    at_once = LOGITS_AT_ONCE[device_of(subject.model).type]
+    at_once = LOGITS_AT_ONCE[subject.device.type]
     pieces = subject.logits(tokens, at_once=at_once, chunk=chunk)
     return deque(pieces, maxlen=1).pop()[1][:, -1]
 
 
 def _forget_length(subject: Subject) -> None:
     """Dynamic RoPE turns as its longest sequence so far made it; one short one undoes that."""
-    if depends_on_length(subject.model):
-        with by_itself(subject.model), torch.no_grad():  # one token cannot be resampled
+    if subject.depends_on_length:
+        with subject.by_itself(), torch.no_grad():  # one token cannot be resampled
             subject.forward(torch.zeros(1, 1, dtype=torch.long), last=1)

@@ -18,7 +18,7 @@ from ropelens.measure.batches import Batch, Passed, Progress, observing, token_l
 from ropelens.measure.budget import budget_variables, fit_layers
 from ropelens.measure.heads import head_values, resample_labels
 from ropelens.measure.summary import summarize
-from ropelens.models.subject import Subject, check_layers
+from ropelens.models.subject import Subject
 from ropelens.statistics.bins import sum_bins
 from ropelens.statistics.budget.held_out import LayerFit
 from ropelens.statistics.call import AttentionCall
@@ -180,7 +180,7 @@ def _measure_entry(
     layers, text = len(found.entry.planes), batch.text
     with observing(subject, batch, see, see_chunk, layers=layers, progress=progress) as chunk:
         losses = token_losses(subject, text.tokens, text.lengths, chunk)
-    check_layers(subject.model, set(found.heads))
+    subject.check_layers(set(found.heads))
     found.add_losses(losses, text)
     found.rows += float(batch.rows.weight.sum())
     if planes is not None:

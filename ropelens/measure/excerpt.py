@@ -16,9 +16,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.measure.summary import described
-from ropelens.models.door import Observer
-from ropelens.models.rotation import depends_on_length, read_layers
-from ropelens.models.subject import Subject, check_layers
+from ropelens.models.doorway import Observer
+from ropelens.models.subject import Subject
 from ropelens.models.tokens import check_tokens, integers
 from ropelens.rope.planes import Planes, unrotate
 from ropelens.statistics.call import AttentionCall, attention_map, output_residual
@@ -147,10 +146,10 @@ def turn_alike(subject: Subject, planes: Sequence[Planes], lengths: Iterable[int
     Not where the rotation depends on the length (dynamic, LongRoPE): what was taken off queries
     and keys would be another rotation than they had.
     """
-    return not depends_on_length(subject.model) or all(
-        torch.equal(own.planes.inv_freq, other.inv_freq)
+    return not subject.depends_on_length or all(
+        torch.equal(own.inv_freq, other.inv_freq)
         for length in set(lengths)
-        for own, other in zip(read_layers(subject, context=length), planes, strict=True)
+        for own, other in zip(subject.planes(length), planes, strict=True)
     )
 
 
@@ -274,7 +273,7 @@ def attention_of(
 
     with torch.no_grad(), subject.observe(observe):
         subject.forward(tokens[None], last=1)
-    check_layers(subject.model, set(maps))
+    subject.check_layers(set(maps))
     check_attention(subject.model, residuals)
     return [maps[layer] for layer in sorted(maps)]
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from ropelens.measure.batches import collect
 from ropelens.measure.tokens import as_corpus
-from ropelens.models.rotation import read_layers
 from ropelens.models.subject import as_subject
 from ropelens.statistics.layer import LayerMeans
 from ropelens.statistics.ragged import stack
@@ -33,7 +32,7 @@ def plane_means(
     """
     subject = as_subject(model)
     text = as_corpus(subject.model, tokens, lengths)
-    planes = [layer.planes for layer in read_layers(subject, context=text.context)]
+    planes = subject.planes(text.context, alike=True)
     still = named("q_still", "k_still")
     sums = collect(subject, text, planes=planes, statistics=still)
     layers = [

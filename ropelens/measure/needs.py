@@ -15,7 +15,6 @@ from ropelens.edit.actions import Edit, drop, stop
 from ropelens.errors import BadArgument
 from ropelens.measure.evaluate import evaluate
 from ropelens.measure.tokens import as_corpus
-from ropelens.models.rotation import read_planes
 from ropelens.models.subject import as_subject
 from ropelens.rope.select import PlaneNumbers, heads_by_layer
 from ropelens.statistics.intervals import paired_interval
@@ -59,7 +58,7 @@ def needed_planes(
         )
     subject = as_subject(model)
     text = as_corpus(subject.model, tokens, options.get("lengths"))
-    config = subject.model.config.get_text_config()
+    config = subject.config
     shape = {"layers": config.num_hidden_layers, "heads_of_layer": config.num_attention_heads}
     chosen = heads_by_layer(head, **shape).nonzero().tolist()
     if len(chosen) != 1:
@@ -69,7 +68,7 @@ def needed_planes(
             attempt='"2.3" for layer 2, head 3',
         )
     ((layer, number),) = chosen
-    planes = read_planes(subject, context=text.context)[layer]
+    planes = subject.planes(text.context)[layer]
     if planes.inv_freq.ndim == 2:  # under an open edit that makes heads differ
         planes = replace(planes, inv_freq=planes.inv_freq[number])
     wavelength = planes.wavelength[: len(planes.inv_freq)].tolist()

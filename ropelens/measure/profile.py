@@ -38,7 +38,6 @@ from ropelens.measure.summary import described, summarize
 from ropelens.measure.tokens import as_corpus
 from ropelens.models.paths import at_home, check_document
 from ropelens.models.processes import gather, shard
-from ropelens.models.rotation import read_planes
 from ropelens.models.subject import as_subject, stated_context, trained_context
 from ropelens.models.texts import check_tokenizer, encode, tokenize
 from ropelens.statistics.budget.surrogates import DRAWS
@@ -160,7 +159,7 @@ def profile_in_stages(
     check_count("surrogates", surrogates)
     check_new(statistics)
     with stage("probing", total=1, unit="step"):
-        planes = read_planes(subject, context=text.context)
+        planes = subject.planes(text.context)
         pieces = check_excerpts(subject.model.config, excerpts) or chosen_excerpts(
             subject, text, seed=seed
         )
@@ -253,7 +252,7 @@ def describe_run(
         "dtype": str(model.dtype).removeprefix("torch."),
         "seed": seed,
         "context": text.context,
-        "trained_context": trained_context(model),
+        "trained_context": trained_context(model.config),
         "rows": rows,
         "sequences": len(text),
         "documents": count_documents(documents),  # 0 where it is not known

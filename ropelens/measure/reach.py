@@ -23,9 +23,7 @@ from ropelens.measure.profile import describe_run
 from ropelens.measure.reach_summary import Plan, label_arrays, summarize_layer
 from ropelens.measure.terms import OWN
 from ropelens.measure.tokens import as_corpus
-from ropelens.models.door import open_edit
-from ropelens.models.rotation import read_layers
-from ropelens.models.subject import Subject, as_subject, check_layers
+from ropelens.models.subject import Subject, as_subject
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, chosen_heads, heads_by_layer, parse_heads
 from ropelens.rope.turn import Side
@@ -93,14 +91,14 @@ def reach(
     text = as_corpus(subject.model, tokens, lengths, documents=documents, rows=rows)
     check_count("resamples", resamples)
     at = _distances(distances)
-    layers = [layer.planes for layer in read_layers(subject, context=text.context)]
+    layers = subject.planes(text.context, alike=True)
     chosen = _chosen(subject.model, heads, layers=len(layers))
     several = isinstance(variants, Iterable) and not isinstance(variants, str)
     names = tuple(map(str, variants if several else [variants]))
-    turned = _rotations(subject.model, names, layers, length=int(at.max()) + 1)
+    turned = _rotations(subject, names, layers, length=int(at.max()) + 1)
     plan = Plan(
         planes=layers,
-        head_count=subject.model.config.get_text_config().num_attention_heads,
+        head_count=subject.heads,
         variants=names,
         heads=chosen,
         rotations=turned,
@@ -147,20 +145,22 @@ def _chosen(model: PreTrainedModel, heads: str, *, layers: int) -> list[Int[Tens
 
 
 def _rotations(
-    model: PreTrainedModel, variants: tuple[str, ...], layers: list[Planes], *, length: int
+    subject: Subject, variants: tuple[str, ...], layers: list[Planes], *, length: int
 ) -> list[list[Rotation]]:
     """How each layer rotates under each variant, [layer][variant]."""
     if not variants or len(set(variants)) < len(variants):
         raise BadArgument(
             "Variants are named once each, at least one.", seen=", ".join(variants) or "none"
         )
-    if open_edit(model) is not None and variants != (OWN,):
+    if subject.open_edit is not None and variants != (OWN,):
         raise BadArgument(
             "Variants are put to a model as it is, not to an edited one.",
             seen=", ".join(name for name in variants if name != OWN),
             attempt=f'outside edit_rope, or variants=("{OWN}",) for the edited rotation',
         )
-    edits = [None if name == OWN else as_edit(parse_variant(name), model) for name in variants]
+    edits = [
+        None if name == OWN else as_edit(parse_variant(name), subject) for name in variants
+    ]
     found = []
     for index, planes in enumerate(layers):
         about = Layer(index, planes, length=length)
@@ -208,7 +208,7 @@ def _collect(
             subject.forward(batch.text.tokens, last=1)
         if progress is not None:
             progress(int(batch.text.lengths.sum()))
-    check_layers(subject.model, seen)
+    subject.check_layers(seen)
     return sums
 
 

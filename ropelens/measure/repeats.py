@@ -64,7 +64,7 @@ def repeat_scores(
     Tokens of one sequence differ where the vocabulary allows, so that each has one
     earlier occurrence. NaN where a sliding window hides that occurrence.
     """
-    config = subject.model.config.get_text_config()
+    config = subject.config
     tokens = repeated_tokens(
         first_token=first_token,
         vocabulary=config.vocab_size,
@@ -98,4 +98,4 @@ def repeat_scores(
 
 def repeat_length(model: PreTrainedModel) -> int:
     """Random tokens before they are repeated: `REPEATED_TOKENS`, or what the context holds."""
-    return max(2, min(REPEATED_TOKENS, (trained_context(model) - 1) // 2))
+    return max(2, min(REPEATED_TOKENS, (trained_context(model.config) - 1) // 2))

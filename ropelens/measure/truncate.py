@@ -24,7 +24,6 @@ from ropelens.measure.batches import Progress
 from ropelens.measure.evaluate import TRYING, evaluate_in_stages
 from ropelens.measure.profile import OpenStage
 from ropelens.measure.terms import MEASURES, wanted_measures
-from ropelens.models.rotation import read_layers
 from ropelens.models.subject import as_subject
 from ropelens.rope.cuts import ENDS, Cut, Numbers, Turning, check_cuts, plan_cuts
 from ropelens.statistics.rows import HowMany
@@ -159,7 +158,7 @@ def plan_truncation(
     """The sweep that `truncate` makes of `model`; raises what that raises before it begins."""
     wanted_measures(measures)
     seed = whole_seed(seed)
-    layers = [Turning.of(layer.planes) for layer in read_layers(as_subject(model))]
+    layers = [Turning.of(planes) for planes in as_subject(model).planes(alike=True)]
     cuts = plan_cuts(layers, keep=keep, ends=ends, bands=bands, controls=controls, seed=seed)
     return Sweep(layers, cuts, measures, seed)
 

@@ -5,10 +5,10 @@ TransformerLens itself is imported only to make a bridge.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -17,22 +17,18 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ropelens.errors import BadArgument, UnsupportedModel, words_of
-from ropelens.models.door import (
+from ropelens.models.doorway import (
     AttentionEdit,
-    Door,
     HeadSilence,
-    Observer,
-    by_itself,
-    door_of,
-    edited,
-    observed,
-    open_door,
-    opened,
-    silenced,
+    Hooks,
+    hooked,
+    hooks_of,
+    silence_outputs,
 )
 from ropelens.models.masks import positions
 from ropelens.models.places import device_of
 from ropelens.models.rotation import LARGEST_RESIDUAL
+from ropelens.models.subject import Subject
 from ropelens.statistics.call import AttentionCall, attention_map, output_residual
 
 # In the order in which a block fires them; the last one says that the call is complete.
@@ -45,26 +41,26 @@ _HOOKS = {
 }
 
 
-class BridgeSubject:
+class BridgeSubject(Subject):
     """A `TransformerBridge`, run as it is and observed and edited at its hooks.
 
     A bridge reimplements attention step by step (eager, every score in memory), so its
     numbers agree with transformers' to rounding, not to the bit.
     """
 
-    def __init__(self, bridge: Any) -> None:
+    in_chunks = False
+
+    def __init__(self, bridge: Any, tokenizer: Any = None) -> None:
+        super().__init__(bridge.original_model, tokenizer)
         self.bridge = bridge
-        self.model: PreTrainedModel = bridge.original_model
 
     def forward(
         self, tokens: Tensor, positions: Tensor | None = None, *, last: int = 0
     ) -> Tensor:
         """Logits [sequence, position, token] of whole sequences, all whatever `last` is."""
-        device = device_of(self.model)
         if positions is None:
-            return self.bridge(tokens.to(device))
-        positions = positions.to(device)
-        return self.bridge(tokens.to(device), position_ids=positions)
+            return self.bridge(tokens.to(self.device))
+        return self.bridge(tokens.to(self.device), position_ids=positions.to(self.device))
 
     def logits(
         self, tokens: Tensor, *, at_once: int, chunk: int | None = None
@@ -72,45 +68,40 @@ class BridgeSubject:
         """All logits in one piece: a bridge has its head in its forward pass."""
         yield 0, self.forward(tokens)
 
-    def observe(self, observer: Observer) -> AbstractContextManager[None]:
-        """Show every attention call of the bridge to `observer` while the block runs."""
-        return self._opened(observed(self.model, observer))
-
-    def edit(self, edit: AttentionEdit) -> AbstractContextManager[None]:
-        """Pass what hook_rot_q and hook_rot_k show through `edit` while the block runs."""
-        return self._opened(edited(self.model, edit))
-
     def silence(self, silence: HeadSilence) -> AbstractContextManager[None]:
-        """Let `silence` stand in for outputs of heads, at o.hook_in, while the block runs."""
-        with by_itself(self.model), torch.no_grad(), self.observe(self._check_output):
+        """Replace outputs of heads by `silence`, at o.hook_in, while the block runs."""
+        with self.by_itself(), torch.no_grad(), self.observe(self._check_output):
             self.forward(torch.ones(1, 1, dtype=torch.long))
-        return self._opened(silenced(self.model, silence))
+        return super().silence(silence)
+
+    @cached_property
+    def _modules(self) -> list[Any]:
+        return [self.bridge]
+
+    @contextmanager
+    def _hooked(self, change: Callable[[Hooks], Hooks]) -> Iterator[None]:
+        """Hooks of ours stand at the bridge's while the block runs; the outermost adds them."""
+        with ExitStack() as stack:
+            if hooks_of(self.bridge) is None:
+                for layer, block in enumerate(self.bridge.blocks):
+                    stack.enter_context(_at_layer(self, layer, block.attn))
+            with hooked(self._modules, change):
+                yield
 
     def _check_output(self, call: AttentionCall) -> None:
         """Refuse a bridge that changes what heads give before it shows them (BitNet's norm)."""
         residual = output_residual(call, attention_map(call))
-        if not residual <= max(LARGEST_RESIDUAL, 16 * torch.finfo(self.model.dtype).eps):
+        if not residual <= max(LARGEST_RESIDUAL, 16 * self.noise):
             raise _hidden(
                 self.bridge.blocks[call.layer].attn.original_component,
                 f"layer {call.layer}: attention times values misses o.hook_in by "
                 f"{residual:.2g}",
             )
 
-    @contextmanager
-    def _opened(self, added: Door) -> Iterator[None]:
-        """Add observers, edits and silences while the block runs; the first adds the hooks."""
-        with ExitStack() as hooks:
-            if id(self.bridge) not in open_door().passed:
-                added = replace(added, passed={id(self.bridge): "transformer-lens"})
-                for layer, block in enumerate(self.bridge.blocks):
-                    hooks.enter_context(_hooked(self, layer, block.attn))
-            with opened(self.model, added):
-                yield
-
 
 @contextmanager
-def _hooked(subject: BridgeSubject, layer: int, attention: Any) -> Iterator[None]:
-    """The attention calls of one layer pass the open doorway while the block runs."""
+def _at_layer(subject: BridgeSubject, layer: int, attention: Any) -> Iterator[None]:
+    """The attention calls of one layer meet the open hooks while the block runs."""
     calls = _Calls(subject, layer, attention.original_component)
     names = {part: f"blocks.{layer}.attn.{hook}" for part, hook in _HOOKS.items()}
     missing = [part for part, name in names.items() if name not in subject.bridge.hook_dict]
@@ -143,13 +134,12 @@ class _Calls:
 
     def come(self, part: str, value: Tensor, hook: Any) -> Tensor | None:
         """A part of the call comes by; what is returned takes its place."""
-        door = door_of(self.subject.bridge)
-        edit = door.edits.get(id(self.subject.model))
-        observers = door.observers.get(id(self.subject.model), ())
+        hooks = hooks_of(self.subject.bridge) or Hooks()
+        edit = hooks.edit
         if part == "output":
-            return self._end(value, observers, door.silences.get(id(self.subject.model), ()))
+            return self._end(value, hooks)
         self.parts[part] = value
-        if part == "scores" and value.shape[2] != value.shape[3] and (edit or observers):
+        if part == "scores" and value.shape[2] != value.shape[3] and (edit or hooks.observers):
             raise UnsupportedModel(
                 "A bridge is neither observed nor edited with a key-value cache.",
                 seen=f"{value.shape[2]} rows and {value.shape[3]} keys; hook_rot_k fires for "
@@ -179,9 +169,7 @@ class _Calls:
             )
         return changed.transpose(1, 2)
 
-    def _end(
-        self, output: Tensor, observers: tuple[Observer, ...], silences: tuple[HeadSilence, ...]
-    ) -> Tensor | None:
+    def _end(self, output: Tensor, hooks: Hooks) -> Tensor:
         """The call is complete: it is shown, then silenced."""
         missing = [hook for part, hook in _HOOKS.items() if part not in (*self.parts, "output")]
         if missing:
@@ -204,14 +192,10 @@ class _Calls:
         )
         past = visible.shape[2] - visible.shape[1]
         self.parts.clear()
-        for observer in observers:
+        for observer in hooks.observers:
             observer(call)
         real = visible.diagonal(past, 1, 2)
-        for silence in silences:
-            found = silence(self.layer, by_head, real, past=past)
-            if found is not None:
-                chosen, instead = found
-                by_head = torch.where(chosen.to(output.device)[:, None], instead, by_head)
+        by_head = silence_outputs(hooks.silences, self.layer, by_head, real, past=past)
         return by_head.reshape(output.shape)
 
 

@@ -1,200 +1,261 @@
 """The one place where ropelens meets a model: its attention calls.
 
-transformers lets a registered function stand in for the attention of any model that
-goes through its attention interface. Ours hands every call to the implementation that
-the model had before, so that outputs stay bit-identical, and shows the call to whoever
-observes. An edit, where one is open, changes queries and keys on their way: the model
-computes with them, and observers see them. A registration cannot be undone, so the name
-is fixed and what happens behind it is held in a context variable (`door`): without an open
-doorway nothing is registered to do.
+transformers finds an attention function by the name in the config. While a block runs, a
+function of ours stands under that name and hands every call on to the model's own. The config
+is not touched: the model takes the branches that it always takes, makes the masks that it
+always makes, and computes the same bits. A context variable holds what a call meets (an edit,
+observers, silences), so it ends with its block and holds in its thread.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
-from ropelens.errors import UnsupportedModel
-from ropelens.models.cache import cache_with_room
-from ropelens.models.door import (
-    AttentionEdit,
-    Door,
-    HeadSilence,
-    Observer,
-    door_of,
-    edited,
-    in_another_thread,
-    observed,
-    open_door,
-    opened,
-    silenced,
-)
-from ropelens.models.head import as_measured, head_by_itself, once
+from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.models.masks import first_keys, hidden_mask, own_keys, positions, real_rows
-from ropelens.models.places import device_of
+from ropelens.rope.planes import Planes
 from ropelens.statistics.call import AttentionCall
 
-NAME = "ropelens"
+Observer = Callable[[AttentionCall], None]
 
 
-_opening = Lock()
+@runtime_checkable
+class AttentionEdit(Protocol):
+    """A change of the queries and keys that a model's attention is given."""
+
+    def __call__(
+        self,
+        layer: int,
+        query: Float[Tensor, "batch head row coordinate"],
+        key: Float[Tensor, "batch kv_head key coordinate"],
+        rows: Int[Tensor, "_ row"],
+        keys: Int[Tensor, "_ key"],
+    ) -> tuple[Tensor, Tensor]:
+        """The changed queries and keys.
+
+        There is a key for each query head where heads of a group differ. `rows` and `keys`
+        are their positions, up to a shift that a sequence has in common.
+        """
+        ...
+
+    def inv_freq(
+        self, layer: int, planes: Planes, *, length: int
+    ) -> Float[Tensor, "head frequency"]:
+        """Frequencies of each head under the edit, in rad/token; `planes` are those without."""
+        ...
 
 
-class _Doorway(str):
-    """`NAME`, as it stands in a config while the doorway is open; its copies are closed.
+@runtime_checkable
+class HeadSilence(Protocol):
+    """What stands in for the outputs of some heads, before the output projection."""
 
-    A copy or a pickle of a model holds what stood there before, so it is the plain model.
-    """
+    def __call__(
+        self,
+        layer: int,
+        output: Float[Tensor, "batch row head feature"],
+        real: Bool[Tensor, "_ row"],
+        *,
+        past: int,
+    ) -> tuple[Bool[Tensor, " head"], Tensor] | None:
+        """The silenced heads, and their outputs, as large as `output`; None: no head.
 
-    own: str
-
-    def __new__(cls, own: str) -> _Doorway:
-        name = super().__new__(cls, NAME)
-        name.own = own
-        return name
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> str:
-        return self.own
-
-    def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        return str, (self.own,)
-
-
-@contextmanager
-def observe_attention(model: PreTrainedModel, observer: Observer) -> Iterator[None]:
-    """Show every attention call of `model` to `observer` while the block runs.
-
-    The model computes what it always does, with its own implementation. Blocks nest,
-    also over the same model; each restores what it found, on errors too.
-    """
-    with _opened(model, observed(model, observer)):
-        yield
-
-
-@contextmanager
-def _opened(model: PreTrainedModel, added: Door) -> Iterator[None]:
-    """Add observers, edits and silences at the doorway of `model` while the block runs."""
-    configs = _configs(model)
-    with _opening:
-        found = {key: config._attn_implementation for key, config in configs.items()}
-        own = {key: name for key, name in found.items() if name not in (None, NAME)}
-        held = {key for key, name in found.items() if name == NAME}
-        if not held <= open_door().passed.keys():
-            raise in_another_thread("edited or observed")
-        if "flex_attention" in own.values():  # before it compiles kernels for nothing
-            raise hidden_mask("flex_attention")
-        for key, name in own.items():
-            configs[key]._attn_implementation_internal = _Doorway(name)
-    try:
-        with opened(model, replace(added, passed=own)):
-            yield
-    finally:
-        for key, name in own.items():
-            configs[key]._attn_implementation_internal = name
+        `real` marks the rows that are no padding; a cache holds `past` tokens before them.
+        """
+        ...
 
 
 @dataclass(frozen=True)
-class TransformersSubject:
-    """A transformers model, run as it is and observed through its attention interface."""
+class Hooks:
+    """What the attention calls of one model meet."""
 
-    model: PreTrainedModel
+    observers: tuple[Observer, ...] = ()
+    edit: AttentionEdit | None = None
+    silences: tuple[HeadSilence, ...] = ()
 
-    def forward(
-        self, tokens: Tensor, positions: Tensor | None = None, *, last: int = 0
-    ) -> Tensor:
-        """Logits [sequence, position, token] of whole sequences, without a cache.
+    def observed(self, observer: Observer) -> Hooks:
+        """With one observer more."""
+        return replace(self, observers=(*self.observers, observer))
 
-        Of the `last` positions where that is not 0 and the model can leave out the others.
-        """
-        device = device_of(self.model)
-        inputs: dict[str, Any] = {"input_ids": tokens.to(device)}
-        if positions is not None:
-            inputs["position_ids"] = positions.to(device)
-        if last and head_by_itself(self.model):
-            inputs["logits_to_keep"] = last
-        with as_measured(self.model):
-            return self.model(**inputs, use_cache=False).logits
+    def edited(self, edit: AttentionEdit) -> Hooks:
+        """With `edit` in place of the one before."""
+        return replace(self, edit=edit)
 
-    def logits(
-        self, tokens: Tensor, *, at_once: int, chunk: int | None = None
-    ) -> Iterator[tuple[int, Tensor]]:
-        """The logits of whole sequences in pieces of about `at_once` numbers.
-
-        Each with its first position. The layers run once, when the first piece is asked for;
-        the model's own head, with all that it does to logits, runs on each piece. With `chunk`
-        so many tokens run at a time, on all before them in a cache that forgets none.
-        """
-        if chunk is None:
-            yield from self._pieces(tokens, at_once, {"use_cache": False})
-            return
-        cache = {"past_key_values": cache_with_room(tokens.shape[1]), "use_cache": True}
-        for first in range(0, tokens.shape[1], chunk):
-            part = tokens[:, first : first + chunk]
-            for begin, logits in self._pieces(part, at_once, cache):
-                yield first + begin, logits
-
-    def _pieces(
-        self, tokens: Tensor, at_once: int, cache: dict[str, Any]
-    ) -> Iterator[tuple[int, Tensor]]:
-        """The logits of these tokens, which follow those in the `cache`."""
-        ids, context = tokens.to(device_of(self.model)), tokens.shape[1]
-        vocabulary = self.model.config.get_text_config().vocab_size
-        size = max(1, at_once // (len(tokens) * vocabulary))
-        hidden: list[Any] = []
-        if not head_by_itself(self.model):
-            size = context
-        for begin in range(0, context, size):
-            piece = torch.arange(begin, min(begin + size, context), device=ids.device)
-            asked = {} if size >= context else {"logits_to_keep": piece}
-            # Closed before the piece is given away: who gets it may never come back.
-            with as_measured(self.model), once(self.model.base_model, hidden):
-                logits = self.model(ids, **cache, **asked).logits
-            yield begin, logits
-
-    def observe(self, observer: Observer) -> AbstractContextManager[None]:
-        """See `observe_attention`."""
-        return observe_attention(self.model, observer)
-
-    def edit(self, edit: AttentionEdit) -> AbstractContextManager[None]:
-        """Pass every query and key through `edit`, in place of one that is open already."""
-        return _opened(self.model, edited(self.model, edit))
-
-    def silence(self, silence: HeadSilence) -> AbstractContextManager[None]:
-        """Let `silence` stand in for outputs of heads; the inner block has the last word."""
-        return _opened(self.model, silenced(self.model, silence))
+    def silenced(self, silence: HeadSilence) -> Hooks:
+        """With one silence more, which has the last word."""
+        return replace(self, silences=(*self.silences, silence))
 
 
-def _configs(model: PreTrainedModel) -> dict[int, PreTrainedConfig]:
-    """Every configuration that a module of `model` reads, by identity."""
-    configs = (vars(module).get("config") for module in model.modules())
-    return {id(config): config for config in configs if isinstance(config, PreTrainedConfig)}
+_hooks: ContextVar[dict[int, Hooks]] = ContextVar("ropelens_hooks")
+"""The hooks of each module in an open block of this thread, by the module's id."""
+
+_open_anywhere: Counter[int] = Counter()
+"""How many blocks of all threads are open over each module, by its id."""
+
+_lock = Lock()
 
 
-def _name_of(module: nn.Module) -> str:
-    """What the module's attention implementation was called before the doorway opened."""
-    return door_of(module.config).passed[id(module.config)]
+def hooks_of(module: object) -> Hooks | None:
+    """The hooks that calls of `module` meet here; None outside all blocks.
+
+    Raises `UnsupportedModel` where a block is open over it in another thread alone.
+    """
+    hooks = _hooks.get({}).get(id(module))
+    if hooks is None and _open_anywhere[id(module)]:
+        raise _in_another_thread("running")
+    return hooks
 
 
-def _implementation(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    """The function that computed this module's attention before the doorway opened."""
-    name = _name_of(module)
-    if name != "eager":
-        return AttentionInterface()[name]
-    # The eager function is not registered: it stands in the file that defines the module.
+@contextmanager
+def hooked(modules: Iterable[object], change: Callable[[Hooks], Hooks]) -> Iterator[None]:
+    """Calls of `modules` meet what `change` makes of their hooks while the block runs."""
+    outer, ids = _hooks.get({}), [id(module) for module in modules]
+    with _lock:
+        if any(_open_anywhere[at] and at not in outer for at in ids):
+            raise _in_another_thread("edited or observed")
+        _open_anywhere.update(ids)
+    inner = outer | {at: change(outer.get(at, Hooks())) for at in ids}
+    token = _hooks.set(inner)
+    try:
+        yield
+    finally:
+        with _lock:
+            _open_anywhere.subtract(ids)
+        if _hooks.get() is inner:
+            _hooks.reset(token)
+        else:
+            _hooks.set({at: hooks for at, hooks in _hooks.get().items() if at not in ids})
+            raise BadArgument(
+                "Blocks that edit or observe a model were not closed in the order that "
+                "nests them: the one opened last comes first.",
+                means="all of them are closed now, and the model is as it was",
+            )
+
+
+@contextmanager
+def unhooked(modules: Iterable[object]) -> Iterator[None]:
+    """Calls of `modules` meet nothing while the block runs."""
+    outer = _hooks.get({})
+    ids = outer.keys() & {id(module) for module in modules}
+    token = _hooks.set(outer | dict.fromkeys(ids, Hooks()))
+    try:
+        yield
+    finally:
+        _hooks.reset(token)
+
+
+def _in_another_thread(what: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"The model is {what} in another thread than the one that edits or observes it.",
+        means="a block changes what a model does in the thread that opened it",
+        attempt="a copy of the model for each thread (copy.deepcopy), or to run it within the "
+        "block: contextvars.copy_context().run, copied in the thread that opened it",
+    )
+
+
+# transformers' attention functions, wrapped
+
+
+def attention_modules(model: PreTrainedModel) -> list[nn.Module]:
+    """The modules of `model` that may call an attention function, and `model` itself."""
+    return [model, *(m for m in model.modules() if hasattr(m, "layer_idx") and m is not model)]
+
+
+_wrapped: dict[tuple[int, str], int] = {}
+"""Open blocks that need a name wrapped, by interface and name."""
+
+_uncompiled = ExitStack()
+"""Holds compiled models to their Python code while a block is open anywhere.
+
+Code that was compiled before a block would not see it, and code compiled in one would look for
+our function after it.
+"""
+
+
+@contextmanager
+def wrapped_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Every attention call of `model` passes through `_attend` while the block runs."""
+    names = {config._attn_implementation for config in _configs(model)} - {None}
+    if "flex_attention" in names:  # before it compiles kernels for nothing
+        raise hidden_mask("flex_attention")
+    names |= {"eager"}
+    places = [(place, name) for place in _interfaces(model) for name in sorted(names)]
+    with _lock:
+        if not _wrapped:
+            _uncompiled.enter_context(torch.compiler.set_stance("force_eager"))
+        for place, name in places:
+            blocks = _wrapped.get((id(place), name), 0)
+            if not blocks:
+                place[name] = _wrapper(place.get(name), name)
+            _wrapped[id(place), name] = blocks + 1
+    try:
+        yield
+    finally:
+        with _lock:
+            for place, name in places:
+                _wrapped[id(place), name] -= 1
+                if not _wrapped[id(place), name]:
+                    del _wrapped[id(place), name]
+                    _unwrap(place, name)
+            if not _wrapped:
+                _uncompiled.close()
+
+
+def _configs(model: PreTrainedModel) -> list[PreTrainedConfig]:
+    """Every configuration that a module of `model` reads."""
+    configs = {id(c): c for c in (vars(m).get("config") for m in model.modules())}
+    return [config for config in configs.values() if isinstance(config, PreTrainedConfig)]
+
+
+def _interfaces(model: PreTrainedModel) -> list[AttentionInterface]:
+    """The objects in which the files of the model's modules look attention functions up.
+
+    One for nearly all of transformers; a file may have one of its own (Doge).
+    """
+    files = {id(f): f for f in (sys.modules[type(m).__module__] for m in model.modules())}
+    places = [vars(file).get("ALL_ATTENTION_FUNCTIONS") for file in files.values()]
+    return list({id(p): p for p in places if isinstance(p, AttentionInterface)}.values())
+
+
+def _wrapper(own: Callable[..., Any] | None, name: str) -> Callable[..., Any]:
+    """What stands under `name` in place of the function `own`.
+
+    None is eager attention, which no interface holds: it stands in the file of each module.
+    """
+
+    def attend(module: nn.Module, *arguments: Any, **options: Any) -> Any:
+        run = own or _eager(module)
+        hooks = hooks_of(module)
+        if hooks is None:
+            return run(module, *arguments, **options)
+        return _attend(module, *arguments, hooks=hooks, run=run, name=name, **options)
+
+    attend.own = own  # type: ignore[attr-defined]
+    return attend
+
+
+def _unwrap(place: AttentionInterface, name: str) -> None:
+    """Put back the function that stood under `name`."""
+    own = place[name].own
+    del place[name]
+    if place.get(name) is not own:
+        place[name] = own
+
+
+def _eager(module: nn.Module) -> Callable[..., Any]:
+    """The eager attention in the file that defines the module, or a class that it extends."""
     for cls in type(module).__mro__:
         eager = vars(sys.modules[cls.__module__]).get("eager_attention_forward")
         if eager is not None:
@@ -202,29 +263,32 @@ def _implementation(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | N
     raise UnsupportedModel(f"{type(module).__name__} has no eager attention of its own.")
 
 
-def _attention(
+def _attend(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    **kwargs: Any,
+    *,
+    hooks: Hooks,
+    run: Callable[..., Any],
+    name: str,
+    **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Stands in for the model's attention: edited before it, shown, and silenced after it."""
-    door, at = door_of(module.config), id(module)
+    """One attention call: edited, run by the model's own function, shown, then silenced."""
     layer: int = module.layer_idx  # type: ignore[assignment]
-    groups: AbstractContextManager[None] = nullcontext()
-    own = own_keys(query.shape[2], key.shape[2], attention_mask, _name_of(module))
-    if at in door.edits:
-        where = positions(own, key.shape[2], kwargs.get("position_ids"), query.device)
-        query, key = door.edits[at](layer, query, key, *where)
+    own = own_keys(query.shape[2], key.shape[2], attention_mask, name)
+    keys: AbstractContextManager[None] = nullcontext()
+    if hooks.edit is not None:
+        where = positions(own, key.shape[2], options.get("position_ids"), query.device)
+        query, key = hooks.edit(layer, query, key, *where)
         if key.shape[1] != value.shape[1]:
             value = value.repeat_interleave(key.shape[1] // value.shape[1], dim=1)
-            groups = _a_key_for_every_query(module)
-    with groups:
-        result = _implementation(module)(module, query, key, value, attention_mask, **kwargs)
-    if at in door.observers:  # else it is another model that shares the config
-        scale, sinks = kwargs.get("scaling"), kwargs.get("s_aux")
+            keys = _a_key_for_every_query(module)
+    with keys:
+        result = run(module, query, key, value, attention_mask, **options)
+    if hooks.observers:
+        scale, sinks = options.get("scaling"), options.get("s_aux")
         call = AttentionCall(
             layer=layer,
             query=query.detach(),
@@ -232,23 +296,17 @@ def _attention(
             value=value[:, :, : own.stop].detach(),
             output=result[0].detach(),
             scale=1 / math.sqrt(query.shape[-1]) if scale is None else float(scale),
-            softcap=kwargs.get("softcap"),
+            softcap=options.get("softcap"),
             sink_logits=None if sinks is None else sinks.detach(),
-            start=first_keys(own, attention_mask, kwargs.get("sliding_window")),
+            start=first_keys(own, attention_mask, options.get("sliding_window")),
             past=own.start,
         )
-        for observer in door.observers[at]:
+        for observer in hooks.observers:
             observer(call)
-    if at not in door.silences:
+    if not hooks.silences:
         return result
     real = real_rows(own, attention_mask).to(query.device)
-    output = result[0]
-    for silence in door.silences[at]:
-        found = silence(layer, result[0], real, past=own.start)
-        if found is not None:
-            chosen, instead = found
-            output = torch.where(chosen.to(output.device)[:, None], instead, output)
-    return output, *result[1:]
+    return silence_outputs(hooks.silences, layer, result[0], real, past=own.start), *result[1:]
 
 
 @contextmanager
@@ -262,12 +320,19 @@ def _a_key_for_every_query(module: nn.Module) -> Iterator[None]:
         module.num_key_value_groups = groups
 
 
-def _mask(*args: Any, config: PreTrainedConfig, **kwargs: Any) -> Tensor | None:
-    """The mask that the model's own implementation would have been given."""
-    name = door_of(config).passed[id(config)]
-    return AttentionMaskInterface()[name](*args, config=config, **kwargs)
-
-
-# Traced, it would keep the edit or the observers of the call that was traced.
-AttentionInterface.register(NAME, torch.compiler.disable(_attention))
-AttentionMaskInterface.register(NAME, torch.compiler.disable(_mask))
+def silence_outputs(
+    silences: tuple[HeadSilence, ...],
+    layer: int,
+    output: Float[Tensor, "batch row head feature"],
+    real: Bool[Tensor, "_ row"],
+    *,
+    past: int,
+) -> Float[Tensor, "batch row head feature"]:
+    """The outputs of a layer's heads as `silences` leave them; each is given the heads' own."""
+    silenced = output
+    for silence in silences:
+        replaced = silence(layer, output, real, past=past)
+        if replaced is not None:
+            heads, instead = replaced
+            silenced = torch.where(heads.to(output.device)[:, None], instead, silenced)
+    return silenced

@@ -1,34 +1,140 @@
-"""A model under study, whichever library runs it."""
+"""A model as ropelens runs it: made once, at the door of a public function."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from typing import Protocol, runtime_checkable
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cached_property, partial
+from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
-from ropelens.errors import UnsupportedModel
-from ropelens.models.door import AttentionEdit, HeadSilence, Observer
-from ropelens.models.doorway import TransformersSubject
-from ropelens.models.places import devices_of
-from ropelens.models.wrappers import unwrapped
+from ropelens.errors import IN_WORDS, BadArgument, UnsupportedModel
+from ropelens.models.doorway import (
+    AttentionEdit,
+    HeadSilence,
+    Hooks,
+    Observer,
+    attention_modules,
+    hooked,
+    hooks_of,
+    unhooked,
+    wrapped_attention,
+)
+from ropelens.models.places import device_of, devices_of
+from ropelens.models.rotation import (
+    LayerRotation,
+    depends_on_length,
+    edited_planes,
+    measure_rotations,
+)
+from ropelens.rope.planes import Planes
 
 UNSTATED_CONTEXT = 1024
 """Positions, of a model whose configuration does not say how many it was made for."""
 
+WRAPPERS = {
+    "OptimizedModule": "_orig_mod",  # torch.compile(model)
+    "DataParallel": "module",
+    "DistributedDataParallel": "module",
+}
+"""The attribute of each wrapper, by the name of its class, that holds the same model."""
 
-@runtime_checkable
-class Subject(Protocol):
-    """What ropelens asks of a model: run it, and show and change its attention calls.
 
-    `model` is the transformers model, whose modules and configuration state the RoPE.
+class Subject:
+    """A transformers model, run as it is and observed through its attention interface.
+
+    `model` is without what was wrapped around it; its modules and `config` state the RoPE.
     """
 
+    in_chunks = True
+    """Whether `logits` can run a part of the tokens at a time, with a cache."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: Any = None) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self.config: PreTrainedConfig = model.config.get_text_config()
+        self._rotations: dict[int | None, list[LayerRotation]] = {}
+
+    # facts
+
     @property
-    def model(self) -> PreTrainedModel: ...
+    def kind(self) -> str:
+        """The name of the model's class, for errors."""
+        return type(self.model).__name__
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return self.config.num_hidden_layers
+
+    @property
+    def heads(self) -> int:
+        """Number of query heads of a layer."""
+        return self.config.num_attention_heads
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens."""
+        return self.config.vocab_size
+
+    @property
+    def device(self) -> torch.device:
+        """The device on which the model takes its tokens."""
+        return device_of(self.model)
+
+    @property
+    def noise(self) -> float:
+        """The relative rounding of the model's numbers."""
+        return torch.finfo(self.model.dtype).eps
+
+    @property
+    def context(self) -> int:
+        """The context, in tokens, that the model was trained for; see `UNSTATED_CONTEXT`."""
+        return trained_context(self.model.config)
+
+    @cached_property
+    def depends_on_length(self) -> bool:
+        """Whether the model's RoPE changes with the length of a batch: dynamic, longrope."""
+        return depends_on_length(self.config)
+
+    # the rotation
+
+    def rotations(self, context: int | None = None) -> list[LayerRotation]:
+        """How each layer rotates without an edit, measured once; see `measure_rope`.
+
+        RoPE that changes with the length: at `context` tokens, or within the trained context.
+        """
+        at = context if self.depends_on_length else None
+        if at not in self._rotations:
+            with self.by_itself():
+                self._rotations[at] = measure_rotations(self, context=context)
+        return self._rotations[at]
+
+    def planes(self, context: int | None = None, *, alike: bool = False) -> list[Planes]:
+        """How each layer rotates under the open edit, a row a head where heads differ.
+
+        `alike` raises `BadArgument` where they do.
+        """
+        planes, edit = [layer.planes for layer in self.rotations(context)], self.open_edit
+        if edit is not None:
+            length = context or self.context
+            planes = [edited_planes(edit, *one, length=length) for one in enumerate(planes)]
+        if alike and any(layer.inv_freq.ndim == 2 for layer in planes):
+            index = next(i for i, layer in enumerate(planes) if layer.inv_freq.ndim == 2)
+            raise BadArgument(
+                f"Under this edit the heads of layer {index} rotate differently.",
+                means="this is measured for all heads of a layer at once",
+                attempt='an edit of whole layers (heads="3.*"), or of no frequencies (drop, '
+                "mean_ablate); ropelens.profile and capture also take this one",
+            )
+        return planes
+
+    # running
 
     def forward(
         self,
@@ -37,11 +143,17 @@ class Subject(Protocol):
         *,
         last: int = 0,
     ) -> Float[Tensor, "sequence some token"]:
-        """Logits of whole sequences; positions 0, 1, 2, ... unless given.
+        """Logits of whole sequences, without a cache; `last=n`: at least the final n.
 
-        Who asks for those of the `last` positions gets them at the end, perhaps alone.
+        Positions are 0, 1, 2, ... unless given.
         """
-        ...
+        inputs: dict[str, Any] = {"input_ids": tokens.to(self.device)}
+        if positions is not None:
+            inputs["position_ids"] = positions.to(self.device)
+        if last and self._head_by_itself:
+            inputs["logits_to_keep"] = last
+        with _without_dropout(self.model):
+            return self.model(**inputs, use_cache=False).logits
 
     def logits(
         self,
@@ -52,54 +164,169 @@ class Subject(Protocol):
     ) -> Iterator[tuple[int, Float[Tensor, "sequence some token"]]]:
         """All logits in pieces of about `at_once` numbers, each with its first position.
 
-        With `chunk` a transformers model runs so many tokens at a time, with a cache.
+        The layers run once, when the first piece is asked for; the model's own head, with all
+        that it does to logits, runs on each piece. With `chunk` so many tokens run at a time,
+        on all before them in a cache that forgets none.
         """
-        ...
+        if chunk is None:
+            yield from self._pieces(tokens, at_once, {"use_cache": False})
+            return
+        cache = {"past_key_values": _cache_with_room(tokens.shape[1]), "use_cache": True}
+        for first in range(0, tokens.shape[1], chunk):
+            part = tokens[:, first : first + chunk]
+            for begin, logits in self._pieces(part, at_once, cache):
+                yield first + begin, logits
+
+    @property
+    def _head_by_itself(self) -> bool:
+        """Whether the model can be asked for the logits of some positions alone."""
+        takes = inspect.signature(self.model.forward).parameters
+        return "logits_to_keep" in takes and self.model.base_model is not self.model
+
+    def _pieces(
+        self, tokens: Tensor, at_once: int, cache: dict[str, Any]
+    ) -> Iterator[tuple[int, Tensor]]:
+        """The logits of these tokens, which follow those in the `cache`."""
+        ids, context = tokens.to(self.device), tokens.shape[1]
+        size = max(1, at_once // (len(tokens) * self.vocabulary))
+        hidden: list[Any] = []
+        if not self._head_by_itself:
+            size = context
+        for begin in range(0, context, size):
+            piece = torch.arange(begin, min(begin + size, context), device=ids.device)
+            options = {} if size >= context else {"logits_to_keep": piece}
+            # Closed before the piece is given away: who gets it may never come back.
+            with _without_dropout(self.model), _once(self.model.base_model, hidden):
+                logits = self.model(ids, **cache, **options).logits
+            yield begin, logits
+
+    # blocks
 
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
         """Show every attention call to `observer` while the block runs."""
-        ...
+        return self._hooked(lambda hooks: hooks.observed(observer))
 
     def edit(self, edit: AttentionEdit) -> AbstractContextManager[None]:
-        """Pass every query and key through `edit` while the block runs."""
-        ...
+        """Pass every query and key through `edit`, in place of an open one."""
+        return self._hooked(lambda hooks: hooks.edited(edit))
 
     def silence(self, silence: HeadSilence) -> AbstractContextManager[None]:
-        """Let `silence` stand in for outputs of heads while the block runs."""
-        ...
+        """Replace outputs of heads by `silence`; the inner block has the last word."""
+        return self._hooked(lambda hooks: hooks.silenced(silence))
+
+    def by_itself(self) -> AbstractContextManager[None]:
+        """Suspend every open edit, silence and observer while the block runs."""
+        return unhooked(self._modules)
+
+    @property
+    def open_edit(self) -> AttentionEdit | None:
+        """The edit that queries and keys pass through now."""
+        hooks = hooks_of(self._modules[0])
+        return None if hooks is None else hooks.edit
+
+    @cached_property
+    def _modules(self) -> list[Any]:
+        return attention_modules(self.model)
+
+    @contextmanager
+    def _hooked(self, change: Callable[[Hooks], Hooks]) -> Iterator[None]:
+        with wrapped_attention(self.model), hooked(self._modules, change):
+            yield
+
+    def check_layers(self, seen: set[int]) -> None:
+        """Raise `UnsupportedModel` unless every layer showed its attention."""
+        missing = sorted(set(range(self.layers)) - seen)
+        if missing:
+            raise UnsupportedModel(
+                f"{self.kind} hides its attention.",
+                seen=f"{self.layers - len(missing)} of {self.layers} layers showed their "
+                f"queries and keys; the first that did not is layer {missing[0]}",
+                means="the model computes attention in code of its own, or has layers "
+                "without it",
+                attempt="a model of a family that uses transformers' attention interface "
+                "(Llama, Qwen, Gemma, Mistral, GPT-NeoX, Phi, OLMo and most others)",
+            )
 
 
-def as_subject(model: nn.Module) -> Subject:
+Model = nn.Module | Subject
+"""What public functions take as a model; see `as_subject`."""
+IN_WORDS[Model] = "a loaded model: model, tokenizer = ropelens.load(NAME)"
+
+
+def as_subject(model: Model, tokenizer: Any = None) -> Subject:
     """The subject behind a transformers model, what wraps one, or a TransformerLens bridge.
 
-    Raises `UnsupportedModel` for anything else, and for a model that predicts no tokens.
+    A subject is given back as it is. Raises `UnsupportedModel` for any other module, for a
+    model that predicts no tokens, and for one on a device where nothing can be summed.
     """
-    if not isinstance(model, nn.Module):
-        raise UnsupportedModel(
-            "A model that is loaded is needed here.",
-            seen=repr(model)[:80],
-            attempt="model, tokenizer = ropelens.load(NAME), and that model",
-        )
+    if isinstance(model, Subject):
+        return model
     model = unwrapped(model)
-    if isinstance(model, PreTrainedModel):
-        _check_alike(model)
-        if model.get_output_embeddings() is None:
-            raise UnsupportedModel(
-                f"{type(model).__name__} predicts no tokens.",
-                seen="a model without output embeddings",
-                attempt="load it with AutoModelForCausalLM, or with ropelens.load",
-            )
-        _check_devices(model)
-        return TransformersSubject(model)
     if type(model).__name__ == "TransformerBridge":
         from ropelens.models.bridge import BridgeSubject
 
-        return BridgeSubject(model)
-    raise UnsupportedModel(
-        f"{type(model).__name__} is not a model that ropelens can run.",
-        attempt=_inside(model)
-        or "pass a transformers model or a TransformerLens TransformerBridge",
-    )
+        return BridgeSubject(model, tokenizer)
+    if not isinstance(model, PreTrainedModel):
+        inside = [name for name, m in model.named_modules() if isinstance(m, PreTrainedModel)]
+        raise UnsupportedModel(
+            f"{type(model).__name__} is not a model that ropelens can run.",
+            attempt=f"pass the transformers model in it: its attribute {inside[0]}"
+            if inside
+            else "pass a transformers model or a TransformerLens TransformerBridge",
+        )
+    _check_heads_alike(model)
+    if model.get_output_embeddings() is None:
+        raise UnsupportedModel(
+            f"{type(model).__name__} predicts no tokens.",
+            seen="a model without output embeddings",
+            attempt="load it with AutoModelForCausalLM, or with ropelens.load",
+        )
+    _check_devices(model)
+    return Subject(model, tokenizer)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model that `model` is wrapped around, however deep; itself where nothing is.
+
+    A `PeftModel` gives its base model, in which the active adapters stand; a compiled model
+    the one that it was compiled from; `DataParallel` and its kin the one they share out.
+    Raises `UnsupportedModel` for wrappers that add to what the model inside computes, or that
+    hold a part of it only.
+    """
+    while True:
+        kind = type(model).__name__
+        if kind in WRAPPERS:
+            model = getattr(model, WRAPPERS[kind])
+        elif kind == "FullyShardedDataParallel":
+            raise UnsupportedModel(
+                "FullyShardedDataParallel has a part of the model on each process.",
+                attempt="the whole model, loaded in one process",
+            )
+        elif hasattr(model, "get_base_model") and hasattr(model, "peft_config"):
+            adapters = model.peft_config.values()  # type: ignore[operator]
+            prompts = [a.peft_type for a in adapters if a.is_prompt_learning]
+            if prompts:
+                raise UnsupportedModel(
+                    f"{kind} puts trained tokens before those that it is given.",
+                    seen=f"peft type {prompts[0]}",
+                    means="its base model alone would not compute what it computes",
+                    attempt="model.get_base_model(), for the model without them",
+                )
+            model = model.get_base_model()  # type: ignore[operator]
+        else:
+            return model
+
+
+def stated_context(config: PreTrainedConfig) -> int | None:
+    """Positions that a model's configuration was made for; None where it does not say."""
+    facts = config.get_text_config().to_dict()
+    length = facts.get("max_position_embeddings") or facts.get("n_positions")
+    return int(length) if length else None
+
+
+def trained_context(config: PreTrainedConfig) -> int:
+    """The stated context; without one `UNSTATED_CONTEXT`."""
+    return stated_context(config) or UNSTATED_CONTEXT
 
 
 def _check_devices(model: PreTrainedModel) -> None:
@@ -119,7 +346,7 @@ def _check_devices(model: PreTrainedModel) -> None:
             )
 
 
-def _check_alike(model: PreTrainedModel) -> None:
+def _check_heads_alike(model: PreTrainedModel) -> None:
     """Refuse a model whose layers have different numbers of heads (Dots 3)."""
     try:
         _ = model.config.get_text_config().num_attention_heads
@@ -133,34 +360,76 @@ def _check_alike(model: PreTrainedModel) -> None:
         ) from error
 
 
-def _inside(model: nn.Module) -> str:
-    """What to pass in the place of a model that is no transformers model but holds one."""
-    held = [name for name, m in model.named_modules() if isinstance(m, PreTrainedModel)]
-    return f"pass the transformers model in it: its attribute {held[0]}" if held else ""
+# a model run piece by piece
 
 
-def stated_context(config: PreTrainedConfig) -> int | None:
-    """Positions that a model's configuration was made for; None where it does not say."""
-    facts = config.get_text_config().to_dict()
-    length = facts.get("max_position_embeddings") or facts.get("n_positions")
-    return int(length) if length else None
+@contextmanager
+def _without_dropout(model: nn.Module) -> Iterator[None]:
+    """The model without dropout, which is no part of what a head does."""
+    training = [module for module in model.modules() if module.training]
+    try:
+        for module in training:
+            module.training = False
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
-def trained_context(model: PreTrainedModel) -> int:
-    """The stated context; without one `UNSTATED_CONTEXT`."""
-    return stated_context(model.config) or UNSTATED_CONTEXT
+@contextmanager
+def _once(module: nn.Module, results: list[Any]) -> Iterator[None]:
+    """`module` gives its first result of `results` again while the block runs."""
+    own = module.forward
+
+    def first(*args: Any, **kwargs: Any) -> Any:
+        if not results:
+            results.append(own(*args, **kwargs))
+        return results[0]
+
+    before = vars(module).get("forward")
+    with ExitStack() as restored:
+        if before is None:
+            restored.callback(delattr, module, "forward")
+        else:
+            restored.callback(setattr, module, "forward", before)
+        module.forward = first
+        yield
 
 
-def check_layers(model: PreTrainedModel, seen: set[int]) -> None:
-    """Refuse a model of which some layer never showed its attention."""
-    expected = model.config.get_text_config().num_hidden_layers
-    missing = sorted(set(range(expected)) - seen)
-    if missing:
-        raise UnsupportedModel(
-            f"{type(model).__name__} hides its attention.",
-            seen=f"{expected - len(missing)} of {expected} layers showed their queries and "
-            f"keys; the first that did not is layer {missing[0]}",
-            means="the model computes attention in code of its own, or has layers without it",
-            attempt="a model of a family that uses transformers' attention interface "
-            "(Llama, Qwen, Gemma, Mistral, GPT-NeoX, Phi, OLMo and most others)",
-        )
+def _cache_with_room(tokens: int) -> DynamicCache:
+    """A key-value cache of `tokens` tokens, into whose room each chunk is written.
+
+    transformers' own is copied for every chunk, each time a little larger, and leaves holes
+    in memory that nothing more fits into.
+    """
+    cache = DynamicCache()
+    # Whatever makes a layer will do.
+    cache.layer_class_to_replicate = partial(_LayerWithRoom, tokens)  # type: ignore[assignment]
+    return cache
+
+
+class _LayerWithRoom(DynamicLayer):
+    """Keys and values of one layer: the part of its room that is filled."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self.tokens = tokens
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        super().lazy_initialization(key_states, value_states)
+        self.room = [
+            states.new_empty((*states.shape[:-2], self.tokens, states.shape[-1]))
+            for states in (key_states, value_states)
+        ]
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        first = self.get_seq_length()
+        end = first + key_states.shape[-2]
+        for room, states in zip(self.room, (key_states, value_states), strict=True):
+            room[..., first:end, :] = states
+        self.keys, self.values = (room[..., :end, :] for room in self.room)
+        return self.keys, self.values

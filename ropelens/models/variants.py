@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 from typing import Any, TypeVar
 
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from ropelens.errors import UnsupportedModel
 from ropelens.models.rope_types import head_dim_of
-from ropelens.models.subject import trained_context
+from ropelens.models.subject import Subject
 from ropelens.rope.formulas import Shape
 from ropelens.rope.variants import Variant, parse_variant
 
@@ -68,40 +68,40 @@ def _parameters(
     return variant.rope_parameters(shape)
 
 
-def shape_of(model: PreTrainedModel, layer: int, *, rotary_dim: int, length: int) -> Shape:
+def shape_of(subject: Subject, layer: int, *, rotary_dim: int, length: int) -> Shape:
     """What a variant's frequencies depend on, as one layer of a live model has it.
 
     Raises `UnsupportedModel` where the model does not state its base.
     """
-    config = model.config.get_text_config()
+    config = subject.config
     facts = config.to_dict()
     parameters = facts.get("rope_parameters") or {}
     if any(isinstance(own, dict) for own in parameters.values()):
         parameters = parameters[config.layer_types[layer]]
     if "rope_theta" not in parameters:
         raise UnsupportedModel(
-            f"{type(model).__name__} does not state the base of its RoPE.",
+            f"{subject.kind} does not state the base of its RoPE.",
             seen=f"rope_parameters of layer {layer}: {parameters}",
             attempt="ropelens.rescale with the frequencies themselves",
         )
-    context = parameters.get("original_max_position_embeddings") or trained_context(model)
+    context = parameters.get("original_max_position_embeddings") or subject.context
     return Shape(rotary_dim, float(parameters["rope_theta"]), int(context), length)
 
 
-def attention_factor(model: PreTrainedModel) -> float:
+def attention_factor(subject: Subject) -> float:
     """By how much the model's rotary modules make queries and keys longer (YaRN, LongRoPE).
 
     Raises `UnsupportedModel` where they disagree.
     """
     factors = {
         float(value)
-        for module in model.modules()
+        for module in subject.model.modules()
         for name, value in vars(module).items()
         if name.endswith("attention_scaling")
     }
     if len(factors) > 1:
         raise UnsupportedModel(
-            f"{type(model).__name__} scales its queries in more than one way.",
+            f"{subject.kind} scales its queries in more than one way.",
             seen=f"attention factors {sorted(factors)}",
             attempt="a variant that only stops planes, or ropelens.rescale",
         )

@@ -32,7 +32,7 @@ from ropelens.errors import RopelensError
 from ropelens.files.results import check_out, open_results, read_own_record, save
 from ropelens.models.load import open_checkpoint
 from ropelens.models.loading import Loading
-from ropelens.models.rotation import measure_rope
+from ropelens.models.rope import measure_rope
 from ropelens.report.index import write_index
 
 

@@ -19,7 +19,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 import ropelens as rl
 from ropelens.errors import BadArgument, RopelensError, UnsupportedModel
-from ropelens.models.doorway import observe_attention
+from ropelens.models.subject import as_subject
 
 PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 
@@ -321,7 +321,7 @@ def test_a_profile_of_an_edited_model_is_that_of_the_model_built_so(llama: Llama
 def test_observers_see_the_edited_model(llama: LlamaForCausalLM):
     calls = []
     edit = rl.drop(rl.Every(), heads="0.2")
-    with observe_attention(llama, calls.append), rl.edit_rope(llama, edit):
+    with as_subject(llama).observe(calls.append), rl.edit_rope(llama, edit):
         logits(llama)
     assert len(calls) == 2, "the probe that opens an edit is not shown"
     assert not calls[0].query[:, 2].any()

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import ropelens as rl
-from ropelens.models.doorway import observe_attention
+from ropelens.models.subject import as_subject
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import kept_planes
 from ropelens.statistics.call import AttentionCall, attention_map
@@ -60,9 +60,9 @@ def test_an_edit_of_nothing_leaves_every_bit(name: str):
 def test_planes_that_are_not_chosen_keep_every_bit():
     model = tiny("llama_gqa")
     plain, edited = [], []
-    with observe_attention(model, plain.append):
+    with as_subject(model).observe(plain.append):
         logits(model)
-    with rl.edit_rope(model, rl.stop_planes([1, 5])), observe_attention(model, edited.append):
+    with rl.edit_rope(model, rl.stop_planes([1, 5])), as_subject(model).observe(edited.append):
         logits(model)
     changed = (plain[0].query != edited[0].query).any(dim=2).flatten(0, 1).any(0)
     assert changed.nonzero().flatten().tolist() == [1, 5, 9, 13]
@@ -250,7 +250,7 @@ def first_layer_scores(
 
 def observed(model: PreTrainedModel) -> torch.Tensor:
     calls: list[AttentionCall] = []
-    with observe_attention(model, calls.append):
+    with as_subject(model).observe(calls.append):
         logits(model, input_ids=tokens(sequences=1))
     weights = attention_map(calls[0])[0].double()
     return weights / weights.sum(-1, keepdim=True)  # of the keys, where a sink takes part

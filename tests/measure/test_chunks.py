@@ -19,8 +19,6 @@ from ropelens.measure.batches import collect
 from ropelens.measure.chunks import chunk_of
 from ropelens.measure.terms import MEASURES
 from ropelens.measure.tokens import as_corpus
-from ropelens.models.doorway import observe_attention
-from ropelens.models.rotation import read_planes
 from ropelens.models.subject import as_subject
 from ropelens.rope.planes import Planes, unrotate
 from ropelens.statistics.call import AttentionCall
@@ -39,7 +37,7 @@ def profile(family: str, rows: int | str, heads: str | None) -> tuple[xr.Dataset
             past.append(call.past)
 
     edit = rl.edit_rope(model, rl.stop_planes([1], heads=heads)) if heads else nullcontext()
-    with edit, observe_attention(model, see):
+    with edit, as_subject(model).observe(see):
         found = rl.profile(
             model,
             TOKENS,
@@ -79,7 +77,7 @@ def test_edits_are_evaluated_in_chunks_as_in_one_pass(monkeypatch: pytest.Monkey
 
     def evaluate() -> xr.Dataset:
         sizes.clear()
-        with observe_attention(model, lambda call: sizes.add(call.query.shape[2])):
+        with as_subject(model).observe(lambda call: sizes.add(call.query.shape[2])):
             return rl.evaluate(
                 model,
                 TOKENS,
@@ -125,7 +123,7 @@ def test_nothing_of_an_earlier_chunk_is_held_but_its_rows(
         room = [part.untyped_storage().data_ptr() for part in (call.key, call.value)]
         rooms[call.layer].add((room[0], room[1]))
 
-    text, planes = as_corpus(subject.model, TOKENS, None), read_planes(subject, context=80)
+    text, planes = as_corpus(subject.model, TOKENS, None), subject.planes(80)
     with subject.observe(see):
         collect(subject, text, planes=planes, rows=16, batch_size=len(TOKENS))
     assert len(seen[0]) == 4 * 2  # of four chunks

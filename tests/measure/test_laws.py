@@ -23,7 +23,6 @@ from ropelens.measure.budget import budget_variables, fit_layers
 from ropelens.measure.profile import fingerprint
 from ropelens.measure.summary import summarize
 from ropelens.measure.tokens import as_corpus
-from ropelens.models.rotation import read_layers
 from ropelens.models.subject import as_subject
 from ropelens.rope.planes import Planes
 from ropelens.statistics import block
@@ -98,7 +97,7 @@ def fitted(model: PreTrainedModel, tokens: Tensor, lengths: Tensor) -> Fitted:
 
 
 def planes_of(model: PreTrainedModel, *, context: int | None = None) -> list[Planes]:
-    return [layer.planes for layer in read_layers(as_subject(model), context=context)]
+    return [layer.planes for layer in as_subject(model).rotations(context)]
 
 
 def assert_same(one: Sums, other: Sums, of: Fitted, *, rtol: float) -> None:

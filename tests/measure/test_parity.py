@@ -27,8 +27,7 @@ from ropelens.measure.excerpt import attention_of
 from ropelens.measure.repeats import repeat_scores
 from ropelens.measure.summary import summarize
 from ropelens.measure.tokens import as_corpus
-from ropelens.models.door import AttentionEdit, HeadSilence, Observer
-from ropelens.models.rotation import read_layers
+from ropelens.models.doorway import AttentionEdit, HeadSilence, Observer
 from ropelens.models.subject import Subject, as_subject
 from ropelens.statistics.bins import offset_edges
 from ropelens.statistics.budget.held_out import Sample, scored_rows
@@ -64,7 +63,7 @@ def measured(
     model: PreTrainedModel, tokens: np.ndarray, lengths: tuple[int, ...], **options: int
 ) -> xr.Dataset:
     subject = as_subject(model)
-    planes = [layer.planes for layer in read_layers(subject)]
+    planes = [layer.planes for layer in subject.rotations()]
     ids = torch.from_numpy(tokens)
     text = Corpus.of(ids, torch.tensor(lengths), bos=1, named=NAMED)
     sums = collect(subject, text, planes=planes, **options)
@@ -411,7 +410,7 @@ class Listening:
 def test_repeated_tokens_by_brute_force(name: str):
     model = tiny(name)
     listening = Listening(model)
-    planes = [layer.planes for layer in read_layers(as_subject(model))]
+    planes = [layer.planes for layer in as_subject(model).rotations()]
     scores = repeat_scores(
         listening, first_token=1, planes=planes, length=9, sequences=3, seed=4
     )

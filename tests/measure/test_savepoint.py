@@ -20,7 +20,7 @@ import ropelens as rl
 from ropelens.comparison.measure import cached
 from ropelens.measure import savepoint as module
 from ropelens.measure.savepoint import pack, savepoint, unpack
-from ropelens.models.doorway import TransformersSubject
+from ropelens.models.subject import Subject
 
 __all__ = ["ropelens"]
 
@@ -75,13 +75,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sequences of every pass over the text whose logits were asked for."""
     sizes: list[int] = []
-    logits = TransformersSubject.logits
+    logits = Subject.logits
 
-    def counted(self: TransformersSubject, tokens: torch.Tensor, **options: int | None):
+    def counted(self: Subject, tokens: torch.Tensor, **options: int | None):
         sizes.append(len(tokens))
         return logits(self, tokens, **options)
 
-    monkeypatch.setattr(TransformersSubject, "logits", counted)
+    monkeypatch.setattr(Subject, "logits", counted)
     return sizes
 
 

@@ -21,8 +21,7 @@ import ropelens as rl
 from ropelens.errors import UnsupportedModel
 from ropelens.measure import batches
 from ropelens.measure.excerpt import attention_of
-from ropelens.models.doorway import NAME, TransformersSubject, observe_attention
-from ropelens.models.subject import as_subject
+from ropelens.models.subject import Subject, as_subject
 from ropelens.statistics.call import AttentionCall, attention_map, output_residual
 
 NO_SDPA = ("gemma2", "gpt_oss")
@@ -69,7 +68,7 @@ def test_outputs_are_bit_identical(name: str, implementation: str):
     ids, before = tokens(), implementations(model)
     plain = logits(model, ids)
     calls: list[AttentionCall] = []
-    with observe_attention(model, calls.append):
+    with as_subject(model).observe(calls.append):
         observed = logits(model, ids)
     assert torch.equal(plain, observed)
     assert [call.layer for call in calls] == list(range(model.config.num_hidden_layers))
@@ -87,7 +86,7 @@ def test_padding_masks_reach_the_model(llama: LlamaForCausalLM):
         llama.set_attn_implementation(implementation)
         with torch.no_grad():
             plain = llama(ids, attention_mask=mask).logits
-            with observe_attention(llama, lambda call: None):
+            with as_subject(llama).observe(lambda call: None):
                 observed = llama(ids, attention_mask=mask, use_cache=False).logits
         assert torch.equal(plain, observed)
         assert not torch.allclose(plain, logits(llama, ids), atol=1e-3)
@@ -127,7 +126,7 @@ def test_calls_give_the_attention_of_the_model(name: str, implementation: str):
     expected, _ = attention_calls(model, ids[0].numpy())
     model.set_attn_implementation(implementation)
     calls: list[AttentionCall] = []
-    with observe_attention(model, calls.append):
+    with as_subject(model).observe(calls.append):
         logits(model, ids)
     for call, true in zip(calls, expected, strict=True):
         weights = attention_map(call)
@@ -149,7 +148,7 @@ def test_windows_are_seen_whatever_the_length(name: str, length: int):
         model = tiny(name)
         model.set_attn_implementation(implementation)
         calls: list[AttentionCall] = []
-        with observe_attention(model, calls.append):
+        with as_subject(model).observe(calls.append):
             logits(model, tokens(length=length))
         kinds = getattr(model.config, "layer_types", None) or ["sliding_attention"] * len(calls)
         for call, kind in zip(calls, kinds, strict=True):
@@ -178,7 +177,7 @@ def test_a_window_without_a_mask_is_seen():
     model.set_attn_implementation("windowed")
     torch.testing.assert_close(logits(model, tokens()), expected)
     calls: list[AttentionCall] = []
-    with observe_attention(model, calls.append):
+    with as_subject(model).observe(calls.append):
         logits(model, tokens())
     for call in calls:
         assert torch.equal(call.start, (torch.arange(LENGTH) - WINDOW + 1).clamp_min(0))
@@ -189,7 +188,7 @@ def test_chunks_are_seen():
     """Llama 4 cuts the context into chunks that do not see each other."""
     model = tiny("llama4", attention_chunk_size=8)
     calls: list[AttentionCall] = []
-    with observe_attention(model, calls.append):
+    with as_subject(model).observe(calls.append):
         logits(model, tokens(length=20))
     row = torch.arange(20)
     for call, rotates in zip(calls, model.config.no_rope_layers, strict=True):
@@ -210,9 +209,9 @@ def test_an_error_closes_the_doorway(llama: LlamaForCausalLM):
     def fail(call: AttentionCall) -> None:
         raise Stop
 
-    with pytest.raises(Stop), observe_attention(llama, fail):
+    with pytest.raises(Stop), as_subject(llama).observe(fail):
         logits(llama, tokens())
-    with pytest.raises(Stop), observe_attention(llama, lambda call: None):
+    with pytest.raises(Stop), as_subject(llama).observe(lambda call: None):
         raise Stop
     assert implementations(llama) == before
     logits(llama, tokens())
@@ -222,11 +221,10 @@ def test_nested_doorways_over_one_model(llama: LlamaForCausalLM):
     inner: list[AttentionCall] = []
     outer: list[AttentionCall] = []
     plain = logits(llama, tokens())
-    with observe_attention(llama, outer.append):
-        with observe_attention(llama, inner.append):
+    with as_subject(llama).observe(outer.append):
+        with as_subject(llama).observe(inner.append):
             assert torch.equal(logits(llama, tokens()), plain)
         assert (len(inner), len(outer)) == (2, 2)
-        assert set(implementations(llama).values()) == {NAME}
         assert torch.equal(logits(llama, tokens()), plain)
         assert (len(inner), len(outer)) == (2, 4)
     assert set(implementations(llama).values()) == {"eager"}
@@ -240,7 +238,7 @@ def test_two_models_at_once_are_told_apart(llama: LlamaForCausalLM, shared: bool
     plain = logits(other, tokens())
     ours: list[AttentionCall] = []
     theirs: list[AttentionCall] = []
-    with observe_attention(llama, ours.append), observe_attention(other, theirs.append):
+    with as_subject(llama).observe(ours.append), as_subject(other).observe(theirs.append):
         logits(llama, tokens())
         assert (len(ours), len(theirs)) == (2, 0)
         assert torch.equal(logits(other, tokens()), plain)
@@ -252,7 +250,7 @@ def test_two_models_at_once_are_told_apart(llama: LlamaForCausalLM, shared: bool
 def test_a_model_that_shares_the_config_may_still_use_its_cache(llama: LlamaForCausalLM):
     other = LlamaForCausalLM(llama.config).eval()
     calls: list[AttentionCall] = []
-    with observe_attention(llama, calls.append):
+    with as_subject(llama).observe(calls.append):
         other.generate(tokens()[:, :5], max_new_tokens=3, do_sample=False)
     assert not calls
 
@@ -261,8 +259,8 @@ def test_a_model_that_shares_the_config_may_still_use_its_cache(llama: LlamaForC
 def test_each_model_keeps_its_own_implementation(llama: LlamaForCausalLM, implementation: str):
     other = tiny("llama_gqa")
     other.set_attn_implementation(implementation)
-    with observe_attention(llama, lambda call: None):
-        with observe_attention(other, lambda call: None):
+    with as_subject(llama).observe(lambda call: None):
+        with as_subject(other).observe(lambda call: None):
             pass
         assert set(implementations(other).values()) == {implementation}
 
@@ -296,7 +294,7 @@ def test_a_silent_layer_is_refused(llama: LlamaForCausalLM):
 
 
 def test_the_subject_runs_at_any_positions(llama: LlamaForCausalLM):
-    subject, ids = TransformersSubject(llama), tokens()
+    subject, ids = Subject(llama), tokens()
     positions = torch.arange(LENGTH).expand(2, -1)
     with torch.no_grad():
         plain = subject.forward(ids)

@@ -22,7 +22,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import ropelens as rl
 from ropelens.errors import UnsupportedModel
-from ropelens.models.rotation import LayerRotation, read_layers
+from ropelens.models.rotation import LayerRotation
 from ropelens.models.subject import as_subject
 from ropelens.rope.planes import Planes
 from ropelens.rope.probe import probe_positions, read_rotation
@@ -32,7 +32,7 @@ ANY_DTYPE = ("gemma3", "gemma4", "glm", "gpt_neox", "deepseek_v3", "nanochat", "
 
 
 def layers_of(model: nn.Module, *, context: int | None = None) -> list[LayerRotation]:
-    return read_layers(as_subject(model), context=context)
+    return as_subject(model).rotations(context)
 
 
 def turning(planes: Planes) -> tuple[np.ndarray, np.ndarray]:
@@ -384,7 +384,7 @@ def test_what_is_no_language_model_is_refused(model: nn.Module, what: str):
 def test_a_plane_without_length_is_unseen_not_a_lie(family: str, plane: int) -> None:
     """Pruned heads have such planes: the stated frequency stands, the measured one is NaN."""
     model = tiny(family)
-    known = read_layers(as_subject(model))[0].planes
+    known = as_subject(model).rotations()[0].planes
     plane = min(plane, len(known.inv_freq) - 1)
     places = [range(known.head_dim)[part][plane] for part in (known.first, known.second)]
     attention = model.model.layers[0].self_attn
@@ -393,6 +393,6 @@ def test_a_plane_without_length_is_unseen_not_a_lie(family: str, plane: int) -> 
             projection.weight.unflatten(0, (-1, known.head_dim))[:, places] = 0
             if projection.bias is not None:
                 projection.bias.unflatten(0, (-1, known.head_dim))[:, places] = 0
-    layer = read_layers(as_subject(model))[0]
+    layer = as_subject(model).rotations()[0]
     assert layer.measured.planes.inv_freq.isnan().nonzero().flatten().tolist() == [plane]
     assert torch.equal(layer.planes.inv_freq, known.inv_freq)

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 import ropelens as rl
-from ropelens.models.wrappers import unwrapped
+from ropelens.models.subject import unwrapped
 
 
 def compiled_in_place(model: PreTrainedModel) -> nn.Module:

@@ -17,7 +17,6 @@ from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbeddin
 
 import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
-from ropelens.models.rotation import read_layers
 from ropelens.models.subject import as_subject
 from ropelens.rope.formulas import Shape
 from ropelens.rope.variants import VARIANTS, parse_variant
@@ -101,7 +100,7 @@ def test_a_variant_replaces_what_the_model_has():
         torch.testing.assert_close(logits(yarn), logits(plain("llama_gqa")), rtol=0, atol=1e-4)
     own = yarn.model.rotary_emb.inv_freq.clone()
     with rl.edit_rope(yarn, "p-rope:0.5"):
-        planes = read_layers(as_subject(yarn))[0].planes
+        planes = as_subject(yarn).rotations()[0].planes
     assert torch.equal(planes.inv_freq[:4], own[:4])
     assert not planes.inv_freq[4:].any()
 
@@ -116,7 +115,7 @@ def test_own_is_the_models_rotation_and_rope_is_plain_rope():
         under = found["variant_inv_freq"].sel(variant=name, layer=0)
         assert under.values == pytest.approx(inv_freq.numpy(), rel=1e-6)
     with rl.edit_rope(yarn, "rope"):
-        planes = read_layers(as_subject(yarn))[0].planes
+        planes = as_subject(yarn).rotations()[0].planes
     torch.testing.assert_close(planes.inv_freq, plain_rope)
     with pytest.raises(BadArgument, match="No RoPE variant is called 'own'"):
         parse_variant("own")

@@ -10,7 +10,7 @@ from torch.distributions import Categorical, kl_divergence
 from transformers import PreTrainedModel
 
 import ropelens as rl
-from ropelens.models.doorway import observe_attention
+from ropelens.models.subject import as_subject
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.change import attention_change, without_values
 from ropelens.statistics.rows import all_rows, sample_rows
@@ -115,7 +115,7 @@ def test_sampled_rows_have_the_same_expectation():
 def calls(*edits: rl.Edit, name: str = "gemma2", length: int = 150) -> list[AttentionCall]:
     model, seen = tiny(name), []
     ids = torch.from_numpy(random_tokens(sequences=2, length=length))
-    with torch.no_grad(), rl.edit_rope(model, *edits), observe_attention(model, seen.append):
+    with torch.no_grad(), rl.edit_rope(model, *edits), as_subject(model).observe(seen.append):
         model(ids, use_cache=False)
     return seen
 

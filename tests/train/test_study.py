@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 import ropelens as rl
 from ropelens.errors import BadArgument, BadCheckpoint, BadText, UnsupportedModel
-from ropelens.models.rotation import measure_rope
+from ropelens.models.rope import measure_rope
 from ropelens.train import TrainingFailed, read_study, run_study, train
 from ropelens.train import sizes as size_table
 from ropelens.train import study as studies

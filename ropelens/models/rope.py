@@ -1,26 +1,161 @@
-"""Two implementations of one model: do they rotate alike, plane by plane?"""
+"""How a model rotates: measured, compared with another, and shown call by call."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 import xarray as xr
 from jaxtyping import Complex, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.functional import pad
 
-from ropelens.errors import BadArgument
-from ropelens.models.door import by_itself
-from ropelens.models.lone import LoneTokens, lone_tokens
-from ropelens.models.rotation import read_rotations
-from ropelens.models.subject import Subject, as_subject, trained_context
+from ropelens.errors import BadArgument, Positive, public
+from ropelens.models.rotation import (
+    LayerRotation,
+    LoneTokens,
+    inv_freq_by_head,
+    lone_tokens,
+    planes_now,
+    read_rotations,
+)
+from ropelens.models.subject import Model, Subject, as_subject
 from ropelens.rope.planes import Planes, plane_norms
 from ropelens.rope.probe import MeasuredRotation, probe_positions
+from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.ragged import stack
 
 LARGEST_DIFFERENCE = 1e-3
 """Radians between two angles, and share between two lengths, that rounding may make."""
+
+DESCRIBED = {
+    "inv_freq": ("angular frequency, measured", "rad/token"),
+    "wavelength": ("tokens per turn", "token"),
+    "inv_freq_stated": ("angular frequency that the model states", "rad/token"),
+    "residual": ("change with position beside a rotation", "1"),
+    "pairing": ("which coordinates share a plane", ""),
+    "rotary_dim": ("coordinates of a head that rotate", "1"),
+    "angle": ("turned since position 0", "rad"),
+    "difference": ("angle between the two implementations", "rad"),
+    "strength_ratio": ("scale times lengths of queries and keys, other to one", "1"),
+}
+
+
+@public
+def measure_rope(model: Model, *, context: Positive | None = None) -> xr.Dataset:
+    """The rotation of every layer of `model`, measured from one forward pass.
+
+    A sequence of one token has the same hidden state whatever its position, so from
+    positions 0, 1, 2, 4, 8, ... its queries and keys differ by their rotation alone. RoPE
+    variants that change with the length (dynamic, longrope) are measured as they are at
+    `context` tokens; None means within the trained context. Under `edit_rope`, what the
+    edit leaves of the measured rotation.
+
+    Returns a dataset over `layer` and `frequency`: `inv_freq` (rad/token, measured),
+    `wavelength` (tokens; infinite where nothing turns), `inv_freq_stated` (rad/token,
+    the model's own; NaN where it states none), `residual` (change of a plane's length
+    between positions, relative to the mean length), `pairing` ("half", "interleaved",
+    "none") and `rotary_dim` (coordinates of a head that lie in planes). Where RoPE
+    leaves coordinates alone, the last frequency is that rest, with inv_freq 0.
+
+    Raises `UnsupportedModel` where the lengths of planes change with position, where
+    measured and stated frequencies disagree, where nothing rotates although nothing
+    says so, and where a layer hides its attention; `BadArgument` where an edit makes the heads
+    of a layer rotate differently.
+    """
+    subject = as_subject(model)
+    under_edit = subject.planes(context, alike=True)
+    layers = list(map(_edited, subject.rotations(context), under_edit))
+    measured = [layer.measured.planes.term_inv_freq.abs() for layer in layers]
+    per_plane = ("layer", "frequency")
+    values = {
+        "inv_freq": (per_plane, stack(measured)),
+        "wavelength": (per_plane, stack(2 * math.pi / w.double() for w in measured)),
+        "inv_freq_stated": (per_plane, stack(map(_stated, layers))),
+        "residual": ("layer", [layer.measured.residual for layer in layers]),
+        "pairing": ("layer", [layer.measured.planes.pairing for layer in layers]),
+        "rotary_dim": ("layer", [layer.measured.planes.rotary_dim for layer in layers]),
+    }
+    return _described(xr.Dataset(values, coords={"layer": range(len(layers))}))
+
+
+def _described(dataset: xr.Dataset) -> xr.Dataset:
+    for name, variable in dataset.data_vars.items():
+        long_name, units = DESCRIBED[str(name)]
+        variable.attrs = {"long_name": long_name, "units": units}
+    return dataset
+
+
+def _stated(layer: LayerRotation) -> Float[Tensor, " term"]:
+    """The stated frequencies in the places of the measured ones, NaN where none is."""
+    terms = layer.measured.planes.terms
+    known = torch.zeros(0) if layer.stated is None else layer.stated[:terms].double()
+    return pad(known, (0, terms - len(known)), value=math.nan)
+
+
+def _edited(layer: LayerRotation, planes: Planes) -> LayerRotation:
+    """A layer that rotates in `planes` under an edit."""
+    if torch.equal(planes.inv_freq, layer.planes.inv_freq):
+        return layer
+    resolution = torch.zeros_like(planes.inv_freq)
+    measured = MeasuredRotation(planes, layer.measured.residual, resolution)
+    return LayerRotation(measured, planes.inv_freq.abs(), planes)
+
+
+@public
+@contextmanager
+def observe(
+    model: Model, function: Callable[[AttentionCall, Planes], object]
+) -> Iterator[None]:
+    """Hand every attention call of `model` to `function(call, planes)` while the block runs.
+
+    A statistic of one's own, here the mean length of every query plane by head:
+
+        norms = {}
+
+        def measure(call, planes):  # call.query [batch, head, position, coordinate]
+            real, imaginary = call.query[..., planes.first], call.query[..., planes.second]
+            norms[call.layer] = real.hypot(imaginary).mean((0, 2))  # [head, frequency]
+
+        with rl.observe(model, measure):
+            model(tokens)
+
+    `call` (`AttentionCall`) has the layer, queries and keys with their rotation, values, the
+    scale, and the keys that each row sees. Its tensors are the model's own, to be read and
+    not written; clone what is kept, for a static cache is written over. `planes` (`Planes`)
+    says how the layer rotates: measured as `measure_rope` does when the block opens.
+
+    The function sees what the model computes: under `edit_rope`, opened before or inside, the
+    edited queries and keys, and `planes` as edited, with `inv_freq` NaN where an edit
+    makes heads of the layer differ; `call.key` then has a head for each query head. Under
+    `silence_heads` `call.output` is what the heads gave before they were silenced. The output
+    of the model keeps every bit. Blocks nest, and are closed on errors too.
+
+    Generation is seen step by step: with a key-value cache a call has its new rows alone,
+    and all keys (`call.past`; under a sliding window the cache may hold the last ones alone).
+
+    `model` is a transformers model or a TransformerLens `TransformerBridge`. Raises
+    `UnsupportedModel` as `measure_rope` does, and, when the model runs, for a cache of a RoPE
+    that changes with the length, past the length that it was trained for.
+    """
+    subject = as_subject(model)
+    own = [layer.planes for layer in subject.rotations()]
+
+    def show(call: AttentionCall) -> None:
+        planes = planes_now(subject, call.layer, own[call.layer], continued=call.past > 0)
+        length = call.key.shape[2]
+        inv_freq = inv_freq_by_head(subject.open_edit, call.layer, planes, length=length)
+        same = (inv_freq == inv_freq[0]).all(0)
+        function(call, replace(planes, inv_freq=inv_freq[0].where(same, math.nan)))
+
+    with subject.observe(show):
+        yield
+
+
+# two implementations
 
 
 @dataclass(frozen=True)
@@ -33,7 +168,8 @@ class Turns:
     lone: list[LoneTokens]
 
 
-def compare_rope(one: nn.Module, other: nn.Module, *, context: int | None = None) -> xr.Dataset:
+@public
+def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -> xr.Dataset:
     """The rotations of two implementations of one model, plane by plane: do they agree?
 
     `one` and `other` are transformers models or TransformerLens bridges with the same weights:
@@ -68,16 +204,14 @@ def compare_rope(one: nn.Module, other: nn.Module, *, context: int | None = None
 
 def read_turns(subject: Subject, *, context: int | None = None) -> Turns:
     """How an implementation turns tokens within `context`, or the trained one."""
-    context = context or trained_context(subject.model)
+    context = context or subject.context
     if context < 2:
         raise BadArgument("A rotation is seen from position 1 on.", seen=f"context {context}")
     positions = probe_positions(context - 1)
-    with by_itself(subject.model):
+    with subject.by_itself():
         lone = lone_tokens(subject, positions)
-    noise = torch.finfo(subject.model.dtype).eps
-    rotations = read_rotations(subject.model, lone, positions)
-    layers = [lone[layer] for layer in sorted(lone)]
-    return Turns(positions, noise, rotations, layers)
+    rotations = read_rotations(subject, lone, positions)
+    return Turns(positions, subject.noise, rotations, lone)
 
 
 def compare_turns(one: Turns, other: Turns) -> xr.Dataset:
@@ -104,26 +238,11 @@ def compare_turns(one: Turns, other: Turns) -> xr.Dataset:
         "pairing": (by_layer, [[p.pairing for p in layers] for layers in own]),
         "rotary_dim": (by_layer, [[p.rotary_dim for p in layers] for layers in own]),
     }
-    found = xr.Dataset(
-        values,
-        coords={"implementation": ["one", "other"], "position": one.positions.numpy()}
-        | {"layer": range(len(planes))},
-    )
-    for name, (long_name, units) in _DESCRIBED.items():
-        found[name].attrs = {"long_name": long_name, "units": units}
-    why = _what_differs(one, other, found)
-    alike = f"All planes of {len(planes)} layers turn alike: {_largest(found)}."
-    return found.assign_attrs(verdict="different" if why else "same", why=why or alike)
-
-
-_DESCRIBED = {
-    "angle": ("turned since position 0", "rad"),
-    "difference": ("angle between the two implementations", "rad"),
-    "residual": ("change with position beside the angle", "1"),
-    "strength_ratio": ("scale times lengths of queries and keys, other to one", "1"),
-    "pairing": ("which coordinates share a plane", ""),
-    "rotary_dim": ("coordinates of a head that rotate", "1"),
-}
+    coords = {"implementation": ["one", "other"], "position": one.positions.numpy()}
+    compared = _described(xr.Dataset(values, coords=coords | {"layer": range(len(planes))}))
+    why = _what_differs(one, other, compared)
+    alike = f"All planes of {len(planes)} layers turn alike: {_largest(compared)}."
+    return compared.assign_attrs(verdict="different" if why else "same", why=why or alike)
 
 
 def _angles(side: Turns, planes: list[Planes]) -> Float[Tensor, "layer frequency position"]:
@@ -163,11 +282,11 @@ def _strength(layer: LoneTokens) -> float:
     return layer.scale * float(layer.vectors.square().mean())
 
 
-def _what_differs(one: Turns, other: Turns, found: xr.Dataset) -> str:
+def _what_differs(one: Turns, other: Turns, compared: xr.Dataset) -> str:
     """A sentence on the first layer that two implementations turn differently, or nothing."""
     limit = max(LARGEST_DIFFERENCE, 16 * max(one.noise, other.noise))
     for layer, rotation in enumerate(one.rotations):
-        at = found.isel(layer=layer)
+        at = compared.isel(layer=layer)
         kinds = [
             f"{dim} coordinates, {pairing} pairing"
             for dim, pairing in zip(at["rotary_dim"].values, at["pairing"].values, strict=True)
@@ -201,16 +320,15 @@ def _what_differs(one: Turns, other: Turns, found: xr.Dataset) -> str:
     return ""
 
 
-def _largest(found: xr.Dataset) -> str:
+def _largest(compared: xr.Dataset) -> str:
     """The largest difference in words; of one layer or of all."""
-    found = found.isel(position=slice(None, None, -1))  # of equal ones the farthest
-    difference = found["difference"].fillna(-1)
+    difference = compared["difference"].isel(position=slice(None, None, -1))
     if not difference.size:
         return "no plane turns"
-    at = {str(name): int(index) for name, index in difference.argmax(...).items()}
-    largest = difference.isel(at)
-    layer = "" if "layer" not in at else f"layer {at['layer']}, "
+    largest = difference.isel(difference.fillna(-1).argmax(...))  # of equal ones the farthest
+    layer = "" if "layer" not in difference.dims else f"layer {int(largest['layer'])}, "
+    plane = int(difference.fillna(-1).argmax(...)["frequency"])
     return (
-        f"the largest difference is {float(largest):.2g} rad ({layer}plane {at['frequency']}, "
+        f"the largest difference is {float(largest):.2g} rad ({layer}plane {plane}, "
         f"position {int(largest['position']):,})"
     )
