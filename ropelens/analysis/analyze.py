@@ -32,7 +32,7 @@ from ropelens.models.checkpoint import fingerprint
 from ropelens.models.device import DeviceMap
 from ropelens.models.memory import explain_full_memory
 from ropelens.models.subject import as_subject
-from ropelens.models.texts import Sequences, check_context, check_sequences
+from ropelens.models.texts import Sequences, check_context
 from ropelens.statistics.rows import HowMany
 
 BACKENDS = ("hf", "transformer-lens")
@@ -110,7 +110,6 @@ def analyze(
         raise BadArgument(f"There is no backend {backend!r}.", attempt=" or ".join(BACKENDS))
     if context is not None:
         check_context(context)
-    check_sequences(sequences)
     if truncation is not None:
         check_truncation(**truncation)
     begin = time.perf_counter()

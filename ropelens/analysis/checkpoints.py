@@ -18,6 +18,7 @@ from ropelens.errors import BadArgument
 from ropelens.files.results import read_record
 from ropelens.measure.profile import versions
 from ropelens.models.checkpoint import fingerprint, locate
+from ropelens.models.loading import Loading
 from ropelens.models.texts import fingerprint_of, read_documents
 
 
@@ -92,7 +93,7 @@ def is_measured(folder: Path, model: str, asked: Mapping[str, Any]) -> bool:
     if held != (arguments_of({"model": model, **asked}), versions()):
         return False
     options = {name: asked[name] for name in ("revision", "local_files_only")}
-    path, ids = locate(model, **options).path, asked["ids"]
+    path, ids = locate(model, Loading(**options)).path, asked["ids"]
     text = fingerprint_of(read_documents(asked["text"])) if ids is None else fingerprint(ids)
     return digests == (fingerprint(path), text)
 

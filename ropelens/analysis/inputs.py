@@ -18,7 +18,7 @@ from ropelens.errors import BadArgument
 from ropelens.measure.excerpt import check_excerpts
 from ropelens.measure.token_sets import attention_on
 from ropelens.models.bundled import sample_path
-from ropelens.models.ids import read_ids
+from ropelens.models.checkpoint import load_tokenizer
 from ropelens.models.load import open_checkpoint
 from ropelens.models.loading import Loading
 from ropelens.models.paths import check_document, check_has_text, check_ids_file
@@ -31,8 +31,7 @@ from ropelens.models.texts import (
     read_documents,
     tokenize,
 )
-from ropelens.models.tokenizer import load_tokenizer
-from ropelens.models.tokens import check_tokens
+from ropelens.models.tokens import check_tokens, read_ids
 from ropelens.statistics.variables import Statistic
 
 LONGEST_DEFAULT_CONTEXT = 2048
@@ -129,7 +128,7 @@ def _source(
     """What is to be measured, up to its weights."""
     if isinstance(tokenizer, (str, Path)):
         options = {name: arguments[name] for name in ("local_files_only", "trust_remote_code")}
-        tokenizer = load_tokenizer(tokenizer, **options)
+        tokenizer = load_tokenizer(tokenizer, Loading(**options))
     if isinstance(model, nn.Module):
         return Source.of_model(model, tokenizer)
     loading = Loading(**{name: arguments[name] for name in OPTIONS_OF_LOAD})

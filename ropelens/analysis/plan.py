@@ -78,7 +78,7 @@ class Source:
             path=found.path,
             revision=found.revision,
             bf16_speed=opened.bf16_speed,
-            quantize=opened.quantize,
+            quantize=opened.loading.quantize,
         )
 
 

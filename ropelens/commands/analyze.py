@@ -35,7 +35,7 @@ def analyze(
         typer.Argument(
             parser=options.name_of,
             metavar="MODEL",
-            help="A local folder, a llama2.c .bin file, a Hub id, bundled, or bundled:NAME, "
+            help="A local folder, a Hub id, bundled, or bundled:NAME, "
             "which ropelens list names; or a folder of models, such as RUN/history. "
             "Several are measured one after another. [default: bundled]",
             show_default=False,

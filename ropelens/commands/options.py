@@ -67,8 +67,7 @@ Model = Annotated[
     typer.Argument(
         parser=name_of,
         metavar="MODEL",
-        help="A local folder, a llama2.c .bin file, a Hub id, bundled, or bundled:NAME, which "
-        "ropelens list names.",
+        help="A local folder, a Hub id, bundled, or bundled:NAME, which ropelens list names.",
     ),
 ]
 Text = Annotated[

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from ropelens.errors import BadArgument
 from ropelens.measure.excerpt import TokenNames, name_token
-from ropelens.models.ids import LARGEST_ID
-from ropelens.models.tokens import check_tokens
+from ropelens.models.tokens import LARGEST_ID, check_tokens
 from ropelens.statistics.block import Block
 from ropelens.statistics.corpus import seen_before
 from ropelens.statistics.variables import Statistic

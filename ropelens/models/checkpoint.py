@@ -1,44 +1,49 @@
-"""Where a checkpoint lies, and whether its files are whole.
+"""A checkpoint on this machine: its folder, configuration, tokenizer and weight files.
 
-No weights are read here: names become a folder or a llama2.c file on this machine, and
-what is broken about the files is said before anything long starts.
+transformers, tokenizers and safetensors read them and say what is wrong. Refused here is what
+they accept: pickles, weights outside the folder, adapters, a tokenizer that fails at work.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
-import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from huggingface_hub import snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from ropelens.errors import BadArgument, BadCheckpoint, words_of
-from ropelens.models.paths import MODELS_WITHIN, at_home, check_utf8
+from ropelens.models.bundled import bundled_path
+from ropelens.models.loading import Loading
+from ropelens.models.paths import at_home
+from ropelens.models.texts import encode
 
-HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py"]
-# Below the top folder lie conversions (onnx/, original/, ...) that nothing here reads.
-HUB_FILES_LEFT_OUT = ["*/*", "consolidated*.safetensors"]
+WITHOUT_WEIGHTS = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py"]
+# Folders in a repository (onnx/, original/, ...) hold conversions, which are not read.
+NOT_FETCHED = ["*/*", "consolidated*.safetensors"]
+SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
-LFS_POINTER = b"version https://git-lfs"
-UNREADABLE = (
-    *(OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError),
-    *(KeyError, TypeError, AttributeError),
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model"),
+    *("sentencepiece.bpe.model", "tekken.json", "tiktoken.model", "*.tiktoken"),
 )
-"""What reading an index of another form raises."""
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on this machine.
+    """A checkpoint's folder `path`, and the `name` that the user gave it.
 
-    `name` is what the user called it, `path` a folder or a llama2.c file, `revision` the
-    commit of a Hub id and "" for everything else.
+    `revision` is the commit of a Hub id, "" for a folder.
     """
 
     name: str
@@ -46,194 +51,224 @@ class Checkpoint:
     revision: str
 
 
-def locate(
-    name: str, *, revision: str | None = None, local_files_only: bool = False
-) -> Checkpoint:
-    """The checkpoint called `name`, fetched from the Hub where it is not on this machine.
+def locate(name: str, loading: Loading, *, weights: bool = True) -> Checkpoint:
+    """The checkpoint `name`, downloaded where it is a Hub id that is not in the cache.
 
-    `name`: a local folder, a llama2.c `.bin` file, "bundled", "bundled:NAME" or a Hub id.
-    What exists on disk wins over a Hub id of the same name. Of a Hub id only what is
-    needed is fetched, and never a pickle; `local_files_only` (or HF_HUB_OFFLINE=1) keeps
-    to what the Hub's cache holds.
+    `name` is a local folder, "bundled", "bundled:NAME" or a Hub id; a folder wins over a Hub
+    id of the same name. No pickle is downloaded, and without `weights` no safetensors.
 
-    Raises BadCheckpoint where there is nothing of that name, BadArgument for a `revision`
-    of something that has none.
+    Raises BadCheckpoint where there is no such checkpoint, BadArgument for a revision of a
+    local folder.
     """
-    if name == "bundled" or name.startswith("bundled:"):
-        path = _bundled(name)
-        return _local(f"bundled:{path.name}", path, revision)
-    path = at_home(name)
-    try:
-        there = path.exists()
-    except OSError as error:  # a name longer than any file's, a folder that may not be read
+    first, _, which = name.partition(":")
+    path = bundled_path(which or "rope") if first == "bundled" else at_home(name)
+    with suppress(OSError):  # a name may be longer than the name of a file
+        if path.exists():
+            if loading.revision is not None:
+                raise BadArgument(
+                    f"{name} has no revision {loading.revision}.",
+                    means="only models on the Hub have revisions; this one is on this machine",
+                    attempt="leave the revision out",
+                )
+            _check_is_folder(path)
+            return Checkpoint(f"bundled:{path.name}" if first == "bundled" else name, path, "")
+    folder = _from_hub(name, loading, weights=weights)
+    return Checkpoint(name, folder, revision=folder.name)
+
+
+def read_config(folder: Path, loading: Loading) -> PreTrainedConfig:
+    """The configuration in a folder; BadCheckpoint where transformers cannot read it."""
+    if (folder / "adapter_config.json").exists():
         raise BadCheckpoint(
-            f"There is no checkpoint to be read at {name:.80}.",
-            seen=error.strerror or str(error),
-        ) from error
-    if there:
-        return _local(name, path, revision)
-    if not HUB_ID.fullmatch(name) or path.suffix in PICKLE_SUFFIXES | {".safetensors"}:
-        raise BadCheckpoint(
-            f"There is no checkpoint at {name}.",
-            seen="no file or folder of that name, and it cannot be a Hub id",
-            attempt="pass a folder with config.json and model.safetensors, or a Hub id",
+            f"{folder} holds an adapter (adapter_config.json).",
+            means="transformers adds it to the weights only where peft is installed",
+            attempt="merge it into its base model (peft: merge_and_unload) and save that",
         )
-    folder = _from_hub(name, revision, local_files_only)
-    return Checkpoint(name=name, path=folder, revision=folder.name)
-
-
-def read_config(folder: Path) -> dict[str, object]:
-    """`config.json` of a checkpoint's folder, as it was written.
-
-    Raises BadCheckpoint where the file is missing, not JSON, or names no model type; also
-    where the folder holds a pipe or a device, which never ends when it is read.
-    """
-    for entry in folder.iterdir():
-        if entry.exists() and not (entry.is_file() or entry.is_dir()):
-            raise BadCheckpoint(f"{entry} is a pipe or a device, not a file.")
-    path = folder / "config.json"
-    if not path.is_file():
-        if (folder / "adapter_config.json").is_file():
-            raise BadCheckpoint(
-                f"{folder} holds an adapter, not a model.",
-                seen="adapter_config.json and no config.json",
-                attempt="merge it into its base model (peft: merge_and_unload) and save that",
-            )
-        if within := [name for name in MODELS_WITHIN if any(folder.glob(name))]:
-            raise BadCheckpoint(
-                f"{folder} is no model: it holds a study, or a run that is not finished.",
-                attempt=f"one of the folders {folder / within[0]}",
-            )
+    if not (folder / "config.json").is_file():
         raise BadCheckpoint(
             f"{folder} has no config.json.",
             seen=f"the folder holds {_names(folder)}",
-            attempt="pass the folder that save_pretrained wrote; a llama2.c checkpoint is "
-            "passed as its .bin file",
-        )
-    if (folder / "adapter_config.json").exists():
-        raise BadCheckpoint(
-            f"{folder} holds an adapter beside its model.",
-            means="transformers adds it to the weights where peft is installed, elsewhere not",
-            attempt="merge it (peft: merge_and_unload) and save that, or move "
-            "adapter_config.json away",
+            attempt="pass the folder that save_pretrained wrote",
         )
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise BadCheckpoint(f"{path} is not readable JSON.", seen=str(error)) from error
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        return AutoConfig.from_pretrained(folder, trust_remote_code=loading.trust_remote_code)
+    except Exception as error:  # the classes of models raise errors of every kind
         raise BadCheckpoint(
-            f"{path} does not say what model it belongs to.",
-            seen='no "model_type" in it that is a name',
-            attempt="use the config.json that save_pretrained wrote for this model",
-        )
-    classes = config.get("architectures")
-    named = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
-    if classes is not None and not named:
-        raise BadCheckpoint(
-            f'"architectures" in {path} is no list of names.', seen=repr(classes)[:100]
-        )
-    return config
+            f"transformers cannot read {folder / 'config.json'}.",
+            seen=words_of(error, kind=True),
+            attempt="a newer transformers knows more model types; a model that brings its own "
+            "code needs trust_remote_code=True, once you have read that code",
+        ) from error
 
 
-def weight_files(folder: Path, *, config: dict[str, object] | None = None) -> list[Path]:
-    """The safetensors files of a checkpoint, each opened once to see that it is whole.
+def load_tokenizer(name: str | Path, loading: Loading) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder, a bundled checkpoint or a Hub id.
 
-    `config` may name another weight file (`transformers_weights`). Raises BadCheckpoint for
-    a missing shard, a truncated or damaged file, and a checkpoint in another format.
+    Raises BadCheckpoint where there is none.
     """
-    names = ["model.safetensors", "model.safetensors.index.json"]
-    if config is not None and "transformers_weights" in config:
-        names = [_within(folder / "config.json", config["transformers_weights"])]
-    found = [folder / name for name in names if (folder / name).is_file()]
-    if not found:
-        raise _not_safetensors(folder)
-    files = [found[0]] if found[0].suffix == ".safetensors" else _shards(found[0])
-    for file in files:
-        _check_safetensors(file)
-    return files
+    with quiet_transformers():
+        tokenizer = read_tokenizer(locate(str(name), loading, weights=False).path, loading)
+    if tokenizer is None:
+        raise BadCheckpoint(
+            f"There is no tokenizer in {name}.", attempt="a folder with tokenizer.json"
+        )
+    return tokenizer
 
 
-def count_numbers(files: list[Path]) -> list[int]:
-    """How many numbers each tensor of safetensors files holds, by their headers."""
-    counts = []
+def read_tokenizer(folder: Path, loading: Loading) -> PreTrainedTokenizerBase | None:
+    """The tokenizer in a folder, None where there is none.
+
+    Raises BadCheckpoint where transformers cannot read it or it cannot encode a letter.
+    """
+    # Without any of these files AutoTokenizer makes an empty tokenizer of the model's family.
+    if not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
+        return None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=loading.trust_remote_code, local_files_only=True
+        )
+        encode("a", tokenizer)
+    except Exception as error:  # a damaged file raises errors of every kind
+        raise BadCheckpoint(
+            f"The tokenizer in {folder} cannot be read.",
+            seen=words_of(error, kind=True),
+            attempt="fetch its files again, or remove them to work with token ids",
+        ) from error
+    return tokenizer
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that transformers loads the checkpoint in `folder` from.
+
+    Raises BadCheckpoint for a checkpoint in another format, and for a list of files that is
+    damaged, incomplete or names a file outside `folder`.
+    """
+    try:
+        names = _weight_names(folder)
+        paths = [PurePath(name) for name in names]
+        missing = [name for name in names if not (folder / name).is_file()]
+    except Exception as error:  # JSON of every form
+        raise BadCheckpoint(
+            f"{folder} has no readable list of its weight files.",
+            seen=words_of(error, kind=True),
+        ) from error
+    if not names:
+        raise _no_safetensors(folder)
+    outside = [str(path) for path in paths if path.is_absolute() or ".." in path.parts]
+    if outside:
+        raise BadCheckpoint(
+            f"{folder} names weights outside itself, which are not read.",
+            seen=outside[0][:200],
+            attempt="put the file into the folder",
+        )
+    if missing:
+        raise BadCheckpoint(
+            f"{len(missing)} weight files are missing from {folder}.",
+            seen=", ".join(missing)[:200],
+            attempt="fetch or copy the checkpoint again",
+        )
+    return [folder / name for name in names if not name.endswith(".json")]
+
+
+def _weight_names(folder: Path) -> list[str]:
+    """The names that config.json and an index give to weight files, that of the index too."""
+    stated = json.loads((folder / "config.json").read_text("utf-8")).get("transformers_weights")
+    names = [stated] if stated else [name for name in SAFETENSORS if (folder / name).is_file()]
+    first = names[:1]
+    if first and first[0].endswith(".json"):
+        first += sorted(
+            set(json.loads((folder / first[0]).read_text("utf-8"))["weight_map"].values())
+        )
+    return first
+
+
+def tensor_sizes(files: list[Path]) -> list[int]:
+    """The number of elements of every tensor in safetensors files, from their headers."""
+    sizes: list[int] = []
     for file in files:
-        with safe_open(file, framework="pt") as opened:
-            shapes = (opened.get_slice(name).get_shape() for name in opened.keys())  # noqa: SIM118 (no dict)
-            counts += [math.prod(shape) for shape in shapes]
-    return counts
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118 (no dict)
+        except SafetensorError as error:
+            raise BadCheckpoint(
+                f"{file} is truncated or damaged.",
+                seen=f"{file.stat().st_size:,} bytes; {error}",
+                attempt="fetch or copy the checkpoint again; where git-lfs left a pointer in "
+                "its place, `git lfs pull`",
+            ) from error
+        sizes += map(math.prod, shapes)
+    return sizes
 
 
 def fingerprint(path: str | Path) -> str:
-    """sha256, in hex, of a file or of the safetensors files that a checkpoint is loaded from.
+    """sha256, in hex, of a file, or of the weight files of a checkpoint's folder.
 
-    Of one file it is what `sha256sum` gives; of several, that of the listing that
-    `sha256sum FILE...` prints. Others in the folder of a checkpoint do not count. Raises
-    BadCheckpoint for a folder that is none.
+    For one file it is what `sha256sum` prints; for several, that of the listing which
+    `sha256sum FILE...` prints. Raises BadCheckpoint for a folder without weights.
     """
     path = Path(path)
-    files = weight_files(path, config=read_config(path)) if path.is_dir() else [path]
+    files = weight_files(path) if path.is_dir() else [path]
     digests = []
     for file in files:
         with file.open("rb") as stream:
             digests.append(hashlib.file_digest(stream, "sha256").hexdigest())
     if len(files) == 1:
         return digests[0]
-    names = [str(file.relative_to(path)) for file in files]
-    listing = "".join(f"{d}  {name}\n" for d, name in zip(digests, names, strict=True))
-    return hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest()
+    lines = zip(digests, files, strict=True)
+    listing = "".join(f"{digest}  {file.relative_to(path)}\n" for digest, file in lines)
+    return hashlib.sha256(listing.encode()).hexdigest()
 
 
-def pickle_refused(path: Path) -> BadCheckpoint:
-    """The error for a checkpoint that only unpickling would read."""
-    return BadCheckpoint(
-        f"{path} is a pickle, which ropelens never loads.",
-        means="reading a pickle can run any code that its author put in",
-        attempt="if you trust the author, convert once: AutoModelForCausalLM.from_pretrained("
-        "FOLDER, use_safetensors=False).save_pretrained(NEW_FOLDER), then pass NEW_FOLDER",
-    )
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No messages of transformers and accelerate, and progress bars on a terminal only."""
+    verbosity = transformers_logging.get_verbosity()
+    on_terminal = sys.stderr is not None and sys.stderr.isatty()
+    hide_bars = transformers_logging.is_progress_bar_enabled() and not on_terminal
+    accelerate = logging.getLogger("accelerate")
+    level = accelerate.level
+    transformers_logging.set_verbosity_error()
+    accelerate.setLevel(logging.ERROR)
+    if hide_bars:
+        transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        accelerate.setLevel(level)
+        if hide_bars:
+            transformers_logging.enable_progress_bar()
 
 
-def _local(name: str, path: Path, revision: str | None) -> Checkpoint:
-    if revision is not None:
-        raise BadArgument(
-            f"{name} has no revision {revision}.",
-            means="only models on the Hub have revisions; this one is on this machine",
-            attempt="leave the revision out",
+def _check_is_folder(path: Path) -> None:
+    if path.suffix in PICKLE_SUFFIXES:
+        raise _pickle_refused(path)
+    if not path.is_dir():
+        raise BadCheckpoint(
+            f"{path} is a file.",
+            attempt=f"pass the folder that holds config.json and the weights: {path.parent}",
         )
-    check_utf8(path)
-    return Checkpoint(name=name, path=path, revision="")
 
 
-def _bundled(name: str) -> Path:
-    from ropelens.models.bundled import (
-        bundled_path,  # late: only this name needs what is bundled
-    )
-
-    _, colon, which = name.partition(":")
-    return Path(bundled_path(which) if colon else bundled_path())
-
-
-def _from_hub(name: str, revision: str | None, local_files_only: bool) -> Path:
+def _from_hub(name: str, loading: Loading, *, weights: bool) -> Path:
     try:
         return Path(
             snapshot_download(
                 name,
-                revision=revision,
-                local_files_only=local_files_only,
-                allow_patterns=HUB_FILES,
-                ignore_patterns=HUB_FILES_LEFT_OUT,
+                revision=loading.revision,
+                local_files_only=loading.local_files_only,
+                allow_patterns=[*WITHOUT_WEIGHTS, *["*.safetensors"] * weights],
+                ignore_patterns=NOT_FETCHED,
             )
         )
-    except HFValidationError as error:
-        reason: Exception = error
-    except OSError as error:  # every error of the Hub and of the network is one
-        # The cache may hold all that a model needs without holding every listed file.
-        cached = try_to_load_from_cache(name, "config.json", revision=revision)
+    except (OSError, HFValidationError) as error:  # those of the network are OSErrors
+        reason = error
+    with suppress(HFValidationError):
+        # The cache may hold all that a model needs, and not every listed file.
+        cached = try_to_load_from_cache(name, "config.json", revision=loading.revision)
         if isinstance(cached, str):
             return Path(cached).parent
-        reason = error
-    where = f"{name} at revision {revision}" if revision else name
+    where = f"{name:.80}" + (f" at revision {loading.revision}" if loading.revision else "")
     raise BadCheckpoint(
         f"There is no checkpoint called {where}.",
         seen="no folder of that name here; " + words_of(reason),
@@ -242,64 +277,10 @@ def _from_hub(name: str, revision: str | None, local_files_only: bool) -> Path:
     ) from reason
 
 
-def _shards(index: Path) -> list[Path]:
-    try:
-        written = json.loads(index.read_text(encoding="utf-8"))
-        shards = sorted({_within(index, shard) for shard in written["weight_map"].values()})
-        missing = [shard for shard in shards if not (index.parent / shard).is_file()]
-    except UNREADABLE as error:
-        raise _no_index(index, words_of(error, kind=True)) from error
-    if not shards:
-        raise _no_index(index, "it names no file")
-    if missing:
-        raise BadCheckpoint(
-            f"{len(missing)} of {len(shards)} weight files are missing from {index.parent}.",
-            seen=f"{index.name} names {missing[0]}, which is not there",
-            attempt="fetch or copy the checkpoint again",
-        )
-    return [index.parent / shard for shard in shards]
-
-
-def _no_index(index: Path, seen: str) -> BadCheckpoint:
-    return BadCheckpoint(f"{index} is not an index of safetensors files.", seen=seen)
-
-
-def _within(by: Path, name: object) -> str:
-    """`name`, a weight file that the file `by` names; refused outside the folder of `by`."""
-    if not isinstance(name, str) or not name:
-        raise BadCheckpoint(f"{by} names a weight file by no name.", seen=repr(name)[:100])
-    path = PurePath(name)
-    if path.is_absolute() or ".." in path.parts:
-        raise BadCheckpoint(
-            f"{by} names weights outside its folder, which are not read.",
-            seen=name[:200],
-            attempt="put the file beside it",
-        )
-    return name
-
-
-def _check_safetensors(file: Path) -> None:
-    with file.open("rb") as stream:
-        if stream.read(len(LFS_POINTER)) == LFS_POINTER:
-            raise BadCheckpoint(
-                f"{file} is a pointer of git-lfs, not the weights.",
-                attempt="run `git lfs pull` in its folder",
-            )
-    try:
-        with safe_open(file, framework="pt"):
-            return
-    except SafetensorError as error:
-        raise BadCheckpoint(
-            f"{file} is truncated or damaged.",
-            seen=f"{file.stat().st_size:,} bytes; {error}",
-            attempt="fetch or copy the checkpoint again",
-        ) from error
-
-
-def _not_safetensors(folder: Path) -> BadCheckpoint:
-    pickles = sorted(p for p in folder.iterdir() if p.suffix in PICKLE_SUFFIXES)
+def _no_safetensors(folder: Path) -> BadCheckpoint:
+    pickles = sorted(path for path in folder.iterdir() if path.suffix in PICKLE_SUFFIXES)
     if pickles:
-        return pickle_refused(pickles[0])
+        return _pickle_refused(pickles[0])
     return BadCheckpoint(
         f"{folder} has no weights that ropelens reads.",
         seen=f"no model.safetensors and no index of shards; it holds {_names(folder)}",
@@ -307,6 +288,15 @@ def _not_safetensors(folder: Path) -> BadCheckpoint:
     )
 
 
+def _pickle_refused(path: Path) -> BadCheckpoint:
+    return BadCheckpoint(
+        f"{path} is a pickle, which ropelens never loads.",
+        means="reading a pickle can run any code that its author put in",
+        attempt="if you trust the author, convert once: AutoModelForCausalLM.from_pretrained("
+        "FOLDER, use_safetensors=False).save_pretrained(NEW_FOLDER), then pass NEW_FOLDER",
+    )
+
+
 def _names(folder: Path) -> str:
     names = sorted(path.name for path in folder.iterdir())
-    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") if names else "nothing"
+    return ", ".join(names[:8]) + ", ..." * (len(names) > 8) or "nothing"

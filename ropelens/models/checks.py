@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 from transformers import (
-    CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
     PreTrainedConfig,
     PreTrainedModel,
@@ -39,23 +38,6 @@ LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 EXTENTS = (*LAYERS, "vocab_size", "hidden_size", "intermediate_size")
 """What takes memory when a model is built; some families name their layers as they like."""
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-def check_model_type(written: dict[str, object], *, trust_remote_code: bool) -> None:
-    """Raise UnsupportedModel where `written`, a config.json, names no model we can build."""
-    model_type = written["model_type"]
-    own_code = "auto_map" in written
-    if model_type in CONFIG_MAPPING or (own_code and trust_remote_code):
-        return
-    if own_code:
-        raise UnsupportedModel(
-            f"The model type {model_type!r} brings its own code, which is not run unasked.",
-            attempt="read that code, and pass trust_remote_code=True if you trust it",
-        )
-    raise UnsupportedModel(
-        f"transformers knows no model type {model_type!r}.",
-        attempt="check config.json, or upgrade transformers",
-    )
 
 
 def check_numbers(config: PreTrainedConfig) -> None:

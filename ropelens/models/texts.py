@@ -7,8 +7,6 @@ import json
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from numbers import Integral
-from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,22 +14,27 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ropelens.errors import BadArgument, BadCheckpoint, BadText
+from ropelens.errors import (
+    BadArgument,
+    BadCheckpoint,
+    BadText,
+    Count,
+    Positive,
+    public,
+    words_of,
+)
 from ropelens.models.paths import TEXT_SUFFIXES, check_document, check_text_path
 from ropelens.statistics.generator import generator_of
 
-LONGEST_FILE = 8_000_000_000
-"""Bytes of a file of text; it is read at once."""
-
 PIECE = 1_000_000
-"""Characters that are tokenized at once: a tokenizer takes a hundred times their room."""
+"""Characters tokenized at once; a tokenizer takes a hundred times their memory."""
 
 PADDING = 0  # any id of any vocabulary: padded positions are never counted
 
 
 @runtime_checkable
 class TextTokenizer(Protocol):
-    """What `tokenize` needs of a tokenizer, as transformers' have it."""
+    """What `tokenize` needs of a tokenizer; those of transformers have it."""
 
     bos_token_id: int | None
 
@@ -42,10 +45,10 @@ class TextTokenizer(Protocol):
 class Sequences:
     """Tokens to measure on, a sequence a row.
 
-    `tokens` is padded on the right to the longest sequence, `lengths` says how much of
-    each row counts. `fingerprint` is the sha256 of the text (see `fingerprint_of`),
-    `source` says in words what was cut how. `documents` numbers the document that each
-    sequence was cut from; None where it is not known.
+    `tokens` is padded on the right to the longest sequence; the first `lengths[row]` of each
+    row count. `fingerprint` is the sha256 of the text (`fingerprint_of`), `source` a sentence
+    about how it was cut. `documents` numbers the document that each sequence was cut from;
+    None where that is not known.
     """
 
     tokens: Int[Tensor, "sequence position"]
@@ -55,89 +58,69 @@ class Sequences:
     documents: Int[Tensor, " sequence"] | None = None
 
 
+@public
 def read_documents(paths: str | Path | Iterable[str | Path]) -> list[str]:
-    """The documents in files and folders, or in one of them, in the order given.
+    """The documents in files and folders, in the order given.
 
-    A file is a document; a `.jsonl` file holds one a line, under "text". A folder stands
-    for its *.txt, *.md and *.jsonl files, at any depth, in order of their paths. Text is
-    UTF-8; a byte-order mark is dropped, line ends become "\\n", as Python's open() has
-    them, and those at the end of a file go: they end its last line, not the document.
-    Empty documents in folders and `.jsonl` files are passed over.
+    A file is a document; a `.jsonl` file has one a line, under "text". A folder stands for
+    its *.txt, *.md and *.jsonl files, at any depth, in order of their paths. Text is UTF-8;
+    a byte-order mark is dropped, line ends become "\\n", and the line ends at the end of a
+    file are dropped. Empty documents in folders and `.jsonl` files are skipped.
 
-    Raises BadText for a path that is not there, a file that cannot be read, is empty or
-    not UTF-8 (with the offset of the byte), and a malformed line (with its number);
-    BadArgument for what is no path.
+    Raises BadText for a path that does not exist, for a file that cannot be read, is empty or
+    is not UTF-8 (with the offset of the byte), and for a malformed line (with its number).
     """
-    listed: list[Any] = [paths]
-    if isinstance(paths, Iterable) and not isinstance(paths, str):
-        listed = list(paths)
-    wrong = [path for path in listed if not isinstance(path, str | PathLike) or path == ""]
-    if wrong:
-        raise BadArgument("Documents are read from paths.", seen=repr(wrong[0])[:80])
     documents: list[str] = []
-    for path in map(Path, listed):
+    for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
         check_text_path(path)
-        if path.is_dir():
-            found = [text for file in _files(path) for text in _read(file)]
-        else:
-            found = _read(path)
-        found = [text for text in found if text.strip()]
-        if not found:
+        files = _files(path) if path.is_dir() else [path]
+        texts = [text for file in files for text in _read(file) if text.strip()]
+        if not texts:
             raise BadText(f"{path} is empty.", means="it holds no text to measure on")
-        documents += found
+        documents += texts
     return documents
 
 
+@public
 def tokenize(
-    documents: str | Sequence[str],
+    documents: str | Iterable[str],
     tokenizer: TextTokenizer | None,
     *,
-    context: int,
-    sequences: int | None = None,
-    seed: int = 0,
+    context: Positive,
+    sequences: Positive | None = None,
+    seed: Count = 0,  # type: ignore[assignment]
 ) -> Sequences:
     """Cut documents, or one, into sequences of `context` tokens.
 
-    Each starts with the tokenizer's BOS where it has one (which then is one of the
-    `context` tokens) and holds no other special token. A document is tokenized as a whole
-    (one of more than a million characters in pieces that end before a space) and then cut; its
-    shorter tail is kept and padded, unless it has fewer than 2 tokens and so nothing to
-    predict.
+    Each starts with the tokenizer's BOS where it has one (which is one of the `context`
+    tokens) and holds no other special token. Each document is tokenized as a whole (a document
+    of more than a million characters in pieces that end before a space) and then cut. Its
+    last, shorter sequence is padded; one of fewer than 2 tokens is dropped, since it has
+    nothing to predict.
 
-    `sequences=N` keeps a random N of them, drawn without replacement by `seed`, in their
-    order, and among these no tail of less than an eighth of `context`, while there are enough
-    others; if there are no more than N, all of them, with a warning if fewer.
+    `sequences=N` draws N of them at random without replacement by `seed` and leaves them in
+    order. Sequences shorter than an eighth of their document's first are drawn only where
+    there are too few others. Where there are fewer than N, all are taken, with a warning.
 
-    Raises BadText for a text of fewer than `context` tokens in total, or one that is the name
-    of a file, BadArgument for what is no text, a context below 2 or fewer than 1 sequence,
-    BadCheckpoint without a tokenizer.
+    Raises BadText for a text of fewer than `context` tokens in total and for a text that is
+    the name of a file, BadArgument for a context below 2 and without a tokenizer.
     """
+    context, wanted = int(context), None if sequences is None else int(sequences)
     check_context(context)
-    check_sequences(sequences)
+    check_tokenizer(tokenizer)
     if isinstance(documents, str):
         check_document(documents)
         documents = [documents]
-    texts = list(documents) if isinstance(documents, Iterable) else [documents]
-    if not all(isinstance(text, str) for text in texts):
-        raise BadArgument(
-            "Documents are a text or a list of texts.", seen=repr(documents)[:100]
-        )
-    if tokenizer is None:
-        raise BadCheckpoint(
-            "The checkpoint has no tokenizer, so text cannot be used.",
-            attempt="--tokenizer NAME_OR_FOLDER for that of another checkpoint, --ids FILE for "
-            "token ids in place of text; in Python tokenizer=, or token ids",
-        )
-    check_tokenizer(tokenizer)
+    texts = list(documents)
     cut = [_cut(text, tokenizer, context) for text in texts]
-    total = sum(len(row) for own in cut for row in own)
+    total = sum(len(row) for rows in cut for row in rows)
     if total < context:
         raise BadText(
             f"The text is shorter than one context of {context:,} tokens.",
             seen=f"{total:,} tokens (documents: {len(texts):,})",
             attempt="pass more text, or a smaller context",
         )
-    tokens, lengths, document = cut_and_sample(cut, sequences, seed)
+    tokens, lengths, document = pad_sample(cut, wanted, int(seed))
     source = (
         f"{len(tokens):,} of {sum(map(len, cut)):,} sequences of up to {context:,} tokens "
         f"(documents: {len(texts):,}, characters: {sum(map(len, texts)):,})"
@@ -145,29 +128,40 @@ def tokenize(
     return Sequences(tokens, lengths, fingerprint_of(texts), source, document)
 
 
-def cut_and_sample(
+def pad_sample(
     cut: list[list[Int[Tensor, " position"]]], sequences: int | None, seed: int
 ) -> tuple[
     Int[Tensor, "sequence position"], Int[Tensor, " sequence"], Int[Tensor, " sequence"]
 ]:
     """The sequences cut from each document, all or a random sample, padded.
 
-    With their lengths, and the number of the document that each is of. What is left of a
-    document after its whole sequences, if it is shorter than an eighth of them, is drawn only
-    where there are too few others: few of its tokens have anything to look back at.
+    Returns the tokens, the length of each sequence and the number of its document. A sequence
+    shorter than an eighth of its document's first is drawn only where there are too few
+    others: few of its tokens have anything to look back at.
     """
-    rows = [row for own in cut for row in own]
-    drawn_from: Sequence[int] = range(len(rows))
+    rows = [row for of_document in cut for row in of_document]
+    document = [number for number, of_document in enumerate(cut) for _ in of_document]
+    chosen: Sequence[int] = range(len(rows))
     if sequences is not None:
-        longer = [8 * len(row) >= len(own[0]) for own in cut for row in own]
-        some = [index for index, enough in enumerate(longer) if enough]
-        drawn_from = some if len(some) >= sequences else drawn_from
-    counts = torch.tensor([len(own) for own in cut], dtype=torch.long)
-    document = torch.arange(len(cut)).repeat_interleave(counts)
-    drawn = [drawn_from[index] for index in _sample(len(drawn_from), sequences, seed)]
-    kept = [rows[index] for index in drawn]
-    tokens = torch.nn.utils.rnn.pad_sequence(kept, batch_first=True, padding_value=PADDING)
-    return tokens, torch.tensor([len(row) for row in kept]), document[drawn]
+        long = [
+            8 * len(row) >= len(of_document[0]) for of_document in cut for row in of_document
+        ]
+        pool = [index for index, enough in enumerate(long) if enough]
+        pool = pool if len(pool) >= sequences else list(chosen)
+        if sequences > len(pool):
+            warnings.warn(
+                f"all {len(pool):,} sequences of the text are used: {sequences:,} were asked "
+                "for",
+                stacklevel=4,
+            )
+        chosen = pool
+        if sequences < len(pool):
+            drawn = torch.randperm(len(pool), generator=generator_of(seed))[:sequences]
+            chosen = [pool[index] for index in sorted(drawn.tolist())]
+    taken = [rows[index] for index in chosen]
+    tokens = torch.nn.utils.rnn.pad_sequence(taken, batch_first=True, padding_value=PADDING)
+    lengths = torch.tensor([len(row) for row in taken])
+    return tokens, lengths, torch.tensor([document[index] for index in chosen])
 
 
 def fingerprint_of(documents: Iterable[str]) -> str:
@@ -176,10 +170,7 @@ def fingerprint_of(documents: Iterable[str]) -> str:
 
 
 def check_context(context: int, maximum: int | None = None) -> None:
-    """Raise BadArgument for a context that is no whole number of at least 2 tokens; warn for
-    one beyond the model's `maximum`."""
-    if not isinstance(context, Integral):
-        raise BadArgument(f"context is {context!r}; it is a whole number of tokens.")
+    """Raise BadArgument for a context below 2, warn of one beyond the model's maximum."""
     if context < 2:
         raise BadArgument(
             f"context is {context}; at least 2 tokens are needed.",
@@ -190,12 +181,6 @@ def check_context(context: int, maximum: int | None = None) -> None:
             f"context {context:,} is beyond the {maximum:,} tokens that the model was made for",
             stacklevel=2,
         )
-
-
-def check_sequences(sequences: int | None) -> None:
-    """Raise BadArgument for a number of sequences that is not one of at least 1."""
-    if sequences is not None and not (isinstance(sequences, Integral) and sequences >= 1):
-        raise BadArgument(f"sequences is {sequences!r}; at least 1 is needed.")
 
 
 def check_vocabulary(sequences: Sequences, *, vocabulary: int) -> None:
@@ -210,49 +195,47 @@ def check_vocabulary(sequences: Sequences, *, vocabulary: int) -> None:
 
 
 def check_tokenizer(tokenizer: object) -> None:
-    """Raise BadArgument where a text is to be tokenized by nothing."""
+    """Raise BadArgument where there is no tokenizer for a text."""
     if not isinstance(tokenizer, TextTokenizer):
         raise BadArgument(
             "A text needs the tokenizer of the model.",
-            attempt="tokenizer= (--tokenizer), as ropelens.load gives it; or token ids",
+            seen=f"tokenizer {tokenizer!r}"[:80],
+            attempt="tokenizer= (--tokenizer NAME_OR_FOLDER), as ropelens.load gives it; or "
+            "token ids (--ids FILE) in place of text",
         )
 
 
-def encode(text: str, tokenizer: TextTokenizer) -> tuple[list[int], list[int]]:
-    """The token that a sequence begins with, where there is one, and those of `text`."""
-    # verbose=False: that a document is longer than the model's maximum is no news here.
-    # split_special_tokens: a "<s>" that somebody wrote is text, not a beginning.
+def encode(text: str, tokenizer: Any) -> tuple[list[int], list[int]]:
+    """The token that a sequence begins with, where there is one, and the tokens of `text`."""
+    # verbose=False: no warning of documents that are longer than the model's maximum.
+    # split_special_tokens: a "<s>" in the text is text, not a beginning.
     options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
     bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     ids: list[int] = []
     for piece in pieces(text):
-        _check_unicode(piece)
+        try:
+            piece.encode()
+        except UnicodeEncodeError as error:
+            raise BadText(
+                "A text holds half of a surrogate pair, which is no character.",
+                seen=f"character {error.start:,} of {piece[:20]!r}",
+                means="the command line turns bytes that are not UTF-8 into such",
+            ) from error
         ids += tokenizer(piece, **options)["input_ids"]
     return bos, ids
-
-
-def _check_unicode(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise BadText(
-            "A text holds what is no character.",
-            seen=f"half of a surrogate pair at character {error.start:,} of {text[:20]!r}",
-            means="bytes that are not UTF-8 become such on the command line",
-        ) from error
 
 
 def pieces(text: str, *, longest: int = PIECE) -> Iterator[str]:
     """`text` in pieces of up to `longest` characters, which end before a space where they can.
 
-    Words begin with their space in most tokenizers, so that the tokens are those of the whole;
-    where a piece has no space in its second half, it is cut anywhere.
+    In most tokenizers words begin with their space, so that the tokens are those of the whole;
+    a piece without a space in its second half is cut anywhere.
     """
     start = 0
     while len(text) - start > longest:
         end = start + longest
         space = text.rfind(" ", start + longest // 2, end + 1)
-        while space > 0 and text[space - 1].isspace():  # a run of them is one token
+        while space > 0 and text[space - 1].isspace():  # several spaces are one token
             space -= 1
         end = space if space > start + longest // 2 else end
         yield text[start:end]
@@ -263,7 +246,7 @@ def pieces(text: str, *, longest: int = PIECE) -> Iterator[str]:
 def prompt_tokens(text: str, tokenizer: Any) -> Int[Tensor, " position"]:
     """A short text as tokens, behind the token that sequences begin with.
 
-    Raises `BadArgument` without a tokenizer, and `BadText` for fewer than 3 tokens.
+    Raises BadArgument without a tokenizer, and BadText for fewer than 3 tokens.
     """
     check_tokenizer(tokenizer)
     bos, ids = encode(text, tokenizer)
@@ -277,24 +260,11 @@ def prompt_tokens(text: str, tokenizer: Any) -> Int[Tensor, " position"]:
     return torch.tensor([*bos, *ids])
 
 
-def _cut(text: str, tokenizer: TextTokenizer, context: int) -> list[Int[Tensor, " position"]]:
+def _cut(text: str, tokenizer: Any, context: int) -> list[Int[Tensor, " position"]]:
     bos, ids = encode(text, tokenizer)
     step = context - len(bos)
     rows = [[*bos, *ids[start : start + step]] for start in range(0, len(ids), step)]
     return [torch.tensor(row) for row in rows if len(row) >= 2]
-
-
-def _sample(rows: int, sequences: int | None, seed: int) -> list[int]:
-    """The numbers of the rows that are kept, in their order."""
-    if sequences is not None and sequences > rows:
-        warnings.warn(
-            f"all {rows:,} sequences of the text are used: {sequences:,} were asked for",
-            stacklevel=4,
-        )
-    if sequences is None or sequences >= rows:
-        return list(range(rows))
-    drawn = torch.randperm(rows, generator=generator_of(seed))
-    return sorted(drawn[:sequences].tolist())
 
 
 def _files(folder: Path) -> list[Path]:
@@ -306,7 +276,7 @@ def _files(folder: Path) -> list[Path]:
 
 def _read(path: Path) -> list[str]:
     try:
-        text = _bytes(path).decode("utf-8")
+        text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         raise BadText(
             f"{path} is not UTF-8.",
@@ -316,49 +286,18 @@ def _read(path: Path) -> list[str]:
     except OSError as error:
         raise BadText(f"{path} cannot be read.", seen=str(error)) from error
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
-    return _read_lines(path, text) if path.suffix == ".jsonl" else [text.rstrip("\n")]
-
-
-def _bytes(path: Path) -> bytes:
-    """All of a file, in pieces: a buffer of the longest would be 8 GB, and in /proc a file's
-    size says nothing."""
-    content = bytearray()
-    with path.open("rb") as file:
-        while piece := file.read(2**24):
-            content += piece
-            if len(content) > LONGEST_FILE:
-                raise BadText(
-                    f"{path} is too long.",
-                    seen=f"more than {LONGEST_FILE:,} bytes",
-                    attempt="several files, or a part of it",
-                )
-    return bytes(content)
-
-
-def _read_lines(path: Path, text: str) -> list[str]:
+    if path.suffix != ".jsonl":
+        return [text.rstrip("\n")]
     documents = []
     for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise BadText(
-                f"Line {number} of {path} is not JSON.",
-                seen=f"{error}; it starts {line[:40]!r}",
-            ) from error
-        if not isinstance(record, dict) or not isinstance(record.get("text"), str):
-            raise BadText(
-                f'Line {number} of {path} has no "text".',
-                seen=f"it starts {line[:40]!r}",
-                attempt='each line of a .jsonl file is an object such as {"text": "Once"}',
-            )
-        try:
-            record["text"].encode()
-        except UnicodeEncodeError as error:
-            raise BadText(
-                f"Line {number} of {path} is no valid text.",
-                seen=f"half of a surrogate pair at character {error.start:,}",
-            ) from error
-        documents.append(record["text"])
+        if line.strip():
+            try:
+                documents.append(json.loads(line)["text"])
+                documents[-1].encode()
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                raise BadText(
+                    f"Line {number} of {path} holds no text.",
+                    seen=f"{words_of(error, kind=True)}; it starts {line[:40]!r}",
+                    attempt='each line of a .jsonl file is an object such as {"text": "Once"}',
+                ) from error
     return documents

@@ -1,6 +1,9 @@
-"""Tokens to run a model on: checked, whatever they come as."""
+"""Token ids to run a model on: checked, or read from a file."""
 
 from __future__ import annotations
+
+import hashlib
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -8,7 +11,11 @@ from jaxtyping import Int
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from ropelens.errors import BadArgument
+from ropelens.errors import BadArgument, BadText, words_of
+from ropelens.models.paths import check_ids_file
+from ropelens.models.texts import Sequences, pad_sample
+
+LARGEST_ID = 2**31
 
 
 def check_tokens(
@@ -17,11 +24,11 @@ def check_tokens(
     *,
     vocabulary: int,
 ) -> tuple[Int[Tensor, "sequence position"], Int[Tensor, " sequence"]]:
-    """`tokens` and their `lengths`, all of them without, as tensors (lengths on the CPU).
+    """`tokens` and `lengths` as tensors (lengths on the CPU); without `lengths` all count.
 
     `vocabulary` is the number of ids that the model knows.
 
-    Raises `BadArgument` for tokens or lengths out of range, saying which.
+    Raises `BadArgument` for tokens or lengths out of range.
     """
     if isinstance(tokens, str):
         raise BadArgument(
@@ -30,10 +37,7 @@ def check_tokens(
             attempt="ropelens.tokenize(text, tokenizer, context=512).tokens",
         )
     tokens = integers(tokens, "tokens")
-    whole = torch.full(tokens.shape[:1], tokens.shape[-1] if tokens.ndim else 0)
-    lengths = whole if lengths is None else integers(lengths, "lengths").cpu()
-    shaped = tokens.ndim == 2 and tokens.shape[0] >= 1 and tokens.shape[1] >= 3
-    if not shaped:
+    if tokens.ndim != 2 or tokens.shape[0] < 1 or tokens.shape[1] < 3:
         raise BadArgument(
             "tokens must be a table of sequences of at least 3 tokens.",
             seen=f"shape {tuple(tokens.shape)}",
@@ -45,31 +49,81 @@ def check_tokens(
             seen=f"ids {int(tokens.min())} to {int(tokens.max())}, vocabulary {vocabulary}",
             attempt="use the tokenizer that belongs to the model",
         )
-    if lengths.shape != tokens.shape[:1] or int(lengths.min()) < 2:
+    if lengths is None:
+        return tokens, torch.full(tokens.shape[:1], tokens.shape[1])
+    lengths = integers(lengths, "lengths").cpu()
+    fit = lengths.shape == tokens.shape[:1]
+    if not fit or int(lengths.min()) < 2 or int(lengths.max()) > tokens.shape[1]:
         raise BadArgument(
-            "lengths must say, for every sequence, how many tokens count (2 or more).",
-            seen=f"{lengths.numel()} lengths for {len(tokens)} sequences, "
-            f"the shortest {int(lengths.min()) if lengths.numel() else 'none'}",
-        )
-    if int(lengths.max()) > tokens.shape[1]:
-        raise BadArgument(
-            "A sequence cannot be longer than its row of tokens.",
-            seen=f"length {int(lengths.max())} of {tokens.shape[1]} positions",
+            "lengths must say, for every sequence, how many of its tokens count (2 or more).",
+            seen=f"lengths {lengths.tolist()} for tokens of shape {tuple(tokens.shape)}"[:200],
         )
     return tokens, lengths
 
 
-def integers(values: object, what: str) -> Int[Tensor, "*shape"]:
+def integers(values: ArrayLike, what: str) -> Int[Tensor, "*shape"]:
     """`values` as whole numbers, or `BadArgument`."""
     try:
         given = values if isinstance(values, Tensor) else np.asarray(values, order="C")
-        found = torch.as_tensor(given)
-        dense = found.layout is torch.strided and not found.is_nested
-        dense = dense and not (found.is_meta or found.is_quantized)
-        whole = dense and (torch.iinfo(found.dtype).bits > 0 or not found.numel())
-    except (TypeError, ValueError, RuntimeError):
-        whole = isinstance(values, list) and not values
-        found = torch.zeros(0)
+        tensor = torch.as_tensor(given)
+        whole = not tensor.is_floating_point() or not tensor.numel()
+    except (TypeError, ValueError, RuntimeError):  # texts, rows of different lengths
+        whole = False
     if not whole:
         raise BadArgument(f"{what} must be whole numbers.", seen=repr(values)[:80])
-    return found.long()
+    return tensor.long()
+
+
+def read_ids(
+    path: str | Path, *, context: int, sequences: int | None = None, seed: int = 0
+) -> Sequences:
+    """The token ids in a file, cut into sequences of up to `context` tokens.
+
+    A `.npy` file holds whole numbers [sequence, position], or one sequence; a `.txt` file a
+    sequence a line, ids apart by spaces or commas. No BOS is added, nothing is unpickled, and
+    sequences of fewer than 2 tokens are dropped. `sequences=N` draws N, as `tokenize` does.
+
+    Raises BadText for a file that does not exist, is of another kind, or holds no ids.
+    """
+    path = Path(path)
+    check_ids_file(path)
+    rows = _read_array(path) if path.suffix == ".npy" else _read_lines(path)
+    pieces = [[part for part in row.split(context) if len(part) >= 2] for row in rows]
+    if not any(pieces):
+        raise BadText(f"{path} holds no sequence of 2 tokens or more.")
+    tokens, lengths, _ = pad_sample(pieces, sequences, seed)
+    total = sum(map(len, pieces))
+    source = f"{len(tokens):,} of {total:,} sequences of token ids, up to {context:,} each"
+    return Sequences(tokens, lengths, hashlib.sha256(path.read_bytes()).hexdigest(), source)
+
+
+def _read_array(path: Path) -> list[Int[Tensor, " position"]]:
+    try:
+        ids = np.load(path, allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise _no_ids(path, words_of(error)) from error
+    if ids.dtype.kind not in "iu" or ids.ndim not in (1, 2):
+        raise _no_ids(path, f"{ids.dtype} of shape {ids.shape}")
+    return list(torch.from_numpy(np.atleast_2d(ids).astype(np.int64)))
+
+
+def _read_lines(path: Path) -> list[Int[Tensor, " position"]]:
+    rows = []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            ids = np.array(line.replace(",", " ").split(), dtype=np.int64)
+        except (ValueError, OverflowError) as error:
+            raise _no_ids(path, f"line {number} starts {line[:40]!r}") from error
+        if len(ids):
+            rows.append(torch.from_numpy(ids))
+    return rows
+
+
+def _no_ids(path: Path, seen: str) -> BadText:
+    return BadText(
+        f"{path} holds no token ids.",
+        seen=seen,
+        attempt="whole numbers: an array [sequence, position] saved by numpy (.npy), or a line "
+        "a sequence, apart by spaces (.txt); text goes to --text",
+    )

@@ -11,7 +11,6 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ropelens.files.folder import explain_full_disk
 from ropelens.models.memory import explain_full_memory
-from ropelens.models.paths import check_utf8
 from ropelens.models.processes import processes
 from ropelens.train.checkpoints import remove_broken_checkpoints, remove_checkpoints
 from ropelens.train.data import (
@@ -136,8 +135,6 @@ def train_in(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Path:
     """`train` by `settings` on `source`, whose tokens are kept in the folder `data`."""
-    check_utf8(out)
-    check_utf8(data)
     if settings.compile and not is_finished(out):
         check_compiler()
     passes_of(settings.size, among=processes().num_processes)

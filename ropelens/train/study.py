@@ -16,7 +16,6 @@ from typing import Any
 
 from ropelens.errors import BadArgument
 from ropelens.files.folder import explain_full_disk, file_name
-from ropelens.models.paths import check_utf8
 from ropelens.models.processes import processes
 from ropelens.rope.formulas import Shape
 from ropelens.rope.variants import parse_variant
@@ -246,7 +245,6 @@ def _begin(out: Path, study: Study, source: Source, *, data: Path) -> Study:
     Gives `study` with the precision of its runs. Its data come first: a study that nothing can
     be trained of leaves `out` to a better one.
     """
-    check_utf8(out)
     path = out / STUDY
     # What studies had that do not say it.
     unsaid = UNSAID | {"precision": "bf16"}

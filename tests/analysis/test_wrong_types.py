@@ -16,10 +16,7 @@ CALLS = {
     "rl.analyze(model, [5])": "The text is a document, a Path, a list of these, or tokens.",
     "rl.analyze(model, b'abc')": "The text is a document, a Path, a list of these, or tokens.",
     "rl.analyze(model, 'a fox', tokenizer=5)": "A text needs the tokenizer of the model.",
-    "rl.tokenize('a fox', 'bundled', context=8)": "A text needs the tokenizer of the model.",
     "rl.profile(model, tokens, seed='x')": "seed is 'x'; it is a whole number.",
-    "rl.profile(model, tokens.to_sparse())": "tokens must be whole numbers.",
-    "rl.profile(model, tokens.to('meta'))": "tokens must be whole numbers.",
     "rl.evaluate(model, tokens, edits={}, seed=None)": "seed is None; it is a whole number.",
     "rl.reach(model, tokens, seed=[1])": "seed is [1]; it is a whole number.",
     "rl.evaluate(model, tokens, edits={}, retrieval=5)": "retrieval says what needles to look "
@@ -41,8 +38,6 @@ CALLS = {
     "rl.truncate(model, tokens, keep=None)": "keep lists shares of the planes.",
     "rl.profile(model, tokens, tokenizer='x')": "Tokens are named by the tokenizer of the "
     "model.",
-    "rl.read_documents([5])": "Documents are read from paths.",
-    "rl.read_documents(None)": "Documents are read from paths.",
     "rl.classify_heads(None)": "This is no profile, or one of an earlier version.",
     "rl.PlaneNumbers(3)": "Planes are listed by their numbers.",
     "rl.PlaneNumbers('')": "Planes are listed by their numbers.",
@@ -52,10 +47,6 @@ CALLS = {
     "rl.truncate(model, tokens, keep=np.array(0.5))": "keep lists shares of the planes.",
     "rl.truncate(model, tokens, ends=(x for x in ['slow']))": "ends lists ends of the planes.",
     "rl.truncate(model, tokens, seed='x')": "seed is 'x'; it is a whole number.",
-    "rl.read_documents('Call me Ishmael. ' * 40)": "There is no text to be read at '"
-    + ("Call me Ishmael. " * 40)[:80]
-    + "'.",
-    "rl.read_documents('')": "Documents are read from paths.",
     "rl.PlaneNumbers(n for n in (0, 1))": "Planes are listed by their numbers.",
     "rl.stop_planes(5)": "Planes are listed by their numbers.",
     "rl.stop_planes('')": "Planes are listed by their numbers.",

@@ -84,9 +84,9 @@ def with_a_broken_tokenizer(model: Path) -> None:
         (truncated, "model.safetensors is truncated or damaged"),
         (with_nan, "lm_head.weight holds NaN or infinite numbers"),
         (pickled, "pytorch_model.bin is a pickle, which ropelens never loads"),
-        (without_tokenizer, "The checkpoint has no tokenizer"),
+        (without_tokenizer, "A text needs the tokenizer of the model"),
         (with_too_few_tokens, "The tokenizer gives ids that the model does not have"),
-        (with_a_broken_config, "config.json is refused by transformers"),
+        (with_a_broken_config, "transformers cannot read"),
         (with_a_broken_tokenizer, "cannot be read"),
     ],
 )
@@ -164,7 +164,7 @@ def test_a_revision_of_a_folder(ropelens: Command, model: Path, text: Path, out:
         ("spaces.txt", b" \n \n", "is empty"),
         ("latin.txt", "naïve".encode("latin-1"), "is not UTF-8"),
         ("short.txt", b"a fox", "The text is shorter than one context of 64 tokens"),
-        ("bad.jsonl", b'{"text": 1}', 'has no "text"'),
+        ("bad.jsonl", b'{"text": 1}', "holds no text"),
     ],
 )
 def test_a_text_that_cannot_be_used(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -80,32 +79,32 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], type[RopelensError], list[str
     "a model and an adapter": (
         lambda f: (f / "adapter_config.json").write_text("{}"),
         BadCheckpoint,
-        ["holds an adapter beside its model", "where peft is installed"],
+        ["holds an adapter", "where peft is installed"],
     ),
     "config no JSON": (
         lambda f: (f / "config.json").write_text("{'model_type': "),
         BadCheckpoint,
-        ["config.json is not readable JSON", "line 1 column 2"],
+        ["transformers cannot read", "is not a valid JSON file"],
     ),
     "config a list": (
         lambda f: (f / "config.json").write_text("[]"),
         BadCheckpoint,
-        ["config.json does not say what model", '"model_type"'],
+        ["transformers cannot read", "`model_type` key in its config.json"],
     ),
     "unknown model type": (
         lambda f: edit_config(f, model_type="yeti"),
-        UnsupportedModel,
-        ["knows no model type 'yeti'", "upgrade"],
+        BadCheckpoint,
+        ["has model type `yeti`", "a newer transformers"],
     ),
     "code of its own": (
         lambda f: edit_config(f, model_type="yeti", auto_map={"AutoConfig": "yeti.Yeti"}),
-        UnsupportedModel,
-        ["'yeti' brings its own code", "trust_remote_code=True"],
+        BadCheckpoint,
+        ["contains custom code", "trust_remote_code=True"],
     ),
     "impossible config": (
         lambda f: edit_config(f, hidden_size=31),
         BadCheckpoint,
-        ["config.json is refused by transformers", "31"],
+        ["transformers cannot read", "31"],
     ),
     "a context of one token": (
         lambda f: edit_config(f, max_position_embeddings=1),
@@ -150,7 +149,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], type[RopelensError], list[str
             "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n"
         ),
         BadCheckpoint,
-        ["pointer of git-lfs", "git lfs pull"],
+        ["truncated or damaged", "git lfs pull"],
     ),
     "missing tensor": (
         lambda f: edit_weights(f, lambda w: w.pop("model.layers.0.self_attn.q_proj.weight")),
@@ -201,9 +200,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], type[RopelensError], list[str
     "missing shard": (
         lose_a_shard,
         BadCheckpoint,
-        ["weight files are missing", "names model-00002-of-"],
+        ["1 weight files are missing", "model-00002-of-"],
     ),
-    "bad index": (bad_index, BadCheckpoint, ["is not an index of safetensors files"]),
+    "bad index": (bad_index, BadCheckpoint, ["no readable list of its weight files"]),
     "bad tokenizer": (
         lambda f: (f / "tokenizer.json").write_text('{"version": "1.0"}'),
         BadCheckpoint,
@@ -273,8 +272,6 @@ SIZES_OF_NO_MODEL = {
     "dtype": [3, {"a": 1}],
     "hidden_act": ["nosuch", 3, [1], {"a": 1}],
     "text_config": [[1], 3],
-    "architectures": [3, [1], {"a": 1}],
-    "model_type": [[1], {"a": 1}, 3],
 }
 
 
@@ -326,14 +323,10 @@ def test_an_index_of_another_form_is_refused(tmp_path: Path) -> None:
     index, files = sharded(save_tiny(tmp_path / "model"))
     first = next(iter(files))
     (tmp_path / "beside.safetensors").write_bytes((index.parent / files[first]).read_bytes())
-    outside = "names weights outside its folder"
+    outside = "names weights outside itself"
     wrong: dict[str, tuple[object, str]] = {
-        "a list": ([1], "is not an index"),
-        "nothing": ({}, "it names no file"),
-        "too long": (files | {first: "a" * 5000}, "is not an index"),
-        "numbers": (dict.fromkeys(files, 1), "names a weight file by no name"),
-        "a number": (files | {first: 3}, "names a weight file by no name"),
-        "no name": (files | {first: ""}, "names a weight file by no name"),
+        "a list": ([1], "no readable list"),
+        "a number": (files | {first: 3}, "no readable list"),
         "above": (files | {first: "../beside.safetensors"}, outside),
         "elsewhere": (files | {first: str(tmp_path / "beside.safetensors")}, outside),
     }
@@ -366,18 +359,8 @@ def test_a_tokenizer_config_of_wrong_types_is_refused(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "model")
     path = folder / "tokenizer_config.json"
     whole = json.loads(path.read_text())
-    wrong: list[object] = [[], 3, *({name: 3} for name in ("bos_token", "tokenizer_class"))]
-    wrong += [{"model_max_length": "x"}, {"model_max_length": [1]}]  # which fail at work
+    wrong: list[object] = [[], {"bos_token": 3}, {"model_max_length": "x"}]  # fails at work
     for change in wrong:
         path.write_text(json.dumps(whole | change if isinstance(change, dict) else change))
-        with pytest.raises(BadCheckpoint, match=r"tokenizer in .* cannot be read") as caught:
+        with pytest.raises(BadCheckpoint, match=r"tokenizer in .* cannot be read"):
             load(folder)
-        if not isinstance(change, dict):
-            assert "tokenizer_config.json is not a JSON object" in caught.value.line
-
-
-def test_a_file_that_never_ends_is_refused(tmp_path: Path) -> None:
-    folder = save_tiny(tmp_path / "model")
-    os.mkfifo(folder / "generation_config.json.later")
-    with pytest.raises(BadCheckpoint, match="is a pipe or a device, not a file"):
-        load(folder)

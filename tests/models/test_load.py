@@ -180,7 +180,6 @@ def test_cuda_that_is_not_there_is_named(folder: Path, device: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_cuda_is_taken_where_there_is_one(folder: Path) -> None:
     model, _ = load(folder)
@@ -228,7 +227,7 @@ def test_the_bundled_checkpoint_goes_by_its_name() -> None:
         model, tokenizer = load(name)
         assert model.config._name_or_path == whole
         assert tokenizer is not None
-        assert locate(name).path == bundled_path()
+        assert locate(name, Loading()).path == bundled_path()
 
 
 def test_what_is_not_bundled_is_refused() -> None:

@@ -139,7 +139,7 @@ def test_weights_beyond_the_memory_are_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_tiny(tmp_path / "model")
-    weights = open_checkpoint(tmp_path / "model").weight_bytes
+    weights = open_checkpoint(tmp_path / "model", Loading()).weight_bytes
     monkeypatch.setattr("ropelens.models.load.free_bytes", lambda _: weights - 1)
     with pytest.raises(BadArgument, match=r"(?s)does not fit.*0\.0 GB free on cpu.*device map"):
         load(tmp_path / "model", device="cpu")
@@ -152,7 +152,7 @@ def test_weights_take_the_bytes_that_they_are_saved_or_read_in(tmp_path: Path) -
     folder = save_tiny(tmp_path / "model")
     model = tiny_llama()
     model.to(torch.bfloat16).save_pretrained(folder)
-    numbers = open_checkpoint(folder).parameters
+    numbers = open_checkpoint(folder, Loading()).parameters
     edit_config(folder, dtype=None, quantization_config=None)
     (folder / "model.safetensors").rename(folder / "other.safetensors")
     edit_config(folder, transformers_weights="other.safetensors")
@@ -162,7 +162,7 @@ def test_weights_take_the_bytes_that_they_are_saved_or_read_in(tmp_path: Path) -
     opened = open_checkpoint(folder, Loading(quantize="int8"))
     assert opened.weight_bytes == numbers
     edit_config(folder, quantization_config={"quant_method": "gptq", "bits": 4})
-    assert open_checkpoint(folder).weight_bytes == saved
+    assert open_checkpoint(folder, Loading()).weight_bytes == saved
 
 
 def test_a_plan_beyond_the_memory_is_a_warning(

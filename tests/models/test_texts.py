@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tracemalloc
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,9 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from ropelens.errors import BadArgument, BadCheckpoint, BadText, RopelensError
+from ropelens.models.checkpoint import load_tokenizer
 from ropelens.models.load import load
+from ropelens.models.loading import Loading
 from ropelens.models.texts import (
     PADDING,
     Sequences,
@@ -30,7 +31,6 @@ from ropelens.models.texts import (
     read_documents,
     tokenize,
 )
-from ropelens.models.tokenizer import load_tokenizer
 
 
 def letters(*, bos: bool = True) -> PreTrainedTokenizerFast:
@@ -113,32 +113,24 @@ BAD_FILES: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
         write("a.txt", b"caf\xe9 au lait"),
         ["a.txt is not UTF-8", "byte 3 is 0xe9", "iconv"],
     ),
-    "UTF-16": (
-        write("a.txt", "text".encode("utf-16")),
-        ["a.txt is not UTF-8", "byte 0 is 0xff"],
-    ),
-    "cut in a character": (
-        write("a.txt", "né".encode()[:2]),
-        ["byte 1 is 0xc3", "end of data"],
-    ),
-    "jsonl not UTF-8": (
-        write("a.jsonl", b'{"text": "\xe9"}'),
-        ["not UTF-8", "byte 10 is 0xe9"],
-    ),
     "jsonl empty": (write("a.jsonl", b'{"text": ""}\n'), ["a.jsonl is empty"]),
     "jsonl malformed": (
         write("a.jsonl", b'{"text": "good"}\n\n{"text": bad}\n'),
-        ["Line 3 of", "a.jsonl is not JSON", "it starts '{\"text\": bad}'"],
+        [
+            "Line 3 of",
+            "a.jsonl holds no text",
+            "JSONDecodeError",
+            "it starts '{\"text\": bad}'",
+        ],
     ),
     "jsonl no text": (
         write("a.jsonl", b'{"text": "good"}\n{"content": "x"}\n'),
-        ["Line 2 of", 'has no "text"', "an object such as"],
+        ["Line 2 of", "holds no text", "an object such as"],
     ),
-    "jsonl a list": (write("a.jsonl", b'["text"]\n'), ["Line 1 of", 'has no "text"']),
-    "jsonl a number": (write("a.jsonl", b'{"text": 3}\n'), ["Line 1 of", 'has no "text"']),
+    "jsonl a number": (write("a.jsonl", b'{"text": 3}\n'), ["Line 1 of", "holds no text"]),
     "jsonl half a pair": (
         write("a.jsonl", b'{"text": "ab\\ud83d"}\n'),
-        ["Line 1 of", "is no valid text", "surrogate pair at character 2"],
+        ["Line 1 of", "holds no text", "surrogates not allowed"],
     ),
 }
 
@@ -158,11 +150,11 @@ def test_a_file_that_cannot_be_read_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Permissions do not stop root, so the operating system's refusal is played.
-    def refuse(path: Path, mode: str) -> None:
+    def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
     (tmp_path / "a.txt").write_text("secret")
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "read_bytes", refuse)
     with pytest.raises(BadText, match=r"a\.txt cannot be read\.[\s\S]*Permission denied"):
         read_documents([tmp_path / "a.txt"])
 
@@ -287,58 +279,21 @@ BAD_CUTS: dict[str, tuple[Callable[[], object], type[RopelensError], str]] = {
         BadArgument,
         "context is 1; at least 2 tokens",
     ),
-    "context 0": (lambda: tokenize(["abc"], WITH_BOS, context=0), BadArgument, "context is 0"),
-    "context -3": (
-        lambda: tokenize(["abc"], WITH_BOS, context=-3),
-        BadArgument,
-        "context is -3",
-    ),
-    "sequences 0": (
-        lambda: tokenize(["abc"], WITH_BOS, context=2, sequences=0),
-        BadArgument,
-        "sequences is 0; at least 1",
-    ),
-    "sequences -1": (
-        lambda: tokenize(["abc"], WITH_BOS, context=2, sequences=-1),
-        BadArgument,
-        "sequences is -1",
-    ),
-    "sequences a list": (
-        lambda: tokenize(["abc"], WITH_BOS, context=2, sequences=[1]),
-        BadArgument,
-        r"sequences is \[1\]; at least 1",
-    ),
     "a context in words": (
         lambda: tokenize(["abc"], WITH_BOS, context="64"),
         BadArgument,
-        "context is '64'; it is a whole number of tokens",
+        "tokenize: context must be a whole number, 1 or more",
     ),
     "nothing": (lambda: tokenize("", WITH_BOS, context=2), BadText, "shorter than one context"),
-    "bytes": (
-        lambda: tokenize(b"abc", WITH_BOS, context=2),
-        BadArgument,
-        r"Documents are a text or a list of texts[\s\S]*b'abc'",
-    ),
-    "a number": (lambda: tokenize(3, WITH_BOS, context=2), BadArgument, "or a list of texts"),
-    "lists in a list": (
-        lambda: tokenize([["abc"]], WITH_BOS, context=2),
-        BadArgument,
-        r"a list of texts[\s\S]*\[\['abc'\]\]",
-    ),
     "half a character": (
         lambda: tokenize("a\udcffb", WITH_BOS, context=2),
         BadText,
-        r"holds what is no character[\s\S]*half of a surrogate pair at character 1",
-    ),
-    "a tokenizer by name": (
-        lambda: tokenize(["abc"], "bundled", context=2),
-        BadArgument,
-        "needs the tokenizer of the model",
+        r"half of a surrogate pair[\s\S]*character 1",
     ),
     "no tokenizer": (
         lambda: tokenize(["abc"], None, context=2),
-        BadCheckpoint,
-        "has no tokenizer, so text cannot be used",
+        BadArgument,
+        "needs the tokenizer of the model",
     ),
     "other vocabulary": (
         lambda: check_vocabulary(tokenize(["abz"], WITH_BOS, context=2), vocabulary=122),
@@ -378,38 +333,16 @@ def test_special_tokens_that_somebody_wrote_are_text() -> None:
 # What never ends, or ends late.
 
 
-def test_a_pipe_or_device_is_refused_unread(tmp_path: Path) -> None:
+def test_a_pipe_is_refused_unread(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.txt")
-    for path in (tmp_path / "pipe.txt", Path("/dev/zero")):
-        with pytest.raises(BadText, match="is a pipe or a device, which may never end"):
-            read_documents([path])
-    with pytest.raises(BadText, match=r"holds no \*\.txt"):  # which a folder's are passed over
+    with pytest.raises(BadText, match=r"There is no text at .*pipe\.txt"):
+        read_documents([tmp_path / "pipe.txt"])
+    with pytest.raises(BadText, match=r"holds no \*\.txt"):  # pipes in a folder are skipped
         read_documents([tmp_path])
 
 
-def test_a_file_too_long_for_the_memory_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ropelens.models.texts.LONGEST_FILE", 10)
-    (tmp_path / "a.txt").write_text("a" * 10)
-    assert read_documents([tmp_path / "a.txt"]) == ["a" * 10]
-    (tmp_path / "a.txt").write_text("a" * 11)
-    with pytest.raises(BadText, match="is too long"):
-        read_documents([tmp_path / "a.txt"])
-
-
-def test_a_short_file_takes_little_memory(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("abc")
-    tracemalloc.start()
-    try:
-        assert read_documents([tmp_path / "a.txt"]) == ["abc"]
-        assert tracemalloc.get_traced_memory()[1] < 10**8
-    finally:
-        tracemalloc.stop()
-
-
 def test_a_long_line_is_tokenized_in_pieces_with_the_tokens_of_the_whole() -> None:
-    tokenizer = load_tokenizer("bundled")
+    tokenizer = load_tokenizer("bundled", Loading())
     text = "Once upon  a time, there   was a well-known fox;\n\n it ran.  " * 40
     _, whole = encode(text, tokenizer)
     for longest in range(30, 60):
