@@ -88,7 +88,7 @@ def tokenize(
     *,
     context: Positive,
     sequences: Positive | None = None,
-    seed: Count = 0,  # type: ignore[assignment]
+    seed: Count = 0,
 ) -> Sequences:
     """Cut documents, or one, into sequences of `context` tokens.
 
@@ -105,7 +105,6 @@ def tokenize(
     Raises BadText for a text of fewer than `context` tokens in total and for a text that is
     the name of a file, BadArgument for a context below 2 and without a tokenizer.
     """
-    context, wanted = int(context), None if sequences is None else int(sequences)
     check_context(context)
     check_tokenizer(tokenizer)
     if isinstance(documents, str):
@@ -120,7 +119,7 @@ def tokenize(
             seen=f"{total:,} tokens (documents: {len(texts):,})",
             attempt="pass more text, or a smaller context",
         )
-    tokens, lengths, document = pad_sample(cut, wanted, int(seed))
+    tokens, lengths, document = pad_sample(cut, sequences, seed)
     source = (
         f"{len(tokens):,} of {sum(map(len, cut)):,} sequences of up to {context:,} tokens "
         f"(documents: {len(texts):,}, characters: {sum(map(len, texts)):,})"

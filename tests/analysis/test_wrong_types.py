@@ -15,7 +15,6 @@ CALLS = {
     "rl.analyze(model, 5)": "The text is a document, a Path, a list of these, or tokens.",
     "rl.analyze(model, [5])": "The text is a document, a Path, a list of these, or tokens.",
     "rl.analyze(model, b'abc')": "The text is a document, a Path, a list of these, or tokens.",
-    "rl.analyze(model, 'a fox', tokenizer=5)": "A text needs the tokenizer of the model.",
     "rl.profile(model, tokens, seed='x')": "seed is 'x'; it is a whole number.",
     "rl.evaluate(model, tokens, edits={}, seed=None)": "seed is None; it is a whole number.",
     "rl.reach(model, tokens, seed=[1])": "seed is [1]; it is a whole number.",

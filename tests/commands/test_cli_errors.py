@@ -132,8 +132,8 @@ def test_a_model_that_cannot_be_measured(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("./no/such/folder", "There is no checkpoint at ./no/such/folder"),
-        ("weights.safetensors", "There is no checkpoint at weights.safetensors"),
+        ("./no/such/folder", "There is no checkpoint called ./no/such/folder"),
+        ("weights.safetensors", "There is no checkpoint called weights.safetensors"),
         ("nobody/nothing", "There is no checkpoint called nobody/nothing"),
         ("bundled:nothing", "no checkpoint called 'nothing' is bundled"),
     ],
