@@ -17,26 +17,21 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.activations import ACT2FN
 
 from ropelens.errors import BadCheckpoint, UnsupportedModel, words_of
 from ropelens.models.places import device_of, with_weights
 from ropelens.models.rope_types import head_dim_of
-from ropelens.rope.plain import plain_number
+from ropelens.models.rotation import rope_parameters
 
-# How classes end that AutoModelForCausalLM builds a generating model from; from others, an
-# encoder's or a classifier's, it builds one without a word.
 GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "WithLMHead")
-COUNTS = (
-    *("vocab_size", "hidden_size", "num_hidden_layers"),
-    *("num_attention_heads", "num_key_value_heads"),
-)
-"""What a config counts, where it states it; a list has a number a layer."""
-POSITIONS = ("max_position_embeddings", "n_positions")
-TRAINED = "original_max_position_embeddings"
+"""How the names of generating classes end; AutoModelForCausalLM builds others as well."""
+
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+COUNTS = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", *LAYERS)
+POSITIONS = ("max_position_embeddings", "n_positions")
 EXTENTS = (*LAYERS, "vocab_size", "hidden_size", "intermediate_size")
 """What takes memory when a model is built; some families name their layers as they like."""
+
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -46,37 +41,22 @@ def check_numbers(config: PreTrainedConfig) -> None:
     transformers builds some models from them, which then fail, or measure nothing.
     """
     text = config.get_text_config()
-    if not isinstance(text, PreTrainedConfig):
-        raise _impossible("text_config", text, "it is an object")
-    for one in (config, text):
-        if vars(one).get("attribute_map", {}) != {}:
-            raise _impossible("attribute_map", one.attribute_map, "only code may: remove it")
     facts = text.to_dict()
-    counts = {name: facts.get(text.attribute_map.get(name, name)) for name in COUNTS}
-    for name, value in counts.items():
-        for number in value if isinstance(value, list) else [value]:
-            if number is not None and (type(number) is not int or number < 1):
-                raise _impossible(name, value, "it is a whole number above 0")
-    rope = facts.get("rope_parameters")
-    positions = [(name, facts[name], 2) for name in POSITIONS if facts.get(name) is not None]
-    positions += [(TRAINED, value, 1) for value in _stated(rope, TRAINED)]
-    for name, value, least in positions:
-        if not isinstance(value, int | float) or not least <= value < 2**53:
-            raise _impossible(name, value, f"it is a number of tokens, {least} to 2^53")
-    heads, kv_heads = counts["num_attention_heads"], counts["num_key_value_heads"]
+    least = dict.fromkeys(COUNTS, 1) | dict.fromkeys(POSITIONS, 2)
+    for name, smallest in least.items():
+        value = facts.get(text.attribute_map.get(name, name))
+        for number in value if isinstance(value, list) else [value]:  # one a layer
+            if number is not None and not smallest <= number < 2**53:
+                raise _impossible(name, value, f"it is a number from {smallest} to 2^53")
+    heads, kv_heads = facts.get("num_attention_heads"), facts.get("num_key_value_heads")
     if isinstance(heads, int) and isinstance(kv_heads, int) and heads % kv_heads:
         raise _impossible("num_key_value_heads", kv_heads, f"it divides the {heads} heads")
-    for base in _stated(rope, "rope_theta"):
-        number = plain_number(base)
-        if not 1 < number < math.inf:
+    for parameters in rope_parameters(config):
+        base, trained = map(parameters.get, ("rope_theta", "original_max_position_embeddings"))
+        if base is not None and not 1 < float(base) < math.inf:
             raise _impossible("rope_theta", base, "a base above 1 makes the planes differ")
-    if not isinstance(text.dtype, (torch.dtype, type(None))):
-        raise _impossible("dtype", text.dtype, "it is the name of one")
-    for name in ("hidden_act", "hidden_activation"):
-        function = facts.get(name)
-        known = function is None or (isinstance(function, str) and function in ACT2FN)
-        if not known and "auto_map" not in facts:
-            raise _impossible(name, function, "transformers has no activation of that name")
+        if trained is not None and not 1 <= trained < 2**53:
+            raise _impossible("original_max_position_embeddings", trained, "it counts tokens")
 
 
 def check_extent(config: PreTrainedConfig, counts: list[int]) -> None:
@@ -97,15 +77,6 @@ def check_extent(config: PreTrainedConfig, counts: list[int]) -> None:
                 seen=f"{value:,}; the files hold {most:,} {of}",
                 means="config.json and the weights belong to different models",
             )
-
-
-def _stated(rope: object, name: str) -> Iterator[object]:
-    """Every `name` in the RoPE parameters of a config, which may have some a kind of layer."""
-    if isinstance(rope, dict):
-        if rope.get(name) is not None:
-            yield rope[name]
-        for part in rope.values():
-            yield from _stated(part, name)
 
 
 def _impossible(name: str, value: object, means: str) -> BadCheckpoint:

@@ -109,30 +109,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], type[RopelensError], list[str
     "a context of one token": (
         lambda f: edit_config(f, max_position_embeddings=1),
         BadCheckpoint,
-        ["states an impossible max_position_embeddings", "2 to 2^53"],
-    ),
-    "a context that no array could hold": (
-        lambda f: edit_config(f, max_position_embeddings=10**30),
-        BadCheckpoint,
-        ["states an impossible max_position_embeddings", "number of tokens"],
-    ),
-    "a trained context that is no number": (
-        lambda f: edit_config(
-            f,
-            rope_parameters={
-                "rope_type": "dynamic",
-                "rope_theta": 1e4,
-                "factor": 2.0,
-                "original_max_position_embeddings": "x",
-            },
-        ),
-        BadCheckpoint,
-        ["states an impossible original_max_position_embeddings", "number of tokens"],
-    ),
-    "names that the code has": (
-        lambda f: edit_config(f, attribute_map="x"),
-        BadCheckpoint,
-        ["states an impossible attribute_map"],
+        ["states an impossible max_position_embeddings", "from 2 to 2^53"],
     ),
     "truncated": (
         lambda f: truncate(f, 30_000),
@@ -260,32 +237,27 @@ def test_a_damaged_checkpoint_is_refused_by_name(
     assert capfd.readouterr() == ("", "")
 
 
-SIZES_OF_NO_MODEL = {
+NUMBERS_OF_NO_MODEL = {
     "num_hidden_layers": [0, -1],
-    "num_attention_heads": [-1],
-    "num_key_value_heads": [0, 3, 8],
+    "num_key_value_heads": [0, 3],
     "vocab_size": [0],
-    "rope_parameters": [
-        {"rope_type": "default", "rope_theta": theta}
-        for theta in (1, 0, -1, "x", [1], float("nan"), float("inf"))
-    ],
-    "dtype": [3, {"a": 1}],
-    "hidden_act": ["nosuch", 3, [1], {"a": 1}],
-    "text_config": [[1], 3],
+    "max_position_embeddings": [10**30],
+    "rope_theta": [1, -1, float("nan")],
 }
 
 
-def test_values_of_no_model_are_refused_by_name(tmp_path: Path) -> None:
+def test_numbers_of_no_model_are_refused_by_name(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "model")
     config = (folder / "config.json").read_text()
-    for name, values in SIZES_OF_NO_MODEL.items():
+    for name, values in NUMBERS_OF_NO_MODEL.items():
         for value in values:
             (folder / "config.json").write_text(config)
-            edit_config(folder, **{name: value})
-            with pytest.raises(BadCheckpoint) as caught:
+            rope = {"rope_type": "default", "rope_theta": value}
+            edit_config(
+                folder, **({"rope_parameters": rope} if name == "rope_theta" else {name: value})
+            )
+            with pytest.raises(BadCheckpoint, match=f"states an impossible {name}"):
                 load(folder)
-            known = {"rope_parameters": "rope_theta"}.get(name, name)
-            assert known in caught.value.line, caught.value.line
 
 
 def test_a_config_beyond_its_weights_is_refused_before_it_is_built(tmp_path: Path) -> None:
