@@ -173,7 +173,7 @@ def check_truncation(
 ) -> None:
     """Raise what `truncate` would for options that no model can have."""
     wanted_measures(measures)
-    check_cuts(keep, ends, bands, controls)
+    check_cuts(keep, ends)
 
 
 def named_entries(

@@ -1,7 +1,7 @@
 """The frequencies of every variant of RoPE, in transformers' order of operations.
 
-Functions of a variant's value and of the `Shape` that it is put to. Sources stand in the
-table of variants (`ropelens.rope.variants`).
+Functions of a variant's value and of the `Shape` of a model. Sources stand in the table of
+variants (`ropelens.rope.variants`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ropelens.rope.select import kept_planes
 
 @dataclass(frozen=True)
 class Shape:
-    """What a variant's frequencies depend on beside its value.
+    """The model that a variant is put to.
 
-    `head_dim` coordinates rotate; `base` is that of a variant which names none; `context`
-    tokens is what the model was trained for, before the variant; `length` tokens are in a
-    sequence, for variants that change with it (dynamic, longrope); 0 is any short one.
+    `head_dim` coordinates rotate; `base` is for variants that name none; `context` is the
+    trained length in tokens, before the variant; `length` is that of the sequence, for variants
+    that change with it (dynamic, longrope), 0 for any short one.
     """
 
     head_dim: int
@@ -33,7 +33,7 @@ class Shape:
 
 
 Rates = tuple[Float[Tensor, " frequency"], float]
-"""inv_freq of every plane (rad/token, 0 where it stands still), and the attention factor."""
+"""inv_freq of every plane (rad/token, 0: it stands still), and the attention factor."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def p_rope_reversed(p: float, shape: Shape) -> Rates:
 
 
 def partial(p: float, shape: Shape) -> Rates:
-    """The first int(p D // 2) planes turn, at frequencies spread anew; the rest stand still."""
+    """The first int(p D // 2) planes turn, frequencies spread anew over them."""
     inv_freq = torch.zeros(shape.head_dim // 2)
     rotated = kept_planes(p, shape.head_dim)
     if rotated:
@@ -99,7 +99,7 @@ def ntk_base(stretch: float, shape: Shape) -> float:
     """The base that makes the slowest plane `stretch` times slower, and keeps the fastest."""
     if shape.head_dim < 4:
         raise BadArgument(
-            "Its base grows so that one plane slows and another does not.",
+            "NTK scaling slows one plane and keeps another.",
             seen=f"{shape.head_dim} rotating coordinates, which are one plane",
         )
     return float(shape.base * stretch ** (shape.head_dim / (shape.head_dim - 2)))
@@ -111,7 +111,7 @@ def ntk(stretch: float, shape: Shape) -> Rates:
 
 
 def dynamic(stretch: float, shape: Shape) -> Rates:
-    """As ntk, stretched further the longer the sequence is than the trained context."""
+    """As ntk, with a stretch that grows with the sequence past the trained context."""
     length = max(shape.length, shape.context)
     growth = stretch * length / shape.context - (stretch - 1)
     return _plain(shape, base=ntk_base(growth, shape)), 1.0
@@ -121,7 +121,7 @@ def yarn(stretch: float, shape: Shape) -> Rates:
     """Planes of over 32 turns in the context stay; those of under one are slowed."""
     if shape.base <= 1:
         raise BadArgument(
-            "YaRN tells planes apart by their speed.",
+            "YaRN needs planes of different speeds.",
             seen=f"base {shape.base:g}, with which all planes turn alike or faster",
         )
 

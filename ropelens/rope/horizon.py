@@ -1,21 +1,21 @@
-"""Where a sum of cosines falls below a level: how far a key can be moved and still win.
+"""How far a key can be moved and still win: where a sum of cosines falls below a level.
 
-A key that stands d tokens back scores Re sum_f c_f exp(i v_f d), with c_f = s q~_f conj(k~_f)
-and v_f the frequency of plane f (Barbero et al. 2024, arXiv 2410.06205). Terms that stand
-still (v_f = 0) add a constant.
+A key d tokens back scores Re sum_f c_f exp(i v_f d), with c_f = s q~_f conj(k~_f) and v_f the
+frequency of plane f (Barbero et al. 2024, arXiv 2410.06205). Terms that stand still (v_f = 0)
+add a constant.
 """
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Complex, Float, Int
+from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 BLOCK_ELEMENTS = 2**21
-"""Scores held at once."""
+"""Scores of a block."""
 
 BISECTIONS = 60
-"""A whole token is halved this often: past what float64 resolves up to 2**53 tokens."""
+"""Halvings of a token, more than float64 resolves up to 2**53 tokens."""
 
 
 def moved_scores(
@@ -23,9 +23,9 @@ def moved_scores(
     inv_freq: Float[Tensor, " term"],
     distance: Float[Tensor, " distance"],
 ) -> Float[Tensor, "*curve distance"]:
-    """Re sum_f product_f exp(i inv_freq_f d), in the units of `product`, for every distance.
+    """Re sum_f product_f exp(i inv_freq_f d), in the units of `product`, for every distance d.
 
-    `inv_freq` in rad/token, `distance` in tokens; angles are float64 products.
+    `inv_freq` is in rad/token, `distance` in tokens; angles are float64 products.
     """
     angle = inv_freq.double()[:, None] * distance.double()
     waves = torch.cat([angle.cos(), -angle.sin()]).to(product.real.dtype)
@@ -35,10 +35,9 @@ def moved_scores(
 def lowest_scores(
     product: Complex[Tensor, "*curve term"], inv_freq: Float[Tensor, " term"]
 ) -> Float[Tensor, "*curve"]:
-    """What no distance takes a score below: its still terms, less the lengths of the rest.
+    """A lower bound at all distances: the still terms less the lengths of the rest.
 
-    Where frequencies are independent over the rationals some distance comes as near to it
-    as one likes (Kronecker's theorem), so the bound is sharp.
+    It is sharp where the frequencies are independent over the rationals (Kronecker's theorem).
     """
     still = inv_freq == 0
     return (product.real * still).sum(-1) - (product.abs() * ~still).sum(-1)
@@ -54,10 +53,10 @@ def horizons(
 ) -> Float[Tensor, " curve"]:
     """The distance in tokens at which each moved score first falls to `level`.
 
-    Every whole distance from 0 to `farthest` is looked at. The first that is no longer above
-    the level, after one that is, is found exactly, however narrow the dip; the horizon is
-    the root of the curve in the token before it, by bisection. 0 where the score is above the
-    level at no distance below `within`, infinite where it never falls to it up to `farthest`.
+    Every whole distance from 0 to `farthest` is tried, so that no dip is missed. The horizon
+    is the root of the curve, by bisection, in the token before the first distance that is no
+    longer above the level after one that is. It is 0 where the score is above the level at no
+    distance below `within`, and infinite where it never falls to it up to `farthest`.
     """
     result = torch.zeros(len(product), dtype=torch.float64)
     certain = lowest_scores(product, inv_freq) > level
@@ -73,27 +72,16 @@ def horizons(
         distance = torch.arange(begin, end, dtype=torch.float64)
         scores = moved_scores(product[open_curves], inv_freq, distance)
         higher = scores > level[open_curves, None]
-        crossed, at = _first_falls(above, higher)
-        found = open_curves[crossed]
-        result[found] = _bisect(product[found], inv_freq, level[found], begin + at[crossed])
+        falls = torch.cat([above[:, None], higher[:, :-1]], dim=1) & ~higher
+        crossed, at = falls.any(1), begin + falls.byte().argmax(1)
+        done = open_curves[crossed]
+        result[done] = _bisect(product[done], inv_freq, level[done], at[crossed])
         wins = ~crossed & higher[:, -1]
         result[open_curves[wins]] = torch.inf
-        kept = ~crossed if end < within else wins
-        open_curves, above = open_curves[kept], higher[kept, -1]
+        going_on = ~crossed if end < within else wins
+        open_curves, above = open_curves[going_on], higher[going_on, -1]
         begin = end
     return result
-
-
-def _first_falls(
-    above: Bool[Tensor, " curve"], higher: Bool[Tensor, "curve distance"]
-) -> tuple[Bool[Tensor, " curve"], Int[Tensor, " curve"]]:
-    """Whether each curve goes from above to not above, and the first place where it has.
-
-    `above` says how each stood just before the first distance.
-    """
-    before = torch.cat([above[:, None], higher[:, :-1]], dim=1)
-    falls = before & ~higher
-    return falls.any(1), falls.byte().argmax(1)
 
 
 def _bisect(

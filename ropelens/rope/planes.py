@@ -2,8 +2,8 @@
 
 Seen as complex numbers, one per plane, RoPE multiplies a query or key at position p
 by exp(i w p) (Su et al. 2021, arXiv 2104.09864, eq. 34). Everything here works on
-coordinates as the model stores them, so both pairings in use are one case: "half"
-pairs coordinate f with f + F (Llama), "interleaved" 2f with 2f + 1 (GPT-J).
+coordinates as the model stores them, in either pairing: "half" pairs coordinate f with f + F
+(Llama), "interleaved" 2f with 2f + 1 (GPT-J).
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ class Planes:
 
     `inv_freq[f]` is the angular frequency of plane f in rad/token, 0 for a plane that
     stands still, negative where the model turns clockwise (NanoChat). The F planes fill
-    the coordinates from `offset` to `offset + 2F`; the other coordinates of the head
-    (partial rotary, NoPE layers) are left alone by RoPE and make one more term of every
-    score. `pairing` is "none" where nothing rotates.
-
-    Where an edit makes heads of the layer differ, `inv_freq` has a row for each query head.
+    the coordinates from `offset` to `offset + 2F`; RoPE leaves the others alone (partial
+    rotary, NoPE layers), and together they are one more term of every score. `pairing` is
+    "none" where nothing rotates. Where an edit makes heads of the layer differ, `inv_freq` has
+    a row for each query head.
     """
 
     inv_freq: Float[Tensor, "*head frequency"]
@@ -80,7 +79,7 @@ class Planes:
         return term
 
     def of_keys(self, kv_heads: int) -> Planes:
-        """How the keys turn. Query heads that read the same one turn alike: the first's row."""
+        """The planes of the keys: of each, those of the first query head that reads it."""
         if self.inv_freq.ndim == 1:
             return self
         return replace(self, inv_freq=self.inv_freq[:: len(self.inv_freq) // kv_heads])
@@ -90,8 +89,7 @@ class Planes:
     ) -> Float[Tensor, "*batch term"]:
         """Sum of `x` over the coordinates of each term, in the units of `x`.
 
-        Applied to a product q * k it gives each plane's share Re(q_f conj(k_f)) of the
-        score; the shares add up to the whole score.
+        Of a product q * k it is each plane's share Re(q_f conj(k_f)) of the score.
         """
         planes = x[..., self.first] + x[..., self.second]
         if self.rotary_dim == self.head_dim:
@@ -104,11 +102,11 @@ class Planes:
 def plane_norms(
     x: Float[Tensor, "*batch coordinate"], planes: Planes
 ) -> Float[Tensor, "*batch term"]:
-    """Length of each plane of `x`, in the units of `x`; then that of the unrotated rest.
+    """Length of each plane of `x`, in the units of `x`; last that of the unrotated rest.
 
-    A rotation keeps lengths, so queries from before and after RoPE agree. (YaRN scales
-    both by its attention factor; the lengths carry it.) Source: Barbero et al. 2024
-    (arXiv 2410.06205), the statistic of its norm figures.
+    A rotation keeps lengths, so queries before and after RoPE agree. (YaRN scales both by
+    its attention factor; the lengths carry it.) Source: Barbero et al. 2024 (arXiv
+    2410.06205), the statistic of its norm figures.
     """
     real, imaginary = x[..., planes.first], x[..., planes.second]
     squares = real.square().addcmul_(imaginary, imaginary)
@@ -123,10 +121,10 @@ def unrotate(
     positions: Int[Tensor, " position"],
     planes: Planes,
 ) -> Float[Tensor, "*batch position coordinate"]:
-    """`x` with its rotation removed: each plane times exp(-i w p).
+    """`x` with its rotation taken off: each plane times exp(-i w p).
 
-    The angle is the float32 product that transformers' rotary modules compute, so that
-    the model's own rounding cancels at far positions.
+    The angle is the float32 product that transformers' rotary modules compute, so that the
+    model's rounding cancels at far positions.
     """
     inv_freq = planes.inv_freq.to(x.device, torch.float32)
     angle = positions.to(x.device, torch.float32)[:, None] * inv_freq[..., None, :]

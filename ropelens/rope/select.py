@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -14,7 +13,6 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from ropelens.errors import BadArgument
-from ropelens.rope.plain import plain_list, plain_number
 from ropelens.rope.planes import Planes
 
 ALL_HEADS = "*.*"
@@ -22,7 +20,7 @@ ALL_HEADS = "*.*"
 
 @runtime_checkable
 class Selection(Protocol):
-    """Some of a layer's planes, as the model has them by itself, fastest first."""
+    """Some planes of a layer, fastest first, as the model without edits rotates them."""
 
     def __call__(self, planes: Planes) -> Bool[Tensor, " frequency"]: ...
 
@@ -39,15 +37,15 @@ class Every:
 class Slowest:
     """The slowest `fraction` of the planes.
 
-    With D rotated coordinates, int((1 - fraction) D // 2) planes are left out of it: what
-    p-RoPE with p = 1 - fraction keeps (Barbero et al. 2024, arXiv 2410.06205), counted as
-    transformers counts for `rope_type` "proportional".
+    All but int((1 - fraction) D // 2) planes of D rotated coordinates: those that p-RoPE with
+    p = 1 - fraction stops (Barbero et al. 2024, arXiv 2410.06205), counted as transformers
+    counts for `rope_type` "proportional".
     """
 
-    fraction: float
+    fraction: float | int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fraction", _fraction(self.fraction))
+        _check_fraction(self.fraction)
 
     def __call__(self, planes: Planes) -> Bool[Tensor, " frequency"]:
         kept = kept_planes(1 - self.fraction, planes.rotary_dim)
@@ -58,36 +56,32 @@ class Slowest:
 class Fastest:
     """The fastest `fraction` of the planes, all but int((1 - fraction) D // 2) of them."""
 
-    fraction: float
+    fraction: float | int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fraction", _fraction(self.fraction))
+        _check_fraction(self.fraction)
 
     def __call__(self, planes: Planes) -> Bool[Tensor, " frequency"]:
-        count = len(planes.inv_freq)
         kept = kept_planes(1 - self.fraction, planes.rotary_dim)
-        return torch.arange(count) < count - kept
+        return torch.arange(len(planes.inv_freq)) < len(planes.inv_freq) - kept
 
 
 @dataclass(frozen=True)
 class Wavelengths:
     """The planes whose wavelength, in tokens, is at least `low` and below `high`.
 
-    A plane that stands still has an infinite one, which only `high` infinite includes.
+    A plane that stands still has an infinite one, which only an infinite `high` includes.
     """
 
-    low: float
-    high: float = math.inf
+    low: float | int
+    high: float | int = math.inf
 
     def __post_init__(self) -> None:
-        low, high = plain_number(self.low), plain_number(self.high)
-        if not 0 <= low < high:
+        if not 0 <= self.low < self.high:
             raise BadArgument(
                 "A range of wavelengths goes from a low to a higher one, in tokens.",
                 seen=f"from {self.low} to {self.high}",
             )
-        object.__setattr__(self, "low", low)
-        object.__setattr__(self, "high", high)
 
     def __call__(self, planes: Planes) -> Bool[Tensor, " frequency"]:
         wavelength = planes.wavelength[: len(planes.inv_freq)]
@@ -96,26 +90,19 @@ class Wavelengths:
 
 @dataclass(frozen=True)
 class PlaneNumbers:
-    """The planes of these numbers, 0 the fastest; those of them that a layer has."""
+    """The planes with these numbers, 0 the fastest, as far as a layer has them."""
 
-    numbers: Sequence[int]
+    numbers: Iterable[int]
 
     def __post_init__(self) -> None:
-        given = plain_list(self.numbers)
-        if given is None:
-            raise BadArgument(
-                "Planes are listed by their numbers.", seen=repr(self.numbers)[:80]
-            )
-        wrong = [n for n in given if isinstance(n, bool) or not isinstance(n, Integral)]
-        if wrong:
-            raise BadArgument("Planes have whole numbers.", seen=repr(wrong[0])[:80])
-        object.__setattr__(self, "numbers", tuple(map(int, given)))
+        object.__setattr__(self, "numbers", tuple(map(int, self.numbers)))
 
     def __call__(self, planes: Planes) -> Bool[Tensor, " frequency"]:
-        return torch.isin(torch.arange(len(planes.inv_freq)), torch.tensor(self.numbers).long())
+        numbers = torch.tensor(tuple(self.numbers), dtype=torch.long)
+        return torch.isin(torch.arange(len(planes.inv_freq)), numbers)
 
 
-def kept_planes(p: float, rotary_dim: int) -> int:
+def kept_planes(p: float | int, rotary_dim: int) -> int:
     """Planes that p-RoPE keeps of `rotary_dim` coordinates: int(p D // 2), as transformers.
 
     p is rounded to 12 digits, for 1 - 0.9 is a little less than 0.1.
@@ -123,30 +110,29 @@ def kept_planes(p: float, rotary_dim: int) -> int:
     return int(round(p, 12) * rotary_dim // 2)
 
 
-def _fraction(given: object) -> float:
-    fraction = plain_number(given)
+def _check_fraction(fraction: float | int) -> None:
     if not 0 <= fraction <= 1:
         raise BadArgument(
-            "A fraction of the planes is a number from 0 to 1.", seen=repr(given)[:80]
+            "A fraction of the planes is a number from 0 to 1.", seen=f"{fraction}"
         )
-    return fraction
 
 
-def parse_heads(heads: str) -> tuple[tuple[int | None, int | None], ...]:
-    """The (layer, head) pairs of a list such as "3.5,4.*"; None stands for every one.
+HeadPairs = tuple[tuple[int | None, int | None], ...]
+"""Pairs (layer, head); None stands for every one."""
 
-    Raises `BadArgument` for anything else, naming the part that is wrong.
-    """
+
+def parse_heads(heads: str) -> HeadPairs:
+    """The pairs of a list such as "3.5,4.*"; `BadArgument` names the part that is wrong."""
     pairs = []
-    for part in heads.split(",") if isinstance(heads, str) else (repr(heads),):
-        found = re.fullmatch(r"\s*(\d+|\*)\.(\d+|\*)\s*", part, re.ASCII)
-        if found is None:
+    for part in heads.split(","):
+        match = re.fullmatch(r"\s*(\d+|\*)\.(\d+|\*)\s*", part, re.ASCII)
+        if match is None:
             raise BadArgument(
                 "A list of heads names each as layer.head.",
                 seen=f"{part.strip()!r} in {heads!r}",
                 attempt='"3.5" for head 5 of layer 3, "4.*" for all of layer 4, "*.0,3.5"',
             )
-        layer, head = (None if name == "*" else int(name) for name in found.groups())
+        layer, head = (None if name == "*" else int(name) for name in match.groups())
         pairs.append((layer, head))
     return tuple(pairs)
 
@@ -156,7 +142,7 @@ def heads_by_layer(
 ) -> Bool[Tensor, "layer head"]:
     """Which heads of each layer a list such as "3.5,4.*" names.
 
-    Raises `BadArgument` for a head that the model does not have, and as `parse_heads` does.
+    Raises `BadArgument` for a head that the model does not have, and as `parse_heads`.
     """
     pairs = parse_heads(heads)
     for layer, head in pairs:
@@ -171,9 +157,7 @@ def heads_by_layer(
     )
 
 
-def chosen_heads(
-    pairs: tuple[tuple[int | None, int | None], ...], *, layer: int, heads: int
-) -> Bool[Tensor, " head"]:
+def chosen_heads(pairs: HeadPairs, *, layer: int, heads: int) -> Bool[Tensor, " head"]:
     """Which heads of a layer the pairs name."""
     chosen = torch.zeros(heads, dtype=torch.bool)
     for at, head in pairs:

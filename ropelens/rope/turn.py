@@ -1,7 +1,7 @@
-"""Turn queries and keys from the angles that the model gave them to others.
+"""Queries and keys rotated again: from the angles of the model to other ones.
 
-A rotated vector holds exp(i w p) x~ in every plane. Multiplied by exp(i (v - w) p) it is
-what the model would have computed with frequency v in the place of w (Su et al. 2021, arXiv
+A rotated vector has exp(i w p) x~ in every plane. Times exp(i (v - w) p) it is the vector
+that the model would have computed with frequency v in place of w (Su et al. 2021, arXiv
 2104.09864, eq. 34): v = 0 stops the plane.
 """
 
@@ -21,9 +21,9 @@ from ropelens.rope.planes import Planes
 class Side:
     """How a layer's queries change, or its keys: a row for each head, or one for all.
 
-    Plane f shall turn at `inv_freq[..., f]` rad/token (signed as in `Planes`) and be
-    `gain[..., f]` times as long. Where `mean[..., f, :]` is not NaN, that vector, without
-    rotation, stands in for every token's own.
+    Plane f turns at `inv_freq[..., f]` rad/token (signed as in `Planes`) and becomes
+    `gain[..., f]` times as long. Where `mean[..., f, :]` is not NaN, it replaces the unrotated
+    vector of every token.
     """
 
     inv_freq: Float[Tensor, "head frequency"]
@@ -32,7 +32,7 @@ class Side:
 
     @classmethod
     def of(cls, planes: Planes, *, heads: int) -> Side:
-        """A side that leaves everything as it is."""
+        """A side that changes nothing."""
         shape = (heads, len(planes.inv_freq))
         inv_freq = planes.inv_freq.float().expand(shape)
         return cls(inv_freq, torch.ones(shape), torch.full((*shape, 2), math.nan))
@@ -45,30 +45,27 @@ class Side:
         gain: float | None = None,
         mean: Float[Tensor, "head frequency 2"] | None = None,
     ) -> Side:
-        """This side with the chosen planes changed: a new frequency, gain or mean.
+        """This side with a new frequency, gain or mean of the chosen planes.
 
-        A plane whose gain is 0 is gone for good.
+        A plane with gain 0 keeps it.
         """
-        side = self
+        new: dict[str, Tensor] = {}
         if inv_freq is not None:
-            changed = torch.where(chosen, inv_freq.float(), side.inv_freq)
-            side = replace(side, inv_freq=changed)
+            new["inv_freq"] = torch.where(chosen, inv_freq.float(), self.inv_freq)
         if gain is not None:
-            side = replace(side, gain=torch.where(chosen & (side.gain != 0), gain, side.gain))
+            new["gain"] = torch.where(chosen & (self.gain != 0), gain, self.gain)
         if mean is not None:
-            changed = torch.where(chosen[..., None], mean.float(), side.mean)
-            side = replace(side, mean=changed)
-        return side
+            new["mean"] = torch.where(chosen[..., None], mean.float(), self.mean)
+        return replace(self, **new)
 
     def leaves(self, planes: Planes) -> bool:
-        """Whether vectors that rotate as `planes` stay as they are."""
+        """Whether this side changes nothing of a layer that rotates in `planes`."""
         same = self.inv_freq == planes.inv_freq.float()
         return bool(same.all() and (self.gain == 1).all() and self.mean.isnan().all())
 
     def shared(self, *, groups: int) -> Side | None:
-        """One row for each of `groups` groups of heads, or None where heads of one differ."""
-        parts = [part.unflatten(0, (groups, -1)) for part in (self.inv_freq, self.gain)]
-        parts.append(self.mean.unflatten(0, (groups, -1)))
+        """One row for each of `groups` groups of heads; None where heads of a group differ."""
+        parts = [x.unflatten(0, (groups, -1)) for x in (self.inv_freq, self.gain, self.mean)]
         for part in parts:
             one = part[:, :1]
             if not ((part == one) | (part.isnan() & one.isnan())).all():
@@ -82,12 +79,10 @@ def turn(
     planes: Planes,
     side: Side,
 ) -> Float[Tensor, "batch head position coordinate"]:
-    """`x`, which is rotated as `planes` say, changed as `side` says.
+    """`x`, which rotates in `planes`, changed as `side` says.
 
-    Coordinates outside the planes keep every bit.
-
-    Both angles are the float32 products that transformers' rotary modules compute, so that
-    the model's own rounding cancels at far positions.
+    Coordinates outside the planes keep every bit. Both angles are the float32 products that
+    transformers' rotary modules compute, so that the model's rounding cancels at far positions.
     """
     one = side.shared(groups=1)
     side = side if one is None else one
