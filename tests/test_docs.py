@@ -1,0 +1,30 @@
+"""The examples of README and docs/ run as they stand, and links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+
+
+@pages
+def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, in one namespace; those marked `python skip` need files of the reader's own."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for code in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S):
+        small = code.replace(
+            'analyze("bundled")', 'analyze("bundled", context=64, sequences=8)'
+        )
+        exec(compile(small, page.name, "exec"), names)
+
+
+@pages
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / link).exists(), link
