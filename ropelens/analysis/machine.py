@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ropelens.measure.profile import versions
-from ropelens.models.places import device_of
+from ropelens.models.device import device_of
 
 
 def machine(model: PreTrainedModel) -> dict[str, Any]:

@@ -13,10 +13,9 @@ from transformers import PreTrainedConfig
 
 from ropelens.measure.batches import batch_bytes, sequences_at_once
 from ropelens.measure.profile import model_name, short_name
-from ropelens.models.device import free_bytes
+from ropelens.models.device import devices_of
 from ropelens.models.load import Opened
-from ropelens.models.memory import LIBRARIES, pass_bytes, stated_number
-from ropelens.models.places import devices_of
+from ropelens.models.memory import LIBRARIES, free_bytes, pass_bytes, stated_number
 from ropelens.models.subject import as_subject
 from ropelens.models.texts import Sequences
 from ropelens.statistics.budget.held_out import fitted_sequences

@@ -15,10 +15,9 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedConfig
 
 from ropelens.measure.chunks import Chunks, chunk_of
-from ropelens.models.device import free_bytes
+from ropelens.models.device import device_of, devices_of
 from ropelens.models.doorway import Observer
-from ropelens.models.memory import pass_bytes
-from ropelens.models.places import device_of, devices_of
+from ropelens.models.memory import free_bytes, pass_bytes
 from ropelens.models.subject import Subject
 from ropelens.rope.planes import Planes
 from ropelens.statistics.attention import SequenceSums, sum_attention

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ropelens.errors import BadArgument, UnsupportedModel, words_of
+from ropelens.models.device import device_of
 from ropelens.models.doorway import (
     AttentionEdit,
     HeadSilence,
@@ -26,7 +27,6 @@ from ropelens.models.doorway import (
     silence_outputs,
 )
 from ropelens.models.masks import positions
-from ropelens.models.places import device_of
 from ropelens.models.rotation import LARGEST_RESIDUAL
 from ropelens.models.subject import Subject
 from ropelens.statistics.call import AttentionCall, attention_map, output_residual

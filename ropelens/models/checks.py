@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 
 import torch
+from accelerate.utils import align_module_device
 from torch import Tensor, nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -19,7 +20,7 @@ from transformers import (
 )
 
 from ropelens.errors import BadCheckpoint, UnsupportedModel, words_of
-from ropelens.models.places import device_of, with_weights
+from ropelens.models.device import device_of
 from ropelens.models.rope_types import head_dim_of
 from ropelens.models.rotation import rope_parameters
 
@@ -154,7 +155,7 @@ def _weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """
     saved = model.state_dict().keys()
     for prefix, module in model.named_modules():
-        with with_weights(module):
+        with align_module_device(module):
             own = (module.named_parameters, module.named_buffers)
             for name, tensor in (pair for each in own for pair in each(prefix, recurse=False)):
                 plain = type(tensor) in (Tensor, nn.Parameter, nn.Buffer)

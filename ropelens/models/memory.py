@@ -1,24 +1,33 @@
-"""What a pass takes of memory: told before it runs, and explained where it did not fit."""
+"""Memory: how much is free, how much a pass takes, and an error where it does not fit."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
+import psutil
 import torch
 from transformers import PreTrainedConfig
 
 from ropelens.errors import BadArgument, words_of
-from ropelens.models.device import free_bytes
+
+FIXED = {"cpu": 150_000_000, "cuda": 2_500_000_000}
+"""Bytes that measuring takes whatever the batch, for blocks of scores and the like."""
+
+LIBRARIES = 600_000_000
+"""Bytes of main memory that a process takes with Python, torch and transformers in it."""
+
+GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+"""Where Linux lists control groups, which containers and batch jobs run in."""
+
+FILE_PAGES = ("inactive_file", "active_file", "slab_reclaimable")
+"""Memory that a group frees when a process asks for more, by its names in memory.stat."""
 
 
 @contextmanager
 def explain_full_memory(what: str, *, seen: str, attempt: str) -> Iterator[None]:
-    """Turn torch's errors over full memory in the block into one that says what helps.
-
-    Raises:
-        BadArgument: `what` does not fit.
-    """
+    """Raise `BadArgument` for torch's errors over full memory: `what` does not fit."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -32,20 +41,40 @@ def explain_full_memory(what: str, *, seen: str, attempt: str) -> Iterator[None]
         ) from error
 
 
-FIXED = {"cpu": 150_000_000, "cuda": 2_500_000_000}
-"""Bytes that measuring takes whatever the batch: blocks of scores, and what lies between."""
+def free_bytes(device: torch.device) -> int:
+    """Bytes of memory that the device has left, for this process and others."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return min([psutil.virtual_memory().available, *_left_to_groups()])
 
-LIBRARIES = 600_000_000
-"""Bytes of main memory that a process takes with Python, torch and transformers in it."""
+
+def _left_to_groups() -> Iterator[int]:
+    """Bytes that each control group of this process has left, where it has a limit."""
+    lines = OWN_GROUPS.read_text().splitlines() if OWN_GROUPS.exists() else []
+    for kinds, name in (line.split(":", 2)[1:] for line in lines):
+        if kinds == "":  # version 2
+            place, files = GROUPS, ("memory.max", "memory.current")
+        elif "memory" in kinds.split(","):
+            place = GROUPS / "memory"
+            files = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        group = place / name.lstrip("/")
+        for folder in (group, *group.parents[: len(group.parts) - len(place.parts)]):
+            with suppress(OSError, ValueError):  # "max": no limit
+                limit, used = (int((folder / file).read_text()) for file in files)
+                stat = (folder / "memory.stat").read_text().splitlines()
+                facts = dict(line.removeprefix("total_").split() for line in stat)
+                yield max(0, limit - used + sum(int(facts.get(name, 0)) for name in FILE_PAGES))
 
 
 def room_for_weights(devices: list[torch.device]) -> dict[int | str, int]:
     """Bytes of weights that each device may take, so that room to measure is left."""
-    kept = {"cuda": 2 * FIXED["cuda"], "cpu": LIBRARIES + 2 * FIXED["cpu"]}
+    reserved = {"cuda": 2 * FIXED["cuda"], "cpu": LIBRARIES + 2 * FIXED["cpu"]}
     room: dict[int | str, int] = {}
     for device in [*devices, torch.device("cpu")]:
         place = "cpu" if device.type == "cpu" else int(device.index)
-        room[place] = max(0, free_bytes(device) - kept[device.type])
+        room[place] = max(0, free_bytes(device) - reserved[device.type])
     return room
 
 
@@ -59,25 +88,24 @@ def pass_bytes(
     device: str,
     scores: bool = False,
 ) -> int:
-    """About how many bytes a pass over some sequences takes, beside the weights, at its peak.
+    """About how many bytes a pass over some sequences takes at its peak, without the weights.
 
-    `width` is the bytes of a number of the model's, `logits` how many of the logits are held
-    at once (0 for a pass that is stopped before them), `device` "cpu" or "cuda"; `scores` says
-    that the model holds every score of a layer, as eager attention does. Held against what
-    `rl.profile` took (Llamas of width 512 on a CPU): 1.0 to 1.4 times as much from 250 MB on.
+    `width` is the bytes of one number of the model, `logits` the number of logits in memory at
+    once (0 for a pass that stops before them), `device` "cpu" or "cuda". `scores`: the model
+    stores every score of a layer, as eager attention does. The estimate is 1.0 to 1.4 times
+    what `rl.profile` took from 250 MB on (Llamas of width 512 on a CPU).
     """
-    hidden, heads = (
-        stated_number(config, "hidden_size", 1),
-        stated_number(config, "num_attention_heads", 1),
-    )
+    hidden = stated_number(config, "hidden_size", 1)
+    heads = stated_number(config, "num_attention_heads", 1)
     head_dim = stated_number(config, "head_dim", hidden // heads)
-    kv_heads = stated_number(config, "num_key_value_heads", heads)
     inner = stated_number(config, "intermediate_size", 4 * hidden)
-    queries, keys = heads * head_dim, kv_heads * head_dim
-    own = (2 * queries + 3 * keys) * width  # queries, keys, values, the output
-    beside = (3 * queries + 5 * keys) * 4  # with rotation, without it, and their running sums
-    a_token = 4 * hidden * width + max(3 * inner * width, own + beside)
-    by_offset = 48 * stated_number(config, "num_hidden_layers", 1) * heads * context
+    layers = stated_number(config, "num_hidden_layers", 1)
+    query = heads * head_dim
+    key = stated_number(config, "num_key_value_heads", heads) * head_dim
+    attention = (2 * query + 3 * key) * width  # queries, keys, values, the output
+    measuring = (3 * query + 5 * key) * 4  # with rotation, without it, and their running sums
+    a_token = 4 * hidden * width + max(3 * inner * width, attention + measuring)
+    by_offset = 48 * layers * heads * context
     total = FIXED[device] + sequences * context * a_token + by_offset + logits * width
     if scores:
         total += sequences * heads * context**2 * (width + 4)
@@ -87,8 +115,8 @@ def pass_bytes(
 
 
 def stated_number(config: PreTrainedConfig, name: str, otherwise: int) -> int:
-    """What the config states; for an estimate alone, so that a family may not state it."""
+    """A number of the config, or `otherwise` where it states none or one for each layer."""
     config = config.get_text_config()
     stated = config.attribute_map.get(name, name)  # some families have names of their own
-    value = config.to_dict().get(stated)  # layers may differ in it
+    value = config.to_dict().get(stated)
     return value if isinstance(value, int) else otherwise

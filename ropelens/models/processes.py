@@ -1,6 +1,6 @@
 """The processes that torchrun or accelerate started, and how they share a measurement.
 
-All of them run the same code; each runs the model on its own part, and gets the whole result.
+All run the same code; each runs the model on its own part and gets the whole result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _shared: ContextVar[bool] = ContextVar("ropelens_shared", default=False)
 
 
 class ProcessLost(RopelensError):
-    """One of the processes that share a measurement is gone."""
+    """One of the processes that share a measurement has ended."""
 
 
 def processes() -> PartialState:
@@ -37,13 +37,13 @@ def processes() -> PartialState:
 
 @functools.cache
 def _close_at_exit() -> None:
-    """The threads of an open process group now and then abort a process that ends."""
+    """Close the process group at exit: its threads may abort a process that ends with it."""
     atexit.register(PartialState().destroy_process_group)
 
 
 @contextmanager
 def shared() -> Iterator[None]:
-    """What is measured in the block is shared among the processes, which all run the block."""
+    """Share measurements in the block among the processes, all of which run the block."""
     token = _shared.set(processes().num_processes > 1)
     try:
         yield
@@ -52,31 +52,31 @@ def shared() -> Iterator[None]:
 
 
 def place() -> tuple[int, int]:
-    """The number of this process, and how many share the measurement: 0 of 1 alone."""
+    """The number of this process and the number of processes that share: 0, 1 alone."""
     if not _shared.get():
         return 0, 1
     return processes().process_index, processes().num_processes
 
 
 def shard(count: int) -> range:
-    """Which of `count` things are this process's: neighbours, in the order of processes."""
+    """The part of `range(count)` that this process measures."""
     number, among = place()
     return range(count * number // among, count * (number + 1) // among)
 
 
-def gather(own: Part) -> list[Part]:
-    """`own` of every process that shares the measurement, in their order.
+def gather(part: Part) -> list[Part]:
+    """The `part` of every process that shares the measurement, in their order.
 
     Raises `ProcessLost` where one of them has ended.
     """
     if not _shared.get():
-        return [own]
+        return [part]
     try:
-        # Pickled on its way, between processes of one command: nothing else is read here.
-        return list(gather_object([own]))
+        # Pickled between the processes of one command; no file and no user's data is unpickled.
+        return list(gather_object([part]))
     except RuntimeError as error:
         raise ProcessLost(
             "One of the processes that measure together has ended.",
-            means="the others end too; what was kept until then is kept",
+            means="the others end too; what is saved until then stays",
             attempt="the same command, which goes on from there",
         ) from error

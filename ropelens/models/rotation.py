@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate.utils import align_module_device
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropelens.errors import UnsupportedModel
 from ropelens.models.doorway import AttentionEdit
-from ropelens.models.places import with_weights
 from ropelens.rope.planes import Planes
 from ropelens.rope.probe import MeasuredRotation, probe_positions, read_rotation
 from ropelens.statistics.call import AttentionCall
@@ -196,7 +196,7 @@ def _buffers(model: PreTrainedModel, name: str) -> Iterator[Tensor]:
     """Every buffer of this name, in float32."""
     for module in model.modules():
         if name in dict(module.named_buffers(recurse=False)):
-            with with_weights(module):
+            with align_module_device(module):
                 yield module.get_buffer(name).float().cpu()
 
 

@@ -15,6 +15,7 @@ from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from ropelens.errors import IN_WORDS, BadArgument, UnsupportedModel
+from ropelens.models.device import device_of, devices_of
 from ropelens.models.doorway import (
     AttentionEdit,
     HeadSilence,
@@ -26,7 +27,6 @@ from ropelens.models.doorway import (
     unhooked,
     wrapped_attention,
 )
-from ropelens.models.places import device_of, devices_of
 from ropelens.models.rotation import (
     LayerRotation,
     depends_on_length,

@@ -259,7 +259,7 @@ def test_cuda_where_there_is_none(
     with unharmed(out):
         ended = ropelens("analyze", model, "--text", text, "--out", out, "--device", "cuda")
     assert ended.code == 1
-    assert "The device 'cuda' needs CUDA, which is not available" in ended.problem
+    assert "There is no device 'cuda' that works here" in ended.problem
 
 
 @pytest.mark.parametrize(

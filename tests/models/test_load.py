@@ -173,10 +173,9 @@ def test_an_impossible_argument_is_refused(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
-@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
-def test_cuda_that_is_not_there_is_named(folder: Path, device: str) -> None:
-    with pytest.raises(BadArgument, match=f"'{device}' needs CUDA, which is not available"):
-        load(folder, device=device)
+def test_cuda_that_is_not_there_is_named(folder: Path) -> None:
+    with pytest.raises(BadArgument, match=r"(?s)no device 'cuda:1' that works here.*CUDA"):
+        load(folder, device="cuda:1")
 
 
 @pytest.mark.gpu
@@ -185,7 +184,7 @@ def test_cuda_is_taken_where_there_is_one(folder: Path) -> None:
     model, _ = load(folder)
     assert model.device.type == "cuda"
     assert model.dtype is torch.float32
-    with pytest.raises(BadArgument, match="'cuda:99' does not work here"):
+    with pytest.raises(BadArgument, match="'cuda:99' that works here"):
         load(folder, device="cuda:99")
 
 

@@ -19,11 +19,10 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 import ropelens as rl
 from ropelens.analysis.plan import Source, plan_analysis
 from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel
-from ropelens.models.device import devices_in, free_bytes
+from ropelens.models.device import device_of, devices_in, devices_of
 from ropelens.models.load import load, open_checkpoint
 from ropelens.models.loading import Loading
-from ropelens.models.memory import room_for_weights
-from ropelens.models.places import device_of, devices_of
+from ropelens.models.memory import free_bytes, room_for_weights
 from ropelens.models.texts import Sequences
 
 CPU = torch.device("cpu")
@@ -187,8 +186,8 @@ def test_a_group_of_processes_may_have_less_memory_than_the_machine(
     job = place / "slurm" / "job_1"
     job.mkdir(parents=True)
     (tmp_path / "own").write_text(f"1:cpu:/other\n{kinds}:/slurm/job_1\n")
-    monkeypatch.setattr("ropelens.models.device.GROUPS", tmp_path / "groups")
-    monkeypatch.setattr("ropelens.models.device.OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr("ropelens.models.memory.GROUPS", tmp_path / "groups")
+    monkeypatch.setattr("ropelens.models.memory.OWN_GROUPS", tmp_path / "own")
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=10**12))
     assert free_bytes(CPU) == 10**12
     for group, limit in ((job, 3 * 10**9), (job.parent, 8 * 10**9), (place, "max")):
