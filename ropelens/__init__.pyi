@@ -10,7 +10,7 @@ from .models.texts import tokenize as tokenize
 # measure
 from .analysis.analyze import analyze as analyze
 from .analysis.analysis import Analysis as Analysis
-from .analysis.checkpoints import stack as stack
+from .analysis.options import Options as Options
 from .models.rope import measure_rope as measure_rope
 from .models.rope import compare_rope as compare_rope
 from .measure.capture import capture as capture

@@ -185,7 +185,7 @@ def test_planes_are_parted_nearest_to_half_of_the_push() -> None:
 def test_one_head_or_none_is_silenced(tmp_path: Path) -> None:
     causal = script_named("causal")
     model = save_tiny(tmp_path / "model", num_hidden_layers=4)
-    analysis = rl.analyze(model, text=[story(8)], context=24, sequences=4)
+    analysis = rl.analyze(model, [story(8)], rl.Options(context=24, sequences=4))
     heads = analysis.heads.assign(label="diffuse")
     none = causal.answer(replace(analysis, heads=heads))
     assert none.findings == [

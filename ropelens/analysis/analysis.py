@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -11,30 +14,41 @@ import pandas as pd
 import xarray as xr
 from torch import nn
 
-from ropelens.analysis.notebook import shown
 from ropelens.errors import BadArgument, public
 from ropelens.files.folder import write_whole
-from ropelens.files.results import open_results, read_own_record, write_folder
+from ropelens.files.results import open_results, read_own_record, read_record, write_folder
 from ropelens.measure.heads import classify_heads
+from ropelens.measure.savepoint import UNFINISHED, remove_savepoint
 from ropelens.measure.truncation_table import summarize_truncation
 from ropelens.models.texts import Sequences
 from ropelens.report.page import render_page
-from ropelens.report.words import claim_sentence, headline
+from ropelens.report.truncation_words import describe_truncation
+from ropelens.report.words import (
+    claim_sentence,
+    describe_attention_on,
+    headline,
+    where_positional,
+)
 from ropelens.statistics.seeds import whole_seed
 
-FACTS = ("revision", "backend", "text", "command", "warnings")
-"""Attributes that results have from `analyze`, beside those of `profile`."""
+OF_SWEEP = ("command", "arguments", "seconds", "warnings")
+"""The keys of a record that belong to a sweep measured after the profile beside it."""
+
+BITS_OF = {"positional": "position_bits", "semantic": "content_bits", "sink": "sink_bits"}
+"""The bits that give a head each label."""
+
+MOST = 5
+"""Sentences of a summary, about."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Analysis:
-    """What `ropelens.analyze` gives: the numbers of a model, and where they come from.
+    """What `ropelens.analyze` returns: the numbers of a model, and how they came about.
 
-    `profile` is what `ropelens.profile` gives, `heads` what `classify_heads` makes of it,
-    `provenance` what run.json says. `truncation` is a sweep, where one was asked for; `reach`
-    what `ropelens.reach` gave, where its reach.nc lay in the folder that was opened.
-    `model` and `sequences` are what was measured; None where the analysis was read from a
-    folder.
+    `profile` is what `ropelens.profile` returns, `heads` what `classify_heads` makes of it,
+    `provenance` the content of run.json. `truncation` is a sweep and `reach` what
+    `ropelens.reach` returns, or None. `model` and `sequences` are what was measured; None in
+    an analysis that was read from a folder.
     """
 
     profile: xr.Dataset
@@ -53,18 +67,26 @@ class Analysis:
     @property
     def results(self) -> dict[str, xr.Dataset | pd.DataFrame]:
         """All numbers by the names of their files."""
-        results: dict[str, xr.Dataset | pd.DataFrame] = {
+        results = {
             "profile.nc": self.profile,
             "heads.csv": self.heads,
+            "truncation.nc": self.truncation,
+            "truncation.csv": self.truncation_table,
+            "reach.nc": self.reach,
         }
-        if self.truncation is not None and self.truncation_table is not None:
-            results |= {
-                "truncation.nc": self.truncation,
-                "truncation.csv": self.truncation_table,
-            }
-        if self.reach is not None:
-            results["reach.nc"] = self.reach
-        return results
+        return {name: result for name, result in results.items() if result is not None}
+
+    @property
+    def summary(self) -> list[str]:
+        """About five sentences: labels, the claim's verdict, strongest heads, the sweep."""
+        heads, searched = self.heads, describe_attention_on(self.profile)
+        lines = [headline(heads), claim_sentence(heads.attrs.get("claim")), _strongest(heads)]
+        if self.truncation is None:
+            lines.append(where_positional(heads))
+        else:
+            lines += describe_truncation(self.truncation, table=self.truncation_table)[:2]
+        most = max(2, MOST - len(searched))  # the verdict among them
+        return [*[line for line in lines if line][:most], *searched]
 
     def page(self, *, beside: Analysis | None = None) -> str:
         """The page, as text; with the heads of another analysis `beside` those of this one."""
@@ -78,36 +100,51 @@ class Analysis:
         )
 
     def report(self, path: str | Path, *, beside: Analysis | None = None) -> Path:
-        """Write the page alone to `path` (a file), whole or not at all; that path.
+        """Write the page alone to the file `path`, whole or not at all; return `path`.
 
-        `beside` is an analysis of another model, checkpoint or variant, of whatever size:
-        the page then shows its heads too, each beside the chosen one, with the same planes
-        stopped and on the same text where both have read it.
+        With `beside`, an analysis of another model of any size, the page also shows its
+        heads, each beside the chosen one: with the same planes stopped, and on the excerpts
+        that both models read.
         """
         return write_whole(path, self.page(beside=beside))
 
     def save(self, folder: str | Path) -> Path:
         """Write index.html, profile.nc, heads.csv and run.json to `folder`; the page's path.
 
-        With a sweep also truncation.nc and truncation.csv. All of them are written or, after
-        an error, what was there before stays. Raises `BadArgument` for a folder that cannot
-        be written to, or that holds a model or results of another kind.
+        A sweep is written to truncation.nc and truncation.csv. A sweep or a reach of the same
+        weights that `folder` has already stays, and is on the page. After an error `folder`
+        is as it was before. Raises `BadArgument` for a folder that cannot be written to, or
+        that holds a model or results of another kind.
         """
-        record, results = self.provenance, self.results
-        return write_folder(folder, record=record, results=results, page=self.page)
+        whole = _joined(self, Path(folder))
+        page = write_folder(
+            folder, record=whole.provenance, results=whole.results, page=whole.page
+        )
+        remove_savepoint(Path(folder) / UNFINISHED)
+        return page
 
     def __repr__(self) -> str:
-        return f"<Analysis of {self.profile.attrs['model']}: {self._finding}>"
+        return f"<Analysis of {self.profile.attrs['model']}: {headline(self.heads)}>"
 
     def _repr_html_(self) -> str:
-        """For notebooks: what was found, a map of the heads, and their labels by layer."""
-        claim = claim_sentence(self.heads.attrs.get("claim"))
-        findings = [sentence for sentence in (headline(self.heads), claim) if sentence]
-        return shown(str(self.profile.attrs["model"]), findings, self.heads)
+        """For notebooks: the summary, and the labels by layer."""
+        lines = "".join(f"<p>{escape(line)}</p>" for line in self.summary)
+        counts = pd.crosstab(self.heads["layer"], self.heads["label"])
+        model = escape(str(self.profile.attrs["model"]))
+        return f"<div><p><b>{model}</b></p>{lines}{counts.to_html()}</div>"
 
-    @property
-    def _finding(self) -> str:
-        return " ".join(self.provenance["findings"][:1])
+
+def _strongest(heads: pd.DataFrame) -> str:
+    """The head of each label with the most bits of its kind; "" where there is none."""
+    strongest = []
+    for label, column in BITS_OF.items():
+        labelled = heads[heads["label"] == label]
+        if len(labelled):
+            row = labelled.iloc[int(labelled[column].to_numpy().argmax())]
+            bits = f"{row[column]:.2f} of {row['total_bits']:.2f} bits"
+            at = "" if pd.isna(row["offset"]) else f", offset {row['offset']:.0f}"
+            strongest.append(f"{label} {row['layer']}.{row['head']} ({bits}{at})")
+    return f"Strongest heads: {'; '.join(strongest)}." if strongest else ""
 
 
 @public
@@ -127,22 +164,23 @@ def open(path: str | Path) -> Analysis | xr.Dataset:
 def open_analysis(folder: str | Path) -> Analysis:
     """Read an analysis that `Analysis.save` or `ropelens analyze` wrote.
 
-    Labels and their confidence are computed anew from the profile. A reach.nc beside it, which
-    `save` wrote of what `reach` gave, becomes a tab of the page. Raises `BadArgument`
-    for files that are missing, damaged, of another kind, or a reach of another model.
+    Labels and their confidence are computed anew from the profile. A reach.nc beside it
+    becomes a tab of the page. Raises `BadArgument` for files that are missing, damaged or of
+    another kind, and for a reach of another model.
     """
     folder = Path(folder)
     record = {"kind": "analysis", "findings": []} | read_own_record(folder)
     profile = open_results(folder / "profile.nc", "profile")
+    path, reach = folder / "reach.nc", None
+    if path.exists():
+        reach = open_results(path, "reach")
+        if reach.attrs.get("model") != profile.attrs.get("model"):
+            raise BadArgument(
+                f"{path} is of another model than the profile beside it.",
+                seen=f"{reach.attrs.get('model')}, and {profile.attrs.get('model')}",
+                attempt="move it away, or put the reach of this model there",
+            )
     swept = record["kind"] == "truncation"
-    reached = folder / "reach.nc"
-    reach = open_results(reached, "reach") if reached.exists() else None
-    if reach is not None and reach.attrs.get("model") != profile.attrs.get("model"):
-        raise BadArgument(
-            f"{reached} is not of the model that the profile is of.",
-            seen=f"{reach.attrs.get('model')}, and {profile.attrs.get('model')}",
-            attempt="move it away, or put the reach of this model there",
-        )
     return Analysis(
         profile,
         classify_heads(profile, seed=whole_seed(profile.attrs.get("seed"))),
@@ -150,3 +188,49 @@ def open_analysis(folder: str | Path) -> Analysis:
         truncation=open_results(folder / "truncation.nc", "truncation") if swept else None,
         reach=reach,
     )
+
+
+def with_sweep(analysis: Analysis, sweep: xr.Dataset, record: Mapping[str, Any]) -> Analysis:
+    """`analysis` with a sweep that was measured apart from it, as `record` tells."""
+    parts = {name: record[name] for name in OF_SWEEP if name in record}
+    provenance = analysis.provenance | {
+        "kind": "truncation",
+        "sweep": record.get("sweep") or parts,
+    }
+    return replace(analysis, truncation=sweep, provenance=provenance)
+
+
+def earlier_analysis(folder: Path, weights: str | None) -> Analysis | None:
+    """The analysis in `folder`, where it is whole and of these weights; else None."""
+    record = read_record(folder)
+    if record.get("kind") not in ("analysis", "truncation") or weights is None:
+        return None
+    if record.get("model", {}).get("fingerprint") != weights:
+        return None
+    with contextlib.suppress(BadArgument):  # a damaged one is replaced
+        return open_analysis(folder)
+    return None
+
+
+def joins_sweep(analysis: Analysis, text: str | None) -> bool:
+    """Whether a sweep on `text` (its fingerprint) joins `analysis` and needs no new profile.
+
+    `analyze` may have measured more of the text than the sweep does; the profile that another
+    sweep made for itself is measured anew.
+    """
+    apart = analysis.truncation is None or "sweep" in analysis.provenance
+    same = analysis.provenance.get("text", {}).get("fingerprint") == text
+    return apart and same and text is not None
+
+
+def _joined(analysis: Analysis, folder: Path) -> Analysis:
+    """`analysis` with what `folder` has of the same weights: a sweep that it lacks, a reach."""
+    weights = analysis.provenance.get("model", {}).get("fingerprint")
+    earlier = earlier_analysis(folder, weights)
+    if earlier is None:
+        return analysis
+    if analysis.reach is None:
+        analysis = replace(analysis, reach=earlier.reach)
+    if analysis.truncation is not None or earlier.truncation is None:
+        return analysis
+    return with_sweep(analysis, earlier.truncation, earlier.provenance)

@@ -2,127 +2,87 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
+import hashlib
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import xarray as xr
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
 
-from ropelens.analysis.analysis import Analysis
-from ropelens.analysis.cache import kept_in
-from ropelens.analysis.inputs import Text, material_of, read_inputs
-from ropelens.analysis.noted import noted_warnings
-from ropelens.analysis.plan import Plan, plan_analysis
-from ropelens.analysis.provenance import arguments_of, provenance
-from ropelens.analysis.standing import joined_by_sweep
-from ropelens.errors import BadArgument
+from ropelens.analysis.analysis import (
+    Analysis,
+    earlier_analysis,
+    joins_sweep,
+    with_sweep,
+)
+from ropelens.analysis.options import Options
+from ropelens.analysis.plan import Plan, Text, plan_analysis
+from ropelens.analysis.record import arguments_of, record_of, this_command
+from ropelens.errors import BadArgument, public
 from ropelens.files.progress import ShowProgress, opening, silent
 from ropelens.measure.heads import classify_heads
-from ropelens.measure.profile import profile_in_stages
-from ropelens.measure.tokens import check_rows
+from ropelens.measure.profile import profile_in_stages, versions
+from ropelens.measure.savepoint import UNFINISHED, savepoint
 from ropelens.measure.truncate import check_truncation, plan_truncation
 from ropelens.models.bridge import bridge
 from ropelens.models.checkpoint import fingerprint
-from ropelens.models.device import DeviceMap
 from ropelens.models.memory import explain_full_memory
-from ropelens.models.subject import as_subject
-from ropelens.models.texts import Sequences, check_context
-from ropelens.statistics.rows import HowMany
+from ropelens.models.processes import gather
+from ropelens.models.subject import Model, Subject, as_subject
 
-BACKENDS = ("hf", "transformer-lens")
+DEFAULT = Options()
 
 
+@public
 def analyze(
-    model: str | Path | nn.Module = "bundled",
+    model: str | Path | Model = "bundled",
     text: Text | None = None,
+    options: Options = DEFAULT,
     *,
-    lengths: Int[Tensor, " sequence"] | None = None,
     tokenizer: Any = None,
-    ids: str | Path | None = None,
-    prompts: str | Sequence[str] = (),
-    attention_on: str | Sequence[str] = (),
-    context: int | None = None,
-    sequences: int | None = None,
-    rows: HowMany = "auto",
-    batch_size: int | None = None,
-    seed: int = 0,
+    lengths: Int[Tensor, " sequence"] | None = None,
     truncation: Mapping[str, Any] | None = None,
-    standing: str | Path | None = None,
-    device: str = "auto",
-    device_map: DeviceMap | None = None,
-    quantize: str | None = None,
-    dtype: str = "float32",
-    backend: str = "hf",
-    revision: str | None = None,
-    local_files_only: bool = False,
-    trust_remote_code: bool = False,
-    cache: str | Path | None = None,
+    folder: str | Path | None = None,
     progress: ShowProgress | None = None,
     announce: Callable[[Plan], None] | None = None,
-    command: str | None = None,
 ) -> Analysis:
-    """Measure a model on text: the profile, the labels of its heads, and how it came about.
+    """Measure a model on text: its profile, the labels of its heads, and how it came about.
 
-    `model` names what `ropelens.load` loads (with `device`, `device_map`, `quantize`,
-    `dtype`, `revision`, `local_files_only` and `trust_remote_code`, and run by `backend`, "hf"
-    or "transformer-lens"); or it is a transformers model or a `TransformerBridge`, with its
-    `tokenizer`. A `tokenizer` may also be named, a folder or a Hub id; it stands in for the
-    checkpoint's own.
+    `model` is a name that `ropelens.load` takes; or a transformers model or a
+    `TransformerBridge`, with its `tokenizer`. A tokenizer may also be a name, a folder or a
+    Hub id, and replaces the one of a checkpoint.
 
-    `text` is what to measure on. A `Path` is a file or folder, read as `read_documents`
-    does; a `str` is a document; both may stand in a list. Tokens are what
-    `ropelens.tokenize` gives, or a tensor [sequence, position] with `lengths` as for
-    `ropelens.profile`. In its place `ids` names a file of token ids, which need no tokenizer:
-    .npy (whole numbers [sequence, position]) or .txt (a line a sequence). None is text sampled
-    from a bundled checkpoint. Documents and ids are cut
-    into sequences of `context` tokens (by default as many as the model allows, up to 2,048),
-    of which a random sample of `sequences` is kept (by default up to 64). `rows` of
-    each sequence's attention are looked at: "all", a number drawn with `seed`, or "auto": all
-    of sequences of up to 2,048 tokens, 512 of longer ones (see `ropelens.profile`).
-    `batch_size` sequences run together, by default as many as the memory takes. `prompts` are
-    texts to look into (a `str` is one), token by token, of up to 256 tokens each; without,
-    pieces of the text.
-    `attention_on` are tokens ("'", "punctuation", "repeated") that heads are searched by: how
-    much attention each gives them (see `ropelens.attention_on`).
+    `text` is a `Path` of a file or folder, read as by `read_documents`; a `str`, which is a
+    document; a list of both; or tokens: what `ropelens.tokenize` returns, or a tensor
+    [sequence, position] with `lengths` as for `ropelens.profile`. Without text, a bundled
+    checkpoint reads text that was sampled from it.
 
-    `truncation` asks for a sweep too: options of `ropelens.truncate` (keep, ends, bands,
-    controls, measures), {} for its defaults; it sees the same sequences, rows and seed. The
-    profile is then not measured where the folder `standing` has an analysis of the same
-    weights and text: that one stands.
-    What is measured is kept in the folder `cache` once a minute, so that the same call goes on
-    where it was stopped, even by a kill; delete the folder when the analysis is saved.
-    `progress` is called for each stage, as `ropelens.show_progress` is. `announce` is given
-    the plan, what would run and the memory that it takes, before weights are read. `command`
-    is what a shell would be told to do the same again; None is the script that runs.
+    `truncation` asks for a sweep too: the arguments keep, ends, bands, controls and measures
+    of `ropelens.truncate`, {} for their defaults. It has the same sequences, rows and seed.
+
+    `folder` is where the results will be saved. The measurement is saved there once a minute,
+    so that the same call goes on after a kill; `Analysis.save` removes what is left of that.
+    A sweep joins an analysis of the same weights and text in `folder`, whose profile is then
+    not measured again. `progress` opens each stage of the work; `announce` is given the plan
+    before weights are read.
 
     Raises `BadText` and `BadCheckpoint` for what cannot be read, and what `ropelens.load`,
     `profile` and `truncate` raise.
     """
-    arguments = arguments_of(locals())  # while the parameters are the only names
-    check_rows(rows, batch_size)  # all that can be told before a model is loaded
-    if backend not in BACKENDS:
-        raise BadArgument(f"There is no backend {backend!r}.", attempt=" or ".join(BACKENDS))
-    if context is not None:
-        check_context(context)
+    begin, show = time.perf_counter(), progress or silent
     if truncation is not None:
         check_truncation(**truncation)
-    begin = time.perf_counter()
-    material = material_of(text, model, ids)
-    show = progress or silent
-    with noted_warnings() as noted:
+    arguments = arguments_of(model, text, options, tokenizer=tokenizer, truncation=truncation)
+    with _listed_warnings() as lines:
         with opening(show, "reading"):
-            inputs = read_inputs(
-                model, material, lengths=lengths, tokenizer=tokenizer, arguments=arguments
-            )
-        source, read = inputs.source, inputs.read
-        eager = backend == "transformer-lens"
-        plan = plan_analysis(source, read, rows=rows, batch_size=batch_size, eager=eager)
+            plan = plan_analysis(model, text, options, tokenizer=tokenizer, lengths=lengths)
         if announce is not None:
             announce(plan)
         if not plan.fits:
@@ -130,89 +90,141 @@ def analyze(
                 f"about {plan.memory / 1e9:.1f} GB of memory may be too much for the "
                 f"{plan.free / 1e9:.1f} GB that are free; a smaller --context, --batch-size 1 "
                 "or --dtype bfloat16 take less",
-                stacklevel=2,
+                stacklevel=3,
             )
-        noted.show()
+        source, read = plan.source, plan.text
         with opening(show, "loading"):
             subject = source.read()
-            digest = None if source.path is None else fingerprint(source.path)
+            shown: Any = model if source.path is None else subject.model
+            weights = None if source.path is None else fingerprint(source.path)
         loaded = time.perf_counter()
-        with (
-            explain_full_memory(
-                "The measurement",
-                seen=f"context {int(read.tokens.shape[1]):,}",
-                attempt="a smaller --context, fewer --rows, --dtype bfloat16, or another "
-                "--device",
-            ),
-            kept_in(cache, source, digest, read, arguments),
-        ):
-            swept = held = None
+        full = explain_full_memory(
+            "The measurement",
+            seen=f"context {int(read.tokens.shape[1]):,}",
+            attempt="a smaller --context, fewer --rows, --dtype bfloat16, or another --device",
+        )
+        with full, _saved_in(folder, plan, weights, arguments):
+            swept = earlier = None
             if truncation is not None:
-                swept = _sweep(subject, read, plan, truncation, seed=seed, show=show)
-                held = joined_by_sweep(standing, weights=digest, text=read.fingerprint or None)
-            if eager and subject is not model:
-                subject = bridge(as_subject(subject).model, source.tokenizer)
-            if held is not None:
-                measured, heads = held.profile, held.heads
-            else:
-                measured = profile_in_stages(
+                swept = _sweep(subject, plan, truncation, seed=options.seed, show=show)
+                earlier = _joined_by_sweep(folder, weights, read.fingerprint)
+            if options.backend == "transformer-lens" and source.path is not None:
+                shown = bridge(subject.model, source.tokenizer)
+                subject = as_subject(shown, source.tokenizer)
+            if earlier is None:
+                profile = profile_in_stages(
                     subject,
                     read.tokens,
                     lengths=read.lengths,
                     documents=read.documents,
                     tokenizer=source.tokenizer,
-                    excerpts=inputs.excerpts,
-                    statistics=inputs.searched,
+                    excerpts=plan.excerpts,
+                    statistics=plan.statistics,
+                    surrogates=options.surrogates,
                     rows=plan.rows,
                     batch_size=plan.batch_size,
-                    seed=seed,
+                    seed=options.seed,
                     stage=show,
                 )
                 with opening(show, "labelling"):
-                    heads = classify_heads(measured, seed=seed)
+                    heads = classify_heads(profile, seed=options.seed)
+            else:
+                profile, heads = earlier.profile, earlier.heads
     facts = {
-        "backend": backend,
+        "backend": options.backend,
         "text": read.source,
-        "command": shlex.join(["python", *sys.argv]) if command is None else command,
-        "warnings": "\n".join(noted.lines),
+        "command": this_command(),
+        "warnings": "\n".join(lines),
     }
     if source.revision is not None:
         facts["revision"] = source.revision
-    for results in (measured if held is None else None, swept):
+    for results in (profile if earlier is None else None, swept):
         if results is not None:
             results.attrs |= facts
-    record = provenance(
-        measured,
+    record = record_of(
+        profile,
         heads,
-        as_subject(subject).model,
         plan,
         kind="analysis" if swept is None else "truncation",
         arguments=arguments,
-        digests={"model": digest, "text": read.fingerprint or None},
-        warnings=noted.lines,
+        model=subject,
+        fingerprint=weights,
+        warnings=lines,
         seconds={"load": loaded - begin, "measure": time.perf_counter() - loaded},
     )
-    return Analysis(measured, heads, record, swept, model=subject, sequences=read)
+    if earlier is not None and swept is not None:
+        apart = record | {"command": facts["command"]}
+        return with_sweep(replace(earlier, model=shown, sequences=read), swept, apart)
+    return Analysis(profile, heads, record, swept, model=shown, sequences=read)
 
 
 def _sweep(
-    model: nn.Module,
-    read: Sequences,
-    plan: Plan,
-    options: Mapping[str, Any],
-    *,
-    seed: int,
-    show: ShowProgress,
+    model: Subject, plan: Plan, asked: Mapping[str, Any], *, seed: int, show: ShowProgress
 ) -> xr.Dataset:
     """What stopping planes costs on the tokens of the plan."""
     with opening(show, "probing"):
-        sweep = plan_truncation(model, seed=seed, **options)
+        sweep = plan_truncation(model, seed=seed, **asked)
     return sweep.measure(
         model,
-        read.tokens,
-        lengths=read.lengths,
-        documents=read.documents,
+        plan.text.tokens,
+        lengths=plan.text.lengths,
+        documents=plan.text.documents,
         rows=plan.rows,
         batch_size=plan.batch_size,
         stage=show,
     )
+
+
+def _joined_by_sweep(
+    folder: str | Path | None, weights: str | None, text: str
+) -> Analysis | None:
+    """The analysis in `folder` that a sweep joins; the same for all processes, or None."""
+    earlier = None if folder is None else earlier_analysis(Path(folder), weights)
+    joins = earlier is not None and joins_sweep(earlier, text or None)
+    return earlier if all(gather(joins)) else None
+
+
+def _saved_in(
+    folder: str | Path | None,
+    plan: Plan,
+    weights: str | None,
+    arguments: Mapping[str, Any],
+) -> AbstractContextManager[None]:
+    """The measurement is saved in `folder` under all that decides its numbers."""
+    if folder is None:
+        return nullcontext()
+    if weights is None:
+        raise BadArgument(
+            "Only a model that is named can be measured with a folder.",
+            means="one in memory has no files by which it is known again",
+            attempt="its folder or Hub id, or no folder",
+        )
+    tokens = (plan.text.tokens, plan.text.lengths, plan.text.documents)
+    key = {
+        "weights": weights,
+        "config": plan.source.config.to_dict(),
+        "tokens": [None if of is None else _sha256(of) for of in tokens],
+        "arguments": arguments,
+        "device": ", ".join(map(str, plan.source.devices)),
+        "versions": versions(),
+    }
+    return savepoint(Path(folder) / UNFINISHED, key)
+
+
+def _sha256(numbers: Tensor) -> str:
+    return hashlib.sha256(np.ascontiguousarray(numbers.cpu()).tobytes()).hexdigest()
+
+
+@contextmanager
+def _listed_warnings() -> Iterator[list[str]]:
+    """The texts of all warnings of the block, which are shown as they come."""
+    lines: list[str] = []
+    with warnings.catch_warnings():  # which restores `showwarning`
+        show = warnings.showwarning
+
+        def note(message: Warning | str, *place: Any, **more: Any) -> None:
+            lines.append(" ".join(str(message).split()))
+            show(message, *place, **more)
+
+        warnings.showwarning = note
+        yield lines

@@ -1,29 +1,46 @@
-"""Result folders with a page: answers of scripts, comparisons, and any page made again."""
+"""Result folders with a page: answers of scripts, comparisons, several checkpoints."""
 
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from ropelens.analysis.analysis import FACTS, Analysis, open_analysis
+from ropelens.analysis.analysis import Analysis, open_analysis
+from ropelens.analysis.record import this_command
+from ropelens.comparison.compare import compare
 from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument
 from ropelens.files.folder import file_name
-from ropelens.files.results import open_results, read_own_record, write_folder, write_page
+from ropelens.files.results import (
+    open_results,
+    read_own_record,
+    read_record,
+    write_folder,
+    write_page,
+)
+from ropelens.measure.profile import versions
+from ropelens.models.checkpoint import fingerprint, locate
+from ropelens.models.loading import Loading
+from ropelens.models.texts import fingerprint_of, read_documents
 from ropelens.report.answer import render_answer
 from ropelens.report.comparison import QUESTION, render_comparison
 from ropelens.report.comparison_words import findings as comparison_findings
 from ropelens.report.words import scope
+
+FACTS = ("revision", "backend", "text", "command", "warnings")
+"""Attributes that results have from `analyze`, beside those of `profile`."""
+
+OF_RUNS = ("context", "sequences", "head_sequences", "growth_sequences", "data_sha256")
+"""Keys of run.json that only comparisons of trained runs have."""
 
 
 @dataclass(frozen=True)
@@ -42,17 +59,17 @@ class Answer:
 
 
 def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path:
-    """Write what a script found on one model; the path of its page.
+    """Write what a script answers about one model; the path of its page.
 
-    `folder` is the script's; the results go into a folder in it named after the model:
-    index.html (one file, no network), run.json, and the numbers of `analysis` and of the
-    answer. All of them are written or, after an error, what was there before stays.
+    The results go into a folder in the script's `folder` that is named after the model:
+    index.html, run.json, and the numbers of `analysis` and of the answer. All of them are
+    written or, after an error, none.
     """
-    model = file_name(str(analysis.profile.attrs["model"]))
-    folder = Path(folder) / (model.strip(".-") or "model")
+    attrs = analysis.profile.attrs
+    folder = Path(folder) / (file_name(str(attrs["model"])).strip(".-") or "model")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    facts = {name: analysis.profile.attrs[name] for name in FACTS}
-    findings = [*answer.findings, *filter(None, [scope(analysis.profile.attrs)])]
+    facts = {name: attrs[name] for name in FACTS}
+    findings = [*answer.findings, *filter(None, [scope(attrs)])]
     more = {
         name: result.assign_attrs(facts) if isinstance(result, xr.Dataset) else result
         for name, result in answer.more.items()
@@ -68,10 +85,6 @@ def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path
     )
 
 
-OF_RUNS = ("context", "sequences", "head_sequences", "growth_sequences", "data_sha256")
-"""What run.json tells of comparisons of trained runs alone."""
-
-
 def write_comparison(
     folder: str | Path,
     comparison: xr.Dataset,
@@ -80,69 +93,55 @@ def write_comparison(
     lead: str = "",
     findings: Sequence[str] = (),
     more: Mapping[str, xr.Dataset | pd.DataFrame] = MappingProxyType({}),
-    command: str | None = None,
 ) -> Path:
-    """Write what `compare` gave, and its table; return the path of the page.
+    """Write what `compare` returns, and its table, to `folder`; the path of the page.
 
-    There will be index.html (one file, no network), comparison.nc, comparison.csv and
-    run.json in `folder`, all of them or, after an error, what was there before. `lead` is the
-    sentence that answers your `question`, told first; `findings` are sentences of your own,
-    told after those that the numbers give by themselves; `more` are
-    further results by the names of their files, such as "heads.csv"; `command`
-    is what a shell would be told to do the same again; None: the one that runs.
+    `folder` gets index.html, comparison.nc, comparison.csv and run.json, all of them or, after
+    an error, none. `lead` is the sentence that answers your `question` and comes first;
+    `findings` are your sentences, after those that the numbers give by themselves; `more` are
+    further results by the names of their files, such as "heads.csv".
     """
     comparison = comparison.assign_attrs(
-        question=question,
-        command=command or shlex.join(["python", *sys.argv]),
-        lead=lead,
-        findings="\n".join(findings),
+        question=question, command=this_command(), lead=lead, findings="\n".join(findings)
     )
-    table = summarize_comparison(comparison)
+    table, facts = summarize_comparison(comparison), comparison.attrs
+    sentences = [*comparison_findings(comparison, table), *filter(None, [scope(facts)])]
+    entries = comparison["entry"].values.tolist()
+    record: dict[str, Any] = {
+        "kind": "comparison",
+        **{name: facts[name] for name in ("command", "question")},
+        "findings": sentences,
+        "model": {"name": str(facts["model"])},
+        "entries": entries,
+        **{name: facts[name] for name in ("baseline", "seed", "created")},
+        "versions": json.loads(facts["versions"]),
+        **{name: facts[name] for name in ("documents", *OF_RUNS) if name in facts},
+    }
+    if "fingerprint" in comparison.coords:
+        prints = comparison["fingerprint"].values.tolist()
+        record["fingerprints"] = dict(zip(entries, prints, strict=True))
     Path(folder).parent.mkdir(parents=True, exist_ok=True)
     return write_folder(
         folder,
-        record=_record(comparison, table),
+        record=record,
         results={"comparison.nc": comparison, "comparison.csv": table, **more},
         page=lambda: render_comparison(comparison, table),
     )
 
 
-def _record(comparison: xr.Dataset, table: pd.DataFrame) -> dict[str, Any]:
-    """What run.json says of a comparison."""
-    facts = comparison.attrs
-    entries = comparison["entry"].values.tolist()
-    record = {
-        "kind": "comparison",
-        **{name: facts[name] for name in ("command", "question")},
-        "findings": [
-            *comparison_findings(comparison, table),
-            *filter(None, [scope(comparison.attrs)]),
-        ],
-        "model": {"name": str(facts["model"])},
-        "entries": entries,
-        **{name: facts[name] for name in ("baseline", "seed", "created")},
-        "versions": json.loads(facts["versions"]),
-    }
-    if "fingerprint" in comparison.coords:
-        prints = comparison["fingerprint"].values.tolist()
-        record["fingerprints"] = dict(zip(entries, prints, strict=True))
-    return record | {name: facts[name] for name in ("documents", *OF_RUNS) if name in facts}
-
-
 def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Path:
-    """Make the page of a result folder anew, from the numbers beside it; its path.
+    """Make the page of a result folder again, from the numbers in it; its path.
 
     `beside` is the folder of another analysis, whose heads the page then has too. Raises
-    `BadArgument` where numbers are missing or damaged, where the page is a comparison's and
-    another is to stand beside it, or where it is an answer's, which its script alone can draw;
-    the page that was there then stays.
+    `BadArgument` for numbers that are missing or damaged, and for the page of an answer,
+    which only its script can draw; the page that was there then stays.
     """
     folder = Path(folder)
     record = read_own_record(folder)
     kind = record.get("kind")
     if kind == "answer":
         raise BadArgument(
-            f"The page in {folder} is an analysis's own, which its script alone can draw.",
+            f"Only its script can draw the page in {folder}.",
             seen=str(record.get("question")),
             attempt=str(record.get("command", "the script of the analysis")),
         )
@@ -156,3 +155,83 @@ def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Pat
         return write_page(folder, render_comparison(comparison))
     other = None if beside is None else open_analysis(beside)
     return write_page(folder, open_analysis(folder).page(beside=other))
+
+
+def is_measured(folder: Path, arguments: Mapping[str, Any], text: Sequence[Path]) -> bool:
+    """Whether `folder` has what `analyze` with these `arguments` (of run.json) gives.
+
+    The versions, the weights and the `text` have to be the same too.
+    """
+    record = read_record(folder)
+    if (record.get("arguments"), record.get("versions")) != (arguments, versions()):
+        return False
+    loading = Loading(**{name: arguments[name] for name in ("revision", "local_files_only")})
+    weights = fingerprint(locate(arguments["model"], loading).path)
+    ids = arguments["ids"]
+    read = fingerprint_of(read_documents(text)) if ids is None else fingerprint(Path(ids))
+    prints = (record.get(name, {}).get("fingerprint") for name in ("model", "text"))
+    return tuple(prints) == (weights, read)
+
+
+def write_checkpoints(folder: Path, names: Sequence[str]) -> Path:
+    """Set the analyses in `folder`, a folder each, side by side there; the path of the page.
+
+    Beside what `write_comparison` writes there are checkpoints.nc (`stack`) and heads.csv, in
+    which the column `checkpoint` comes first.
+    """
+    analyses = {name: open_analysis(folder / name) for name in names}
+    heads = [one.heads.assign(checkpoint=name) for name, one in analyses.items()]
+    table = pd.concat(heads, ignore_index=True)
+    table.insert(0, "checkpoint", table.pop("checkpoint"))
+    return write_comparison(
+        folder,
+        compare([folder / name for name in names], cache=folder),  # which stays empty
+        more={"checkpoints.nc": stack(analyses), "heads.csv": table},
+    )
+
+
+def stack(analyses: Mapping[str, Analysis]) -> xr.Dataset:
+    """The profiles of several checkpoints over `checkpoint`, by their names.
+
+    Variables are those of `ropelens.profile` without excerpts, which each checkpoint chooses
+    for itself; `label`, `confidence` (checkpoint, layer, head); and `loss`, `loss_se`
+    (nats/token). Coordinates that differ, such as `inv_freq`, and attributes that do not stay.
+
+    Raises BadArgument for checkpoints of different shapes, or that read different tokens.
+    """
+    tokens = {name: one.profile.attrs["tokens_sha256"] for name, one in analyses.items()}
+    if len(set(tokens.values())) > 1:
+        raise BadArgument(
+            "Only checkpoints that read the same tokens can be stacked.",
+            seen=", ".join(f"{name}: {digest[:8]}" for name, digest in tokens.items())[:200],
+            attempt="the same text, context, seed and tokenizer; or ropelens.compare",
+        )
+    try:
+        return xr.concat(
+            [_stacked(one) for one in analyses.values()],
+            xr.Variable("checkpoint", np.array(list(analyses), dtype=object)),
+            data_vars="all",
+            coords="different",
+            compat="equals",
+            join="exact",
+            combine_attrs="drop_conflicts",
+        )
+    except ValueError as error:
+        raise BadArgument(
+            "Only checkpoints of one shape can be stacked.",
+            seen=str(error).splitlines()[0][:200],
+            attempt="ropelens.compare, which takes others too",
+        ) from error
+
+
+def _stacked(analysis: Analysis) -> xr.Dataset:
+    """What is stacked of one analysis."""
+    profile = analysis.profile
+    names = [name for name in profile.data_vars if not str(name).startswith("excerpt_")]
+    numbers = profile[names]
+    for name in ("label", "confidence"):
+        values = analysis.heads[name].to_numpy().reshape(numbers["total_bits"].shape)
+        numbers[name] = numbers["total_bits"].dims, values
+    for name in ("loss", "loss_se"):
+        numbers[name] = (), numbers.attrs.pop(name), {"units": "nats/token"}
+    return numbers

@@ -1,35 +1,56 @@
-"""What a measurement would run and take, told before weights are read."""
+"""What a measurement will run and the memory it takes, known before weights are read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
-from torch import nn
+from jaxtyping import Int
+from torch import Tensor
 from transformers import PreTrainedConfig
 
+from ropelens.analysis.options import Options
+from ropelens.errors import BadArgument
 from ropelens.measure.batches import batch_bytes, sequences_at_once
+from ropelens.measure.excerpt import check_excerpts
 from ropelens.measure.profile import model_name, short_name
+from ropelens.measure.token_sets import attention_on
+from ropelens.models.bundled import sample_path
+from ropelens.models.checkpoint import load_tokenizer
 from ropelens.models.device import devices_of
-from ropelens.models.load import Opened
+from ropelens.models.load import open_checkpoint
 from ropelens.models.memory import LIBRARIES, free_bytes, pass_bytes, stated_number
-from ropelens.models.subject import as_subject
-from ropelens.models.texts import Sequences
+from ropelens.models.paths import check_document, check_has_text, check_ids_file
+from ropelens.models.subject import Model, Subject, as_subject, stated_context
+from ropelens.models.texts import (
+    Sequences,
+    check_context,
+    check_vocabulary,
+    prompt_tokens,
+    read_documents,
+    tokenize,
+)
+from ropelens.models.tokens import check_tokens, read_ids
 from ropelens.statistics.budget.held_out import fitted_sequences
-from ropelens.statistics.rows import HowMany, rows_for
+from ropelens.statistics.rows import rows_for
+from ropelens.statistics.variables import Statistic
 
-TIME = "time is known after the first batch"
+LONGEST_DEFAULT_CONTEXT = 2048
+DEFAULT_SEQUENCES = 64
+
+Text = Path | str | Sequence[Path | str] | Sequences | Tensor | np.ndarray
 
 
 @dataclass(frozen=True)
 class Source:
-    """What is to be measured: a model as it was passed in, or a checkpoint before its weights.
+    """The model that is measured: in memory, or a checkpoint whose weights `read` will read.
 
-    Its `weights` take so many bytes, on all `devices` together. `read` gives the model; `path`
-    and `revision` are those of a checkpoint.
+    `weights` are bytes, on all `devices` together. A checkpoint has a `path`.
     """
 
     name: str
@@ -39,167 +60,224 @@ class Source:
     dtype: torch.dtype
     devices: list[torch.device]
     weights: int
-    read: Callable[[], nn.Module]
+    read: Callable[[], Subject]
     path: Path | None = None
     revision: str | None = None
     bf16_speed: float | None = None
     quantize: str | None = None
 
     @classmethod
-    def of_model(cls, given: nn.Module, tokenizer: Any) -> Source:
-        """A model that is in memory."""
-        model = as_subject(given).model
-        parameters = sum(parameter.numel() for parameter in model.parameters())
+    def of(cls, model: str | Path | Model, tokenizer: Any, options: Options) -> Source:
+        """A model as it was passed in; `tokenizer` (or its name) replaces a checkpoint's."""
+        if isinstance(tokenizer, (str, Path)):
+            tokenizer = load_tokenizer(tokenizer, options)
+        if not isinstance(model, (str, Path)):
+            subject = as_subject(model, tokenizer)
+            inner, parameters = subject.model, subject.model.num_parameters()
+            return cls(
+                name=model_name(inner),
+                config=inner.config,
+                tokenizer=subject.tokenizer,
+                parameters=parameters,
+                dtype=inner.dtype,
+                devices=devices_of(inner),
+                weights=parameters * inner.dtype.itemsize,
+                read=lambda: subject,
+            )
+        opened = open_checkpoint(model, options)
+        tokenizer = opened.tokenizer if tokenizer is None else tokenizer
         return cls(
-            name=model_name(model),
-            config=model.config,
-            tokenizer=tokenizer,
-            parameters=parameters,
-            dtype=model.dtype,
-            devices=devices_of(model),
-            weights=parameters * model.dtype.itemsize,
-            read=lambda: given,
-        )
-
-    @classmethod
-    def of_checkpoint(cls, opened: Opened, tokenizer: Any) -> Source:
-        """A checkpoint, whose own tokenizer `tokenizer` replaces where it is not None."""
-        found = opened.checkpoint
-        return cls(
-            name=short_name(found.name),
+            name=short_name(opened.checkpoint.name),
             config=opened.config,
-            tokenizer=opened.tokenizer if tokenizer is None else tokenizer,
+            tokenizer=tokenizer,
             parameters=opened.parameters,
             dtype=opened.torch_dtype,
             devices=opened.devices,
             weights=opened.weight_bytes,
-            read=opened.read,
-            path=found.path,
-            revision=found.revision,
+            read=lambda: as_subject(opened.read(), tokenizer),
+            path=opened.checkpoint.path,
+            revision=opened.checkpoint.revision,
             bf16_speed=opened.bf16_speed,
-            quantize=opened.loading.quantize,
+            quantize=options.quantize,
         )
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What runs: tokens, rows, sequences at a time, and the memory (bytes) that it takes.
+    """What will be measured: `source` on `text`, at `rows` rows of each sequence.
 
-    `tokens` counts those that are no padding, of `sequences` of up to `context`; `rows` of each
-    are looked at. `memory` is an estimate of the most in use at a time on `device`, weights
-    included (and on a CPU the libraries), of all devices together, `free` what is there for it;
-    it `fits` where what is not in use yet (the libraries are) is no more.
+    `memory` (bytes) estimates the most in use at a time, weights included, on all devices
+    together; `free` is what is there. `fits`: what is not in use yet is no more than that.
+    `excerpts` are the prompts as tokens, `statistics` those that `attention_on` asks for.
     """
 
-    model: str
-    layers: int
-    heads: int
-    parameters: int
-    dtype: str
-    bf16_speed: float | None
-    quantize: str | None
-    source: str
-    tokens: int
-    sequences: int
-    context: int
+    source: Source
+    text: Sequences
+    excerpts: list[Int[Tensor, " position"]]
+    statistics: list[Statistic]
     rows: int | Literal["all"]
     batch_size: int
     memory: int
     free: int
     fits: bool
-    device: str
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """The plan by its parts, each in words."""
+        source, count = self.source, len(self.text.tokens)
+        config, lengths = source.config.get_text_config(), self.text.lengths
+        heads, dtype = stated_number(config, "num_attention_heads", 0), _short(source.dtype)
+        if source.quantize is not None:
+            dtype = f"{source.quantize}, computed in {dtype}"
+        elif source.bf16_speed is not None:
+            dtype += f" (here bfloat16 is {source.bf16_speed:.2g} times as fast as float32)"
+        longest, tokens = int(lengths.max()), int(lengths.sum())
+        upto = "" if tokens == count * longest else "up to "
+        rows = "all rows" if self.rows == "all" else f"{self.rows:,} rows of each sequence"
+        return {
+            "model": f"{source.name}, {config.num_hidden_layers} layers x {heads} heads, "
+            f"{source.parameters:,} parameters in {dtype}",
+            "text": self.text.source,
+            "tokens": f"{tokens:,} tokens ({count:,} sequences x {upto}{longest:,})",
+            "rows": rows,
+            "batch": f"{self.batch_size:,} sequences at a time, "
+            f"{-(-count // self.batch_size):,} batches",
+            "memory": f"about {_size(self.memory)} of {_size(self.free)} free on "
+            + ", ".join(map(str, source.devices)),
+            "time": "known after the first batch",
+        }
 
     @property
     def line(self) -> str:
         """All of it on one line."""
-        return (
-            f"{self.model}: {self.layers} layers x {self.heads} heads in {self._of_dtype}, "
-            f"{self._of_tokens}, "
-            f"{self._of_rows}, batches of {self.batch_size}, about {_size(self.memory)} of "
-            f"memory on {self.device} ({_size(self.free)} free); {TIME}"
-        )
+        facts = self.facts
+        parts = [facts[name] for name in ("model", "tokens", "rows", "batch", "memory")]
+        return ", ".join(parts)
 
     def __str__(self) -> str:
-        batches = -(-self.sequences // self.batch_size)
-        facts = {
-            "model": f"{self.model}, {self.layers} layers x {self.heads} heads, "
-            f"{self.parameters:,} parameters in {self._of_dtype}",
-            "text": self.source,
-            "tokens": self._of_tokens,
-            "rows": self._of_rows,
-            "batch": f"{self.batch_size:,} sequences at a time, {batches:,} batches",
-            "memory": f"about {_size(self.memory)} of {_size(self.free)} free on {self.device}",
-            "time": TIME.removeprefix("time is "),
-        }
-        return "\n".join(f"{name:<7} {value}" for name, value in facts.items())
-
-    @property
-    def _of_tokens(self) -> str:
-        whole = self.tokens == self.sequences * self.context
-        each = "" if whole else "up to "
-        return f"{self.tokens:,} tokens ({self.sequences:,} sequences x {each}{self.context:,})"
-
-    @property
-    def _of_dtype(self) -> str:
-        if self.quantize is not None:
-            return f"{self.quantize}, computed in {self.dtype}"
-        if self.bf16_speed is None:
-            return self.dtype
-        return f"{self.dtype} (here bfloat16 is {self.bf16_speed:.2g} times as fast as float32)"
-
-    @property
-    def _of_rows(self) -> str:
-        return "all rows" if self.rows == "all" else f"{self.rows:,} rows of each sequence"
+        return "\n".join(f"{name:<7} {value}" for name, value in self.facts.items())
 
 
 def plan_analysis(
-    source: Source,
-    text: Sequences,
+    model: str | Path | Model,
+    text: Text | None,
+    options: Options,
     *,
-    rows: HowMany,
-    batch_size: int | None,
-    eager: bool,
+    tokenizer: Any = None,
+    lengths: Int[Tensor, " sequence"] | None = None,
 ) -> Plan:
-    """What measuring `source` on `text` takes; `eager`: every score of a layer is held."""
-    context, width = int(text.tokens.shape[1]), source.dtype.itemsize
-    kind, weights, devices = source.devices[0].type, source.weights, source.devices
-    free = sum(map(free_bytes, devices))
-    given: dict[str, Any] = {
+    """What `analyze` with the same arguments will run; raises what it raises before that."""
+    documents = _documents(text, model, options.ids)
+    source = Source.of(model, tokenizer, options)
+    read = _sequences(documents, lengths, source, options)
+    excerpts = [prompt_tokens(prompt, source.tokenizer) for prompt in options.prompts or ()]
+    check_excerpts(source.config, excerpts)
+    context = int(read.tokens.shape[1])
+    free = sum(map(free_bytes, source.devices))
+    left = free if source.path is None else free - source.weights
+    on_cpu = source.devices[0].type == "cpu"
+    batch: dict[str, Any] = {
         "context": context,
-        "width": width,
-        "device": kind,
-        "scores": eager,
+        "width": source.dtype.itemsize,
+        "device": source.devices[0].type,
+        "scores": options.backend == "transformer-lens",  # it makes all scores of a layer
     }
-    left = free if source.path is None else free - weights
-    size = batch_size or sequences_at_once(
-        source.config, sequences=len(text.tokens), free=left // len(devices), **given
+    size = options.batch_size or sequences_at_once(
+        source.config, sequences=len(read.tokens), free=left // len(source.devices), **batch
     )
-    fitted = fitted_sequences(len(text.tokens), context)
-    passes = (
-        batch_bytes(source.config, sequences=min(size, len(text.tokens)), **given),
-        pass_bytes(source.config, sequences=fitted, logits=0, **given),
+    fitted = fitted_sequences(len(read.tokens), context)
+    largest = max(
+        batch_bytes(source.config, sequences=min(size, len(read.tokens)), **batch),
+        pass_bytes(source.config, sequences=fitted, logits=0, **batch),
     )
-    config = source.config.get_text_config()
-    longest = int(text.lengths.max())
     return Plan(
-        model=source.name,
-        layers=config.num_hidden_layers,
-        heads=stated_number(config, "num_attention_heads", 0),
-        parameters=source.parameters,
-        dtype=str(source.dtype).removeprefix("torch."),
-        bf16_speed=source.bf16_speed,
-        quantize=source.quantize,
-        source=text.source,
-        tokens=int(text.lengths.sum()),
-        sequences=len(text.tokens),
-        context=longest,
-        rows=rows_for(rows, longest),
+        source,
+        read,
+        excerpts,
+        [
+            statistic
+            for what in options.attention_on or ()
+            for statistic in attention_on(read.tokens, what, source.tokenizer)
+        ],
+        rows=rows_for(options.rows, int(read.lengths.max())),
         batch_size=size,
-        memory=weights + max(passes) + (LIBRARIES if kind == "cpu" else 0),
+        memory=source.weights + largest + (LIBRARIES if on_cpu else 0),
         free=free,
-        fits=max(passes) <= left,
-        device=", ".join(map(str, devices)),
+        fits=largest <= left,
     )
+
+
+def _documents(
+    text: Text | None, model: str | Path | Model, ids: Path | None
+) -> list[str] | Sequences | Tensor | Path:
+    """Documents, or what is passed instead: tokens, or a file of their ids."""
+    if ids is not None:
+        if text is not None and not (isinstance(text, list) and not text):
+            raise BadArgument(
+                "Both text and token ids are given.", attempt="one of --text and --ids"
+            )
+        check_ids_file(ids)
+        return ids
+    if isinstance(text, np.ndarray):
+        return torch.from_numpy(text)
+    if isinstance(text, (Sequences, Tensor)):
+        return text
+    if text is None or not text:
+        name = name_of(model)
+        check_has_text(name)
+        return read_documents([sample_path(name.partition(":")[2] or "rope")])
+    documents: list[str] = []
+    for part in [text] if isinstance(text, (Path, str)) else text:
+        if isinstance(part, str):
+            check_document(part)
+        documents += [part] if isinstance(part, str) else read_documents([part])
+    return documents
+
+
+def _sequences(
+    documents: list[str] | Sequences | Tensor | Path,
+    lengths: Int[Tensor, " sequence"] | None,
+    source: Source,
+    options: Options,
+) -> Sequences:
+    """Documents as tokens of the model, cut to the context; tokens as they are."""
+    if lengths is not None and not isinstance(documents, Tensor):
+        raise BadArgument("lengths are those of tokens; text has its own.")
+    if isinstance(documents, Sequences):
+        return documents
+    vocabulary = source.config.get_text_config().vocab_size
+    if isinstance(documents, Tensor):
+        tokens, lengths = check_tokens(documents, lengths, vocabulary=vocabulary)
+        return Sequences(tokens, lengths, "", f"{len(tokens):,} sequences of tokens")
+    maximum = stated_context(source.config)
+    context = options.context
+    if context is None:
+        context = min(maximum or LONGEST_DEFAULT_CONTEXT, LONGEST_DEFAULT_CONTEXT)
+    check_context(context, maximum)
+    sample: dict[str, Any] = {
+        "context": context,
+        "sequences": DEFAULT_SEQUENCES if options.sequences is None else options.sequences,
+        "seed": options.seed,
+    }
+    with warnings.catch_warnings():
+        if options.sequences is None:  # then fewer than the default are no surprise
+            warnings.filterwarnings("ignore", message=".*were asked for")
+        if isinstance(documents, list):
+            read = tokenize(documents, source.tokenizer, **sample)
+            check_vocabulary(read, vocabulary=vocabulary)
+            return read
+        read = read_ids(documents, **sample)
+    tokens, lengths = check_tokens(read.tokens, read.lengths, vocabulary=vocabulary)
+    return replace(read, tokens=tokens, lengths=lengths)
+
+
+def name_of(model: str | Path | Model) -> str:
+    """The name that a model was asked for by; one in memory by its class."""
+    return str(model) if isinstance(model, (str, Path)) else type(model).__name__
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _size(count: int) -> str:

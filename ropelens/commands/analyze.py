@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from enum import StrEnum
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from ropelens.commands import options
-from ropelens.commands.terminal import (
-    finish,
-    print_plan,
-    say,
-    say_plan,
-    stopped_in_its_words,
-    this_command,
-)
+from ropelens.analysis.options import Options
+from ropelens.commands.options import Text, Tokenizer, name_of, path_of, with_options
+from ropelens.commands.terminal import finish, say
 
 
-class Backend(StrEnum):
-    """The library that runs the model."""
-
-    hf = "hf"
-    transformer_lens = "transformer-lens"
-
-
-@stopped_in_its_words()
+@with_options(Options)
 def analyze(
     run: typer.Context,
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            parser=options.name_of,
+            parser=name_of,
             metavar="MODEL",
-            help="A local folder, a Hub id, bundled, or bundled:NAME, "
-            "which ropelens list names; or a folder of models, such as RUN/history. "
-            "Several are measured one after another. [default: bundled]",
+            help="A local folder, a Hub id, bundled, or bundled:NAME, which ropelens list "
+            "names; or a folder of models, such as RUN/history. Several are measured one "
+            "after another. [default: bundled]",
             show_default=False,
         ),
     ] = None,
@@ -45,65 +31,23 @@ def analyze(
     out: Annotated[
         Path | None,
         typer.Option(
-            parser=options.path_of,
+            parser=path_of,
             metavar="DIR",
-            help="Folder for the results; needed but with --plan.",
+            help="Folder for the results; needed without --plan.",
             show_default=False,
         ),
     ] = None,
     plan: Annotated[
         bool,
-        typer.Option(
-            "--plan", help="Print what would run and the memory it takes, and measure nothing."
-        ),
+        typer.Option("--plan", help="Print what would run and its memory; measure nothing."),
     ] = False,
-    text: options.Text = None,
-    ids: options.Ids = None,
-    tokenizer: options.Tokenizer = None,
-    prompt: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TEXT",
-            help="Text to look into, token by token, up to 256 tokens; may be repeated. "
-            "[default: pieces of the text]",
-            show_default=False,
-        ),
-    ] = None,
+    text: Text = None,
+    tokenizer: Tokenizer = None,
     prompt_file: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="The same, from a file.", show_default=False),
+        typer.Option(metavar="FILE", help="As --prompt, from a file.", show_default=False),
     ] = None,
-    attention_on: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TOKEN",
-            help='Search for heads by the tokens they attend to: a text such as "\'", '
-            "punctuation, or repeated; may be repeated.",
-            show_default=False,
-        ),
-    ] = None,
-    context: options.Context = None,
-    sequences: options.SequenceCount = None,
-    rows: options.Rows = "auto",
-    batch_size: options.BatchSize = None,
-    seed: options.Seed = 0,
-    device: options.Device = "auto",
-    device_map: options.SpreadOver = None,
-    quantize: options.Quantize = None,
-    dtype: options.Dtype = "float32",
-    backend: Annotated[
-        Backend, typer.Option(help="The library that runs the model.")
-    ] = Backend.hf,
-    revision: Annotated[
-        str | None,
-        typer.Option(
-            metavar="R,R,...",
-            help="Branch, tag or commit of a Hub model; or several.",
-            show_default=False,
-        ),
-    ] = None,
-    local_files_only: options.Offline = False,
-    trust_remote_code: options.RemoteCode = False,
+    options: Options,
 ) -> None:
     """Measure a model on text: which heads are positional, through which wavelengths.
 
@@ -112,7 +56,7 @@ def analyze(
 
     Several models or revisions each get a folder DIR/NAME. DIR itself gets a page that sets
     them side by side, checkpoints.nc (all numbers over `checkpoint`) and heads.csv (with a
-    column of that name). The same command again passes over those that are measured.
+    column of that name). The same command again skips those that are measured.
 
     \b
     Examples:
@@ -122,108 +66,52 @@ def analyze(
       ropelens analyze runs/rope/history --text book.txt --out out
       ropelens analyze org/model --revision a,b,c --text book.txt --out out
     """
-    from ropelens.files.results import check_out
-    from ropelens.models.paths import name_checkpoints
-    from ropelens.models.texts import read_documents
+    from ropelens.files.progress import opening, show_progress
+    from ropelens.files.results import check_out, read_record
+    from ropelens.models.bundled import sample_path
+    from ropelens.models.paths import check_paths, name_checkpoints
 
-    parts = [part.strip() for part in (revision or "").split(",")]
-    revisions: list[str | None] = [part for part in parts if part]
-    if revision and not revisions:
-        run.fail("Option '--revision' names nothing")
-    checkpoints = name_checkpoints(models or ["bundled"], revisions or [revision])
+    revisions = [part.strip() or None for part in (options.revision or "").split(",")]
+    checkpoints = name_checkpoints(models or ["bundled"], revisions)
     several = len(checkpoints) > 1
     first = next(iter(checkpoints.values()))[0]
+    if out is None and not plan:
+        run.fail("Missing option '--out'")
+    out = out or Path()
     if not plan:
-        if out is None:
-            run.fail("Missing option '--out'")
         check_out(out, "comparison" if several else "analysis")
-    options.check_first(
-        first,
-        text,
-        ids,
-        device=device,
-        dtype=dtype,
-        device_map=device_map,
-        quantize=quantize,
-    )
-    if several and not text and ids is None:
-        from ropelens.models.bundled import sample_path
-
+    check_paths(first, text or (), options.ids)
+    if several and not text and options.ids is None:
         text = [sample_path(first.partition(":")[2] or "rope")]  # the same for all
-    asked: dict[str, Any] = {
-        "text": text,
-        "ids": ids,
-        "tokenizer": tokenizer,
-        "prompts": [*(prompt or []), *read_documents(prompt_file or [])],
-        "attention_on": attention_on or [],
-        "context": context,
-        "sequences": sequences,
-        "rows": rows,
-        "batch_size": batch_size,
-        "seed": seed,
-        "backend": backend.value,
-        "device": device,
-        "device_map": device_map,
-        "quantize": quantize,
-        "dtype": dtype,
-        "local_files_only": local_files_only,
-        "trust_remote_code": trust_remote_code,
-    }
-    measure_each(checkpoints, asked, out=out, plan=plan)
-
-
-def measure_each(
-    checkpoints: Mapping[str, tuple[str, str | None]],
-    asked: Mapping[str, Any],
-    *,
-    out: Path | None,
-    plan: bool,
-) -> None:
-    """Measure each checkpoint as `asked` into `out`, several into a folder each; or plan it."""
-    from ropelens.files.progress import opening, show_progress
-
     with opening(show_progress, "starting"):  # torch and transformers take seconds
-        from ropelens.analysis.analyze import analyze as measure
-        from ropelens.analysis.checkpoints import is_measured, write_checkpoints
-        from ropelens.analysis.standing import with_what_stands
-        from ropelens.analysis.summary import summarize
-        from ropelens.files.results import read_record
-        from ropelens.measure.savepoint import UNFINISHED, remove_savepoint
+        from ropelens.analysis.folders import is_measured, write_checkpoints
+        from ropelens.analysis.plan import plan_analysis
+        from ropelens.analysis.record import arguments_of
+        from ropelens.commands.measure import measure
         from ropelens.models.processes import gather, processes, shared
-    several = len(checkpoints) > 1
+        from ropelens.models.texts import read_documents
+    if prompt_file:
+        prompts = [*(options.prompts or []), *read_documents(prompt_file)]
+        options = replace(options, prompts=prompts)
     for name, (model, revision) in checkpoints.items():
-        asked_of_it = {**asked, "revision": revision}
-        folder = out and (out / name if several else out)
-        with shared():  # the first process says what is there: another's disk may differ
-            found = several and not plan and folder and is_measured(folder, model, asked_of_it)
-            is_there = gather(found)[0]
-        if is_there:
+        asked = replace(options, revision=revision)
+        if plan:
+            typer.echo(plan_analysis(model, text, asked, tokenizer=tokenizer))
+            continue
+        folder = out / name if several else out
+        arguments = arguments_of(model, text, asked, tokenizer=tokenizer)
+        with shared():  # the first process decides: the disk of another may differ
+            measured = several and is_measured(folder, arguments, text or [])
+            measured = gather(measured)[0]
+        if measured:
             say(f"{name} is measured already", by="")
-            continue
-        try:
-            with shared():
-                analysis = measure(
-                    model,
-                    **asked_of_it,
-                    cache=folder and folder / UNFINISHED,
-                    progress=show_progress,
-                    announce=print_plan if plan else say_plan,
-                    command=this_command(),
-                )
-        except typer.Exit:  # the plan is told, and not carried out
-            continue
-        assert folder is not None
-        if processes().is_main_process:
-            with opening(show_progress, "writing"):
-                folder.parent.mkdir(exist_ok=True)
-                page = with_what_stands(analysis, folder).save(folder)
-            remove_savepoint(folder / UNFINISHED)
+        elif done := measure(model, text, asked, folder=folder, tokenizer=tokenizer):
+            summary, page = done
             if several:
-                say(f"{name}: {summarize(analysis)[0]}", by="")
+                say(f"{name}: {summary[0]}", by="")
             else:
-                finish(summarize(analysis), page)
-        del analysis  # and its model, before the next is read
-    if several and out is not None and not plan and processes().is_main_process:
+                finish(summary, page)
+    if several and not plan and processes().is_main_process:
         with opening(show_progress, "writing"):
-            page = write_checkpoints(out, list(checkpoints), command=this_command())
+            page = write_checkpoints(out, list(checkpoints))
         finish(read_record(out)["findings"][:5], page)

@@ -12,7 +12,7 @@ from ropelens.commands.compare import compare
 from ropelens.commands.list import list_bundled
 from ropelens.commands.report import report
 from ropelens.commands.rope import rope
-from ropelens.commands.terminal import run_app
+from ropelens.commands.terminal import run_app, stopped_in_its_words
 from ropelens.commands.train import train
 from ropelens.commands.truncate import truncate
 
@@ -49,7 +49,7 @@ for name, short_help, command in (
     ("report", "Make the page again, from saved results.", report),
     ("train", "Train small LLaMA-style models on text.", train),
 ):
-    app.command(name, short_help=short_help)(command)
+    app.command(name, short_help=short_help)(stopped_in_its_words()(command))
 
 
 def main() -> None:

@@ -7,15 +7,12 @@ from typing import Annotated
 
 import typer
 
-import ropelens as rl
-from ropelens.commands import options
-from ropelens.commands.terminal import finish, stopped_in_its_words, this_command
-
-MEASURED = "measured"
-"""The folder in that of the results which keeps what was measured of each checkpoint."""
+from ropelens.analysis.options import Options
+from ropelens.commands.options import Out, with_options
+from ropelens.commands.terminal import finish
 
 
-@stopped_in_its_words()
+@with_options(Options, only=("seed", "device", "device_map", "quantize"))
 def compare(
     paths: Annotated[
         list[Path],
@@ -26,7 +23,7 @@ def compare(
         ),
     ],
     *,
-    out: options.Out,
+    out: Out,
     sequences: Annotated[
         int,
         typer.Option(
@@ -36,10 +33,7 @@ def compare(
             help="Sequences of each run's validation text for its loss.",
         ),
     ] = 512,
-    seed: options.Seed = 0,
-    device: options.Device = "auto",
-    device_map: options.SpreadOver = None,
-    quantize: options.Quantize = None,
+    options: Options,
 ) -> None:
     """Set trained runs, or analyzed models, side by side: losses, heads and planes.
 
@@ -57,7 +51,6 @@ def compare(
     from ropelens.errors import BadArgument
     from ropelens.files.progress import show_progress
     from ropelens.files.results import check_out, read_record
-    from ropelens.models.processes import processes, shared
 
     if out.resolve() in {path.resolve() for path in paths}:
         raise BadArgument(
@@ -66,18 +59,21 @@ def compare(
             attempt="another --out",
         )
     check_out(out, "comparison")
+    from ropelens.analysis.folders import write_comparison
+    from ropelens.comparison.compare import compare
+    from ropelens.models.processes import processes, shared
+
     with shared():
-        comparison = rl.compare(
+        comparison = compare(
             paths,
-            cache=out / MEASURED,
+            cache=out / "measured",
             sequences=sequences,
-            seed=seed,
-            device=device,
-            device_map=device_map,
-            quantize=quantize,
+            seed=options.seed,
+            device=options.device,
+            device_map=options.device_map,
+            quantize=options.quantize,
             progress=show_progress,
         )
-    if not processes().is_main_process:
-        return
-    page = rl.write_comparison(out, comparison, command=this_command())
-    finish(read_record(out)["findings"][:5], page)
+    if processes().is_main_process:
+        page = write_comparison(out, comparison)
+        finish(read_record(out)["findings"][:5], page)

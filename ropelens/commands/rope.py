@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import asdict
+from typing import Annotated, Literal
 
 import typer
 
 import ropelens as rl
-from ropelens.commands import options
+from ropelens.commands.options import Model, with_options
 from ropelens.commands.terminal import print_tables
+from ropelens.models.loading import Loading
 
 
+@with_options(Loading)
 def rope(
-    run: typer.Context,
-    model: options.Model = "bundled",
+    model: Model = "bundled",
     *,
     context: Annotated[
         int | None,
@@ -49,23 +51,16 @@ def rope(
         int, typer.Option(metavar="N", min=1, help="With --head-dim: tokens trained for.")
     ] = 2048,
     against: Annotated[
-        str | None,
+        Literal["transformer-lens"] | None,
         typer.Option(
-            metavar="BACKEND",
-            help="Compare with another implementation of the model, plane by plane: "
-            "transformer-lens. Exit status 1 where they differ.",
+            help="Compare with this implementation of the model, plane by plane. Exit status "
+            "1 if they differ.",
         ),
     ] = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="A table a layer, also where layers are alike.")
+        bool, typer.Option("--verbose", help="A table a layer, also if layers are alike.")
     ] = False,
-    device: options.Device = "auto",
-    device_map: options.SpreadOver = None,
-    quantize: options.Quantize = None,
-    dtype: options.Dtype = "float32",
-    revision: options.Revision = None,
-    local_files_only: options.Offline = False,
-    trust_remote_code: options.RemoteCode = False,
+    options: Loading,
 ) -> None:
     """Measure how each layer of a model rotates, from one forward pass, and print it.
 
@@ -85,35 +80,17 @@ def rope(
     from ropelens.rope.formulas import Shape
 
     chosen = None if variant is None else rl.parse_variant(variant)
-    named = options.given(run)
-    formula = [flag for name, flag in named.items() if name in ("base", "trained_context")]
-    if head_dim is None and formula:
-        raise typer.BadParameter(f"{formula[0]} is for --head-dim; a model has its own")
-    if against is not None:
-        if against != "transformer-lens":
-            raise typer.BadParameter(f"--against knows transformer-lens, not {against!r}")
-        if chosen is not None or head_dim is not None:
-            raise typer.BadParameter("--against is for a model as it is, without --variant")
+    if against is not None and (chosen is not None or head_dim is not None):
+        raise typer.BadParameter("--against is for a model as it is, without --variant")
     if head_dim is not None:
         if chosen is None:
             raise typer.BadParameter("--head-dim needs a --variant")
-        if "model" in named:
-            raise typer.BadParameter(f"--head-dim is for no model, and {model!r} is one")
         if head_dim % 2:
             raise typer.BadParameter(f"--head-dim {head_dim} is odd; planes are pairs")
         shape = Shape(head_dim, base, trained_context, context or 0)
         print_tables(variant_table(chosen, shape))
         return
-    loaded, tokenizer = rl.load(
-        model,
-        dtype=dtype,
-        device=device,
-        device_map=device_map,
-        quantize=quantize,
-        revision=revision,
-        local_files_only=local_files_only,
-        trust_remote_code=trust_remote_code,
-    )
+    loaded, tokenizer = rl.load(model, **asdict(options))
     if against is not None:
         from ropelens.models.bridge import bridge
         from ropelens.models.rope import compare_turns, read_turns

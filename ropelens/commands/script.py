@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
-
-import typer
+from typing import Literal
 
 from ropelens.analysis.analysis import Analysis
 from ropelens.analysis.analyze import analyze
 from ropelens.analysis.folders import Answer, write_answer
-from ropelens.commands.options import Model, SequenceCount, Text
+from ropelens.analysis.options import Options
+from ropelens.commands.options import Model, Text, with_options
 from ropelens.commands.terminal import print_path, run_script
 from ropelens.report.index import write_index
 
@@ -30,13 +30,9 @@ def run_analysis(
     script = Path(str(sys.modules[answer.__module__].__file__)).resolve()
     reports = script.parents[1] / "reports"
 
-    def main(
-        model: Model = "bundled",
-        text: Text = None,
-        context: Annotated[int, typer.Option(metavar="N", help="Tokens a sequence.")] = 512,
-        sequences: SequenceCount = None,
-    ) -> None:
-        analysis = analyze(model, text, context=context, sequences=sequences, rows=rows)
+    @with_options(Options, only=("context", "sequences"), context=512)
+    def main(model: Model = "bundled", text: Text = None, *, options: Options) -> None:
+        analysis = analyze(model, text, replace(options, rows=rows))
         page = write_answer(reports / script.stem, analysis, answer(analysis))
         write_index(reports)
         print_path(page)

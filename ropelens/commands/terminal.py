@@ -2,44 +2,36 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
 import logging
 import os
-import shlex
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from io import FileIO, TextIOWrapper
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from ropelens.errors import BadArgument, RopelensError
+from ropelens.errors import RopelensError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ropelens.analysis.plan import Plan
-
 NARROWEST = 72
-"""Columns that a table takes, also in a terminal that has fewer and breaks its lines."""
+"""Columns of a table, also on a terminal that has fewer and breaks its lines."""
 
 
 class Stopped(Exception):
-    """What a command says, once Ctrl-C has ended it, in place of `run_app`'s own words."""
+    """The last words of a command that Ctrl-C ended."""
 
 
 @contextmanager
 def stopped_in_its_words() -> Iterator[None]:
-    """Pass on what a command says of itself when Ctrl-C ends it, which typer would drop.
-
-    Around a block or, as a decorator, a function.
-    """
+    """Decorate a command, so that typer does not drop the message of a KeyboardInterrupt."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -47,44 +39,18 @@ def stopped_in_its_words() -> Iterator[None]:
 
 
 def say(message: str, *, by: str = "ropelens: ") -> None:
-    """One line on stderr, with nothing in it that a terminal would obey."""
+    """Print one line on stderr, without characters that a terminal would obey."""
     line = " ".join("".join(c if c.isprintable() else " " for c in message).split())
     print(f"{by}{line}", file=sys.stderr, flush=True)
 
 
-def check_streams() -> None:
-    """Make stdout and stderr safe to write to; raise BadArgument where stdout is closed.
-
-    What their encoding lacks is escaped. The place of a closed stream is taken, for the next
-    file that is opened would get it, and what libraries print with it. What goes to a closed
-    stderr is lost.
-    """
-    while (spare := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(spare)
-    if sys.stderr is None:
-        sys.stderr = TextIOWrapper(FileIO(2, "w", closefd=False), line_buffering=True)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors="backslashreplace")
-    if sys.stdout is None:
-        raise BadArgument(
-            "stdout is closed, so nothing can be printed.", attempt="> /dev/null, or a file"
-        )
-
-
-def this_command() -> str:
-    """What a shell would be told to do this again."""
-    return shlex.join(["ropelens", *sys.argv[1:]])
-
-
 def print_path(path: Path) -> None:
-    """A path on stdout, which is all that a command says there."""
+    """Print a path on stdout, where a command prints nothing else."""
     typer.echo(bytes(path))  # a name need not be text in the terminal's encoding
 
 
 def print_tables(*tables: Table) -> None:
-    """Tables on stdout."""
+    """Print tables on stdout."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -94,34 +60,41 @@ def print_tables(*tables: Table) -> None:
 
 
 def finish(findings: Sequence[str], page: Path) -> None:
-    """How a command ends: what was found, on stderr, and the path of the page on stdout."""
+    """End a command: its findings on stderr, the path of the page on stdout."""
     for finding in findings:
         say(finding, by="")
     print_path(page)
 
 
-def say_plan(plan: Plan) -> None:
-    """The plan of a measurement, on the first line of stderr."""
-    say(f"plan: {plan.line}")
+def quiet_libraries() -> None:
+    """Show our own warnings, a line each, and not those of libraries, nor their logs.
+
+    Python's -W and the libraries' own variables take precedence.
+    """
+    warnings.showwarning = lambda message, *_: say(f"warning: {message}")
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("default", module=r"ropelens\.")
+    for library in ("TRANSFORMERS", "HF_HUB"):
+        os.environ.setdefault(f"{library}_VERBOSITY", "error")
+    for logger in ("torchao", "torch.utils._pytree"):  # transformers imports it if it is there
+        logging.getLogger(logger).setLevel(logging.ERROR)
+    for stream in (sys.stdout, sys.stderr):  # a path may have what their encoding lacks
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
-def print_plan(plan: Plan) -> None:
-    """The plan of a measurement on stdout; it is not carried out."""
-    typer.echo(str(plan))
-    raise typer.Exit
-
-
-def speak_alone() -> None:
-    """Of the processes that torchrun started the first has a voice, the others are silent."""
+def silence_others() -> None:
+    """Of the processes that torchrun started, only the first one prints."""
     if int(os.environ.get("RANK", "0")) > 0:
         sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
 
 
-def give_voice_to_one() -> None:
-    """Whichever of the processes that torchrun started ends first says why, and no other."""
+def let_one_speak() -> None:
+    """Of the processes that torchrun started, only the first one to end prints its error."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return
-    for number in (signal.SIGINT, signal.SIGTERM):  # torchrun's, as one has ended
+    for number in (signal.SIGINT, signal.SIGTERM):  # torchrun sends them once one has ended
         signal.signal(number, signal.SIG_IGN)
     from torch.distributed import TCPStore
 
@@ -135,26 +108,11 @@ def give_voice_to_one() -> None:
     sys.stderr = sys.__stderr__ if first else Path(os.devnull).open("w")  # noqa: SIM115
 
 
-def quiet_libraries() -> None:
-    """Show our own warnings, a line each; keep those and the logs of libraries to them.
-
-    Python's -W and the libraries' own variables still rule where they are set.
-    """
-    warnings.showwarning = lambda message, *_: say(f"warning: {message}")
-    if not sys.warnoptions:
-        warnings.simplefilter("ignore")
-        warnings.filterwarnings("default", module=r"ropelens\.")
-    for library in ("TRANSFORMERS", "HF_HUB"):
-        os.environ.setdefault(f"{library}_VERBOSITY", "error")
-    for logger in ("torchao", "torch.utils._pytree"):  # transformers imports it where it is
-        logging.getLogger(logger).setLevel(logging.ERROR)
-
-
 def catch_signals() -> list[int]:
     """Let SIGTERM and SIGHUP end a run as Ctrl-C does; the list gets the signals that come.
 
-    It is needed where libraries turn Ctrl-C into errors of their own, as transformers does
-    while it imports.
+    The list is needed because libraries turn Ctrl-C into errors of their own, as
+    transformers does while it imports.
     """
     received: list[int] = []
 
@@ -168,18 +126,11 @@ def catch_signals() -> list[int]:
     return received
 
 
-def hurry() -> None:
-    """Spare the garbage collector what torch and transformers import: a million objects that
-    stay, through which it would look again and again, and once more when Python ends."""
-    gc.set_threshold(10_000)
-    atexit.register(gc.freeze)
-
-
 def run_script(main: Callable[..., None]) -> None:
     """Run the function `main` of a script as the commands of `ropelens` run: see `run_app`.
 
-    As `typer.run`, which makes options of its parameters; --help prints the docstring of
-    the script.
+    As in `typer.run`, its parameters become options; --help prints the docstring of the
+    script.
     """
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command(help=f"\b\n{sys.modules[main.__module__].__doc__ or ''}")(
@@ -189,33 +140,34 @@ def run_script(main: Callable[..., None]) -> None:
 
 
 def run_app(app: typer.Typer, *, name: str = "ropelens") -> None:
-    """Run a command and leave: exit 0 done, 1 with one line on stderr for what a user can
-    cause, 2 for wrong usage, 130 on Ctrl-C, 143 on SIGTERM, 129 on SIGHUP. Any other error is
-    a bug: a traceback."""
-    hurry()
+    """Run a command and exit.
+
+    The status is 0 when it is done, 1 with one line on stderr for what a user can cause, 2
+    for wrong usage, 130 on Ctrl-C, 143 on SIGTERM, 129 on SIGHUP. Any other error is a bug and
+    shows a traceback.
+    """
     quiet_libraries()
     signals = catch_signals()
-    code, stopped = 1, ""
-    speak_alone()
+    code, words = 1, ""
+    silence_others()
     try:
-        check_streams()
         code = app(prog_name=name, standalone_mode=False) or 0
-        sys.stdout.flush()
+        print(end="", flush=True)
     except (Exception, KeyboardInterrupt) as error:
-        give_voice_to_one()
+        let_one_speak()
         if not signals:
             code = _explain(error, name)
         elif isinstance(error, Stopped):
-            stopped = str(error)
+            words = str(error)
     if signals and code:
         with suppress(OSError):  # the terminal may be gone
-            say(stopped or "stopped; nothing half-written is left")
-        os._exit(128 + signals[0])  # all is cleaned up, and leaving torch takes seconds
+            say(words or "stopped; nothing half-written is left")
+        os._exit(128 + signals[0])  # leaving torch takes seconds
     sys.exit(code)
 
 
 def _explain(error: BaseException, name: str) -> int:
-    """Say in one line what went wrong and return the exit code; raise what is a bug."""
+    """Print in one line what went wrong and return the exit status; raise a bug."""
     if isinstance(error, typer.TyperException):  # wrong usage
         message = error.format_message().replace("Value error, ", "")  # typer's, of choices
         context = getattr(error, "ctx", None)  # of the command, once it is known which

@@ -7,14 +7,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from ropelens.commands.options import Seed, given, path_of
-from ropelens.commands.terminal import print_path, stopped_in_its_words
-from ropelens.errors import BadArgument
+from ropelens.commands.options import path_of
+from ropelens.commands.terminal import print_path
 
-OF_STUDIES = ("study", "text", "valid", "tokens", "out")
+WITH_STUDY = ("study", "text", "valid", "tokens", "out")
+"""The options that a study does not state itself."""
 
 
-@stopped_in_its_words()
 def train(
     run: typer.Context,
     *,
@@ -44,20 +43,11 @@ def train(
             show_default=False,
         ),
     ] = None,
-    dataset: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME[:CONFIG]",
-            help="In place of --text: the train split of a dataset of the Hub, streamed.",
-            show_default=False,
-        ),
-    ] = None,
     tokens: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="In place of --text: arrays of tokens that were made before, learnt one after "
-            "another.",
+            help="Instead of --text: arrays of tokens, learnt one after another.",
             show_default=False,
         ),
     ] = None,
@@ -65,8 +55,8 @@ def train(
         Path | None,
         typer.Option(
             metavar="FILE.toml",
-            help="Train all that a study names: variants, sizes and seeds. Beside it stand "
-            "--text, --valid, --tokens and --out alone.",
+            help="Train all that a study names: variants, sizes and seeds. It goes with "
+            "--text, --valid, --tokens and --out only.",
             show_default=False,
         ),
     ] = None,
@@ -101,10 +91,12 @@ def train(
         Literal["auto", "bf16", "fp32"],
         typer.Option(
             metavar="P",
-            help="bf16, autocast over float32 weights; fp32; or auto: bf16 where it is faster.",
+            help="bf16, autocast over float32 weights; fp32; or auto: bf16 if it is faster.",
         ),
     ] = "auto",
-    seed: Seed = 0,
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, max=2**32 - 1, help="Of every random choice.")
+    ] = 0,
 ) -> None:
     """Train small LLaMA-style models on text; the same command goes on where it stopped.
 
@@ -114,27 +106,22 @@ def train(
       ropelens train --study variants.toml --text books/ --out runs/variants
     """
     if study is not None:
-        other = [flag for name, flag in given(run).items() if name not in OF_STUDIES]
-        if other:
-            raise typer.BadParameter(f"{other[0]} stands in the file of --study")
-        if not study.is_file():  # before all that takes seconds to import
-            raise BadArgument(f"There is no study file {study}.")
+        for option in run.command.params:
+            source = run.get_parameter_source(str(option.name))
+            if option.name not in WITH_STUDY and getattr(source, "name", "") == "COMMANDLINE":
+                raise typer.BadParameter(f"{option.opts[0]} stands in the file of --study")
         from ropelens.train import run_study
 
-        _print_once(
-            run_study(study, out=out, text=text or (), valid=valid or (), tokens=tokens)
-        )
-        return
-    if [bool(text), dataset is not None, tokens is not None].count(True) != 1:
-        raise typer.BadParameter("one of --text, --dataset, --tokens and --study is needed")
-    from ropelens.train import train as train_model
+        folder = run_study(study, out=out, text=text or (), valid=valid or (), tokens=tokens)
+    elif bool(text) == (tokens is not None):
+        raise typer.BadParameter("one of --text, --tokens and --study is needed")
+    else:
+        from ropelens.train import train as train_model
 
-    _print_once(
-        train_model(
+        folder = train_model(
             text or (),
             out=out,
             valid=valid or (),
-            dataset=dataset,
             tokens=tokens,
             variant=variant,
             size=size,
@@ -145,12 +132,7 @@ def train(
             precision=precision,
             seed=seed,
         )
-    )
-
-
-def _print_once(path: Path) -> None:
-    """`print_path`, by one of the processes that train together."""
     from ropelens.models.processes import processes
 
     if processes().is_main_process:
-        print_path(path)
+        print_path(folder)

@@ -29,9 +29,8 @@ from ropelens.files.progress import ShowProgress, silent
 from ropelens.files.results import open_results
 from ropelens.measure.profile import versions
 from ropelens.models.checkpoint import fingerprint
-from ropelens.models.device import DeviceMap
 from ropelens.models.load import load
-from ropelens.models.loading import Loading
+from ropelens.models.loading import DeviceMap, Loading
 from ropelens.statistics.variables import compared
 from ropelens.train.data import DATA
 

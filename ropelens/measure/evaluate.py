@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from ropelens.edit.actions import Edit
 from ropelens.edit.entries import entries_of
@@ -38,7 +38,7 @@ from ropelens.measure.tasks import Retrieval
 from ropelens.measure.terms import MEASURES, wanted_measures
 from ropelens.measure.tokens import as_corpus
 from ropelens.models.processes import gather, place, shard
-from ropelens.models.subject import Subject, as_subject, stated_context
+from ropelens.models.subject import Model, Subject, as_subject, stated_context
 from ropelens.statistics.rows import HowMany, rows_for
 from ropelens.statistics.seeds import whole_seed
 from ropelens.statistics.variables import Variable, columns, named, of_planes
@@ -105,7 +105,7 @@ COORDINATES = {"group", "position_start", "position_stop"}
 
 
 def evaluate(
-    model: nn.Module,
+    model: Model,
     tokens: Int[Tensor, "sequence position"],
     *,
     lengths: Int[Tensor, " sequence"] | None = None,
@@ -181,7 +181,7 @@ TRYING = "trying edits"
 
 
 def evaluate_in_stages(
-    model: nn.Module,
+    model: Model,
     tokens: Int[Tensor, "sequence position"],
     *,
     lengths: Int[Tensor, " sequence"] | None,
@@ -252,7 +252,7 @@ def evaluate_in_stages(
 
 
 def tokens_of_entry(
-    model: nn.Module,
+    model: Model,
     lengths: Int[Tensor, " sequence"],
     *,
     measures: Sequence[str] = MEASURES,

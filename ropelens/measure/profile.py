@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ropelens.errors import check_count
@@ -38,7 +38,7 @@ from ropelens.measure.summary import described, summarize
 from ropelens.measure.tokens import as_corpus
 from ropelens.models.paths import at_home, check_document
 from ropelens.models.processes import gather, shard
-from ropelens.models.subject import as_subject, stated_context, trained_context
+from ropelens.models.subject import Model, as_subject, stated_context, trained_context
 from ropelens.models.texts import check_tokenizer, encode, tokenize
 from ropelens.statistics.budget.surrogates import DRAWS
 from ropelens.statistics.corpus import Corpus
@@ -52,7 +52,7 @@ NUMBERED = re.compile(r"(seed|step)-\d+")
 
 
 def profile(
-    model: nn.Module,
+    model: Model,
     tokens: Int[Tensor, "sequence position"] | str,
     *,
     lengths: Int[Tensor, " sequence"] | None = None,
@@ -126,7 +126,7 @@ OpenStage = Callable[..., AbstractContextManager[Progress | None]]
 
 
 def profile_in_stages(
-    model: nn.Module,
+    model: Model,
     tokens: Int[Tensor, "sequence position"] | str,
     *,
     lengths: Int[Tensor, " sequence"] | None,

@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from ropelens.edit.actions import Edit, stop_planes
 from ropelens.measure.batches import Progress
 from ropelens.measure.evaluate import TRYING, evaluate_in_stages
 from ropelens.measure.profile import OpenStage
 from ropelens.measure.terms import MEASURES, wanted_measures
-from ropelens.models.subject import as_subject
+from ropelens.models.subject import Model, as_subject
 from ropelens.rope.cuts import ENDS, Cut, Numbers, Turning, check_cuts, plan_cuts
 from ropelens.statistics.rows import HowMany
 from ropelens.statistics.seeds import whole_seed
@@ -45,7 +45,7 @@ DESCRIBED = {
 
 
 def truncate(
-    model: nn.Module,
+    model: Model,
     tokens: Int[Tensor, "sequence position"],
     *,
     lengths: Int[Tensor, " sequence"] | None = None,
@@ -117,7 +117,7 @@ class Sweep:
 
     def measure(
         self,
-        model: nn.Module,
+        model: Model,
         tokens: Int[Tensor, "sequence position"],
         *,
         lengths: Int[Tensor, " sequence"] | None,
@@ -146,7 +146,7 @@ class Sweep:
 
 
 def plan_truncation(
-    model: nn.Module,
+    model: Model,
     *,
     keep: Sequence[float | int] = KEEP,
     ends: Sequence[str] = ENDS,

@@ -10,9 +10,7 @@ from torch import nn
 from torch.utils.benchmark import Timer
 
 from ropelens.errors import BadArgument, words_of
-
-DeviceMap = str | Mapping[str, int | str]
-"""Where the parts of a model go: "auto", or a device, "cpu" or "disk" for each part by name."""
+from ropelens.models.loading import DeviceMap
 
 WORTH_IT = 1.5
 """Speed of bfloat16 over float32 from which a dtype of "auto" is bfloat16."""

@@ -26,8 +26,8 @@ from ropelens.models.checkpoint import (
     tensor_sizes,
     weight_files,
 )
-from ropelens.models.device import WORTH_IT, DeviceMap, bf16_speed
-from ropelens.models.loading import QUANTIZATIONS, Loading
+from ropelens.models.device import WORTH_IT, bf16_speed
+from ropelens.models.loading import QUANTIZATIONS, DeviceMap, Loading
 from ropelens.models.memory import free_bytes, room_for_weights
 from ropelens.models.processes import gather
 

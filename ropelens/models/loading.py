@@ -1,17 +1,25 @@
-"""The options of `load`: dtype, device, quantization and revision, checked by name."""
+"""The options of `load`: dtype, device, quantization and revision, checked by name.
+
+Commands make their options of the fields of `Loading`, so torch is not imported here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
+import typer
 
 from ropelens.errors import BadArgument
-from ropelens.models.device import DeviceMap, device_named, devices_in
+
+if TYPE_CHECKING:
+    import torch
+
+DeviceMap = str | Mapping[str, int | str]
+"""Where the parts of a model go: "auto", or a device, "cpu" or "disk" for each part by name."""
 
 DTYPES = ("float32", "float16", "bfloat16", "float64", "auto", "saved")
 """Dtypes to load a model in: "auto" is the faster one here, "saved" that of its files."""
@@ -59,13 +67,48 @@ class Loading:
     a device beside a device map.
     """
 
-    dtype: str = "float32"
-    device: str = "auto"
-    device_map: DeviceMap | None = None
-    quantize: str | None = None
-    revision: str | None = None
-    local_files_only: bool = False
-    trust_remote_code: bool = False
+    dtype: Annotated[
+        str,
+        typer.Option(
+            metavar="T",
+            help="float32, float64, bfloat16, float16; auto: bfloat16 where a short "
+            "measurement finds it faster than float32; saved: as the model is saved.",
+        ),
+    ] = "float32"
+    device: Annotated[
+        str, typer.Option(metavar="D", help="cpu, cuda, cuda:1; auto: cuda where there is one.")
+    ] = "auto"
+    device_map: Annotated[
+        DeviceMap | None,
+        typer.Option(
+            parser=str,
+            metavar="auto",
+            help="Instead of --device: spread a large model over all GPUs, then main memory, "
+            "then disk.",
+            show_default=False,
+        ),
+    ] = None
+    quantize: Annotated[
+        str | None,
+        typer.Option(
+            metavar="Q",
+            help="Read the weights into fewer bits: int8 (torchao), bnb-int8 or bnb-nf4 "
+            "(bitsandbytes).",
+            show_default=False,
+        ),
+    ] = None
+    revision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="R", help="Branch, tag or commit of a Hub model.", show_default=False
+        ),
+    ] = None
+    local_files_only: Annotated[
+        bool, typer.Option("--local-files-only", help="Never ask the Hub, use its cache.")
+    ] = False
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
+    ] = False
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -95,6 +138,8 @@ class Loading:
 
         Raises `BadArgument` for a device that does not exist or does not work here.
         """
+        from ropelens.models.device import device_named, devices_in  # which import torch
+
         if self.device_map is None:
             return [device_named(self.device)]
         return devices_in(self.device_map)

@@ -12,7 +12,7 @@ from same import EXACT, assert_same
 from tiny_checkpoints import edit_weights, save_tiny
 
 import ropelens as rl
-from ropelens.analysis.checkpoints import is_measured
+from ropelens.analysis.folders import is_measured, stack
 from ropelens.errors import BadArgument
 from ropelens.models.paths import name_checkpoints
 
@@ -58,7 +58,7 @@ def test_what_is_stopped_goes_on_with_those_that_are_left(
     stacked = xr.load_dataset(out / "checkpoints.nc")
     heads = pd.read_csv(out / "heads.csv")
     for step in STEPS:
-        alone = rl.analyze(run / "history" / step, text, context=32)
+        alone = rl.analyze(run / "history" / step, text, rl.Options(context=32))
         of = stacked.sel(checkpoint=step)
         names = stacked.data_vars.keys() & alone.profile.data_vars.keys()
         assert {"q_norm", "total_bits", "group_total", "induction"} <= names
@@ -75,9 +75,7 @@ def test_what_is_stopped_goes_on_with_those_that_are_left(
 
     model = run / "history" / STEPS[0]
     asked = rl.open(out / STEPS[0]).provenance["arguments"]
-    asked |= {"text": [text], "prompts": [], "ids": None}
-    del asked["model"]
-    same = lambda **other: is_measured(out / STEPS[0], str(model), asked | other)  # noqa: E731
+    same = lambda **other: is_measured(out / STEPS[0], asked | other, [text])  # noqa: E731
     assert same()
     assert not same(context=24)
     text.write_text(text.read_text()[::-1])
@@ -123,13 +121,11 @@ def test_names_tell_checkpoints_apart(run: Path) -> None:
 
 def test_what_cannot_be_stacked(run: Path, text: Path, tmp_path: Path) -> None:
     model = run / "history" / STEPS[0]
-    one = rl.analyze(model, text, context=32)
-    less = rl.analyze(model, text, context=24)
+    one = rl.analyze(model, text, rl.Options(context=32))
+    less = rl.analyze(model, text, rl.Options(context=24))
     with pytest.raises(BadArgument, match="that read the same tokens") as refused:
-        rl.stack({"one": one, "less": less})
+        stack({"one": one, "less": less})
     assert "one: " in refused.value.parts["seen"]
-    more = rl.analyze(save_tiny(tmp_path / "more"), text, context=32)
+    more = rl.analyze(save_tiny(tmp_path / "more"), text, rl.Options(context=32))
     with pytest.raises(BadArgument, match="Only checkpoints of one shape"):
-        rl.stack({"one": one, "more": more})
-    with pytest.raises(BadArgument, match="nothing to stack"):
-        rl.stack({})
+        stack({"one": one, "more": more})

@@ -229,7 +229,7 @@ def test_a_context_beyond_the_model_warns_in_one_line_and_goes_on(
     ended = ropelens("analyze", model, "--text", text, "--context", 100, "--out", out)
     words = "context 100 is beyond the 64 tokens that the model was made for"
     assert ended.code == 0
-    plan, warning = ended.err.splitlines()[:2]
+    warning, plan = ended.err.splitlines()[:2]
     assert plan.startswith(PLAN)
     assert warning == f"ropelens: warning: {words}"
     assert json.loads((out / "run.json").read_text())["warnings"] == [words]
@@ -243,7 +243,7 @@ def test_more_sequences_than_there_are_is_news_only_if_asked_for(
         "analyze", model, "--text", text, "--sequences", 100, "--out", tmp_path / "out"
     )
     assert ended.code == 0
-    warning = ended.err.splitlines()[1]
+    warning = ended.err.splitlines()[0]
     words = "all 48 sequences of the text are used: 100 were asked for"
     assert warning == f"ropelens: warning: {words}"
 

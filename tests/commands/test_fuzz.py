@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 from synthetic_profile import synthetic_profile
 from tiny_checkpoints import save_tiny
 
-from ropelens.analysis.analysis import open_analysis
-from ropelens.analysis.analyze import analyze
+from ropelens.analysis.analysis import earlier_analysis, open_analysis
 from ropelens.analysis.folders import rewrite_page
-from ropelens.analysis.standing import joined_by_sweep
+from ropelens.analysis.options import Options
+from ropelens.analysis.plan import plan_analysis
 from ropelens.commands.app import main
 from ropelens.errors import RopelensError
 from ropelens.files.results import check_out, open_results, read_own_record, save
@@ -112,14 +112,6 @@ ROPE = st.fixed_dictionaries(
 )
 
 
-class Planned(Exception):
-    """The plan is told; what it would run takes too long."""
-
-
-def planned(_: object) -> None:
-    raise Planned
-
-
 CHANGES = st.dictionaries(st.sampled_from(CONFIG), VALUES, min_size=1, max_size=2)
 
 
@@ -128,8 +120,8 @@ CHANGES = st.dictionaries(st.sampled_from(CONFIG), VALUES, min_size=1, max_size=
 def test_configs(model: Path, damaged: Path, changes: dict[str, object]) -> None:
     config = json.loads((model / "config.json").read_text())
     (damaged / "config.json").write_text(json.dumps(config | changes))
-    with works_or_is_refused(), contextlib.suppress(Planned):
-        analyze(damaged, "a quick fox " * 20, dtype="saved", device="cpu", announce=planned)
+    with works_or_is_refused():
+        plan_analysis(damaged, "a quick fox " * 20, Options(dtype="saved", device="cpu"))
     with works_or_is_refused():
         measure_rope(open_checkpoint(damaged, Loading(device="cpu")).read())
 
@@ -242,9 +234,8 @@ def analyzed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_run_json_beside_a_profile(analyzed: Path, record: dict[str, object]) -> None:
     (analyzed / "run.json").write_text(json.dumps(record))
-    prints = {"weights": PRINT["fingerprint"], "text": PRINT["fingerprint"]}
     with works_or_is_refused():
-        joined_by_sweep(analyzed, **prints)
+        earlier_analysis(analyzed, PRINT["fingerprint"])
     with works_or_is_refused():
         write_index(analyzed.parents[1])
     with works_or_is_refused():

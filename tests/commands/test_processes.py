@@ -39,9 +39,9 @@ main()
 # The second process does not see what is measured already, as on a machine of its own.
 ONE_DISK = """
 import os
-from ropelens.analysis import checkpoints
-look = checkpoints.is_measured
-checkpoints.is_measured = lambda *args: os.environ["RANK"] == "0" and look(*args)
+from ropelens.analysis import folders
+look = folders.is_measured
+folders.is_measured = lambda *args: os.environ["RANK"] == "0" and look(*args)
 """
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
@@ -76,7 +76,9 @@ def args(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
 def one(args: tuple, one_thread: None) -> rl.Analysis:
     """What one process measures."""
     model, _, text, *_ = args
-    return rl.analyze(model, text, context=32, sequences=5, rows=8, truncation=SWEEP)
+    return rl.analyze(
+        model, text, rl.Options(context=32, sequences=5, rows=8), truncation=SWEEP
+    )
 
 
 def test_a_sweep_in_three_processes_is_that_of_one(
@@ -104,7 +106,7 @@ def test_checkpoints_that_are_left_are_shared_one_after_another(
         shutil.copytree(model, folder)
     edit_weights(other, lambda held: held["lm_head.weight"].neg_())
     out.mkdir()
-    rl.analyze(model, text, context=32, sequences=5, rows=8).save(out / "model")
+    rl.analyze(model, text, rl.Options(context=32, sequences=5, rows=8)).save(out / "model")
     ended = forked(2, ONE_DISK + MAIN, "analyze", other, same, *args, "--out", out)
     assert (ended.returncode, ended.stdout) == (0, f"{out / 'index.html'}\n"), ended.stderr
     assert ended.stderr.count("model is measured already\n") == 1

@@ -264,11 +264,6 @@ def test_ctrl_c_says_how_to_go_on(folder: Path) -> None:
         raise KeyboardInterrupt
 
 
-def test_a_model_in_memory_has_no_cache(tmp_path: Path) -> None:
-    with pytest.raises(rl.errors.BadArgument, match="no files by which it is known again"):
-        rl.analyze(MODEL, TOKENS, cache=tmp_path / "kept")
-
-
 def test_a_killed_command_goes_on(tmp_path: Path, ropelens: Command) -> None:
     """By SIGKILL, in the profile after a sweep; as analyze, which has no sweep, does."""
     text = tmp_path / "text.txt"
@@ -290,7 +285,7 @@ def test_a_killed_command_goes_on(tmp_path: Path, ropelens: Command) -> None:
     assert ended.err.count("going on from what was measured before: ") == 2
     assert not (tmp_path / "killed" / ".unfinished").exists()
     sweep = {"measures": ["loss"], "keep": [0.5], "controls": 0}
-    whole = rl.analyze(model, text, context=32, sequences=3, truncation=sweep)
+    whole = rl.analyze(model, text, rl.Options(context=32, sequences=3), truncation=sweep)
     found = rl.open(tmp_path / "killed")
     assert_same(found.profile, whole.profile)
     assert_same(found.truncation, whole.truncation)

@@ -106,7 +106,9 @@ def test_what_cannot_be_found_is_refused():
 
 
 def test_an_analysis_searches_heads_and_says_what_it_found(tmp_path: Path):
-    found = rl.analyze("bundled", context=32, sequences=2, attention_on=["punctuation"])
+    found = rl.analyze(
+        options=rl.Options(context=32, sequences=2, attention_on=["punctuation"])
+    )
     assert "attention_on_punctuation" in found.heads
     sentences = describe_attention_on(found.profile)
     assert len(sentences) == 1

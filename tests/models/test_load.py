@@ -95,7 +95,9 @@ def test_the_faster_dtype_is_taken_said_and_kept(
 ) -> None:
     monkeypatch.setattr("ropelens.models.load.bf16_speed", lambda _: speed)
     plans: list[Plan] = []
-    analysis = rl.analyze(folder, "the quick fox " * 20, dtype="auto", announce=plans.append)
+    analysis = rl.analyze(
+        folder, "the quick fox " * 20, rl.Options(dtype="auto"), announce=plans.append
+    )
     assert f"in {expected} (here bfloat16 is {speed} times as fast as float32)" in plans[0].line
     assert analysis.profile.attrs["dtype"] == expected
     assert analysis.provenance["bf16_speed"] == speed

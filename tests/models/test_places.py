@@ -170,7 +170,9 @@ def test_a_plan_beyond_the_memory_is_a_warning(
     save_tiny(tmp_path / "model")
     monkeypatch.setattr("ropelens.analysis.plan.free_bytes", lambda _: 10**8)
     with pytest.warns(UserWarning, match=r"may be too much for the 0\.1 GB that are free"):
-        rl.analyze(tmp_path / "model", "the quick fox " * 20, context=16, device="cpu")
+        rl.analyze(
+            tmp_path / "model", "the quick fox " * 20, rl.Options(context=16, device="cpu")
+        )
 
 
 @pytest.mark.parametrize("version", [1, 2])
