@@ -25,7 +25,7 @@ import ropelens as rl
 from ropelens.errors import UnsupportedModel
 from ropelens.measure import batches
 from ropelens.measure.excerpt import attention_of
-from ropelens.models.subject import Subject, as_subject
+from ropelens.models.subject import as_subject
 from ropelens.statistics.call import AttentionCall, attention_map, output_residual
 
 NO_SDPA = ("gemma2", "gpt_oss")
@@ -297,17 +297,7 @@ def test_a_silent_layer_is_refused(llama: LlamaForCausalLM):
     assert "layer 2" in refused.value.parts["seen"]
 
 
-def test_the_subject_runs_at_any_positions(llama: LlamaForCausalLM):
-    subject, ids = Subject(llama), tokens()
-    positions = torch.arange(LENGTH).expand(2, -1)
-    with torch.no_grad():
-        plain = subject.forward(ids)
-        assert torch.equal(plain, logits(llama, ids))
-        torch.testing.assert_close(subject.forward(ids, positions), plain)
-        assert not torch.allclose(subject.forward(ids, 3 * positions), plain, atol=1e-2)
-
-
-@pytest.mark.parametrize("name", SUPPORTED)
+@pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "cohere", "granite", "llama4"])
 def test_losses_from_pieces_of_logits_are_those_of_all(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

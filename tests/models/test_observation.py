@@ -9,12 +9,10 @@ import pytest
 import torch
 from oracles.recording import attention_calls
 from oracles.tiny import SUPPORTED, random_tokens, rotations, tiny
-from tiny_checkpoints import save_tiny
 from transformers import PreTrainedModel
 
 import ropelens as rl
 from ropelens.errors import UnsupportedModel
-from ropelens.models.bridge import bridge
 from ropelens.statistics.call import attention_map
 
 LENGTH = 20
@@ -54,22 +52,6 @@ def test_the_planes_are_those_that_the_call_rotates_in(name: str):
         q = q * torch.exp(-1j * torch.arange(LENGTH)[:, None] * planes.inv_freq)
         atol = 1e-4 * float(call.query.abs().max())
         torch.testing.assert_close(q[..., turning], expected.to(q.dtype), rtol=1e-3, atol=atol)
-
-
-def test_it_is_closed_afterwards_and_on_errors():
-    model, calls = tiny("llama_gqa"), []
-
-    def fail(call: rl.AttentionCall, planes: rl.Planes) -> None:
-        calls.append(call)
-        raise KeyError(call.layer)
-
-    before = model.config._attn_implementation
-    for _ in range(2):
-        with pytest.raises(KeyError), rl.observe(model, fail):
-            logits(model)
-    assert model.config._attn_implementation == before
-    logits(model)
-    assert [call.layer for call in calls] == [0, 0]
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["edit outside", "edit inside"])
@@ -143,11 +125,10 @@ def test_padding_is_seen(name: str, side: str, implementation: str):
     )
 
 
-@pytest.mark.parametrize("edited", [False, True], ids=["plain", "edited"])
-@pytest.mark.parametrize("padded", [0, 7], ids=["whole", "padded"])
+@pytest.mark.parametrize(("padded", "edited"), [(0, False), (7, False), (7, True)])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding", "gemma3", "persimmon"])
+@pytest.mark.parametrize("name", ["llama_gqa", "gemma3"])
 def test_generation(name: str, implementation: str, cache: str, padded: int, edited: bool):
     """With a cache each step shows its new rows, which attend as without one."""
     model = tiny(name)
@@ -188,21 +169,3 @@ def test_a_cache_of_keys_that_turned_otherwise_is_refused():
     ):
         model.generate(tokens(length=14), max_new_tokens=8, min_new_tokens=8, do_sample=False)
     assert refused.value.parts["try"] == "call the model with use_cache=False"
-
-
-def test_a_bridge_is_observed(tmp_path):
-    model, tokenizer = rl.load(save_tiny(tmp_path))
-    plain, bridged, ids = {}, {}, tokens() % 28
-    with rl.observe(model, noting(plain)):
-        logits(model, input_ids=ids)
-    other = bridge(model, tokenizer)
-    with rl.observe(other, noting(bridged)), torch.no_grad():
-        other(ids)
-    for layer, (call, planes) in plain.items():
-        torch.testing.assert_close(bridged[layer][0].query, call.query, rtol=0, atol=1e-5)
-        assert torch.equal(bridged[layer][1].inv_freq, planes.inv_freq)
-
-
-def test_what_does_not_rotate_is_refused():
-    with pytest.raises(UnsupportedModel), rl.observe(tiny("gpt2"), print):
-        pytest.fail("the block was opened")

@@ -11,13 +11,11 @@ from oracles.tiny import (
     FAMILIES,
     SUPPORTED,
     UNSUPPORTED,
-    random_tokens,
     rotations,
-    spread_weights,
     tiny,
 )
 from torch import nn
-from transformers import EuroBertConfig, EuroBertForMaskedLM, LlamaConfig, LlamaModel
+from transformers import LlamaConfig, LlamaModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import ropelens as rl
@@ -146,14 +144,6 @@ def test_beyond_the_trained_context(name: str, context: int):
     torch.testing.assert_close(layers_of(model)[0].planes.inv_freq, within, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("longest", [1, 2, 3, 64, 100, 2**24])
-def test_probe_positions_double_and_end_at_the_longest(longest: int):
-    positions = probe_positions(longest)
-    assert positions[0] == 0
-    assert positions[-1] == longest
-    assert (positions[2:] <= 2 * positions[1:-1]).all()
-
-
 @pytest.mark.parametrize("kind", ["half", "interleaved"])
 @pytest.mark.parametrize("direction", [1, -1])
 def test_reading_vectors_that_were_rotated_by_hand(kind: str, direction: int):
@@ -188,9 +178,6 @@ def test_planes_stopped_by_p_rope(factor: float):
         torch.testing.assert_close(layer.planes.inv_freq[:kept], full[:kept])
         assert not layer.planes.inv_freq[kept:].any()
         assert layer.planes.terms == 8
-    profile = rl.profile(model, torch.from_numpy(random_tokens(sequences=2, length=9)))
-    assert np.isinf(profile["wavelength"].values[:, kept:]).all()
-    assert profile["q_norm"].sizes["frequency"] == 8
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "nanochat"])
@@ -319,30 +306,12 @@ def test_every_unsupported_family_has_its_row():
 @pytest.mark.parametrize("name", REFUSED)
 def test_unsupported_families_are_refused(name: str):
     model = tiny(name)
-    tokens = torch.from_numpy(random_tokens(sequences=2, length=12))
     what, seen = REFUSED[name]
-    for measure in (rl.measure_rope, lambda model: rl.profile(model, tokens)):
-        with pytest.raises(UnsupportedModel, match=seen) as refused:
-            measure(model)
-        assert refused.value.what == what
-        assert refused.value.parts["means"]
-        assert refused.value.parts["try"]
-
-
-def test_a_model_that_looks_ahead_is_refused():
-    """It rotates as any other; only its attention gives it away."""
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
-    tokens = {"vocab_size": 96, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    tokens |= {"mask_token_id": 3}
-    config = EuroBertConfig(**sizes, **tokens, num_attention_heads=4, num_key_value_heads=2)
-    model = EuroBertForMaskedLM(config).eval()
-    spread_weights(model, seed=0)
-    assert rl.measure_rope(model)["pairing"].values.tolist() == ["half", "half"]
-    with pytest.raises(UnsupportedModel) as refused:
-        rl.profile(model, torch.from_numpy(random_tokens(sequences=1, length=20)))
-    assert refused.value.what.startswith("EuroBertForMaskedLM attends in a way that")
-    assert "misses the model's own output by" in refused.value.parts["seen"]
-    assert "not causal" in refused.value.parts["means"]
+    with pytest.raises(UnsupportedModel, match=seen) as refused:
+        rl.measure_rope(model)
+    assert refused.value.what == what
+    assert refused.value.parts["means"]
+    assert refused.value.parts["try"]
 
 
 @pytest.mark.parametrize(
