@@ -36,7 +36,7 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
     named = ", ".join(f"L{row.layer} H{row.head} {row.label}" for row in low.itertuples())
     unsure = f"Labels that fewer than 90% of resamples repeat: {named or 'none'}."
     question = "Which heads are positional, and through which wavelengths?"
-    return rl.Answer(question, [*rl.describe_heads(heads), unsure], figures)
+    return rl.Answer(question, [*rl.describe(heads), unsure], figures)
 
 
 if __name__ == "__main__":

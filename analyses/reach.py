@@ -57,9 +57,7 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
         ),
     }  # fmt: skip
     question = "How far back do heads that go by content find the key that they picked?"
-    return rl.Answer(
-        question, [*rl.describe_reach(found), about], figures, more={"reach.nc": found}
-    )
+    return rl.Answer(question, [*rl.describe(found), about], figures, more={"reach.nc": found})
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
     }  # fmt: skip
     question = "Which planes may stop rotating for nothing?"
     more = {"truncation.nc": sweep, "truncation.csv": table}
-    return rl.Answer(question, rl.describe_truncation(sweep, table=table), figures, more)
+    return rl.Answer(question, rl.describe(sweep), figures, more)
 
 
 if __name__ == "__main__":

@@ -82,9 +82,7 @@ from .analysis.folders import write_comparison as write_comparison
 from .analysis.folders import write_answer as write_answer
 from .analysis.folders import Answer as Answer
 from .report import write_index as write_index
-from .report import describe_heads as describe_heads
-from .report import describe_reach as describe_reach
-from .report import describe_truncation as describe_truncation
+from .report import describe as describe
 from .files.results import save as save
 from .analysis.analysis import open as open
 

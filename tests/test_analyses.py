@@ -319,7 +319,7 @@ def test_a_sweep_of_a_model_and_text_of_ones_own(tmp_path: Path, python: Command
     assert folder.name == "my-model"
     record = json.loads((folder / "run.json").read_text())
     assert record["rows"] == 64
-    assert "may stop for nothing; stopping the fastest" in record["findings"][0]
+    assert "can stop at almost no cost; stopping the fastest" in record["findings"][0]
     assert "interval" not in record["findings"][0]
     swept = rl.open(folder / "truncation.nc")
     assert set(swept["kind"].values) >= {"none", "slow", "fast", "random", "band"}

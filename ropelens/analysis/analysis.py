@@ -22,11 +22,11 @@ from ropelens.measure.savepoint import UNFINISHED, remove_savepoint
 from ropelens.measure.truncation_table import summarize_truncation
 from ropelens.models.texts import Sequences
 from ropelens.report.page import render_page
-from ropelens.report.truncation_words import describe_truncation
 from ropelens.report.words import (
+    attention_on,
     claim_sentence,
-    describe_attention_on,
     headline,
+    sweep_sentences,
     where_positional,
 )
 from ropelens.statistics.seeds import whole_seed
@@ -79,12 +79,12 @@ class Analysis:
     @property
     def summary(self) -> list[str]:
         """About five sentences: labels, the claim's verdict, strongest heads, the sweep."""
-        heads, searched = self.heads, describe_attention_on(self.profile)
+        heads, searched = self.heads, attention_on(self.profile)
         lines = [headline(heads), claim_sentence(heads.attrs.get("claim")), _strongest(heads)]
         if self.truncation is None:
             lines.append(where_positional(heads))
         else:
-            lines += describe_truncation(self.truncation, table=self.truncation_table)[:2]
+            lines += sweep_sentences(self.truncation, self.truncation_table)[:2]
         most = max(2, MOST - len(searched))  # the verdict among them
         return [*[line for line in lines if line][:most], *searched]
 

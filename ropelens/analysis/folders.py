@@ -31,10 +31,8 @@ from ropelens.measure.profile import versions
 from ropelens.models.checkpoint import fingerprint, locate
 from ropelens.models.loading import Loading
 from ropelens.models.texts import fingerprint_of, read_documents
-from ropelens.report.answer import render_answer
-from ropelens.report.comparison import QUESTION, render_comparison
-from ropelens.report.comparison_words import findings as comparison_findings
-from ropelens.report.words import scope
+from ropelens.report.answer import QUESTION, render_answer, render_comparison
+from ropelens.report.words import comparison_sentences, scope
 
 FACTS = ("revision", "backend", "text", "command", "warnings")
 """Attributes that results have from `analyze`, beside those of `profile`."""
@@ -105,7 +103,7 @@ def write_comparison(
         question=question, command=this_command(), lead=lead, findings="\n".join(findings)
     )
     table, facts = summarize_comparison(comparison), comparison.attrs
-    sentences = [*comparison_findings(comparison, table), *filter(None, [scope(facts)])]
+    sentences = [*comparison_sentences(comparison, table), *filter(None, [scope(facts)])]
     entries = comparison["entry"].values.tolist()
     record: dict[str, Any] = {
         "kind": "comparison",

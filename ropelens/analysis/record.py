@@ -22,7 +22,7 @@ from ropelens.analysis.options import Options
 from ropelens.analysis.plan import Plan, Text, name_of
 from ropelens.measure.profile import versions
 from ropelens.models.subject import Model, Subject
-from ropelens.report.words import describe_attention_on, describe_heads, scope
+from ropelens.report.words import attention_on, heads_sentences, scope
 
 
 def this_command() -> str:
@@ -73,7 +73,7 @@ def record_of(
 ) -> dict[str, Any]:
     """All of run.json; `fingerprint` is that of the model's weights."""
     attrs = profile.attrs
-    findings = [*describe_heads(heads), *describe_attention_on(profile), scope(attrs)]
+    findings = [*heads_sentences(heads), *attention_on(profile), scope(attrs)]
     return {
         "kind": kind,
         "command": attrs["command"],

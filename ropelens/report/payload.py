@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,20 +11,29 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from ropelens.figures.attention import farthest
+from ropelens.figures.attention import excerpt_tokens, farthest
 from ropelens.figures.inputs import kv_heads, numbers
 from ropelens.figures.kernel import kernel_arrays
 from ropelens.figures.norms import PANELS
-from ropelens.figures.style import COLORS, LABELS, PAPER, SIGNS, SYMBOLS, template
+from ropelens.figures.reach import distance_bins
+from ropelens.figures.style import COLORS, LABELS, PAPER, SIGNS, SYMBOLS, Theme, template
 from ropelens.figures.triangle import bit_shares
+from ropelens.figures.truncated_heads import head_steps, kinds_of, shares_of
 from ropelens.figures.wavelengths import common_columns, wavelength_positions
-from ropelens.report.inside import excerpt_payload
-from ropelens.report.packed import packed
-from ropelens.report.page_figures import BESIDE, PageFigure, bare
-from ropelens.report.table import shown_columns
+from ropelens.report.catalog import BESIDE, PROFILE, PageFigure, bare, draw
+from ropelens.report.excerpts import excerpt_payload
+from ropelens.report.render import packed
+from ropelens.report.tables import head_columns
 
-OF_HEAD = ("selectivity_keys", "selectivity_sink", "q_norm", "q_coherence")
-OF_KV_HEAD = ("k_norm", "k_coherence")
+BY_HEAD, BY_KV_HEAD = ("layer", "head"), ("layer", "kv_head")
+OF_PROFILE = {
+    **dict.fromkeys(("selectivity_keys", "selectivity_sink", "q_norm", "q_coherence"), BY_HEAD),
+    **dict.fromkeys(("k_norm", "k_coherence"), BY_KV_HEAD),
+}
+OF_REACH = (
+    *("product_real", "product_imag", "picked_distance", "horizon", "horizon_low"),
+    *("horizon_high", "others_level", "lowest_score", "unmoved_win_share"),
+)
 
 
 def build_payload(
@@ -33,7 +43,7 @@ def build_payload(
     *,
     selected: tuple[int, int],
 ) -> dict[str, Any]:
-    """Everything the script shows, ready for JSON; `heads` in the table's order."""
+    """Everything the script shows of the page's model, ready for JSON."""
     return {
         **model_payload(profile, heads, figures),
         "selected": list(selected),
@@ -45,7 +55,7 @@ def build_payload(
         "normNames": list(PANELS),
         "farthest": [farthest(profile, layer) for layer in range(profile.sizes["layer"])],
         "pinned": list(BESIDE),
-        "templates": {theme: page_template(theme) for theme in ("light", "dark")},
+        "templates": page_templates(),
     }
 
 
@@ -55,73 +65,152 @@ def model_payload(
     """What the script shows of the heads of one model, and in which figures."""
     rows = np.full((profile.sizes["layer"], profile.sizes["head"]), -1)
     rows[heads["layer"].to_numpy(int), heads["head"].to_numpy(int)] = np.arange(len(heads))
+    names = [column.name for column in head_columns(profile, heads)]
     return {
         "sizes": {name: profile.sizes[name] for name in ("layer", "head", "kv_head")},
         "rows": rows.tolist(),
         "kvHeads": kv_heads(profile).tolist(),
         "labels": heads["label"].tolist(),
-        "columns": {
-            c.name: packed(numbers(heads, c.name)) for c in shown_columns(profile, heads)
-        },
+        "columns": {name: packed(numbers(heads, name)) for name in names},
         "shares": packed(bit_shares(heads)),
         **excerpt_payload(profile),
         "arrays": head_arrays(profile),
-        "figures": {
-            row.name: unfilled(row, bare(figure, **(page_layout(row, profile) | row.layout)))
-            for row, figure in figures.items()
-        },
+        "figures": {row.name: _on_page(row, fig, profile) for row, fig in figures.items()},
     }
 
 
-def page_layout(row: PageFigure, profile: xr.Dataset) -> dict[str, Any]:
-    """What the page lays out otherwise than the figure does.
+def _on_page(row: PageFigure, figure: go.Figure, profile: xr.Dataset) -> dict[str, Any]:
+    """A figure as the page lays it out, without what the script fills in.
 
     Views of all heads share the legend in the page's text; a map has 13 pixels a layer where
     there are many.
     """
+    layout = {"margin_t": 24, "showlegend": row.name not in ("map", "triangle", "claim")}
     if row.name == "map":
-        return {
-            "margin_t": 24,
-            "showlegend": False,
-            "height": max(420, 13 * profile.sizes["layer"] + 90),
-        }
-    return {"margin_t": 24, "showlegend": row.name not in ("triangle", "claim")}
-
-
-def unfilled(row: PageFigure, figure: dict[str, Any]) -> dict[str, Any]:
-    """The figure of an excerpt without what the script fills in."""
+        layout["height"] = max(420, 13 * profile.sizes["layer"] + 90)
+    shown = bare(figure, **(layout | row.layout))
     if row.name in ("attention", "pair"):
-        for trace in figure["data"]:
+        for trace in shown["data"]:
             for name in {"x", "y", "z", "width", "customdata"} & set(trace):
                 trace[name] = []
-    return figure
+    return shown
 
 
 def head_arrays(profile: xr.Dataset) -> dict[str, dict]:
     """Every head's arrays by name: `dims` says which indices choose a head's part."""
-    kernels = {
-        name: packed(values, dims=("layer", "head"))
-        for name, values in kernel_arrays(profile).items()
-    }
     planes = {
-        name: packed(
-            profile[name].transpose("layer", dim, "frequency").values, dims=("layer", dim)
-        )
-        for names, dim in ((OF_HEAD, "head"), (OF_KV_HEAD, "kv_head"))
-        for name in names
+        name: packed(profile[name].transpose(*dims, "frequency").values, dims=dims)
+        for name, dims in OF_PROFILE.items()
     }
     wavelength = profile["wavelength"].values
     return {
-        **kernels,
+        **{
+            name: packed(kernel, dims=BY_HEAD)
+            for name, kernel in kernel_arrays(profile).items()
+        },
         **planes,
         "wavelength": packed(wavelength, dims=("layer",)),
         "wavelength_position": packed(wavelength_positions(wavelength), dims=("layer",)),
     }
 
 
-def page_template(theme: str) -> dict:
-    """The template, on the page's own paper instead of a figure's."""
-    look = template("dark" if theme == "dark" else "light")
-    look.layout.paper_bgcolor = "rgba(0,0,0,0)"
-    look.layout.hoverlabel.bgcolor = PAPER["dark" if theme == "dark" else "light"]
-    return look.to_plotly_json()
+def page_templates() -> dict[str, dict]:
+    """The light and the dark template, on the page's paper instead of a figure's."""
+    themes: tuple[Theme, Theme] = ("light", "dark")
+    looks = {theme: template(theme) for theme in themes}
+    for theme, look in looks.items():
+        look.layout.paper_bgcolor = "rgba(0,0,0,0)"
+        look.layout.hoverlabel.bgcolor = PAPER[theme]
+    return {theme: look.to_plotly_json() for theme, look in looks.items()}
+
+
+def stopped_payload(truncation: xr.Dataset) -> dict[str, Any]:
+    """The steps of a sweep by kind, as shares that rotate, and every head's arrays there."""
+    steps = head_steps(truncation)
+    return {
+        "steps": {kind: shares_of(truncation, kind).tolist() for kind in kinds_of(truncation)},
+        "arrays": {name: packed(values, dims=BY_HEAD) for name, values in steps.items()},
+    }
+
+
+def reach_payload(reach: xr.Dataset) -> dict[str, Any]:
+    """What the script scores a head's picked key with, at the distances of `plot_reach`.
+
+    Frequencies keep every digit: they are multiplied with distances of up to a million.
+    """
+    distance, begins, _ = distance_bins(reach)
+    arrays = {name: reach[name].transpose(*BY_HEAD, ...).values for name in OF_REACH}
+    waves = {
+        name: np.nan_to_num(reach[f"variant_{name}"].values) for name in ("inv_freq", "gain")
+    }
+    return {
+        "variants": reach["variant"].values.tolist(),
+        "farthest": int(reach["distance"].max()),
+        "distance": packed(distance),
+        "begins": [*begins.tolist(), len(distance)],
+        **{name: values.tolist() for name, values in waves.items()},
+        **{name: packed(values, dims=BY_HEAD) for name, values in arrays.items()},
+    }
+
+
+def beside_payload(
+    profile: xr.Dataset,
+    heads: pd.DataFrame,
+    *,
+    of_page: xr.Dataset,
+    figures: dict[PageFigure, go.Figure],
+    selected: tuple[int, int],
+) -> dict[str, Any]:
+    """What the script shows of another model beside the page of `of_page`, drawn as `figures`.
+
+    The same figure of both has the same axis of wavelengths or offsets, for which `figures`
+    is changed. `excerptOf[excerpt]` is the excerpt here with the same text, or -1.
+    """
+    rows = [row for row in PROFILE if row.name in BESIDE]
+    drawn = draw(rows, profile, heads, selected)
+    for row in rows:
+        if row.name != "attention":  # its axes are tokens
+            one_range(figures[row], drawn[row])
+    same = same_text(tokens_of(of_page), tokens_of(profile))
+    if missing := same.count(-1):
+        warnings.warn(
+            f"{profile.attrs['model']} has not read {missing} of the {len(same)} pieces of "
+            f"text of {of_page.attrs['model']}: give both the same --prompt to see it there.",
+            stacklevel=2,
+        )
+    shown = sorted({number for number in same if number >= 0}) or [0]
+    return {
+        **model_payload(profile.isel(excerpt=shown), heads, drawn),
+        "excerptOf": [shown.index(number) if number >= 0 else -1 for number in same],
+    }
+
+
+def one_range(*figures: go.Figure) -> None:
+    """Give each x axis of figures of the same panels the range that holds those of all."""
+    for axes in zip(*(figure.select_xaxes() for figure in figures), strict=True):
+        ranges = [axis.range for axis in axes if axis.range]
+        if ranges:
+            low, high = np.array(ranges, float).T
+            for axis in axes:
+                axis.range = [low.min(), high.max()]
+
+
+def tokens_of(profile: xr.Dataset) -> list[list[str]]:
+    """The tokens of every excerpt."""
+    return [excerpt_tokens(profile, number) for number in range(profile.sizes["excerpt"])]
+
+
+def same_text(shown: Sequence[list[str]], others: Sequence[list[str]]) -> list[int]:
+    """For each text that is shown the place of the same text among the others, or -1.
+
+    Texts may be cut into other tokens, and the first of them may be a BOS that one lacks.
+    """
+
+    def texts(tokens: list[str]) -> set[str]:
+        return {"".join(some).strip() for some in (tokens, tokens[1:])} - {""}
+
+    known = [texts(tokens) for tokens in others]
+    return [
+        next((i for i, text in enumerate(known) if text & texts(tokens)), -1)
+        for tokens in shown
+    ]

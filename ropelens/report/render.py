@@ -1,4 +1,4 @@
-"""Templates to text, text to file: safe against what the text holds, and never by halves."""
+"""Templates to text: safe against hostile text, with arrays and scripts packed in the page."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jinja2
+import numpy as np
 from markupsafe import Markup
 
 TEMPLATES = Path(__file__).parent / "templates"
+PLOTLY = "plotly/plotly-cartesian.min.js"
+"""plotly.js with the traces that pages have: a page must work where there is no network."""
 
 
 @functools.cache
@@ -34,10 +37,6 @@ def asset(name: str) -> Markup:
     return Markup((TEMPLATES / name).read_text(encoding="utf-8"))
 
 
-PLOTLY = "plotly/plotly-cartesian.min.js"
-"""plotly.js with the traces that pages have: a page must work where there is no network."""
-
-
 @functools.cache
 def packed_plotly() -> str:
     """The script, packed: as it is it would be most of a page."""
@@ -52,6 +51,17 @@ def packed_json(value: object) -> str:
 def packed_text(text: str) -> str:
     """Text compressed, as base64: few bytes, none of which ends a <script>."""
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
+def packed(values: np.ndarray, *, dims: tuple[str, ...] = ()) -> dict[str, object]:
+    """An array as base64, little-endian: bytes and short integers as they are, else float32.
+
+    `dims` are the leading dimensions by which the script finds a head's part.
+    """
+    dtype = np.dtype({"u1": "u1", "i2": "<i2"}.get(values.dtype.str[1:], "<f4"))
+    data = np.ascontiguousarray(values, dtype=dtype)
+    text = base64.b64encode(data.tobytes()).decode()
+    return {"dtype": dtype.name, "shape": list(data.shape), "dims": list(dims), "data": text}
 
 
 def script_hash(script: str) -> str:
@@ -77,15 +87,15 @@ def script_of(names: Sequence[str]) -> str:
 
 def render(template: str, *, scripts: Sequence[str], payload: object, **values: object) -> str:
     """A page: `template` with `values`, plotly, the files `scripts` and what they read."""
-    unpack, own = asset("unpack.js"), script_of(scripts)
+    unpack, script = asset("unpack.js"), script_of(scripts)
     return (
         environment()
         .get_template(template)
         .render(
-            policy=content_policy(asset(PLOTLY), unpack, own),
+            policy=content_policy(asset(PLOTLY), unpack, script),
             plotly=packed_plotly(),
             unpack=unpack,
-            script=own,
+            script=script,
             style=asset("page.css"),
             payload=packed_json(payload),
             **values,

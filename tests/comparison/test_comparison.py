@@ -35,7 +35,7 @@ from ropelens.comparison.entries import Run
 from ropelens.comparison.measure import past_context, validation
 from ropelens.comparison.pairs import partners
 from ropelens.errors import BadArgument
-from ropelens.report.comparison import render_comparison
+from ropelens.report.answer import render_comparison
 from ropelens.statistics.intervals import paired_interval
 from ropelens.train import run_study
 from ropelens.train import sizes as size_table

@@ -12,7 +12,7 @@ from oracles.tiny import random_tokens, tiny
 
 import ropelens as rl
 from ropelens.errors import BadArgument
-from ropelens.report.words import describe_attention_on
+from ropelens.report.words import attention_on as describe_attention_on
 
 TEXTS = ["the", " the", "The", "'", "'s", " ...", "_", "12", "\n", "’", "$", "other"]
 

@@ -14,8 +14,8 @@ from oracles.tiny import random_tokens, tiny
 
 import ropelens as rl
 from ropelens.errors import BadArgument
-from ropelens.report.beside import same_text
-from ropelens.report.page import beside_name
+from ropelens.report.facts import beside_name
+from ropelens.report.payload import same_text
 
 __all__ = ["browser"]
 

@@ -26,9 +26,11 @@ from ropelens.figures.comparison import (
 )
 from ropelens.figures.comparison_planes import plane_places, plot_comparison_planes
 from ropelens.measure.induction import best_head
-from ropelens.report.comparison import comparison_figures
-from ropelens.report.comparison_table import shown_columns, table_rows
-from ropelens.report.comparison_words import findings, run_facts
+from ropelens.report.answer import comparison_figures
+from ropelens.report.facts import comparison_run_facts as run_facts
+from ropelens.report.tables import comparison_columns as shown_columns
+from ropelens.report.tables import comparison_rows as table_rows
+from ropelens.report.words import comparison_sentences as findings
 
 __all__ = ["browser"]
 
@@ -211,22 +213,22 @@ def test_findings_say_the_order_of_the_losses(comparison: xr.Dataset) -> None:
     assert "; nope +0.210 (" in said[0]
     assert said[0].endswith(", 2 pairs of seeds).")
     (still,) = [s for s in said if s.startswith("Nothing rotates in ")]
-    assert still.startswith("Nothing rotates in nope: no head there can be positional by its")
+    assert still.startswith("Nothing rotates in nope: no head there can be positional through")
     one_seed = comparison.isel(entry=[0, 2])
     (told, *_) = findings(one_seed, rl.summarize_comparison(one_seed))
-    end = "over the text of one seed). An interval over the text of one seed says nothing"
-    assert f"{end} of training again." in told
+    end = "over the text of one seed). An interval over the text of one seed does not cover"
+    assert f"{end} training again." in told
     assert said[-1] == "A finding."
-    (grown,) = [s for s in said if s.startswith("rope seed 0, at the checkpoints kept")]
+    (grown,) = [s for s in said if s.startswith("Over the checkpoints of rope seed 0:")]
     first = "the first positional head at step 2, the first semantic head at step 1,"
     assert first in grown
     norm = comparison["growth_q_norm"]
     norm[0] = 1.0
     norm[{"entry": 0, "frequency": 5}] = [[[2.0]], [[0.5]], [[2.0]], [[2.0]]]
     said = findings(comparison, rl.summarize_comparison(comparison))
-    (grown,) = [s for s in said if s.startswith("rope seed 0, at the checkpoints kept")]
+    (grown,) = [s for s in said if s.startswith("Over the checkpoints of rope seed 0:")]
     # 2 pi 10,000^(5 / 8) of a head of 16 coordinates
-    longest = "from step 4 on its longest queries lie in a plane of wavelength 1,987 tokens"
+    longest = "from step 4 on, queries are longest in a plane of wavelength 1,987 tokens"
     assert grown.endswith(f"; {longest}.")
     for step in (2, 3):  # that another run kept, and this one did not
         lacking = comparison.copy(deep=True)
@@ -244,23 +246,22 @@ def test_findings_say_what_differs_by_more_than_chance(comparison: xr.Dataset) -
     comparison["repeat_loss"][2::3] -= xr.DataArray([0.5, 0.51], dims="entry")
     comparison["retrieval_hit"][:] = 1.0
     said = findings(comparison, rl.summarize_comparison(comparison))
-    (repeats,) = [s for s in said if s.startswith("Random tokens that come")]
+    (repeats,) = [s for s in said if s.startswith("Random tokens cost less")]
     spread = stats.t.ppf(0.975, 1) * 0.005
     bounds = f"+{0.505 - spread:.3f} to +{0.505 + spread:.3f}"
-    told = f"the change from rope leaves out 0 for nope +0.505 ({bounds}, 2 pairs of seeds)"
+    told = "the change from rope differs from 0 (95% interval) for nope "
+    told += f"+0.505 ({bounds}, 2 pairs of seeds)"
     alike = "the same change in all pairs, so no interval."
-    assert f"; the 95% interval of {told}; p-rope:0.5: {alike} Of keys" in repeats
+    assert f"; {told}; p-rope:0.5: {alike} The value" in repeats
     assert repeats.endswith(f"(chance 12.5%); p-rope:0.5, nope: {alike}")
     comparison["repeat_loss"][2::3] = xr.DataArray([5.5, 5.51], dims="entry")
     comparison["repeat_loss"][1::3] = xr.DataArray([4.5, 5.51], dims="entry")
     said = findings(comparison, rl.summarize_comparison(comparison))
-    (repeats,) = [s for s in said if s.startswith("Random tokens that come")]
-    assert "leaves out 0 for nope −0.505 (" in repeats
+    (repeats,) = [s for s in said if s.startswith("Random tokens cost less")]
+    assert "for nope −0.505 (" in repeats
     comparison["repeat_loss"][2::3] = xr.DataArray([4.5, 5.51], dims="entry")
     said = findings(comparison, rl.summarize_comparison(comparison))
-    assert any(
-        "; no change from rope is told from 0 by its 95% interval. Of" in s for s in said
-    )
+    assert any("; no change from rope differs from 0 (95% interval). The" in s for s in said)
     one_seed = comparison.isel(entry=[0, 2])
     said = findings(one_seed, rl.summarize_comparison(one_seed))
     (past,) = [s for s in said if s.startswith("Past the trained context")]
@@ -275,9 +276,9 @@ def test_numbers_of_heads_are_means(comparison: xr.Dataset) -> None:
     comparison["previous_token"][:] = 0.4
     comparison["previous_token"][0, 1] = comparison["previous_token"][2, 1, 0] = 0.5
     table = rl.summarize_comparison(comparison)
-    (told,) = [s for s in findings(comparison, table) if s.startswith("Heads that give half")]
+    (told,) = [s for s in findings(comparison, table) if s.startswith("Heads with half")]
     assert told == (
-        "Heads that give half their attention to the previous token: 1 (rope), 0 (p-rope:0.5), "
+        "Heads with half their attention on the previous token: 1 (rope), 0 (p-rope:0.5), "
         "0.5 (nope); in the first layer: 0 (rope), 0 (p-rope:0.5), 0 (nope)."
     )
     at = [column.name for column in shown_columns(table)].index("previous_token_heads")
@@ -286,17 +287,17 @@ def test_numbers_of_heads_are_means(comparison: xr.Dataset) -> None:
 
 def test_findings_say_which_runs_are_missing(comparison: xr.Dataset) -> None:
     said = findings(comparison, rl.summarize_comparison(comparison))
-    assert not any("seeds:" in s or "not finished" in s for s in said)
+    assert not any("different seeds" in s or "not finished" in s for s in said)
     fewer = comparison.isel(entry=[0, 1, 2, 3]).assign_attrs(unfinished="tiny/nope/seed-1")
     said = findings(fewer, rl.summarize_comparison(fewer))
-    assert "Of the study, these runs were not finished: tiny/nope/seed-1." in said
-    missing = "Rows are of unlike seeds: p-rope:0.5 has no seed 1; nope has no seed 1."
+    assert "These runs of the study are not finished: tiny/nope/seed-1." in said
+    missing = "Rows have different seeds: p-rope:0.5 has no seed 1; nope has no seed 1."
     assert any(s.startswith(missing) for s in said)
     # Another size has seeds of its own.
     sizes = np.array(["tiny", "small", "small", "tiny"], dtype=object)
     fewer = fewer.assign_coords(size=("entry", sizes))
     said = findings(fewer, rl.summarize_comparison(fewer))
-    assert not any("unlike seeds" in s for s in said)
+    assert not any("different seeds" in s for s in said)
 
 
 def test_the_table_tells_what_is_not_known(comparison: xr.Dataset) -> None:

@@ -12,7 +12,6 @@ from oracles.tiny import random_tokens, tiny
 from synthetic_truncation import synthetic_truncation
 
 import ropelens as rl
-from ropelens.errors import BadArgument
 
 
 def sentence(said: list[str], words: str) -> str:
@@ -24,17 +23,15 @@ def test_a_sweep_tells_both_ends_and_the_random_planes_beside() -> None:
     sweep = synthetic_truncation()
     table = rl.summarize_truncation(sweep).set_index("edit")
     random = table[(table["kind"] == "random") & (table["kept"] == 0.75)]["loss_change"]
-    short, told, *_ = rl.describe_truncation(sweep)
+    short, told, *_ = rl.describe(sweep)
     numbers = [float(n) for n in re.findall(r"by ([+-][\d.]+)", told.replace("−", "-"))]
     expected = [*table.loc[["slow 0.75", "fast 0.75"], "loss_change"], random.mean()]
     np.testing.assert_allclose(numbers, expected, atol=6e-4)
     assert "slowest 25%" in told
     assert "fastest 25%" in told
     fast = f"stopping the fastest 25% changes the loss by +{expected[1]:.3f} nats/token."
-    assert short == f"The slowest 50% of the planes may stop for nothing; {fast}"
-    (slow,) = rl.describe_truncation(synthetic_truncation(bands=0, controls=0, ends=["slow"]))[
-        :1
-    ]
+    assert short == f"The slowest 50% of the planes can stop at almost no cost; {fast}"
+    (slow,) = rl.describe(synthetic_truncation(bands=0, controls=0, ends=["slow"]))[:1]
     assert slow.startswith("Stopping the slowest 25%"), "nothing to set beside it"
 
 
@@ -45,7 +42,7 @@ def test_planes_are_free_up_to_the_first_that_is_not() -> None:
     for edit in (name for name in sweep["edit"].values if name.startswith("slow")):
         sweep["loss"].loc[{"edit": edit}] = loss + (0.001 if edit in slow else 0.5)
     sweep["loss"].loc[{"edit": "slow 0.25"}] = loss  # free again, too late
-    told = sentence(rl.describe_truncation(sweep), "may stop for nothing (the")
+    told = sentence(rl.describe(sweep), "almost no cost (the interval")
     assert "until 62.5% still rotate" in told
 
 
@@ -57,21 +54,19 @@ def test_the_correlation_over_bands_is_that_of_cost_with_selectivity() -> None:
     # Selectivity that falls as the cost rises, two planes a band.
     share[...] = np.repeat(cost.max() + 1 - cost, 2)
     sweep["selectivity_keys"][:] = share
-    told = sentence(rl.describe_truncation(sweep), "bands, the dearest")
-    assert told.endswith("with the share of the push toward keys: −1.00.")
-    assert "Rank" not in sentence(
-        rl.describe_truncation(sweep.drop_vars("selectivity_keys")), "bands, the dearest"
+    told = sentence(rl.describe(sweep), "The most costly of ")
+    assert told.endswith("with the share of the push toward keys is −1.00.")
+    assert "rank" not in sentence(
+        rl.describe(sweep.drop_vars("selectivity_keys")), "The most costly of "
     )
 
 
 def test_what_was_not_measured_is_not_told() -> None:
     sweep = synthetic_truncation(bands=0, controls=0)
     more = set(sweep.data_vars) - {"loss", "predicted_tokens"}
-    said = rl.describe_truncation(sweep.drop_vars(more))
+    said = rl.describe(sweep.drop_vars(more))
     assert len(said) == 4
     assert not any("bands" in one or "label" in one or "needles" in one for one in said)
-    with pytest.raises(BadArgument, match="no truncation sweep"):
-        rl.describe_truncation(xr.Dataset())
 
 
 @pytest.fixture(scope="module")
@@ -88,51 +83,58 @@ def found() -> xr.Dataset:
 
 
 def test_reach_is_told_by_variant(found: xr.Dataset) -> None:
-    said = rl.describe_reach(found)
-    for variant, under in (("nope", "nope"), ("own", "its own rotation")):
-        told = sentence(said, f"Under {under} ")
+    said = rl.describe(found)
+    for variant, under in (("nope", "nope"), ("own", "the model's rotation")):
         horizon = found["horizon"].sel(variant=variant).values
         lost = horizon[np.isfinite(horizon) & (horizon > 0)]
+        told = sentence(said, f"With {under}, {len(lost)} of {horizon.size} heads lose the key")
         assert (
             f"{len(lost)} of {horizon.size} heads lose the key they picked within 3,000" in told
         )
         assert not len(lost) or f"at {np.median(lost):,.0f} tokens" in told
         never = int((horizon == 0).sum())
-        assert (f"{never} do not lead" in told) == bool(never)
+        assert (f"{never} never score it" in told) == bool(never)
     far = found["win_share"].sel(variant="own", distance=slice(300, None))
     far = far.mean("distance").mean().item()
-    assert f"{far:.0%} under its own rotation (distances tried: 12)." in said[-1]
+    assert f"{far:.0%} of rows with the model's rotation when moved " in said[-1]
     share = found["unmoved_win_share"].sel(variant="nope").mean().item()
-    assert f"{share:.0%} under nope" in said[-1]
+    assert f"{share:.0%} of rows with nope" in said[-1]
 
 
 def test_the_trained_context_is_set_beside_the_models_own_horizons(found: xr.Dataset) -> None:
     horizon = found["horizon"].sel(variant="own").values
     within = int(((horizon > 0) & (horizon <= found.attrs["trained_context"])).sum())
-    told = sentence(rl.describe_reach(found), "rows of every sequence")
-    assert f"{within} lose theirs, under its own rotation, within the context" in told
+    told = sentence(rl.describe(found), "rows of every sequence")
+    assert (
+        f"With the model's rotation, {within} of {horizon.size} heads lose theirs within"
+        in told
+    )
     alone = found.sel(variant=["nope"])
-    assert "context" not in sentence(rl.describe_reach(alone), "rows of every sequence")
+    assert "context" not in sentence(rl.describe(alone), "rows of every sequence")
     unsure = found.assign(horizon_low=found["horizon_low"] * np.nan)
-    assert "interval" not in sentence(rl.describe_reach(unsure), "rows of every sequence")
+    assert "interval" not in sentence(rl.describe(unsure), "rows of every sequence")
 
 
 def test_a_dear_slow_end_is_said_not_to_be_free() -> None:
     sweep = synthetic_truncation()
     loss = sweep["loss"].sel(edit="none").values
     sweep["loss"].loc[{"edit": "slow 0.875"}] = loss + 0.2
-    short = rl.describe_truncation(sweep)[0]
-    assert short.startswith("Not even the slowest 12.5% of the planes may stop for nothing; ")
-    told = sentence(rl.describe_truncation(sweep), "for nothing:")
-    assert told.startswith("Not even the slowest 12.5% of the planes may stop for nothing: ")
-    assert "+0.200" in told
+    short = rl.describe(sweep)[0]
+    assert short.startswith("Even stopping the slowest 12.5% of the planes may have a cost; ")
+    told = sentence(rl.describe(sweep), "may cost up to")
+    assert told.startswith("Stopping the slowest 12.5% of the planes may cost up to +")
 
 
 def test_heads_with_a_new_label_are_counted_with_their_interval() -> None:
     sweep = synthetic_truncation()
     row = rl.summarize_truncation(sweep).set_index("edit").loc["fast 0.75"]
-    told = sentence(rl.describe_truncation(sweep), "Heads with a new label")
+    told = sentence(rl.describe(sweep), "heads have a new label")
     low, high = row["labels_changed_low"], row["labels_changed_high"]
-    count = f"{row['labels_changed']:.0f} ({row['labels_changed_share']:.0%}"
-    assert f"{count}; 95% interval {low:.0f} to {high:.0f}) with the fastest 25%" in told
-    assert f"most in {row['changed_most']}: " in told
+    count = (
+        f"{row['labels_changed']:.0f} heads have a new label ({row['labels_changed_share']:.0%}"
+    )
+    assert (
+        f"fastest 25% of the planes stopped, {count}; 95% interval {low:.0f} to {high:.0f}"
+        in told
+    )
+    assert f"most in {row['changed_most']} (" in told

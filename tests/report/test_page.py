@@ -12,7 +12,8 @@ import xarray as xr
 from in_browser import Opened, browser, playwright
 from synthetic_profile import synthetic_profile
 
-from ropelens.report import words, write_report
+from ropelens.report import write_report
+from ropelens.report.page import first_head
 
 __all__ = ["browser"]
 
@@ -81,7 +82,7 @@ def opened(browser, report) -> Iterator[Opened]:
 
 
 def test_opens_quietly_with_the_most_positional_head(opened, small):
-    layer, head = words.first_head(small[1])
+    layer, head = first_head(small[1])
     assert opened.page.url == opened.url
     title = opened.page.inner_text("#head-title")
     assert title.startswith(f"Layer {layer}, head {head}: ")

@@ -17,16 +17,18 @@ import xarray as xr
 from plotly.offline import get_plotlyjs_version
 from synthetic_profile import synthetic_profile
 
+from ropelens import plot_head_map, plot_kernel
 from ropelens.errors import BadArgument
 from ropelens.figures.text import change_and_interval, signed
 from ropelens.files.results import open_results
 from ropelens.report import render, words, write_index, write_report
-from ropelens.report.inside import attention_bytes
-from ropelens.report.packed import packed
-from ropelens.report.page import model_name, run_facts, versions
-from ropelens.report.page_figures import PROFILE, draw
+from ropelens.report.catalog import PROFILE, draw
+from ropelens.report.excerpts import attention_bytes
+from ropelens.report.facts import model_name, run_facts, versions
+from ropelens.report.index import shapes
 from ropelens.report.payload import build_payload
-from ropelens.report.table import COLUMNS, table_rows
+from ropelens.report.render import packed
+from ropelens.report.tables import OF_HEADS, head_rows
 
 REPORTS = Path(__file__).parents[2] / "reports"
 
@@ -136,12 +138,12 @@ def test_words_count_and_judge(small):
     assert words.headline(heads) == (
         "Of 40 heads, 17 are semantic, 10 positional, 5 mixed, 4 sink and 4 diffuse."
     )
-    assert words.where_positional(heads).startswith("Positional heads sit in layers 0–2 and 4;")
+    assert words.where_positional(heads).startswith("Positional heads are in layers 0–2 and 4;")
     assert words.where_positional(heads[heads.label == "sink"]) == ""
     claim = heads.attrs["claim"]
     assert f" {claim['verdict']} here: " in words.claim_sentence(claim)
     assert words.claim_sentence(None) == ""
-    assert "67% or more of the bits" in words.label_rules(heads.attrs["thresholds"])
+    assert "at least 67% of the bits" in words.label_rules(heads.attrs["thresholds"])
     assert "mostly the offset" in words.label_rules(None)
 
 
@@ -155,8 +157,8 @@ def test_the_median_of_two_wavelengths_is_one_of_them(small):
 def test_words_tell_of_what_text_they_speak(small, tmp_path):
     """Of fewer than 8 documents, and of documents that nobody told apart, of these alone."""
     profile, heads = small
-    only = "numbers and intervals speak of this text alone, not of other text like it."
-    said = {0: "The documents of the text were not told apart:", 8: "", 64: ""}
+    only = "numbers and intervals hold for this text alone, not for other text like it."
+    said = {0: "The text was not split into documents:", 8: "", 64: ""}
     said |= {1: "All text is from 1 document:", 7: "All text is from 7 documents:"}
     for documents, begin in said.items():
         of = profile.assign_attrs(documents=documents)
@@ -174,12 +176,12 @@ def test_words_warn(small):
     found = words.cautions(profile, heads.assign(confidence=[0.5] + [1.0] * 39))
     assert found == [
         "context beyond the model's maximum",
-        "1 head of 40 has a label with confidence below 0.8: it may change with other text.",
+        "1 of 40 heads has a label with confidence below 0.8, which other text may change.",
     ]
     assert words.cautions(profile, heads.assign(confidence=np.nan))[1].startswith(
-        "No confidence"
+        "Labels have no confidence"
     )
-    assert "8 of 16 planes are longer" in words.slow_planes(profile)
+    assert "8 of 16 planes have wavelengths longer" in words.slow_planes(profile)
 
 
 def test_faint_heads_are_said_to_be_faint(small):
@@ -189,7 +191,9 @@ def test_faint_heads_are_said_to_be_faint(small):
     assert words.cautions(profile, heads) == []
     heads.loc[named[:2], "total_bits"] = 0.49
     (said,) = words.cautions(profile, heads)
-    assert said.startswith(f"2 of {len(named)} heads with a label from content or position are")
+    assert said.startswith(
+        f"2 of {len(named)} heads labelled positional, semantic or mixed are"
+    )
     assert "fewer than 0.5 bits" in said
 
 
@@ -202,16 +206,16 @@ def test_facts_of_the_run(small):
     assert (facts["revision"], blank["revision"]) == ("0123abcd", "not recorded")
     assert facts["key-value heads"] == "4 a layer"
     assert "named 0.667" in facts["label thresholds"]
-    assert versions(profile.assign_attrs(versions="by hand")) == "by hand"
-    assert versions(profile.assign_attrs(versions="[1]")) == "[1]"
+    assert versions({"versions": "by hand"}) == "by hand"
+    assert versions({"versions": "[1]"}) == "[1]"
     for name, shown in (("org/model", "org/model"), ("../a/b/", "b"), ("", "unnamed model")):
         assert model_name(profile.assign_attrs(model=name)) == shown
 
 
 def test_table_rows_are_the_heads(small):
     _, heads = small
-    rows = table_rows(heads, COLUMNS)
-    names = [column.name for column in COLUMNS]
+    rows = head_rows(heads, OF_HEADS)
+    names = [column.name for column in OF_HEADS]
     for row, (_, expected) in zip(rows, heads.iterrows(), strict=True):
         assert (row.layer, row.head, row.label) == tuple(expected[["layer", "head", "label"]])
         assert row.cells[names.index("total_bits")] == f"{expected.total_bits:.2f}"
@@ -219,24 +223,44 @@ def test_table_rows_are_the_heads(small):
         assert row.cells[names.index("offset")] == offset
 
 
-def test_index_lists_pages_with_what_they_found(tmp_path):
+def test_the_gallery_has_a_sentence_and_a_picture_a_page(tmp_path, small):
     for place in ("norms/one", "norms/two", "norms/three", "other/<b>"):
         folder = tmp_path / place
         folder.mkdir(parents=True)
         (folder / "index.html").write_text("page")
-    found = ["Slow planes win", "and fast ones"]
-    record = {"kind": "answer", "model": {"name": "a/b"}, "findings": found}
+    record = {"kind": "answer", "model": {"name": "a/b"}}
+    record["findings"] = ["Slow planes win. By 0.5 bits", "and fast ones"]
     (tmp_path / "norms/two/run.json").write_text(json.dumps(record))
     (tmp_path / "norms/three/run.json").write_text("[broken")
+    damaged = '<script type="text/plain" id="payload">AAAA</script>'
+    (tmp_path / "norms/three/index.html").write_text(damaged)
+    profile, heads = small
+    write_report(profile, tmp_path / "norms/one/index.html", heads=heads)
     text = write_index(tmp_path).read_text()
     assert 'href="norms/one/index.html"' in text
-    assert "Slow planes win" in text
+    assert "Slow planes win.<" in text
     assert "and fast ones" not in text
     assert ">a/b</a>" in text
     assert ">three</a>" in text
     assert 'href="other/%3Cb%3E/index.html"' in text
     assert "<b>" not in text
+    pictures = re.findall("<svg.*?</svg>", text, re.S)
+    assert ["<polyline" in picture for picture in pictures] == [True, False, False, False]
     assert "No reports yet" in write_index(tmp_path / "empty").read_text()
+
+
+def test_a_picture_is_the_first_panel_of_the_figure(small):
+    profile, heads = small
+    bits = heads.pivot(index="layer", columns="head", values="total_bits").to_numpy()
+    cells = list(shapes(json.loads(plot_head_map(profile, heads).to_json())))
+    assert len(cells) == bits.size
+    kernel = json.loads(plot_kernel(profile, layer=1, head=2).to_json())
+    first, second = (shape["points"].split() for shape in shapes(kernel))
+    points = np.array([point.split(",") for point in first], float)
+    weights = profile["kernel"].values[1, 2, ::2]  # 60 points at most
+    assert len(second) == len(first) == len(weights)
+    assert points[:, 1].argmin() == weights.argmax(), "y grows downwards in SVG"
+    assert (np.diff(points[:, 0]) > 0).all()
 
 
 @pytest.mark.parametrize(

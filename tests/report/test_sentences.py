@@ -5,7 +5,7 @@ from __future__ import annotations
 import jinja2
 import pytest
 
-from ropelens.report.sentences import in_words, plural, ranges, say
+from ropelens.report.words import in_words, plural, ranges, say
 
 CLAIM = {
     **{"rank_correlation": -0.5, "low": -0.7, "high": -0.2, "heads": 12, "p_value": 0.3},
@@ -18,8 +18,8 @@ def test_a_claim_is_worded_by_its_verdict_not_by_a_sign(verdict: str) -> None:
     said = say("profile", "claim", verdict=verdict, why="no head", **CLAIM)
     assert f" {verdict} here: " in said
     numbers = (
-        "is −0.50 over 12 heads",
-        "−0.60 to −0.10 (40",
+        "mean wavelength is −0.50, ",
+        "−0.60 to −0.10, median",
         "interval of −0.70 to −0.20.",
     )
     for number in numbers:

@@ -39,10 +39,9 @@ class PageFigure:
     """A figure on a page.
 
     `draw` takes the page's results; so does `known`, whether there is something to draw.
-    `title`: "" is the figure's own. `explain`: the sentences below it. `section`: the place
-    on the page of a profile, "all" heads, the chosen "head" or the "model"; `tab`: its name
-    among the views there. `terms`: words of the glossary. `layout`: what the page changes in
-    the figure's.
+    `explain`: the sentences below it. `title`: "" is the figure's. `section`: the place on the
+    page of a profile, "all" heads, the chosen "head" or the "model"; `tab`: its name there.
+    `terms`: words of the glossary. `layout`: what the page changes in the figure's.
     """
 
     name: str
@@ -57,42 +56,36 @@ class PageFigure:
 
 
 FIXED = {f"{axis}_automargin": False for axis in ("xaxis3", "yaxis", "yaxis2", "yaxis3")}
-"""Margins that stay: to find those that fit takes a third of the time of a click."""
+"""Margins that stay: to find margins that fit takes a third of the time of a click."""
 
+# fmt: off
 PROFILE = (
     PageFigure(
         "wavelengths",
         lambda profile, heads, at: plot_head_wavelengths(profile, heads, selected=at),
-        "Where on the axis heads get the push toward the keys they pick, sinks apart: above, "
-        "the mean of each label; below, a row a head, those on top that position explains "
-        "most. Click a row.",
-        title="Heads by wavelength",
+        "Which wavelengths push heads toward the keys they pick, sinks apart. Above, the mean "
+        "of each label; below, a row a head, the most positional on top. Click a row.",
+        title="Heads by wavelength", section="all", tab="By wavelength",
         known=lambda profile, heads, _: len(by_position(heads)) > 0,
-        section="all",
-        tab="By wavelength",
         terms=("positional", "semantic", "wavelength", "selectivity"),
         layout={"margin_t": 40},
     ),
     PageFigure(
         "map",
         lambda profile, heads, at: plot_head_map(profile, heads, selected=at),
-        "Each cell is a head. Colour and sign say what it does, strength how many bits it "
+        "Each cell is a head. Colour and sign are its label, strength is how many bits it "
         "chooses with (full from 2); a number is how many tokens a positional head looks "
         "back. Click a cell, or use the arrow keys.",
-        title="Every head, by layer",
-        section="all",
-        tab="By layer",
+        title="Every head, by layer", section="all", tab="By layer",
         terms=("positional", "semantic", "bits", "offset"),
     ),
     PageFigure(
         "triangle",
         lambda profile, heads, at: plot_budget_triangle(profile, heads, selected=at),
-        "A head near a corner owes its choice of keys to that alone: how far back they are "
+        "A head near a corner chooses its keys by that alone: how far back they are "
         "(position), what they are (content), or both at once. Sinks are left out. Larger "
         "points choose more sharply.",
-        title="Where its bits come from",
-        section="all",
-        tab="Bits",
+        title="Where its bits come from", section="all", tab="Bits",
         terms=("bits", "sink"),
         layout={"margin": {"l": 50, "r": 50, "b": 44, "t": 24}, "height": 520},
     ),
@@ -100,23 +93,19 @@ PROFILE = (
         "claim",
         lambda profile, heads, at: plot_claim(profile, heads, selected=at),
         "If positional heads use fast planes and semantic heads slow ones, points fall from "
-        "top left to bottom right. In part they must, in any model: what counts is whether the "
-        "diamond below lies outside of the surrogates' strokes.",
-        title="The claim: position and wavelength",
-        section="all",
-        tab="Claim",
+        "top left to bottom right. Part of it is geometry: any model shows it. What counts is "
+        "whether the diamond below lies outside the surrogates' strokes.",
+        title="The claim: position and wavelength", section="all", tab="Claim",
         terms=("wavelength", "surrogate"),
         layout={"height": 520},
     ),
     PageFigure(
         "selectivity",
         lambda profile, _, at: plot_selectivity(profile, layer=at[0], head=at[1]),
-        "How hard each plane pushes the head toward the keys it picks; how long its queries "
-        "and keys are there; how far they stay the same whatever the token. Drag over planes "
-        "to stop them.",
-        title="Planes: which wavelengths it uses",
-        section="head",
-        tab="Planes",
+        "How hard each plane pushes the head toward the keys it picks, how long its queries "
+        "and keys are there, and how much they stay the same whatever the token. Drag over "
+        "planes to stop them.",
+        title="Planes: which wavelengths it uses", section="head", tab="Planes",
         terms=("selectivity", "norm", "coherence", "wavelength"),
         layout={"margin_t": 36, "margin_l": 72, "height": 415} | FIXED,
     ),
@@ -125,43 +114,35 @@ PROFILE = (
         lambda profile, _, at: plot_attention(profile, layer=at[0], head=at[1]),
         "Each row is a token looking back; bright cells are what it looks at. Bars are what "
         "each plane adds to the pair under the pointer, the fastest first. Click a cell to "
-        "look into the pair.",
-        title="Attention on an excerpt",
-        section="head",
-        tab="Attention",
+        "open the pair.",
+        title="Attention on an excerpt", section="head", tab="Attention",
         layout={"height": 470, "margin_t": 12},
     ),
     PageFigure(
         "pair",
         lambda profile, *_: plot_pair(profile, layer=0, head=0, query=1, key=0),
-        "A dial is a plane: its hand turns with the distance, and pushes toward the key where "
-        "it points right, away where it points left (dashed); a longer hand can push more. "
-        "Below, what each adds to the score, and the score were the key as many tokens back.",
-        title="One query, one key",
-        section="head",
-        tab="Pair",
+        "A dial is a plane. Its hand turns with the distance: to the right it pushes toward "
+        "the key, to the left (dashed) away; a longer hand can push more. Below, what each "
+        "plane adds to the score, and the score with the key at any distance.",
+        title="One query, one key", section="head", tab="Pair",
         terms=("plane", "wavelength"),
         layout={"height": 330, "margin_t": 12},
     ),
     PageFigure(
         "kernel",
         lambda profile, _, at: plot_kernel(profile, layer=at[0], head=at[1]),
-        "How much of its attention one token gets, by how many tokens back it is. Dashed: "
-        "what the head's average query and key alone would do.",
-        title="Kernel: how far it looks back",
-        section="head",
-        tab="Distance",
+        "How much of its attention one token gets, by how many tokens back it is. Dashed: what "
+        "the head's average query and key alone would do.",
+        title="Kernel: how far it looks back", section="head", tab="Distance",
         terms=("kernel", "offset"),
         layout={"height": 450, "margin_t": 36},
     ),
     PageFigure(
         "norms",
         lambda profile, *_: plot_norms(profile),
-        "Bright cells are planes with long queries or keys: those a layer can push with most. "
-        "Fast planes are on the left, slow ones on the right; a dotted line is the context's "
-        "length.",
-        title="Query and key norms, by layer and wavelength",
-        section="model",
+        "Bright cells are planes with long queries or keys, which can push most. Fast planes "
+        "are on the left, slow ones on the right; the dotted line is the context's length.",
+        title="Query and key norms, by layer and wavelength", section="model",
         terms=("plane", "norm", "wavelength"),
     ),
 )
@@ -175,15 +156,12 @@ SWEEP_OF_HEAD = (
         lambda sweep, at: plot_head_truncation(sweep, layer=at[0], head=at[1]),
         "Planes stop in all heads, from either end of the axis; a mark is the head's label "
         "there.",
-        title="Stopped: the head as planes stop",
+        title="Stopped: the head as planes stop", section="head", tab="Stopped",
         known=lambda sweep, _: _has(sweep, "slow", "fast") and bool({*PANELS} & {*sweep}),
-        section="head",
-        tab="Stopped",
         terms=("plane", "wavelength", "bits"),
         layout={"margin_t": 56, "height": 400},
     ),
 )
-"""Of the chosen head, from a sweep."""
 
 
 def _draw_reach(reach: xr.Dataset) -> go.Figure:
@@ -200,18 +178,15 @@ REACH = (
     PageFigure(
         "reach",
         _draw_reach,
-        "The score of the key that the head picks, were it so far back, above the mean of the "
-        "other keys: above 0 it wins. Line and band: mean and range over distances nearby; "
-        "diamond: the horizon; dashed: what no distance takes the score below.",
-        title="Reach: how far back it finds its key",
+        "The score of the key that the head picks, moved to any distance, above the mean of "
+        "the other keys: above 0 it wins. Line and band: mean and range over distances "
+        "nearby; diamond: the horizon; dashed: the lowest score at any distance.",
+        title="Reach: how far back it finds its key", section="head", tab="Reach",
         known=lambda reach: bool(reach["horizon"].notnull().any()),
-        section="head",
-        tab="Reach",
         terms=("plane", "offset"),
         layout={"margin_t": 12, "height": 330, "showlegend": False},
     ),
 )
-"""Of the chosen head, from keys moved away."""
 
 
 def _measured(table: pd.DataFrame) -> list[str]:
@@ -227,9 +202,9 @@ SWEEP = (
     PageFigure(
         "truncation",
         lambda sweep, table: plot_truncation(sweep, table=table),
-        "Left, the slowest planes stop first (p-RoPE); right, the fastest. A line that lies "
-        "below the grey one stops planes that the model needs less than random ones. Bars are "
-        "95% intervals of the difference on the same sequences.",
+        "Left, the slowest planes stop first (p-RoPE); right, the fastest. Where a line is "
+        "below the grey one, the model needs the stopped planes less than random ones. Bars "
+        "are 95% intervals of the difference on the same sequences.",
         known=lambda _, table: _has(table, "slow", "fast") and "loss" in _measured(table),
         terms=("plane", "wavelength"),
     ),
@@ -237,7 +212,7 @@ SWEEP = (
         "bands",
         lambda sweep, table: plot_truncation(sweep, by="band", table=table),
         "One band of neighbouring planes stops at a time. Grey: as many random planes. Below: "
-        "where on the axis the heads get the push toward the keys they pick.",
+        "the wavelengths that push heads toward the keys they pick.",
         known=lambda _, table: _has(table, "band") and "loss" in _measured(table),
         terms=("selectivity", "wavelength"),
     ),
@@ -253,47 +228,45 @@ SWEEP = (
     ),
     PageFigure(
         "changed",
-        lambda sweep, _: plot_truncation(sweep, by="head"),
-        "Colour: how far a head's attention moved from what it is without the edit. A word in "
-        "a cell is the head's new label: pos(itional), mix(ed), sem(antic), sink, dif(fuse).",
+        lambda sweep, table: plot_truncation(sweep, by="head", table=table),
+        "Colour: how much a head's attention changes. A word in a cell is the head's new "
+        "label: pos(itional), mix(ed), sem(antic), sink, dif(fuse).",
         known=lambda sweep, table: _has(table, "slow", "fast") and "attention_change" in sweep,
         terms=("bits", "positional", "semantic"),
     ),
 )
 
+SEEDS = "Whiskers reach from the lowest seed to the highest, where there are several."
 COMPARISON = (
     PageFigure(
         "loss_change",
         plot_loss_change,
         "The loss on the same text, less that of the baseline. A ring is one pair, a filled "
-        "mark their mean, a bar its 95% interval (of one pair: over its text alone, which says "
-        "nothing of training again); left of the line is better.",
+        "mark their mean, a bar its 95% interval (of one pair: over its text alone, which "
+        "does not cover training again); left of the line is better.",
         known=lambda _, table: bool(table["loss_change"].notna().any()),
     ),
     PageFigure(
         "position_loss",
         lambda comparison, _: plot_position_loss(comparison),
-        "How well tokens are predicted by where they stand. Right of the dotted line the text "
-        "is longer than any that was learnt from. Whiskers reach from the lowest seed to the "
-        "highest, where there are several.",
+        "The loss by the position of the predicted token. Right of the dotted line the text is "
+        f"longer than any in training. {SEEDS}",
         known=lambda comparison, _: "position_loss" in comparison,
     ),
     PageFigure(
         "copying",
         lambda comparison, _: plot_copying(comparison),
-        "Above: the loss on random tokens that come again after so many tokens; who copies "
-        "has 0. Below: needles found in prompts of so many tokens; dotted, what chance finds. "
-        "Right of the other dotted line lies more than was ever learnt from at once. Whiskers "
-        "reach from the lowest seed to the highest, where there are several.",
+        "Above: the loss on random tokens that come again after so many tokens; a model that "
+        "copies has 0. Below: needles found in prompts of so many tokens; dotted, what chance "
+        "finds. Right of the other dotted line lies more than any text in training. " + SEEDS,
         known=lambda comparison, _: "copy_loss" in comparison,
     ),
     PageFigure(
         "planes",
         lambda comparison, _: plot_comparison_planes(comparison),
-        "Mean norms say how much a plane can do, selectivity how much it pushes heads toward "
-        "the keys they pick. Hollow marks are planes that do not rotate; they stand where the "
-        "same plane rotates in another model. Whiskers reach from the lowest seed to the "
-        "highest, where there are several.",
+        "Mean norms show how much a plane can do, selectivity how much it pushes heads toward "
+        "the keys they pick. Hollow marks are planes that do not rotate, drawn where the "
+        f"same plane rotates in another model. {SEEDS}",
     ),
     PageFigure(
         "label_counts",
@@ -305,9 +278,9 @@ COMPARISON = (
         "growth",
         lambda comparison, _: plot_growth(comparison),
         "Checkpoints at steps 1, 2, 4, ... of training. Lines are means over seeds, whiskers "
-        "reach from the lowest seed to the highest. Heads and losses of text are of fewer "
-        "sequences than in the table ({growth_sequences} for heads). Dotted: what chance "
-        "retrieves.",
+        "reach from the lowest seed to the highest. Heads and losses of text are measured on "
+        "fewer sequences than in the table ({growth_sequences} for heads). Dotted: retrieval "
+        "by chance.",
         known=lambda comparison, _: "growth_loss" in comparison,
     ),
     PageFigure(
@@ -318,6 +291,7 @@ COMPARISON = (
         known=lambda comparison, _: "growth_loss" in comparison,
     ),
 )
+# fmt: on
 
 
 def draw(rows: Sequence[PageFigure], *results: Any) -> dict[PageFigure, go.Figure]:
@@ -332,7 +306,7 @@ def card(row: PageFigure, figure: go.Figure) -> dict[str, Any]:
 
 
 def bare(figure: go.Figure, **layout: Any) -> dict[str, Any]:
-    """A figure for a page's script: its title, colours and legend's place are the page's."""
+    """A figure for a page's script: title, colours and the legend's place are the page's."""
     figure = go.Figure(figure)
     figure.update_layout(title_text="", template=None, dragmode=False, autosize=True)
     legend = figure.layout.legend

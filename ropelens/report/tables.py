@@ -1,0 +1,226 @@
+"""The tables of pages: columns with their units and meanings, numbers as text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from ropelens.figures.inputs import numbers
+from ropelens.figures.text import (
+    NOTHING,
+    change_and_interval,
+    mean_count,
+    number,
+    short_count,
+    signed,
+)
+from ropelens.measure.terms import NEEDLES
+from ropelens.report.words import CHANCE, CONTROL, control_change, span
+
+RETRIEVED = (
+    "share of needles (pairs of a key and a value hidden in the text) whose value is retrieved "
+    f"when the key comes again, among {NEEDLES} (chance: {CHANCE:.3g})"
+)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: its short title, its unit, what it means, its digits."""
+
+    name: str
+    title: str
+    unit: str
+    meaning: str
+    digits: int = 2
+
+
+@dataclass(frozen=True)
+class NamedRow:
+    """A line of a table: its name, and a text for each column."""
+
+    name: str
+    cells: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class HeadRow:
+    """One head: where it is, its label, and a text for each column."""
+
+    layer: int
+    head: int
+    label: str
+    cells: tuple[str, ...]
+
+
+# fmt: off
+OF_HEADS = (
+    Column("confidence", "conf.", "0–1", "share of resamples of sequences with this label"),
+    Column("positional_fraction", "position", "0–1", "share of the bits without sinks"),
+    Column("content_fraction", "content", "0–1", "share of the bits without sinks"),
+    Column("share_low", "share from", "0–1", "95% interval of the largest share"),
+    Column("share_high", "share to", "0–1", "95% interval of the largest share"),
+    Column("total_bits", "total", "bits", "information in the choice of keys"),
+    Column("sink_bits", "sink", "bits", "what sinks explain"),
+    Column("position_bits", "position", "bits", "what only the offset explains"),
+    Column("content_bits", "content", "bits", "what the tokens explain"),
+    Column("interaction_bits", "both", "bits", "what needs tokens and offset at once"),
+    Column("offset", "offset", "tokens", "the one that a positional head looks back to", 0),
+    Column("offset_low", "offset from", "tokens", "first of the kernel's middle half", 0),
+    Column("offset_high", "offset to", "tokens", "last of the kernel's middle half", 0),
+    Column("top_wavelength", "top plane", "tokens", "wavelength that pushes most", 0),
+    Column("top_share", "its share", "0–1", "of the push toward keys"),
+    Column("planes_to_half", "to half", "planes", "planes that hold half of the push", 0),
+    Column("mean_wavelength", "mean", "tokens", "geometric mean by that push", 0),
+    Column("previous_token", "previous", "0–1", "attention on the token before"),
+    Column("self_mass", "self", "0–1", "attention on the token itself"),
+    Column("sink_mass", "on sinks", "0–1", "attention on sinks"),
+    Column("entropy_bits", "entropy", "bits", "spread of the attention"),
+    Column("induction", "induction", "0–1", "attention on what followed last time"),
+    Column("duplicate_token", "duplicate", "0–1", "attention on the same token earlier"),
+)
+
+OF_SWEEP = (
+    Column("kept", "rotate", "% of planes", "planes that still rotate, of those that did"),
+    Column("wavelength", "wavelengths", "stopped, tokens", "of the planes that stopped"),
+    Column("loss_change", "loss", "change, nats/token", "on the text, from the model as it is"),
+    Column("interval", "95% interval", "nats/token",
+           "of that change: paired, over groups of sequences, Student's t"),
+    Column("control", "random planes", "nats/token",
+           "the loss change with as many random planes stopped: mean of the draws"),
+    Column("repeat_loss_change", "repeats", "nats/token",
+           "change of the loss on random tokens that come a second time, as induction "
+           "predicts"),
+    Column("retrieval_change", "retrieval", "change, share", RETRIEVED),
+    Column("induction_change", "induction", "change, 0–1",
+           "of the attention on what followed the same token last time, of the head that is "
+           "best at it in the model as it is (chosen in other trials)"),
+    Column("labels_changed", "new labels", "heads",
+           "heads with another label (95% interval over groups of sequences drawn again)"),
+    Column("changed_most", "most changed", "head, bits",
+           "the head whose attention changed most, and the divergence from the attention "
+           "before"),
+)
+
+OF_COMPARISON = (
+    Column("loss", "loss", "nats/token", "on text held out of training, or analyzed", 3),
+    Column("loss_change", "change", "nats/token",
+           "of the loss from the baseline's, in pairs of the same text (and size and seed), "
+           "with its 95% interval"),
+    Column("worse", "worse", "pairs", "pairs in which the loss is above the baseline's", 0),
+    Column("loss_past_context", "past\ncontext", "nats/token",
+           "loss at positions beyond the trained context, up to four times it"),
+    Column("repeat_gain", "repeats\ngain", "nats/token",
+           "how much less random tokens cost the second time"),
+    Column("retrieval", "retrieval", "0–1", RETRIEVED, 3),
+    Column("previous_token_heads", "previous\ntoken", "heads",
+           "heads with at least half of their attention on the token before", 1),
+    Column("previous_token_layer_0", "in\nlayer 0", "heads",
+           "such heads in the first layer, where only RoPE tells positions apart", 1),
+    Column("induction", "induction", "0–1",
+           "the best head's attention on what followed the same token last time"),
+    Column("positional", "positional", "heads",
+           "heads with at least two thirds of their bits, sinks apart, from the offset "
+           "alone", 1),
+    Column("positional_wavelength", "positional\nthrough", "tokens",
+           "the median wavelength through which positional heads select their keys, of planes "
+           "that turn"),
+    Column("semantic", "semantic", "heads",
+           "heads with as many from the tokens without rotation; all others are mixed, "
+           "sinks or diffuse", 1),
+    Column("semantic_wavelength", "semantic\nthrough", "tokens",
+           "the median wavelength through which semantic heads select their keys, of planes "
+           "that turn"),
+)
+# fmt: on
+
+
+def head_columns(profile: xr.Dataset, heads: pd.DataFrame) -> tuple[Column, ...]:
+    """The columns that this table of heads has, those of tokens searched for last."""
+    known = (column for column in OF_HEADS if column.name in heads)
+    return (*known, *searched_columns(profile, heads))
+
+
+def searched_columns(profile: xr.Dataset, heads: pd.DataFrame) -> tuple[Column, ...]:
+    """A column for each set of tokens that heads were searched by (`attention_on`)."""
+    names = [str(name) for name in heads if str(name).startswith("attention_on_")]
+    meanings = {name: profile[name].attrs["long_name"] for name in names if name in profile}
+    return tuple(
+        Column(name, meaning.removeprefix("mean attention "), "0–1", meaning)
+        for name, meaning in meanings.items()
+    )
+
+
+def head_rows(heads: pd.DataFrame, columns: Sequence[Column]) -> list[HeadRow]:
+    """A row a head, in the table's order."""
+    texts = [[_head_cell(v, c) for v in numbers(heads, c.name)] for c in columns]
+    places = zip(heads["layer"], heads["head"], heads["label"], strict=True)
+    return [
+        HeadRow(int(layer), int(head), str(label), tuple(cells[i] for cells in texts))
+        for i, (layer, head, label) in enumerate(places)
+    ]
+
+
+def _head_cell(value: float, column: Column) -> str:
+    if column.name in ("mean_wavelength", "top_wavelength") and not np.isnan(value):
+        return short_count(value)
+    return number(value, f".{column.digits}f")
+
+
+def sweep_rows(table: pd.DataFrame) -> list[NamedRow]:
+    """A row for each edit that is no control: from the slow end, the fast end, bands."""
+    rows = table[table["kind"].isin(CONTROL)]
+    order = rows["kind"].map(list(CONTROL).index)
+    rows = rows.iloc[np.lexsort((-rows["kept"], order))]
+    return [NamedRow(str(row["edit"]), _sweep_cells(table, row)) for _, row in rows.iterrows()]
+
+
+def _sweep_cells(table: pd.DataFrame, row: pd.Series) -> tuple[str, ...]:
+    low, high = row["loss_change_low"], row["loss_change_high"]
+    most, bits = row["changed_most"], row["largest_attention_change"]
+    labels, fewest, most_labels = (row[f"labels_changed{end}"] for end in ("", "_low", "_high"))
+    spread = f" ({fewest:.0f} to {most_labels:.0f})" if fewest < most_labels else ""
+    return (
+        f"{100 * row['kept']:.3g}",
+        span(row),
+        *change_and_interval(row["loss_change"], low, high),
+        signed(control_change(table, row)),
+        *(signed(row[f"{name}_change"]) for name in ("repeat_loss", "retrieval", "induction")),
+        f"{labels:.0f}{spread}" if np.isfinite(labels) else NOTHING,
+        f"{most} {bits:.2f}" if isinstance(most, str) and most else NOTHING,
+    )
+
+
+def comparison_columns(table: pd.DataFrame) -> tuple[Column, ...]:
+    """The columns of which this table has a number."""
+    known = {name for name in table if table[name].notna().any()}
+    if "loss_change" not in known:
+        known.discard("worse")
+    return tuple(column for column in OF_COMPARISON if column.name in known)
+
+
+def comparison_rows(table: pd.DataFrame) -> list[NamedRow]:
+    """A row for each group, in the table's order."""
+    columns = comparison_columns(table)
+    return [
+        NamedRow(str(row["group"]), tuple(_comparison_cell(row, column) for column in columns))
+        for row in table.to_dict("records")
+    ]
+
+
+def _comparison_cell(row: dict, column: Column) -> str:
+    value = float(row[column.name])
+    if column.name == "worse":
+        return f"{row['worse']} of {row['pairs']}" if row["pairs"] else NOTHING
+    if column.name == "loss_change":
+        change = change_and_interval(value, row["low"], row["high"])
+        return "\n".join(change) if row["over"] else NOTHING
+    if not math.isfinite(value):
+        return number(value)
+    if column.name.endswith("wavelength"):
+        return short_count(value)
+    return mean_count(value) if column.unit == "heads" else number(value, f".{column.digits}f")
