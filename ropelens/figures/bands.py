@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -33,7 +33,8 @@ class Measure:
     format: str = "+.3f"
 
 
-MEASURES = {
+MeasureName = Literal["loss", "repeat_loss", "retrieval", "induction", "labels"]
+MEASURES: dict[MeasureName, Measure] = {
     "loss": Measure("loss_change", "loss, change<br>(nats/token)"),
     "repeat_loss": Measure("repeat_loss_change", "loss on repeats,<br>change (nats/token)"),
     "retrieval": Measure("retrieval_change", "right retrievals,<br>change (share)"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -174,8 +175,8 @@ def plot_position_loss(comparison: xr.Dataset) -> go.Figure:
     middle = np.sqrt(start * (comparison["position_stop"].values - 1).clip(1))
     losses = comparison["position_loss"]
     panels: dict[str, Callable[[str], xr.DataArray]] = {
-        "position_loss": lambda group: entries_of(losses, group),
-        "change": lambda group: paired_changes(losses, group),
+        "position_loss": partial(entries_of, losses),
+        "change": partial(paired_changes, losses),
     }
     hover = "position %{x:.0f}: %{y:.3f} nats/token"
     for row, (name, values_of) in enumerate(panels.items(), start=1):
@@ -209,7 +210,7 @@ def plot_copying(comparison: xr.Dataset) -> go.Figure:
         _add_lines(
             figure,
             comparison,
-            lambda group, values=values: entries_of(values, group),
+            partial(entries_of, values),
             x=values[dim].values,
             row=row,
             hover="%{x:,} tokens: %{y:.3g}",
@@ -291,7 +292,7 @@ def plot_growth(comparison: xr.Dataset) -> go.Figure:
         _add_lines(
             figure,
             comparison,
-            lambda group, values=values: entries_of(values, group),
+            partial(entries_of, values),
             x=steps,
             row=row,
             hover="step %{x:,}: %{y:.3g}",

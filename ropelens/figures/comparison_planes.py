@@ -107,8 +107,9 @@ def _draw(
     for group, look in looks(comparison).items():
         # A trace of its own: a plane that does not rotate would hollow the legend's mark.
         legend = {"name": plotly_text(group), "legendgroup": group, "mode": "lines+markers"}
-        legend |= {"line": look.line, "marker": {"size": 7, "symbol": look.symbol}}
-        figure.add_scatter(x=[None], y=[None], **legend, row=1, col=1)
+        marker = {"size": 7, "symbol": look.symbol}
+        place = {"x": [None], "y": [None], "row": 1, "col": 1}
+        figure.add_scatter(**place, **legend, line=look.line, marker=marker)
     for row, (name, unit) in enumerate(PANELS.items(), start=1):
         lines = [line for frame in frames for line in frame if line.meta["y"] == name]
         low = min(0.0, *(float(np.nanmin(line.y - line.error_y.arrayminus)) for line in lines))

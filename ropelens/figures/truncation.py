@@ -14,6 +14,7 @@ from ropelens.errors import BadArgument, public
 from ropelens.figures.bands import (
     MEASURES,
     Measure,
+    MeasureName,
     bands_figure,
     change_and_bars,
     draw_crosses,
@@ -41,9 +42,7 @@ def plot_truncation(
     truncation: xr.Dataset,
     *,
     by: Literal["share", "band", "head"] = "share",
-    measures: Sequence[Literal["loss", "repeat_loss", "retrieval", "induction", "labels"]] = (
-        "loss",
-    ),
+    measures: Sequence[MeasureName] = ("loss",),
     table: pd.DataFrame | None = None,
 ) -> go.Figure:
     """What stopping planes changes, `by` the share that still rotates, by band or by head.

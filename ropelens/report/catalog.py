@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.figures.attention import plot_attention, plot_pair
-from ropelens.figures.bands import MEASURES
+from ropelens.figures.bands import MEASURES, MeasureName
 from ropelens.figures.claim import plot_claim
 from ropelens.figures.comparison import (
     plot_copying,
@@ -189,7 +189,7 @@ REACH = (
 )
 
 
-def _measured(table: pd.DataFrame) -> list[str]:
+def _measured(table: pd.DataFrame) -> list[MeasureName]:
     """The measures of a sweep that its table has numbers of."""
     return [name for name, m in MEASURES.items() if table[m.column].notna().any()]
 

@@ -188,7 +188,12 @@ def through_wavelengths(heads: pd.DataFrame) -> str:
         rows = heads[(heads["label"] == label) & heads["top_share"].notna()]
         if len(rows):
             top = rows["top_wavelength"].astype(float)
-            record = {"label": label, "heads": len(rows), "low": top.min(), "high": top.max()}
+            record: Record = {
+                "label": label,
+                "heads": len(rows),
+                "low": top.min(),
+                "high": top.max(),
+            }
             record["median"] = top.quantile(0.5, interpolation="lower")
             record["share"] = float(rows["top_share"].median())
             groups.append(record | {"planes": int(rows["planes_to_half"].median())})
