@@ -95,5 +95,3 @@ from .errors import UnsupportedModel as UnsupportedModel
 from .errors import BadCheckpoint as BadCheckpoint
 from .errors import BadText as BadText
 from .errors import BadArgument as BadArgument
-from .train.folder import Busy as Busy
-from .train.loop import TrainingFailed as TrainingFailed

@@ -9,7 +9,7 @@ import sys
 # What torchrun tells each of its processes, told to copies of one that has imported everything.
 FORKS = """
 import atexit, os, socket, sys, traceback
-import ropelens.analysis.analyze, ropelens.commands.truncate, ropelens.train
+import ropelens.analysis.analyze, ropelens.commands.truncate, ropelens.train.study
 with socket.create_server(("127.0.0.1", 0)) as free:
     port = str(free.getsockname()[1])
 count, code, *sys.argv[1:] = sys.argv[1:]
@@ -36,7 +36,9 @@ def together(*args: object) -> subprocess.CompletedProcess[str]:
     """Python with `args`, which start processes."""
     return subprocess.run(
         [sys.executable, *map(str, args)],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        env=os.environ
+        | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        | {"PYTHONPATH": os.pathsep.join(sys.path)},  # where the tests import from
         capture_output=True,
         text=True,
         timeout=300,

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import csv
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import xarray as xr
 
 import ropelens as rl
 from ropelens.comparison.entries import Run, find_entries
-from ropelens.train import Size, run_study, train
-from ropelens.train import sizes as size_table
+from ropelens.train import run as runs
+from ropelens.train import settings as size_table
+from ropelens.train.data import Source
+from ropelens.train.settings import Settings, Size, get_size
+from ropelens.train.study import run_study
 
 NANO = Size(
     layers=2,
@@ -34,6 +39,27 @@ OPTIONS = {
     "log_every": 5,
     "eval_every": 20,
 }
+
+
+def train(
+    text: Sequence[Path] = (),
+    *,
+    out: Path,
+    valid: Sequence[Path] = (),
+    tokens: Path | None = None,
+    data: Path | None = None,
+    checkpoint_seconds: float = 60.0,
+    **options: Any,
+) -> Path:
+    """A run in `out`, by `options`, which are fields of its settings."""
+    if isinstance(options.get("size"), str):
+        options["size"] = get_size(options["size"])
+    source = Source(tuple(text), tuple(valid), tokens)
+    return runs.train(
+        Settings(**options), source, out=out, data=data, checkpoint_seconds=checkpoint_seconds
+    )
+
+
 VARIANTS = ("rope", "p-rope:0.5", "nope")
 STUDY = """\
 variants = ["rope", "p-rope:0.5", "nope"]

@@ -23,7 +23,7 @@ from ropelens.commands.terminal import run_script
 from ropelens.errors import BadArgument
 from ropelens.files.folder import write_whole
 from ropelens.models.bundled import BUNDLED
-from ropelens.train.data import spread, validation_sequences
+from ropelens.train.data import held_out_sequences, spread
 from ropelens.train.loop import VALID_SEQUENCES
 from ropelens.train.record import write_json, write_model
 
@@ -100,7 +100,7 @@ def write_bundle(
     steps = record["settings"]["steps"] if step is None else step
     context = record["settings"]["context"]
     model = _model(run, step)
-    held_out = validation_sequences(run / record["data"])
+    held_out = held_out_sequences(run / record["data"])
     tokenizer = PreTrainedTokenizerFast.from_pretrained(run, local_files_only=True)
     measured = measure_half(model, spread(held_out, MEASURED))
     out.mkdir(parents=True, exist_ok=True)

@@ -37,9 +37,15 @@ import numpy as np
 import typer
 from transformers import PreTrainedTokenizerFast
 
-from ropelens.train.data import DATA, Source, copy_tokenizer, prepare_data, read_texts
+from ropelens.train.data import (
+    DATA,
+    Source,
+    copy_tokenizer,
+    open_sequences,
+    prepare_data,
+    read_texts,
+)
 from ropelens.train.record import write_json
-from ropelens.train.tokens import open_sequences
 
 VOCABULARY = 1024
 CONTEXT = 512
@@ -179,8 +185,9 @@ def main(
     seed: Annotated[int, typer.Option(help="Decides every random draw.")] = 0,
     share: Annotated[float, typer.Option(help="Make so much of every stage.")] = 1.0,
 ) -> None:
-    source = Source((text,), (valid,), VOCABULARY, CONTEXT)
-    record = prepare_data(out / "prose", source, read_texts(source), batch=1)
+    source = Source((text,), (valid,))
+    sizes = {"vocabulary": VOCABULARY, "context": CONTEXT, "batch": 1}
+    record = prepare_data(out / "prose", source, read_texts(source), **sizes)
     of = text_of(out / "prose")
     copy_tokenizer(out / "prose", out)
     (out / "valid.npy").write_bytes((out / "prose" / "valid.npy").read_bytes())

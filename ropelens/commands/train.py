@@ -107,31 +107,31 @@ def train(
     """
     if study is not None:
         for option in run.command.params:
-            source = run.get_parameter_source(str(option.name))
-            if option.name not in WITH_STUDY and getattr(source, "name", "") == "COMMANDLINE":
+            given = run.get_parameter_source(str(option.name))
+            if option.name not in WITH_STUDY and getattr(given, "name", "") == "COMMANDLINE":
                 raise typer.BadParameter(f"{option.opts[0]} stands in the file of --study")
-        from ropelens.train import run_study
+        from ropelens.train.study import run_study
 
         folder = run_study(study, out=out, text=text or (), valid=valid or (), tokens=tokens)
     elif bool(text) == (tokens is not None):
         raise typer.BadParameter("one of --text, --tokens and --study is needed")
     else:
-        from ropelens.train import train as train_model
+        from ropelens.train.data import Source
+        from ropelens.train.run import train as train_model
+        from ropelens.train.settings import Settings, get_size
 
-        folder = train_model(
-            text or (),
-            out=out,
-            valid=valid or (),
-            tokens=tokens,
-            variant=variant,
-            size=size,
+        settings = Settings(
+            size=get_size(size),
             context=context,
             vocabulary=vocabulary,
             steps=steps,
             learning_rate=learning_rate,
-            precision=precision,
+            variant=variant,
             seed=seed,
+            precision=precision,
         )
+        source = Source(tuple(text or ()), tuple(valid or ()), tokens)
+        folder = train_model(settings, source, out=out)
     from ropelens.models.processes import processes
 
     if processes().is_main_process:

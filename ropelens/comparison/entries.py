@@ -15,11 +15,11 @@ from ropelens.models.paths import short_names
 from ropelens.rope.variants import parse_variant
 from ropelens.train.data import DATA
 from ropelens.train.record import differences, read_json
-from ropelens.train.sizes import SIZES, Size
+from ropelens.train.settings import Size, size_name
 from ropelens.train.study import STUDY, runs_of, saved_study
 
 SAME = (
-    *("context", "vocabulary", "valid_sha256", "text_sha256", "dataset", "tokenizer_sha256"),
+    *("context", "vocabulary", "valid_sha256", "text_sha256", "tokenizer_sha256"),
     *("steps", "precision"),
 )
 """Settings that runs share whose losses are losses of the same thing, learnt alike."""
@@ -236,12 +236,3 @@ def _check_alike(
             means="a difference in loss would be of these too",
             attempt="ropelens analyze of both models, on the same text",
         )
-
-
-def size_name(size: Size) -> str:
-    """The name that `size` has in `ropelens.train.SIZES`, or its numbers: "8x384x6x2"."""
-    named = [name for name, known in SIZES.items() if known == size]
-    if named:
-        return named[0]
-    shape = dataclasses.astuple(size)[:4]
-    return "x".join(str(number) for number in shape)

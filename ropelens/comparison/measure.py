@@ -28,7 +28,7 @@ from ropelens.models.processes import gather, place
 from ropelens.statistics.budget.claim import judge
 from ropelens.statistics.labels import Thresholds
 from ropelens.statistics.variables import compared
-from ropelens.train.data import held_out_text, spread
+from ropelens.train.data import documents_of, held_out_sequences, spread
 
 TIMES_CONTEXT = 4
 """How far past the trained context the loss by position goes."""
@@ -146,12 +146,8 @@ def _claim(profile: xr.Dataset) -> dict[str, str | float]:
 
 def validation(run: Run, *, sequences: int) -> Text:
     """Sequences that `run` did not learn from, spread over all of its validation text."""
-    held_out, documents = held_out_text(run.data)
-    if len(held_out) < 2:
-        raise BadArgument(
-            f"{run.data} holds a single sequence of validation text.",
-            means="an interval needs two",
-        )
+    held_out = held_out_sequences(run.data)
+    documents = documents_of(held_out, run.data)
     tokens = torch.from_numpy(spread(held_out, sequences).astype(np.int64))
     return tokens, torch.from_numpy(spread(documents, sequences))
 
@@ -162,7 +158,8 @@ def past_context(run: Run, *, sequences: int) -> Text:
     Each is begun by BOS, as those are, and goes on where one of them ends; shorter where
     there are not enough of them.
     """
-    held_out, documents = held_out_text(run.data)
+    held_out = held_out_sequences(run.data)
+    documents = documents_of(held_out, run.data)
     body = run.context - 1
     times = min(TIMES_CONTEXT, max(1, len(held_out) // 2 - 1))
     length = times * run.context - 1

@@ -24,15 +24,16 @@ from transformers import PreTrainedModel
 from ropelens.errors import RopelensError
 from ropelens.files.progress import show_progress
 from ropelens.models.processes import processes
-from ropelens.train.checkpoints import (
+from ropelens.train.data import copy_tokenizer, held_out_sequences, training_stages
+from ropelens.train.record import (
     State,
     last_whole_checkpoint,
     load_checkpoint,
     save_checkpoint,
+    say,
+    write_metrics,
+    write_model,
 )
-from ropelens.train.data import copy_tokenizer, training_stages, validation_sequences
-from ropelens.train.machine import say
-from ropelens.train.record import write_metrics, write_model
 from ropelens.train.settings import Settings, passes_of
 
 FEW_TOKENS = 128
@@ -63,7 +64,7 @@ def fit(
     if settings.compile:
         model.compile(dynamic=False)  # of the few shapes there are, each for itself
     stages = training_stages(data, batch=settings.size.batch, context=settings.context)
-    held_out = validation_sequences(data)
+    held_out = held_out_sequences(data)
     optimizer = make_optimizer(model.to(processes().device).train())
     state = State()
     if kept := last_whole_checkpoint(out / "checkpoints"):
@@ -72,13 +73,18 @@ def fit(
     loss = torch.tensor(state.loss, device=processes().device)
     saved_at, timed_at, tokens = time.monotonic(), time.perf_counter(), 0
     newest: dict[str, float] = {}
-    with shown_progress(settings, done=state.step) as advance:
+    per_step = settings.tokens_per_step
+    progress: AbstractContextManager[Callable[..., None]] = nullcontext(lambda *_, **__: None)
+    if processes().is_main_process:
+        total, before = settings.steps * per_step, state.step * per_step
+        progress = show_progress("training", total=total, unit="tokens", completed=before)
+    with progress as advance:
         for batch in batches(stages, settings, after=state.step):
             rate = learning_rate(settings, state.step)
             for part in learn(model, optimizer, batch, settings, rate=rate, step=state.step):
                 loss += part
             state.step += 1
-            tokens += settings.tokens_per_step
+            tokens += per_step
             row: dict[str, float] = {}
             if state.step % settings.log_every == 0:
                 now = time.perf_counter()
@@ -90,13 +96,13 @@ def fit(
             if last or state.step % settings.eval_every == 0:
                 row["valid_loss"] = validation_loss(model, held_out, settings)
             if row:
-                seen = state.step * settings.tokens_per_step
-                state.rows.append({"step": state.step, "tokens": seen} | row)
+                rows = {"step": state.step, "tokens": state.step * per_step}
+                state.rows.append(rows | row)
                 write_metrics(out / "metrics.csv", state.rows)
                 newest |= row
             text = (f"{SHOWN[name]} {newest[name]:.4f}" for name in SHOWN if name in newest)
-            advance(settings.tokens_per_step, note=", ".join(text))
-            if settings.kept_in_history(state.step):
+            advance(per_step, note=", ".join(text))
+            if settings.in_history(state.step):
                 write_history(model, out, step=state.step, tokenizer=data)
             # By the first process's clock: what one of them saves, all of them check.
             due = broadcast_object_list([time.monotonic() - saved_at >= checkpoint_seconds])[0]
@@ -104,20 +110,6 @@ def fit(
                 check_weights(model, step=state.step)
                 state.loss, saved_at = loss.item(), time.monotonic()
                 save_checkpoint(out / "checkpoints", model, optimizer, state)
-
-
-def shown_progress(
-    settings: Settings, *, done: int
-) -> AbstractContextManager[Callable[..., None]]:
-    """Progress on stderr, by the first process; `done`: the steps taken before."""
-    if not processes().is_main_process:
-        return nullcontext(lambda amount, note: None)
-    return show_progress(
-        "training",
-        total=settings.steps * settings.tokens_per_step,
-        unit="tokens",
-        completed=done * settings.tokens_per_step,
-    )
 
 
 def make_optimizer(model: PreTrainedModel) -> torch.optim.AdamW:

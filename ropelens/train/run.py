@@ -2,149 +2,95 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import dataclasses
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
+from filelock import FileLock, Timeout
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ropelens.files.folder import explain_full_disk
+from ropelens.errors import BadArgument
+from ropelens.files.folder import explain_full_disk, make_folder
 from ropelens.models.memory import explain_full_memory
 from ropelens.models.processes import processes
-from ropelens.train.checkpoints import remove_broken_checkpoints, remove_checkpoints
-from ropelens.train.data import (
-    LEAST_VALID,
-    VALID_SHARE,
-    Source,
-    copy_tokenizer,
-    prepare_data,
-    read_texts,
-)
-from ropelens.train.folder import (
-    alone,
-    begin_record,
-    finish_record,
-    how_to_go_on,
-    is_finished,
-    settled,
-    what_is_kept,
-)
+from ropelens.train.data import Source, copy_tokenizer, prepare_data, read_texts
 from ropelens.train.loop import fit
-from ropelens.train.machine import Precision, check_compiler, say
-from ropelens.train.record import write_model
-from ropelens.train.settings import Settings, passes_of
-from ropelens.train.sizes import Size, get_size, model_config
+from ropelens.train.record import (
+    differences,
+    last_whole_checkpoint,
+    read_json,
+    remove_broken_checkpoints,
+    require_same,
+    say,
+    write_json,
+    write_model,
+)
+from ropelens.train.settings import (
+    Settings,
+    check_compiler,
+    chosen_precision,
+    model_config,
+    passes_of,
+)
 
 CHECKPOINT_SECONDS = 60.0
 
+PACKAGES = ("ropelens", "torch", "transformers", "accelerate", "tokenizers", "numpy")
+
+WRITTEN = (
+    *("config.json", "generation_config.json", "model.safetensors", "study.json"),
+    *("tokenizer.json", "tokenizer_config.json", "metrics.csv", "history", "checkpoints"),
+)
+"""What a run writes after its run.json; without that it belongs to somebody else."""
+
+
+class Busy(BadArgument):
+    """Another process is at work on the run."""
+
 
 def train(
-    text: Sequence[Path] = (),
-    *,
-    out: Path,
-    valid: Sequence[Path] = (),
-    dataset: str | None = None,
-    tokens: Path | None = None,
-    data: Path | None = None,
-    variant: str = "rope",
-    size: str | Size = "tiny",
-    context: int = 512,
-    vocabulary: int = 2048,
-    steps: int = 2500,
-    learning_rate: float | None = None,
-    seed: int = 0,
-    precision: Precision = "auto",
-    log_every: int = 10,
-    eval_every: int = 250,
-    history_every: int = 0,
-    decay: float = 1.0,
-    compile: bool = False,
-    checkpoint_seconds: float = CHECKPOINT_SECONDS,
-) -> Path:
-    """Train a LLaMA-style model on `text` in the folder `out`, and return that folder.
-
-    The same call starts a run, goes on with one that was stopped, at its last whole
-    checkpoint and to the same losses bit for bit (same machine and thread count), and
-    returns at once from one that is finished. `out` then holds config.json,
-    model.safetensors (float32), the tokenizer, metrics.csv, run.json, and history/: the
-    model after steps 1, 2, 4, 8, ..., and after every `history_every` steps.
-
-    In place of `text`, `dataset` (a name or "name:config" of `datasets`) is streamed until
-    there is enough; or `tokens` is a folder of what was made before: a tokenizer, valid.npy,
-    data.json, and the arrays that this names as "stages", uint16 [sequence, position], learnt
-    one after another (`context` and `vocabulary` are then theirs). `variant` is the model's
-    RoPE, written as in `ropelens.VARIANTS`, with base 10,000. `size` is a name, or "layers x
-    width x heads x kv_heads" such as "8x384x6x2".
-    `seed` decides the first weights and the order of the text. The tokenizer and the
-    tokens are kept in `data`, which runs may share; without it, in `out`/data. AdamW (0.9,
-    0.95), weight decay 0.1, gradients clipped at norm 1, a warm-up over the first 4% of steps,
-    cosine to zero over the last `decay` of the others. Weights are float32; `precision` bf16
-    is autocast over them, and "auto" takes it where it is faster. run.json says which it was,
-    and a run that goes on keeps it. `compile` runs the model as `torch.compile` makes it, which
-    needs a C++ compiler and a minute, then takes up to 1.6 times as many tokens a second; the
-    last bits are others. Without `valid`, the last 2% of the sequences are kept for validation.
-
-    Raises:
-        BadText: no such text, not UTF-8, or too little of it.
-        BadArgument: a value out of range, `out` holds a run with other settings, another
-            process is at work on it (`Busy`), or the disk is full.
-        UnsupportedModel: LLaMA's configuration cannot express the variant.
-        TrainingFailed: the loss or a weight stopped being a number.
-    """
-    settings = Settings(
-        size=get_size(size),
-        context=context,
-        vocabulary=vocabulary,
-        steps=steps,
-        learning_rate=learning_rate,
-        variant=variant,
-        seed=seed,
-        precision=precision,
-        log_every=log_every,
-        eval_every=eval_every,
-        history_every=history_every,
-        decay=decay,
-        compile=compile,
-    )
-    wanted = math.ceil(steps * settings.size.batch * (1 + 2 * VALID_SHARE)) + LEAST_VALID
-    source = Source(
-        text=tuple(text),
-        valid=tuple(valid),
-        vocabulary=vocabulary,
-        context=context,
-        dataset=dataset,
-        sequences=wanted if dataset else None,
-        tokens=tokens,
-    )
-    return train_in(
-        out,
-        settings,
-        source,
-        data=tokens or data or out / "data",
-        checkpoint_seconds=checkpoint_seconds,
-    )
-
-
-def train_in(
-    out: Path,
     settings: Settings,
     source: Source,
     *,
-    data: Path,
+    out: Path,
+    data: Path | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Path:
-    """`train` by `settings` on `source`, whose tokens are kept in the folder `data`."""
+    """Train a LLaMA-style model in the folder `out`, and return that folder.
+
+    The same call starts a run, resumes one that was stopped, from its last whole checkpoint
+    and to the same losses bit for bit (same machine and thread count), and returns at once
+    from one that is finished. `out` then holds config.json, model.safetensors (float32), the
+    tokenizer, metrics.csv, run.json, and history/. Tokenizer and tokens are kept in `data`,
+    which runs may share; without it, in `out`/data.
+
+    Raises:
+        BadText: no such text, not UTF-8, or too little of it.
+        BadArgument: `out` holds a run with other settings, another process is at work on it
+            (`Busy`), or the disk is full.
+        TrainingFailed: the loss or a weight stopped being a number.
+    """
+    data = source.tokens or data or out / "data"
     if settings.compile and not is_finished(out):
         check_compiler()
     passes_of(settings.size, among=processes().num_processes)
     main = processes().is_main_process
     texts = read_texts(source) if main else None  # before there is a folder to leave behind
     settings = settled(out, settings)
+    checkpoints = out / "checkpoints"
     explained = explain_full_disk(
         f"the run in {out} cannot go on",
-        means=lambda: what_is_kept(out),
-        attempt="free some space; the same command then goes on",
+        means=lambda: _name_of_last(checkpoints, "{} is kept", "no checkpoint was written yet"),
+        attempt="free some space; the same command then resumes it",
     )
     fits = explain_full_memory(
         "The training",
@@ -153,27 +99,42 @@ def train_in(
     )
     with explained, fits, alone(out):
         if texts is not None:
-            learnt_from = prepare_data(data, source, texts, batch=settings.size.batch)
-            begin_record(out, learnt_from | settings.facts(), data=data)
+            facts = prepare_data(
+                data,
+                source,
+                texts,
+                vocabulary=settings.vocabulary,
+                context=settings.context,
+                batch=settings.size.batch,
+            )
+            begin_record(out, facts | settings.facts(), data=data)
             copy_tokenizer(data, out)
-            remove_broken_checkpoints(out / "checkpoints")
+            remove_broken_checkpoints(checkpoints)
         processes().wait_for_everyone()
         if is_finished(out):
-            if main:
-                remove_checkpoints(out / "checkpoints")  # of a run stopped while it did so
             say(f"{out} is finished already")
-            return out
-        model = first_model(out, settings)
-        try:
-            fit(model, settings, out=out, data=data, checkpoint_seconds=checkpoint_seconds)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"stopped; the same command {how_to_go_on(out)}") from None
+        else:
+            model = first_model(out, settings)
+            try:
+                fit(model, settings, out=out, data=data, checkpoint_seconds=checkpoint_seconds)
+            except KeyboardInterrupt:
+                begins = "begins again, for no checkpoint was due"
+                goes_on = _name_of_last(checkpoints, "resumes from {}", begins)
+                raise KeyboardInterrupt(f"stopped; the same command {goes_on}") from None
+            if main:
+                write_model(model, out)
+                tokens = settings.steps * settings.tokens_per_step
+                record = read_json(out / "run.json")
+                write_json(out / "run.json", record | {"finished": _clock(), "tokens": tokens})
         if main:
-            write_model(model, out)
-            finish_record(out, tokens=settings.steps * settings.tokens_per_step)
-            remove_checkpoints(out / "checkpoints")
+            shutil.rmtree(checkpoints, ignore_errors=True)
         processes().wait_for_everyone()
     return out
+
+
+def _name_of_last(checkpoints: Path, words: str, without: str) -> str:
+    last = last_whole_checkpoint(checkpoints)
+    return words.format(last.name) if last else without
 
 
 def first_model(out: Path, settings: Settings) -> LlamaForCausalLM:
@@ -190,3 +151,106 @@ def first_model(out: Path, settings: Settings) -> LlamaForCausalLM:
             eos_token_id=tokenizer.eos_token_id,
         )
     )
+
+
+def check_free(out: Path, *, of: Sequence[str]) -> None:
+    """Raise BadArgument for a folder that has one of the files `of` a model, run or study."""
+    taken = [name for name in of if (out / name).exists()]
+    if taken:
+        raise BadArgument(
+            f"{out} holds a model, a run or a study already; this would mix with it.",
+            seen=", ".join(taken),
+            attempt="another --out",
+        )
+
+
+def settled(out: Path, settings: Settings) -> Settings:
+    """`settings` with a precision: that of the run in `out`, if it has begun.
+
+    Raises:
+        BadArgument: run.json is of a run with other settings, or of something else.
+    """
+    path, before = out / "run.json", None
+    if not path.exists():
+        check_free(out, of=WRITTEN)
+    else:
+        before = read_json(path).get("settings")
+        if not isinstance(before, dict):
+            raise BadArgument(
+                f"{out} holds the results of another command; a run would mix with them.",
+                attempt="another --out",
+            )
+    known = before.get("precision") if before else None
+    precision = chosen_precision(settings.precision, before=known)
+    settings = dataclasses.replace(settings, precision=precision)
+    if before is not None:
+        require_same(before, settings.facts(), what=f"the run in {out}")
+    return settings
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Keep other commands from the run while the block runs.
+
+    The main process holds the lock for those that train with it, and tells them if it has it.
+    """
+    lock = FileLock(out / ".lock")
+    if processes().is_main_process:
+        make_folder(out)
+        with suppress(Timeout):
+            lock.acquire(blocking=False)
+    if not broadcast_object_list([lock.is_locked])[0]:
+        raise Busy(
+            f"another process is at work on the run in {out}.",
+            attempt="wait for it, or pass another folder",
+        )
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def begin_record(out: Path, decides: dict[str, Any], *, data: Path) -> None:
+    """Write run.json; on a later call, check that what decides the run is the same.
+
+    A run that is resumed with other versions, processes or threads rounds its sums in another
+    way; a line says so.
+    """
+    path = out / "run.json"
+    computed = {
+        "versions": {name: version(name) for name in PACKAGES},
+        "processes": processes().num_processes,
+        "threads": torch.get_num_threads(),
+    }
+    if path.exists():
+        record = read_json(path)
+        require_same(record["settings"], decides, what=f"the run in {out}")
+        before, now = _flat(record), _flat(computed)
+        changed = differences(before, now, now, between=", now ")
+        if changed and "finished" not in record:
+            say(f"{changed}: not bit for bit the run that it would have been")
+        return
+    record = {
+        "kind": "training",
+        "settings": decides,
+        "data": os.path.relpath(data, out),
+        "started": _clock(),
+        "command": sys.argv,
+        **computed,
+    }
+    write_json(path, record)
+
+
+def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What rounds the sums of a run: versions, processes, threads."""
+    return record["versions"] | {name: record[name] for name in ("processes", "threads")}
+
+
+def is_finished(out: Path) -> bool:
+    """Whether there is a run in `out` that came to its end, by its run.json."""
+    path = out / "run.json"
+    return path.exists() and "finished" in read_json(path)
+
+
+def _clock() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

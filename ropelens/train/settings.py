@@ -1,50 +1,162 @@
-"""What decides the numbers of a run."""
+"""What decides the numbers of a run: the size of the model, and how it is trained."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Literal
+
+from accelerate.utils import broadcast_object_list
+from transformers import LlamaConfig
 
 from ropelens.errors import BadArgument
-from ropelens.train.machine import Precision
-from ropelens.train.sizes import Size, model_config
-from ropelens.train.tokens import SMALLEST_VOCABULARY
+from ropelens.models.device import WORTH_IT, bf16_speed
+from ropelens.models.processes import processes
+from ropelens.models.variants import variant_config
+from ropelens.rope.variants import parse_variant
+from ropelens.train.data import SMALLEST_VOCABULARY
+from ropelens.train.record import say
 
-LIMITS: dict[str, tuple[int, int | None]] = {
-    "context": (3, None),  # of two tokens the second has one key beside itself
-    "vocabulary": (SMALLEST_VOCABULARY, 1 << 16),
-    "steps": (1, 10**9),
-    "seed": (0, (1 << 32) - 1),
-    "log_every": (1, None),
-    "eval_every": (1, None),
-    "history_every": (0, None),
+ROPE_BASE = 10_000.0
+
+Precision = Literal["auto", "bf16", "fp32"]
+
+
+@dataclass(frozen=True)
+class Size:
+    """The shape of a LLaMA-style decoder and the batch it learns from.
+
+    `width` is the residual stream's, `mlp` the inner width of SwiGLU, `batch` the
+    sequences per optimizer step, of which `micro_batch` go through the model at once,
+    `learning_rate` the peak of the schedule.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp: int
+    batch: int
+    micro_batch: int
+    learning_rate: float
+
+
+# Rows of a table, a size each.
+# fmt: off
+SIZES: Mapping[str, Size] = {
+    # 2.5 million parameters: one or two hours of a CPU core.
+    "tiny": Size(layers=6, width=192, heads=6, kv_heads=2, head_dim=32, mlp=448,
+                 batch=16, micro_batch=4, learning_rate=3e-3),
+    # The bundled checkpoints, which copy (tools/README.md): 2.1 million parameters.
+    "mini": Size(layers=6, width=160, heads=5, kv_heads=5, head_dim=32, mlp=448,
+                 batch=4, micro_batch=4, learning_rate=1.5e-3),
+    # For one GPU: 27 and 65 million parameters with a vocabulary of 16,384.
+    "small": Size(layers=8, width=448, heads=7, kv_heads=7, head_dim=64, mlp=1216,
+                  batch=64, micro_batch=32, learning_rate=1e-3),
+    "base": Size(layers=12, width=640, heads=10, kv_heads=5, head_dim=64, mlp=1728,
+                 batch=128, micro_batch=16, learning_rate=6e-4),
 }
+# fmt: on
+
+
+def get_size(name: str) -> Size:
+    """The size of that name in `SIZES`, or the one that "8x384x6x2" spells out.
+
+    Spelled out are layers, width, heads and key-value heads; the rest follows as in the
+    named sizes: an MLP 8/3 as wide in steps of 64, batches of 32 and a peak rate that falls
+    with the width.
+    """
+    if name in SIZES:
+        return SIZES[name]
+    spelled = re.fullmatch(r"\d{1,5}(x\d{1,5}){3}", name, re.ASCII)
+    layers, width, heads, kv_heads = map(int, name.split("x")) if spelled else (0, 0, 0, 0)
+    if 0 in (layers, width, heads, kv_heads) or width % (2 * heads) or heads % kv_heads:
+        raise BadArgument(
+            f"No model has the size {name!r}.",
+            attempt=f"one of: {', '.join(SIZES)}; or layers x width x heads x kv_heads, such "
+            "as 8x384x6x2: the width a multiple of twice the heads, the heads of the "
+            "key-value heads",
+        )
+    return Size(
+        layers=layers,
+        width=width,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=width // heads,
+        mlp=64 * math.ceil(width * 8 / 3 / 64),
+        batch=32,
+        micro_batch=4,
+        learning_rate=min(3e-3, 0.5 / width),
+    )
+
+
+def size_name(size: Size) -> str:
+    """The name of `size` in `SIZES`, or its numbers: "8x384x6x2"."""
+    named = [name for name, known in SIZES.items() if known == size]
+    return named[0] if named else "x".join(map(str, dataclasses.astuple(size)[:4]))
+
+
+def model_config(
+    size: Size,
+    *,
+    vocabulary: int,
+    context: int,
+    variant: str = "rope",
+    bos_token_id: int = 0,
+    eos_token_id: int = 1,
+) -> LlamaConfig:
+    """The configuration of a model of `size` that rotates as `variant`, base 10,000.
+
+    Embeddings are tied, so that a small model spends its parameters on layers.
+
+    Raises:
+        BadArgument: there is no such variant.
+        UnsupportedModel: LLaMA's configuration cannot express it.
+    """
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=size.width,
+        intermediate_size=size.mlp,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads,
+        head_dim=size.head_dim,
+        max_position_embeddings=context,
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_BASE},
+        tie_word_embeddings=True,
+        bos_token_id=bos_token_id,
+        eos_token_id=eos_token_id,
+    )
+    return variant_config(config, parse_variant(variant))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything that decides the numbers of a run, beside its text.
+    """Everything that decides the numbers of a run, except its text.
 
-    `learning_rate`: the peak of the schedule; None: that of the size. `history_every`: steps
-    between models that are kept beside those of steps 1, 2, 4, ...; 0: no others. `decay`: the
-    share of the steps after the warm-up, the last, in which the rate falls. `compile`: the
-    model runs as `torch.compile` makes it: faster, its last bits others.
-
-    Raises:
-        BadArgument: naming the value and its limits, or the variants that there are.
-        UnsupportedModel: a variant that LLaMA's configuration cannot express.
+    `learning_rate` is the peak of the schedule; None: that of the size. `variant` is written
+    as in `ropelens.VARIANTS`. `seed` decides the first weights and the order of the text.
+    `precision` bf16 is autocast over float32 weights; "auto" takes it where it is faster.
+    Models of steps 1, 2, 4, 8, ... are kept in history/, and with `history_every` those of
+    its multiples. The rate falls in the last share `decay` of the steps after the warm-up.
+    `compile` runs the model by `torch.compile`: up to 1.6 times as fast, other last bits.
     """
 
-    size: Size
-    context: int
-    vocabulary: int
-    steps: int
-    learning_rate: float | None
-    variant: str
-    seed: int
-    precision: Precision
+    size: Size = SIZES["tiny"]
+    context: int = 512
+    vocabulary: int = 2048
+    steps: int = 2500
+    learning_rate: float | None = None
+    variant: str = "rope"
+    seed: int = 0
+    precision: Precision = "auto"
     log_every: int = 10
     eval_every: int = 250
     history_every: int = 0
@@ -52,24 +164,21 @@ class Settings:
     compile: bool = False
 
     def __post_init__(self) -> None:
-        for name, (low, high) in LIMITS.items():
+        limits = {
+            "context": (3, math.inf),  # the second of two tokens has one key beside itself
+            "vocabulary": (SMALLEST_VOCABULARY, 1 << 16),
+            "steps": (1, 10**9),
+            "seed": (0, (1 << 32) - 1),
+            "history_every": (0, math.inf),
+            "learning_rate": (5e-324, 1e308),
+            "decay": (0, 1),
+        }
+        for name, (low, high) in limits.items():
             value = getattr(self, name)
-            if value < low or (high is not None and value > high):
-                limits = f"at least {low}" if high is None else f"between {low} and {high}"
-                raise BadArgument(f"{name} is {value}; it must be {limits}.")
-        if not 0 < self.peak_rate < math.inf:
-            raise BadArgument(
-                f"learning_rate is {self.peak_rate}; it must be a number above 0."
-            )
-        if not 0 <= self.decay <= 1:
-            raise BadArgument(
-                f"decay is {self.decay}; it must be a share of the steps, 0 to 1."
-            )
-        if self.precision not in get_args(Precision):
-            raise BadArgument(
-                f"no precision is called {self.precision!r}.",
-                attempt=f"one of: {', '.join(get_args(Precision))}",
-            )
+            if value is not None and not low <= value <= high:
+                words = f"{low} to {high}" if high < 1e308 else f"{low} or more"
+                words = "a number above 0" if name == "learning_rate" else words
+                raise BadArgument(f"{name} is {value}; it must be {words}.")
         model_config(
             self.size, vocabulary=self.vocabulary, context=self.context, variant=self.variant
         )
@@ -86,29 +195,50 @@ class Settings:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that one optimizer step sees, BOS included."""
+        """Tokens of one optimizer step, BOS included."""
         return self.size.batch * self.context
 
-    def kept_in_history(self, step: int) -> bool:
+    def in_history(self, step: int) -> bool:
         """Whether the model after `step` is kept."""
         power_of_two = step & (step - 1) == 0
         return power_of_two or (self.history_every > 0 and step % self.history_every == 0)
 
     def facts(self) -> dict[str, Any]:
-        """The settings as run.json holds them."""
+        """The settings as run.json has them."""
         derived = {"learning_rate": self.peak_rate, "warmup_steps": self.warmup_steps}
         return dataclasses.asdict(self) | derived
 
 
 def passes_of(size: Size, *, among: int) -> int:
-    """Sequences that each of `among` processes takes through the model at once.
-
-    Raises:
-        BadArgument: the batch cannot be shared evenly.
-    """
+    """Sequences that each of `among` processes takes through the model at once."""
     if size.batch % among:
         raise BadArgument(
             f"{among} processes cannot share a batch of {size.batch} sequences evenly.",
             attempt="as many processes as divide it",
         )
     return math.gcd(size.batch // among, size.micro_batch)
+
+
+def chosen_precision(wanted: Precision, *, before: Precision | None) -> Precision:
+    """`wanted`; for "auto" that of the run `before` it was resumed, or else the faster one.
+
+    The same in all processes. Without instructions for bfloat16 a machine takes several times
+    as long in it; with them it is several times as fast.
+    """
+    if wanted != "auto":
+        return wanted
+    if before is None and processes().is_main_process:
+        speed = bf16_speed(processes().device)
+        before = "bf16" if speed >= WORTH_IT else "fp32"
+        say(f"precision {before}: here bf16 is {speed:.2g} times as fast as fp32")
+    return broadcast_object_list([before])[0]
+
+
+def check_compiler() -> None:
+    """Raise BadArgument where the C++ compiler is missing that `torch.compile` needs."""
+    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    if shutil.which(compiler) is None:
+        raise BadArgument(
+            f"compile needs a C++ compiler, and there is no {compiler}.",
+            attempt="compile = false, one that is installed, or its name in CXX",
+        )

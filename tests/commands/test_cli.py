@@ -20,7 +20,7 @@ from tiny_checkpoints import save_tiny
 import ropelens as rl
 from ropelens.models.bundled import BUNDLED, bundled_path
 from ropelens.models.checkpoint import fingerprint
-from ropelens.train import SIZES
+from ropelens.train.settings import SIZES
 
 __all__ = ["ropelens"]
 

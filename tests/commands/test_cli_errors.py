@@ -279,7 +279,7 @@ def test_cuda_where_there_is_none(
         (["train", "--text", "a.txt", "--out", " "], "'--out': it is empty"),
         (["rope", "one", "two"], "unexpected extra argument"),
         (["report"], "Missing argument 'DIR'"),
-        (["train", "--out", "run"], "one of --text, --dataset, --tokens and --study is needed"),
+        (["train", "--out", "run"], "one of --text, --tokens and --study is needed"),
         (
             ["train", "--study", "s.toml", "--out", "runs", "--steps", "9"],
             "--steps stands in the file of --study",

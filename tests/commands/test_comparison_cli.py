@@ -12,11 +12,10 @@ import torch
 from cli_runs import Command, Ended, ropelens
 from scipy import stats
 from tiny_checkpoints import save_tiny
-from trained import NANO, story
+from trained import NANO, story, train
 
 import ropelens as rl
 from ropelens.models.checkpoint import fingerprint
-from ropelens.train import train
 
 __all__ = ["ropelens"]
 

@@ -37,14 +37,14 @@ from ropelens.comparison.pairs import partners
 from ropelens.errors import BadArgument
 from ropelens.report.answer import render_comparison
 from ropelens.statistics.intervals import paired_interval
-from ropelens.train import run_study
-from ropelens.train import sizes as size_table
-from ropelens.train.tokens import (
+from ropelens.train import settings as size_table
+from ropelens.train.data import (
     documents_of,
     open_sequences,
     train_tokenizer,
     write_sequences,
 )
+from ropelens.train.study import run_study
 
 __all__ = ["comparison", "measured", "study"]
 

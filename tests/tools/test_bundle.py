@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from ropelens.errors import BadArgument
 from ropelens.models.bundled import BUNDLED
-from ropelens.train.data import validation_sequences
+from ropelens.train.data import held_out_sequences
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 import bundle
@@ -41,7 +41,7 @@ def test_write_bundle(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert f"tokens seen: {60 * 4 * 32:,} (60 steps of 128), in sequences of 32\n" in told
     assert told.count("| 60 | 7,680 |") == 1
     assert measured.half_loss == pytest.approx(measured.full_loss, abs=1e-3)
-    held_out = np.array(validation_sequences(run / "data"))
+    held_out = np.array(held_out_sequences(run / "data"))
     few = held_out[np.linspace(0, len(held_out) - 1, 3).round().astype(int)]
     model = AutoModelForCausalLM.from_pretrained(run)
     rows = torch.from_numpy(few.astype(np.int64))

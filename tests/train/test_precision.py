@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from trained import NANO, OPTIONS, story, text
+from trained import NANO, OPTIONS, story, text, train
 
 from ropelens.errors import BadArgument
-from ropelens.train import machine, run_study, train
-from ropelens.train import sizes as size_table
-from ropelens.train.checkpoints import remove_checkpoints
+from ropelens.train import settings as table
+from ropelens.train.study import run_study
 
 __all__ = ["text"]
 
@@ -30,7 +29,7 @@ def test_bf16_is_fast_where_the_processor_has_instructions_for_it() -> None:
         pytest.skip("this torch does not say what the processor can")
     has = torch.cpu.get_capabilities()
     instructions = any(has.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
-    assert (machine.bf16_speed(torch.device("cpu")) >= machine.WORTH_IT) == instructions
+    assert (table.bf16_speed(torch.device("cpu")) >= table.WORTH_IT) == instructions
 
 
 @pytest.mark.parametrize(("speed", "chosen"), [(0.1, "fp32"), (1.2, "fp32"), (3.0, "bf16")])
@@ -42,7 +41,7 @@ def test_the_faster_one_is_taken_and_said(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(machine, "bf16_speed", lambda _: speed)
+    monkeypatch.setattr(table, "bf16_speed", lambda _: speed)
     run = train([text], out=tmp_path / "run", **AUTO)
     assert precision_of(run) == chosen
     said = f"precision {chosen}: here bf16 is {speed:.2g} times as fast as fp32\n"
@@ -52,14 +51,13 @@ def test_the_faster_one_is_taken_and_said(
 def test_a_run_keeps_its_precision_on_another_machine(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "bf16_speed", lambda _: 3.0)
+    monkeypatch.setattr(table, "bf16_speed", lambda _: 3.0)
     run = train([text], out=tmp_path / "run", **AUTO)
     first = (run / "model.safetensors").read_bytes()
     record = json.loads((run / "run.json").read_text())
     del record["finished"]
     (run / "run.json").write_text(json.dumps(record))
-    remove_checkpoints(run / "checkpoints")
-    monkeypatch.setattr(machine, "bf16_speed", lambda _: 0.1)
+    monkeypatch.setattr(table, "bf16_speed", lambda _: 0.1)
     train([text], out=run, **AUTO)
     assert precision_of(run) == "bf16"
     assert (run / "model.safetensors").read_bytes() == first
@@ -72,8 +70,8 @@ def test_the_runs_of_a_study_have_one_precision(
 ) -> None:
     """Wherever each of them is trained."""
     speeds = iter((0.1, 3.0, 3.0))
-    monkeypatch.setattr(machine, "bf16_speed", lambda _: next(speeds))
-    monkeypatch.setattr(size_table, "SIZES", dict(size_table.SIZES) | {"nano": NANO})
+    monkeypatch.setattr(table, "bf16_speed", lambda _: next(speeds))
+    monkeypatch.setattr(table, "SIZES", dict(table.SIZES) | {"nano": NANO})
     (tmp_path / "story.txt").write_text(story(100))
     file = tmp_path / "study.toml"
     file.write_text(

@@ -15,13 +15,15 @@ import torch
 from disk import full_disk
 from forked import forked
 from safetensors.torch import load_file
-from trained import OPTIONS, metrics, run, story, text
+from trained import OPTIONS, metrics, run, story, text, train
 
 from ropelens.errors import BadArgument, BadText
-from ropelens.train import checkpoints, loop, train
-from ropelens.train.checkpoints import STATE, last_whole_checkpoint
+from ropelens.train import loop, record
+from ropelens.train.record import STATE, last_whole_checkpoint
 
 __all__ = ["run", "text"]
+
+HERE = os.pathsep.join(sys.path)  # where the tests import from
 
 
 def stopped_after(step: int, text: Path, out: Path, **options: object) -> str:
@@ -45,14 +47,16 @@ def test_killed_and_resumed_is_bit_for_bit_the_same(
 ) -> None:
     out = tmp_path / "killed"
     script = (
-        "from pathlib import Path; from ropelens.train import Size, train\n"
+        "from pathlib import Path; from ropelens.train.settings import Size\n"
+        "from trained import train\n"
         f"train([Path({str(text)!r})], out=Path({str(out)!r}), checkpoint_seconds=0, "
         + ", ".join(f"{name}={value!r}" for name, value in OPTIONS.items())
         + ")"
     )
     threads = str(torch.get_num_threads())
     process = subprocess.Popen(
-        [sys.executable, "-c", script], env=os.environ | {"OMP_NUM_THREADS": threads}
+        [sys.executable, "-c", script],
+        env=os.environ | {"OMP_NUM_THREADS": threads, "PYTHONPATH": HERE},
     )
     try:
         while not any((out / "checkpoints").glob(f"*/{STATE}")):
@@ -75,8 +79,9 @@ def test_killed_and_resumed_is_bit_for_bit_the_same(
 TOGETHER = """\
 import sys
 from pathlib import Path
-from ropelens.train import Size, train
 from ropelens.train import loop
+from ropelens.train.settings import Size
+from trained import train
 
 save = loop.save_checkpoint
 
@@ -124,7 +129,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(
                 raise OSError(errno.ENOSPC, "No space left on device", path)
             save(moments, path)
 
-        patch.setattr(checkpoints.torch, "save", fill)
+        patch.setattr(record.torch, "save", fill)
         with pytest.raises(BadArgument) as caught:
             train([text], out=out, checkpoint_seconds=0, **OPTIONS)
     assert caught.value.what == f"The disk is full: the run in {out} cannot go on."
@@ -145,7 +150,7 @@ def test_whatever_a_full_disk_stops_is_explained(
     with full_disk(largest), pytest.raises(BadArgument) as caught:
         train([text], out=out, checkpoint_seconds=0, **OPTIONS)
     assert caught.value.what == f"The disk is full: the run in {out} cannot go on."
-    assert caught.value.parts["means"] == "no checkpoint had been written"
+    assert caught.value.parts["means"] == "no checkpoint was written yet"
     train([text], out=out, **OPTIONS)
     assert metrics(out) == metrics(run)
 
@@ -154,7 +159,7 @@ def test_whatever_a_full_disk_stops_is_explained(
 def test_a_stop_after_any_step(run: Path, text: Path, tmp_path: Path, step: int) -> None:
     """Between rows of metrics.csv, each the mean of five steps; on one; and after the last."""
     told = stopped_after(step, text, tmp_path)
-    assert told == f"stopped; the same command goes on from checkpoint-{step}"
+    assert told == f"stopped; the same command resumes from checkpoint-{step}"
     assert not (tmp_path / "model.safetensors").exists()
     train([text], out=tmp_path, **OPTIONS)
     assert metrics(tmp_path) == metrics(run)
@@ -218,13 +223,13 @@ def test_a_run_that_goes_on_in_another_way_says_so(
 def test_a_kill_while_checkpoints_are_removed_loses_nothing(
     run: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def half(folder: Path) -> None:
+    def half(folder: Path, **_: object) -> None:
         (last_whole_checkpoint(folder) / "model.safetensors").unlink()
         raise KeyboardInterrupt
 
     out = tmp_path / "killed"
     with monkeypatch.context() as patch:
-        patch.setattr("ropelens.train.run.remove_checkpoints", half)
+        patch.setattr("ropelens.train.run.shutil.rmtree", half)
         with pytest.raises(KeyboardInterrupt):
             train([text], out=out, **OPTIONS)
     assert "finished" in json.loads((out / "run.json").read_text())

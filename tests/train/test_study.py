@@ -10,16 +10,16 @@ import torch
 from filelock import FileLock
 from forked import forked
 from safetensors.torch import load_file
-from trained import NANO, OPTIONS, story
+from trained import NANO, OPTIONS, story, train
 from transformers import AutoModelForCausalLM
 
 import ropelens as rl
 from ropelens.errors import BadArgument, BadCheckpoint, BadText, UnsupportedModel
 from ropelens.models.rope import measure_rope
-from ropelens.train import TrainingFailed, read_study, run_study, train
-from ropelens.train import sizes as size_table
+from ropelens.train import settings as size_table
 from ropelens.train import study as studies
-from ropelens.train.tokens import open_sequences
+from ropelens.train.loop import TrainingFailed
+from ropelens.train.study import read_study, run_study
 
 FILE = """\
 variants = ["rope", "p-rope:0.5", "p-rope-reversed:0.5", "nope"]
@@ -142,7 +142,7 @@ def test_what_another_process_does_is_left_to_it(
     assert caught.value.what == f"another process is at work on the run in {busy}."
     said = capfd.readouterr().err
     assert "another process is at work on nano/rope/seed-0\n" in said
-    assert said.endswith("done but for what others are at work on: nano/rope/seed-0\n")
+    assert said.endswith("done, except what other processes are at work on: nano/rope/seed-0\n")
     assert not (busy / "model.safetensors").exists()
     assert (tmp_path / "out/nano/nope/seed-0/model.safetensors").exists()
 
@@ -165,9 +165,10 @@ def test_a_run_that_diverges_does_not_stop_the_others(
 TOGETHER = """\
 import math
 from pathlib import Path
-from ropelens.train import Size, run_study
-from ropelens.train import sizes
 from ropelens.train import loop
+from ropelens.train import settings as sizes
+from ropelens.train.settings import Size
+from ropelens.train.study import run_study
 from ropelens.models.processes import processes
 
 sizes.SIZES = dict(sizes.SIZES) | {{"nano": {size!r}}}
@@ -272,30 +273,26 @@ def test_a_tokenizer_that_is_another_is_refused(
     ("text", "message"),
     [
         ("variants = [", "cannot be read as a study"),
-        ("seeds = [1]", "names no variants"),
+        ("seeds = [1]", "variants must name one or more"),
         ('variants = ["rope"]\nlayers = 3', "a study has no 'layers'"),
-        (
-            'variants = ["rope"]\nseeds = ["one"]',
-            "seeds must be a list of whole numbers, such as",
-        ),
-        ('variants = ["rope"]\nsteps = [1]', "steps must be a whole number"),
+        ('variants = ["rope"]\nseeds = ["one"]', "seeds must be"),
+        ('variants = ["rope"]\nsteps = [1]', "steps must be"),
         ('variants = ["nope", "nope"]', "variants must name one or more, each once"),
         ('variants = ["p-rope:0.5", "p-rope:0.50"]', "variants must name one or more, each"),
         ('variants = ["rope", "rope:10000"]', "variants must name one or more, each once"),
         ('variants = ["abf:5e5", "rope:500000"]', "variants must name one or more, each once"),
         ('variants = ["rope"]\nseeds = []', "seeds must name one or more, each once"),
         ('variants = ["rope"]\nsizes = ["tiny", "tiny"]', "sizes must name one or more"),
-        ('variants = ["rope"]\nsizes = ["123456x8x2x2"]', "no model size is called"),
+        ('variants = ["rope"]\nsizes = ["123456x8x2x2"]', "No model has the size"),
         ('variants = ["warp"]', "No RoPE variant is called 'warp'"),
-        ('variants = ["rope"]\nsizes = ["huge"]', "no model size is called 'huge'"),
-        ('variants = ["rope"]\ncontext = 1', "context is 1; it must be at least 3"),
-        ('variants = ["rope"]\nvocabulary = 9', "vocabulary is 9; it must be between 258"),
-        ('variants = ["rope"]\nsteps = 0', "steps is 0; it must be between 1"),
-        ('variants = ["rope"]\nseeds = [0, -1]', "seed is -1; it must be between 0"),
+        ('variants = ["rope"]\nsizes = ["huge"]', "No model has the size 'huge'"),
+        ('variants = ["rope"]\ncontext = 1', "context is 1; it must be 3 or more"),
+        ('variants = ["rope"]\nvocabulary = 9', "vocabulary is 9; it must be 258 to"),
+        ('variants = ["rope"]\nsteps = 0', "steps is 0; it must be 1 to"),
+        ('variants = ["rope"]\nseeds = [0, -1]', "seed is -1; it must be 0 to"),
         ('variants = ["rope"]\nlearning_rate = 0', "learning_rate is 0; it must be a number"),
-        ('variants = ["rope"]\nlearning_rate = "low"', "learning_rate must be a number"),
-        ('variants = ["rope"]\nprecision = 16', "precision must be a text"),
-        ('variants = ["rope"]\nprecision = "fp8"', "no precision is called 'fp8'"),
+        ('variants = ["rope"]\nlearning_rate = "low"', "learning_rate must be"),
+        ('variants = ["rope"]\nprecision = "fp8"', "precision must be"),
     ],
 )
 def test_files_that_are_no_study(text: str, message: str, tmp_path: Path) -> None:
@@ -317,33 +314,12 @@ def test_variants_that_share_no_formula_are_not_alike(tmp_path: Path) -> None:
 
 
 def test_no_text_and_no_file(tmp_path: Path) -> None:
-    with pytest.raises(BadArgument, match=r"There is no study file .*none\.toml"):
+    with pytest.raises(BadArgument, match=r"none\.toml cannot be read as a study"):
         read_study(tmp_path / "none.toml")
     (tmp_path / "study.toml").write_text('variants = ["rope"]')
     with pytest.raises(BadArgument, match="names no text to train on"):
         run_study(tmp_path / "study.toml", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_dataset_is_streamed_until_there_is_enough(place: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "stories"
-    folder.mkdir()
-    lines = [json.dumps({"text": story(20)}) for _ in range(200)]
-    lines.insert(1, json.dumps({"text": None}))
-    (folder / "train.jsonl").write_text("\n".join(lines))
-    run = train(dataset=str(folder), out=tmp_path / "run", **OPTIONS | {"steps": 5})
-    assert run_json(run)["settings"]["dataset"] == str(folder)
-    held = len(open_sequences(run / "data" / "train.npy"))
-    assert 5 * NANO.batch <= held < 2 * 5 * NANO.batch + 10
-    with pytest.raises(BadArgument, match="dataset: "):
-        train([place / "story.txt"], out=run, **OPTIONS | {"steps": 5})
-
-
-def test_no_such_dataset(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(BadText) as caught:
-        train(dataset=str(tmp_path / "empty"), out=tmp_path / "run", **OPTIONS)
-    assert caught.value.what == f"The dataset {tmp_path / 'empty'} cannot be streamed."
 
 
 def test_a_variant_that_llama_cannot_express(place: Path, tmp_path: Path) -> None:

@@ -16,16 +16,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from trained import NANO, OPTIONS, metrics, run, story, text
+from trained import NANO, OPTIONS, metrics, run, story, text, train
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from ropelens.errors import BadArgument, BadText
-from ropelens.train import SIZES, TrainingFailed, model_config, train
-from ropelens.train.data import Source, prepare_data, read_texts, validation_sequences
-from ropelens.train.loop import check_weights, write_history
-from ropelens.train.settings import passes_of
-from ropelens.train.sizes import get_size
-from ropelens.train.tokens import open_sequences, write_sequences
+from ropelens.train.data import (
+    Source,
+    held_out_sequences,
+    open_sequences,
+    prepare_data,
+    read_texts,
+    write_sequences,
+)
+from ropelens.train.loop import TrainingFailed, check_weights, write_history
+from ropelens.train.settings import SIZES, get_size, model_config, passes_of
 
 __all__ = ["run", "text"]
 
@@ -171,12 +175,13 @@ def test_other_settings_are_refused(run: Path, text: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"context": 2}, "context is 2; it must be at least 3."),
-        ({"vocabulary": 100}, "vocabulary is 100; it must be between 258 and 65536."),
-        ({"steps": 0}, "steps is 0; it must be between 1 and 1000000000."),
-        ({"seed": -1}, "seed is -1; it must be between 0 and 4294967295."),
-        ({"size": "huge"}, "no model size is called 'huge'."),
-        ({"precision": "fp8"}, "no precision is called 'fp8'."),
+        ({"context": 2}, "context is 2; it must be 3 or more."),
+        ({"vocabulary": 100}, "vocabulary is 100; it must be 258 to 65536."),
+        ({"steps": 0}, "steps is 0; it must be 1 to 1000000000."),
+        ({"seed": -1}, "seed is -1; it must be 0 to 4294967295."),
+        ({"learning_rate": 0}, "learning_rate is 0; it must be a number above 0."),
+        ({"decay": 2}, "decay is 2; it must be 0 to 1."),
+        ({"size": "huge"}, "No model has the size 'huge'."),
         ({"variant": "warp"}, "No RoPE variant is called 'warp'."),
     ],
 )
@@ -229,15 +234,18 @@ def test_damaged_tokens(text: Path, tmp_path: Path) -> None:
         place.unlink() if content is None else place.write_bytes(content)
         with pytest.raises(BadArgument, match=f"{name} is damaged") as caught:
             train([text], out=tmp_path / "other", data=tmp_path / "data", **options)
-        assert f"remove {tmp_path / 'data'}: ropelens train makes it" in str(caught.value)
+        assert f"remove {tmp_path / 'data'}: ropelens train makes the same again" in str(
+            caught.value
+        )
         place.write_bytes(before)
 
 
 def test_tokens_that_were_made_before(text: Path, tmp_path: Path) -> None:
     """Stages of sequences of 16 and of 32 tokens, of which a study's runs learn as well."""
     made = tmp_path / "made"
-    source = Source((text,), (), OPTIONS["vocabulary"], OPTIONS["context"])
-    prepare_data(made, source, read_texts(source), batch=NANO.batch)
+    source = Source((text,))
+    sizes = {name: OPTIONS[name] for name in ("vocabulary", "context")}
+    prepare_data(made, source, read_texts(source), batch=NANO.batch, **sizes)
     rows = np.load(made / "train.npy")
     np.save(made / "valid.npy", rows[-5:])
     np.save(made / "one.npy", rows[:16].reshape(32, 16))
@@ -274,7 +282,7 @@ def test_validation_text_that_has_gone_is_not_made_of_what_is_learnt(
     )
     (run / "data" / "valid.npy").unlink()
     with pytest.raises(BadArgument, match=r"valid\.npy is damaged"):
-        validation_sequences(run / "data")
+        held_out_sequences(run / "data")
 
 
 def test_a_share_of_validation_leaves_a_batch(tmp_path: Path) -> None:
@@ -355,7 +363,7 @@ def test_a_size_can_be_spelled_out() -> None:
     for wrong in ("0x384x6x2", "8x384x7x1", "8x384x6x4"):
         with pytest.raises(BadArgument) as caught:
             get_size(wrong)
-        assert caught.value.what == f"no model can have the size {wrong}."
+        assert caught.value.what == f"No model has the size {wrong!r}."
 
 
 def test_sizes_are_as_large_as_they_say() -> None:
