@@ -234,9 +234,8 @@ def test_damaged_tokens(text: Path, tmp_path: Path) -> None:
         place.unlink() if content is None else place.write_bytes(content)
         with pytest.raises(BadArgument, match=f"{name} is damaged") as caught:
             train([text], out=tmp_path / "other", data=tmp_path / "data", **options)
-        assert f"remove {tmp_path / 'data'}: ropelens train makes the same again" in str(
-            caught.value
-        )
+        again = f"remove {tmp_path / 'data'}: ropelens train makes the same again"
+        assert caught.value.parts["try"] == again
         place.write_bytes(before)
 
 
