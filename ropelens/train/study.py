@@ -79,6 +79,8 @@ class Run:
 
 def read_study(path: Path) -> Study:
     """The study that the TOML file `path` describes; BadArgument for any other file."""
+    if not path.is_file():
+        raise BadArgument(f"There is no study file {path}.")
     try:
         facts = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeError, tomllib.TOMLDecodeError) as error:
