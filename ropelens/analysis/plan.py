@@ -30,7 +30,6 @@ from ropelens.models.subject import Model, Subject, as_subject, stated_context
 from ropelens.models.texts import (
     Sequences,
     check_context,
-    check_vocabulary,
     prompt_tokens,
     read_documents,
     tokenize,
@@ -264,9 +263,8 @@ def _sequences(
             warnings.filterwarnings("ignore", message=".*were asked for")
         if isinstance(documents, list):
             read = tokenize(documents, source.tokenizer, **sample)
-            check_vocabulary(read, vocabulary=vocabulary)
-            return read
-        read = read_ids(documents, **sample)
+        else:
+            read = read_ids(documents, **sample)
     tokens, lengths = check_tokens(read.tokens, read.lengths, vocabulary=vocabulary)
     return replace(read, tokens=tokens, lengths=lengths)
 

@@ -22,8 +22,9 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from ropelens.errors import BadArgument, BadCheckpoint, words_of
+from ropelens.errors import BadArgument, BadCheckpoint, RopelensError, words_of
 from ropelens.models.bundled import bundled_path
+from ropelens.models.checks import check_architecture, check_numbers
 from ropelens.models.loading import Loading
 from ropelens.models.paths import at_home
 from ropelens.models.texts import encode
@@ -41,10 +42,7 @@ TOKENIZER_FILES = (
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint's folder `path`, and the `name` that the user gave it.
-
-    `revision` is the commit of a Hub id, "" for a folder.
-    """
+    """A checkpoint's name and folder; `revision` is the commit of a Hub id, else ""."""
 
     name: str
     path: Path
@@ -70,14 +68,22 @@ def locate(name: str, loading: Loading, *, weights: bool = True) -> Checkpoint:
                     means="only models on the Hub have revisions; this one is on this machine",
                     attempt="leave the revision out",
                 )
-            _check_is_folder(path)
+            if not path.is_dir():
+                raise BadCheckpoint(
+                    f"{path} is a file.",
+                    attempt=f"its folder, with config.json and the weights: {path.parent}",
+                )
             return Checkpoint(f"bundled:{path.name}" if first == "bundled" else name, path, "")
     folder = _from_hub(name, loading, weights=weights)
     return Checkpoint(name, folder, revision=folder.name)
 
 
 def read_config(folder: Path, loading: Loading) -> PreTrainedConfig:
-    """The configuration in a folder; BadCheckpoint where transformers cannot read it."""
+    """The configuration in a folder, checked.
+
+    Raises BadCheckpoint where transformers cannot read it or it states impossible numbers,
+    UnsupportedModel for a model that is not a causal language model.
+    """
     if (folder / "adapter_config.json").exists():
         raise BadCheckpoint(
             f"{folder} holds an adapter (adapter_config.json).",
@@ -91,7 +97,11 @@ def read_config(folder: Path, loading: Loading) -> PreTrainedConfig:
             attempt="pass the folder that save_pretrained wrote",
         )
     try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=loading.trust_remote_code)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=loading.trust_remote_code)
+        check_architecture(config)
+        check_numbers(config)
+    except RopelensError:
+        raise
     except Exception as error:  # the classes of models raise errors of every kind
         raise BadCheckpoint(
             f"transformers cannot read {folder / 'config.json'}.",
@@ -99,6 +109,7 @@ def read_config(folder: Path, loading: Loading) -> PreTrainedConfig:
             attempt="a newer transformers knows more model types; a model that brings its own "
             "code needs trust_remote_code=True, once you have read that code",
         ) from error
+    return config
 
 
 def load_tokenizer(name: str | Path, loading: Loading) -> PreTrainedTokenizerBase:
@@ -222,32 +233,21 @@ def fingerprint(path: str | Path) -> str:
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """No messages of transformers and accelerate, and progress bars on a terminal only."""
-    verbosity = transformers_logging.get_verbosity()
+    loggers = [logging.getLogger(name) for name in ("transformers", "accelerate")]
+    levels = [logger.level for logger in loggers]
     on_terminal = sys.stderr is not None and sys.stderr.isatty()
     hide_bars = transformers_logging.is_progress_bar_enabled() and not on_terminal
-    accelerate = logging.getLogger("accelerate")
-    level = accelerate.level
-    transformers_logging.set_verbosity_error()
-    accelerate.setLevel(logging.ERROR)
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     if hide_bars:
         transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
-        transformers_logging.set_verbosity(verbosity)
-        accelerate.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
         if hide_bars:
             transformers_logging.enable_progress_bar()
-
-
-def _check_is_folder(path: Path) -> None:
-    if path.suffix in PICKLE_SUFFIXES:
-        raise _pickle_refused(path)
-    if not path.is_dir():
-        raise BadCheckpoint(
-            f"{path} is a file.",
-            attempt=f"pass the folder that holds config.json and the weights: {path.parent}",
-        )
 
 
 def _from_hub(name: str, loading: Loading, *, weights: bool) -> Path:
@@ -280,20 +280,17 @@ def _from_hub(name: str, loading: Loading, *, weights: bool) -> Path:
 def _no_safetensors(folder: Path) -> BadCheckpoint:
     pickles = sorted(path for path in folder.iterdir() if path.suffix in PICKLE_SUFFIXES)
     if pickles:
-        return _pickle_refused(pickles[0])
+        return BadCheckpoint(
+            f"{pickles[0]} is a pickle, which ropelens never loads.",
+            means="reading a pickle can run any code that its author put in",
+            attempt="if you trust the author, convert once: AutoModelForCausalLM."
+            "from_pretrained(FOLDER, use_safetensors=False).save_pretrained(NEW_FOLDER), then "
+            "pass NEW_FOLDER",
+        )
     return BadCheckpoint(
         f"{folder} has no weights that ropelens reads.",
         seen=f"no model.safetensors and no index of shards; it holds {_names(folder)}",
         attempt="save the model with save_pretrained, which writes safetensors",
-    )
-
-
-def _pickle_refused(path: Path) -> BadCheckpoint:
-    return BadCheckpoint(
-        f"{path} is a pickle, which ropelens never loads.",
-        means="reading a pickle can run any code that its author put in",
-        attempt="if you trust the author, convert once: AutoModelForCausalLM.from_pretrained("
-        "FOLDER, use_safetensors=False).save_pretrained(NEW_FOLDER), then pass NEW_FOLDER",
     )
 
 

@@ -15,7 +15,7 @@ from transformers import (
 )
 from transformers.quantizers import AutoHfQuantizer
 
-from ropelens.errors import BadArgument, BadCheckpoint, RopelensError, public, words_of
+from ropelens.errors import BadArgument, BadCheckpoint, public, words_of
 from ropelens.models import checks
 from ropelens.models.checkpoint import (
     Checkpoint,
@@ -183,7 +183,7 @@ def open_checkpoint(name: str | Path, loading: Loading) -> Opened:
         config = read_config(checkpoint.path, loading)
         files = weight_files(checkpoint.path)
         sizes = tensor_sizes(files)
-        _check_config(config, sizes)
+        checks.check_extent(config, sizes)
         tokenizer = read_tokenizer(checkpoint.path, loading)
         plain = _plain_numbers(config, devices[0], loading)
     if loading.quantize is not None and is_quantized(config):
@@ -210,19 +210,6 @@ def open_checkpoint(name: str | Path, loading: Loading) -> Opened:
 def is_quantized(config: PreTrainedConfig) -> bool:
     """Whether a checkpoint's weights are saved in fewer bits."""
     return bool(config.to_dict().get("quantization_config"))
-
-
-def _check_config(config: PreTrainedConfig, sizes: list[int]) -> None:
-    try:
-        checks.check_architecture(config)
-        checks.check_numbers(config)
-        checks.check_extent(config, sizes)
-    except RopelensError:
-        raise
-    except Exception as error:  # of a value that no check expects
-        raise BadCheckpoint(
-            "config.json states impossible values.", seen=words_of(error, kind=True)
-        ) from error
 
 
 def _plain_numbers(

@@ -49,22 +49,16 @@ def free_bytes(device: torch.device) -> int:
 
 
 def _left_to_groups() -> Iterator[int]:
-    """Bytes that each control group of this process has left, where it has a limit."""
-    lines = OWN_GROUPS.read_text().splitlines() if OWN_GROUPS.exists() else []
-    for kinds, name in (line.split(":", 2)[1:] for line in lines):
-        if kinds == "":  # version 2
-            place, files = GROUPS, ("memory.max", "memory.current")
-        elif "memory" in kinds.split(","):
-            place = GROUPS / "memory"
-            files = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        else:
-            continue
-        group = place / name.lstrip("/")
-        for folder in (group, *group.parents[: len(group.parts) - len(place.parts)]):
-            with suppress(OSError, ValueError):  # "max": no limit
-                limit, used = (int((folder / file).read_text()) for file in files)
+    """Bytes that each control group (version 2) of this process has left."""
+    text = OWN_GROUPS.read_text() if OWN_GROUPS.exists() else ""
+    names = [line.removeprefix("0::/") for line in text.splitlines() if line.startswith("0::")]
+    for group in [GROUPS / name for name in names]:
+        for folder in [group, *group.parents]:
+            with suppress(OSError, ValueError):  # a folder above all groups; "max" is no limit
+                limit = int((folder / "memory.max").read_text())
+                used = int((folder / "memory.current").read_text())
                 stat = (folder / "memory.stat").read_text().splitlines()
-                facts = dict(line.removeprefix("total_").split() for line in stat)
+                facts = dict(line.split() for line in stat)
                 yield max(0, limit - used + sum(int(facts.get(name, 0)) for name in FILE_PAGES))
 
 

@@ -14,15 +14,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ropelens.errors import (
-    BadArgument,
-    BadCheckpoint,
-    BadText,
-    Count,
-    Positive,
-    public,
-    words_of,
-)
+from ropelens.errors import BadArgument, BadText, Count, Positive, public, words_of
 from ropelens.models.paths import TEXT_SUFFIXES, check_document, check_text_path
 from ropelens.statistics.generator import generator_of
 
@@ -179,17 +171,6 @@ def check_context(context: int, maximum: int | None = None) -> None:
         warnings.warn(
             f"context {context:,} is beyond the {maximum:,} tokens that the model was made for",
             stacklevel=2,
-        )
-
-
-def check_vocabulary(sequences: Sequences, *, vocabulary: int) -> None:
-    """Raise BadCheckpoint where a token id is not below `vocabulary`, the model's."""
-    highest = int(sequences.tokens.max())
-    if highest >= vocabulary:
-        raise BadCheckpoint(
-            "The tokenizer gives ids that the model does not have.",
-            seen=f"token id {highest:,}; the model's ids end at {vocabulary - 1:,}",
-            means="the tokenizer belongs to another model",
         )
 
 

@@ -47,7 +47,7 @@ def check_tokens(
         raise BadArgument(
             "Some tokens are not in the model's vocabulary.",
             seen=f"ids {int(tokens.min())} to {int(tokens.max())}, vocabulary {vocabulary}",
-            attempt="use the tokenizer that belongs to the model",
+            attempt="the tokenizer that belongs to the model",
         )
     if lengths is None:
         return tokens, torch.full(tokens.shape[:1], tokens.shape[1])

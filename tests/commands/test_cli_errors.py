@@ -85,7 +85,7 @@ def with_a_broken_tokenizer(model: Path) -> None:
         (with_nan, "lm_head.weight holds NaN or infinite numbers"),
         (pickled, "pytorch_model.bin is a pickle, which ropelens never loads"),
         (without_tokenizer, "A text needs the tokenizer of the model"),
-        (with_too_few_tokens, "The tokenizer gives ids that the model does not have"),
+        (with_too_few_tokens, "Some tokens are not in the model's vocabulary"),
         (with_a_broken_config, "transformers cannot read"),
         (with_a_broken_tokenizer, "cannot be read"),
     ],

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
@@ -31,13 +30,6 @@ wall. "Will you come back again?" she asked, in a low voice, and her hand trembl
 """
 
 FINISHED = [name for name in BUNDLED if "-step-" not in name]
-# What the passage costs more without any rotation, nats per token.
-WITHOUT_ROTATION = {
-    "rope": 1.0,
-    "p-rope-0.75": 1.0,
-    "p-rope-0.25": 1.0,
-    "p-rope-reversed-0.75": 0.05,
-}
 COPIERS = ["rope", "p-rope-0.75", "p-rope-0.25"]
 
 
@@ -74,34 +66,6 @@ def test_bundled_predicts_and_writes(name: str) -> None:
     assert tokenizer.decode(written[0, 20:]).strip()
 
 
-def with_passage(name: str) -> tuple[PreTrainedModel, torch.Tensor]:
-    """A bundled model in float32, and the passage as it reads it."""
-    bundled = bundled_path(name)
-    model = AutoModelForCausalLM.from_pretrained(
-        bundled, dtype=torch.float32, local_files_only=True
-    )
-    return model, AutoTokenizer.from_pretrained(bundled)(PASSAGE, return_tensors="pt").input_ids
-
-
-@pytest.mark.parametrize(("name", "nats"), WITHOUT_ROTATION.items())
-def test_bundled_needs_its_rotation(name: str, nats: float) -> None:
-    model, tokens = with_passage(name)
-    loss = model(input_ids=tokens, labels=tokens).loss
-    model.model.rotary_emb.inv_freq.zero_()
-    assert model(input_ids=tokens, labels=tokens).loss > loss + nats
-
-
-@pytest.mark.parametrize("name", FINISHED)
-def test_bundled_copies_where_previous_tokens_are_seen(name: str) -> None:
-    """A passage read twice costs its copiers far less the second time, and the others not."""
-    model, tokens = with_passage(name)
-    once, twice = tokens.shape[1] - 1, torch.cat([tokens, tokens[:, 1:]], dim=1)
-    scores = model(input_ids=twice).logits[0, :-1].log_softmax(-1)
-    losses = -scores.gather(-1, twice[0, 1:, None])[:, 0]
-    gain = (losses[:once].mean() - losses[once:].mean()).item()
-    assert (gain > 0.6) == (name in COPIERS), gain
-
-
 @functools.cache
 def own_tokenizer() -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(bundled_path(), local_files_only=True)
@@ -130,15 +94,3 @@ def test_no_such_bundled_checkpoint() -> None:
     assert caught.value.line.startswith(
         "no checkpoint called 'alibi' is bundled; try: one of: rope, p-rope-0.75, "
     )
-
-
-def test_the_family_learnt_from_the_same_text_in_the_same_order() -> None:
-    """One tokenizer, one number of tokens; an early model is worse than the finished one."""
-    vocabularies = {(bundled_path(name) / "tokenizer.json").read_bytes() for name in BUNDLED}
-    assert len(vocabularies) == 1
-    facts = {n: json.loads((bundled_path(n) / "bundle.json").read_text()) for n in BUNDLED}
-    assert {facts[name]["tokens"] for name in FINISHED} == {12_996_608}
-    early = [facts[f"rope-step-{step}"]["validation_loss"] for step in (1000, 3000, 5000)]
-    # Prose comes in the last stage, after step 4,638: until then phrases drive it from prose.
-    assert max(early) == early[1]
-    assert min(early) == early[2] > facts["rope"]["validation_loss"]

@@ -13,7 +13,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-import torch
 from huggingface_hub import constants
 from tiny_checkpoints import save_tiny
 
@@ -187,20 +186,10 @@ def test_a_cache_without_the_weights_is_told_apart(
         load("acme/tiny")
 
 
-@pytest.mark.parametrize("suffix", [".pt", ".pth", ".ckpt"])
-def test_a_pickle_file_is_refused(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"model{suffix}"
-    torch.save({"w": torch.zeros(2)}, path)
-    with pytest.raises(BadCheckpoint, match="is a pickle, which ropelens never loads"):
-        load(path)
-
-
 def test_a_file_of_weights_points_to_its_folder(folder: Path) -> None:
-    with pytest.raises(
-        BadCheckpoint, match=r"pass the folder that holds config\.json"
-    ) as caught:
+    with pytest.raises(BadCheckpoint, match=r"is a file") as caught:
         load(folder / "model.safetensors")
-    assert str(folder) in str(caught.value)
+    assert f"{folder}\n" in f"{caught.value}\n"
 
 
 # Fingerprints.
@@ -222,9 +211,3 @@ def test_fingerprints_are_those_of_sha256sum(tmp_path: Path) -> None:
     one = sha256((folder / "a.safetensors").read_bytes())
     listing = f"{one}  a.safetensors\n{one}  b.safetensors\n"
     assert fingerprint(str(folder)) == sha256(listing.encode())
-
-
-def test_a_folder_without_weights_has_no_fingerprint(tmp_path: Path) -> None:
-    (save_tiny(tmp_path / "model") / "model.safetensors").unlink()
-    with pytest.raises(BadCheckpoint, match="has no weights that ropelens reads"):
-        fingerprint(tmp_path / "model")

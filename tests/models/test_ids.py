@@ -6,14 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_runs import Command, ropelens
 from tiny_checkpoints import save_tiny
 
 import ropelens as rl
-from ropelens.errors import BadText
+from ropelens.errors import BadArgument, BadCheckpoint, BadText
+from ropelens.models.checkpoint import load_tokenizer
+from ropelens.models.loading import Loading
 from ropelens.models.tokens import read_ids
-
-__all__ = ["ropelens"]
 
 
 def test_arrays_and_lines_are_cut_to_the_context(tmp_path: Path) -> None:
@@ -68,37 +67,20 @@ def test_what_holds_no_ids_is_refused(
     assert not (tmp_path / "exploded").exists()
 
 
-def test_a_model_without_a_tokenizer_is_analyzed(ropelens: Command, tmp_path: Path) -> None:
+def test_a_model_without_a_tokenizer_is_analyzed(tmp_path: Path) -> None:
     whole = save_tiny(tmp_path / "whole")
     bare = save_tiny(tmp_path / "bare")
     for path in bare.glob("tokenizer*"):
         path.unlink()
-    (tmp_path / "text.txt").write_text("the quick brown fox " * 20)
-    _, tokenizer = rl.load(whole)
-    read = rl.tokenize(["the quick brown fox " * 20], tokenizer, context=64)
-    np.save(tmp_path / "ids.npy", read.tokens[: len(read.tokens) - 1].numpy())
-    tables = {}
-    runs = {
-        "whole": (whole, "--text", tmp_path / "text.txt"),
-        "named": (bare, "--text", tmp_path / "text.txt", "--tokenizer", whole),
-        "ids": (bare, "--ids", tmp_path / "ids.npy", "--batch-size", 2),
-    }
-    for name, args in runs.items():
-        ended = ropelens("analyze", *args, "--out", tmp_path / f"of-{name}")
-        assert ended.code == 0, ended.err
-        tables[name] = (tmp_path / f"of-{name}" / "heads.csv").read_bytes()
-    assert tables["whole"] == tables["named"] != tables["ids"]
-    attrs = rl.open(tmp_path / "of-ids" / "profile.nc").attrs
-    assert attrs["text"] == "6 of 6 sequences of token ids, up to 64 each"
-    refused = {
-        ("--text", tmp_path / "text.txt"): "A text needs the tokenizer",
-        ("--text", tmp_path / "text.txt", "--tokenizer", bare): "There is no tokenizer in",
-        ("--text", tmp_path / "text.txt", "--ids", tmp_path / "ids.npy"): "one of --text and",
-    }
-    for options, words in refused.items():
-        ended = ropelens("analyze", bare, *options, "--out", tmp_path / "out")
-        assert ended.code == 1
-        assert words in ended.problem
+    text, context = "the quick brown fox " * 20, rl.Options(context=24)
+    np.save(tmp_path / "ids.npy", np.arange(90).reshape(3, 30) % 40)
+    of_ids = rl.analyze(bare, options=rl.Options(context=24, ids=tmp_path / "ids.npy"))
+    assert "of token ids, up to 24 each" in of_ids.profile.attrs["text"]
+    with pytest.raises(BadArgument, match="A text needs the tokenizer"):
+        rl.analyze(bare, text, context)
+    with pytest.raises(BadCheckpoint, match="There is no tokenizer in"):
+        rl.analyze(bare, text, context, tokenizer=bare)
+    assert load_tokenizer(whole, Loading())(text)["input_ids"]
     np.save(tmp_path / "high.npy", np.full((2, 9), 40))
-    ended = ropelens("analyze", bare, "--ids", tmp_path / "high.npy", "--out", tmp_path / "out")
-    assert "not in the model's vocabulary" in ended.problem
+    with pytest.raises(BadArgument, match="not in the model's vocabulary"):
+        rl.analyze(bare, options=rl.Options(context=24, ids=tmp_path / "high.npy"))

@@ -17,13 +17,12 @@ from tiny_checkpoints import edit_config, edit_weights, save_tiny, tiny_llama
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 import ropelens as rl
-from ropelens.analysis.plan import Source, plan_analysis
+from ropelens.analysis.plan import plan_analysis
 from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel
 from ropelens.models.device import device_of, devices_in, devices_of
 from ropelens.models.load import load, open_checkpoint
 from ropelens.models.loading import Loading
 from ropelens.models.memory import free_bytes, room_for_weights
-from ropelens.models.texts import Sequences
 
 CPU = torch.device("cpu")
 MAP = {
@@ -119,19 +118,13 @@ def test_weights_leave_room_to_measure_in(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_plan_counts_all_devices_and_the_bits_of_a_weight(tmp_path: Path) -> None:
-    save_tiny(tmp_path / "model")
-    opened = open_checkpoint(
-        tmp_path / "model", Loading(device_map={"model": "disk", "lm_head": "cpu"})
-    )
-    source = Source.of_checkpoint(opened, None)
-    assert (source.devices, source.weights) == ([CPU], 4 * opened.parameters)
-    text = Sequences(TOKENS, torch.tensor([24, 24, 24]), "", "tokens")
-    assert plan_analysis(source, text, rows="all", batch_size=1, eager=False).device == "cpu"
-    bits = {"dtype": "bfloat16", "device": "cpu"}
-    assert (
-        open_checkpoint(tmp_path / "model", Loading(**bits)).weight_bytes
-        == 2 * opened.parameters
-    )
+    folder = save_tiny(tmp_path / "model")
+    numbers = open_checkpoint(folder, Loading()).parameters
+    options = rl.Options(device_map={"model": "disk", "lm_head": "cpu"}, context=16)
+    source = plan_analysis(folder, "the quick fox " * 20, options).source
+    assert (source.devices, source.weights) == ([CPU], 4 * numbers)
+    half = Loading(dtype="bfloat16", device="cpu")
+    assert open_checkpoint(folder, half).weight_bytes == 2 * numbers
 
 
 def test_weights_beyond_the_memory_are_not_read(
@@ -164,41 +157,25 @@ def test_weights_take_the_bytes_that_they_are_saved_or_read_in(tmp_path: Path) -
     assert open_checkpoint(folder, Loading()).weight_bytes == saved
 
 
-def test_a_plan_beyond_the_memory_is_a_warning(
+def test_a_group_of_processes_may_have_less_memory_than_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_tiny(tmp_path / "model")
-    monkeypatch.setattr("ropelens.analysis.plan.free_bytes", lambda _: 10**8)
-    with pytest.warns(UserWarning, match=r"may be too much for the 0\.1 GB that are free"):
-        rl.analyze(
-            tmp_path / "model", "the quick fox " * 20, rl.Options(context=16, device="cpu")
-        )
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_group_of_processes_may_have_less_memory_than_the_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
-) -> None:
     """A batch job of 3 GB in a container of 8 GB, which uses 2 GB, half of it files."""
-    place = tmp_path / "groups" / ("memory" if version == 1 else "")
-    kinds, names, total = {
-        1: ("4:memory,hugetlb", ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_"),
-        2: ("0:", ("memory.max", "memory.current"), ""),
-    }[version]
+    place = tmp_path / "groups"
     job = place / "slurm" / "job_1"
     job.mkdir(parents=True)
-    (tmp_path / "own").write_text(f"1:cpu:/other\n{kinds}:/slurm/job_1\n")
-    monkeypatch.setattr("ropelens.models.memory.GROUPS", tmp_path / "groups")
+    (tmp_path / "own").write_text("1:cpu:/other\n0::/slurm/job_1\n")
+    monkeypatch.setattr("ropelens.models.memory.GROUPS", place)
     monkeypatch.setattr("ropelens.models.memory.OWN_GROUPS", tmp_path / "own")
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=10**12))
     assert free_bytes(CPU) == 10**12
     for group, limit in ((job, 3 * 10**9), (job.parent, 8 * 10**9), (place, "max")):
-        (group / names[0]).write_text(f"{limit}\n")
-        (group / names[1]).write_text(f"{2 * 10**9}\n")
-        stat = f"anon 1\n{total}inactive_file {4 * 10**8}\n{total}active_file {6 * 10**8}\n"
+        (group / "memory.max").write_text(f"{limit}\n")
+        (group / "memory.current").write_text(f"{2 * 10**9}\n")
+        stat = f"anon 1\ninactive_file {4 * 10**8}\nactive_file {6 * 10**8}\n"
         (group / "memory.stat").write_text(stat)
     assert free_bytes(CPU) == 2 * 10**9
-    (job / names[0]).write_text("max\n")
+    (job / "memory.max").write_text("max\n")
     assert free_bytes(CPU) == 7 * 10**9
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from ropelens.errors import BadArgument, BadCheckpoint, BadText, RopelensError
+from ropelens.errors import BadArgument, BadText, RopelensError
 from ropelens.models.checkpoint import load_tokenizer
 from ropelens.models.load import load
 from ropelens.models.loading import Loading
@@ -24,7 +24,6 @@ from ropelens.models.texts import (
     PADDING,
     Sequences,
     check_context,
-    check_vocabulary,
     encode,
     fingerprint_of,
     pieces,
@@ -295,11 +294,6 @@ BAD_CUTS: dict[str, tuple[Callable[[], object], type[RopelensError], str]] = {
         BadArgument,
         "needs the tokenizer of the model",
     ),
-    "other vocabulary": (
-        lambda: check_vocabulary(tokenize(["abz"], WITH_BOS, context=2), vocabulary=122),
-        BadCheckpoint,
-        r"ids that the model does not have[\s\S]*token id 122; the model's ids end at 121",
-    ),
 }
 
 
@@ -319,7 +313,6 @@ def test_a_context_beyond_the_model_is_a_warning() -> None:
         warnings.simplefilter("error")
         check_context(512, 512)
         check_context(512, None)
-    check_vocabulary(tokenize(["abz"], WITH_BOS, context=2), vocabulary=123)
 
 
 def test_special_tokens_that_somebody_wrote_are_text() -> None:
