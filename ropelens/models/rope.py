@@ -285,19 +285,17 @@ def _strength(layer: LoneTokens) -> float:
 def _what_differs(one: Turns, other: Turns, compared: xr.Dataset) -> str:
     """A sentence on the first layer that two implementations turn differently, or nothing."""
     limit = max(LARGEST_DIFFERENCE, 16 * max(one.noise, other.noise))
-    for layer, rotation in enumerate(one.rotations):
+    for layer, rotations in enumerate(zip(one.rotations, other.rotations, strict=True)):
         at = compared.isel(layer=layer)
-        kinds = [
-            f"{dim} coordinates, {pairing} pairing"
-            for dim, pairing in zip(at["rotary_dim"].values, at["pairing"].values, strict=True)
-        ]
-        for side, name, residual in zip(
-            (one, other), ("one", "the other"), at["residual"].values, strict=True
+        planes = [rotation.planes for rotation in rotations]
+        kinds = [f"{p.rotary_dim} coordinates, {p.pairing} pairing" for p in planes]
+        for name, rotation, residual in zip(
+            ("one", "the other"), rotations, at["residual"].values, strict=True
         ):
-            if side.rotations[layer].residual > limit:
+            if rotation.residual > limit:
                 return (
                     f"Layer {layer}: {name} does not rotate, the lengths of its planes change "
-                    f"with position (residual {side.rotations[layer].residual:.2g})."
+                    f"with position (residual {rotation.residual:.2g})."
                 )
             if residual > limit and kinds[0] != kinds[1]:
                 return f"Layer {layer}: one turns {kinds[0]}, the other {kinds[1]}."
@@ -306,7 +304,7 @@ def _what_differs(one: Turns, other: Turns, compared: xr.Dataset) -> str:
                     f"Layer {layer}: {name} turns some heads, or queries and keys, otherwise "
                     f"than the rest (residual {residual:.2g})."
                 )
-        inv_freq = rotation.planes.inv_freq.nan_to_num(0).abs()[:, None].double()
+        inv_freq = planes[0].inv_freq.nan_to_num(0).abs()[:, None].double()
         rounding = 4 * torch.finfo(torch.float32).eps * inv_freq * one.positions
         apart = torch.from_numpy(at["difference"].values)[: len(inv_freq)]
         if (apart > limit + rounding).any():
