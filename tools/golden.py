@@ -157,13 +157,13 @@ def compare(before: Path, after: Path, strict: bool = False, tolerance: float = 
 def differences(before: Path, after: Path, *, strict: bool, tolerance: float) -> int:
     """Print a line a difference, and how many values are equal; the number of failures."""
     failed, equal, close = 0, 0, 0
-    one, other = files(before), files(after)
+    one, other = (
+        {path.relative_to(folder) for path in folder.rglob("*") if path.suffix in KEPT}
+        for folder in (before, after)
+    )
     for file in sorted(one | other):
-        if file not in one or file not in other:
-            print(f"only in {before if file in one else after}: {file}")
-            failed += strict
-            continue
-        a, b = values(before / file), values(after / file)
+        a = values(before / file) if file in one else {}
+        b = values(after / file) if file in other else {}
         for name in sorted(a.keys() ^ b.keys()):
             print(f"only in {before if name in a else after}: {file} {name}")
             failed += strict
@@ -183,7 +183,7 @@ def differences(before: Path, after: Path, *, strict: bool, tolerance: float) ->
 def committed(reports: Path, shared: Shared = None, tolerance: float = 1e-4) -> None:
     """Open every result under REPORTS, and measure again those whose models are here."""
     for path in sorted(reports.rglob("*.nc")):
-        print(f"opened {path.relative_to(reports)}: {len(opened(path))} variables")
+        print(f"opened {path.relative_to(reports)}: {len(rl.open(path))} variables")
     with tempfile.TemporaryDirectory() as folder:
         again = Path(folder, "reports")
         scripts = shutil.copytree(HERE.parent / "analyses", Path(folder, "analyses"))
@@ -200,15 +200,6 @@ def committed(reports: Path, shared: Shared = None, tolerance: float = 1e-4) -> 
         failed = [differences(reports / name, again / name, **limits) for name in names]
     print(f"measured again: {', '.join(map(str, names))}")
     raise SystemExit(any(failed))
-
-
-def opened(path: Path) -> xr.Dataset:
-    """A result, by the present reader of its kind."""
-    return getattr(rl, f"open_{path.stem}")(path)
-
-
-def files(folder: Path) -> set[Path]:
-    return {path.relative_to(folder) for path in folder.rglob("*") if path.suffix in KEPT}
 
 
 def values(path: Path) -> dict[str, np.ndarray]:
