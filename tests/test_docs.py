@@ -21,7 +21,7 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         small = code.replace(
             'analyze("bundled")', 'analyze("bundled", context=64, sequences=8)'
         )
-        exec(compile(small, page.name, "exec"), names)
+        exec(compile(code, page.name, "exec"), names)
 
 
 @pages

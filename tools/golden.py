@@ -52,6 +52,8 @@ VOLATILE = re.compile(
     r"|threads|device|folder|path|sha256|tokens_per_second|arguments|started|finished|speed"
     r"|fingerprints?|kind|bf16_speed|batch_size|source"
 )
+FITTED = re.compile(r"(.*_)?(bits|fraction|gain|share_low|share_high)")
+"""Parts of a head's bits, which fits give to some 1e-6 bits; they are compared to 1e-5."""
 NUMBER = re.compile(r"[-+\u2212]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?%?")
 
 app = typer.Typer(add_completion=False, help=__doc__, rich_markup_mode=None)
@@ -169,6 +171,8 @@ def differences(before: Path, after: Path, *, strict: bool, tolerance: float) ->
             failed += strict
         for name in sorted(a.keys() & b.keys()):
             difference, word = differs(name, a[name], b[name])
+            if FITTED.fullmatch(name):
+                difference /= 10
             if word or difference > tolerance:
                 print(f"DIFFERS {file} {name}: {word or f'{difference:.2g}'}")
             elif difference:
@@ -248,7 +252,8 @@ def differs(name: str, a: np.ndarray, b: np.ndarray) -> tuple[float, str]:
     finite = np.isfinite(a)
     if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
         return 0, "other values are missing or infinite"
-    size = np.maximum(np.abs(a[finite]), 1e-3 * np.abs(a[finite]).max(initial=0))
+    least = 1 if FITTED.fullmatch(name) else 1e-3 * np.abs(a[finite]).max(initial=0)
+    size = np.maximum(np.abs(a[finite]), least)
     gap = np.abs(a[finite] - b[finite])
     return float((gap / np.where(size, size, 1)).max(initial=0)), ""
 

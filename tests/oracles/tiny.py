@@ -299,6 +299,11 @@ FAMILIES: dict[str, Family] = {
 }
 
 SUPPORTED = tuple(name for name, family in FAMILIES.items() if family.supported)
+TEN = (
+    *("llama_gqa", "llama_yarn", "mistral_sliding", "gemma2", "gpt_oss"),
+    *("nanochat", "smollm3", "cohere", "deepseek_v3", "gpt_neox"),
+)
+"""Families that stand for all: every mask, pairing, direction and way to leave coordinates."""
 UNSUPPORTED = tuple(name for name, family in FAMILIES.items() if not family.supported)
 
 
