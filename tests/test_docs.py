@@ -18,9 +18,8 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for code in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S):
-        small = code.replace(
-            'analyze("bundled")', 'analyze("bundled", context=64, sequences=8)'
-        )
+        small = 'analyze("bundled", options=rl.Options(context=64, sequences=8))'
+        code = code.replace('analyze("bundled")', small)
         exec(compile(code, page.name, "exec"), names)
 
 
