@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
-from typing import Any
 
 import hypothesis
 import pytest
@@ -50,16 +49,6 @@ def shared() -> Path:
     if not (folder / "checkpoints").is_dir():
         pytest.skip(f"no real checkpoints in {folder} (set ROPELENS_SHARED to their folder)")
     return folder
-
-
-@pytest.fixture(scope="module")
-def driver() -> Iterator[Any]:
-    """What starts browsers: one at a time, for it holds an event loop."""
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed"
-    )
-    with playwright.sync_playwright() as driver:
-        yield driver
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,51 +1,22 @@
-"""Pages in a real browser without a window: Chromium, and Firefox."""
+"""Pages in a real browser without a window, and what tests ask of them."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 
-@pytest.fixture(scope="module")
-def browser(driver: playwright.Playwright) -> Iterator[playwright.Browser]:
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if chromium is None:
-        pytest.skip("no chromium on this machine (Debian: apt-get install chromium)")
-    arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-    browser = driver.chromium.launch(executable_path=chromium, args=arguments)
-    yield browser
-    browser.close()
-
-
-@pytest.fixture(scope="module")
-def firefox(driver: playwright.Playwright) -> Iterator[playwright.Browser]:
-    """Firefox by WebDriver BiDi, as it is installed: playwright's own build is not needed."""
-    path = shutil.which("firefox") or shutil.which("firefox-esr")
-    if path is None:
-        pytest.skip("no firefox on this machine (Debian: apt-get install firefox-esr)")
-    try:
-        browser = driver.firefox.launch(executable_path=path, channel="moz-firefox")
-        browser.new_context().close()
-    except playwright.Error as error:
-        if "unknown command" not in str(error):
-            raise
-        pytest.skip("no firefox that playwright can drive: this one is too old")
-    yield browser
-    browser.close()
-
-
 class Opened:
-    """A page in a browser, with everything that it must not do kept."""
+    """A page in a browser, with a record of everything that it must not do."""
 
     def __init__(self, browser: playwright.Browser, path: Path, **options: object) -> None:
         self.context = browser.new_context(**options)
         self.page = self.context.new_page()
-        self.url = path.as_uri()
+        self.path, self.url = path, path.as_uri()
         self.console: list[str] = []
         self.requests: list[str] = []
         self.dialogs: list[str] = []
@@ -54,13 +25,59 @@ class Opened:
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.on("dialog", lambda dialog: (self.dialogs.append("!"), dialog.dismiss()))
 
+    def __enter__(self) -> Opened:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.close()
+
     def load(self, fragment: str = "", *, ready: str = "html[data-shown]") -> playwright.Page:
+        """The page at an address, as if opened anew."""
+        if self.page.url != "about:blank":
+            self.page.goto("about:blank")
         self.page.goto(self.url + fragment)
         self.page.wait_for_selector(ready)
+        if ready == "html[data-shown]":
+            idle(self.page)
         return self.page
 
     def harmless(self) -> bool:
-        loaded = [url for url in self.requests if not url.startswith(("data:", "blob:"))]
+        loaded = [
+            url for url in self.requests if not url.startswith(("data:", "blob:", "about:"))
+        ]
         assert {url.split("#")[0] for url in loaded} <= {self.url}
         assert (self.console, self.dialogs) == ([], [])
         return True
+
+
+def idle(page: playwright.Page) -> None:
+    """Wait until the figures show what was chosen."""
+    page.wait_for_selector("#explore[aria-busy=false]")
+
+
+def view(page: playwright.Page, name: str) -> None:
+    """Show this view of all heads, or this tab of the chosen one."""
+    page.click(f"[role=tab][data-tab={name}]")
+    idle(page)
+
+
+def values(page: playwright.Page, name: str, axis: str, trace: int = 0) -> np.ndarray:
+    """The numbers of a trace of the figure in the element `name`."""
+    numbers = page.evaluate(
+        """([name, axis, trace]) => Array.from(document.getElementById(name).data[trace][axis],
+             (row) => row?.length === undefined ? row : Array.from(row))""",
+        [name, axis, trace],
+    )
+    return np.array(numbers, dtype=float)
+
+
+def serious(page: playwright.Page, context: str | None = None) -> set[tuple[str, str]]:
+    """The serious rules of axe-core that a part of the page breaks, and where."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    violations = axe.run(page, context=context).response["violations"]
+    return {
+        (one["id"], node["html"][:120])
+        for one in violations
+        if one["impact"] in ("serious", "critical")
+        for node in one["nodes"]
+    }

@@ -32,10 +32,6 @@ from ropelens.figures.truncated_heads import (
 from ropelens.figures.wavelengths import alike, marks, plane_index, turning_wavelengths
 from ropelens.measure.truncation_table import summarize_truncation
 
-MOST_TICKS = 8
-WORDS = 0.17
-"""Kept shares that the words at a mark stretch over."""
-
 
 @public
 def plot_truncation(
@@ -49,10 +45,10 @@ def plot_truncation(
 
     "share": change of each of `measures` from the model as it is, with the 95 % interval of
     the paired difference, an end of the axis a panel. x: share of the planes that still
-    rotate; above it the wavelength (tokens) of the plane that stops there. Grey: as many random
-    planes, a cross a draw, dashed their mean. Dotted: the plane whose wavelength is the trained
-    context, and the one where Oka et al. 2026 predict the longest queries. Source: Barbero et
-    al. 2024 (arXiv 2410.06205), its p-RoPE and reversed variants.
+    rotate, and the wavelength (tokens) that stops there. Grey: as many random planes, a cross
+    a draw, dashed their mean. Dotted: the plane whose wavelength is the trained context, and
+    the one where Oka et al. 2026 predict the longest queries. Source: Barbero et al. 2024
+    (arXiv 2410.06205), its p-RoPE and reversed variants.
 
     "band": the first of `measures` for one band of wavelengths at a time, a bar a band; below,
     where measured, the share of the positive selectivity that each plane has, mean over all
@@ -101,18 +97,16 @@ def _ends_figure(
             _add_end(figure, table, end, measure, legend=row == 1, **place)
         figure.update_yaxes(title_text=measure.title, row=row, col=1)
     figure.update_layout(
-        margin_t=130,
+        margin_t=110,
         title={"y": 1, "yref": "container", "yanchor": "top", "pad_t": 16},
         legend={"y": 1 - 40 / height, "yref": "container", "yanchor": "top"},
     )
     figure.update_yaxes(zeroline=True, nticks=6)
-    figure.update_xaxes(**KEPT_AXIS)
-    for row in range(1, len(measures)):  # not `matches`: with a set range it loses the y axes
-        figure.update_xaxes(showticklabels=False, row=row)
-    figure.update_xaxes(title_text=KEPT_TITLE, row=len(measures))
+    figure.update_xaxes(**KEPT_AXIS, showticklabels=False)
     for column, end in enumerate(ends, start=1):
-        _name_planes(figure, truncation, end, column=column)
-        _add_marks(figure, truncation, table, end, measures[0], column=column)
+        axis = _share_axis(truncation, end)
+        figure.update_xaxes(**axis, showticklabels=True, row=len(measures), col=column)
+        _add_marks(figure, truncation, end, column=column)
     return figure
 
 
@@ -153,74 +147,31 @@ def _add_random(
     figure.add_scatter(x=draws["kept"], **crosses, showlegend=False, **place)
 
 
-def _name_planes(figure: go.Figure, truncation: xr.Dataset, end: str, *, column: int) -> None:
-    """Above a panel, the wavelengths of the planes in the order in which they stop."""
+def _share_axis(truncation: xr.Dataset, end: str) -> dict[str, Any]:
+    """Keywords of a share axis, with the wavelength that stops at each tick."""
     layer, wavelength = turning_wavelengths(truncation)
-    count = len(wavelength)
-    planes = range(0, count, max(1, -(-count // MOST_TICKS)))
-    below, side = _axes(figure, column)
-    above = 100 + column
-    title = "wavelength of the plane that stops there (tokens)"
-    figure.layout[f"xaxis{above}"] = {
-        "overlaying": below,
-        "side": "top",
-        "range": KEPT_AXIS["range"],
-        "tickvals": [_place(plane, count, end) for plane in planes],
-        "ticktext": [short_count(wavelength[plane]) for plane in planes],
-        "title_text": title if alike(truncation) else f"{title}, layer {layer}",
-        "showgrid": False,
-    }
-    silent = {"showlegend": False, "hoverinfo": "skip"}  # an axis shows with a trace alone
-    figure.add_scatter(x=[None], y=[None], xaxis=f"x{above}", yaxis=side, **silent)
+    shares = np.array(KEPT_AXIS["tickvals"])
+    plane = (shares if end == "slow" else 1 - shares) * len(wavelength) - 0.5
+    lengths = np.exp(np.interp(plane, np.arange(len(wavelength)), np.log(wavelength)))
+    ticks = [f"{s:.0%}<br>{short_count(w)}" for s, w in zip(shares, lengths, strict=True)]
+    where = "" if alike(truncation) else f" of layer {layer}"
+    title = f"{KEPT_TITLE};<br>wavelength that stops there{where} (tokens)"
+    return KEPT_AXIS | {"ticktext": ticks, "title_text": title}
 
 
-def _axes(figure: go.Figure, column: int) -> tuple[str, str]:
-    """The x and y axis of a column's first panel, as traces name them."""
-    axes = (
-        next(select(row=1, col=column)) for select in (figure.select_xaxes, figure.select_yaxes)
-    )
-    x, y = (axis.plotly_name.replace("axis", "") for axis in axes)
-    return x, y
-
-
-def _place(plane: float, count: int, end: str) -> float:
-    """Where a plane stands on the axis of kept shares: amid the step that stops it."""
-    share = (plane + 0.5) / count
-    return share if end == "slow" else 1 - share
-
-
-def _is_high(
-    table: pd.DataFrame, end: str, measure: Measure, words: tuple[float, float]
-) -> bool:
-    """Whether the line of an end, between two kept shares, is in its panel's upper half."""
-    shown = table[table["kind"].isin(["none", "random", *ENDS])]
-    line = shown[shown["kind"].isin(["none", end])].sort_values("kept")
-    inside = np.interp(np.linspace(*words, 9), line["kept"], line[measure.column])
-    values = shown[measure.column]
-    return bool(inside.mean() > (values.min() + values.max()) / 2)
-
-
-def _add_marks(
-    figure: go.Figure,
-    truncation: xr.Dataset,
-    table: pd.DataFrame,
-    end: str,
-    measure: Measure,
-    *,
-    column: int,
-) -> None:
-    """Lines at the trained context and the predicted band, named where the line is not."""
+def _add_marks(figure: go.Figure, truncation: xr.Dataset, end: str, *, column: int) -> None:
+    """Lines at the trained context and the predicted band, named above the first panel."""
     _, wavelength = turning_wavelengths(truncation)
-    x, y = _axes(figure, column)
+    trace = next(figure.select_traces(row=1, col=column))
     for mark in marks(truncation):
         index = plane_index(wavelength, mark.wavelength)
         if index is None:
             continue
-        at = _place(index, len(wavelength), end)
+        share = (index + 0.5) / len(wavelength)
+        at = share if end == "slow" else 1 - share
         figure.add_vline(x=at, line=DOTTED, name=mark.name, row="all", col=column)
         side = "right" if (mark.name == "band") == (end == "slow") else "left"
-        covered = (at, at + (WORDS if side == "right" else -WORDS))  # shares fall to the right
-        below = _is_high(table, end, measure, covered)
-        upright = {"y": 0.09 if below else 1, "yanchor": "bottom" if below else "top"}
-        place = {"x": at, "xref": x, "yref": f"{y} domain", "xanchor": side, "align": side}
-        figure.add_annotation(place | upright, text=mark.words, name=mark.name)
+        axes = {"xref": trace.xaxis, "yref": f"{trace.yaxis} domain"}
+        place = {"x": at, "y": 1, "yanchor": "bottom"} | axes
+        words = {"text": mark.words, "name": mark.name, "xanchor": side, "align": side}
+        figure.add_annotation(place | words)

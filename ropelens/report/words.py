@@ -57,7 +57,7 @@ def describe(results: xr.Dataset | pd.DataFrame) -> list[str]:
         return heads_sentences(results)
     kind = results.attrs.get("kind")
     if kind == "truncation":
-        return sweep_sentences(results, summarize_truncation(results))
+        return sweep_sentences(results)
     if kind == "reach":
         return reach_sentences(results)
     if kind == "comparison":
@@ -279,7 +279,7 @@ FEW = 5
 """Bands of which a rank correlation means nothing."""
 
 
-def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame) -> list[str]:
+def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame | None = None) -> list[str]:
     """What a sweep of stopped planes shows; `table` is its `summarize_truncation`.
 
     First, without intervals, which planes may stop for nothing and what the fastest cost; then
@@ -287,6 +287,7 @@ def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame) -> list[str]:
     may stop for less than 0.01 nats/token; where the trained context and the predicted band
     lie among the planes; the most costly band; heads with a new label; retrieval.
     """
+    table = summarize_truncation(sweep) if table is None else table
     ends, free = _quarters(table, "loss_change"), _free(table)
     labels = _quarters(table, "labels_changed")
     fast = [row for row in ends if row["kind"] == "fast"]

@@ -19,7 +19,16 @@ from ropelens.errors import BadArgument
 from ropelens.figures.comparison import variant_looks
 from ropelens.figures.inputs import kv_heads
 from ropelens.figures.kernel import kernel_arrays
-from ropelens.figures.style import COLORS, LABELS, PAPER, SIGNS, SYMBOLS, VARIANT_COLORS
+from ropelens.figures.style import (
+    COLORS,
+    INK,
+    LABELS,
+    PAPER,
+    SIGNS,
+    SOFT,
+    SYMBOLS,
+    VARIANT_COLORS,
+)
 from ropelens.figures.text import plotly_text, short_count, visible_token
 from ropelens.figures.triangle import plot_budget_triangle
 from ropelens.figures.wavelengths import (
@@ -377,6 +386,9 @@ def test_label_colours_stand_out_from_the_page(theme):
         low, high = sorted([linear(color) @ luminance, linear(PAPER[theme]) @ luminance])
         # Diffuse heads are there to recede.
         assert (high + 0.05) / (low + 0.05) >= (2.0 if label == "diffuse" else 3.0), label
+    for color in (INK[theme], SOFT[theme]):  # of texts
+        low, high = sorted([linear(color) @ luminance, linear(PAPER[theme]) @ luminance])
+        assert (high + 0.05) / (low + 0.05) >= 4.5
 
 
 def test_heads_stand_in_the_order_of_their_positional_fraction(measured):

@@ -101,37 +101,6 @@ def test_the_marks_stand_at_the_planes_that_they_name(sweep: xr.Dataset) -> None
     assert band[0] == pytest.approx(2 * np.pi * 512 / 3.657)
 
 
-def test_the_words_at_the_marks_stand_where_the_line_does_not(sweep: xr.Dataset) -> None:
-    """Free at the slow end and dear at the fast one, so above the one and below the other."""
-    for measures, sides in ((["loss"], ("top", "bottom")), (["retrieval"], ("bottom", "top"))):
-        notes = rl.plot_truncation(sweep, measures=measures).layout.annotations
-        for panel, side in zip(("x", "x2"), sides, strict=True):
-            found = [note for note in notes if note.name and note.xref == panel]
-            assert [(note.name, note.yanchor) for note in found] == [
-                ("context", side),
-                ("band", side),
-            ]
-    bands = rl.plot_truncation(sweep, by="band")
-    table = rl.summarize_truncation(sweep)
-    rows = table[table["kind"].isin(["band", "band control"])]
-    low, high = bands.layout.yaxis.range
-    assert low < 0
-    assert high > 1.2 * rows["loss_change_high"].max()
-
-
-def test_the_axis_above_names_the_plane_that_stops_at_each_step(sweep: xr.Dataset) -> None:
-    figure = rl.plot_truncation(sweep)
-    above = figure.layout.xaxis101
-    assert above.ticktext[0] == "6.28"
-    assert above.tickvals[0] == pytest.approx(0.5 / 16)
-    assert figure.layout.xaxis102.tickvals[0] == pytest.approx(1 - 0.5 / 16)
-    assert above.range == figure.layout.xaxis.range
-    assert "layer" not in above.title.text
-    sweep = sweep.copy(deep=True)
-    sweep["wavelength"][2] *= 50
-    assert rl.plot_truncation(sweep).layout.xaxis101.title.text.endswith("layer 0")
-
-
 def test_bands_tile_the_axis_with_their_cost(sweep: xr.Dataset) -> None:
     table = rl.summarize_truncation(sweep)
     rows = table[table["kind"] == "band"]
@@ -192,9 +161,25 @@ def test_changed_heads_are_sorted_and_name_new_labels(sweep: xr.Dataset) -> None
     assert alone.layout.yaxis.ticktext[0] == "L3 H2"
 
 
+def test_ticks_name_the_wavelength_that_stops_there(sweep: xr.Dataset) -> None:
+    slow, fast = rl.plot_truncation(sweep).select_xaxes()
+    _, wavelength = turning_wavelengths(sweep)
+    half = f"50%<br>{np.sqrt(wavelength[7] * wavelength[8]):.3g}"
+    assert (slow.ticktext[0], slow.ticktext[2], slow.ticktext[4]) == (
+        "100%<br>35.3k",
+        half,
+        "0%<br>6.28",
+    )
+    assert fast.ticktext[0] == "100%<br>6.28"
+    assert "layer" not in slow.title.text
+    sweep = sweep.copy(deep=True)
+    sweep["wavelength"][2] *= 50
+    assert "of layer 0" in rl.plot_truncation(sweep).layout.xaxis.title.text
+
+
 def test_a_sweep_without_what_is_asked_for() -> None:
     one = synthetic_truncation(ends=["fast"], controls=0, bands=0)
-    assert [trace.legendgroup for trace in rl.plot_truncation(one).data] == ["fast", None]
+    assert [trace.legendgroup for trace in rl.plot_truncation(one).data] == ["fast"]
     far = synthetic_truncation(bands=2).assign_attrs(trained_context=10**6)
     assert len(rl.plot_truncation(far).layout.shapes) == 0
     assert marks(far.assign_attrs(trained_context=0)) == ()

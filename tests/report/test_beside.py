@@ -9,15 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from in_browser import Opened, browser, playwright
+from in_browser import Opened, idle, playwright, serious, values, view
 from oracles.tiny import random_tokens, tiny
 
 import ropelens as rl
 from ropelens.errors import BadArgument
 from ropelens.report.facts import beside_name
 from ropelens.report.payload import same_text
-
-__all__ = ["browser"]
 
 TEXT = torch.from_numpy(random_tokens(sequences=4, length=40))
 BOTH = TEXT[1, :12]
@@ -59,24 +57,6 @@ def opened(
     opened.context.close()
 
 
-def load(opened: Opened, fragment: str) -> playwright.Page:
-    """The page at an address, as if opened anew."""
-    opened.page.goto("about:blank")
-    page = opened.load(fragment)
-    page.wait_for_selector("#explore[aria-busy=false]")
-    return page
-
-
-def drawn(page: playwright.Page, name: str, axis: str, trace: int = 0) -> np.ndarray:
-    """What a trace of a figure shows."""
-    found = page.evaluate(
-        """([name, axis, trace]) => Array.from(document.getElementById(name).data[trace][axis],
-             (row) => row?.length === undefined ? row : Array.from(row))""",
-        [name, axis, trace],
-    )
-    return np.array(found, dtype=float)
-
-
 def told(page: playwright.Page) -> str:
     return page.inner_text("#beside-now")
 
@@ -85,18 +65,18 @@ def test_the_same_head_of_the_other_model_follows(
     opened: Opened, analyses: list[rl.Analysis]
 ) -> None:
     one, other = (analysis.profile["selectivity_keys"] for analysis in analyses)
-    page = load(opened, "")
+    page = opened.load("")
     page.click("#pin")
     page.go_back()  # to the page's first address, and all that was chosen there
     page.wait_for_selector("#pin[aria-pressed=false]")
     assert page.input_value("#beside") == "same"
     page.evaluate("location.hash = '#L0H1&beside=same'")
     page.wait_for_selector("html[data-shown=L0H1]")
-    page.wait_for_selector("#explore[aria-busy=false]")
-    np.testing.assert_allclose(drawn(page, "plot-selectivity", "y"), one[0, 1], rtol=1e-5)
-    np.testing.assert_allclose(drawn(page, "pinned-selectivity", "y"), other[0, 1], rtol=1e-5)
+    idle(page)
+    np.testing.assert_allclose(values(page, "plot-selectivity", "y"), one[0, 1], rtol=1e-5)
+    np.testing.assert_allclose(values(page, "pinned-selectivity", "y"), other[0, 1], rtol=1e-5)
     wavelength = analyses[1].profile["wavelength"][0]
-    places = drawn(page, "pinned-selectivity", "x")
+    places = values(page, "pinned-selectivity", "x")
     np.testing.assert_allclose(places[:8], wavelength[:8], rtol=1e-5)
     assert np.isinf(wavelength[8:]).all()
     label = analyses[1].heads.set_index(["layer", "head"]).loc[(0, 1), "label"]
@@ -115,14 +95,14 @@ def test_the_same_head_of_the_other_model_follows(
         np.testing.assert_allclose(*ends)
     page.click("#next")
     page.wait_for_selector("html[data-shown=L0H2]")
-    page.wait_for_selector("#explore[aria-busy=false]")
+    idle(page)
     assert told(page) == "other has no layer 0, head 2."
     assert not page.locator("#pinned-selectivity").is_visible()
     assert opened.harmless()
 
 
 def test_any_head_of_the_other_model_is_chosen_and_back_returns(opened: Opened) -> None:
-    page = load(opened, "#L1H3&beside=same")
+    page = opened.load("#L1H3&beside=same")
     options = page.locator("#beside option").evaluate_all("(all) => all.map((o) => o.value)")
     assert options == ["", "same", "0,0", "0,1", "1,0", "1,1", "2,0", "2,1"]
     page.select_option("#beside", "2,1")
@@ -140,7 +120,7 @@ def test_any_head_of_the_other_model_is_chosen_and_back_returns(opened: Opened) 
     assert page.url.endswith("#L1H3")
     assert not page.locator("#pinned-selectivity").is_visible()
     assert not page.locator("#beside-now").is_visible()
-    page = load(opened, "#L1H3&beside=L9H9")
+    page = opened.load("#L1H3&beside=L9H9")
     assert not page.locator("#pinned-selectivity").is_visible()
     assert opened.harmless()
 
@@ -149,30 +129,29 @@ def test_a_pair_a_text_and_numbers_of_both(
     opened: Opened, models: list[torch.nn.Module], analyses: list[rl.Analysis]
 ) -> None:
     """The other model's push by plane, where its look goes, and its numbers."""
-    page = load(opened, "#L1H3&tab=pair&text=2&pair=9-4&beside=L2H1")
+    page = opened.load("#L1H3&tab=pair&text=2&pair=9-4&beside=L2H1")
     seen = [
         rl.capture(model, BOTH, heads=head).isel(head=0)
         for model, head in zip(models, ("1.3", "2.1"), strict=True)
     ]
     for pane, of in zip(("plot", "pinned"), seen, strict=True):
         pushes = of["contribution"].values[:, 9, 4]
-        found = drawn(page, f"{pane}-pair", "y")
+        found = values(page, f"{pane}-pair", "y")
         np.testing.assert_allclose(found, pushes, atol=5e-3)
     scores = [f"{of['score'].values[9, 4]:+.2f}".replace("-", "−") for of in seen]
     assert (
         page.inner_text("#pair-score") == f"5 back: {scores[0]} nats; other: L2 H1: {scores[1]}"
     )
     page.locator("#pair-distance").fill("20")
-    assert drawn(page, "pinned-pair", "x", trace=2) == [20]
-    page.click("#one-tab-text")
-    page.wait_for_selector("#explore[aria-busy=false]")
+    assert values(page, "pinned-pair", "x", trace=2) == [20]
+    view(page, "text")
     weights = seen[1]["attention"].values[9]
     words = re.fullmatch(
         r"other: L2 H1: .* looks at \S+ (\d+)% .*", page.inner_text("#looks-beside")
     )
     assert int(words[1]) == pytest.approx(100 * weights.max(), abs=1)
     page.select_option("#pick-excerpt", "0")
-    page.wait_for_selector("#explore[aria-busy=false]")
+    idle(page)
     assert page.inner_text("#looks-beside") == "other: L2 H1 has not read these tokens."
     page.click("#one-tab-pair")
     assert not page.locator("#pinned-pair").is_visible()
@@ -191,7 +170,7 @@ def test_planes_of_the_same_wavelengths_stop_in_both(
     opened: Opened, models: list[torch.nn.Module], analyses: list[rl.Analysis], mode: str
 ) -> None:
     """On the same text, against the other model with these planes edited by Python."""
-    page = load(opened, f"#L1H3&tab=attention&text=2&{mode}=2-4&beside=L2H1")
+    page = opened.load(f"#L1H3&tab=attention&text=2&{mode}=2-4&beside=L2H1")
     one, other = (analysis.profile["wavelength"].values for analysis in analyses)
     planes = np.flatnonzero((one[1, 2] <= other[2]) & (other[2] <= one[1, 4])).tolist()
     assert 0 < len(planes) < 10
@@ -200,14 +179,14 @@ def test_planes_of_the_same_wavelengths_stop_in_both(
     untouched = rl.capture(models[1], BOTH, heads="2.1")["attention"].isel(head=0)
     with rl.edit_rope(models[1], edit):
         expected = rl.capture(models[1], BOTH, heads="2.1")["attention"].isel(head=0)
-    found = np.nan_to_num(drawn(page, "pinned-attention", "z"))
+    found = np.nan_to_num(values(page, "pinned-attention", "z"))
     np.testing.assert_allclose(found, expected, atol=5e-3)
     assert np.abs(found - untouched).max() > 0.05
     assert f" {len(planes)} planes (" in told(page)
     page.select_option("#pick-excerpt", "0")
     assert "It has not read this piece of text" in told(page)
     assert not page.locator("#pinned-attention").is_visible()
-    page = load(opened, f"#L1H3&{mode}=4-7&beside=L2H1")
+    page = opened.load(f"#L1H3&{mode}=4-7&beside=L2H1")
     slow = other[2][other[2] >= one[1, 4]]
     count = len(slow) if mode == "drop" else int(np.isfinite(slow).sum())
     assert f" {count} planes (" in told(page), "the slowest that turn, however slow they are"
@@ -242,23 +221,12 @@ def test_the_page_says_where_the_two_read_other_text(analyses: list[rl.Analysis]
     assert 'id="beside"' not in one.page()
 
 
-def test_axe_finds_nothing_serious_with_two_models(
-    browser: playwright.Browser, opened: Opened
-) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    path = Path(opened.url.removeprefix("file://"))
-    again = Opened(
-        browser,
-        path,
-        color_scheme="dark",
-        bypass_csp=True,
-        viewport={"width": 400, "height": 800},
-    )
-    page = load(again, "#L0H1&beside=same")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 400
-    results = axe.run(page, context="#head").response["violations"]
-    assert [one["id"] for one in results if one["impact"] in ("serious", "critical")] == []
-    again.context.close()
+def test_axe_finds_nothing_serious_with_two_models(browser, opened: Opened) -> None:
+    narrow = {"viewport": {"width": 400, "height": 800}, "color_scheme": "dark"}
+    with Opened(browser, opened.path, bypass_csp=True, **narrow) as other:
+        page = other.load("#L0H1&beside=same")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+        assert serious(page, "#head") == set()
 
 
 def test_a_comparison_has_no_heads_to_set_others_beside(tmp_path: Path) -> None:

@@ -8,21 +8,18 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import xarray as xr
-from in_browser import Opened, browser, firefox, playwright
+from in_browser import Opened, idle, playwright, serious, values, view
 from oracles.tiny import random_tokens, tiny
 from torch import nn
 
 import ropelens as rl
 from ropelens.errors import BadArgument
 from ropelens.models.texts import prompt_tokens
-
-__all__ = ["browser", "firefox"]
 
 LAYER, HEAD = 2, 3
 PROMPTS = ["The old man said that the old man said no.", "One, two, three."]
@@ -56,23 +53,6 @@ def opened(
     opened.context.close()
 
 
-def load(opened: Opened, fragment: str) -> playwright.Page:
-    """The page at an address, as if opened anew."""
-    opened.page.goto("about:blank")
-    page = opened.load(fragment)
-    page.wait_for_selector("#explore[aria-busy=false]")
-    return page
-
-
-def shown(page: playwright.Page, name: str, axis: str, trace: int = 0) -> np.ndarray:
-    found = page.evaluate(
-        """([name, axis, trace]) => Array.from(document.getElementById(name).data[trace][axis],
-             (row) => row?.length === undefined ? row : Array.from(row))""",
-        [name, axis, trace],
-    )
-    return np.array(found, dtype=float)
-
-
 def captured(looked: Looked, excerpt: int, edit: rl.Edit | None = None) -> xr.Dataset:
     """The head on a prompt by the model itself, with the planes of this head alone edited."""
     options = {"heads": f"{LAYER}.{HEAD}", "tokenizer": looked.tokenizer}
@@ -80,10 +60,9 @@ def captured(looked: Looked, excerpt: int, edit: rl.Edit | None = None) -> xr.Da
         return rl.capture(looked.model, PROMPTS[excerpt], **options).isel(head=0)
 
 
-@pytest.mark.parametrize("excerpt", [0, 1])
-@pytest.mark.parametrize("mode", ["as it is", "stop", "drop"])
+@pytest.mark.parametrize(("mode", "excerpt"), [("as it is", 0), ("stop", 1), ("drop", 0)])
 def test_attention_is_that_of_the_edited_model(
-    opened: Opened, looked: Looked, excerpt: int, mode: str
+    opened: Opened, looked: Looked, mode: str, excerpt: int
 ) -> None:
     """Against the model under the same edit, run by Python: to a thousandth."""
     part = f"{LAYER}.{HEAD}"
@@ -94,9 +73,9 @@ def test_attention_is_that_of_the_edited_model(
         "drop": rl.drop(rl.PlaneNumbers(tuple(planes)), heads=part),
     }
     band = "" if mode == "as it is" else f"&{mode}=9-15"
-    page = load(opened, f"#L{LAYER}H{HEAD}&tab=attention&text={excerpt + 1}{band}")
+    page = opened.load(f"#L{LAYER}H{HEAD}&tab=attention&text={excerpt + 1}{band}")
     expected = captured(looked, excerpt, edits[mode])["attention"]
-    weights = np.nan_to_num(shown(page, "plot-attention", "z"))
+    weights = np.nan_to_num(values(page, "plot-attention", "z"))
     np.testing.assert_allclose(weights, expected, atol=1e-3)
     assert opened.harmless()
 
@@ -106,7 +85,7 @@ def test_firefox_shows_and_computes_the_same(
 ) -> None:
     path = rl.write_report(looked.profile, tmp_path / "page.html")
     whole = Opened(firefox, path)
-    page = load(whole, f"#L{LAYER}H{HEAD}")
+    page = whole.load(f"#L{LAYER}H{HEAD}")
     page.locator("#one-tab-attention").click()
     page.wait_for_selector("#plot-attention .heatmaplayer image")
     # The policy of the page blocks what a test evaluates in Firefox, so a copy goes without.
@@ -115,13 +94,13 @@ def test_firefox_shows_and_computes_the_same(
     free = tmp_path / "free.html"
     free.write_text(re.sub('<meta http-equiv="Content-Sec[^>]*>', "", path.read_text()))
     opened = Opened(firefox, free)
-    page = load(opened, f"#L{LAYER}H{HEAD}&tab=attention&stop=9-15")
+    page = opened.load(f"#L{LAYER}H{HEAD}&tab=attention&stop=9-15")
     edit = rl.stop_planes(range(9, 16), heads=f"{LAYER}.{HEAD}")
     expected = captured(looked, 0, edit)["attention"]
-    weights = np.nan_to_num(shown(page, "plot-attention", "z"))
+    weights = np.nan_to_num(values(page, "plot-attention", "z"))
     np.testing.assert_allclose(weights, expected, atol=1e-3)
-    page = load(opened, f"#L{LAYER}H{HEAD}&tab=pair&pair=9-4")
-    pushes = shown(page, "plot-pair", "y")
+    page = opened.load(f"#L{LAYER}H{HEAD}&tab=pair&pair=9-4")
+    pushes = values(page, "plot-pair", "y")
     np.testing.assert_allclose(
         pushes, captured(looked, 0)["contribution"].values[:, 9, 4], atol=2e-3
     )
@@ -130,14 +109,14 @@ def test_firefox_shows_and_computes_the_same(
 
 def test_a_pair_is_the_sum_of_its_planes(opened: Opened, looked: Looked) -> None:
     """Each plane's push is what a capture says, also of a key that is moved away."""
-    page = load(opened, f"#L{LAYER}H{HEAD}&tab=pair&pair=9-4")
+    page = opened.load(f"#L{LAYER}H{HEAD}&tab=pair&pair=9-4")
     seen = captured(looked, 0)
-    pushes = shown(page, "plot-pair", "y")
+    pushes = values(page, "plot-pair", "y")
     np.testing.assert_allclose(pushes, seen["contribution"].values[:, 9, 4], atol=2e-3)
     assert page.locator("#dials svg").count() == 16
     score = float(seen["score"][9, 4])
     assert f"5 back: {score:+.2f}".replace("-", "−") in page.inner_text("#pair-score")
-    away = shown(page, "plot-pair", "y", trace=1)
+    away = values(page, "plot-pair", "y", trace=1)
     still = seen["q_still"].values[9] @ [1, 1j], seen["k_still"].values[4] @ [1, 1j]
     product = float(seen["scale"]) * still[0] * still[1].conj()
     turns = np.exp(1j * np.multiply.outer(np.arange(len(away)), seen["inv_freq"].values))
@@ -145,41 +124,42 @@ def test_a_pair_is_the_sum_of_its_planes(opened: Opened, looked: Looked) -> None
     page.locator("#pair-distance").fill("40")
     assert f"40 back: {away[40]:+.2f}".replace("-", "−") in page.inner_text("#pair-score")
     page.select_option("#pair-key", "2")
-    page.wait_for_selector("#explore[aria-busy=false]")
+    idle(page)
     assert page.url.endswith("&pair=9-2")
     assert opened.harmless()
 
 
 def test_planes_stop_by_the_slider_and_the_lists(opened: Opened, looked: Looked) -> None:
-    page = load(opened, f"#L{LAYER}H{HEAD}&tab=attention")
+    page = opened.load(f"#L{LAYER}H{HEAD}&tab=attention")
     page.locator("#live-p").fill("12")
-    page.wait_for_selector("#explore[aria-busy=false]")
+    idle(page)
     assert page.inner_text("#live-words").startswith("p = 0.75: 4 planes (")
     assert page.url.endswith("&stop=12-15")
     edit = rl.stop_slowest(0.25, heads=f"{LAYER}.{HEAD}")
     expected = captured(looked, 0, edit)["attention"]
-    found = np.nan_to_num(shown(page, "plot-attention", "z"))
+    found = np.nan_to_num(values(page, "plot-attention", "z"))
     np.testing.assert_allclose(found, expected, atol=1e-3)
     page.select_option("#live-from", "3")
     page.select_option("#live-to", "5")
     page.select_option("#live-mode", "drop")
-    page.wait_for_selector("#explore[aria-busy=false]")
+    idle(page)
     assert page.url.endswith("&drop=3-5")
     assert "3 planes (" in page.inner_text("#live-words")
-    page.click("[data-tab=kernel]")
-    page.wait_for_selector("#explore[aria-busy=false]")
+    view(page, "kernel")
     edit = rl.drop(rl.PlaneNumbers((3, 4, 5)), heads=f"{LAYER}.{HEAD}")
     weights = captured(looked, 0, edit)["attention"].values
     by_distance = [np.diagonal(weights, -d).mean() for d in range(len(weights))]
-    np.testing.assert_allclose(shown(page, "plot-kernel", "y", trace=3), by_distance, atol=1e-3)
+    np.testing.assert_allclose(
+        values(page, "plot-kernel", "y", trace=3), by_distance, atol=1e-3
+    )
     page.click("#live-reset")
-    page.wait_for_selector("#explore[aria-busy=false]")
+    idle(page)
     assert "drop" not in page.url
     assert page.evaluate("document.getElementById('plot-kernel').data.length") == 2
 
 
 def test_dragging_over_planes_stops_them(opened: Opened) -> None:
-    page = load(opened, f"#L{LAYER}H{HEAD}")
+    page = opened.load(f"#L{LAYER}H{HEAD}")
     box = page.locator("#plot-selectivity .nsewdrag").first.bounding_box()
     page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 20)
     page.mouse.down()
@@ -191,13 +171,14 @@ def test_dragging_over_planes_stops_them(opened: Opened) -> None:
     assert 13 <= last <= 15
     shapes = page.evaluate("document.getElementById('plot-selectivity').layout.shapes")
     assert [shape["name"] for shape in shapes].count("band") == 1
+    taken_off = "data.every((trace) => !trace.selectedpoints)"
+    page.wait_for_function(f"() => document.getElementById('plot-selectivity').{taken_off}")
 
 
 def test_the_address_holds_the_choice_and_back_returns_to_it(opened: Opened) -> None:
-    page = load(opened, "")
+    page = opened.load("")
     begin = page.inner_text("#head-title")
-    page.click("[data-tab=list]")
-    page.wait_for_selector("#explore[aria-busy=false]")
+    view(page, "list")
     page.locator("#list [data-row]").nth(4).click()
     page.wait_for_function(
         "(title) => document.getElementById('head-title').innerText !== title", arg=begin
@@ -212,7 +193,7 @@ def test_the_address_holds_the_choice_and_back_returns_to_it(opened: Opened) -> 
         "(title) => document.getElementById('head-title').innerText === title", arg=chosen
     )
     assert page.url == address
-    again = load(opened, address.partition(".html")[2])
+    again = opened.load(address.partition(".html")[2])
     assert again.inner_text("#head-title") == chosen
     assert again.get_attribute("#all-tab-list", "aria-selected") == "true"
     for nonsense in (
@@ -220,42 +201,40 @@ def test_the_address_holds_the_choice_and_back_returns_to_it(opened: Opened) -> 
         "#L2H3&text=9&pair=900-3&stop=5-99&tab=no&pin=L7H7",
         "#<b>",
     ):
-        page = load(opened, nonsense)
+        page = opened.load(nonsense)
         assert page.locator("#head-title").is_visible()
     assert opened.harmless()
 
 
 def test_two_heads_stand_side_by_side(opened: Opened, looked: Looked) -> None:
-    page = load(opened, "#L2H3&tab=selectivity")
+    page = opened.load("#L2H3&tab=selectivity")
     page.click("#pin")
     page.click("#next")
     page.wait_for_selector("html[data-shown=L2H4]")
-    page.wait_for_selector("#explore[aria-busy=false]")
+    idle(page)
     keys = looked.profile["selectivity_keys"]
-    np.testing.assert_allclose(shown(page, "plot-selectivity", "y"), keys[2, 4], rtol=1e-5)
-    np.testing.assert_allclose(shown(page, "pinned-selectivity", "y"), keys[2, 3], rtol=1e-5)
+    np.testing.assert_allclose(values(page, "plot-selectivity", "y"), keys[2, 4], rtol=1e-5)
+    np.testing.assert_allclose(values(page, "pinned-selectivity", "y"), keys[2, 3], rtol=1e-5)
     assert page.url.endswith("#L2H4&pin=L2H3")
-    page.click("[data-tab=attention]")
-    page.wait_for_selector("#explore[aria-busy=false]")
-    seen = np.nan_to_num(shown(page, "pinned-attention", "z"))
+    view(page, "attention")
+    seen = np.nan_to_num(values(page, "pinned-attention", "z"))
     np.testing.assert_allclose(seen, captured(looked, 0)["attention"], atol=1e-3)
     page.click("#pin")
     assert not page.locator("#pinned-attention").is_visible()
     assert opened.harmless()
 
 
-def saved(page: playwright.Page, name: str) -> list[dict[str, str]]:
-    """The rows of a figure's CSV."""
-    page.click(f"[data-tab={name}]")
-    page.wait_for_selector("#explore[aria-busy=false]")
-    page.hover(f"#plot-{name}")
-    with page.expect_download() as download:
-        page.click(f"#plot-{name} [data-title^='Save the numbers']")
-    return list(csv.DictReader(Path(download.value.path()).read_text().splitlines()))
-
-
 def test_numbers_are_saved_as_csv(opened: Opened, looked: Looked) -> None:
-    page = load(opened, "#L2H3&view=list")
+    page = opened.load("#L2H3&view=list")
+
+    def saved(name: str) -> list[dict[str, str]]:
+        """The rows of a figure's CSV."""
+        view(page, name)
+        page.hover(f"#plot-{name}")
+        with page.expect_download() as download:
+            page.click(f"#plot-{name} [data-title^='Save the numbers']")
+        return list(csv.DictReader(Path(download.value.path()).read_text().splitlines()))
+
     with page.expect_download() as download:
         page.click("#save-table")
     rows = list(csv.DictReader(Path(download.value.path()).read_text().splitlines()))
@@ -268,7 +247,7 @@ def test_numbers_are_saved_as_csv(opened: Opened, looked: Looked) -> None:
         page.click("#plot-selectivity [data-title^='Save the numbers']")
     text = Path(download.value.path()).read_text()
     assert text.startswith("trace,x,y,value\non keys,")
-    rows = saved(page, "attention")
+    rows = saved("attention")
     weights = np.nan_to_num(captured(looked, 0)["attention"])
     assert len(rows) == len(weights) * (len(weights) + 1) // 2
     names = [str(name) for name in captured(looked, 0)["key_token"].values]
@@ -278,7 +257,7 @@ def test_numbers_are_saved_as_csv(opened: Opened, looked: Looked) -> None:
             names[at].replace(" ", "␣") for at in (query, key)
         )
         assert float(row["value"]) == pytest.approx(weights[query, key], abs=1e-3)
-    offsets = [float(row["x"]) for row in saved(page, "kernel") if "fitted" in row["trace"]]
+    offsets = [float(row["x"]) for row in saved("kernel") if "fitted" in row["trace"]]
     assert offsets == looked.profile["offset_start"].values.tolist()
 
 
@@ -287,87 +266,29 @@ def test_on_a_phone_the_head_is_a_sheet(browser: playwright.Browser, opened: Ope
     phone = Opened(browser, page_path, viewport={"width": 400, "height": 800}, has_touch=True)
     page = phone.load()
     assert not page.locator("#head").is_visible()
-    page.click("[data-tab=list]")
-    page.wait_for_selector("#explore[aria-busy=false]")
+    view(page, "list")
     page.locator("#list [data-row]").nth(2).tap()
     page.wait_for_selector("#head", state="visible")
     page.wait_for_selector("#plot-selectivity .main-svg")
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
     page.click("#close")
     assert not page.locator("#head").is_visible()
+    page.evaluate("location.hash = '#L1H1'")
+    page.wait_for_selector("#head.open")
+    page.go_back()
+    page.wait_for_selector("#head:not(.open)", state="attached")
     assert phone.harmless()
     phone.context.close()
 
 
 def test_a_click_shows_the_head_without_scrolling(opened: Opened) -> None:
     """At 1280 x 800: the map and the head's planes are in sight together."""
-    page = load(opened, "#L0H0&view=map")
+    page = opened.load("#L0H0&view=map")
     page.evaluate("document.getElementById('explore').scrollIntoView({ behavior: 'instant' })")
     for name in ("plot-map", "plot-selectivity"):
         box = page.locator(f"#{name}").bounding_box()
         assert box["y"] >= 0
         assert box["y"] + box["height"] <= 800, name
-
-
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
-def test_axe_finds_nothing_serious(
-    browser: playwright.Browser, opened: Opened, width: int, scheme: str
-) -> None:
-    """By the rules of axe-core, with each tab open."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    path = Path(opened.url.removeprefix("file://"))
-    size = {"width": width, "height": 800}
-    page = Opened(browser, path, viewport=size, color_scheme=scheme, bypass_csp=True).load(
-        "#L2H3"
-    )
-    found = serious(axe.run(page))
-    for pane in ("#all", "#head") if width > 720 else ("#head",):
-        for tab in page.locator(f"{pane} [role=tab]").all()[1:]:
-            tab.click()
-            page.wait_for_selector("#explore[aria-busy=false]")
-            found |= serious(axe.run(page, context=pane))
-    page.context.close()
-    assert found == set()
-
-
-def serious(results: Any) -> set[tuple[str, str]]:
-    """The rules that are broken, and where."""
-    return {
-        (one["id"], node["html"][:120])
-        for one in results.response["violations"]
-        if one["impact"] in ("serious", "critical")
-        for node in one["nodes"]
-    }
-
-
-def test_what_was_chosen_before_leaves_no_trace(opened: Opened) -> None:
-    """A selection is taken off again, a moved key is put back, and "back" reaches the begin."""
-    page = load(opened, "")
-    begin = page.inner_text("#head-title")
-    page.click("#next")
-    page.wait_for_function(CHANGED, arg=begin)
-    page.go_back()
-    page.wait_for_function(f"(title) => !({CHANGED})(title)", arg=begin)
-    box = page.locator("#plot-selectivity .nsewdrag").first.bounding_box()
-    page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 20)
-    page.mouse.down()
-    page.mouse.move(box["x"] + 0.95 * box["width"], box["y"] + 60, steps=5)
-    page.mouse.up()
-    page.wait_for_function("() => location.hash.includes('stop=')")
-    page.wait_for_function(
-        "() => document.getElementById('plot-selectivity').data.every((t) => !t.selectedpoints)"
-    )
-    page.click("[data-tab=pair]")
-    page.locator("#pair-distance").fill("40")
-    page.click("#next")
-    page.wait_for_selector("#explore[aria-busy=false]")
-    assert not page.inner_text("#pair-score").startswith("40 back")
-    page = load(opened, "#L2H3&tab=text&query=-1")
-    assert page.inner_text("#looks")
-    assert opened.harmless()
-
-
-CHANGED = "(title) => document.getElementById('head-title').innerText !== title"
 
 
 def test_a_rotation_that_follows_the_length_is_not_taken_apart() -> None:
@@ -403,7 +324,7 @@ def test_layers_that_stand_still_and_layers_with_a_window(
     still = rl.profile(tiny("smollm3"), tokens, excerpts=[piece], **options)
     layer = int(np.isfinite(still["wavelength"]).any("frequency").values.argmin())
     opened = Opened(browser, rl.write_report(still, tmp_path / "still.html"))
-    page = load(opened, f"#L{layer}H0")
+    page = opened.load(f"#L{layer}H0")
     assert page.inner_text("#live-words").startswith(("This layer does not", "No plane of"))
     assert page.is_disabled("#live-p")
     opened.context.close()
@@ -416,7 +337,7 @@ def test_layers_that_stand_still_and_layers_with_a_window(
     assert figure.data[1].x[-1] == window - 1
     assert rl.plot_pair(still, layer=0, head=0, query=3, key=1).data[1].x[-1] == 39
     opened = Opened(browser, rl.write_report(slides, tmp_path / "slides.html"))
-    page = load(opened, "#L1H0&tab=pair")
+    page = opened.load("#L1H0&tab=pair")
     assert page.get_attribute("#pair-distance", "max") == str(window - 1)
     opened.context.close()
 
@@ -431,31 +352,42 @@ def test_p_counts_the_planes_that_turn(
         text = torch.stack([tokens, tokens.flip(0)])
         profile = rl.profile(looked.model, text, excerpts=[tokens], surrogates=0)
     opened = Opened(browser, rl.write_report(profile, tmp_path / "page.html"))
-    page = load(opened, f"#L{LAYER}H{HEAD}&tab=attention")
+    page = opened.load(f"#L{LAYER}H{HEAD}&tab=attention")
     assert page.get_attribute("#live-p", "max") == "12"
     page.locator("#live-p").fill("11")
-    page.wait_for_selector("#explore[aria-busy=false]")
+    idle(page)
     assert page.url.endswith("&stop=15-15")
     words = page.inner_text("#live-words")
     assert words.startswith("p = 0.92: the plane of 35,")
     assert words.endswith("tokens stands still in this head.")
     page.locator("#live-p").fill("0")
-    page.wait_for_selector("#explore[aria-busy=false]")
+    idle(page)
     assert page.inner_text("#live-words").startswith("p = 0.00: 12 planes (")
     assert page.inner_text("#live-share") == "0.00"
     with rl.edit_rope(looked.model, still):
         stopped = rl.stop_planes(range(16), heads=f"{LAYER}.{HEAD}")
         expected = captured(looked, 0, stopped)["attention"]
-    weights = np.nan_to_num(shown(page, "plot-attention", "z"))
+    weights = np.nan_to_num(values(page, "plot-attention", "z"))
     np.testing.assert_allclose(weights, expected, atol=1e-3)
     assert opened.harmless()
     opened.context.close()
 
 
+def test_an_address_stops_planes_and_colours_the_map(opened: Opened) -> None:
+    page = opened.load(f"#L{LAYER}H{HEAD}&stop=3-5&drop=1-2&view=map&by=induction")
+    assert page.input_value("#live-from") == "3"
+    assert page.input_value("#live-mode") == "stop"
+    title = "document.getElementById('plot-map')._fullData.at(-1).colorbar.title.text"
+    assert page.evaluate(title) == "induction"
+    page.select_option("#map-by", "top_wavelength")
+    assert "&view=map&by=top_wavelength" in page.url
+    assert opened.harmless()
+
+
 def test_a_pair_under_the_pointer_is_told_by_planes_and_a_click_opens_it(
     opened: Opened, looked: Looked
 ) -> None:
-    page = load(opened, f"#L{LAYER}H{HEAD}&tab=attention&text=1")
+    page = opened.load(f"#L{LAYER}H{HEAD}&tab=attention&text=1")
     page.evaluate(
         """() => { const plot = document.getElementById("plot-attention");
              plot.emit("plotly_hover", { points: [{ x: 4, y: 9 }] }); }"""
@@ -481,56 +413,28 @@ def test_a_pair_under_the_pointer_is_told_by_planes_and_a_click_opens_it(
     assert opened.harmless()
 
 
-def test_an_address_stops_or_drops_and_colours_the_map(opened: Opened) -> None:
-    page = load(opened, f"#L{LAYER}H{HEAD}&stop=3-5&drop=1-2&view=map&by=induction")
-    assert page.input_value("#live-from") == "3"
-    assert page.input_value("#live-mode") == "stop"
-    assert page.input_value("#map-by") == "induction"
-    title = "document.getElementById('plot-map')._fullData.at(-1).colorbar.title.text"
-    assert page.evaluate(title) == "induction"
-    page.select_option("#map-by", "top_wavelength")
-    assert page.evaluate(title) == "strongest plane (tokens)"
-    assert "&view=map&by=top_wavelength" in page.url
-    page = load(opened, f"#L{LAYER}H{HEAD}&by=nothing")
-    assert page.input_value("#map-by") == ""
-    assert opened.harmless()
-
-
-def test_on_a_phone_back_leaves_the_sheet(
-    browser: playwright.Browser, looked: Looked, tmp_path: Path
-) -> None:
-    path = rl.write_report(looked.profile, tmp_path / "page.html")
-    opened = Opened(browser, path, viewport={"width": 390, "height": 800})
-    page = opened.load("")
-    assert not page.locator("#head").is_visible()
-    page.evaluate("location.hash = '#L1H1'")
-    page.wait_for_selector("#head.open")
-    page.go_back()
-    page.wait_for_selector("#head:not(.open)", state="attached")
-    assert not page.locator("#head").is_visible()
-    assert opened.harmless()
-    opened.context.close()
-
-
-@pytest.mark.parametrize("damage", ["middle", "cut", "no base64"])
 def test_a_damaged_page_says_so_and_keeps_its_table(
-    browser: playwright.Browser, looked: Looked, tmp_path: Path, damage: str
+    browser: playwright.Browser, opened: Opened, tmp_path: Path
 ) -> None:
-    path = rl.write_report(looked.profile, tmp_path / "page.html")
-    text = path.read_text()
+    text = opened.path.read_text()
     begin = re.search(r'<script [^>]*id="payload"[^>]*>', text).end()
-    end = text.index("</script>", begin)
-    middle = (begin + end) // 2
-    packed = {
-        "middle": text[begin:middle] + "A" * 400 + text[middle + 400 : end],
-        "cut": text[begin:middle],
-        "no base64": text[begin:middle] + "!" + text[middle + 1 : end],
-    }[damage]
-    path.write_text(text[:begin] + packed + text[end:])
-    opened = Opened(browser, path)
-    page = opened.load("", ready="html:not(.scripted)")
-    page.wait_for_selector("#heads ~ * table, #heads + * table")
-    assert "This file is damaged" in page.inner_text("header")
-    heads = looked.profile.sizes["layer"] * looked.profile.sizes["head"]
-    assert page.locator("tbody tr").count() >= heads
-    opened.context.close()
+    path = tmp_path / "page.html"
+    path.write_text(text[: begin + 2000] + "A" * 400 + text[begin + 2400 :])
+    with Opened(browser, path) as damaged:
+        page = damaged.load("", ready="html:not(.scripted)")
+        page.wait_for_selector("#heads ~ * table, #heads + * table")
+        assert "This file is damaged" in page.inner_text("header")
+        assert page.locator("tbody tr").count() >= 30
+
+
+def test_axe_finds_nothing_serious(browser: playwright.Browser, opened: Opened) -> None:
+    """The whole page on a wide light screen; every tab of the head on a narrow dark one."""
+    for width, scheme in ((1280, "light"), (400, "dark")):
+        options = {"viewport": {"width": width, "height": 800}, "color_scheme": scheme}
+        with Opened(browser, opened.path, bypass_csp=True, **options) as other:
+            page = other.load("#L2H3")
+            assert serious(page) == set()
+            for tab in page.locator("#head [role=tab]").all()[1:] if width == 400 else []:
+                tab.click()
+                idle(page)
+                assert serious(page, "#head") == set()

@@ -9,13 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
-from in_browser import Opened, browser, playwright
+from in_browser import Opened, idle, playwright, values, view
 from synthetic_profile import synthetic_profile
 
 from ropelens.report import write_report
 from ropelens.report.page import first_head
-
-__all__ = ["browser"]
 
 HOSTILE = "<script>alert(1)</script>"
 SEARCHED = "attention_on_apostrophe"
@@ -34,7 +32,7 @@ def small() -> tuple[xr.Dataset, pd.DataFrame]:
 
 def shown(page: playwright.Page, layer: int, head: int) -> None:
     page.wait_for_selector(f"html[data-shown=L{layer}H{head}]")
-    page.wait_for_selector("#explore[aria-busy=false]")
+    idle(page)
 
 
 POINT = """([name, x, y]) => {
@@ -44,26 +42,9 @@ POINT = """([name, x, y]) => {
 }"""
 
 
-def view(page: playwright.Page, name: str) -> None:
-    """Show this view of all heads, or this facet of the chosen one."""
-    page.click(f"[role=tab][data-tab={name}]")
-    page.wait_for_selector("#explore[aria-busy=false]")
-
-
 def click_at(page: playwright.Page, name: str, x: float, y: float) -> None:
     page.locator(f"#{name}").scroll_into_view_if_needed()
     page.mouse.click(*page.evaluate(POINT, [name, x, y]))
-
-
-def values(page: playwright.Page, name: str, trace: int, axis: str) -> np.ndarray:
-    found = page.evaluate(
-        """([name, trace, axis]) => {
-          const value = document.getElementById(name).data[trace][axis];
-          return Array.from(value, (row) => row?.length === undefined ? row : Array.from(row));
-        }""",
-        [name, trace, axis],
-    )
-    return np.array(found, dtype=float)
 
 
 @pytest.fixture(scope="module")
@@ -117,10 +98,11 @@ def test_a_click_on_the_map_shows_the_head_everywhere(opened, small):
             view(page, "kernel")
         else:
             view(page, "selectivity")
-        np.testing.assert_allclose(values(page, *place), expected, rtol=1e-6)
+        name, trace, axis = place
+        np.testing.assert_allclose(values(page, name, axis, trace), expected, rtol=1e-6)
     weights = profile.excerpt_attention.values[0, 1, 3]
     view(page, "attention")
-    seen = values(page, "plot-attention", 0, "z")
+    seen = values(page, "plot-attention", "z", 0)
     np.testing.assert_allclose(np.tril(np.nan_to_num(seen)), np.tril(weights), atol=0.001)
     assert np.isnan(seen[0, 1])
     frame = page.evaluate("document.getElementById('plot-map').layout.shapes[0]")
@@ -136,8 +118,8 @@ def test_a_click_on_the_map_shows_the_head_everywhere(opened, small):
             f"document.getElementById('plot-{name}').data.findIndex((t) => t.meta?.role)"
         )
     fraction = float(profile.surrogate_offset_fraction[0, 1, 3])
-    assert values(page, "plot-claim", rings["plot-claim"], "y")[0] == pytest.approx(fraction)
-    share = values(page, "plot-triangle", rings["plot-triangle"], "a")[0]
+    assert values(page, "plot-claim", "y", rings["plot-claim"])[0] == pytest.approx(fraction)
+    share = values(page, "plot-triangle", "a", rings["plot-triangle"])[0]
     assert share == pytest.approx(row.positional_fraction)
 
 
@@ -228,7 +210,7 @@ def test_the_map_is_coloured_by_a_number(opened, small):
     labels = f"document.getElementById('plot-map').data.slice(0, {last}).map((t) => t.visible)"
     for column in ("total_bits", "induction", "top_wavelength", SEARCHED):
         page.select_option("#map-by", column)
-        found = values(page, "plot-map", last, "z")
+        found = values(page, "plot-map", "z", last)
         for row in heads.to_dict("records"):
             value = np.log10(row[column]) if column == "top_wavelength" else row[column]
             assert found[row["layer"], row["head"]] == pytest.approx(value, rel=1e-5)
@@ -257,10 +239,10 @@ def test_norms_of_the_mean_and_of_the_head(opened, small):
     profile, _ = small
     page = opened.page
     np.testing.assert_allclose(
-        values(page, "plot-norms", 0, "z"), profile.q_norm.mean("head"), rtol=1e-5
+        values(page, "plot-norms", "z", 0), profile.q_norm.mean("head"), rtol=1e-5
     )
     np.testing.assert_allclose(
-        values(page, "plot-norms", 1, "z"), profile.k_norm.mean("kv_head"), rtol=1e-5
+        values(page, "plot-norms", "z", 1), profile.k_norm.mean("kv_head"), rtol=1e-5
     )
     page.check("input[name=norms][value=head]")
     page.evaluate("location.hash = '#L1H6'")
@@ -269,10 +251,10 @@ def test_norms_of_the_mean_and_of_the_head(opened, small):
         page.inner_text("#norms-head") == "head 6 of every layer (its keys: key-value head 3)"
     )
     np.testing.assert_allclose(
-        values(page, "plot-norms", 0, "z"), profile.q_norm[:, 6], rtol=1e-5
+        values(page, "plot-norms", "z", 0), profile.q_norm[:, 6], rtol=1e-5
     )
     np.testing.assert_allclose(
-        values(page, "plot-norms", 1, "z"), profile.k_norm[:, 3], rtol=1e-5
+        values(page, "plot-norms", "z", 1), profile.k_norm[:, 3], rtol=1e-5
     )
     page.check("input[name=norms][value=mean]")
 
@@ -344,6 +326,7 @@ def test_follows_the_window_as_it_narrows(browser, report):
     assert not page.query_selector("#plot-norms svg"), "far below, and not drawn yet"
     page.locator("#plot-norms").scroll_into_view_if_needed()
     page.wait_for_selector("#plot-norms svg")
+    page.emulate_media(color_scheme="dark")
     for width in (820, 400, 1280):
         page.set_viewport_size({"width": width, "height": 850})
         page.wait_for_function(FITS, arg=width)  # a busy machine takes its time
@@ -361,60 +344,6 @@ def test_offers_no_upload(opened):
     }  # fmt: skip
     named = [title for title in titles if title.startswith("Save")]
     assert len(named) == len(set(named)), "a button says what of"
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 400])
-def test_fits_and_reads_on_wide_and_narrow_light_and_dark(browser, report, width, scheme):
-    opened = Opened(
-        browser, report, viewport={"width": width, "height": 850}, color_scheme=scheme
-    )
-    page = opened.load("#L1H3")
-    shown(page, 1, 3)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    low = page.evaluate(CONTRASTS)
-    assert low == []
-    assert opened.harmless()
-    opened.context.close()
-
-
-# Text that falls below 4.5:1 against what lies behind it.
-CONTRASTS = """() => {
-  const canvas = Object.assign(document.createElement("canvas"), {width: 1, height: 1});
-  const pen = canvas.getContext("2d", {willReadFrequently: true});
-  const rgba = (color) => {
-    pen.clearRect(0, 0, 1, 1); pen.fillStyle = color; pen.fillRect(0, 0, 1, 1);
-    return [...pen.getImageData(0, 0, 1, 1).data];
-  };
-  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
-    .map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
-    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-  const behind = (node) => {
-    const layers = [];
-    for (; node; node = node.parentElement) {
-      layers.push(rgba(getComputedStyle(node).backgroundColor));
-      if (layers.at(-1)[3] === 255) break;
-    }
-    return layers.reduceRight((under, color) => {
-      const share = color[3] / 255;
-      return under.map((value, i) => share * color[i] + (1 - share) * value);
-    }, [255, 255, 255]);
-  };
-  const found = new Set();
-  const texts = "p, dt, dd, h1, h2, h3, td, th, label, small, button, a, figcaption, output,"
-    + ".xtick text, .ytick text, .xtitle, .ytitle, .legendtext";
-  for (const node of document.querySelectorAll(texts)) {
-    if (!node.textContent.trim() || node.classList.contains("skip")) continue;
-    const style = getComputedStyle(node);
-    const svg = node instanceof SVGElement;
-    const [a, b] = [light(rgba(svg ? style.fill : style.color)), light(behind(node))];
-    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    if (ratio < 4.5) {
-      found.add(`${node.outerHTML.slice(0, 80)} ${ratio.toFixed(1)}`);
-    }
-  }
-  return [...found];
-}"""
 
 
 def test_hostile_names_are_text(browser, tmp_path):
@@ -455,26 +384,19 @@ def test_hostile_names_are_text(browser, tmp_path):
     opened.context.close()
 
 
-def test_without_javascript_the_table_is_there(browser, report):
-    opened = Opened(browser, report, java_script_enabled=False)
-    opened.page.goto(opened.url)
-    assert opened.page.locator("tbody tr").count() == 40
-    assert opened.page.is_visible("tbody tr:first-child")
-    assert not opened.page.is_visible("#head")
-    assert "need JavaScript" in opened.page.inner_text("noscript, .finding")
-    opened.context.close()
-
-
-def test_in_a_browser_that_is_too_old_the_table_is_there(browser, report):
-    opened = Opened(browser, report)
-    opened.page.add_init_script("delete window.DecompressionStream")
-    opened.page.goto(opened.url)
-    assert opened.page.locator("tbody tr").count() == 40
-    assert not opened.page.is_visible("#head")
-    assert "too old to draw" in opened.page.inner_text("header")
-    assert "need JavaScript" in opened.page.inner_text(".finding")
-    assert opened.harmless()
-    opened.context.close()
+@pytest.mark.parametrize("why", ["no scripts", "an old browser"])
+def test_without_scripts_the_table_is_there(browser, report, why):
+    with Opened(browser, report, java_script_enabled=why != "no scripts") as opened:
+        if why == "an old browser":
+            opened.page.add_init_script("delete window.DecompressionStream")
+        opened.page.goto(opened.url)
+        assert opened.page.locator("tbody tr").count() == 40
+        assert opened.page.is_visible("tbody tr:first-child")
+        assert not opened.page.is_visible("#head")
+        assert "need JavaScript" in opened.page.inner_text(".finding")
+        told = "too old to draw" in opened.page.inner_text("header")
+        assert told == (why == "an old browser")
+        assert opened.harmless()
 
 
 def test_missing_heads_are_stepped_over(browser, tmp_path):
@@ -494,7 +416,7 @@ def test_missing_heads_are_stepped_over(browser, tmp_path):
     assert page.inner_text("#head-title").startswith("Layer 2, head 0")
     mean = np.nanmean(profile.q_norm.values, axis=1)
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    z = values(page, "plot-norms", 0, "z")
+    z = values(page, "plot-norms", "z", 0)
     np.testing.assert_allclose(z[:, -1], mean[:, -1], rtol=1e-5)
     np.testing.assert_allclose(z[:, :15], mean[:, :15], rtol=1e-5)
     assert opened.harmless()

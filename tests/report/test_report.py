@@ -147,13 +147,6 @@ def test_words_count_and_judge(small):
     assert "mostly the offset" in words.label_rules(None)
 
 
-def test_the_median_of_two_wavelengths_is_one_of_them(small):
-    _, heads = small
-    two = heads[(heads["label"] == "positional") & heads["top_share"].notna()][:2].copy()
-    two["top_wavelength"] = [10.0, 30.0]
-    assert "of 10 tokens in the median of 2" in words.through_wavelengths(two)
-
-
 def test_words_tell_of_what_text_they_speak(small, tmp_path):
     """Of fewer than 8 documents, and of documents that nobody told apart, of these alone."""
     profile, heads = small

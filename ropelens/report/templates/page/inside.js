@@ -21,7 +21,7 @@ function asItIs(excerpt, layer, head, model = page) {
   });
 }
 
-const NO_STEP = "C".charCodeAt(0);  // LETTER of report/inside.py
+const NO_STEP = "C".charCodeAt(0);  // LETTER of report/excerpts.py
 
 /** Whole steps, from their low bytes and from the letters of what is above these. */
 function stepsOf(side) {
