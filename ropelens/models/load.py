@@ -27,7 +27,7 @@ from ropelens.models.checkpoint import (
     weight_files,
 )
 from ropelens.models.device import WORTH_IT, bf16_speed
-from ropelens.models.loading import QUANTIZATIONS, DeviceMap, Loading
+from ropelens.models.loading import QUANTIZATIONS, DeviceMap, Loading, quantization_config
 from ropelens.models.memory import free_bytes, room_for_weights
 from ropelens.models.processes import gather
 
@@ -101,7 +101,7 @@ class Opened:
     def weight_bytes(self) -> int:
         """About how many bytes the weights will take."""
         if self.loading.quantize is not None:
-            return self.parameters * QUANTIZATIONS[self.loading.quantize].bits // 8
+            return self.parameters * QUANTIZATIONS[self.loading.quantize][1] // 8
         as_saved = self.loading.dtype == "saved" or is_quantized(self.config)
         if as_saved and not self.dequantizes:
             return self.file_bytes
@@ -115,8 +115,11 @@ class Opened:
 
     def read(self) -> PreTrainedModel:
         """The model, checked; raises as `load` does."""
-        if self.loading.device_map is None:
-            self._check_room()
+        size, free = self.weight_bytes, free_bytes(self.devices[0])
+        if self.loading.device_map is None and size > free:
+            raise self._too_large(
+                f"{size / 1e9:.1f} GB of weights, {free / 1e9:.1f} GB free on {self.devices[0]}"
+            )
         with quiet_transformers():
             model = self._from_pretrained()
             if self.dequantizes:  # transformers leaves some weights in bfloat16
@@ -135,7 +138,7 @@ class Opened:
         if loading.device_map == "auto":
             options["max_memory"] = room_for_weights(self.devices)
         if loading.quantize is not None:
-            options["quantization_config"] = QUANTIZATIONS[loading.quantize].config()
+            options["quantization_config"] = quantization_config(loading.quantize)
         auto: Any = AutoModelForCausalLM  # whose types know one model of what it returns
         try:
             model, weights = auto.from_pretrained(
@@ -158,13 +161,6 @@ class Opened:
             ) from error
         checks.check_loading(model, weights)
         return model
-
-    def _check_room(self) -> None:
-        size, free = self.weight_bytes, free_bytes(self.devices[0])
-        if size > free:
-            raise self._too_large(
-                f"{size / 1e9:.1f} GB of weights, {free / 1e9:.1f} GB free on {self.devices[0]}"
-            )
 
     def _too_large(self, seen: str) -> BadArgument:
         return BadArgument(

@@ -5,9 +5,8 @@ Commands make their options of the fields of `Loading`, so torch is not imported
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,38 +24,25 @@ DTYPES = ("float32", "float16", "bfloat16", "float64", "auto", "saved")
 """Dtypes to load a model in: "auto" is the faster one here, "saved" that of its files."""
 
 
-@dataclass(frozen=True)
-class Quantization:
-    """The `package` that stores a weight in `bits` bits, and the config that asks for it."""
-
-    package: str
-    bits: int
-    config: Callable[[], Any]
-
-
-def _torchao_int8() -> Any:
-    from torchao.quantization import Int8WeightOnlyConfig  # not installed everywhere
-    from transformers import TorchAoConfig
-
-    return TorchAoConfig(Int8WeightOnlyConfig())
-
-
-def _bitsandbytes(**options: Any) -> Any:
-    from transformers import BitsAndBytesConfig  # after the names are checked
-
-    return BitsAndBytesConfig(**options)
-
-
 QUANTIZATIONS = {
-    "int8": Quantization("torchao", 8, _torchao_int8),
-    "bnb-int8": Quantization("bitsandbytes", 8, partial(_bitsandbytes, load_in_8bit=True)),
-    "bnb-nf4": Quantization(
-        "bitsandbytes",
-        4,
-        partial(_bitsandbytes, load_in_4bit=True, bnb_4bit_quant_type="nf4"),
-    ),
+    "int8": ("torchao", 8),
+    "bnb-int8": ("bitsandbytes", 8),
+    "bnb-nf4": ("bitsandbytes", 4),
 }
-"""Formats to quantize weights to while they are read; activations stay in the model's dtype."""
+"""Formats to quantize weights to as they are read: the package that does it, bits a weight."""
+
+
+def quantization_config(name: str) -> Any:
+    """What transformers takes to quantize to one of `QUANTIZATIONS`."""
+    from transformers import BitsAndBytesConfig, TorchAoConfig  # after the names are checked
+
+    if name == "int8":
+        from torchao.quantization import Int8WeightOnlyConfig
+
+        return TorchAoConfig(Int8WeightOnlyConfig())
+    if name == "bnb-int8":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +107,7 @@ class Loading:
                     f"Weights are not quantized to {self.quantize!r}.",
                     attempt=f"one of {', '.join(QUANTIZATIONS)}",
                 )
-            package = QUANTIZATIONS[self.quantize].package
+            package, _ = QUANTIZATIONS[self.quantize]
             if find_spec(package) is None:
                 raise BadArgument(
                     f"Quantizing to {self.quantize} needs {package}, which is not installed.",

@@ -1,7 +1,7 @@
-"""The rope types that only ropelens knows, for transformers' table of them.
+"""The rope types that only ropelens knows, in transformers' table of them.
 
-`import ropelens` calls `register` as soon as transformers is imported, or at once where it
-already is, so that transformers builds and loads models with these types.
+`import ropelens` calls `register` as soon as transformers is imported, so that transformers
+builds and loads models with these types.
 """
 
 from __future__ import annotations
@@ -30,6 +30,13 @@ def head_dim_of(config: Any) -> int:
     return stated or config.hidden_size // config.num_attention_heads
 
 
+def stated_shape(config: Any, parameters: dict[str, Any]) -> Shape:
+    """The head that the rope_parameters of a config, or of one kind of its layers, rotate."""
+    context = parameters.get("original_max_position_embeddings")
+    context = int(context or config.max_position_embeddings)
+    return Shape(head_dim_of(config), float(parameters["rope_theta"]), context)
+
+
 def _rates(
     config: Any,
     device: torch.device | str | None = None,
@@ -40,18 +47,12 @@ def _rates(
     parameters = config.rope_parameters
     parameters = parameters if layer_type is None else parameters[layer_type]
     row = VARIANTS[parameters["rope_type"].removeprefix(OWN)]
-    context = parameters.get("original_max_position_embeddings")
-    shape = Shape(
-        head_dim_of(config),
-        float(parameters["rope_theta"]),
-        int(context or config.max_position_embeddings),
-    )
-    inv_freq, factor = row.frequencies(parameters.get("p"), shape)
+    inv_freq, factor = row.frequencies(parameters.get("p"), stated_shape(config, parameters))
     return inv_freq.to(device), factor
 
 
 def _check(config: Any, rope_parameters: dict[str, Any], ignore_keys: Any = None) -> None:
-    """Hold a config's parameters to the row of the table."""
+    """Check a config's parameters by the row of the table."""
     value = rope_parameters.get("p")
     row = VARIANTS[rope_parameters["rope_type"].removeprefix(OWN)]
     row.parse("" if value is None else str(value))

@@ -30,12 +30,6 @@ def check_tokens(
 
     Raises `BadArgument` for tokens or lengths out of range.
     """
-    if isinstance(tokens, str):
-        raise BadArgument(
-            "tokens are ids, and this is a text.",
-            seen=repr(tokens)[:80],
-            attempt="ropelens.tokenize(text, tokenizer, context=512).tokens",
-        )
     tokens = integers(tokens, "tokens")
     if tokens.ndim != 2 or tokens.shape[0] < 1 or tokens.shape[1] < 3:
         raise BadArgument(

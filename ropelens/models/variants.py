@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from transformers import PreTrainedConfig
 
-from ropelens.errors import UnsupportedModel
-from ropelens.models.rope_types import head_dim_of
+from ropelens.errors import UnsupportedModel, public
+from ropelens.models.rope_types import stated_shape
 from ropelens.models.subject import Subject
 from ropelens.rope.formulas import Shape
 from ropelens.rope.variants import Variant, parse_variant
@@ -19,13 +19,12 @@ LAYER_PATTERN = "no_rope_layers"
 """The list in a config (SmolLM3, Llama 4) of which layers rotate, 1, and which do not, 0."""
 
 
+@public
 def variant_config(config: Config, variant: Variant | str) -> Config:
-    """A copy of `config` for a model that rotates as `variant`, trained or loaded from then on.
+    """A copy of `config` for a model that rotates as `variant`, such as "p-rope:0.75".
 
-    A variant is also known by its name, such as "p-rope:0.75" (`VARIANTS`).
-
-    The base is that of `config`, unless the variant names one; its max_position_embeddings is
-    the trained context. Types of layers with RoPE of their own (Gemma 3) each keep their base.
+    The base is that of `config` unless the variant names one; max_position_embeddings is the
+    trained context. Kinds of layers with RoPE of their own (Gemma 3) each keep their base.
 
     Raises `UnsupportedModel` where the family cannot express the variant.
     """
@@ -38,34 +37,28 @@ def variant_config(config: Config, variant: Variant | str) -> Config:
             raise _cannot(config, variant, f"it has no {LAYER_PATTERN}, as SmolLM3 has")
         types = sorted(set(facts.get("layer_types") or ()))
         if len(types) > 1:
-            why = f"which of its layers are {' and which '.join(types)} follows which rotate"
+            why = f"its layers are {' or '.join(types)} by whether they rotate"
             raise _cannot(config, variant, why)
         layers = range(facts["num_hidden_layers"])
         text.no_rope_layers = [int(not variant.stops_in(layer)) for layer in layers]
     if not facts.get("rope_parameters"):
         raise _cannot(config, variant, "it has no rope_parameters")
     parameters = text.rope_parameters
-    nested = [key for key, own in parameters.items() if isinstance(own, dict)]
-    if nested:
-        text.rope_parameters = {
-            key: _parameters(config, parameters[key], variant) for key in nested
-        }
-    else:
-        text.rope_parameters = _parameters(config, parameters, variant)
+    by_type = {key: own for key, own in parameters.items() if isinstance(own, dict)}
+    text.rope_parameters = {
+        key: _parameters(config, own, variant) for key, own in by_type.items()
+    } or _parameters(config, parameters, variant)
     return changed
 
 
 def _parameters(
-    config: PreTrainedConfig, own: dict[str, Any], variant: Variant
+    config: PreTrainedConfig, parameters: dict[str, Any], variant: Variant
 ) -> dict[str, Any]:
-    """The variant's rope_parameters for one type of layer, with the base that `own` states."""
-    partial = own.get("partial_rotary_factor")
+    """The variant's rope_parameters for one kind of layer, with the base of `parameters`."""
+    partial = parameters.get("partial_rotary_factor")
     if partial not in (None, 1.0):
         raise _cannot(config, variant, f"it rotates a part of each head already ({partial})")
-    text = config.get_text_config()
-    context = own.get("original_max_position_embeddings") or text.max_position_embeddings
-    shape = Shape(head_dim_of(text), float(own["rope_theta"]), int(context))
-    return variant.rope_parameters(shape)
+    return variant.rope_parameters(stated_shape(config.get_text_config(), parameters))
 
 
 def shape_of(subject: Subject, layer: int, *, rotary_dim: int, length: int) -> Shape:
