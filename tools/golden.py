@@ -52,8 +52,8 @@ VOLATILE = re.compile(
     r"|threads|device|folder|path|sha256|tokens_per_second|arguments|started|finished|speed"
     r"|fingerprints?|kind|bf16_speed|batch_size|source"
 )
-FITTED = re.compile(r"(.*_)?(bits|fraction|gain|share_low|share_high)")
-"""Parts of a head's bits, which fits give to some 1e-6 bits; they are compared to 1e-5."""
+FITTED = re.compile(r"(.*_)?(bits|fraction|gain|share_low|share_high|change)")
+"""Bits and nats that are small differences of rounded numbers, compared to 1e-5 of one."""
 NUMBER = re.compile(r"[-+\u2212]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?%?")
 
 app = typer.Typer(add_completion=False, help=__doc__, rich_markup_mode=None)
