@@ -17,6 +17,7 @@ Writes reports/causal/<model>/. Takes minutes for the bundled checkpoint.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -115,7 +116,7 @@ def draws(heads: pd.DataFrame, chosen: pd.DataFrame) -> tuple[list[pd.DataFrame]
     return [heads.loc[[*one]] for one in sets], possible
 
 
-def losses(analysis: rl.Analysis, edits: list[rl.Edit] | None = None) -> xr.Dataset:
+def losses(analysis: rl.Analysis, edits: Sequence = ()) -> xr.Dataset:
     """Summed losses of every sequence, [sequence, tokens], with how many tokens there are."""
     found = rl.evaluate(
         analysis.model,
@@ -143,9 +144,7 @@ def silenced(analysis: rl.Analysis, chosen: pd.DataFrame) -> xr.Dataset:
         return losses(analysis)
 
 
-def planes_of(
-    analysis: rl.Analysis, chosen: pd.DataFrame
-) -> tuple[list[rl.Edit], list[rl.Edit], float]:
+def planes_of(analysis: rl.Analysis, chosen: pd.DataFrame) -> tuple[list, list, float]:
     """Edits that stop the strongest planes of each head, and all others; what the first hold.
 
     The strongest are as many as hold nearest to half of the head's push toward keys.
@@ -162,7 +161,8 @@ def planes_of(
         shares.append(held[half - 1])
         for edits, planes in ((strong, order[:half]), (weak, order[half:])):
             if len(planes):
-                edits.append(rl.stop_planes(planes.tolist(), heads=f"{row.layer}.{row.head}"))
+                head = f"{row.layer}.{row.head}"
+                edits.append(rl.stop(rl.PlaneNumbers(planes.tolist()), heads=head))
     return strong, weak, float(np.mean(shares)) if shares else 0.0
 
 

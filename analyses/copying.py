@@ -157,8 +157,8 @@ def costs_of(
     """Loss of copies and needles found, without some heads or planes of the model's."""
     chosen = names["induction"]
     quarters = {
-        f"planes {of[0]} to {of[-1]} of induction heads stop": rl.stop_planes(
-            of.tolist(), heads=",".join(chosen)
+        f"planes {of[0]} to {of[-1]} of induction heads stop": rl.stop(
+            rl.PlaneNumbers(of.tolist()), heads=",".join(chosen)
         )
         for of in np.array_split(np.arange(len(turns)), min(4, len(turns)))
         if chosen and turns[of].any()
@@ -199,8 +199,7 @@ def who_copies(comparison: xr.Dataset) -> str:
     """How many seeds of each variant copy, and since when in the mean."""
     since = first_seen(best_by_step(comparison, "induction") >= COPIES)
     told = []
-    for group in rl.group_names(comparison):
-        of_group = rl.entries_of(since, group)
+    for group, of_group in groups(since):
         copies = of_group.dropna("entry").values
         when = f", after {copies.mean():.1f} million tokens" if len(copies) else ""
         told.append(f"{group} {len(copies)} of {len(of_group)}{when}")
@@ -244,6 +243,13 @@ def first_seen(there: xr.DataArray) -> xr.DataArray:
     return (there["tokens_seen"] / 1e6).where(there).min("step")
 
 
+def groups(compared):
+    """Each group of a comparison, or of one of its variables, and its entries."""
+    names = compared["group"].values
+    for group in dict.fromkeys(names.tolist()):
+        yield group, compared.isel(entry=np.flatnonzero(names == group))
+
+
 def how_far(comparison: xr.Dataset) -> list[str]:
     """Copies and needles of each variant against the baseline's, in the context and past it."""
     context = int(comparison.attrs["context"])
@@ -265,7 +271,7 @@ def how_far(comparison: xr.Dataset) -> list[str]:
 def against_baseline(name: str, values: xr.DataArray) -> list[str]:
     """How `values` [entry] of each variant differ from those that they are paired with."""
     told, partners = [], set()
-    for group in rl.group_names(values):
+    for group, of_group in groups(values):
         pairs = rl.paired_changes(values, group)
         change = pairs.dropna("entry")
         if len(change):
@@ -273,7 +279,7 @@ def against_baseline(name: str, values: xr.DataArray) -> list[str]:
                 f" in {len(change)} of {len(pairs)} pairs" if len(change) < len(pairs) else ""
             )
             told.append(f"{group} {say(change.values)}{some}")
-            partners.update(rl.entries_of(values["partner"], group).values.tolist())
+            partners.update(of_group["partner"].values.tolist())
     if not told:
         return []
     base = values[sorted(partners - {-1})]

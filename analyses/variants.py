@@ -59,10 +59,11 @@ def where_norms_peak(comparison: xr.Dataset) -> str:
     product = comparison["q_norm"].mean("head") * comparison["k_norm"].mean("kv_head")
     share = (product / product.sum("frequency")).mean("layer")
     told = []
-    for group in rl.group_names(comparison):
-        mean = rl.entries_of(share, group).mean("entry")
+    for group, of_group in groups(share):
+        mean = of_group.mean("entry")
         peak = int(mean.argmax("frequency"))
-        wavelength = float(rl.entries_of(comparison["wavelength"], group)[0, 0, peak])
+        first = of_group["entry"].values[0]
+        wavelength = float(comparison["wavelength"].sel(entry=first)[0, peak])
         where = (
             f"{wavelength:,.0f} tokens" if np.isfinite(wavelength) else "one that stands still"
         )
@@ -77,8 +78,7 @@ def where_norms_peak(comparison: xr.Dataset) -> str:
 def what_still_planes_carry(comparison: xr.Dataset) -> list[str]:
     """For each variant that stops some planes: these, beside the same of the baseline."""
     said = []
-    for group in rl.group_names(comparison):
-        entries = rl.entries_of(comparison, group)
+    for group, entries in groups(comparison):
         entries = entries.isel(entry=entries["partner"].values >= 0)
         beside = comparison.isel(entry=entries["partner"].values)
         wavelength = entries["wavelength"].isel(entry=slice(1), layer=0)
@@ -97,6 +97,13 @@ def what_still_planes_carry(comparison: xr.Dataset) -> list[str]:
             f"in {beside['group'].values[0]}, which turns them, {there}."
         )
     return said
+
+
+def groups(compared):
+    """Each group of a comparison, or of one of its variables, and its entries."""
+    names = compared["group"].values
+    for group in dict.fromkeys(names.tolist()):
+        yield group, compared.isel(entry=np.flatnonzero(names == group))
 
 
 def shares(entries: xr.Dataset, still: xr.DataArray) -> dict[str, float]:

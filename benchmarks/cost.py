@@ -42,6 +42,7 @@ from ropelens.models.subject import as_subject
 from ropelens.statistics.budget.held_out import LayerFit
 
 RUNS = 5
+SAMPLE = Path(rl.__file__).parent / "bundled/rope/sample.jsonl"
 MIB = 2**20
 
 
@@ -96,7 +97,7 @@ def parts_of_a_profile(device: torch.device) -> Table:
     """What a profile of the bundled checkpoint spends once, and what on each token."""
     model, tokenizer = rl.load("bundled", device=str(device))
     subject, context = as_subject(model), 512
-    read = rl.tokenize(rl.read_documents([rl.sample_path()]), tokenizer, context=context)
+    read = rl.tokenize(rl.read_documents([SAMPLE]), tokenizer, context=context)
     tokens, lengths = read.tokens, read.lengths
     text = as_corpus(model, tokens, lengths, documents=read.documents)
     planes = [layer.planes for layer in subject.rotations(context)]

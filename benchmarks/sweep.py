@@ -20,6 +20,7 @@ import typer
 import ropelens as rl
 from ropelens.measure.truncate import plan_truncation
 
+SAMPLE = Path(rl.__file__).parent / "bundled/rope/sample.jsonl"
 CUTS = {"keep": (0.75, 0.5), "controls": 2}
 
 
@@ -31,7 +32,7 @@ def main(
     rows: str = typer.Option("64", help="Rows of attention looked at: a number, or all."),
 ) -> None:
     loaded, tokenizer = rl.load(model)
-    documents = rl.read_documents(text or [rl.sample_path()])
+    documents = rl.read_documents(text or [SAMPLE])
     chosen = rl.tokenize(documents, tokenizer, context=context, sequences=sequences)
     given = {"lengths": chosen.lengths, "rows": rows if rows == "all" else int(rows)}
     entries = plan_truncation(loaded, **CUTS).entries

@@ -163,8 +163,8 @@ def test_planes_are_parted_nearest_to_half_of_the_push() -> None:
     profile = xr.Dataset({"selectivity_keys": push, "wavelength": wavelength})
     chosen = pd.DataFrame({"layer": [0], "head": [0]})
     strong, weak, share = causal.planes_of(SimpleNamespace(profile=profile), chosen)
-    assert strong == [rl.stop_planes([0], heads="0.0")]
-    assert weak == [rl.stop_planes([2, 1, 3], heads="0.0")]
+    assert strong == [rl.stop(rl.PlaneNumbers([0]), heads="0.0")]
+    assert weak == [rl.stop(rl.PlaneNumbers([2, 1, 3]), heads="0.0")]
     assert share == pytest.approx(0.45)
 
 

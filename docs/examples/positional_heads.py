@@ -1,24 +1,14 @@
 """Which heads of the bundled checkpoint are positional, and through which wavelengths?
 
-A positional head chooses its keys by where they stand, a semantic one by what they are. The
-budget splits the bits in that choice; `top_wavelength`, in tokens, is that of the plane that
-pushes the head hardest toward its keys, `top_share` the plane's share of that push.
+A positional head chooses its keys by position, a semantic one by content. The attention
+budget splits the bits in that choice. `top_wavelength`, in tokens, belongs to the plane that
+pushes the head hardest toward its keys, and `top_share` is that plane's share of the push.
 """
 
 import ropelens as rl
 
-model, tokenizer = rl.load("bundled")
-documents = rl.read_documents([rl.sample_path()])
-text = rl.tokenize(documents, tokenizer, context=256, sequences=24)
-
-profile = rl.profile(
-    model,
-    text.tokens,
-    lengths=text.lengths,
-    documents=text.documents,  # intervals draw documents again, not sequences
-    tokenizer=tokenizer,
-)
-heads = rl.classify_heads(profile)
+analysis = rl.analyze("bundled", options=rl.Options(context=256, sequences=24))
+heads = analysis.heads
 
 positional = heads[heads["label"] == "positional"].sort_values("positional_fraction")
 columns = ["layer", "head", "confidence", "positional_fraction", "offset"]
@@ -28,4 +18,4 @@ print()
 claim = heads.attrs["claim"]
 print(f"Positional heads use shorter wavelengths: {claim['verdict']} ({claim['why']})")
 
-rl.plot_head_map(profile, heads).write_html("head_map.html")
+rl.plot_head_map(analysis.profile, heads).write_html("head_map.html")

@@ -1,14 +1,13 @@
 """What does the model lose when its slowest planes, or its fastest, no longer rotate?
 
-A plane that no longer rotates tells what a token is, and not where it stands. The model was
-trained with all planes rotating: what it loses is what it used their rotation for.
+The model was trained with all planes rotating. A plane that no longer rotates still tells what
+a token is, but not where it is: the loss shows what the rotation was used for.
 """
 
 import ropelens as rl
 
-model, tokenizer = rl.load("bundled")
-documents = rl.read_documents([rl.sample_path()])
-text = rl.tokenize(documents, tokenizer, context=256, sequences=24)
+analysis = rl.analyze("bundled", options=rl.Options(context=256, sequences=24))
+model, text = analysis.model, analysis.sequences
 
 edits = {
     "slowest quarter": rl.stop_slowest(0.25),  # p-RoPE with p = 0.75
@@ -28,7 +27,7 @@ table = found[["mean_loss", "mean_loss_se"]].to_dataframe()
 table["attention_change"] = found["attention_change"].mean(["layer", "head"])  # bits
 print(table.round(3).to_string())
 
-# An edit is a block: inside, everything that runs the model meets the edited one.
+# Inside the block, everything that runs the model runs the edited one.
 with rl.edit_rope(model, rl.stop_slowest(0.25, heads="4.*")):
     wavelength = rl.measure_rope(model)["wavelength"]
 print()
