@@ -1,7 +1,8 @@
 """The formulas of a profile, in the order of docs/measures.md.
 
-A formula reads a `Block` of rows (block.py) or the `LayerMeans` of a layer (layer.py); the
-row in variables.py that names it says what its number is.
+A formula reads a `Block` of rows and their softmax, or all `CallRows` of an attention call
+(block.py); what follows from their sums reads the `LayerMeans` of a layer (sums.py). The table
+in variables.py has a row for each.
 """
 
 from __future__ import annotations
@@ -14,45 +15,41 @@ from jaxtyping import Float
 if TYPE_CHECKING:  # figures read the table of variables, and they do without torch
     from torch import Tensor
 
-    from ropelens.statistics.block import Block
-    from ropelens.statistics.layer import LayerMeans
+    from ropelens.statistics.block import Block, CallRows
+    from ropelens.statistics.sums import LayerMeans
 else:
-    Tensor = Block = LayerMeans = Any
+    Tensor = Block = CallRows = LayerMeans = Any
 
 BITS = 1 / math.log(2)
 """Bits in a nat."""
 
 
+# Per plane
+
+
+def q_norm(call: CallRows) -> Float[Tensor, "batch head row term"]:
+    """|q_f|."""
+    return call.plane_norms(call.q)
+
+
+def k_norm(call: CallRows) -> Float[Tensor, "batch kv_head position term"]:
+    """|k_f|."""
+    return call.plane_norms(call.k)
+
+
+def q_coherence(layer: LayerMeans) -> Float[Tensor, "head term"]:
+    """|mean of q~_f| / mean of |q_f|."""
+    return layer.plane_norms(layer["q_still"]) / layer["q_norm"]
+
+
+def k_coherence(layer: LayerMeans) -> Float[Tensor, "kv_head term"]:
+    """|mean of k~_f| / mean of |k_f|."""
+    return layer.plane_norms(layer["k_still"]) / layer["k_norm"]
+
+
 def selectivity(block: Block) -> Float[Tensor, "batch kv_head group row coordinate"]:
-    """sum_j (A_ij - U_ij) q_i k_j by coordinate: sum_j A_ij k_j less the mean of the keys."""
+    """sum_j (A_ij - U_ij) q_i k_j by coordinate: q_i ((A K)_i - (U K)_i)."""
     return block.q * (block.read - block.mean_key)
-
-
-def entropy(block: Block) -> Float[Tensor, "batch kv_head group row"]:
-    """H(A_i) = log sum_j exp(L_ij) - sum_j A_ij L_ij, in nats."""
-    return block.log_norm - block.expected_score
-
-
-def selectivity_keys(block: Block) -> Float[Tensor, "batch kv_head group row coordinate"]:
-    """The part of selectivity on keys that are no sinks.
-
-    (1 - A0) (E_a c - E_u c) by coordinate: A0 is the attention on sinks, E_a and E_u the means
-    over the other keys under A and evenly.
-    """
-    others = (1 - sink_mass(block))[..., None] * block.mean_other_key
-    return block.q * (block.read - block.sink_read - others)
-
-
-def sink_mass(block: Block) -> Float[Tensor, "batch kv_head group row"]:
-    """sum_j A_ij over sinks."""
-    return block.sink_attention.sum(-1)
-
-
-def learned_sink_mass(block: Block) -> Float[Tensor, "batch kv_head group row"]:
-    """exp(sink) / (exp(sink) + sum_j exp(L_ij)): what a sink logit takes from the keys."""
-    if block.sink_logits is None:
-        return block.log_norm.new_zeros(block.log_norm.shape)
-    return (block.sink_logits - block.log_norm).sigmoid()
 
 
 def predicted_kernel(layer: LayerMeans) -> Float[Tensor, "head bin"]:
@@ -67,3 +64,51 @@ def predicted_kernel(layer: LayerMeans) -> Float[Tensor, "head bin"]:
     stays = (q * k).sum(-1, keepdim=True) - turns.sum(-1, keepdim=True)
     moved = turns[:, None] * angle.cos() - across[:, None] * angle.sin()
     return layer.scale * (moved.sum(-1) + stays)
+
+
+# Sinks
+
+
+def sink_mass(block: Block) -> Float[Tensor, "batch kv_head group row"]:
+    """A0 = sum_j A_ij over sinks."""
+    return block.sink_attention.sum(-1)
+
+
+def selectivity_keys(block: Block) -> Float[Tensor, "batch kv_head group row coordinate"]:
+    """(1 - A0) (E_a c - E_u c) by coordinate.
+
+    E_a and E_u are means over the keys that are no sinks, under A and evenly.
+    """
+    evenly = (1 - sink_mass(block))[..., None] * block.mean_other_key
+    return block.q * (block.read - block.sink_read - evenly)
+
+
+def selectivity_sink(layer: LayerMeans) -> Float[Tensor, "head term"]:
+    """selectivity - selectivity_keys."""
+    on_sinks = layer["selectivity"] - layer["selectivity_keys"]
+    return layer.planes.sum_coordinates(on_sinks)
+
+
+# Other scores
+
+
+def previous_token(layer: LayerMeans) -> Float[Tensor, " head"]:
+    """Mean attention at offset 1, over rows that see it."""
+    return layer["offset_mass"][:, 1] / layer.offset_share[1]
+
+
+def self_mass(layer: LayerMeans) -> Float[Tensor, " head"]:
+    """Mean attention at offset 0, over rows that see it."""
+    return layer["offset_mass"][:, 0] / layer.offset_share[0]
+
+
+def entropy(block: Block) -> Float[Tensor, "batch kv_head group row"]:
+    """H(A_i) = log sum_j exp(L_ij) - sum_j A_ij L_ij, in nats."""
+    return block.log_norm - block.expected_score
+
+
+def learned_sink_mass(block: Block) -> Float[Tensor, "batch kv_head group row"]:
+    """exp(sink) / (exp(sink) + sum_j exp(L_ij)): the share of a sink logit."""
+    if block.sink_logits is None:
+        return block.log_norm.new_zeros(block.log_norm.shape)
+    return (block.sink_logits - block.log_norm).sigmoid()
