@@ -118,9 +118,9 @@ def test_every_property_is_right_whoever_reads_first(name: str):
     np.testing.assert_allclose(profile["twice"], 2 * profile["offset_mass"])
 
 
-def wrong(**changes: object) -> Statistic:
+def wrong(*, name: str = "mine", **changes: object) -> Statistic:
     options = {"of": lambda block: block.attention.sum(-1)} | changes
-    return Statistic("mine", ("layer", "head"), "1", "a statistic", **options)
+    return Statistic(name, ("layer", "head"), "1", "a statistic", **options)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +133,7 @@ def wrong(**changes: object) -> Statistic:
         ),
         ([wrong(over="offsets")], "has no value for every row", "a block has"),
         ([wrong(), wrong()], "There is a variable 'mine' already", ""),
+        ([wrong(name="sink_mass")], "There is a variable 'sink_mass' already", ""),
     ],
 )
 def test_statistics_that_are_refused(statistics: list[Statistic], says: str, seen: str):
@@ -140,13 +141,6 @@ def test_statistics_that_are_refused(statistics: list[Statistic], says: str, see
     with pytest.raises(BadArgument, match=says) as refused:
         rl.profile(tiny("llama_gqa"), tokens, statistics=statistics)
     assert seen in str(refused.value.parts.get("seen", ""))
-
-
-def test_a_statistic_cannot_take_a_name_of_a_profile():
-    taken = Statistic("sink_mass", ("layer", "head"), "1", "mine", of=lambda block: block.read)
-    tokens = torch.from_numpy(random_tokens(sequences=1, length=30))
-    with pytest.raises(BadArgument, match="There is a variable 'sink_mass' already"):
-        rl.profile(tiny("llama_gqa"), tokens, statistics=[taken])
 
 
 # every row

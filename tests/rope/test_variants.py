@@ -106,27 +106,19 @@ def test_a_variant_replaces_what_the_model_has():
 
 
 def test_own_is_the_models_rotation_and_rope_is_plain_rope():
-    """Wherever the words are used: in a reach, in an edit, in the table."""
     yarn = built("llama_gqa", "yarn:4")
     plain_rope, _ = parse_variant("rope").frequencies(Shape(16, base=10_000.0))
     ids = torch.from_numpy(random_tokens(sequences=1, length=12))
-    found = rl.reach(yarn, ids, variants=("own", "rope"), resamples=0)
+    reach = rl.reach(yarn, ids, variants=("own", "rope"), resamples=0)
     for name, inv_freq in (("own", yarn.model.rotary_emb.inv_freq), ("rope", plain_rope)):
-        under = found["variant_inv_freq"].sel(variant=name, layer=0)
+        under = reach["variant_inv_freq"].sel(variant=name, layer=0)
         assert under.values == pytest.approx(inv_freq.numpy(), rel=1e-6)
-    with rl.edit_rope(yarn, "rope"):
-        planes = as_subject(yarn).rotations()[0].planes
-    torch.testing.assert_close(planes.inv_freq, plain_rope)
-    with pytest.raises(BadArgument, match="No RoPE variant is called 'own'"):
-        parse_variant("own")
 
 
 def test_a_config_takes_a_variant_by_name():
     config = plain("llama_gqa").config
     named = rl.variant_config(config, "p-rope:0.5")
     assert named.to_dict() == rl.variant_config(config, parse_variant("p-rope:0.5")).to_dict()
-    with pytest.raises(BadArgument, match="No RoPE variant is called 'warp'"):
-        rl.variant_config(config, "warp")
 
 
 @pytest.mark.parametrize(
@@ -135,9 +127,10 @@ def test_a_config_takes_a_variant_by_name():
         ("ntk:4", Shape(2), "2 rotating coordinates, which are one plane"),
         ("dynamic:4", Shape(2), "2 rotating coordinates, which are one plane"),
         ("yarn:4", Shape(16, base=1.0), "base 1, with which all planes turn alike"),
+        ("longrope:2/1,1/1,2", Shape(16), "2 factors for 8 planes"),
     ],
 )
-def test_heads_that_a_formula_says_nothing_of(spelled: str, shape: Shape, words: str):
+def test_heads_that_a_formula_cannot_serve(spelled: str, shape: Shape, words: str):
     with pytest.raises(BadArgument) as refused:
         parse_variant(spelled).frequencies(shape)
     assert words in refused.value.line
@@ -191,11 +184,8 @@ def test_a_model_that_scales_its_types_of_layers_differently():
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     layers = own | {"full_attention": own["full_attention"] | yarn}
     model = tiny("gemma3", rope_parameters=layers)
-    with (
-        pytest.raises(UnsupportedModel, match="scales its queries in more than one way"),
-        rl.edit_rope(model, "linear:2"),
-    ):
-        pytest.fail("the edit was opened")
+    with pytest.raises(UnsupportedModel, match="scales its queries in more than one way"):
+        rl.edit_rope(model, "linear:2").__enter__()
     with rl.edit_rope(model, "p-rope:0.5"):
         logits(model)
 
@@ -203,11 +193,8 @@ def test_a_model_that_scales_its_types_of_layers_differently():
 def test_a_model_that_does_not_state_its_base():
     model = plain("llama_gqa")
     model.config.rope_parameters = {"rope_type": "default"}
-    with (
-        pytest.raises(UnsupportedModel, match="does not state the base of its RoPE"),
-        rl.edit_rope(model, "linear:2"),
-    ):
-        pytest.fail("the edit was opened")
+    with pytest.raises(UnsupportedModel, match="does not state the base of its RoPE"):
+        rl.edit_rope(model, "linear:2").__enter__()
 
 
 # checkpoints
@@ -274,7 +261,6 @@ def test_a_config_is_copied_and_each_type_of_layer_keeps_its_base():
     ("name", "spelled", "why"),
     [
         ("gpt_neox", "p-rope:0.5", "it rotates a part of each head already (0.25)"),
-        ("glm", "yarn:2", "it rotates a part of each head already (0.5)"),
         ("llama_gqa", "nope-every:2", "it has no no_rope_layers, as SmolLM3 has"),
         (
             "llama4",
@@ -327,24 +313,11 @@ def test_any_family_can_be_edited(name: str):
         ("longrope:2/1,1/1", "seen: 2 short factors, 1 long ones"),
     ],
 )
-def test_unknown_and_malformed_variants(ropelens: Command, spelled: str, line: str):
-    for run in (parse_variant, lambda text: rl.edit_rope(tiny("llama_gqa"), text).__enter__()):
-        with pytest.raises(BadArgument) as refused:
-            run(spelled)
-        assert line in refused.value.line
-        for row in VARIANTS.values():
-            assert row.usage in refused.value.parts["try"]
-    ended = ropelens("rope", "--variant", spelled, "--head-dim", 16)
-    assert ended.code == 1
-    assert line in ended.problem
-
-
-def test_factors_for_another_number_of_planes():
-    with (
-        pytest.raises(BadArgument, match="2 factors for 8 planes"),
-        rl.edit_rope(tiny("llama_gqa"), "longrope:2/1,1/1,2"),
-    ):
-        pytest.fail("the edit was opened")
+def test_unknown_and_malformed_variants(spelled: str, line: str):
+    with pytest.raises(BadArgument) as refused:
+        parse_variant(spelled)
+    assert line in refused.value.line
+    assert all(row.usage in refused.value.parts["try"] for row in VARIANTS.values())
 
 
 # printed

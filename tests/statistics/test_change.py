@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 import ropelens as rl
 from ropelens.models.subject import as_subject
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.change import attention_change, without_values
+from ropelens.statistics.change import attention_change
 from ropelens.statistics.rows import all_rows, sample_rows
 
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
@@ -131,13 +131,3 @@ def test_blocks_are_no_matter(blocks: int, monkeypatch: pytest.MonkeyPatch):
             parts = [attention_change(before, after, rows) for before, after in pairs]
         for own, other in zip(parts, whole, strict=True):
             torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
-
-
-def test_values_need_not_be_kept():
-    before, after = calls()[0], calls(rl.stop_slowest(0.75))[0]
-    rows = all_rows(torch.tensor([150, 90]))
-    kept = without_values(before)
-    assert kept.value.numel() == kept.output.numel() == 0
-    assert torch.equal(
-        attention_change(kept, after, rows), attention_change(before, after, rows)
-    )

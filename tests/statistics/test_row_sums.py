@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from ropelens.rope.planes import Planes, plane_norms, unrotate
-from ropelens.statistics import block as module
+from ropelens.statistics import memory
 from ropelens.statistics.attention import sum_attention
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.rows import all_rows, sample_rows
@@ -149,12 +150,12 @@ def test_row_sums_by_brute_force(
     """Any heads, windows, soft-caps, sinks, padding, samples and blocks."""
     call, planes, lengths = made
     rows = all_rows(lengths) if count is None else sample_rows(lengths, count=count, seed=3)
-    before, module.BLOCK_ELEMENTS["cpu"] = module.BLOCK_ELEMENTS["cpu"], block
+    before, memory.BLOCK_ELEMENTS["cpu"] = memory.BLOCK_ELEMENTS["cpu"], block
     ids = torch.zeros(call.query.shape[0], call.query.shape[2], dtype=torch.long)
     try:
         sums = sum_attention(call, rows, planes, tokens=ids, statistics=STATISTICS)
     finally:
-        module.BLOCK_ELEMENTS["cpu"] = before
+        memory.BLOCK_ELEMENTS["cpu"] = before
     for sequence, head in itertools.product(*map(range, call.query.shape[:2])):
         taken = [
             (int(position), float(weight))
@@ -184,3 +185,20 @@ def test_row_sums_by_brute_force(
             torch.testing.assert_close(norm[sequence], true)
             true = unrotate(counted, torch.arange(length), planes).sum(1)
             torch.testing.assert_close(still[sequence], true)
+
+
+# tricks
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 200])
+def test_a_running_sum_is_cumsum(count: int):
+    x = normal(2, 3, count, 5, seed=count)
+    torch.testing.assert_close(memory.running_sum(x), x.cumsum(2))
+
+
+def test_sums_by_offset_on_a_gpu_are_those_on_a_cpu():
+    own = torch.tensor([[2, 3, 7, 8], [1, 4, 5, 8]])
+    seen = (torch.arange(9) <= own[..., None]) & (torch.arange(9) > 0)
+    values = normal(2, 2, 3, 4, 9, seed=0) * seen[:, None, None]
+    given = values, own, normal(2, 4, seed=1)
+    torch.testing.assert_close(memory._sum_gathered(*given), memory._sum_shifted(*given))
