@@ -1,7 +1,7 @@
 """The formulas of a profile, in the order of docs/measures.md.
 
 A formula reads a `Block` of rows and their softmax, or all `CallRows` of an attention call
-(block.py); what follows from their sums reads the `LayerMeans` of a layer (sums.py). The table
+(block.py); what follows from their sums reads the `LayerMeans` of a layer (layer.py). The table
 in variables.py has a row for each.
 """
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # figures read the table of variables, and they do without to
     from torch import Tensor
 
     from ropelens.statistics.block import Block, CallRows
-    from ropelens.statistics.sums import LayerMeans
+    from ropelens.statistics.layer import LayerMeans
 else:
     Tensor = Block = CallRows = LayerMeans = Any
 
