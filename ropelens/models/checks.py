@@ -126,7 +126,7 @@ def check_loading(model: PreTrainedModel, found: dict[str, set]) -> None:
         warnings.warn(
             f"{name} has no place for some tensors of the checkpoint and leaves them out: "
             f"{len(found['unexpected_keys'])}, {_some(found['unexpected_keys'])}",
-            stacklevel=5,  # who called load
+            stacklevel=6,  # who called load
         )
 
 
@@ -223,7 +223,7 @@ def warn_of_idle_rotary_factor(model: PreTrainedModel) -> None:
             f"partial_rotary_factor={factor} has no effect on {type(model).__name__} with "
             f'rope_type "default": all {head_dim} coordinates of every head rotate. For p-RoPE '
             'set rope_type "proportional".',
-            stacklevel=3,  # who called load
+            stacklevel=5,  # who called load
         )
 
 

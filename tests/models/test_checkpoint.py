@@ -171,21 +171,6 @@ def test_a_name_of_nothing_is_refused(
     assert "\n" not in caught.value.line
 
 
-def test_a_revision_that_is_not_cached_is_named() -> None:
-    with pytest.raises(BadCheckpoint, match="called acme/none at revision v2"):
-        load("acme/none", revision="v2")
-
-
-def test_a_cache_without_the_weights_is_told_apart(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (folder / "model.safetensors").unlink()
-    cached(folder, tmp_path / "hub")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    with pytest.raises(BadCheckpoint, match="has no weights that ropelens reads"):
-        load("acme/tiny")
-
-
 def test_a_file_of_weights_points_to_its_folder(folder: Path) -> None:
     with pytest.raises(BadCheckpoint, match=r"is a file") as caught:
         load(folder / "model.safetensors")

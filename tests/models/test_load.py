@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -90,16 +91,6 @@ def test_a_model_without_a_tokenizer_has_none(folder: Path) -> None:
     assert tokenizer is None
 
 
-def test_a_sharded_checkpoint_is_one_model(folder: Path) -> None:
-    save_over(folder, tiny_llama())
-    tiny_llama().save_pretrained(folder, max_shard_size="20KB")
-    (folder / "model.safetensors").unlink()
-    assert len(list(folder.glob("*.safetensors"))) > 1
-    model, _ = load(folder)
-    for name, parameter in tiny_llama().named_parameters():
-        assert torch.equal(model.get_parameter(name), parameter)
-
-
 def test_a_pickle_beside_safetensors_is_never_opened(folder: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(b"not even a pickle")
     load(folder)
@@ -138,11 +129,16 @@ def test_causal_families_pass_the_check_of_causality(
         ({"dtype": "int8"}, "There is no dtype 'int8'.*float32, float16, bfloat16"),
         ({"device": "gpu"}, "There is no device 'gpu'.*auto, cpu, cuda"),
         ({"device": "meta"}, "There is no device 'meta'"),
+        ({"device_map": "car"}, "There is no device map 'car'.*\"auto\", or a place"),
+        ({"device_map": {"": "toaster"}}, "There is no device 'toaster'"),
+        ({"device_map": "auto", "device": "cpu"}, "Both a device and a device map"),
+        ({"quantize": "int2"}, "not quantized to 'int2'.*int8, bnb-int8, bnb-nf4"),
+        ({"dtype": 3}, "load: dtype must be"),
         ({"revision": "main"}, "has no revision main.*only models on the Hub"),
     ],
 )
 def test_an_impossible_argument_is_refused(
-    folder: Path, arguments: dict[str, str], words: str
+    folder: Path, arguments: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(BadArgument) as caught:
         load(folder, **arguments)
