@@ -266,6 +266,10 @@ def test_on_a_phone_the_head_is_a_sheet(browser: playwright.Browser, opened: Ope
     phone = Opened(browser, page_path, viewport={"width": 400, "height": 800}, has_touch=True)
     page = phone.load()
     assert not page.locator("#head").is_visible()
+    page.evaluate("location.hash = '#L1H1'")
+    page.wait_for_selector("#head.open")
+    page.go_back()
+    page.wait_for_selector("#head:not(.open)", state="attached")
     view(page, "list")
     page.locator("#list [data-row]").nth(2).tap()
     page.wait_for_selector("#head", state="visible")
@@ -273,10 +277,6 @@ def test_on_a_phone_the_head_is_a_sheet(browser: playwright.Browser, opened: Ope
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
     page.click("#close")
     assert not page.locator("#head").is_visible()
-    page.evaluate("location.hash = '#L1H1'")
-    page.wait_for_selector("#head.open")
-    page.go_back()
-    page.wait_for_selector("#head:not(.open)", state="attached")
     assert phone.harmless()
     phone.context.close()
 

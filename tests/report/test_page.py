@@ -430,7 +430,9 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
         layers=32, heads=32, kv_heads=8, frequencies=64, excerpt=40
     )
     profile["excerpt_query_still"][:, 2:] = np.nan
-    return write_report(profile, tmp_path_factory.mktemp("large") / "page.html", heads=heads)
+    path = tmp_path_factory.mktemp("large") / "page.html"
+    assert write_report(profile, path, heads=heads).stat().st_size < 12e6
+    return path
 
 
 # Chooses heads one after another, each when the one before is shown.

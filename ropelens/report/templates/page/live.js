@@ -48,7 +48,7 @@ function keptOf(band, layer = state.layer) {
 }
 const span = (frequency) => frequency > 0 ? (2 * Math.PI / frequency).toLocaleString("en", { maximumSignificantDigits: 3 }) : "∞";
 
-const NOT_LIVE = "The planes of this head cannot be stopped here: its queries and keys are not kept, or more than they decides its attention.";
+const NOT_LIVE = "The planes of this head cannot be stopped here: the profile lacks its queries and keys, or a soft-cap, window or sink also shapes its attention.";
 function showBand() {
   const { layer, head, band } = state;
   const live = page.live[layer][head], count = page.planes[layer], rotating = turns().length;
