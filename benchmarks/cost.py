@@ -36,7 +36,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 import ropelens as rl
 from ropelens.measure.batches import collect
 from ropelens.measure.budget import fit_layers
-from ropelens.measure.repeats import repeat_scores
+from ropelens.measure.tasks import repeat_scores
 from ropelens.measure.tokens import as_corpus
 from ropelens.models.subject import as_subject
 from ropelens.statistics.budget.held_out import LayerFit
@@ -99,7 +99,7 @@ def parts_of_a_profile(device: torch.device) -> Table:
     subject, context = as_subject(model), 512
     read = rl.tokenize(rl.read_documents([SAMPLE]), tokenizer, context=context)
     tokens, lengths = read.tokens, read.lengths
-    text = as_corpus(model, tokens, lengths, documents=read.documents)
+    text = as_corpus(subject, tokens, lengths, documents=read.documents)
     planes = [layer.planes for layer in subject.rotations(context)]
 
     def fit(surrogates: int) -> list[LayerFit]:
@@ -157,7 +157,7 @@ def ways_of(
     """The plain pass, and ours with so many `rows` each."""
     subject = as_subject(model)
     planes = [layer.planes for layer in subject.rotations(tokens.shape[1])]
-    text = as_corpus(model, tokens, None)
+    text = as_corpus(subject, tokens, None)
 
     def measured(count: int | str) -> Callable[[], object]:
         return lambda: collect(subject, text, planes=planes, rows=count)

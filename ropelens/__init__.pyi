@@ -20,31 +20,23 @@ from .rope.planes import Planes as Planes
 from .measure.profile import profile as profile
 from .statistics.variables import Statistic as Statistic
 from .measure.token_sets import attention_on as attention_on
-from .measure.token_sets import find_tokens as find_tokens
 from .measure.heads import classify_heads as classify_heads
-from .statistics.labels import Thresholds as Thresholds
-from .measure.means import plane_means as plane_means
 from .measure.reach import reach as reach
 from .measure.evaluate import evaluate as evaluate
 from .measure.needs import needed_planes as needed_planes
 from .measure.tasks import Retrieval as Retrieval
 from .statistics.intervals import paired_interval as paired_interval
 from .measure.truncate import truncate as truncate
-from .measure.truncation_table import summarize_truncation as summarize_truncation
 
 # edit
 from .edit.rope import edit_rope as edit_rope
 from .edit.silence import silence_heads as silence_heads
-from .edit.actions import Edit as Edit
 from .edit.actions import stop as stop
 from .edit.actions import stop_slowest as stop_slowest
 from .edit.actions import stop_fastest as stop_fastest
-from .edit.actions import stop_wavelengths as stop_wavelengths
-from .edit.actions import stop_planes as stop_planes
 from .edit.actions import rescale as rescale
 from .edit.actions import drop as drop
-from .edit.actions import mean_ablate as mean_ablate
-from .rope.select import Every as Every
+from .measure.means import mean_ablate as mean_ablate
 from .rope.select import Slowest as Slowest
 from .rope.select import Fastest as Fastest
 from .rope.select import Wavelengths as Wavelengths

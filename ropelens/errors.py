@@ -94,7 +94,14 @@ def public(function: Function) -> Function:
     TYPE_CHECKING); whole numbers are `Count`, `Positive` or `Whole`, others `Number`.
     """
     signature = inspect.signature(function)
-    hints = cache(lambda: get_type_hints(function, include_extras=True))
+
+    @cache
+    def hints() -> dict[str, Any]:
+        named = get_type_hints(function, include_extras=True)
+        for name, one in signature.parameters.items():
+            if one.kind is one.VAR_POSITIONAL:
+                named[name] = tuple[named[name], ...]
+        return named
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 import xarray as xr
 from oracles.tiny import random_tokens
@@ -25,3 +28,8 @@ def logits(model: PreTrainedModel) -> torch.Tensor:
 
 def evaluate(model: nn.Module, **options: object) -> xr.Dataset:
     return rl.evaluate(model, **{"tokens": tokens(), "retrieval": FEW, **options})
+
+
+def telling(told: Callable[[int], object]) -> Callable[..., AbstractContextManager]:
+    """A progress that tells the tokens done."""
+    return lambda what, *, total, unit: nullcontext(told if unit == "tokens" else lambda _: 0)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
 
@@ -28,14 +27,15 @@ from ropelens.analysis.record import arguments_of, record_of, this_command
 from ropelens.errors import BadArgument, public
 from ropelens.files.progress import ShowProgress, opening, silent
 from ropelens.measure.heads import classify_heads
-from ropelens.measure.profile import profile_in_stages, versions
+from ropelens.measure.profile import profile as measure
 from ropelens.measure.savepoint import UNFINISHED, savepoint
-from ropelens.measure.truncate import check_truncation, plan_truncation
+from ropelens.measure.tokens import versions
+from ropelens.measure.truncate import check_truncation, truncate
 from ropelens.models.bridge import bridge
 from ropelens.models.checkpoint import fingerprint
 from ropelens.models.memory import explain_full_memory
 from ropelens.models.processes import gather
-from ropelens.models.subject import Model, Subject, as_subject
+from ropelens.models.subject import Model, as_subject
 
 DEFAULT = Options()
 
@@ -106,13 +106,23 @@ def analyze(
         with full, _saved_in(folder, plan, weights, arguments):
             swept = earlier = None
             if truncation is not None:
-                swept = _sweep(subject, plan, truncation, seed=options.seed, show=show)
+                swept = truncate(
+                    subject,
+                    read.tokens,
+                    lengths=read.lengths,
+                    documents=read.documents,
+                    rows=plan.rows,
+                    batch_size=plan.batch_size,
+                    seed=options.seed,
+                    progress=show,
+                    **truncation,
+                )
                 earlier = _joined_by_sweep(folder, weights, read.fingerprint)
             if options.backend == "transformer-lens" and source.path is not None:
                 shown = bridge(subject.model, source.tokenizer)
                 subject = as_subject(shown, source.tokenizer)
             if earlier is None:
-                profile = profile_in_stages(
+                profile = measure(
                     subject,
                     read.tokens,
                     lengths=read.lengths,
@@ -124,7 +134,7 @@ def analyze(
                     rows=plan.rows,
                     batch_size=plan.batch_size,
                     seed=options.seed,
-                    stage=show,
+                    progress=show,
                 )
                 with opening(show, "labelling"):
                     heads = classify_heads(profile, seed=options.seed)
@@ -156,23 +166,6 @@ def analyze(
         apart = record | {"command": facts["command"]}
         return with_sweep(replace(earlier, model=shown, sequences=read), swept, apart)
     return Analysis(profile, heads, record, swept, model=shown, sequences=read)
-
-
-def _sweep(
-    model: Subject, plan: Plan, asked: Mapping[str, Any], *, seed: int, show: ShowProgress
-) -> xr.Dataset:
-    """What stopping planes costs on the tokens of the plan."""
-    with opening(show, "probing"):
-        sweep = plan_truncation(model, seed=seed, **asked)
-    return sweep.measure(
-        model,
-        plan.text.tokens,
-        lengths=plan.text.lengths,
-        documents=plan.text.documents,
-        rows=plan.rows,
-        batch_size=plan.batch_size,
-        stage=show,
-    )
 
 
 def _joined_by_sweep(

@@ -18,14 +18,18 @@ from ropelens.analysis.options import Options
 from ropelens.errors import BadArgument
 from ropelens.measure.batches import batch_bytes, sequences_at_once
 from ropelens.measure.excerpt import check_excerpts
-from ropelens.measure.profile import model_name, short_name
 from ropelens.measure.token_sets import attention_on
 from ropelens.models.bundled import sample_path
 from ropelens.models.checkpoint import load_tokenizer
 from ropelens.models.device import devices_of
 from ropelens.models.load import open_checkpoint
 from ropelens.models.memory import LIBRARIES, free_bytes, pass_bytes, stated_number
-from ropelens.models.paths import check_document, check_has_text, check_ids_file
+from ropelens.models.paths import (
+    check_document,
+    check_has_text,
+    check_ids_file,
+    short_name,
+)
 from ropelens.models.subject import Model, Subject, as_subject, stated_context
 from ropelens.models.texts import (
     Sequences,
@@ -74,7 +78,7 @@ class Source:
             subject = as_subject(model, tokenizer)
             inner, parameters = subject.model, subject.model.num_parameters()
             return cls(
-                name=model_name(inner),
+                name=short_name(str(inner.config.name_or_path)) or subject.kind,
                 config=inner.config,
                 tokenizer=subject.tokenizer,
                 parameters=parameters,

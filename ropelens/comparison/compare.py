@@ -27,7 +27,7 @@ from ropelens.errors import BadArgument
 from ropelens.files.folder import file_name
 from ropelens.files.progress import ShowProgress, silent
 from ropelens.files.results import open_results
-from ropelens.measure.profile import versions
+from ropelens.measure.tokens import versions
 from ropelens.models.checkpoint import fingerprint
 from ropelens.models.load import load
 from ropelens.models.loading import DeviceMap, Loading

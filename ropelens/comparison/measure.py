@@ -18,12 +18,11 @@ from transformers import PreTrainedModel
 from ropelens.comparison.entries import Run
 from ropelens.errors import BadArgument
 from ropelens.files.results import open_results, save
-from ropelens.measure.copying import NEAREST, doublings
 from ropelens.measure.evaluate import evaluate
 from ropelens.measure.heads import claim_numbers, head_values
 from ropelens.measure.profile import profile
 from ropelens.measure.savepoint import remove_savepoint, savepoint
-from ropelens.measure.tasks import SHORTEST, Retrieval
+from ropelens.measure.tasks import NEAREST, SHORTEST, Retrieval, doublings
 from ropelens.models.processes import gather, place
 from ropelens.statistics.budget.claim import judge
 from ropelens.statistics.labels import Thresholds

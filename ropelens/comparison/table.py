@@ -10,7 +10,7 @@ import xarray as xr
 from jaxtyping import Float
 
 from ropelens.comparison.pairs import entries_of, group_names, paired_changes
-from ropelens.measure.induction import best_head
+from ropelens.measure.truncation_table import best_head
 from ropelens.statistics.intervals import paired_interval
 from ropelens.statistics.labels import LABELS
 

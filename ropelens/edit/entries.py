@@ -32,45 +32,18 @@ class Entry:
 
 
 def entries_of(
-    subject: Subject,
-    edits: Mapping[str, Edit | str | Sequence[Edit | str]],
-    *,
-    context: int,
-) -> tuple[list[Planes], list[Entry]]:
-    """How the model itself rotates, and an entry for it and for every edit, all checked."""
-    _check_names(edits)
-    own = [layer.planes for layer in subject.rotations(context)]
-    within = [layer.planes for layer in subject.rotations()]  # where edits start from
-    around = subject.open_edit
-    entries = [Entry(NONE, None, _planes_under(around, own, context))]
-    for name, given in edits.items():
-        together = (
-            tuple(given)
-            if isinstance(given, Sequence) and not isinstance(given, str)
-            else (given,)
-        )
-        edit = stack_edits(subject, tuple(within), together)
-        entries.append(Entry(name, edit, _planes_under(edit, own, context)))
-    return own, entries
-
-
-def _check_names(edits: Mapping[str, object]) -> None:
-    """Refuse edits without names, and the name that the model as it is has."""
-    if not isinstance(edits, Mapping) or not all(isinstance(name, str) for name in edits):
-        raise BadArgument(
-            "Edits that are measured have names.",
-            seen=repr(edits)[:80],
-            attempt='edits={"p = 0.75": ropelens.stop_slowest(0.25), "none at all": "nope"}',
-        )
+    subject: Subject, edits: Mapping[str, Edit | str | Sequence[Edit | str]], *, context: int
+) -> list[Entry]:
+    """An entry for the model as it is and for every edit, all checked."""
     if NONE in edits:
         raise BadArgument(
             f'An edit cannot be called "{NONE}": that is the model as it is.',
             attempt="another name for the edit",
         )
-
-
-def _planes_under(edit: AttentionEdit | None, own: list[Planes], context: int) -> list[Planes]:
-    """How each layer rotates under `edit`."""
-    if edit is None:
-        return own
-    return [edited_planes(edit, layer, p, length=context) for layer, p in enumerate(own)]
+    by_itself = [layer.planes for layer in subject.rotations(context)]
+    entries = [Entry(NONE, None, subject.planes(context))]
+    for name, given in edits.items():
+        edit = stack_edits(subject, [given] if isinstance(given, Edit | str) else given)
+        turned = [edited_planes(edit, *one, length=context) for one in enumerate(by_itself)]
+        entries.append(Entry(name, edit, turned))
+    return entries

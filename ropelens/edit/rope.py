@@ -12,22 +12,23 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from ropelens.edit.actions import Edit, Layer, Rescale, change_layer, stop
-from ropelens.errors import BadArgument
+from ropelens.edit.actions import EVERY, Edit, Layer, Rescale, change_layer, stop
+from ropelens.errors import BadArgument, public
 from ropelens.models.rotation import planes_now
-from ropelens.models.subject import Subject, as_subject
+from ropelens.models.subject import Model, Subject, as_subject
 from ropelens.models.variants import attention_factor, shape_of
 from ropelens.rope.formulas import Rates
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import ALL_HEADS, Every, PlaneNumbers, Wavelengths, heads_by_layer
+from ropelens.rope.select import ALL_HEADS, PlaneNumbers, Wavelengths, heads_by_layer
 from ropelens.rope.turn import turn
 from ropelens.rope.variants import Variant, parse_variant
 
 
+@public
 @contextmanager
-def edit_rope(model: nn.Module, *edits: Edit | str) -> Iterator[None]:
+def edit_rope(model: Model, *edits: Edit | str) -> Iterator[None]:
     """`model` rotates as `edits` say while the block runs; blocks nest, and edits add up.
 
     An edit may also be the name of a RoPE variant, such as "p-rope:0.75" (`VARIANTS`).
@@ -43,40 +44,24 @@ def edit_rope(model: nn.Module, *edits: Edit | str) -> Iterator[None]:
     an edit that makes heads of one key-value head differ.
     """
     subject = as_subject(model)
-    planes = tuple(layer.planes for layer in subject.rotations())
-    with subject.edit(stack_edits(subject, planes, edits)):
+    with subject.edit(stack_edits(subject, edits)):
         yield
 
 
-def stack_edits(
-    subject: Subject, planes: tuple[Planes, ...], edits: Sequence[Edit | str]
-) -> ModelEdit:
-    """`edits`, checked, after those that are open.
-
-    `planes` is how the model rotates by itself, within its trained context.
-    """
-    outer = subject.open_edit
+def stack_edits(subject: Subject, edits: Sequence[Edit | str]) -> ModelEdit:
+    """`edits`, checked, after those that are open."""
+    planes, outer = [layer.planes for layer in subject.rotations()], subject.open_edit
     before = outer.edits if isinstance(outer, ModelEdit) else ()
-    added = tuple(_read(edit, subject) for edit in edits)
+    added = tuple(
+        as_edit(parse_variant(edit), subject) if isinstance(edit, str) else edit
+        for edit in edits
+    )
     for edit in added:
         _check(edit, planes, subject.heads)
     return ModelEdit(subject, planes, (*before, *added))
 
 
-def _read(edit: Edit | str, subject: Subject) -> Edit:
-    """The edit itself, or that of a variant by name."""
-    if isinstance(edit, str):
-        return as_edit(parse_variant(edit), subject)
-    if not isinstance(edit, Edit):
-        raise BadArgument(
-            "This is no edit of a rotation.",
-            seen=repr(edit)[:80],
-            attempt='ropelens.stop_slowest(0.25), another edit, or a variant: "p-rope:0.75"',
-        )
-    return edit
-
-
-def _check(edit: Edit, layers: tuple[Planes, ...], heads: int) -> None:
+def _check(edit: Edit, layers: Sequence[Planes], heads: int) -> None:
     """Refuse heads and planes that the model does not have, and actions that do not fit it."""
     heads_by_layer(edit.heads, layers=len(layers), heads_of_layer=heads)
     most = max(len(planes.inv_freq) for planes in layers)
@@ -102,39 +87,37 @@ def as_edit(variant: Variant, subject: Subject) -> Edit:
     Variants that stop planes leave the others as they are; the rest take the model's base
     and trained context, and replace the frequencies and the attention factor that it has.
     """
-    layers = range(subject.layers)
     if variant.row.stops is not None:
-        heads = [f"{layer}.*" for layer in layers if variant.stops_in(layer)]
-        nothing = PlaneNumbers(())
-        select = variant.row.stops(variant.value) if heads else nothing
+        heads = [f"{n}.*" for n in range(subject.layers) if variant.stops_in(n)]
+        select = variant.row.stops(variant.value) if heads else PlaneNumbers(())
         return stop(select, heads=",".join(heads) or ALL_HEADS)
-    own_factor = attention_factor(subject)
+    factor_now = attention_factor(subject)
 
     def frequencies(layer: Layer) -> Rates:
-        rotary_dim = layer.planes.rotary_dim
-        shape = shape_of(subject, layer.index, rotary_dim=rotary_dim, length=layer.length)
+        options = {"rotary_dim": layer.planes.rotary_dim, "length": layer.length}
+        shape = shape_of(subject, layer.index, **options)
         inv_freq, factor = variant.frequencies(shape)
-        return inv_freq, factor / own_factor
+        return inv_freq, factor / factor_now
 
-    return Edit(Every(), Rescale(frequencies))
+    return Edit(EVERY, Rescale(frequencies))
 
 
 @dataclass(frozen=True, eq=False)
 class ModelEdit:
-    """All open edits of a model, applied at its attention. `own`: its planes without edits."""
+    """All open edits of a model, applied at its attention; `planes` are those without edits."""
 
     subject: Subject
-    own: tuple[Planes, ...]
+    planes: Sequence[Planes]
     edits: tuple[Edit, ...]
 
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, rows: Tensor, keys: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Queries and keys as the edits have them; see `AttentionEdit`."""
+        """Queries and keys as the edits change them; see `AttentionEdit`."""
         if not self.edits:
             return query, key
         continued = query.shape[2] < key.shape[2]
-        planes = planes_now(self.subject, layer, self.own[layer], continued=continued)
+        planes = planes_now(self.subject, layer, self.planes[layer], continued=continued)
         heads, groups = query.shape[1], key.shape[1]
         about = Layer(layer, planes, length=int(rows.max()) + 1)
         of_query, of_key = change_layer(self.edits, about, heads)
@@ -152,5 +135,4 @@ class ModelEdit:
     ) -> Float[Tensor, "head frequency"]:
         """How each head rotates under the edits, in rad/token; see `AttentionEdit`."""
         about = Layer(layer, planes, length)
-        query, _ = change_layer(self.edits, about, self.subject.heads)
-        return query.inv_freq
+        return change_layer(self.edits, about, self.subject.heads)[0].inv_freq

@@ -9,38 +9,38 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
-from ropelens.errors import BadArgument
-from ropelens.models.subject import Subject, as_subject
+from ropelens.errors import BadArgument, Whole, public
+from ropelens.models.subject import Model, Subject, as_subject
 from ropelens.models.tokens import check_tokens
 from ropelens.rope.select import heads_by_layer
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.generator import generator_of
-from ropelens.statistics.seeds import whole_seed
 
 Instead = Literal["zero", "mean", "resample"]
 Means = Mapping[int, Float[Tensor, "head feature"]]
 
 
+@public
 @contextmanager
 def silence_heads(
-    model: nn.Module,
+    model: Model,
     heads: str,
     *,
     to: Instead = "zero",
     tokens: Int[Tensor, "sequence position"] | None = None,
     lengths: Int[Tensor, " sequence"] | None = None,
-    seed: int = 0,
+    seed: Whole = 0,
 ) -> Iterator[None]:
-    """`heads` of `model` say nothing of their tokens while the block runs.
+    """The outputs of `heads` of `model` are replaced while the block runs.
 
-    `heads` is a list such as "2.3,4.*" (layer.head; with grouped keys, query heads). What
-    stands in for a head's output, before the output projection, is `to`:
+    `heads` is a list such as "2.3,4.*" (layer.head; with grouped keys, query heads). `to` says
+    what replaces a head's output, before the output projection:
 
     - "zero": 0.
     - "mean": the mean of its output over `tokens` (padded on the right; of sequence s the
@@ -49,14 +49,13 @@ def silence_heads(
       tokens of each batch itself.
     - "resample": its output at the same position of another sequence of the batch, by a
       permutation that leaves none in its place, drawn with `seed` and the same for all heads
-      and batches of a size. A call with one sequence has no other and is refused. `profile`
-      and `capture` make such calls whatever they are given; `evaluate` does where a batch is
-      left with one sequence, so give it a `batch_size` of two or more that divides their
-      number, and it measures on the text.
+      and batches of a size. A call with one sequence has no other and is refused: `profile`
+      and `capture` make such calls; `evaluate` does where a batch is left with one sequence,
+      so give it a `batch_size` of two or more that divides their number.
 
-    Zero is an arbitrary place, perhaps far from anything that the head says, and what later
-    layers make of that is part of the effect; therefore the mean (Wang et al. 2023, arXiv
-    2211.00593, section 2, who take it by position over texts of one template).
+    Zero may be far from every output of the head, and what later layers make of that is part
+    of the effect; therefore the mean (Wang et al. 2023, arXiv 2211.00593, section 2, who take
+    it by position over texts of one template).
 
     Blocks nest, beside `edit_rope` and `observe`, in any order: edits change what comes before
     the output; `observe` shows the output as the head made it, and the effect in later
@@ -68,40 +67,24 @@ def silence_heads(
     of it (use_cache=False). Padding is what the attention mask says; `profile` and
     `evaluate` pass none, so where sequences differ in length give "mean" its `tokens`.
 
-    `model` is a transformers model or a TransformerLens `TransformerBridge`. Raises
-    `BadArgument` for heads that it does not have, for `tokens` out of its vocabulary, for
-    `lengths` without `tokens`, for a `seed` to "resample" with that is no whole number, and,
-    when it runs, for a "resample" of a batch of one or of sequences of different lengths;
-    `UnsupportedModel` for a model whose attention does not pass through transformers' attention
-    interface, or whose bridge does not fire its hooks. It need not rotate.
+    Raises `BadArgument` for heads that the model does not have, for `tokens` out of its
+    vocabulary or without to="mean", for `lengths` without `tokens`, and, when it runs, for a
+    "resample" of a batch of one or of sequences of different lengths; `UnsupportedModel` for a
+    model whose attention does not pass through transformers' attention interface, or whose
+    bridge does not fire its hooks. The model need not rotate.
     """
     subject = as_subject(model)
-    if to not in get_args(Instead):
+    if (tokens is not None and to != "mean") or (lengths is not None and tokens is None):
         raise BadArgument(
-            "A head is silenced to one of three things.",
-            seen=repr(to),
-            attempt='"zero", "mean" or "resample"',
+            'tokens are for to="mean", and lengths are those of tokens.',
+            seen=f'to="{to}", tokens {"not " * (tokens is None)}given',
+            attempt='to="mean" with tokens=; the padding of a batch is its attention mask',
         )
-    if tokens is not None and to != "mean":
-        raise BadArgument(
-            f'tokens are for to="mean"; here it is "{to}".',
-            attempt='to="mean", or no tokens',
-        )
-    if lengths is not None and tokens is None:
-        raise BadArgument(
-            "lengths are those of tokens, and there are no tokens.",
-            means="the padding of a batch is what its attention mask says",
-            attempt='to="mean" with tokens=, or no lengths',
-        )
-    if to == "resample":
-        whole_seed(seed)
-    config = subject.config
-    chosen = heads_by_layer(
-        heads, layers=config.num_hidden_layers, heads_of_layer=config.num_attention_heads
-    )
+    shape = {"layers": subject.layers, "heads_of_layer": subject.heads}
+    chosen = heads_by_layer(heads, **shape)
     _check_shown(subject)
     means = None if tokens is None else _means(subject, chosen, tokens, lengths)
-    with subject.silence(_Silence(chosen, to, means, seed)):
+    with subject.silence(_Silence(chosen, to, means, int(seed))):
         yield
 
 
@@ -142,9 +125,8 @@ def _partners(real: Bool[Tensor, "sequence row"], seed: int) -> Int[Tensor, " se
     count = len(real)
     if count == 1:
         raise BadArgument(
-            "There is no other sequence in a batch of one to resample a head from.",
-            means="profile and capture run single sequences whatever they are given, evaluate "
-            "where its batches leave one over",
+            "A batch of one has no other sequence to resample a head from.",
+            means="profile and capture run single sequences; evaluate may be left with one",
             attempt="two sequences or more in a call (evaluate: a batch_size of two or more "
             'that divides their number), or to="mean" with tokens=',
         )
@@ -159,13 +141,13 @@ def _partners(real: Bool[Tensor, "sequence row"], seed: int) -> Int[Tensor, " se
 
 
 def _check_shown(subject: Subject) -> None:
-    """Refuse a model of which a layer's attention does not pass the doorway."""
+    """Refuse a model with a layer whose attention cannot be observed."""
     seen: set[int] = set()
-    with (
-        subject.by_itself(),
-        torch.no_grad(),
-        subject.observe(lambda call: seen.add(call.layer)),
-    ):
+
+    def see(call: AttentionCall) -> None:
+        seen.add(call.layer)
+
+    with subject.by_itself(), torch.no_grad(), subject.observe(see):
         subject.forward(torch.ones(1, 1, dtype=torch.long))
     subject.check_layers(seen)
 
@@ -186,6 +168,6 @@ def _means(
             sums[call.layer] = sums[call.layer] + total if call.layer in sums else total
 
     with torch.no_grad(), subject.observe(add):
-        for own, length in zip(tokens, lengths.tolist(), strict=True):
-            subject.forward(own[None, :length], last=1)
+        for sequence, length in zip(tokens, lengths.tolist(), strict=True):
+            subject.forward(sequence[None, :length], last=1)
     return {layer: total / int(lengths.sum()) for layer, total in sums.items()}

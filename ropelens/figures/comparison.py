@@ -26,8 +26,8 @@ from ropelens.figures.style import (
     new_figure,
 )
 from ropelens.figures.text import mean_count, plotly_text
-from ropelens.measure.induction import best_head
 from ropelens.measure.terms import NEEDLES
+from ropelens.measure.truncation_table import best_head
 
 KNOWN = ("p-rope-0.75", "p-rope-0.25", "p-rope-0.5", "p-rope-reversed-0.75", "nope")
 """Variants that look the same on every page: the first has the first colour, and so on."""

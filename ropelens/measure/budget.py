@@ -1,4 +1,4 @@
-"""The attention budget: its models fitted in a pass of their own, and what they say."""
+"""The attention budget: its models are fitted in a pass of their own, and become variables."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from ropelens.measure.batches import LOGITS_AT_ONCE, Progress
-from ropelens.measure.chunks import Chunks, chunk_of
-from ropelens.models.doorway import Observer
+from ropelens.measure.batches import LOGITS_AT_ONCE, Chunks, Progress, chunk_of
 from ropelens.models.processes import gather, shard
 from ropelens.models.subject import Subject
 from ropelens.rope.planes import Planes
@@ -25,7 +23,7 @@ from ropelens.statistics.kernel import describe_kernel
 from ropelens.statistics.labels import attention_budget
 from ropelens.statistics.ragged import stack
 from ropelens.statistics.sums import Sums
-from ropelens.statistics.variables import named
+from ropelens.statistics.variables import MEASURES, labelled
 
 
 def fit_layers(
@@ -35,51 +33,44 @@ def fit_layers(
     planes: Sequence[Planes],
     surrogates: int,
     seed: int,
-    progress: Progress | None = None,
+    progress: Progress = lambda _: None,
 ) -> list[LayerFit]:
     """The models of every layer, from one pass over a sample of the sequences.
 
-    They are fitted at each layer's attention call, and nothing of that is kept but weights.
-    `progress` is told after each layer. Processes that share the measurement share the layers.
+    They are fitted at each layer's attention call, of which only weights are kept; then
+    `progress` is called. Processes that share the measurement share the layers.
     """
     sample, mine = Sample.draw(text, seed=seed), shard(len(planes))
     fits: dict[int, LayerFit] = {}
 
-    def observe(call: AttentionCall) -> None:
+    def fit(call: AttentionCall) -> None:
         if call.layer not in mine:
             return
-        own = planes[call.layer]
-        fits[call.layer] = sample.fit(call, own, surrogates=surrogates, seed=seed)
-        if progress is not None:
-            progress(1)
+        of_layer = planes[call.layer]
+        fits[call.layer] = sample.fit(call, of_layer, surrogates=surrogates, seed=seed)
+        progress(1)
         if len(fits) == len(mine):
-            raise _AllSeen
+            raise _AllFitted
 
-    tokens = sample.text.tokens
+    tokens, rows = sample.text.tokens, (sample.rows, sample.surrogate_rows)
     chunk = chunk_of(subject, tokens.shape[1])
-    observer: Observer = observe
-    if chunk is not None:
-        rows = sample.rows, sample.surrogate_rows
-        observer = Chunks.of_rows(*rows, context=tokens.shape[1], whole=observe)
+    observer = fit if chunk is None else Chunks.of_rows(*rows, tokens.shape[1], whole=fit)
     if mine:
-        with suppress(_AllSeen), torch.no_grad(), subject.observe(observer):
-            if chunk is None:
-                subject.forward(tokens)
-            else:
-                at_once = LOGITS_AT_ONCE[subject.device.type]
-                for _ in subject.logits(tokens, at_once=at_once, chunk=chunk):
-                    pass
-    fits = {layer: fit for own in gather(fits) for layer, fit in own.items()}
+        with suppress(_AllFitted), torch.no_grad(), subject.observe(observer):
+            at_once = LOGITS_AT_ONCE[subject.device.type]
+            for _ in subject.logits(tokens, at_once=at_once, chunk=chunk):
+                pass
+    fits = {layer: fit for part in gather(fits) for layer, fit in part.items()}
     subject.check_layers(set(fits))
     return [fits[layer] for layer in sorted(fits)]
 
 
-class _AllSeen(Exception):
+class _AllFitted(Exception):
     """Ends a pass before its logits, the largest part of it, which nobody needs."""
 
 
 def budget_variables(sums: Sums, fits: Sequence[LayerFit]) -> dict[str, xr.Variable]:
-    """What the models of the budget say, by the names of a profile's variables."""
+    """The variables of a profile that come from the models of the budget."""
     layers = sorted(sums.scores)
     scores = [sums.scores[layer] for layer in layers]
     whole = [gains(score.sum(0)) for score in scores]
@@ -100,22 +91,19 @@ def budget_variables(sums: Sums, fits: Sequence[LayerFit]) -> dict[str, xr.Varia
         **group_gains,
         **{name: np.moveaxis(stack(x[name] for x in drawn), 0, 1) for name in drawn[0]},
     }
-    return {
-        row.name: xr.Variable(row.dims, values[row.name], row.attrs) for row in named(*values)
-    }
+    return labelled(values, MEASURES)
 
 
 def _kernel(sums: Sums, layer: int, fit: LayerFit) -> dict[str, Tensor]:
-    """The kernel of every head by bin of offsets, and where it stands."""
+    """The kernel of every head by bin of offsets, and its peak."""
     start, row_weight = sums.layers[layer].start, sums.row_weight.sum(0)
     farthest = torch.arange(len(start)) - start
     ends_at = torch.zeros_like(row_weight).index_add_(0, farthest, row_weight)
     seen_by = ends_at.flip(0).cumsum(0).flip(0) / row_weight.sum()
     found = describe_kernel(fit.kappa, seen_by)
     edges = offset_edges(len(start))
-    mean = sum_bins(found.kernel, edges) / edges.diff()
     return {
-        "kernel": mean,
+        "kernel": sum_bins(found.kernel, edges) / edges.diff(),
         "offset": found.offset,
         "offset_weight": found.weight,
         "offset_low": found.low,
@@ -124,6 +112,6 @@ def _kernel(sums: Sums, layer: int, fit: LayerFit) -> dict[str, Tensor]:
 
 
 def _first_found(fit: LayerFit) -> Tensor:
-    """The position of the first key that was found to be a sink of each head; NaN without."""
+    """The position of the first key found to be a sink of each head; NaN without."""
     position = fit.found.int().argmax(-1).double()
     return torch.where(fit.found.any(-1), position, torch.nan)

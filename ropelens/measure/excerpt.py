@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,28 +12,27 @@ import torch
 import xarray as xr
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 
 from ropelens.errors import BadArgument, UnsupportedModel
-from ropelens.measure.summary import described
-from ropelens.models.doorway import Observer
 from ropelens.models.subject import Subject
-from ropelens.models.tokens import check_tokens, integers
+from ropelens.models.tokens import check_tokens
 from ropelens.rope.planes import Planes, unrotate
 from ropelens.statistics.call import AttentionCall, attention_map, output_residual
 from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.generator import generator_of
 from ropelens.statistics.ragged import stack
+from ropelens.statistics.variables import EXCERPTS, labelled
 
-EXCERPTS, EXCERPT_TOKENS = 3, 40
-"""How many excerpts a profile has, and of how many tokens, unless it is told which."""
+COUNT, LENGTH = 3, 40
+"""Excerpts of a profile, and their tokens, where none are given."""
 
 LONGEST_EXCERPT = 256
 CANDIDATES = 16
 """Pieces of the text that excerpts are chosen from."""
 
 EXCERPT_WEIGHTS, EXCERPT_NUMBERS = 2**24, 2**20
-"""Largest number of attention weights, and of the queries' numbers, that are kept."""
+"""Most attention weights, and numbers of queries, that a profile holds."""
 
 LARGEST_RESIDUAL = 1e-3
 """Largest relative difference between attention as observed and as the model computed it."""
@@ -41,7 +40,7 @@ LARGEST_RESIDUAL = 1e-3
 
 @runtime_checkable
 class TokenNames(Protocol):
-    """What is needed of a tokenizer to name tokens; transformers' have it."""
+    """A tokenizer, as far as it names tokens; transformers' do."""
 
     def decode(self, token_ids: Any, **options: Any) -> Any: ...
 
@@ -52,8 +51,7 @@ class Excerpt:
 
     `attention` is [head, query, key]; `query` and `key` are [head, position, coordinate]
     without their rotation: the real parts of the planes, then the imaginary ones, then the
-    coordinates that do not rotate. `scale` is what their products are multiplied by, `planes`
-    how many there are.
+    coordinates that do not rotate. `scale` multiplies their products; `planes` counts.
     """
 
     tokens: Int[Tensor, " position"]
@@ -67,19 +65,16 @@ class Excerpt:
     def of(
         cls, subject: Subject, tokens: Int[Tensor, " position"], planes: Sequence[Planes]
     ) -> Excerpt:
-        found: dict[int, tuple[Tensor, Tensor, float]] = {}
+        layers: dict[int, tuple[Tensor, Tensor, float]] = {}
 
         def see(call: AttentionCall) -> None:
-            own = planes[call.layer]
-            found[call.layer] = (
-                _still(call.query[0], own),
-                _still(call.key[0], own),
-                float(call.scale),
-            )
+            turning = planes[call.layer]
+            query, key = _still(call.query[0], turning), _still(call.key[0], turning)
+            layers[call.layer] = (query, key, float(call.scale))
 
         attention = attention_of(subject, tokens, see)
-        query, key, scale = zip(*(found[layer] for layer in sorted(found)), strict=True)
-        counts = [own.rotary_dim // 2 for own in planes]
+        query, key, scale = zip(*(layers[layer] for layer in sorted(layers)), strict=True)
+        counts = [layer.rotary_dim // 2 for layer in planes]
         return cls(tokens, attention, list(query), list(key), list(scale), counts)
 
 
@@ -104,7 +99,7 @@ def chosen_excerpts(
     begin with, those of the most bits: attention against even attention, the first key
     apart, summed over all heads and averaged over queries.
     """
-    pieces = _candidates(subject.model, text, seed=seed)
+    pieces = _candidates(subject.config, text, seed=seed)
     bits = torch.zeros(len(pieces), dtype=torch.float64)
 
     def see(call: AttentionCall) -> None:
@@ -115,17 +110,18 @@ def chosen_excerpts(
 
     with torch.no_grad(), subject.observe(see):
         subject.forward(pieces)
-    return list(pieces[bits.argsort(descending=True, stable=True)[:EXCERPTS]])
+    return list(pieces[bits.argsort(descending=True, stable=True)[:COUNT]])
 
 
 def _candidates(
-    model: PreTrainedModel, text: Corpus, *, seed: int
+    config: PretrainedConfig, text: Corpus, *, seed: int
 ) -> Int[Tensor, "piece position"]:
     """Pieces of equal length, each of another sequence where there are enough."""
-    first, bos = text.tokens[:, 0], model.config.get_text_config().bos_token_id
+    first = text.tokens[:, 0]
     # Such as BOS, without which models are lost; of one sequence it may be any word.
-    begins = int(first[0]) == bos or (len(first) > 1 and bool((first == first[0]).all()))
-    length = min(EXCERPT_TOKENS, _longest(model.config), text.context)
+    alike = len(first) > 1 and bool((first == first[0]).all())
+    begins = alike or int(first[0]) == config.bos_token_id
+    length = min(LENGTH, _longest(config), text.context)
     long = (text.lengths >= length).nonzero().flatten()
     generator = generator_of(seed, len(long))
     order = long[torch.randperm(len(long), generator=generator)].tolist()
@@ -143,36 +139,30 @@ def _candidates(
 def turn_alike(subject: Subject, planes: Sequence[Planes], lengths: Iterable[int]) -> bool:
     """Whether sequences of these lengths turn as `planes`, which are those of the whole text.
 
-    Not where the rotation depends on the length (dynamic, LongRoPE): what was taken off queries
-    and keys would be another rotation than they had.
+    RoPE that changes with the length (dynamic, LongRoPE) may not: then `planes` would take
+    another rotation off queries and keys than they have.
     """
     return not subject.depends_on_length or all(
-        torch.equal(own.inv_freq, other.inv_freq)
+        torch.equal(short.inv_freq, whole.inv_freq)
         for length in set(lengths)
-        for own, other in zip(subject.planes(length), planes, strict=True)
+        for short, whole in zip(subject.planes(length), planes, strict=True)
     )
 
 
-def check_excerpts(config: PretrainedConfig, excerpts: Iterable[Tensor]) -> list[Tensor]:
-    """Sequences to look into, as they were passed; refused where they are too long."""
-    longest, vocabulary = _longest(config), config.get_text_config().vocab_size
-    if not isinstance(excerpts, Iterable):
-        raise BadArgument("excerpts lists sequences of tokens.", seen=repr(excerpts))
+def check_excerpts(
+    config: PretrainedConfig, excerpts: Iterable[Tensor]
+) -> list[Int[Tensor, " position"]]:
+    """Sequences to look into; refused where they are too long or not of the vocabulary."""
+    config = config.get_text_config()
     checked = []
     for tokens in excerpts:
-        tokens = integers(tokens, "excerpts")
-        if tokens.ndim != 1:
-            raise BadArgument(
-                "excerpts must be sequences of tokens, each by itself.",
-                seen=f"one of shape {tuple(tokens.shape)}",
-                attempt="[tokens[0], tokens[1]]",
-            )
-        (row,), _ = check_tokens(tokens[None], None, vocabulary=vocabulary)
-        if len(row) > longest:
+        (row,), _ = check_tokens(tokens[None], None, vocabulary=config.vocab_size)
+        if len(row) > _longest(config):
             raise BadArgument(
                 "A prompt is too long to look into.",
                 seen=f"{len(row):,} tokens",
-                means=f"every head's attention is kept: {longest} tokens at most in this model",
+                means=f"a profile holds every head's attention: {_longest(config)} tokens at "
+                "most in this model",
                 attempt="a shorter one, or ropelens.capture for some of the heads",
             )
         checked.append(row)
@@ -180,7 +170,6 @@ def check_excerpts(config: PretrainedConfig, excerpts: Iterable[Tensor]) -> list
 
 
 def _longest(config: PretrainedConfig) -> int:
-    config = config.get_text_config()
     heads = config.num_hidden_layers * config.num_attention_heads
     return min(LONGEST_EXCERPT, int((EXCERPT_WEIGHTS / heads) ** 0.5))
 
@@ -193,43 +182,33 @@ def excerpt_variables(
     alike: bool,
     planes: Sequence[Planes],
 ) -> dict[str, xr.Variable]:
-    """What a profile keeps of excerpts; the shorter ones end in NaN.
+    """The variables of excerpts; the shorter ones end in NaN.
 
-    Queries are those of the heads with the most `bits`, as many as fit; of others NaN, and of
-    all where excerpts do not turn as the text does (see `turn_alike`), and where an edit makes
-    a head turn otherwise than the `wavelength` that a profile has of its layer.
+    Queries are those of the heads with the most `bits`, as many as fit; of others NaN. NaN too
+    where excerpts do not turn as the text does (see `turn_alike`), and where an edit makes
+    a head turn otherwise than the `wavelength` of its layer.
     """
     lengths = [len(excerpt.tokens) for excerpt in excerpts]
     names = np.full((len(excerpts), max(lengths)), "", dtype=object)
     for row, excerpt in zip(names, excerpts, strict=True):
         row[: len(excerpt.tokens)] = [name_token(tokenizer, int(t)) for t in excerpt.tokens]
-    pairs = ("excerpt", "layer", "head", "excerpt_query", "excerpt_key")
-    weights = _stacked([excerpt.attention for excerpt in excerpts])
     query, key = (
         _stacked([getattr(e, side) for e in excerpts]).astype(np.float16).astype(np.float32)
         for side in ("query", "key")  # half precision's digits: they pack well
     )
-    kept = _sharpest(bits, most=EXCERPT_NUMBERS // query[:, 0, 0].size)
-    query[:, ~(kept & _as_layer(planes, kept.shape[1])) if alike else slice(None)] = np.nan
-    still = ", its rotation taken off: real parts, imaginary parts, and what does not rotate"
-    return {
-        "excerpt_token": described(pairs[::4], names, "token of the excerpt", ""),
-        "excerpt_length": described("excerpt", np.array(lengths), "tokens", "token"),
-        "excerpt_attention": described(pairs, weights, "attention on the excerpt", "1"),
-        "excerpt_query_still": described(
-            (*pairs[:4], "coordinate"), query, f"query{still}", "1"
-        ),
-        "excerpt_key_still": described(
-            ("excerpt", "layer", "kv_head", "excerpt_key", "coordinate"),
-            key,
-            f"key{still}",
-            "1",
-        ),
-        "excerpt_scale": described(
-            "layer", np.array(excerpts[0].scale), "scale of the scores", "1"
-        ),
-        "excerpt_planes": described("layer", np.array(excerpts[0].planes), "planes", ""),
+    sharpest = _sharpest(bits, most=EXCERPT_NUMBERS // query[:, 0, 0].size)
+    shown = sharpest & _as_layer(planes, bits.shape[1]) & alike
+    query[:, ~shown] = np.nan
+    values = {
+        "token": names,
+        "length": np.array(lengths),
+        "attention": _stacked([excerpt.attention for excerpt in excerpts]),
+        "query_still": query,
+        "key_still": key,
+        "scale": np.array(excerpts[0].scale),
+        "planes": np.array(excerpts[0].planes),
     }
+    return labelled({f"excerpt_{name}": of for name, of in values.items()}, EXCERPTS)
 
 
 def _stacked(excerpts: list[list[Tensor]]) -> Float[np.ndarray, "excerpt layer *rest"]:
@@ -243,23 +222,26 @@ def _as_layer(planes: Sequence[Planes], heads: int) -> Bool[np.ndarray, "layer h
     return np.stack([(speed == speed.amax(0)).all(-1).numpy() for speed in speeds])
 
 
-def _sharpest(bits: Float[np.ndarray, "layer head"], *, most: int) -> np.ndarray:
-    """Which heads have the most bits: `most` of them, one at least."""
+def _sharpest(
+    bits: Float[np.ndarray, "layer head"], *, most: int
+) -> Bool[np.ndarray, "layer head"]:
+    """The heads with the most bits: `most` of them, one at least."""
     order = np.argsort(-np.nan_to_num(bits, nan=-np.inf), axis=None, kind="stable")
-    kept = np.zeros(bits.size, bool)
-    kept[order[: max(most, 1)]] = True
-    return kept.reshape(bits.shape)
+    chosen = np.zeros(bits.size, bool)
+    chosen[order[: max(most, 1)]] = True
+    return chosen.reshape(bits.shape)
 
 
 def attention_of(
-    subject: Subject, tokens: Int[Tensor, " position"], also: Observer | None = None
+    subject: Subject,
+    tokens: Int[Tensor, " position"],
+    also: Callable[[AttentionCall], None] = lambda call: None,
 ) -> list[Float[Tensor, "head row key"]]:
-    """The attention matrices of every layer on one short sequence; `also` sees the calls too.
+    """The attention matrices of every layer on one short sequence; `also` sees the calls.
 
-    What the doorway shows is held against what the model computes: weights from the
-    observed queries, keys, scale, soft-cap, mask and sinks, times the values, must give
-    the model's own output. Raises `UnsupportedModel` where they do not, as for a model
-    that also looks ahead.
+    They are compared with what the model computes: weights from the observed queries, keys,
+    scale, soft-cap, mask and sinks, times the values, must give the model's own output.
+    Raises `UnsupportedModel` where they do not, as for a model that looks ahead.
     """
     maps: dict[int, Tensor] = {}
     residuals: dict[int, float] = {}
@@ -268,46 +250,35 @@ def attention_of(
         weights = attention_map(call)
         maps[call.layer] = weights[0].float().cpu()
         residuals[call.layer] = output_residual(call, weights)
-        if also is not None:
-            also(call)
+        also(call)
 
     with torch.no_grad(), subject.observe(observe):
         subject.forward(tokens[None], last=1)
     subject.check_layers(set(maps))
-    check_attention(subject.model, residuals)
+    check_attention(subject, residuals)
     return [maps[layer] for layer in sorted(maps)]
 
 
-def check_attention(model: PreTrainedModel, residuals: Mapping[int, float]) -> None:
+def check_attention(subject: Subject, residuals: Mapping[int, float]) -> None:
     """Refuse a model whose attention, as observed, misses its own output: by layer."""
-    limit = max(LARGEST_RESIDUAL, 16 * torch.finfo(model.dtype).eps)
+    limit = max(LARGEST_RESIDUAL, 16 * subject.noise)
     for layer, residual in sorted(residuals.items()):
         if not math.isfinite(residual):
             raise UnsupportedModel(
-                f"{type(model).__name__} attends with numbers that are not finite.",
+                f"{subject.kind} attends with numbers that are not finite.",
                 seen=f"layer {layer}: NaN or infinity in its scores or its output",
-                means=f"weights that are broken, or too large for {model.dtype}",
+                means=f"weights that are broken, or too large for {subject.model.dtype}",
                 attempt="dtype=torch.float32, or another checkpoint",
             )
         if not residual <= limit:
             raise UnsupportedModel(
-                f"{type(model).__name__} attends in a way that ropelens does not know.",
+                f"{subject.kind} attends in a way that ropelens does not know.",
                 seen=f"layer {layer}: attention recomputed from its queries and keys misses "
                 f"the model's own output by {residual:.2g} (allowed {limit:.0e})",
                 means="the model is not causal, or changes its scores or weights in a way "
                 "that it does not tell the attention interface",
                 attempt="a causal language model of a tested family (see README)",
             )
-
-
-def check_names(tokenizer: object) -> None:
-    """Raise BadArgument for what cannot name tokens; None leaves them their numbers."""
-    if tokenizer is not None and not isinstance(tokenizer, TokenNames):
-        raise BadArgument(
-            "Tokens are named by the tokenizer of the model.",
-            seen=repr(tokenizer)[:80],
-            attempt="tokenizer=, as ropelens.load gives it beside the model",
-        )
 
 
 def name_token(tokenizer: TokenNames | None, token: int) -> str:

@@ -10,7 +10,7 @@ import xarray as xr
 from jaxtyping import Float
 from scipy import stats
 
-from ropelens.errors import BadArgument, check_count
+from ropelens.errors import BadArgument, Count, Whole, public
 from ropelens.statistics.budget.claim import judge
 from ropelens.statistics.intervals import LEVEL
 from ropelens.statistics.labels import (
@@ -20,16 +20,29 @@ from ropelens.statistics.labels import (
     describe_wavelengths,
     label_heads,
 )
-from ropelens.statistics.seeds import whole_seed
 from ropelens.statistics.variables import BY_DRAW, MEASURES, columns
 
+FRACTIONS = ("positional_fraction", "content_fraction", "interaction_fraction")
 
+COLUMNS = (
+    *("layer", "head", "label", "confidence"),
+    *FRACTIONS,
+    *columns("budget"),
+    *("offset", "offset_low", "offset_high", "top_wavelength", "top_share"),
+    *("offset_weight", "mean_wavelength"),
+    *columns("score"),
+    *("planes_to_half", "share_low", "share_high"),
+)
+"""The columns of heads.csv, before those of statistics that were asked for."""
+
+
+@public
 def classify_heads(
     profile: xr.Dataset,
     *,
     thresholds: Thresholds | None = None,
-    resamples: int = 1000,
-    seed: int = 0,
+    resamples: Count = 1000,
+    seed: Whole = 0,
 ) -> pd.DataFrame:
     """Label every head of a profile; the columns of heads.csv, a row a head.
 
@@ -46,24 +59,22 @@ def classify_heads(
     is the 95 % interval of the largest of the three fractions, by the jackknife over groups.
 
     `attrs["thresholds"]` holds the thresholds; `attrs["claim"]` what `statistics.claim.judge`
-    says: is what positional and semantic heads differ in more than that of models whose
+    finds: do positional and semantic heads differ in wavelength more than in models whose
     frequencies are in a random order?
 
     Raises `BadArgument` for a dataset that is no profile, or one of an earlier version.
     """
     _check_measured(profile)
-    check_count("resamples", resamples)
-    thresholds = thresholds or Thresholds()
+    thresholds, seed = thresholds or Thresholds(), int(seed)
     table = head_values(profile, thresholds)
-    table["confidence"] = _confidence(
-        profile, table["label"], thresholds, resamples=resamples, seed=seed
-    )
+    table["confidence"] = np.full(table["label"].shape, np.nan)
+    if profile.sizes["group"] > 1 and resamples:
+        resampled = resample_labels(profile, thresholds, resamples=resamples, seed=seed)
+        table["confidence"] = (resampled == table["label"]).mean(axis=0)
     table["share_low"], table["share_high"] = share_interval(profile, table)
     given = [str(name) for name in profile.data_vars if "column" in profile[name].attrs]
     table |= {name: profile[name].values for name in (*columns("score"), *given)}
-    more = ("planes_to_half", "share_low", "share_high")
-    order = [*COLUMNS, *columns("score"), *more, *given]
-    heads = pd.DataFrame({name: table[name].ravel() for name in order})
+    heads = pd.DataFrame({name: table[name].ravel() for name in (*COLUMNS, *given)})
     heads = heads[heads["total_bits"].notna()].reset_index(drop=True)
     whole = ("offset", "offset_low", "offset_high", "planes_to_half")
     heads = heads.astype(dict.fromkeys(whole, "Int64"))
@@ -73,49 +84,28 @@ def classify_heads(
 
 
 def _check_measured(profile: xr.Dataset) -> None:
-    """Refuse what has not the numbers that labels and columns are read from."""
+    """Refuse a dataset without the variables that labels and columns are read from."""
     gains = (f"group_{name}" for name in GAINS)
     drawn = (row.name for row in MEASURES if row.dims == BY_DRAW)
     read = (*columns("budget"), *columns("score"), *gains, *drawn, "selectivity_keys", "offset")
-    known = profile if isinstance(profile, xr.Dataset) else ()
-    missing = [name for name in read if name not in known]
+    missing = [name for name in read if name not in profile]
     if missing:
         raise BadArgument(
             "This is no profile, or one of an earlier version.",
             seen=f"no {', '.join(missing[:4])}{' ...' if len(missing) > 4 else ''}",
-            attempt="what ropelens.profile gives; measure the model again",
+            attempt="a dataset from ropelens.profile; measure the model again",
         )
 
 
 def claim_numbers(
     profile: xr.Dataset,
 ) -> tuple[Float[np.ndarray, "draw layer head"], Float[np.ndarray, "draw layer head"]]:
-    """What the offset explains and the mean log wavelength, of the model and its surrogates."""
+    """Offset fractions and mean log wavelengths of the heads, of the model and surrogates."""
     fraction, wavelength = (
         profile[f"surrogate_{name}"].transpose("draw", "layer", "head").values
         for name in ("offset_fraction", "log_wavelength")
     )
     return fraction, wavelength
-
-
-FRACTIONS = ("positional_fraction", "content_fraction", "interaction_fraction")
-
-COLUMNS = (
-    "layer",
-    "head",
-    "label",
-    "confidence",
-    *FRACTIONS,
-    *columns("budget"),
-    "offset",
-    "offset_low",
-    "offset_high",
-    "top_wavelength",
-    "top_share",
-    "offset_weight",
-    "mean_wavelength",
-)
-"""The columns of heads.csv that stand before scores."""
 
 
 def head_values(profile: xr.Dataset, thresholds: Thresholds) -> dict[str, np.ndarray]:
@@ -126,8 +116,8 @@ def head_values(profile: xr.Dataset, thresholds: Thresholds) -> dict[str, np.nda
     label = label_heads(thresholds, **parts)
     rest = parts["total"] - parts["sink"]
     fractions = zip(FRACTIONS, (parts["position"], parts["content"], interaction), strict=True)
-    own = "head_wavelength" if "head_wavelength" in profile else "wavelength"
-    push, wavelength = xr.broadcast(profile["selectivity_keys"], profile[own])
+    by_head = "head_wavelength" if "head_wavelength" in profile else "wavelength"
+    push, wavelength = xr.broadcast(profile["selectivity_keys"], profile[by_head])
     through = describe_wavelengths(
         push.transpose("layer", "head", "frequency").values,
         wavelength.transpose("layer", "head", "frequency").values,
@@ -157,21 +147,6 @@ def head_values(profile: xr.Dataset, thresholds: Thresholds) -> dict[str, np.nda
         "planes_to_half": through.holding_half,
         "mean_wavelength": through.mean,
     }
-
-
-def _confidence(
-    profile: xr.Dataset,
-    labels: np.ndarray,
-    thresholds: Thresholds,
-    *,
-    resamples: int,
-    seed: int,
-) -> np.ndarray:
-    """Share of bootstrap resamples of the groups of sequences that repeat each label."""
-    if profile.sizes["group"] < 2 or not resamples:
-        return np.full(labels.shape, np.nan)
-    resampled = resample_labels(profile, thresholds, resamples=resamples, seed=seed)
-    return (resampled == labels).mean(axis=0)
 
 
 def share_interval(
@@ -209,7 +184,7 @@ def resample_labels(
     The same seed draws the same groups of every profile that has as many.
     """
     rows = profile["group_scored"].values
-    draws = np.random.default_rng(whole_seed(seed) % 2**64).multinomial(
+    draws = np.random.default_rng(seed % 2**64).multinomial(
         len(rows), np.full(len(rows), 1 / len(rows)), size=resamples
     )
     weight = draws * rows

@@ -1,54 +1,46 @@
-"""The mean query and key of every plane: what is left of a plane that forgets its tokens."""
+"""Mean ablation of planes: their mean query and key stand in for each token's."""
 
 from __future__ import annotations
 
 import torch
-import xarray as xr
-from jaxtyping import Int
-from torch import Tensor, nn
 
+from ropelens.edit.actions import EVERY, Edit, MeanAblate
+from ropelens.errors import public
 from ropelens.measure.batches import collect
-from ropelens.measure.tokens import as_corpus
-from ropelens.models.subject import as_subject
+from ropelens.measure.tokens import Lengths, Tokens, as_corpus
+from ropelens.models.subject import Model, as_subject
+from ropelens.rope.select import ALL_HEADS, Selection
 from ropelens.statistics.layer import LayerMeans
-from ropelens.statistics.ragged import stack
 from ropelens.statistics.variables import named
 
 
-def plane_means(
-    model: nn.Module,
-    tokens: Int[Tensor, "sequence position"],
+@public
+def mean_ablate(
+    model: Model,
+    tokens: Tokens,
     *,
-    lengths: Int[Tensor, " sequence"] | None = None,
-) -> xr.Dataset:
-    """Mean query and key of every plane over `tokens`, with their rotation removed.
+    lengths: Lengths | None = None,
+    select: Selection = EVERY,
+    heads: str = ALL_HEADS,
+) -> Edit:
+    """The planes hold, for every token, their mean query and key over `tokens`.
 
-    `tokens` are padded on the right; of sequence s the first `lengths[s]` count. Returns
-    `q_mean` (layer, head, frequency, part) and `k_mean` (layer, kv_head, frequency, part) in
-    model units; `part` 0 and 1 are a plane's two coordinates. Its length over the mean
-    length is the coherence of a profile. For `mean_ablate`.
+    The mean is taken without rotation, and rotated to each token's position: what a plane
+    says of the token goes, what it says of the distance stays. `tokens` are padded on the
+    right; of sequence s the first `lengths[s]` count. The length of the mean over the mean
+    length is the coherence of a profile.
 
     Raises as `measure_rope` does, and `BadArgument` for tokens or lengths out of range.
     """
     subject = as_subject(model)
-    text = as_corpus(subject.model, tokens, lengths)
+    text = as_corpus(subject, tokens, lengths)
     planes = subject.planes(text.context, alike=True)
     still = named("q_still", "k_still")
     sums = collect(subject, text, planes=planes, statistics=still)
-    layers = [
-        LayerMeans(sums.layers[layer], sums, plane, still) for layer, plane in enumerate(planes)
-    ]
-    means = {}
-    for name, row in zip(("q_mean", "k_mean"), still, strict=True):
-        parts = [
-            torch.stack([layer[row.name][:, part] for part in _parts(layer)], dim=-1)
-            for layer in layers
-        ]
-        dims = (*row.dims[:2], "frequency", "part")
-        means[name] = xr.Variable(dims, stack(parts), row.attrs)
-    return xr.Dataset(means)
-
-
-def _parts(layer: LayerMeans) -> tuple[slice, slice]:
-    """The coordinates of the planes: their real parts, and their imaginary parts."""
-    return layer.planes.first, layer.planes.second
+    means: dict[str, list[torch.Tensor]] = {row.name: [] for row in still}
+    for layer, turning in enumerate(planes):
+        of_layer = LayerMeans(sums.layers[layer], sums, turning, still)
+        for name, of_side in means.items():
+            parts = [of_layer[name][:, part] for part in (turning.first, turning.second)]
+            of_side.append(torch.stack(parts, dim=-1).float())
+    return Edit(select, MeanAblate(means["q_still"], means["k_still"]), heads)

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Int
-from torch import Tensor, nn
 
-from ropelens.edit.actions import Edit, drop, stop
-from ropelens.errors import BadArgument
+from ropelens.edit.actions import drop, stop
+from ropelens.errors import BadArgument, public
 from ropelens.measure.evaluate import evaluate
-from ropelens.measure.tokens import as_corpus
-from ropelens.models.subject import as_subject
+from ropelens.measure.tokens import Tokens, as_corpus
+from ropelens.models.subject import Model, as_subject
 from ropelens.rope.select import PlaneNumbers, heads_by_layer
 from ropelens.statistics.intervals import paired_interval
 
-WAYS: Mapping[str, Any] = {"stop": stop, "drop": drop}
 
-
+@public
 def needed_planes(
-    model: nn.Module,
-    tokens: Int[Tensor, "sequence position"],
+    model: Model,
+    tokens: Tokens,
     head: str,
     *,
     how: Literal["stop", "drop"] = "stop",
@@ -47,19 +43,9 @@ def needed_planes(
     no plane of the head turns, and for "drop" where its layer has none (a plane that is known
     but stands still can drop out); and what `evaluate` raises.
     """
-    if not isinstance(how, str) or how not in WAYS:
-        raise BadArgument('how must be "stop" or "drop".', seen=repr(how))
-    taken = sorted({"edits", "measures"} & options.keys())
-    if taken:
-        raise BadArgument(
-            "The edits and the measures are chosen here: planes one by one, loss and change.",
-            seen=", ".join(f"{name}=" for name in taken),
-            attempt="ropelens.evaluate for edits and measures of your own",
-        )
     subject = as_subject(model)
-    text = as_corpus(subject.model, tokens, options.get("lengths"))
-    config = subject.config
-    shape = {"layers": config.num_hidden_layers, "heads_of_layer": config.num_attention_heads}
+    text = as_corpus(subject, tokens, options.get("lengths"))
+    shape = {"layers": subject.layers, "heads_of_layer": subject.heads}
     chosen = heads_by_layer(head, **shape).nonzero().tolist()
     if len(chosen) != 1:
         raise BadArgument(
@@ -80,15 +66,14 @@ def needed_planes(
             attempt=('how="drop", or ' if wavelength else "")
             + "a head of a layer that turns; ropelens.measure_rope(model) says which do",
         )
-    edits: dict[str, Edit] = {
-        str(plane): WAYS[how](PlaneNumbers((plane,)), heads=head) for plane in tried
-    }
-    found = evaluate(model, text.tokens, edits=edits, measures=["loss", "change"], **options)
-    weight = found["predicted_tokens"].values.astype(float)
-    group = found["group"].values
-    changes = found["loss"].values[1:] - found["loss"].values[0]
+    action = stop if how == "stop" else drop
+    edits = {str(plane): action(PlaneNumbers((plane,)), heads=head) for plane in tried}
+    results = evaluate(subject, tokens, edits=edits, measures=["loss", "change"], **options)
+    weight = results["predicted_tokens"].values.astype(float)
+    group = results["group"].values
+    changes = results["loss"].values[1:] - results["loss"].values[0]
     table = pd.DataFrame({"plane": tried, "wavelength": [wavelength[n] for n in tried]})
-    table["attention_change"] = found["attention_change"].values[1:, layer, number]
+    table["attention_change"] = results["attention_change"].values[1:, layer, number]
     ends = ("loss_change", "loss_change_low", "loss_change_high")
     table[[*ends]] = [paired_interval(change, weight, group) for change in changes]
     return table

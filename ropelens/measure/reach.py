@@ -1,62 +1,69 @@
 """The reach of heads: do they still find the key they picked when it stands farther away?
 
 From queries and keys without their rotation any pair can be scored at any distance, also
-at those that no one ran, under the model's own rotation and under that of any variant.
+at distances that were not run, under the model's own rotation and under that of any variant.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Float, Int
-from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch import Tensor
 
 from ropelens.edit.actions import Layer
 from ropelens.edit.rope import as_edit
-from ropelens.errors import BadArgument, check_count
+from ropelens.errors import BadArgument, Count, Number, Whole, public
+from ropelens.files.progress import ShowProgress, silent
 from ropelens.measure.batches import Batch, Progress, batches
-from ropelens.measure.profile import describe_run
-from ropelens.measure.reach_summary import Plan, label_arrays, summarize_layer
 from ropelens.measure.terms import OWN
-from ropelens.measure.tokens import as_corpus
-from ropelens.models.subject import Subject, as_subject
+from ropelens.measure.tokens import Lengths, Tokens, as_corpus, describe_run
+from ropelens.models.subject import Model, Subject, as_subject
+from ropelens.rope.horizon import horizons, lowest_scores, moved_scores
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, chosen_heads, heads_by_layer, parse_heads
 from ropelens.rope.turn import Side
 from ropelens.rope.variants import parse_variant
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import Corpus
+from ropelens.statistics.groups import Documents
 from ropelens.statistics.intervals import ENOUGH_DOCUMENTS
 from ropelens.statistics.picked import PickedSums, Rotation, sum_picked
+from ropelens.statistics.ragged import stack
 from ropelens.statistics.rows import HowMany, rows_for
-from ropelens.statistics.seeds import whole_seed
+from ropelens.statistics.variables import REACH, REACH_INDICES, described, labelled
 
 VARIANTS = (OWN, "p-rope:0.75", "p-rope:0.5", "p-rope:0.25", "p-rope-reversed:0.75", "nope")
-"""What every family can express: planes go on as they are, or stop."""
+"""Variants that every family can express: planes go on as they are, or stop."""
 
 FARTHEST = 1_000_000
 PER_DECADE = 8
 LONGEST = 2**24
 """Every whole distance is tried, so the farthest costs time; positions are exact up to here."""
 
+INTERVAL = (2.5, 97.5)
+"""Ends of the interval of a horizon, in percent."""
 
+
+@public
 def reach(
-    model: nn.Module,
-    tokens: Int[Tensor, "sequence position"],
+    model: Model,
+    tokens: Tokens,
     *,
-    lengths: Int[Tensor, " sequence"] | None = None,
-    documents: Int[Tensor, " sequence"] | None = None,
+    lengths: Lengths | None = None,
+    documents: Documents | None = None,
     heads: str = ALL_HEADS,
     variants: Sequence[str] = VARIANTS,
-    distances: Sequence[float | int] | np.ndarray | None = None,
+    distances: Sequence[Number] | np.ndarray | None = None,
     rows: HowMany = 64,
-    resamples: int = 200,
-    seed: int = 0,
-    progress: Progress | None = None,
+    resamples: Count = 200,
+    seed: Whole = 0,
+    progress: ShowProgress | None = None,
 ) -> xr.Dataset:
     """Score the keys that heads pick at distances never run, under variants of RoPE.
 
@@ -87,61 +94,64 @@ def reach(
     Raises `BadArgument` for heads, variants or distances that do not exist, and otherwise as
     `profile` does; `UnsupportedModel` for a variant that the family cannot express.
     """
-    subject, seed = as_subject(model), whole_seed(seed)
-    text = as_corpus(subject.model, tokens, lengths, documents=documents, rows=rows)
-    check_count("resamples", resamples)
+    subject, show, seed = as_subject(model), progress or silent, int(seed)
+    text = as_corpus(subject, tokens, lengths, documents=documents)
+    planes = subject.planes(text.context, alike=True)
+    shape = {"layers": subject.layers, "heads_of_layer": subject.heads}
     at = _distances(distances)
-    layers = subject.planes(text.context, alike=True)
-    chosen = _chosen(subject.model, heads, layers=len(layers))
-    several = isinstance(variants, Iterable) and not isinstance(variants, str)
-    names = tuple(map(str, variants if several else [variants]))
-    turned = _rotations(subject, names, layers, length=int(at.max()) + 1)
-    plan = Plan(
-        planes=layers,
+    names = (variants,) if isinstance(variants, str) else tuple(variants)
+    plan = _Plan(
+        planes=planes,
         head_count=subject.heads,
         variants=names,
-        heads=chosen,
-        rotations=turned,
+        heads=[mask.nonzero().flatten() for mask in heads_by_layer(heads, **shape)],
+        rotations=_rotations(subject, names, planes, length=int(at.max()) + 1),
         distances=at,
         context=text.context,
         rows=rows_for(rows, text.context),
         seed=seed,
     )
     draws = _draws(int(text.group.max()) + 1, resamples, seed)
-    sums = _collect(subject, text, plan, progress)
-    found = {layer: summarize_layer(sums[layer], plan, layer, draws) for layer in sums}
-    dataset = label_arrays(found, plan)
-    facts = describe_run(subject.model, text, documents, rows=plan.rows, seed=plan.seed)
+    with show("scoring", total=int(text.lengths.sum()), unit="tokens") as step:
+        sums = _collect(subject, text, plan, step)
+    dataset = _labelled({n: _summarize(sums[n], plan, n, draws) for n in sums}, plan)
+    facts = describe_run(subject, text, documents, rows=plan.rows, seed=seed)
     dataset.attrs = {"kind": "reach"} | facts | {"resamples": resamples}
     return dataset
 
 
-def _distances(
-    distances: Sequence[float | int] | np.ndarray | None,
-) -> Float[Tensor, " distance"]:
-    """The distances asked for, or the default ones; refuses what is no distance."""
+@dataclass(frozen=True)
+class _Plan:
+    """Chosen heads of each layer, [layer][variant] rotations, and the distances.
+
+    `head_count` is that of a whole layer; `rows` and `seed` say which rows are sampled.
+    """
+
+    planes: list[Planes]
+    head_count: int
+    variants: tuple[str, ...]
+    heads: list[Int[Tensor, " _"]]
+    rotations: list[list[Rotation]]
+    distances: Float[Tensor, " distance"]
+    context: int
+    rows: int | Literal["all"]
+    seed: int
+
+
+def _distances(distances: Sequence[Number] | np.ndarray | None) -> Float[Tensor, " distance"]:
+    """The distances asked for, or the default ones."""
     if distances is None:
         decades = round(np.log10(FARTHEST)) * PER_DECADE
         steps = np.unique(np.geomspace(1, FARTHEST, decades + 1).round())
         return torch.from_numpy(np.concatenate([[0.0], steps]))
-    try:
-        values = torch.as_tensor(np.asarray(distances, dtype=np.float64)).flatten()
-        wrong = [f"{d:g}" for d in values.tolist() if not 0 <= d <= LONGEST]
-    except (TypeError, ValueError):
-        values, wrong = torch.zeros(0), [repr(distances)]
+    values = torch.from_numpy(np.array(distances, dtype=np.float64))
+    wrong = [f"{d:g}" for d in values.tolist() if not 0 <= d <= LONGEST]
     if wrong or not len(values):
         raise BadArgument(
             f"Distances are numbers of tokens that a key stands back, from 0 to {LONGEST:,}.",
             seen=", ".join(wrong) or "none at all",
         )
     return values
-
-
-def _chosen(model: PreTrainedModel, heads: str, *, layers: int) -> list[Int[Tensor, " _"]]:
-    """The chosen heads of every layer; refuses heads that the model does not have."""
-    count = model.config.get_text_config().num_attention_heads
-    chosen = heads_by_layer(heads, layers=layers, heads_of_layer=count)
-    return [mask.nonzero().flatten() for mask in chosen]
 
 
 def _rotations(
@@ -158,29 +168,24 @@ def _rotations(
             seen=", ".join(name for name in variants if name != OWN),
             attempt=f'outside edit_rope, or variants=("{OWN}",) for the edited rotation',
         )
-    edits = [
-        None if name == OWN else as_edit(parse_variant(name), subject) for name in variants
-    ]
-    found = []
+    edits = [None if n == OWN else as_edit(parse_variant(n), subject) for n in variants]
+    rotations = []
     for index, planes in enumerate(layers):
         about = Layer(index, planes, length=length)
-        sides = []
+        of_layer = []
         for edit in edits:
             side = Side.of(planes, heads=1)
             if edit is not None:
                 rows = chosen_heads(parse_heads(edit.heads), layer=index, heads=1)
                 here = rows[:, None] & edit.select(planes)
                 side = edit.action(side, side, here, about)[0] if here.any() else side
-            sides.append(Rotation.of(side, planes))
-        found.append(sides)
-    return found
+            of_layer.append(Rotation.of(side, planes))
+        rotations.append(of_layer)
+    return rotations
 
 
 def _collect(
-    subject: Subject,
-    text: Corpus,
-    plan: Plan,
-    progress: Progress | None,
+    subject: Subject, text: Corpus, plan: _Plan, progress: Progress
 ) -> dict[int, PickedSums]:
     """The sums of every layer that has chosen heads, over all sequences."""
     sums: dict[int, PickedSums] = {}
@@ -206,8 +211,7 @@ def _collect(
 
         with torch.no_grad(), subject.observe(observe):
             subject.forward(batch.text.tokens, last=1)
-        if progress is not None:
-            progress(int(batch.text.lengths.sum()))
+        progress(int(batch.text.lengths.sum()))
     subject.check_layers(seen)
     return sums
 
@@ -219,3 +223,107 @@ def _draws(groups: int, resamples: int, seed: int) -> Float[Tensor, "resample gr
         groups, np.full(groups, 1 / groups), size=count
     )
     return torch.from_numpy(np.concatenate([np.ones((1, groups)), drawn]))
+
+
+def _summarize(
+    sums: PickedSums, plan: _Plan, layer: int, draws: Float[Tensor, "resample group"]
+) -> dict[str, Tensor]:
+    """The numbers of one layer's chosen heads, [head, variant, ...]."""
+    mean = _means(sums, draws)
+    parts: list[dict[str, Tensor]] = []
+    for index, rotation in enumerate(plan.rotations[layer]):
+        product, inv_freq = mean["product"] * rotation.gain, rotation.inv_freq
+        level, best = mean["level"][..., index], mean["best"][0, :, index]
+        roots = horizons(
+            torch.cat([product.flatten(0, 1), product[0]]),
+            inv_freq,
+            torch.cat([level.flatten(), best]),
+            within=plan.context,
+            farthest=int(plan.distances.max()),
+        )
+        by_level = roots[: level.numel()].view(level.shape)
+        low, high = _interval(by_level[1:])
+        parts.append(
+            {
+                "moved_score": moved_scores(product[0], inv_freq, plan.distances),
+                "others_level": level[0],
+                "others_best": best,
+                "lowest_score": lowest_scores(product[0], inv_freq),
+                "horizon": by_level[0],
+                "horizon_low": low,
+                "horizon_high": high,
+                "best_horizon": roots[level.numel() :],
+            }
+        )
+    return {
+        **{name: torch.stack([part[name] for part in parts], dim=1) for name in parts[0]},
+        "win_share": sums.wins / sums.weight.sum(),
+        "unmoved_win_share": sums.kept / sums.weight.sum(),
+        "picked_distance": mean["distance"][0],
+        "product_real": mean["product"][0].real,
+        "product_imag": mean["product"][0].imag,
+    }
+
+
+def _means(sums: PickedSums, draws: Float[Tensor, "resample group"]) -> dict[str, Tensor]:
+    """Means over rows [resample, head, ...]; the first resample is all sequences, once each."""
+    weight = draws @ sums.weight
+    if not weight[0] > 0:
+        raise BadArgument(
+            "No row has two keys to choose from.",
+            seen="sequences of 3 tokens or fewer, or a sliding window of 2",
+            attempt="longer sequences",
+        )
+    share = draws[weight > 0] / weight[weight > 0, None]
+    means = {}
+    for name in ("distance", "product", "level", "best"):
+        values = getattr(sums, name)
+        means[name] = torch.einsum("rg,g...->r...", share.to(values.dtype), values)
+    return means
+
+
+def _interval(
+    resampled: Float[Tensor, "resample head"],
+) -> tuple[Float[Tensor, " head"], Float[Tensor, " head"]]:
+    """The percentiles of `INTERVAL`, themselves resampled values, for some are infinite."""
+    if not len(resampled):
+        nothing = torch.full(resampled.shape[1:], torch.nan, dtype=torch.float64)
+        return nothing, nothing
+    ends = np.percentile(resampled.numpy(), INTERVAL, axis=0, method="inverted_cdf")
+    return torch.from_numpy(ends[0]), torch.from_numpy(ends[1])
+
+
+def _labelled(layers: Mapping[int, dict[str, Tensor]], plan: _Plan) -> xr.Dataset:
+    """The numbers of every layer as one dataset; NaN for heads that were not chosen."""
+    arrays = {row.name: _stacked(row.name, row.dims, layers, plan) for row in REACH}
+    turned = [
+        [torch.stack([getattr(r, name) for r in of_layer]) for of_layer in plan.rotations]
+        for name in ("inv_freq", "gain")
+    ]
+    inv_freq, gain = (np.moveaxis(stack(layers), 1, 0) for layers in turned)
+    rows = (*REACH, *REACH_INDICES)
+    dataset = xr.Dataset(
+        labelled(arrays | {"variant_inv_freq": inv_freq, "variant_gain": gain}, rows),
+        coords={
+            "variant": np.array(plan.variants, dtype=object),
+            "layer": range(len(plan.planes)),
+            "head": range(plan.head_count),
+            "distance": plan.distances.numpy(),
+        },
+    )
+    return described(dataset, REACH_INDICES)
+
+
+def _stacked(
+    name: str, dims: tuple[str, ...], layers: Mapping[int, dict[str, Tensor]], plan: _Plan
+) -> np.ndarray:
+    """One variable of all layers; heads in their places, the variant in front."""
+    by_layer = []
+    for layer, heads in enumerate(plan.heads):
+        shape = layers[layer][name].shape[1:] if layer in layers else (0,) * (len(dims) - 2)
+        placed = torch.full((plan.head_count, *shape), torch.nan, dtype=torch.float64)
+        if layer in layers:
+            placed[heads] = layers[layer][name]
+        by_layer.append(placed)
+    values = stack(by_layer)
+    return np.moveaxis(values, 2, 0) if "variant" in dims else values

@@ -1,4 +1,4 @@
-"""What a truncation sweep says: one row an edit, each change with its interval."""
+"""A truncation sweep as a table: one row an edit, each change with its interval."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pandas as pd
 import xarray as xr
 
 from ropelens.errors import BadArgument
-from ropelens.measure.induction import best_head
 from ropelens.statistics.intervals import paired_interval
+from ropelens.statistics.variables import SWEEP
 
 ENDS_OF_INTERVAL = ("", "_low", "_high")
 COLUMNS = (
@@ -24,10 +24,8 @@ COLUMNS = (
 )
 """The columns of truncation.csv, in order."""
 
-COORDINATES = (
-    *("kind", "kept", "planes", "planes_stopped", "wavelength_low", "wavelength_high"),
-    *("draw", "band"),
-)
+COORDINATES = [row.name for row in SWEEP if row.name != "edit"]
+EVEN, ODD = slice(0, None, 2), slice(1, None, 2)
 
 
 def summarize_truncation(truncation: xr.Dataset) -> pd.DataFrame:
@@ -135,3 +133,16 @@ def _add_induction(table: pd.DataFrame, trials: xr.DataArray) -> None:
     found = [paired_interval(row - scores[0]) for row in scores]
     for column, parts in zip(ENDS_OF_INTERVAL, zip(*found, strict=True), strict=True):
         table[f"induction_change{column}"] = parts
+
+
+def best_head(trials: xr.DataArray, *, chosen_in: xr.DataArray | None = None) -> xr.DataArray:
+    """The odd trials of the head that has the highest mean score over the even ones.
+
+    `trials` is over trial, layer, head and more, such as entries: each then has its own best
+    head, or that of `chosen_in`. The highest of many noisy scores is too high; in trials that
+    it was not chosen by, it is right on average. NaN without any score.
+    """
+    by = (trials if chosen_in is None else chosen_in).reset_coords(drop=True)
+    # A score is no share below 0, and a head that is missing or hidden has none.
+    best = by.isel(trial=EVEN).mean("trial").fillna(-1).argmax(("layer", "head"))
+    return trials.isel(trial=ODD).isel(best)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from ropelens.errors import BadArgument, BadText
 from ropelens.files.folder import file_name
+
+NUMBERED = re.compile(r"(seed|step)-\d+")
+"""Names of runs and checkpoints in a study, which say nothing alone."""
 
 LONGEST_PATH = 255
 """Characters of a document that may be a path by mistake."""
@@ -114,6 +118,21 @@ def at_home(name: str | Path) -> Path:
     with suppress(RuntimeError):  # "~somebody" who has none
         return Path(name).expanduser()
     return Path(name)
+
+
+def short_name(name: str) -> str:
+    """The name of a model in results: a Hub id as it is, a folder by its name, not its place.
+
+    A run or a checkpoint of a study also by that of the folder above: "rope seed-0".
+    """
+    place = at_home(name)
+    if not name or not place.exists():
+        return name
+    *above, last = (part for part in place.resolve().parts[1:] if part != "history")
+    names = [last]
+    while above and NUMBERED.fullmatch(names[0]):
+        names.insert(0, above.pop())
+    return " ".join(names)
 
 
 def check_document(text: str) -> None:

@@ -33,9 +33,8 @@ from ropelens.figures.text import (
 )
 from ropelens.figures.wavelengths import marks, plane_index, turning_wavelengths
 from ropelens.measure.heads import classify_heads
-from ropelens.measure.induction import best_head
 from ropelens.measure.terms import NEEDLES, OWN
-from ropelens.measure.truncation_table import summarize_truncation
+from ropelens.measure.truncation_table import best_head, summarize_truncation
 from ropelens.report.render import TEMPLATES
 from ropelens.statistics.intervals import ENOUGH_DOCUMENTS
 

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ropelens.errors import Positive
 from ropelens.statistics.generator import generator_of
 
 ALL_ROWS = 2048
@@ -17,7 +18,7 @@ ALL_ROWS = 2048
 SAMPLED_ROWS = 512
 """Rows of each sequence that "auto" means beyond."""
 
-HowMany = int | Literal["auto", "all"]
+HowMany = Positive | Literal["auto", "all"]
 """Rows of each sequence that are looked at: so many, all, or as the context allows."""
 
 

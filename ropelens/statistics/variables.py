@@ -7,10 +7,11 @@ averaging, describing, saving and the reference in docs/measures.md iterate over
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import xarray as xr
 
 from ropelens.errors import BadArgument
@@ -52,8 +53,8 @@ class Variable:
 
     @property
     def saved_dims(self) -> tuple[str, ...]:
-        """The dims in the dataset: a variable by coordinate is saved by plane."""
-        return tuple("frequency" if dim == "coordinate" else dim for dim in self.dims)
+        """The dims in the dataset."""
+        return self.dims
 
     @property
     def attrs(self) -> dict[str, str]:
@@ -80,6 +81,11 @@ class Statistic(Variable):
 
     of: Callable[[Any], Tensor] = field(kw_only=True)
     over: Literal["rows", "offsets", "tokens"] = "rows"
+
+    @property
+    def saved_dims(self) -> tuple[str, ...]:
+        """The dims in the dataset: a variable by coordinate is saved by plane."""
+        return tuple("frequency" if dim == "coordinate" else dim for dim in self.dims)
 
     def value(self, layer: LayerMeans) -> Tensor:
         """The variable of one layer."""
@@ -199,6 +205,7 @@ What is neither `Statistic` nor `Derived` comes from models fitted to some rows
 
 STATISTICS = tuple(row for row in MEASURES if isinstance(row, Statistic))
 
+# fmt: off
 INDICES = (
     Variable("layer", ("layer",), "", "index of the layer"),
     Variable("head", ("head",), "", "index of the query head in its layer"),
@@ -215,7 +222,170 @@ PLANES = (
 BINS = (
     Variable("offset_start", ("offset_bin",), "token", "first offset of the bin"),
     Variable("offset_stop", ("offset_bin",), "token", "first offset beyond the bin"),
+    Variable("farthest_offset", ("layer",), "token",
+        "farthest offset that a row of the layer sees"),
 )
+
+STILL = "without its rotation: real parts, imaginary parts, and what does not rotate"
+
+EXCERPTS = (
+    Variable("excerpt_token", ("excerpt", "excerpt_key"), "", "token of the excerpt"),
+    Variable("excerpt_length", ("excerpt",), "token", "tokens"),
+    Variable("excerpt_attention", ("excerpt", "layer", "head", "excerpt_query", "excerpt_key"),
+        "1", "attention on the excerpt"),
+    Variable("excerpt_query_still",
+        ("excerpt", "layer", "head", "excerpt_query", "coordinate"), "1", f"query {STILL}"),
+    Variable("excerpt_key_still",
+        ("excerpt", "layer", "kv_head", "excerpt_key", "coordinate"), "1", f"key {STILL}"),
+    Variable("excerpt_scale", ("layer",), "1", "scale of the scores"),
+    Variable("excerpt_planes", ("layer",), "", "planes"),
+)
+"""What a profile has of excerpts of its text."""
+
+BY_PAIR = ("head", "query", "key")
+CAPTURE = (
+    Variable("q_still", ("head", "query", "frequency", "part"), "1",
+        "query without its rotation"),
+    Variable("k_still", ("head", "key", "frequency", "part"), "1", "key without its rotation"),
+    Variable("q_norm", ("head", "query", "frequency"), "1", "length of the query in the plane"),
+    Variable("k_norm", ("head", "key", "frequency"), "1", "length of the key in the plane"),
+    Variable("score", BY_PAIR, "nat", "score of the key, before a soft-cap"),
+    Variable("contribution", ("head", "frequency", "query", "key"), "nat",
+        "contribution of the plane to the score"),
+    Variable("attention", BY_PAIR, "1", "attention of the query on the key"),
+    Variable("value_norm", ("head", "key"), "1", "length of the value"),
+    Variable("inv_freq", ("head", "frequency"), "rad/token",
+        "angular frequency; negative: clockwise"),
+    Variable("wavelength", ("head", "frequency"), "token", "tokens per turn"),
+    Variable("scale", ("head",), "1", "scale of the scores"),
+)
+"""What a capture holds, as `Head.write` fills it."""
+
+CAPTURE_INDICES = (
+    Variable("head", ("head",), "", "layer.head"),
+    Variable("layer", ("head",), "", "layer of the head"),
+    Variable("head_of_layer", ("head",), "", "number of the head in its layer"),
+    Variable("query", ("query",), "token", "position of the query"),
+    Variable("key", ("key",), "token", "position of the key"),
+    Variable("query_token", ("query",), "", "token of the query"),
+    Variable("key_token", ("key",), "", "token of the key"),
+)
+
+BY_ENTRY = ("edit", "layer", "head")
+BY_DEPTH = ("edit", "retrieval_length", "depth")
+EVALUATED = (
+    Variable("edit", ("edit",), "", "name of the edit"),
+    Variable("loss", ("edit", "sequence"), "nat/token",
+        "mean loss of the sequence's predicted tokens"),
+    Variable("predicted_tokens", ("sequence",), "token", "predicted tokens of the sequence"),
+    Variable("seen_loss", ("edit", "sequence"), "nat/token",
+        "mean loss of the predicted tokens that the sequence had before"),
+    Variable("seen_tokens", ("sequence",), "token",
+        "predicted tokens that the sequence had before"),
+    Variable("group", ("sequence",), "",
+        "sequences of one group are drawn together: those of a document, or of a stretch"),
+    Variable("mean_loss", ("edit",), "nat/token", "mean loss of all predicted tokens"),
+    Variable("mean_loss_se", ("edit",), "nat/token",
+        "its standard error over groups of sequences"),
+    Variable("position_loss", ("edit", "position_bin"), "nat/token",
+        "mean loss of the tokens at the bin's positions"),
+    Variable("position_loss_se", ("edit", "position_bin"), "nat/token",
+        "its standard error over groups of sequences"),
+    Variable("position_start", ("position_bin",), "token", "first position of the bin"),
+    Variable("position_stop", ("position_bin",), "token", "first position beyond the bin"),
+    Variable("first_loss", ("edit", "trial"), "nat/token",
+        "mean loss of random tokens, the first time"),
+    Variable("repeat_loss", ("edit", "trial"), "nat/token",
+        "mean loss of the same tokens, repeated"),
+    Variable("copy_loss", ("edit", "copy_distance", "trial"), "nat/token",
+        "mean loss of random tokens that come again, but for the first"),
+    Variable("copy_distance", ("copy_distance",), "token", "tokens from a token to its copy"),
+    Variable("attention_change", BY_ENTRY, "bit",
+        "divergence of the attention from that of the model as it is"),
+    Variable("label", BY_ENTRY, "", "label of the head"),
+    Variable("labels_changed_resampled", ("edit", "resample"), "1",
+        "heads with another label, groups of sequences drawn again"),
+    Variable("label_changed", BY_ENTRY, "1",
+        "whether the label differs from that of the model as it is"),
+    Variable("positional_fraction", BY_ENTRY, "1",
+        "share of the bits that sinks do not explain which only the offset explains"),
+    Variable("retrieval", BY_DEPTH, "1", "share of needles whose value was found"),
+    Variable("retrieval_hit", (*BY_DEPTH, "retrieval_trial"), "1",
+        "whether the needle's value was found"),
+    Variable("retrieval_length", ("retrieval_length",), "token", "tokens of the prompt"),
+    Variable("depth", ("depth",), "1", "share of the prompt's text before the needle"),
+    *(
+        replace(row, dims=("edit", *row.dims))
+        for row in MEASURES
+        if row.column == "budget"
+        or row.name in ("induction", "trial_induction", "duplicate_token")
+    ),
+)
+"""The variables of an evaluation, beside those of the planes of the model as it is."""
+
+SWEEP = (
+    Variable("edit", ("edit",), "", "what was done to the model"),
+    Variable("kind", ("edit",), "",
+        "what stopped: nothing, one end, a band, or random planes as control"),
+    Variable("kept", ("edit",), "1",
+        "share of the model's rotating planes that still rotate"),
+    Variable("planes", ("edit",), "", "numbers of the stopped planes, 0 the fastest"),
+    Variable("planes_stopped", ("edit",), "1",
+        "number of stopped planes of a layer, the largest of all layers"),
+    Variable("wavelength_low", ("edit",), "token", "shortest wavelength that stopped"),
+    Variable("wavelength_high", ("edit",), "token", "longest wavelength that stopped"),
+    Variable("draw", ("edit",), "1", "number of the random draw, -1 where nothing is random"),
+    Variable("band", ("edit",), "1", "number of the band, 0 the fastest, -1 outside bands"),
+)
+"""What a truncation sweep says of each of its edits."""
+
+BY_VARIANT = ("variant", "layer", "head")
+REACH = (
+    Variable("moved_score", (*BY_VARIANT, "distance"), "nat",
+        "mean score of the picked key, moved to a distance"),
+    Variable("win_share", (*BY_VARIANT, "distance"), "1",
+        "share of rows whose picked key, moved, scores above all others"),
+    Variable("unmoved_win_share", BY_VARIANT, "1",
+        "share of rows whose picked key, where it stands, scores above all others"),
+    Variable("others_level", BY_VARIANT, "nat",
+        "mean score of the other keys, at their own places"),
+    Variable("others_best", BY_VARIANT, "nat", "mean over rows of the best other key's score"),
+    Variable("lowest_score", BY_VARIANT, "nat",
+        "what no distance takes the mean moved score below"),
+    Variable("horizon", BY_VARIANT, "token",
+        "distance at which the moved score falls to the level of the others"),
+    Variable("horizon_low", BY_VARIANT, "token",
+        "lower end of the 95 % interval of the horizon"),
+    Variable("horizon_high", BY_VARIANT, "token",
+        "upper end of the 95 % interval of the horizon"),
+    Variable("best_horizon", BY_VARIANT, "token",
+        "distance at which the moved score falls to that of the best"),
+    Variable("picked_distance", BY_HEAD, "token",
+        "mean distance at which the picked key stands"),
+    Variable("product_real", BY_PLANE, "nat",
+        "mean of s Re(q~ conj(k~)) of row and picked key"),
+    Variable("product_imag", BY_PLANE, "nat",
+        "mean of s Im(q~ conj(k~)) of row and picked key"),
+)
+REACH_INDICES = (
+    Variable("variant_inv_freq", ("variant", "layer", "frequency"), "rad/token",
+        "angular frequency under the variant"),
+    Variable("variant_gain", ("variant", "layer", "frequency"), "1",
+        "factor of the variant on a term of a score"),
+    Variable("distance", ("distance",), "token", "distance that the picked key is moved to"),
+)
+# fmt: on
+
+
+def labelled(
+    values: Mapping[str, np.ndarray], rows: Iterable[Variable]
+) -> dict[str, xr.Variable]:
+    """Arrays as variables, each with the dims, unit and long name of the row of its name."""
+    by_name = {row.name: row for row in rows}
+    return {
+        name: xr.Variable(by_name[name].saved_dims, array, by_name[name].attrs)
+        for name, array in values.items()
+    }
 
 
 def described(dataset: xr.Dataset, rows: Iterable[Variable]) -> xr.Dataset:

@@ -22,16 +22,16 @@ from ropelens.models.processes import gather, shard
 DIES = """
 import os, signal
 from ropelens.commands.app import main
-from ropelens.measure import batches, savepoint
-savepoint.SECONDS, savepoint.SHARE = 0, 1e9
-finish, done = batches.ByLayer.finish, []
-def die(self):
-    finish(self)
-    if self.progress:
-        done.append(1)
-    if len(done) == 2 and os.environ["RANK"] == "1":
+from ropelens.measure import savepoint
+savepoint.SECONDS = 0
+save, batches = savepoint.Stage.save, []
+def die(self, state):
+    save(self, state)
+    if state[1] is not None:
+        batches.append(1)
+    if len(batches) == 2 and os.environ["RANK"] == "1":
         os.kill(os.getpid(), signal.SIGKILL)
-batches.ByLayer.finish = die
+savepoint.Stage.save = die
 main()
 """
 
@@ -136,7 +136,7 @@ def test_a_process_that_dies_ends_all_and_they_go_on(
     assert [path.name for path in out.iterdir()] == [".unfinished"]
     ended = forked(2, MAIN, *command)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count("going on from what was measured before: ") == 1
+    assert ended.stderr.count("going on from what was measured in ") == 1
     assert not (out / ".unfinished").exists()
     assert_same(rl.open(out).profile, one.profile)
 

@@ -16,7 +16,7 @@ from cli_runs import NAMES, Command, Ended, ropelens, save_family
 from tiny_checkpoints import save_tiny
 
 import ropelens as rl
-from ropelens.measure.truncation_table import COLUMNS
+from ropelens.measure.truncation_table import COLUMNS, summarize_truncation
 
 __all__ = ["ropelens"]
 
@@ -69,7 +69,7 @@ def test_the_bundled_model_is_swept_to_six_files_and_a_page(
     change = table["loss_change"].astype(float)
     assert abs(change[1]) < 0.01 < 0.2 < change[2]
     sweep = rl.open(out / "truncation.nc")
-    again = rl.summarize_truncation(sweep)
+    again = summarize_truncation(sweep)
     np.testing.assert_allclose(again["loss_change"], change, rtol=1e-12, atol=1e-15)
     record = json.loads((out / "run.json").read_text())
     assert record["arguments"]["keep"] == [1.0, 0.75]
@@ -102,7 +102,7 @@ def test_only_what_was_asked_for_is_measured(
     out = tmp_path / "out"
     options = ("--text", text, *FEW, "--measures", "loss, change")
     assert ropelens("truncate", model, *options, "--out", out).code == 0
-    table = rl.summarize_truncation(rl.open(out / "truncation.nc"))
+    table = summarize_truncation(rl.open(out / "truncation.nc"))
     assert table["loss_change"].notna().all()
     assert table["largest_attention_change"].notna().all()
     for unknown in ("repeat_loss", "retrieval", "induction", "labels_changed"):
@@ -192,7 +192,7 @@ def test_an_error_in_the_middle_leaves_earlier_results(
     def full(*args: object, **options: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("ropelens.measure.truncate.evaluate_in_stages", full)
+    monkeypatch.setattr("ropelens.measure.truncate.evaluate", full)
     ended = ropelens("truncate", model, "--text", text, *FEW, "--out", out)
     assert ended.code == 1
     assert "The measurement does not fit into memory" in ended.problem
@@ -223,7 +223,7 @@ def test_a_sweep_joins_the_analysis_that_is_there_and_stays_when_it_is_made_agai
     said = json.loads((out / "run.json").read_text())
     sweep = ("truncate", model, "--out", out, "--measures", "loss", *FEW)
     with monkeypatch.context() as patch:  # the profile that stands is not measured again
-        patch.setattr("ropelens.analysis.analyze.profile_in_stages", None)
+        patch.setattr("ropelens.analysis.analyze.profile", None)
         assert ropelens(*sweep, "--text", text).code == 0
     held = rl.open(out)
     assert before["heads.csv"] == (out / "heads.csv").read_bytes()

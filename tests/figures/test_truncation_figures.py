@@ -13,6 +13,7 @@ from ropelens.errors import BadArgument
 from ropelens.figures.bands import MEASURES
 from ropelens.figures.truncated_heads import plot_head_truncation
 from ropelens.figures.wavelengths import marks, plane_index, turning_wavelengths
+from ropelens.measure.truncation_table import summarize_truncation
 
 FAMILIES = {
     "shares": rl.plot_truncation,
@@ -53,7 +54,7 @@ def test_every_axis_has_a_name_with_its_unit_and_nothing_is_changed(
 def test_a_line_is_the_change_with_its_interval(
     sweep: xr.Dataset, end: str, measure: str
 ) -> None:
-    table = rl.summarize_truncation(sweep)
+    table = summarize_truncation(sweep)
     rows = table[table["kind"].isin(["none", end])].sort_values("kept", ascending=False)
     figure = rl.plot_truncation(sweep, measures=[measure])
     (line,) = [trace for trace in figure.data if trace.legendgroup == end]
@@ -69,7 +70,7 @@ def test_a_line_is_the_change_with_its_interval(
 def test_the_control_is_the_mean_of_its_draws_from_nothing_to_everything(
     sweep: xr.Dataset,
 ) -> None:
-    table = rl.summarize_truncation(sweep)
+    table = summarize_truncation(sweep)
     random = table[table["kind"] == "random"]
     figure = rl.plot_truncation(sweep)
     lines = [t for t in named(figure, "random planes") if t.mode == "lines"]
@@ -102,7 +103,7 @@ def test_the_marks_stand_at_the_planes_that_they_name(sweep: xr.Dataset) -> None
 
 
 def test_bands_tile_the_axis_with_their_cost(sweep: xr.Dataset) -> None:
-    table = rl.summarize_truncation(sweep)
+    table = summarize_truncation(sweep)
     rows = table[table["kind"] == "band"]
     figure = rl.plot_truncation(sweep, by="band")
     (bars,) = [trace for trace in figure.data if trace.type == "bar"]

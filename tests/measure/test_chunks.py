@@ -7,6 +7,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import xarray as xr
+from evaluated import telling
 from oracles.tiny import random_tokens, tiny
 from same import assert_alike
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -14,9 +15,8 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 import ropelens as rl
-from ropelens.measure import chunks
-from ropelens.measure.batches import collect
-from ropelens.measure.chunks import chunk_of
+from ropelens.measure import batches
+from ropelens.measure.batches import chunk_of, collect
 from ropelens.measure.terms import MEASURES
 from ropelens.measure.tokens import as_corpus
 from ropelens.models.subject import as_subject
@@ -36,7 +36,11 @@ def profile(family: str, rows: int | str, heads: str | None) -> tuple[xr.Dataset
         if len(call.query) == len(TOKENS):
             past.append(call.past)
 
-    edit = rl.edit_rope(model, rl.stop_planes([1], heads=heads)) if heads else nullcontext()
+    edit = (
+        rl.edit_rope(model, rl.stop(rl.PlaneNumbers([1]), heads=heads))
+        if heads
+        else nullcontext()
+    )
     with edit, as_subject(model).observe(see):
         found = rl.profile(
             model,
@@ -45,7 +49,7 @@ def profile(family: str, rows: int | str, heads: str | None) -> tuple[xr.Dataset
             rows=rows,
             surrogates=2,
             batch_size=len(TOKENS),
-            progress=told.append,
+            progress=telling(told.append),
         )
     assert sum(told) == LENGTHS.sum()
     return found, past
@@ -65,7 +69,7 @@ def test_chunks_give_the_numbers_of_one_pass(
 ) -> None:
     whole, past = profile(family, rows, heads)
     assert set(past) == {0}
-    monkeypatch.setattr(chunks, "ONE_PASS", CHUNK)
+    monkeypatch.setattr(batches, "ONE_PASS", CHUNK)
     found, past = profile(family, rows, heads)
     assert set(past) == {0, 23, 46, 69}
     assert found.attrs["loss"] == pytest.approx(whole.attrs["loss"], rel=1e-6)
@@ -82,7 +86,10 @@ def test_edits_are_evaluated_in_chunks_as_in_one_pass(monkeypatch: pytest.Monkey
                 model,
                 TOKENS,
                 lengths=LENGTHS,
-                edits={"one head": rl.stop_planes([1], heads="0.1"), "none turns": "nope"},
+                edits={
+                    "one head": rl.stop(rl.PlaneNumbers([1]), heads="0.1"),
+                    "none turns": "nope",
+                },
                 measures=(*MEASURES, "copying"),
                 rows=16,
                 retrieval=rl.Retrieval(lengths=(60,), depths=(0.5,), trials=2),
@@ -92,7 +99,7 @@ def test_edits_are_evaluated_in_chunks_as_in_one_pass(monkeypatch: pytest.Monkey
     repeats = {1 + 2 * 64}  # which run in one pass
     whole = evaluate()
     assert max(sizes - repeats) == 80
-    monkeypatch.setattr(chunks, "ONE_PASS", CHUNK)
+    monkeypatch.setattr(batches, "ONE_PASS", CHUNK)
     found = evaluate()
     assert max(sizes - repeats) == CHUNK
     assert_alike(found, whole)
@@ -106,7 +113,7 @@ def test_nothing_of_an_earlier_chunk_is_held_but_its_rows(
     Keys and values of all chunks lie in one room each: a cache that grew would leave what it
     was behind with every chunk.
     """
-    monkeypatch.setattr(chunks, "ONE_PASS", CHUNK)
+    monkeypatch.setattr(batches, "ONE_PASS", CHUNK)
     subject, held = as_subject(tiny("llama_gqa")), []
     seen: dict[int, list[StorageWeakRef]] = {}
     rooms: dict[int, set[tuple[int, int]]] = {}
@@ -123,7 +130,7 @@ def test_nothing_of_an_earlier_chunk_is_held_but_its_rows(
         room = [part.untyped_storage().data_ptr() for part in (call.key, call.value)]
         rooms[call.layer].add((room[0], room[1]))
 
-    text, planes = as_corpus(subject.model, TOKENS, None), subject.planes(80)
+    text, planes = as_corpus(subject, TOKENS, None), subject.planes(80)
     with subject.observe(see):
         collect(subject, text, planes=planes, rows=16, batch_size=len(TOKENS))
     assert len(seen[0]) == 4 * 2  # of four chunks

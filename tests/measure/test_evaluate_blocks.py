@@ -20,7 +20,7 @@ from ropelens.statistics.labels import Thresholds
 # what is asked for
 
 
-EDITS = {"half": "p-rope:0.5", "a head": rl.stop_planes([0], heads="1.2")}
+EDITS = {"half": "p-rope:0.5", "a head": rl.stop(rl.PlaneNumbers([0]), heads="1.2")}
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ def test_label_changes_have_the_documents_drawn_again():
 
 def test_heads_of_a_layer_that_rotate_differently_have_a_budget_each():
     model = tiny("llama_gqa")
-    found = evaluate(model, edits={"a head": rl.stop_planes([0, 1], heads="1.2")})
+    found = evaluate(model, edits={"a head": rl.stop(rl.PlaneNumbers([0, 1]), heads="1.2")})
     edited, plain = found.sel(edit="a head"), found.sel(edit="none")
     for name in ("total_bits", "content_bits", "label_changed"):
         assert edited[name].notnull().all(), name
@@ -158,7 +158,7 @@ def test_under_an_open_edit_that_is_the_model_as_it_is():
             )
     assert (inside.attention_change.sel(edit="none") == 0).all()
     assert (inside.wavelength == torch.inf).sum() == 2 * 4
-    with rl.edit_rope(model, rl.stop_planes([0], heads="0.1")):
+    with rl.edit_rope(model, rl.stop(rl.PlaneNumbers([0]), heads="0.1")):
         found = evaluate(model, edits={"more": rl.drop(rl.Slowest(0.5))})
     assert (found.label != "").all()
     assert found.total_bits.notnull().all()
@@ -174,7 +174,7 @@ def test_families(family: str):
     """What they know best: other head sizes by layer, sinks, parts, layers without rotation."""
     model = tiny(family)
     found = evaluate(
-        model, edits={"half": rl.stop_slowest(0.5), "head": rl.drop(rl.Every(), heads="0.0")}
+        model, edits={"half": rl.stop_slowest(0.5), "head": rl.drop(rl.Slowest(1), heads="0.0")}
     )
     assert (found.attention_change.sel(edit="head", layer=0, head=0) > 1e-3).all()
     others = found.attention_change.sel(edit="head", layer=0, head=[1, 2, 3])

@@ -44,7 +44,7 @@ def test_captures_and_silences_on_cuda_equal_cpu(family: str) -> None:
             with rl.silence_heads(model, "0.1", to=to), torch.no_grad():
                 model(tokens.to(device), use_cache=False)
         with (
-            rl.edit_rope(model, rl.stop_planes([1], heads="0.1")),
+            rl.edit_rope(model, rl.stop(rl.PlaneNumbers([1]), heads="0.1")),
             rl.silence_heads(model, "0.2", to="mean", tokens=tokens),
         ):
             found.append(rl.capture(model, tokens[0], values=True))

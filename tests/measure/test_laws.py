@@ -42,7 +42,7 @@ def test_norms_do_not_depend_on_the_rotation(factor: float):
 
     def measured() -> xr.Dataset:
         planes = planes_of(model)
-        text = as_corpus(model, tokens, lengths)
+        text = as_corpus(as_subject(model), tokens, lengths)
         return summarize(collect(as_subject(model), text, planes=planes), planes)
 
     before = measured()
@@ -91,7 +91,7 @@ def fitted_to(name: str, lengths: tuple[int, ...], *, double: bool = True) -> Fi
 
 def fitted(model: PreTrainedModel, tokens: Tensor, lengths: Tensor) -> Fitted:
     planes = planes_of(model, context=int(lengths.max()))
-    text = as_corpus(model, tokens, lengths, sinks=[5])
+    text = as_corpus(as_subject(model), tokens, lengths, sinks=[5])
     fits = fit_layers(as_subject(model), text, planes=planes, surrogates=0, seed=0)
     return Fitted(model, text, planes, fits)
 
@@ -173,8 +173,8 @@ def test_padding_changes_nothing(name: str):
     plain = of.collect()
     assert_same(plain, of.collect(width=30), of, rtol=1e-9)
     again = fitted(model, rubbish[:, :34], lengths)
-    assert fingerprint(as_corpus(model, tokens, lengths)) == fingerprint(
-        as_corpus(model, rubbish[:, :34], lengths)
+    assert fingerprint(as_corpus(as_subject(model), tokens, lengths)) == fingerprint(
+        as_corpus(as_subject(model), rubbish[:, :34], lengths)
     )
     assert_same(plain, again.collect(), again, rtol=1e-6)
     assert plain.tokens == 57
@@ -316,7 +316,7 @@ def test_sampled_rows_agree_with_all_rows(name: str):
     model = tiny(name).double()
     subject, planes = as_subject(model), planes_of(model)
     tokens = torch.from_numpy(random_tokens(sequences=4, length=60))
-    text = as_corpus(model, tokens, torch.tensor([60, 44, 60, 23]))
+    text = as_corpus(as_subject(model), tokens, torch.tensor([60, 44, 60, 23]))
 
     def measured(**options: int) -> xr.Dataset:
         return summarize(collect(subject, text, planes=planes, **options), planes)

@@ -59,10 +59,10 @@ def test_one_head_at_a_time(head: str) -> None:
 @pytest.mark.parametrize("head", ["0.1", "0.0", "1.2"])
 def test_under_an_open_edit_that_makes_heads_differ(head: str) -> None:
     """As two evaluations: inside the block, and of both edits together outside it."""
-    model, around = tiny("llama_gqa"), rl.stop_planes([1, 3], heads="0.1")
+    model, around = tiny("llama_gqa"), rl.stop(rl.PlaneNumbers([1, 3]), heads="0.1")
     with rl.edit_rope(model, around):
         table = rl.needed_planes(model, TOKENS, head).set_index("plane")
-        edits = {str(n): rl.stop_planes([n], heads=head) for n in table.index}
+        edits = {str(n): rl.stop(rl.PlaneNumbers([n]), heads=head) for n in table.index}
         inside = rl.evaluate(model, TOKENS, edits=edits, measures=["loss", "change"])
     own = rl.needed_planes(model, TOKENS, head).set_index("plane")
     still = [1, 3] if head == "0.1" else []

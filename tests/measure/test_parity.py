@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from evaluated import telling
 from observed import observed_calls
 from oracles.dense import dense
 from oracles.logit import HeadRows, gain, head_rows, information
@@ -24,8 +25,8 @@ import ropelens as rl
 from ropelens.errors import BadArgument
 from ropelens.measure.batches import collect
 from ropelens.measure.excerpt import attention_of
-from ropelens.measure.repeats import repeat_scores
 from ropelens.measure.summary import summarize
+from ropelens.measure.tasks import repeat_scores
 from ropelens.measure.tokens import as_corpus
 from ropelens.models.doorway import AttentionEdit, HeadSilence, Observer
 from ropelens.models.subject import Subject, as_subject
@@ -267,7 +268,7 @@ def test_the_budget_of_a_profile_is_what_its_parts_give(name: str):
     model, tokens = tiny(name), torch.from_numpy(random_tokens(sequences=4, length=40))
     lengths = torch.tensor([40, 31, 40, 12])
     profile = rl.profile(model, tokens, lengths=lengths, surrogates=2, seed=5, batch_size=1)
-    text = as_corpus(model, tokens, lengths)
+    text = as_corpus(as_subject(model), tokens, lengths)
     group, known = text.group, text.sinks
     sample = Sample.draw(text, seed=5)
     on_sample, whole = (observed_calls(model, each) for each in (sample.text.tokens, tokens))
@@ -411,7 +412,7 @@ def test_repeated_tokens_by_brute_force(name: str):
     model = tiny(name)
     listening = Listening(model)
     planes = [layer.planes for layer in as_subject(model).rotations()]
-    scores = repeat_scores(
+    scores, _ = repeat_scores(
         listening, first_token=1, planes=planes, length=9, sequences=3, seed=4
     )
     (tokens,) = listening.given
@@ -424,13 +425,12 @@ def test_repeated_tokens_by_brute_force(name: str):
     if name == "gpt_oss":  # scores are of what is left to the keys
         weights = weights / weights.sum(-1, keepdims=True)
     again = range(10, 19)
-    for name, ours, back in (
-        ("induction", scores.induction, 8),
-        ("duplicate", scores.duplicate_token, 9),
-    ):
+    for name, back in (("trial_induction", 8), ("duplicate_token", 9)):
         expected = np.mean([weights[:, :, :, i, i - back] for i in again], axis=0)
-        by_sequence = torch.stack(ours, dim=1).numpy()
-        assert_close(by_sequence, expected, rtol=1e-5, what=name)
+        if name == "duplicate_token":
+            expected = expected.mean(0)
+        assert_close(scores[name], expected, rtol=1e-5, what=name)
+    np.testing.assert_allclose(scores["induction"], scores["trial_induction"].mean(0))
 
 
 def test_groups_add_up_to_the_whole():
@@ -489,7 +489,7 @@ def test_profile_is_collect_and_summarize_and_says_what_was_run():
         sinks=NAMED,
         surrogates=1,
         batch_size=2,
-        progress=done.append,
+        progress=telling(done.append),
     )
     assert profile["found_sink"].isnull().all()
     plain = measured(model, tokens, LENGTHS, batch_size=2)

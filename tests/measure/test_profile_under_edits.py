@@ -21,7 +21,7 @@ def tokens(*, sequences: int = 4, length: int = 24) -> torch.Tensor:
 
 def profile(model: PreTrainedModel, heads: str | None) -> xr.Dataset:
     """That of the model while `PLANES` of some heads stand still."""
-    edits = [] if heads is None else [rl.stop_planes(PLANES, heads=heads)]
+    edits = [] if heads is None else [rl.stop(rl.PlaneNumbers(PLANES), heads=heads)]
     with rl.edit_rope(model, *edits):
         return rl.profile(model, tokens(), excerpts=[tokens()[0]], surrogates=1)
 
@@ -64,7 +64,10 @@ def test_what_heads_attend_to_and_pick_keys_through_is_what_a_capture_shows():
     """In every layer, whose input the edit changes. Selectivity by its definition."""
     model = tiny("llama_gqa")
     one = tokens()[:1]
-    edits = rl.stop_planes(PLANES, heads="0.1,1.2"), rl.drop(rl.PlaneNumbers((0,)), heads="1.0")
+    edits = (
+        rl.stop(rl.PlaneNumbers(PLANES), heads="0.1,1.2"),
+        rl.drop(rl.PlaneNumbers((0,)), heads="1.0"),
+    )
     with rl.edit_rope(model, *edits):
         measured = rl.profile(model, one, excerpts=[one[0]], rows="all", surrogates=0)
         seen = rl.capture(model, one[0])
@@ -89,7 +92,7 @@ def test_what_heads_attend_to_and_pick_keys_through_is_what_a_capture_shows():
 
 def test_evaluations_have_a_label_of_every_head_under_such_edits():
     model = tiny("llama_gqa")
-    edit = rl.stop_planes(PLANES, heads="0.1")
+    edit = rl.stop(rl.PlaneNumbers(PLANES), heads="0.1")
     found = rl.evaluate(model, tokens(), edits={"one": edit}, measures=["labels"])
     with rl.edit_rope(model, edit):
         under = rl.evaluate(model, tokens(), measures=["labels"])
@@ -101,7 +104,7 @@ def test_evaluations_have_a_label_of_every_head_under_such_edits():
 @pytest.mark.parametrize("measure", [rl.measure_rope, lambda model: rl.reach(model, tokens())])
 def test_what_is_of_whole_layers_is_refused(measure):
     model = tiny("llama_gqa")
-    edit = rl.stop_planes(PLANES, heads="1.2")
+    edit = rl.stop(rl.PlaneNumbers(PLANES), heads="1.2")
     with rl.edit_rope(model, edit), pytest.raises(BadArgument) as refused:
         measure(model)
     assert refused.value.what == "Under this edit the heads of layer 1 rotate differently."

@@ -12,14 +12,14 @@ import pytest
 import torch
 import xarray as xr
 from cli_runs import Command, ropelens, start
-from evaluated import FEW
+from evaluated import FEW, telling
 from same import EXACT, assert_same
 from tiny_checkpoints import save_tiny, tiny_llama
 
 import ropelens as rl
 from ropelens.comparison.measure import cached
 from ropelens.measure import savepoint as module
-from ropelens.measure.savepoint import pack, savepoint, unpack
+from ropelens.measure.savepoint import Stage, begin_stage, savepoint
 from ropelens.models.subject import Subject
 
 __all__ = ["ropelens"]
@@ -28,19 +28,19 @@ TOKENS = torch.randint(2, 40, (6, 24), generator=torch.Generator().manual_seed(0
 MODEL = tiny_llama(num_hidden_layers=1, num_attention_heads=2).eval()
 EDITS = {"half": rl.stop_slowest(0.5), "one head": rl.stop_slowest(0.5, heads="0.1")}
 
-# A batch of a sequence, which is saved, and then a pause in which it can be killed.
+# A batch of a sequence is saved, and then a pause follows in which it can be killed.
 SLOWLY = """
 import time
-from ropelens.measure import batches, savepoint
-savepoint.SECONDS, savepoint.SHARE = 0, 1e9
-finish = batches.ByLayer.finish
-def pause(self):
-    finish(self)
-    if savepoint._open.get().taken == 2 and self.progress:
-        batches.paused = getattr(batches, "paused", 0) + 1
-        print("paused", batches.paused, flush=True)
-        time.sleep(60 * (batches.paused - 1))
-batches.ByLayer.finish = pause
+from ropelens.measure import savepoint
+savepoint.SECONDS = 0
+save, saved = savepoint.Stage.save, []
+def pause(self, state):
+    save(self, state)
+    if self.path.name.startswith("1-") and state[1] is not None:
+        saved.append(1)
+        print("paused", len(saved), flush=True)
+        time.sleep(60 * (len(saved) - 1))
+savepoint.Stage.save = pause
 """
 
 
@@ -67,8 +67,7 @@ def uninterrupted() -> dict[Callable[..., xr.Dataset], xr.Dataset]:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Of a savepoint that is written at every occasion."""
     monkeypatch.setattr(module, "SECONDS", 0.0)
-    monkeypatch.setattr(module, "SHARE", 1e9)
-    return tmp_path / "kept"
+    return tmp_path / "saved"
 
 
 @pytest.fixture
@@ -78,7 +77,8 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     logits = Subject.logits
 
     def counted(self: Subject, tokens: torch.Tensor, **options: int | None):
-        sizes.append(len(tokens))
+        if tokens.shape[1] == TOKENS.shape[1]:
+            sizes.append(len(tokens))
         return logits(self, tokens, **options)
 
     monkeypatch.setattr(Subject, "logits", counted)
@@ -94,7 +94,11 @@ def stop_at(tokens: int) -> Callable[[int], None]:
         if sum(done) >= tokens:
             raise Stop
 
-    return progress
+    return telling(progress)
+
+
+def never(*_: object, **__: object) -> None:
+    raise AssertionError("measured again")
 
 
 def test_a_profile_goes_on(
@@ -104,37 +108,19 @@ def test_a_profile_goes_on(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("ropelens.measure.profile.repeat_scores", once(ran))
     with pytest.raises(Stop), savepoint(folder, {"a": 1}):
         measure(progress=stop_at(4 * 24 + 1))
-    assert ran == [2, 2, 2]
+    assert ran[-3:] == [2, 2, 2]
     assert capfd.readouterr().err == ""
     ran.clear()
     told: list[int] = []
     monkeypatch.setattr("ropelens.measure.profile.fit_layers", never)
     with savepoint(folder, {"a": 1}):
-        found = measure(progress=told.append)
+        resumed = measure(progress=telling(told.append))
     assert ran == [2]
     assert sum(told) == 2 * 24
-    assert capfd.readouterr().err == "going on from what was measured before: 96 tokens\n"
-    assert_same(found, uninterrupted[measure])
-
-
-def once(ran: list[int]) -> Callable[..., object]:
-    """Repeated tokens, whose pass is not counted."""
-    from ropelens.measure.profile import repeat_scores
-
-    def uncounted(*args: object, **options: object) -> object:
-        before = len(ran)
-        scores = repeat_scores(*args, **options)
-        del ran[before:]
-        return scores
-
-    return uncounted
-
-
-def never(*_: object, **__: object) -> None:
-    raise AssertionError("measured again")
+    assert capfd.readouterr().err == f"going on from what was measured in {folder}\n"
+    assert_same(resumed, uninterrupted[measure])
 
 
 # Tokens of an entry: 6 x 24 of text, in batches of 2; 8 x 63 of repeats; 2 x 40 of needles.
@@ -142,7 +128,7 @@ def never(*_: object, **__: object) -> None:
     ("measures", "stop", "again", "left"),
     [
         (("loss", "labels", "change"), 5 * 48, [2] * 6, 6 * 48),
-        (("induction", "retrieval"), 504 + 1, [8] * 2, 2 * 504 + 3 * 80),
+        (("induction", "retrieval"), 504 + 1, [], 2 * 504 + 3 * 80),
         (("induction", "retrieval"), 3 * 504 + 81, [], 2 * 80),
     ],
     ids=["text", "repeats", "needles"],
@@ -161,11 +147,9 @@ def test_an_evaluation_goes_on(
     ran.clear()
     told: list[int] = []
     with savepoint(folder, {}):
-        done = module.next_stage().tokens
-        found = evaluate(measures=measures, progress=told.append)
-    assert ran == again
-    assert (sum(told), done > 0) == (left, True)
-    assert_same(found, uninterrupted[evaluate])
+        resumed = evaluate(measures=measures, progress=telling(told.append))
+    assert (ran, sum(told)) == (again, left)
+    assert_same(resumed, uninterrupted[evaluate])
 
 
 def test_what_is_done_stays_done_while_the_next_is_measured(
@@ -173,93 +157,82 @@ def test_what_is_done_stays_done_while_the_next_is_measured(
 ) -> None:
     """As a sweep, and the profile after it."""
 
-    def run(progress: Callable[[int], None] | None = None) -> tuple[xr.Dataset, xr.Dataset]:
+    def run(**options: object) -> tuple[xr.Dataset, xr.Dataset]:
         with savepoint(folder, {}):
-            return evaluate(measures=["loss"]), measure(progress=progress)
+            return evaluate(measures=["loss"]), measure(**options)
 
     with pytest.raises(Stop):
-        run(stop_at(2 * 24 + 1))
-    monkeypatch.setattr("ropelens.measure.evaluate.measure_batch", never)
+        run(progress=stop_at(2 * 24 + 1))
+    monkeypatch.setattr("ropelens.measure.evaluate_text.OnText.measure", never)
     for found, measured in zip(run(), (evaluate, measure), strict=True):
         assert_same(found, uninterrupted[measured])
     module.remove_savepoint(folder)
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("how", ["another key", "cut", "no zip", "empty"])
+@pytest.mark.parametrize("how", ["another key", "cut", "another file", "empty"])
 def test_what_is_of_no_use_is_removed_with_a_word(
     folder: Path, capfd: pytest.CaptureFixture[str], how: str
 ) -> None:
     with savepoint(folder, {"seed": 0}):
-        module.begin_stage().save(lambda: [torch.ones(100)])
+        begin_stage().save([torch.ones(100)])
     (file,) = folder.iterdir()
-    other = {"cut": file.read_bytes()[:-100], "no zip": b"never mind", "empty": b""}
+    other = {"cut": file.read_bytes()[:-100], "another file": b"never mind", "empty": b""}
     if how in other:
         file.write_bytes(other[how])
     shutil.copy(file, folder / f"1{file.name[1:]}")
     with savepoint(folder, {"seed": int(how == "another key")}):
-        stage = module.next_stage()
-        assert (stage.state, stage.tokens) == (None, 0)
+        assert begin_stage().state is None
     assert not folder.exists()
-    said = f"what {folder} keeps is of another measurement, and is removed\n"
-    assert capfd.readouterr().err == said
+    words = f"of no use here, and removed: what was measured in {folder}\n"
+    assert capfd.readouterr().err == words
 
 
 def test_what_cannot_be_saved_does_not_end_the_measurement(folder: Path) -> None:
     folder.write_text("no folder can be made here")
     with savepoint(folder, {}):
-        stage = module.begin_stage()
-        with pytest.warns(UserWarning, match="how far the measurement is could not be saved"):
-            stage.save(lambda: 1)
-        stage.save(lambda: 2)  # and no second warning
+        stage = begin_stage()
+        with pytest.warns(UserWarning, match="the measurement so far could not be saved"):
+            stage.save([1])
+        stage.save([2])  # and no second warning
 
 
-def test_saving_takes_a_small_share_of_the_time(
+def test_a_state_is_saved_once_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once a minute, and less often where it takes more than 3 seconds."""
     now = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    stage, saved = module.Stage(tmp_path / "0.npz"), []
-
-    def state() -> int:
-        saved.append(now[0])
-        now[0] += 10
-        return 0
-
-    for second in (1, 59, 61, 100, 270, 272):
+    with savepoint(tmp_path, {}):
+        stage = begin_stage()
+    for second, number in ((59, 1), (61, 2), (100, 3), (122, 4)):
         now[0] = float(second)
-        stage.save(state)
-    assert saved == [61, 272]
+        stage.save([number])
+        with savepoint(tmp_path, {}):
+            assert begin_stage().state == {59: None, 61: [2], 100: [2], 122: [4]}[second]
 
 
-def test_without_a_savepoint_nothing_is_kept(
+def test_without_a_savepoint_nothing_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    stage = module.begin_stage()
-    stage.due = 0.0
-    stage.save(never)
+    begin_stage().save([torch.ones(1)])
     assert not list(tmp_path.iterdir())
 
 
-def test_a_state_comes_back_bit_for_bit() -> None:
-    state = {
-        3: [1.5, None, "é", True, float("nan")],
-        "x": [torch.arange(3), torch.tensor(0.1, dtype=torch.float64), np.array([1.0, np.nan])],
-    }
-    arrays: dict[str, np.ndarray] = {}
-    back = unpack(pack(state, arrays), arrays)
-    assert repr(back) == repr(state)
-    with pytest.raises(AssertionError, match="Path is not of KINDS"):
-        pack([Path()], arrays)
+def test_a_state_comes_back_bit_for_bit(folder: Path) -> None:
+    tensors = [torch.arange(3)[::2], torch.tensor(0.1, dtype=torch.float64), torch.ones(0, 2)]
+    state = {3: [1.5, None, "é", True, float("nan")], "x": tensors}
+    with savepoint(folder, {}):
+        begin_stage().save(state)
+    with savepoint(folder, {}):
+        assert repr(begin_stage().state) == repr(state)
 
 
 def test_ctrl_c_says_how_to_go_on(folder: Path) -> None:
     with pytest.raises(KeyboardInterrupt, match=r"^$"), savepoint(folder, {}):
         raise KeyboardInterrupt
-    module.Stage(folder / "0.npz").save(lambda: 1)
-    told = "^stopped; the same command goes on from what is kept in "
+    Stage(folder / "0").save([1])
+    told = f"^stopped; the same command goes on from {folder}"
     with pytest.raises(KeyboardInterrupt, match=told), savepoint(folder, {}):
         raise KeyboardInterrupt
 
@@ -282,7 +255,7 @@ def test_a_killed_command_goes_on(tmp_path: Path, ropelens: Command) -> None:
     assert [path.name for path in (tmp_path / "killed").iterdir()] == [".unfinished"]
     ended = ropelens(*run, tmp_path / "killed")
     assert (ended.code, ended.out) == (0, f"{tmp_path / 'killed' / 'index.html'}\n")
-    assert ended.err.count("going on from what was measured before: ") == 2
+    assert ended.err.count("going on from what was measured in ") == 2
     assert not (tmp_path / "killed" / ".unfinished").exists()
     sweep = {"measures": ["loss"], "keep": [0.5], "controls": 0}
     whole = rl.analyze(model, text, rl.Options(context=32, sequences=3), truncation=sweep)

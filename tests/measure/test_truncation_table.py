@@ -11,8 +11,7 @@ from synthetic_truncation import synthetic_truncation
 
 import ropelens as rl
 from ropelens.errors import BadArgument
-from ropelens.measure.induction import best_head
-from ropelens.measure.truncation_table import COLUMNS
+from ropelens.measure.truncation_table import COLUMNS, best_head, summarize_truncation
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +20,7 @@ def sweep() -> xr.Dataset:
 
 
 def test_the_summary_has_a_row_an_edit(sweep: xr.Dataset) -> None:
-    table = rl.summarize_truncation(sweep)
+    table = summarize_truncation(sweep)
     assert tuple(table.columns) == COLUMNS
     assert table["edit"].tolist() == sweep["edit"].values.tolist()
     none = table.iloc[0]
@@ -50,7 +49,7 @@ def test_the_summary_counts_labels_and_names_the_head_that_changed(sweep: xr.Dat
     sweep["label"][3] = ""
     sweep["attention_change"][2, 4, 5] = 9.0
     sweep["attention_change"][2, 0, 0] = np.nan
-    table = rl.summarize_truncation(sweep)
+    table = summarize_truncation(sweep)
     assert table["labels_changed"].tolist()[:3] == [0, 0, 3]
     assert table["labels_changed_share"][2] == 3 / 39
     assert np.isnan(table["labels_changed"][3])
@@ -62,14 +61,14 @@ def test_sequences_of_one_document_change_together(sweep: xr.Dataset) -> None:
     """Of documents of one length each, it is the t-test of their means."""
     alike = sweep.assign(predicted_tokens=0 * sweep["predicted_tokens"] + 100)
     document = np.arange(sweep.sizes["sequence"]) // 4
-    row = rl.summarize_truncation(alike.assign_coords(group=("sequence", document))).iloc[8]
+    row = summarize_truncation(alike.assign_coords(group=("sequence", document))).iloc[8]
     change = (sweep["loss"][8] - sweep["loss"][0]).values
     theirs = stats.ttest_1samp(change.reshape(-1, 4).mean(1), 0).confidence_interval()
     assert row["loss_change"] == pytest.approx(change.mean())
     found = row[["loss_change_low", "loss_change_high"]].tolist()
     assert found == pytest.approx([theirs.low, theirs.high])
     # A file of an earlier version tells no groups: there each sequence is its own.
-    row = rl.summarize_truncation(alike).iloc[8]
+    row = summarize_truncation(alike).iloc[8]
     assert row["loss_change_low"] == pytest.approx(
         stats.ttest_1samp(change, 0).confidence_interval().low
     )
@@ -94,7 +93,7 @@ def test_changes_of_heads_have_intervals(sweep: xr.Dataset) -> None:
     sweep = sweep.copy(deep=True)
     again = np.arange(sweep.sizes["resample"])
     sweep["labels_changed_resampled"][5] = again
-    table = rl.summarize_truncation(sweep)
+    table = summarize_truncation(sweep)
     scores = sweep["trial_induction"].values
     of_half = scores[0, ::2].mean(0)
     layer, head = np.unravel_index(of_half.argmax(), of_half.shape)
@@ -112,7 +111,7 @@ def test_changes_of_heads_have_intervals(sweep: xr.Dataset) -> None:
 
 def test_what_was_not_measured_is_unknown(sweep: xr.Dataset) -> None:
     some = sweep[["loss", "predicted_tokens"]]
-    table = rl.summarize_truncation(some)
+    table = summarize_truncation(some)
     assert tuple(table.columns) == COLUMNS
     assert table["loss_change"].notna().all()
     for name in ("repeat_loss", "retrieval_change", "labels_changed", "changed_most"):
@@ -125,7 +124,7 @@ def test_other_datasets_are_no_sweep(sweep: xr.Dataset) -> None:
         (sweep.isel(edit=slice(1, None)), "its first entry is 'slow'"),
     ):
         with pytest.raises(BadArgument) as raised:
-            rl.summarize_truncation(other)
+            summarize_truncation(other)
         assert raised.value.line.startswith(f"This is no truncation sweep; seen: {seen}")
 
 
@@ -133,5 +132,5 @@ def test_a_sweep_is_saved_and_opened(sweep: xr.Dataset, tmp_path) -> None:
     path = rl.save(sweep, tmp_path / "truncation.nc")
     xr.testing.assert_identical(rl.open(path), sweep)
     pd.testing.assert_frame_equal(
-        rl.summarize_truncation(rl.open(path)), rl.summarize_truncation(sweep)
+        summarize_truncation(rl.open(path)), summarize_truncation(sweep)
     )

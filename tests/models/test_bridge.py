@@ -86,7 +86,7 @@ def test_a_bridge_gives_the_profile_of_the_model(name: str, tmp_path: Path):
 
 EDITS = {
     "planes stopped": [rl.stop_slowest(0.25)],
-    "one head": [rl.stop_planes([0, 2], heads="0.0,0.1,1.2,1.3")],
+    "one head": [rl.stop(rl.PlaneNumbers([0, 2]), heads="0.0,0.1,1.2,1.3")],
     "a variant, then another edit": ["yarn:4", rl.drop(rl.Fastest(0.25))],
 }
 

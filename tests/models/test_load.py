@@ -23,11 +23,11 @@ from transformers import (
 import ropelens as rl
 from ropelens.analysis.plan import plan_analysis
 from ropelens.errors import BadArgument
-from ropelens.measure.profile import model_name
 from ropelens.models.bundled import BUNDLED, bundled_path
 from ropelens.models.checkpoint import locate
 from ropelens.models.load import load, open_checkpoint
 from ropelens.models.loading import Loading
+from ropelens.models.paths import short_name
 from ropelens.models.subject import stated_context
 from ropelens.models.texts import read_documents, tokenize
 
@@ -242,8 +242,7 @@ def test_runs_of_a_study_are_told_apart(tmp_path: Path, place: str, shown: str) 
     (tmp_path / place).mkdir(parents=True)
     model = tiny_llama()
     model.config._name_or_path = str(tmp_path / place)
-    assert model_name(model) == shown
-    assert model_name(tiny_llama()) == "LlamaForCausalLM"
+    assert short_name(model.config.name_or_path) == shown
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU may compute in float8")

@@ -75,7 +75,7 @@ def test_the_edited_model_is_seen(inside: bool):
 
 def test_heads_that_differ_have_no_one_frequency():
     model, seen = tiny("llama_gqa"), {}
-    edit = rl.stop_planes([1, 5], heads="0.2")
+    edit = rl.stop(rl.PlaneNumbers([1, 5]), heads="0.2")
     with rl.edit_rope(model, edit), rl.observe(model, noting(seen)):
         logits(model)
     call, planes = seen[0]
@@ -137,7 +137,7 @@ def test_generation(name: str, implementation: str, cache: str, padded: int, edi
     mask[0, :padded] = 0
     options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
     options |= {"attention_mask": mask}
-    edits = (rl.stop_planes([1], heads="*.1"),) if edited else ()
+    edits = (rl.stop(rl.PlaneNumbers([1]), heads="*.1"),) if edited else ()
     whole: list[torch.Tensor] = []
     cached: list[tuple[torch.Tensor, int]] = []
 

@@ -25,7 +25,7 @@ from ropelens.figures.comparison import (
     plot_position_loss,
 )
 from ropelens.figures.comparison_planes import plane_places, plot_comparison_planes
-from ropelens.measure.induction import best_head
+from ropelens.measure.truncation_table import best_head
 from ropelens.report.answer import comparison_figures
 from ropelens.report.facts import comparison_run_facts as run_facts
 from ropelens.report.tables import comparison_columns as shown_columns

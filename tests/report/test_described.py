@@ -12,6 +12,7 @@ from oracles.tiny import random_tokens, tiny
 from synthetic_truncation import synthetic_truncation
 
 import ropelens as rl
+from ropelens.measure.truncation_table import summarize_truncation
 
 
 def sentence(said: list[str], words: str) -> str:
@@ -21,7 +22,7 @@ def sentence(said: list[str], words: str) -> str:
 
 def test_a_sweep_tells_both_ends_and_the_random_planes_beside() -> None:
     sweep = synthetic_truncation()
-    table = rl.summarize_truncation(sweep).set_index("edit")
+    table = summarize_truncation(sweep).set_index("edit")
     random = table[(table["kind"] == "random") & (table["kept"] == 0.75)]["loss_change"]
     short, told, *_ = rl.describe(sweep)
     numbers = [float(n) for n in re.findall(r"by ([+-][\d.]+)", told.replace("−", "-"))]
@@ -48,7 +49,7 @@ def test_planes_are_free_up_to_the_first_that_is_not() -> None:
 
 def test_the_correlation_over_bands_is_that_of_cost_with_selectivity() -> None:
     sweep = synthetic_truncation(bands=8)
-    rows = rl.summarize_truncation(sweep)
+    rows = summarize_truncation(sweep)
     cost = rows[rows["kind"] == "band"]["loss_change"].to_numpy()
     share = np.zeros((5, 8, 16))
     # Selectivity that falls as the cost rises, two planes a band.
@@ -127,7 +128,7 @@ def test_a_dear_slow_end_is_said_not_to_be_free() -> None:
 
 def test_heads_with_a_new_label_are_counted_with_their_interval() -> None:
     sweep = synthetic_truncation()
-    row = rl.summarize_truncation(sweep).set_index("edit").loc["fast 0.75"]
+    row = summarize_truncation(sweep).set_index("edit").loc["fast 0.75"]
     told = sentence(rl.describe(sweep), "heads have a new label")
     low, high = row["labels_changed_low"], row["labels_changed_high"]
     count = (

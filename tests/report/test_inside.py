@@ -18,6 +18,7 @@ from oracles.tiny import random_tokens, tiny
 from torch import nn
 
 import ropelens as rl
+from ropelens.edit.actions import Edit
 from ropelens.errors import BadArgument
 from ropelens.models.texts import prompt_tokens
 
@@ -53,7 +54,7 @@ def opened(
     opened.context.close()
 
 
-def captured(looked: Looked, excerpt: int, edit: rl.Edit | None = None) -> xr.Dataset:
+def captured(looked: Looked, excerpt: int, edit: Edit | None = None) -> xr.Dataset:
     """The head on a prompt by the model itself, with the planes of this head alone edited."""
     options = {"heads": f"{LAYER}.{HEAD}", "tokenizer": looked.tokenizer}
     with contextlib.nullcontext() if edit is None else rl.edit_rope(looked.model, edit):
@@ -69,7 +70,7 @@ def test_attention_is_that_of_the_edited_model(
     planes = list(range(9, 16))
     edits = {
         "as it is": None,
-        "stop": rl.stop_planes(planes, heads=part),
+        "stop": rl.stop(rl.PlaneNumbers(planes), heads=part),
         "drop": rl.drop(rl.PlaneNumbers(tuple(planes)), heads=part),
     }
     band = "" if mode == "as it is" else f"&{mode}=9-15"
@@ -95,7 +96,7 @@ def test_firefox_shows_and_computes_the_same(
     free.write_text(re.sub('<meta http-equiv="Content-Sec[^>]*>', "", path.read_text()))
     opened = Opened(firefox, free)
     page = opened.load(f"#L{LAYER}H{HEAD}&tab=attention&stop=9-15")
-    edit = rl.stop_planes(range(9, 16), heads=f"{LAYER}.{HEAD}")
+    edit = rl.stop(rl.PlaneNumbers(range(9, 16)), heads=f"{LAYER}.{HEAD}")
     expected = captured(looked, 0, edit)["attention"]
     weights = np.nan_to_num(values(page, "plot-attention", "z"))
     np.testing.assert_allclose(weights, expected, atol=1e-3)
@@ -365,7 +366,7 @@ def test_p_counts_the_planes_that_turn(
     assert page.inner_text("#live-words").startswith("p = 0.00: 12 planes (")
     assert page.inner_text("#live-share") == "0.00"
     with rl.edit_rope(looked.model, still):
-        stopped = rl.stop_planes(range(16), heads=f"{LAYER}.{HEAD}")
+        stopped = rl.stop(rl.PlaneNumbers(range(16)), heads=f"{LAYER}.{HEAD}")
         expected = captured(looked, 0, stopped)["attention"]
     weights = np.nan_to_num(values(page, "plot-attention", "z"))
     np.testing.assert_allclose(weights, expected, atol=1e-3)

@@ -10,6 +10,7 @@ from torch.distributions import Categorical, kl_divergence
 from transformers import PreTrainedModel
 
 import ropelens as rl
+from ropelens.edit.actions import Edit
 from ropelens.models.subject import as_subject
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.change import attention_change
@@ -48,7 +49,7 @@ def expected(before: PreTrainedModel, after: PreTrainedModel) -> np.ndarray:
     return torch.stack(layers).numpy()
 
 
-def measured(model: PreTrainedModel, edit: rl.Edit, **options: object) -> np.ndarray:
+def measured(model: PreTrainedModel, edit: Edit, **options: object) -> np.ndarray:
     found = rl.evaluate(
         model, tokens(), lengths=LENGTHS, edits={"e": edit}, measures="change", **options
     )
@@ -112,7 +113,7 @@ def test_sampled_rows_have_the_same_expectation():
     np.testing.assert_allclose(exact, whole, rtol=1e-4)
 
 
-def calls(*edits: rl.Edit, name: str = "gemma2", length: int = 150) -> list[AttentionCall]:
+def calls(*edits: Edit, name: str = "gemma2", length: int = 150) -> list[AttentionCall]:
     model, seen = tiny(name), []
     ids = torch.from_numpy(random_tokens(sequences=2, length=length))
     with torch.no_grad(), rl.edit_rope(model, *edits), as_subject(model).observe(seen.append):

@@ -1,0 +1,176 @@
+"""What measuring refuses, and what a measurement that stops on the way leaves behind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import xarray as xr
+from evaluated import evaluate, logits, telling
+from oracles.tiny import tiny
+from torch import nn
+
+import ropelens as rl
+from ropelens.edit.rope import ModelEdit
+from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.measure import batches
+from ropelens.measure.tasks import Retrieval
+from ropelens.measure.terms import MEASURES
+
+TOKENS = torch.arange(24).reshape(2, 12) + 3  # of a vocabulary of 96
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "line"),
+    [
+        (TOKENS[:, :2], {}, "tokens must be a table of sequences of at least 3 tokens"),
+        (TOKENS[0], {}, "profile: tokens must be .*sequence position"),
+        (TOKENS + 90, {}, "Some tokens are not in the model's vocabulary.*ids 93 to 116"),
+        ("a text", {}, "A text needs the tokenizer of the model"),
+        (TOKENS, {"rows": 0}, "profile: rows must be .*seen: int 0"),
+        (TOKENS, {"batch_size": 1.5}, "batch_size must be .*seen: float 1.5"),
+        (TOKENS, {"lengths": torch.tensor([12])}, "lengths must say, for every sequence"),
+        (TOKENS, {"lengths": torch.tensor([12, 13])}, "lengths .12, 13. for tokens of shape"),
+        (TOKENS, {"documents": [1]}, "numbers for 2 sequences"),
+        (TOKENS, {"sinks": [96]}, "sinks are ids of tokens.*0 to 95"),
+    ],
+)
+def test_what_cannot_be_profiled(tokens: Any, options: dict[str, Any], line: str) -> None:
+    with pytest.raises(BadArgument) as refused:
+        rl.profile(tiny("llama_gqa"), tokens, **options)
+    assert re.search(line, refused.value.line), refused.value.line
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"measures": ["loss", "speed"]}, "There is no measure 'speed'; try: measures: any of"),
+        ({"measures": []}, "Nothing is to be measured"),
+        ({"edits": {"none": "nope"}}, 'An edit cannot be called "none"'),
+        ({"edits": ["nope"]}, "evaluate: edits must be "),
+        ({"edits": {"a": "nope2"}}, "No RoPE variant is called 'nope2'"),
+        ({"edits": {"a": "p-rope:7"}}, "cannot have the value '7'"),
+        ({"edits": {"a": rl.stop(rl.PlaneNumbers([8]))}}, "The model has no plane 8"),
+        ({"edits": {"a": rl.stop_slowest(1, heads="9.0")}}, "The model has no head 9.0"),
+        ({"distances": [8]}, "distances are those of copies, which are not measured"),
+        ({"measures": "copying", "distances": [1]}, "Distances of copies are 2 tokens"),
+    ],
+)
+def test_what_cannot_be_evaluated(options: dict[str, object], line: str):
+    model = tiny("llama_gqa")
+    before = model.config._attn_implementation
+    with pytest.raises(BadArgument) as refused:
+        evaluate(model, **options)
+    assert re.search(line, refused.value.line), refused.value.line
+    assert model.config._attn_implementation == before
+
+
+def test_tokens_and_seeds_of_numpy() -> None:
+    options: dict[str, Any] = {"surrogates": 1, "rows": 3, "seed": np.int64(-1)}
+    plain = rl.profile(tiny("llama_gqa"), TOKENS, surrogates=1, rows=3, seed=-1)
+    narrow = rl.profile(tiny("llama_gqa"), TOKENS.to(torch.uint8).numpy(), **options)
+    xr.testing.assert_equal(plain, narrow)
+    one, other = (rl.classify_heads(found, seed=-1) for found in (plain, narrow))
+    pd.testing.assert_frame_equal(one, other)
+
+
+def test_a_model_whose_scores_are_not_finite() -> None:
+    model = tiny("llama_gqa")
+    with torch.no_grad():
+        model.model.layers[1].self_attn.q_proj.weight[0, 0] = torch.nan
+    with pytest.raises(UnsupportedModel, match=r"layer 1: NaN or infinity"):
+        rl.profile(model, TOKENS)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(lambda name=name: tiny(name) for name in ("gpt2", "bert", "bloom", "mamba", "gptj")),
+        lambda: nn.Linear(2, 2),
+    ],
+)
+def test_models_that_cannot_be_measured(make: Callable[[], nn.Module]) -> None:
+    what = r"does not rotate|hides its attention|not a model that ropelens can"
+    for measure in (rl.profile, rl.evaluate):
+        with pytest.raises(UnsupportedModel, match=what):
+            measure(make(), TOKENS)
+
+
+class Stop(Exception):
+    """Raised by a test's own code."""
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_an_error_on_the_way_leaves_the_model_as_it_was(after: int):
+    model, left = tiny("llama_gqa"), [after]
+    plain, configured = logits(model), model.config._attn_implementation
+
+    def progress(done: int) -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise Stop
+
+    with pytest.raises(Stop):
+        evaluate(model, edits={"a": "nope", "b": "linear:2"}, progress=telling(progress))
+    assert torch.equal(logits(model), plain)
+    assert model.config._attn_implementation == configured
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_an_error_inside_the_model_leaves_it_as_it_was(
+    measure: str, monkeypatch: pytest.MonkeyPatch
+):
+    """In the middle of an edit's forward pass."""
+    model = tiny("llama_gqa")
+    plain, configured = logits(model), model.config._attn_implementation
+
+    def fail(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ModelEdit, "__call__", fail)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(model, edits={"a": "nope"}, measures=[measure])
+    assert torch.equal(logits(model), plain)
+    assert model.config._attn_implementation == configured
+
+
+# progress
+
+
+def test_progress_moves_by_layer_within_a_batch():
+    told: list[int] = []
+    lengths = torch.tensor([40, 20, 3])
+    options = {"edits": {"a": "nope"}, "measures": "loss", "rows": 9, "batch_size": 2}
+    evaluate(tiny("llama_gqa"), lengths=lengths, progress=telling(told.append), **options)
+    by_layer = [20, 20, 20]  # after each of two layers, and after the head
+    assert told == [*by_layer, *by_layer, 1, 1, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("measures", [("loss",), ("retrieval",), (*MEASURES, "copying")])
+def test_progress_adds_up_to_the_total(measures: tuple[str, ...]):
+    totals, told = [], []
+
+    def show(what: str, *, total: int, unit: str) -> object:
+        if unit == "tokens":
+            totals.append(total)
+        return telling(told.append)(what, total=total, unit=unit)
+
+    plan = Retrieval(lengths=(33, 40), depths=(0.5,), trials=3)
+    asked = {"measures": measures, "retrieval": plan, "edits": {"a": "nope"}}
+    evaluate(tiny("llama_gqa"), lengths=torch.tensor([40, 20, 3]), progress=show, **asked)
+    assert [sum(told)] == totals
+    assert measures != ("loss",) or totals == [2 * 63]
+
+
+def test_needles_move_by_what_runs_together(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(batches, "TOKENS_PER_BATCH", {"cpu": 80})
+    plan, told = Retrieval(lengths=(40,), depths=(0.5,), trials=3), []
+    asked = {"measures": ["retrieval"], "retrieval": plan, "edits": {"a": "nope"}}
+    evaluate(tiny("llama_gqa"), progress=telling(told.append), **asked)
+    assert told == [80, 40, 80, 40]
