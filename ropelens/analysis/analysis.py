@@ -81,7 +81,7 @@ class Analysis:
         """About five sentences: labels, the claim's verdict, strongest heads, the sweep."""
         heads, searched = self.heads, attention_on(self.profile)
         lines = [headline(heads), claim_sentence(heads.attrs.get("claim")), _strongest(heads)]
-        if self.truncation is None:
+        if self.truncation is None or self.truncation_table is None:
             lines.append(where_positional(heads))
         else:
             lines += sweep_sentences(self.truncation, self.truncation_table)[:2]

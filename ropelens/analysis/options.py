@@ -11,7 +11,7 @@ import typer
 from beartype.door import is_bearable
 
 from ropelens.errors import BadArgument
-from ropelens.models.loading import Loading
+from ropelens.models.loading import Loading, option
 
 
 def rows_of(text: str) -> int | str:
@@ -32,93 +32,73 @@ class Options(Loading):
 
     ids: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Token ids instead of text, for a model without a tokenizer: .npy (whole "
+        option(
+            "FILE",
+            "Token ids instead of text, for a model without a tokenizer: .npy (whole "
             "numbers [sequence, position]) or .txt (a line a sequence).",
-            show_default=False,
         ),
     ] = None
     prompts: Annotated[
         list[str] | None,
-        typer.Option(
-            "--prompt",
-            metavar="TEXT",
-            help="Text to look into, token by token, up to 256 tokens; may be repeated. "
+        option(
+            "TEXT",
+            "Text to look into, token by token, up to 256 tokens; may be repeated. "
             "[default: pieces of the text]",
-            show_default=False,
+            name="--prompt",
         ),
     ] = None
     attention_on: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="TOKEN",
-            help='Search for heads by the tokens they attend to: a text such as "\'", '
+        option(
+            "TOKEN",
+            'Search for heads by the tokens they attend to: a text such as "\'", '
             "punctuation, or repeated; may be repeated.",
-            show_default=False,
         ),
     ] = None
     context: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=3,
-            help="Tokens a sequence. [default: what the model allows, up to 2048]",
-            show_default=False,
-        ),
+        option("N", "Tokens a sequence. [default: what the model allows, up to 2048]", min=3),
     ] = None
     sequences: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Sequences; of more, a random sample. [default: up to 64]",
-            show_default=False,
-        ),
+        option("N", "Sequences; of more, a random sample. [default: up to 64]", min=1),
     ] = None
     rows: Annotated[
         int | Literal["all", "auto"],
-        typer.Option(
+        option(
+            "N|all",
+            "Rows of attention that are measured in each sequence: all, a random N of them,"
+            " or auto: all of sequences of up to 2,048 tokens, 512 of longer ones.",
             parser=rows_of,
-            metavar="N|all",
             min=1,
-            help="Rows of attention that are measured in each sequence: all, a random N of "
-            "them, or auto: all of sequences of up to 2,048 tokens, 512 of longer ones.",
         ),
     ] = "auto"
     batch_size: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Sequences that run together. [default: what the memory allows]",
-            show_default=False,
-        ),
+        option("N", "Sequences that run together. [default: what the memory allows]", min=1),
     ] = None
     surrogates: Annotated[
         int,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="Random orders of the frequencies that the claim on wavelengths is tested "
+        option(
+            "N",
+            "Random orders of the frequencies that the claim on wavelengths is tested "
             "against (39 or more for a verdict).",
+            min=0,
         ),
     ] = 40
-    seed: Annotated[
-        int, typer.Option(metavar="N", min=0, max=2**32 - 1, help="Of every random choice.")
-    ] = 0
+    seed: Annotated[int, option("N", "Of every random choice.", min=0, max=2**32 - 1)] = 0
     backend: Annotated[
-        Literal["hf", "transformer-lens"], typer.Option(help="The library that runs the model.")
+        Literal["hf", "transformer-lens"], option(None, "The library that runs the model.")
     ] = "hf"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, hint in get_type_hints(type(self), include_extras=True).items():
-            value, option = getattr(self, name), hint.__metadata__[0]
-            least = option.min if option.min is not None else -math.inf
+            value, info = getattr(self, name), hint.__metadata__[0]
+            least = info.min if info.min is not None else -math.inf
             if not is_bearable(value, hint) or (isinstance(value, int) and value < least):
                 kind = str(hint.__origin__).removeprefix("<class '").removesuffix("'>")
                 raise BadArgument(
                     f"The option {name} cannot be {value!r}."[:80],
-                    attempt=kind + f", at least {option.min}" * (option.min is not None),
+                    attempt=kind + f", at least {info.min}" * (info.min is not None),
                 )

@@ -11,6 +11,7 @@ import typer
 from ropelens.analysis.options import Options
 from ropelens.commands.options import Text, Tokenizer, name_of, path_of, with_options
 from ropelens.commands.terminal import finish, say
+from ropelens.models.loading import option
 
 
 @with_options(Options)
@@ -24,28 +25,21 @@ def analyze(
             help="A local folder, a Hub id, bundled, or bundled:NAME, which ropelens list "
             "names; or a folder of models, such as RUN/history. Several are measured one "
             "after another. [default: bundled]",
-            show_default=False,
         ),
     ] = None,
     *,
     out: Annotated[
         Path | None,
-        typer.Option(
-            parser=path_of,
-            metavar="DIR",
-            help="Folder for the results; needed without --plan.",
-            show_default=False,
-        ),
+        option("DIR", "Folder for the results; needed without --plan.", parser=path_of),
     ] = None,
     plan: Annotated[
         bool,
-        typer.Option("--plan", help="Print what would run and its memory; measure nothing."),
+        option(None, "Print what would run and its memory; measure nothing.", name="--plan"),
     ] = False,
     text: Text = None,
     tokenizer: Tokenizer = None,
     prompt_file: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="As --prompt, from a file.", show_default=False),
+        list[Path] | None, option("FILE", "As --prompt, from a file.")
     ] = None,
     options: Options,
 ) -> None:

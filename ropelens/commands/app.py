@@ -15,6 +15,7 @@ from ropelens.commands.rope import rope
 from ropelens.commands.terminal import run_app, stopped_in_its_words
 from ropelens.commands.train import train
 from ropelens.commands.truncate import truncate
+from ropelens.models.loading import option
 
 app = typer.Typer(
     name="ropelens",
@@ -28,7 +29,7 @@ app = typer.Typer(
 def ropelens(
     context: typer.Context,
     show_version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.")
+        bool, option(None, "Show the version and exit.", name="--version")
     ] = False,
 ) -> None:
     """See how a language model uses the frequencies of its rotary position embedding."""

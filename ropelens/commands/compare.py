@@ -10,6 +10,7 @@ import typer
 from ropelens.analysis.options import Options
 from ropelens.commands.options import Out, with_options
 from ropelens.commands.terminal import finish
+from ropelens.models.loading import option
 
 
 @with_options(Options, only=("seed", "device", "device_map", "quantize"))
@@ -26,11 +27,8 @@ def compare(
     out: Out,
     sequences: Annotated[
         int,
-        typer.Option(
-            metavar="N",
-            min=2,
-            max=10_000_000,
-            help="Sequences of each run's validation text for its loss.",
+        option(
+            "N", "Sequences of each run's validation text for its loss.", min=2, max=10000000
         ),
     ] = 512,
     options: Options,

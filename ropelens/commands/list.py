@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ropelens.commands.terminal import print_tables
+import typer
 
 
 def list_bundled() -> None:
@@ -12,17 +12,11 @@ def list_bundled() -> None:
     Example:
       ropelens list
     """
-    from rich.table import Table
-
     from ropelens.models.bundled import BUNDLED, bundled_facts
 
-    table = Table(box=None, pad_edge=False)
-    table.add_column("name", no_wrap=True)
-    table.add_column("what it is")
-    for heading in ("tokens seen", "validation loss\n(nats/token)"):
-        table.add_column(heading, justify="right")
+    typer.echo(f"{'name':<30}{'tokens seen':>12}{'loss*':>8}")
     for name in BUNDLED:
         facts = bundled_facts(name)
         loss = f"{facts['validation_loss']:.3f}"
-        table.add_row(f"bundled:{name}", facts["what"], f"{facts['tokens']:,}", loss)
-    print_tables(table)
+        typer.echo(f"{'bundled:' + name:<30}{facts['tokens']:>12,}{loss:>8}  {facts['what']}")
+    typer.echo("* validation loss, nats/token")

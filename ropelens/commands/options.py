@@ -11,6 +11,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from ropelens.models.loading import option
+
 
 def with_options(
     kind: Any, *, only: Collection[str] | None = None, **defaults: Any
@@ -70,24 +72,19 @@ Model = Annotated[
 ]
 Text = Annotated[
     list[Path] | None,
-    typer.Option(
+    option(
+        "FILE",
+        "Text file, or folder of *.txt, *.md and *.jsonl; may be repeated. A file is a "
+        'document; a .jsonl file holds one a line, under "text". [default: for a '
+        "bundled model, text sampled from it; needed for any other]",
         parser=path_of,
-        metavar="FILE",
-        help="Text file, or folder of *.txt, *.md and *.jsonl; may be repeated. A file is a "
-        'document; a .jsonl file holds one a line, under "text". [default: for a bundled '
-        "model, text sampled from it; needed for any other]",
-        show_default=False,
     ),
 ]
 Tokenizer = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME_OR_FOLDER",
-        help="Instead of the model's own: a folder with tokenizer.json, or a Hub id.",
-        show_default=False,
+    option(
+        "NAME_OR_FOLDER",
+        "Instead of the model's own: a folder with tokenizer.json, or a Hub id.",
     ),
 ]
-Out = Annotated[
-    Path,
-    typer.Option(parser=path_of, metavar="DIR", help="Folder for the results."),
-]
+Out = Annotated[Path, option("DIR", "Folder for the results.", parser=path_of)]

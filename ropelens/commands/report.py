@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ropelens.commands.terminal import print_path
+from ropelens.models.loading import option
 
 
 def report(
@@ -20,11 +21,10 @@ def report(
     *,
     beside: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="A folder of another model or checkpoint, whose heads the page then shows "
+        option(
+            "DIR",
+            "A folder of another model or checkpoint, whose heads the page then shows "
             "beside those of DIR.",
-            show_default=False,
         ),
     ] = None,
 ) -> None:

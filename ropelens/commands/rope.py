@@ -9,8 +9,7 @@ import typer
 
 import ropelens as rl
 from ropelens.commands.options import Model, with_options
-from ropelens.commands.terminal import print_tables
-from ropelens.models.loading import Loading
+from ropelens.models.loading import Loading, option
 
 
 @with_options(Loading)
@@ -19,46 +18,42 @@ def rope(
     *,
     context: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Tokens, for RoPE variants that change with the length (dynamic, longrope). "
+        option(
+            "N",
+            "Tokens, for RoPE variants that change with the length (dynamic, longrope). "
             "[default: what the model was trained for]",
-            show_default=False,
+            min=1,
         ),
     ] = None,
     variant: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME[:VALUE]",
-            help="Of the model as this RoPE variant would make it: p-rope:0.75, yarn:4, ...",
+        option(
+            "NAME[:VALUE]",
+            "Of the model as this RoPE variant would make it: p-rope:0.75, yarn:4, ...",
         ),
     ] = None,
     head_dim: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=2,
-            max=65_536,
-            help="With --variant: of heads of N coordinates, no model.",
-        ),
+        option("N", "With --variant: of heads of N coordinates, no model.", min=2, max=65536),
     ] = None,
     base: Annotated[
-        float,
-        typer.Option(metavar="B", min=2, max=1e15, help="With --head-dim: the base."),
-    ] = 10_000.0,
+        float | None,
+        option("B", "With --head-dim: the base. [default: 10,000]", min=2, max=1e15),
+    ] = None,
     trained_context: Annotated[
-        int, typer.Option(metavar="N", min=1, help="With --head-dim: tokens trained for.")
-    ] = 2048,
+        int | None,
+        option("N", "With --head-dim: tokens trained for. [default: 2,048]", min=1),
+    ] = None,
     against: Annotated[
         Literal["transformer-lens"] | None,
-        typer.Option(
-            help="Compare with this implementation of the model, plane by plane. Exit status "
-            "1 if they differ.",
+        option(
+            None,
+            "Compare with this implementation of the model, plane by plane. Exit status 1 "
+            "if they differ.",
         ),
     ] = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="A table a layer, also if layers are alike.")
+        bool, option(None, "A table a layer, also if layers are alike.", name="--verbose")
     ] = False,
     options: Loading,
 ) -> None:
@@ -82,13 +77,17 @@ def rope(
     chosen = None if variant is None else rl.parse_variant(variant)
     if against is not None and (chosen is not None or head_dim is not None):
         raise typer.BadParameter("--against is for a model as it is, without --variant")
+    if head_dim is None and (base, trained_context) != (None, None):
+        raise typer.BadParameter("--base and --trained-context are for --head-dim")
     if head_dim is not None:
         if chosen is None:
             raise typer.BadParameter("--head-dim needs a --variant")
+        if model != "bundled":
+            raise typer.BadParameter(f"--head-dim is for no model, and {model!r} is one")
         if head_dim % 2:
             raise typer.BadParameter(f"--head-dim {head_dim} is odd; planes are pairs")
-        shape = Shape(head_dim, base, trained_context, context or 0)
-        print_tables(variant_table(chosen, shape))
+        shape = Shape(head_dim, base or 1e4, trained_context or 2048, context or 0)
+        print(variant_table(chosen, shape))
         return
     loaded, tokenizer = rl.load(model, **asdict(options))
     if against is not None:
@@ -100,9 +99,11 @@ def rope(
         length = int(own.positions[-1]) + 1
         bridged = as_subject(bridge(loaded, tokenizer))
         found = compare_turns(own, read_turns(bridged, context=length))
-        print_tables(*agreement_tables(found, ("transformers", against), verbose=verbose))
+        for text in agreement_tables(found, ("transformers", against), verbose=verbose):
+            print(text)
         typer.echo(f"{found.attrs['verdict'].upper()}. {found.attrs['why']}")
         raise typer.Exit(found.attrs["verdict"] != "same")
     with rl.edit_rope(loaded, *([variant] if variant else [])):
         rotation = rl.measure_rope(loaded, context=context)
-    print_tables(*rotation_tables(rotation, verbose=verbose))
+    for text in rotation_tables(rotation, verbose=verbose):
+        print(text)

@@ -12,17 +12,10 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from ropelens.errors import RopelensError
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-NARROWEST = 72
-"""Columns of a table, also on a terminal that has fewer and breaks its lines."""
 
 
 class Stopped(Exception):
@@ -47,16 +40,6 @@ def say(message: str, *, by: str = "ropelens: ") -> None:
 def print_path(path: Path) -> None:
     """Print a path on stdout, where a command prints nothing else."""
     typer.echo(bytes(path))  # a name need not be text in the terminal's encoding
-
-
-def print_tables(*tables: Table) -> None:
-    """Print tables on stdout."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    console.width = max(console.width, NARROWEST)
-    for table in tables:
-        console.print(table)
 
 
 def finish(findings: Sequence[str], page: Path) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from ropelens.commands.options import path_of
 from ropelens.commands.terminal import print_path
+from ropelens.models.loading import option
 
 WITH_STUDY = ("study", "text", "valid", "tokens", "out")
 """The options that a study does not state itself."""
@@ -19,84 +20,72 @@ def train(
     *,
     out: Annotated[
         Path,
-        typer.Option(
+        option(
+            "RUN",
+            "Folder of the run, which is also the model; or of the study.",
             parser=path_of,
-            metavar="RUN",
-            help="Folder of the run, which is also the model; or of the study.",
         ),
     ],
     text: Annotated[
         list[Path] | None,
-        typer.Option(
+        option(
+            "FILE",
+            "Text file or folder; may be repeated. [default: what the study names]",
             parser=path_of,
-            metavar="FILE",
-            help="Text file or folder; may be repeated. [default: what the study names]",
-            show_default=False,
         ),
     ] = None,
     valid: Annotated[
         list[Path] | None,
-        typer.Option(
+        option(
+            "FILE",
+            "Validation text; may be repeated. [default: 2% of the sequences]",
             parser=path_of,
-            metavar="FILE",
-            help="Validation text; may be repeated. [default: 2% of the sequences]",
-            show_default=False,
         ),
     ] = None,
     tokens: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Instead of --text: arrays of tokens, learnt one after another.",
-            show_default=False,
-        ),
+        option("FOLDER", "Instead of --text: arrays of tokens, learnt one after another."),
     ] = None,
     study: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE.toml",
-            help="Train all that a study names: variants, sizes and seeds. It goes with "
-            "--text, --valid, --tokens and --out only.",
-            show_default=False,
+        option(
+            "FILE.toml",
+            "Train all that a study names: variants, sizes and seeds. It goes with --text, "
+            "--valid, --tokens and --out only.",
         ),
     ] = None,
     variant: Annotated[
         str,
-        typer.Option(
-            metavar="NAME[:VALUE]",
-            help="The model's RoPE: p-rope:0.75, nope, ...; all but "
-            "nope-every, which LLaMA's configuration lacks.",
+        option(
+            "NAME[:VALUE]",
+            "The model's RoPE: p-rope:0.75, nope, ...; all but nope-every, which LLaMA's "
+            "configuration lacks.",
         ),
     ] = "rope",
     size: Annotated[
         str,
-        typer.Option(
-            metavar="NAME",
-            help="Size of the model: mini, tiny, small, base, or layers x width x heads x "
+        option(
+            "NAME",
+            "Size of the model: mini, tiny, small, base, or layers x width x heads x "
             "kv_heads, such as 8x384x6x2.",
         ),
     ] = "tiny",
-    context: Annotated[int, typer.Option(metavar="N", help="Tokens a sequence.")] = 512,
+    context: Annotated[int, option("N", "Tokens a sequence.")] = 512,
     vocabulary: Annotated[
-        int, typer.Option(metavar="N", help="Tokens of the BPE tokenizer, 258 to 65,536.")
+        int, option("N", "Tokens of the BPE tokenizer, 258 to 65,536.")
     ] = 2048,
-    steps: Annotated[int, typer.Option(metavar="N", help="Optimizer steps.")] = 2500,
+    steps: Annotated[int, option("N", "Optimizer steps.")] = 2500,
     learning_rate: Annotated[
         float | None,
-        typer.Option(
-            metavar="RATE", help="Peak rate. [default: the size's]", show_default=False
-        ),
+        option("RATE", "Peak rate. [default: the size's]"),
     ] = None,
     precision: Annotated[
         Literal["auto", "bf16", "fp32"],
-        typer.Option(
-            metavar="P",
-            help="bf16, autocast over float32 weights; fp32; or auto: bf16 if it is faster.",
+        option(
+            "P", "bf16, autocast over float32 weights; fp32; or auto: bf16 if it is faster."
         ),
     ] = "auto",
-    seed: Annotated[
-        int, typer.Option(metavar="N", min=0, max=2**32 - 1, help="Of every random choice.")
-    ] = 0,
+    seed: Annotated[int, option("N", "Of every random choice.", min=0, max=2**32 - 1)] = 0,
 ) -> None:
     """Train small LLaMA-style models on text; the same command goes on where it stopped.
 

@@ -11,6 +11,7 @@ import typer
 from ropelens.analysis.options import Options
 from ropelens.commands.options import Model, Out, Text, Tokenizer, with_options
 from ropelens.commands.terminal import finish
+from ropelens.models.loading import option
 
 LEFT_OUT = {"prompts", "attention_on", "backend"}
 """Options of `analyze` that a sweep does not have."""
@@ -51,43 +52,38 @@ def truncate(
     tokenizer: Tokenizer = None,
     keep: Annotated[
         Any,
-        typer.Option(
+        option(
+            "P,P,...",
+            "Shares of the planes that go on rotating, from 0 to 1.",
             parser=shares_of,
-            metavar="P,P,...",
-            help="Shares of the planes that go on rotating, from 0 to 1.",
         ),
     ] = "1,0.875,0.75,0.625,0.5,0.375,0.25,0.125,0",
     end: Annotated[
         list[End] | None,
-        typer.Option(
-            metavar="slow|fast",
-            help="The planes that stop first: the slowest (p-RoPE) or the fastest; may be "
+        option(
+            "slow|fast",
+            "The planes that stop first: the slowest (p-RoPE) or the fastest; may be "
             "repeated. [default: both, one after the other]",
-            show_default=False,
         ),
     ] = None,
     bands: Annotated[
         int,
-        typer.Option(
-            metavar="N", min=0, help="Also stop one of N bands of wavelengths at a time."
-        ),
+        option("N", "Also stop one of N bands of wavelengths at a time.", min=0),
     ] = 0,
     controls: Annotated[
         int,
-        typer.Option(
-            metavar="N", min=0, help="Random sets of as many planes beside each step."
-        ),
+        option("N", "Random sets of as many planes beside each step.", min=0),
     ] = 3,
     measures: Annotated[
         Any,
-        typer.Option(
-            parser=names_of,
-            metavar="NAME,NAME,...",
-            help="What to measure: loss (on the text), induction (on repeated random tokens), "
-            "retrieval (of needles in the text), change (of attention), labels, copying (loss "
-            "of random tokens that come again, by distance; in truncation.nc alone). "
+        option(
+            "NAME,NAME,...",
+            "What to measure: loss (on the text), induction (on repeated random tokens), "
+            "retrieval (of needles in the text), change (of attention), labels, copying "
+            "(loss of random tokens that come again, by distance; in truncation.nc alone). "
             "Induction, retrieval and copying run some tens of thousands of tokens more an "
             "edit.",
+            parser=names_of,
         ),
     ] = "loss,induction,retrieval,change,labels",
     options: Options,

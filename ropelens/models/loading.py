@@ -45,6 +45,11 @@ def quantization_config(name: str) -> Any:
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
 
 
+def option(metavar: str | None, words: str, *, name: str | None = None, **more: Any) -> Any:
+    """An option of a command, for the annotation of a field: `words` are its help."""
+    return typer.Option(*[name] if name else [], metavar=metavar, help=words, **more)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Loading:
     """The options of `load`, which explains them.
@@ -55,45 +60,41 @@ class Loading:
 
     dtype: Annotated[
         str,
-        typer.Option(
-            metavar="T",
-            help="float32, float64, bfloat16, float16; auto: bfloat16 where a short "
-            "measurement finds it faster than float32; saved: as the model is saved.",
+        option(
+            "T",
+            "float32, float64, bfloat16, float16; auto: bfloat16 where a short measurement "
+            "finds it faster than float32; saved: as the model is saved.",
         ),
     ] = "float32"
-    device: Annotated[
-        str, typer.Option(metavar="D", help="cpu, cuda, cuda:1; auto: cuda where there is one.")
-    ] = "auto"
+    device: Annotated[str, option("D", "cpu, cuda, cuda:1; auto: cuda where there is one.")] = (
+        "auto"
+    )
     device_map: Annotated[
         DeviceMap | None,
-        typer.Option(
-            parser=str,
-            metavar="auto",
-            help="Instead of --device: spread a large model over all GPUs, then main memory, "
+        option(
+            "auto",
+            "Instead of --device: spread a large model over all GPUs, then main memory, "
             "then disk.",
-            show_default=False,
+            parser=str,
         ),
     ] = None
     quantize: Annotated[
         str | None,
-        typer.Option(
-            metavar="Q",
-            help="Read the weights into fewer bits: int8 (torchao), bnb-int8 or bnb-nf4 "
+        option(
+            "Q",
+            "Read the weights into fewer bits: int8 (torchao), bnb-int8 or bnb-nf4 "
             "(bitsandbytes).",
-            show_default=False,
         ),
     ] = None
     revision: Annotated[
         str | None,
-        typer.Option(
-            metavar="R", help="Branch, tag or commit of a Hub model.", show_default=False
-        ),
+        option("R", "Branch, tag or commit of a Hub model."),
     ] = None
     local_files_only: Annotated[
-        bool, typer.Option("--local-files-only", help="Never ask the Hub, use its cache.")
+        bool, option(None, "Never ask the Hub, use its cache.", name="--local-files-only")
     ] = False
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
+        bool, option(None, "Run code that comes with the model.", name="--trust-remote-code")
     ] = False
 
     def __post_init__(self) -> None:

@@ -146,16 +146,6 @@ def test_one_sequence_has_no_interval(
     assert said.endswith(" (no interval).")
 
 
-def test_runs_are_found_through_links(
-    ropelens: Command, runs: list[Path], tmp_path: Path
-) -> None:
-    (tmp_path / "far" / "away").mkdir(parents=True)
-    links = [tmp_path / "far" / "away" / run.name for run in runs]
-    for link, run_folder in zip(links, runs, strict=True):
-        link.symlink_to(run_folder)
-    assert ropelens("compare", *links, "--sequences", 2, "--out", tmp_path / "out").code == 0
-
-
 def test_models_that_read_other_text_have_no_difference_of_losses(
     ropelens: Command, analyses: list[Path], tmp_path: Path
 ) -> None:
@@ -190,11 +180,3 @@ def test_bad_input_is_one_line_and_nothing_is_lost(
         assert ended.code == 2
     assert not (tmp_path / "a").exists()
     assert {path: path.read_bytes() for path in analyses[0].iterdir()} == before
-
-
-def test_help_names_every_option(ropelens: Command) -> None:
-    ended = ropelens("compare", "--help")
-    assert (ended.code, ended.err) == (0, "")
-    for option in ("DIR...", "--out DIR", "--sequences N", "--seed N", "--device D"):
-        assert option in ended.out
-    assert max(map(len, ended.out.splitlines())) <= 80

@@ -16,7 +16,7 @@ from same import assert_same
 from tiny_checkpoints import edit_weights, save_tiny
 
 import ropelens as rl
-from ropelens.models.processes import gather, shard
+from ropelens.models.processes import shard
 
 # The second process saves after each batch, and is killed after its second batch.
 DIES = """
@@ -147,11 +147,6 @@ def test_what_all_refuse_is_said_once(tmp_path: Path) -> None:
     ended = together(*TORCHRUN, 2, "-m", "ropelens", *args)
     assert ended.returncode == 1
     assert len(voices(ended.stderr)) == 1
-
-
-def test_alone_everything_is_ones_own() -> None:
-    assert shard(5) == range(5)
-    assert gather("all") == ["all"]
 
 
 @pytest.mark.parametrize("among", [1, 2, 3, 7])

@@ -328,7 +328,7 @@ def test_every_row_prints_its_wavelengths(ropelens: Command, spelled: str):
     ended = ropelens("rope", "--variant", spelled, "--head-dim", 16, "--trained-context", 64)
     assert (ended.code, ended.err) == (0, "")
     assert max(map(len, ended.out.splitlines())) <= 80
-    rows = [re.findall(r"[^│\s]+", line) for line in ended.out.splitlines() if "│" in line]
+    rows = [line.split() for line in ended.out.splitlines() if re.match(r" +\d", line)]
     inv_freq, _ = parse_variant(spelled).frequencies(Shape(16, context=64))
     assert len(rows) == 8
     for plane, w in enumerate(inv_freq.tolist()):
@@ -350,6 +350,11 @@ def test_a_model_as_a_variant_would_make_it(ropelens: Command, tmp_path: Path):
     ("args", "words"),
     [
         (["--head-dim", 16], "--head-dim needs a --variant"),
+        (
+            ["--variant", "nope", "--base", 500],
+            "--base and --trained-context are for --head-dim",
+        ),
+        (["./a", "--variant", "nope", "--head-dim", 16], "--head-dim is for no model"),
         (["--variant", "nope", "--head-dim", 7], "--head-dim 7 is odd; planes are pairs"),
     ],
 )
