@@ -58,13 +58,13 @@ from .comparison.table import summarize_comparison as summarize_comparison
 # plot
 from .figures.attention import plot_attention as plot_attention
 from .figures.attention import plot_pair as plot_pair
-from .figures.claim import plot_claim as plot_claim
+from .figures.head_points import plot_claim as plot_claim
 from .figures.head_map import plot_head_map as plot_head_map
 from .figures.head_wavelengths import plot_head_wavelengths as plot_head_wavelengths
-from .figures.kernel import plot_kernel as plot_kernel
+from .figures.one_head import plot_kernel as plot_kernel
 from .figures.norms import plot_norms as plot_norms
 from .figures.reach import plot_reach as plot_reach
-from .figures.selectivity import plot_selectivity as plot_selectivity
+from .figures.one_head import plot_selectivity as plot_selectivity
 from .figures.silenced import plot_silenced as plot_silenced
 from .figures.truncation import plot_truncation as plot_truncation
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import pandas as pd
 import xarray as xr
 
 from ropelens.errors import BadArgument
-from ropelens.figures.style import COLORS, LABELS, SYMBOLS, TEXT_ONLY
+from ropelens.figures.style import LABELS
 from ropelens.figures.text import number, short_count
 
 
@@ -110,44 +110,3 @@ def offset_words(row: Mapping[str, Any]) -> str:
     if pd.isna(row["offset_low"]):
         return ""
     return f"offsets {int(row['offset_low'])} to {int(row['offset_high'])}"
-
-
-def points_by_label(
-    heads: pd.DataFrame, known: np.ndarray, *, hollow: Sequence[str] = ()
-) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
-    """For each label, its rows among the `known` ones and how their points look.
-
-    The look is keywords of a plotly scatter: colour and symbol show the label (an outline
-    for a `hollow` one), the area grows with the head's bits, hovers give its numbers.
-    """
-    hovers, sizes = hover_lines(heads), marker_sizes(heads)
-    for label in LABELS:
-        rows = (heads["label"] == label).to_numpy() & known
-        if not rows.any():
-            continue
-        marker = {"color": COLORS[label], "size": sizes[rows], "opacity": 0.85}
-        marker["symbol"] = SYMBOLS[label] + ("-open" if label in hollow else "")
-        marker["line_width"] = 1.5 if label in hollow else 1
-        places = heads.loc[rows, ["layer", "head"]].to_numpy(int)
-        hover = {"customdata": places, "text": hovers[rows], "hovertemplate": TEXT_ONLY}
-        look = {"mode": "markers", "name": label, "marker": marker, "cliponaxis": False}
-        yield rows, look | hover
-
-
-def marker_sizes(heads: pd.DataFrame) -> np.ndarray:
-    """Diameters in pixels, 5 to 15: the area grows with the head's total bits."""
-    bits = heads["total_bits"].to_numpy(float).clip(min=0)
-    largest = np.nanmax(bits) if np.isfinite(bits).any() and np.nanmax(bits) > 0 else 1.0
-    crowd = 1.0 if len(heads) <= 200 else 0.75
-    return np.nan_to_num(crowd * np.sqrt(25 + 200 * bits / largest), nan=5.0)
-
-
-RING = {
-    "mode": "markers",
-    "marker": {"symbol": "circle-open", "size": 22, "line": {"width": 2.5}},
-    "meta": {"role": "selected"},
-    "hoverinfo": "skip",
-    "showlegend": False,
-    "cliponaxis": False,
-}
-"""The open circle around the selected head, as keywords of a scatter."""

@@ -13,8 +13,6 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.figures.attention import plot_attention, plot_pair
-from ropelens.figures.bands import MEASURES, MeasureName
-from ropelens.figures.claim import plot_claim
 from ropelens.figures.comparison import (
     plot_copying,
     plot_growth,
@@ -24,14 +22,13 @@ from ropelens.figures.comparison import (
 )
 from ropelens.figures.comparison_planes import plot_comparison_planes
 from ropelens.figures.head_map import plot_head_map
+from ropelens.figures.head_points import plot_budget_triangle, plot_claim
 from ropelens.figures.head_wavelengths import by_position, plot_head_wavelengths
-from ropelens.figures.kernel import plot_kernel
 from ropelens.figures.norms import plot_norms
+from ropelens.figures.one_head import plot_kernel, plot_selectivity
 from ropelens.figures.reach import plot_reach
-from ropelens.figures.selectivity import plot_selectivity
-from ropelens.figures.triangle import plot_budget_triangle
 from ropelens.figures.truncated_heads import PANELS, plot_head_truncation
-from ropelens.figures.truncation import plot_truncation
+from ropelens.figures.truncation import MEASURES, MeasureName, plot_truncation
 
 
 @dataclass(frozen=True, eq=False)

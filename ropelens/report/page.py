@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.errors import BadArgument, public
-from ropelens.figures.claim import claim_title
+from ropelens.figures.head_points import claim_title
 from ropelens.figures.inputs import head_table
 from ropelens.figures.style import COLORS, SIGNS
 from ropelens.figures.text import change_and_interval

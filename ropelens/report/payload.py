@@ -12,12 +12,12 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.figures.attention import excerpt_tokens, farthest
+from ropelens.figures.head_points import bit_shares
 from ropelens.figures.inputs import kv_heads, numbers
-from ropelens.figures.kernel import kernel_arrays
 from ropelens.figures.norms import PANELS
+from ropelens.figures.one_head import kernel_arrays
 from ropelens.figures.reach import distance_bins
 from ropelens.figures.style import COLORS, LABELS, PAPER, SIGNS, SYMBOLS, Theme, template
-from ropelens.figures.triangle import bit_shares
 from ropelens.figures.truncated_heads import head_steps, kinds_of, shares_of
 from ropelens.figures.wavelengths import common_columns, wavelength_positions
 from ropelens.report.catalog import BESIDE, PROFILE, PageFigure, bare, draw

@@ -17,8 +17,9 @@ from synthetic_profile import synthetic_profile
 import ropelens as rl
 from ropelens.errors import BadArgument
 from ropelens.figures.comparison import variant_looks
+from ropelens.figures.head_points import plot_budget_triangle
 from ropelens.figures.inputs import kv_heads
-from ropelens.figures.kernel import kernel_arrays
+from ropelens.figures.one_head import kernel_arrays
 from ropelens.figures.style import (
     COLORS,
     INK,
@@ -30,7 +31,6 @@ from ropelens.figures.style import (
     VARIANT_COLORS,
 )
 from ropelens.figures.text import plotly_text, short_count, visible_token
-from ropelens.figures.triangle import plot_budget_triangle
 from ropelens.figures.wavelengths import (
     common_columns,
     wavelength_axis,

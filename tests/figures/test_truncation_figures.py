@@ -10,8 +10,8 @@ from synthetic_truncation import synthetic_truncation
 
 import ropelens as rl
 from ropelens.errors import BadArgument
-from ropelens.figures.bands import MEASURES
 from ropelens.figures.truncated_heads import plot_head_truncation
+from ropelens.figures.truncation import MEASURES
 from ropelens.figures.wavelengths import marks, plane_index, turning_wavelengths
 from ropelens.measure.truncation_table import summarize_truncation
 

@@ -1,0 +1,194 @@
+"""A point a head: where its bits come from, and whether short wavelengths go with position."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import xarray as xr
+
+from ropelens.errors import Count, public
+from ropelens.figures.inputs import head_table, hover_lines, row_of
+from ropelens.figures.style import (
+    COLORS,
+    LABELS,
+    MUTED,
+    OUTSIDE,
+    SYMBOLS,
+    TEXT_ONLY,
+    log_axis,
+    new_figure,
+)
+from ropelens.figures.text import number, short_count
+from ropelens.measure.heads import claim_numbers
+from ropelens.statistics.budget.claim import correlations
+
+
+def points_by_label(
+    heads: pd.DataFrame, known: np.ndarray, *, hollow: Sequence[str] = ()
+) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
+    """For each label, its rows among the `known` ones and how their points look.
+
+    The look is keywords of a plotly scatter: colour and symbol show the label (an outline
+    for a `hollow` one), the area grows with the head's bits, hovers give its numbers.
+    """
+    hovers, sizes = hover_lines(heads), marker_sizes(heads)
+    for label in LABELS:
+        rows = (heads["label"] == label).to_numpy() & known
+        if not rows.any():
+            continue
+        marker = {"color": COLORS[label], "size": sizes[rows], "opacity": 0.85}
+        marker["symbol"] = SYMBOLS[label] + ("-open" if label in hollow else "")
+        marker["line_width"] = 1.5 if label in hollow else 1
+        places = heads.loc[rows, ["layer", "head"]].to_numpy(int)
+        hover = {"customdata": places, "text": hovers[rows], "hovertemplate": TEXT_ONLY}
+        look = {"mode": "markers", "name": label, "marker": marker, "cliponaxis": False}
+        yield rows, look | hover
+
+
+def marker_sizes(heads: pd.DataFrame) -> np.ndarray:
+    """Diameters in pixels, 5 to 15: the area grows with the head's total bits."""
+    bits = heads["total_bits"].to_numpy(float).clip(min=0)
+    largest = np.nanmax(bits) if np.isfinite(bits).any() and np.nanmax(bits) > 0 else 1.0
+    crowd = 1.0 if len(heads) <= 200 else 0.75
+    return np.nan_to_num(crowd * np.sqrt(25 + 200 * bits / largest), nan=5.0)
+
+
+RING = {
+    "mode": "markers",
+    "marker": {"symbol": "circle-open", "size": 22, "line": {"width": 2.5}},
+    "meta": {"role": "selected"},
+    "hoverinfo": "skip",
+    "showlegend": False,
+    "cliponaxis": False,
+}
+"""The open circle around the selected head, as keywords of a scatter."""
+
+
+BITS = ("sink_bits", "position_bits", "content_bits", "interaction_bits")
+"""The four parts of a head's bits."""
+
+CORNERS = {"aaxis": "position only (%)", "baxis": "content<br>(%)", "caxis": "both<br>(%)"}
+
+
+def plot_budget_triangle(
+    profile: xr.Dataset,
+    heads: pd.DataFrame | None = None,
+    *,
+    selected: tuple[int, int] | None = None,
+) -> go.Figure:
+    """A point a head: the shares, in [0, 1], of the bits that sinks do not explain.
+
+    Position only (top): what the offset adds to what the tokens explain. Content: what the
+    tokens explain. Both at once: which tokens count depends on how far they are. The area of
+    a point grows with the head's total bits, so heads that choose nothing stay small.
+    `selected` (layer, head) gets a ring. A head without bits is left out.
+    """
+    heads = head_table(profile, heads)
+    shares = _shares_without_sinks(bit_shares(heads))
+    figure = new_figure("What sinks do not explain: where it comes from", height=430)
+    for rows, look in points_by_label(heads, np.isfinite(shares).all(1), hollow=OUTSIDE):
+        a, b, c = shares[rows].T
+        figure.add_scatterternary(a=a, b=b, c=c, **look)
+    if selected is not None:
+        a, b, c = shares[[row_of(heads, selected)]].T
+        figure.add_scatterternary(a=a, b=b, c=c, **RING)
+    axis = {"tickvals": [1 / 3, 2 / 3], "tickformat": ".0%", "ticks": ""}
+    axes = {name: axis | {"title_text": title} for name, title in CORNERS.items()}
+    return figure.update_layout(
+        ternary={"sum": 1} | axes,
+        legend={"itemsizing": "constant", "orientation": "v", "y": 1, "yanchor": "top"},
+        margin={"l": 56, "r": 56, "t": 80, "b": 56},
+    )
+
+
+def bit_shares(heads: pd.DataFrame) -> np.ndarray:
+    """Shares [row, (sink, position, content, interaction)] of each head's bits; NaN of none."""
+    parts = heads[list(BITS)].to_numpy(float).clip(min=0)
+    whole = parts.sum(1, keepdims=True)
+    return np.divide(parts, whole, out=np.full_like(parts, np.nan), where=whole > 0)
+
+
+def _shares_without_sinks(shares: np.ndarray) -> np.ndarray:
+    """The last three of the shares, as shares of their sum; NaN where that is nothing."""
+    rest = shares[:, 1:].sum(1, keepdims=True)
+    out = np.full_like(shares[:, 1:], np.nan)
+    return np.divide(shares[:, 1:], rest, out=out, where=rest > 0)
+
+
+PANELS = {"rows": 2, "cols": 1, "row_heights": [0.8, 0.2], "vertical_spacing": 0.2}
+
+
+@public
+def plot_claim(
+    profile: xr.Dataset,
+    heads: pd.DataFrame | None = None,
+    *,
+    selected: tuple[Count, Count] | None = None,
+) -> go.Figure:
+    """A point a head: how much the offset explains, by the wavelength that picks its keys.
+
+    Above: x is the mean wavelength (tokens, weighted by the push toward keys that are no
+    sinks), y the share of the bits without sinks that the offset explains by itself, both on
+    the rows that surrogates are compared on. Sink and diffuse heads, which do not count, are
+    left out. Below: the rank correlation of the two, beside those of the surrogates, whose
+    frequencies are in a random order. `selected` (layer, head) gets a ring.
+    """
+    heads = head_table(profile, heads)
+    at = heads["layer"].to_numpy(int), heads["head"].to_numpy(int)
+    y, x = (drawn[0][at] for drawn in claim_numbers(profile))
+    x = np.exp(x)
+    figure = new_figure(claim_title(heads.attrs.get("claim")), height=430, **PANELS)
+    for rows, look in points_by_label(heads, np.isfinite(x) & np.isfinite(y), hollow=OUTSIDE):
+        figure.add_scatter(x=x[rows], y=y[rows], **look, row=1, col=1)
+    if selected is not None:
+        row = row_of(heads, selected)
+        figure.add_scatter(x=x[[row]], y=y[[row]], **RING, row=1, col=1)
+    _add_surrogates(figure, profile)
+    figure.update_xaxes(**_used_wavelengths(x), row=1, col=1)
+    figure.update_yaxes(title_text="offset alone<br>explains (0 to 1)", row=1, col=1)
+    figure.update_yaxes(range=[-0.04, 1.04], tickvals=[0, 0.25, 0.5, 0.75, 1], row=1, col=1)
+    return figure.update_layout(legend_itemsizing="constant")
+
+
+def claim_title(claim: dict | None) -> str:
+    """The claim's numbers in one line."""
+    if not claim:
+        return "What the offset explains, by mean wavelength"
+    if not math.isfinite(claim["rank_correlation"]):
+        return "Too few heads for a rank correlation"
+    names = ("rank_correlation", "null_low", "null_high")
+    value, low, high = (number(claim[name]) for name in names)
+    if not math.isfinite(claim["null_low"]):
+        return f"Rank correlation {value}, without surrogates"
+    return f"Rank correlation {value}; of surrogates {low} to {high}"
+
+
+def _add_surrogates(figure: go.Figure, profile: xr.Dataset) -> None:
+    """The rank correlations of the surrogates, a stroke each, and the model's."""
+    rho = correlations(*claim_numbers(profile))
+    stroke = {"symbol": "line-ns-open", "size": 16, "color": MUTED, "line_width": 1.5}
+    diamond = {"symbol": "star-diamond", "size": 14, "color": "#d43f3a"}
+    for words, x, marker in (
+        ("surrogate", rho[1:], stroke),
+        ("this model", rho[:1], diamond),
+    ):
+        hover = f"{words}: %{{x:.2f}}<extra></extra>"
+        look = {"mode": "markers", "marker": marker, "showlegend": False}
+        figure.add_scatter(x=x, y=0 * x, **look, hovertemplate=hover, row=2, col=1)
+    ticks = {"range": [-1.05, 1.05], "tickvals": [-1, -0.5, 0, 0.5, 1]}
+    figure.update_xaxes(title_text="rank correlation (−1 to 1)", **ticks, row=2, col=1)
+    figure.update_yaxes(visible=False, range=[-1, 1], row=2, col=1)
+
+
+def _used_wavelengths(used: np.ndarray) -> dict:
+    """A wavelength axis, cut to the wavelengths that heads use on average."""
+    ticks = [float(f"{n * 10.0**power:g}") for power in range(-1, 10) for n in (1, 3)]
+    used = np.log10(used[np.isfinite(used) & (used > 0)])
+    ends = [float(used.min()) - 0.15, float(used.max()) + 0.15] if used.size else [0, 6]
+    title = "mean wavelength (tokens, log scale)"
+    return log_axis({tick: short_count(tick) for tick in ticks}, title_text=title, range=ends)
