@@ -3,7 +3,7 @@
     python tools/families.py            writes the page; a minute and a half of one core
     python tools/families.py CLASS...   prints the rows of some classes
 
-Every class behind AutoModelForCausalLM whose code speaks of rotary embeddings is built from
+Every class behind AutoModelForCausalLM whose code mentions rotary embeddings is built from
 its own configuration, made tiny, with random weights of standard deviation 0.3, each in a
 process of its own. A class is supported where all of this is so:
 
@@ -185,7 +185,7 @@ def rotating() -> dict[str, str]:
 
 
 def _rotates(name: str) -> bool:
-    """Whether the code that defines a class speaks of rotary embeddings."""
+    """Whether the code that defines a class mentions rotary embeddings."""
     source = inspect.getsourcefile(getattr(transformers, name))
     assert source is not None
     return "rotary" in Path(source).read_text(encoding="utf-8").lower()
@@ -324,7 +324,7 @@ def page(rows: list[Row]) -> str:
 
 HEAD = """# Model families
 
-Of the {rows} classes behind transformers {version}'s AutoModelForCausalLM whose code speaks of
+Of the {rows} classes behind transformers {version}'s AutoModelForCausalLM whose code mentions
 rotary embeddings, {supported} are supported, {refused} are refused, and {untried} could not be
 tried. `python tools/families.py` wrote this page. It builds each class tiny, from its own
 configuration with random weights, and tries it. Supported means that
@@ -333,8 +333,8 @@ configuration with random weights, and tries it. Supported means that
 - attention recomputed from the captured queries and keys is the model's own, and a profile is
   made;
 - observed, it gives the same logits to the bit;
-- under `edit_rope` it rotates as the edit says and attends as captured, `silence_heads`
-  changes what it says, and after both its logits are the first ones to the bit.
+- under `edit_rope` it rotates as the edit says and attends as captured; `silence_heads` changes
+  its logits; after both blocks the logits are the first ones again, to the bit.
 
 A tiny model has four layers, and what its class does by itself: a checkpoint with other kinds
 of layers (linear attention, convolutions, state spaces) is refused when it is measured.

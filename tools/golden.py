@@ -5,14 +5,11 @@
     python tools/golden.py compare /tmp/before /tmp/after
     python tools/golden.py committed reports --shared SHARED
 
-`make` runs every command and the main Python calls on three small models. `compare` prints
-what differs: numbers relative to their own size, or to a thousandth of the largest number of
-their variable where they are smaller. Labels, verdicts and ranks must be equal; sentences
-may be reworded but must state the same numbers. `committed` opens every committed result
-with the code of now, measures those of the bundled model again (with SHARED those of its
-two models too) and compares; processors round differently, so numbers may differ there by
---tolerance. SHARED has checkpoints/stories260k, checkpoints/babyllama105 and
-corpora/tinystories.
+`make` runs every command and the main calls on three small models. `compare` prints what
+differs; labels, verdicts and ranks must be equal, and reworded sentences must state the same
+numbers. `committed` opens every committed result, measures those of small models again and
+compares them to --tolerance, for processors round differently. SHARED has
+checkpoints/stories260k, checkpoints/babyllama105 and corpora/tinystories.
 """
 
 from __future__ import annotations
@@ -49,12 +46,12 @@ TRAINED = ("rope", "p-rope:0.5")
 KEPT = {".nc", ".csv", ".json", ".txt", ".safetensors"}
 VOLATILE = re.compile(
     r"versions|command|created|seconds|times?|peak\w*memory\w*|digest|contents|python|platform"
-    r"|threads|device|folder|path|sha256|tokens_per_second|arguments|started|finished|speed"
+    r"|threads|device|folder|path|\w*sha256|tokens_per_second|arguments|started|finished|speed"
     r"|fingerprints?|kind|bf16_speed|batch_size|source"
 )
 FITTED = re.compile(r"(.*_)?(bits|fraction|gain|share_low|share_high|change)")
 """Bits and nats that are small differences of rounded numbers, compared to 1e-5 of one."""
-NUMBER = re.compile(r"[-+\u2212]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?%?")
+NUMBER = re.compile(r"[-+\u2212]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?%?")
 
 app = typer.Typer(add_completion=False, help=__doc__, rich_markup_mode=None)
 Shared = Annotated[Path | None, typer.Option(envvar="ROPELENS_SHARED")]
@@ -62,7 +59,6 @@ Shared = Annotated[Path | None, typer.Option(envvar="ROPELENS_SHARED")]
 
 def command(*args: object, program: Path | None = None) -> str:
     """What `ropelens *args`, or a script, prints to stdout; it must end with exit status 0."""
-    status: object = 0
     said = io.TextIOWrapper(io.BytesIO(), "utf-8")  # paths are printed as bytes
     with (
         mock.patch.object(sys, "argv", [str(program or "ropelens"), *map(str, args)]),
@@ -74,9 +70,8 @@ def command(*args: object, program: Path | None = None) -> str:
             else:
                 runpy.run_module("ropelens", run_name="__main__", alter_sys=True)
         except SystemExit as end:
-            status = end.code
-    if status:
-        raise SystemExit(f"{' '.join(map(str, args))}: exit status {status}")
+            if end.code:
+                raise SystemExit(f"{args} end with exit status {end.code}") from end
     said.flush()
     return said.buffer.getvalue().decode()
 
@@ -156,7 +151,7 @@ def compare(before: Path, after: Path, strict: bool = False, tolerance: float = 
     raise SystemExit(differences(before, after, strict=strict, tolerance=tolerance) > 0)
 
 
-def differences(before: Path, after: Path, *, strict: bool, tolerance: float) -> int:
+def differences(before: Path, after: Path, *, tolerance: float, strict: bool = False) -> int:
     """Print a line a difference, and how many values are equal; the number of failures."""
     failed, equal, close = 0, 0, 0
     one, other = (
@@ -200,8 +195,7 @@ def committed(reports: Path, shared: Shared = None, tolerance: float = 1e-4) -> 
                     places = [shared / word if "/" in word else word for word in words]
                     command(*places, program=script)
         names = sorted(path.parent.relative_to(again) for path in again.glob("*/*/run.json"))
-        limits = {"strict": False, "tolerance": tolerance}
-        failed = [differences(reports / name, again / name, **limits) for name in names]
+        failed = [differences(reports / n, again / n, tolerance=tolerance) for n in names]
     print(f"measured again: {', '.join(map(str, names))}")
     raise SystemExit(any(failed))
 
@@ -221,11 +215,10 @@ def values(path: Path) -> dict[str, np.ndarray]:
         found = {name: np.array([v]) for name, v in leaves(json.loads(path.read_text()))}
     else:
         found = {"text": np.array([path.read_text()])}
-    return {name: v for name, v in found.items() if not volatile(name)}
-
-
-def volatile(name: str) -> bool:
-    return any(VOLATILE.fullmatch(part) for part in name.split(" ")[-1].split("."))
+    parts = {name: name.split(" ")[-1].split(".") for name in found}
+    return {
+        name: v for name, v in found.items() if not any(map(VOLATILE.fullmatch, parts[name]))
+    }
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
