@@ -50,10 +50,7 @@ from .train.study import run_study as run_study
 
 # compare
 from .comparison.compare import compare as compare
-from .comparison.pairs import entries_of as entries_of
-from .comparison.pairs import group_names as group_names
 from .comparison.pairs import paired_changes as paired_changes
-from .comparison.table import summarize_comparison as summarize_comparison
 
 # plot
 from .figures.attention import plot_attention as plot_attention

@@ -131,7 +131,7 @@ def run_folder(study: Path, variant: str, seed: int) -> Path:
 
 
 def runs_in(study: Path) -> list[Run]:
-    return [entry for entry in find_entries([study]) if isinstance(entry, Run)]
+    return [entry for entry in find_entries([study])[0] if isinstance(entry, Run)]
 
 
 def copy_of(study: Path, tmp_path: Path) -> Path:

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from ropelens.comparison.entries import Entry, Run, find_entries, unfinished_runs
+from ropelens.comparison.entries import Entry, Run, find_entries
 from ropelens.comparison.measure import (
     BEHAVIOUR,
     FAR,
     OF_LAST,
-    cached,
     head_measures,
-    made_by,
     measure_early,
     measure_final,
 )
 from ropelens.comparison.pairs import partners
-from ropelens.errors import BadArgument
+from ropelens.errors import BadArgument, Count, Positive, public
 from ropelens.files.folder import file_name
 from ropelens.files.progress import ShowProgress, silent
-from ropelens.files.results import open_results
+from ropelens.files.results import open_results, save
 from ropelens.measure.tokens import versions
 from ropelens.models.checkpoint import fingerprint
 from ropelens.models.load import load
 from ropelens.models.loading import DeviceMap, Loading
+from ropelens.models.processes import gather, place
 from ropelens.statistics.variables import compared
 from ropelens.train.data import DATA
 
@@ -67,65 +68,64 @@ Measure = Callable[..., xr.Dataset]
 """`measure_final` or `measure_early`."""
 
 
+@public
 def compare(
     paths: Sequence[str | Path],
     *,
     cache: str | Path,
-    sequences: int = 512,
-    seed: int = 0,
+    sequences: Positive = 512,
+    seed: Count = 0,
     device: str = "auto",
     device_map: DeviceMap | None = None,
     quantize: str | None = None,
     progress: ShowProgress | None = None,
 ) -> xr.Dataset:
-    """Measure what stands in `paths` side by side.
+    """Compare trained runs, or analyzed models.
 
-    `paths` are runs and studies of `ropelens train`, whose every kept checkpoint is
+    `paths` are runs and studies of `ropelens train`, whose every checkpoint in history/ is
     measured on the text that was held out of training; or folders that `ropelens analyze`
     wrote, which are read. The first entry's group (a variant of RoPE, all its seeds) is
-    the baseline. What was measured is kept in the folder `cache`, so that a stopped
-    comparison goes on where it was, and a run's model.safetensors may be deleted once it
-    was measured; `device`, `device_map` and `quantize` are as for `ropelens.load`, and
-    `progress` opens the stage, as `ropelens.analyze` has it.
+    the baseline. The folder `cache` gets a file for each checkpoint, so that a stopped
+    comparison measures only the rest, and a run's model.safetensors may be deleted after it.
+    `device`, `device_map` and `quantize` are as for `ropelens.load`, and `progress` opens the
+    stage, as in `ropelens.analyze`.
 
-    `sequences` of validation text, of the trained context each, give the loss of a finished
-    run; an eighth as many, four times as long, its loss by position, an eighth as many its
-    heads and planes, and a thirty-second those and the loss of each early checkpoint (for its
-    loss by position a sixty-fourth). Repeats and needles are the same for all.
+    Sequences of validation text, in parts of `sequences`; long ones are four times as long:
+
+    | | loss | loss by position (long) | heads and planes |
+    |---|---|---|---|
+    | finished run | 1 | 1/8 | 1/8 |
+    | early checkpoint | 1/32 | 1/64 | 1/32 |
+
+    Repeats and needles are the same for all.
 
     Returns a dataset over `entry` (coordinates group, variant, size, seed): the heads and
     planes of each as a profile has them, `label`, `loss` and, of runs, the `fingerprint`
-    of the weights, `sequence_loss` (all on the same sequences, drawn again in groups of one
-    document or stretch, as `sequence_group` tells), `position_loss` up to four
+    of the weights, `sequence_loss` (all on the same sequences; intervals draw the groups in
+    `sequence_group`, of one document or stretch), `position_loss` up to four
     times the trained context, `first_loss` and `repeat_loss` on repeated random tokens,
     `retrieval` and `retrieval_hit` of each trial; `copy_loss` by distance and `far_retrieval`
-    by the length of the prompt, up to four times the trained context; and what is known of
+    by the length of the prompt, up to four times the trained context; and the same of
     every checkpoint, over (entry, step), under names that begin with "growth_".
     Entries without a layer, head, plane or step hold NaN there, and "" as a label.
 
     Raises:
-        BadArgument: as `find_entries`, or too little validation text; or no such device or
-            quantization.
+        BadArgument: as `find_entries`, or no such device or quantization.
     """
     Loading(device=device, device_map=device_map, quantize=quantize).devices()
-    entries = find_entries(paths)
+    entries, unfinished = find_entries(paths)
     if sequences < 2:
-        raise BadArgument(
-            "A comparison looks at two sequences or more.",
-            seen=str(sequences),
-            means="an interval needs two",
-        )
+        raise BadArgument("A comparison takes two or more sequences.", seen=str(sequences))
     runs = [entry for entry in entries if isinstance(entry, Run)]
     if runs:
         total = sum(1 + len(run.checkpoints()) for run in runs)
         with (progress or silent)("comparing", total=total, unit="checkpoints") as advance:
-            measure = _Measurement(
-                Path(cache), sequences, seed, device, device_map, quantize, advance
-            )
-            finished = [measure.final(run) for run in runs]
-            weights = [str(made_by(measured).get("weights", "")) for measured in finished]
+            options = {"device": device, "device_map": device_map, "quantize": quantize}
+            measurement = _Measurement(Path(cache), sequences, seed, options, advance)
+            finished = [measurement.final(run) for run in runs]
+            weights = [str(key_of(measured).get("weights", "")) for measured in finished]
             dataset = _side_by_side(finished, entries)
-            growth = _side_by_side([measure.growth(run) for run in runs], entries)
+            growth = _side_by_side([measurement.growth(run) for run in runs], entries)
         dataset = dataset.assign({GROWTH + str(n): v for n, v in growth.data_vars.items()})
         per_step = np.array([run.tokens_per_step for run in runs])
         dataset = dataset.assign_coords(
@@ -141,7 +141,7 @@ def compare(
             "head_sequences": dataset.attrs["sequences"],
             "growth_sequences": growth.attrs["sequences"],
             "data_sha256": fingerprint(runs[0].data / DATA),
-            "unfinished": ", ".join(unfinished_runs(paths)),
+            "unfinished": ", ".join(unfinished),
         }
     else:
         dataset = _analyses(entries)
@@ -163,98 +163,101 @@ def compare(
 
 @dataclasses.dataclass(frozen=True)
 class _Measurement:
-    """How checkpoints are measured, and where what was measured is kept."""
+    """How checkpoints are measured, and the folder of their files."""
 
     cache: Path
     sequences: int
     seed: int
-    device: str
-    device_map: DeviceMap | None
-    quantize: str | None
+    options: dict[str, Any]  # of `load`
     advance: Callable[[int], None]
 
     def final(self, run: Run) -> xr.Dataset:
         """The finished model of `run`."""
-        return self._kept(
-            run,
-            run.folder,
-            "final",
-            measure_final,
-            compared("final", "growth"),
-            (*OF_LAST, *FAR),
-        )
+        needed = [*compared("final", "growth"), *BEHAVIOUR, *OF_LAST, *FAR]
+        return self._measured(run, run.folder, "final", measure_final, needed)
 
     def growth(self, run: Run) -> xr.Dataset:
         """Every checkpoint of `run`, over `step`."""
-        kept = run.checkpoints()
+        needed, checkpoints = [*compared("growth"), *BEHAVIOUR], run.checkpoints()
         steps = [
-            self._kept(run, folder, f"step-{step:06d}", measure_early, compared("growth"))
-            for step, folder in kept.items()
+            self._measured(run, folder, f"step-{step:06d}", measure_early, needed)
+            for step, folder in checkpoints.items()
         ]
-        return xr.concat(steps, xr.Variable("step", list(kept)), combine_attrs="override")
+        along = xr.Variable("step", list(checkpoints))
+        return xr.concat(steps, along, combine_attrs="override")
 
-    def _kept(
-        self,
-        run: Run,
-        folder: Path,
-        name: str,
-        measure: Measure,
-        of_profile: list[str],
-        more: tuple[str, ...] = (),
+    def _measured(
+        self, run: Run, folder: Path, name: str, measure: Measure, needed: list[str]
     ) -> xr.Dataset:
+        """The checkpoint in `folder`, from its file where that is of the same measurement."""
         key: dict[str, object] = {
             "text": fingerprint(run.data / DATA),
             "sequences": self.sequences,
             "seed": self.seed,
-            "quantize": self.quantize,
+            "quantize": self.options["quantize"],
         }
-        there = (folder / "model.safetensors").exists()
-        if there:  # where it was deleted, what was measured stands, by whatever version
+        weights = (folder / "model.safetensors").exists()
+        if weights:  # where they were deleted, any version's measurement stands
             key |= {"weights": fingerprint(folder), "versions": versions()}
         path = self.cache / file_name(run.name) / f"{name}.nc"
-
-        def make() -> xr.Dataset:
-            if not there:
+        dataset = read_measured(path, key, needed)
+        if dataset is None:
+            if not weights:
                 raise BadArgument(
                     f"{folder} has no weights, and {path} does not stand for them.",
                     means="they were deleted, and were not measured before in this way",
                     attempt="the weights, or the text and settings they were measured with",
                 )
-            model, _ = load(
-                folder,
-                device=self.device,
-                device_map=self.device_map,
-                quantize=self.quantize,
-                local_files_only=True,
+            model, _ = load(folder, local_files_only=True, **self.options)
+            dataset = measure(run, model, sequences=self.sequences, seed=self.seed)
+            dataset = dataset.assign_attrs(
+                kind="measurement", key=json.dumps(key, sort_keys=True)
             )
-            return measure(run, model, sequences=self.sequences, seed=self.seed)
-
-        dataset = cached(path, key, make, variables=(*of_profile, *BEHAVIOUR, *more))
+            if place()[0] == 0:
+                save(dataset, path)
         self.advance(1)
         return dataset
+
+
+def read_measured(
+    path: Path, key: Mapping[str, object], needed: Sequence[str]
+) -> xr.Dataset | None:
+    """The measurement in the file `path`; None unless it was made by `key` and is whole.
+
+    A `key` without "weights" is of a checkpoint whose weights were deleted. All processes
+    read the file, or none.
+    """
+    dataset = None
+    with contextlib.suppress(BadArgument):
+        dataset = open_results(path, "measurement")
+        same = key_of(dataset).items() >= key.items()
+        dataset = dataset if same and set(needed) <= dataset.variables.keys() else None
+    return dataset if all(gather(dataset is not None)) else None
+
+
+def key_of(measured: xr.Dataset) -> dict[str, Any]:
+    """What a measurement was made of: the fingerprint of the weights, and how; or {}."""
+    with contextlib.suppress(ValueError, TypeError):
+        return dict(json.loads(measured.attrs.get("key", "{}")))
+    return {}
 
 
 def _analyses(entries: Sequence[Entry]) -> xr.Dataset:
     """What `ropelens analyze` wrote, side by side."""
     profiles = [open_results(entry.folder / "profile.nc", "profile") for entry in entries]
-    measured = [head_measures(profile).merge(_group_losses(profile)) for profile in profiles]
+    losses = [p[list(GROUP_LOSS)].rename(group="sequence_group") for p in profiles]
+    measured = [
+        head_measures(profile).merge(loss)
+        for profile, loss in zip(profiles, losses, strict=True)
+    ]
     dataset = _side_by_side(measured, entries)
     return dataset.assign_coords(
         model=("entry", [str(p.attrs["model"]) for p in profiles]),
-        # Of a profile that does not tell, the tokens are no other's.
-        text=("entry", [str(p.attrs.get("tokens_sha256", id(p))) for p in profiles]),
+        text=("entry", [str(p.attrs["tokens_sha256"]) for p in profiles]),
         source=("entry", [str(p.attrs.get("text", "")) for p in profiles]),
-        documents=("entry", [int(p.attrs.get("documents", 0)) for p in profiles]),
+        documents=("entry", [int(p.attrs["documents"]) for p in profiles]),
         trained_context=("entry", [int(p.attrs["trained_context"]) for p in profiles]),
     )
-
-
-def _group_losses(profile: xr.Dataset) -> xr.Dataset:
-    """The losses of a profile's groups of sequences; none of one of an earlier version."""
-    dim = "sequence_group"  # for "group" is an entry's in a comparison
-    if all(name in profile for name in GROUP_LOSS):
-        return profile[list(GROUP_LOSS)].rename(group=dim)
-    return xr.Dataset({name: (dim, np.empty(0)) for name in GROUP_LOSS})
 
 
 def _partners(dataset: xr.Dataset, entries: Sequence[Entry]) -> list[int]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ropelens.errors import BadArgument
+from ropelens.files.results import RECORD
 from ropelens.models.paths import short_names
 from ropelens.rope.variants import parse_variant
 from ropelens.train.data import DATA
@@ -59,18 +59,30 @@ class Run(Entry):
         return kept | {self.steps: self.folder}
 
 
-def find_entries(paths: Sequence[str | Path]) -> list[Entry]:
-    """What stands in `paths`: runs, the finished runs of studies, or analyses; in order.
+def find_entries(paths: Sequence[str | Path]) -> tuple[list[Entry], list[str]]:
+    """The runs, finished runs of studies, or analyses in `paths`, in order.
 
-    Warns of runs of a study that are not finished, and leaves them out.
+    And the runs of studies that are not finished ("tiny/nope/seed-2"); a warning names them.
 
     Raises:
         BadArgument: a folder that is none of these, a mixture of runs and analyses, runs
             that saw different text, or fewer than two entries.
     """
     found: list[tuple[Path, dict[str, Any] | None]] = []
+    unfinished: list[str] = []
     for path in map(Path, paths):
-        found += _look(path)
+        if not (path / STUDY).exists():
+            found.append((path, _record(path)))
+            continue
+        runs = _runs_of_study(path)
+        found += [(folder, record) for folder, record in runs if "finished" in record]
+        missing = [str(at.relative_to(path)) for at, record in runs if "finished" not in record]
+        if missing:
+            warnings.warn(
+                f"runs of {path} that are not finished are left out: {', '.join(missing)}",
+                stacklevel=3,  # the line that called `compare`
+            )
+        unfinished += missing
     records = [record for _, record in found if record is not None]
     if records and len(records) < len(found):
         raise BadArgument(
@@ -79,100 +91,79 @@ def find_entries(paths: Sequence[str | Path]) -> list[Entry]:
             "measured already, on theirs",
             attempt="ropelens analyze of the runs' folders, on the same text",
         )
-    if len(found) < 2:
+    folders = [folder.resolve() for folder, _ in found]
+    if len(set(folders)) < max(2, len(folders)):
         raise BadArgument(
-            "A comparison needs two or more.", seen=str(len(found)), attempt=NOTHING
+            "A comparison needs two or more folders, each named once.",
+            seen=", ".join(map(str, paths)),
+            attempt=NOTHING,
         )
-    if len({folder.resolve() for folder, _ in found}) < len(found):
-        raise BadArgument("A folder is named twice.", attempt="each run or analysis once")
     if records:
-        return _runs(found)
-    names = short_names([folder.resolve() for folder, _ in found])
-    return [Entry(name, name, folder) for name, (folder, _) in zip(names, found, strict=True)]
+        return _runs(found), unfinished
+    names = short_names(folders)
+    return [Entry(n, n, folder) for n, (folder, _) in zip(names, found, strict=True)], []
 
 
-def _look(path: Path) -> list[tuple[Path, dict[str, Any] | None]]:
-    """The folders that `path` stands for, each with what a run's run.json says."""
+def _record(path: Path) -> dict[str, Any] | None:
+    """The run.json of the finished run in `path`; None for an analysis."""
     if not path.is_dir():
         raise BadArgument(f"There is no folder {path}.", attempt=NOTHING)
-    if (path / STUDY).exists():
-        return _study(path)
-    record = _record(path)
+    record = read_json(path / RECORD) if (path / RECORD).exists() else {}
     if record.get("kind") == "training":
         if "finished" not in record:
             raise BadArgument(
                 f"The run in {path} is not finished.", attempt="the command that began it"
             )
-        return [(path, record)]
+        return record
     if (path / "profile.nc").exists():
-        return [(path, None)]
+        return None
     raise BadArgument(f"{path} holds nothing to compare.", attempt=NOTHING)
 
 
-def _record(folder: Path) -> dict[str, Any]:
-    """What a run's run.json says; nothing where there is none."""
-    path = folder / "run.json"
-    return read_json(path) if path.exists() else {}
-
-
-def unfinished_runs(paths: Sequence[str | Path]) -> list[str]:
-    """The runs of the studies in `paths` that are not finished: "tiny/nope/seed-2"."""
+def _runs_of_study(path: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """The folders of all runs of a study, in its order, with their run.json (or {})."""
+    try:
+        folders = [path / run.folder for run in runs_of(saved_study(path))]
+    except (TypeError, ValueError) as error:
+        raise BadArgument(f"{path / STUDY} is damaged.", seen=str(error)) from error
+    records = [at / RECORD for at in folders]
     return [
-        name
-        for path in map(Path, paths)
-        if (path / STUDY).exists()
-        for name in _unfinished(path, _runs_of_study(path))
+        (at, read_json(record) if record.exists() else {})
+        for at, record in zip(folders, records, strict=True)
     ]
 
 
-def _unfinished(path: Path, runs: Sequence[tuple[Path, dict[str, Any]]]) -> list[str]:
-    return [str(at.relative_to(path)) for at, record in runs if "finished" not in record]
-
-
-def _study(path: Path) -> list[tuple[Path, dict[str, Any] | None]]:
-    """The finished runs of a study, in its order."""
-    runs = _runs_of_study(path)
-    if missing := _unfinished(path, runs):
-        warnings.warn(
-            f"runs of {path} that are not finished are left out: {', '.join(missing)}",
-            stacklevel=5,  # the line that called `compare`
-        )
-    return [(at, record) for at, record in runs if "finished" in record]
-
-
-def _runs_of_study(path: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """The folders of all runs of a study, in its order, with what their run.json say."""
-    try:
-        runs = list(runs_of(saved_study(path)))
-    except (TypeError, ValueError, AttributeError) as error:
-        raise BadArgument(f"{path / STUDY} is damaged.", seen=str(error)) from error
-    return [(path / run.folder, _record(path / run.folder)) for run in runs]
-
-
 def _runs(found: Iterable[tuple[Path, dict[str, Any] | None]]) -> list[Entry]:
-    runs = [_run(folder, record) for folder, record in found if record is not None]
-    settings = [record["settings"] for _, record in found if record is not None]
-    of_size: dict[str, int] = {}
+    """Entries of runs that learnt from the same text, in the same way."""
+    records = [(folder, record) for folder, record in found if record is not None]
+    runs = [_run(folder, record) for folder, record in records]
+    settings = [record["settings"] for _, record in records]
+    first_of: dict[str, int] = {}
     for number, run in enumerate(runs):
-        like = of_size.setdefault(run.size, number)
-        _check_alike(runs, settings, (0, number), SAME)
-        _check_alike(runs, settings, (like, number), SAME_OF_A_SIZE)
-    for run, learnt_with in zip(runs, settings, strict=True):
-        _check_data(run, learnt_with)
-    entries: list[Entry] = []
+        like = first_of.setdefault(run.size, number)
+        for other, names in ((0, SAME), (like, SAME_OF_A_SIZE)):
+            differ = differences(settings[other], settings[number], names, between=" and ")
+            if differ:
+                raise BadArgument(
+                    f"The runs in {runs[other].folder} and {run.folder} cannot be compared.",
+                    seen=differ,
+                    means="a difference in loss would be of these too",
+                    attempt="ropelens analyze of both models, on the same text",
+                )
+        _check_data(run, settings[number])
+    entries: dict[str, Entry] = {}
     for run in runs:
-        group = run.variant if len(of_size) == 1 else f"{run.size} {run.variant}"
+        group = run.variant if len(first_of) == 1 else f"{run.size} {run.variant}"
         name = f"{group} seed {run.seed}"
-        entries.append(dataclasses.replace(run, name=name, group=group))
-    twice = [name for name, count in Counter(e.name for e in entries).items() if count > 1]
-    if twice:
-        raise BadArgument(
-            f"Two runs are both {twice[0]}.",
-            seen=", ".join(str(e.folder) for e in entries if e.name == twice[0]),
-            means="a comparison holds one run of a variant, size and seed",
-            attempt="leave one of them out",
-        )
-    return entries
+        if name in entries:
+            raise BadArgument(
+                f"Two runs are both {name}.",
+                seen=f"{entries[name].folder}, {run.folder}",
+                means="a comparison holds one run of a variant, size and seed",
+                attempt="leave one of them out",
+            )
+        entries[name] = dataclasses.replace(run, name=name, group=group)
+    return list(entries.values())
 
 
 def _run(folder: Path, record: dict[str, Any]) -> Run:
@@ -194,7 +185,7 @@ def _run(folder: Path, record: dict[str, Any]) -> Run:
         )
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise BadArgument(
-            f"{folder / 'run.json'} is damaged.", seen=f"{type(error).__name__}: {error}"
+            f"{folder / RECORD} is damaged.", seen=f"{type(error).__name__}: {error}"
         ) from error
 
 
@@ -215,24 +206,4 @@ def _check_data(run: Run, settings: dict[str, Any]) -> None:
             f"The run in {run.folder} did not learn from what is in {run.data}.",
             seen=differ,
             attempt="make its data again, by the same recipe, in that folder",
-        )
-
-
-def _check_alike(
-    runs: Sequence[Run],
-    settings: Sequence[dict[str, Any]],
-    pair: tuple[int, int],
-    names: Sequence[str],
-) -> None:
-    """Raise BadArgument where the settings `names` of a pair of runs differ."""
-    first, second = (settings[number] for number in pair)
-    differ = differences(first, second, names, between=" and ")
-    if differ:
-        raise BadArgument(
-            "The runs in {} and {} cannot be compared.".format(
-                *(runs[number].folder for number in pair)
-            ),
-            seen=differ,
-            means="a difference in loss would be of these too",
-            attempt="ropelens analyze of both models, on the same text",
         )

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,14 +12,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ropelens.comparison.entries import Run
-from ropelens.errors import BadArgument
-from ropelens.files.results import open_results, save
 from ropelens.measure.evaluate import evaluate
 from ropelens.measure.heads import claim_numbers, head_values
 from ropelens.measure.profile import profile
-from ropelens.measure.savepoint import remove_savepoint, savepoint
 from ropelens.measure.tasks import NEAREST, SHORTEST, Retrieval, doublings
-from ropelens.models.processes import gather, place
 from ropelens.statistics.budget.claim import judge
 from ropelens.statistics.labels import Thresholds
 from ropelens.statistics.variables import compared
@@ -169,42 +161,3 @@ def past_context(run: Run, *, sequences: int) -> Text:
     first = np.full((len(texts), 1), held_out[0, 0])
     tokens = torch.from_numpy(np.hstack([first, np.stack(texts)]).astype(np.int64))
     return tokens, torch.from_numpy(documents[starts])
-
-
-def cached(
-    path: Path,
-    key: Mapping[str, object],
-    make: Callable[[], xr.Dataset],
-    *,
-    variables: tuple[str, ...],
-) -> xr.Dataset:
-    """The dataset at `path` where it was made by this very `key`; else made, and kept there.
-
-    A `key` without "weights" is of a checkpoint whose weights were deleted: what was measured
-    of them stands. A stopped comparison goes on from what is there, if it has all `variables`;
-    or from within what was being measured.
-    """
-    kept = None
-    if path.exists():
-        with contextlib.suppress(BadArgument):
-            kept = open_results(path, "measurement")
-            same = made_by(kept).items() >= key.items()
-            if not same or not kept.variables.keys() >= set(variables):
-                kept = None
-    if all(gather(kept is not None)) and kept is not None:
-        return kept
-    unfinished = path.parent / f".{path.stem}"
-    with savepoint(unfinished, key):
-        made = make().assign_attrs(kind="measurement", key=json.dumps(key, sort_keys=True))
-    if place()[0] == 0:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save(made, path)
-        remove_savepoint(unfinished)
-    return made
-
-
-def made_by(measured: xr.Dataset) -> dict[str, Any]:
-    """The key that `cached` keeps `measured` by: the digest of the weights, and how; or {}."""
-    with contextlib.suppress(ValueError, TypeError):
-        return dict(json.loads(measured.attrs.get("key", "{}")))
-    return {}

@@ -8,36 +8,35 @@ from typing import TypeVar
 import numpy as np
 import xarray as xr
 
+from ropelens.errors import public
+
 Compared = TypeVar("Compared", xr.Dataset, xr.DataArray)
 
 ALONE = -1
-"""The partner of an entry that the baseline has no like of."""
+"""The partner of an entry that has no pair."""
 
 
 def partners(
     groups: Sequence[str], alike: Sequence[object], *, baselines: set[str]
 ) -> list[int]:
-    """For each entry the index of the baseline's that it is paired with: its like.
+    """The entry that each entry is paired with: the one `alike` in one of the `baselines`.
 
-    `alike` are equal for entries that make a pair (size and seed, or the text). An entry of
-    one of the `baselines` is paired with itself, one without a like with `ALONE`.
+    Entries are alike by size and seed, or by their text. An entry of a baseline is paired
+    with itself, one that has no pair with `ALONE`.
     """
-    found = []
-    for entry, (group, kind) in enumerate(zip(groups, alike, strict=True)):
-        if group in baselines:
-            found.append(entry)
-            continue
-        like = [
-            other
-            for other, (name, same) in enumerate(zip(groups, alike, strict=True))
-            if name in baselines and same == kind
-        ]
-        found.append(like[0] if like else ALONE)
-    return found
+    baseline = {
+        like: entry
+        for entry, (group, like) in reversed(list(enumerate(zip(groups, alike, strict=True))))
+        if group in baselines
+    }
+    return [
+        entry if group in baselines else baseline.get(like, ALONE)
+        for entry, (group, like) in enumerate(zip(groups, alike, strict=True))
+    ]
 
 
 def group_names(comparison: xr.Dataset | xr.DataArray) -> list[str]:
-    """The groups of a comparison, or of one of its variables, in its order."""
+    """The groups of a comparison or of one of its variables, in their order."""
     return list(dict.fromkeys(comparison["group"].values.tolist()))
 
 
@@ -46,10 +45,12 @@ def entries_of(comparison: Compared, group: str) -> Compared:
     return comparison.isel(entry=np.flatnonzero(comparison["group"].values == group))
 
 
+@public
 def paired_changes(values: xr.DataArray, group: str) -> xr.DataArray:
-    """A variable's values of the entries of `group`, less those that they are paired with.
+    """`values` [entry, ...] of the entries of `group`, minus those of their pairs.
 
-    Over `entry`: none for a group that is a baseline, or that has no pairs.
+    `values` is a variable of what `compare` gives. The result is over the `entry` of the
+    group; it is empty for a baseline, and for a group without pairs.
     """
     partner = values["partner"].values
     paired = (partner != ALONE) & (partner != np.arange(len(partner)))

@@ -14,23 +14,18 @@ from ropelens.measure.truncation_table import best_head
 from ropelens.statistics.intervals import paired_interval
 from ropelens.statistics.labels import LABELS
 
-NORMAL = 1.96
-"""Standard errors on either side of a mean that hold 95% of a normal distribution."""
-
 LOOKS_AT = 0.5
 """Mean attention from which a head is said to look at the previous token, or to induce."""
-
-UNKNOWN = (np.nan, np.nan, np.nan)
 
 
 @dataclass(frozen=True)
 class Measured:
     """A number of every entry, and the numbers that it is the mean of.
 
-    `mean` is over `entry`; `parts`, where they are known, over `entry` and one axis more (the
-    sequences, groups of them, or trials, the same for all entries of a pair), which `over`
-    names, each with its part in the mean, its `weight` (without, all are alike), and its
-    `group`, the parts that are drawn together when text is drawn again (without, each alone).
+    `mean` is over `entry`; `parts`, if known, over `entry` and one more axis, named by `over`:
+    sequences, groups of them, or trials, the same for all entries of a pair. `weight` is their
+    part in the mean (None: equal), `group` the parts that a bootstrap draws together (None:
+    each alone).
     """
 
     mean: xr.DataArray
@@ -41,28 +36,24 @@ class Measured:
 
 
 def summarize_comparison(comparison: xr.Dataset) -> pd.DataFrame:
-    """The table of a comparison that `compare` made: a row for each of its groups, in order.
+    """The table of a comparison that `compare` made: a row for each group, in its order.
 
-    `loss` is the mean over the group's entries (seeds), in nats per token, and
-    `loss_change` its difference to the baseline's, pairs of one size and seed; `low` and
-    `high` bound it with 95% confidence, by Student's t: over seeds, where there are two or
-    more pairs, or else over sequences, those of a document or stretch together, or the groups
-    of them that a profile keeps (`over` says which, `pairs` how many seeds), and "apart", from
-    the standard errors of both, where a profile of an earlier version keeps none. `worse`
-    counts the pairs in which the variant loses. NaN where nothing can be said: the baseline's
-    own, or models that read other text.
+    Columns (means over the entries of the group, its seeds):
 
-    `loss_past_context` is the loss of the tokens between the trained context and the
-    longest position seen, `repeat_gain` how much less random tokens cost when they come a
-    second time, `retrieval` the share of keys whose value was found; their `_change`, `_low`
-    and `_high` are as the loss's, with trials in place of sequences (past the context: seeds
-    alone).
-    `previous_token_heads` counts heads that give half their attention to the previous token,
-    `previous_token_layer_0` those of the first layer; `induction` is the score of the best
-    head, chosen on half of the trials and measured on the others.
-    These and the heads by label are means over the group's entries. So are
-    `positional_wavelength` and `semantic_wavelength`, the median over the heads with that
-    label of the wavelength (tokens, of planes that turn) that they select through.
+    - `loss`, nats per token, and `loss_change`, its difference to the baseline in pairs of one
+      size and seed (NaN for the baseline and for other text). `low` and `high` are its 95 %
+      interval by Student's t, `over` says over what: "seeds" if there are two or more pairs,
+      otherwise "sequences" or "groups" of them, those of one document together. `pairs` counts
+      the pairs, `worse` those in which the variant loses.
+    - `loss_past_context`: the loss from the trained context to the longest position.
+      `repeat_gain`: how much less random tokens cost the second time. `retrieval`: the share
+      of keys whose value was found. Each with `_change`, `_low` and `_high`, over trials
+      instead of sequences (past the context over seeds only).
+    - Heads by label; `previous_token_heads`, which give half of their attention to the previous
+      token, and `previous_token_layer_0` of them in the first layer; `induction`, the score of
+      the best head, chosen on half of the trials and measured on the others.
+    - `positional_wavelength`, `semantic_wavelength`: the median over heads with that label of
+      the wavelength they select through (tokens; planes that turn).
     """
     return pd.DataFrame([_row(comparison, group) for group in group_names(comparison)])
 
@@ -93,12 +84,6 @@ def _loss_change(comparison: xr.Dataset, group: str) -> dict[str, object]:
         loss = Measured(mean, comparison.get("sequence_loss"), "sequences", group=of)
     pairs = paired_changes(mean, group).values
     over, (change, low, high) = _change(loss, pairs, group)
-    if len(pairs) and not over:
-        # Two models on one text, the losses of whose sequences are not known: as if apart.
-        this = int(np.flatnonzero(comparison["group"].values == group)[0])
-        both = [this, int(comparison["partner"].values[this])]
-        error = float(np.hypot(*comparison["loss_se"].values[both]))
-        over, low, high = "apart", change - NORMAL * error, change + NORMAL * error
     return {
         "loss_change": change,
         "low": low,
@@ -112,12 +97,9 @@ def _loss_change(comparison: xr.Dataset, group: str) -> dict[str, object]:
 def _change(
     measured: Measured, pairs: Float[np.ndarray, " pair"], group: str
 ) -> tuple[str, tuple[float, float, float]]:
-    """What bounds are over, the mean change of the `pairs` of a group, and its bounds.
-
-    Over "", the bounds are NaN: no pair, or one whose parts are not known.
-    """
+    """What the interval is over ("": none), the mean change of the `pairs`, and its bounds."""
     if not len(pairs):
-        return "", UNKNOWN
+        return "", (np.nan, np.nan, np.nan)
     if len(pairs) > 1:
         return "seeds", paired_interval(pairs)
     if measured.parts is None:
@@ -134,20 +116,20 @@ def _change(
 
 
 def _behaviour(comparison: xr.Dataset, group: str) -> dict[str, float]:
-    """Loss past the trained context, the gain of repeats, and retrieval; runs only."""
+    """Loss past the trained context, gain of repeats, and retrieval; for runs only."""
     if "position_loss" not in comparison:
         return {}
-    found = {}
+    columns = {}
     for name, measured in _behaviours(comparison).items():
-        found[name] = float(entries_of(measured.mean, group).mean())
+        columns[name] = float(entries_of(measured.mean, group).mean())
         _, bounds = _change(measured, paired_changes(measured.mean, group).values, group)
         for end, value in zip(("change", "low", "high"), bounds, strict=True):
-            found[f"{name}_{end}"] = value
-    return found
+            columns[f"{name}_{end}"] = value
+    return columns
 
 
 def _behaviours(comparison: xr.Dataset) -> dict[str, Measured]:
-    """What runs do beside predicting text of the length that they know."""
+    """What runs are measured on, except the loss within the trained context."""
     # A trial's lengths and depths may share their tokens: one mean a trial.
     hit = comparison["retrieval_hit"].mean(("retrieval_length", "depth"))
     gain = repeat_gain(comparison)
@@ -166,15 +148,12 @@ def loss_past_context(comparison: xr.Dataset, name: str) -> xr.DataArray:
 
 
 def repeat_gain(comparison: xr.Dataset, prefix: str = "") -> xr.DataArray:
-    """How much less random tokens cost the second time, nats/token, by trial.
-
-    Not their loss alone: models differ in what random tokens cost them the first time.
-    """
+    """How much less random tokens cost the second time, nats/token, by trial."""
     return comparison[prefix + "first_loss"] - comparison[prefix + "repeat_loss"]
 
 
 def _heads(entries: xr.Dataset) -> dict[str, float]:
-    """What the heads do, per entry."""
+    """Roles, labels and wavelengths of the heads, means over the entries."""
     count = entries.sizes["entry"]
     previous = entries["previous_token"] >= LOOKS_AT
     heads = ("layer", "head")

@@ -430,7 +430,6 @@ def _near(every: xr.Dataset) -> Record:
 OVER_TEXT = {
     "sequences": "over the text of one seed",
     "groups": "over the text, paired",
-    "apart": "over the text, unpaired",
 }
 """The units of an interval that is not over seeds."""
 

@@ -113,22 +113,6 @@ def test_models_of_other_depths_are_compared_by_what_was_analyzed(
     assert "over the text, paired" in page
 
 
-def test_an_analysis_without_losses_of_groups_leaves_the_others_paired(
-    ropelens: Command, analyses: list[Path], tmp_path: Path
-) -> None:
-    """Of three on one text, one is of a version that kept no losses of groups."""
-    old = tmp_path / "old"
-    old.mkdir()
-    profile = rl.open(analyses[1] / "profile.nc")
-    rl.save(profile.drop_vars(["group_loss", "group_predicted"]), old / "profile.nc")
-    out = tmp_path / "out"
-    assert ropelens("compare", *analyses[:2], old, "--out", out).code == 0
-    table = pd.read_csv(out / "comparison.csv").set_index("group")
-    assert table["over"].fillna("").tolist() == ["", "groups", "apart"]
-    assert table["loss_change"].iloc[1] == pytest.approx(table["loss_change"].iloc[2])
-    assert table["high"].iloc[1] < table["high"].iloc[2]
-
-
 def test_one_sequence_has_no_interval(
     ropelens: Command, analyses: list[Path], tmp_path: Path
 ) -> None:

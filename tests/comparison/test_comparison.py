@@ -34,6 +34,7 @@ from ropelens.comparison import measure
 from ropelens.comparison.entries import Run
 from ropelens.comparison.measure import past_context, validation
 from ropelens.comparison.pairs import partners
+from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument
 from ropelens.report.answer import render_comparison
 from ropelens.statistics.intervals import paired_interval
@@ -104,7 +105,7 @@ def test_sequences_are_known_by_the_document_that_they_begin_in(tmp_path: Path) 
     rows = open_sequences(tmp_path / "valid.npy")
     ends = np.cumsum([len(tokenizer.tokenize(f"{text}\n")) + 1 for text in texts])
     expected = np.searchsorted(ends, 15 * np.arange(len(rows)), side="right")
-    found = documents_of(rows, tmp_path / "tokenizer.json")
+    found = documents_of(rows, tmp_path)
     assert found.tolist() == expected.tolist()
     assert len(set(expected)) > 5
 
@@ -192,7 +193,7 @@ def test_text_is_measured_in_these_amounts(
 
 def test_pairs_are_of_one_seed(comparison: xr.Dataset) -> None:
     assert comparison["partner"].values.tolist() == [0, 0, 0, 3, 3, 3]
-    table = rl.summarize_comparison(comparison).set_index("group")
+    table = summarize_comparison(comparison).set_index("group")
     losses = {
         group: comparison["loss"].values[comparison["group"].values == group]
         for group in VARIANTS
@@ -210,7 +211,7 @@ def test_pairs_are_of_one_seed(comparison: xr.Dataset) -> None:
 
 def test_one_seed_is_compared_over_sequences(comparison: xr.Dataset) -> None:
     of_one = comparison.isel(entry=[0, 1, 2])
-    row = rl.summarize_comparison(of_one).set_index("group").loc["nope"]
+    row = summarize_comparison(of_one).set_index("group").loc["nope"]
     losses, group = of_one["sequence_loss"].values, of_one["sequence_group"].values[0]
     error, groups = jackknife(losses[2] - losses[0], group)
     half = stats.t(groups - 1).ppf(0.975) * error
@@ -223,7 +224,7 @@ def test_sequences_of_one_document_differ_together() -> None:
     """Of documents of two sequences each, it is the t-test of their means."""
     group = ("entry", "sequence"), np.tile(np.arange(8) // 2, (6, 1))
     of_one = synthetic_comparison().assign(sequence_group=group).isel(entry=[0, 1, 2])
-    row = rl.summarize_comparison(of_one).set_index("group").loc["nope"]
+    row = summarize_comparison(of_one).set_index("group").loc["nope"]
     losses = of_one["sequence_loss"].values
     means = (losses[2] - losses[0]).reshape(4, 2).mean(1)
     expected = stats.ttest_1samp(means, 0).confidence_interval(0.95)
@@ -257,7 +258,7 @@ def test_two_sizes_have_a_baseline_each(
     assert small["selectivity_keys"].sel(layer=1).isnull().all()
     assert (small["label"].sel(layer=0) != "").all()
     assert (both.isel(entry=[0, 1])["label"].sel(head=[2, 3]) == "").all()
-    table = rl.summarize_comparison(both).set_index("group")
+    table = summarize_comparison(both).set_index("group")
     assert table[["positional", "semantic", "mixed", "sink", "diffuse"]].sum(
         axis=1
     ).tolist() == [*(4, 4, 4, 4)]
@@ -275,7 +276,7 @@ def test_an_interval_of_one_has_no_bounds() -> None:
 
 
 def test_the_table_counts_heads(comparison: xr.Dataset) -> None:
-    table = rl.summarize_comparison(comparison).set_index("group")
+    table = summarize_comparison(comparison).set_index("group")
     of_rope = comparison.isel(entry=[0, 3])
     assert table.loc["rope", "entries"] == 2
     labels = of_rope["label"].values.ravel().tolist()
@@ -302,10 +303,8 @@ def test_the_table_counts_heads(comparison: xr.Dataset) -> None:
 
 
 def test_what_runs_do_has_intervals_too(comparison: xr.Dataset) -> None:
-    two = rl.summarize_comparison(comparison).set_index("group").loc["nope"]
-    one = (
-        rl.summarize_comparison(comparison.isel(entry=[0, 1, 2])).set_index("group").loc["nope"]
-    )
+    two = summarize_comparison(comparison).set_index("group").loc["nope"]
+    one = summarize_comparison(comparison.isel(entry=[0, 1, 2])).set_index("group").loc["nope"]
     gain = comparison["first_loss"].values - comparison["repeat_loss"].values
     hit = comparison["retrieval_hit"].mean(("retrieval_length", "depth")).values
     for name, parts in {"repeat_gain": gain, "retrieval": hit}.items():

@@ -10,7 +10,7 @@ import pytest
 from trained import VARIANTS, copy_of, run_folder, runs_in, study
 
 import ropelens as rl
-from ropelens.comparison.entries import find_entries, unfinished_runs
+from ropelens.comparison.entries import find_entries
 from ropelens.errors import BadArgument, RopelensError
 
 __all__ = ["study"]
@@ -26,7 +26,7 @@ def test_a_study_is_its_runs_in_its_order(study: Path) -> None:
 
 def test_runs_by_themselves_are_the_runs_of_the_study(study: Path) -> None:
     folders = [run_folder(study, variant, 1) for variant in ("nope", "rope")]
-    assert [entry.name for entry in find_entries(folders)] == ["nope seed 1", "rope seed 1"]
+    assert [entry.name for entry in find_entries(folders)[0]] == ["nope seed 1", "rope seed 1"]
 
 
 def test_unfinished_runs_of_a_study_are_left_out(study: Path, tmp_path: Path) -> None:
@@ -37,13 +37,11 @@ def test_unfinished_runs_of_a_study_are_left_out(study: Path, tmp_path: Path) ->
     (unfinished / "run.json").write_text(json.dumps(record))
     shutil.rmtree(run_folder(copy, "p-rope:0.5", 0))
     with pytest.warns(UserWarning, match=r"left out: .*p-rope-0.5/seed-0, .*nope/seed-1"):
-        entries = find_entries([copy])
+        entries, left_out = find_entries([copy])
     assert [e.name for e in entries] == [
         *("rope seed 0", "nope seed 0", "rope seed 1", "p-rope:0.5 seed 1")
     ]
-    unfinished = ["nano/p-rope-0.5/seed-0", "nano/nope/seed-1"]
-    assert unfinished_runs([copy, run_folder(study, "nope", 0)]) == unfinished
-    unfinished = run_folder(copy, "nope", 1)
+    assert left_out == ["nano/p-rope-0.5/seed-0", "nano/nope/seed-1"]
     with pytest.raises(BadArgument, match=r"The run in .*seed-1 is not finished"):
         find_entries([unfinished])
 
@@ -52,14 +50,14 @@ def test_what_cannot_be_compared_is_refused(study: Path, tmp_path: Path) -> None
     rope, nope = run_folder(study, "rope", 0), run_folder(study, "nope", 0)
     cases = {
         "holds nothing to compare": [study, tmp_path],
-        "A comparison needs two or more": [rope],
-        "A folder is named twice": [study, nope],
+        "two or more folders": [rope],
+        "each named once": [study, nope],
         "There is no folder": [study, tmp_path / "none"],
     }
     for words, paths in cases.items():
         with pytest.raises(BadArgument, match=words):
             find_entries(paths)
-    with pytest.raises(BadArgument, match="two sequences or more"):
+    with pytest.raises(BadArgument, match="two or more sequences"):
         rl.compare([study], cache=tmp_path, sequences=1)
     assert not any(tmp_path.iterdir())
 

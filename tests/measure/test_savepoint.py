@@ -7,17 +7,15 @@ import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import xarray as xr
 from cli_runs import Command, ropelens, start
 from evaluated import FEW, telling
-from same import EXACT, assert_same
+from same import assert_same
 from tiny_checkpoints import save_tiny, tiny_llama
 
 import ropelens as rl
-from ropelens.comparison.measure import cached
 from ropelens.measure import savepoint as module
 from ropelens.measure.savepoint import Stage, begin_stage, savepoint
 from ropelens.models.subject import Subject
@@ -262,19 +260,3 @@ def test_a_killed_command_goes_on(tmp_path: Path, ropelens: Command) -> None:
     found = rl.open(tmp_path / "killed")
     assert_same(found.profile, whole.profile)
     assert_same(found.truncation, whole.truncation)
-
-
-def test_a_comparison_goes_on_within_a_checkpoint(
-    uninterrupted: dict, folder: Path, ran: list[int]
-) -> None:
-    path, only = folder / "final.nc", {"measures": ["loss"]}
-    stop = stop_at(4 * 48)
-    with pytest.raises(Stop):
-        cached(path, {}, lambda: evaluate(progress=stop, **only), variables=())
-    assert [kept.name for kept in folder.iterdir()] == [".final"]
-    ran.clear()
-    found = cached(path, {}, lambda: evaluate(**only), variables=())
-    assert ran == [2] * 6
-    assert [kept.name for kept in folder.iterdir()] == ["final.nc"]
-    for name in found.data_vars:
-        np.testing.assert_allclose(found[name], uninterrupted[evaluate][name], **EXACT)
