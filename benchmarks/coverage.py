@@ -35,7 +35,7 @@ from transformers import PreTrainedModel
 import ropelens as rl
 from ropelens.measure.heads import FRACTIONS
 from ropelens.statistics.budget.claim import judge, rank_correlation
-from ropelens.statistics.groups import deal
+from ropelens.statistics.corpus import deal
 from ropelens.statistics.intervals import paired_interval
 
 SEQUENCES = 8

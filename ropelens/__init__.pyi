@@ -15,8 +15,6 @@ from .models.rope import measure_rope as measure_rope
 from .models.rope import compare_rope as compare_rope
 from .measure.capture import capture as capture
 from .models.rope import observe as observe
-from .statistics.call import AttentionCall as AttentionCall
-from .rope.planes import Planes as Planes
 from .measure.profile import profile as profile
 from .statistics.variables import Statistic as Statistic
 from .measure.token_sets import attention_on as attention_on
@@ -41,8 +39,6 @@ from .rope.select import Slowest as Slowest
 from .rope.select import Fastest as Fastest
 from .rope.select import Wavelengths as Wavelengths
 from .rope.select import PlaneNumbers as PlaneNumbers
-from .rope.variants import VARIANTS as VARIANTS
-from .rope.variants import parse_variant as parse_variant
 from .models.variants import variant_config as variant_config
 
 # train

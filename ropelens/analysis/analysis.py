@@ -29,7 +29,6 @@ from ropelens.report.words import (
     sweep_sentences,
     where_positional,
 )
-from ropelens.statistics.seeds import whole_seed
 
 OF_SWEEP = ("command", "arguments", "seconds", "warnings")
 """The keys of a record that belong to a sweep measured after the profile beside it."""
@@ -183,7 +182,7 @@ def open_analysis(folder: str | Path) -> Analysis:
     swept = record["kind"] == "truncation"
     return Analysis(
         profile,
-        classify_heads(profile, seed=whole_seed(profile.attrs.get("seed"))),
+        classify_heads(profile, seed=profile.attrs.get("seed")),
         record,
         truncation=open_results(folder / "truncation.nc", "truncation") if swept else None,
         reach=reach,

@@ -73,8 +73,9 @@ def rope(
     """
     from ropelens.commands.tables import agreement_tables, rotation_tables, variant_table
     from ropelens.rope.formulas import Shape
+    from ropelens.rope.variants import parse_variant
 
-    chosen = None if variant is None else rl.parse_variant(variant)
+    chosen = None if variant is None else parse_variant(variant)
     if against is not None and (chosen is not None or head_dim is not None):
         raise typer.BadParameter("--against is for a model as it is, without --variant")
     if head_dim is None and (base, trained_context) != (None, None):

@@ -20,7 +20,7 @@ from ropelens.models.subject import Model, Subject, as_subject
 from ropelens.models.tokens import check_tokens
 from ropelens.rope.select import heads_by_layer
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.generator import generator_of
+from ropelens.statistics.rows import generator_of
 
 Instead = Literal["zero", "mean", "resample"]
 Means = Mapping[int, Float[Tensor, "head feature"]]

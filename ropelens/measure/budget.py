@@ -14,16 +14,14 @@ from ropelens.measure.batches import LOGITS_AT_ONCE, Chunks, Progress, chunk_of
 from ropelens.models.processes import gather, shard
 from ropelens.models.subject import Subject
 from ropelens.rope.planes import Planes
-from ropelens.statistics.bins import offset_edges, sum_bins
 from ropelens.statistics.budget.held_out import LayerFit, Sample
 from ropelens.statistics.budget.logit import SCORES, gains
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import Corpus
-from ropelens.statistics.kernel import describe_kernel
+from ropelens.statistics.kernel import describe_kernel, offset_edges, sum_bins
 from ropelens.statistics.labels import attention_budget
-from ropelens.statistics.ragged import stack
 from ropelens.statistics.sums import Sums
-from ropelens.statistics.variables import MEASURES, labelled
+from ropelens.statistics.variables import MEASURES, labelled, stack
 
 
 def fit_layers(

@@ -33,8 +33,7 @@ from ropelens.measure.tokens import Lengths, Tokens, as_corpus, describe_run
 from ropelens.models.processes import gather, shard
 from ropelens.models.subject import Model, Subject, as_subject, stated_context
 from ropelens.rope.planes import Planes
-from ropelens.statistics.corpus import Corpus
-from ropelens.statistics.groups import Documents
+from ropelens.statistics.corpus import Corpus, Documents
 from ropelens.statistics.rows import HowMany, rows_for
 from ropelens.statistics.variables import EVALUATED, labelled, of_planes
 

@@ -19,15 +19,14 @@ from ropelens.measure.budget import budget_variables
 from ropelens.measure.heads import head_values, resample_labels
 from ropelens.measure.summary import summarize
 from ropelens.models.subject import Subject
-from ropelens.statistics.bins import sum_bins
 from ropelens.statistics.budget.held_out import LayerFit
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.change import attention_change, without_values
 from ropelens.statistics.corpus import Corpus
+from ropelens.statistics.kernel import sum_bins
 from ropelens.statistics.labels import Thresholds
-from ropelens.statistics.ragged import stack
 from ropelens.statistics.sums import Sums, by_group, mean_loss, no_sums
-from ropelens.statistics.variables import columns
+from ropelens.statistics.variables import columns, stack
 
 RESAMPLES = 400
 """Draws of the sequences that intervals of label changes come from."""

@@ -20,9 +20,8 @@ from ropelens.models.tokens import check_tokens
 from ropelens.rope.planes import Planes, unrotate
 from ropelens.statistics.call import AttentionCall, attention_map, output_residual
 from ropelens.statistics.corpus import Corpus
-from ropelens.statistics.generator import generator_of
-from ropelens.statistics.ragged import stack
-from ropelens.statistics.variables import EXCERPTS, labelled
+from ropelens.statistics.rows import generator_of
+from ropelens.statistics.variables import EXCERPTS, labelled, stack
 
 COUNT, LENGTH = 3, 40
 """Excerpts of a profile, and their tokens, where none are given."""

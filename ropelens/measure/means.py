@@ -10,7 +10,7 @@ from ropelens.measure.batches import collect
 from ropelens.measure.tokens import Lengths, Tokens, as_corpus
 from ropelens.models.subject import Model, as_subject
 from ropelens.rope.select import ALL_HEADS, Selection
-from ropelens.statistics.layer import LayerMeans
+from ropelens.statistics.sums import LayerMeans
 from ropelens.statistics.variables import named
 
 

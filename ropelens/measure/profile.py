@@ -32,7 +32,7 @@ from ropelens.models.processes import gather, shard
 from ropelens.models.subject import Model, Subject, as_subject, stated_context
 from ropelens.models.texts import check_tokenizer, encode, tokenize
 from ropelens.statistics.budget.surrogates import DRAWS
-from ropelens.statistics.groups import Documents
+from ropelens.statistics.corpus import Documents
 from ropelens.statistics.rows import ALL_ROWS, HowMany, rows_for
 from ropelens.statistics.variables import (
     MEASURES,

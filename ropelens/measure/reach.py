@@ -30,13 +30,11 @@ from ropelens.rope.select import ALL_HEADS, chosen_heads, heads_by_layer, parse_
 from ropelens.rope.turn import Side
 from ropelens.rope.variants import parse_variant
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.corpus import Corpus
-from ropelens.statistics.groups import Documents
+from ropelens.statistics.corpus import Corpus, Documents
 from ropelens.statistics.intervals import ENOUGH_DOCUMENTS
 from ropelens.statistics.picked import PickedSums, Rotation, sum_picked
-from ropelens.statistics.ragged import stack
 from ropelens.statistics.rows import HowMany, rows_for
-from ropelens.statistics.variables import REACH, REACH_INDICES, described, labelled
+from ropelens.statistics.variables import REACH, REACH_INDICES, described, labelled, stack
 
 VARIANTS = (OWN, "p-rope:0.75", "p-rope:0.5", "p-rope:0.25", "p-rope-reversed:0.75", "nope")
 """Variants that every family can express: planes go on as they are, or stop."""
@@ -73,7 +71,7 @@ def reach(
     out. Moved to distance d it scores s Re sum_f q~_f conj(k~_f) exp(i v_f d) (Su et al. 2021,
     arXiv 2104.09864, eq. 16), while the others stay where they are; v_f is the frequency of
     plane f under the variant. "own" is the model's own rotation as measured; the others are
-    names of `ropelens.VARIANTS` put to the model as `edit_rope` would, but for the queries and
+    names of docs/variants.md put to the model as `edit_rope` would, but for the queries and
     keys, which stay those of the model as it is. Variants that change with the length are those
     of a sequence that holds the farthest distance. `heads` is a list such as "1.3,2.*".
 

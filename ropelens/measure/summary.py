@@ -9,9 +9,7 @@ import numpy as np
 import xarray as xr
 
 from ropelens.rope.planes import Planes
-from ropelens.statistics.layer import LayerMeans
-from ropelens.statistics.ragged import stack
-from ropelens.statistics.sums import Sums
+from ropelens.statistics.sums import LayerMeans, Sums
 from ropelens.statistics.variables import (
     BINS,
     INDICES,
@@ -20,6 +18,7 @@ from ropelens.statistics.variables import (
     Derived,
     Statistic,
     labelled,
+    stack,
 )
 
 

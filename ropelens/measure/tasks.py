@@ -24,10 +24,8 @@ from ropelens.models.subject import Subject
 from ropelens.rope.planes import Planes
 from ropelens.statistics.attention import sum_attention
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.generator import generator_of
-from ropelens.statistics.ragged import stack
-from ropelens.statistics.rows import Rows
-from ropelens.statistics.variables import named
+from ropelens.statistics.rows import Rows, generator_of
+from ropelens.statistics.variables import named, stack
 
 REPEATED_TOKENS = 64
 """Random tokens before they are repeated, where the context holds twice as many."""

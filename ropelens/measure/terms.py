@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ropelens.errors import BadArgument
-from ropelens.rope.plain import plain_list
 
 MEASURES = ("loss", "induction", "retrieval", "change", "labels")
 """What `ropelens.evaluate` measures where nothing is asked for."""
@@ -20,10 +19,9 @@ OWN = "own"
 """What stands among variants for the model's own rotation, as it was measured."""
 
 
-def wanted_measures(measures: Sequence[str]) -> set[str]:
+def wanted_measures(measures: str | Sequence[str]) -> set[str]:
     """The measures asked for; `BadArgument` for those that do not exist."""
-    listed = plain_list(measures)
-    names = [measures] if listed is None else listed
+    names = [measures] if isinstance(measures, str) else list(measures)
     unknown = [name for name in names if name not in (*MEASURES, *ON_REQUEST)]
     if unknown or not names:
         raise BadArgument(

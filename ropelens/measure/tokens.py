@@ -17,8 +17,7 @@ from ropelens.errors import BadArgument
 from ropelens.models.paths import short_name
 from ropelens.models.subject import Subject
 from ropelens.models.tokens import check_tokens, integers
-from ropelens.statistics.corpus import Corpus
-from ropelens.statistics.groups import Documents, count_documents
+from ropelens.statistics.corpus import Corpus, Documents, count_documents
 
 Tokens = Integer[Tensor, "sequence position"] | Integer[np.ndarray, "sequence position"]
 Lengths = Integer[Tensor, " sequence"] | Integer[np.ndarray, " sequence"] | Sequence[int]

@@ -23,7 +23,7 @@ from ropelens.measure.tokens import Lengths, Tokens
 from ropelens.models.subject import Model, as_subject
 from ropelens.rope.cuts import ENDS, Cut, Numbers, Turning, check_cuts, plan_cuts
 from ropelens.rope.select import PlaneNumbers
-from ropelens.statistics.groups import Documents
+from ropelens.statistics.corpus import Documents
 from ropelens.statistics.rows import HowMany
 from ropelens.statistics.variables import SWEEP, labelled
 

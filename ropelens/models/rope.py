@@ -26,7 +26,7 @@ from ropelens.models.subject import Model, Subject, as_subject
 from ropelens.rope.planes import Planes, plane_norms
 from ropelens.rope.probe import MeasuredRotation, probe_positions
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.ragged import stack
+from ropelens.statistics.variables import stack
 
 LARGEST_DIFFERENCE = 1e-3
 """Radians between two angles, and share between two lengths, that rounding may make."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ropelens.errors import BadArgument, BadText, Count, Positive, public, words_of
 from ropelens.models.paths import TEXT_SUFFIXES, check_document, check_text_path
-from ropelens.statistics.generator import generator_of
+from ropelens.statistics.rows import generator_of
 
 PIECE = 1_000_000
 """Characters tokenized at once; a tokenizer takes a hundred times their memory."""

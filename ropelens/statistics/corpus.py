@@ -1,31 +1,45 @@
-"""Sequences that are measured together, and what is known of them before a model runs."""
+"""The sequences of a measurement, and what is known of them before a model runs.
+
+Sequences of one document are alike, so intervals that resample single sequences are far too
+narrow: they resample groups of sequences.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from ropelens.statistics.groups import Documents, deal
+from ropelens.errors import BadArgument
+from ropelens.statistics.intervals import ENOUGH_DOCUMENTS
 from ropelens.statistics.sinks import beginning_of, known_sinks
 
+Documents = Int[Tensor, " _"] | Int[np.ndarray, " _"] | Sequence[int]
+"""The number of the document that each sequence was cut from."""
+
+GROUPS = 64
+"""Most groups: of more documents, neighbours share one."""
+
+BLOCKS = 16
+"""Most stretches of neighbouring sequences into which a text of few documents is divided."""
+
 LONG = 0.75
-"""Of the length that half of all tokens are in sequences of, or longer: a long sequence."""
+"""A long sequence has this share of the length that half of all tokens reach, or more."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Sequences, padded on the right: of each the first `lengths` tokens count.
+    """Sequences, padded on the right: the first `lengths[s]` tokens of sequence s count.
 
-    `group` says which sequences are drawn together when text is drawn again, `sinks` of which
-    kind of sink each key is by its place and token (see `SINKS`; 0 of none, and in padding).
-    Models are fitted to `long` sequences of one `fold` and scored on the other: what was fitted
-    to short ones knows nothing of farther offsets. `alone` says that one fold has no long
-    sequence, so that rows are folded in place of sequences.
+    `group` numbers the sequences that are resampled together. `sinks` is the kind of sink of
+    each key by its place and token (see `SINKS`; 0 for none, and in padding). Models are fitted
+    to `long` sequences of one `fold` and scored on the other; short ones say nothing of farther
+    offsets. `alone`: one fold has no long sequence, so rows are folded instead of sequences.
     """
 
     tokens: Int[Tensor, "sequence position"]
@@ -46,7 +60,7 @@ class Corpus:
         documents: Documents | None = None,
         named: Iterable[int] = (),
     ) -> Corpus:
-        """Sequences of `documents`; the tokens `named` are sinks, and `bos` where it begins."""
+        """Sequences cut from `documents`; `bos` at the start and `named` tokens are sinks."""
         kinds = known_sinks(tokens, beginning=beginning_of(tokens, bos), named=named)
         padding = torch.arange(tokens.shape[1]) >= lengths[:, None]
         sinks = kinds.masked_fill(padding[:, None], 0)
@@ -82,6 +96,30 @@ class Corpus:
         )
 
 
+def deal(documents: Documents | None, sequences: int) -> Int[Tensor, " sequence"]:
+    """The group of each sequence: its document where there are 8 or more.
+
+    Otherwise groups are stretches of neighbouring sequences.
+    """
+    shape = (sequences,) if documents is None else torch.as_tensor(documents).shape
+    if shape != (sequences,):
+        raise BadArgument(
+            "documents says, for every sequence, which document it was cut from.",
+            seen=f"{tuple(shape)} numbers for {sequences} sequences",
+        )
+    if count_documents(documents) >= ENOUGH_DOCUMENTS:
+        _, rank = torch.unique(torch.as_tensor(documents).cpu(), return_inverse=True)
+        count = int(rank.max()) + 1
+        return rank * min(count, GROUPS) // count
+    blocks = min(sequences, BLOCKS)
+    return torch.arange(sequences) * blocks // sequences
+
+
+def count_documents(documents: Documents | None) -> int:
+    """Number of different documents; 0 where it is not known."""
+    return 0 if documents is None else len(torch.as_tensor(documents).unique())
+
+
 def seen_before(
     tokens: Int[Tensor, "sequence position"],
 ) -> Bool[Tensor, "sequence position"]:
@@ -93,7 +131,7 @@ def seen_before(
 
 
 def _long(lengths: Int[Tensor, " sequence"]) -> Bool[Tensor, " sequence"]:
-    """Which sequences are not much shorter than those that most tokens are in."""
+    """Which sequences are not much shorter than those of most tokens."""
     ordered = lengths.sort(descending=True).values
     half = (2 * ordered.cumsum(0) < ordered.sum()).sum()
     return lengths >= LONG * ordered[half]
@@ -102,7 +140,7 @@ def _long(lengths: Int[Tensor, " sequence"]) -> Bool[Tensor, " sequence"]:
 def _folds(
     lengths: Int[Tensor, " sequence"], group: Int[Tensor, " sequence"]
 ) -> Int[Tensor, " sequence"]:
-    """Groups belong to two folds in turn, by their longest sequence: both have long ones."""
+    """The fold of each sequence: groups alternate, by their longest sequence."""
     count = int(group.max()) + 1
     longest = lengths.new_zeros(count).scatter_reduce(0, group, lengths, "amax")
     fold = torch.zeros(count, dtype=torch.long)

@@ -1,4 +1,4 @@
-"""Where the kernel of a head stands: the offset with the most weight, or a band of them."""
+"""Offsets: their bins, and the kernel of a head over them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,32 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+EXACT_OFFSETS = 64
+BINS_PER_OCTAVE = 8
+
+
+def offset_edges(context: int) -> Int[Tensor, " edge"]:
+    """Edges of the offset bins, in tokens: bin b holds offsets edges[b] to edges[b + 1] - 1.
+
+    One offset a bin below 64, then 8 bins an octave. The edges do not depend on the
+    context beyond where they end, so that results of different contexts add up.
+    """
+    edges = list(range(EXACT_OFFSETS + 1))
+    step = EXACT_OFFSETS // BINS_PER_OCTAVE
+    while edges[-1] < context:
+        octave = (edges[-1] // EXACT_OFFSETS).bit_length() - 1
+        edges.append(edges[-1] + (step << octave))
+    return torch.tensor(edges)
+
+
+def sum_bins(mass: torch.Tensor, edges: Int[Tensor, " edge"]) -> torch.Tensor:
+    """Sum of `mass` [..., offset] over the offsets of each bin: [..., bin]."""
+    offsets = torch.arange(mass.shape[-1], device=mass.device)
+    bins = torch.bucketize(offsets, edges.to(mass.device), right=True) - 1
+    sums = mass.new_zeros(*mass.shape[:-1], len(edges) - 1)
+    return sums.index_add_(-1, bins, mass)
+
 
 SEEN_BY = 0.05
 """Share of rows that must see an offset for it to be called a head's offset."""

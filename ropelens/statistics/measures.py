@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # figures read the table of variables, and they do without to
     from torch import Tensor
 
     from ropelens.statistics.block import Block, CallRows
-    from ropelens.statistics.layer import LayerMeans
+    from ropelens.statistics.sums import LayerMeans
 else:
     Tensor = Block = CallRows = LayerMeans = Any
 

@@ -1,29 +1,29 @@
-"""Which rows of the attention matrix are looked at: all, or an unbiased sample."""
+"""Which rows of the attention matrix are measured: all, or an unbiased sample."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ropelens.errors import Positive
-from ropelens.statistics.generator import generator_of
 
 ALL_ROWS = 2048
-"""Tokens of the longest sequence up to which "auto" means all rows."""
+"""Longest sequences, in tokens, of which "auto" means all rows."""
 
 SAMPLED_ROWS = 512
-"""Rows of each sequence that "auto" means beyond."""
+"""Rows of each longer sequence that "auto" means."""
 
 HowMany = Positive | Literal["auto", "all"]
-"""Rows of each sequence that are looked at: so many, all, or as the context allows."""
+"""Rows of each sequence that are measured: a number, all, or as the context allows."""
 
 
 def rows_for(rows: HowMany, context: int) -> int | Literal["all"]:
-    """`rows` of sequences of `context` tokens: "auto" is all, or a sample of long ones."""
+    """`rows` for sequences of `context` tokens: "auto" is all, or a sample of long ones."""
     if rows != "auto":
         return rows
     return "all" if context <= ALL_ROWS else SAMPLED_ROWS
@@ -33,10 +33,10 @@ def rows_for(rows: HowMany, context: int) -> int | Literal["all"]:
 class Rows:
     """The rows of a batch of sequences that statistics are taken over.
 
-    `position[b, r]` ascends along r; `weight[b, r]` says for how many rows of the
-    sequence this one stands, 0 where it is only there to fill the table. Where `dense`,
-    the rows are 1, 2, 3, ... for every sequence. `length[b]` counts the tokens that are
-    not padding. The row of position 0, which has no choice, is never among them.
+    `position[b, r]` ascends along r; `weight[b, r]` is the number of rows of the sequence that
+    this one stands for, 0 where it only fills the table. `dense` rows are 1, 2, 3, ... for
+    every sequence. `length[b]` counts the tokens that are not padding. Position 0, which has no
+    choice, is never among the rows.
     """
 
     position: Int[Tensor, "batch row"]
@@ -62,12 +62,12 @@ def sample_rows(
 ) -> Rows:
     """`count` rows of each sequence, one drawn from each of `count` equal stretches.
 
-    Each row stands for the rows of its stretch, so weighted sums have the expectation of
-    the sums over all rows, whatever the lengths. A sequence with `count` rows or fewer
-    gives all of them. `first` numbers the batch's first sequence: the draw of a sequence
-    depends on its number and `seed`, not on the batch it came in.
+    Each row stands for the rows of its stretch, so weighted sums have the expectation of the
+    sums over all rows, whatever the lengths. Of a sequence with at most `count` rows all are
+    taken. `first` is the number of the batch's first sequence: a draw depends on the number of
+    the sequence and on `seed`, not on the batch.
     """
-    count = min(count, max(1, int(length.max()) - 1))  # more would only be drawn
+    count = min(count, max(1, int(length.max()) - 1))
     draws = torch.empty(len(length), count)
     for sequence, draw in enumerate(draws, start=first):
         draw.uniform_(generator=generator_of(seed, sequence))
@@ -78,5 +78,16 @@ def sample_rows(
     begin, size = edges[:, :-1], edges.diff()
     position = begin + (draws * size).long().minimum((size - 1).clamp(min=0))
     position = position.clamp(max=max(int(length.max()) - 1, 1))
-    most = max(1, int(taken.max()))  # of the longest sequence; no columns that are all filling
+    most = max(1, int(taken.max()))  # no columns that only fill the table
     return Rows(position[:, :most], size[:, :most].float(), length, dense=False)
+
+
+def generator_of(seed: int, *key: int) -> torch.Generator:
+    """torch's generator for a seed, or for a seed and a `key` such as a sequence's number.
+
+    torch takes 32 bits of a seed, so seed and key are mixed into these.
+    """
+    if not key:
+        return torch.Generator().manual_seed(int(seed) % 2**63)
+    mixed = np.random.SeedSequence(int(seed) % 2**64, spawn_key=key)
+    return torch.Generator().manual_seed(int(mixed.generate_state(1)[0]))

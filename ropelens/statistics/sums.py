@@ -1,9 +1,10 @@
-"""Running sums over a corpus: what a profile is made of, and how two of them add."""
+"""Running sums over a corpus, how two of them add, and the means of a layer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,11 +12,12 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ropelens.rope.planes import Planes, plane_norms
 from ropelens.statistics.attention import SequenceSums
-from ropelens.statistics.bins import offset_edges, sum_bins
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.groups import GROUPS
+from ropelens.statistics.corpus import GROUPS
 from ropelens.statistics.intervals import mean_and_error
+from ropelens.statistics.kernel import offset_edges, sum_bins
 from ropelens.statistics.variables import Statistic
 
 
@@ -24,7 +26,7 @@ class LayerSums:
     """Sums of one layer by the names of the statistics, in their units.
 
     `start[i]` is the first key that the row at position i sees, `scale` that of the scores.
-    What is by offset is summed over the offsets of each bin.
+    Sums by offset are sums by bin of offsets.
     """
 
     start: Int[Tensor, " position"]
@@ -56,12 +58,12 @@ class LayerSums:
 
 @dataclass(frozen=True)
 class Sums:
-    """Everything a profile is computed from; sums of two corpora add.
+    """The sums that a profile is computed from; those of two corpora add.
 
-    `row_weight[g, i]` is the weight of the rows at position i in the sequences of group
-    g, the same for every layer; `tokens` counts those that are not padding. `group_loss`
-    (nats) is the summed loss of the `group_predicted` tokens of each group; `scores` are those
-    of the budget's models by layer, on the rows that these are scored on.
+    `row_weight[g, i]` is the weight of the rows at position i in the sequences of group g, the
+    same for every layer; `tokens` counts those that are not padding. `group_loss` (nats) is the
+    summed loss of the `group_predicted` tokens of each group; `scores` are those of the
+    budget's models by layer.
     """
 
     row_weight: Float[Tensor, "group position"]
@@ -89,12 +91,51 @@ class Sums:
         return mean_loss(self.group_loss, self.group_predicted)
 
 
+class LayerMeans:
+    """Means of a layer by the names of its statistics: `layer["entropy"]`.
+
+    `whole` has the rows, tokens and losses by group, which all layers share.
+    """
+
+    def __init__(
+        self, sums: LayerSums, whole: Sums, planes: Planes, statistics: Sequence[Statistic]
+    ) -> None:
+        self.sums, self.whole, self.planes, self.scale = sums, whole, planes, sums.scale
+        self._over = {row.name: row.over for row in statistics}
+        self.row_weight = whole.row_weight.sum(0)
+        self.edges: Int[Tensor, " edge"] = offset_edges(len(sums.start))
+
+    def __getitem__(self, name: str) -> Float[Tensor, " head *value"]:
+        """The mean of a statistic over tokens or rows."""
+        count = self.whole.tokens if self._over[name] == "tokens" else self.row_weight.sum()
+        return self.sums.sums[name] / count
+
+    def plane_norms(
+        self, x: Float[Tensor, "*batch coordinate"]
+    ) -> Float[Tensor, "*batch term"]:
+        """Length of each plane of `x`."""
+        return plane_norms(x, self.planes)
+
+    @property
+    def group_rows(self) -> Float[Tensor, " group"]:
+        """Rows of each group of sequences."""
+        return self.whole.row_weight.sum(1)
+
+    @cached_property
+    def offset_share(self) -> Float[Tensor, " bin"]:
+        """Share of rows that see each bin's first offset at a key other than position 0."""
+        start = self.sums.start
+        choices = torch.arange(len(start)) - start.clamp(min=1) + 1
+        reached = choices[:, None] > self.edges[:-1]
+        return (self.row_weight @ reached.double()) / self.row_weight.sum()
+
+
 def mean_loss(
     loss: Float[Tensor, " group"], predicted: Float[Tensor, " group"]
 ) -> tuple[float, float]:
     """Loss per predicted token, and its standard error over the groups that have any.
 
-    From the summed `loss` (nats) of the `predicted` tokens of each group.
+    `loss` (nats) is the sum over the `predicted` tokens of each group.
     """
     some = predicted > 0
     weight = predicted[some].numpy()
@@ -117,11 +158,11 @@ def by_group(
 
 
 def _add(longer: Tensor, shorter: Tensor) -> Tensor:
-    """Sum of two arrays of which either may end earlier along its last axis."""
+    """Sum of two arrays, the shorter along the last axis filled up with 0."""
     missing = longer.shape[-1] - shorter.shape[-1]
     return pad(longer, (0, max(-missing, 0))) + pad(shorter, (0, max(missing, 0)))
 
 
 def _merged(one: dict[int, Any], other: dict[int, Any]) -> dict[int, Any]:
-    """What both have of a layer is added."""
+    """The union of both, with a sum for each layer that both have."""
     return one | {layer: one[layer] + x if layer in one else x for layer, x in other.items()}

@@ -21,7 +21,7 @@ from ropelens.statistics.labels import GAINS
 if TYPE_CHECKING:  # figures read names and columns from the rows, and they do without torch
     from torch import Tensor
 
-    from ropelens.statistics.layer import LayerMeans
+    from ropelens.statistics.sums import LayerMeans
 else:
     Tensor = LayerMeans = Any
 
@@ -394,6 +394,16 @@ def described(dataset: xr.Dataset, rows: Iterable[Variable]) -> xr.Dataset:
         if row.name in dataset.variables:
             dataset[row.name].attrs = row.attrs
     return dataset
+
+
+def stack(arrays: Iterable[Tensor]) -> np.ndarray:
+    """Arrays of one rank stacked along a new first axis, in float64, NaN where one ends."""
+    parts = [array.detach().double().cpu().numpy() for array in arrays]
+    shape = np.max([part.shape for part in parts], axis=0)
+    stacked = np.full((len(parts), *shape), np.nan)
+    for place, part in zip(stacked, parts, strict=True):
+        place[tuple(slice(size) for size in part.shape)] = part
+    return stacked
 
 
 def named(*names: str) -> list[Any]:

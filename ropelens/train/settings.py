@@ -142,7 +142,7 @@ class Settings:
     """Everything that decides the numbers of a run, except its text.
 
     `learning_rate` is the peak of the schedule; None: that of the size. `variant` is written
-    as in `ropelens.VARIANTS`. `seed` decides the first weights and the order of the text.
+    as in docs/variants.md. `seed` decides the first weights and the order of the text.
     `precision` bf16 is autocast over float32 weights; "auto" takes it where it is faster.
     Models of steps 1, 2, 4, 8, ... are kept in history/, and with `history_every` those of
     its multiples. The rate falls in the last share `decay` of the steps after the warm-up.

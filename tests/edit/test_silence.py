@@ -16,6 +16,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.models.bridge import bridge
+from ropelens.statistics.call import AttentionCall
 
 LENGTH, HEADS = 20, 4
 PROJECTIONS = ("o_proj", "out_proj", "dense", "c_proj")
@@ -290,8 +291,8 @@ def test_beside_edits_in_either_order(llama: LlamaForCausalLM, to: str):
 
 def test_beside_observers_and_profiles(llama: LlamaForCausalLM):
     """Observers see what a head gave before it was silenced, and the effect in later layers."""
-    plain: dict[int, rl.AttentionCall] = {}
-    seen: dict[int, rl.AttentionCall] = {}
+    plain: dict[int, AttentionCall] = {}
+    seen: dict[int, AttentionCall] = {}
     with rl.observe(llama, lambda call, planes: plain.update({call.layer: call})):
         logits(llama)
     with rl.observe(llama, lambda call, planes: seen.update({call.layer: call})):

@@ -30,10 +30,10 @@ from ropelens.measure.tasks import repeat_scores
 from ropelens.measure.tokens import as_corpus
 from ropelens.models.doorway import AttentionEdit, HeadSilence, Observer
 from ropelens.models.subject import Subject, as_subject
-from ropelens.statistics.bins import offset_edges
 from ropelens.statistics.budget.held_out import Sample, scored_rows
 from ropelens.statistics.budget.logit import RIDGE, gains
 from ropelens.statistics.corpus import Corpus
+from ropelens.statistics.kernel import offset_edges
 from ropelens.statistics.labels import GAINS, attention_budget
 from ropelens.statistics.rows import sample_rows
 from ropelens.statistics.variables import MEASURES, Derived, Statistic

@@ -78,7 +78,7 @@ def test_a_moved_key_scores_as_in_a_real_run(name: str):
 def test_under_a_variant_it_scores_as_in_the_model_of_that_variant(variant: str):
     """The other model is transformers', from a config with the variant and the same weights."""
     model = tiny("llama_gqa", rope_parameters=ROPE)
-    other = type(model)(rl.variant_config(model.config, rl.parse_variant(variant))).eval()
+    other = type(model)(rl.variant_config(model.config, variant)).eval()
     other.load_state_dict(model.state_dict())
     other.set_attn_implementation("eager")
     tokens = torch.from_numpy(random_tokens(sequences=1, length=4, seed=3))

@@ -13,10 +13,11 @@ from transformers import PreTrainedModel
 
 import ropelens as rl
 from ropelens.errors import UnsupportedModel
-from ropelens.statistics.call import attention_map
+from ropelens.rope.planes import Planes
+from ropelens.statistics.call import AttentionCall, attention_map
 
 LENGTH = 20
-Seen = dict[int, tuple[rl.AttentionCall, rl.Planes]]
+Seen = dict[int, tuple[AttentionCall, Planes]]
 
 
 def tokens(*, sequences: int = 2, length: int = LENGTH) -> torch.Tensor:
@@ -28,7 +29,7 @@ def logits(model: PreTrainedModel, **inputs: torch.Tensor) -> torch.Tensor:
     return model(**{"input_ids": tokens(), **inputs}, use_cache=False).logits
 
 
-def noting(seen: Seen) -> Callable[[rl.AttentionCall, rl.Planes], None]:
+def noting(seen: Seen) -> Callable[[AttentionCall, Planes], None]:
     """A function that notes what it is shown, by layer."""
     return lambda call, planes: seen.update({call.layer: (call, planes)})
 
@@ -141,7 +142,7 @@ def test_generation(name: str, implementation: str, cache: str, padded: int, edi
     whole: list[torch.Tensor] = []
     cached: list[tuple[torch.Tensor, int]] = []
 
-    def note(call: rl.AttentionCall, planes: rl.Planes) -> None:
+    def note(call: AttentionCall, planes: Planes) -> None:
         cached.append((attention_map(call), call.past))
 
     with rl.edit_rope(model, *edits):

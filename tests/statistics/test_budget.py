@@ -15,12 +15,11 @@ from torch import Tensor
 
 import ropelens as rl
 from ropelens.errors import BadArgument
-from ropelens.statistics.bins import offset_edges, sum_bins
 from ropelens.statistics.budget.held_out import FOLD_ROWS, Sample, _in_halves, scored_rows
 from ropelens.statistics.budget.logit import gains
 from ropelens.statistics.budget.offsets import OffsetRows
-from ropelens.statistics.corpus import Corpus
-from ropelens.statistics.groups import GROUPS, deal
+from ropelens.statistics.corpus import GROUPS, Corpus, deal
+from ropelens.statistics.kernel import offset_edges, sum_bins
 from ropelens.statistics.labels import GAINS, attention_budget
 from ropelens.statistics.rows import Rows, all_rows, sample_rows
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
 from ropelens.rope.planes import Planes, unrotate
-from ropelens.statistics.bins import offset_edges
 from ropelens.statistics.call import AttentionCall, sees
+from ropelens.statistics.kernel import offset_edges
 from ropelens.statistics.memory import HIDDEN
 from ropelens.statistics.rows import Rows
 

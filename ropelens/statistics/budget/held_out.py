@@ -17,14 +17,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ropelens.rope.planes import Planes
-from ropelens.statistics.bins import offset_edges
 from ropelens.statistics.budget.cells import split
 from ropelens.statistics.budget.logit import MODELS, fit, score
 from ropelens.statistics.budget.surrogates import draw_surrogates
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import Corpus
-from ropelens.statistics.generator import generator_of
-from ropelens.statistics.rows import Rows, sample_rows
+from ropelens.statistics.kernel import offset_edges
+from ropelens.statistics.rows import Rows, generator_of, sample_rows
 from ropelens.statistics.sinks import find_sinks, with_found
 from ropelens.statistics.sums import by_group
 

@@ -15,9 +15,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ropelens.statistics.bins import offset_edges
 from ropelens.statistics.budget.cells import SINKS, bin_of, split
 from ropelens.statistics.budget.solver import SMOOTH, Divide, Minimum, fit_log_linear
+from ropelens.statistics.kernel import offset_edges
 from ropelens.statistics.rows import Rows
 
 TOGETHER = 2**18

@@ -22,9 +22,8 @@ from ropelens.statistics.budget.cells import Cells, blocks
 from ropelens.statistics.budget.logit import RIDGE, averaged, sums, tolerance
 from ropelens.statistics.budget.offsets import OffsetRows, fit_offsets
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.generator import generator_of
 from ropelens.statistics.labels import Thresholds
-from ropelens.statistics.rows import Rows
+from ropelens.statistics.rows import Rows, generator_of
 
 DRAWS = 40
 """Surrogates by default."""
