@@ -182,7 +182,7 @@ def open_analysis(folder: str | Path) -> Analysis:
     swept = record["kind"] == "truncation"
     return Analysis(
         profile,
-        classify_heads(profile, seed=profile.attrs.get("seed")),
+        classify_heads(profile, seed=profile.attrs["seed"]),
         record,
         truncation=open_results(folder / "truncation.nc", "truncation") if swept else None,
         reach=reach,

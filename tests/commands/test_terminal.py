@@ -11,7 +11,6 @@ import sys
 import pytest
 from cli_runs import STOPPING, ropelens
 
-import ropelens as rl
 from ropelens.commands.app import main
 
 __all__ = ["ropelens"]
@@ -64,7 +63,7 @@ def test_every_signal_that_stops_does_so_cleanly(
     def stop(*_: object, **__: object) -> None:
         os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(rl, "parse_variant", stop, raising=False)
+    monkeypatch.setattr("ropelens.rope.variants.parse_variant", stop)
     monkeypatch.setattr(os, "_exit", leave)
     before = signal.signal(number, signal.SIG_DFL)  # which nohup has ignored
     try:
