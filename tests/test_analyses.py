@@ -8,18 +8,16 @@ import json
 import math
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 import xarray as xr
 from cli_runs import Command, python
 from scipy import stats
-from tiny_checkpoints import save_tiny, tiny_llama
+from tiny_checkpoints import save_tiny
 from trained import story
 
 import ropelens as rl
@@ -168,19 +166,6 @@ def test_planes_are_parted_nearest_to_half_of_the_push() -> None:
     assert share == pytest.approx(0.45)
 
 
-def test_no_head_is_silenced_where_all_are_diffuse(tmp_path: Path) -> None:
-    causal = script_named("causal")
-    model = save_tiny(tmp_path / "model", num_hidden_layers=4)
-    analysis = rl.analyze(model, [story(8)], rl.Options(context=24, sequences=4))
-    answer = causal.answer(replace(analysis, heads=analysis.heads.assign(label="diffuse")))
-    assert answer.findings == [
-        f"No head that goes by {by} is silenced: every head is diffuse, or alone in its layer."
-        for by in ("position", "content")
-    ]
-    assert (answer.figures, answer.more) == ({}, {})
-    assert rl.write_answer(tmp_path / "reports", analysis, answer).exists()
-
-
 def test_copying_is_held_beside_as_many_heads_without_a_role() -> None:
     copying = script_named("copying")
     scores = np.zeros((3, 5))
@@ -197,16 +182,6 @@ def test_copying_is_held_beside_as_many_heads_without_a_role() -> None:
     assert copying.random_heads(scores, ["1.0"]) == [["2.0"]] * 3
     assert copying.random_heads(scores, ["1.0", "1.1"]) == [], "one is left"
     assert copying.random_heads(scores, []) == []
-    alone = tiny_llama(num_attention_heads=1, num_key_value_heads=1, vocab_size=300)
-    tokens = torch.randint(300, (2, 24), generator=torch.Generator().manual_seed(0))
-    names = {"induction": ["0.0"], "previous_token": []}
-    still = np.arange(16) < 12
-    costs = list(copying.costs_of(alone, tokens, names, np.ones((2, 1)), still))
-    assert [row["what"] for row in costs][-2:] == [
-        "planes 8 to 11 of induction heads stop",
-        "induction heads silent",
-    ]
-    assert [row["heads"] for row in costs][-2:] == ["", "0.0"]
 
 
 def test_costs_of_copying_are_told_by_seed_and_beyond_those_of_random_heads() -> None:
@@ -244,39 +219,6 @@ def test_ranks_agree_by_what_columns_do_not_have_in_common() -> None:
     assert copying.agree(few, few) == "not testable (+1.00, p 0.33, of 3 variants)"
     assert copying.agree(runs, runs * 0) == "not testable (6 variants, all alike)"
     assert copying.agree(runs * np.nan, runs) == "not testable (0 variants, all alike)"
-
-
-def test_what_appears_before_copying_does() -> None:
-    """Two runs: labels, copying, and a previous-token head that fades and may come back."""
-    copying = script_named("copying")
-    labels = np.full((2, 5, 1, 2), "diffuse", dtype=object)
-    labels[:, 1:, 0, 0] = "positional"
-    labels[0, 4, 0, 1] = "semantic"
-    fades = np.array([[0, 0.6, 0.2, 0.9, 1], [0, 0.6, 0.2, 0.2, 1]])
-    copies = np.array([[0, 0, 0, 0.4, 0.9]] * 2)
-    dims = ("entry", "step", "layer", "head")
-    seen = xr.Dataset(
-        {
-            "growth_label": (dims, labels),
-            "growth_previous_token": (dims, fades[..., None, None] * [1, 0]),
-            "growth_induction": (dims, copies[..., None, None] * [0, 1]),
-        },
-        coords={
-            "seed": ("entry", [0, 1]),
-            "variant": ("entry", ["rope", "rope"]),
-            "group": ("entry", ["rope", "rope"]),
-            "tokens_seen": (
-                ("entry", "step"),
-                [[0, 10**6, 2 * 10**6, 3 * 10**6, 4 * 10**6]] * 2,
-            ),
-        },
-    )
-    (said,) = copying.what_comes_first(seen)
-    assert "positional heads in 2 of 2, more (+2.000, +2.000 to +2.000)" in said
-    assert "semantic heads in 0 of 2, not testable (−1.000, of one seed)" in said
-    assert "a previous-token head in 2 of 2, more (+2.000" in said
-    assert "one that stays in 1 of 2, unresolved (−0.500" in said
-    assert copying.who_copies(seen).endswith("rope 2 of 2, after 4.0 million tokens.")
 
 
 @names

@@ -1,13 +1,11 @@
-"""The oracles themselves: held to laws, to literal loops, and to what they were built to do."""
+"""The oracles themselves, held to laws and to what they were built to do."""
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 import pytest
 import torch
-from oracles.dense import default_bins, dense
+from oracles.dense import dense
 from oracles.handmade import CONTEXT, handmade
 from oracles.logit import HeadRows, bin_of_offset, gain, head_rows, information
 from oracles.recording import LayerRotation, attention_calls
@@ -19,7 +17,6 @@ from oracles.tiny import (
     rotations,
     tiny,
 )
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 LENGTHS = (30, 17, 24)
 
@@ -30,7 +27,7 @@ def measured(name: str) -> dict[str, np.ndarray]:
     return dense(model, tokens, LENGTHS, rotations=rotations(model, name=name))
 
 
-# every family
+# the dense computation, and the table of families
 
 
 @pytest.mark.parametrize("name", TEN)
@@ -94,127 +91,6 @@ def wrong_rotations(truth: LayerRotation) -> list[LayerRotation]:
 
 
 # the dense computation
-
-
-def test_against_literal_loops():
-    """Six tokens, a grouped-query Llama, every sum written out over Python floats; queries
-    and keys from the projections, turned by transformers' own function."""
-    model = tiny("llama_gqa").double()
-    tokens = random_tokens(sequences=1, length=6)
-    r = dense(model, tokens, [6], rotations=rotations(model, name="llama_gqa"))
-    inputs, position = projected(model, tokens)
-    cos, sin = position
-    with torch.no_grad():
-        out = model(torch.from_numpy(tokens), output_attentions=True)
-    loss = -out.logits.log_softmax(-1)[0, range(5), tokens[0, 1:]].mean()
-    np.testing.assert_allclose(r["loss"], loss, rtol=1e-12)
-    for layer, (q, k) in enumerate(inputs):
-        turned_q, turned_k = apply_rotary_pos_emb(q, k, cos, sin)
-        for head in range(4):
-            loops = loop_statistics(
-                turned_q[0, head].tolist(),
-                turned_k[0, head // 2].tolist(),
-                out.attentions[layer][0, head].tolist(),
-            )
-            for name, value in loops.items():
-                got = r[name][layer, head]
-                rounding = 5e-7 if name == "selectivity_sink" else 1e-7  # a difference of two
-                np.testing.assert_allclose(got, value, rtol=1e-5, atol=rounding, err_msg=name)
-            for name, x in (("q", q[0, head]), ("k", k[0, head // 2])):
-                planes = torch.complex(x[:, :8], x[:, 8:])
-                norm = planes.abs().mean(0)
-                row = head if name == "q" else head // 2
-                np.testing.assert_allclose(r[f"{name}_norm"][layer, row], norm, rtol=1e-6)
-                np.testing.assert_allclose(
-                    r[f"{name}_coherence"][layer, row],
-                    planes.mean(0).abs() / norm,
-                    rtol=1e-5,
-                )
-
-
-def projected(model, tokens):
-    """Each layer's unrotated queries and keys by hooks, and the cosines and sines."""
-    kept: dict[str, torch.Tensor] = {}
-    hooks = [
-        module.register_forward_hook(lambda _m, _i, out, name=name: kept.update({name: out}))
-        for name, module in model.named_modules()
-        if name.endswith(("q_proj", "k_proj", "rotary_emb"))
-    ]
-    try:
-        with torch.no_grad():
-            model(torch.from_numpy(tokens))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    layers = [
-        tuple(
-            kept[f"model.layers.{layer}.self_attn.{name}_proj"]
-            .unflatten(-1, (-1, 16))
-            .transpose(1, 2)
-            for name in "qk"
-        )
-        for layer in range(model.config.num_hidden_layers)
-    ]
-    return layers, kept["model.rotary_emb"]
-
-
-def loop_statistics(q: list, k: list, attention: list) -> dict[str, float | list[float]]:
-    """One head's row statistics over rows 1 to 5, by nothing but loops."""
-    length, planes, rows = len(q), len(q[0]) // 2, len(q) - 1
-    selectivity = [0.0] * planes
-    by_offset = [0.0] * length
-    of_keys = [0.0] * planes
-    sink = self_mass = previous = entropy = total = 0.0
-    for i in range(1, length):
-        rest = 1 - attention[i][0]  # of which keys but position 0 have an even share each
-        for j in range(i + 1):
-            a = attention[i][j]
-            for f in range(planes):
-                product = q[i][f] * k[j][f] + q[i][f + planes] * k[j][f + planes]
-                score = product / math.sqrt(2 * planes)
-                selectivity[f] += (a - 1 / (i + 1)) * score / rows
-                of_keys[f] += (a - rest / i) * score / rows if j > 0 else 0
-            if j == 0:
-                sink += a / rows
-            else:
-                by_offset[i - j] += a / rows
-            self_mass += a / rows if j == i else 0
-            previous += a / rows if j == i - 1 else 0
-            if a > 0:
-                entropy -= a * math.log2(a) / rows
-                total += a * math.log2(a * (i + 1)) / rows
-    return {
-        "selectivity": selectivity,
-        "selectivity_keys": of_keys,
-        "selectivity_sink": [a - b for a, b in zip(selectivity, of_keys, strict=True)],
-        "offset_mass_exact": by_offset,
-        "sink_mass": sink,
-        "self_mass": self_mass,
-        "previous_token": previous,
-        "entropy_bits": entropy,
-        "total_bits": total,
-    }
-
-
-def test_padding_and_company_change_nothing():
-    model = tiny("mistral_sliding")
-    truth = rotations(model, name="mistral_sliding")
-    tokens = random_tokens(sequences=3, length=30)
-    bins = default_bins(30)
-    together = dense(model, tokens, LENGTHS, rotations=truth, bins=bins)
-    rubbish = tokens.copy()
-    for row, length in zip(rubbish, LENGTHS, strict=True):
-        row[length:] = 7
-    again = dense(model, rubbish, LENGTHS, rotations=truth, bins=bins)
-    for name, value in together.items():
-        np.testing.assert_array_equal(value, again[name], err_msg=name)
-    alone = [
-        dense(model, row[None], [length], rotations=truth, bins=bins)
-        for row, length in zip(tokens, LENGTHS, strict=True)
-    ]
-    for name, weight in (("selectivity", "rows"), ("total_bits", "rows"), ("q_norm", "tokens")):
-        mean = sum(one[name] * one[weight] for one in alone) / together[weight]
-        np.testing.assert_allclose(together[name], mean, rtol=1e-12)
 
 
 def test_a_window_hides_what_lies_outside():

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from trained import run, text
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
 from ropelens.errors import BadArgument
 from ropelens.models.bundled import BUNDLED
@@ -20,9 +20,7 @@ from ropelens.train.data import held_out_sequences
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 import bundle
-import card
 from bundle import write_bundle
-from sample import sample_documents
 
 __all__ = ["run", "text"]
 
@@ -75,18 +73,6 @@ def test_an_early_model_is_bundled_without_a_sample(run: Path, tmp_path: Path) -
     assert not (tmp_path / "none").exists()
 
 
-def test_a_card_says_the_stages_of_a_mixture() -> None:
-    one = {"sequences": 1000, "length": 64, "pool": [60, 60], "shares": {"phrases": 1.0}}
-    two = one | {"sequences": 500, "length": 512, "pool": [130, 1000]}
-    two["shares"] = {"lists": 0.4, "prose": 0.6}
-    settings = {"stages": ["1.npy", "2.npy"], "mixture": {"1.npy": one, "2.npy": two}}
-    assert card.sequences_of(settings).splitlines()[1:] == [
-        "  0.1 million in sequences of 64, documents of phrases over 60 words;",
-        "  0.3 million in sequences of 512, documents of prose (60%), lists (40%) "
-        "over 130 to 1,000 words",
-    ]
-
-
 def test_an_unfinished_run_is_not_bundled(run: Path, tmp_path: Path) -> None:
     record = json.loads((run / "run.json").read_text())
     del record["finished"]
@@ -116,15 +102,3 @@ def test_the_family_is_made_of_a_study(
     assert made[1] == ("p-rope-0.75", "p-rope-0.75/seed-0", None)
     assert made[-1] == ("rope-step-5000", "rope/seed-0", 5000)
     assert "nope: validation loss 3.0000\n" in capsys.readouterr().out
-
-
-def test_sampled_documents_are_one_context_each(run: Path) -> None:
-    model = LlamaForCausalLM.from_pretrained(run, local_files_only=True)
-    tokenizer = AutoTokenizer.from_pretrained(run, local_files_only=True)
-    before = torch.random.get_rng_state()
-    texts = sample_documents(model, tokenizer, documents=8, context=32, seed=3)
-    assert 1 <= len(texts) <= 8
-    assert [len(tokenizer(text).input_ids) for text in texts] == [32] * len(texts)
-    assert texts == sample_documents(model, tokenizer, documents=8, context=32, seed=3)
-    assert texts != sample_documents(model, tokenizer, documents=8, context=32, seed=4)
-    assert torch.equal(torch.random.get_rng_state(), before)

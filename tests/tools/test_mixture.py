@@ -84,15 +84,6 @@ def test_lists_ask_again_for_the_same_values() -> None:
         assert len(whole) >= 2 * len(value) - 1
 
 
-def test_kinds_come_by_their_shares() -> None:
-    r = np.random.default_rng(0)
-    text = mixture.Text(r.integers(2, 200, (50, 600)), WORDS, LINE_END)
-    stage = mixture.Stage(0, 64, (130, 700), 8, {"prose": 0.75, "phrases": 0.25})
-    rows = mixture.Maker(text, stage, r).sequences(800)
-    share = (rows[:, 1:] < 200).all(1).mean()
-    assert abs(share - 0.75) < 0.05
-
-
 def test_a_folder_to_train_on(tmp_path: Path) -> None:
     """The same arguments make the same bytes, and the arrays decode to what they are."""
     r = random.Random(0)
