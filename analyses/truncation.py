@@ -15,6 +15,8 @@ Writes reports/truncation/<model>/. Takes some 10 minutes of CPU for the bundled
 evaluations of the model, attention looked at in 64 rows of a sequence, a budget fitted to each.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 import ropelens as rl
@@ -34,7 +36,7 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
         measures=MEASURES,
         rows=ROWS,
     )
-    table = rl.summarize_truncation(sweep)
+    table = replace(analysis, truncation=sweep).truncation_table
     figures = {
         "Planes stop one after the other, the slowest first (left) or the fastest first "
         "(right), with 95% intervals of the paired change. Grey: as many random planes.":

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import ropelens as rl
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -21,6 +23,11 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         small = 'analyze("bundled", options=rl.Options(context=64, sequences=8))'
         code = code.replace('analyze("bundled")', small)
         exec(compile(code, page.name, "exec"), names)
+
+
+@pages
+def test_names_are_public(page: Path) -> None:
+    assert set(re.findall(r"\brl\.(\w+)", page.read_text())) <= set(rl.__all__)
 
 
 @pages

@@ -15,7 +15,7 @@ import ropelens as rl
 
 ROOT = Path(__file__).parents[1]
 ROOMS = {
-    "errors.py": 130,
+    "errors.py": 140,
     "rope": 1_404,
     "statistics": 4_339,
     "models": 4_624,
