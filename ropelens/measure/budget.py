@@ -72,7 +72,7 @@ def budget_variables(sums: Sums, fits: Sequence[LayerFit]) -> dict[str, xr.Varia
     layers = sorted(sums.scores)
     scores = [sums.scores[layer] for layer in layers]
     whole = [gains(score.sum(0)) for score in scores]
-    bits = attention_budget(*(stack(each[name] for each in whole) for name in whole[0])).bits
+    bits = attention_budget(*(stack(each[name] for each in whole) for name in whole[0]))
     rows = scores[0][:, 0, SCORES.index("weight")]
     by_group = [gains(score[rows > 0]) for score in scores]
     group_gains = {
@@ -82,7 +82,7 @@ def budget_variables(sums: Sums, fits: Sequence[LayerFit]) -> dict[str, xr.Varia
     kernels = [_kernel(sums, layer, fit) for layer, fit in zip(layers, fits, strict=True)]
     drawn = [fit.surrogates for fit in fits]
     values = {
-        **bits,
+        **{f"{name}_bits": values for name, values in bits.items()},
         **{name: stack(kernel[name] for kernel in kernels) for name in kernels[0]},
         "found_sink": stack(_first_found(fit) for fit in fits),
         "group_scored": rows[rows > 0].numpy(),

@@ -142,10 +142,7 @@ def head_values(profile: xr.Dataset, thresholds: Thresholds) -> dict[str, np.nda
         "offset_low": only(positional, "offset_low"),
         "offset_high": only(positional, "offset_high"),
         "offset_weight": only(positional, "offset_weight"),
-        "top_wavelength": through.top,
-        "top_share": through.top_share,
-        "planes_to_half": through.holding_half,
-        "mean_wavelength": through.mean,
+        **through,
     }
 
 
@@ -166,8 +163,8 @@ def share_interval(
     rows = profile["group_scored"].values
     sums = [profile[f"group_{name}"].values * rows[:, None, None] for name in GAINS]
     bits = attention_budget(*(x.sum(0) - x for x in sums))  # shares need no mean
-    rest = bits.total - bits.sink
-    parts = np.stack([bits.position, bits.content, bits.interaction])
+    rest = bits["total"] - bits["sink"]
+    parts = np.stack([bits[name] for name in ("position", "content", "interaction")])
     part = np.take_along_axis(parts, largest[:, None], 0)[0]
     shares = np.divide(part, rest, out=np.full_like(rest, np.nan), where=rest > 0)
     error = np.sqrt((count - 1) * shares.var(0))
@@ -191,5 +188,5 @@ def resample_labels(
     weight = weight / weight.sum(axis=1, keepdims=True)
     gains = (profile[f"group_{name}"].values for name in GAINS)
     bits = attention_budget(*(np.einsum("rg,glh->rlh", weight, gain) for gain in gains))
-    parts = {name: vars(bits)[name] for name in ("total", "sink", "position", "content")}
+    parts = {name: bits[name] for name in ("total", "sink", "position", "content")}
     return label_heads(thresholds, **parts)

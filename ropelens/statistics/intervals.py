@@ -21,14 +21,13 @@ def mean_and_error(
 ) -> tuple[float, float, int]:
     """The weighted mean of `values`, its standard error, and the number of clusters.
 
-    Units of one `group` are a cluster, drawn together; without it each is its own. The mean
-    is the ratio estimator sum(w x) / sum(w). With r the sum over a cluster of w (x - mean), its
-    variance is n / (n - 1) sum(r^2) / sum(w)^2 for n clusters (Cochran 1977, *Sampling
-    Techniques*, eqs. 6.13 and 9A.2, without the finite population correction). NaN for one.
+    Units of one `group` are a cluster; without it each is its own. The mean is the ratio
+    estimator sum(w x) / sum(w). With r the sum over a cluster of w (x - mean), its variance is
+    n / (n - 1) sum(r^2) / sum(w)^2 for n clusters (Cochran 1977, *Sampling Techniques*, eqs.
+    6.13 and 9A.2, without the finite population correction). NaN for one.
     """
     weight = np.ones(len(values)) if weight is None else weight
-    whole = weight.sum()
-    mean = float((weight * values).sum() / whole)
+    mean = float((weight * values).sum() / weight.sum())
     residual = weight * (values - mean)
     if group is not None:
         _, cluster = np.unique(group, return_inverse=True)
@@ -36,7 +35,8 @@ def mean_and_error(
     count = len(residual)
     if count < 2:
         return mean, math.nan, count
-    return mean, float(np.sqrt((residual**2).sum() * count / (count - 1)) / whole), count
+    error = np.sqrt((residual**2).sum() * count / (count - 1)) / weight.sum()
+    return mean, float(error), count
 
 
 def paired_interval(
@@ -46,12 +46,10 @@ def paired_interval(
 ) -> tuple[float, float, float]:
     """The weighted mean of paired differences, and the ends of its 95 % interval.
 
-    Student's t with one degree of freedom fewer than clusters, around `mean_and_error`. Where
-    every pair is its own cluster and weights are equal (as without `weight`) this is
-    `scipy.stats.ttest_1samp`. One cluster has no interval: NaN.
+    Student's t with one degree of freedom fewer than clusters, around `mean_and_error`; NaN for
+    one cluster. Where every pair is a cluster and weights are equal this is
+    `scipy.stats.ttest_1samp`.
     """
     mean, error, count = mean_and_error(change, weight, group)
-    if count < 2:
-        return mean, math.nan, math.nan
-    half = float(stats.t.ppf((1 + LEVEL) / 2, count - 1)) * error
+    half = float(stats.t.ppf((1 + LEVEL) / 2, count - 1)) * error if count > 1 else math.nan
     return mean, mean - half, mean + half

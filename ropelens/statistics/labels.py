@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Shaped
 
 GAINS = {
     "total": "information in the choice of keys",
@@ -23,52 +23,29 @@ fitted to, a gain may be negative."""
 LABELS = ("diffuse", "sink", "positional", "mixed", "semantic")
 
 
-@dataclass(frozen=True)
-class Budget:
-    """Where the bits in a head's choice of keys come from, per row; none is negative.
-
-    `sink` + `position` + `content` + `interaction` = `total`. `offset` is what the offset
-    explains by itself, the part that the tokens explain as well included.
-    """
-
-    total: Float[np.ndarray, "*shape"]
-    sink: Float[np.ndarray, "*shape"]
-    position: Float[np.ndarray, "*shape"]
-    content: Float[np.ndarray, "*shape"]
-    interaction: Float[np.ndarray, "*shape"]
-    offset: Float[np.ndarray, "*shape"]
-
-    @property
-    def bits(self) -> dict[str, Float[np.ndarray, "*shape"]]:
-        """The columns of heads.csv."""
-        names = ("total", "sink", "position", "content", "interaction")
-        return {f"{name}_bits": vars(self)[name] for name in names}
-
-
 def attention_budget(
     total: Float[np.ndarray, "*shape"],
     sink_gain: Float[np.ndarray, "*shape"],
     position_gain: Float[np.ndarray, "*shape"],
     content_gain: Float[np.ndarray, "*shape"],
     both_gain: Float[np.ndarray, "*shape"],
-) -> Budget:
-    """The budget that the gains of the models give, all in bits per row.
+) -> dict[str, Float[np.ndarray, "*shape"]]:
+    """Where the bits in a head's choice of keys come from, by the gains of its models.
 
-    A model that gains less than one that it contains, which happens on other rows, counts as
-    that one.
+    "sink", "position", "content" and "interaction" sum to "total"; none is negative. A model
+    that gains less than one that it contains, which happens on other rows, counts as that one.
     """
     sink = np.maximum(sink_gain, 0)
     position, content = (np.maximum(gain, sink) for gain in (position_gain, content_gain))
     both = np.maximum(both_gain, np.maximum(position, content))
     total = np.maximum(total, both)  # no model can gain more, but for rounding
-    return Budget(
-        total=total,
-        sink=sink,
-        position=both - content,
-        content=content - sink,
-        interaction=total - both,
-        offset=position - sink,
-    )
+    return {
+        "total": total,
+        "sink": sink,
+        "position": both - content,
+        "content": content - sink,
+        "interaction": total - both,
+    }
 
 
 @dataclass(frozen=True)
@@ -108,43 +85,34 @@ def label_heads(
     return np.select(list(rules.values()), list(rules), default="mixed").astype(object)
 
 
-@dataclass(frozen=True)
-class Wavelengths:
-    """The wavelengths (tokens) that a head picks keys through, from `selectivity_keys`.
-
-    Planes weigh with its positive part: keys are not picked through a plane that pushes away
-    from them. `top` is the wavelength of the plane with the most of it, infinite where that
-    does not rotate, and `top_share` its share; `holding_half` the number of planes that
-    together hold half. `mean` is the geometric mean over planes that rotate. NaN (and 0
-    planes) without any.
-    """
-
-    top: Float[np.ndarray, "*head"]
-    top_share: Float[np.ndarray, "*head"]
-    holding_half: Int[np.ndarray, "*head"]
-    mean: Float[np.ndarray, "*head"]
-
-
 def describe_wavelengths(
     selectivity_keys: Float[np.ndarray, "*head term"],
     wavelength: Float[np.ndarray, "*head_or_1 term"],
-) -> Wavelengths:
-    """The strongest planes of each head and the mean of their wavelengths."""
+) -> dict[str, Shaped[np.ndarray, "*head"]]:
+    """The wavelengths (tokens) that a head picks keys through, by the columns of heads.csv.
+
+    Planes weigh with the positive part of `selectivity_keys`: keys are not picked through a
+    plane that pushes away from them. `top_wavelength` is that of the strongest plane, infinite
+    where it does not rotate, and `top_share` its share; `planes_to_half` planes together hold
+    half; `mean_wavelength` is the geometric mean over planes that rotate. NaN (and 0 planes)
+    without any.
+    """
     push = np.nan_to_num(selectivity_keys).clip(min=0)
     wavelength = np.broadcast_to(wavelength, push.shape)
     total, top = push.sum(-1), push.argmax(-1, keepdims=True)
     some = total > 0
     share = -np.sort(-push, axis=-1)
     short_of_half = share.cumsum(-1) < total[..., None] / 2
+    strongest = np.take_along_axis(wavelength, top, -1)
     rotates = np.isfinite(wavelength)
     weight = push * rotates
     log = np.log(np.where(rotates, wavelength, 1.0))
     with np.errstate(invalid="ignore", divide="ignore"):  # NaN where nothing rotates or pushes
         mean = np.exp((weight * log).sum(-1) / weight.sum(-1))
         top_share = np.where(some, share[..., 0] / total, np.nan)
-    return Wavelengths(
-        top=np.where(some, np.take_along_axis(wavelength, top, -1)[..., 0], np.nan),
-        top_share=top_share,
-        holding_half=np.where(some, short_of_half.sum(-1) + 1, 0),
-        mean=mean,
-    )
+    return {
+        "top_wavelength": np.where(some, strongest[..., 0], np.nan),
+        "top_share": top_share,
+        "planes_to_half": np.where(some, short_of_half.sum(-1) + 1, 0),
+        "mean_wavelength": mean,
+    }

@@ -72,10 +72,11 @@ def products(
     q: Float[Tensor, "batch kv_head group row coordinate"],
     k: Float[Tensor, "batch kv_head key coordinate"],
     *,
-    out: Float[Tensor, "batch kv_head group row key"],
+    out: Float[Tensor, "batch kv_head group row key"] | None = None,
 ) -> Float[Tensor, "batch kv_head group row key"]:
     """q k of every row and key: one product serves all the heads of a kv head."""
     batch, kv_heads, group, rows, _ = q.shape
+    out = q.new_empty(*q.shape[:4], k.shape[2]) if out is None else out
     flat = out.view(batch * kv_heads, group * rows, -1)
     torch.bmm(q.flatten(2, 3).flatten(0, 1), k.flatten(0, 1).mT, out=flat)
     return out

@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from oracles.handmade import OFFSETS, Expected, handmade
+from oracles.handmade import OFFSETS, handmade
+from oracles.planted import Expected
 
 import ropelens as rl
 from ropelens.statistics.budget.claim import rank_correlation

@@ -36,7 +36,7 @@ def profile_of(groups: list[tuple[float, list[Gains]]]) -> xr.Dataset:
     by_group = np.array([gains for _, gains in groups])[:, None]  # [group, layer, head, gain]
     rows = np.array([rows for rows, _ in groups])
     whole = np.einsum("g,glhn->nlh", rows / rows.sum(), by_group)
-    per_head = dict(attention_budget(*whole).bits)
+    per_head = {f"{name}_bits": bits for name, bits in attention_budget(*whole).items()}
     shape = per_head["total_bits"].shape
     for name in columns("score"):
         per_head[name] = np.full(shape, 0.25)

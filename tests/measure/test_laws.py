@@ -25,8 +25,7 @@ from ropelens.measure.summary import summarize
 from ropelens.measure.tokens import as_corpus
 from ropelens.models.subject import as_subject
 from ropelens.rope.planes import Planes
-from ropelens.statistics import block
-from ropelens.statistics.budget import cells
+from ropelens.statistics import memory
 from ropelens.statistics.budget.held_out import LayerFit
 from ropelens.statistics.budget.logit import SCORES, fit, gains, score
 from ropelens.statistics.corpus import Corpus
@@ -145,8 +144,7 @@ def test_halves_of_different_contexts_add(name: str):
 def test_blocks_change_nothing(name: str, rows: int | str, monkeypatch: pytest.MonkeyPatch):
     of = fitted_to(name, (70, 33, 51), double=False)
     one = of.collect(rows=rows)
-    for module in (block, cells):
-        monkeypatch.setitem(module.BLOCK_ELEMENTS, "cpu", 1)
+    monkeypatch.setitem(memory.BLOCK_ELEMENTS, "cpu", 1)
     assert_same(one, of.collect(rows=rows), of, rtol=1e-5)
 
 

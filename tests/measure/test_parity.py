@@ -280,8 +280,8 @@ def test_the_budget_of_a_profile_is_what_its_parts_give(name: str):
         )
         of_models = gains(scores.sum(0))
         bits = attention_budget(*(of_models[gain_name].numpy() for gain_name in GAINS))
-        for column, values in bits.bits.items():
-            np.testing.assert_allclose(profile[column][layer], values, atol=1e-4)
+        for column, values in bits.items():
+            np.testing.assert_allclose(profile[f"{column}_bits"][layer], values, atol=1e-4)
         found = fitted.found.any(-1).numpy()
         np.testing.assert_array_equal(profile["found_sink"][layer].notnull(), found)
         for column, true in fitted.surrogates.items():
@@ -445,8 +445,8 @@ def test_groups_add_up_to_the_whole():
     np.testing.assert_array_equal(profile["group_scored"], dealt)  # short: all are scored
     weight = rows / rows.sum()
     whole = [(weight * profile[f"group_{name}"]).sum("group").values for name in GAINS]
-    for name, bits in attention_budget(*whole).bits.items():
-        np.testing.assert_allclose(profile[name], bits, rtol=1e-5, atol=1e-6)
+    for name, bits in attention_budget(*whole).items():
+        np.testing.assert_allclose(profile[f"{name}_bits"], bits, rtol=1e-5, atol=1e-6)
     own = stretch == 3  # what was dealt to one group
     alone = true_values(model, tokens[own], lengths[own], name="llama_gqa")
     np.testing.assert_allclose(profile["group_total"][3], alone["total_bits"], rtol=1e-4)

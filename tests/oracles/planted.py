@@ -1,7 +1,7 @@
 """Attention calls whose heads do one known thing each, at any offset and with BOS anywhere.
 
-As in `handmade.py`, but without a model around them: queries and keys are written plane by
-plane (Barbero et al. 2024, arXiv 2410.06205, theorem 5.3). Keys hold the same vector in fast
+Barbero et al. 2024 (arXiv 2410.06205), theorem 5.3: with q = a psi and k = R(offset) psi the
+score is a sum of cosines that peaks `offset` tokens back. Keys have the same vector in fast
 planes whatever the token, a code of their token in slow ones, and a mark of BOS in the
 slowest, so that all heads of a group can read one key; queries say what a head looks for.
 Tokens are codes 1, 2, ...; BOS is 0.
@@ -30,19 +30,19 @@ OFFSETS = (0, 1, 2, 3, 6, 17, 70, 100, 200, 300)
 
 @dataclass(frozen=True)
 class Expected:
-    """What a head does: its label, and for a positional one its offset (None: a band, which
-    must hold `around`); `sink` is the attention on BOS that was mixed in, about."""
+    """What a head does: its label, in words; a positional one's offset, and for a band how far
+    its peak may be from there; about the attention on BOS that was mixed in."""
 
     label: str
-    words: str
+    description: str
     offset: int | None = None
-    around: int | None = None
+    tolerance: int = 0
     sink: float = 0.0
 
 
 @dataclass(frozen=True)
 class Site:
-    """What all heads share: the planes and what keys write into them."""
+    """The planes of all heads."""
 
     head_dim: int
     context: int
@@ -55,7 +55,7 @@ class Site:
     @property
     def fast(self) -> NDArray[np.int64]:
         """Planes that tell offsets in the context apart."""
-        return np.flatnonzero(2 * np.pi / self.inv_freq < 2 * self.context)
+        return np.flatnonzero(2 * np.pi / self.inv_freq < max(400, 2 * self.context))
 
     @property
     def slow(self) -> NDArray[np.int64]:
@@ -97,11 +97,16 @@ def keys(site: Site) -> Complex:
 
 
 def head(
-    site: Site, expected: Expected, *, level: float, fast: Complex | None, codes: Floats | None
+    site: Site,
+    expected: Expected,
+    *,
+    level: float,
+    fast: Complex | None = None,
+    codes: Floats | None = None,
 ) -> Wanted:
     """A head with its scores in fast planes, on codes [token, code], and on BOS.
 
-    `level` is the log of what the other keys weigh in all, beside which BOS's share is set.
+    `level` is the log of the weight of all other keys, beside which BOS has its share.
     """
     query = np.zeros((1 + site.words, site.head_dim // 2), dtype=complex)
     if fast is not None:
@@ -120,37 +125,29 @@ def offset_head(site: Site, offset: int, sink: float) -> Wanted:
     gain = np.full(len(site.fast), site.random.uniform(4, 6) / margin)
     fast = gain * np.exp(-1j * site.inv_freq[site.fast] * offset)
     expected = Expected("positional", f"{offset} back", offset=offset, sink=sink)
-    return head(site, expected, level=gain.sum(), fast=fast, codes=None)
+    return head(site, expected, level=gain.sum(), fast=fast)
 
 
 def band_head(site: Site, sink: float) -> Wanted:
     """A bump of deviation 4 to 5 tokens, some tokens back, through middle planes."""
     w = site.inv_freq[site.fast]
-    middle = (2 * np.pi / w > 30) & (2 * np.pi / w < 0.8 * site.context)
-    deviation, offset = site.random.uniform(4, 5), int(site.random.integers(8, 40))
+    middle = (2 * np.pi / w > 30) & (2 * np.pi / w < max(400, 0.8 * site.context))
+    farthest = min(40, 8 + site.context // 16)
+    deviation, offset = site.random.uniform(4, 5), int(site.random.integers(8, farthest))
     gain = middle / deviation**2 / (w[middle] ** 2).sum()
     level = float(np.log(np.exp(site.profile(gain, offset)).sum()))
-    expected = Expected("positional", f"a band around {offset}", around=offset, sink=sink)
-    return head(site, expected, level=level, fast=gain * np.exp(-1j * w * offset), codes=None)
+    expected = Expected("positional", "a band", offset=offset, tolerance=2, sink=sink)
+    return head(site, expected, level=level, fast=gain * np.exp(-1j * w * offset))
 
 
-def match_head(site: Site, sink: float) -> Wanted:
-    """Every token attends to the tokens equal to it."""
+def content_head(site: Site, description: str, sink: float) -> Wanted:
+    """Every token attends to the tokens equal to it, or to one of the tokens."""
     score = site.random.uniform(6, 8)
+    codes = score * np.eye(site.codes)
+    if description == "a word":
+        codes = codes[[site.random.integers(site.codes)] * site.codes]
     level = score + np.log(site.context / 2 / site.codes)
-    expected = Expected("semantic", "equal tokens", sink=sink)
-    return head(site, expected, level=level, fast=None, codes=score * np.eye(site.codes))
-
-
-def keyword_head(site: Site, sink: float) -> Wanted:
-    """Every token attends to one of the tokens."""
-    score = site.random.uniform(6, 8)
-    codes = np.zeros((site.codes, site.codes))
-    codes[:, site.random.integers(site.codes)] = score
-    level = score + np.log(site.context / 2 / site.codes)
-    return head(
-        site, Expected("semantic", "a word", sink=sink), level=level, fast=None, codes=codes
-    )
+    return head(site, Expected("semantic", description, sink=sink), level=level, codes=codes)
 
 
 def every_kind(site: Site, offsets: tuple[int, ...]) -> Iterator[Wanted]:
@@ -164,17 +161,12 @@ def every_kind(site: Site, offsets: tuple[int, ...]) -> Iterator[Wanted]:
             yield offset_head(site, offset, share())
         yield band_head(site, share())
         if site.codes:
-            yield match_head(site, share())
-            yield keyword_head(site, share())
+            yield content_head(site, "equal tokens", share())
+            yield content_head(site, "a word", share())
     for share_of_all in (0.95, 0.7):
-        expected = Expected("sink", f"BOS, share {share_of_all}", sink=share_of_all)
-        yield head(site, expected, level=np.log(site.context / 2), fast=None, codes=None)
-    yield head(site, Expected("diffuse", "noise"), level=0.0, fast=None, codes=None)
-
-
-def bos_places(where: str, context: int) -> list[int]:
-    """Positions of BOS: "first", "fifth" (position 5 alone) or "packed" (every 100 tokens)."""
-    return {"first": [0], "fifth": [5], "packed": list(range(0, context, 100))}[where]
+        expected = Expected("sink", "BOS", sink=share_of_all)
+        yield head(site, expected, level=np.log(site.context / 2))
+    yield head(site, Expected("diffuse", "noise"), level=0.0)
 
 
 @dataclass(frozen=True)
@@ -197,34 +189,48 @@ def planted(
     offsets: tuple[int, ...] = OFFSETS,
     sequences: int = 8,
 ) -> Planted:
-    """A layer of such heads on random tokens; with `group` > 1, so many share a key."""
+    """A layer of such heads on random tokens; with `group` > 1, so many share a key.
+
+    BOS stands at the "first" position, at the "fifth" alone, or every 100 tokens ("packed").
+    """
     site = Site(head_dim, context, np.random.default_rng(seed))
     heads = list(every_kind(site, offsets))
     heads = heads[: len(heads) // group * group]
     tokens = site.random.integers(1, 1 + site.words, size=(sequences, context))
-    tokens[:, bos_places(bos, context)] = BOS
+    places = {"first": [0], "fifth": [5], "packed": list(range(0, context, 100))}
+    tokens[:, places[bos]] = BOS
     planes = Planes(torch.from_numpy(site.inv_freq).float(), head_dim, "half")
     q = np.stack([wanted.query[tokens] for wanted in heads], axis=1)
     k = np.stack([keys(site)[tokens]] * (len(heads) // group), axis=1)
     noise = site.random.normal(size=(2, *k.shape)) * KEY_NOISE
-    k = k + noise[0] + 1j * noise[1]
-    call = AttentionCall(
-        layer=0,
-        query=_rotated(q, planes),
-        key=_rotated(k, planes),
-        value=_rotated(k, planes),
-        output=_rotated(q, planes).transpose(1, 2),
-        scale=1.0,
-        softcap=None,
-        sink_logits=None,
-        start=torch.zeros(context, dtype=torch.long),
-    )
+    call = call_of(_rotated(q, planes), _rotated(k + noise[0] + 1j * noise[1], planes))
     return Planted(call, planes, torch.from_numpy(tokens), [h.expected for h in heads])
 
 
+def call_of(
+    q: torch.Tensor, k: torch.Tensor, *, scale: float = 1.0, window: int = 10**6
+) -> AttentionCall:
+    """A call of queries and keys [batch, head, position, coordinate], values of no interest."""
+    return AttentionCall(
+        layer=0,
+        query=q,
+        key=k,
+        value=k,
+        output=q.transpose(1, 2),
+        scale=scale,
+        softcap=None,
+        sink_logits=None,
+        start=(torch.arange(q.shape[2]) - window + 1).clamp(min=0),
+    )
+
+
+def coordinates(x: Complex) -> Floats:
+    """By coordinate, in half layout."""
+    return np.concatenate([x.real, x.imag], axis=-1)
+
+
 def _rotated(x: Complex, planes: Planes) -> torch.Tensor:
-    """Turned by float32 angles, as models round them, in half layout: [..., coordinate]."""
+    """Turned by float32 angles, as models round them: [..., coordinate]."""
     position = torch.arange(x.shape[-2], dtype=torch.float32)
     angle = (position[:, None] * planes.inv_freq).double().numpy()
-    turned = x * np.exp(1j * angle)
-    return torch.from_numpy(np.concatenate([turned.real, turned.imag], axis=-1)).float()
+    return torch.from_numpy(coordinates(x * np.exp(1j * angle))).float()

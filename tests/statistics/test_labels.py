@@ -109,15 +109,15 @@ def test_two_peaks_are_told_apart():
     wavelength = np.array([6.0, 119.0, 628.0, math.inf])
     push = np.array([[0.30, 0.10, 0.56, 0.04], [-1.0, -1.0, -1.0, -1.0], [-5, 0, 0, 2.0]])
     found = describe_wavelengths(push, wavelength[None])
-    assert found.top[0] == 628
-    assert found.top_share[0] == pytest.approx(0.56)
-    assert found.holding_half.tolist() == [1, 0, 1]
+    assert found["top_wavelength"][0] == 628
+    assert found["top_share"][0] == pytest.approx(0.56)
+    assert found["planes_to_half"].tolist() == [1, 0, 1]
     turning = (0.3 * math.log(6) + 0.1 * math.log(119) + 0.56 * math.log(628)) / 0.96
-    assert found.mean[0] == pytest.approx(math.exp(turning), rel=1e-6)
-    assert found.top[2] == math.inf
-    assert np.isnan(found.top[1])
-    assert np.isnan(found.top_share[1])
-    assert np.isnan(found.mean[1:]).all()
+    assert found["mean_wavelength"][0] == pytest.approx(math.exp(turning), rel=1e-6)
+    assert found["top_wavelength"][2] == math.inf
+    assert np.isnan(found["top_wavelength"][1])
+    assert np.isnan(found["top_share"][1])
+    assert np.isnan(found["mean_wavelength"][1:]).all()
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ def test_two_peaks_are_told_apart():
 def test_means_are_geometric_over_planes_that_turn(push, mean, top, planes):
     """By the positive part of selectivity; what does not rotate has no wavelength."""
     found = describe_wavelengths(np.array([push]), np.array([[10.0, 1000.0, math.inf]]))
-    np.testing.assert_allclose(found.mean, [mean])
-    np.testing.assert_equal(found.top, [top])
-    assert found.holding_half.tolist() == [planes]
+    np.testing.assert_allclose(found["mean_wavelength"], [mean])
+    np.testing.assert_equal(found["top_wavelength"], [top])
+    assert found["planes_to_half"].tolist() == [planes]
     positive = np.nan_to_num(push).clip(min=0)
-    np.testing.assert_allclose(found.top_share, [positive.max() / positive.sum()])
+    np.testing.assert_allclose(found["top_share"], [positive.max() / positive.sum()])

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from observed import observed_calls
+from oracles.planted import call_of
 from oracles.tiny import random_tokens, tiny
 from torch import Tensor
 
@@ -24,20 +25,6 @@ from ropelens.statistics.variables import named
 
 few = settings(deadline=None, max_examples=25, derandomize=True)
 seeds = st.integers(0, 2**20)
-
-
-def call_of(q: Tensor, k: Tensor, *, scale: float, window: int) -> AttentionCall:
-    return AttentionCall(
-        layer=0,
-        query=q,
-        key=k,
-        value=k,
-        output=q.transpose(1, 2),
-        scale=scale,
-        softcap=None,
-        sink_logits=None,
-        start=(torch.arange(q.shape[2]) - window + 1).clamp(min=0),
-    )
 
 
 def random_call(*, seed: int, context: int, window: int, sharpness: float) -> AttentionCall:

@@ -1,7 +1,7 @@
 """Positional heads use short wavelengths, semantic ones long: a verdict, and what it rests on.
 
-The rank correlation of what the offset explains with the mean log wavelength, over the heads
-that are neither diffuse nor sinks, beside that of surrogates (see `surrogates.py`).
+The rank correlation, over heads, of the share that the offset explains with the mean log
+wavelength, beside that of surrogates (see surrogates.py).
 """
 
 from __future__ import annotations
@@ -23,12 +23,10 @@ TAIL = 0.025
 
 @dataclass(frozen=True)
 class Claim:
-    """The rank correlation, its 95 % interval, its surrogates, and what follows.
+    """The rank correlation, its 95 % interval over layers, its surrogates, and the verdict.
 
-    `low` and `high` leave out each layer in turn, for heads of one are not independent.
-    `null_low` and `null_high` bound 95 % of the surrogates; `p_value` is the share of the
-    model and its surrogates that correlate as negatively as the model or more, NaN without a
-    correlation. `why` says in words what the verdict rests on.
+    `null_low` and `null_high` bound 95 % of the surrogates; `p_value` is the share of the model
+    and its surrogates that correlate as negatively as the model or more.
     """
 
     rank_correlation: float
@@ -53,32 +51,26 @@ def judge(
     It **holds** where the model correlates more negatively than 97.5 % of its surrogates, is
     **contradicted** where less than 97.5 %, and **unresolved** between. It is **not testable**
     where no order of the frequencies makes a difference, or with fewer than 3 heads of which
-    the offset explains more than half, or fewer than 3 of which it explains less: then the
-    claim says nothing of this model. Heads that are NaN do not count.
+    the offset explains more than half, or fewer than 3 of which it explains less. Heads that
+    are NaN do not count.
     """
-    counts = np.isfinite(offset_fraction) & np.isfinite(log_wavelength)
-    both = (offset_fraction, log_wavelength)
-    rho = correlations(*both)
-    layers = range(counts.shape[1])
-    own = [tuple(x[0, layer][counts[0, layer]] for x in both) for layer in layers]
-    low, high = _interval(own, rho[0])
+    rho = correlations(offset_fraction, log_wavelength)
     null = rho[1:][np.isfinite(rho[1:])]
     bounds = _bounds(null)
-    verdict, why = _verdict(rho[0], null, bounds, np.concatenate([f for f, _ in own]))
+    counts = np.isfinite(offset_fraction[0]) & np.isfinite(log_wavelength[0])
+    verdict, why = _verdict(rho[0], null, bounds, offset_fraction[0][counts])
+    low, high = _interval(offset_fraction[0], log_wavelength[0], rho[0])
+    as_low = (1 + (null <= rho[0]).sum()) / (1 + len(null))
     return Claim(
         rank_correlation=float(rho[0]),
         low=low,
         high=high,
-        heads=sum(len(f) for f, _ in own),
+        heads=int(counts.sum()),
         null_median=float(np.median(null)) if len(null) else np.nan,
         null_low=bounds[0],
         null_high=bounds[1],
         null_draws=len(null),
-        p_value=(
-            float((1 + (null <= rho[0]).sum()) / (1 + len(null)))
-            if np.isfinite(rho[0])
-            else np.nan
-        ),
+        p_value=float(as_low) if np.isfinite(rho[0]) else np.nan,
         verdict=verdict,
         why=why,
     )
@@ -96,10 +88,17 @@ def correlations(
     )
 
 
-def _bounds(null: Float[np.ndarray, " draw"]) -> tuple[float, float]:
-    """The surrogates that bound 95 %: as many lie beyond as a test at 2.5 % allows, exactly.
+def rank_correlation(x: Float[np.ndarray, " head"], y: Float[np.ndarray, " head"]) -> float:
+    """Spearman's rank correlation; NaN for fewer than 4 heads, or where all are alike."""
+    if len(x) < 4 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return np.nan
+    return float(np.corrcoef(stats.rankdata(x), stats.rankdata(y))[0, 1])
 
-    NaN of fewer than 39, of which none could be as far out as that.
+
+def _bounds(null: Float[np.ndarray, " draw"]) -> tuple[float, float]:
+    """The surrogates beyond which, on either side, lie as many as a test at 2.5 % allows.
+
+    NaN for fewer than 39, where not even the most extreme one is so rare.
     """
     beyond = int((1 + len(null)) * TAIL)
     if beyond == 0:
@@ -114,7 +113,7 @@ def _verdict(
     bounds: tuple[float, float],
     fraction: Float[np.ndarray, " head"],
 ) -> tuple[str, str]:
-    """The verdict and what it rests on."""
+    """The verdict and the reason."""
     if not len(fraction):
         return "not testable", "no head picks keys through planes that rotate"
     more = int((fraction > 0.5).sum())
@@ -129,38 +128,34 @@ def _verdict(
     if not np.isfinite(rho) or np.ptp(null) == 0:
         return "not testable", "the order of the frequencies makes no difference"
     beside = f"{rho:+.2f} beside {low:+.2f} to {high:+.2f} of {len(null)} surrogates"
+    random = "negative than frequencies in a random order give"
     if rho < low:
-        return "holds", f"{beside}: more negative than frequencies in a random order give"
+        return "holds", f"{beside}: more {random}"
     if rho > high:
-        return (
-            "contradicted",
-            f"{beside}: less negative than frequencies in a random order give",
-        )
+        return "contradicted", f"{beside}: less {random}"
     return "unresolved", f"{beside}: frequencies in a random order give as much"
 
 
-def rank_correlation(x: Float[np.ndarray, " head"], y: Float[np.ndarray, " head"]) -> float:
-    """Spearman's rank correlation; NaN for fewer than 4 heads, or where all are alike."""
-    if len(x) < 4 or np.ptp(x) == 0 or np.ptp(y) == 0:
-        return np.nan
-    return float(np.corrcoef(stats.rankdata(x), stats.rankdata(y))[0, 1])
+def _interval(
+    fraction: Float[np.ndarray, "layer head"],
+    wavelength: Float[np.ndarray, "layer head"],
+    rho: float,
+) -> tuple[float, float]:
+    """The ends of the 95 % interval of `rho`, that of all heads; NaN for one layer.
 
-
-def _interval(layers: list[tuple[np.ndarray, ...]], rho: float) -> tuple[float, float]:
-    """The ends of the 95 % interval of `rho`, that of all layers' heads; NaN for one layer.
-
-    Student's t around Fisher's z with the jackknife's standard error, each layer left out in
-    turn. Heads in perfect order count as half a swap of neighbours away from it.
+    Student's t around Fisher's z with the jackknife's standard error: heads of a layer are not
+    independent, so each layer is left out in turn. Heads in perfect order count as half a swap
+    of neighbours away from it.
     """
-    layers = [layer for layer in layers if len(layer[0])]
-    count, size = len(layers), sum(len(layer[0]) for layer in layers)
-    if count < 2:
+    counts = np.isfinite(fraction) & np.isfinite(wavelength)
+    layers, size = np.flatnonzero(counts.any(1)), counts.sum()
+    if len(layers) < 2:
         return np.nan, np.nan
     most = 1 - 6 / (size * (size**2 - 1))
-
-    rest = [zip(*(layers[:out] + layers[out + 1 :]), strict=True) for out in range(count)]
-    left = [rank_correlation(*map(np.concatenate, both)) for both in rest]
-    z, *others = np.arctanh(np.clip([rho, *left], -most, most))
+    rest = [np.delete(np.arange(len(counts)), layer) for layer in layers]
+    without = correlations(fraction[rest], wavelength[rest])
+    z, *others = np.arctanh(np.clip([rho, *without], -most, most))
+    count = len(layers)
     half = stats.t.ppf((1 + LEVEL) / 2, count - 1) * np.sqrt((count - 1) * np.var(others))
     low, high = np.tanh([z - half, z + half])
     return float(min(low, rho)), float(max(high, rho))

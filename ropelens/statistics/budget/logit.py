@@ -22,7 +22,7 @@ coordinates of a head are one more plane.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -30,19 +30,19 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ropelens.rope.planes import Planes
+from ropelens.statistics.bins import offset_edges
 from ropelens.statistics.budget.cells import (
-    BLOCK_ELEMENTS,
     SINKS,
     Cells,
     blocks,
     log_norm,
-    products,
     split,
 )
 from ropelens.statistics.budget.offsets import OffsetRows, fit_offsets, offset_curvature
 from ropelens.statistics.budget.solver import Divide, Minimum, fit_log_linear
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.labels import GAINS
+from ropelens.statistics.memory import BLOCK_ELEMENTS, products
 from ropelens.statistics.rows import Rows
 
 MODELS = ("sink", "position", "content", "both")
@@ -73,10 +73,8 @@ def log_weights(
     scores = products(cells.q_still * beta[..., None, cells.planes.term_of], cells.k_still)
     of_sinks = pad(sigma, (1, 0)).gather(-1, cells.kind[..., 0, :])[..., None, :]
     if kappa.shape[-1]:
-        scores += cells.at_offsets(kappa)
-        bins = cells.sink_bins.flatten(1)[:, None, None].expand(*scores.shape[:3], -1)
-        tau = tau.gather(-1, bins).unflatten(-1, cells.sink_bins.shape[1:])
-        of_sinks = of_sinks + tau * (cells.kind > 0)
+        scores += _at(kappa, cells.offset)
+        of_sinks = of_sinks + _at(tau, cells.sink_bin) * (cells.kind > 0)
     scores[..., cells.columns] += of_sinks
     return scores.add_(cells.hidden)
 
@@ -103,7 +101,9 @@ def sums(
         first.insert(0, cells.planes.sum_coordinates((cells.q_still * read).sum(-2)))
     total = [cells.by_part(torch.cat(first, dim=-1))]
     if offsets:
-        total += [cells.sum_by_offset(weighted), cells.sum_by_bin(on_sinks)]
+        bins = len(offset_edges(cells.context)) - 1
+        total.append(cells.sum_at(cells.offset, weighted, cells.context))
+        total.append(cells.sum_at(cells.sink_bin, on_sinks * (cells.kind > 0), bins))
     return torch.cat(total, dim=-1)
 
 
@@ -127,114 +127,113 @@ def fit(
     kv_heads, group = call.key.shape[1], call.query.shape[1] // call.key.shape[1]
     rows, count = averaged(rows, part, parts)
     few, _ = averaged(_some(rows, -(-CURVATURE_ROWS * parts // len(part))), part, parts)
-    tables = [
-        OffsetRows.of(sequences_of(rows, part == p), call.start, sinks[part == p])
-        for p in range(parts)
-    ]
     cells = rows.position.numel() * len(call.start) * group
-    together = max(1, BLOCK_ELEMENTS[call.key.device.type] // cells)
+    together = max(1, BLOCK_ELEMENTS[call.key.device.type] // 2 // cells)
     weights = []
-    for some in torch.arange(kv_heads).split(together):
-        chosen = slice(int(some[0]), int(some[-1]) + 1)
-        laid_out = [
-            list(blocks(call, x, planes, sinks, part=part, parts=parts, kv_heads=chosen))
-            for x in (rows, few)
+    for first in range(0, kv_heads, together):
+        some = slice(first, min(first + together, kv_heads))
+        own, turning, taking = _of_kv_heads(call, planes, sinks, some)
+        heads = torch.arange(own.query.shape[1])
+        tables = [
+            OffsetRows.of(sequences_of(rows, own_part), call.start, taking[own_part])
+            for own_part in (part == p for p in range(parts))
         ]
-        heads = torch.arange(chosen.start * group, chosen.stop * group)
-        of_heads = [table.of_heads(heads) for table in tables]
-        sample = _Sample(laid_out[0], laid_out[1], of_heads, ridge / count)
-        weights.append(sample.fit())
+        tables = [table.of_heads(heads) for table in tables]
+        given = [
+            list(blocks(own, x, turning, taking, part=part, parts=parts)) for x in (rows, few)
+        ]
+        weights.append(_fit_heads(given[0], given[1], tables, ridge=ridge / count))
     return torch.cat(weights, dim=2)
 
 
-@dataclass(frozen=True)
-class _Sample:
-    """The rows that some heads are fitted to, and `few` of them.
+def _fit_heads(
+    cells: list[Cells],
+    few: list[Cells],
+    tables: list[OffsetRows],
+    *,
+    ridge: Float[Tensor, " part"],
+) -> Float[Tensor, "model part head variable"]:
+    """The models of the heads that stand together in `cells`, each from those it contains.
 
-    `tables` has the offsets and sinks of the rows of each part. A problem of the solver is a
-    part and a head.
+    `few` has some of the rows, `tables` the offsets and sinks of the rows of each part.
     """
+    observed, information = observe(cells)
+    terms, size = cells[0].planes.terms, observed.shape[-1]
+    allowed = tolerance(information).flatten(1, 2)
+    masses = observed[..., terms:].flatten(1, 2)
+    fits = fit_offsets(masses, tables, ridge=ridge, tolerance=allowed)
+    sink, position = (pad(each.point, (terms, 0)) for each in fits)
+    given = {"ridge": ridge, "tolerance": allowed.flatten()}
+    start = sink[:, : terms + len(SINKS)]
+    content = _fit_content(cells, few, tables, observed, start, **given)
+    points = [sink, position, pad(content.point, (0, size - start.shape[1]))]
+    better = torch.where((fits[1].value < content.value)[:, None], points[1], points[2])
+    points.append(_fit_content(cells, few, tables, observed, better, **given).point)
+    return torch.stack([point.unflatten(0, masses.shape[:2]) for point in points])
 
-    cells: list[Cells]
-    few: list[Cells]
-    tables: list[OffsetRows]
-    ridge: Float[Tensor, " part"]
 
-    def fit(self) -> Float[Tensor, "model part head variable"]:
-        """Every model, each from the best that it contains."""
-        observed, information = observe(self.cells)
-        terms, size = self.cells[0].planes.terms, observed.shape[-1]
-        allowed = tolerance(information)
-        masses = observed[..., terms:].flatten(1, 2)
-        given = {"ridge": self.ridge, "tolerance": allowed.flatten(1, 2)}
-        sink, position = fit_offsets(masses, self.tables, **given)
-        every = [pad(each.point, (terms, 0)) for each in (sink, position)]
-        start = every[0][:, : terms + len(SINKS)]
-        content = self._fit_content(observed, start, tolerance=allowed)
-        every.append(pad(content.point, (0, size - start.shape[1])))
-        better = torch.where((position.value < content.value)[:, None], every[1], every[2])
-        every.append(self._fit_content(observed, better, tolerance=allowed).point)
-        return torch.stack([x.unflatten(0, masses.shape[:2]) for x in every])
+def _fit_content(
+    cells: list[Cells],
+    few: list[Cells],
+    tables: list[OffsetRows],
+    observed: Float[Tensor, "part kv_head group variable"],
+    start: Float[Tensor, "problem variable"],
+    *,
+    ridge: Float[Tensor, " part"],
+    tolerance: Float[Tensor, " problem"],
+) -> Minimum:
+    """B, or C where the start ends with sigma; every evaluation makes all scores."""
+    shape, has = observed.shape[:3], start.shape[1]
+    heads, context = shape[1:].numel(), cells[0].context
+    first = cells[0].planes.terms + len(SINKS)
+    reach = torch.stack([table.reach for table in tables]).repeat_interleave(heads, dim=0)
+    ridge = ridge.repeat_interleave(heads)[:, None]
+    factor = torch.empty(0)
 
-    def _fit_content(
-        self,
-        observed: Float[Tensor, "part kv_head group variable"],
-        start: Float[Tensor, "problem variable"],
-        *,
-        tolerance: Float[Tensor, "part kv_head group"],
-    ) -> Minimum:
-        """B, or C where the start ends with sigma; every evaluation makes all scores."""
-        shape, has = observed.shape[:3], start.shape[1]
-        context, first = self.tables[0].context, self.cells[0].planes.terms + len(SINKS)
-        reach = torch.stack([table.reach for table in self.tables])
-        reach = reach.repeat_interleave(shape[1:].numel(), dim=0)
-        ridge = self.ridge.repeat_interleave(shape[1:].numel())[:, None]
-        factor = torch.empty(0)
+    def expect(point: Tensor) -> tuple[Tensor, Tensor]:
+        weights = point.view(*shape, has)
+        norm, expected = torch.zeros(shape).double(), torch.zeros_like(weights)
+        for block in cells:
+            scores = log_weights(block, weights)
+            modelled = scores.softmax(-1)
+            norm += block.weigh(log_norm(scores, modelled))
+            expected += sums(block, modelled, offsets=has > first)
+        return norm.flatten(), expected.flatten(0, 2)
 
-        def expect(point: Tensor) -> tuple[Tensor, Tensor]:
-            weights = point.view(*shape, has)
-            norm, expected = torch.zeros(shape).double(), torch.zeros_like(weights)
-            for block in self.cells:
-                scores = log_weights(block, weights)
-                modelled = scores.softmax(-1)
-                norm += block.weigh(log_norm(scores, modelled))
-                expected += sums(block, modelled, offsets=has > first)
-            return norm.flatten(), expected.flatten(0, 2)
+    def curvature(step: int, point: Tensor, expected: Tensor) -> Divide:
+        nonlocal factor
+        if step in CURVATURE_AT:
+            total = covariance(few, point.view(*shape, has)).flatten(0, 2)
+            size = total.diagonal(dim1=-2, dim2=-1)
+            floor = ridge + 1e-6 * size.amax(-1, keepdim=True)
+            factor = torch.linalg.cholesky(total + torch.diag_embed(floor.expand_as(size)))
+        of_offsets = offset_curvature(expected[:, first:], reach=reach, ridge=ridge)
 
-        def curvature(step: int, point: Tensor, expected: Tensor) -> Divide:
-            nonlocal factor
-            if step in CURVATURE_AT:
-                total = covariance(self.few, point.view(*shape, has)).flatten(0, 2)
-                size = total.diagonal(dim1=-2, dim2=-1)
-                floor = ridge + 1e-6 * size.amax(-1, keepdim=True)
-                factor = torch.linalg.cholesky(total + torch.diag_embed(floor.expand_as(size)))
-            of_offsets = offset_curvature(expected[:, first:], reach=reach, ridge=ridge)
+        def divide(values: Tensor) -> Tensor:
+            of_planes = torch.cholesky_solve(values[:, :first, None], factor)[..., 0]
+            return torch.cat([of_planes, of_offsets(values[:, first:])], dim=-1)
 
-            def divide(values: Tensor) -> Tensor:
-                of_planes = torch.cholesky_solve(values[:, :first, None], factor)[..., 0]
-                return torch.cat([of_planes, of_offsets(values[:, first:])], dim=-1)
+        return divide
 
-            return divide
-
-        return fit_log_linear(
-            expect,
-            curvature,
-            observed[..., :has].flatten(0, 2),
-            ridge=ridge,
-            smooth=slice(first, first + context),
-            start=start,
-            tolerance=tolerance.flatten(),
-        )
+    return fit_log_linear(
+        expect,
+        curvature,
+        observed[..., :has].flatten(0, 2),
+        ridge=ridge,
+        smooth=slice(first, first + context),
+        start=start,
+        tolerance=tolerance,
+    )
 
 
 def observe(
-    cells: list[Cells], *, content: bool = True
+    cells: list[Cells],
 ) -> tuple[Float[Tensor, "part kv_head group variable"], Float[Tensor, "part kv_head group"]]:
     """The sums of A over all rows, and its information over uniform attention, in nats."""
     observed, information = [], []
     for block in cells:
         attention, entropy = block.attention()
-        observed.append(sums(block, attention, content=content))
+        observed.append(sums(block, attention))
         information.append(block.weigh(block.log_keys - entropy))
     return torch.stack(observed).sum(0), torch.stack(information).sum(0)
 
@@ -289,6 +288,7 @@ def score(
     for part in by.unique():
         of_part = by == part
         table = OffsetRows.of(sequences_of(rows, of_part), call.start, sinks[of_part])
+        table = table.of_heads(torch.arange(call.query.shape[1]))
         for name, model in zip(MODELS[:2], weights, strict=False):
             per_row = table.log_norms(model[part, :, planes.terms :]) * table.weight
             norms = per_row.unflatten(1, (int(of_part.sum()), -1)).sum(-1)
@@ -322,6 +322,36 @@ def tolerance(information: Float[Tensor, "*head"]) -> Float[Tensor, "*head"]:
 def sequences_of(rows: Rows, chosen: Bool[Tensor, " batch"]) -> Rows:
     """The rows of some of the sequences."""
     return Rows(rows.position[chosen], rows.weight[chosen], rows.length[chosen], rows.dense)
+
+
+def _of_kv_heads(
+    call: AttentionCall,
+    planes: Planes,
+    sinks: Int[Tensor, "batch shared position"],
+    some: slice,
+) -> tuple[AttentionCall, Planes, Int[Tensor, "batch shared position"]]:
+    """The call of some kv heads and the query heads that read them, their planes and sinks."""
+    group = call.query.shape[1] // call.key.shape[1]
+    heads = slice(some.start * group, some.stop * group)
+    own = replace(
+        call,
+        query=call.query[:, heads],
+        key=call.key[:, some],
+        value=call.value[:, some],
+        output=call.output[:, :, heads],
+        sink_logits=None if call.sink_logits is None else call.sink_logits[heads],
+    )
+    if planes.inv_freq.ndim == 2:
+        planes = replace(planes, inv_freq=planes.inv_freq[heads])
+    return own, planes, sinks if sinks.shape[1] == 1 else sinks[:, heads]
+
+
+def _at(
+    x: Float[Tensor, "batch kv_head group place"], places: Int[Tensor, "batch row key"]
+) -> Float[Tensor, "batch kv_head group row key"]:
+    """The entry of each head at the place of each row and key."""
+    index = places.flatten(1)[:, None].expand(-1, x.shape[1] * x.shape[2], -1)
+    return x.flatten(1, 2).gather(-1, index).view(*x.shape[:3], *places.shape[1:])
 
 
 def _some(rows: Rows, count: int) -> Rows:

@@ -66,7 +66,7 @@ def draw_surrogates(
     # In float32: ranks of heads need no more, and 41 times a layer's heads are many.
     masses, total = (torch.cat([each[n] for each in drawn]).float() for n in (0, 1))
     heads = torch.arange(call.query.shape[1]).repeat(len(drawn))
-    table = OffsetRows.of(rows, call.start, sinks).of_heads(heads).to(torch.float32)
+    table = OffsetRows.of(rows, call.start, sinks).of_heads(heads, torch.float32)
     fits = fit_offsets(
         masses[None],
         [table],
