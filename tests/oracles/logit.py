@@ -16,7 +16,7 @@ from scipy.special import logsumexp
 from .recording import AttentionCall, Floats, LayerRotation
 
 NATS = np.log(2)  # in one bit
-SMOOTH = 3.0  # as in ropelens/statistics/solver.py
+SMOOTH = 3.0  # as in ropelens/statistics/budget/solver.py
 
 
 @dataclass(frozen=True)

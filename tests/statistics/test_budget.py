@@ -295,19 +295,6 @@ def test_without_rotation_nothing_is_positional():
     assert float((profile["content_bits"] / rest).min()) > 0.98
 
 
-@pytest.mark.parametrize("name", ["cohere", "gpt_neox", "nanochat"])
-def test_of_one_token_the_predicted_kernel_is_the_score(name: str):
-    """One token repeated: in layer 0 the mean query and key are every query and key."""
-    profile = rl.profile(tiny(name), torch.full((2, 50), 7), surrogates=0).isel(layer=0)
-    np.testing.assert_allclose(profile["q_coherence"], 1, atol=1e-5)
-    np.testing.assert_allclose(profile["k_coherence"], 1, atol=1e-5)
-    last_row = np.log(profile["excerpt_attention"].values[0, :, -1, ::-1])  # by offset
-    predicted = profile["predicted_kernel"].values[:, : last_row.shape[-1]]
-    difference = last_row - predicted
-    np.testing.assert_allclose(difference - difference[:, :1], 0, atol=1e-3)
-    assert np.ptp(predicted, axis=1).min() > 0.5
-
-
 @pytest.mark.parametrize("sequences", [1, 2])
 def test_two_tokens_have_one_row_which_sees_no_second_offset(sequences: int):
     tokens = torch.from_numpy(random_tokens(sequences=sequences, length=3))

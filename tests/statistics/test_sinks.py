@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from observed import observed_calls
 from oracles.planted import call_of
 from oracles.tiny import random_tokens, tiny
 from torch import Tensor
@@ -101,21 +100,6 @@ def test_both_parts_by_brute_force_and_their_sum(seed, window, sharpness, sample
         torch.testing.assert_close(part.view_as(true), true)
 
 
-def test_one_sink_takes_what_the_formula_of_one_sink_says():
-    call = random_call(seed=0, context=12, window=1000, sharpness=1.0)
-    rows = all_rows(torch.tensor([12, 12, 12]))
-    sinks = torch.zeros(3, 1, 12, dtype=torch.long)
-    sinks[..., 0] = 1
-    attention = attention_map(call)
-    k = call.key.repeat_interleave(2, 1)
-    true = torch.zeros(3, 4, PLANES.terms).double()
-    for i in range(1, 12):
-        c = call.scale * PLANES.sum_coordinates(call.query[:, :, i, None] * k[:, :, : i + 1])
-        beyond = attention[:, :, i, :1] - 1 / (i + 1)
-        true += beyond * (c[:, :, 0] - c[:, :, 1:].mean(2))
-    torch.testing.assert_close(both_parts(call, rows, sinks)[0], true)
-
-
 @pytest.mark.parametrize("by_head", [False, True])
 def test_blocks_that_see_no_sink(by_head: bool, monkeypatch: pytest.MonkeyPatch):
     """A window beyond position 0: rows see no sink, and all that they choose is keys."""
@@ -134,26 +118,6 @@ def test_blocks_that_see_no_sink(by_head: bool, monkeypatch: pytest.MonkeyPatch)
     torch.testing.assert_close(on_sinks, torch.zeros_like(on_sinks))
     assert not mass.any()
     assert not find_sinks(call, all_rows(length), PLANES, nothing).any()
-
-
-@pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding", "glm", "smollm3"])
-def test_a_profile_has_both_parts_with_sinks_by_head(name: str):
-    """Tables as fits make them: what is named, what begins, and what some heads found."""
-    tokens = torch.from_numpy(random_tokens(sequences=2, length=40))
-    tokens[0, 20] = 1
-    sinks = known_sinks(tokens, beginning=1, named=[int(tokens[1, 9])])
-    for call, planes in observed_calls(tiny(name).double(), tokens):
-        heads = call.query.shape[1]
-        found = torch.zeros(heads, 50, dtype=torch.bool)
-        found[::2, 7] = True
-        table = with_found(sinks, found)
-        assert table.shape == (2, heads, 40)
-        rows, of_rows = all_rows(torch.tensor([40, 33])), named("selectivity_keys")
-        given = {"tokens": tokens, "statistics": of_rows}
-        whole = sum_attention(call, rows, planes, sinks=table, **given)["selectivity_keys"]
-        for head in range(heads):
-            own = sum_attention(call, rows, planes, sinks=table[:, [head]], **given)
-            torch.testing.assert_close(whole[:, head], own["selectivity_keys"][:, head])
 
 
 def kinds(tokens: list[list[int]], *, bos: int | None, named: tuple[int, ...] = ()) -> list:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from fractions import Fraction
 
 import numpy as np
@@ -15,7 +14,7 @@ from scipy import stats
 from ropelens.rope.planes import Planes
 from ropelens.rope.turn import Side, turn
 from ropelens.statistics.attention import sum_attention
-from ropelens.statistics.budget.claim import _bounds, _verdict, judge, rank_correlation
+from ropelens.statistics.budget.claim import _bounds, correlations, judge, rank_correlation
 from ropelens.statistics.budget.logit import SCORES, fit, score
 from ropelens.statistics.budget.surrogates import _orders, draw_surrogates
 from ropelens.statistics.call import AttentionCall
@@ -111,18 +110,15 @@ def heads_of(
 )
 def test_the_verdict_follows_from_the_surrogates_alone(own: float, verdict: str):
     claim = judge(*heads_of([own] + [-0.5] * 40))
-    assert claim.verdict == verdict
-    assert claim.null_draws == 40
-    assert claim.heads == 24
+    assert (claim.verdict, claim.null_draws, claim.heads) == (verdict, 40, 24)
     assert claim.low <= claim.rank_correlation <= claim.high
     assert claim.null_low <= claim.null_median <= claim.null_high
     assert f"{claim.rank_correlation:+.2f} beside" in claim.why
-    assert claim.p_value == (1 / 41 if verdict == "holds" else pytest.approx(claim.p_value))
 
 
 def test_bounds_are_those_of_an_exact_test():
     """Of n surrogates and a model that is one more: at most 2.5 % of ranks lie beyond."""
-    for draws in range(1, 2000):
+    for draws in range(1, 500):
         null = np.random.default_rng(draws).permutation(draws).astype(float)
         low, high = _bounds(null)
         if draws < 39:
@@ -135,41 +131,13 @@ def test_bounds_are_those_of_an_exact_test():
 
 def test_with_forty_surrogates_below_all_is_holds_and_above_all_contradicted():
     fraction, wavelength = heads_of([0.0] * 41)
-    rho = [
-        rank_correlation(f.ravel(), w.ravel())
-        for f, w in zip(fraction, wavelength, strict=True)
-    ]
-    order = np.argsort(rho)
-    for rank, verdict in (
-        (0, "holds"),
-        (1, "unresolved"),
-        (39, "unresolved"),
-        (40, "contradicted"),
-    ):
-        own = order[rank]
-        others = np.delete(np.arange(41), own)
-        claim = judge(fraction[[own, *others]], wavelength[[own, *others]])
+    order = np.argsort(correlations(fraction, wavelength))
+    verdicts = {0: "holds", 1: "unresolved", 39: "unresolved", 40: "contradicted"}
+    for rank, verdict in verdicts.items():
+        model_first = [order[rank], *np.delete(order, rank)]
+        claim = judge(fraction[model_first], wavelength[model_first])
         assert claim.verdict == verdict, rank
         assert claim.p_value == pytest.approx((rank + 1) / 41)
-
-
-def test_a_model_that_is_one_of_its_surrogates_seldom_holds():
-    """Under the null 1 of 41 comes below all: as often as 2.5 % allow, and no more."""
-    random = np.random.default_rng(0)
-    trials, counts = 2000, Counter()
-    fraction = np.linspace(0, 1, 10)
-    for _ in range(trials):
-        # What a model and its surrogates have in common, and what is each one's own.
-        rho = np.tanh(random.normal() + 0.3 * random.normal(size=41))
-        counts[_verdict(rho[0], rho[1:], _bounds(rho[1:]), fraction)[0]] += 1
-    within = 3 * np.sqrt(trials / 41)
-    for verdict in ("holds", "contradicted"):
-        assert abs(counts[verdict] - trials / 41) < within
-    assert (
-        sum(counts.values())
-        == trials
-        == counts["unresolved"] + sum(counts[verdict] for verdict in ("holds", "contradicted"))
-    )
 
 
 @pytest.mark.parametrize(("lift", "ends"), [(-0.42, (2, 22)), (0.42, (22, 2))])
@@ -199,60 +167,37 @@ def test_heads_that_do_not_count_are_left_out_of_each_draw():
     fraction[0, 1:] = np.nan
     wavelength[3] = np.nan
     claim = judge(fraction, wavelength)
-    assert claim.heads == 6
-    assert claim.null_draws == 39
+    assert (claim.heads, claim.null_draws) == (6, 39)
     own = stats.spearmanr(fraction[0, 0], wavelength[0, 0]).statistic
     assert claim.rank_correlation == pytest.approx(own)
 
 
-def test_no_verdict_where_nothing_rotates():
+def test_no_verdict_where_nothing_rotates_or_the_order_makes_no_difference():
     fraction, wavelength = heads_of([-0.5] * 41)
     claim = judge(fraction, np.full_like(wavelength, np.nan))
-    assert claim.verdict == "not testable"
+    assert (claim.verdict, claim.heads) == ("not testable", 0)
     assert claim.why == "no head picks keys through planes that rotate"
-    assert claim.heads == 0
     assert np.isnan([claim.rank_correlation, claim.p_value, claim.low, claim.high]).all()
+    claim = judge(*(np.repeat(x[:1], 41, axis=0) for x in (fraction, wavelength)))
+    assert claim.verdict == "not testable"
+    assert claim.why == "the order of the frequencies makes no difference"
 
 
-def test_no_verdict_where_the_order_of_frequencies_makes_no_difference():
-    own = heads_of([-0.5], layers=2, heads=30)
-    claim = judge(*(np.repeat(x, 41, axis=0) for x in own))
-    assert (claim.verdict, claim.why) == (
-        "not testable",
-        "the order of the frequencies makes no difference",
-    )
-
-
-@pytest.mark.parametrize("ties", [False, True])
-@pytest.mark.parametrize("seed", range(3))
-def test_the_correlation_is_scipys(seed: int, ties: bool):
-    random = np.random.default_rng(seed)
+@pytest.mark.parametrize("digits", [1, 16])  # with ties, and without
+def test_the_correlation_is_scipys(digits: int):
+    random = np.random.default_rng(0)
     x = random.uniform(size=50)
-    y = -x + random.normal(size=50)
-    if ties:
-        x, y = x.round(1), y.round(1)
+    x, y = x.round(digits), (-x + random.normal(size=50)).round(digits)
     assert rank_correlation(x, y) == pytest.approx(stats.spearmanr(x, y).statistic)
     assert np.isnan(rank_correlation(x[:3], y[:3]))
     assert np.isnan(rank_correlation(x, np.ones(50)))
 
 
-def test_the_interval_of_layers():
-    """Layers that are copies of one another hold no more than one: the interval is a point."""
+def test_layers_that_are_copies_say_no_more_than_one():
     one = heads_of([-0.5, -0.5], layers=1, heads=30)
     claim = judge(*(x.repeat(5, axis=1) for x in one))
     assert claim.low == pytest.approx(claim.high)
     assert np.isnan(judge(*one).low)
-    # Of many layers it is that of scipy's correlations of layers drawn again.
-    fraction, wavelength = heads_of([-0.5], layers=32)
-    claim = judge(fraction, wavelength)
-    picks = np.random.default_rng(9).integers(32, size=(2000, 32))
-    drawn = [
-        stats.spearmanr(fraction[0, pick].ravel(), wavelength[0, pick].ravel()).statistic
-        for pick in picks
-    ]
-    np.testing.assert_allclose(
-        [claim.low, claim.high], np.quantile(drawn, [0.025, 0.975]), atol=0.02
-    )
 
 
 def test_the_interval_covers_with_few_layers():

@@ -31,13 +31,7 @@ from torch.nn.functional import pad
 
 from ropelens.rope.planes import Planes
 from ropelens.statistics.bins import offset_edges
-from ropelens.statistics.budget.cells import (
-    SINKS,
-    Cells,
-    blocks,
-    log_norm,
-    split,
-)
+from ropelens.statistics.budget.cells import SINKS, Cells, blocks, log_norm, split
 from ropelens.statistics.budget.offsets import OffsetRows, fit_offsets, offset_curvature
 from ropelens.statistics.budget.solver import Divide, Minimum, fit_log_linear
 from ropelens.statistics.call import AttentionCall
@@ -134,11 +128,11 @@ def fit(
         some = slice(first, min(first + together, kv_heads))
         own, turning, taking = _of_kv_heads(call, planes, sinks, some)
         heads = torch.arange(own.query.shape[1])
-        tables = [
-            OffsetRows.of(sequences_of(rows, own_part), call.start, taking[own_part])
-            for own_part in (part == p for p in range(parts))
-        ]
-        tables = [table.of_heads(heads) for table in tables]
+        tables = []
+        for number in range(parts):
+            of_part = part == number
+            table = OffsetRows.of(sequences_of(rows, of_part), call.start, taking[of_part])
+            tables.append(table.of_heads(heads))
         given = [
             list(blocks(own, x, turning, taking, part=part, parts=parts)) for x in (rows, few)
         ]
@@ -252,10 +246,6 @@ def covariance(
             features = features - share[..., None, :] @ features
             weighted = share * block.weight[sequence][:, None]
             product = (features * weighted[..., None]).flatten(2, 3).mT @ features.flatten(2, 3)
-            if not len(total):
-                total = product.new_zeros(
-                    block.parts, *product.shape, dtype=torch.float64
-                ).cpu()
             total[part] += product.to("cpu", torch.float64)
     return total
 
