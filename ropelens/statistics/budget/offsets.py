@@ -70,10 +70,12 @@ class OffsetRows:
     def of_heads(
         self, heads: Int[Tensor, " head"], dtype: torch.dtype | None = None
     ) -> OffsetRows:
-        """The tables of these heads, each its own; results have the precision of `dtype`."""
-        at = heads.clamp(max=len(self.kind) - 1)
-        tables = {name: vars(self)[name][at] for name in ("kind", "offset", "bin")}
-        return replace(self, weight=self.weight.to(dtype or self.weight.dtype), **tables)
+        """The tables of these heads; results have the precision of `dtype`."""
+        rows = replace(self, weight=self.weight.to(dtype or self.weight.dtype))
+        if len(self.kind) == 1:
+            return rows
+        tables = {name: vars(self)[name][heads] for name in ("kind", "offset", "bin")}
+        return replace(rows, **tables)
 
     @property
     def reach(self) -> Float[Tensor, " offset"]:
@@ -96,15 +98,14 @@ class OffsetRows:
         rate = self.weight / norms
         ends = rate.new_zeros(len(rate), self.context + 1).index_add_(1, self.seen, rate)
         as_keys = (rate[..., None] * (self.kind > 0)).flatten(1)
-        taken = torch.zeros_like(kernel).scatter_add_(1, self.offset.flatten(1), as_keys)
+        taken = _add_at(torch.zeros_like(kernel), self.offset, as_keys)
         mass = (rate[..., None] * sinks).flatten(1)
-        by_kind = rate.new_zeros(len(rate), 1 + len(SINKS))
-        by_kind.scatter_add_(1, self.kind.flatten(1), mass)
+        by_kind = _add_at(rate.new_zeros(len(rate), 1 + len(SINKS)), self.kind, mass)[:, 1:]
         by_offset = kernel * (_from_here_on(ends)[:, 1:] - taken)
-        by_offset.scatter_add_(1, self.offset.flatten(1), mass)
+        _add_at(by_offset, self.offset, mass)
         bins = weights.shape[1] - len(SINKS) - self.context
-        by_bin = rate.new_zeros(len(rate), bins).scatter_add_(1, self.bin.flatten(1), mass)
-        return log_norms @ self.weight, torch.cat([by_kind[:, 1:], by_offset, by_bin], dim=-1)
+        by_bin = _add_at(rate.new_zeros(len(rate), bins), self.bin, mass)
+        return log_norms @ self.weight, torch.cat([by_kind, by_offset, by_bin], dim=-1)
 
     def expect_sinks(
         self, sigma: Float[Tensor, "head kind"]
@@ -258,10 +259,23 @@ def offset_curvature(
 
 
 def _at(
-    x: Float[Tensor, "head place"], table: Int[Tensor, "head row sink"]
+    x: Float[Tensor, "head place"], table: Int[Tensor, "shared row sink"]
 ) -> Float[Tensor, "head row sink"]:
-    """The entries of `x` at the places of a table."""
+    """The entries of `x` at the places of a table, which may be one for all heads."""
+    if len(table) == 1:
+        return x.index_select(1, table[0].flatten()).view(len(x), *table.shape[1:])
     return x.gather(1, table.flatten(1)).view(table.shape)
+
+
+def _add_at(
+    into: Float[Tensor, "head place"],
+    table: Int[Tensor, "shared row sink"],
+    values: Float[Tensor, "head entry"],
+) -> Float[Tensor, "head place"]:
+    """`into`, with values added at the places of a table."""
+    if len(table) == 1:
+        return into.index_add_(1, table[0].flatten(), values)
+    return into.scatter_add_(1, table.flatten(1), values)
 
 
 def _from_here_on(x: Float[Tensor, "*head offset"]) -> Float[Tensor, "*head offset"]:
