@@ -20,9 +20,8 @@ from transformers import PreTrainedModel
 import ropelens as rl
 from ropelens.measure.batches import collect
 from ropelens.measure.budget import budget_variables, fit_layers
-from ropelens.measure.profile import fingerprint
 from ropelens.measure.summary import summarize
-from ropelens.measure.tokens import as_corpus
+from ropelens.measure.tokens import as_corpus, fingerprint
 from ropelens.models.subject import as_subject
 from ropelens.rope.planes import Planes
 from ropelens.statistics import memory
