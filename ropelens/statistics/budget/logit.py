@@ -30,11 +30,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ropelens.rope.planes import Planes
-from ropelens.statistics.bins import offset_edges
 from ropelens.statistics.budget.cells import SINKS, Cells, blocks, log_norm, split
 from ropelens.statistics.budget.offsets import OffsetRows, fit_offsets, offset_curvature
 from ropelens.statistics.budget.solver import Divide, Minimum, fit_log_linear
 from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.kernel import offset_edges
 from ropelens.statistics.labels import GAINS
 from ropelens.statistics.memory import BLOCK_ELEMENTS, products
 from ropelens.statistics.rows import Rows
