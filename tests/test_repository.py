@@ -24,8 +24,8 @@ ROOMS = {
     "files": 787,
     "train": 1_879,
     "comparison": 1_008,
-    "figures": 3_138,
-    "report": 2_389,
+    "figures": 2_750,
+    "report": 2_190,
     "analysis commands": 2_993,
 }
 PACKAGE, TESTS, NAMES = 27_562, 25_278, 102

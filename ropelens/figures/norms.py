@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from ropelens.errors import Count, public
+from ropelens.errors import BadArgument, Count, public
 from ropelens.figures.inputs import check_head, kv_heads
 from ropelens.figures.style import SEQUENTIAL, index_axis, name_panel, new_figure
 from ropelens.figures.wavelengths import (
@@ -31,6 +31,8 @@ def plot_norms(
     it reads. With `layer`, a row a head of that layer. In the units of the model's queries
     and keys. Source: Barbero et al. 2024 (arXiv 2410.06205), its figures of norms.
     """
+    if layer is not None and head is not None:
+        raise BadArgument("plot_norms: a layer or a head, not both.", attempt="one of them")
     check_head(profile, layer=layer or 0, head=head or 0)
     wavelength = profile["wavelength"].values
     edges, planes = common_columns(wavelength)

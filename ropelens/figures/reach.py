@@ -59,6 +59,8 @@ def plot_reach(
 
     x is the distance (tokens), drawn at distance + 1 on a log axis, so that 0 has a place.
     """
+    if (layer is None) != (head is None):
+        raise BadArgument("plot_reach: layer and head go together.", attempt="both, or neither")
     measured = [str(name) for name in reach["variant"].values]
     names = measured if variants is None else list(variants)
     if not names or not set(names) <= set(measured):

@@ -267,6 +267,8 @@ def test_heads_that_are_not_the_profiles_are_refused(small):
             rl.plot_head_map(profile, table)
     with pytest.raises(BadArgument, match="There is no layer 7, head 0"):
         rl.plot_kernel(profile, layer=7, head=0)
+    with pytest.raises(BadArgument, match="a layer or a head, not both"):
+        rl.plot_norms(profile, **AT)
     with pytest.raises(BadArgument, match="There is no excerpt 9"):
         rl.plot_attention(profile, **AT, excerpt=9)
 

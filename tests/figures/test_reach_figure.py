@@ -98,6 +98,7 @@ def test_what_was_not_measured_is_refused_in_one_line():
     for options, line in (
         ({}, "The reach of layer 0, head 0 was not measured; try: reach("),
         ({"head": 9}, "There is no layer 0, head 9; seen: layers 0 to 1"),
+        ({"head": None}, "plot_reach: layer and head go together; try: both, or neither"),
         ({"variants": ["yarn:4"]}, "There is nothing to draw of this variant; seen: yarn:4"),
     ):
         with pytest.raises(BadArgument) as raised:

@@ -19,7 +19,6 @@ from torch import nn
 
 import ropelens as rl
 from ropelens.edit.actions import Edit
-from ropelens.errors import BadArgument
 from ropelens.models.texts import prompt_tokens
 
 LAYER, HEAD = 2, 3
@@ -312,8 +311,6 @@ def test_one_sequence_gives_several_pieces_as_they_stand() -> None:
     for named in profile["excerpt_token"].values:
         piece = [int(name.removeprefix("#")) for name in named]
         assert any(text[at : at + len(piece)] == piece for at in range(len(text)))
-    with pytest.raises(BadArgument, match="excerpts must be sequences"):
-        rl.profile(tiny("llama_gqa"), tokens, excerpts=tokens[0], surrogates=0)
 
 
 def test_layers_that_stand_still_and_layers_with_a_window(
