@@ -163,8 +163,21 @@ def weight_files(folder: Path) -> list[Path]:
             f"{folder} has no readable list of its weight files.",
             seen=words_of(error, kind=True),
         ) from error
+    pickles = sorted(path for path in folder.iterdir() if path.suffix in PICKLE_SUFFIXES)
+    if not names and pickles:
+        raise BadCheckpoint(
+            f"{pickles[0]} is a pickle, which ropelens never loads.",
+            means="reading a pickle can run any code that its author put in",
+            attempt="if you trust the author, convert once: AutoModelForCausalLM."
+            "from_pretrained(FOLDER, use_safetensors=False).save_pretrained(NEW_FOLDER), then "
+            "pass NEW_FOLDER",
+        )
     if not names:
-        raise _no_safetensors(folder)
+        raise BadCheckpoint(
+            f"{folder} has no weights that ropelens reads.",
+            seen=f"no model.safetensors and no index of shards; it holds {_names(folder)}",
+            attempt="save the model with save_pretrained, which writes safetensors",
+        )
     outside = [str(path) for path in paths if path.is_absolute() or ".." in path.parts]
     if outside:
         raise BadCheckpoint(
@@ -268,30 +281,13 @@ def _from_hub(name: str, loading: Loading, *, weights: bool) -> Path:
         cached = try_to_load_from_cache(name, "config.json", revision=loading.revision)
         if isinstance(cached, str):
             return Path(cached).parent
-    where = f"{name:.80}" + (f" at revision {loading.revision}" if loading.revision else "")
+    where = f"{name:.80}" + f" at revision {loading.revision}" * (loading.revision is not None)
     raise BadCheckpoint(
         f"There is no checkpoint called {where}.",
         seen="no folder of that name here; " + words_of(reason),
         attempt="check the spelling; a model of the Hub that is not in the cache needs the "
         "network (and HF_HUB_OFFLINE unset), a gated one `hf auth login`",
     ) from reason
-
-
-def _no_safetensors(folder: Path) -> BadCheckpoint:
-    pickles = sorted(path for path in folder.iterdir() if path.suffix in PICKLE_SUFFIXES)
-    if pickles:
-        return BadCheckpoint(
-            f"{pickles[0]} is a pickle, which ropelens never loads.",
-            means="reading a pickle can run any code that its author put in",
-            attempt="if you trust the author, convert once: AutoModelForCausalLM."
-            "from_pretrained(FOLDER, use_safetensors=False).save_pretrained(NEW_FOLDER), then "
-            "pass NEW_FOLDER",
-        )
-    return BadCheckpoint(
-        f"{folder} has no weights that ropelens reads.",
-        seen=f"no model.safetensors and no index of shards; it holds {_names(folder)}",
-        attempt="save the model with save_pretrained, which writes safetensors",
-    )
 
 
 def _names(folder: Path) -> str:

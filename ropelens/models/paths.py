@@ -31,19 +31,19 @@ def name_checkpoints(
     A folder that is no model stands for the models in it (`MODELS_WITHIN`). Raises
     BadArgument for two of the same name.
     """
-    found = [
+    checkpoints = [
         (one, revision) for name in models for one in _models(name) for revision in revisions
     ]
-    paths = [Path(name).resolve() if Path(name).exists() else Path(name) for name, _ in found]
-    places = [path / (of or "") for path, (_, of) in zip(paths, found, strict=True)]
-    if len(set(places)) == len(found):
+    places = [Path(name).resolve() / (revision or "") for name, revision in checkpoints]
+    names: list[str] = []
+    if len(set(places)) == len(places):
         names = [file_name(name).strip(".-") for name in short_names(places)]
-        if len(set(names)) == len(found) and all(names):
-            return dict(zip(names, found, strict=True))
-    raise BadArgument(
-        "Checkpoints are named twice, or too much alike for a folder each.",
-        seen=", ".join(map(str, places))[:200],
-    )
+    if len(set(names)) < len(places) or not all(names):
+        raise BadArgument(
+            "Checkpoints are named twice, or too much alike for a folder each.",
+            seen=", ".join(name for name, _ in checkpoints)[:200],
+        )
+    return dict(zip(names, checkpoints, strict=True))
 
 
 def _models(name: str) -> list[str]:

@@ -44,9 +44,9 @@ def variant_config(config: Config, variant: Variant | str) -> Config:
     if not facts.get("rope_parameters"):
         raise _cannot(config, variant, "it has no rope_parameters")
     parameters = text.rope_parameters
-    by_type = {key: own for key, own in parameters.items() if isinstance(own, dict)}
+    by_type = {key: part for key, part in parameters.items() if isinstance(part, dict)}
     text.rope_parameters = {
-        key: _parameters(config, own, variant) for key, own in by_type.items()
+        key: _parameters(config, part, variant) for key, part in by_type.items()
     } or _parameters(config, parameters, variant)
     return changed
 
@@ -69,7 +69,7 @@ def shape_of(subject: Subject, layer: int, *, rotary_dim: int, length: int) -> S
     config = subject.config
     facts = config.to_dict()
     parameters = facts.get("rope_parameters") or {}
-    if any(isinstance(own, dict) for own in parameters.values()):
+    if any(isinstance(part, dict) for part in parameters.values()):
         parameters = parameters[config.layer_types[layer]]
     if "rope_theta" not in parameters:
         raise UnsupportedModel(

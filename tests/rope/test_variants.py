@@ -265,8 +265,7 @@ def test_a_config_is_copied_and_each_type_of_layer_keeps_its_base():
         (
             "llama4",
             "nope-every:2",
-            "which of its layers are chunked_attention and which full_attention follows "
-            "which rotate",
+            "its layers are chunked_attention or full_attention by whether they rotate",
         ),
         ("gpt2", "p-rope:0.5", "it has no rope_parameters"),
     ],
