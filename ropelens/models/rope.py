@@ -26,22 +26,10 @@ from ropelens.models.subject import Model, Subject, as_subject
 from ropelens.rope.planes import Planes, plane_norms
 from ropelens.rope.probe import MeasuredRotation, probe_positions
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.variables import stack
+from ropelens.statistics.variables import ROTATION, described, stack
 
 LARGEST_DIFFERENCE = 1e-3
 """Radians between two angles, and share between two lengths, that rounding may make."""
-
-DESCRIBED = {
-    "inv_freq": ("angular frequency, measured", "rad/token"),
-    "wavelength": ("tokens per turn", "token"),
-    "inv_freq_stated": ("angular frequency that the model states", "rad/token"),
-    "residual": ("change with position beside a rotation", "1"),
-    "pairing": ("which coordinates share a plane", ""),
-    "rotary_dim": ("coordinates of a head that rotate", "1"),
-    "angle": ("turned since position 0", "rad"),
-    "difference": ("angle between the two implementations", "rad"),
-    "strength_ratio": ("scale times lengths of queries and keys, other to one", "1"),
-}
 
 
 @public
@@ -79,14 +67,7 @@ def measure_rope(model: Model, *, context: Positive | None = None) -> xr.Dataset
         "pairing": ("layer", [layer.measured.planes.pairing for layer in layers]),
         "rotary_dim": ("layer", [layer.measured.planes.rotary_dim for layer in layers]),
     }
-    return _described(xr.Dataset(values, coords={"layer": range(len(layers))}))
-
-
-def _described(dataset: xr.Dataset) -> xr.Dataset:
-    for name, variable in dataset.data_vars.items():
-        long_name, units = DESCRIBED[str(name)]
-        variable.attrs = {"long_name": long_name, "units": units}
-    return dataset
+    return described(xr.Dataset(values, coords={"layer": range(len(layers))}), ROTATION)
 
 
 def _stated(layer: LayerRotation) -> Float[Tensor, " term"]:
@@ -239,7 +220,8 @@ def compare_turns(one: Turns, other: Turns) -> xr.Dataset:
         "rotary_dim": (by_layer, [[p.rotary_dim for p in layers] for layers in own]),
     }
     coords = {"implementation": ["one", "other"], "position": one.positions.numpy()}
-    compared = _described(xr.Dataset(values, coords=coords | {"layer": range(len(planes))}))
+    dataset = xr.Dataset(values, coords=coords | {"layer": range(len(planes))})
+    compared = described(dataset, ROTATION)
     why = _what_differs(one, other, compared)
     alike = f"All planes of {len(planes)} layers turn alike: {_largest(compared)}."
     return compared.assign_attrs(verdict="different" if why else "same", why=why or alike)

@@ -374,6 +374,23 @@ REACH_INDICES = (
         "factor of the variant on a term of a score"),
     Variable("distance", ("distance",), "token", "distance that the picked key is moved to"),
 )
+
+ROTATION = (
+    Variable("inv_freq", ("layer", "frequency"), "rad/token", "angular frequency, measured"),
+    Variable("wavelength", ("layer", "frequency"), "token", "tokens per turn"),
+    Variable("inv_freq_stated", ("layer", "frequency"), "rad/token",
+        "angular frequency that the model states"),
+    Variable("residual", ("layer",), "1", "change with position beside a rotation"),
+    Variable("pairing", ("layer",), "", "which coordinates share a plane"),
+    Variable("rotary_dim", ("layer",), "1", "coordinates of a head that rotate"),
+    Variable("angle", ("implementation", "layer", "frequency", "position"), "rad",
+        "turned since position 0"),
+    Variable("difference", ("layer", "frequency", "position"), "rad",
+        "angle between the two implementations"),
+    Variable("strength_ratio", ("layer",), "1",
+        "scale times lengths of queries and keys, other to one"),
+)
+"""The rotation of a model, or of two implementations of it."""
 # fmt: on
 
 
