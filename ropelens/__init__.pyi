@@ -3,7 +3,6 @@
 
 # load
 from .models.load import load as load
-from .models.bundled import sample_path as sample_path
 from .models.texts import read_documents as read_documents
 from .models.texts import tokenize as tokenize
 
@@ -64,7 +63,6 @@ from .figures.truncation import plot_truncation as plot_truncation
 # write and read
 from .report import write_report as write_report
 from .analysis.folders import write_comparison as write_comparison
-from .analysis.folders import write_answer as write_answer
 from .analysis.folders import Answer as Answer
 from .report import write_index as write_index
 from .report import describe as describe

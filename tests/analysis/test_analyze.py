@@ -17,6 +17,7 @@ from tiny_checkpoints import save_tiny, tiny_llama
 from transformers import DbrxConfig, LlamaConfig
 
 import ropelens as rl
+from ropelens.analysis.folders import write_answer
 from ropelens.analysis.plan import Plan
 from ropelens.measure.batches import batch_bytes, sequences_at_once
 from ropelens.models.checkpoint import fingerprint
@@ -93,7 +94,7 @@ def test_an_option_that_cannot_be(options: dict[str, object], words: str) -> Non
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"truncation": {"keep": (2,)}}, "share"),
+        ({"truncation": {"keep": (2.0,)}}, "share"),
         ({"truncation": {"measures": ["loos"]}}, "There is no measure 'loos'"),
         ({"options": rl.Options(ids=Path("none.npy")), "text": None}, "no token ids at none"),
         ({"options": rl.Options(ids=Path("none.npy"))}, "Both text and token ids"),
@@ -131,7 +132,7 @@ def test_a_folder_is_read_as_it_was_saved(analysis: rl.Analysis, tmp_path: Path)
 
 def test_results_of_another_kind_are_not_lost(analysis: rl.Analysis, tmp_path: Path) -> None:
     answer = rl.Answer("Why?", ["Because."], {"A caption.": rl.plot_norms(analysis.profile)})
-    folder = rl.write_answer(tmp_path / "why", analysis, answer).parent
+    folder = write_answer(tmp_path / "why", analysis, answer).parent
     assert (folder.parent.name, folder.name) == ("why", "tiny")
     with pytest.raises(rl.RopelensError, match="holds the answer of an analysis; the page"):
         analysis.save(folder)

@@ -41,7 +41,7 @@ def test_what_is_stopped_goes_on_with_those_that_are_left(
     run: Path, text: Path, tmp_path: Path, ropelens: Command
 ) -> None:
     out, last = tmp_path / "out", run / "history" / STEPS[1] / "model.safetensors"
-    options = ("--text", text, "--context", 32, "--out", out)
+    options = ("--text", text, "--context", 32, "--surrogates", 2, "--out", out)
     whole = last.read_bytes()
     last.write_bytes(whole[:-100])
     ended = ropelens("analyze", run, *options)
@@ -58,7 +58,7 @@ def test_what_is_stopped_goes_on_with_those_that_are_left(
     stacked = xr.load_dataset(out / "checkpoints.nc")
     heads = pd.read_csv(out / "heads.csv")
     for step in STEPS:
-        alone = rl.analyze(run / "history" / step, text, rl.Options(context=32))
+        alone = rl.analyze(run / "history" / step, text, rl.Options(context=32, surrogates=2))
         of = stacked.sel(checkpoint=step)
         names = stacked.data_vars.keys() & alone.profile.data_vars.keys()
         assert {"q_norm", "total_bits", "group_total", "induction"} <= names
@@ -121,11 +121,11 @@ def test_names_tell_checkpoints_apart(run: Path) -> None:
 
 def test_what_cannot_be_stacked(run: Path, text: Path, tmp_path: Path) -> None:
     model = run / "history" / STEPS[0]
-    one = rl.analyze(model, text, rl.Options(context=32))
-    less = rl.analyze(model, text, rl.Options(context=24))
+    one = rl.analyze(model, text, rl.Options(context=32, surrogates=2))
+    less = rl.analyze(model, text, rl.Options(context=24, surrogates=2))
     with pytest.raises(BadArgument, match="that read the same tokens") as refused:
         stack({"one": one, "less": less})
     assert "one: " in refused.value.parts["seen"]
-    more = rl.analyze(save_tiny(tmp_path / "more"), text, rl.Options(context=32))
+    more = rl.analyze(save_tiny(tmp_path / "more"), text, rl.Options(context=32, surrogates=2))
     with pytest.raises(BadArgument, match="Only checkpoints of one shape"):
         stack({"one": one, "more": more})

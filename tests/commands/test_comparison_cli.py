@@ -33,6 +33,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def runs(tmp_path_factory: pytest.TempPathFactory, text: Path) -> list[Path]:
     place = tmp_path_factory.mktemp("runs")
     options = {"size": NANO, "context": 32, "vocabulary": 300, "steps": 1}
+    options["precision"] = "fp32"
     return [
         train([text], out=place / variant, data=place / "data", variant=variant, **options)
         for variant in ("rope", "nope")
@@ -53,7 +54,9 @@ def analyses(tmp_path_factory: pytest.TempPathFactory, text: Path) -> list[Path]
         model = save_tiny(place / f"model-{name}", num_hidden_layers=layers)
         (place / name).mkdir()
         folders.append(place / name / "out")
-        rl.analyze(model, on, rl.Options(context=16, sequences=4)).save(folders[-1])
+        rl.analyze(model, on, rl.Options(context=16, sequences=4, surrogates=2)).save(
+            folders[-1]
+        )
     return folders
 
 
@@ -123,7 +126,9 @@ def test_one_sequence_has_no_interval(
         (tmp_path / name).mkdir()
         folders.append(tmp_path / name / "out")
         text = tmp_path / "short.txt"
-        rl.analyze(model, text, rl.Options(context=16, sequences=1)).save(folders[-1])
+        rl.analyze(model, text, rl.Options(context=16, sequences=1, surrogates=2)).save(
+            folders[-1]
+        )
     out = tmp_path / "out"
     assert ropelens("compare", *folders, "--out", out).code == 0
     (said, *_) = json.loads((out / "run.json").read_text())["findings"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -60,6 +61,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+OPTIONS = rl.Options(context=32, sequences=5, rows=8, surrogates=2)
 SWEEP = {"keep": [0.5], "controls": 0}
 
 
@@ -69,16 +71,26 @@ def args(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
     folder = tmp_path_factory.mktemp("measured")
     model, text = save_tiny(folder / "model", num_hidden_layers=1), folder / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog " * 20)
-    return (model, "--text", text, "--context", 32, "--sequences", 5, "--rows", 8)
+    return (
+        model,
+        "--text",
+        text,
+        "--context",
+        32,
+        "--sequences",
+        5,
+        "--rows",
+        8,
+        "--surrogates",
+        2,
+    )
 
 
 @pytest.fixture(scope="module")
 def one(args: tuple, one_thread: None) -> rl.Analysis:
     """What one process measures."""
     model, _, text, *_ = args
-    return rl.analyze(
-        model, text, rl.Options(context=32, sequences=5, rows=8), truncation=SWEEP
-    )
+    return rl.analyze(model, text, OPTIONS, truncation=SWEEP)
 
 
 def test_a_sweep_in_three_processes_is_that_of_one(
@@ -91,7 +103,7 @@ def test_a_sweep_in_three_processes_is_that_of_one(
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == f"{out / 'index.html'}\n"
     (plan,) = voices(ended.stderr)
-    assert plan.startswith("ropelens: plan: model: ")
+    assert plan.startswith("ropelens: plan: model, 1 layers")
     found = rl.open(out)
     assert_same(found.profile, one.profile)
     assert_same(found.truncation, one.truncation)
@@ -106,11 +118,11 @@ def test_checkpoints_that_are_left_are_shared_one_after_another(
         shutil.copytree(model, folder)
     edit_weights(other, lambda held: held["lm_head.weight"].neg_())
     out.mkdir()
-    rl.analyze(model, text, rl.Options(context=32, sequences=5, rows=8)).save(out / "model")
+    rl.analyze(model, text, OPTIONS).save(out / "model")
     ended = forked(2, ONE_DISK + MAIN, "analyze", other, same, *args, "--out", out)
     assert (ended.returncode, ended.stdout) == (0, f"{out / 'index.html'}\n"), ended.stderr
     assert ended.stderr.count("model is measured already\n") == 1
-    assert [line.split(": ")[2] for line in voices(ended.stderr)] == ["other", "same"]
+    assert [re.split("[:,] ", line)[2] for line in voices(ended.stderr)] == ["other", "same"]
     assert_same(rl.open(out / "same").profile, one.profile)
     stacked = xr.load_dataset(out / "checkpoints.nc")
     assert stacked["checkpoint"].values.tolist() == ["other", "same", "model"]

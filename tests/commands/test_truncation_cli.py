@@ -21,7 +21,7 @@ from ropelens.measure.truncation_table import COLUMNS, summarize_truncation
 __all__ = ["ropelens"]
 
 FILES = tuple(sorted((*NAMES, "truncation.csv", "truncation.nc")))
-FEW = ("--keep", "1,0.5", "--controls", 1, "--sequences", 4)
+FEW = ("--keep", "1,0.5", "--controls", 1, "--sequences", 4, "--surrogates", 2)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_the_bundled_model_is_swept_to_six_files_and_a_page(
 ) -> None:
     out = tmp_path / "out"
     small = ("--context", 96, "--sequences", 3, "--keep", "1,0.75", "--bands", 2)
-    only = ("--controls", 1, "--measures", "loss")
+    only = ("--controls", 1, "--measures", "loss", "--surrogates", 2)
     ended = ropelens("truncate", *small, *only, "--out", out)
     assert (ended.code, ended.out) == (0, f"{out / 'index.html'}\n")
     assert tuple(sorted(path.name for path in out.iterdir())) == FILES
@@ -83,7 +83,7 @@ def test_the_profile_is_that_of_analyze(
     ropelens: Command, swept: Path, model: Path, text: Path, tmp_path: Path
 ) -> None:
     # A sweep looks at 64 rows where it is not told otherwise.
-    out, same = tmp_path / "out", ("--sequences", 4, "--rows", 64)
+    out, same = tmp_path / "out", ("--sequences", 4, "--rows", 64, "--surrogates", 2)
     assert ropelens("analyze", model, "--text", text, *same, "--out", out).code == 0
     assert (swept / "heads.csv").read_bytes() == (out / "heads.csv").read_bytes()
     xr.testing.assert_equal(rl.open(swept / "profile.nc"), rl.open(out / "profile.nc"))
@@ -146,7 +146,7 @@ def test_a_sweep_joins_the_analysis_that_is_there_and_stays_when_it_is_made_agai
     ropelens: Command, model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    analyze = ("analyze", model, "--text", text, "--out", out)
+    analyze = ("analyze", model, "--text", text, "--surrogates", 2, "--out", out)
     looked = ("--prompt", "abcabc abc", "--attention-on", "repeated")
     assert ropelens(*analyze, "--sequences", 6, *looked).code == 0
     before = {name: (out / name).read_bytes() for name in ("profile.nc", "heads.csv")}

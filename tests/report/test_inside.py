@@ -19,6 +19,7 @@ from torch import nn
 
 import ropelens as rl
 from ropelens.edit.actions import Edit
+from ropelens.models.bundled import sample_path
 from ropelens.models.texts import prompt_tokens
 
 LAYER, HEAD = 2, 3
@@ -37,7 +38,7 @@ class Looked:
 @pytest.fixture(scope="module")
 def looked() -> Looked:
     model, tokenizer = rl.load("bundled")
-    text = rl.tokenize(rl.read_documents([rl.sample_path()]), tokenizer, context=64)
+    text = rl.tokenize(rl.read_documents([sample_path()]), tokenizer, context=64)
     prompts = [prompt_tokens(prompt, tokenizer) for prompt in PROMPTS]
     options = {"tokenizer": tokenizer, "excerpts": prompts, "surrogates": 0}
     return Looked(model, tokenizer, rl.profile(model, text.tokens[:6], **options))
