@@ -14,14 +14,7 @@ import numpy as np
 import xarray as xr
 
 from ropelens.comparison.entries import Entry, Run, find_entries
-from ropelens.comparison.measure import (
-    BEHAVIOUR,
-    FAR,
-    OF_LAST,
-    head_measures,
-    measure_early,
-    measure_final,
-)
+from ropelens.comparison.measure import head_measures, measure_early, measure_final
 from ropelens.comparison.pairs import partners
 from ropelens.errors import BadArgument, Count, Positive, public
 from ropelens.files.folder import file_name
@@ -32,7 +25,6 @@ from ropelens.models.checkpoint import fingerprint
 from ropelens.models.load import load
 from ropelens.models.loading import DeviceMap, Loading
 from ropelens.models.processes import gather, place
-from ropelens.statistics.variables import compared
 from ropelens.train.data import DATA
 
 GROWTH = "growth_"
@@ -173,22 +165,20 @@ class _Measurement:
 
     def final(self, run: Run) -> xr.Dataset:
         """The finished model of `run`."""
-        needed = [*compared("final", "growth"), *BEHAVIOUR, *OF_LAST, *FAR]
-        return self._measured(run, run.folder, "final", measure_final, needed)
+        return self._measured(run, run.folder, "final", measure_final)
 
     def growth(self, run: Run) -> xr.Dataset:
         """Every checkpoint of `run`, over `step`."""
-        needed, checkpoints = [*compared("growth"), *BEHAVIOUR], run.checkpoints()
+        checkpoints = run.checkpoints()
         steps = [
-            self._measured(run, folder, f"step-{step:06d}", measure_early, needed)
+            self._measured(run, folder, f"step-{step:06d}", measure_early)
             for step, folder in checkpoints.items()
         ]
-        along = xr.Variable("step", list(checkpoints))
-        return xr.concat(steps, along, combine_attrs="override")
+        return xr.concat(
+            steps, xr.Variable("step", list(checkpoints)), combine_attrs="override"
+        )
 
-    def _measured(
-        self, run: Run, folder: Path, name: str, measure: Measure, needed: list[str]
-    ) -> xr.Dataset:
+    def _measured(self, run: Run, folder: Path, name: str, measure: Measure) -> xr.Dataset:
         """The checkpoint in `folder`, from its file where that is of the same measurement."""
         key: dict[str, object] = {
             "text": fingerprint(run.data / DATA),
@@ -200,7 +190,7 @@ class _Measurement:
         if weights:  # where they were deleted, any version's measurement stands
             key |= {"weights": fingerprint(folder), "versions": versions()}
         path = self.cache / file_name(run.name) / f"{name}.nc"
-        dataset = read_measured(path, key, needed)
+        dataset = read_measured(path, key)
         if dataset is None:
             if not weights:
                 raise BadArgument(
@@ -219,9 +209,7 @@ class _Measurement:
         return dataset
 
 
-def read_measured(
-    path: Path, key: Mapping[str, object], needed: Sequence[str]
-) -> xr.Dataset | None:
+def read_measured(path: Path, key: Mapping[str, object]) -> xr.Dataset | None:
     """The measurement in the file `path`; None unless it was made by `key` and is whole.
 
     A `key` without "weights" is of a checkpoint whose weights were deleted. All processes
@@ -230,8 +218,7 @@ def read_measured(
     dataset = None
     with contextlib.suppress(BadArgument):
         dataset = open_results(path, "measurement")
-        same = key_of(dataset).items() >= key.items()
-        dataset = dataset if same and set(needed) <= dataset.variables.keys() else None
+        dataset = dataset if key_of(dataset).items() >= key.items() else None
     return dataset if all(gather(dataset is not None)) else None
 
 

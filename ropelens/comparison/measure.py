@@ -37,9 +37,6 @@ OF_HEADS = ("positional_fraction", "mean_wavelength")
 OF_LAST = ("position_loss_se", "retrieval_hit")
 """What is kept of these of the finished model alone."""
 
-FAR = ("copy_loss", "far_retrieval")
-"""What is measured of the finished model alone, up to TIMES_CONTEXT as far."""
-
 Text = tuple[Int[Tensor, "_sequence _position"], Int[Tensor, " _sequence"]]
 """Sequences of tokens, and the number of the document that each begins in."""
 

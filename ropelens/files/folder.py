@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 from ropelens.errors import BadArgument, words_of
 
@@ -203,12 +202,11 @@ def file_name(text: str) -> str:
     return "".join(c if c.isalnum() or c in "._-" else "-" for c in text)
 
 
-def write_whole(path: str | Path, content: str | bytes | Callable[[BinaryIO], None]) -> Path:
+def write_whole(path: str | Path, content: str | bytes) -> Path:
     """Write a file aside and rename it into place: never half a file, nor none.
 
     What UTF-8 cannot hold (lone surrogates of a broken tokenizer) becomes a backslash
-    escape. `content` may also be a function that writes to the open file. After an error the
-    earlier file is as it was.
+    escape. After an error the earlier file is as it was.
     """
     path = Path(path)
     if isinstance(content, str):
@@ -219,10 +217,7 @@ def write_whole(path: str | Path, content: str | bytes | Callable[[BinaryIO], No
         aside.unlink(missing_ok=True)  # of a process that was killed, or a link
         try:
             with aside.open("xb") as file:
-                if callable(content):
-                    content(file)
-                else:
-                    file.write(content)
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             aside.replace(path)

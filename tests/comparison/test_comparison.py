@@ -37,7 +37,6 @@ from ropelens.comparison.pairs import partners
 from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument
 from ropelens.report.answer import render_comparison
-from ropelens.statistics.intervals import paired_interval
 from ropelens.train import settings as size_table
 from ropelens.train.data import (
     documents_of,
@@ -270,11 +269,6 @@ def test_two_sizes_have_a_baseline_each(
     assert all(f">{name}<" in page for name in names)
 
 
-def test_an_interval_of_one_has_no_bounds() -> None:
-    assert paired_interval(np.array([2.0]))[0] == 2.0
-    assert np.isnan(paired_interval(np.array([2.0]))[1:]).all()
-
-
 def test_the_table_counts_heads(comparison: xr.Dataset) -> None:
     table = summarize_comparison(comparison).set_index("group")
     of_rope = comparison.isel(entry=[0, 3])
@@ -365,19 +359,6 @@ def test_models_are_read_as_asked_and_what_was_read_otherwise_is_measured_again(
     with pytest.raises(KeyboardInterrupt):
         rl.compare([study], quantize="int8", **options)
     assert asked == [places | {"quantize": "int8", "local_files_only": True}]
-
-
-def test_what_an_earlier_version_measured_is_measured_again(
-    comparison: xr.Dataset, study: Path, measured: Path, tmp_path: Path
-) -> None:
-    cache = Path(shutil.copytree(measured, tmp_path / "cache"))
-    for name, variable in (("final", "retrieval_hit"), ("step-000002", "position_loss")):
-        path = cache / "nope-seed-1" / f"{name}.nc"
-        xr.load_dataset(path, engine="h5netcdf").drop_vars(variable).to_netcdf(
-            path, engine="h5netcdf"
-        )
-    again = rl.compare([study], cache=cache, sequences=SEQUENCES)
-    xr.testing.assert_equal(again, comparison)
 
 
 def test_a_stopped_comparison_goes_on(

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import tempfile
-import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,17 +79,6 @@ def test_an_earlier_run_is_replaced_and_other_files_stay(
         assert {name: holds(folder)[name] for name in before} == before
     expected = {name: f"new {name}" for name in NAMES}
     assert holds(folder) == expected | {"notes.txt": "mine"}
-
-
-def test_a_relative_folder_stays_where_it_was_meant(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "elsewhere").mkdir()
-    with output_folder("out") as results:
-        write_run(results, "new")
-        os.chdir(tmp_path / "elsewhere")
-    assert (tmp_path / "out" / "run.json").exists()
 
 
 # When it does not.
@@ -232,45 +217,6 @@ def test_a_full_disk_is_said_in_one_line(earlier: tuple[Path, dict[str, str]]) -
     assert "\n" not in caught.value.line
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs RLIMIT_FSIZE")
-@pytest.mark.parametrize("writer", ["plain", "netcdf", "safetensors"])
-def test_a_file_that_stops_growing_is_said_in_one_line(
-    earlier: tuple[Path, dict[str, str]], writer: str
-) -> None:
-    """The operating system refuses the write half way through a real file."""
-    folder, before = earlier
-    program = textwrap.dedent(f"""
-        import resource, signal, sys
-        import numpy, safetensors.numpy, xarray
-        from ropelens.errors import BadArgument
-        from ropelens.files.folder import output_folder
-
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
-        array = numpy.zeros(100_000)
-        writers = {{
-            "plain": lambda path: path.write_bytes(array.tobytes()),
-            "netcdf": lambda path: path.write_bytes(
-                xarray.Dataset({{"a": ("x", array)}}).to_netcdf(engine="h5netcdf")
-            ),
-            "safetensors": lambda path: safetensors.numpy.save_file({{"a": array}}, path),
-        }}
-        try:
-            with output_folder(sys.argv[1]) as results:
-                (results / "heads.csv").write_text("small")
-                writers["{writer}"](results / "profile.nc")
-        except BadArgument as error:
-            print(error.line)
-    """)
-    with unharmed(folder, before):
-        done = subprocess.run(
-            [sys.executable, "-c", program, folder], capture_output=True, text=True, timeout=300
-        )
-    assert done.stderr == ""
-    assert done.stdout.startswith("The disk is full: the results do not fit into")
-    assert "File too large" in done.stdout
-
-
 def test_another_failure_of_the_system_is_passed_on(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     with unharmed(folder, None), pytest.raises(FileNotFoundError):
@@ -309,31 +255,6 @@ def test_a_folder_that_takes_no_files_is_refused(path: str) -> None:
     # Not by permissions, which do not stop root.
     with pytest.raises(BadArgument, match=f"{path} cannot be written to[\\s\\S]*in /proc"):
         check_writable(path)
-
-
-@contextmanager
-def not_as_root() -> Iterator[None]:
-    """Root writes anywhere, so for a moment be somebody else."""
-    me = os.geteuid()
-    if me == 0:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(me)
-
-
-def test_a_folder_without_permission_is_refused() -> None:
-    # Not in tmp_path, which nobody but its owner may look into.
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o555)
-        for place in (Path(folder), Path(folder) / "out"):
-            refused = pytest.raises(
-                BadArgument, match=r"cannot be written to[\s\S]*Permission denied"
-            )
-            with not_as_root(), refused:
-                check_writable(place)
-        Path(folder).chmod(0o755)
 
 
 def test_checking_leaves_nothing_behind(earlier: tuple[Path, dict[str, str]]) -> None:

@@ -85,31 +85,3 @@ def test_a_bar_with_rate_and_time_left_on_a_terminal(
     assert re.search(r"measuring [━╺╸]+ +80% [\d,]+ tokens/s, \d:\d\d:\d\d left", words)
     assert seen.count("\x1b[?25l") == seen.count("\x1b[?25h") == 1  # the cursor comes back
     assert seen.endswith("\x1b[2K")  # and the bar goes
-
-
-def test_a_terminal_that_cannot_move_its_cursor_gets_lines(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("TERM", "dumb")
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr(progress, "SECONDS_TO_FIRST_LINE", 0.0)
-    with show_progress("measuring", total=10, unit="tokens") as advance:
-        advance(10)
-    assert re.fullmatch(
-        r"measuring: 10 of 10 tokens, [\d,]+ tokens/s\n", capsys.readouterr().err
-    )
-
-
-def test_one_step_moves_with_its_time_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal, end = pty.openpty()
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "80")
-    with os.fdopen(end, "w") as stderr:
-        monkeypatch.setattr(sys, "stderr", stderr)
-        with show_progress("loading", total=1, unit="step"):
-            time.sleep(1.3)
-        monkeypatch.undo()
-        seen = everything(terminal)
-    os.close(terminal)
-    words = re.sub(r"\x1b\[[\d;]*m", "", seen)
-    assert re.search(r"loading [━╺╸ ]+ 0:00:01", words)

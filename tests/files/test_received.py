@@ -87,7 +87,7 @@ def receive(folder: Path, contents: dict[str, tuple[str, str]], profile: Path) -
 
 
 @settings(
-    max_examples=50,
+    max_examples=30,
     derandomize=True,
     deadline=None,
     database=None,

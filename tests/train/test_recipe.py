@@ -123,22 +123,6 @@ def test_what_is_held_out_is_not_learnt_from(
     assert not learnt & {tuple(row) for row in held_out.tolist()}
 
 
-def test_text_comes_in_an_order_of_the_seed(
-    seen: list[Tensor], text: Path, tmp_path: Path
-) -> None:
-    orders = []
-    for name, changed in (
-        ("first", {}),
-        ("variant", {"variant": "nope"}),
-        ("seed", {"seed": 1}),
-    ):
-        seen.clear()
-        train([text], out=tmp_path / name, **OPTIONS | {"steps": 5} | changed)
-        orders.append(torch.cat(seen))
-    assert torch.equal(orders[0], orders[1])
-    assert not torch.equal(orders[0], orders[2])
-
-
 @pytest.mark.parametrize("after", [0, 5, 7, 16])
 def test_every_epoch_has_an_order_of_its_own(after: int) -> None:
     """That of accelerate's sampler, wherever a run goes on: 9 sequences are 3 steps."""

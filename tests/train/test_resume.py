@@ -141,7 +141,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(
     assert metrics(out) == metrics(run)
 
 
-@pytest.mark.parametrize("room", [1.5, 0.5, 0.1])
+@pytest.mark.parametrize("room", [1.5, 0.1])
 def test_whatever_a_full_disk_stops_is_explained(
     run: Path, text: Path, tmp_path: Path, room: float
 ) -> None:
@@ -155,7 +155,7 @@ def test_whatever_a_full_disk_stops_is_explained(
     assert metrics(out) == metrics(run)
 
 
-@pytest.mark.parametrize("step", [23, 24, 25, 60])
+@pytest.mark.parametrize("step", [24, 25, 60])
 def test_a_stop_after_any_step(run: Path, text: Path, tmp_path: Path, step: int) -> None:
     """Between rows of metrics.csv, each the mean of five steps; on one; and after the last."""
     told = stopped_after(step, text, tmp_path)

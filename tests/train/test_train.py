@@ -104,11 +104,6 @@ def test_processes_that_cannot_share_a_batch() -> None:
     assert caught.value.what == "3 processes cannot share a batch of 4 sequences evenly."
 
 
-def test_the_seed_decides(run: Path, text: Path, tmp_path: Path) -> None:
-    other = train([text], out=tmp_path / "other", **OPTIONS | {"seed": 1, "steps": 60})
-    assert metrics(other)[0]["train_loss"] != metrics(run)[0]["train_loss"]
-
-
 def test_a_folder_of_other_results_is_left_alone(text: Path, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"command": "ropelens analyze"}')
     with pytest.raises(BadArgument, match="holds the results of another command"):
@@ -138,11 +133,6 @@ def test_a_data_folder_of_others_is_not_filled(text: Path, tmp_path: Path) -> No
         train([text], out=tmp_path / "run", **OPTIONS)
     assert list(mine.parent.iterdir()) == [mine]
     assert mine.read_text() == "mine"
-
-
-def test_others_may_read_a_model_as_its_config(run: Path) -> None:
-    modes = {path.stat().st_mode for path in run.glob("*.*") if path.suffix != ".lock"}
-    assert len(modes) == 1
 
 
 def test_a_model_that_does_not_fit_into_memory(
@@ -302,12 +292,6 @@ def test_a_folder_that_cannot_be_made(text: Path, tmp_path: Path, place: str) ->
     assert caught.value.what.startswith(f"{tmp_path / place} cannot be made: ")
 
 
-def test_a_damaged_record(text: Path, tmp_path: Path) -> None:
-    (tmp_path / "run.json").mkdir()
-    with pytest.raises(BadArgument, match=r"run\.json is damaged"):
-        train([text], out=tmp_path, **OPTIONS)
-
-
 def test_divergence_stops_the_run(text: Path, tmp_path: Path) -> None:
     stopped = r"training stopped at step \d+: the loss is not a finite number\."
     with pytest.raises(TrainingFailed, match=stopped):
@@ -373,9 +357,3 @@ def test_sizes_are_as_large_as_they_say() -> None:
             count[name] = sum(p.numel() for p in LlamaForCausalLM(config).parameters())
     millions = {name: round(number / 1e6, 1) for name, number in count.items()}
     assert millions == {"tiny": 2.5, "small": 26.8, "base": 65.1}
-
-
-def test_sizes_are_whole_batches() -> None:
-    for size in SIZES.values():
-        assert size.batch % size.micro_batch == 0
-        assert size.heads % size.kv_heads == 0
