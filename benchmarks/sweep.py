@@ -18,7 +18,6 @@ from pathlib import Path
 import typer
 
 import ropelens as rl
-from ropelens.measure.truncate import plan_truncation
 
 SAMPLE = Path(rl.__file__).parent / "bundled/rope/sample.jsonl"
 CUTS = {"keep": (0.75, 0.5), "controls": 2}
@@ -35,7 +34,8 @@ def main(
     documents = rl.read_documents(text or [SAMPLE])
     chosen = rl.tokenize(documents, tokenizer, context=context, sequences=sequences)
     given = {"lengths": chosen.lengths, "rows": rows if rows == "all" else int(rows)}
-    entries = plan_truncation(loaded, **CUTS).entries
+    cuts = rl.truncate(loaded, chosen.tokens, measures="loss", **given, **CUTS)
+    entries = len(set(cuts["planes"].values))
     plain = cpu_seconds(lambda: rl.evaluate(loaded, chosen.tokens, **given))
     sweep = cpu_seconds(lambda: rl.truncate(loaded, chosen.tokens, **given, **CUTS))
     typer.echo(

@@ -100,7 +100,7 @@ def public(function: Function) -> Function:
         named = get_type_hints(function, include_extras=True)
         for name, one in signature.parameters.items():
             if one.kind is one.VAR_POSITIONAL:
-                named[name] = tuple[named[name], ...]
+                named[name] = tuple[named[name], ...]  # type: ignore[valid-type]
         return named
 
     @wraps(function)
