@@ -24,12 +24,10 @@ from ropelens.statistics.budget.held_out import LayerFit
 from ropelens.statistics.sums import LayerSums, Sums
 
 SECONDS = 60.0
+UNFINISHED = ".unfinished"  # in the folder of a command's results
 
-UNFINISHED = ".unfinished"
-"""The folder, beside a command's results, of what it has measured so far."""
-
+# A state holds these, tensors, numbers, texts, lists and dictionaries.
 KINDS = {kind.__name__: kind for kind in (LayerFit, LayerSums, Sums)}
-"""Dataclasses that a state may hold, beside tensors, numbers, texts, lists and dictionaries."""
 
 
 @dataclass
@@ -66,7 +64,6 @@ def savepoint(folder: Path, key: Mapping[str, object]) -> Iterator[None]:
     """Measurements in the block are saved in `folder`, and go on from what it holds.
 
     `key` is everything that decides the numbers; what was saved under another is removed.
-    Remove the folder when the results are written.
     """
     digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()
     token = _open.set([folder, digest, 0])
@@ -81,7 +78,7 @@ def savepoint(folder: Path, key: Mapping[str, object]) -> Iterator[None]:
 
 
 def remove_savepoint(folder: Path) -> None:
-    """Remove the folder of a `savepoint`, if it exists."""
+    """Remove the folder of a `savepoint`, when the results are written."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -92,34 +89,30 @@ def begin_stage() -> Stage:
         return Stage()
     folder, key, begun = opened
     opened[2] += 1
-    number, among = place()
-    path = folder / f"{begun}-{number + 1}-of-{among}.safetensors"
-    state = None
+    path = folder / f"{begun}-{'-of-'.join(map(str, place()))}.safetensors"
+    state: Any = None
     with suppress(OSError, SafetensorError), safe_open(path, framework="pt") as file:
         if file.metadata()["key"] == key:
             form = file.metadata()["form"]
             state = json.loads(form, object_hook=lambda x: _restored(x, file.get_tensor))
     if path.exists():
-        word = "going on from" if state is not None else "of no use here, and removed:"
+        word = "of no use here, and removed:" if state is None else "going on from"
         print(f"{word} what was measured in {folder}", file=sys.stderr, flush=True)
         if state is None:
             remove_savepoint(folder)
-    if not all(gather(state is not None)):  # all processes go on, or none
-        state = None
-    return Stage(path, key, state, time.monotonic() + SECONDS)
+    all_go_on = all(gather(state is not None))  # of the processes that share the measurement
+    return Stage(path, key, state if all_go_on else None, time.monotonic() + SECONDS)
 
 
 def _form(value: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-    """A tensor or dataclass in JSON's types; tensors join `tensors`."""
+    """A tensor or dataclass in JSON's types; its tensors join `tensors`; see `_restored`."""
     if not isinstance(value, Tensor):
         return {"kind": type(value).__name__} | vars(value)
-    name = str(len(tensors))
-    tensors[name] = value.cpu().contiguous().numpy()
-    return {"tensor": name, "device": str(value.device)}
+    tensors[str(len(tensors))] = value.cpu().contiguous().numpy()
+    return {"tensor": str(len(tensors) - 1), "device": str(value.device)}
 
 
 def _restored(form: dict[str, Any], tensor: Callable[[str], Tensor]) -> Any:
-    """The tensor, dataclass or dictionary of which `_form` and JSON made `form`."""
     if "tensor" in form:
         return tensor(form["tensor"]).to(form["device"])
     if "kind" in form:
