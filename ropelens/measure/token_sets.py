@@ -80,7 +80,7 @@ def attention_on(
 def find_tokens(
     tokens: Int[Tensor, "sequence position"],
     what: str | Sequence[str],
-    tokenizer: TokenNames | None,
+    tokenizer: TokenNames | None = None,
 ) -> Bool[Tensor, "sequence position"]:
     """Which tokens are `what`; see `attention_on`. Padding is not known here."""
     if what == "repeated":
