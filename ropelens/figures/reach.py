@@ -234,14 +234,15 @@ def _draw_panel(figure: go.Figure, of_variant: xr.Dataset, color: str, **place: 
     for y, line in ((0.0, {"color": MUTED, "width": 1.25}), (lowest, DASHED | {"width": 1.5})):
         figure.add_scatter(x=middle[[0, -1]] + 1, y=[y, y], line=line, **silent, **place)
     horizon, *ends = _horizon(of_variant)
-    there = slice(int(0 < horizon < np.inf))  # empty where no diamond stands
+    there = 0 < horizon < np.inf  # else no diamond
     farthest = float(of_variant["distance"].max())
     below, above = np.nan_to_num(ends, nan=horizon, posinf=farthest)
-    bars = {"array": [max(above - horizon, 0)][there]}
-    bars["arrayminus"] = [max(horizon - below, 0)][there]
+    bars: dict[str, list[float]] = {"array": [], "arrayminus": []}
+    if there:
+        bars = {"array": [max(above - horizon, 0)], "arrayminus": [max(horizon - below, 0)]}
     figure.add_scatter(
-        x=[horizon + 1][there],
-        y=[0][there],
+        x=[horizon + 1] if there else [],
+        y=[0] if there else [],
         mode="markers",
         marker={"symbol": "diamond", "size": 11, "color": color},
         error_x={**bars, "color": color, "thickness": 2},
