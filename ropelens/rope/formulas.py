@@ -141,9 +141,9 @@ def yarn(stretch: float, shape: Shape) -> Rates:
 def llama3(stretch: float, shape: Shape) -> Rates:
     """Wavelengths up to a quarter of the context stay; those past the context grow."""
     plain = _plain(shape)
-    kept = (shape.context * plain / (2 * math.pi) - 1.0) / (4.0 - 1.0)
-    kept = kept.clamp(0, 1)
-    return (1 - kept) * plain / stretch + kept * plain, 1.0
+    stays = (shape.context * plain / (2 * math.pi) - 1.0) / (4.0 - 1.0)
+    stays = stays.clamp(0, 1)
+    return (1 - stays) * plain / stretch + stays * plain, 1.0
 
 
 def longrope(factors: Factors, shape: Shape) -> Rates:

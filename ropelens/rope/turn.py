@@ -87,19 +87,19 @@ def turn(
     one = side.shared(groups=1)
     side = side if one is None else one
     at = positions.to(x.device, torch.float32)[:, None, :, None]
-    own = (at * planes.inv_freq.to(x.device, torch.float32)).double()
+    old = (at * planes.inv_freq.to(x.device, torch.float32)).double()
     new = (at * side.inv_freq.to(x.device)[:, None]).double()
     gain = side.gain.to(x.device)[:, None]
     exact = torch.promote_types(x.dtype, torch.float32)
     real, imaginary = x[..., planes.first].to(exact), x[..., planes.second].to(exact)
-    first, second = _rotated(real, imaginary, new - own, gain.to(exact))
+    first, second = _rotated(real, imaginary, new - old, gain.to(exact))
     if not side.mean.isnan().all():
         mean = side.mean.to(x.device, exact)[:, None].unbind(-1)
         stays = mean[0].isnan()
         fixed = _rotated(mean[0], mean[1], new, gain.to(exact))
         first, second = (
-            torch.where(stays, own_part, part)
-            for own_part, part in zip((first, second), fixed, strict=True)
+            torch.where(stays, rotated, part)
+            for rotated, part in zip((first, second), fixed, strict=True)
         )
     result = x.clone()
     result[..., planes.first] = first.to(x.dtype)
