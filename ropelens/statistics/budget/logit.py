@@ -116,7 +116,7 @@ def fit(
 
     Weights that a model does not have are 0. `ridge` keeps weights finite that no row speaks
     of; with 64 rows of 8 sequences it costs less than 0.01 of the bits. Nothing larger than a
-    block of scores is held.
+    block of scores is in memory.
     """
     kv_heads, group = call.key.shape[1], call.query.shape[1] // call.key.shape[1]
     rows, count = averaged(rows, part, parts)
@@ -126,17 +126,18 @@ def fit(
     weights = []
     for first in range(0, kv_heads, together):
         some = slice(first, min(first + together, kv_heads))
-        own, turning, taking = _of_kv_heads(call, planes, sinks, some)
-        heads = torch.arange(own.query.shape[1])
+        of_some, turns, sinks_of = _of_kv_heads(call, planes, sinks, some)
+        heads = torch.arange(of_some.query.shape[1])
         tables = []
         for number in range(parts):
             of_part = part == number
-            table = OffsetRows.of(sequences_of(rows, of_part), call.start, taking[of_part])
+            table = OffsetRows.of(sequences_of(rows, of_part), call.start, sinks_of[of_part])
             tables.append(table.of_heads(heads))
-        given = [
-            list(blocks(own, x, turning, taking, part=part, parts=parts)) for x in (rows, few)
-        ]
-        weights.append(_fit_heads(given[0], given[1], tables, ridge=ridge / count))
+        of_rows, of_few = (
+            list(blocks(of_some, x, turns, sinks_of, part=part, parts=parts))
+            for x in (rows, few)
+        )
+        weights.append(_fit_heads(of_rows, of_few, tables, ridge=ridge / count))
     return torch.cat(weights, dim=2)
 
 
@@ -271,8 +272,8 @@ def score(
         observed = sums(block, attention)
         nats["information"] -= block.weigh(entropy)
         nats["uniform"] -= block.weigh(block.log_keys)
-        for name, own in models.items():
-            nats[name] += (observed[..., : own.shape[-1]] * own).sum(-1)
+        for name, model in models.items():
+            nats[name] += (observed[..., : model.shape[-1]] * model).sum(-1)
         for name in ("content", "both"):
             nats[name] -= block.weigh(log_weights(block, models[name]).logsumexp(-1))
     for part in by.unique():
@@ -323,7 +324,7 @@ def _of_kv_heads(
     """The call of some kv heads and the query heads that read them, their planes and sinks."""
     group = call.query.shape[1] // call.key.shape[1]
     heads = slice(some.start * group, some.stop * group)
-    own = replace(
+    of_some = replace(
         call,
         query=call.query[:, heads],
         key=call.key[:, some],
@@ -333,7 +334,7 @@ def _of_kv_heads(
     )
     if planes.inv_freq.ndim == 2:
         planes = replace(planes, inv_freq=planes.inv_freq[heads])
-    return own, planes, sinks if sinks.shape[1] == 1 else sinks[:, heads]
+    return of_some, planes, sinks if sinks.shape[1] == 1 else sinks[:, heads]
 
 
 def _at(

@@ -200,7 +200,7 @@ def _fit(
 
     def expect_all(point: Tensor) -> tuple[Tensor, Tensor]:
         weights = point.unflatten(0, (parts, heads))
-        each = [expect(table, own) for table, own in zip(tables, weights, strict=True)]
+        each = [expect(table, x) for table, x in zip(tables, weights, strict=True)]
         norms, sums = zip(*each, strict=True)
         return torch.cat(norms), torch.cat(sums)
 
