@@ -103,20 +103,18 @@ def analyze(
             seen=f"context {int(read.tokens.shape[1]):,}",
             attempt="a smaller --context, fewer --rows, --dtype bfloat16, or another --device",
         )
+        common: dict[str, Any] = {
+            "lengths": read.lengths,
+            "documents": read.documents,
+            "rows": plan.rows,
+            "batch_size": plan.batch_size,
+            "seed": options.seed,
+            "progress": show,
+        }
         with full, _saved_in(folder, plan, weights, arguments):
             swept = earlier = None
             if truncation is not None:
-                swept = truncate(
-                    subject,
-                    read.tokens,
-                    lengths=read.lengths,
-                    documents=read.documents,
-                    rows=plan.rows,
-                    batch_size=plan.batch_size,
-                    seed=options.seed,
-                    progress=show,
-                    **truncation,
-                )
+                swept = truncate(subject, read.tokens, **common, **truncation)
                 earlier = _joined_by_sweep(folder, weights, read.fingerprint)
             if options.backend == "transformer-lens" and source.path is not None:
                 shown = bridge(subject.model, source.tokenizer)
@@ -125,16 +123,11 @@ def analyze(
                 profile = measure(
                     subject,
                     read.tokens,
-                    lengths=read.lengths,
-                    documents=read.documents,
                     tokenizer=source.tokenizer,
                     excerpts=plan.excerpts,
                     statistics=plan.statistics,
                     surrogates=options.surrogates,
-                    rows=plan.rows,
-                    batch_size=plan.batch_size,
-                    seed=options.seed,
-                    progress=show,
+                    **common,
                 )
                 with opening(show, "labelling"):
                     heads = classify_heads(profile, seed=options.seed)

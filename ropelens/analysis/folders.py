@@ -18,7 +18,7 @@ from ropelens.analysis.analysis import Analysis, open_analysis
 from ropelens.analysis.record import this_command
 from ropelens.comparison.compare import compare
 from ropelens.comparison.table import summarize_comparison
-from ropelens.errors import BadArgument
+from ropelens.errors import BadArgument, words_of
 from ropelens.files.folder import file_name
 from ropelens.files.results import (
     open_results,
@@ -197,14 +197,10 @@ def stack(analyses: Mapping[str, Analysis]) -> xr.Dataset:
 
     Raises BadArgument for checkpoints of different shapes, or that read different tokens.
     """
-    tokens = {name: one.profile.attrs["tokens_sha256"] for name, one in analyses.items()}
-    if len(set(tokens.values())) > 1:
-        raise BadArgument(
-            "Only checkpoints that read the same tokens can be stacked.",
-            seen=", ".join(f"{name}: {digest[:8]}" for name, digest in tokens.items())[:200],
-            attempt="the same text, context, seed and tokenizer; or ropelens.compare",
-        )
+    tokens = {one.profile.attrs["tokens_sha256"] for one in analyses.values()}
     try:
+        if len(tokens) > 1:
+            raise ValueError("they read different tokens")
         return xr.concat(
             [_stacked(one) for one in analyses.values()],
             xr.Variable("checkpoint", np.array(list(analyses), dtype=object)),
@@ -216,9 +212,9 @@ def stack(analyses: Mapping[str, Analysis]) -> xr.Dataset:
         )
     except ValueError as error:
         raise BadArgument(
-            "Only checkpoints of one shape can be stacked.",
-            seen=str(error).splitlines()[0][:200],
-            attempt="ropelens.compare, which takes others too",
+            "Only checkpoints of one shape that read the same tokens can be stacked.",
+            seen=words_of(error),
+            attempt="ropelens compare, which takes others too",
         ) from error
 
 

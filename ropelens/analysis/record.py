@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import platform
-import re
 import resource
 import shlex
 import sys
@@ -113,26 +112,15 @@ def _known(value: Any) -> Any:
 
 def _machine(device: torch.device) -> dict[str, Any]:
     """Where it ran, and the most memory in use at a time, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in KiB but on a Mac
     facts = {
         "versions": versions(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
         "device": str(device),
-        "peak_memory_bytes": _peak_memory(),
+        "peak_memory_bytes": peak * (1 if sys.platform == "darwin" else 1024),
     }
     if device.type == "cuda":
         facts["peak_cuda_memory_bytes"] = torch.cuda.max_memory_allocated(device)
     return facts
-
-
-def _peak_memory() -> int:
-    """The most bytes that this process has had in use."""
-    # On Linux getrusage also counts what the process that started this one had by then.
-    status = Path("/proc/self/status")
-    peak = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.exists() else None
-    if peak:
-        return 1024 * int(peak[1])
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
-        1 if sys.platform == "darwin" else 1024
-    )

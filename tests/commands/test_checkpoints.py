@@ -123,9 +123,8 @@ def test_what_cannot_be_stacked(run: Path, text: Path, tmp_path: Path) -> None:
     model = run / "history" / STEPS[0]
     one = rl.analyze(model, text, rl.Options(context=32, surrogates=2))
     less = rl.analyze(model, text, rl.Options(context=24, surrogates=2))
-    with pytest.raises(BadArgument, match="that read the same tokens") as refused:
+    with pytest.raises(BadArgument, match="they read different tokens"):
         stack({"one": one, "less": less})
-    assert "one: " in refused.value.parts["seen"]
     more = rl.analyze(save_tiny(tmp_path / "more"), text, rl.Options(context=32, surrogates=2))
     with pytest.raises(BadArgument, match="Only checkpoints of one shape"):
         stack({"one": one, "more": more})
