@@ -75,7 +75,7 @@ def draw_surrogates(
     )
     uniform = -(table.seen.to(table.weight.dtype).log() @ table.weight)
 
-    def gain(weights: Float[Tensor, "head variable"]) -> Float[Tensor, "draw head"]:
+    def gain(weights: Float[Tensor, "problem variable"]) -> Float[Tensor, "draw head"]:
         """Nats over uniform attention, on the rows that the weights are fitted to."""
         log_norm = table.log_norms(weights) @ table.weight
         return ((masses * weights).sum(-1) - log_norm - uniform).view(len(drawn), -1)
