@@ -1,4 +1,4 @@
-"""Runs, or analyses, become one dataset in which each is an entry."""
+"""Trained runs, or analyses, become one dataset over `entry`."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from ropelens.models.processes import gather, place
 from ropelens.train.data import DATA
 
 GROWTH = "growth_"
-"""Before the names of what is known of every checkpoint of a run, not the last alone."""
+"""Prefix of the variables that are over (entry, step), a step for each checkpoint."""
 
 GROUP_LOSS = ("group_loss", "group_predicted")
-"""Variables of a profile by which two of the same tokens are paired."""
+"""Variables of a profile that pair two models on the same tokens."""
 
 DESCRIBED = {
     "loss": ("mean loss of the predicted tokens", "nat/token"),
@@ -230,7 +230,7 @@ def key_of(measured: xr.Dataset) -> dict[str, Any]:
 
 
 def _analyses(entries: Sequence[Entry]) -> xr.Dataset:
-    """What `ropelens analyze` wrote, side by side."""
+    """The profiles that `ropelens analyze` wrote, over `entry`."""
     profiles = [open_results(entry.folder / "profile.nc", "profile") for entry in entries]
     losses = [p[list(GROUP_LOSS)].rename(group="sequence_group") for p in profiles]
     measured = [
@@ -248,7 +248,7 @@ def _analyses(entries: Sequence[Entry]) -> xr.Dataset:
 
 
 def _partners(dataset: xr.Dataset, entries: Sequence[Entry]) -> list[int]:
-    """Runs pair with the baseline of their size and seed, analyses by the text they read."""
+    """Pairs of runs have one size and seed, pairs of analyses have read one text."""
     first = entries[0]
     baselines = {entry.group for entry in entries if entry.variant == first.variant != ""}
     groups = [entry.group for entry in entries]
@@ -259,7 +259,7 @@ def _partners(dataset: xr.Dataset, entries: Sequence[Entry]) -> list[int]:
 
 
 def _side_by_side(datasets: Sequence[xr.Dataset], entries: Sequence[Entry]) -> xr.Dataset:
-    """The datasets over `entry`; what one of them lacks is NaN, a label ""."""
+    """The datasets over `entry`; missing numbers are NaN, missing labels ""."""
     names = np.array([entry.name for entry in entries], dtype=object)
     numbered = [_numbered(dataset) for dataset in datasets]
     joined = xr.concat(
@@ -278,6 +278,6 @@ def _side_by_side(datasets: Sequence[xr.Dataset], entries: Sequence[Entry]) -> x
 
 
 def _numbered(dataset: xr.Dataset) -> xr.Dataset:
-    """With an index on every dim that entries may differ in, so that they are aligned."""
+    """`dataset` with an index on every dim whose size may differ, for alignment."""
     dims = {"layer", "head", "kv_head", "frequency", "sequence_group"} & set(dataset.sizes)
     return dataset.assign_coords({str(dim): np.arange(dataset.sizes[dim]) for dim in dims})

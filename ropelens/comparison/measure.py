@@ -22,20 +22,20 @@ from ropelens.statistics.variables import compared
 from ropelens.train.data import documents_of, held_out_sequences, spread
 
 TIMES_CONTEXT = 4
-"""How far past the trained context the loss by position goes."""
+"""The length of long texts, in trained contexts."""
 
 PER_HEADS, PER_LONG, PER_EARLY, PER_EARLY_LONG = 8, 8, 32, 64
-"""Sequences for the loss of a finished run, to one for its heads and one TIMES_CONTEXT as long;
-to one for an early checkpoint and one TIMES_CONTEXT as long for it."""
+"""`sequences` is divided by these: heads and long texts of a finished run, then all text and
+long texts of an early checkpoint."""
 
 BEHAVIOUR = ("position_loss", "first_loss", "repeat_loss", "retrieval")
-"""What is measured of every checkpoint beside its heads and planes."""
+"""Measured on every checkpoint, in addition to heads and planes."""
 
 OF_HEADS = ("positional_fraction", "mean_wavelength")
-"""Columns of heads.csv that are compared, beside what a profile has."""
+"""Columns of heads.csv that are compared, in addition to variables of the profile."""
 
 OF_LAST = ("position_loss_se", "retrieval_hit")
-"""What is kept of these of the finished model alone."""
+"""Measured on the finished model only."""
 
 Text = tuple[Int[Tensor, "_sequence _position"], Int[Tensor, " _sequence"]]
 """Sequences of tokens, and the number of the document that each begins in."""
@@ -46,27 +46,27 @@ def measure_final(run: Run, model: PreTrainedModel, *, sequences: int, seed: int
     text = validation(run, sequences=sequences)
     fewer, documents = validation(run, sequences=max(2, sequences // PER_HEADS))
     dataset = head_measures(profile(model, fewer, documents=documents, seed=seed))
-    found = _evaluate(model, text, ("loss",), seed=seed).reset_coords("group")
+    losses = _evaluate(model, text, ("loss",), seed=seed).reset_coords("group")
     longer = past_context(run, sequences=max(2, sequences // PER_LONG))
     return (
         dataset.assign(
-            loss=found["mean_loss"],
-            loss_se=found["mean_loss_se"],
-            sequence_loss=found["loss"],
-            sequence_group=found["group"],
+            loss=losses["mean_loss"],
+            loss_se=losses["mean_loss_se"],
+            sequence_loss=losses["loss"],
+            sequence_group=losses["group"],
         )
         .assign(_behaviour(model, text, longer, (*BEHAVIOUR, *OF_LAST), seed=seed))
         .assign(_far(model, text, TIMES_CONTEXT * run.context, seed=seed))
-        .assign_attrs(documents=found.attrs["documents"])
+        .assign_attrs(documents=losses.attrs["documents"])
     )
 
 
 def measure_early(run: Run, model: PreTrainedModel, *, sequences: int, seed: int) -> xr.Dataset:
-    """A checkpoint of `run` on its way: the most of that, with text of fewer sequences."""
+    """An early checkpoint of `run`: most of the same, on fewer sequences."""
     fewer, documents = validation(run, sequences=max(2, sequences // PER_EARLY))
     measured = profile(model, fewer, documents=documents, seed=seed, surrogates=0)
     dataset = head_measures(measured, "growth")
-    text = validation(run, sequences=sequences)  # to hide the same needles in
+    text = validation(run, sequences=sequences)  # so that the needles are the same
     longer = past_context(run, sequences=max(2, sequences // PER_EARLY_LONG))
     behaviour = _behaviour(model, text, longer, BEHAVIOUR, seed=seed)
     return dataset.assign(behaviour).drop_vars(("inv_freq", "wavelength"))
@@ -111,9 +111,10 @@ def _evaluate(
 
 
 def head_measures(profile: xr.Dataset, *how: str) -> xr.Dataset:
-    """What of a profile is compared; labels by the default thresholds, "" for no head.
+    """The variables of a profile that are compared, and the labels of its heads.
 
-    `how` as for `compared`; everything without it.
+    Labels use the default thresholds; "" stands for no head. `how` is as for `compared`, or
+    empty for all variables.
     """
     dataset = profile[compared(*(how or ("final", "growth")))]
     dataset = dataset.drop_vars(set(dataset.coords) - {"inv_freq", "wavelength"})
@@ -133,7 +134,7 @@ def _claim(profile: xr.Dataset) -> dict[str, str | float]:
 
 
 def validation(run: Run, *, sequences: int) -> Text:
-    """Sequences that `run` did not learn from, spread over all of its validation text."""
+    """Sequences from all of the validation text of `run`."""
     held_out = held_out_sequences(run.data)
     documents = documents_of(held_out, run.data)
     tokens = torch.from_numpy(spread(held_out, sequences).astype(np.int64))
@@ -141,10 +142,9 @@ def validation(run: Run, *, sequences: int) -> Text:
 
 
 def past_context(run: Run, *, sequences: int) -> Text:
-    """Validation text in sequences TIMES_CONTEXT as long as those that `run` learnt from.
+    """Validation text in sequences of TIMES_CONTEXT trained contexts.
 
-    Each is begun by BOS, as those are, and goes on where one of them ends; shorter where
-    there are not enough of them.
+    Each is BOS and the text of consecutive sequences; shorter if there are too few of them.
     """
     held_out = held_out_sequences(run.data)
     documents = documents_of(held_out, run.data)
