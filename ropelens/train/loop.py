@@ -53,7 +53,7 @@ def fit(
     data: Path,
     checkpoint_seconds: float,
 ) -> None:
-    """Train `model` on the tokens in `data`, from the last whole checkpoint in `out` on.
+    """Train `model` on the tokens in `data`, starting at the last whole checkpoint in `out`.
 
     `out` gets metrics.csv, models of steps on the way in history/, and a checkpoint every
     `checkpoint_seconds` and at the end.
@@ -62,13 +62,13 @@ def fit(
         TrainingFailed: the loss or a weight is NaN or infinite; no such weight is written.
     """
     if settings.compile:
-        model.compile(dynamic=False)  # of the few shapes there are, each for itself
+        model.compile(dynamic=False)  # there are only a few shapes
     stages = training_stages(data, batch=settings.size.batch, context=settings.context)
     held_out = held_out_sequences(data)
     optimizer = make_optimizer(model.to(processes().device).train())
     state = State()
     if kept := last_whole_checkpoint(out / "checkpoints"):
-        say(f"going on from {kept.name}")
+        say(f"resuming from {kept.name}")
         state = load_checkpoint(kept, model, optimizer)
     loss = torch.tensor(state.loss, device=processes().device)
     saved_at, timed_at, tokens = time.monotonic(), time.perf_counter(), 0
@@ -104,7 +104,7 @@ def fit(
             advance(per_step, note=", ".join(text))
             if settings.in_history(state.step):
                 write_history(model, out, step=state.step, tokenizer=data)
-            # By the first process's clock: what one of them saves, all of them check.
+            # By the clock of the first process, so that all of them check their weights.
             due = broadcast_object_list([time.monotonic() - saved_at >= checkpoint_seconds])[0]
             if last or due:
                 check_weights(model, step=state.step)
@@ -133,10 +133,10 @@ def learning_rate(settings: Settings, step: int) -> float:
 def batches(
     stages: Sequence[np.ndarray], settings: Settings, *, after: int
 ) -> Iterator[Int64[Tensor, "sequence position"]]:
-    """The tokens of each step from the step `after` on, counted from 0.
+    """The tokens of each step, from the step `after` (counted from 0).
 
-    The stages follow one another, the last as often as there are steps. The seed decides the
-    order of the sequences of a stage, which is another in every epoch.
+    The stages follow one another, and the last is repeated. The seed decides the order of the
+    sequences in a stage; every epoch has its own.
     """
     start = 0
     for epoch, rows in enumerate(chain(stages, repeat(stages[-1]))):
@@ -161,7 +161,7 @@ def learn(
 ) -> Float[Tensor, " part"]:
     """Take one step on `batch`; the loss per predicted token, as parts that sum to it.
 
-    A part is what this process's pass and those of the others at the same time give.
+    A part is the sum over the passes that all processes make at the same time.
 
     Raises:
         TrainingFailed: the loss is NaN or infinite, in any process; nothing was changed.
@@ -188,10 +188,10 @@ def learn(
 def own_passes(
     rows: Int64[Tensor, "sequence position"], settings: Settings
 ) -> list[Int64[Tensor, "own_sequence position"]]:
-    """What this process takes of `rows`, as many sequences at once as fit its memory."""
+    """The rows of this process, in passes that fit its memory."""
     together = processes()
     micro = passes_of(settings.size, among=together.num_processes)
-    micro *= settings.context // rows.shape[1]  # of shorter ones as many tokens
+    micro *= settings.context // rows.shape[1]  # as many tokens if sequences are shorter
     own = rows.split(micro)[together.process_index :: together.num_processes]
     return [tokens.to(together.device) for tokens in own]
 
@@ -204,7 +204,7 @@ def loss_of(
     predicted: int,
 ) -> Float[Tensor, ""]:
     """The loss of `model` on `tokens`, nats, summed and divided by `predicted`."""
-    # On a CPU flash attention's way back is slow: of 64 tokens it takes 40 % of a bf16 step.
+    # The backward pass of flash attention is slow on a CPU: 40 % of a bf16 step at 64 tokens.
     few = tokens.device.type == "cpu" and tokens.shape[1] <= FEW_TOKENS
     model.set_attn_implementation("eager" if few else "sdpa")
     bf16 = settings.precision == "bf16"
@@ -227,17 +227,13 @@ def validation_loss(model: PreTrainedModel, held_out: np.ndarray, settings: Sett
 
 
 def check_weights(model: PreTrainedModel, *, step: int) -> None:
-    """See that there is something to save.
-
-    Raises:
-        TrainingFailed: a weight is NaN or infinite.
-    """
+    """Raise TrainingFailed if a weight is NaN or infinite."""
     if not all(weight.isfinite().all() for weight in model.parameters()):
         raise failed("a weight", step=step)
 
 
 def failed(what: str, *, step: int) -> TrainingFailed:
-    """The error for `what` being no number any more at `step`."""
+    """The error for `what`, which is NaN or infinite after `step`."""
     return TrainingFailed(
         f"training stopped at step {step}: {what} is not a finite number.",
         means="the run diverged; checkpoints that were written before are kept",
@@ -246,11 +242,7 @@ def failed(what: str, *, step: int) -> TrainingFailed:
 
 
 def write_history(model: PreTrainedModel, out: Path, *, step: int, tokenizer: Path) -> None:
-    """Keep the model of `step` in history/, a checkpoint that loads alone.
-
-    Raises:
-        TrainingFailed: as `check_weights`, in every process.
-    """
+    """Save the model of `step` in history/, as a checkpoint that loads alone."""
     check_weights(model, step=step)
     if not processes().is_main_process:
         return
