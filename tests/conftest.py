@@ -26,7 +26,6 @@ if "slow" not in sys.argv:  # called by thousands: checked where minutes do not 
 PACKAGE = Path(__file__).parents[1] / "ropelens"
 FILES = [file for room in ROOMS for file in (PACKAGE / room).rglob("*.py")]
 CHECKED = {".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts) for file in FILES}
-assert UNCHECKED <= CHECKED, UNCHECKED - CHECKED
 install_import_hook(sorted(CHECKED - UNCHECKED), "beartype.beartype")
 
 # The same examples everywhere, and no deadline: neither luck nor a loaded machine is a failure.

@@ -9,6 +9,7 @@ import tomllib
 from itertools import chain
 from pathlib import Path
 
+import conftest
 import pytest
 
 import ropelens as rl
@@ -85,6 +86,10 @@ def test_the_whole_keeps_its_size() -> None:
     assert len(rl.__all__) <= NAMES
     for name, most in WORDS.items():
         assert (ROOT / name).stat().st_size <= most, name
+
+
+def test_modules_whose_shapes_are_not_checked_exist() -> None:
+    assert conftest.UNCHECKED <= conftest.CHECKED
 
 
 def lines_of(place: Path) -> int:
