@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 
@@ -26,10 +25,9 @@ from ropelens.errors import BadArgument
 from ropelens.measure.batches import collect
 from ropelens.measure.excerpt import attention_of
 from ropelens.measure.summary import summarize
-from ropelens.measure.tasks import repeat_scores
+from ropelens.measure.tasks import repeat_scores, repeated_tokens
 from ropelens.measure.tokens import as_corpus
-from ropelens.models.doorway import AttentionEdit, HeadSilence, Observer
-from ropelens.models.subject import Subject, as_subject
+from ropelens.models.subject import as_subject
 from ropelens.statistics.budget.held_out import Sample, scored_rows
 from ropelens.statistics.budget.logit import RIDGE, gains
 from ropelens.statistics.corpus import Corpus
@@ -374,48 +372,13 @@ def test_the_excerpt_is_transformers_attention(name: str):
         np.testing.assert_allclose(maps, true, atol=1e-5)
 
 
-@dataclass
-class Listening:
-    """A subject that notes the tokens that it was given."""
-
-    model: PreTrainedModel
-    given: list[Tensor] = field(default_factory=list)
-
-    def forward(
-        self, tokens: Tensor, positions: Tensor | None = None, *, last: int = 0
-    ) -> Tensor:
-        self.given.append(tokens)
-        return self.subject.forward(tokens, positions, last=last)
-
-    def logits(
-        self, tokens: Tensor, *, at_once: int, chunk: int | None = None
-    ) -> Iterator[tuple[int, Tensor]]:
-        self.given.append(tokens)
-        return self.subject.logits(tokens, at_once=at_once, chunk=chunk)
-
-    def observe(self, observer: Observer) -> AbstractContextManager[None]:
-        return self.subject.observe(observer)
-
-    def edit(self, edit: AttentionEdit) -> AbstractContextManager[None]:
-        return self.subject.edit(edit)
-
-    def silence(self, silence: HeadSilence) -> AbstractContextManager[None]:
-        return self.subject.silence(silence)
-
-    @property
-    def subject(self) -> Subject:
-        return as_subject(self.model)
-
-
 @pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "gpt_oss"])
 def test_repeated_tokens_by_brute_force(name: str):
     model = tiny(name)
-    listening = Listening(model)
-    planes = [layer.planes for layer in as_subject(model).rotations()]
-    scores, _ = repeat_scores(
-        listening, first_token=1, planes=planes, length=9, sequences=3, seed=4
-    )
-    (tokens,) = listening.given
+    subject, given = as_subject(model), {"first_token": 1, "length": 9, "sequences": 3}
+    planes = [layer.planes for layer in subject.rotations()]
+    scores, _ = repeat_scores(subject, planes=planes, seed=4, **given)
+    tokens = repeated_tokens(subject, seed=4, **given)
     assert tokens.shape == (3, 19)
     assert (tokens[:, 0] == 1).all()
     assert torch.equal(tokens[:, 1:10], tokens[:, 10:])
