@@ -10,7 +10,7 @@ import pytest
 import torch
 import xarray as xr
 from oracles.recording import attention_calls
-from oracles.tiny import SUPPORTED, random_tokens, tiny
+from oracles.tiny import TEN, random_tokens, tiny
 from transformers import PreTrainedModel
 
 import ropelens as rl
@@ -64,7 +64,7 @@ def against_real_runs(found: xr.Dataset, model: PreTrainedModel, tokens: torch.T
 REAL_DISTANCES = (1, 2, 3, 5, 11, 40, 200)
 
 
-@pytest.mark.parametrize("name", SUPPORTED)
+@pytest.mark.parametrize("name", TEN)
 def test_a_moved_key_scores_as_in_a_real_run(name: str):
     model = tiny(name)
     tokens = torch.from_numpy(random_tokens(sequences=1, length=4))
@@ -176,7 +176,7 @@ def _batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-@pytest.mark.parametrize("name", SUPPORTED)
+@pytest.mark.parametrize("name", TEN)
 def test_every_family_has_the_default_variants(name: str):
     tokens = torch.from_numpy(random_tokens(sequences=2, length=12))
     found = rl.reach(tiny(name), tokens, distances=(0, 1, 1000), resamples=0)
