@@ -49,7 +49,7 @@ VOLATILE = re.compile(
     r"|threads|device|folder|path|\w*sha256|tokens_per_second|arguments|started|finished|speed"
     r"|fingerprints?|kind|bf16_speed|batch_size|source"
 )
-FITTED = re.compile(r"(.*_)?(bits|fraction|gain|share_low|share_high|change)")
+FITTED = re.compile(r"(.*_)?(bits|fraction|gain|share_low|share_high|change|loss_se)")
 """Bits and nats that are small differences of rounded numbers, compared to 1e-5 of one."""
 NUMBER = re.compile(r"[-+\u2212]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?%?")
 
