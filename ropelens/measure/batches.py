@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -71,7 +71,12 @@ def sequences_at_once(
     A batch takes at most half of the `free` bytes; see `batch_bytes`.
     """
     size = max(1, min(sequences, TOKENS_PER_BATCH[device] // context))
-    given = {"context": context, "width": width, "device": device, "scores": scores}
+    given: dict[str, Any] = {
+        "context": context,
+        "width": width,
+        "device": device,
+        "scores": scores,
+    }
     while size > 1 and free < 2 * batch_bytes(config, sequences=size, **given):
         size = (size + 1) // 2
     return size
@@ -287,7 +292,11 @@ class Chunks:
         kept.query[:, :, here] = call.query[:, :, rows]
         kept.output[:, here] = call.output[:, rows]
         kept.start[..., first:end] = call.start
-        chunk = {"key": call.key[:, :, first:], "value": call.value[:, :, first:], "past": 0}
+        chunk: dict[str, Any] = {
+            "key": call.key[:, :, first:],
+            "value": call.value[:, :, first:],
+            "past": 0,
+        }
         self.part(replace(call, **chunk), first)
         if end == self.context:
             del self.kept[call.layer]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -169,9 +170,9 @@ def _fit_budgets(
     layers = (len(entries) - fitted) * len(shard(subject.layers))
     with show("fitting budgets", total=layers, unit="layers") as step:
         for entry, of in list(zip(entries, measured, strict=True))[fitted:]:
-            planes, options = entry.planes, {"surrogates": 0, "seed": seed, "progress": step}
+            options: dict[str, Any] = {"surrogates": 0, "seed": seed, "progress": step}
             with entry.open(subject):
-                of.fits = fit_layers(subject, text, planes=planes, **options)
+                of.fits = fit_layers(subject, text, planes=entry.planes, **options)
             stage.save([vars(of) for of in measured])
 
 

@@ -51,7 +51,8 @@ class Measured:
     @classmethod
     def nothing(cls, bins: int) -> Measured:
         """Before the first batch."""
-        return cls(*(torch.zeros(shape, dtype=torch.float64) for shape in ((0, bins), (0,))))
+        nothing = torch.zeros(0, bins, dtype=torch.float64)
+        return cls(nothing, nothing.sum(1))
 
     @classmethod
     def together(cls, parts: Sequence[Measured]) -> Measured:
