@@ -13,8 +13,7 @@ from safetensors.torch import load_file
 from trained import NANO, OPTIONS, story, train
 from transformers import AutoModelForCausalLM
 
-import ropelens as rl
-from ropelens.errors import BadArgument, BadCheckpoint, BadText, UnsupportedModel
+from ropelens.errors import BadArgument, BadText, UnsupportedModel
 from ropelens.models.rope import measure_rope
 from ropelens.train import settings as size_table
 from ropelens.train import study as studies
@@ -244,13 +243,6 @@ def test_a_study_and_a_run_do_not_share_a_folder(
     with pytest.raises(BadArgument, match="holds a model, a run or a study already"):
         run_study(place / "study.toml", out=run)
     assert not (run / "study.json").exists()
-
-
-def test_a_study_is_no_model_and_says_where_its_models_are(study: Path) -> None:
-    with pytest.raises(BadCheckpoint) as caught:
-        rl.load(study)
-    assert caught.value.what.startswith(f"{study} is no model: it holds a study")
-    assert caught.value.parts["try"] == f"one of the folders {study}/*/*/seed-*"
 
 
 def test_the_folder_of_a_run_is_a_name() -> None:
