@@ -213,7 +213,7 @@ def test_memory_that_runs_out(
     def too_large(*args: object, **options: object) -> None:
         torch.empty(2**50, dtype=torch.float64)
 
-    monkeypatch.setattr("ropelens.analysis.analyze.profile", too_large)
+    monkeypatch.setattr("ropelens.analysis.analyze.measure", too_large)
     with unharmed(out):
         ended = ropelens("analyze", model, "--text", text, "--out", out)
     assert ended.code == 1
@@ -228,7 +228,7 @@ def test_a_bug_is_not_made_pretty(
     out: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ropelens.analysis.analyze.profile", lambda *args, **options: 1 / 0)
+    monkeypatch.setattr("ropelens.analysis.analyze.measure", lambda *args, **options: 1 / 0)
     with unharmed(out), pytest.raises(ZeroDivisionError):
         ropelens("analyze", model, "--text", text, "--out", out)
 

@@ -153,7 +153,7 @@ def test_a_sweep_joins_the_analysis_that_is_there_and_stays_when_it_is_made_agai
     said = json.loads((out / "run.json").read_text())
     sweep = ("truncate", model, "--out", out, "--measures", "loss", *FEW)
     with monkeypatch.context() as patch:  # the profile that stands is not measured again
-        patch.setattr("ropelens.analysis.analyze.profile", None)
+        patch.setattr("ropelens.analysis.analyze.measure", None)
         assert ropelens(*sweep, "--text", text).code == 0
     held = rl.open(out)
     assert before["heads.csv"] == (out / "heads.csv").read_bytes()
