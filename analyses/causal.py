@@ -1,15 +1,16 @@
 """Are the labels true of what the model does? Silence heads of a kind, and look at the loss.
 
-Source: Barbero et al. 2024, "Round and Round We Go!" (arXiv 2410.06205), which says what heads
-of either kind are for, and silences none. Here heads are set to the mean of their output over
-the text (Wang et al. 2023, arXiv 2211.00593): a ninth of all heads, those that go most by
-position or by content but no more than half of a layer, and of each layer as many random
-others, in up to eight draws. Intervals hold the documents and the draws. Then planes of the
-most positional heads stop: in each the strongest, with about half of its push toward keys, or
-all others.
+Source: Barbero et al. 2024, "Round and Round We Go!" (arXiv 2410.06205). The paper says what
+heads of either kind are for, and silences none.
 
-Expectation: either kind costs more than random heads of its layers, heads that go by content
-above all on tokens that the text has had before; the strongest planes cost more than the rest.
+Method: a ninth of all heads output their mean over the text (Wang et al. 2023, arXiv
+2211.00593): those that go most by position, or most by content, at most half of a layer. As
+many random other heads of each layer are silenced for comparison, in up to eight draws.
+Intervals cover the documents and the draws. Then planes of the most positional heads stop: the
+strongest planes of each head, with about half of its push toward keys, or all its other planes.
+
+Expectation: either kind costs more than random heads of its layers. Heads that go by content
+cost most on tokens that the text has had before. The strongest planes cost more than the rest.
 
     python analyses/causal.py [MODEL] [--text FILE]... [--context N]
 

@@ -1,21 +1,20 @@
 """Which variants of RoPE learn to copy, how far, and through which planes?
 
 Source: Barbero et al. 2024, "Round and Round We Go!" (arXiv 2410.06205), section 6: p-RoPE
-stops the slowest planes, so that what depends on meaning alone survives any distance. Copying
-does: an induction head looks for what followed the same token before, however far back.
+stops the slowest planes, so that a match by meaning survives any distance. Copying is such a
+match: an induction head looks for what followed the same token before, however far back.
 
 Expectation: previous-token heads come first, induction heads after them. Variants that keep
-fast planes learn both, nope neither or late. The planes that p-rope:0.75 stops carry more of
-its induction heads than the same planes carry of rope's, and it copies farther past the
-context. Silencing induction heads costs copying, as many random heads as deep do not; and
-where a head's horizon ends (`rl.reach`), needles are no longer found.
+fast planes learn both; nope learns neither, or late. The planes that p-rope:0.75 stops carry
+more of its induction heads than they carry of rope's, and it copies farther past the context.
+Silencing induction heads costs copying; silencing as many random heads as deep does not.
+Needles are no longer found beyond the horizon of a head (`rl.reach`).
 
     python analyses/copying.py [--runs runs/copying]...
 
-Takes the runs of analyses/copying.toml (and of copying-more.toml, whose folder is another
---runs), those that are done, and writes reports/copying/<study>/: the comparison, heads.csv and
-costs.csv. What was measured is kept in the first folder of runs, and stands for weights that
-are deleted.
+Reads the finished runs of analyses/copying.toml, and those of copying-more.toml from a second
+--runs. Writes reports/copying/<study>/: the comparison, heads.csv and costs.csv. The first
+folder of runs keeps all measurements, so a run whose weights are deleted still counts.
 """
 
 import json

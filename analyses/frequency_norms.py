@@ -4,9 +4,9 @@ Source: Barbero et al. 2024, "Round and Round We Go!" (arXiv 2410.06205), the fi
 mean query and key norms by layer and by head: in Gemma 7B the slowest planes dominate
 every layer, and the fastest are used in the first and last layers.
 
-Expectation: a band of long queries and keys, inside the axis where the base is large
-beside the trained context: planes slower than the band never turn within the context,
-were of no use in training, and stay short. Oka et al. (ICLR 2026) put the band at plane
+Expectation: if the base is large beside the trained context, a band of planes has long queries
+and keys. Slower planes never turn within the context, so training has no use for them, and
+their queries and keys stay short. Oka et al. (ICLR 2026) put the band at plane
 (D/2) log_base(L / 3.657) for a trained context of L tokens.
 
     python analyses/frequency_norms.py [MODEL] [--text FILE]... [--context N]

@@ -1,13 +1,13 @@
 """Which heads are positional, which semantic, and through which wavelengths?
 
-Source: Barbero et al. 2024, "Round and Round We Go!" (arXiv 2410.06205). In Gemma 7B the paper
-finds heads by eye: some attend to themselves or to the previous token and rest on the highest
-frequencies, one looks for an apostrophe and rests on low ones. It has no labels and no
-correlation: here every head gets a label from its attention budget, on text that the models
-behind it were not fitted to, and the claim a verdict, from what the same frequencies in a
-random order give.
+Source: Barbero et al. 2024, "Round and Round We Go!" (arXiv 2410.06205). By eye, the paper
+finds heads of Gemma 7B that attend to themselves or to the previous token and use the highest
+frequencies, and one that looks for an apostrophe and uses low ones.
 
-Expectation: positional heads in early layers, with offsets of a few tokens, and the claim
+Method: the attention budget gives every head a label, on text that its models were not fitted
+to. The verdict on the claim compares the model with the same frequencies in a random order.
+
+Expectation: positional heads are in early layers, with offsets of a few tokens, and the claim
 holds.
 
     python analyses/positional_heads.py [MODEL] [--text FILE]... [--context N]

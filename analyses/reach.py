@@ -1,13 +1,15 @@
 """How far back do heads that go by content find their key, and what do still planes add?
 
-Source: Barbero et al. 2024, "Round and Round We Go!" (arXiv 2410.06205): under RoPE no
-plane is a robust channel for meaning over long contexts, for some distance turns any key
-away; planes that stand still (p-RoPE) are. The paper proves it; here queries and keys of real
-text, with their rotation removed, are scored at every distance up to 1,000,000.
+Source: Barbero et al. 2024, "Round and Round We Go!" (arXiv 2410.06205), a theorem: under RoPE
+no plane is a robust channel for meaning over long contexts, since some distance turns any key
+away. Planes that stand still (p-RoPE) are robust.
 
-Expectation: under RoPE every such head has a horizon, where the key it picked falls to
-the level of the others. Stopped planes keep a part of the score at any distance, so with
-enough of them the horizon goes; the model was not trained for them, so its text may not.
+Method: queries and keys of real text, without their rotation, are scored at every distance up
+to 1,000,000.
+
+Expectation: under RoPE every such head has a horizon, where the key that it picked falls to the
+level of the others. Stopped planes keep part of the score at any distance, so with enough of
+them there is no horizon. The model was not trained with them, so its loss may suffer.
 
     python analyses/reach.py [MODEL] [--text FILE]... [--context N]
 

@@ -1,18 +1,19 @@
 """Which planes may stop rotating for nothing, and which may not?
 
 Source: Barbero et al. 2024, "Round and Round We Go!" (arXiv 2410.06205): p-RoPE, trained with
-the slowest planes stopped, loses nothing; with the fastest stopped it loses much. Here
-planes of a trained model stop, from either end or a band of wavelengths at a time, beside
-as many random planes, all on the same text.
+the slowest planes stopped, loses nothing. With the fastest stopped it loses much.
+
+Method: planes of a trained model stop, from either end or a band of wavelengths at a time.
+As many random planes stop for comparison, on the same text.
 
 Expectation: planes slower than the high-norm band (Oka et al. 2026: at wavelength 2 pi
-context / 3.657) are free, the fastest cost nats/token. A band costs the more, the more the
-heads select through it.
+context / 3.657) cost nothing, the fastest cost nats/token. The more the heads select through
+a band, the more it costs.
 
     python analyses/truncation.py [MODEL] [--text FILE]... [--context N]
 
-Writes reports/truncation/<model>/. Takes some 10 minutes of CPU for the bundled checkpoint: 65
-evaluations of the model, attention looked at in 64 rows of a sequence, a budget fitted to each.
+Writes reports/truncation/<model>/. Takes about 10 minutes of CPU for the bundled checkpoint: 65
+evaluations of the model, with attention in 64 rows of a sequence and a budget fitted to each.
 """
 
 from dataclasses import replace

@@ -1,21 +1,23 @@
 """Trained from the start, how do variants of RoPE differ, and what do still planes carry?
 
 Source: Barbero et al. 2024, "Round and Round We Go!" (arXiv 2410.06205), section 6: p-RoPE,
-which stops the slowest planes, trains as well as RoPE or better, NoPE worse. One run each, and
-no look inside. Here three seeds each, in pairs that see the same text in the same order from
-the same weights, and a look at the heads and planes that came of it.
+which stops the slowest planes, trains as well as RoPE or better, and NoPE trains worse. The
+paper trains each once, and does not look at heads.
 
-Expectation: nope far behind; p-rope:0.75 within noise of rope at this scale; p-rope:0.25 and
-p-rope-reversed:0.75 worse. No previous-token head in the first layer of nope. Positional heads
-at short wavelengths, and content in the planes that stand still.
+Method: three seeds of each variant. Runs of one seed start from the same weights and read the
+same text in the same order, so differences are paired. Heads and planes are compared too.
+
+Expectation: nope is far behind; p-rope:0.75 is within noise of rope at this scale; p-rope:0.25
+and p-rope-reversed:0.75 are worse. nope has no previous-token head in the first layer.
+Positional heads use short wavelengths, and planes that stand still carry content.
 
     python analyses/variants.py --text FOLDER --valid FOLDER [--runs runs/variants]
     python analyses/variants.py --tokens FOLDER --study analyses/copying.toml \\
         --runs runs/copying
 
-Trains what analyses/variants.toml names (a day on two cores; stopped, the same command goes
-on, and runs that are there are not trained again), and writes reports/variants/<study>/, where
-<study> is the name of the study file: give a study of your own another.
+Trains the runs of analyses/variants.toml (a day on two cores) and skips finished ones, so the
+same command continues after a stop. Writes reports/variants/<study>/, where <study> is the name
+of the study file: give your own study another name.
 """
 
 from pathlib import Path
