@@ -49,8 +49,8 @@ VOLATILE = re.compile(
     r"|threads|device|folder|path|\w*sha256|tokens_per_second|arguments|started|finished|speed"
     r"|fingerprints?|kind|bf16_speed|batch_size|source"
 )
-FITTED = re.compile(r"(.*_)?(bits|fraction|gain|share_low|share_high|change|loss_se)")
-"""Bits and nats that are small differences of rounded numbers, compared to 1e-5 of one."""
+FITTED = re.compile(r"(.*_)?(bits|fraction|gain|kernel|share_low|share_high|change|loss_se)")
+"""What follows from fits, which stop within 5e-4 of a head's bits: compared to 1e-4 of one."""
 NUMBER = re.compile(r"[-+\u2212]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?%?")
 
 app = typer.Typer(add_completion=False, help=__doc__, rich_markup_mode=None)
@@ -167,7 +167,7 @@ def differences(before: Path, after: Path, *, tolerance: float, strict: bool = F
         for name in sorted(a.keys() & b.keys()):
             difference, word = differs(name, a[name], b[name])
             if FITTED.fullmatch(name):
-                difference /= 10
+                difference /= 100
             if word or difference > tolerance:
                 print(f"DIFFERS {file} {name}: {word or f'{difference:.2g}'}")
             elif difference:
