@@ -121,11 +121,3 @@ def public(function: Function) -> Function:
 def _seen(value: object) -> str:
     """A value and its type, cut at 80 characters."""
     return f"{type(value).__name__} {value!r}"[:80]
-
-
-def check_count(name: str, value: object, *, least: int = 0) -> None:
-    """Raise `BadArgument` for the argument `name` that is no whole number from `least` on."""
-    if not isinstance(value, Integral) or value < least:
-        raise BadArgument(
-            f"{name} must be a whole number, {least} or more.", seen=repr(value)[:80]
-        )
