@@ -21,7 +21,6 @@ import pdoc.doc
 import pdoc.render
 
 import ropelens as rl
-from ropelens.rope.variants import VARIANTS
 
 HERE = Path(__file__).parent
 OUT = HERE / "reference"
@@ -43,15 +42,12 @@ def chapters() -> dict[str, list[str]]:
 
 
 def reference() -> pdoc.doc.Module:
-    """The package with its public names imported; the table of variants in words."""
+    """The package with its public names imported."""
     for name in rl.__all__:
         vars(rl)[name] = getattr(rl, name)  # pdoc looks up, and does not import
     package = pdoc.doc.Module(rl)
     undescribed = [name for name in rl.__all__ if not package.members[name].docstring]
-    assert undescribed == ["VARIANTS"], undescribed
-    rows = [f"| `{row.usage}` | {row.meaning} | {row.source} |" for row in VARIANTS.values()]
-    table = "\n".join(["| variant | what it does | source |", "|---|---|---|", *rows])
-    package.members["VARIANTS"].docstring = f"The variants of RoPE by name.\n\n{table}"
+    assert not undescribed, undescribed
     return package
 
 

@@ -48,6 +48,7 @@ class Stage:
         aside = self.path.with_suffix(".part")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            aside.unlink(missing_ok=True)  # a link there would be followed
             save_file(tensors, aside, {"key": self.key, "form": form})
             aside.replace(self.path)
         except (OSError, SafetensorError) as error:
@@ -66,6 +67,8 @@ def savepoint(folder: Path, key: Mapping[str, object]) -> Iterator[None]:
     `key` is everything that decides the numbers; what was saved under another is removed.
     """
     digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()
+    if folder.is_symlink():  # nothing of ours
+        folder.unlink()
     token = _open.set([folder, digest, 0])
     try:
         yield
