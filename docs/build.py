@@ -16,6 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import get_type_hints
 
 import pdoc.doc
 import pdoc.render
@@ -45,6 +46,8 @@ def reference() -> pdoc.doc.Module:
     """The package with its public names imported."""
     for name in rl.__all__:
         vars(rl)[name] = getattr(rl, name)  # pdoc looks up, and does not import
+    for kind in rl.Options.__mro__[:2]:  # types alone, without the words of --help
+        kind.__annotations__ = kind.__init__.__annotations__ = get_type_hints(kind)
     package = pdoc.doc.Module(rl)
     undescribed = [name for name in rl.__all__ if not package.members[name].docstring]
     assert not undescribed, undescribed
