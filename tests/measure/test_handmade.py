@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from oracles.handmade import OFFSETS, handmade
+from oracles.handmade import handmade
 from oracles.planted import Expected
 
 import ropelens as rl
-from ropelens.statistics.budget.claim import rank_correlation
 
-PARTS = ("sink", "position", "content", "interaction")
 CASES = [
     pytest.param(
         (seed, head_dim), marks=[] if (seed, head_dim) == (0, 32) else pytest.mark.slow
@@ -52,50 +49,21 @@ def test_every_label_and_every_offset(built):
             assert head[f"{right}_fraction"] > 0.8, truth
 
 
-def test_each_head_does_what_its_label_says(built):
-    _, heads, expected = built
-    for (_, head), truth in zip(heads.iterrows(), expected, strict=True):
-        if truth.description == "0 back":
-            assert head["self_mass"] > 0.35
-        elif truth.description == "1 back":
-            assert head["previous_token"] > 0.35
-        elif truth.description == "equal tokens":
-            assert head["duplicate_token"] > 2 * head["induction"]
-        if truth.sink:
-            assert abs(head["sink_mass"] - truth.sink) < 0.35, truth
-        else:
-            assert head["sink_mass"] < 0.2, truth
-    parts = heads[[f"{part}_bits" for part in PARTS]].sum(axis=1)
-    np.testing.assert_allclose(parts, heads["total_bits"])
-
-
 def test_positional_heads_select_through_short_wavelengths(built):
     """They were built with fast and middle planes, semantic ones with slow ones.
 
     Also those with a sink mixed in: what a head needs for position 0 it can only put into slow
     planes, but that is no selectivity of keys.
     """
-    profile, heads, expected = built
+    _, heads, expected = built
     named = heads[[truth.label in ("positional", "semantic") for truth in expected]]
     for column in ("mean_wavelength", "top_wavelength"):
         wavelength = named.groupby("label")[column]
         assert wavelength.max()["positional"] < 450
         assert wavelength.min()["semantic"] > 1900
     assert (named["planes_to_half"] >= 1).all()
-    claim = heads.attrs["claim"]
-    assert claim["heads"] == 16
-    fraction, wavelength = (
-        profile[f"surrogate_{name}"][0, 0].values
-        for name in ("offset_fraction", "log_wavelength")
-    )
-    counts = np.isfinite(fraction)
-    np.testing.assert_array_equal(np.flatnonzero(counts), named["head"])
-    assert claim["rank_correlation"] == rank_correlation(fraction[counts], wavelength[counts])
-    assert claim["rank_correlation"] < -0.5
-    assert (claim["verdict"], claim["why"]) == (
-        "not testable",
-        "0 surrogates have a correlation; it takes 39",
-    )
+    assert heads.attrs["claim"]["heads"] == 16
+    assert heads.attrs["claim"]["rank_correlation"] < -0.5
 
 
 def test_predicted_kernels_peak_where_they_were_built_to(built):
@@ -125,15 +93,3 @@ def test_selectivity_lies_in_the_planes_that_were_written(built):
             assert keys[planes].sum() > 0.9 * keys.sum(), truth
         if truth.sink:
             assert sink[of_sink].sum() > 0.8 * sink.sum(), truth
-
-
-@pytest.mark.slow
-def test_sampled_rows_give_the_same_labels():
-    model, tokens, expected = handmade(0, 32)
-    profile = rl.profile(model, torch.from_numpy(tokens), rows=24, surrogates=0)
-    heads = rl.classify_heads(profile, resamples=50)
-    assert heads["label"].tolist() == [truth.label for truth in expected]
-    for found, truth in zip(heads["offset"], expected, strict=True):
-        narrow = truth.offset is not None and not truth.tolerance
-        assert found == truth.offset if narrow else pd.isna(found), truth
-    assert set(OFFSETS) <= set(heads["offset"].dropna())

@@ -141,17 +141,6 @@ def test_layers_with_fewer_heads_or_planes():
     assert heads["planes_to_half"].tolist() == [1, 1, 1]
 
 
-def test_heads_and_planes_that_differ_between_layers_of_a_model():
-    """Gemma 4: layers with other head dimensions, kv heads and planes that stand still."""
-    model = tiny("gemma4", num_global_key_value_heads=1, attention_k_eq_v=True)
-    tokens = torch.from_numpy(random_tokens(sequences=4, length=30))
-    heads = classify_heads(rl.profile(model, tokens, surrogates=2))
-    assert heads["total_bits"].notna().all()
-    assert heads["top_wavelength"].notna().all()
-    layers = model.config.get_text_config().num_hidden_layers
-    assert len(heads) == 4 * layers
-
-
 # confidence
 
 
@@ -169,36 +158,14 @@ def test_confidence_of_two_groups_by_hand():
     np.testing.assert_allclose(heads["confidence"], [0.5, 1.0, 0.75], atol=0.015)
 
 
-def test_confidence_weighs_groups_by_their_rows():
-    """90 rows of position and 10 of content are positional in every draw that has both."""
-    groups = [(90.0, [POSITIONAL]), (10.0, [SEMANTIC])]
-    heads = classify_heads(profile_of(groups), resamples=20_000)
-    assert heads["label"].tolist() == ["positional"]
-    np.testing.assert_allclose(heads["confidence"], [0.75], atol=0.015)
-
-
-def test_confidence_gives_to_content_what_both_explain():
-    overlapping: Gains = (1.0, 0.0, 0.9, 1.0, 1.0)
-    heads = classify_heads(profile_of([(5.0, [overlapping])] * 3))
-    assert heads["label"].tolist() == ["semantic"]
-    assert heads["confidence"].tolist() == [1.0]
-
-
-def test_models_that_lose_in_one_group_count_over_all_that_are_drawn():
-    """-1 and +3 are a gain of 1, not of 1.5: gains are cut at none after they are added."""
-    first: Gains = (3.0, 0.0, -1.0, 0.0, 3.0)
-    second: Gains = (3.0, 0.0, 3.0, 0.0, 3.0)
-    profile = profile_of([(1.0, [first]), (1.0, [second])])
-    assert float(profile["content_bits"][0, 0]) == 0
-    labels = resample_labels(profile, Thresholds(), resamples=500, seed=0)
-    assert set(labels.ravel()) == {"positional"}, "B explains all, C nothing"
-
-
 def test_resamples_are_tables_of_the_groups_that_are_drawn():
-    """The same groups drawn by hand, and their budgets: the same labels."""
+    """The same groups drawn by hand, weighed by rows and added before losses count as none."""
     random = np.random.default_rng(3)
     groups = [
-        (float(random.integers(1, 50)), [tuple(random.uniform(0, 3, size=5)) for _ in range(4)])
+        (
+            float(random.integers(1, 50)),
+            [tuple(random.uniform(-1, 3, size=5)) for _ in range(4)],
+        )
         for _ in range(6)
     ]
     profile = profile_of(groups)
@@ -244,9 +211,6 @@ def test_confidence_of_one_sequence_is_unknown():
     heads = classify_heads(one_group(POSITIONAL, SEMANTIC))
     assert heads["confidence"].isna().all()
     assert heads[["share_low", "share_high"]].isna().all(axis=None)
-    tokens = torch.from_numpy(random_tokens(sequences=1, length=9))
-    profile = rl.profile(tiny("llama_gqa"), tokens, surrogates=0)
-    assert classify_heads(profile)["confidence"].isna().all()
 
 
 # the claim
@@ -272,42 +236,6 @@ def test_the_claim_depends_on_profile_and_seed_alone():
     assert claim["rank_correlation"] == pytest.approx(rho)
 
 
-def claimed(own: float, others: float, *, draws: int = 40) -> dict[str, object]:
-    """The claim of 12 heads in two layers, whose surrogates correlate by about `others`."""
-    random = np.random.default_rng(0)
-    x = np.linspace(0, 1, 12)
-    rho = np.array([own, *[others] * draws])[:, None]
-    noise = random.permuted(np.tile(x, (len(rho), 1)), axis=1)
-    y = rho * x + (1 - abs(rho)) * noise
-    profile = profile_of([(1.0, [POSITIONAL] * 6)])
-    profile = profile.drop_vars([n for n in profile.data_vars if n.startswith("surrogate")])
-    shape = (len(rho), 2, 6)
-    both = {"offset_fraction": np.tile(x, (len(rho), 1)), "log_wavelength": y}
-    layers = xr.concat([profile, profile], dim="layer", data_vars="minimal")
-    for name, values in both.items():
-        layers[f"surrogate_{name}"] = (("draw", "layer", "head"), values.reshape(shape))
-    return classify_heads(layers).attrs["claim"]
-
-
-@pytest.mark.parametrize(
-    ("own", "others", "draws", "verdict"),
-    [
-        (-1.0, -0.4, 40, "holds"),
-        (1.0, -0.4, 40, "contradicted"),
-        (-0.4, -0.4, 40, "unresolved"),
-        (-1.0, -0.4, 38, "not testable"),
-        (-1.0, -0.4, 39, "holds"),
-        (-1.0, -1.0, 40, "not testable"),
-    ],
-)
-def test_verdicts_on_surrogates_made_by_hand(own, others, draws, verdict):
-    """A correlation that is negative for any model says nothing by itself."""
-    claim = claimed(own, others, draws=draws)
-    assert claim["verdict"] == verdict, claim
-    assert claim["heads"] == 12
-    assert claim["why"]
-
-
 def test_without_surrogates_the_claim_is_not_testable():
     tokens = torch.from_numpy(random_tokens(sequences=4, length=30))
     profile = rl.profile(tiny("llama_gqa"), tokens, surrogates=0)
@@ -316,7 +244,6 @@ def test_without_surrogates_the_claim_is_not_testable():
     assert claim["verdict"] == "not testable"
     assert claim["null_draws"] == 0
     assert "surrogates" in claim["why"] or "it takes 3 of each" in claim["why"]
-    assert claimed(-1.0, 0.0, draws=0)["why"] == "0 surrogates have a correlation; it takes 39"
 
 
 def test_what_is_no_profile_is_refused():

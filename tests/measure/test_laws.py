@@ -12,7 +12,6 @@ import torch
 import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from observed import observed_calls
 from oracles.tiny import _LONGROPE, _ROPE, random_tokens, tiny
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -26,14 +25,12 @@ from ropelens.models.subject import as_subject
 from ropelens.rope.planes import Planes
 from ropelens.statistics import memory
 from ropelens.statistics.budget.held_out import LayerFit
-from ropelens.statistics.budget.logit import SCORES, fit, gains, score
 from ropelens.statistics.corpus import Corpus
-from ropelens.statistics.rows import Rows, sample_rows
+from ropelens.statistics.rows import sample_rows
 from ropelens.statistics.sums import Sums
 
 
-@pytest.mark.parametrize("factor", [0.0, 0.5, 3.0])
-def test_norms_do_not_depend_on_the_rotation(factor: float):
+def test_norms_do_not_depend_on_the_rotation():
     """Of layer 0, which sees the same hidden states however its heads turn."""
     tokens = torch.from_numpy(random_tokens(sequences=3, length=20))
     model, lengths = tiny("llama_gqa"), torch.tensor([20, 20, 20])
@@ -44,7 +41,7 @@ def test_norms_do_not_depend_on_the_rotation(factor: float):
         return summarize(collect(as_subject(model), text, planes=planes), planes)
 
     before = measured()
-    model.model.rotary_emb.inv_freq *= factor
+    model.model.rotary_emb.inv_freq *= 3.0
     after = measured()
     for name in ("q_norm", "k_norm"):
         np.testing.assert_allclose(after[name][0], before[name][0], rtol=1e-5)
@@ -114,8 +111,9 @@ def assert_same(one: Sums, other: Sums, of: Fitted, *, rtol: float) -> None:
     assert float(a["group_both_gain"].max()) > 0.1
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "gpt_oss", "gpt_neox"])
-@pytest.mark.parametrize("rows", ["all", 7])
+@pytest.mark.parametrize(
+    ("name", "rows"), [("llama_gqa", 7), ("gemma2", 7), ("gpt_oss", "all")]
+)
 def test_two_halves_add_up_to_the_whole(name: str, rows: int | str):
     of = fitted_to(name, (30, 30, 12, 30, 21))
     whole = of.collect(rows=rows, batch_size=1)
@@ -138,8 +136,9 @@ def test_halves_of_different_contexts_add(name: str):
     assert_same(whole, short + long, of, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "gpt_oss"])
-@pytest.mark.parametrize("rows", ["all", 20])
+@pytest.mark.parametrize(
+    ("name", "rows"), [("llama_gqa", "all"), ("gemma2", 20), ("gpt_oss", 20)]
+)
 def test_blocks_change_nothing(name: str, rows: int | str, monkeypatch: pytest.MonkeyPatch):
     of = fitted_to(name, (70, 33, 51), double=False)
     one = of.collect(rows=rows)
@@ -147,8 +146,9 @@ def test_blocks_change_nothing(name: str, rows: int | str, monkeypatch: pytest.M
     assert_same(one, of.collect(rows=rows), of, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "gpt_oss"])
-@pytest.mark.parametrize("rows", ["all", 6])
+@pytest.mark.parametrize(
+    ("name", "rows"), [("llama_gqa", 6), ("gemma2", "all"), ("gpt_oss", 6)]
+)
 def test_batches_change_nothing(name: str, rows: int | str):
     """Also short sequences among themselves, which see the first offsets of the fits alone."""
     of = fitted_to(name, (30, 8, 2, 19, 30, 11))
@@ -157,7 +157,7 @@ def test_batches_change_nothing(name: str, rows: int | str):
     assert_same(alone, all_, of, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "mistral_sliding"])
+@pytest.mark.parametrize("name", ["llama_gqa", "gemma2"])
 def test_padding_changes_nothing(name: str):
     """Neither its tokens nor how much of it there is: of sums, and of fits."""
     tokens = torch.from_numpy(random_tokens(sequences=3, length=40))
@@ -178,10 +178,9 @@ def test_padding_changes_nothing(name: str):
     assert plain.row_weight.sum() == 54
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "gpt_oss"])
-def test_a_profile_leaves_the_model_as_it_was(name: str):
+def test_a_profile_leaves_the_model_as_it_was():
     """Bit for bit: the pass that fits stops in the middle of the model."""
-    model, tokens = tiny(name), torch.from_numpy(random_tokens(sequences=3, length=30))
+    model, tokens = tiny("gpt_oss"), torch.from_numpy(random_tokens(sequences=3, length=30))
     weights = {key: value.clone() for key, value in model.state_dict().items()}
     with torch.no_grad():
         before = model(tokens, use_cache=False).logits
@@ -209,28 +208,6 @@ def test_the_same_seed_gives_the_same_numbers():
     xr.testing.assert_equal(one, same)
     for name in ("selectivity", "group_both_gain", "surrogate_log_wavelength"):
         assert (one[name] != other[name]).any(), name
-
-
-def test_a_sequence_alone_is_folded_by_its_rows():
-    """Its halves are scored by one another: no row is scored by what was fitted to it."""
-    tokens = torch.from_numpy(random_tokens(sequences=1, length=60))
-    model = tiny("llama_gqa").double()
-    of = fitted(model, tokens, torch.tensor([60]))
-    both_gain = gains(of.collect().scores[0])["both_gain"][0]
-    assert of.fits[0].alone
-    call, planes = observed_calls(model, tokens)[0]
-    sinks = of.fits[0].sinks(of.text.sinks)
-    halves = [
-        Rows(at[None], torch.ones(1, len(at)), of.text.lengths, dense=False)
-        for at in (torch.arange(1, 60, 2), torch.arange(2, 60, 2))
-    ]
-    both, one = torch.zeros(4, dtype=torch.float64), torch.zeros(1, dtype=torch.long)
-    for ours, others in (halves, reversed(halves)):
-        fits = fit(call, ours, planes, sinks, part=one, parts=1)
-        scores = score(call, others, planes, sinks, fits, by=one)[0]
-        uniform, of_both = (scores[:, SCORES.index(name)] for name in ("uniform", "both"))
-        both += (of_both - uniform) / math.log(2) / 59
-    torch.testing.assert_close(both_gain, both, atol=0.02, rtol=0)
 
 
 LENGTH_DEPENDENT = {
@@ -296,21 +273,9 @@ def test_every_seed_and_every_sequence_draws_its_own_rows():
     assert len(drawn.unique(dim=0)) == 3 * len(seeds)
 
 
-@pytest.mark.parametrize(("length", "count"), [(30, 7), (30, 1), (9, 8), (5, 40), (2, 3)])
-def test_every_row_stands_for_itself_on_average(length: int, count: int):
-    draws = 3000
-    rows = sample_rows(torch.full((draws,), length), count=count, seed=1)
-    mean = rows.by_position(length).mean(0)
-    assert mean[0] == 0
-    # A row of a stretch of n rows is drawn with 1/n and stands for n: variance n - 1.
-    error = math.sqrt((math.ceil((length - 1) / count) - 1) / draws)
-    assert (mean[1:] - 1).abs().max() <= 4.5 * error
-
-
-@pytest.mark.parametrize("name", ["llama_gqa", "gemma2"])
-def test_sampled_rows_agree_with_all_rows(name: str):
+def test_sampled_rows_agree_with_all_rows():
     """Over 24 seeds the mean lies within its standard error: no |z| beyond chance."""
-    model = tiny(name).double()
+    model = tiny("gemma2").double()
     subject, planes = as_subject(model), planes_of(model)
     tokens = torch.from_numpy(random_tokens(sequences=4, length=60))
     text = as_corpus(as_subject(model), tokens, torch.tensor([60, 44, 60, 23]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -50,13 +48,13 @@ def test_a_head_that_asks_nothing_of_a_plane_does_not_need_it() -> None:
     assert table.drop(3)["attention_change"].min() > 1e-6
 
 
-@pytest.mark.parametrize("head", ["*", "1.*", "0.1,1.1", "9.0"])
+@pytest.mark.parametrize("head", ["1.*", "0.1,1.1"])
 def test_one_head_at_a_time(head: str) -> None:
     with pytest.raises(BadArgument):
         rl.needed_planes(tiny("llama_gqa"), TOKENS, head)
 
 
-@pytest.mark.parametrize("head", ["0.1", "0.0", "1.2"])
+@pytest.mark.parametrize("head", ["0.1", "0.0"])
 def test_under_an_open_edit_that_makes_heads_differ(head: str) -> None:
     """As two evaluations: inside the block, and of both edits together outside it."""
     model, around = tiny("llama_gqa"), rl.stop(rl.PlaneNumbers([1, 3]), heads="0.1")
@@ -99,41 +97,15 @@ def test_a_head_of_which_no_plane_turns() -> None:
     assert np.isinf(dropped["wavelength"]).all()
 
 
-@pytest.mark.parametrize("how", ["stop", "drop"])
-def test_a_layer_without_planes(how: str) -> None:
-    model = tiny("smollm3")
+def test_a_layer_without_planes() -> None:
+    model, how = tiny("smollm3"), "drop"
     with pytest.raises(BadArgument, match=f"there is none to {how}") as refused:
         rl.needed_planes(model, TOKENS, "3.0", how=how)
     assert refused.value.parts["try"].startswith("a head of a layer that turns")
     assert len(rl.needed_planes(model, TOKENS, "0.0", how=how)) > 0
 
 
-def test_tokens_of_any_kind() -> None:
-    model = tiny("llama_gqa")
-    table = rl.needed_planes(model, TOKENS, "0.1")
-    pd.testing.assert_frame_equal(rl.needed_planes(model, TOKENS.tolist(), "0.1"), table)
-    pd.testing.assert_frame_equal(rl.needed_planes(model, TOKENS.numpy(), "0.1"), table)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"tokens": TOKENS[0]}, "tokens must be a table of sequences"),
-        ({"tokens": None}, "tokens must be whole numbers"),
-        ({"how": "mean"}, 'how must be "stop" or "drop"'),
-        ({"how": ["stop"]}, 'how must be "stop" or "drop"'),
-        ({"measures": ["loss"]}, r"chosen here(.|\n)*measures=(.|\n)*ropelens\.evaluate"),
-        ({"edits": {}}, r"seen:  edits="),
-    ],
-)
-def test_mistakes(arguments: dict[str, Any], words: str) -> None:
+def test_edits_and_measures_are_chosen_here() -> None:
+    words = r"chosen here(.|\n)*measures=(.|\n)*ropelens\.evaluate"
     with pytest.raises(BadArgument, match=words):
-        rl.needed_planes(tiny("llama_gqa"), **{"tokens": TOKENS, "head": "0.1"} | arguments)
-
-
-def test_planes_that_stand_still_cannot_stop() -> None:
-    model = tiny("llama_proportional")
-    stopped = rl.needed_planes(model, TOKENS, "0.0")
-    dropped = rl.needed_planes(model, TOKENS, "0.0", how="drop")
-    assert len(stopped) < len(dropped) == 8
-    assert np.isfinite(stopped["wavelength"]).all()
+        rl.needed_planes(tiny("llama_gqa"), TOKENS, "0.1", measures=["loss"])

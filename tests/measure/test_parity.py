@@ -17,11 +17,9 @@ from oracles.dense import dense
 from oracles.logit import HeadRows, gain, head_rows, information
 from oracles.recording import attention_calls
 from oracles.tiny import SUPPORTED, random_tokens, rotations, tiny
-from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import ropelens as rl
-from ropelens.errors import BadArgument
 from ropelens.measure.batches import collect
 from ropelens.measure.excerpt import attention_of
 from ropelens.measure.summary import summarize
@@ -163,15 +161,6 @@ def test_variants(variant: str):
         assert profile["k_norm"][0].notnull().sum() == 16
 
 
-@pytest.mark.parametrize("name", ["llama_mha", "llama_gqa", "llama_mqa"])
-def test_float32_of_a_tiny_model(name: str):
-    model = tiny(name)
-    tokens = random_tokens(sequences=len(LENGTHS), length=max(LENGTHS))
-    profile = measured(model, tokens, LENGTHS)
-    true = true_values(model, tokens, LENGTHS, name=name)
-    assert_profile_agrees(profile, true, rtol=1e-5)
-
-
 @dataclass(frozen=True)
 class Story:
     """A real checkpoint, and the tokens of five stories, each cut at 250 tokens."""
@@ -201,28 +190,10 @@ def test_float32_of_a_real_checkpoint(babyllama: Story):
     assert_profile_agrees(profile, true, rtol=1e-5)
 
 
-@pytest.mark.slow
-def test_what_a_real_checkpoint_is_known_to_do(babyllama: Story):
-    """Found by dense fits before there were any others (the shares of its layers 0 and 1)."""
-    tokens, lengths = torch.from_numpy(babyllama.tokens), torch.tensor(babyllama.lengths)
-    heads = rl.classify_heads(rl.profile(babyllama.model, tokens, lengths=lengths))
-    first, second = (heads[heads["layer"] == layer] for layer in (0, 1))
-    assert (first["positional_fraction"] < 1 / 3).all()
-    assert (first["content_fraction"] > 0.15).all()
-    assert first["content_fraction"].idxmax() == 5
-    assert (first["total_bits"] < 1).all()
-    assert (second["label"] == "positional").all()
-    assert second["positional_fraction"].between(0.7, 0.95).all()
-    assert second["offset_low"].between(0, 4).all()
-    claim = heads.attrs["claim"]
-    assert claim["rank_correlation"] < -0.75
-    assert claim["null_median"] < -0.4, "nearly as low for any order of the frequencies"
-
-
 # the budget, against scipy
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "gpt_oss", "mistral_sliding"])
+@pytest.mark.parametrize("name", ["llama_gqa", "gpt_oss"])
 def test_the_budget_of_a_profile_is_that_of_scipys_fits(name: str):
     """Fitted on every other sequence and scored on those between, both ways, all rows."""
     model, tokens = tiny(name, seed=3), random_tokens(sequences=6, length=30, vocabulary=12)
@@ -260,10 +231,10 @@ def test_the_budget_of_a_profile_is_that_of_scipys_fits(name: str):
             )
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding"])
-def test_the_budget_of_a_profile_is_what_its_parts_give(name: str):
+def test_the_budget_of_a_profile_is_what_its_parts_give():
     """Sample, fit and score one after another, on the model's attention calls."""
-    model, tokens = tiny(name), torch.from_numpy(random_tokens(sequences=4, length=40))
+    model = tiny("mistral_sliding")
+    tokens = torch.from_numpy(random_tokens(sequences=4, length=40))
     lengths = torch.tensor([40, 31, 40, 12])
     profile = rl.profile(model, tokens, lengths=lengths, surrogates=2, seed=5, batch_size=1)
     text = as_corpus(as_subject(model), tokens, lengths)
@@ -295,19 +266,6 @@ def attentions(model: PreTrainedModel, tokens: np.ndarray) -> np.ndarray:
     model.set_attn_implementation("eager")
     out = model(torch.from_numpy(tokens)[None], output_attentions=True, use_cache=False)
     return np.stack([weights[0].double().numpy() for weights in out.attentions])
-
-
-@pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "cohere"])
-def test_the_loss_is_transformers_own(name: str):
-    model = tiny(name)
-    tokens = random_tokens(sequences=len(LENGTHS), length=max(LENGTHS))
-    profile = measured(model, tokens, LENGTHS, batch_size=2)
-    mask = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
-    ids = torch.from_numpy(tokens)
-    with torch.no_grad():
-        out = model(ids, attention_mask=mask.long(), labels=ids.where(mask, -100))
-    np.testing.assert_allclose(profile.attrs["loss"], float(out.loss), rtol=1e-5)
-    assert 0 < profile.attrs["loss_se"] < profile.attrs["loss"]
 
 
 def test_the_losses_standard_error_is_that_of_a_ratio():
@@ -349,7 +307,7 @@ def test_self_and_previous_token_by_brute_force(name: str):
         assert_close(profile[variable].values, expected, rtol=1e-5, what=variable)
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("name", ["mistral_sliding", "gpt_oss"])
 def test_the_excerpt_is_transformers_attention(name: str):
     model = tiny(name)
     tokens = random_tokens(sequences=2, length=90)
@@ -372,7 +330,7 @@ def test_the_excerpt_is_transformers_attention(name: str):
         np.testing.assert_allclose(maps, true, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("name", ["llama_gqa", "gpt_oss"])
 def test_repeated_tokens_by_brute_force(name: str):
     model = tiny(name)
     subject, given = as_subject(model), {"first_token": 1, "length": 9, "sequences": 3}
@@ -413,31 +371,6 @@ def test_groups_add_up_to_the_whole():
     own = stretch == 3  # what was dealt to one group
     alone = true_values(model, tokens[own], lengths[own], name="llama_gqa")
     np.testing.assert_allclose(profile["group_total"][3], alone["total_bits"], rtol=1e-4)
-    every = true_values(model, tokens, lengths, name="llama_gqa")
-    np.testing.assert_allclose(profile["total_bits"], every["total_bits"], rtol=1e-4)
-
-
-def test_tokens_of_any_kind():
-    model = tiny("llama_gqa")
-    tokens, lengths = torch.from_numpy(random_tokens(sequences=2, length=9)), [9, 5]
-    plain = rl.profile(model, tokens, lengths=torch.tensor(lengths), surrogates=0)
-    for kind in (torch.Tensor.int, torch.Tensor.numpy, torch.Tensor.tolist):
-        other = rl.profile(model, kind(tokens), lengths=lengths, surrogates=0)
-        xr.testing.assert_equal(plain, other)
-        assert plain.attrs["loss"] == other.attrs["loss"]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "words"),
-    [
-        (torch.arange(9), r"must be a table of sequences[\s\S]*shape \(9,\)"),
-        (torch.ones(2, 9), r"must be whole numbers[\s\S]*1\., 1\."),
-    ],
-    ids=["1-d", "float"],
-)
-def test_tokens_of_no_kind(tokens: Tensor, words: str):
-    with pytest.raises(BadArgument, match=words):
-        rl.profile(tiny("llama_gqa"), tokens)
 
 
 def test_profile_is_collect_and_summarize_and_says_what_was_run():

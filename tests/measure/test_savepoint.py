@@ -209,14 +209,6 @@ def test_a_state_is_saved_once_a_minute(
             assert begin_stage().state == {59: None, 61: [2], 100: [2], 122: [4]}[second]
 
 
-def test_without_a_savepoint_nothing_is_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    begin_stage().save([torch.ones(1)])
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_state_comes_back_bit_for_bit(folder: Path) -> None:
     tensors = [torch.arange(3)[::2], torch.tensor(0.1, dtype=torch.float64), torch.ones(0, 2)]
     state = {3: [1.5, None, "é", True, float("nan")], "x": tensors}

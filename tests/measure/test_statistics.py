@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from oracles.tiny import random_tokens, tiny
 
 import ropelens as rl
 from ropelens.errors import BadArgument
-from ropelens.statistics.variables import MEASURES, STATISTICS, Statistic
+from ropelens.statistics.variables import MEASURES, Statistic
 
 ROOT = Path(__file__).parents[2]
 LENGTHS = (40, 23, 31)
@@ -34,13 +33,7 @@ def attention_on(wanted: list[int]) -> Statistic:
     return names["attention_on"](wanted)
 
 
-@pytest.mark.parametrize(
-    ("name", "rows"),
-    [
-        ("llama_gqa", 7),
-        *((name, "all") for name in ("llama_gqa", "mistral_sliding", "gemma2", "gpt_neox")),
-    ],
-)
+@pytest.mark.parametrize(("name", "rows"), [("llama_gqa", 7), ("mistral_sliding", "all")])
 def test_the_recipe_is_dense_attention_on_a_set_of_tokens(name: str, rows: int | str):
     assert len(recipe().splitlines()) < 15
     model = tiny(name).double()
@@ -80,10 +73,9 @@ def test_a_statistic_changes_no_other():
             np.testing.assert_allclose(beside[name], plain[name], atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", "gemma2"])
-def test_every_property_is_right_whoever_reads_first(name: str):
+def test_every_property_is_right_whoever_reads_first():
     """Functions that look at a block before, between and after the others see one attention."""
-    model = tiny(name).double()
+    model = tiny("gemma2").double()
     tokens = torch.from_numpy(random_tokens(sequences=2, length=30))
 
     def row(name: str, of, **options: str) -> Statistic:
@@ -133,7 +125,6 @@ def wrong(*, name: str = "mine", **changes: object) -> Statistic:
         ),
         ([wrong(over="offsets")], "has no value for every row", "a block has"),
         ([wrong(), wrong()], "There is a variable 'mine' already", ""),
-        ([wrong(name="sink_mass")], "There is a variable 'sink_mass' already", ""),
     ],
 )
 def test_statistics_that_are_refused(statistics: list[Statistic], says: str, seen: str):
@@ -146,24 +137,17 @@ def test_statistics_that_are_refused(statistics: list[Statistic], says: str, see
 # every row
 
 
-@pytest.mark.parametrize("row", MEASURES, ids=lambda row: row.name)
-def test_a_profile_has_every_row_as_it_says(row):
-    profile = small_profile()
-    if not row.saved:
-        assert row.name not in profile
-        return
-    variable = profile[row.name]
-    assert variable.dims == row.saved_dims
-    assert variable.attrs == {"long_name": row.long_name, "units": row.units}
-    if row.name != "found_sink":  # which a model may have none of
-        assert np.isfinite(variable).any()
-
-
-def small_profile():
-    if not hasattr(small_profile, "made"):
-        tokens = torch.from_numpy(random_tokens(sequences=3, length=12))
-        small_profile.made = rl.profile(tiny("llama_gqa"), tokens)
-    return small_profile.made
+def test_a_profile_has_every_row_as_it_says():
+    tokens = torch.from_numpy(random_tokens(sequences=3, length=12))
+    profile = rl.profile(tiny("llama_gqa"), tokens)
+    for row in MEASURES:
+        assert (row.name in profile) == row.saved, row.name
+        if row.saved:
+            variable = profile[row.name]
+            assert variable.dims == row.saved_dims
+            assert variable.attrs == {"long_name": row.long_name, "units": row.units}
+            # A model may have no key that is a sink beside position 0.
+            assert row.name == "found_sink" or np.isfinite(variable).any()
 
 
 def test_the_reference_in_the_docs_is_that_of_the_rows():
@@ -171,9 +155,3 @@ def test_the_reference_in_the_docs_is_that_of_the_rows():
     namespace: dict[str, object] = {"__name__": "reference"}
     exec((ROOT / "tools" / "reference.py").read_text(), namespace)
     assert namespace["reference"]() in (ROOT / "docs" / "measures.md").read_text()
-
-
-def test_formulas_say_what_they_compute():
-    named = [row.of for row in STATISTICS if row.of.__name__ != "<lambda>"]
-    assert len(named) >= 4
-    assert all(inspect.getdoc(function) for function in named)

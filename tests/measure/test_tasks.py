@@ -27,17 +27,6 @@ def needles(**changed: object) -> Haystack:
     return hide_needles(TEXT.flatten(), **options)
 
 
-def test_repeated_tokens():
-    tokens = repeated_tokens(
-        as_subject(tiny("llama_gqa")), first_token=5, length=30, sequences=4, seed=0
-    )
-    assert tokens.shape == (4, 61)
-    assert (tokens[:, 0] == 5).all()
-    assert torch.equal(tokens[:, 1:31], tokens[:, 31:])
-    assert all(len(row[1:31].unique()) == 30 for row in tokens)
-    assert not torch.equal(tokens[0], tokens[1])
-
-
 def test_losses_of_repeats_are_of_all_but_the_first_of_each_time():
     """By torch's cross entropy: what comes first is announced by nothing, either time."""
     model = tiny("llama_gqa", max_position_embeddings=41)
@@ -173,14 +162,3 @@ def test_a_model_that_copies_finds_every_needle():
     gain = (found.first_loss - found.repeat_loss).mean("trial")
     assert gain.sel(edit="none") > 1
     assert gain.sel(edit="half") < 0.1
-
-
-def test_a_random_model_finds_one_in_eight():
-    found = rl.evaluate(
-        tiny("llama_gqa"),
-        TEXT,
-        measures="retrieval",
-        retrieval=Retrieval(lengths=(48,), depths=(0.5,), trials=800),
-    )
-    hits = found.retrieval_hit.sum().item()
-    assert abs(hits - 100) < 4 * (800 * 7 / 64) ** 0.5

@@ -41,17 +41,6 @@ def test_tokens_are_found_by_their_text_and_by_class():
     assert again.int().tolist() == [[0, 0, 1, 1, 0, 1], [0, 0, 0, 0, 0, 1]]
 
 
-@pytest.mark.parametrize("what", ["repeated", "punctuation", ["'", "the"]])
-def test_tokens_of_any_kind(what: str | list[str]):
-    tokens = torch.from_numpy(random_tokens(sequences=2, length=40) % len(TEXTS))
-    model, profiles = tiny("llama_gqa"), []
-    for given in (tokens, tokens.numpy()):
-        statistics = rl.attention_on(given, what, Names())
-        options = {"statistics": statistics, "surrogates": 0}
-        profiles.append(rl.profile(model, given, **options)[statistics[0].name])
-        np.testing.assert_array_equal(profiles[0], profiles[-1])
-
-
 @pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding"])
 def test_the_attention_on_them_is_dense_attention(name: str):
     """A sliding window too, whose keys have repeated what it no longer sees."""

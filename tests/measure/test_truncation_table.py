@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
 import xarray as xr
 from scipy import stats
 from synthetic_truncation import synthetic_truncation
 
-import ropelens as rl
 from ropelens.errors import BadArgument
 from ropelens.measure.truncation_table import COLUMNS, best_head, summarize_truncation
 
@@ -126,11 +124,3 @@ def test_other_datasets_are_no_sweep(sweep: xr.Dataset) -> None:
         with pytest.raises(BadArgument) as raised:
             summarize_truncation(other)
         assert raised.value.line.startswith(f"This is no truncation sweep; seen: {seen}")
-
-
-def test_a_sweep_is_saved_and_opened(sweep: xr.Dataset, tmp_path) -> None:
-    path = rl.save(sweep, tmp_path / "truncation.nc")
-    xr.testing.assert_identical(rl.open(path), sweep)
-    pd.testing.assert_frame_equal(
-        summarize_truncation(rl.open(path)), summarize_truncation(sweep)
-    )
