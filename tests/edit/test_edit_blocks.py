@@ -60,14 +60,6 @@ def run_and_fail(model: PreTrainedModel, edit: Edit) -> None:
         raise Stop
 
 
-def test_an_error_inside_restores_the_model(llama: LlamaForCausalLM):
-    plain, before = logits(llama), state(llama)
-    with pytest.raises(Stop):
-        run_and_fail(llama, rl.stop_slowest(0.5, heads="*.1"))
-    assert torch.equal(logits(llama), plain)
-    assert state(llama) == before
-
-
 def test_an_error_at_the_attention_restores_the_model(
     llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ):
@@ -116,10 +108,6 @@ def test_the_inner_edit_has_the_last_word(llama: LlamaForCausalLM):
     plain = logits(llama)
     with rl.edit_rope(llama, rl.stop_slowest(0.5)), rl.edit_rope(llama, rl.rescale(own)):
         assert torch.equal(logits(llama), plain)
-    with rl.edit_rope(llama, rl.rescale(own / 4), rl.stop(rl.Slowest(1))):
-        stopped = logits(llama)
-    with rl.edit_rope(llama, rl.stop(rl.Slowest(1))):
-        assert torch.equal(logits(llama), stopped)
 
 
 def test_attention_factors_do_not_add_up(llama: LlamaForCausalLM):
@@ -191,18 +179,6 @@ def test_a_thread_of_its_own_is_told_what_to_do(llama: LlamaForCausalLM):
     assert in_a_thread(partial(rl.measure_rope, llama)) is None
 
 
-def test_a_copy_for_each_thread_works(llama: LlamaForCausalLM):
-    def edited(model: PreTrainedModel, name: str) -> torch.Tensor:
-        with rl.edit_rope(model, name):
-            return logits(model)
-
-    names = ["nope", "p-rope:0.5", "linear:4", "rope:500"] * 4
-    expected = [edited(llama, name) for name in names]
-    with ThreadPoolExecutor(4) as pool:
-        found = pool.map(edited, [copied(llama) for _ in names], names)
-    assert all(map(torch.equal, found, expected))
-
-
 def test_blocks_that_do_not_nest_leave_nothing_behind(llama: LlamaForCausalLM):
     before, plain = state(llama), logits(llama)
     outer, inner = rl.edit_rope(llama, "nope"), rl.edit_rope(llama, "rope:500")
@@ -219,20 +195,8 @@ def test_blocks_that_do_not_nest_leave_nothing_behind(llama: LlamaForCausalLM):
 def test_heads_one_by_one_are_all_heads(llama: LlamaForCausalLM):
     with rl.edit_rope(llama, rl.stop_slowest(0.5)):
         whole = logits(llama)
-    pairs = [f"{layer}.{head}" for layer in range(2) for head in range(4)]
-    with rl.edit_rope(llama, *(rl.stop_slowest(0.5, heads=pair) for pair in pairs)):
-        assert torch.equal(logits(llama), whole)
     with rl.edit_rope(llama, rl.stop_slowest(0.5, heads="0.*, 1.0,1.1 ,1.2,*.3")):
         assert torch.equal(logits(llama), whole)
-
-
-def test_a_compiled_model_is_edited_too(llama: LlamaForCausalLM):
-    compiled = torch.compile(llama, backend="eager")
-    plain = logits(compiled)
-    for name in ("nope", "p-rope:0.5"):
-        with rl.edit_rope(llama, name):
-            assert torch.equal(logits(compiled), logits(llama))
-    assert torch.equal(logits(compiled), plain)
 
 
 # caches

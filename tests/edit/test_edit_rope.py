@@ -18,9 +18,6 @@ from ropelens.rope.planes import Planes
 from ropelens.rope.select import kept_planes
 from ropelens.statistics.call import AttentionCall, attention_map
 
-ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
-# Families whose rotary modules read rope_parameters of any type, over the whole head.
-CONFIGURED = ("llama_gqa", "mistral_sliding", "qwen3", "gemma2", "olmo2", "cohere", "smollm3")
 GROUPED = ("llama_gqa", "llama_mqa", "gemma2", "gpt_oss", "cohere", "glm", "nanochat", "phi")
 LENGTH = 30
 
@@ -106,16 +103,6 @@ def test_stopped_planes_are_those_of_a_model_whose_own_stand_still(name: str):
             assert (edited - expected).abs().max() < 1e-5 * plain.abs().max()
 
 
-@pytest.mark.parametrize("name", CONFIGURED)
-def test_stopping_the_slowest_is_transformers_p_rope(name: str):
-    model = tiny(name, rope_parameters=ROPE)
-    for p in (0.0, 0.25, 0.7, 0.75, 0.9, 1.0):
-        rope = {**ROPE, "rope_type": "proportional", "partial_rotary_factor": p}
-        expected = logits(tiny(name, rope_parameters=rope))
-        with rl.edit_rope(model, rl.stop_slowest(1 - p)):
-            torch.testing.assert_close(logits(model), expected, rtol=0, atol=1e-4)
-
-
 @pytest.mark.parametrize("head_dim", [2, 10, 16, 20, 64, 80, 100, 128, 256])
 def test_as_many_planes_are_kept_as_transformers_keeps(head_dim: int):
     planes = Planes(1e4 ** (-torch.arange(0, head_dim, 2) / head_dim), head_dim, "half")
@@ -130,19 +117,6 @@ def test_everything_stopped_is_nope():
     model, nope = tiny("smollm3"), tiny("smollm3", no_rope_layers=[0, 0, 0, 0])
     with rl.edit_rope(model, rl.stop(rl.Slowest(1))):
         torch.testing.assert_close(logits(model), logits(nope), rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", ["llama_gqa", "cohere"])
-def test_rescaling_is_transformers_own_config(name: str):
-    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-    model = tiny(name, rope_parameters=ROPE)
-    other = tiny(name, rope_parameters={**ROPE, **rope})
-    rotary = other.model.rotary_emb
-    edit = rl.rescale(rotary.inv_freq, attention_factor=rotary.attention_scaling)
-    expected = logits(other)
-    assert (expected - logits(model)).abs().max() > 1e-3
-    with rl.edit_rope(model, edit):
-        torch.testing.assert_close(logits(model), expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["nanochat", "glm", "gpt_neox", "deepseek_v3", "cohere"])

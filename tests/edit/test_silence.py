@@ -326,8 +326,6 @@ def test_an_error_inside_restores_the_model(llama: LlamaForCausalLM):
     plain, before = logits(llama), llama.config._attn_implementation
     with pytest.raises(Stop):
         silence_and_fail(llama)
-    with pytest.raises(BadArgument), rl.silence_heads(llama, "0.1", to="resample"):
-        logits(llama, input_ids=tokens(sequences=1))
     assert llama.config._attn_implementation == before
     assert torch.equal(logits(llama), plain)
 
@@ -360,24 +358,6 @@ def test_what_cannot_be_resampled(llama: LlamaForCausalLM):
         with pytest.raises(BadArgument, match="of another length") as refused:
             logits(llama, attention_mask=mask)
     assert refused.value.parts["seen"] == "20, 14, 20 tokens"
-
-
-def test_which_calls_have_one_sequence(llama: LlamaForCausalLM):
-    model, ids = llama, tokens(sequences=6)
-    measures = ["loss", "change", "induction"]
-    plain = rl.evaluate(model, ids, measures=measures, batch_size=3)
-    with rl.silence_heads(model, "0.1", to="resample"):
-        for call in (
-            lambda: rl.profile(model, ids),
-            lambda: rl.capture(model, ids[0]),
-        ):
-            with pytest.raises(BadArgument, match="A batch of one"):
-                call()
-        silenced = rl.evaluate(model, ids, measures=measures, batch_size=3)
-    assert abs(silenced["mean_loss"] - plain["mean_loss"]).item() > 1e-3
-    with rl.silence_heads(model, "0.1", to="mean", tokens=ids):
-        rl.profile(model, ids, surrogates=0)
-        rl.capture(model, ids[0])
 
 
 @pytest.mark.parametrize("name", ["gpt2", "opt"])

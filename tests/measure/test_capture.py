@@ -124,15 +124,6 @@ def test_lengths_of_values(llama: LlamaForCausalLM):
     assert "value_norm" not in rl.capture(llama, tokens(), heads="1.*")
 
 
-def test_layers_of_fewer_planes_end_in_nan():
-    seen = rl.capture(tiny("gemma4"), tokens())
-    counts = seen["inv_freq"].notnull().sum("frequency").values
-    assert counts.tolist() == [8] * 4 + [16] * 4
-    for name in ("contribution", "q_norm", "k_still", "wavelength"):
-        assert seen[name].isel(head=0, frequency=slice(8, None)).isnull().all()
-        assert seen[name].isel(head=7, frequency=15).notnull().any()
-
-
 # under edits and silences
 
 

@@ -18,7 +18,6 @@ from torch import nn
 import ropelens as rl
 from ropelens.edit.rope import ModelEdit
 from ropelens.errors import BadArgument, UnsupportedModel
-from ropelens.measure import batches
 from ropelens.measure.tasks import Retrieval
 from ropelens.measure.terms import MEASURES
 
@@ -161,11 +160,3 @@ def test_progress_adds_up_to_the_total(measures: tuple[str, ...]):
     evaluate(tiny("llama_gqa"), lengths=torch.tensor([40, 20, 3]), progress=show, **asked)
     assert [sum(told)] == totals
     assert measures != ("loss",) or totals == [2 * 63]
-
-
-def test_needles_move_by_what_runs_together(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(batches, "TOKENS_PER_BATCH", {"cpu": 80})
-    plan, told = Retrieval(lengths=(40,), depths=(0.5,), trials=3), []
-    asked = {"measures": ["retrieval"], "retrieval": plan, "edits": {"a": "nope"}}
-    evaluate(tiny("llama_gqa"), progress=telling(told.append), **asked)
-    assert told == [80, 40, 80, 40]

@@ -230,16 +230,6 @@ def test_standard_errors_are_those_of_the_jackknife():
     assert (np.diff(found.group) == (np.diff(document) > 0)).all()
 
 
-def test_copies_of_documents_tell_nothing_new():
-    """Ten documents, each thrice, have the losses and standard errors of the ten."""
-    once = evaluate(tiny("llama_gqa"), tokens=tokens(sequences=10), measures="loss")
-    of = torch.arange(10).repeat_interleave(3)
-    thrice = {"tokens": tokens(sequences=10)[of], "documents": of, "measures": "loss"}
-    again = evaluate(tiny("llama_gqa"), **thrice)
-    for name in ("mean_loss", "mean_loss_se", "position_loss", "position_loss_se"):
-        np.testing.assert_allclose(again[name], once[name], rtol=1e-5, err_msg=name)
-
-
 def test_the_first_tokens_error_is_that_of_a_mean():
     """Of sixteen sequences, each a stretch of its own."""
     found = evaluate(tiny("llama_gqa"), tokens=tokens(sequences=16), measures="loss")

@@ -111,34 +111,20 @@ def assert_same(one: Sums, other: Sums, of: Fitted, *, rtol: float) -> None:
     assert float(a["group_both_gain"].max()) > 0.1
 
 
-@pytest.mark.parametrize(
-    ("name", "rows"), [("llama_gqa", 7), ("gemma2", 7), ("gpt_oss", "all")]
-)
-def test_two_halves_add_up_to_the_whole(name: str, rows: int | str):
-    of = fitted_to(name, (30, 30, 12, 30, 21))
-    whole = of.collect(rows=rows, batch_size=1)
-    first, second = (
-        of.collect(part, rows=rows, batch_size=1) for part in (slice(2), slice(2, 5))
-    )
-    assert_same(whole, first + second, of, rtol=1e-9)
-    assert_same(whole, second + first, of, rtol=1e-9)
-
-
-@pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding"])
-def test_halves_of_different_contexts_add(name: str):
+@pytest.mark.parametrize(("name", "rows"), [("gpt_oss", 7), ("mistral_sliding", "all")])
+def test_halves_of_different_contexts_add(name: str, rows: int | str):
     """70 tokens need a bin of several offsets, 20 do not; kappa and tau go as far."""
     of = fitted_to(name, (90, 70, 20, 15))
-    whole = of.collect(batch_size=4)
-    long, short = of.collect(slice(2)), of.collect(slice(2, 4), width=20)
+    whole = of.collect(batch_size=4, rows=rows)
+    long = of.collect(slice(2), rows=rows)
+    short = of.collect(slice(2, 4), width=20, rows=rows)
     bins = [sums.layers[0].sums["offset_mass"].shape[-1] for sums in (short, long)]
     assert bins[0] < bins[1]
     assert_same(whole, long + short, of, rtol=1e-6)
     assert_same(whole, short + long, of, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "rows"), [("llama_gqa", "all"), ("gemma2", 20), ("gpt_oss", 20)]
-)
+@pytest.mark.parametrize(("name", "rows"), [("gemma2", 20), ("gpt_oss", "all")])
 def test_blocks_change_nothing(name: str, rows: int | str, monkeypatch: pytest.MonkeyPatch):
     of = fitted_to(name, (70, 33, 51), double=False)
     one = of.collect(rows=rows)
@@ -146,9 +132,7 @@ def test_blocks_change_nothing(name: str, rows: int | str, monkeypatch: pytest.M
     assert_same(one, of.collect(rows=rows), of, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "rows"), [("llama_gqa", 6), ("gemma2", "all"), ("gpt_oss", 6)]
-)
+@pytest.mark.parametrize(("name", "rows"), [("gemma2", "all"), ("gpt_oss", 6)])
 def test_batches_change_nothing(name: str, rows: int | str):
     """Also short sequences among themselves, which see the first offsets of the fits alone."""
     of = fitted_to(name, (30, 8, 2, 19, 30, 11))

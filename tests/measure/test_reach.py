@@ -88,7 +88,7 @@ def test_under_a_variant_it_scores_as_in_the_model_of_that_variant(variant: str)
 # every row, in loops
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "gpt_oss", "glm"])
+@pytest.mark.parametrize("name", ["gemma2", "gpt_oss", "glm"])
 def test_every_number_of_text_against_loops(name: str):
     model = tiny(name)
     tokens, lengths = random_tokens(sequences=3, length=24), [24, 15, 20]
@@ -145,10 +145,10 @@ def test_sampled_rows_expect_what_all_rows_give():
         )
 
     every = measured("all", 0)
-    samples = xr.concat([measured(12, seed) for seed in range(16)], "seed")
+    samples = xr.concat([measured(12, seed) for seed in range(9)], "seed")
     for name in ("moved_score", "others_level", "others_best", "win_share", "picked_distance"):
         off = samples[name].mean("seed") - every[name]
-        error = samples[name].std("seed", ddof=1) / 4
+        error = samples[name].std("seed", ddof=1) / 3
         assert float(np.abs(off / error).max()) < 4.5, name
     assert every["horizon_low"].isnull().all()
 
@@ -166,7 +166,7 @@ def test_numbers_do_not_depend_on_the_batches(monkeypatch: pytest.MonkeyPatch):
     xr.testing.assert_allclose(whole, parts, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", TEN)
+@pytest.mark.parametrize("name", ["smollm3", "gemma2", "deepseek_v3"])
 def test_every_family_has_the_default_variants(name: str):
     tokens = torch.from_numpy(random_tokens(sequences=2, length=12))
     found = rl.reach(tiny(name), tokens, distances=(0, 1, 1000), resamples=0)

@@ -75,12 +75,6 @@ def test_a_sweep_is_named_by_what_really_rotates() -> None:
     assert [cut.name(layers) for cut in plan(layers, keep=[1], ends=["slow"])] == ["none"]
 
 
-def test_bands_alone_are_planned_without_ends() -> None:
-    cuts = plan([turning(8)], ends=(), bands=2, controls=1)
-    kinds = ["none", *("band", "band control") * 2]
-    assert [cut.kind for cut in cuts] == kinds
-
-
 def test_controls_are_as_large_drawn_by_the_seed_and_grow() -> None:
     layers = [turning(16)] * 3
     cuts = plan(layers, seed=5)

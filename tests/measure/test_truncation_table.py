@@ -55,23 +55,6 @@ def test_the_summary_counts_labels_and_names_the_head_that_changed(sweep: xr.Dat
     assert table["changed_most"][0] == ""
 
 
-def test_sequences_of_one_document_change_together(sweep: xr.Dataset) -> None:
-    """Of documents of one length each, it is the t-test of their means."""
-    alike = sweep.assign(predicted_tokens=0 * sweep["predicted_tokens"] + 100)
-    document = np.arange(sweep.sizes["sequence"]) // 4
-    row = summarize_truncation(alike.assign_coords(group=("sequence", document))).iloc[8]
-    change = (sweep["loss"][8] - sweep["loss"][0]).values
-    theirs = stats.ttest_1samp(change.reshape(-1, 4).mean(1), 0).confidence_interval()
-    assert row["loss_change"] == pytest.approx(change.mean())
-    found = row[["loss_change_low", "loss_change_high"]].tolist()
-    assert found == pytest.approx([theirs.low, theirs.high])
-    # A file of an earlier version tells no groups: there each sequence is its own.
-    row = summarize_truncation(alike).iloc[8]
-    assert row["loss_change_low"] == pytest.approx(
-        stats.ttest_1samp(change, 0).confidence_interval().low
-    )
-
-
 def test_the_best_head_is_not_measured_in_the_trials_that_chose_it() -> None:
     """Of heads that are all alike, the chosen one scores as any of them does."""
     noise = np.random.default_rng(3).normal(0.5, 0.1, size=(400, 8, 4, 8))
