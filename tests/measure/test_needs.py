@@ -97,9 +97,3 @@ def test_a_layer_without_planes() -> None:
     with pytest.raises(BadArgument, match="there is none to drop") as refused:
         rl.needed_planes(tiny("smollm3"), TOKENS, "3.0", how="drop")
     assert refused.value.parts["try"].startswith("a head of a layer that turns")
-
-
-def test_edits_and_measures_are_chosen_here() -> None:
-    words = r"chosen here(.|\n)*measures=(.|\n)*ropelens\.evaluate"
-    with pytest.raises(BadArgument, match=words):
-        rl.needed_planes(tiny("llama_gqa"), TOKENS, "0.1", measures=["loss"])

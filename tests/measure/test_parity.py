@@ -195,7 +195,7 @@ def test_the_budget_of_a_profile_is_that_of_scipys_fits(name: str):
         "content_gain": {"content": True, "offsets": False},
         "both_gain": {"content": True, "offsets": True},
     }
-    for layer, head in np.argwhere(heads)[:4]:
+    for layer, head in np.argwhere(heads)[::2][:2]:
         own = [
             head_rows(calls[layer], turning[layer], head=head, sinks=sinks)
             for calls in recorded
