@@ -158,6 +158,7 @@ def test_a_sweep_joins_the_analysis_that_is_there_and_stays_when_it_is_made_agai
     held = rl.open(out)
     assert before["heads.csv"] == (out / "heads.csv").read_bytes()
     assert held.profile.sizes["excerpt"] == 1
+    assert "attention_on_repeated" in held.heads
     assert held.profile.attrs["sequences"] == 6
     assert held.truncation is not None
     record = held.provenance

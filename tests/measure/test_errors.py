@@ -29,7 +29,6 @@ TOKENS = torch.arange(24).reshape(2, 12) + 3  # of a vocabulary of 96
     [
         (TOKENS[:, :2], {}, "tokens must be a table of sequences of at least 3 tokens"),
         (TOKENS[0], {}, "profile: tokens must be .*sequence position"),
-        (torch.ones(2, 9), {}, "must be whole numbers|tokens must be .*Integer"),
         (TOKENS + 90, {}, "Some tokens are not in the model's vocabulary.*ids 93 to 116"),
         ("a text", {}, "A text needs the tokenizer of the model"),
         (TOKENS, {"lengths": torch.tensor([12])}, "lengths must say, for every sequence"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -83,15 +81,3 @@ def test_what_cannot_be_found_is_refused():
         rl.attention_on(tokens, 3, Names())
     with pytest.raises(BadArgument, match="There is no token 'rope' in this text"):
         rl.attention_on(tokens, "rope", Names())
-
-
-def test_an_analysis_searches_heads_and_says_what_it_found(tmp_path: Path):
-    found = rl.analyze(
-        options=rl.Options(context=32, sequences=2, attention_on=["punctuation"])
-    )
-    assert "attention_on_punctuation" in found.heads
-    sentences = describe_attention_on(found.profile)
-    assert len(sentences) == 1
-    assert sentences[0] in found.provenance["findings"]
-    assert found.provenance["arguments"]["attention_on"] == ["punctuation"]
-    assert sentences == describe_attention_on(rl.open(found.save(tmp_path).parent).profile)
