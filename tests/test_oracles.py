@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 from oracles.dense import dense
-from oracles.handmade import CONTEXT, handmade
-from oracles.logit import HeadRows, bin_of_offset, gain, head_rows, information
+from oracles.logit import HeadRows, bin_of_offset, gain, information
 from oracles.recording import LayerRotation, attention_calls
 from oracles.tiny import (
     FAMILIES,
@@ -181,24 +180,3 @@ def test_bins_of_offsets_are_eight_an_octave():
         own = np.flatnonzero(bins == place)
         assert len(own) == 8 * 2 ** ((place - 64) // 8)
     assert (np.diff(bins) >= 0).all()
-
-
-# heads built by hand
-
-
-def test_a_head_that_looks_for_its_own_token_finds_itself_at_offset_0():
-    """What offsets explain by themselves is counted as content where tokens explain it too."""
-    model, tokens, expected = handmade(0, 64)
-    head = [truth.description for truth in expected].index("equal tokens")
-    call = attention_calls(model, tokens[0])[0][0]
-    turning = rotations(model, name="llama_gqa")[0]
-    rows = head_rows(call, turning, head=head, sinks=np.arange(CONTEXT) == 0)
-    given = {"ridge": 0.03}
-    sink, position, content, both = (
-        gain(rows, content=c, offsets=o, **given)
-        for c, o in ((False, False), (False, True), (True, False), (True, True))
-    )
-    rest = information(rows) - sink
-    assert position - sink > rest / 4
-    assert both - content < rest / 10
-    assert content - sink > 2 * rest / 3

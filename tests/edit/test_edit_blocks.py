@@ -20,8 +20,6 @@ import ropelens as rl
 from ropelens.edit.actions import Edit
 from ropelens.errors import BadArgument, UnsupportedModel
 
-PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
-
 
 def tokens(*, sequences: int = 2, length: int = 24) -> torch.Tensor:
     return torch.from_numpy(random_tokens(sequences=sequences, length=length))

@@ -13,7 +13,6 @@ import ropelens as rl
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 P_ROPE = {**ROPE, "rope_type": "proportional", "partial_rotary_factor": 0.5}
 LENGTHS = torch.tensor([40, 33, 7, 2])
-TEXT = ("loss", "change", "labels")
 
 
 def tokens() -> torch.Tensor:

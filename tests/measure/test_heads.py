@@ -99,8 +99,10 @@ def test_an_offset_where_one_stands_out_and_a_band_otherwise():
     assert heads["offset"].tolist() == [pd.NA, 3]
     assert heads["offset_low"].tolist() == [2, 2]
     assert heads["offset_high"].tolist() == [5, 5]
-    heads = classify_heads(profile, thresholds=Thresholds(offset=0.2))
+    lower = Thresholds(offset=0.2)
+    heads = classify_heads(profile, thresholds=lower)
     assert heads["offset"].tolist() == [3, 3]
+    assert heads.attrs["thresholds"] == asdict(lower)
 
 
 def test_shares_of_nothing_are_unknown():
@@ -109,18 +111,6 @@ def test_shares_of_nothing_are_unknown():
     assert heads["label"].tolist() == ["sink", "diffuse"]
     fractions = [f"{part}_fraction" for part in ("positional", "content", "interaction")]
     assert heads[fractions].isna().all(axis=None)
-
-
-def test_thresholds_are_arguments_and_stand_in_the_result():
-    profile = one_group((1.2, 0.2, 1.0, 0.4, 1.2))
-    for thresholds, label in (
-        (Thresholds(), "positional"),
-        (Thresholds(diffuse=1.5), "diffuse"),
-        (Thresholds(named=0.9), "mixed"),
-    ):
-        heads = classify_heads(profile, thresholds=thresholds)
-        assert heads["label"].tolist() == [label]
-        assert heads.attrs["thresholds"] == asdict(thresholds)
 
 
 def test_layers_with_fewer_heads_or_planes():
