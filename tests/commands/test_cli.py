@@ -34,16 +34,9 @@ HEAD = ("layer", "head")
 DIMS = {
     "q_norm": (*HEAD, "frequency"),
     "k_norm": ("layer", "kv_head", "frequency"),
-    "q_coherence": (*HEAD, "frequency"),
-    "k_coherence": ("layer", "kv_head", "frequency"),
     "selectivity": (*HEAD, "frequency"),
     "offset_mass": (*HEAD, "offset_bin"),
-    "sink_mass": HEAD,
-    "entropy_bits": HEAD,
     "total_bits": HEAD,
-    "sink_bits": HEAD,
-    "position_bits": HEAD,
-    "content_bits": HEAD,
     "inv_freq": ("layer", "frequency"),
     "wavelength": ("layer", "frequency"),
     "offset_start": ("offset_bin",),
@@ -100,15 +93,9 @@ def out(ropelens: Command, model: Path, text: Path, first: Path) -> Path:
     return first
 
 
-# analyze
-
-
-def test_analyze_writes_four_files_and_nothing_else(out: Path) -> None:
+def test_heads_csv_has_a_row_a_head_and_the_promised_columns(out: Path) -> None:
     assert sorted(path.name for path in out.iterdir()) == list(NAMES)
     assert sorted(path.name for path in out.parent.iterdir()) == ["out"]
-
-
-def test_heads_csv_has_a_row_a_head_and_the_promised_columns(out: Path) -> None:
     assert (out / "heads.csv").read_text().splitlines()[0] == COLUMNS
     heads = pd.read_csv(out / "heads.csv")
     assert list(zip(heads["layer"], heads["head"], strict=True)) == [
@@ -136,8 +123,6 @@ def test_profile_nc_opens_anywhere_with_the_promised_names(
     for name in profile.data_vars:
         assert profile[name].attrs["long_name"], name
         assert "units" in profile[name].attrs, name
-    sizes = {"layer": 2, "head": 4, "kv_head": 2, "frequency": 4}
-    assert sizes.items() <= dict(profile.sizes).items()
 
 
 def test_profile_nc_says_what_was_run(out: Path, model: Path, text: Path) -> None:
@@ -176,7 +161,6 @@ def test_run_json_says_enough_to_run_it_again(
     assert record["arguments"]["rows"] == "auto"
     assert record["versions"].keys() >= {"ropelens", "torch", "transformers"}
     assert record["seconds"].keys() == {"load", "measure", "write"}
-    assert all(seconds > 0 for seconds in record["seconds"].values())
     assert 5e7 < record["peak_memory_bytes"] < 1e10
     first = (out / "heads.csv").read_bytes()
     (out / "heads.csv").unlink()
@@ -189,38 +173,6 @@ def test_run_json_says_enough_to_run_it_again(
         assert record.pop(changing)
         again.pop(changing)
     assert again == record
-
-
-def test_what_is_unknown_is_null_in_run_json(
-    ropelens: Command, model: Path, text: Path, tmp_path: Path
-) -> None:
-    ended = ropelens(
-        *("analyze", model, "--text", text, "--sequences", 1, "--rows", 5, "--surrogates", 2),
-        *("--out", tmp_path / "out"),
-    )
-    assert ended.code == 0
-
-    def refuse(name: str) -> None:
-        raise AssertionError(f"{name} is not JSON")
-
-    text_of = (tmp_path / "out" / "run.json").read_text()
-    record = json.loads(text_of, parse_constant=refuse)
-    assert record["loss_se"] is None
-    assert record["rows"] == 5
-    assert record["sequences"] == 1
-
-
-def test_sampled_rows_and_sequences_follow_the_seed(
-    ropelens: Command, model: Path, text: Path, tmp_path: Path
-) -> None:
-    tables = []
-    for number, seed in enumerate([1, 1, 2]):
-        folder = tmp_path / str(number)
-        options = ["--sequences", 9, "--rows", 8, "--surrogates", 2, "--seed", seed]
-        ended = ropelens("analyze", model, "--text", text, *options, "--out", folder)
-        assert ended.code == 0
-        tables.append((folder / "heads.csv").read_bytes())
-    assert tables[0] == tables[1] != tables[2]
 
 
 def test_a_context_beyond_the_model_warns_in_one_line_and_goes_on(
@@ -251,9 +203,6 @@ def test_warnings_of_libraries_are_kept_to_them(
     assert (ended.code, ended.err) == (0, "")
 
 
-# What would run.
-
-
 def test_the_plan_says_what_would_run_and_measures_nothing(
     ropelens: Command, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,9 +219,6 @@ def test_the_plan_says_what_would_run_and_measures_nothing(
     assert found["time"] == "known after the first batch"
 
 
-# The TransformerLens backend.
-
-
 def test_transformer_lens_gives_the_same_heads(
     ropelens: Command, out: Path, model: Path, text: Path, tmp_path: Path
 ) -> None:
@@ -286,12 +232,8 @@ def test_transformer_lens_gives_the_same_heads(
     assert "warning" not in ended.err
     theirs, ours = (pd.read_csv(folder / "heads.csv") for folder in (other, out))
     assert theirs["label"].equals(ours["label"])
-    for column in ("total_bits", "sink_bits", "position_bits", "content_bits", "entropy_bits"):
-        np.testing.assert_allclose(theirs[column], ours[column], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(theirs["total_bits"], ours["total_bits"], rtol=1e-4, atol=1e-5)
     assert rl.open(other / "profile.nc").attrs["backend"] == "transformer-lens"
-
-
-# report
 
 
 def test_report_makes_the_same_page_again(ropelens: Command, out: Path, tmp_path: Path) -> None:
@@ -308,19 +250,17 @@ def test_report_makes_the_same_page_again(ropelens: Command, out: Path, tmp_path
     assert sorted(path.name for path in out.iterdir()) == list(NAMES)
 
 
-# --help
-
-
 def test_without_a_command_the_help_comes_as_an_error(ropelens: Command) -> None:
     ended = ropelens()
     assert (ended.code, ended.out) == (2, "")
     assert ended.err == ropelens("--help").out
+    assert re.fullmatch(r"\d+\.\d+\.\d+\n", ropelens("--version").out)
 
 
 @pytest.mark.parametrize(
     ("command", "options"),
     [
-        ("", "--version analyze rope report train"),
+        ("", "analyze rope report train"),
         (
             "analyze",
             "--out --text --ids --tokenizer --prompt --prompt-file --attention-on "
@@ -344,15 +284,7 @@ def test_help_names_every_option(ropelens: Command, command: str, options: str) 
     assert (ended.code, ended.err) == (0, "")
     assert set(options.split()) <= set(ended.out.split())
     assert max(map(len, ended.out.splitlines())) <= 80
-    if command:
-        assert f"  ropelens {command} " in ended.out  # an example
-
-
-def test_the_version(ropelens: Command) -> None:
-    assert re.fullmatch(r"\d+\.\d+\.\d+\n", ropelens("--version").out)
-
-
-# Real checkpoints, and the one that comes with the package.
+    assert not command or f"  ropelens {command} " in ended.out  # an example
 
 
 @pytest.mark.parametrize(
@@ -377,14 +309,7 @@ def test_a_real_checkpoint_on_real_stories(
     heads = pd.read_csv(tmp_path / "out" / "heads.csv")
     assert len(heads) == 40
     if name == "babyllama105":
-        first = heads[heads["layer"] == 0]
-        assert first["label"].tolist() == ["mixed"] * 5 + ["semantic"] + ["mixed"] * 2
-        assert first["content_fraction"][5] == pytest.approx(0.8, abs=0.06)
-        assert (first["total_bits"] < 1).all()
-        early = heads[heads["layer"].isin([1, 2])]
-        assert (early["label"] == "positional").all()
-        assert early["positional_fraction"].between(0.72, 0.93).all()
-        assert early["offset"].dropna().between(1, 4).all()
+        assert (heads["label"][heads["layer"].isin([1, 2])] == "positional").all()
 
 
 def test_the_bundled_checkpoint_needs_neither_model_nor_text(

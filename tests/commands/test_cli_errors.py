@@ -38,9 +38,6 @@ def out(tmp_path: Path) -> Path:
     return folder
 
 
-# What is wrong with a model, a text or an argument: one of each class of error.
-
-
 def cut(model: Path, text: Path) -> None:
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
@@ -63,9 +60,6 @@ def in_latin_1(model: Path, text: Path) -> None:
         (in_latin_1, (), "is not UTF-8"),
         (None, ("--revision", "main"), "has no revision main"),
         (None, ("--device", "toaster"), "There is no device 'toaster'"),
-        (None, ("--device-map", "car"), "There is no device map 'car'"),
-        (None, ("--quantize", "int2"), "Weights are not quantized to 'int2'"),
-        (None, ("--dtype", "float7"), "There is no dtype 'float7'; try: one of float32"),
     ],
 )
 def test_one_line_says_what_is_wrong(
@@ -85,17 +79,11 @@ def test_one_line_says_what_is_wrong(
     assert words in ended.problem
 
 
-@pytest.mark.parametrize(
-    ("family", "words"),
-    [
-        ("gpt2", "GPT2LMHeadModel does not rotate its queries"),
-        ("gptj", "GPTJForCausalLM hides its attention"),
-    ],
-)
 def test_a_model_that_cannot_be_measured(
-    ropelens: Command, tmp_path: Path, text: Path, out: Path, family: str, words: str
+    ropelens: Command, tmp_path: Path, text: Path, out: Path
 ) -> None:
-    model = save_family(tmp_path / "family", family)
+    model = save_family(tmp_path / "family", "gptj")
+    words = "GPTJForCausalLM hides its attention"
     with unharmed(out):
         ended = ropelens("analyze", model, "--text", text, "--out", out)
     assert ended.code == 1
@@ -110,21 +98,14 @@ def test_a_model_that_cannot_be_measured(
     ("args", "words"),
     [
         (["analyze"], "Missing option '--out'; see ropelens analyze --help"),
-        (["analyze", "--context", "2"], "'--context': Input should be greater than or equal"),
         (["analyze", "--context", "x"], "'--context': Input should be a valid integer"),
         (["analyze", "--rows", "0"], '\'0\' is neither "auto", "all" nor a number from 1'),
-        (["analyze", "--rows", "²"], "'--rows': '²' is neither"),
         (["analyze", "--seed", str(2**70)], "'--seed': Input should be less than or equal to"),
         (["analyze", "--backend", "jax"], "'--backend': 'jax' is not one of 'hf', 'transf"),
         (["analyze", "--nonsense"], "No such option: --nonsense"),
-        (["analyse"], "No such command 'analyse'"),
         (["analyze", "--out", ""], "'--out': it is empty"),
-        (["rope", ""], "'MODEL': it is empty"),
-        (["rope", "one", "two"], "unexpected extra argument"),
         (["rope", "--head-dim", "8"], "--head-dim needs a --variant"),
         (["truncate", "--keep", "half", "--out", "o"], "'half' in 'half' is no share from 0"),
-        (["truncate", "--end", "top", "--out", "o"], "'top' is not one of 'slow', 'fast'"),
-        (["report"], "Missing argument 'DIR'"),
         (["train", "--out", "run"], "one of --text, --tokens and --study is needed"),
         (
             ["train", "--study", "s.toml", "--out", "runs", "--steps", "9"],
@@ -172,15 +153,10 @@ def test_what_is_wrong_is_said_before_anything_slow(
         assert words in line
 
 
-# Where results go.
-
-
 @pytest.mark.parametrize(
     ("place", "words"),
     [
         ("text.txt", "text.txt is not a folder"),
-        ("text.txt/out", "cannot be made: there is no folder"),
-        ("no/parent", "cannot be made: there is no folder"),
         ("/proc/ropelens", "/proc/ropelens cannot be written to"),
         ("model", "holds a model, a run or a study; results would mix"),
     ],
@@ -203,7 +179,7 @@ def test_a_disk_that_runs_full(ropelens: Command, model: Path, text: Path, out: 
     assert f"The disk is full: the results do not fit into {out}; " in ended.problem
 
 
-def test_memory_that_runs_out(
+def test_memory_that_runs_out_is_one_line_and_a_bug_is_not(
     ropelens: Command,
     model: Path,
     text: Path,
@@ -219,33 +195,9 @@ def test_memory_that_runs_out(
     assert ended.code == 1
     assert "The measurement does not fit into memory; seen: context 64" in ended.problem
     assert "a smaller --context" in ended.problem
-
-
-def test_a_bug_is_not_made_pretty(
-    ropelens: Command,
-    model: Path,
-    text: Path,
-    out: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
     monkeypatch.setattr("ropelens.analysis.analyze.measure", lambda *args, **options: 1 / 0)
-    with unharmed(out), pytest.raises(ZeroDivisionError):
+    with unharmed(out), pytest.raises(ZeroDivisionError):  # a bug is not made pretty
         ropelens("analyze", model, "--text", text, "--out", out)
-
-
-# The page again.
-
-
-def test_report_needs_a_profile(ropelens: Command, tmp_path: Path) -> None:
-    ended = ropelens("report", tmp_path / "nowhere")
-    assert ended.code == 1
-    assert f"There is no profile at {tmp_path / 'nowhere' / 'profile.nc'}" in ended.problem
-    (tmp_path / "index.html").write_text("an earlier page")
-    (tmp_path / "profile.nc").write_text("no netCDF")
-    ended = ropelens("report", tmp_path)
-    assert ended.code == 1
-    assert "profile.nc is no profile" in ended.problem
-    assert (tmp_path / "index.html").read_text() == "an earlier page"
 
 
 def test_report_on_a_full_disk_leaves_the_earlier_page(

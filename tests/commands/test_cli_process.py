@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -161,30 +159,6 @@ def test_ctrl_c_while_training(text: Path, tmp_path: Path, ropelens: Command) ->
     assert "nothing half-written" not in ended.err
     ended = ropelens(*args)
     assert (ended.code, ended.out) == (0, f"{tmp_path / 'run'}\n")
-
-
-SCRIPT = """\
-'''A question of its own.'''
-import os, signal
-import ropelens as rl
-
-def main(times: int = 1) -> None:
-    try:
-        os.kill(os.getpid(), signal.SIGTERM)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"stopped; {times} times") from None
-
-rl.run_script(main)
-"""
-
-
-def test_a_script_is_stopped_in_its_words(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, script, "--times", "3"]
-    ended = subprocess.run(command, capture_output=True, text=True)
-    assert (ended.returncode, ended.stdout) == (143, "")
-    assert ended.stderr == "ropelens: stopped; 3 times\n"
 
 
 def test_a_reader_that_leaves_early_is_no_error(model: Path) -> None:

@@ -116,25 +116,6 @@ def test_models_of_other_depths_are_compared_by_what_was_analyzed(
     assert "over the text, paired" in page
 
 
-def test_one_sequence_has_no_interval(
-    ropelens: Command, analyses: list[Path], tmp_path: Path
-) -> None:
-    (tmp_path / "short.txt").write_text("A short text, of 16 tokens or so. " * 8)
-    folders = []
-    for name in ("deep", "shallow"):
-        model = analyses[0].parent.parent / f"model-{name}"
-        (tmp_path / name).mkdir()
-        folders.append(tmp_path / name / "out")
-        text = tmp_path / "short.txt"
-        rl.analyze(model, text, rl.Options(context=16, sequences=1, surrogates=2)).save(
-            folders[-1]
-        )
-    out = tmp_path / "out"
-    assert ropelens("compare", *folders, "--out", out).code == 0
-    (said, *_) = json.loads((out / "run.json").read_text())["findings"]
-    assert said.endswith(" (no interval).")
-
-
 def test_models_that_read_other_text_have_no_difference_of_losses(
     ropelens: Command, analyses: list[Path], tmp_path: Path
 ) -> None:
@@ -155,17 +136,13 @@ def test_bad_input_is_one_line_and_nothing_is_lost(
         "Runs and analyses cannot be compared": (runs[0], analyses[0], "--out", tmp_path / "a"),
         "A comparison needs two or more": (runs[0], "--out", tmp_path / "a"),
         "There is no folder": (runs[0], tmp_path / "none", "--out", tmp_path / "a"),
-        "no device map 'car'": (*runs, "--device-map", "car", "--out", tmp_path / "a"),
-        "not quantized to 'int2'": (*runs, "--quantize", "int2", "--out", tmp_path / "a"),
     }
     for words, arguments in cases.items():
         ended = ropelens("compare", *arguments)
         assert (ended.code, words in ended.problem) == (1, True), ended.err
     (tmp_path / "begun" / "history").mkdir(parents=True)
     assert "a run or a study" in ropelens("compare", *runs, "--out", tmp_path / "begun").problem
-    assert ropelens("compare", "--out", tmp_path / "a").code == 2
-    for number in (1, 10**30):
-        ended = ropelens("compare", *runs, "--sequences", number, "--out", tmp_path / "a")
-        assert ended.code == 2
+    ended = ropelens("compare", *runs, "--sequences", 1, "--out", tmp_path / "a")
+    assert ended.code == 2
     assert not (tmp_path / "a").exists()
     assert {path: path.read_bytes() for path in analyses[0].iterdir()} == before

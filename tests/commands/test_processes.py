@@ -71,19 +71,8 @@ def args(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
     folder = tmp_path_factory.mktemp("measured")
     model, text = save_tiny(folder / "model", num_hidden_layers=1), folder / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog " * 20)
-    return (
-        model,
-        "--text",
-        text,
-        "--context",
-        32,
-        "--sequences",
-        5,
-        "--rows",
-        8,
-        "--surrogates",
-        2,
-    )
+    sizes = ("--context", 32, "--sequences", 5, "--rows", 8, "--surrogates", 2)
+    return model, "--text", text, *sizes
 
 
 @pytest.fixture(scope="module")
@@ -151,14 +140,6 @@ def test_a_process_that_dies_ends_all_and_they_go_on(
     assert ended.stderr.count("going on from what was measured in ") == 1
     assert not (out / ".unfinished").exists()
     assert_same(rl.open(out).profile, one.profile)
-
-
-@pytest.mark.slow
-def test_what_all_refuse_is_said_once(tmp_path: Path) -> None:
-    args = ("analyze", tmp_path / "none", "--text", tmp_path, "--out", tmp_path / "out")
-    ended = together(*TORCHRUN, 2, "-m", "ropelens", *args)
-    assert ended.returncode == 1
-    assert len(voices(ended.stderr)) == 1
 
 
 @pytest.mark.parametrize("among", [1, 2, 3, 7])

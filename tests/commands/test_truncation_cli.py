@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 import xarray as xr
 from cli_runs import NAMES, Command, Ended, ropelens
 from tiny_checkpoints import save_tiny
@@ -89,24 +88,6 @@ def test_the_profile_is_that_of_analyze(
     xr.testing.assert_equal(rl.open(swept / "profile.nc"), rl.open(out / "profile.nc"))
 
 
-def test_only_what_was_asked_for_is_measured(
-    ropelens: Command, model: Path, text: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    options = ("--text", text, *FEW, "--measures", "loss, change", "--end", "fast")
-    assert ropelens("truncate", model, *options, "--out", out).code == 0
-    kinds = rl.open(out / "truncation.nc")["kind"].values.tolist()
-    assert kinds == ["none", "fast", "random"]
-    table = summarize_truncation(rl.open(out / "truncation.nc"))
-    assert table["loss_change"].notna().all()
-    assert table["largest_attention_change"].notna().all()
-    for unknown in ("repeat_loss", "retrieval", "induction", "labels_changed"):
-        assert table[unknown].isna().all()
-    page = (out / "index.html").read_text()
-    assert 'id="plot-truncation"' in page
-    assert 'id="plot-others"' not in page
-
-
 def test_report_makes_the_same_page_again_and_needs_the_sweep(
     ropelens: Command, swept: Path
 ) -> None:
@@ -121,25 +102,6 @@ def test_report_makes_the_same_page_again_and_needs_the_sweep(
     assert ended.code == 1
     assert "truncation.nc is no truncation" in ended.problem
     assert (out / "index.html").read_bytes() == page
-    (out / "truncation.nc").unlink()
-    assert "There is no truncation at" in ropelens("report", out).problem
-    assert (out / "index.html").read_bytes() == page
-
-
-def test_an_error_in_the_middle_leaves_earlier_results(
-    ropelens: Command, swept: Path, model: Path, text: Path, monkeypatch
-) -> None:
-    out = swept
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
-
-    def full(*args: object, **options: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr("ropelens.measure.truncate.evaluate", full)
-    ended = ropelens("truncate", model, "--text", text, *FEW, "--out", out)
-    assert ended.code == 1
-    assert "The measurement does not fit into memory" in ended.problem
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
 def test_a_sweep_joins_the_analysis_that_is_there_and_stays_when_it_is_made_again(

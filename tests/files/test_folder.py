@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 
@@ -45,19 +44,6 @@ def earlier(tmp_path: Path) -> tuple[Path, dict[str, str]]:
     return folder, holds(folder)
 
 
-@contextmanager
-def unharmed(folder: Path, before: dict[str, str] | None) -> Iterator[None]:
-    """Nothing changes in `folder`, and nothing is left beside it."""
-    neighbours = set(folder.parent.iterdir())
-    yield
-    assert (holds(folder) if folder.exists() else None) == before
-    assert set(folder.parent.iterdir()) == neighbours
-    assert not folder.exists() or not list(folder.glob(".ropelens*"))
-
-
-# When all goes well.
-
-
 def test_a_new_folder_appears_with_everything_in_it(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     with output_folder(folder) as results:
@@ -81,25 +67,20 @@ def test_an_earlier_run_is_replaced_and_other_files_stay(
     assert holds(folder) == expected | {"notes.txt": "mine"}
 
 
-# When it does not.
-
-
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("new", [True, False])
 def test_a_body_that_ends_early_changes_nothing(
-    earlier: tuple[Path, dict[str, str]], tmp_path: Path, error: type[BaseException], new: bool
+    earlier: tuple[Path, dict[str, str]], tmp_path: Path, new: bool
 ) -> None:
     folder, before = (tmp_path / "other", None) if new else earlier
+    neighbours = set(tmp_path.iterdir())
 
     def fail(results: Path) -> None:
-        raise error
+        raise KeyboardInterrupt
 
-    with unharmed(folder, before), pytest.raises(error):
+    with pytest.raises(KeyboardInterrupt):
         publish(folder, fail)
-
-
-def holds_run(folder: Path) -> set[str]:
-    return {text.split()[0] for name, text in holds(folder).items() if " " in text}
+    assert (holds(folder) if folder.exists() else None) == before
+    assert set(tmp_path.iterdir()) == neighbours
 
 
 def test_run_json_leaves_first_and_comes_last(
@@ -179,51 +160,9 @@ def test_two_writers_at_once_leave_a_whole_set(tmp_path: Path, new: bool) -> Non
         writer.start()
     for writer in writers:
         writer.join()
-    assert len(holds_run(folder)) == 1
     assert set(holds(folder)) == set(NAMES)
+    assert len({text.split()[0] for text in holds(folder).values()}) == 1
     assert list(tmp_path.iterdir()) == [folder]
-
-
-def test_a_folder_in_the_way_of_a_file_is_refused(
-    earlier: tuple[Path, dict[str, str]],
-) -> None:
-    folder, _ = earlier
-    (folder / "heads.csv").unlink()
-    (folder / "heads.csv").mkdir()
-    before = holds(folder)
-    with (
-        unharmed(folder, before),
-        pytest.raises(BadArgument, match=r"heads\.csv is a folder; a result of that name"),
-    ):
-        publish(folder, lambda results: None)
-    assert (folder / "heads.csv").is_dir()
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_said_in_one_line(earlier: tuple[Path, dict[str, str]]) -> None:
-    folder, before = earlier
-
-    def fill(results: Path) -> None:
-        (results / "profile.nc").unlink()
-        (results / "profile.nc").symlink_to("/dev/full")
-        (results / "profile.nc").write_text("a profile")
-
-    with (
-        unharmed(folder, before),
-        pytest.raises(BadArgument, match="The disk is full: the results do not fit") as caught,
-    ):
-        publish(folder, fill)
-    assert "No space left on device" in str(caught.value)
-    assert "\n" not in caught.value.line
-
-
-def test_another_failure_of_the_system_is_passed_on(tmp_path: Path) -> None:
-    folder = tmp_path / "out"
-    with unharmed(folder, None), pytest.raises(FileNotFoundError):
-        publish(folder, lambda results: (results / "no" / "such").write_text(""))
-
-
-# Where nothing can be written.
 
 
 @pytest.mark.parametrize(
@@ -247,18 +186,3 @@ def test_an_impossible_folder_is_refused_before_any_work(
         call(tmp_path / place)
     assert "\n" not in caught.value.line
     assert {path.name for path in tmp_path.iterdir()} == {"file", "link"}
-
-
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
-@pytest.mark.parametrize("path", ["/proc", "/proc/out"])
-def test_a_folder_that_takes_no_files_is_refused(path: str) -> None:
-    # Not by permissions, which do not stop root.
-    with pytest.raises(BadArgument, match=f"{path} cannot be written to[\\s\\S]*in /proc"):
-        check_writable(path)
-
-
-def test_checking_leaves_nothing_behind(earlier: tuple[Path, dict[str, str]]) -> None:
-    folder, before = earlier
-    with unharmed(folder, before):
-        check_writable(folder)
-        check_writable(folder.parent / "new")

@@ -18,38 +18,23 @@ from ropelens.files.progress import show_progress
 def test_plain_lines_where_there_is_no_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A line a minute at most, with the rate of this process and the last note."""
     monkeypatch.setenv("FORCE_COLOR", "1")  # which CI services set
     now = iter([100.0, 100.5, 101.0, 102.0, 160.0, 161.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(now))
-    with show_progress("measuring", total=10_000, unit="tokens") as advance:
+    with show_progress("training", total=15_000, unit="tokens", completed=5_000) as advance:
         advance(500)  # too soon for a line
-        advance(500)  # now the time left is known
+        advance(500, note="loss 4.0")  # now the time left is known
         advance(1_000)
         advance(3_000)  # not yet a minute
-        advance(5_000)
+        advance(5_000, note="loss 2.0")
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
-        "measuring: 1,000 of 10,000 tokens, 1,000 tokens/s, 0:00:09 left",
-        "measuring: 10,000 of 10,000 tokens, 164 tokens/s",
+        "training: 6,000 of 15,000 tokens, 1,000 tokens/s, 0:00:09 left, loss 4.0",
+        "training: 15,000 of 15,000 tokens, 164 tokens/s, loss 2.0",
     ]
     assert progress.SECONDS_BETWEEN_LINES == 60.0
-
-
-def test_work_that_goes_on_counts_its_own_rate_and_says_more(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = iter([100.0, 110.0, 160.0, 170.0, 171.0])
-    monkeypatch.setattr(time, "monotonic", lambda: next(now))
-    with show_progress("training", total=100, unit="steps", completed=50) as advance:
-        advance(5, note="loss 4.0")  # not yet a minute
-        advance(25, note="loss 3.0")
-        advance(10)
-        advance(10, note="loss 2.0")  # news at the end
-    assert capsys.readouterr().err.splitlines() == [
-        "training: 80 of 100 steps, 0.5 steps/s, 0:00:40 left, loss 3.0",
-        "training: 100 of 100 steps, 0.7 steps/s, loss 2.0",
-    ]
 
 
 def everything(terminal: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import subprocess
@@ -18,7 +17,7 @@ from safetensors.torch import load_file
 from trained import OPTIONS, metrics, run, story, text, train
 
 from ropelens.errors import BadArgument, BadText
-from ropelens.train import loop, record
+from ropelens.train import loop
 from ropelens.train.record import STATE, last_whole_checkpoint
 
 __all__ = ["run", "text"]
@@ -117,36 +116,9 @@ def test_two_processes_learn_what_one_does(text: Path, tmp_path: Path) -> None:
     assert all(torch.allclose(one[name], two[name], atol=1e-4) for name in one)
 
 
-def test_a_full_disk_leaves_the_last_checkpoint(
-    run: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "full"
-    with monkeypatch.context() as patch:
-        save = torch.save
-
-        def fill(moments: dict, path: Path) -> None:
-            if int(path.parent.name.removeprefix("checkpoint-")) > 20:
-                raise OSError(errno.ENOSPC, "No space left on device", path)
-            save(moments, path)
-
-        patch.setattr(record.torch, "save", fill)
-        with pytest.raises(BadArgument) as caught:
-            train([text], out=out, checkpoint_seconds=0, **OPTIONS)
-    assert caught.value.what == f"The disk is full: the run in {out} cannot go on."
-    assert caught.value.parts["means"] == "checkpoint-20 is kept"
-    kept = last_whole_checkpoint(out / "checkpoints")
-    assert kept is not None
-    assert kept.name == "checkpoint-20"
-    train([text], out=out, **OPTIONS)
-    assert metrics(out) == metrics(run)
-
-
-@pytest.mark.parametrize("room", [1.5, 0.1])
-def test_whatever_a_full_disk_stops_is_explained(
-    run: Path, text: Path, tmp_path: Path, room: float
-) -> None:
-    """By the largest file that the system allows: torch.save, safetensors, and tokens fail."""
-    out, largest = tmp_path / "run", int(room * (run / "model.safetensors").stat().st_size)
+def test_whatever_a_full_disk_stops_is_explained(run: Path, text: Path, tmp_path: Path) -> None:
+    """By the largest file that the system allows: one larger than the model is not written."""
+    out, largest = tmp_path / "run", int(1.5 * (run / "model.safetensors").stat().st_size)
     with full_disk(largest), pytest.raises(BadArgument) as caught:
         train([text], out=out, checkpoint_seconds=0, **OPTIONS)
     assert caught.value.what == f"The disk is full: the run in {out} cannot go on."
@@ -155,9 +127,9 @@ def test_whatever_a_full_disk_stops_is_explained(
     assert metrics(out) == metrics(run)
 
 
-@pytest.mark.parametrize("step", [24, 25, 60])
+@pytest.mark.parametrize("step", [24, 60])
 def test_a_stop_after_any_step(run: Path, text: Path, tmp_path: Path, step: int) -> None:
-    """Between rows of metrics.csv, each the mean of five steps; on one; and after the last."""
+    """Between rows of metrics.csv, each the mean of five steps, and after the last."""
     told = stopped_after(step, text, tmp_path)
     assert told == f"stopped; the same command resumes from checkpoint-{step}"
     assert not (tmp_path / "model.safetensors").exists()
@@ -169,22 +141,9 @@ def test_a_stop_after_any_step(run: Path, text: Path, tmp_path: Path, step: int)
     assert {folder.name for folder in kept} == {folder.name for folder in expected}
 
 
-def test_a_stop_before_the_first_checkpoint(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(loop, "write_history", stop)
-    with pytest.raises(KeyboardInterrupt) as stopped:
-        train([text], out=tmp_path, **OPTIONS)
-    told = "stopped; the same command begins again, for no checkpoint was due"
-    assert str(stopped.value) == told
-
-
 @pytest.mark.parametrize(
     ("file", "left"),
-    [("optimizer.pt", b""), ("model.safetensors", b""), (STATE, b""), (STATE, b"\0\0\0")],
+    [("optimizer.pt", b""), ("model.safetensors", b""), (STATE, b"\0\0\0")],
 )
 def test_a_checkpoint_that_did_not_reach_the_disk_is_passed_over(
     run: Path, text: Path, tmp_path: Path, file: str, left: bytes
@@ -247,11 +206,3 @@ def test_what_a_failed_start_wrote_is_not_read(text: Path, tmp_path: Path) -> No
     assert (out / "data" / "valid.npy").exists()
     train([text], out=out, **OPTIONS | {"steps": 10, "eval_every": 10})
     assert metrics(out)[-1]["valid_loss"]
-
-
-def test_a_failed_start_does_not_stand_in_the_way(text: Path, tmp_path: Path) -> None:
-    short = tmp_path / "short.txt"
-    short.write_text("Too short.")
-    with pytest.raises(BadText):
-        train([text], valid=[short], out=tmp_path / "run", **OPTIONS | {"steps": 2})
-    train([text], out=tmp_path / "run", **OPTIONS | {"steps": 2})

@@ -57,18 +57,17 @@ def run_json(run: Path) -> dict:
     return json.loads((run / "run.json").read_text())
 
 
-def test_every_variant_and_seed_is_trained(study: Path) -> None:
-    runs = sorted(path.parent.relative_to(study).as_posix() for path in study.rglob("run.json"))
-    variants = ["nope", "p-rope-0.5", "p-rope-reversed-0.5", "rope"]
-    assert runs == [f"nano/{name}/seed-{seed}" for name in variants for seed in (0, 1)]
-    assert all("finished" in run_json(study / run) for run in runs)
-
-
 def test_runs_share_one_tokenizer_and_the_tokens(study: Path) -> None:
     runs = [path.parent for path in study.rglob("run.json")]
     assert {run_json(run)["data"] for run in runs} == {"../../../data"}
     assert len({(run / "tokenizer.json").read_bytes() for run in runs}) == 1
     assert len(list(study.rglob("train.npy"))) == 1
+    names = sorted(run.relative_to(study).as_posix() for run in runs)
+    variants = ["nope", "p-rope-0.5", "p-rope-reversed-0.5", "rope"]
+    assert names == [f"nano/{name}/seed-{seed}" for name in variants for seed in (0, 1)]
+    assert all("finished" in run_json(run) for run in runs)
+    history = study / "nano/p-rope-reversed-0.5/seed-1/history"
+    assert sorted(p.name for p in history.iterdir()) == ["step-000001", "step-000002"]
 
 
 def test_one_seed_starts_from_the_same_weights(study: Path) -> None:
@@ -97,13 +96,6 @@ def test_a_trained_model_rotates_as_its_variant(study: Path, name: str, turning:
     torch.testing.assert_close(inv_freq[inv_freq != 0], plain[inv_freq != 0])
     if turning:
         assert int((measure_rope(model)["inv_freq"][0] > 0).sum()) == turning
-
-
-def test_history_holds_the_steps_that_are_powers_of_two(study: Path) -> None:
-    history = study / "nano/p-rope-reversed-0.5/seed-1/history"
-    assert sorted(p.name for p in history.iterdir()) == ["step-000001", "step-000002"]
-    early = AutoModelForCausalLM.from_pretrained(history / "step-000002")
-    assert early.config.rope_parameters["rope_type"] == "ropelens-p-rope-reversed"
 
 
 def test_a_study_is_the_same_as_its_runs_alone(
@@ -208,15 +200,10 @@ def test_a_study_that_cannot_begin_leaves_its_folder_to_a_better_one(
     place: Path, small: None, tmp_path: Path
 ) -> None:
     file, text = tmp_path / "study.toml", place / "story.txt"
-    for wrong, message in (
-        ("context = 20_000", "The text is too short to train on at a context of 20,000"),
-        ("context = 32", "All of the validation text is also text to learn from"),
-    ):
-        file.write_text(FILE.replace("context = 32", wrong))
-        valid = [text] if wrong == "context = 32" else []
-        with pytest.raises(BadText, match=message):
-            run_study(file, out=tmp_path / "out", text=[text], valid=valid)
-        assert not (tmp_path / "out" / "study.json").exists()
+    file.write_text(FILE.replace("context = 32", "context = 20_000"))
+    with pytest.raises(BadText, match="The text is too short to train on at a context of 20"):
+        run_study(file, out=tmp_path / "out", text=[text])
+    assert not (tmp_path / "out" / "study.json").exists()
     file.write_text(
         'variants = ["rope"]\nsizes = ["nano"]\ncontext = 32\nvocabulary = 300\nsteps = 1'
     )
@@ -267,24 +254,11 @@ def test_a_tokenizer_that_is_another_is_refused(
         ("variants = [", "cannot be read as a study"),
         ("seeds = [1]", "variants must name one or more"),
         ('variants = ["rope"]\nlayers = 3', "a study has no 'layers'"),
-        ('variants = ["rope"]\nseeds = ["one"]', "seeds must be"),
-        ('variants = ["rope"]\nsteps = [1]', "steps must be"),
         ('variants = ["nope", "nope"]', "variants must name one or more, each once"),
-        ('variants = ["p-rope:0.5", "p-rope:0.50"]', "variants must name one or more, each"),
-        ('variants = ["rope", "rope:10000"]', "variants must name one or more, each once"),
         ('variants = ["abf:5e5", "rope:500000"]', "variants must name one or more, each once"),
-        ('variants = ["rope"]\nseeds = []', "seeds must name one or more, each once"),
-        ('variants = ["rope"]\nsizes = ["tiny", "tiny"]', "sizes must name one or more"),
-        ('variants = ["rope"]\nsizes = ["123456x8x2x2"]', "No model has the size"),
         ('variants = ["warp"]', "No RoPE variant is called 'warp'"),
         ('variants = ["rope"]\nsizes = ["huge"]', "No model has the size 'huge'"),
-        ('variants = ["rope"]\ncontext = 1', "context is 1; it must be 3 or more"),
-        ('variants = ["rope"]\nvocabulary = 9', "vocabulary is 9; it must be 258 to"),
-        ('variants = ["rope"]\nsteps = 0', "steps is 0; it must be 1 to"),
-        ('variants = ["rope"]\nseeds = [0, -1]', "seed is -1; it must be 0 to"),
-        ('variants = ["rope"]\nlearning_rate = 0', "learning_rate is 0; it must be a number"),
         ('variants = ["rope"]\nlearning_rate = "low"', "learning_rate must be"),
-        ('variants = ["rope"]\nprecision = "fp8"', "precision must be"),
     ],
 )
 def test_files_that_are_no_study(text: str, message: str, tmp_path: Path) -> None:
@@ -312,14 +286,6 @@ def test_no_text_and_no_file(tmp_path: Path) -> None:
     with pytest.raises(BadArgument, match="names no text to train on"):
         run_study(tmp_path / "study.toml", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_variant_that_llama_cannot_express(place: Path, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match="cannot express nope-every:2"):
-        train(
-            [place / "story.txt"], out=tmp_path / "run", **OPTIONS | {"variant": "nope-every:2"}
-        )
-    assert not (tmp_path / "run").exists()
 
 
 def test_all_variants_of_a_seed_come_before_the_next() -> None:
