@@ -198,11 +198,14 @@ def test_findings_say_what_differs_by_more_than_chance(comparison: xr.Dataset) -
     alike = "the same change in all pairs, so no interval."
     assert f"; {told}; p-rope:0.5: {alike} The value" in repeats
     assert repeats.endswith(f"(chance 12.5%); p-rope:0.5, nope: {alike}")
+    comparison["repeat_loss"][2::3] = xr.DataArray([5.5, 5.51], dims="entry")
+    comparison["repeat_loss"][1::3] = xr.DataArray([4.5, 5.51], dims="entry")
+    said = findings(comparison, summarize_comparison(comparison))
+    (repeats,) = [s for s in said if s.startswith("Random tokens cost less")]
+    assert "for nope −0.505 (" in repeats
     comparison["repeat_loss"][2::3] = xr.DataArray([4.5, 5.51], dims="entry")
     said = findings(comparison, summarize_comparison(comparison))
-    assert any("; p-rope:0.5: the same change in all pairs" in s for s in said) or any(
-        "; no change from rope differs from 0 (95% interval)." in s for s in said
-    )
+    assert any("; no change from rope differs from 0 (95% interval). The" in s for s in said)
     one_seed = comparison.isel(entry=[0, 2])
     said = findings(one_seed, summarize_comparison(one_seed))
     (past,) = [s for s in said if s.startswith("Past the trained context")]
