@@ -16,21 +16,26 @@ import ropelens as rl
 
 ROOT = Path(__file__).parents[1]
 ROOMS = {
-    "errors.py": 140,
-    "rope": 1_260,
-    "statistics": 3_900,
-    "models": 3_800,
-    "edit": 570,
-    "measure": 3_350,
-    "files": 620,
-    "train": 1_570,
-    "comparison": 960,
-    "figures": 2_800,
-    "report": 2_230,
-    "analysis commands": 2_450,
+    "errors.py": 125,
+    "rope": 1_230,
+    "statistics": 3_815,
+    "models": 3_705,
+    "edit": 555,
+    "measure": 3_290,
+    "files": 585,
+    "train": 1_530,
+    "comparison": 890,
+    "figures": 2_750,
+    "report": 2_185,
+    "analysis commands": 2_360,
 }
-PACKAGE, TESTS, NAMES = 23_300, 22_500, 66
-WORDS = {"README.md": 9_000, "CONTRIBUTING.md": 6_000, "CHANGELOG.md": 5_000}
+PACKAGE, TESTS, NAMES = 23_000, 19_950, 62
+WORDS = {
+    "README.md": 9_000,
+    "CONTRIBUTING.md": 6_000,
+    "CHANGELOG.md": 5_000,
+    "reports/README.md": 14_000,
+}
 """The most bytes of a page that is read in a hurry."""
 
 

@@ -252,3 +252,17 @@ def test_a_killed_command_goes_on(tmp_path: Path, ropelens: Command) -> None:
     found = rl.open(tmp_path / "killed")
     assert_same(found.profile, whole.profile)
     assert_same(found.truncation, whole.truncation)
+
+
+def test_a_link_in_place_of_a_savepoint_is_not_followed(tmp_path: Path) -> None:
+    """A folder that was received may hold one."""
+    outside, folder = tmp_path / "outside", tmp_path / "out" / ".unfinished"
+    outside.mkdir()
+    folder.parent.mkdir()
+    folder.symlink_to(outside)
+    with savepoint(folder, {}):
+        stage = begin_stage()
+        stage.due = 0.0
+        stage.save({"sums": torch.ones(2)})
+    assert not any(outside.iterdir())
+    assert [file.suffix for file in folder.iterdir()] == [".safetensors"]
