@@ -269,3 +269,21 @@ def test_models_that_cannot_be_edited(name: str):
     model = tiny(name)
     with pytest.raises(UnsupportedModel), rl.edit_rope(model, rl.stop_slowest(0.5)):
         pytest.fail("the edit was opened")
+
+
+def test_heads_that_share_a_key_are_edited_as_heads_with_keys_of_their_own(
+    llama: LlamaForCausalLM,
+) -> None:
+    """Against the same model with each key and value head written out for its queries."""
+    config = copy.deepcopy(llama.config)
+    config.num_key_value_heads = config.num_attention_heads
+    written_out = LlamaForCausalLM(config).eval()
+    weights, group = llama.state_dict(), config.num_attention_heads // 2
+    for name, weight in weights.items():
+        if "k_proj" in name or "v_proj" in name:
+            by_head = weight.unflatten(0, (2, -1))
+            weights[name] = by_head.repeat_interleave(group, dim=0).flatten(0, 1)
+    written_out.load_state_dict(weights)
+    edit = rl.stop_slowest(0.5, heads="*.1")
+    with rl.edit_rope(llama, edit), rl.edit_rope(written_out, edit):
+        torch.testing.assert_close(logits(llama), logits(written_out), rtol=0, atol=1e-4)

@@ -62,7 +62,7 @@ def test_every_row_is_spelled_here():
         assert "arXiv" in row.source
 
 
-@pytest.mark.parametrize("length", [0, CONTEXT + 40])
+@pytest.mark.parametrize("length", [0, CONTEXT, CONTEXT + 40])
 @pytest.mark.parametrize("spelled", [s for s in SPELLED if not s.startswith("nope-every")])
 def test_frequencies_are_those_that_transformers_computes(spelled: str, length: int):
     """Of the rotary module of a Llama with the row's rope_parameters, after such a length."""

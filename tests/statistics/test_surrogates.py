@@ -218,3 +218,11 @@ def test_perfect_order_is_no_certainty():
     claim = judge(fraction, -fraction)
     assert claim.rank_correlation == pytest.approx(-1)
     assert claim.low <= claim.rank_correlation < claim.high < -0.99
+
+
+def test_the_model_is_draw_0_and_every_draw_has_the_same_frequencies() -> None:
+    orders = _orders(Planes(torch.ones(5), 16, "half"), 3, 4, seed=0, layer=1)
+    own = torch.arange(5).expand(3, 5)
+    assert torch.equal(orders[0], own)
+    assert torch.equal(orders.sort(-1).values, own.expand(5, 3, 5))
+    assert not (orders[1:] == own).all(-1).any(0).all()

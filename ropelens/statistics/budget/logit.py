@@ -172,7 +172,7 @@ def _fit_content(
     few: list[Cells],
     tables: list[OffsetRows],
     observed: Float[Tensor, "part kv_head group variable"],
-    start: Float[Tensor, "problem variable"],
+    start: Float[Tensor, "problem _"],
     *,
     ridge: Float[Tensor, " part"],
     tolerance: Float[Tensor, " problem"],
@@ -320,7 +320,7 @@ def _of_kv_heads(
     planes: Planes,
     sinks: Int[Tensor, "batch shared position"],
     some: slice,
-) -> tuple[AttentionCall, Planes, Int[Tensor, "batch shared position"]]:
+) -> tuple[AttentionCall, Planes, Int[Tensor, "batch _ position"]]:
     """The call of some kv heads and the query heads that read them, their planes and sinks."""
     group = call.query.shape[1] // call.key.shape[1]
     heads = slice(some.start * group, some.stop * group)
