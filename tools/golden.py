@@ -50,7 +50,8 @@ VOLATILE = re.compile(
     r"|fingerprints?|kind|bf16_speed|batch_size|source"
 )
 FITTED = re.compile(r"(.*_)?(bits|fraction|gain|kernel|share_low|share_high|change|loss_se)")
-"""What follows from fits, which stop within 5e-4 of a head's bits: compared to 1e-4 of one."""
+"""What follows from fits, which stop within 5e-4 of a head's bits: compared to `FITTED_TO`."""
+FITTED_TO = 1e-4
 NUMBER = re.compile(r"[-+\u2212]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?%?")
 
 app = typer.Typer(add_completion=False, help=__doc__, rich_markup_mode=None)
@@ -166,13 +167,12 @@ def differences(before: Path, after: Path, *, tolerance: float, strict: bool = F
             failed += strict
         for name in sorted(a.keys() & b.keys()):
             difference, word = differs(name, a[name], b[name])
-            if FITTED.fullmatch(name):
-                difference /= 100
-            if word or difference > tolerance:
+            allowed = max(tolerance, FITTED_TO) if FITTED.fullmatch(name) else tolerance
+            if word or difference > allowed:
                 print(f"DIFFERS {file} {name}: {word or f'{difference:.2g}'}")
             elif difference:
                 print(f"close   {file} {name}: {difference:.2g}")
-            failed += bool(word) or difference > tolerance
+            failed += bool(word) or difference > allowed
             equal, close = equal + (not word and not difference), close + (difference > 0)
     print(f"{equal} variables equal bit for bit, {close} with differences, {failed} failures")
     return failed
