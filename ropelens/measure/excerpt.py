@@ -33,9 +33,6 @@ CANDIDATES = 16
 EXCERPT_WEIGHTS, EXCERPT_NUMBERS = 2**24, 2**20
 """Most attention weights, and numbers of queries, that a profile holds."""
 
-LARGEST_RESIDUAL = 1e-3
-"""Largest relative difference between attention as observed and as the model computed it."""
-
 
 @runtime_checkable
 class TokenNames(Protocol):
@@ -260,7 +257,6 @@ def attention_of(
 
 def check_attention(subject: Subject, residuals: Mapping[int, float]) -> None:
     """Refuse a model whose attention, as observed, misses its own output: by layer."""
-    limit = max(LARGEST_RESIDUAL, 16 * subject.noise)
     for layer, residual in sorted(residuals.items()):
         if not math.isfinite(residual):
             raise UnsupportedModel(
@@ -269,11 +265,11 @@ def check_attention(subject: Subject, residuals: Mapping[int, float]) -> None:
                 means=f"weights that are broken, or too large for {subject.model.dtype}",
                 attempt="dtype=torch.float32, or another checkpoint",
             )
-        if not residual <= limit:
+        if not residual <= subject.tolerance:
             raise UnsupportedModel(
                 f"{subject.kind} attends in a way that ropelens does not know.",
                 seen=f"layer {layer}: attention recomputed from its queries and keys misses "
-                f"the model's own output by {residual:.2g} (allowed {limit:.0e})",
+                f"the model's own output by {residual:.2g} (allowed {subject.tolerance:.0e})",
                 means="the model is not causal, or changes its scores or weights in a way "
                 "that it does not tell the attention interface",
                 attempt="a causal language model of a tested family (see README)",

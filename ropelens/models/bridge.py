@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -26,8 +26,7 @@ from ropelens.models.doorway import (
     hooks_of,
     silence_outputs,
 )
-from ropelens.models.masks import positions
-from ropelens.models.rotation import LARGEST_RESIDUAL
+from ropelens.models.masks import first_visible, positions
 from ropelens.models.subject import Subject
 from ropelens.statistics.call import AttentionCall, attention_map, output_residual
 
@@ -91,7 +90,7 @@ class BridgeSubject(Subject):
     def _check_output(self, call: AttentionCall) -> None:
         """Refuse a bridge that changes what heads give before it shows them (BitNet's norm)."""
         residual = output_residual(call, attention_map(call))
-        if not residual <= max(LARGEST_RESIDUAL, 16 * self.noise):
+        if not residual <= self.tolerance:
             raise _hidden(
                 self.bridge.blocks[call.layer].attn.original_component,
                 f"layer {call.layer}: attention times values misses o.hook_in by "
@@ -188,7 +187,7 @@ class _Calls:
             scale=facts["scaling"],
             softcap=facts.get("attn_logit_softcapping"),
             sink_logits=self.attention._parameters.get("sinks"),
-            start=_first(visible),
+            start=first_visible(visible),
         )
         past = visible.shape[2] - visible.shape[1]
         self.parts.clear()
@@ -211,12 +210,6 @@ def _hidden(attention: nn.Module, seen: str) -> UnsupportedModel:
 def _visible(scores: Float[Tensor, "batch head row key"]) -> Bool[Tensor, "batch row key"]:
     """Which keys each row sees, read from the mask that lies on the scores."""
     return scores[:, 0] > torch.finfo(scores.dtype).min / 2
-
-
-def _first(visible: Bool[Tensor, "batch row key"]) -> Int[Tensor, "*batch row"]:
-    """The first key that each row sees: one row for all sequences where they are alike."""
-    start = visible.byte().argmax(dim=-1).cpu()
-    return start[0] if bool((start == start[0]).all()) else start
 
 
 def bridge(model: PreTrainedModel, tokenizer: Any) -> Any:

@@ -59,7 +59,11 @@ def first_keys(
         return (torch.arange(own.start, own.stop) - window + 1).clamp_min(0)
     if not isinstance(mask, Tensor) or mask.ndim != 4:
         raise hidden_mask(type(mask).__name__)
-    visible = _visible(mask[:, 0, : len(own), : own.stop])
+    return first_visible(_visible(mask[:, 0, : len(own), : own.stop]))
+
+
+def first_visible(visible: Bool[Tensor, "batch row key"]) -> Int[Tensor, "*batch row"]:
+    """The first key that each row sees: one row for all sequences where they are alike."""
     start = visible.byte().argmax(dim=-1).cpu()
     return start[0] if bool((start == start[0]).all()) else start
 

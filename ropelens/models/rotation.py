@@ -24,7 +24,6 @@ if TYPE_CHECKING:  # a subject measures its rotation here
 LONGEST_PROBE = 2**24
 """Positions are exact in float32 up to here; a wavelength of 10 million tokens still turns."""
 
-LARGEST_RESIDUAL = 1e-3
 PROBED_TOKENS = 4
 LENGTH_DEPENDENT = {"dynamic", "longrope"}
 
@@ -63,9 +62,8 @@ def measure_rotations(subject: Subject, *, context: int | None) -> list[LayerRot
     positions = probe_positions(_longest_position(subject, context))
     lone = lone_tokens(subject, positions)
     measured = read_rotations(subject, lone, positions)
-    limit = max(LARGEST_RESIDUAL, 16 * subject.noise)
-    _check_rotates(subject, measured, limit)
-    _check_values(subject, lone, limit)
+    _check_rotates(subject, measured)
+    _check_values(subject, lone)
     longest = int(positions[-1])
     return [_agree(subject, layer, one, longest) for layer, one in enumerate(measured)]
 
@@ -218,16 +216,17 @@ def _longest_position(subject: Subject, context: int | None) -> int:
 # what is refused
 
 
-def _check_rotates(subject: Subject, measured: list[MeasuredRotation], limit: float) -> None:
+def _check_rotates(subject: Subject, measured: list[MeasuredRotation]) -> None:
     """Refuse a model whose queries change by anything but a rotation, or not at all."""
     what = f"{subject.kind} does not rotate its queries."
     attempt = "ropelens rope MODEL on a Llama, Qwen, Gemma, GPT-NeoX or GLM model"
     for layer, rotation in enumerate(measured):
-        if not rotation.residual <= limit:
+        if not rotation.residual <= subject.tolerance:
             raise UnsupportedModel(
                 what,
                 seen=f"layer {layer}: the lengths of its planes change with position "
-                f"(residual {rotation.residual:.2g}; a rotation keeps them to {limit:.0e})",
+                f"(residual {rotation.residual:.2g}; a rotation keeps them to "
+                f"{subject.tolerance:.0e})",
                 means="this model does not use RoPE, or changes queries after rotating them",
                 attempt=attempt,
             )
@@ -242,11 +241,11 @@ def _check_rotates(subject: Subject, measured: list[MeasuredRotation], limit: fl
         )
 
 
-def _check_values(subject: Subject, lone: list[LoneTokens], limit: float) -> None:
+def _check_values(subject: Subject, lone: list[LoneTokens]) -> None:
     """Refuse a model whose values turn too: no edit would reach them (DeepSeek V4)."""
     for layer, tokens in enumerate(lone):
         change = (tokens.values - tokens.values[:, :1]).square().mean().sqrt()
-        if change > limit * tokens.values.square().mean().sqrt():
+        if change > subject.tolerance * tokens.values.square().mean().sqrt():
             raise UnsupportedModel(
                 f"{subject.kind} rotates its values too.",
                 seen=f"layer {layer}: the values of a token change with its position",

@@ -35,6 +35,9 @@ from ropelens.models.rotation import (
 )
 from ropelens.rope.planes import Planes
 
+LARGEST_RESIDUAL = 1e-3
+"""In float32: of plane lengths that a rotation keeps, and of outputs that attention gives."""
+
 UNSTATED_CONTEXT = 1024
 """Positions, of a model whose configuration does not say how many it was made for."""
 
@@ -91,6 +94,11 @@ class Subject:
     def noise(self) -> float:
         """The relative rounding of the model's numbers."""
         return torch.finfo(self.model.dtype).eps
+
+    @property
+    def tolerance(self) -> float:
+        """The relative size that a residual may have for rounding; see `LARGEST_RESIDUAL`."""
+        return max(LARGEST_RESIDUAL, 16 * self.noise)
 
     @property
     def context(self) -> int:
