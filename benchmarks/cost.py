@@ -36,7 +36,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 import ropelens as rl
 from ropelens.measure.batches import collect
 from ropelens.measure.budget import fit_layers
-from ropelens.measure.tasks import repeat_scores
+from ropelens.measure.tasks import repeats
 from ropelens.measure.tokens import as_corpus
 from ropelens.models.subject import as_subject
 from ropelens.statistics.budget.held_out import LayerFit
@@ -103,13 +103,14 @@ def parts_of_a_profile(device: torch.device) -> Table:
     planes = [layer.planes for layer in subject.rotations(context)]
 
     def fit(surrogates: int) -> list[LayerFit]:
-        return fit_layers(subject, text, planes=planes, surrogates=surrogates, seed=0)
+        return fit_layers(subject, text, planes, surrogates=surrogates, seed=0)
 
     fits = fit(0)
+    repeated = repeats(subject.context, subject.vocabulary, planes, first_token=0, seed=0)
     ways: dict[str, Callable[[], object]] = {
         "plain forward": lambda: [model(part, use_cache=False) for part in tokens.split(8)],
         "probe of the rotation": lambda: subject.rotations(context),
-        "repeated tokens": lambda: repeat_scores(subject, first_token=0, planes=planes),
+        "repeated tokens": lambda: repeated.measure(subject, lambda _: None),
         "fits": lambda: fit(0),
         "fits and 40 surrogates": lambda: fit(40),
         "all text: sums": lambda: collect(subject, text, planes=planes),

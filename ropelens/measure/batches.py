@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedConfig
 
 from ropelens.models.device import devices_of
+from ropelens.models.doorway import Observer
 from ropelens.models.memory import free_bytes, pass_bytes
 from ropelens.models.subject import Subject
 from ropelens.rope.planes import Planes
@@ -51,11 +52,6 @@ Progress = Callable[[int], None]
 # how many run together
 
 
-def quick_batch(subject: Subject, length: int) -> int:
-    """Sequences of `length` that run together where memory does not matter."""
-    return max(1, TOKENS_PER_BATCH[subject.device.type] // length)
-
-
 def sequences_at_once(
     config: PreTrainedConfig,
     *,
@@ -71,13 +67,8 @@ def sequences_at_once(
     A batch takes at most half of the `free` bytes; see `batch_bytes`.
     """
     size = max(1, min(sequences, TOKENS_PER_BATCH[device] // context))
-    given: dict[str, Any] = {
-        "context": context,
-        "width": width,
-        "device": device,
-        "scores": scores,
-    }
-    while size > 1 and free < 2 * batch_bytes(config, sequences=size, **given):
+    kind: Any = {"context": context, "width": width, "device": device, "scores": scores}
+    while size > 1 and free < 2 * batch_bytes(config, sequences=size, **kind):
         size = (size + 1) // 2
     return size
 
@@ -169,46 +160,56 @@ def batches(
 @contextmanager
 def observing(
     subject: Subject,
-    batch: Batch,
-    whole: Callable[[AttentionCall], None],
-    part: Callable[[AttentionCall, int], None],
-    *,
-    progress: Progress,
+    tokens: Int[Tensor, "sequence position"],
+    rows: Sequence[Rows],
+    whole: Observer,
+    part: Callable[[AttentionCall, int], None] = lambda call, first: None,
 ) -> Iterator[int | None]:
-    """One pass over a batch runs in the block; gives the tokens to run at a time (None: all).
+    """One pass over `tokens` runs in the block; gives the tokens to run at a time (None: all).
 
-    `whole` is called with the call of each layer. In a pass in chunks `part` is called with
-    each chunk, and `whole` with the rows that are looked at; see `Chunks`.
+    `whole` is called with the call of each layer. In chunks, `part` is called with each
+    chunk's queries and keys and the position of its first token, and `whole` with one call of
+    the `rows` and all keys.
     """
-    width = batch.text.tokens.shape[1]
-    chunk = chunk_of(subject, width)
-    calls = subject.layers * -(-width // (chunk or width))
-    shares = _shares(progress, int(batch.text.lengths.sum()), calls + 1)
-
-    def see(call: AttentionCall) -> None:
-        whole(call)
-        if chunk is None:
-            next(shares, None)
-
-    def see_part(call: AttentionCall, first: int) -> None:
-        part(call, first)
-        next(shares, None)
-
-    rows = (batch.rows, batch.scored)
-    observer = see if chunk is None else Chunks.of_rows(*rows, width, part=see_part, whole=see)
+    context = tokens.shape[1]
+    chunk = chunk_of(subject, context)
+    observer = whole if chunk is None else _in_chunks(rows, context, whole, part)
     with torch.no_grad(), subject.observe(observer):
         yield chunk
-    for _ in shares:
-        pass
 
 
-def _shares(progress: Progress, tokens: int, steps: int) -> Iterator[None]:
-    """Tell `progress` an equal share of the tokens at each step."""
-    for step in range(steps):
-        share = tokens * (step + 1) // steps - tokens * step // steps
-        if share:
-            progress(share)
-        yield
+def _in_chunks(
+    rows: Sequence[Rows],
+    context: int,
+    whole: Observer,
+    part: Callable[[AttentionCall, int], None],
+) -> Observer:
+    """An observer of chunks, for `observing`."""
+    at = torch.cat([each.position.flatten() for each in rows]).unique()
+    earlier: dict[int, dict[str, Tensor]] = {}
+
+    def see(call: AttentionCall) -> None:
+        first, end = call.past, call.key.shape[2]
+        here = (at >= first) & (at < end)
+        taken = (at[here] - first).to(call.query.device)
+        if first == 0:  # pieces would leave holes between masks that grow
+            query, output = call.query, call.output
+            earlier[call.layer] = {
+                "query": query.new_empty((*query.shape[:2], len(at), query.shape[3])),
+                "output": output.new_empty((len(output), len(at), *output.shape[2:])),
+                "start": call.start.new_empty((*call.start.shape[:-1], context)),
+            }
+        layer = earlier[call.layer]
+        layer["query"][:, :, here] = call.query[:, :, taken]
+        layer["output"][:, here] = call.output[:, taken]
+        layer["start"][..., first:end] = call.start
+        key, value = call.key[:, :, first:], call.value[:, :, first:]
+        part(replace(call, key=key, value=value, past=0), first)
+        if end == context:
+            del earlier[call.layer]
+            whole(replace(call, **layer, past=0, at=at))
+
+    return see
 
 
 def token_losses(
@@ -236,141 +237,98 @@ def token_losses(
     return losses
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """One layer before its last chunk: queries and outputs of some rows, all row starts.
+def sum_batch(
+    subject: Subject,
+    batch: Batch,
+    planes: Sequence[Planes],
+    *,
+    statistics: Sequence[Statistic],
+    fits: Sequence[LayerFit],
+    progress: Progress,
+    also: Observer = lambda call: None,
+) -> tuple[Sums, Float[Tensor, "sequence position"]]:
+    """One pass over a batch: the sums of its statistics, and the loss of each token.
 
-    Allocated whole at the first chunk: pieces would leave holes between masks that grow.
+    `planes` says how each layer rotates, `fits` are the models of its budget, to be scored;
+    `also` is called with the call of each layer.
     """
+    text, tokens = batch.text, batch.text.tokens
+    over_tokens = [row for row in statistics if row.over == "tokens"]
+    in_chunks: dict[int, SequenceSums] = {}
+    layers: dict[int, LayerSums] = {}
+    scores: dict[int, Float[Tensor, "group head score"]] = {}
+    width = tokens.shape[1]
+    calls = subject.layers * -(-width // (chunk_of(subject, width) or width))
+    shares = _shares(progress, int(text.lengths.sum()), calls + 1)
 
-    query: Tensor
-    output: Tensor
-    start: Tensor
-
-
-@dataclass(frozen=True)
-class Chunks:
-    """An observer of chunks: `part` sees the tokens of each, `whole` the rows of all.
-
-    `part` is given a call of a chunk's own queries and keys, and the position of its first
-    token. `whole` is given one call a layer, of the rows `at` and all `context` keys.
-    """
-
-    at: Int[Tensor, " row"]
-    context: int
-    part: Callable[[AttentionCall, int], None]
-    whole: Callable[[AttentionCall], None]
-    kept: dict[int, _Kept] = field(default_factory=dict)
-
-    @classmethod
-    def of_rows(
-        cls,
-        one: Rows,
-        other: Rows,
-        context: int,
-        *,
-        part: Callable[[AttentionCall, int], None] = lambda call, first: None,
-        whole: Callable[[AttentionCall], None],
-    ) -> Chunks:
-        """The observer of both choices of rows."""
-        at = torch.cat([one.position.flatten(), other.position.flatten()]).unique()
-        return cls(at, context, part, whole)
-
-    def __call__(self, call: AttentionCall) -> None:
-        """See one layer's call of one chunk."""
-        first, end = call.past, call.key.shape[2]
-        here = (self.at >= first) & (self.at < end)
-        rows = (self.at[here] - first).to(call.query.device)
-        if first == 0:
-            query, output, count = call.query, call.output, len(self.at)
-            self.kept[call.layer] = _Kept(
-                query.new_empty((*query.shape[:2], count, query.shape[3])),
-                output.new_empty((len(output), count, *output.shape[2:])),
-                call.start.new_empty((*call.start.shape[:-1], self.context)),
-            )
-        kept = self.kept[call.layer]
-        kept.query[:, :, here] = call.query[:, :, rows]
-        kept.output[:, here] = call.output[:, rows]
-        kept.start[..., first:end] = call.start
-        chunk: dict[str, Any] = {
-            "key": call.key[:, :, first:],
-            "value": call.value[:, :, first:],
-            "past": 0,
-        }
-        self.part(replace(call, **chunk), first)
-        if end == self.context:
-            del self.kept[call.layer]
-            self.whole(replace(call, **vars(kept), past=0, at=self.at))
-
-
-# running sums
-
-
-@dataclass
-class Passed:
-    """The sums of one pass over a batch, by layer."""
-
-    batch: Batch
-    statistics: Sequence[Statistic] = STATISTICS
-    layers: dict[int, LayerSums] = field(default_factory=dict)
-    scores: dict[int, Float[Tensor, "group head score"]] = field(default_factory=dict)
-    chunks: dict[int, SequenceSums] = field(default_factory=dict)
-
-    def see_chunk(self, call: AttentionCall, first: int, planes: Planes) -> None:
-        """Add the statistics over tokens of a chunk whose first token is at `first`."""
-        here, batch = slice(first, first + call.key.shape[2]), self.batch
+    def see_part(call: AttentionCall, first: int) -> None:
+        next(shares, None)
+        if not over_tokens:
+            return
+        here = slice(first, first + call.key.shape[2])
         sums = sum_attention(
             call,
             batch.rows,
-            planes,
-            tokens=batch.text.tokens[:, here],
-            sinks=batch.text.sinks[..., here],
-            statistics=[row for row in self.statistics if row.over == "tokens"],
+            planes[call.layer],
+            tokens=tokens[:, here],
+            sinks=text.sinks[..., here],
+            statistics=over_tokens,
             first=first,
         )
-        before = self.chunks.setdefault(call.layer, {})
+        before = in_chunks.setdefault(call.layer, {})
         for name, x in sums.items():
             before[name] = before[name] + x if name in before else x
 
-    def see(self, call: AttentionCall, planes: Planes, fit: LayerFit | None) -> None:
-        """Add a call, and score the models of the budget on it; tokens in chunks are added."""
-        text, sinks = self.batch.text, self.batch.text.sinks
-        if fit is not None:
+    def see(call: AttentionCall) -> None:
+        turning, sinks = planes[call.layer], text.sinks
+        if fits:
+            fit = fits[call.layer]
             sinks = fit.sinks(sinks)
-            self.scores[call.layer] = fit.score(
-                call, self.batch.scored, planes, sinks, group=text.group, fold=text.fold
+            scores[call.layer] = fit.score(
+                call, batch.scored, turning, sinks, group=text.group, fold=text.fold
             )
-        chunks = self.chunks.pop(call.layer, {})
-        sums = chunks | sum_attention(
-            call,
-            self.batch.rows,
-            planes,
-            tokens=text.tokens,
-            sinks=sinks,
-            statistics=[row for row in self.statistics if row.name not in chunks],
-        )
-        self.layers[call.layer] = LayerSums.of(sums, call, self.statistics)
+        sums = in_chunks.pop(call.layer, {})
+        rest = [row for row in statistics if row.name not in sums]
+        if rest:
+            sums |= sum_attention(
+                call, batch.rows, turning, tokens=tokens, sinks=sinks, statistics=rest
+            )
+        layers[call.layer] = LayerSums.of(sums, call, statistics)
+        also(call)
+        if call.at is None:  # else its chunks were counted
+            next(shares, None)
 
-    def sums(self, losses: Float[Tensor, "sequence position"]) -> Sums:
-        """The sums of all layers, and of the losses (nats) of each token."""
-        text = self.batch.text
-        row_weight = self.batch.rows.by_position(text.tokens.shape[1])
-        return Sums(
-            row_weight=by_group(row_weight, text.group),
-            tokens=int(text.lengths.sum()),
-            sequences=len(text),
-            group_loss=by_group(losses.nansum(1), text.group),
-            group_predicted=by_group(text.lengths - 1, text.group),
-            layers=self.layers,
-            scores=self.scores,
-        )
+    with observing(subject, tokens, (batch.rows, batch.scored), see, see_part) as chunk:
+        losses = token_losses(subject, tokens, text.lengths, chunk)
+    for _ in shares:
+        pass
+    subject.check_layers(set(layers))
+    sums = Sums(
+        row_weight=by_group(batch.rows.by_position(width), text.group),
+        tokens=int(text.lengths.sum()),
+        sequences=len(text),
+        group_loss=by_group(losses.nansum(1), text.group),
+        group_predicted=by_group(text.lengths - 1, text.group),
+        layers=layers,
+        scores=scores,
+    )
+    return sums, losses
+
+
+def _shares(progress: Progress, tokens: int, steps: int) -> Iterator[None]:
+    """Tell `progress` an equal share of the tokens at each step."""
+    for step in range(steps):
+        share = tokens * (step + 1) // steps - tokens * step // steps
+        if share:
+            progress(share)
+        yield
 
 
 def collect(
     subject: Subject,
     text: Corpus,
     *,
-    planes: list[Planes],
+    planes: Sequence[Planes],
     statistics: Sequence[Statistic] = STATISTICS,
     rows: int | Literal["all"] = "all",
     fits: Sequence[LayerFit] = (),
@@ -383,27 +341,18 @@ def collect(
 ) -> Sums:
     """Sums of the statistics of every layer over the `chosen` sequences.
 
-    `planes` says how each layer rotates, `fits` are the models of its budget, to be scored;
-    other options are those of `batches`. `sums` are those of the first sequences, where they
-    are known; `save` is called after each batch. Memory grows with the layers and the
-    context, not with the number of sequences.
+    Options are those of `batches` and `sum_batch`. `sums` are those of the first sequences,
+    where they are known; `save` is called after each batch. Memory grows with the layers and
+    the context, not with the number of sequences.
     """
     sums, chosen = sums or no_sums(), range(len(text)) if chosen is None else chosen
     left = chosen[sums.sequences :]
     for batch in batches(
         subject, text, rows=rows, seed=seed, chosen=left, batch_size=batch_size
     ):
-        passed = Passed(batch, statistics)
-
-        def see(call: AttentionCall, passed: Passed = passed) -> None:
-            passed.see(call, planes[call.layer], fits[call.layer] if fits else None)
-
-        def see_part(call: AttentionCall, first: int, passed: Passed = passed) -> None:
-            passed.see_chunk(call, first, planes[call.layer])
-
-        with observing(subject, batch, see, see_part, progress=progress) as chunk:
-            losses = token_losses(subject, batch.text.tokens, batch.text.lengths, chunk)
-        subject.check_layers(set(passed.layers))
-        sums = sums + passed.sums(losses)
+        part, _ = sum_batch(
+            subject, batch, planes, statistics=statistics, fits=fits, progress=progress
+        )
+        sums = sums + part
         save(sums)
     return sums

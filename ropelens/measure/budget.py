@@ -10,7 +10,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from ropelens.measure.batches import LOGITS_AT_ONCE, Chunks, Progress, chunk_of
+from ropelens.measure.batches import LOGITS_AT_ONCE, Progress, observing
 from ropelens.models.processes import gather, shard
 from ropelens.models.subject import Subject
 from ropelens.rope.planes import Planes
@@ -27,8 +27,8 @@ from ropelens.statistics.variables import MEASURES, labelled, stack
 def fit_layers(
     subject: Subject,
     text: Corpus,
-    *,
     planes: Sequence[Planes],
+    *,
     surrogates: int,
     seed: int,
     progress: Progress = lambda _: None,
@@ -51,10 +51,8 @@ def fit_layers(
             raise _AllFitted
 
     tokens, rows = sample.text.tokens, (sample.rows, sample.surrogate_rows)
-    chunk = chunk_of(subject, tokens.shape[1])
-    observer = fit if chunk is None else Chunks.of_rows(*rows, tokens.shape[1], whole=fit)
     if mine:
-        with suppress(_AllFitted), torch.no_grad(), subject.observe(observer):
+        with suppress(_AllFitted), observing(subject, tokens, rows, fit) as chunk:
             at_once = LOGITS_AT_ONCE[subject.device.type]
             for _ in subject.logits(tokens, at_once=at_once, chunk=chunk):
                 pass

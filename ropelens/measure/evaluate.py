@@ -2,44 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 import numpy as np
 import torch
 import xarray as xr
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ropelens.edit.actions import Edit
-from ropelens.edit.entries import Entry, entries_of
+from ropelens.edit.entries import NONE, Entry, entries_of
 from ropelens.errors import BadArgument, Positive, Whole, public
 from ropelens.files.progress import ShowProgress, silent
-from ropelens.measure.batches import Progress, batches
-from ropelens.measure.budget import fit_layers
-from ropelens.measure.evaluate_text import Measured, OnText, change_values, label_values
-from ropelens.measure.savepoint import Stage, begin_stage
-from ropelens.measure.summary import number_dims, plane_coordinates
-from ropelens.measure.tasks import (
-    REPEATS,
-    Retrieval,
-    copy_distances,
-    copy_losses,
-    hide_needles,
-    repeat_length,
-    repeat_scores,
-)
+from ropelens.measure.batches import Batch, Progress, batches, sum_batch
+from ropelens.measure.budget import budget_variables, fit_layers
+from ropelens.measure.heads import head_values, resample_labels
+from ropelens.measure.savepoint import begin_stage
+from ropelens.measure.summary import number_dims, plane_coordinates, summarize
+from ropelens.measure.tasks import Retrieval, Task, copies, needles, repeats
 from ropelens.measure.terms import MEASURES, wanted_measures
 from ropelens.measure.tokens import Lengths, Tokens, as_corpus, describe_run
 from ropelens.models.processes import gather, shard
 from ropelens.models.subject import Model, Subject, as_subject, stated_context
 from ropelens.rope.planes import Planes
+from ropelens.statistics.budget.held_out import LayerFit
+from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.change import attention_change, without_values
 from ropelens.statistics.corpus import Corpus, Documents
+from ropelens.statistics.kernel import sum_bins
+from ropelens.statistics.labels import Thresholds
 from ropelens.statistics.rows import HowMany, rows_for
-from ropelens.statistics.variables import EVALUATED, labelled, of_planes
+from ropelens.statistics.sums import Sums, by_group, mean_loss, no_sums
+from ropelens.statistics.variables import EVALUATED, STATISTICS, columns, labelled, of_planes
 
 ON_TEXT = {"loss", "change", "labels"}
 COORDINATES = {"group", "position_start", "position_stop"}
+
+RESAMPLES = 400
+"""Draws of the sequences that intervals of label changes come from."""
 
 
 @public
@@ -98,180 +101,248 @@ def evaluate(
     as `profile` and `edit_rope` do.
     """
     subject, show, seed = as_subject(model), progress or silent, int(seed)
-    corpus = as_corpus(subject, tokens, lengths, documents=documents)
-    wanted, rows = wanted_measures(measures), rows_for(rows, corpus.context)
-    by_itself = [layer.planes for layer in subject.rotations(corpus.context)]
-    entries = entries_of(subject, edits or {}, context=corpus.context)
-    on_text = OnText(corpus, wanted, stated_context(subject.config))
-    tasks = _tasks(subject, corpus, wanted, by_itself, retrieval, distances, seed)
+    text = as_corpus(subject, tokens, lengths, documents=documents)
+    wanted, rows = wanted_measures(measures), rows_for(rows, text.context)
+    if distances is not None and "copying" not in wanted:
+        raise BadArgument(
+            "distances are those of copies, which are not measured.",
+            attempt='measures=[..., "copying"]',
+        )
+    entries = entries_of(subject, edits or {}, context=text.context)
+    planes = entries[0].planes  # any do for attention alone
+    tasks = _tasks(subject, text, wanted, planes, retrieval or Retrieval(), distances, seed)
+    edges = _position_edges(text.context, stated_context(subject.config))
+    nothing = Measured.nothing(len(edges) - 1, subject)
 
-    stage, bins = begin_stage(), len(on_text.edges) - 1
-    measured = [Measured(**of) for of in stage.state or []]
-    measured = measured or [Measured.nothing(bins) for _ in entries]
+    stage = begin_stage()
+    state = stage.state or [[], [vars(nothing) for _ in entries], [{} for _ in entries]]
+    fits, measured, answers = state[0], [Measured(**of) for of in state[1]], state[2]
+
+    def save() -> None:
+        stage.save([fits, [vars(of) for of in measured], answers])
+
     if "labels" in wanted:
-        _fit_budgets(subject, corpus, entries, measured, seed, stage, show)
-    unseen = shard(len(corpus))[len(measured[0].losses) :] if wanted & ON_TEXT else range(0)
-    mine = shard(len(entries))
-    asked = [
-        (number, name)
-        for name in tasks
-        for number in mine
-        if name not in measured[number].tasks
-    ]
-    left = len(entries) * int(corpus.lengths[unseen.start : unseen.stop].sum())
-    left += sum(tasks[name].tokens for _, name in asked)
+        # Processes fit together, so one that saved later than another fits again.
+        del fits[min(gather(len(fits))) :]
+        layers = (len(entries) - len(fits)) * len(shard(subject.layers))
+        with show("fitting budgets", total=layers, unit="layers") as step:
+            for entry in entries[len(fits) :]:
+                with entry.open(subject):
+                    of_entry = fit_layers(
+                        subject, text, entry.planes, surrogates=0, seed=seed, progress=step
+                    )
+                fits.append(of_entry)
+                save()
+    done = measured[0].sums.sequences
+    unseen = shard(len(text))[done:] if wanted & ON_TEXT else range(0)
+    mine = [(n, name) for name in tasks for n in shard(len(entries)) if name not in answers[n]]
+    left = len(entries) * int(text.lengths[unseen.start : unseen.stop].sum())
+    left += sum(tasks[name].tokens for _, name in mine)
     with show("trying edits", total=left, unit="tokens") as step:
         for batch in batches(
-            subject, corpus, rows=rows, seed=seed, chosen=unseen, batch_size=batch_size
+            subject, text, rows=rows, seed=seed, chosen=unseen, batch_size=batch_size
         ):
-            on_text.measure(subject, batch, entries, measured, step)
-            stage.save([vars(of) for of in measured])
-        for number, name in asked:
-            with entries[number].open(subject):
-                measured[number].tasks[name] = tasks[name].measure(step)
-            stage.save([vars(of) for of in measured])
-    fits = [of.fits for of in measured]
-    parts = gather([replace(of, fits=[]) for of in measured])
-    measured = [Measured.together(of) for of in zip(*parts, strict=True)]
-    measured = [replace(of, fits=fit) for of, fit in zip(measured, fits, strict=True)]
+            as_is: dict[int, AttentionCall] = {}
+            for n, entry in enumerate(entries):
+                budget = fits[n] if fits else None
+                change = as_is if "change" in wanted else None
+                measured[n] += _on_text(subject, batch, entry, budget, change, edges, step)
+            save()
+        for n, name in mine:
+            with entries[n].open(subject):
+                answers[n][name] = tasks[name].measure(subject, step)
+            save()
+    parts = gather((measured, answers))
+    measured = [reduce(add, of) for of in zip(*(part[0] for part in parts), strict=True)]
+    answers = [reduce(dict.__or__, of) for of in zip(*(part[1] for part in parts), strict=True)]
 
     values = {"edit": np.array([entry.name for entry in entries], dtype=object)}
     dataset = xr.Dataset(coords=plane_coordinates(entries[0].planes))
     if "loss" in wanted:
-        values |= on_text.loss_values(measured)
+        values |= _loss_values(text, edges, measured)
     if "change" in wanted:
-        values |= change_values(measured)
+        values["attention_change"] = np.stack([of.attention_change() for of in measured])
     if "labels" in wanted:
-        labels, profile = label_values(entries, measured)
+        labels, profile = _label_values(entries, fits, [of.sums for of in measured])
         values |= labels
         dataset = profile[of_planes()]
     for name, task in tasks.items():
-        each = [of.tasks[name] for of in measured]
+        each = [of[name] for of in answers]
         values |= {key: np.stack([of[key].numpy() for of in each]) for key in each[0]}
         values |= task.coordinates
     dataset = dataset.assign(labelled(values, EVALUATED))
     dataset = number_dims(dataset.set_coords(COORDINATES & values.keys()))
-    dataset.attrs = describe_run(subject, corpus, documents, rows=rows, seed=seed)
+    dataset.attrs = describe_run(subject, text, documents, rows=rows, seed=seed)
     return dataset
-
-
-def _fit_budgets(
-    subject: Subject,
-    text: Corpus,
-    entries: Sequence[Entry],
-    measured: Sequence[Measured],
-    seed: int,
-    stage: Stage,
-    show: ShowProgress,
-) -> None:
-    """Fit the models of every entry's budget, but for those that are fitted already."""
-    # Processes fit together, so one that saved later than another fits again.
-    fitted = min(gather(sum(bool(of.fits) for of in measured)))
-    layers = (len(entries) - fitted) * len(shard(subject.layers))
-    with show("fitting budgets", total=layers, unit="layers") as step:
-        for entry, of in list(zip(entries, measured, strict=True))[fitted:]:
-            options: dict[str, Any] = {"surrogates": 0, "seed": seed, "progress": step}
-            with entry.open(subject):
-                of.fits = fit_layers(subject, text, planes=entry.planes, **options)
-            stage.save([vars(of) for of in measured])
-
-
-@dataclass(frozen=True)
-class _Task:
-    """What is measured of an entry beside the text: of so many tokens, by `measure`."""
-
-    tokens: int
-    measure: Callable[[Progress], dict[str, Tensor]]
-    coordinates: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def _tasks(
     subject: Subject,
-    corpus: Corpus,
+    text: Corpus,
     wanted: set[str],
     planes: Sequence[Planes],
-    retrieval: Retrieval | None,
-    distances: Sequence[Whole] | None,
+    retrieval: Retrieval,
+    distances: Sequence[int] | None,
     seed: int,
-) -> dict[str, _Task]:
-    """The tasks among the measures that are wanted; any planes do, for attention alone."""
-    if distances is not None and "copying" not in wanted:
-        raise BadArgument(
-            "distances are those of copies, which are not measured.",
-            seen=f"measures {', '.join(sorted(wanted))}",
-            attempt='measures=[..., "copying"]',
-        )
-    first = int(corpus.tokens[0, 0])
-    context = min(subject.context, corpus.context)
-    given = {"first_token": first, "seed": seed}
-    length = repeat_length(subject)
-
-    def repeat(progress: Progress) -> dict[str, Tensor]:
-        _forget_length(subject)
-        scores, losses = repeat_scores(subject, planes=planes, **given)
-        # Nothing announces the repetition's first token; the others follow as before.
-        once, again = losses[:, 2 : length + 1], losses[:, length + 2 :]
-        progress(losses.numel())
-        of_scores = {name: torch.from_numpy(x) for name, x in scores.items()}
-        return of_scores | {"first_loss": once.mean(1), "repeat_loss": again.mean(1)}
-
+) -> dict[str, Task]:
+    """The tasks among the measures that are wanted."""
+    context, vocabulary = subject.context, subject.vocabulary
+    within = min(context, text.context)
+    given = {"first_token": int(text.tokens[0, 0]), "seed": seed}
     tasks = {}
     if "induction" in wanted:
-        tasks["induction"] = _Task(REPEATS * (1 + 2 * length), repeat)
+        tasks["induction"] = repeats(context, vocabulary, planes, **given)
     if "copying" in wanted:
-        at = copy_distances(distances, context)
-
-        def copy(progress: Progress) -> dict[str, Tensor]:
-            losses = []
-            for distance in at:
-                _forget_length(subject)
-                losses.append(copy_losses(subject, distance=distance, **given))
-                progress(REPEATS * (1 + 2 * distance))
-            return {"copy_loss": torch.stack(losses)}
-
-        total = REPEATS * sum(1 + 2 * distance for distance in at)
-        tasks["copying"] = _Task(total, copy, {"copy_distance": np.array(at)})
+        tasks["copying"] = copies(within, vocabulary, distances, **given)
     if "retrieval" in wanted:
-        tasks["retrieval"] = _retrieval(
-            subject, corpus, retrieval or Retrieval(), context, first, seed
-        )
+        tasks["retrieval"] = needles(text, within, vocabulary, retrieval, **given)
     return tasks
 
 
-def _retrieval(
-    subject: Subject, corpus: Corpus, plan: Retrieval, context: int, first_token: int, seed: int
-) -> _Task:
-    """Needles in stretches of the text: which ones are found, by length and depth."""
-    rows = zip(corpus.tokens, corpus.lengths, strict=True)
-    text = torch.cat([row[1:length] for row, length in rows]).cpu()
-    lengths = plan.lengths_within(context)
-    haystacks = [
-        hide_needles(
-            text,
-            first_token=first_token,
-            vocabulary=subject.vocabulary,
-            length=length,
-            depths=plan.depths,
-            trials=plan.trials,
-            seed=seed,
+# what is measured on the text
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The numbers of one entry on some sequences; those of others add.
+
+    `losses` are summed over bins of positions, `seen_losses` over tokens that their sequence
+    had before; `change` (nats) over rows.
+    """
+
+    sums: Sums
+    losses: Float[Tensor, "sequence bin"]
+    seen_losses: Float[Tensor, " sequence"]
+    change: Float[Tensor, "layer head"]
+
+    @classmethod
+    def nothing(cls, bins: int, subject: Subject) -> Measured:
+        """The numbers on no sequences."""
+        losses = torch.zeros(0, bins, dtype=torch.float64)
+        change = torch.zeros(subject.layers, subject.heads, dtype=torch.float64)
+        return cls(no_sums(), losses, losses.sum(1), change)
+
+    def __add__(self, other: Measured) -> Measured:
+        return Measured(
+            self.sums + other.sums,
+            torch.cat([self.losses, other.losses]),
+            torch.cat([self.seen_losses, other.seen_losses]),
+            self.change + other.change,
         )
-        for length in lengths
+
+    def attention_change(self) -> Float[np.ndarray, "layer head"]:
+        """Mean over rows of `change`, in bits."""
+        return self.change.numpy() / float(self.sums.row_weight.sum()) / np.log(2)
+
+
+def _on_text(
+    subject: Subject,
+    batch: Batch,
+    entry: Entry,
+    fits: Sequence[LayerFit] | None,
+    as_is: dict[int, AttentionCall] | None,
+    edges: Int[Tensor, " edge"],
+    progress: Progress,
+) -> Measured:
+    """One forward pass of an entry over a batch, every measure beside it.
+
+    With `fits` attention budgets are measured. `as_is` holds the calls of the model as it is,
+    which the first entry fills and others are compared with; None where they are not.
+    """
+    text = batch.text
+    change = torch.zeros(subject.layers, subject.heads, dtype=torch.float64)
+
+    def compare(call: AttentionCall) -> None:
+        if as_is is None:
+            return
+        if entry.name == NONE:
+            as_is[call.layer] = without_values(call)
+        else:
+            moved = attention_change(as_is[call.layer], call, batch.rows)
+            change[call.layer] = moved.sum(0)
+
+    with entry.open(subject):
+        sums, losses = sum_batch(
+            subject,
+            batch,
+            entry.planes,
+            statistics=STATISTICS if fits else (),
+            fits=fits or (),
+            progress=progress,
+            also=compare,
+        )
+    counts = 1 + torch.arange(losses.shape[1] - 1) < text.lengths[:, None]
+    by_bin = sum_bins(losses[:, 1:].where(counts, 0.0), edges - 1)
+    of_seen = losses.where(text.seen_before, 0.0).sum(1)
+    return Measured(sums, by_bin, of_seen, change)
+
+
+def _position_edges(longest: int, stated: int | None) -> Int[Tensor, " edge"]:
+    """Edges of the bins of positions: two an octave, and the `stated` context."""
+    edges = {round(2 ** (half / 2)) for half in range(2 * longest.bit_length() + 1)}
+    edges.add(stated or longest)
+    return torch.tensor([*(edge for edge in sorted(edges) if edge < longest), longest])
+
+
+# numbers of all entries
+
+
+def _loss_values(
+    text: Corpus, edges: Int[Tensor, " edge"], measured: Sequence[Measured]
+) -> dict[str, np.ndarray]:
+    """Losses of every entry, by sequence, in all, and by position."""
+    counts = 1 + torch.arange(text.context - 1) < text.lengths[:, None]
+    in_bins = by_group(sum_bins(counts.long(), edges - 1), text.group)
+    predicted, seen = text.lengths.numpy() - 1, text.seen_before.sum(1).numpy()
+    losses = np.stack([of.losses.sum(1).numpy() for of in measured])
+    of_seen = np.stack([of.seen_losses.numpy() for of in measured])
+    means, by_bin = [], []
+    for of in measured:
+        sums = by_group(of.losses, text.group)
+        means.append(mean_loss(sums.sum(1), in_bins.sum(1)))
+        by_bin.append([mean_loss(*of_bin) for of_bin in zip(sums.T, in_bins.T, strict=True)])
+    mean, error = np.array(means).T
+    position, position_error = np.moveaxis(np.array(by_bin), -1, 0)
+    with np.errstate(invalid="ignore"):  # NaN where a sequence repeats nothing
+        seen_loss = of_seen / seen
+    return {
+        "loss": losses / predicted,
+        "predicted_tokens": predicted,
+        "group": text.group.numpy(),
+        "seen_loss": seen_loss,
+        "seen_tokens": seen,
+        "mean_loss": mean,
+        "mean_loss_se": error,
+        "position_loss": position,
+        "position_loss_se": position_error,
+        "position_start": edges[:-1].numpy(),
+        "position_stop": edges[1:].numpy(),
+    }
+
+
+def _label_values(
+    entries: Sequence[Entry], fits: Sequence[Sequence[LayerFit]], sums: Sequence[Sums]
+) -> tuple[dict[str, np.ndarray], xr.Dataset]:
+    """The budget and label of every head of every entry; the profile of the model as it is.
+
+    `labels_changed_resampled` draws the same sequences of all entries; it is NaN where all of
+    them are one group.
+    """
+    profiles = [
+        summarize(of, entry.planes).assign(budget_variables(of, fit))
+        for entry, of, fit in zip(entries, sums, fits, strict=True)
     ]
-
-    def look(progress: Progress) -> dict[str, Tensor]:
-        hits = []
-        for haystack in haystacks:
-            _forget_length(subject)
-            hits.append(haystack.found_by(subject, progress).double())
-        hit = torch.stack(hits)
-        return {"retrieval": hit.mean(-1), "retrieval_hit": hit}
-
-    coordinates = {"retrieval_length": np.array(lengths), "depth": np.array(plan.depths)}
-    return _Task(len(plan.depths) * plan.trials * sum(lengths), look, coordinates)
-
-
-def _forget_length(subject: Subject) -> None:
-    """Dynamic RoPE turns as its longest sequence so far made it; a short one undoes that."""
-    if subject.depends_on_length:
-        with subject.by_itself(), torch.no_grad():  # one token cannot be resampled
-            subject.forward(torch.zeros(1, 1, dtype=torch.long), last=1)
+    names = (*columns("budget"), "positional_fraction", "label")
+    each = [head_values(profile, Thresholds()) for profile in profiles]
+    values = {name: np.stack([one[name] for one in each]) for name in names}
+    labels, missing = values["label"], np.isnan(values["total_bits"])
+    changed = (labels != labels[0]).astype(float)
+    values["label_changed"] = np.where(missing | missing[0], np.nan, changed)
+    again = np.full((len(profiles), RESAMPLES), np.nan)
+    if profiles[0].sizes["group"] > 1:
+        drawn = [
+            resample_labels(p, Thresholds(), resamples=RESAMPLES, seed=0) for p in profiles
+        ]
+        again = np.stack([(now != drawn[0]).sum(axis=(1, 2)) for now in drawn]).astype(float)
+    values["labels_changed_resampled"] = again
+    return values, profiles[0]

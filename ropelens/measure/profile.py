@@ -25,7 +25,7 @@ from ropelens.measure.excerpt import (
 )
 from ropelens.measure.savepoint import begin_stage
 from ropelens.measure.summary import summarize
-from ropelens.measure.tasks import repeat_scores
+from ropelens.measure.tasks import repeats
 from ropelens.measure.tokens import Lengths, Tokens, as_corpus, describe_run
 from ropelens.models.paths import check_document
 from ropelens.models.processes import gather, shard
@@ -110,7 +110,11 @@ def profile(
         looked_into = [Excerpt.of(subject, piece, planes) for piece in pieces]
         alike = turn_alike(subject, planes, [len(piece) for piece in pieces])
         first = int(text.tokens[0, 0])
-        repeats, _ = repeat_scores(subject, first_token=first, planes=planes, seed=seed)
+        task = repeats(
+            subject.context, subject.vocabulary, planes, first_token=first, seed=seed
+        )
+        answers = task.measure(subject, lambda _: None)
+        repeated = {name: x.numpy() for name, x in answers.items() if not name.endswith("loss")}
     stage = begin_stage()
     fits, sums = stage.state or (None, None)
     if fits is None:
@@ -118,7 +122,7 @@ def profile(
             "fitting the budget", total=len(shard(subject.layers)), unit="layers"
         ) as step:
             fits = fit_layers(
-                subject, text, planes=planes, surrogates=surrogates, seed=seed, progress=step
+                subject, text, planes, surrogates=surrogates, seed=seed, progress=step
             )
         stage.save([fits, None])
     chosen = shard(len(text))
@@ -141,7 +145,7 @@ def profile(
         )
     sums = reduce(add, gather(sums))
     dataset = summarize(sums, planes, extra=statistics)
-    dataset = dataset.assign(budget_variables(sums, fits) | labelled(repeats, MEASURES))
+    dataset = dataset.assign(budget_variables(sums, fits) | labelled(repeated, MEASURES))
     bits = dataset["total_bits"].values
     dataset = dataset.assign(
         excerpt_variables(looked_into, tokenizer, bits, alike=alike, planes=planes)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -14,9 +14,9 @@ from torch import Tensor
 from ropelens.errors import BadArgument, Whole
 from ropelens.measure.batches import (
     LOGITS_AT_ONCE,
+    TOKENS_PER_BATCH,
     Progress,
     chunk_of,
-    quick_batch,
     token_losses,
 )
 from ropelens.measure.terms import NEEDLES
@@ -24,6 +24,7 @@ from ropelens.models.subject import Subject
 from ropelens.rope.planes import Planes
 from ropelens.statistics.attention import sum_attention
 from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.rows import Rows, generator_of
 from ropelens.statistics.variables import named, stack
 
@@ -43,11 +44,23 @@ SHORTEST = 32
 """Tokens of the shortest prompt: the needles, a key again, and something to hide them in."""
 
 
+@dataclass(frozen=True)
+class Task:
+    """So many `tokens` to run; `measure` runs them and gives numbers by their names.
+
+    `coordinates` label the numbers.
+    """
+
+    tokens: int
+    measure: Callable[[Subject, Progress], dict[str, Tensor]]
+    coordinates: dict[str, np.ndarray] = field(default_factory=dict)
+
+
 # repeats and copies
 
 
 def repeated_tokens(
-    subject: Subject, *, first_token: int, length: int, sequences: int = REPEATS, seed: int
+    vocabulary: int, *, first_token: int, length: int, seed: int
 ) -> Int[Tensor, "sequence position"]:
     """`first_token`, then `length` random tokens, then the same again: 1 + 2 `length` each.
 
@@ -55,93 +68,94 @@ def repeated_tokens(
     occurrence (Olsson et al. 2022, arXiv 2209.11895).
     """
     generator = generator_of(seed)
-    draws = [torch.randperm(subject.vocabulary, generator=generator) for _ in range(sequences)]
+    draws = [torch.randperm(vocabulary, generator=generator) for _ in range(REPEATS)]
     once = torch.stack([draw[torch.arange(length) % len(draw)] for draw in draws])
-    start = torch.full((sequences, 1), first_token)
-    return torch.cat([start, once, once], dim=1)
+    return torch.cat([torch.full((REPEATS, 1), first_token), once, once], dim=1)
 
 
-def repeat_length(subject: Subject) -> int:
-    """Random tokens before they are repeated: `REPEATED_TOKENS`, or what the context holds."""
-    return max(2, min(REPEATED_TOKENS, (subject.context - 1) // 2))
-
-
-def repeat_scores(
-    subject: Subject,
-    *,
-    first_token: int,
-    planes: Sequence[Planes],
-    length: int | None = None,
-    sequences: int = REPEATS,
-    seed: int = 0,
-) -> tuple[dict[str, np.ndarray], Float[Tensor, "sequence position"]]:
-    """Attention on repeated random tokens, mean over rows of the repetition, and the losses.
+def repeats(
+    context: int, vocabulary: int, planes: Sequence[Planes], *, first_token: int, seed: int
+) -> Task:
+    """Attention on repeated random tokens, mean over rows of the repetition, and their losses.
 
     `induction` (layer, head): on the token after the earlier occurrence (Olsson et al. 2022,
     arXiv 2209.11895, the prefix-matching score); `trial_induction` (trial, layer, head): the
     same of each sequence; `duplicate_token`: on that occurrence itself. NaN where a sliding
-    window hides it. Losses are those of the token at each position, in nats.
+    window hides it. `first_loss` and `repeat_loss` (nats/token) leave out the first token of
+    each time, which nothing announces. As many tokens are repeated as `context` holds.
     """
-    length = length or repeat_length(subject)
-    tokens = repeated_tokens(
-        subject, first_token=first_token, length=length, sequences=sequences, seed=seed
-    )
-    second = torch.arange(length + 1, 2 * length + 1).expand(sequences, -1)
-    weight = torch.full(second.shape, 1 / length)
-    whole = torch.full((sequences,), tokens.shape[1])
+    length = max(2, min(REPEATED_TOKENS, (context - 1) // 2))
+    tokens = repeated_tokens(vocabulary, first_token=first_token, length=length, seed=seed)
+    second = torch.arange(length + 1, 2 * length + 1).expand(len(tokens), -1)
+    weight, whole = torch.full(second.shape, 1 / length), _whole(tokens)
     by_offset, rows = named("offset_mass"), Rows(second, weight, whole, dense=False)
-    mass: dict[int, Tensor] = {}
 
-    def observe(call: AttentionCall) -> None:
-        turning = planes[call.layer]
-        sums = sum_attention(call, rows, turning, tokens=tokens, statistics=by_offset)
-        hidden = bool((call.start[second[0]] > second[0] - length).any())
-        by_distance = sums["offset_mass"]
-        mass[call.layer] = torch.full_like(by_distance, torch.nan) if hidden else by_distance
+    def measure(subject: Subject, progress: Progress) -> dict[str, Tensor]:
+        mass: dict[int, Tensor] = {}
 
-    with torch.no_grad(), subject.observe(observe):
-        losses = token_losses(subject, tokens, whole)
-    after, same = (
-        [mass[layer][..., offset] for layer in sorted(mass)] for offset in (length - 1, length)
-    )
-    scores = {
-        "induction": stack(scores.mean(0) for scores in after),
-        "trial_induction": np.moveaxis(stack(after), 1, 0),
-        "duplicate_token": stack(scores.mean(0) for scores in same),
-    }
-    return scores, losses
+        def see(call: AttentionCall) -> None:
+            turning = planes[call.layer]
+            sums = sum_attention(call, rows, turning, tokens=tokens, statistics=by_offset)
+            hidden = bool((call.start[second[0]] > second[0] - length).any())
+            mass[call.layer] = sums["offset_mass"].masked_fill(torch.tensor(hidden), torch.nan)
 
-
-def copy_losses(
-    subject: Subject, *, first_token: int, distance: int, seed: int
-) -> Float[Tensor, " trial"]:
-    """Mean loss (nats/token) of `distance` random tokens that come again, without the first.
-
-    Nothing announces the first; each of the others follows the same token as before.
-    """
-    tokens = repeated_tokens(subject, first_token=first_token, length=distance, seed=seed)
-    length = tokens.shape[1]
-    together, chunk = quick_batch(subject, length), chunk_of(subject, length)
-    with torch.no_grad():
-        losses = [
-            token_losses(subject, part, torch.full((len(part),), length), chunk)
-            for part in tokens.split(together)
-        ]
-    return torch.cat(losses)[:, distance + 2 :].mean(1)
-
-
-def copy_distances(distances: Sequence[int] | None, context: int) -> tuple[int, ...]:
-    """The `distances`; by default 8, 16, 32, ..., as long as both copies are in `context`."""
-    if distances is None:
-        most = max(2, (context - 1) // 2)
-        return doublings(NEAREST, most) if most >= NEAREST else (most,)
-    if not len(distances) or min(distances) < 2:
-        raise BadArgument(
-            "Distances of copies are 2 tokens or more.",
-            seen=str(distances),
-            attempt="distances=[8, 64]",
+        _forget_length(subject)
+        with torch.no_grad(), subject.observe(see):
+            losses = token_losses(subject, tokens, whole)
+        progress(tokens.numel())
+        after, same = (
+            torch.from_numpy(stack(mass[layer][..., offset] for layer in sorted(mass)))
+            for offset in (length - 1, length)
         )
-    return tuple(dict.fromkeys(map(int, distances)))
+        return {
+            "induction": after.mean(1),
+            "trial_induction": after.transpose(0, 1),
+            "duplicate_token": same.mean(1),
+            "first_loss": losses[:, 2 : length + 1].mean(1),
+            "repeat_loss": losses[:, length + 2 :].mean(1),
+        }
+
+    return Task(tokens.numel(), measure)
+
+
+def copies(
+    context: int,
+    vocabulary: int,
+    distances: Sequence[int] | None,
+    *,
+    first_token: int,
+    seed: int,
+) -> Task:
+    """`copy_loss` (nats/token) of random tokens that come again, but for the first of them.
+
+    Nothing announces the first; each of the others follows the same token as before. By
+    default `distances` are 8, 16, 32, ..., as long as both copies are in `context`.
+    """
+    most = max(2, (context - 1) // 2)
+    by_default = doublings(NEAREST, most) if most >= NEAREST else (most,)
+    distances = by_default if distances is None else tuple(dict.fromkeys(map(int, distances)))
+    if min(distances, default=0) < 2:
+        raise BadArgument("Distances of copies are 2 tokens or more.", seen=str(distances))
+
+    def measure(subject: Subject, progress: Progress) -> dict[str, Tensor]:
+        by_distance = []
+        for distance in distances:
+            tokens = repeated_tokens(
+                vocabulary, first_token=first_token, length=distance, seed=seed
+            )
+            length = tokens.shape[1]
+            _forget_length(subject)
+            with torch.no_grad():
+                losses = [
+                    token_losses(subject, part, _whole(part), chunk_of(subject, length))
+                    for part in tokens.split(_together(subject, length))
+                ]
+            by_distance.append(torch.cat(losses)[:, distance + 2 :].mean(1))
+            progress(tokens.numel())
+        return {"copy_loss": torch.stack(by_distance)}
+
+    total = REPEATS * sum(1 + 2 * distance for distance in distances)
+    return Task(total, measure, {"copy_distance": np.array(distances)})
 
 
 def doublings(least: int, most: int) -> tuple[int, ...]:
@@ -166,13 +180,12 @@ class Retrieval:
     trials: int = 16
 
     def __post_init__(self) -> None:
-        if self.lengths is not None and (not len(self.lengths) or min(self.lengths) < SHORTEST):
+        if self.lengths is not None and min(self.lengths, default=0) < SHORTEST:
             raise BadArgument(
                 f"A prompt that hides needles has {SHORTEST} tokens or more.",
                 seen=f"lengths {self.lengths}",
-                attempt="lengths=(64, 256)",
             )
-        if not len(self.depths) or not all(0 <= depth <= 1 for depth in self.depths):
+        if not all(0 <= depth <= 1 for depth in self.depths):
             raise BadArgument(
                 "The depth of a needle is a share of its prompt, 0 to 1.",
                 seen=f"depths {self.depths}",
@@ -185,40 +198,50 @@ class Retrieval:
         return tuple(dict.fromkeys(max(SHORTEST, context // part) for part in (4, 2, 1)))
 
 
-@dataclass(frozen=True)
-class Haystack:
-    """Prompts that end in a needle's key, and the values in them: the first is right."""
+def needles(
+    text: Corpus, context: int, vocabulary: int, plan: Retrieval, *, first_token: int, seed: int
+) -> Task:
+    """Which needles in stretches of the text are found, by length and depth of the prompt."""
+    rows = zip(text.tokens, text.lengths, strict=True)
+    stretch = torch.cat([row[1:length] for row, length in rows]).cpu()
+    lengths = plan.lengths_within(context)
+    hidden = [
+        hide_needles(
+            stretch,
+            first_token=first_token,
+            vocabulary=vocabulary,
+            length=length,
+            depths=plan.depths,
+            trials=plan.trials,
+            seed=seed,
+        )
+        for length in lengths
+    ]
 
-    prompts: Int[Tensor, "depth trial position"]
-    values: Int[Tensor, "trial needle"]
+    def measure(subject: Subject, progress: Progress) -> dict[str, Tensor]:
+        hits = []
+        for prompts, values in hidden:
+            _forget_length(subject)
+            last = []
+            for part in prompts.flatten(0, 1).split(_together(subject, prompts.shape[2])):
+                with torch.no_grad():
+                    last.append(_last_logits(subject, part).float().cpu())
+                progress(part.numel())
+            logits = torch.cat(last).unflatten(0, prompts.shape[:2])
+            hits.append(found_needles(logits, values).double())
+        hit = torch.stack(hits)
+        return {"retrieval": hit.mean(-1), "retrieval_hit": hit}
 
-    def found(self, logits: Float[Tensor, "depth trial token"]) -> Bool[Tensor, "depth trial"]:
-        """Whether the logit of the right value is above those of all others."""
-        at = self.values.to(logits.device).expand(*logits.shape[:2], -1)
-        of_values = logits.gather(-1, at)
-        return of_values[..., 0] > of_values[..., 1:].amax(-1)
-
-    def found_by(self, subject: Subject, progress: Progress) -> Bool[Tensor, "depth trial"]:
-        """Whether the model finds each needle."""
-        depths, trials, length = self.prompts.shape
-        last = []
-        for prompts in self.prompts.flatten(0, 1).split(quick_batch(subject, length)):
-            with torch.no_grad():
-                last.append(_last_logits(subject, prompts).float().cpu())
-            progress(prompts.numel())
-        return self.found(torch.cat(last).unflatten(0, (depths, trials)))
+    coordinates = {"retrieval_length": np.array(lengths), "depth": np.array(plan.depths)}
+    return Task(len(plan.depths) * plan.trials * sum(lengths), measure, coordinates)
 
 
-def _last_logits(
-    subject: Subject, tokens: Int[Tensor, "sequence position"]
-) -> Float[Tensor, "sequence token"]:
-    """The logits at the last position."""
-    chunk = chunk_of(subject, tokens.shape[1])
-    if chunk is None:
-        return subject.forward(tokens, last=1)[:, -1]
-    at_once = LOGITS_AT_ONCE[subject.device.type]
-    pieces = subject.logits(tokens, at_once=at_once, chunk=chunk)
-    return deque(pieces, maxlen=1).pop()[1][:, -1]
+def found_needles(
+    logits: Float[Tensor, "depth trial token"], values: Int[Tensor, "trial needle"]
+) -> Bool[Tensor, "depth trial"]:
+    """Whether the logit of the first value is above those of all others."""
+    of_values = logits.gather(-1, values.expand(*logits.shape[:2], -1))
+    return of_values[..., 0] > of_values[..., 1:].amax(-1)
 
 
 def hide_needles(
@@ -230,16 +253,16 @@ def hide_needles(
     depths: Sequence[float],
     trials: int,
     seed: int,
-) -> Haystack:
-    """Needles hidden in stretches of `text`, in prompts of `length` tokens.
+) -> tuple[Int[Tensor, "depth trial token"], Int[Tensor, "trial needle"]]:
+    """Prompts of `length` tokens with needles in stretches of `text`, and the needles' values.
 
     A prompt is `first_token`, text with eight needles in it, and the key of one of them
-    again. A needle is a key of two tokens and a value of one, all different; they are tokens
-    of `text` that the stretch does not hold, or where there are too few of the vocabulary, at
-    last any. A model that copies what followed the same tokens before is right, without
-    instruction; one that answers with any value in the prompt is right in 1 of 8. The needle
-    asked for lies at a depth, the others anywhere; but for that depth the prompts of a trial
-    are the same. Where `text` is too short, random tokens stand for it.
+    again, whose value is the first. A needle is a key of two tokens and a value of one, all
+    different; they are tokens of `text` that the stretch does not hold, or where there are too
+    few of the vocabulary, at last any. A model that copies what followed the same tokens before
+    is right, without instruction; one that answers with any value in the prompt is right in 1
+    of 8. The needle lies at a depth, the others anywhere; but for that depth the prompts of a
+    trial are the same. Where `text` is too short, random tokens stand for it.
     """
     size = NEEDLES * (KEY + 1)
     if vocabulary < size:
@@ -259,13 +282,42 @@ def hide_needles(
             hay = random.integers(vocabulary, size=around)
         pools = (np.setdiff1d(known, hay), np.setdiff1d(every, hay), every)
         pool = next(p for p in pools if len(p) >= size)
-        needles = random.permutation(pool)[:size].reshape(NEEDLES, KEY + 1)
+        needle = random.permutation(pool)[:size].reshape(NEEDLES, KEY + 1)
         anywhere = random.integers(around + 1, size=NEEDLES - 1)
         places = [[round(depth * around), *anywhere] for depth in depths]
-        hidden = [np.insert(hay, np.repeat(at, KEY + 1), needles.flatten()) for at in places]
-        prompts.append([[first_token, *body, *needles[0, :KEY]] for body in hidden])
-        values.append(needles[:, KEY])
-    return Haystack(
-        torch.from_numpy(np.array(prompts, dtype=np.int64)).transpose(0, 1),
-        torch.from_numpy(np.array(values, dtype=np.int64)),
-    )
+        hidden = [np.insert(hay, np.repeat(at, KEY + 1), needle.flatten()) for at in places]
+        prompts.append([[first_token, *body, *needle[0, :KEY]] for body in hidden])
+        values.append(needle[:, KEY])
+    by_depth = torch.from_numpy(np.array(prompts, dtype=np.int64)).transpose(0, 1)
+    return by_depth, torch.from_numpy(np.array(values, dtype=np.int64))
+
+
+# how they run
+
+
+def _together(subject: Subject, length: int) -> int:
+    """Sequences of `length` that run together: memory does not matter."""
+    return max(1, TOKENS_PER_BATCH[subject.device.type] // length)
+
+
+def _whole(tokens: Int[Tensor, "sequence position"]) -> Int[Tensor, " sequence"]:
+    return torch.full(tokens.shape[:1], tokens.shape[1])
+
+
+def _last_logits(
+    subject: Subject, tokens: Int[Tensor, "sequence position"]
+) -> Float[Tensor, "sequence token"]:
+    """The logits at the last position."""
+    chunk = chunk_of(subject, tokens.shape[1])
+    if chunk is None:
+        return subject.forward(tokens, last=1)[:, -1]
+    at_once = LOGITS_AT_ONCE[subject.device.type]
+    pieces = subject.logits(tokens, at_once=at_once, chunk=chunk)
+    return deque(pieces, maxlen=1).pop()[1][:, -1]
+
+
+def _forget_length(subject: Subject) -> None:
+    """Dynamic RoPE turns as its longest sequence so far made it; a short one undoes that."""
+    if subject.depends_on_length:
+        with subject.by_itself(), torch.no_grad():  # one token cannot be resampled
+            subject.forward(torch.zeros(1, 1, dtype=torch.long), last=1)

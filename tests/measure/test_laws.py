@@ -87,7 +87,7 @@ def fitted_to(name: str, lengths: tuple[int, ...], *, double: bool = True) -> Fi
 def fitted(model: PreTrainedModel, tokens: Tensor, lengths: Tensor) -> Fitted:
     planes = planes_of(model, context=int(lengths.max()))
     text = as_corpus(as_subject(model), tokens, lengths, sinks=[5])
-    fits = fit_layers(as_subject(model), text, planes=planes, surrogates=0, seed=0)
+    fits = fit_layers(as_subject(model), text, planes, surrogates=0, seed=0)
     return Fitted(model, text, planes, fits)
 
 

@@ -22,7 +22,7 @@ import ropelens as rl
 from ropelens.measure.batches import collect
 from ropelens.measure.excerpt import attention_of
 from ropelens.measure.summary import summarize
-from ropelens.measure.tasks import repeat_scores, repeated_tokens
+from ropelens.measure.tasks import REPEATS, repeated_tokens, repeats
 from ropelens.measure.tokens import as_corpus
 from ropelens.models.subject import as_subject
 from ropelens.statistics.budget.held_out import Sample, scored_rows
@@ -318,15 +318,16 @@ def test_the_excerpt_is_transformers_attention(name: str):
 @pytest.mark.parametrize("name", ["llama_gqa", "gpt_oss"])
 def test_repeated_tokens_by_brute_force(name: str):
     model = tiny(name)
-    subject, given = as_subject(model), {"first_token": 1, "length": 9, "sequences": 3}
+    subject, given = as_subject(model), {"first_token": 1, "seed": 4}
     planes = [layer.planes for layer in subject.rotations()]
-    scores, _ = repeat_scores(subject, planes=planes, seed=4, **given)
-    tokens = repeated_tokens(subject, seed=4, **given)
-    assert tokens.shape == (3, 19)
+    task = repeats(20, subject.vocabulary, planes, **given)
+    scores = task.measure(subject, lambda _: None)
+    tokens = repeated_tokens(subject.vocabulary, length=9, **given)
+    assert tokens.shape == (REPEATS, 19)
     assert (tokens[:, 0] == 1).all()
     assert torch.equal(tokens[:, 1:10], tokens[:, 10:])
     assert all(len(set(row[1:10].tolist())) == 9 for row in tokens)
-    assert len({tuple(row.tolist()) for row in tokens}) == 3
+    assert len({tuple(row.tolist()) for row in tokens}) == REPEATS
     weights = np.stack([attentions(model, row.numpy()) for row in tokens])
     if name == "gpt_oss":  # scores are of what is left to the keys
         weights = weights / weights.sum(-1, keepdims=True)
@@ -335,7 +336,7 @@ def test_repeated_tokens_by_brute_force(name: str):
         expected = np.mean([weights[:, :, :, i, i - back] for i in again], axis=0)
         if name == "duplicate_token":
             expected = expected.mean(0)
-        assert_close(scores[name], expected, rtol=1e-5, what=name)
+        assert_close(scores[name].numpy(), expected, rtol=1e-5, what=name)
     np.testing.assert_allclose(scores["induction"], scores["trial_induction"].mean(0))
 
 

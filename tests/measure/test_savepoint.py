@@ -161,7 +161,7 @@ def test_what_is_done_stays_done_while_the_next_is_measured(
 
     with pytest.raises(Stop):
         run(progress=stop_at(2 * 24 + 1))
-    monkeypatch.setattr("ropelens.measure.evaluate_text.OnText.measure", never)
+    monkeypatch.setattr("ropelens.measure.evaluate._on_text", never)
     for found, measured in zip(run(), (evaluate, measure), strict=True):
         assert_same(found, uninterrupted[measured])
     module.remove_savepoint(folder)

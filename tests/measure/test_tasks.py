@@ -14,14 +14,13 @@ from torch.nn.functional import cross_entropy
 
 import ropelens as rl
 from ropelens.errors import BadArgument
-from ropelens.measure.tasks import Haystack, Retrieval, hide_needles, repeated_tokens
-from ropelens.models.subject import as_subject
+from ropelens.measure.tasks import Retrieval, found_needles, hide_needles, repeated_tokens
 
 TEXT = torch.from_numpy(np.random.default_rng(0).integers(1, 25, size=(4, 96)))
 TEXT[:, 0] = 0
 
 
-def needles(**changed: object) -> Haystack:
+def needles(**changed: object) -> tuple[torch.Tensor, torch.Tensor]:
     options = {"vocabulary": 64, "length": 61, "depths": (0.0, 0.5, 1.0), "trials": 20}
     options |= {"first_token": 63, "seed": 0} | changed
     return hide_needles(TEXT.flatten(), **options)
@@ -31,7 +30,7 @@ def test_losses_of_repeats_are_of_all_but_the_first_of_each_time():
     """By torch's cross entropy: what comes first is announced by nothing, either time."""
     model = tiny("llama_gqa", max_position_embeddings=41)
     found = rl.evaluate(model, TEXT, measures="induction", seed=3).isel(edit=0)
-    tokens = repeated_tokens(as_subject(model), first_token=0, length=20, seed=3)
+    tokens = repeated_tokens(96, first_token=0, length=20, seed=3)
     with torch.no_grad():
         logits = model(tokens).logits[:, :-1].mT
     losses = cross_entropy(logits, tokens[:, 1:], reduction="none")
@@ -47,7 +46,7 @@ def test_losses_of_copies_by_their_distance():
     )
     assert found.copy_loss.dims == ("edit", "copy_distance", "trial")
     for distance in (5, 30):
-        tokens = repeated_tokens(as_subject(model), first_token=0, length=distance, seed=3)
+        tokens = repeated_tokens(96, first_token=0, length=distance, seed=3)
         for edit, block in (("none", nullcontext()), ("still", rl.edit_rope(model, "nope"))):
             with torch.no_grad(), block:
                 logits = model(tokens).logits[:, :-1].mT
@@ -59,12 +58,12 @@ def test_losses_of_copies_by_their_distance():
 
 
 def test_a_prompt_holds_its_needles_once_and_ends_with_a_key():
-    found = needles()
-    assert found.prompts.shape == (3, 20, 61)
-    assert found.values.shape == (20, 8)
+    of_depths, of_trials = needles()
+    assert of_depths.shape == (3, 20, 61)
+    assert of_trials.shape == (20, 8)
     text = " ".join(map(str, TEXT.flatten().tolist()))
     for depth, before in enumerate((0, 17, 34)):  # of 34 tokens of text
-        for prompt, values in zip(found.prompts[depth], found.values.tolist(), strict=True):
+        for prompt, values in zip(of_depths[depth], of_trials.tolist(), strict=True):
             first, *rest = prompt.tolist()
             body, key = rest[:-2], rest[-2:]
             assert first == 63
@@ -79,34 +78,33 @@ def test_a_prompt_holds_its_needles_once_and_ends_with_a_key():
 
 
 def test_a_trial_is_the_same_at_every_depth_and_another_by_seed():
-    found = needles()
-    sorted_prompts = found.prompts.sort(-1).values
+    prompts, _ = needles()
+    sorted_prompts = prompts.sort(-1).values
     assert (sorted_prompts == sorted_prompts[0]).all()
-    assert torch.equal(needles().prompts, found.prompts)
-    assert not torch.equal(needles(seed=1).prompts, found.prompts)
-    assert torch.equal(needles(seed=-1).prompts, needles(seed=-1).prompts)
+    assert torch.equal(needles()[0], prompts)
+    assert not torch.equal(needles(seed=1)[0], prompts)
+    assert torch.equal(needles(seed=-1)[0], needles(seed=-1)[0])
 
 
 def test_needles_are_tokens_of_the_text_where_it_has_enough():
     text = torch.cat([torch.zeros(40, dtype=torch.long), torch.arange(30)])
-    found = hide_needles(
+    _, values = hide_needles(
         text, first_token=1, vocabulary=99, length=32, depths=[0.5], trials=50, seed=0
     )
-    assert int(found.values.max()) < 30
-    assert not (needles().values[..., None] == TEXT.unique()).all()
+    assert int(values.max()) < 30
+    assert not (needles()[1][..., None] == TEXT.unique()).all()
 
 
 def test_a_short_text_and_a_small_vocabulary():
     """The needles lie in random tokens; they may then be made of tokens that lie there too."""
-    found = needles(length=2000, vocabulary=25, first_token=24, trials=2)
-    assert found.prompts.shape == (3, 2, 2000)
-    assert len(found.prompts.unique()) == 25
+    prompts, _ = needles(length=2000, vocabulary=25, first_token=24, trials=2)
+    assert prompts.shape == (3, 2, 2000)
+    assert len(prompts.unique()) == 25
     with pytest.raises(BadArgument, match="The vocabulary is too small to hide needles"):
         needles(vocabulary=23)
 
 
 def test_a_needle_is_found_where_its_value_is_above_all_others():
-    found = Haystack(torch.zeros(1, 4, 9, dtype=torch.long), torch.tensor([[3, 1, 2]] * 4))
     logits = torch.tensor(
         [
             [9.0, 1.0, 2.0, 3.0],  # above its own; what is no candidate does not matter
@@ -115,7 +113,8 @@ def test_a_needle_is_found_where_its_value_is_above_all_others():
             [0.0, 0.0, 0.0, 0.0],
         ]
     )
-    assert found.found(logits[None]).tolist() == [[True, False, False, False]]
+    found = found_needles(logits[None], torch.tensor([[3, 1, 2]] * 4))
+    assert found.tolist() == [[True, False, False, False]]
 
 
 def test_lengths_by_default_are_parts_of_the_context():
