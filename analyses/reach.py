@@ -21,7 +21,6 @@ import numpy as np
 
 import ropelens as rl
 
-DRAWN = ("own", "p-rope:0.75", "p-rope:0.5", "nope")
 # At random, for even steps might keep time with a plane.
 FAR = np.random.default_rng(0).integers(100_000, 1_000_000, 200, endpoint=True)
 DISTANCES = np.unique([0, *np.geomspace(1, 1_000_000, 49).round(), *FAR])
@@ -49,13 +48,11 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
     )
     first = asked.loc[asked["content_bits"].idxmax()]
     figures = {
-        "Each line is the share of these heads whose picked key, moved that far back, "
-        "still scores above the mean of the other keys; bands are 95% intervals of the "
-        "heads' horizons.": rl.plot_reach(found),
-        "The head with most content bits, a panel a variant: above 0 the key wins. Line "
-        "and band: mean and range over distances nearby; diamond: the horizon; dashed: "
-        "what no distance takes the score below.": rl.plot_reach(
-            found, layer=int(first["layer"]), head=int(first["head"]), variants=DRAWN
+        "How often the picked key, moved that far back, still scores above every other key: "
+        "mean over these heads. Diamond: the median horizon, where a key's mean score falls "
+        "to the mean of the other keys.": rl.plot_reach(found),
+        "The same for the head with most content bits.": rl.plot_reach(
+            found, layer=int(first["layer"]), head=int(first["head"])
         ),
     }  # fmt: skip
     question = "How far back do heads that go by content find the key that they picked?"

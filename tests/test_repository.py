@@ -25,8 +25,8 @@ ROOMS = {
     "files": 585,
     "train": 1_530,
     "comparison": 890,
-    "figures": 2_750,
-    "report": 2_185,
+    "figures": 2_420,
+    "report": 2_160,
     "analysis commands": 2_360,
 }
 PACKAGE, TESTS, NAMES = 23_000, 20_000, 62

@@ -13,7 +13,7 @@ from ropelens.errors import BadArgument, Count, public
 from ropelens.figures.inputs import check_head, kv_heads
 from ropelens.figures.style import SEQUENTIAL, new_figure
 from ropelens.figures.text import plotly_text, visible_token
-from ropelens.figures.wavelengths import wavelength_axis, wavelength_positions
+from ropelens.figures.wavelengths import set_wavelengths, wavelength_positions
 
 GAPS_FIT = 32
 """Up to so many tokens, cells stand apart; beyond, gaps would outweigh them."""
@@ -117,8 +117,10 @@ def plot_pair(
     circle = {"size": 11, "symbol": "circle-open", "line": {"width": 2.5}}
     here = {"mode": "markers", "marker": circle, "hoverinfo": "skip", "meta": {"role": "here"}}
     figure.add_scatter(x=[query - key], y=[trace[query - key]], **here, **below)
-    figure.update_xaxes(**wavelength_axis(wavelength), row=1)
-    figure.update_xaxes(title_text="distance (tokens)", rangemode="tozero", row=2)
+    set_wavelengths(figure, wavelength)
+    axis = {"type": "linear", "tickmode": "auto", "autorange": True, "rangemode": "tozero"}
+    figure.update_xaxes(title_text=figure.layout.xaxis2.title.text, row=1)
+    figure.update_xaxes(**axis, title_text="distance (tokens)", row=2)
     figure.update_yaxes(title_text="push<br>(nats)", zeroline=True, nticks=5, row=1)
     figure.update_yaxes(title_text="score<br>(nats)", zeroline=True, nticks=5, row=2)
     return figure

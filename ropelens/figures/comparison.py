@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,11 +20,15 @@ from ropelens.figures.style import (
     LABELS,
     MUTED,
     VARIANT_COLORS,
+    interval_bars,
     log_axis,
     mark,
     new_figure,
+    set_x,
+    stacked,
 )
-from ropelens.figures.text import mean_count, plotly_text
+from ropelens.figures.text import mean_count, plotly_text, short_count
+from ropelens.figures.wavelengths import AXIS_TITLE, mark_wavelengths
 from ropelens.measure.terms import NEEDLES
 from ropelens.measure.truncation_table import best_head
 
@@ -34,13 +37,9 @@ KNOWN = ("p-rope-0.75", "p-rope-0.25", "p-rope-0.5", "p-rope-reversed-0.75", "no
 
 VARIANT_SYMBOLS = ("square", "diamond", "triangle-up", "cross", "star", "pentagon")
 DASHES = ("solid", "dash", "dot")
-
 HEADS = ("layer", "head")
-TWO_PANELS: dict[str, Any] = {
-    "height": 560,
-    **{"rows": 2, "cols": 1, "shared_xaxes": True, "vertical_spacing": 0.08},
-}
-"""One above the other, over the same tokens."""
+Values = Callable[[str], xr.DataArray]
+"""What a panel shows of a group, over `entry` and the dimension of x."""
 
 
 @dataclass(frozen=True)
@@ -80,49 +79,41 @@ def variant_looks(names: Sequence[str]) -> dict[str, Look]:
     }
 
 
-def group_line(group: str, look: Look, values: xr.DataArray) -> dict[str, Any]:
-    """Keywords of the scatter that draws a group's `values`, over `entry` and one axis more.
-
-    The mean over `entry`; whiskers from the lowest entry to the highest, if there are several.
-    """
-    mean = values.mean("entry")
-    above, below = values.max("entry") - mean, mean - values.min("entry")
-    whiskers = {"type": "data", "array": above.values, "arrayminus": below.values}
-    return {
-        "y": mean.values,
-        "error_y": whiskers
-        | {"thickness": 1, "width": 2, "visible": values.sizes["entry"] > 1},
-        "name": plotly_text(group),
-        "legendgroup": group,
-        "mode": "lines+markers",
-        "line": look.line,
-    }
-
-
 def _add_lines(
     figure: go.Figure,
     comparison: xr.Dataset,
-    values_of: Callable[[str], xr.DataArray],
+    values_of: Values,
     *,
-    x: np.ndarray,
     row: int,
     hover: str,
-    meta: dict[str, str],
+    meta: Mapping[str, str],
 ) -> None:
-    """A line a group in the panel `row`: `values_of` a group are over (entry, x)."""
+    """A line a group in the panel `row`: the mean of `values_of` a group over its entries.
+
+    x is the coordinate of the other dimension. Whiskers reach from the lowest entry to the
+    highest, if there are several.
+    """
     for group, look in looks(comparison).items():
         values = values_of(group).transpose("entry", ...)
-        if values.sizes["entry"]:
-            figure.add_scatter(
-                x=x,
-                **group_line(group, look, values),
-                showlegend=row == 1,
-                marker={"symbol": look.symbol, "size": 6},
-                hovertemplate=f"{plotly_text(group)}<br>{hover}<extra></extra>",
-                meta=meta,
-                row=row,
-                col=1,
-            )
+        if not values.sizes["entry"]:
+            continue
+        mean, low, high = values.mean("entry"), values.min("entry"), values.max("entry")
+        several = {"thickness": 1, "width": 2, "visible": values.sizes["entry"] > 1}
+        figure.add_scatter(
+            x=mean[mean.dims[0]].values,
+            y=mean.values,
+            error_y=interval_bars(mean, low, high, **several),
+            name=plotly_text(group),
+            legendgroup=group,
+            showlegend=row == 1,
+            mode="lines+markers",
+            line=look.line,
+            marker={"symbol": look.symbol, "size": 6},
+            hovertemplate=f"{plotly_text(group)}<br>{hover}<extra></extra>",
+            meta=dict(meta),
+            row=row,
+            col=1,
+        )
 
 
 def plot_loss_change(comparison: xr.Dataset, table: pd.DataFrame) -> go.Figure:
@@ -135,7 +126,8 @@ def plot_loss_change(comparison: xr.Dataset, table: pd.DataFrame) -> go.Figure:
     baseline = plotly_text(comparison.attrs["baseline"])
     figure = new_figure(f"Loss against that of {baseline}", height=140 + 46 * len(rows))
     for row in rows.to_dict("records"):
-        group, mean, look = row["group"], row["loss_change"], looks(comparison)[row["group"]]
+        group, look = row["group"], looks(comparison)[row["group"]]
+        mean, low, high = row["loss_change"], row["low"], row["high"]
         pairs = paired_changes(comparison["loss"], group).values
         ring = {"size": 13, "symbol": "circle-open", "color": look.color, "line_width": 1.5}
         figure.add_scatter(
@@ -146,15 +138,14 @@ def plot_loss_change(comparison: xr.Dataset, table: pd.DataFrame) -> go.Figure:
             hovertemplate="one pair: %{x:+.4f} nats/token<extra></extra>",
             meta={"x": "loss_change", "of": "pair"},
         )
-        bar = {"array": [row["high"] - mean], "arrayminus": [mean - row["low"]]}
         figure.add_scatter(
             x=[mean],
             y=[plotly_text(group)],
-            error_x={"type": "data", **bar, "color": look.color, "thickness": 2.5, "width": 7},
+            error_x=interval_bars([mean], [low], [high], color=look.color, width=7),
             mode="markers",
             marker={"size": 8, "symbol": look.symbol, "color": look.color},
-            hovertemplate="%{x:+.4f} nats/token "
-            f"[{row['low']:+.4f}, {row['high']:+.4f}], 95% over {row['over']}<extra></extra>",
+            hovertemplate=f"%{{x:+.4f}} nats/token [{low:+.4f}, {high:+.4f}], "
+            f"95% over {row['over']}<extra></extra>",
             meta={"x": "loss_change", "of": "mean"},
         )
     figure.add_vline(x=0, line={"color": MUTED, "width": 1.5})
@@ -170,24 +161,23 @@ def plot_position_loss(comparison: xr.Dataset) -> go.Figure:
     Above each group's mean, below its mean difference to the baseline, over the same text;
     whiskers from the lowest seed to the highest.
     """
-    figure = new_figure("Loss by position in the text", **TWO_PANELS)
+    figure = stacked("Loss by position in the text", 2, height=560, spacing=0.08)
     start = np.maximum(comparison["position_start"].values.astype(float), 1)
     middle = np.sqrt(start * (comparison["position_stop"].values - 1).clip(1))
-    losses = comparison["position_loss"]
-    panels: dict[str, Callable[[str], xr.DataArray]] = {
-        "position_loss": partial(entries_of, losses),
-        "change": partial(paired_changes, losses),
+    losses = comparison["position_loss"].transpose("entry", ...)
+    losses = losses.assign_coords({losses.dims[1]: middle})
+    change = f"difference to {plotly_text(comparison.attrs['baseline'])}<br>(nats/token)"
+    panels: dict[str, tuple[str, Values]] = {
+        "position_loss": ("loss (nats/token)", partial(entries_of, losses)),
+        "change": (change, partial(paired_changes, losses)),
     }
     hover = "position %{x:.0f}: %{y:.3f} nats/token"
-    for row, (name, values_of) in enumerate(panels.items(), start=1):
-        meta = {"x": "position", "y": name}
-        _add_lines(figure, comparison, values_of, x=middle, row=row, hover=hover, meta=meta)
-    longest = int(comparison["position_stop"].max())
-    _past_context(figure, comparison, longest, "position of the predicted token (log scale)")
-    baseline = plotly_text(comparison.attrs["baseline"])
-    figure.update_yaxes(title_text="loss (nats/token)", row=1)
-    figure.update_yaxes(title_text=f"difference to {baseline}<br>(nats/token)", row=2)
+    for row, (name, (title, values_of)) in enumerate(panels.items(), start=1):
+        _add_lines(figure, comparison, values_of, row=row, hover=hover, meta={"y": name})
+        figure.update_yaxes(title_text=title, row=row)
     figure.update_yaxes(exponentformat="none", zeroline=True, zerolinecolor=MUTED, row=2)
+    longest = int(comparison["position_stop"].max())
+    _set_tokens(figure, comparison, longest, "position of the predicted token (log scale)")
     return figure
 
 
@@ -198,38 +188,95 @@ def plot_copying(comparison: xr.Dataset) -> go.Figure:
     share of needles found in prompts of so many tokens, dotted what chance finds. Lines are
     means over a group's entries; whiskers from the lowest to the highest.
     """
+    figure = stacked("Copying and retrieval by distance", 2, height=560, spacing=0.08)
     panels = {
-        "loss of copied tokens<br>(nats/token)": comparison["copy_loss"].mean("trial"),
-        "needles found<br>(share)": comparison["far_retrieval"],
+        "copy_loss": ("copy_distance", "loss of copied tokens<br>(nats/token)"),
+        "far_retrieval": ("prompt_length", "needles found<br>(share)"),
     }
-    figure = new_figure("Copying and retrieval by distance", **TWO_PANELS)
-    longest = 1
-    for row, (title, values) in enumerate(panels.items(), start=1):
-        (dim,) = (dim for dim in values.dims if dim != "entry")
-        longest = max(longest, int(values[dim].max()))
-        _add_lines(
-            figure,
-            comparison,
-            partial(entries_of, values),
-            x=values[dim].values,
-            row=row,
-            hover="%{x:,} tokens: %{y:.3g}",
-            meta={"x": str(dim), "y": "copy_loss" if row == 1 else "far_retrieval"},
-        )
+    for row, (name, (_, title)) in enumerate(panels.items(), start=1):
+        values = comparison[name]
+        values = values.mean("trial") if "trial" in values.dims else values
+        of, hover = partial(entries_of, values), "%{x:,} tokens: %{y:.3g}"
+        _add_lines(figure, comparison, of, row=row, hover=hover, meta={"y": name})
         figure.update_yaxes(title_text=title, rangemode="tozero", row=row)
     figure.add_hline(y=1 / NEEDLES, line=DOTTED, row=2)
+    longest = max(int(comparison[dim].max()) for dim, _ in panels.values())
     title = "tokens to the copy; of the prompt (log scale)"
-    _past_context(figure, comparison, longest, title)
+    _set_tokens(figure, comparison, longest, title)
     return figure
 
 
-def _past_context(figure: go.Figure, comparison: xr.Dataset, longest: int, title: str) -> None:
+def _set_tokens(figure: go.Figure, comparison: xr.Dataset, longest: int, title: str) -> None:
     """A common axis of tokens up to the `longest`, where the trained context is marked."""
     context = int(comparison.attrs["context"])
     mark(figure, context, "trained context ", name="context", xanchor="right")
     powers = [2**k for k in range(int(np.log2(longest)) + 1)]
-    figure.update_xaxes(**log_axis({power: f"{power:,}" for power in powers}))
-    figure.update_xaxes(title_text=title, row=2)
+    set_x(figure, log_axis({power: f"{power:,}" for power in powers}), title)
+
+
+PLANES = {
+    "q_norm": "query norm<br>(model units)",
+    "k_norm": "key norm<br>(model units)",
+    "selectivity_keys": "selectivity on keys<br>(nats)",
+}
+
+
+def plot_comparison_planes(comparison: xr.Dataset) -> go.Figure:
+    """Norms and selectivity of the planes, means over layers, heads and seeds.
+
+    Whiskers reach from the lowest seed to the highest. Planes stand at their wavelength. One
+    that does not rotate stands where the same plane of another group rotates, in a ring.
+    """
+    figure = stacked("What the planes carry", len(PLANES), height=560, spacing=0.05)
+    places = {group: plane_places(comparison, group) for group in looks(comparison)}
+    every = np.concatenate([place for place, _ in places.values()])
+    ends = np.log10([np.nanmin(every) / 1.3, np.nanmax(every) * 1.3]).tolist()
+    powers = log_axis({power: short_count(power) for power in 10.0 ** np.arange(9)}, range=ends)
+    set_x(figure, powers, AXIS_TITLE)
+    for row, (name, title) in enumerate(PLANES.items(), start=1):
+        averaged = [dim for dim in comparison[name].dims if dim not in ("entry", "frequency")]
+        means = comparison[name].mean(averaged)
+
+        def of_group(group: str, means: xr.DataArray = means) -> xr.DataArray:
+            return entries_of(means, group).assign_coords(frequency=places[group][0])
+
+        hover = "%{y:.3f}, wavelength %{x:.3~s} tokens"
+        _add_lines(figure, comparison, of_group, row=row, hover=hover, meta={"y": name})
+        still = [
+            of_group(group).mean("entry")[~turning] for group, (_, turning) in places.items()
+        ]
+        figure.add_scatter(
+            x=np.concatenate([one["frequency"] for one in still]),
+            y=np.concatenate(still),
+            mode="markers",
+            marker={"symbol": "circle-open", "size": 13, "color": MUTED},
+            name="does not rotate",
+            legendgroup="still",
+            showlegend=row == 1 and any(map(len, still)),
+            hoverinfo="skip",
+            meta={"still": name},
+            row=row,
+            col=1,
+        )
+        tozero = {"rangemode": "tozero", "zeroline": True, "zerolinecolor": MUTED}
+        figure.update_yaxes(title_text=title, nticks=5, **tozero, row=row)
+    mark_wavelengths(figure, comparison, yanchor="bottom")
+    return figure.update_layout(margin_t=104, legend_y=1.1)
+
+
+def plane_places(comparison: xr.Dataset, group: str) -> tuple[np.ndarray, np.ndarray]:
+    """Where the planes of `group` stand (tokens), and whether they rotate, [frequency] each.
+
+    The wavelength of a plane is its median over layers. One that does not rotate takes the
+    place of the same plane in the first entry of as many planes in which it does, else NaN.
+    """
+    wavelength = comparison["wavelength"].median("layer").transpose("entry", "frequency").values
+    exists = ~np.isnan(wavelength)
+    of_group = wavelength[np.flatnonzero(comparison["group"].values == group)[0]]
+    alike = wavelength[(exists == ~np.isnan(of_group)).all(axis=1)]
+    turning = np.isfinite(alike)
+    lent = np.where(turning.any(0), alike[turning.argmax(0), np.arange(alike.shape[1])], np.nan)
+    return np.where(np.isfinite(of_group), of_group, lent), np.isfinite(of_group)
 
 
 def plot_label_counts(table: pd.DataFrame) -> go.Figure:
@@ -256,20 +303,17 @@ def plot_label_counts(table: pd.DataFrame) -> go.Figure:
     return figure.update_yaxes(showgrid=False, type="category")
 
 
-def _count(label: str) -> Callable[[xr.Dataset], xr.DataArray]:
-    def count(entries: xr.Dataset) -> xr.DataArray:
-        known = entries["growth_loss"].notnull()
-        return (entries["growth_label"] == label).sum(HEADS).where(known)
-
-    return count
+def _count(entries: xr.Dataset, label: str) -> xr.DataArray:
+    known = entries["growth_loss"].notnull()
+    return (entries["growth_label"] == label).sum(HEADS).where(known)
 
 
 GROWTH: dict[str, Callable[[xr.Dataset], xr.DataArray]] = {
-    "loss<br>(nats/token)": lambda entries: entries["growth_loss"],
+    "loss<br>(nats/token)": lambda e: e["growth_loss"],
     "loss past context<br>(nats/token)": lambda e: loss_past_context(e, "growth_position_loss"),
     "gain of repeats<br>(nats/token)": lambda e: repeat_gain(e, "growth_").mean("trial"),
-    "positional<br>heads": _count("positional"),
-    "semantic<br>heads": _count("semantic"),
+    "positional<br>heads": lambda e: _count(e, "positional"),
+    "semantic<br>heads": lambda e: _count(e, "semantic"),
     "best head on<br>previous token": lambda e: e["growth_previous_token"].max(HEADS),
     "best head,<br>induction": lambda e: best_head(e["growth_trial_induction"]).mean("trial"),
     "retrieval<br>(share)": lambda e: e["growth_retrieval"].mean(("retrieval_length", "depth")),
@@ -285,23 +329,18 @@ def plot_growth(comparison: xr.Dataset) -> go.Figure:
     """
     measured = {title: measure(comparison) for title, measure in GROWTH.items()}
     panels = {title: values for title, values in measured.items() if values.notnull().any()}
-    rows = {"rows": len(panels), "cols": 1, "shared_xaxes": True, "vertical_spacing": 0.02}
-    figure = new_figure("How it grew over training", height=130 * len(panels) + 170, **rows)
-    steps = comparison["step"].values
+    height = 130 * len(panels) + 170
+    figure = stacked("How it grew over training", len(panels), height=height, spacing=0.02)
     for row, (title, values) in enumerate(panels.items(), start=1):
-        _add_lines(
-            figure,
-            comparison,
-            partial(entries_of, values),
-            x=steps,
-            row=row,
-            hover="step %{x:,}: %{y:.3g}",
-            meta={"x": "step", "y": title.replace("<br>", " ")},
-        )
-        figure.update_yaxes(title_text=title, nticks=4, exponentformat="none", row=row)
-        if not title.startswith("loss"):
-            figure.update_yaxes(rangemode="tozero", row=row)
+        of, meta = partial(entries_of, values), {"y": title.replace("<br>", " ")}
+        hover = "step %{x:,}: %{y:.3g}"
+        _add_lines(figure, comparison, of, row=row, hover=hover, meta=meta)
+        range_mode = "normal" if title.startswith("loss") else "tozero"
+        figure.update_yaxes(title_text=title, rangemode=range_mode, row=row)
+    figure.update_yaxes(nticks=4, exponentformat="none")
     figure.add_hline(y=1 / NEEDLES, line=DOTTED, row=len(panels))
-    ticks = 4 ** np.arange(0, int(np.log2(max(2, int(steps.max())))) // 2 + 1)
-    figure.update_xaxes(**log_axis({int(tick): f"{tick:,}" for tick in ticks}))
-    return figure.update_xaxes(title_text="training step (log scale)", row=len(panels))
+    longest = int(comparison["step"].max())
+    ticks = 4 ** np.arange(0, int(np.log2(max(2, longest))) // 2 + 1)
+    axis = log_axis({int(tick): f"{tick:,}" for tick in ticks})
+    set_x(figure, axis, "training step (log scale)")
+    return figure

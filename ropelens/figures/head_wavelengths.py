@@ -12,15 +12,12 @@ from jaxtyping import Float, Int
 
 from ropelens.errors import Count, public
 from ropelens.figures.inputs import head_table, numbers, row_of
-from ropelens.figures.style import COLORS, LABELS, OUTSIDE, SEQUENTIAL, SYMBOLS, new_figure
+from ropelens.figures.style import COLORS, LABELS, OUTSIDE, SEQUENTIAL, SYMBOLS, stacked
 from ropelens.figures.text import short_count
 from ropelens.figures.wavelengths import (
-    column_names,
-    common_columns,
-    in_columns,
     mark_context,
-    one_title,
-    wavelength_axis,
+    plane_map,
+    set_wavelengths,
     wavelength_positions,
 )
 
@@ -54,23 +51,22 @@ def plot_head_wavelengths(
     layer, head = (rows[name].to_numpy(int) for name in ("layer", "head"))
     names = np.array([f"L{one} H{other}" for one, other in zip(layer, head, strict=True)])
     wavelength = profile["wavelength"].values
-    edges, planes = common_columns(wavelength)
-    shares = in_columns(100 * selectivity_shares(profile)[layer, head], planes[layer])
+    shares = 100 * selectivity_shares(profile)[layer, head]
+    cells = plane_map(wavelength, shares.astype(np.float32), layer)
+    edges = cells["x"]
     below = int(np.clip(9 * len(order), 120, 560))
-    panels = {"rows": 2, "cols": 1, "shared_xaxes": True, "vertical_spacing": 0.03}
-    figure = new_figure(
+    figure = stacked(
         "Push toward keys by wavelength",
+        2,
         height=2 * MEANS + below,
-        **panels,
+        spacing=0.03,
         row_heights=[MEANS, below],
     )
     _add_label_lines(figure, profile, heads)
     bar = {"thickness": 10, "nticks": 4, "title": {"text": "share<br>(%)"}}
     figure.add_heatmap(
-        x=edges,
+        **cells,
         y=names,
-        z=shares.astype(np.float32),
-        text=column_names(wavelength, planes)[layer],
         colorscale=SEQUENTIAL,
         zmin=0,
         colorbar=bar | {"len": below / (MEANS + below), "y": 0, "yanchor": "bottom"},
@@ -87,8 +83,8 @@ def plot_head_wavelengths(
         x = np.full(len(of_label), 10 ** (np.log10(edges[0]) - 0.015 * breadth))
         figure.add_scatter(x=x, y=of_label, marker=marker, **silent, row=2, col=1)
     ends = np.log10([edges[0], edges[-1]]) - [0.03 * breadth, 0]
-    figure.update_xaxes(wavelength_axis(wavelength) | {"range": ends})
-    one_title(figure)
+    set_wavelengths(figure, wavelength)
+    figure.update_xaxes(range=ends)
     figure.update_yaxes(title_text="mean<br>share (%)", rangemode="tozero", nticks=4, row=1)
     shown = names[:: -(-len(order) // NAMED)] if len(order) else names
     axis = {"title_text": "head (layer, head)", "type": "category", "showgrid": False}

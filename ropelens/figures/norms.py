@@ -8,15 +8,8 @@ import xarray as xr
 
 from ropelens.errors import BadArgument, Count, public
 from ropelens.figures.inputs import check_head, kv_heads
-from ropelens.figures.style import SEQUENTIAL, index_axis, name_panel, new_figure
-from ropelens.figures.wavelengths import (
-    column_names,
-    common_columns,
-    in_columns,
-    mark_context,
-    one_title,
-    wavelength_axis,
-)
+from ropelens.figures.style import SEQUENTIAL, index_axis, stacked
+from ropelens.figures.wavelengths import mark_context, plane_map, set_wavelengths
 
 PANELS = {"q_norm": "query", "k_norm": "key"}
 
@@ -34,32 +27,27 @@ def plot_norms(
     if layer is not None and head is not None:
         raise BadArgument("plot_norms: a layer or a head, not both.", attempt="one of them")
     check_head(profile, layer=layer or 0, head=head or 0)
-    wavelength = profile["wavelength"].values
-    edges, planes = common_columns(wavelength)
-    names = column_names(wavelength, planes)
     what = "layer" if layer is None else "head"
     whose = "mean over heads" if head is None else f"head {head} of each layer"
     whose = whose if layer is None else f"heads of layer {layer}"
     rows = profile.sizes[what]
-    figure = new_figure(
+    figure = stacked(
         f"Query and key norms by wavelength, {whose}",
+        2,
         height=170 + 2 * int(np.clip(rows * 30, 120, max(220, rows * 9))),
-        **{"rows": 2, "cols": 1, "shared_xaxes": True},
-        vertical_spacing=0.14 if rows <= 16 else 0.07,
+        spacing=0.14 if rows <= 16 else 0.07,
     )
     for row, (name, side) in enumerate(PANELS.items(), start=1):
         norms = _rows(profile, name, layer=layer, head=head)
-        which = slice(None) if layer is None else np.full(len(norms), layer)
-        z = in_columns(norms, planes[which])
+        layers = np.arange(len(norms)) if layer is None else np.full(len(norms), layer)
+        cells = plane_map(profile["wavelength"].values, norms, layers)
         figure.add_heatmap(
-            x=edges,
-            y=np.arange(len(z)),
-            z=z,
-            text=names[which],
+            **cells,
+            y=np.arange(len(norms)),
             name=f"{side} norm",
             colorscale=SEQUENTIAL,
             zmin=0,
-            zmax=float(np.nanmax(z)),
+            zmax=float(np.nanmax(cells["z"])),
             colorbar={"thickness": 10, "nticks": 4, "len": 0.46, "yanchor": "top"}
             | {"y": 1.0 if row == 1 else 0.46},
             hovertemplate=f"{what} %{{y}}<br>wavelength %{{text}} tokens<br>"
@@ -70,14 +58,16 @@ def plot_norms(
             col=1,
         )
         # A colour bar's title would widen the margin.
-        name_panel(figure, row, f"{side} norm (model units)")
+        place = {"x": 0, "xref": "paper", "xanchor": "left", "y": 1, "yanchor": "bottom"}
+        words = {"text": f"{side} norm (model units)", "font_size": 12}
+        figure.add_annotation(place | words, yref="y domain" if row == 1 else "y2 domain")
         of_keys = layer is not None and name == "k_norm"
-        axis = index_axis(len(z), "key-value head" if of_keys else what)
+        axis = index_axis(len(norms), "key-value head" if of_keys else what)
         figure.update_yaxes(**axis, row=row)
-    figure.update_xaxes(**wavelength_axis(wavelength), showgrid=False)
-    figure.update_xaxes(range=np.log10([edges[0], edges[-1]]).tolist())
+    set_wavelengths(figure, profile["wavelength"].values)
+    ends = np.log10(figure.data[0].x[[0, -1]]).tolist()
+    figure.update_xaxes(range=ends, showgrid=False)
     mark_context(figure, profile, color="#ffffff", below=True)
-    one_title(figure)
     return figure
 
 

@@ -10,13 +10,16 @@ import xarray as xr
 
 from ropelens.errors import Count, public
 from ropelens.figures.inputs import check_head, kv_heads
-from ropelens.figures.style import DASHED, DRAWN_FROM_ONE, SHADE, log_axis, new_figure
-from ropelens.figures.wavelengths import (
-    mark_context,
-    one_title,
-    wavelength_axis,
-    wavelength_positions,
+from ropelens.figures.style import (
+    DASHED,
+    DRAWN_FROM_ONE,
+    SHADE,
+    log_axis,
+    new_figure,
+    set_x,
+    stacked,
 )
+from ropelens.figures.wavelengths import mark_context, set_wavelengths, wavelength_positions
 
 PANELS = {
     "selectivity<br>(nats)": {"selectivity_keys": "on keys", "selectivity_sink": "on sinks"},
@@ -43,9 +46,8 @@ def plot_selectivity(profile: xr.Dataset, *, layer: Count, head: Count) -> go.Fi
     """
     check_head(profile, layer=layer, head=head)
     wavelength = profile["wavelength"].values
-    panels = {"rows": 3, "cols": 1, "shared_xaxes": True, "vertical_spacing": 0.06}
     title = f"Planes of layer {layer}, head {head}"
-    figure = new_figure(title, height=460, **panels, row_heights=[0.4, 0.34, 0.26])
+    figure = stacked(title, 3, height=460, row_heights=[0.4, 0.34, 0.26])
     for row, (unit, names) in enumerate(PANELS.items(), start=1):
         for name, side in names.items():
             figure.add_scatter(
@@ -67,8 +69,7 @@ def plot_selectivity(profile: xr.Dataset, *, layer: Count, head: Count) -> go.Fi
     figure.update_yaxes(zeroline=True, row=1)
     figure.update_yaxes(rangemode="tozero", row=2)
     figure.update_yaxes(range=[-0.03, 1.03], tickvals=[0, 0.5, 1], row=3)
-    figure.update_xaxes(**wavelength_axis(wavelength))
-    one_title(figure)
+    set_wavelengths(figure, wavelength)
     mark_context(figure, profile)
     return figure
 
@@ -114,7 +115,13 @@ def plot_kernel(profile: xr.Dataset, *, layer: Count, head: Count) -> go.Figure:
             customdata=named,
             hovertemplate="offset %{customdata}: %{y:.2%} " + words + "<extra></extra>",
         )
-    figure.update_xaxes(**_offset_axis(int(profile["offset_stop"].values[-1])))
+    context = int(profile["offset_stop"].values[-1])
+    ticks = [offset for offset in TICKS if offset < context]
+    while context > 2 * ticks[-1] > 512:
+        ticks.append(2 * ticks[-1])
+    ends = [-0.03, float(np.log10(context + 1))]
+    axis = log_axis({offset + 1: f"{offset}" for offset in ticks}, range=ends)
+    set_x(figure, axis, "offset: tokens looked back (tokens, log scale)")
     title = "weight of one offset (% of attention)"
     figure.update_yaxes(title_text=title, tickformat=".0%", rangemode="tozero")
     return figure.update_layout(hovermode="x unified", meta=DRAWN_FROM_ONE)
@@ -134,15 +141,3 @@ def kernel_arrays(profile: xr.Dataset) -> dict[str, np.ndarray]:
     predicted = np.divide(weight * whole, total, out=np.zeros_like(weight), where=total > 0)
     predicted[~known] = np.nan
     return {"kernel_measured": measured, "kernel_predicted": predicted}
-
-
-def _offset_axis(context: int) -> dict:
-    """Keywords for `update_xaxes`: offset + 1 on a log scale, ticks named by offset."""
-    ticks = [offset for offset in TICKS if offset < context]
-    while context > 2 * ticks[-1] > 512:
-        ticks.append(2 * ticks[-1])
-    return log_axis(
-        {offset + 1: f"{offset}" for offset in ticks},
-        title_text="offset: tokens looked back (tokens, log scale)",
-        range=[-0.03, float(np.log10(context + 1))],
-    )

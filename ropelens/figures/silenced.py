@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
 from ropelens.errors import public
-from ropelens.figures.style import COLORS, MUTED, SYMBOLS, new_figure
+from ropelens.figures.style import COLORS, MUTED, SYMBOLS, interval_bars, new_figure
 
 
 @public
@@ -18,26 +17,21 @@ def plot_silenced(table: pd.DataFrame) -> go.Figure:
     grey), the kind of `tokens`, and `change`, `low`, `high`.
     """
     kinds, sets = list(dict.fromkeys(table["tokens"])), list(dict.fromkeys(table["what"]))
-    figure = new_figure(
-        "Change of loss where heads are silenced",
-        height=130 + 34 * len(sets),
-        **{"rows": 1, "cols": len(kinds), "shared_yaxes": True, "horizontal_spacing": 0.03},
-        subplot_titles=kinds,
-    )
+    panels = {"rows": 1, "cols": len(kinds), "shared_yaxes": True, "subplot_titles": kinds}
+    title = "Change of loss where heads are silenced"
+    figure = new_figure(title, height=130 + 34 * len(sets), **panels, horizontal_spacing=0.03)
     for row in table.to_dict("records"):
         color = COLORS.get(row["label"], MUTED)
-        symbol = SYMBOLS.get(row["label"], "line-ns-open")
-        bars = {"type": "data", "symmetric": False, "color": color, "thickness": 1.5}
-        bars["array"] = np.nan_to_num([row["high"] - row["change"]])
-        bars["arrayminus"] = np.nan_to_num([row["change"] - row["low"]])
+        change, low, high = row["change"], row["low"], row["high"]
         figure.add_scatter(
-            x=[row["change"]],
+            x=[change],
             y=[row["what"]],
-            error_x=bars,
+            error_x=interval_bars([change], [low], [high], color=color),
             mode="markers",
-            marker={"color": color, "symbol": symbol, "size": 9},
+            marker={"color": color, "symbol": SYMBOLS.get(row["label"], "line-ns-open")},
+            marker_size=9,
             hovertemplate=f"{row['tokens']}<br>%{{y}}<br>%{{x:+.4f}} nats/token "
-            f"({row['low']:+.4f} to {row['high']:+.4f})<extra></extra>",
+            f"({low:+.4f} to {high:+.4f})<extra></extra>",
             showlegend=False,
             row=1,
             col=kinds.index(row["tokens"]) + 1,

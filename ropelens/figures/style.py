@@ -106,6 +106,28 @@ def new_figure(title: str, *, height: int, **panels: Any) -> go.Figure:
     return figure.update_layout(template=template("light"), title_text=title, height=height)
 
 
+def stacked(
+    title: str, rows: int, *, height: int, spacing: float = 0.06, **panels: Any
+) -> go.Figure:
+    """`rows` panels one above the other, over the same x."""
+    panels |= {"cols": 1, "shared_xaxes": True, "vertical_spacing": spacing}
+    return new_figure(title, height=height, rows=rows, **panels)
+
+
+def set_x(figure: go.Figure, axis: Mapping[str, Any], title: str) -> None:
+    """Give every x axis these keywords, and the last one its title."""
+    figure.update_xaxes(**axis)
+    *_, last = figure.select_xaxes()
+    last.title.text = title
+
+
+def interval_bars(value: Any, low: Any, high: Any, **look: Any) -> dict[str, Any]:
+    """plotly's error bars from `value` to the ends of its interval; none where one is NaN."""
+    above, below = (np.nan_to_num(np.subtract(*ends)) for ends in ((high, value), (value, low)))
+    bars = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
+    return bars | {"thickness": 1.5} | look
+
+
 def log_axis(names: Mapping[Any, str], **more: object) -> dict[str, Any]:
     """Keywords for `update_xaxes`: a log scale with `names` at their values."""
     ticks = {"tickvals": list(names), "ticktext": list(names.values())}
@@ -134,13 +156,6 @@ def mark(figure: go.Figure, x: float, words: str, *, name: str, **note: object) 
     figure.add_vline(x=x, line=DOTTED | {"color": note.pop("color", MUTED)}, name=name)
     place = {"x": float(np.log10(x)), "y": 1, "xref": "x", "yref": "y domain", "yanchor": "top"}
     figure.add_annotation(place | {"text": words, "name": name} | note)
-
-
-def name_panel(figure: go.Figure, row: int, words: str) -> None:
-    """`words` above the left end of the panel in `row`, counted from 1."""
-    place = {"x": 0, "xref": "paper", "xanchor": "left", "y": 1, "yanchor": "bottom"}
-    domain = f"y{'' if row == 1 else row} domain"
-    figure.add_annotation(place, yref=domain, text=words, font_size=12)
 
 
 def faded(color: str, opacity: float) -> str:

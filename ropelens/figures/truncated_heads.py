@@ -20,6 +20,8 @@ from ropelens.figures.style import (
     SYMBOLS,
     VARIANT_COLORS,
     new_figure,
+    set_x,
+    stacked,
 )
 from ropelens.figures.text import NOTHING
 
@@ -42,8 +44,6 @@ KEPT_AXIS = {
     "tickformat": ".0%",
 }
 KEPT_TITLE = "planes that still rotate (% of all)"
-
-TITLES = {"slow": "slowest planes stopped", "fast": "fastest planes stopped"}
 MOST = 16
 """Heads that are shown."""
 PANELS = {
@@ -51,9 +51,6 @@ PANELS = {
     "induction": "induction<br>(0 to 1)",
 }
 """The variables of a sweep that have a panel for one head, and their axes."""
-
-UNKNOWN = len(LABELS)
-"""The number of a label that was not measured; others are numbered by `LABELS`."""
 
 
 def changed_heads_figure(truncation: xr.Dataset) -> go.Figure:
@@ -64,43 +61,38 @@ def changed_heads_figure(truncation: xr.Dataset) -> go.Figure:
             "The sweep has no change of attention by head.",
             attempt='truncate(model, tokens, ends=..., measures=("change", "labels", ...))',
         )
-    change = _by_head(truncation, "attention_change").astype(float)
-    stops = np.isin(truncation["kind"].values.astype(str), ends)
-    largest = np.nan_to_num(change[:, stops], nan=-1.0).max(axis=1)
-    heads = np.argsort(-largest, kind="stable")[:MOST]
-    heads = heads[largest[heads] >= 0]
-    change = change[heads]
-    labels = np.full(change.shape, "")
-    if "label" in truncation:
-        labels = _by_head(truncation, "label")[heads].astype(str)
-    of_layer = truncation.sizes["head"]
-    names = [f"L{head // of_layer} H{head % of_layer}" for head in heads]
+    steps = head_steps(truncation)
+    changes = {end: steps[f"attention_change_{end}"] for end in ends}
+    largest = np.nanmax([np.nanmax(change, axis=-1) for change in changes.values()], axis=0)
+    order = np.argsort(-np.nan_to_num(largest, nan=-1.0), axis=None, kind="stable")[:MOST]
+    heads = np.unravel_index(order, largest.shape)
+    names = [f"L{layer} H{head}" for layer, head in zip(*heads, strict=True)]
+    unknown = np.full((*largest.shape, truncation.sizes["edit"]), len(LABELS))
+    words = np.array([*LABELS, ""])
     figure = new_figure(
         "The heads that changed most",
         height=170 + 26 * len(names),
         **{"rows": 1, "cols": len(ends), "shared_yaxes": True, "horizontal_spacing": 0.02},
-        subplot_titles=[TITLES[end] for end in ends],
+        subplot_titles=[ENDS[end][0].partition(" first")[0] for end in ends],
     )
     for column, end in enumerate(ends, start=1):
-        edits = np.flatnonzero(truncation["kind"].values == end)
-        kept = truncation["kept"].values
-        edits = edits[np.argsort(-kept[edits], kind="stable")]
-        shares = [f"{100 * share:.3g}%" for share in kept[edits]]
-        of_end = labels[:, edits]
+        shares = shares_of(truncation, end)[1:]
+        old, *new = words[steps.get(f"label_{end}", unknown)[heads][:, : len(shares) + 1].T]
+        labels = np.transpose(new)
         figure.add_heatmap(
-            x=shares,
+            x=[f"{100 * share:.3g}%" for share in shares],
             y=names,
-            z=change[:, edits],
+            z=changes[end][heads][:, 1:],
             zmin=0,
-            zmax=float(np.nanmax(change)) or 1.0,
+            zmax=float(np.nanmax(largest)) or 1.0,
             colorscale=square_root_scale(SEQUENTIAL),
             showscale=column == len(ends),
             colorbar={"thickness": 10, "title": {"text": "change<br>(bits)"}},
-            text=np.where(of_end == labels[:, :1], "", np.vectorize(_short)(of_end)),
+            text=np.where(labels == old[:, None], "", np.vectorize(_short)(labels)),
             texttemplate="%{text}",
-            customdata=np.vectorize(_then)(labels[:, :1], of_end),
+            customdata=labels,
             hovertemplate="%{y}, %{x} of the planes rotate<br>attention changed by "
-            "%{z:.3f} bits%{customdata}<extra></extra>",
+            "%{z:.3f} bits<br>%{customdata}<extra></extra>",
             hoverongaps=False,
             xgap=2,
             ygap=2,
@@ -111,26 +103,13 @@ def changed_heads_figure(truncation: xr.Dataset) -> go.Figure:
     figure.update_layout(margin_t=84)
     figure.update_xaxes(title_text=KEPT_TITLE, showgrid=False, type="category")
     figure.update_yaxes(showgrid=False, autorange="reversed", type="category")
-    ticks = [f"{name} {row[0]}".strip() for name, row in zip(names, labels, strict=True)]
+    ticks = [f"{name} {label}".strip() for name, label in zip(names, old, strict=True)]
     title = "head, and its label as it is"
     return figure.update_yaxes(title_text=title, tickvals=names, ticktext=ticks, col=1)
 
 
-def _by_head(truncation: xr.Dataset, name: str) -> np.ndarray:
-    """A variable of the sweep as [layer * head, edit]; entry 0 is the model as it is."""
-    values = truncation[name].transpose("layer", "head", "edit").values
-    return values.reshape(-1, truncation.sizes["edit"])
-
-
 def _short(label: str) -> str:
     return label if label == "sink" else label[:3]
-
-
-def _then(old: str, new: str) -> str:
-    """A head's label before and under an edit, for the hover."""
-    if not new:
-        return ""
-    return f"<br>{old}, still" if old == new else f"<br>{old}, now {new}"
 
 
 def plot_head_truncation(truncation: xr.Dataset, *, layer: int, head: int) -> go.Figure:
@@ -144,11 +123,8 @@ def plot_head_truncation(truncation: xr.Dataset, *, layer: int, head: int) -> go
     check_head(truncation, layer=layer, head=head)
     arrays = head_steps(truncation)
     panels = [name for name in PANELS if name in truncation]
-    figure = new_figure(
-        f"Layer {layer}, head {head}, as planes stop",
-        height=120 + 150 * len(panels),
-        **{"rows": len(panels), "cols": 1, "shared_xaxes": True, "vertical_spacing": 0.06},
-    )
+    title = f"Layer {layer}, head {head}, as planes stop"
+    figure = stacked(title, len(panels), height=120 + 150 * len(panels))
     for row, name in enumerate(panels, start=1):
         for kind in kinds_of(truncation):
             figure.add_scatter(
@@ -161,8 +137,8 @@ def plot_head_truncation(truncation: xr.Dataset, *, layer: int, head: int) -> go
                 col=1,
             )
         figure.update_yaxes(title_text=PANELS[name], rangemode="tozero", nticks=5, row=row)
-    figure.update_xaxes(**KEPT_AXIS)
-    return figure.update_xaxes(title_text=KEPT_TITLE, row=len(panels))
+    set_x(figure, KEPT_AXIS, KEPT_TITLE)
+    return figure
 
 
 def kinds_of(truncation: xr.Dataset) -> list[str]:
@@ -180,24 +156,22 @@ def head_steps(truncation: xr.Dataset) -> dict[str, np.ndarray]:
     """Every head's numbers at the steps of each kind, [layer, head, step].
 
     `attention_change_slow` in bits, `induction_slow`, and so on, random planes as the mean
-    over their draws; `label_slow` and `label_fast` as numbers of `LABELS`. Without what was
-    not measured.
+    over their draws; `label_slow` and `label_fast` as numbers of `LABELS`, one more where it
+    was not measured. Without what was not measured at all.
     """
     arrays: dict[str, np.ndarray] = {}
     for kind in kinds_of(truncation):
         entries, shares = _entries(truncation, kind), shares_of(truncation, kind)
         at = [entries[truncation["kept"].values[entries] == share] for share in shares]
-        for name in PANELS:
-            if name in truncation:
-                values = truncation[name].transpose("layer", "head", "edit").values
+        for name in ({*PANELS, "label"} if kind in ENDS else {*PANELS}) & {*truncation}:
+            values = truncation[name].transpose("layer", "head", "edit").values
+            if name == "label":
+                known = [values.astype(str) == label for label in LABELS]
+                numbers = np.select(known, range(len(LABELS)), len(LABELS)).astype(np.uint8)
+                arrays[f"label_{kind}"] = numbers[..., [one[0] for one in at]]
+            else:
                 means = [values[..., one].mean(-1) for one in at]
                 arrays[f"{name}_{kind}"] = np.stack(means, axis=-1)
-        if "label" in truncation and kind != "random":
-            labels = truncation["label"].transpose("layer", "head", "edit").values.astype(str)
-            numbers = np.full(labels.shape, UNKNOWN, np.uint8)
-            for number, label in enumerate(LABELS):
-                numbers[labels == label] = number
-            arrays[f"label_{kind}"] = numbers[..., [one[0] for one in at]]
     return arrays
 
 
@@ -211,10 +185,8 @@ def _look(arrays: dict[str, np.ndarray], kind: str, layer: int, head: int) -> di
     if kind == "random":
         return MEAN_OF_DRAWS
     words, color, _ = ENDS[kind]
-    labels = []
-    if f"label_{kind}" in arrays:
-        steps = arrays[f"label_{kind}"][layer, head]
-        labels = [(*LABELS, NOTHING)[number] for number in steps]
+    steps = arrays.get(f"label_{kind}")
+    labels = [] if steps is None else [(*LABELS, NOTHING)[n] for n in steps[layer, head]]
     symbols = [SYMBOLS.get(label, "circle-open") for label in labels]
     colors = [COLORS.get(label, MUTED) for label in labels]
     return {

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 from jaxtyping import Float
 
-from ropelens.figures.style import MUTED, log_axis, mark
+from ropelens.figures.style import MUTED, log_axis, mark, set_x
 from ropelens.figures.text import short_count
 
 AXIS_TITLE = "wavelength (tokens, log scale)"
@@ -49,8 +49,8 @@ def wavelength_positions(wavelength: np.ndarray) -> np.ndarray:
     return np.where(endless, np.exp(beyond), np.where(np.isnan(finite), np.nan, wavelength))
 
 
-def wavelength_axis(wavelength: np.ndarray) -> dict:
-    """Keywords for `update_xaxes`: log scale, ticks at powers of ten and one at "∞"."""
+def set_wavelengths(figure: go.Figure, wavelength: np.ndarray) -> None:
+    """Give x the range of wavelengths, a log scale, ticks at powers of ten and one at "∞"."""
     positions = wavelength_positions(wavelength)
     everything = positions[np.isfinite(positions)]
     turning = positions[np.isfinite(wavelength)]
@@ -62,15 +62,7 @@ def wavelength_axis(wavelength: np.ndarray) -> dict:
     if (endless := positions[np.isinf(wavelength)]).size:
         ticks[float(np.exp(np.log(endless).mean()))] = "∞"
     ends = np.log10([everything.min(), everything.max()]) + np.array([-0.12, 0.12])
-    return log_axis(ticks, title_text=AXIS_TITLE, range=ends.tolist())
-
-
-def one_title(figure: go.Figure, title: str = AXIS_TITLE) -> None:
-    """Leave the shared x axis of stacked panels its `title` below the last one only."""
-    *others, last = figure.select_xaxes()
-    for axis in others:
-        axis.title.text = ""
-    last.title.text = title
+    set_x(figure, log_axis(ticks, range=ends.tolist()), AXIS_TITLE)
 
 
 def mark_context(
@@ -124,42 +116,48 @@ def common_columns(wavelength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return edges, np.where(inside.any(1), inside.argmax(1), -1)
 
 
-def in_columns(values: np.ndarray, planes: np.ndarray) -> np.ndarray:
-    """Values [row, frequency] moved to the columns of `common_columns`, NaN where none."""
-    moved = np.take_along_axis(values, np.maximum(planes, 0), axis=1)
-    return np.where(planes >= 0, moved, np.nan)
+def plane_map(wavelength: np.ndarray, values: np.ndarray, layers: np.ndarray) -> dict[str, Any]:
+    """Values [row, frequency] of rows of `layers` as x, z and text of a heat map.
+
+    x are the edges of `common_columns`; z is NaN, and the text "", where a layer lacks one.
+    """
+    edges, planes = common_columns(wavelength)
+    rows = planes[layers]
+    moved = np.take_along_axis(values, np.maximum(rows, 0), axis=1)
+    names = [
+        ["" if plane < 0 else short_count(of_layer[plane]) for plane in row]
+        for of_layer, row in zip(wavelength[layers], rows, strict=True)
+    ]
+    return {"x": edges, "z": np.where(rows >= 0, moved, np.nan), "text": np.array(names)}
 
 
-def column_names(wavelength: np.ndarray, planes: np.ndarray) -> np.ndarray:
-    """The wavelength of each layer's plane in each column [layer, column]; "" where none."""
-    rows = zip(wavelength, planes, strict=True)
-    return np.array(
-        [["" if p < 0 else short_count(w[p]) for p in of_layer] for w, of_layer in rows]
-    )
+MARKS = {
+    "context": "trained context<br>{:,.0f} tokens",
+    "band": "high-norm band,<br>predicted",
+}
+"""The marks of a figure of planes, in words."""
 
 
-@dataclass(frozen=True)
-class Mark:
-    """A wavelength (tokens) that a figure of planes points at, and its words there."""
-
-    name: str
-    words: str
-    wavelength: float
-
-
-def marks(dataset: xr.Dataset) -> tuple[Mark, ...]:
-    """The trained context and the predicted high-norm band; () if the context is unknown.
+def marks(dataset: xr.Dataset) -> dict[str, float]:
+    """Wavelengths of the trained context and the predicted high-norm band, where it is known.
 
     Oka's plane i has base^(2 i / D) = context / 3.657. Its wavelength, 2 pi times that, is
     1.72 contexts: no base is needed, and any list of frequencies has such a place.
     """
     context = int(dataset.attrs.get("trained_context", 0))
     if not context:
-        return ()
-    return (
-        Mark("context", f"trained context<br>{context:,} tokens", float(context)),
-        Mark("band", "high-norm band,<br>predicted", 2 * np.pi * context / BAND_RATIO),
-    )
+        return {}
+    return {"context": float(context), "band": 2 * np.pi * context / BAND_RATIO}
+
+
+def mark_wavelengths(figure: go.Figure, dataset: xr.Dataset, **note: Any) -> None:
+    """Dotted lines at the marks that lie in the range of the first panel, and their words."""
+    low, high = 10.0 ** np.array(figure.layout.xaxis.range)
+    for name, wavelength in marks(dataset).items():
+        if low < wavelength < high:
+            side = {"xanchor": "right" if name == "context" else "left"}
+            words = MARKS[name].format(wavelength)
+            mark(figure, wavelength, words, name=name, **side, **note)
 
 
 def turning_wavelengths(dataset: xr.Dataset) -> tuple[int, Float[np.ndarray, " plane"]]:

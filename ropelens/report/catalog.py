@@ -14,13 +14,13 @@ import xarray as xr
 
 from ropelens.figures.attention import plot_attention, plot_pair
 from ropelens.figures.comparison import (
+    plot_comparison_planes,
     plot_copying,
     plot_growth,
     plot_label_counts,
     plot_loss_change,
     plot_position_loss,
 )
-from ropelens.figures.comparison_planes import plot_comparison_planes
 from ropelens.figures.head_map import plot_head_map
 from ropelens.figures.head_points import plot_budget_triangle, plot_claim
 from ropelens.figures.head_wavelengths import by_position, plot_head_wavelengths
@@ -162,26 +162,22 @@ SWEEP_OF_HEAD = (
 
 
 def _draw_reach(reach: xr.Dataset) -> go.Figure:
-    """The panel of one rotation, which the page's script fills in for a head."""
+    """The first head that was measured."""
     layer, head = np.argwhere(reach["horizon"].notnull().any("variant").values)[0].tolist()
-    names = reach["variant"].values[:1].tolist()
-    figure = plot_reach(reach, layer=layer, head=head, variants=names)
-    figure.update_yaxes(range=None, autorange=True)
-    figure.layout.annotations = ()
-    return figure
+    return plot_reach(reach, layer=layer, head=head)
 
 
 REACH = (
     PageFigure(
         "reach",
         _draw_reach,
-        "The score of the key that the head picks, moved to any distance, above the mean of "
-        "the other keys: above 0 it wins. Line and band: mean and range over distances "
-        "nearby; diamond: the horizon; dashed: the lowest score at any distance.",
+        "How often the key that the head picks still scores above every other key when it is "
+        "moved that far back, under several rotations. Diamond: the horizon, where its mean "
+        "score falls to the mean of the other keys.",
         title="Reach: how far back it finds its key", section="head", tab="Reach",
         known=lambda reach: bool(reach["horizon"].notnull().any()),
         terms=("plane", "offset"),
-        layout={"margin_t": 12, "height": 330, "showlegend": False},
+        layout={"margin_t": 12, "height": 360, "showlegend": True},
     ),
 )
 
@@ -262,8 +258,8 @@ COMPARISON = (
         "planes",
         lambda comparison, _: plot_comparison_planes(comparison),
         "Mean norms show how much a plane can do, selectivity how much it pushes heads toward "
-        "the keys they pick. Hollow marks are planes that do not rotate, drawn where the "
-        f"same plane rotates in another model. {SEEDS}",
+        "the keys they pick. A ring is a plane that does not rotate, drawn where the same "
+        f"plane rotates in another model. {SEEDS}",
     ),
     PageFigure(
         "label_counts",
@@ -278,13 +274,6 @@ COMPARISON = (
         "reach from the lowest seed to the highest. Heads and losses of text are measured on "
         "fewer sequences than in the table ({growth_sequences} for heads). Dotted: retrieval "
         "by chance.",
-        known=lambda comparison, _: "growth_loss" in comparison,
-    ),
-    PageFigure(
-        "growth_planes",
-        lambda comparison, _: plot_comparison_planes(comparison, by_step=True),
-        "The same planes at every checkpoint: move the slider to see norms and selectivity "
-        "form.",
         known=lambda comparison, _: "growth_loss" in comparison,
     ),
 )

@@ -13,8 +13,10 @@ import xarray as xr
 from ropelens.errors import BadArgument, public
 from ropelens.figures.head_points import claim_title
 from ropelens.figures.inputs import head_table
+from ropelens.figures.reach import reach_arrays
 from ropelens.figures.style import COLORS, SIGNS
 from ropelens.figures.text import change_and_interval
+from ropelens.figures.truncated_heads import head_steps
 from ropelens.files.folder import write_whole
 from ropelens.measure.truncation_table import summarize_truncation
 from ropelens.report import words
@@ -23,6 +25,7 @@ from ropelens.report.facts import beside_name, model_name, run_facts, short_fact
 from ropelens.report.payload import (
     beside_payload,
     build_payload,
+    packed_by_head,
     reach_payload,
     stopped_payload,
 )
@@ -108,12 +111,16 @@ def render_page(
     other = {} if beside is None else _beside(profile, *beside, figures)
     payload = build_payload(profile, heads, figures, selected=selected)
     payload |= {"name": model_name(profile), "beside": other.pop("payload", None)}
-    payload |= {"sweep": None, "stopped": [], "reach": reach and reach_payload(reach)}
+    payload |= {"sweep": None, "stopped": [], "reach": None}
+    if reach is not None:
+        payload["reach"] = reach_payload(reach)
+        payload["arrays"] |= packed_by_head(reach_arrays(reach))
     section = None
     if truncation is not None and table is not None:
         drawn = draw(SWEEP, truncation, table)
         payload["figures"] |= {row.name: bare(figure) for row, figure in drawn.items()}
         payload |= {"sweep": stopped_payload(truncation), "stopped": _stopped(table)}
+        payload["arrays"] |= packed_by_head(head_steps(truncation))
         section = {
             "sentences": words.sweep_sentences(truncation, table),
             "text": str(truncation.attrs.get("text", "")),
@@ -126,7 +133,6 @@ def render_page(
     return render(
         "page.html",
         scripts=SCRIPTS,
-        rotations=[] if reach is None else reach["variant"].values.tolist(),
         payload=payload,
         truncation=section,
         cards=[card(row, figure) for row, figure in figures.items()],

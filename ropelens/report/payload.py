@@ -16,9 +16,8 @@ from ropelens.figures.head_points import bit_shares
 from ropelens.figures.inputs import kv_heads, numbers
 from ropelens.figures.norms import PANELS
 from ropelens.figures.one_head import kernel_arrays
-from ropelens.figures.reach import distance_bins
 from ropelens.figures.style import COLORS, LABELS, PAPER, SIGNS, SYMBOLS, Theme, template
-from ropelens.figures.truncated_heads import head_steps, kinds_of, shares_of
+from ropelens.figures.truncated_heads import kinds_of, shares_of
 from ropelens.figures.wavelengths import common_columns, wavelength_positions
 from ropelens.report.catalog import BESIDE, PROFILE, PageFigure, bare, draw
 from ropelens.report.excerpts import excerpt_payload
@@ -30,10 +29,6 @@ OF_PROFILE = {
     **dict.fromkeys(("selectivity_keys", "selectivity_sink", "q_norm", "q_coherence"), BY_HEAD),
     **dict.fromkeys(("k_norm", "k_coherence"), BY_KV_HEAD),
 }
-OF_REACH = (
-    *("product_real", "product_imag", "picked_distance", "horizon", "horizon_low"),
-    *("horizon_high", "others_level", "lowest_score", "unmoved_win_share"),
-)
 
 
 def build_payload(
@@ -125,32 +120,21 @@ def page_templates() -> dict[str, dict]:
 
 
 def stopped_payload(truncation: xr.Dataset) -> dict[str, Any]:
-    """The steps of a sweep by kind, as shares that rotate, and every head's arrays there."""
-    steps = head_steps(truncation)
+    """The steps of a sweep by kind, as shares that rotate."""
     return {
-        "steps": {kind: shares_of(truncation, kind).tolist() for kind in kinds_of(truncation)},
-        "arrays": {name: packed(values, dims=BY_HEAD) for name, values in steps.items()},
+        "steps": {kind: shares_of(truncation, kind).tolist() for kind in kinds_of(truncation)}
     }
 
 
 def reach_payload(reach: xr.Dataset) -> dict[str, Any]:
-    """What the script scores a head's picked key with, at the distances of `plot_reach`.
+    """The variants of a reach, and its farthest distance."""
+    variants = reach["variant"].values.tolist()
+    return {"variants": variants, "farthest": int(reach["distance"].max())}
 
-    Frequencies keep every digit: they are multiplied with distances of up to a million.
-    """
-    distance, begins, _ = distance_bins(reach)
-    arrays = {name: reach[name].transpose(*BY_HEAD, ...).values for name in OF_REACH}
-    waves = {
-        name: np.nan_to_num(reach[f"variant_{name}"].values) for name in ("inv_freq", "gain")
-    }
-    return {
-        "variants": reach["variant"].values.tolist(),
-        "farthest": int(reach["distance"].max()),
-        "distance": packed(distance),
-        "begins": [*begins.tolist(), len(distance)],
-        **{name: values.tolist() for name, values in waves.items()},
-        **{name: packed(values, dims=BY_HEAD) for name, values in arrays.items()},
-    }
+
+def packed_by_head(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Arrays [layer, head, ...] for the script."""
+    return {name: packed(values, dims=BY_HEAD) for name, values in arrays.items()}
 
 
 def beside_payload(

@@ -345,7 +345,7 @@ def _places(sweep: xr.Dataset) -> Record | None:
     """Where the trained context and the predicted band lie among the planes."""
     _, wavelength = turning_wavelengths(sweep)
     every = [
-        (m.name, m.wavelength, plane_index(wavelength, m.wavelength)) for m in marks(sweep)
+        (name, length, plane_index(wavelength, length)) for name, length in marks(sweep).items()
     ]
     inside = [place for place in every if place[2] is not None]
     return {"slowest": len(wavelength) - 1, "marks": inside} if inside else None

@@ -14,13 +14,14 @@ from synthetic_comparison import CONTEXT, STEPS, synthetic_comparison
 import ropelens as rl
 from ropelens.comparison.table import summarize_comparison
 from ropelens.figures.comparison import (
+    plane_places,
+    plot_comparison_planes,
     plot_copying,
     plot_growth,
     plot_label_counts,
     plot_loss_change,
     plot_position_loss,
 )
-from ropelens.figures.comparison_planes import plane_places, plot_comparison_planes
 from ropelens.measure.truncation_table import best_head
 from ropelens.report.tables import comparison_columns as shown_columns
 from ropelens.report.tables import comparison_rows as table_rows
@@ -94,33 +95,15 @@ def test_planes_that_stop_stand_where_they_turn_elsewhere(comparison: xr.Dataset
     for name in ("q_norm", "k_norm", "selectivity_keys"):
         rows = {trace.name: trace for trace in traces(figure, y=name)}
         dims = [dim for dim in comparison[name].dims if dim != "frequency"]
-        expected = comparison[name][[1, 4]].mean(dims)
-        np.testing.assert_allclose(rows["p-rope:0.5"].y, expected)
+        np.testing.assert_array_equal(rows["p-rope:0.5"].x, place)
+        means = [comparison[name][[at, at + 3]].mean(dims) for at in (1, 2)]
+        for variant, mean in zip(("p-rope:0.5", "nope"), means, strict=True):
+            np.testing.assert_allclose(rows[variant].y, mean)
         seeds = comparison[name][[1, 4]].mean([dim for dim in dims if dim != "entry"])
         highest = rows["p-rope:0.5"].y + rows["p-rope:0.5"].error_y.array
         np.testing.assert_allclose(highest, seeds.max("entry"))
-        hollow = [symbol.endswith("-open") for symbol in rows["nope"].marker.symbol]
-        assert hollow == [True] * 8
-    named = [trace for trace in figure.data if trace.showlegend is not False]
-    assert [trace.name for trace in named] == ["rope", "p-rope:0.5", "nope"]
-    assert not any(trace.marker.symbol.endswith("-open") for trace in named)
-
-
-def test_a_slider_goes_through_the_checkpoints(comparison: xr.Dataset) -> None:
-    figure = plot_comparison_planes(comparison, by_step=True)
-    (slider,) = figure.layout.sliders
-    assert [step.label for step in slider.steps] == [str(step) for step in STEPS]
-    for step, shown in zip(STEPS, slider.steps, strict=True):
-        expected = comparison["growth_q_norm"].sel(step=step)[[0, 3]]
-        expected = expected.mean(("entry", "layer", "head"))
-        np.testing.assert_allclose(shown.args[0]["y"][0], expected)
-        seeds = comparison["growth_q_norm"].sel(step=step)[[0, 3]].mean(("layer", "head"))
-        highest = expected + shown.args[0]["error_y.array"][0]
-        np.testing.assert_allclose(highest, seeds.max("entry"))
-        moved = [figure.data[place] for place in shown.args[1]]
-        assert len(moved) == len(shown.args[0]["y"]) == 9  # three panels of three groups
-        assert all("wavelength" in trace.meta.values() for trace in moved)
-    np.testing.assert_allclose(figure.data[0].y, slider.steps[-1].args[0]["y"][0])
+        (rings,) = traces(figure, still=name)
+        np.testing.assert_allclose(rings.y, [*means[0][4:], *means[1]])
 
 
 def test_growth_counts_heads_by_step(comparison: xr.Dataset) -> None:
@@ -272,14 +255,5 @@ def test_the_page_shows_all_and_does_no_harm(
     assert shown.locator(".plot a[href]").count() == 0
     overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert shown.evaluate(overflow) <= 0
-    if width == 1280:
-        places = shown.locator(".slider-rail-touch-rect")
-        places.scroll_into_view_if_needed()
-        box = places.bounding_box()
-        assert box is not None
-        shown.mouse.click(box["x"] + 2, box["y"] + box["height"] / 2)
-        shown.wait_for_function(
-            "document.querySelector('.slider-label').textContent == 'step 1'"
-        )
     assert opened.harmless()
     opened.context.close()

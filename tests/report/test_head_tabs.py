@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from in_browser import Opened, playwright, serious
+from in_browser import Opened, playwright, serious, values
 from oracles.tiny import random_tokens, tiny
 from synthetic_profile import synthetic_profile
 from synthetic_truncation import synthetic_truncation
 
 import ropelens as rl
 from ropelens.errors import BadArgument
-from ropelens.figures.reach import horizon_words
 
 LAYER, HEAD = 1, 3
 
@@ -113,44 +112,21 @@ def test_what_became_of_the_head_as_planes_stop(opened, sweep):
     assert opened.harmless()
 
 
-TRACES = """document.getElementById("plot-reach")._fullData.map(({ x, y }) =>
-  ({ x: Array.from(x ?? []), y: Array.from(y ?? []) }))"""
-
-
 def test_reach_is_that_of_the_figure(opened, reach):
-    """The script scores moved keys as `plot_reach` does, far away and under each variant."""
-    page = opened.load(f"#L{LAYER}H{HEAD}&tab=reach")
-    for variant in range(reach.sizes["variant"]):
-        compare(page, reach, variant)
+    page = opened.load("#L0H2&tab=reach")
+    of_head = reach.isel(layer=0, head=2)
+    figure = rl.plot_reach(reach, layer=0, head=2)
+    for trace, expected in enumerate(figure.data):
+        axis = "y" if expected.mode == "lines" else "x"
+        np.testing.assert_allclose(values(page, "plot-reach", axis, trace), expected[axis])
+    assert f" is {of_head['picked_distance']:.1f} tokens back" in page.inner_text("#told-reach")
+    rows = table(page, "reach")
+    assert [row[0] for row in rows] == ["own", "p-rope:0.5", "nope"]
+    for row, wins in zip(rows, of_head["unmoved_win_share"].values, strict=True):
+        assert float(row[4].removesuffix("%")) == pytest.approx(100 * wins, rel=5.1e-3)
     page = opened.load(f"#L{LAYER}H0&tab=reach")
     assert page.inner_text("#told-reach") == "The reach of this head was not measured."
     assert opened.harmless()
-
-
-def compare(page: playwright.Page, reach: xr.Dataset, variant: int) -> None:
-    """The tab under a variant, beside the figure of that variant."""
-    page.select_option("#reach-variant", str(variant))
-    name = reach["variant"].values[variant]
-    of_head = reach.isel(layer=LAYER, head=HEAD, variant=variant)
-    figure = rl.plot_reach(reach, layer=LAYER, head=HEAD, variants=[name])
-    for found, expected in zip(page.evaluate(TRACES), figure.data, strict=True):
-        np.testing.assert_allclose(found["y"], expected.y, atol=1e-4)
-        np.testing.assert_allclose(found["x"], expected.x, rtol=1e-6)
-    told = page.inner_text("#told-reach")
-    assert f", {of_head['picked_distance']:.1f} tokens back on average, " in told
-    words = horizon_words(of_head)
-    kind = {
-        "no horizon at": "stays above the others at any distance.",
-        "no horizon up": "stays above the others, at least up to 2,000 tokens.",
-        "below the oth": "scores below the others wherever it stands.",
-    }
-    assert kind.get(words[:13], "falls to the level of the others at ") in told
-    rows = table(page, "reach")
-    assert [row[0] for row in rows] == ["own", "p-rope:0.5", "nope"]
-    above = float(of_head["lowest_score"] - of_head["others_level"])
-    assert float(rows[variant][3]) == pytest.approx(above, abs=5.1e-4)
-    wins = 100 * float(of_head["unmoved_win_share"])
-    assert float(rows[variant][4].removesuffix("%")) == pytest.approx(wins, rel=5.1e-3)
 
 
 def test_axe_finds_nothing_serious_in_the_tabs(browser, opened):

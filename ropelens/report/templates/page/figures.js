@@ -44,15 +44,9 @@ async function draw(name, element = plot(name), model = page) {
 
 /** Refill the traces whose `meta` names arrays with those of a head. */
 function refill(element, layer, head, model = page) {
-  const changed = {}, traces = [];
-  element.data.forEach((trace, i) => {
-    if (!trace.meta || trace.meta.role) return;
-    traces.push(i);
-    for (const [axis, array] of Object.entries(trace.meta)) {
-      (changed[axis] ||= []).push(part(model.arrays[array] ?? page.sweep.arrays[array], layer, head, model));
-    }
-  });
-  return Plotly.restyle(element, changed, traces);
+  const traces = [...element.data.keys()].filter((i) => element.data[i].meta && !element.data[i].meta.role);
+  const of = (axis) => traces.map((i) => element.data[i].meta[axis]).map((name) => name && part(model.arrays[name], layer, head, model));
+  return Plotly.restyle(element, { x: of("x"), y: of("y"), customdata: of("customdata") }, traces);
 }
 
 /** A ring around the chosen head; none where the figure has no point of it. */

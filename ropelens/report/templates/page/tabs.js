@@ -41,7 +41,7 @@ function tellPlanes(layer, head) {
 const ENDS = { slow: "slowest", fast: "fastest" };
 function showStopped(element, layer, head) {
   refill(element, layer, head);
-  const { steps, arrays } = page.sweep;
+  const { steps } = page.sweep, { arrays } = page;
   const at = (name, kind) => arrays[`${name}_${kind}`] && [...part(arrays[`${name}_${kind}`], layer, head)];
   const ends = Object.keys(ENDS).filter((kind) => steps[kind]).map((kind) => ({ kind, shares: steps[kind],
     labels: (at("label", kind) ?? []).map((label) => page.labelOrder[label] ?? "–"),
@@ -65,56 +65,17 @@ function showStopped(element, layer, head) {
     "marker.symbol": of((label) => page.symbols[label] ?? "circle-open") }, marked.map(([i]) => i));
 }
 
-// ---- reach: the score of the key it picks, moved away
-
-/** Lowest, mean and highest score of every bin of distances, as figures/reach.py has them. */
-function movedScores(layer, head, variant) {
-  const { distance, begins, inv_freq, gain, product_real, product_imag } = page.reach;
-  const [real, imaginary] = [product_real, product_imag].map((packed) => part(packed, layer, head));
-  const planes = [...real.keys()].filter((plane) => Number.isFinite(real[plane]));
-  const scores = Array.from(decode(distance), (d) => planes.reduce((sum, plane) => {
-    const angle = d * inv_freq[variant][layer][plane];
-    return sum + gain[variant][layer][plane] * (real[plane] * Math.cos(angle) - imaginary[plane] * Math.sin(angle));
-  }, 0));
-  const bins = begins.slice(1).map((end, i) => scores.slice(begins[i], end));
-  return [bins.map((some) => Math.min(...some)), bins.map((some) => some.reduce((a, b) => a + b, 0) / some.length),
-    bins.map((some) => Math.max(...some))];
-}
+// ---- reach: how often the key it picks still wins, moved away
 
 const tokensBack = (value) => value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 1 : 0 });
 function showReach(element, layer, head) {
-  const variant = Number($("reach-variant").value), { variants, farthest } = page.reach;
-  const of = (name, at = variant) => part(page.reach[name], layer, head)[at];
-  const interval = (at) => Number.isNaN(of("horizon_low", at)) ? "" : [of("horizon_low", at), of("horizon_high", at)]
-    .map((end) => Number.isFinite(end) ? tokensBack(end) : `beyond ${tokensBack(farthest)}`).join(" to ");
+  const { variants, farthest } = page.reach, { arrays } = page;
+  const of = (name, at) => part(arrays[name], layer, head)[at];
   const measured = variants.map((_, at) => at).filter((at) => !Number.isNaN(of("horizon", at)));
-  fold("reach", ["rotation", "horizon (tokens)", "95% interval", "lowest score, above others (nats)", "wins where it stands"],
-    measured.map((at) => [variants[at], lost(at), interval(at) || "–", digits(of("lowest_score", at) - of("others_level", at)), percent(of("unmoved_win_share", at))]));
-  /** Where the picked key falls to the level of the others. */
-  function lost(at) {
-    const horizon = of("horizon", at);
-    if (of("lowest_score", at) > of("others_level", at)) return "at no distance";
-    return horizon === 0 ? "everywhere" : Number.isFinite(horizon) ? tokensBack(horizon) : `not up to ${tokensBack(farthest)}`;
-  }
-  const at = [0, 1, 2, 4, 5];
-  if (!measured.length) {
-    $("told-reach").textContent = "The reach of this head was not measured.";
-    return Plotly.restyle(element, { y: at.map(() => []) }, at);
-  }
-  const where = lost(variant), level = of("others_level"), horizon = of("horizon");
-  const falls = where === "at no distance" ? "stays above the others at any distance"
-    : where === "everywhere" ? "scores below the others wherever it stands"
-    : where.startsWith("not") ? `stays above the others, at least up to ${tokensBack(farthest)} tokens`
-    : `falls to the level of the others at ${where} tokens${interval(variant) && ` (95%: ${interval(variant)})`}`;
-  $("told-reach").textContent = `The key it picks, ${tokensBack(of("picked_distance", 0))} tokens back on average, ${falls}.`;
-  const [low, mean, high] = movedScores(layer, head, variant).map((scores) => scores.map((score) => score - level));
-  const there = horizon > 0 && Number.isFinite(horizon);
-  const ends = there && interval(variant) ? [of("horizon_low"), Math.min(of("horizon_high"), farthest)] : [horizon, horizon];
-  const lowest = of("lowest_score") - level, diamond = there ? [0] : [];
-  Plotly.restyle(element, { x: [there ? [horizon + 1] : []], hovertemplate: `horizon ${where} tokens<extra></extra>`,
-    "error_x.array": [[Math.max(ends[1] - horizon, 0)]], "error_x.arrayminus": [[Math.max(horizon - ends[0], 0)]] }, [5]);
-  const middle = Array.from(element._fullData[2].x, (x) => x - 1);
-  return Plotly.restyle(element, { y: [low, high, mean, [lowest, lowest], diamond],
-    customdata: [null, null, middle.map((d, i) => [d, low[i], high[i]]), null, null] }, at);
+  $("told-reach").textContent = measured.length ? `The key it picks is ${tokensBack(of("picked_distance", 0))} tokens back on average.`
+    : "The reach of this head was not measured.";
+  const end = (value) => Number.isNaN(value) ? "–" : Number.isFinite(value) ? tokensBack(value) : `beyond ${tokensBack(farthest)}`;
+  fold("reach", ["rotation", "horizon (tokens)", "from (95%)", "to", "wins where it stands"], measured.map((at) =>
+    [variants[at], ...["horizon", "horizon_low", "horizon_high"].map((name) => end(of(name, at))), percent(of("unmoved_win_share", at))]));
+  return refill(element, layer, head);
 }
-$("reach-variant")?.addEventListener("change", () => showReach(plot("reach"), state.layer, state.head));
