@@ -25,7 +25,7 @@ ROOMS = {
     "files": 585,
     "train": 1_530,
     "comparison": 890,
-    "figures": 2_420,
+    "figures": 2_430,
     "report": 2_160,
     "analysis commands": 2_360,
 }

@@ -87,7 +87,7 @@ def plot_reach(
 
 
 def reach_arrays(reach: xr.Dataset) -> dict[str, np.ndarray]:
-    """Every head's numbers, [layer, head, ...]: what `plot_reach` draws, and what a page tells."""
+    """What `plot_reach` draws of every head, and a page tells, [layer, head, ...]."""
     arrays = {name: reach[name].transpose("layer", "head", ...).values for name in TOLD}
     for name in reach["variant"].values:
         of_variant = reach.sel(variant=name).transpose("layer", "head", ...)
