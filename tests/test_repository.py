@@ -26,7 +26,7 @@ ROOMS = {
     "train": 1_530,
     "comparison": 890,
     "figures": 2_430,
-    "report": 2_160,
+    "report": 2_070,
     "analysis commands": 2_360,
 }
 PACKAGE, TESTS, NAMES = 23_000, 20_000, 62

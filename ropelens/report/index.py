@@ -64,50 +64,43 @@ def write_index(folder: str | Path) -> Path:
 def first_figure(page: str) -> Iterator[dict[str, Any]]:
     """The first figure of a page as shapes of SVG; none where the page holds no figure."""
     packed = PAYLOAD.search(page)
-    if packed is None:
-        return
     try:
         figures = json.loads(gzip.decompress(base64.b64decode(packed[1])))["figures"]
-    except (OSError, EOFError, ValueError):  # a damaged page, which opens without figures
+    except (TypeError, OSError, EOFError, ValueError):  # none, or a damaged one
         return
-    for figure in list(figures.values() if isinstance(figures, dict) else figures)[:1]:
-        yield from shapes(figure)
+    yield from shapes(next(iter(figures.values() if isinstance(figures, dict) else figures)))
 
 
 def shapes(figure: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Rectangles and lines of SVG for the traces in the first panel of a figure."""
+    """SVG of the first panel of a figure: lines of its scatters, cells of its heat maps."""
     traces = [
         trace
         for trace in figure["data"]
         if (trace.get("xaxis", "x"), trace.get("yaxis", "y")) == ("x", "y")
     ]
-    maps = [trace for trace in traces if trace["type"] == "heatmap"]
-    for trace in maps:
-        yield from _cells(trace)
-    lines = [t for t in traces if t["type"] in ("scatter", "bar")] if not maps else []
-    x, y = (
-        _places(lines, axis, figure["layout"], size)
-        for axis, size in (("x", WIDE), ("y", HIGH))
-    )
+    for trace in traces:
+        if trace["type"] == "heatmap":
+            yield from _cells(trace)
+    lines = [trace for trace in traces if trace["type"] in ("scatter", "bar")]
+    x, y = (_places(lines, axis, figure["layout"]) for axis in "xy")
     for trace, across, along in zip(lines, x, y, strict=True):
-        known = np.isfinite(across[: len(along)]) & np.isfinite(along[: len(across)])
-        step, color = -(-int(known.sum()) // MOST) or 1, _color(trace)
-        points = [(a, HIGH - b) for a, b in zip(across, along, strict=False)]
-        points = [point for point, there in zip(points, known, strict=False) if there][::step]
-        if "lines" in trace.get("mode", "lines") and len(points) > 1:
-            yield {"points": " ".join(f"{a:.1f},{b:.1f}" for a, b in points), "color": color}
-            continue
-        for a, b in points:
-            size = {"width": 4, "height": 4, "color": color}
-            yield {"x": f"{a - 2:.1f}", "y": f"{b - 2:.1f}"} | size
+        points = [
+            f"{WIDE * (0.04 + 0.92 * a):.1f},{HIGH * (0.96 - 0.92 * b):.1f}"
+            for a, b in zip(across, along, strict=False)
+            if np.isfinite(a + b)
+        ]
+        color = trace.get("line", {}).get("color") or trace.get("marker", {}).get("color")
+        color = color if isinstance(color, str) else MUTED
+        if points:
+            yield {"points": " ".join(points[:: -(-len(points) // MOST)]), "color": color}
 
 
 def _places(
-    traces: list[dict[str, Any]], axis: str, layout: dict[str, Any], size: int
+    traces: list[dict[str, Any]], axis: str, layout: dict[str, Any]
 ) -> list[np.ndarray]:
-    """Where the points of each trace stand on an axis, from 0 to `size`; names are counted."""
+    """Where the points of each trace stand on an axis, from 0 to 1; names are counted."""
     look = layout.get(f"{axis}axis", {})
-    values = [_array(trace.get(axis, [])) for trace in traces]
+    values = [_array(trace.get(axis) or []) for trace in traces]
     names = list(dict.fromkeys(v for one in values for v in one if isinstance(v, str)))
     numbers = [
         np.array([names.index(v) if isinstance(v, str) else v for v in one], float)
@@ -116,32 +109,26 @@ def _places(
     if look.get("type") == "log":
         numbers = [np.log10(np.where(one > 0, one, np.nan)) for one in numbers]
     every = np.concatenate([*numbers, [np.nan]])
-    if not np.isfinite(every).any():
-        return numbers
-    low, breadth = np.nanmin(every), np.nanmax(every) - np.nanmin(every) or 1
-    shares = [0.04 + 0.92 * (one - low) / breadth for one in numbers]
+    low, high = np.nanmin(every, initial=np.inf), np.nanmax(every, initial=-np.inf)
     first, last = look.get("range") or (0, 1)
-    return [size * (1 - share if first > last else share) for share in shares]
-
-
-def _color(trace: dict[str, Any]) -> str:
-    color = trace.get("line", {}).get("color") or trace.get("marker", {}).get("color")
-    return color if isinstance(color, str) else MUTED
+    shares = [(one - low) / ((high - low) or 1) for one in numbers]
+    return [1 - share for share in shares] if first > last else shares
 
 
 def _cells(trace: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The cells of a heat map, row 0 on top."""
     z = _array(trace["z"]).astype(float)
     z = z[:: -(-len(z) // MOST), :: -(-z.shape[1] // MOST)]
-    low = trace.get("zmin", np.nanmin(z) if np.isfinite(z).any() else 0)
-    high = trace.get("zmax", np.nanmax(z) if np.isfinite(z).any() else 1)
+    low, high = trace.get("zmin", 0), trace.get("zmax", np.nanmax(z, initial=0))
     shares = np.clip((z - low) / ((high - low) or 1), 0, 1)
-    tall, wide = HIGH / len(z), WIDE / z.shape[1]
+    tall, wide, scale = HIGH / len(z), WIDE / z.shape[1], trace["colorscale"]
     for row, column in np.argwhere(np.isfinite(shares)):
-        share, scale = float(shares[row, column]), trace["colorscale"]
-        place = {"x": round(column * wide, 1), "y": round(row * tall, 1)}
-        place["color"] = min(scale, key=lambda stop: abs(stop[0] - share))[1]
-        yield place | {"width": round(wide + 0.2, 1), "height": round(tall + 0.2, 1)}
+        color = min(scale, key=lambda stop: abs(stop[0] - shares[row, column]))[1]
+        place = f"M{column * wide:.1f},{row * tall:.1f}"
+        yield {
+            "d": f"{place}h{wide + 0.2:.1f}v{tall + 0.2:.1f}h-{wide + 0.2:.1f}z",
+            "color": color,
+        }
 
 
 def _array(values: Any) -> np.ndarray:

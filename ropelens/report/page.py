@@ -148,14 +148,11 @@ def render_page(
         versions=versions(profile.attrs),
         cautions=words.cautions(profile, heads),
         headline=words.headline(heads),
-        where_positional=words.where_positional(heads),
-        through=words.through_wavelengths(heads),
-        claim=words.claim_sentence(claim),
+        notes=[words.claim_sentence(claim), *words.heads_sentences(heads)[1:]],
         claim_numbers=claim_title(claim),
         verdict=claim["verdict"] if claim else "",
         label_rules=words.label_rules(heads.attrs.get("thresholds")),
         slow_planes=words.slow_planes(profile),
-        map_summary=words.map_summary(profile, heads),
         map_by=choices(MAP_BY, profile, heads),
         list_by=choices(LIST_BY, profile, heads),
         columns=columns,
@@ -177,15 +174,13 @@ def _check(results: xr.Dataset, kind: str, profile: xr.Dataset) -> None:
         raise BadArgument(
             f"This dataset holds no {kind}.", attempt=f"pass what {kind} measured"
         )
-    places = ("layer", "head")
     of_profile, others = (
-        tuple(one.sizes.get(name) for name in places) for one in (profile, results)
+        tuple(one.sizes.get(name) for name in ("layer", "head")) for one in (profile, results)
     )
     if None not in others and others != of_profile:
         raise BadArgument(
             f"The {kind} and the profile are of other models.",
             seen="{} layers of {} heads, and {} of {}".format(*others, *of_profile),
-            attempt="results of the model that was profiled",
         )
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,36 +28,35 @@ RETRIEVED = (
 )
 
 
+def plain(form: str) -> Callable[[float], str]:
+    """Writes numbers in a format."""
+    return lambda value: number(value, form)
+
+
+def tokens(value: float) -> str:
+    """Writes wavelengths."""
+    return NOTHING if np.isnan(value) else short_count(value)
+
+
+def heads_of(value: float) -> str:
+    """Writes mean numbers of heads."""
+    return NOTHING if np.isnan(value) else mean_count(value)
+
+
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: its short title, its unit, what it means, its digits."""
+    """A column of a table: its short title, its unit, what it means, how it is written."""
 
     name: str
     title: str
     unit: str
     meaning: str
-    digits: int = 2
-
-
-@dataclass(frozen=True)
-class NamedRow:
-    """A line of a table: its name, and a text for each column."""
-
-    name: str
-    cells: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class HeadRow:
-    """One head: where it is, its label, and a text for each column."""
-
-    layer: int
-    head: int
-    label: str
-    cells: tuple[str, ...]
+    write: Callable[[Any], str] = number
 
 
 # fmt: off
+WHOLE = plain(".0f")
+
 OF_HEADS = (
     Column("confidence", "conf.", "0–1", "share of resamples of sequences with this label"),
     Column("positional_fraction", "position", "0–1", "share of the bits without sinks"),
@@ -69,13 +68,13 @@ OF_HEADS = (
     Column("position_bits", "position", "bits", "what only the offset explains"),
     Column("content_bits", "content", "bits", "what the tokens explain"),
     Column("interaction_bits", "both", "bits", "what needs tokens and offset at once"),
-    Column("offset", "offset", "tokens", "the one that a positional head looks back to", 0),
-    Column("offset_low", "offset from", "tokens", "first of the kernel's middle half", 0),
-    Column("offset_high", "offset to", "tokens", "last of the kernel's middle half", 0),
-    Column("top_wavelength", "top plane", "tokens", "wavelength that pushes most", 0),
+    Column("offset", "offset", "tokens", "the one that a positional head looks back to", WHOLE),
+    Column("offset_low", "offset from", "tokens", "first of the kernel's middle half", WHOLE),
+    Column("offset_high", "offset to", "tokens", "last of the kernel's middle half", WHOLE),
+    Column("top_wavelength", "top plane", "tokens", "wavelength that pushes most", tokens),
     Column("top_share", "its share", "0–1", "of the push toward keys"),
-    Column("planes_to_half", "to half", "planes", "planes that hold half of the push", 0),
-    Column("mean_wavelength", "mean", "tokens", "geometric mean by that push", 0),
+    Column("planes_to_half", "to half", "planes", "planes that hold half of the push", WHOLE),
+    Column("mean_wavelength", "mean", "tokens", "geometric mean by that push", tokens),
     Column("previous_token", "previous", "0–1", "attention on the token before"),
     Column("self_mass", "self", "0–1", "attention on the token itself"),
     Column("sink_mass", "on sinks", "0–1", "attention on sinks"),
@@ -85,56 +84,58 @@ OF_HEADS = (
 )
 
 OF_SWEEP = (
-    Column("kept", "rotate", "% of planes", "planes that still rotate, of those that did"),
-    Column("wavelength", "wavelengths", "stopped, tokens", "of the planes that stopped"),
-    Column("loss_change", "loss", "change, nats/token", "on the text, from the model as it is"),
+    Column("kept", "rotate", "% of planes", "planes that still rotate, of those that did",
+           lambda share: f"{100 * share:.3g}"),
+    Column("span", "wavelengths", "stopped, tokens", "of the planes that stopped", str),
+    Column("change", "loss", "change, nats/token", "on the text, from the model as it is", str),
     Column("interval", "95% interval", "nats/token",
-           "of that change: paired, over groups of sequences, Student's t"),
+           "of that change: paired, over groups of sequences, Student's t", str),
     Column("control", "random planes", "nats/token",
-           "the loss change with as many random planes stopped: mean of the draws"),
+           "the loss change with as many random planes stopped: mean of the draws", signed),
     Column("repeat_loss_change", "repeats", "nats/token",
            "change of the loss on random tokens that come a second time, as induction "
-           "predicts"),
-    Column("retrieval_change", "retrieval", "change, share", RETRIEVED),
+           "predicts", signed),
+    Column("retrieval_change", "retrieval", "change, share", RETRIEVED, signed),
     Column("induction_change", "induction", "change, 0–1",
            "of the attention on what followed the same token last time, of the head that is "
-           "best at it in the model as it is (chosen in other trials)"),
-    Column("labels_changed", "new labels", "heads",
-           "heads with another label (95% interval over groups of sequences drawn again)"),
-    Column("changed_most", "most changed", "head, bits",
+           "best at it in the model as it is (chosen in other trials)", signed),
+    Column("labels", "new labels", "heads",
+           "heads with another label (95% interval over groups of sequences drawn again)", str),
+    Column("most", "most changed", "head, bits",
            "the head whose attention changed most, and the divergence from the attention "
-           "before"),
+           "before", str),
 )
 
 OF_COMPARISON = (
-    Column("loss", "loss", "nats/token", "on text held out of training, or analyzed", 3),
+    Column("loss", "loss", "nats/token", "on text held out of training, or analyzed",
+           plain(".3f")),
     Column("loss_change", "change", "nats/token",
            "of the loss from the baseline's, in pairs of the same text (and size and seed), "
-           "with its 95% interval"),
-    Column("worse", "worse", "pairs", "pairs in which the loss is above the baseline's", 0),
+           "with its 95% interval", str),
+    Column("worse", "worse", "pairs", "pairs in which the loss is above the baseline's", str),
     Column("loss_past_context", "past\ncontext", "nats/token",
            "loss at positions beyond the trained context, up to four times it"),
     Column("repeat_gain", "repeats\ngain", "nats/token",
            "how much less random tokens cost the second time"),
-    Column("retrieval", "retrieval", "0–1", RETRIEVED, 3),
+    Column("retrieval", "retrieval", "0–1", RETRIEVED, plain(".3f")),
     Column("previous_token_heads", "previous\ntoken", "heads",
-           "heads with at least half of their attention on the token before", 1),
+           "heads with at least half of their attention on the token before", heads_of),
     Column("previous_token_layer_0", "in\nlayer 0", "heads",
-           "such heads in the first layer, where only RoPE tells positions apart", 1),
+           "such heads in the first layer, where only RoPE tells positions apart", heads_of),
     Column("induction", "induction", "0–1",
            "the best head's attention on what followed the same token last time"),
     Column("positional", "positional", "heads",
            "heads with at least two thirds of their bits, sinks apart, from the offset "
-           "alone", 1),
+           "alone", heads_of),
     Column("positional_wavelength", "positional\nthrough", "tokens",
            "the median wavelength through which positional heads select their keys, of planes "
-           "that turn"),
+           "that turn", tokens),
     Column("semantic", "semantic", "heads",
            "heads with as many from the tokens without rotation; all others are mixed, "
-           "sinks or diffuse", 1),
+           "sinks or diffuse", heads_of),
     Column("semantic_wavelength", "semantic\nthrough", "tokens",
            "the median wavelength through which semantic heads select their keys, of planes "
-           "that turn"),
+           "that turn", tokens),
 )
 # fmt: on
 
@@ -155,44 +156,50 @@ def searched_columns(profile: xr.Dataset, heads: pd.DataFrame) -> tuple[Column, 
     )
 
 
-def head_rows(heads: pd.DataFrame, columns: Sequence[Column]) -> list[HeadRow]:
-    """A row a head, in the table's order."""
-    texts = [[_head_cell(v, c) for v in numbers(heads, c.name)] for c in columns]
-    places = zip(heads["layer"], heads["head"], heads["label"], strict=True)
+def cells(row: Mapping[Any, Any], columns: tuple[Column, ...]) -> list[str]:
+    """The texts of a row of a table."""
+    return [column.write(row[column.name]) for column in columns]
+
+
+def head_rows(heads: pd.DataFrame, columns: tuple[Column, ...]) -> list[dict[str, Any]]:
+    """A row a head, in the table's order: its layer, head, label and cells."""
+    numbers_of = heads.assign(
+        **{column.name: numbers(heads, column.name) for column in columns}
+    )
     return [
-        HeadRow(int(layer), int(head), str(label), tuple(cells[i] for cells in texts))
-        for i, (layer, head, label) in enumerate(places)
+        {name: row[name] for name in ("layer", "head", "label")}
+        | {"cells": cells(row, columns)}
+        for row in numbers_of.to_dict("records")
     ]
 
 
-def _head_cell(value: float, column: Column) -> str:
-    if column.name in ("mean_wavelength", "top_wavelength") and not np.isnan(value):
-        return short_count(value)
-    return number(value, f".{column.digits}f")
-
-
-def sweep_rows(table: pd.DataFrame) -> list[NamedRow]:
+def sweep_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
     """A row for each edit that is no control: from the slow end, the fast end, bands."""
     rows = table[table["kind"].isin(CONTROL)]
     order = rows["kind"].map(list(CONTROL).index)
     rows = rows.iloc[np.lexsort((-rows["kept"], order))]
-    return [NamedRow(str(row["edit"]), _sweep_cells(table, row)) for _, row in rows.iterrows()]
+    return [
+        {"name": str(row["edit"]), "cells": _sweep_cells(table, row)}
+        for _, row in rows.iterrows()
+    ]
 
 
-def _sweep_cells(table: pd.DataFrame, row: pd.Series) -> tuple[str, ...]:
-    low, high = row["loss_change_low"], row["loss_change_high"]
-    most, bits = row["changed_most"], row["largest_attention_change"]
-    labels, fewest, most_labels = (row[f"labels_changed{end}"] for end in ("", "_low", "_high"))
-    spread = f" ({fewest:.0f} to {most_labels:.0f})" if fewest < most_labels else ""
-    return (
-        f"{100 * row['kept']:.3g}",
-        span(row),
-        *change_and_interval(row["loss_change"], low, high),
-        signed(control_change(table, row)),
-        *(signed(row[f"{name}_change"]) for name in ("repeat_loss", "retrieval", "induction")),
-        f"{labels:.0f}{spread}" if np.isfinite(labels) else NOTHING,
-        f"{most} {bits:.2f}" if isinstance(most, str) and most else NOTHING,
+def _sweep_cells(table: pd.DataFrame, row: pd.Series) -> list[str]:
+    change, interval = change_and_interval(
+        *row[["loss_change", "loss_change_low", "loss_change_high"]]
     )
+    most, bits = row["changed_most"], row["largest_attention_change"]
+    labels, low, high = (row[f"labels_changed{end}"] for end in ("", "_low", "_high"))
+    spread = f" ({low:.0f} to {high:.0f})" if low < high else ""
+    words = {
+        "span": span(row),
+        "change": change,
+        "interval": interval,
+        "control": control_change(table, row),
+        "labels": f"{labels:.0f}{spread}" if np.isfinite(labels) else NOTHING,
+        "most": f"{most} {bits:.2f}" if isinstance(most, str) and most else NOTHING,
+    }
+    return cells(dict(row) | words, OF_SWEEP)
 
 
 def comparison_columns(table: pd.DataFrame) -> tuple[Column, ...]:
@@ -203,24 +210,15 @@ def comparison_columns(table: pd.DataFrame) -> tuple[Column, ...]:
     return tuple(column for column in OF_COMPARISON if column.name in known)
 
 
-def comparison_rows(table: pd.DataFrame) -> list[NamedRow]:
+def comparison_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
     """A row for each group, in the table's order."""
-    columns = comparison_columns(table)
-    return [
-        NamedRow(str(row["group"]), tuple(_comparison_cell(row, column) for column in columns))
-        for row in table.to_dict("records")
-    ]
-
-
-def _comparison_cell(row: dict, column: Column) -> str:
-    value = float(row[column.name])
-    if column.name == "worse":
-        return f"{row['worse']} of {row['pairs']}" if row["pairs"] else NOTHING
-    if column.name == "loss_change":
-        change = change_and_interval(value, row["low"], row["high"])
-        return "\n".join(change) if row["over"] else NOTHING
-    if not math.isfinite(value):
-        return number(value)
-    if column.name.endswith("wavelength"):
-        return short_count(value)
-    return mean_count(value) if column.unit == "heads" else number(value, f".{column.digits}f")
+    rows = []
+    for row in table.to_dict("records"):
+        change = change_and_interval(row["loss_change"], row["low"], row["high"])
+        words = {
+            "loss_change": "\n".join(change) if row["over"] else NOTHING,
+            "worse": f"{row['worse']} of {row['pairs']}" if row["pairs"] else NOTHING,
+        }
+        texts = cells(row | words, comparison_columns(table))
+        rows.append({"name": str(row["group"]), "cells": texts})
+    return rows

@@ -7,6 +7,7 @@ macro is layout: a sentence has single spaces, and none before a comma.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 from collections import Counter
@@ -21,7 +22,6 @@ import xarray as xr
 from ropelens.comparison.pairs import entries_of
 from ropelens.comparison.table import LOOKS_AT, summarize_comparison
 from ropelens.errors import public
-from ropelens.figures.head_wavelengths import selectivity_shares
 from ropelens.figures.style import LABELS
 from ropelens.figures.text import (
     NOTHING,
@@ -31,7 +31,6 @@ from ropelens.figures.text import (
     short_count,
     signed,
 )
-from ropelens.figures.wavelengths import marks, plane_index, turning_wavelengths
 from ropelens.measure.heads import classify_heads
 from ropelens.measure.terms import NEEDLES, OWN
 from ropelens.measure.truncation_table import best_head, summarize_truncation
@@ -97,7 +96,12 @@ def _environment() -> jinja2.Environment:
         "in_words": in_words,
         "ranges": ranges,
     }
-    environment.globals |= {"NOTHING": NOTHING, "change_and_interval": change_and_interval}
+    environment.globals |= {
+        "NOTHING": NOTHING,
+        "infinity": math.inf,
+        "nan": math.nan,
+        "change_and_interval": change_and_interval,
+    }
     return environment
 
 
@@ -118,10 +122,6 @@ def ranges(numbers: Sequence[int]) -> str:
     lasts = [n for n in numbers if n + 1 not in numbers]
     runs = zip(firsts, lasts, strict=True)
     return in_words([f"{a}" if a == b else f"{a}–{b}" for a, b in runs])
-
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 # ---- a profile and its heads
@@ -146,13 +146,8 @@ def label_counts(heads: pd.DataFrame) -> dict[str, int]:
 
 def headline(heads: pd.DataFrame) -> str:
     """How many heads do what: "Of 40 heads, 12 are positional, 9 semantic and 3 sink."."""
-    counts = sorted(_present(heads), key=lambda pair: -pair[1])
-    return say("profile", "headline", heads=len(heads), counts=counts)
-
-
-def _present(heads: pd.DataFrame) -> list[tuple[str, int]]:
-    """Labels that heads carry, with how many do."""
-    return [(label, count) for label, count in label_counts(heads).items() if count]
+    counts = sorted(label_counts(heads).items(), key=lambda pair: -pair[1])
+    return say("profile", "headline", heads=len(heads), counts=[c for c in counts if c[1]])
 
 
 def claim_sentence(claim: dict | None) -> str:
@@ -187,12 +182,8 @@ def through_wavelengths(heads: pd.DataFrame) -> str:
         rows = heads[(heads["label"] == label) & heads["top_share"].notna()]
         if len(rows):
             top = rows["top_wavelength"].astype(float)
-            record: Record = {
-                "label": label,
-                "heads": len(rows),
-                "low": top.min(),
-                "high": top.max(),
-            }
+            record: Record = {"label": label, "heads": len(rows)}
+            record |= {"low": top.min(), "high": top.max()}
             record["median"] = top.quantile(0.5, interpolation="lower")
             record["share"] = float(rows["top_share"].median())
             groups.append(record | {"planes": int(rows["planes_to_half"].median())})
@@ -235,14 +226,15 @@ def cautions(profile: xr.Dataset, heads: pd.DataFrame) -> list[str]:
     limit = heads.attrs.get("thresholds", {}).get("faint", np.nan)
     faint = int((named & (heads["total_bits"] < limit)).sum())
     doubtful = int((heads["confidence"] < DOUBT).sum())
-    records = {
+    records: dict[str, Record | None] = {
         "no_confidence": {"heads": len(heads)} if heads["confidence"].isna().all() else None,
-        "faint": {"count": faint, "heads": int(named.sum()), "limit": limit} if faint else None,
-        "doubtful": {"count": doubtful, "heads": len(heads), "doubt": DOUBT}
-        if doubtful
-        else None,
+        "faint": {"count": faint, "heads": int(named.sum()), "limit": limit},
+        "doubtful": {"count": doubtful, "heads": len(heads), "doubt": DOUBT},
     }
-    return [*(line.strip() for line in stated if line.strip()), *_say_all("profile", records)]
+    weak = _say_all(
+        "profile", {name: r for name, r in records.items() if r and r.get("count", 1)}
+    )
+    return [*(line.strip() for line in stated if line.strip()), *weak]
 
 
 def slow_planes(profile: xr.Dataset) -> str:
@@ -257,13 +249,6 @@ def slow_planes(profile: xr.Dataset) -> str:
     return say("profile", "slow_planes", slow=slow, planes=planes, context=context, alike=alike)
 
 
-def map_summary(profile: xr.Dataset, heads: pd.DataFrame) -> str:
-    """The head map in words, for screen readers."""
-    layers = range(profile.sizes["layer"])
-    counts = [_present(heads[heads["layer"] == layer]) for layer in layers]
-    return say("profile", "map_summary", layers=counts, heads=profile.sizes["head"])
-
-
 # ---- a sweep
 
 FREE = 0.01
@@ -274,39 +259,40 @@ ENDS = {"slow": "slowest", "fast": "fastest"}
 CONTROL = {"slow": "random", "fast": "random", "band": "band control"}
 """The kind of the random sets that an entry is compared with."""
 
-FEW = 5
-"""Bands of which a rank correlation means nothing."""
-
 
 def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame | None = None) -> list[str]:
     """What a sweep of stopped planes shows; `table` is its `summarize_truncation`.
 
     First, without intervals, which planes may stop for nothing and what the fastest cost; then
     a quarter of the planes from either end, beside as many random ones; the slowest planes that
-    may stop for less than 0.01 nats/token; where the trained context and the predicted band
-    lie among the planes; the most costly band; heads with a new label; retrieval.
+    may stop for less than 0.01 nats/token; the most costly band; heads with a new label;
+    retrieval.
     """
     table = summarize_truncation(sweep) if table is None else table
-    ends, free = _quarters(table, "loss_change"), _free(table)
-    labels = _quarters(table, "labels_changed")
+    rows = [_record(table, row) for _, row in table.iterrows()]
+    ends, labels = (_quarters(rows, of) for of in ("loss_change", "labels_changed"))
+    slow = [
+        row for row in rows if row["kind"] == "slow" and row["loss_change_high"] is not None
+    ]
+    free = _free(slow)
     fast = [row for row in ends if row["kind"] == "fast"]
-    random = [row["control"] for row in ends if row["control"] is not None]
-    share = _known(table["retrieval"].iloc[0])
+    bands = [row for row in rows if row["kind"] == "band" and row["loss_change"] is not None]
+    most = max(bands, key=lambda row: row["loss_change"], default=None)
+    retrieval = rows[0]["retrieval"]
     records = {
         "short": {"free": free, "fast": fast[0]} if free and fast else None,
-        "ends": {"rows": ends, "random": random[-1] if random else None} if ends else None,
+        "ends": {"rows": ends} if ends else None,
         "free": free,
-        "places": _places(sweep),
-        "bands": _bands(table, sweep),
+        "bands": {"count": len(bands), "most": most} if most else None,
         "labels": {"rows": labels} if labels else None,
-        "retrieval": None if share is None else {"share": share, "chance": CHANCE},
+        "retrieval": None if retrieval is None else {"share": retrieval, "chance": CHANCE},
     }
     return _say_all("truncation", records)
 
 
 def control_change(table: pd.DataFrame, row: pd.Series) -> float:
     """The mean loss change of the random sets that an entry is compared with; NaN without."""
-    control = table[table["kind"] == CONTROL[row["kind"]]]
+    control = table[table["kind"] == CONTROL.get(row["kind"])]
     same = "band" if row["kind"] == "band" else "kept"
     return float(control.loc[control[same] == row[same], "loss_change"].mean())
 
@@ -318,56 +304,25 @@ def span(row: Mapping[Any, Any] | pd.Series) -> str:
 
 
 def _record(table: pd.DataFrame, row: pd.Series) -> Record:
-    """A row of the summary with its end, its share, its wavelengths, its random planes."""
+    """A row of the summary with its end, share, wavelengths, random planes; None for NaN."""
     words = {"end": ENDS.get(row["kind"], ""), "stopped": 1 - row["kept"], "span": span(row)}
-    return dict(row) | words | {"control": _known(control_change(table, row))}
+    record = dict(row) | words | {"control": control_change(table, row)}
+    return {name: None if pd.isna(value) else value for name, value in record.items()}
 
 
-def _quarters(table: pd.DataFrame, measured: str) -> list[Record]:
+def _quarters(rows: Sequence[Record], measured: str) -> list[Record]:
     """For each end the entry that stops a quarter of the planes, or nearest to it."""
-    ends = (table[(table["kind"] == end) & table[measured].notna()] for end in ENDS)
-    nearest = [r.iloc[int((r["kept"] - QUARTER).abs().argmin())] for r in ends if len(r)]
-    return [_record(table, row) for row in nearest]
+    ends = ([r for r in rows if r["kind"] == end and r[measured] is not None] for end in ENDS)
+    return [min(some, key=lambda row: abs(row["kept"] - QUARTER)) for some in ends if some]
 
 
-def _free(table: pd.DataFrame) -> Record | None:
-    """How many of the slowest planes may stop for nothing."""
-    rows = table[(table["kind"] == "slow") & table["loss_change_high"].notna()]
-    rows = rows.sort_values("kept", ascending=False)
-    if not len(rows):
-        return None
-    free = rows[(rows["loss_change_high"] < FREE).cummin()]
-    last = _record(table, free.iloc[-1]) if len(free) else None
-    return {"last": last, "least": _record(table, rows.iloc[0]), "limit": FREE}
-
-
-def _places(sweep: xr.Dataset) -> Record | None:
-    """Where the trained context and the predicted band lie among the planes."""
-    _, wavelength = turning_wavelengths(sweep)
-    every = [
-        (name, length, plane_index(wavelength, length)) for name, length in marks(sweep).items()
-    ]
-    inside = [place for place in every if place[2] is not None]
-    return {"slowest": len(wavelength) - 1, "marks": inside} if inside else None
-
-
-def _bands(table: pd.DataFrame, sweep: xr.Dataset) -> Record | None:
-    """The most costly band, and how the cost of bands goes with selectivity."""
-    bands = table[(table["kind"] == "band") & table["loss_change"].notna()]
-    if not len(bands):
-        return None
-    correlation = math.nan
-    if "selectivity_keys" in sweep and len(bands) > FEW:
-        share = selectivity_shares(sweep)
-        wavelength = sweep["wavelength"].transpose("layer", "frequency").values[:, None]
-        within = [
-            np.nanmean(np.nansum(share * ((wavelength >= low) & (wavelength <= high)), axis=-1))
-            for low, high in zip(bands["wavelength_low"], bands["wavelength_high"], strict=True)
-        ]
-        pushes = pd.Series(within, bands.index)
-        correlation = bands["loss_change"].corr(pushes, method="spearman")
-    most = _record(table, bands.iloc[int(bands["loss_change"].argmax())])
-    return {"count": len(bands), "most": most, "correlation": _known(correlation)}
+def _free(slow: Sequence[Record]) -> Record | None:
+    """The last of the cuts from the slow end that are free one after another, and the first."""
+    rows = sorted(slow, key=lambda row: -row["kept"])
+    free = [*itertools.takewhile(lambda row: row["loss_change_high"] < FREE, rows)]
+    return (
+        {"last": free[-1] if free else None, "least": rows[0], "limit": FREE} if rows else None
+    )
 
 
 # ---- the reach of heads
@@ -379,50 +334,29 @@ FAR = 10
 def reach_sentences(reach: xr.Dataset) -> list[str]:
     """Where heads lose their picked key, a sentence a variant; then how often it wins."""
     every = reach.stack(one=("layer", "head")).dropna("one", how="all", subset=["horizon"])
-    variants = every["variant"].values.tolist()
-    lost = [
-        say("reach", "lost", own=OWN, **_lost(every.sel(variant=name))) for name in variants
-    ]
-    farthest = int(every["distance"].max())
-    far = every["win_share"].sel(distance=slice(farthest / FAR, None))
-    still = every["unmoved_win_share"].mean("one").values.tolist()
-    moved = far.mean("distance").mean("one").values.tolist()
-    wins = {
-        "still": dict(zip(variants, still, strict=True)),
-        "moved": dict(zip(variants, moved, strict=True)),
-        "begin": int(far["distance"][0]),
-        "end": farthest,
-        "distances": far.sizes["distance"],
-    }
-    return [*lost, *_say_all("reach", {"near": _near(every), "wins": wins | {"own": OWN}})]
-
-
-def _lost(heads: xr.Dataset) -> Record:
-    """In how many heads one variant loses the picked key, and at what distances."""
-    horizon = heads["horizon"].values
-    lost = horizon[np.isfinite(horizon) & (horizon > 0)]
-    return {
-        "variant": heads["variant"].item(),
-        "lost": lost.tolist(),
-        "median": np.median(lost) if len(lost) else None,
-        "heads": len(horizon),
-        "farthest": int(heads["distance"].max()),
-        "never": int((horizon == 0).sum()),
-        "certain": int((heads["lowest_score"] > heads["others_level"]).sum()),
-    }
-
-
-def _near(every: xr.Dataset) -> Record:
-    """Where the picked keys stand, and the horizons of the model's rotation."""
-    record = {"rows": every.attrs["rows"], "distance": float(every["picked_distance"].mean())}
-    if OWN not in every["variant"].values:
-        return record | {"own": None}
-    own, trained = every.sel(variant=OWN), every.attrs["trained_context"]
-    sure = int((own["horizon_high"] < 2 * own["horizon_low"]).sum())
-    measured = not own["horizon_low"].isnull().all()
-    within = int(((own["horizon"] > 0) & (own["horizon"] <= trained)).sum())
-    of_own = {"heads": every.sizes["one"], "within": within, "trained_context": trained}
-    return record | {"own": of_own | {"sure": sure if measured else None}}
+    trained, farthest = every.attrs["trained_context"], int(every["distance"].max())
+    sentences = []
+    for name in every["variant"].values.tolist():
+        of_variant = every.sel(variant=name)
+        horizon, far = of_variant["horizon"].values, slice(farthest / FAR, None)
+        lost = horizon[np.isfinite(horizon) & (horizon > 0)]
+        record = {
+            "variant": name,
+            "lost": lost.tolist(),
+            "median": np.median(lost) if len(lost) else None,
+            "heads": len(horizon),
+            "never": int((horizon == 0).sum()),
+            "certain": int((of_variant["lowest_score"] > of_variant["others_level"]).sum()),
+            "within": int((lost <= trained).sum()) if name == OWN else None,
+            "trained": trained,
+            "still": float(of_variant["unmoved_win_share"].mean()),
+            "moved": float(of_variant["win_share"].sel(distance=far).mean()),
+            "begin": farthest // FAR,
+            "farthest": farthest,
+        }
+        sentences.append(say("reach", "lost", own=OWN, **record))
+    distance = float(every["picked_distance"].mean())
+    return [*sentences, say("reach", "near", rows=every.attrs["rows"], distance=distance)]
 
 
 # ---- a comparison
@@ -466,13 +400,10 @@ def comparison_sentences(comparison: xr.Dataset, table: pd.DataFrame) -> list[st
 
 def _losses(table: pd.DataFrame) -> Record:
     """The differences in loss to the baseline, from the best to the worst."""
-    known = table[table["loss_change"].notna()].sort_values("loss_change")
+    known = table[table["loss_change"].notna()].sort_values("loss_change").to_dict("records")
     names = ("loss_change", "low", "high")
-    changes = [
-        _change(row, names, OVER_TEXT.get(row["over"], _seeds(row)))
-        for row in known.to_dict("records")
-    ]
-    return {"changes": changes, "of_one_seed": bool((known["over"] == "sequences").any())}
+    changes = [_change(row, names, OVER_TEXT.get(row["over"], _seeds(row))) for row in known]
+    return {"changes": changes, "of_one_seed": any(r["over"] == "sequences" for r in known)}
 
 
 def _change(row: Mapping[Hashable, Any], names: tuple[str, str, str], over: str) -> Record:
@@ -571,7 +502,7 @@ def _growth(comparison: xr.Dataset, group: str) -> Record:
         "heads": sorted(first, key=lambda one: one[1] is None),
         "share": LOOKS_AT,
         "since": int(norm["step"].values[moved[-1] + 1 if len(moved) else 0]),
-        "wavelength": _known(float(entry["wavelength"].median("layer")[most[-1]])),
+        "wavelength": float(entry["wavelength"].median("layer")[most[-1]]),
     }
 
 

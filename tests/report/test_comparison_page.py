@@ -207,7 +207,7 @@ def test_numbers_of_heads_are_means(comparison: xr.Dataset) -> None:
         "0.5 (nope); in the first layer: 0 (rope), 0 (p-rope:0.5), 0 (nope)."
     )
     at = [column.name for column in shown_columns(table)].index("previous_token_heads")
-    assert [row.cells[at] for row in table_rows(table)] == ["1", "0", "0.5"]
+    assert [row["cells"][at] for row in table_rows(table)] == ["1", "0", "0.5"]
 
 
 def test_findings_say_which_runs_are_missing(comparison: xr.Dataset) -> None:
@@ -226,8 +226,8 @@ def test_the_table_tells_what_is_not_known(comparison: xr.Dataset) -> None:
     names = [column.name for column in shown_columns(table)]
     assert "positional_wavelength" not in names
     rows = table_rows(table)
-    assert [row.cells[names.index("worse")] for row in rows] == ["–", "2 of 2", "2 of 2"]
-    change = [row.cells[names.index("loss_change")].split("\n") for row in rows]
+    assert [row["cells"][names.index("worse")] for row in rows] == ["–", "2 of 2", "2 of 2"]
+    change = [row["cells"][names.index("loss_change")].split("\n") for row in rows]
     assert change[0] == ["–"]
     assert [lines[0] for lines in change[1:]] == ["+0.105", "+0.210"]
     spread = stats.t.ppf(0.975, 1) * 0.005

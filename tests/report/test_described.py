@@ -50,21 +50,6 @@ def test_planes_are_free_up_to_the_first_that_is_not() -> None:
     assert told.startswith("Stopping the slowest 12.5% of the planes may cost up to +")
 
 
-def test_the_correlation_over_bands_is_that_of_cost_with_selectivity() -> None:
-    sweep = synthetic_truncation(bands=8)
-    rows = summarize_truncation(sweep)
-    cost = rows[rows["kind"] == "band"]["loss_change"].to_numpy()
-    share = np.zeros((5, 8, 16))
-    # Selectivity that falls as the cost rises, two planes a band.
-    share[...] = np.repeat(cost.max() + 1 - cost, 2)
-    sweep["selectivity_keys"][:] = share
-    told = sentence(rl.describe(sweep), "The most costly of ")
-    assert told.endswith("with the share of the push toward keys is −1.00.")
-    assert "rank" not in sentence(
-        rl.describe(sweep.drop_vars("selectivity_keys")), "The most costly of "
-    )
-
-
 @pytest.fixture(scope="module")
 def found() -> xr.Dataset:
     tokens = torch.from_numpy(random_tokens(sequences=4, length=16))
@@ -80,31 +65,21 @@ def found() -> xr.Dataset:
 
 def test_reach_is_told_by_variant(found: xr.Dataset) -> None:
     said = rl.describe(found)
+    trained, far = found.attrs["trained_context"], slice(300, None)
     for variant, under in (("nope", "nope"), ("own", "the model's rotation")):
-        horizon = found["horizon"].sel(variant=variant).values
+        of_variant = found.sel(variant=variant)
+        horizon = of_variant["horizon"].values
         lost = horizon[np.isfinite(horizon) & (horizon > 0)]
-        told = sentence(said, f"With {under}, {len(lost)} of {horizon.size} heads lose the key")
-        assert (
-            f"{len(lost)} of {horizon.size} heads lose the key they picked within 3,000" in told
-        )
+        begin = f"With {under}, {len(lost)} of {horizon.size} heads lose the key"
+        told = sentence(said, f"{begin} they picked within 3,000 tokens")
         assert not len(lost) or f"at {np.median(lost):,.0f} tokens" in told
         never = int((horizon == 0).sum())
         assert (f"{never} never score it" in told) == bool(never)
-    far = found["win_share"].sel(variant="own", distance=slice(300, None))
-    far = far.mean("distance").mean().item()
-    assert f"{far:.0%} of rows with the model's rotation when moved " in said[-1]
-    share = found["unmoved_win_share"].sel(variant="nope").mean().item()
-    assert f"{share:.0%} of rows with nope" in said[-1]
-
-
-def test_the_trained_context_is_set_beside_the_models_own_horizons(found: xr.Dataset) -> None:
-    horizon = found["horizon"].sel(variant="own").values
-    within = int(((horizon > 0) & (horizon <= found.attrs["trained_context"])).sum())
-    told = sentence(rl.describe(found), "rows of every sequence")
-    assert (
-        f"With the model's rotation, {within} of {horizon.size} heads lose theirs within"
-        in told
-    )
+        within = f"; {(lost <= trained).sum()} within the trained context of {trained:,} tokens"
+        assert (within in told) == (variant == "own")
+        moved = float(of_variant["win_share"].sel(distance=far).mean())
+        still = float(of_variant["unmoved_win_share"].mean())
+        assert f"in {still:.0%} of rows where it stands, and in {moved:.0%} when moved" in told
 
 
 def test_heads_with_a_new_label_are_counted_with_their_interval() -> None:
