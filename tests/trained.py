@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,17 +83,17 @@ def story(lines: int) -> str:
     )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "story.txt"
+    path = tmp_path_factory.getbasetemp() / "story.txt"
     path.write_text(story(600), encoding="utf-8")
     return path
 
 
-@pytest.fixture(scope="module")
-def run(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished run, by OPTIONS."""
-    return train([text], out=tmp_path_factory.mktemp("runs") / "whole", **OPTIONS)
+@pytest.fixture(scope="session")
+def run(text: Path) -> Path:
+    """The folder of a finished run, by OPTIONS: trained once, whoever asks."""
+    return train([text], out=text.parent / "trained-run", **OPTIONS)
 
 
 def metrics(run: Path) -> list[dict[str, str]]:
@@ -105,15 +105,22 @@ def metrics(run: Path) -> list[dict[str, str]]:
     return rows
 
 
-@pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of three variants and two seeds, of three steps each."""
-    place = tmp_path_factory.mktemp("study")
-    (place / "story.txt").write_text(story(2000), encoding="utf-8")
-    (place / "study.toml").write_text(STUDY)
+@pytest.fixture(scope="session")
+def small() -> Iterator[None]:
+    """A size that trains in a moment, by name."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(size_table, "SIZES", dict(size_table.SIZES) | {"nano": NANO})
-        return run_study(place / "study.toml", out=place / "runs")
+        yield
+
+
+@pytest.fixture(scope="session")
+def study(small: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of three variants and two seeds, of three steps each: trained once."""
+    place = tmp_path_factory.getbasetemp() / "study"
+    place.mkdir(exist_ok=True)
+    (place / "story.txt").write_text(story(2000), encoding="utf-8")
+    (place / "study.toml").write_text(STUDY)
+    return run_study(place / "study.toml", out=place / "runs")
 
 
 @pytest.fixture(scope="module")

@@ -73,7 +73,8 @@ def analyze(
         run.fail("Missing option '--out'")
     out = out or Path()
     if not plan:
-        check_out(out, "comparison" if several else "analysis")
+        kind = "comparison" if several else "analysis"
+        check_out(out, kind, parts=checkpoints if several else ())
     check_paths(first, text or (), options.ids)
     if several and not text and options.ids is None:
         text = [sample_path(first.partition(":")[2] or "rope")]  # the same for all

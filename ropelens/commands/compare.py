@@ -56,7 +56,7 @@ def compare(
             means="its own page and run.json would be lost",
             attempt="another --out",
         )
-    check_out(out, "comparison")
+    check_out(out, "comparison", parts=["measured"])
     from ropelens.analysis.folders import write_comparison
     from ropelens.comparison.compare import compare
     from ropelens.models.processes import processes, shared

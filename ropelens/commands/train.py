@@ -82,7 +82,8 @@ def train(
     precision: Annotated[
         Literal["auto", "bf16", "fp32"],
         option(
-            "P", "bf16, autocast over float32 weights; fp32; or auto: bf16 if it is faster."
+            "P",
+            "bf16, autocast over float32 weights; fp32; auto is bf16 on a GPU that has it.",
         ),
     ] = "auto",
     seed: Annotated[int, option("N", "Of every random choice.", min=0, max=2**32 - 1)] = 0,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 import xarray as xr
 
 from ropelens.comparison.entries import Entry, Run, find_entries
-from ropelens.comparison.measure import head_measures, measure_early, measure_final
+from ropelens.comparison.measure import head_measures, measure
 from ropelens.comparison.pairs import partners
 from ropelens.errors import BadArgument, Count, Positive, public
 from ropelens.files.folder import file_name
@@ -32,32 +31,6 @@ GROWTH = "growth_"
 
 GROUP_LOSS = ("group_loss", "group_predicted")
 """Variables of a profile that pair two models on the same tokens."""
-
-DESCRIBED = {
-    "loss": ("mean loss of the predicted tokens", "nat/token"),
-    "loss_se": ("standard error of the loss over groups of sequences", "nat/token"),
-    "label": ("what the head is, by the default thresholds", ""),
-    "positional_fraction": (
-        "share of the bits without sinks that only the offset explains",
-        "1",
-    ),
-    "verdict": ("verdict on the claim that positional heads use shorter wavelengths", ""),
-    "rank_correlation": ("of what the offset explains with the mean wavelength", "1"),
-    "null_low": ("lower bound of 95 % of the surrogates' rank correlations", "1"),
-    "null_high": ("upper bound of 95 % of the surrogates' rank correlations", "1"),
-    "mean_wavelength": ("geometric mean wavelength that the head selects through", "token"),
-    "sequence_loss": ("mean loss of the sequence's predicted tokens", "nat/token"),
-    "sequence_group": ("sequences of one group are drawn together", ""),
-    "far_retrieval": (
-        "share of needles whose value was found, by the length of the prompt",
-        "1",
-    ),
-    "tokens_seen": ("tokens learnt from", "token"),
-}
-
-
-Measure = Callable[..., xr.Dataset]
-"""`measure_final` or `measure_early`."""
 
 
 @public
@@ -104,30 +77,39 @@ def compare(
     Raises:
         BadArgument: as `find_entries`, or no such device or quantization.
     """
-    Loading(device=device, device_map=device_map, quantize=quantize).devices()
+    options: dict[str, Any] = {"device": device, "device_map": device_map, "quantize": quantize}
+    Loading(**options).devices()
     entries, unfinished = find_entries(paths)
     if sequences < 2:
         raise BadArgument("A comparison takes two or more sequences.", seen=str(sequences))
     runs = [entry for entry in entries if isinstance(entry, Run)]
     if runs:
+        how = {"sequences": sequences, "seed": seed}
         total = sum(1 + len(run.checkpoints()) for run in runs)
         with (progress or silent)("comparing", total=total, unit="checkpoints") as advance:
-            options = {"device": device, "device_map": device_map, "quantize": quantize}
-            measurement = _Measurement(Path(cache), sequences, seed, options, advance)
-            finished = [measurement.final(run) for run in runs]
-            weights = [str(key_of(measured).get("weights", "")) for measured in finished]
-            dataset = _side_by_side(finished, entries)
-            growth = _side_by_side([measurement.growth(run) for run in runs], entries)
-        dataset = dataset.assign({GROWTH + str(n): v for n, v in growth.data_vars.items()})
+            finished, grown = [], []
+            for run in runs:
+                finished.append(_measured(run, run.folder, Path(cache), how, options))
+                advance(1)
+            for run in runs:
+                steps = []
+                for step, folder in run.checkpoints().items():
+                    steps.append(_measured(run, folder, Path(cache), how, options, step=step))
+                    advance(1)
+                over = xr.Variable("step", list(run.checkpoints()))
+                grown.append(xr.concat(steps, over, combine_attrs="override"))
+        dataset = _side_by_side(finished, entries)
+        growth = _side_by_side(grown, entries)
+        weights = [str(key_of(measured).get("weights", "")) for measured in finished]
         per_step = np.array([run.tokens_per_step for run in runs])
+        dataset = dataset.assign({GROWTH + str(n): v for n, v in growth.data_vars.items()})
         dataset = dataset.assign_coords(
             tokens_seen=(("entry", "step"), per_step[:, None] * dataset["step"].values),
             fingerprint=("entry", weights),
         )
-        context = runs[0].context
         facts = {
-            "context": context,
-            "trained_context": context,
+            "context": runs[0].context,
+            "trained_context": runs[0].context,
             "sequences": dataset.sizes["sequence"],
             "documents": dataset.attrs["documents"],
             "head_sequences": dataset.attrs["sequences"],
@@ -139,9 +121,6 @@ def compare(
         dataset = _analyses(entries)
         facts = {"documents": int(dataset["documents"].min())}
     dataset = dataset.assign_coords(partner=("entry", _partners(dataset, entries)))
-    for name, (long_name, units) in DESCRIBED.items():
-        for variable in {name, GROWTH + name} & set(dataset.variables):
-            dataset[variable].attrs = {"long_name": long_name, "units": units}
     dataset.attrs = {
         "kind": "comparison",
         "model": ", ".join(dict.fromkeys(entry.group for entry in entries)),
@@ -153,60 +132,39 @@ def compare(
     return dataset
 
 
-@dataclasses.dataclass(frozen=True)
-class _Measurement:
-    """How checkpoints are measured, and the folder of their files."""
-
-    cache: Path
-    sequences: int
-    seed: int
-    options: dict[str, Any]  # of `load`
-    advance: Callable[[int], None]
-
-    def final(self, run: Run) -> xr.Dataset:
-        """The finished model of `run`."""
-        return self._measured(run, run.folder, "final", measure_final)
-
-    def growth(self, run: Run) -> xr.Dataset:
-        """Every checkpoint of `run`, over `step`."""
-        checkpoints = run.checkpoints()
-        steps = [
-            self._measured(run, folder, f"step-{step:06d}", measure_early)
-            for step, folder in checkpoints.items()
-        ]
-        return xr.concat(
-            steps, xr.Variable("step", list(checkpoints)), combine_attrs="override"
-        )
-
-    def _measured(self, run: Run, folder: Path, name: str, measure: Measure) -> xr.Dataset:
-        """The checkpoint in `folder`, from its file where that is of the same measurement."""
-        key: dict[str, object] = {
-            "text": fingerprint(run.data / DATA),
-            "sequences": self.sequences,
-            "seed": self.seed,
-            "quantize": self.options["quantize"],
-        }
-        weights = (folder / "model.safetensors").exists()
-        if weights:  # where they were deleted, any version's measurement stands
-            key |= {"weights": fingerprint(folder), "versions": versions()}
-        path = self.cache / file_name(run.name) / f"{name}.nc"
-        dataset = read_measured(path, key)
-        if dataset is None:
-            if not weights:
-                raise BadArgument(
-                    f"{folder} has no weights, and {path} does not stand for them.",
-                    means="they were deleted, and were not measured before in this way",
-                    attempt="the weights, or the text and settings they were measured with",
-                )
-            model, _ = load(folder, local_files_only=True, **self.options)
-            dataset = measure(run, model, sequences=self.sequences, seed=self.seed)
-            dataset = dataset.assign_attrs(
-                kind="measurement", key=json.dumps(key, sort_keys=True)
-            )
-            if place()[0] == 0:
-                save(dataset, path)
-        self.advance(1)
+def _measured(
+    run: Run,
+    folder: Path,
+    cache: Path,
+    how: Mapping[str, int],
+    options: Mapping[str, Any],
+    *,
+    step: int | None = None,
+) -> xr.Dataset:
+    """The checkpoint in `folder`, the final one without a `step`: measured, or from `cache`."""
+    text = fingerprint(run.data / DATA)
+    key: dict[str, object] = {"text": text, "quantize": options["quantize"], **how}
+    weights = (folder / "model.safetensors").exists()
+    if weights:  # where they were deleted, any version's measurement stands
+        key |= {"weights": fingerprint(folder), "versions": versions()}
+    name = "final" if step is None else f"step-{step:06d}"
+    path = cache / file_name(run.name) / f"{name}.nc"
+    if path.parent.is_symlink():
+        raise BadArgument(f"{path.parent} is a symbolic link; results would go elsewhere.")
+    dataset = read_measured(path, key)
+    if dataset is not None:
         return dataset
+    if not weights:
+        raise BadArgument(
+            f"{folder} has no weights, and {path} does not stand for them.",
+            attempt="the weights, or the text and settings they were measured with",
+        )
+    model, _ = load(folder, local_files_only=True, **options)
+    dataset = measure(run, model, **how, final=step is None)
+    dataset = dataset.assign_attrs(kind="measurement", key=json.dumps(key, sort_keys=True))
+    if place()[0] == 0:
+        save(dataset, path)
+    return dataset
 
 
 def read_measured(path: Path, key: Mapping[str, object]) -> xr.Dataset | None:

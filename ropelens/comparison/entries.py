@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,10 @@ from typing import Any
 from ropelens.errors import BadArgument
 from ropelens.files.results import RECORD
 from ropelens.models.paths import short_names
-from ropelens.rope.variants import parse_variant
 from ropelens.train.data import DATA
 from ropelens.train.record import differences, read_json
 from ropelens.train.settings import Size, size_name
-from ropelens.train.study import STUDY, runs_of, saved_study
+from ropelens.train.study import STUDY, saved_study
 
 SAME = (
     *("context", "vocabulary", "valid_sha256", "text_sha256", "tokenizer_sha256"),
@@ -26,8 +25,6 @@ SAME = (
 
 SAME_OF_A_SIZE = ("size", "learning_rate", "warmup_steps")
 """Settings that also runs of one size share."""
-
-NOTHING = "pass runs or studies that ropelens train wrote, or what ropelens analyze wrote"
 
 
 @dataclass(frozen=True)
@@ -52,11 +49,12 @@ class Run(Entry):
     tokens_per_step: int = 0
 
     def checkpoints(self) -> dict[int, Path]:
-        """The models that its history kept, and the finished one, by their step."""
+        """The models in its history, and the finished one, by their step."""
         early = sorted((self.folder / "history").glob("step-*"))
-        steps = [folder.name.removeprefix("step-") for folder in early]
-        kept = {int(n): f for n, f in zip(steps, early, strict=True) if n.isdecimal()}
-        return kept | {self.steps: self.folder}
+        steps = {at.name.removeprefix("step-"): at for at in early}
+        return {int(n): at for n, at in steps.items() if n.isdecimal()} | {
+            self.steps: self.folder
+        }
 
 
 def find_entries(paths: Sequence[str | Path]) -> tuple[list[Entry], list[str]]:
@@ -68,142 +66,100 @@ def find_entries(paths: Sequence[str | Path]) -> tuple[list[Entry], list[str]]:
         BadArgument: a folder that is none of these, a mixture of runs and analyses, runs
             that saw different text, or fewer than two entries.
     """
-    found: list[tuple[Path, dict[str, Any] | None]] = []
+    folders: list[Path] = []
     unfinished: list[str] = []
     for path in map(Path, paths):
         if not (path / STUDY).exists():
-            found.append((path, _record(path)))
+            folders.append(path)
             continue
-        runs = _runs_of_study(path)
-        found += [(folder, record) for folder, record in runs if "finished" in record]
-        missing = [str(at.relative_to(path)) for at, record in runs if "finished" not in record]
-        if missing:
-            warnings.warn(
-                f"runs of {path} that are not finished are left out: {', '.join(missing)}",
-                stacklevel=3,  # the line that called `compare`
-            )
-        unfinished += missing
-    records = [record for _, record in found if record is not None]
-    if records and len(records) < len(found):
-        raise BadArgument(
-            "Runs and analyses cannot be compared with each other.",
-            means="runs are measured on their own validation text, analyses have been "
-            "measured already, on theirs",
-            attempt="ropelens analyze of the runs' folders, on the same text",
+        for run in saved_study(path).runs():
+            if "finished" in _record(path / run.folder):
+                folders.append(path / run.folder)
+            else:
+                unfinished.append(str(run.folder))
+    if unfinished:
+        warnings.warn(
+            f"runs that are not finished are left out: {', '.join(unfinished)}",
+            stacklevel=3,  # the line that called `compare`
         )
-    folders = [folder.resolve() for folder, _ in found]
-    if len(set(folders)) < max(2, len(folders)):
+    if len({folder.resolve() for folder in folders}) < max(2, len(folders)):
         raise BadArgument(
             "A comparison needs two or more folders, each named once.",
             seen=", ".join(map(str, paths)),
-            attempt=NOTHING,
         )
-    if records:
-        return _runs(found), unfinished
-    names = short_names(folders)
-    return [Entry(n, n, folder) for n, (folder, _) in zip(names, found, strict=True)], []
-
-
-def _record(path: Path) -> dict[str, Any] | None:
-    """The run.json of the finished run in `path`; None for an analysis."""
-    if not path.is_dir():
-        raise BadArgument(f"There is no folder {path}.", attempt=NOTHING)
-    record = read_json(path / RECORD) if (path / RECORD).exists() else {}
-    if record.get("kind") == "training":
-        if "finished" not in record:
+    records = {folder: _record(folder) for folder in folders}
+    trained = [folder for folder, record in records.items() if record.get("kind") == "training"]
+    for folder, record in records.items():
+        if folder not in trained and not (folder / "profile.nc").exists():
             raise BadArgument(
-                f"The run in {path} is not finished.", attempt="the command that began it"
+                f"{folder} holds nothing to compare.",
+                attempt="what ropelens train or ropelens analyze wrote",
             )
-        return record
-    if (path / "profile.nc").exists():
-        return None
-    raise BadArgument(f"{path} holds nothing to compare.", attempt=NOTHING)
+        if folder in trained and "finished" not in record:
+            raise BadArgument(f"The run in {folder} is not finished.")
+    if not trained:
+        names = short_names([folder.resolve() for folder in folders])
+        return [Entry(n, n, folder) for n, folder in zip(names, folders, strict=True)], []
+    if len(trained) < len(folders):
+        raise BadArgument(
+            "Runs and analyses cannot be compared with each other.",
+            attempt="ropelens analyze of the runs' folders, on the same text",
+        )
+    return _runs(records), unfinished
 
 
-def _runs_of_study(path: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """The folders of all runs of a study, in its order, with their run.json (or {})."""
-    try:
-        folders = [path / run.folder for run in runs_of(saved_study(path))]
-    except (TypeError, ValueError) as error:
-        raise BadArgument(f"{path / STUDY} is damaged.", seen=str(error)) from error
-    records = [at / RECORD for at in folders]
-    return [
-        (at, read_json(record) if record.exists() else {})
-        for at, record in zip(folders, records, strict=True)
-    ]
+def _record(folder: Path) -> dict[str, Any]:
+    """The run.json in `folder`, {} where there is none."""
+    return read_json(folder / RECORD) if (folder / RECORD).exists() else {}
 
 
-def _runs(found: Iterable[tuple[Path, dict[str, Any] | None]]) -> list[Entry]:
+def _runs(records: dict[Path, dict[str, Any]]) -> list[Entry]:
     """Entries of runs that learnt from the same text, in the same way."""
-    records = [(folder, record) for folder, record in found if record is not None]
-    runs = [_run(folder, record) for folder, record in records]
-    settings = [record["settings"] for _, record in records]
-    first_of: dict[str, int] = {}
-    for number, run in enumerate(runs):
-        like = first_of.setdefault(run.size, number)
-        for other, names in ((0, SAME), (like, SAME_OF_A_SIZE)):
-            differ = differences(settings[other], settings[number], names, between=" and ")
+    try:
+        settings = {folder: record["settings"] for folder, record in records.items()}
+        sizes = {folder: size_name(Size(**of["size"])) for folder, of in settings.items()}
+        runs = [_run(folder, records[folder], sizes) for folder in records]
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise BadArgument("A run.json is damaged.", seen=repr(error)) from error
+    first_of: dict[str, Path] = {}
+    for run in runs:
+        like = first_of.setdefault(run.size, run.folder)
+        for other, names in ((runs[0].folder, SAME), (like, SAME_OF_A_SIZE)):
+            differ = differences(settings[other], settings[run.folder], names, between=" and ")
             if differ:
                 raise BadArgument(
-                    f"The runs in {runs[other].folder} and {run.folder} cannot be compared.",
+                    f"The runs in {other} and {run.folder} cannot be compared.",
                     seen=differ,
-                    means="a difference in loss would be of these too",
                     attempt="ropelens analyze of both models, on the same text",
                 )
-        _check_data(run, settings[number])
-    entries: dict[str, Entry] = {}
-    for run in runs:
-        group = run.variant if len(first_of) == 1 else f"{run.size} {run.variant}"
-        name = f"{group} seed {run.seed}"
-        if name in entries:
+        data = read_json(run.data / DATA)
+        of_data = sorted(data.keys() - {"seed"})  # of the text: a run has another
+        differ = differences(settings[run.folder], data, of_data, between=" and ")
+        if differ:
             raise BadArgument(
-                f"Two runs are both {name}.",
-                seen=f"{entries[name].folder}, {run.folder}",
-                means="a comparison holds one run of a variant, size and seed",
-                attempt="leave one of them out",
+                f"The run in {run.folder} did not learn from what is in {run.data}.",
+                seen=differ,
             )
-        entries[name] = dataclasses.replace(run, name=name, group=group)
-    return list(entries.values())
+    for name, count in Counter(run.name for run in runs).items():
+        if count > 1:
+            raise BadArgument(f"Two runs are both {name}.", attempt="leave one of them out")
+    return list(runs)
 
 
-def _run(folder: Path, record: dict[str, Any]) -> Run:
-    """The run in `folder`, by what its run.json says; its name and group are still open."""
-    try:
-        settings = record["settings"]
-        parse_variant(settings["variant"])
-        return Run(
-            name="",
-            group="",
-            folder=folder,
-            size=size_name(Size(**settings["size"])),
-            variant=settings["variant"],
-            seed=int(settings["seed"]),
-            data=(folder / record["data"]).resolve(),
-            context=int(settings["context"]),
-            steps=int(settings["steps"]),
-            tokens_per_step=int(record["tokens"]) // int(settings["steps"]),
-        )
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise BadArgument(
-            f"{folder / RECORD} is damaged.", seen=f"{type(error).__name__}: {error}"
-        ) from error
-
-
-def _check_data(run: Run, settings: dict[str, Any]) -> None:
-    """Refuse a run whose `data` folder is gone, or holds other text than it learnt from."""
-    path = run.data / DATA
-    if not path.exists():
-        raise BadArgument(
-            f"The data that the run in {run.folder} learnt from is not in {run.data}.",
-            means="its validation text is needed; runs of a study share the study's folder",
-            attempt="the run where it was trained, or its study",
-        )
-    data = read_json(path)
-    names = data.keys() - {"seed"}  # the text's own, where it was made: a run has another
-    differ = differences(settings, data, sorted(names), between=" and ")
-    if differ:
-        raise BadArgument(
-            f"The run in {run.folder} did not learn from what is in {run.data}.",
-            seen=differ,
-            attempt="make its data again, by the same recipe, in that folder",
-        )
+def _run(folder: Path, record: dict[str, Any], sizes: dict[Path, str]) -> Run:
+    """The run in `folder`, by its `record`; groups name the size where there are several."""
+    settings = record["settings"]
+    several = len(set(sizes.values())) > 1
+    group = f"{sizes[folder]} {settings['variant']}" if several else str(settings["variant"])
+    return Run(
+        name=f"{group} seed {settings['seed']}",
+        group=group,
+        folder=folder,
+        size=sizes[folder],
+        variant=str(settings["variant"]),
+        seed=int(settings["seed"]),
+        data=(folder / record["data"]).resolve(),
+        context=int(settings["context"]),
+        steps=int(settings["steps"]),
+        tokens_per_step=int(record["tokens"]) // int(settings["steps"]),
+    )

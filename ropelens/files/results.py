@@ -1,10 +1,10 @@
-"""Result folders: one writer, one reader, one schema of run.json; numbers in netCDF 4."""
+"""Result folders: one writer and one reader; numbers in netCDF 4."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +38,6 @@ KINDS = {
 REQUIRED = ("kind", "command", "findings", "model", "seed", "created", "versions")
 """Keys of every run.json."""
 
-SCHEMA = {
-    *REQUIRED,
-    *("question", "arguments", "text", "context", "sequences", "documents", "tokens", "rows"),
-    *("loss", "loss_se", "labels", "thresholds", "claim"),  # the main numbers
-    "sweep",  # command, arguments, seconds and warnings of a sweep measured after the profile
-    *("entries", "baseline", "fingerprints", "data_sha256"),  # of comparisons
-    *("head_sequences", "growth_sequences"),
-    *("dtype", "bf16_speed", "batch_size", "device", "threads", "python", "platform"),
-    *("seconds", "peak_memory_bytes", "peak_cuda_memory_bytes", "warnings"),
-}
-"""All keys of run.json."""
-
 OBJECTS = ("arguments", "model", "seconds", "sweep", "text", "versions")
 """Keys of run.json whose values are objects."""
 
@@ -68,7 +56,7 @@ CONTENTS = "contents"
 DEFLATED = 1_100
 """Bytes that a byte of a netCDF file holds at most, compressed: slightly above deflate's."""
 
-TRAINED = ("config.json", "study.json", "history", "checkpoints", ".lock")
+TRAINED = ("config.json", "study.json", "history", "checkpoint.pt", ".lock")
 """What lies in the folder of a model, of a training run or of a study."""
 
 
@@ -81,12 +69,12 @@ def write_folder(
 ) -> Path:
     """Write a result folder, whole or not at all; returns the path of its page.
 
-    `record` becomes run.json (see `SCHEMA`). `results` go by the names of their files: a
+    `record` becomes run.json. `results` go by the names of their files: a
     dataset becomes netCDF, whose kind is its name ("profile.nc"), a table becomes CSV, where
     a text that a spreadsheet would run as a formula gets a "'" before it. `page` draws the
     page. Raises `BadArgument` as `check_out`.
     """
-    assert set(REQUIRED) <= record.keys() <= SCHEMA, f"run.json: {sorted(record)}"
+    assert record.keys() >= set(REQUIRED), f"run.json: {sorted(record)}"
     check_out(Path(folder), record["kind"])
     begin = time.perf_counter()
     with output_folder(folder) as new:
@@ -137,11 +125,12 @@ def read_own_record(folder: str | Path) -> dict[str, Any]:
     return record
 
 
-def check_out(folder: Path, kind: str) -> None:
+def check_out(folder: Path, kind: str, *, parts: Iterable[str] = ()) -> None:
     """Raise `BadArgument` for a folder that results of `kind` must not or cannot go into.
 
     They would replace the run.json of a training run, the page of other results, or a page
-    or run.json that ropelens did not write.
+    or run.json that ropelens did not write; or go elsewhere, where one of the folders `parts`
+    in `folder` is a symbolic link.
     """
     check_writable(folder)
     if any((folder / name).exists() for name in TRAINED):
@@ -149,13 +138,16 @@ def check_out(folder: Path, kind: str) -> None:
             f"{folder} holds a model, a run or a study; results would mix with its files.",
             attempt=f"another folder, such as {folder / 'ropelens'}",
         )
-    there = read_record(folder).get("kind")
-    if there in KINDS and there != kind and {there, kind} != {"analysis", "truncation"}:
+    record = read_record(folder).get("kind")
+    if record in KINDS and record != kind and {record, kind} != {"analysis", "truncation"}:
         raise BadArgument(
-            f"{folder} holds {KINDS[there]}; the page would be lost.", attempt="another --out"
+            f"{folder} holds {KINDS[record]}; the page would be lost.", attempt="another --out"
         )
+    for path in (folder / name for name in parts):
+        if path.is_symlink():
+            raise BadArgument(f"{path} is a symbolic link; results would go elsewhere.")
     for path in (folder / name for name in FILES):
-        foreign = there not in KINDS and path.name in (RECORD, PAGE) and not _is_own_page(path)
+        foreign = record not in KINDS and path.name in (RECORD, PAGE) and not _is_own_page(path)
         if path.exists() and (foreign or not path.is_file()):
             raise BadArgument(
                 f"{path} is not of ropelens's, or damaged; it would be lost.",
@@ -210,7 +202,6 @@ def open_results(path: str | Path, kind: str | None = None) -> xr.Dataset:
         raise BadArgument(
             f"{path} is no {what}.", seen=words_of(error, kind=True), attempt=again
         ) from error
-    results.attrs.pop("digest", None)  # of files written by earlier versions
     contents = str(results.attrs.pop(CONTENTS, "")).split()
     missing = [name for name in contents if name not in results.variables]
     states = results.attrs.get("kind")

@@ -6,15 +6,15 @@ Runs of a study share the folder; a run on its own has it inside.
 from __future__ import annotations
 
 import hashlib
+import io
 import itertools
-import json
 import shutil
 import sys
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from filelock import FileLock
@@ -22,11 +22,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from ropelens.errors import BadArgument, BadText, words_of
-from ropelens.files.folder import make_folder
+from ropelens.files.folder import make_folder, write_whole
 from ropelens.models.texts import fingerprint_of, pieces, read_documents
 from ropelens.train.record import read_json, require_same, say, write_json
 
-VALID_SHARE = 0.02  # of the sequences, without validation text
+VALID_SHARE = 0.02
+"""Share of the sequences that is held out where there is no validation text."""
 LEAST_VALID = 2  # sequences; an interval needs two
 DATA = "data.json"
 """The file that says what the folder was filled with, written last."""
@@ -64,16 +65,12 @@ def read_texts(source: Source) -> Texts:
         return [], []
     documents, held_out = read_documents(source.text), read_documents(source.valid)
     learnt = set(documents)
-    shared = sum(document in learnt for document in held_out)
+    shared = sum(text in learnt for text in held_out)
     if held_out and shared == len(held_out):
-        raise BadText(
-            "All of the validation text is also text to learn from.",
-            attempt="other --valid text, or none: 2% of the sequences are then held out",
-        )
+        raise BadText("All of the validation text is also text to learn from.")
     if shared:
         warnings.warn(
-            f"{shared:,} of {len(held_out):,} documents of the validation text are also "
-            "learnt from",
+            f"{shared:,} of {len(held_out):,} validation documents are also learnt from",
             stacklevel=2,
         )
     return documents, held_out
@@ -92,19 +89,12 @@ def prepare_data(
         BadArgument: the folder cannot be made, or was filled from other text, or its tokenizer
             was replaced.
     """
-    wanted: dict[str, Any] = {"vocabulary": vocabulary, "context": context}
+    facts: dict[str, Any] = {"vocabulary": vocabulary, "context": context}
     path = folder / DATA
-    if source.tokens is not None:
-        if not path.is_file():
-            raise BadArgument(
-                f"There are no tokens in {folder}.",
-                seen=f"it has no {DATA}",
-                attempt="a folder with data.json, a tokenizer and arrays of tokens",
-            )
-    else:
+    if source.tokens is None:
         documents, held_out = texts
-        wanted["text_sha256"] = fingerprint_of(documents)
-        wanted["valid_sha256"] = fingerprint_of(held_out) if held_out else None
+        facts["text_sha256"] = fingerprint_of(documents)
+        facts["valid_sha256"] = fingerprint_of(held_out) if held_out else None
         make_folder(folder)
         begun = any((folder / name).exists() for name in (DATA, ".lock"))
         if not begun and any(folder.iterdir()):
@@ -115,18 +105,18 @@ def prepare_data(
         with FileLock(folder / ".lock"):
             if not path.exists():
                 _fill(folder, texts, vocabulary=vocabulary, context=context, batch=batch)
-                write_json(path, wanted | {"tokenizer_sha256": _tokenizer_sha256(folder)})
+                write_json(path, facts | {"tokenizer_sha256": _tokenizer_sha256(folder)})
+    elif not path.is_file():
+        raise BadArgument(f"There are no tokens in {folder}.", seen=f"it has no {DATA}")
     record = read_json(path)
-    wanted["tokenizer_sha256"] = _tokenizer_sha256(folder)
-    require_same(record, wanted, what=f"the data in {folder}")
+    facts["tokenizer_sha256"] = _tokenizer_sha256(folder)
+    require_same(record, facts, what=f"the data in {folder}")
     return record
 
 
 def _fill(folder: Path, texts: Texts, *, vocabulary: int, context: int, batch: int) -> None:
     """Train the tokenizer, write the arrays of tokens, and check that they are enough."""
     documents, held_out = texts
-    for left in ("train.npy", "valid.npy"):  # by a call that was stopped
-        (folder / left).unlink(missing_ok=True)
     say("training a tokenizer")
     some = itertools.islice(documents, TOKENIZER_DOCUMENTS)
     tokenizer = train_tokenizer(some, vocabulary=vocabulary, context=context)
@@ -134,26 +124,20 @@ def _fill(folder: Path, texts: Texts, *, vocabulary: int, context: int, batch: i
     say("tokenizing the text")
     count = write_sequences(documents, tokenizer, folder / "train.npy", context=context)
     apart = 0 if held_out else _share_of_validation(count)
-    why = "one batch, and validation's share"
-    _require("text is too short to train on", count, batch + apart, why, context)
-    say(
-        f"train: {count - apart:,} sequences of {context} tokens"
-        + (f", and {apart:,} held out for validation" if apart else "")
-    )
+    _require("text", count, batch + apart, context)
+    say(f"train: {count - apart:,} sequences of {context:,} tokens")
     if held_out:
-        count = write_sequences(held_out, tokenizer, folder / "valid.npy", context=context)
-        why = "an interval needs two"
-        _require("validation text is too short", count, LEAST_VALID, why, context)
-        say(f"valid: {count:,} sequences of {context} tokens")
+        apart = write_sequences(held_out, tokenizer, folder / "valid.npy", context=context)
+        _require("validation text", apart, LEAST_VALID, context)
+    say(f"valid: {apart:,} sequences of {context:,} tokens")
 
 
-def _require(what: str, count: int, least: int, why: str, context: int) -> None:
+def _require(what: str, count: int, least: int, context: int) -> None:
     """Raise BadText for fewer than `least` sequences."""
     if count < least:
         raise BadText(
-            f"The {what} at a context of {context:,} tokens.",
-            seen=f"{count:,} sequences of {context:,} tokens",
-            means=f"at least {least:,} are needed: {why}",
+            f"The {what} is too short at a context of {context:,} tokens.",
+            seen=f"{count:,} sequences of the {least:,} that are needed",
             attempt="pass more text, or a smaller context",
         )
 
@@ -202,35 +186,22 @@ def write_sequences(
 
     The documents, each followed by a line end and EOS, form one stream that is cut every
     `context - 1` tokens; every sequence starts with BOS. The rest of the stream is dropped.
-    The file appears whole or not at all, and never has to fit into memory.
     """
-    bpe = tokenizer.backend_tokenizer
-    body = context - 1
-    aside = path.with_suffix(".partial")
-    rest = np.empty(0, dtype=np.uint16)
-    count = 0
-    with aside.open("wb") as file:
-        _write_header(file, (0, context))
-        for text in texts:
-            parts = [rest]
-            for piece in pieces(f"{text}\n"):
-                ids = bpe.encode(piece, add_special_tokens=False).ids
-                parts.append(np.array(ids, np.uint16))
-            rest = np.concatenate([*parts, np.array([tokenizer.eos_token_id], np.uint16)])
-            whole = len(rest) // body
-            rows = np.full((whole, context), tokenizer.bos_token_id, dtype=np.uint16)
-            rows[:, 1:] = rest[: whole * body].reshape(whole, body)
-            file.write(rows.data)  # unlike tofile, says why it cannot
-            rest, count = rest[whole * body :], count + whole
-        file.seek(0)
-        _write_header(file, (count, context))  # as long as before: numpy leaves room
-    aside.replace(path)
+    bpe, eos = tokenizer.backend_tokenizer, tokenizer.eos_token_id
+    parts = [np.empty(0, np.uint16)]
+    for text in texts:
+        for piece in pieces(f"{text}\n"):
+            ids = bpe.encode(piece, add_special_tokens=False).ids
+            parts.append(np.array(ids, np.uint16))
+        parts.append(np.array([eos], np.uint16))
+    stream = np.concatenate(parts)
+    count = len(stream) // (context - 1)
+    rows = np.full((count, context), tokenizer.bos_token_id, np.uint16)
+    rows[:, 1:] = stream[: count * (context - 1)].reshape(count, context - 1)
+    content = io.BytesIO()
+    np.save(content, rows)
+    write_whole(path, content.getbuffer())
     return count
-
-
-def _write_header(file: BinaryIO, shape: tuple[int, int]) -> None:
-    header = {"descr": "<u2", "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(file, header)
 
 
 def open_sequences(path: Path) -> np.ndarray:
@@ -242,20 +213,15 @@ def open_sequences(path: Path) -> np.ndarray:
 
 
 def _tokenizer_sha256(folder: Path) -> str:
-    for name in TOKENIZER:
-        try:
-            json.loads((folder / name).read_bytes())
-        except (OSError, ValueError) as error:
-            raise _damaged(folder / name, error) from error
-    return hashlib.sha256((folder / TOKENIZER[0]).read_bytes()).hexdigest()
+    try:
+        return hashlib.sha256((folder / TOKENIZER[0]).read_bytes()).hexdigest()
+    except OSError as error:
+        raise _damaged(folder / TOKENIZER[0], error) from error
 
 
 def _damaged(path: Path, error: Exception) -> BadArgument:
-    return BadArgument(
-        f"{path} is damaged.",
-        seen=words_of(error),
-        attempt=f"remove {path.parent}: ropelens train makes the same again",
-    )
+    again = f"remove {path.parent}: ropelens train makes the same again"
+    return BadArgument(f"{path} is damaged.", seen=words_of(error), attempt=again)
 
 
 def copy_tokenizer(data: Path, folder: Path) -> None:
@@ -287,16 +253,14 @@ def training_stages(data: Path, *, batch: int, context: int) -> list[np.ndarray]
     stages = [open_sequences(data / name) for name in record.get("stages", ["train.npy"])]
     if record["valid_sha256"] is None:
         stages = [rows[: -_share_of_validation(len(rows))] for rows in stages]
-    whole = []
-    for rows in stages:
-        in_step = batch * context // rows.shape[1]
-        if context % rows.shape[1] or len(rows) < in_step:
+    in_step = [batch * context // rows.shape[1] for rows in stages]
+    for rows, count in zip(stages, in_step, strict=True):
+        if context % rows.shape[1] or len(rows) < count:
             raise BadArgument(
                 f"{data} has a stage that steps of {batch} x {context:,} tokens cannot read.",
                 seen=f"{len(rows):,} sequences of {rows.shape[1]:,} tokens",
             )
-        whole.append(rows[: len(rows) // in_step * in_step])
-    return whole
+    return [rows[: len(rows) // n * n] for rows, n in zip(stages, in_step, strict=True)]
 
 
 def held_out_sequences(data: Path) -> np.ndarray:

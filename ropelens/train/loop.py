@@ -7,12 +7,14 @@ so a run that goes on from a checkpoint ends with the same weights, bit for bit.
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,23 +24,26 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ropelens.errors import RopelensError
-from ropelens.files.progress import show_progress
+from ropelens.files.folder import write_whole
+from ropelens.files.progress import show_progress, silent
 from ropelens.models.processes import processes
 from ropelens.train.data import copy_tokenizer, held_out_sequences, training_stages
 from ropelens.train.record import (
     State,
-    last_whole_checkpoint,
     load_checkpoint,
     save_checkpoint,
     say,
-    write_metrics,
     write_model,
 )
 from ropelens.train.settings import Settings, passes_of
 
+CHECKPOINT = "checkpoint.pt"
+"""The file of a run's folder that the run resumes from."""
+
+COLUMNS = ("step", "tokens", "train_loss", "valid_loss", "learning_rate", "tokens_per_second")
 FEW_TOKENS = 128
-VALID_SEQUENCES = 128  # seen at each validation: 65,000 tokens at context 512
-SHOWN = {"train_loss": "loss", "valid_loss": "validation loss"}
+VALID_SEQUENCES = 128
+"""Sequences of each validation: 65,000 tokens at context 512."""
 
 
 class TrainingFailed(RopelensError):
@@ -53,7 +58,7 @@ def fit(
     data: Path,
     checkpoint_seconds: float,
 ) -> None:
-    """Train `model` on the tokens in `data`, starting at the last whole checkpoint in `out`.
+    """Train `model` on the tokens in `data`, starting at the checkpoint in `out`, if any.
 
     `out` gets metrics.csv, models of steps on the way in history/, and a checkpoint every
     `checkpoint_seconds` and at the end.
@@ -66,42 +71,40 @@ def fit(
     stages = training_stages(data, batch=settings.size.batch, context=settings.context)
     held_out = held_out_sequences(data)
     optimizer = make_optimizer(model.to(processes().device).train())
-    state = State()
-    if kept := last_whole_checkpoint(out / "checkpoints"):
-        say(f"resuming from {kept.name}")
-        state = load_checkpoint(kept, model, optimizer)
+    checkpoint, state = out / CHECKPOINT, State()
+    if checkpoint.exists():
+        state = load_checkpoint(checkpoint, model, optimizer)
+        say(f"resuming from step {state.step}")
     loss = torch.tensor(state.loss, device=processes().device)
-    saved_at, timed_at, tokens = time.monotonic(), time.perf_counter(), 0
-    newest: dict[str, float] = {}
+    saved_at, timed_at, timed_from = time.monotonic(), time.perf_counter(), state.step
+    note: dict[str, str] = {}
     per_step = settings.tokens_per_step
-    progress: AbstractContextManager[Callable[..., None]] = nullcontext(lambda *_, **__: None)
-    if processes().is_main_process:
-        total, before = settings.steps * per_step, state.step * per_step
-        progress = show_progress("training", total=total, unit="tokens", completed=before)
-    with progress as advance:
+    show = show_progress if processes().is_main_process else silent
+    total, before = settings.steps * per_step, state.step * per_step
+    with show("training", total=total, unit="tokens", completed=before) as advance:
         for batch in batches(stages, settings, after=state.step):
             rate = learning_rate(settings, state.step)
             for part in learn(model, optimizer, batch, settings, rate=rate, step=state.step):
                 loss += part
             state.step += 1
-            tokens += per_step
             row: dict[str, float] = {}
             if state.step % settings.log_every == 0:
                 now = time.perf_counter()
                 row["train_loss"] = float(loss.double() / settings.log_every)
                 row["learning_rate"] = rate
+                tokens = (state.step - timed_from) * per_step
                 row["tokens_per_second"] = round(tokens / (now - timed_at))
-                loss, timed_at, tokens = torch.zeros_like(loss), now, 0
+                loss, timed_at, timed_from = torch.zeros_like(loss), now, state.step
+                note["loss"] = f"loss {row['train_loss']:.4f}"
             last = state.step == settings.steps
             if last or state.step % settings.eval_every == 0:
                 row["valid_loss"] = validation_loss(model, held_out, settings)
+                note["valid"] = f"validation loss {row['valid_loss']:.4f}"
             if row:
-                rows = {"step": state.step, "tokens": state.step * per_step}
-                state.rows.append(rows | row)
+                row |= {"step": state.step, "tokens": state.step * per_step}
+                state.rows.append(row)
                 write_metrics(out / "metrics.csv", state.rows)
-                newest |= row
-            text = (f"{SHOWN[name]} {newest[name]:.4f}" for name in SHOWN if name in newest)
-            advance(per_step, note=", ".join(text))
+            advance(per_step, note=", ".join(note.values()))
             if settings.in_history(state.step):
                 write_history(model, out, step=state.step, tokenizer=data)
             # By the clock of the first process, so that all of them check their weights.
@@ -109,7 +112,20 @@ def fit(
             if last or due:
                 check_weights(model, step=state.step)
                 state.loss, saved_at = loss.item(), time.monotonic()
-                save_checkpoint(out / "checkpoints", model, optimizer, state)
+                save_checkpoint(checkpoint, model, optimizer, state)
+
+
+def write_metrics(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write metrics.csv anew, in the first process: after a resume, lost rows are gone.
+
+    Losses in nats per token; `train_loss` is the mean since the row before.
+    """
+    if processes().is_main_process:
+        text = io.StringIO()
+        table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
+        write_whole(path, text.getvalue())
 
 
 def make_optimizer(model: PreTrainedModel) -> torch.optim.AdamW:
@@ -167,7 +183,7 @@ def learn(
         TrainingFailed: the loss is NaN or infinite, in any process; nothing was changed.
     """
     losses = []
-    for tokens in own_passes(batch, settings):
+    for tokens in passes_here(batch, settings):
         loss = loss_of(model, tokens, settings, predicted=batch[:, 1:].numel())
         loss.backward()
         losses.append(loss.detach())
@@ -185,15 +201,15 @@ def learn(
     return parts
 
 
-def own_passes(
+def passes_here(
     rows: Int64[Tensor, "sequence position"], settings: Settings
-) -> list[Int64[Tensor, "own_sequence position"]]:
+) -> list[Int64[Tensor, "pass_sequence position"]]:
     """The rows of this process, in passes that fit its memory."""
     together = processes()
     micro = passes_of(settings.size, among=together.num_processes)
     micro *= settings.context // rows.shape[1]  # as many tokens if sequences are shorter
-    own = rows.split(micro)[together.process_index :: together.num_processes]
-    return [tokens.to(together.device) for tokens in own]
+    here = rows.split(micro)[together.process_index :: together.num_processes]
+    return [tokens.to(together.device) for tokens in here]
 
 
 def loss_of(
@@ -207,8 +223,7 @@ def loss_of(
     # The backward pass of flash attention is slow on a CPU: 40 % of a bf16 step at 64 tokens.
     few = tokens.device.type == "cpu" and tokens.shape[1] <= FEW_TOKENS
     model.set_attn_implementation("eager" if few else "sdpa")
-    bf16 = settings.precision == "bf16"
-    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=bf16):
+    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=settings.bf16):
         return model(
             input_ids=tokens, labels=tokens, num_items_in_batch=predicted, use_cache=False
         ).loss
@@ -220,8 +235,8 @@ def validation_loss(model: PreTrainedModel, held_out: np.ndarray, settings: Sett
     tokens = torch.from_numpy(held_out[:VALID_SEQUENCES].astype(np.int64))
     total = torch.zeros((), dtype=torch.float64, device=processes().device)
     model.eval()
-    for own in own_passes(tokens, settings):
-        total += loss_of(model, own, settings, predicted=own[:, 1:].numel()) * len(own)
+    for some in passes_here(tokens, settings):
+        total += loss_of(model, some, settings, predicted=some[:, 1:].numel()) * len(some)
     model.train()
     return float(reduce(total, "sum")) / len(tokens)
 
@@ -236,7 +251,6 @@ def failed(what: str, *, step: int) -> TrainingFailed:
     """The error for `what`, which is NaN or infinite after `step`."""
     return TrainingFailed(
         f"training stopped at step {step}: {what} is not a finite number.",
-        means="the run diverged; checkpoints that were written before are kept",
         attempt="a lower learning rate, in a new run folder",
     )
 

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import re
-import shutil
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from accelerate.utils import broadcast_object_list
+import torch
 from transformers import LlamaConfig
 
-from ropelens.errors import BadArgument
-from ropelens.models.device import WORTH_IT, bf16_speed
-from ropelens.models.processes import processes
+from ropelens.errors import BadArgument, Count, Number, Positive
 from ropelens.models.variants import variant_config
 from ropelens.rope.variants import parse_variant
 from ropelens.train.data import SMALLEST_VOCABULARY
-from ropelens.train.record import say
 
 ROPE_BASE = 10_000.0
 
@@ -80,9 +74,8 @@ def get_size(name: str) -> Size:
     if 0 in (layers, width, heads, kv_heads) or width % (2 * heads) or heads % kv_heads:
         raise BadArgument(
             f"No model has the size {name!r}.",
-            attempt=f"one of: {', '.join(SIZES)}; or layers x width x heads x kv_heads, such "
-            "as 8x384x6x2: the width a multiple of twice the heads, the heads of the "
-            "key-value heads",
+            attempt=f"one of: {', '.join(SIZES)}; or layers x width x heads x key-value heads, "
+            "such as 8x384x6x2",
         )
     return Size(
         layers=layers,
@@ -143,45 +136,42 @@ class Settings:
 
     `learning_rate` is the peak of the schedule; None: that of the size. `variant` is written
     as in docs/variants.md. `seed` decides the first weights and the order of the text.
-    `precision` bf16 is autocast over float32 weights; "auto" takes it where it is faster.
-    Models of steps 1, 2, 4, 8, ... are kept in history/, and with `history_every` those of
-    its multiples. The rate falls in the last share `decay` of the steps after the warm-up.
+    `precision` bf16 is autocast over float32 weights; "auto" is bf16 on a GPU that has it.
+    Models of steps 1, 2, 4, 8, ... stay in history/, and with `history_every` those of its
+    multiples. The rate falls in the last share `decay` of the steps after the warm-up.
     `compile` runs the model by `torch.compile`: up to 1.6 times as fast, other last bits.
     """
 
     size: Size = SIZES["tiny"]
-    context: int = 512
-    vocabulary: int = 2048
-    steps: int = 2500
-    learning_rate: float | None = None
+    context: Positive = 512
+    vocabulary: Positive = 2048
+    steps: Positive = 2500
+    learning_rate: Number | None = None
     variant: str = "rope"
-    seed: int = 0
+    seed: Count = 0
     precision: Precision = "auto"
-    log_every: int = 10
-    eval_every: int = 250
-    history_every: int = 0
-    decay: float = 1.0
+    log_every: Positive = 10
+    eval_every: Positive = 250
+    history_every: Count = 0
+    decay: Number = 1.0
     compile: bool = False
 
     def __post_init__(self) -> None:
-        limits = {
-            "context": (3, math.inf),  # the second of two tokens has one key beside itself
-            "vocabulary": (SMALLEST_VOCABULARY, 1 << 16),
-            "steps": (1, 10**9),
-            "seed": (0, (1 << 32) - 1),
-            "history_every": (0, math.inf),
-            "learning_rate": (5e-324, 1e308),
-            "decay": (0, 1),
-        }
-        for name, (low, high) in limits.items():
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                words = f"{low} to {high}" if high < 1e308 else f"{low} or more"
-                words = "a number above 0" if name == "learning_rate" else words
-                raise BadArgument(f"{name} is {value}; it must be {words}.")
+        if self.context < 3 or not SMALLEST_VOCABULARY <= self.vocabulary <= 1 << 16:
+            raise BadArgument(
+                "A context has 3 tokens or more, a vocabulary 258 to 65,536.",
+                seen=f"context {self.context:,}, vocabulary {self.vocabulary:,}",
+            )
         model_config(
             self.size, vocabulary=self.vocabulary, context=self.context, variant=self.variant
         )
+
+    @property
+    def bf16(self) -> bool:
+        """Whether the model multiplies in bfloat16."""
+        if self.precision == "auto":
+            return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+        return self.precision == "bf16"
 
     @property
     def peak_rate(self) -> float:
@@ -199,46 +189,23 @@ class Settings:
         return self.size.batch * self.context
 
     def in_history(self, step: int) -> bool:
-        """Whether the model after `step` is kept."""
+        """Whether the model after `step` stays."""
         power_of_two = step & (step - 1) == 0
         return power_of_two or (self.history_every > 0 and step % self.history_every == 0)
 
     def facts(self) -> dict[str, Any]:
-        """The settings as run.json has them."""
-        derived = {"learning_rate": self.peak_rate, "warmup_steps": self.warmup_steps}
-        return dataclasses.asdict(self) | derived
+        """The settings as run.json has them, with what "auto" and None stand for."""
+        return dataclasses.asdict(self) | {
+            "precision": "bf16" if self.bf16 else "fp32",
+            "learning_rate": self.peak_rate,
+            "warmup_steps": self.warmup_steps,
+        }
 
 
 def passes_of(size: Size, *, among: int) -> int:
     """Sequences that each of `among` processes takes through the model at once."""
     if size.batch % among:
         raise BadArgument(
-            f"{among} processes cannot share a batch of {size.batch} sequences evenly.",
-            attempt="as many processes as divide it",
+            f"{among} processes cannot share a batch of {size.batch} sequences evenly."
         )
     return math.gcd(size.batch // among, size.micro_batch)
-
-
-def chosen_precision(wanted: Precision, *, before: Precision | None) -> Precision:
-    """`wanted`; for "auto" that of the run `before` it was resumed, or else the faster one.
-
-    The same in all processes. Without instructions for bfloat16 a machine takes several times
-    as long in it; with them it is several times as fast.
-    """
-    if wanted != "auto":
-        return wanted
-    if before is None and processes().is_main_process:
-        speed = bf16_speed(processes().device)
-        before = "bf16" if speed >= WORTH_IT else "fp32"
-        say(f"precision {before}: here bf16 is {speed:.2g} times as fast as fp32")
-    return broadcast_object_list([before])[0]
-
-
-def check_compiler() -> None:
-    """Raise BadArgument where the C++ compiler is missing that `torch.compile` needs."""
-    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
-    if shutil.which(compiler) is None:
-        raise BadArgument(
-            f"compile needs a C++ compiler, and there is no {compiler}.",
-            attempt="compile = false, one that is installed, or its name in CXX",
-        )

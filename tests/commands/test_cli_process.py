@@ -154,7 +154,7 @@ def test_ctrl_c_while_training(text: Path, tmp_path: Path, ropelens: Command) ->
     args = ("train", "--text", text, "--out", tmp_path / "run", *sizes)
     ended = apart(*args, before=STOP_TRAINING)
     assert (ended.code, ended.out) == (130, "")
-    told = "ropelens: stopped; the same command begins again, for no checkpoint was due"
+    told = "ropelens: stopped; the same command resumes from its last checkpoint, if any"
     assert ended.err.splitlines()[-1] == told
     assert "nothing half-written" not in ended.err
     ended = ropelens(*args)

@@ -135,7 +135,7 @@ def test_bad_input_is_one_line_and_nothing_is_lost(
         "holds the results of ropelens analyze": (*analyses[:2], "--out", analyses[2]),
         "Runs and analyses cannot be compared": (runs[0], analyses[0], "--out", tmp_path / "a"),
         "A comparison needs two or more": (runs[0], "--out", tmp_path / "a"),
-        "There is no folder": (runs[0], tmp_path / "none", "--out", tmp_path / "a"),
+        "holds nothing to compare": (runs[0], tmp_path / "none", "--out", tmp_path / "a"),
     }
     for words, arguments in cases.items():
         ended = ropelens("compare", *arguments)

@@ -21,6 +21,7 @@ from trained import (
     measured,
     run_folder,
     runs_in,
+    small,
     story,
     study,
 )
@@ -42,7 +43,7 @@ from ropelens.train.data import (
 )
 from ropelens.train.study import run_study
 
-__all__ = ["comparison", "measured", "study"]
+__all__ = ["comparison", "measured", "small", "study"]
 
 
 # on which tokens
@@ -283,8 +284,7 @@ def test_what_was_measured_is_not_measured_again(
     def never(*_: object, **__: object) -> xr.Dataset:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(comparing, "measure_final", never)
-    monkeypatch.setattr(comparing, "measure_early", never)
+    monkeypatch.setattr(comparing, "measure", never)
     again = rl.compare([study], cache=measured, sequences=SEQUENCES)
     xr.testing.assert_equal(again, comparison)
     for other in ({"seed": 1}, {"sequences": SEQUENCES - 1}):
@@ -306,7 +306,7 @@ def test_a_stopped_comparison_goes_on(
     cache = Path(shutil.copytree(measured, tmp_path / "cache"))
     for path in cache.glob("*/final.nc"):
         path.unlink()
-    measure, begun = comparing.measure_final, []
+    measure, begun = comparing.measure, []
 
     def stop_at_third(run: Run, *args: object, **options: object) -> xr.Dataset:
         begun.append(run.name)
@@ -314,7 +314,7 @@ def test_a_stopped_comparison_goes_on(
             raise KeyboardInterrupt
         return measure(run, *args, **options)
 
-    monkeypatch.setattr(comparing, "measure_final", stop_at_third)
+    monkeypatch.setattr(comparing, "measure", stop_at_third)
     with pytest.raises(KeyboardInterrupt):
         rl.compare([study], cache=cache, sequences=SEQUENCES)
     damaged = cache / "rope-seed-0" / "final.nc"

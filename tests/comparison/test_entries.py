@@ -7,12 +7,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from trained import VARIANTS, copy_of, run_folder, runs_in, study
+from trained import VARIANTS, copy_of, run_folder, runs_in, small, study
 
 from ropelens.comparison.entries import find_entries
 from ropelens.errors import BadArgument, RopelensError
 
-__all__ = ["study"]
+__all__ = ["small", "study"]
 
 
 def test_a_study_is_its_runs_in_its_order(study: Path) -> None:
@@ -37,7 +37,7 @@ def test_unfinished_runs_of_a_study_are_left_out(study: Path, tmp_path: Path) ->
     ]
     assert left_out == ["nano/p-rope-0.5/seed-0", "nano/nope/seed-1"]
     with pytest.raises(BadArgument, match=r"The run in .*seed-1 is not finished"):
-        find_entries([unfinished])
+        find_entries([unfinished, run_folder(copy, "rope", 0)])
 
 
 def test_what_cannot_be_compared_is_refused(study: Path, tmp_path: Path) -> None:
@@ -46,7 +46,6 @@ def test_what_cannot_be_compared_is_refused(study: Path, tmp_path: Path) -> None
         "holds nothing to compare": [study, tmp_path],
         "two or more folders": [rope],
         "each named once": [study, nope],
-        "There is no folder": [study, tmp_path / "none"],
     }
     for words, paths in cases.items():
         with pytest.raises(BadArgument, match=words):
@@ -60,9 +59,9 @@ def test_a_run_is_measured_on_its_own_data_alone(study: Path, tmp_path: Path) ->
     path.write_text(json.dumps(data | {"text_sha256": "0" * 64}))
     with pytest.raises(BadArgument, match="did not learn from what is in") as refused:
         find_entries([copy])
-    assert f"text_sha256: {data['text_sha256'][:8]} and {'0' * 8}" in refused.value.line
+    assert f"text_sha256: {data['text_sha256']} and {'0' * 64}" in refused.value.line
     path.unlink()
-    with pytest.raises(BadArgument, match="learnt from is not in"):
+    with pytest.raises(BadArgument, match=r"data\.json cannot be read"):
         find_entries([copy])
 
 
@@ -70,8 +69,7 @@ def test_a_run_is_measured_on_its_own_data_alone(study: Path, tmp_path: Path) ->
     ("change", "words"),
     [
         ({"learning_rate": 1.0}, "learning_rate: 0.01 and 1.0"),
-        ({"variant": "../../x"}, "No RoPE variant is called"),
-        ({"size": {"layers": 2}}, r"run\.json is damaged"),
+        ({"size": {"layers": 2}}, r"A run\.json is damaged"),
         ({"context": 64, "steps": 9}, "context: 32 and 64; steps: 3 and 9"),
     ],
 )
@@ -91,13 +89,12 @@ def test_damaged_records_are_one_error(study: Path, tmp_path: Path) -> None:
     copy = copy_of(study, tmp_path)
     for file in (run_folder(copy, "nope", 0) / "run.json", copy / "study.json"):
         file.write_text("{")
-        with pytest.raises(BadArgument, match=rf"{file.name} is damaged"):
+        with pytest.raises(BadArgument, match=rf"{file.name} cannot be read"):
             find_entries([copy])
 
 
 def test_two_runs_of_one_name_are_refused(study: Path, tmp_path: Path) -> None:
     copy = copy_of(study, tmp_path)
     folders = [run_folder(study, "rope", 0), run_folder(copy, "rope", 0)]
-    with pytest.raises(BadArgument, match="Two runs are both rope seed 0") as caught:
+    with pytest.raises(BadArgument, match="Two runs are both rope seed 0"):
         find_entries(folders)
-    assert caught.value.parts["seen"] == ", ".join(map(str, folders))

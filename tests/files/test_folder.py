@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
@@ -102,34 +101,27 @@ def test_run_json_leaves_first_and_comes_last(
     assert (folder / "run.json").read_text() == "new run.json"
 
 
-def test_of_a_killed_process_nothing_stays_and_of_others_everything(tmp_path: Path) -> None:
-    """Hidden folders by our name that nobody works in go, and nothing else."""
-    abandoned = tmp_path / ".ropelens-part-abcd_123"
-    (abandoned / "new").mkdir(parents=True)
-    (abandoned / "new" / "heads.csv").write_text("half")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").write_text("mine")
-    (tmp_path / ".ropelens-part-link_123").symlink_to(tmp_path / "mine")
-    (tmp_path / ".ropelens-part-file_123").write_text("a file")
-    os.mkfifo(tmp_path / ".ropelens-part-pipe_123")  # to open it would wait for ever
-    (tmp_path / ".ropelens-cache").mkdir()
-    before = set(tmp_path.iterdir()) - {abandoned}
-    with output_folder(tmp_path / "one") as one:
-        (one / "heads.csv").write_text("one")
-        with output_folder(tmp_path / "two") as two:
-            (two / "heads.csv").write_text("two")
-    assert set(tmp_path.iterdir()) == before | {tmp_path / "one", tmp_path / "two"}
-    texts = [tmp_path / name for name in ("one/heads.csv", "two/heads.csv", "mine/notes.txt")]
-    assert [path.read_text() for path in texts] == ["one", "two", "mine"]
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_a_hidden_folder_of_somebody_else_stays(tmp_path: Path) -> None:
-    other = tmp_path / ".ropelens-part-abcd_123"
-    other.mkdir()
-    os.chown(other, 65534, 65534)
-    check_writable(tmp_path / "out")
-    assert list(tmp_path.iterdir()) == [other]
+@pytest.mark.parametrize("what", ["folder", "link", "file"])
+@pytest.mark.parametrize("new", [True, False])
+def test_what_a_killed_process_left_goes_and_nothing_else(
+    tmp_path: Path, what: str, new: bool
+) -> None:
+    folder, mine = tmp_path / "out", tmp_path / "mine"
+    for made in (mine, folder)[: 1 if new else 2]:
+        made.mkdir()
+    (mine / "notes.txt").write_text("mine")
+    left = (tmp_path if new else folder) / ".ropelens-part"
+    if what == "folder":
+        left.mkdir()
+        (left / "heads.csv").write_text("half")
+    elif what == "link":
+        left.symlink_to(mine)
+    else:
+        left.write_text("a file")
+    publish(folder, lambda results: None)
+    assert holds(folder) == {name: f"new {name}" for name in NAMES}
+    assert holds(mine) == {"notes.txt": "mine"}
+    assert set(tmp_path.iterdir()) == {folder, mine}
 
 
 def test_links_in_a_result_folder_are_replaced_and_not_followed(tmp_path: Path) -> None:

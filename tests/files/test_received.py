@@ -19,7 +19,7 @@ from ropelens.analysis.analysis import Analysis
 from ropelens.analysis.folders import rewrite_page
 from ropelens.errors import RopelensError
 from ropelens.files.folder import output_folder, write_whole
-from ropelens.files.results import save
+from ropelens.files.results import check_out, save
 
 ELSEWHERE = ["../..", "..", "../user", "../user/notes.txt", "/", "", ".", "new", "\0", 5, None]
 """Where a file in a received folder may want to have something written or removed."""
@@ -29,7 +29,7 @@ NAMES = st.sampled_from(
     ["run.json", "index.html", "heads.csv", "profile.nc", "moving.json", "notes.txt"]
 )
 FOLDERS = st.sampled_from(
-    ["", ".ropelens-part-abcd1234/", ".ropelens-part-x/", ".unfinished/"]
+    ["", ".ropelens-part/", ".ropelens-part-abcd1234/", ".unfinished/"]
 ).flatmap(lambda place: st.sampled_from([place, f"{place}new/", f"{place}old/"]))
 VALUES = st.recursive(
     PLACES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner)
@@ -94,7 +94,8 @@ def receive(folder: Path, contents: dict[str, tuple[str, str]], profile: Path) -
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(contents=CONTENTS)
-@example({".ropelens-part-abcd1234/moving.json": ("text", JOURNAL)})
+@example({".ropelens-part/moving.json": ("text", JOURNAL)})
+@example({".ropelens-part": ("link", "../user")})
 def test_nothing_outside_a_received_folder_changes(
     tmp_path: Path, profile: Path, contents: dict[str, tuple[str, str]]
 ) -> None:
@@ -125,3 +126,12 @@ def test_nothing_outside_a_received_folder_changes(
         return {name: what for name, what in entries.items() if not name.startswith("received")}
 
     assert others(tree(tmp_path)) == others(outside)
+
+
+def test_a_part_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    """As DIR/A is in `analyze A B --out DIR`."""
+    (tmp_path / "user").mkdir()
+    (tmp_path / "received").mkdir()
+    (tmp_path / "received" / "A").symlink_to(tmp_path / "user")
+    with pytest.raises(RopelensError, match="A is a symbolic link; results would go elsewhere"):
+        check_out(tmp_path / "received", "comparison", parts=["B", "A"])

@@ -10,47 +10,22 @@ import torch
 from filelock import FileLock
 from forked import forked
 from safetensors.torch import load_file
-from trained import NANO, OPTIONS, story, train
+from trained import NANO, OPTIONS, STUDY, small, study, train
 from transformers import AutoModelForCausalLM
 
 from ropelens.errors import BadArgument, BadText, UnsupportedModel
 from ropelens.models.rope import measure_rope
-from ropelens.train import settings as size_table
 from ropelens.train import study as studies
 from ropelens.train.loop import TrainingFailed
 from ropelens.train.study import read_study, run_study
 
-FILE = """\
-variants = ["rope", "p-rope:0.5", "p-rope-reversed:0.5", "nope"]
-seeds = [0, 1]
-sizes = ["nano"]
-text = ["story.txt"]
-context = 32
-vocabulary = 300
-steps = 3
-precision = "bf16"
-"""
+__all__ = ["small", "study"]
 
 
-@pytest.fixture(scope="module")
-def small() -> None:
-    """A size that trains in a moment, by name."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(size_table, "SIZES", dict(size_table.SIZES) | {"nano": NANO})
-        yield
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("study")
-    (place / "story.txt").write_text(story(600), encoding="utf-8")
-    (place / "study.toml").write_text(FILE)
-    return place
-
-
-@pytest.fixture(scope="module")
-def study(small: None, place: Path) -> Path:
-    return run_study(place / "study.toml", out=place / "out")
+@pytest.fixture
+def place(study: Path) -> Path:
+    """The folder of the study's file and its text."""
+    return study.parent
 
 
 def run_json(run: Path) -> dict:
@@ -63,10 +38,10 @@ def test_runs_share_one_tokenizer_and_the_tokens(study: Path) -> None:
     assert len({(run / "tokenizer.json").read_bytes() for run in runs}) == 1
     assert len(list(study.rglob("train.npy"))) == 1
     names = sorted(run.relative_to(study).as_posix() for run in runs)
-    variants = ["nope", "p-rope-0.5", "p-rope-reversed-0.5", "rope"]
+    variants = ["nope", "p-rope-0.5", "rope"]
     assert names == [f"nano/{name}/seed-{seed}" for name in variants for seed in (0, 1)]
     assert all("finished" in run_json(run) for run in runs)
-    history = study / "nano/p-rope-reversed-0.5/seed-1/history"
+    history = study / "nano/p-rope-0.5/seed-1/history"
     assert sorted(p.name for p in history.iterdir()) == ["step-000001", "step-000002"]
 
 
@@ -84,10 +59,7 @@ def test_one_seed_starts_from_the_same_weights(study: Path) -> None:
     assert (embedding["rope", 0] - embedding["nope", 0]).abs().mean() < apart / 2
 
 
-@pytest.mark.parametrize(
-    ("name", "turning"),
-    [("rope", 8), ("p-rope-0.5", 4), ("p-rope-reversed-0.5", 4), ("nope", 0)],
-)
+@pytest.mark.parametrize(("name", "turning"), [("rope", 8), ("p-rope-0.5", 4), ("nope", 0)])
 def test_a_trained_model_rotates_as_its_variant(study: Path, name: str, turning: int) -> None:
     model = AutoModelForCausalLM.from_pretrained(study / "nano" / name / "seed-0")
     inv_freq = model.model.rotary_emb.inv_freq
@@ -116,14 +88,14 @@ def test_what_is_done_is_passed_over(
     before = {p: p.stat().st_mtime_ns for p in study.rglob("*.safetensors")}
     run_study(place / "study.toml", out=study)
     assert {p: p.stat().st_mtime_ns for p in study.rglob("*.safetensors")} == before
-    assert capfd.readouterr().err.count("is finished already") == 8
+    assert capfd.readouterr().err.count("is finished already") == 6
 
 
 def test_what_another_process_does_is_left_to_it(
     place: Path, small: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "study.toml"
-    file.write_text(FILE.replace("seeds = [0, 1]", "seeds = [0]"))
+    file.write_text(STUDY.replace("seeds = [0, 1]", "seeds = [0]"))
     busy = tmp_path / "out/nano/rope/seed-0"
     busy.mkdir(parents=True)
     with FileLock(busy / ".lock"):
@@ -132,8 +104,7 @@ def test_what_another_process_does_is_left_to_it(
             train([place / "story.txt"], out=busy, **OPTIONS)
     assert caught.value.what == f"another process is at work on the run in {busy}."
     said = capfd.readouterr().err
-    assert "another process is at work on nano/rope/seed-0\n" in said
-    assert said.endswith("done, except what other processes are at work on: nano/rope/seed-0\n")
+    assert said.endswith("another process is at work on nano/rope/seed-0\n")
     assert not (busy / "model.safetensors").exists()
     assert (tmp_path / "out/nano/nope/seed-0/model.safetensors").exists()
 
@@ -200,8 +171,8 @@ def test_a_study_that_cannot_begin_leaves_its_folder_to_a_better_one(
     place: Path, small: None, tmp_path: Path
 ) -> None:
     file, text = tmp_path / "study.toml", place / "story.txt"
-    file.write_text(FILE.replace("context = 32", "context = 20_000"))
-    with pytest.raises(BadText, match="The text is too short to train on at a context of 20"):
+    file.write_text(STUDY.replace("context = 32", "context = 20_000"))
+    with pytest.raises(BadText, match="The text is too short at a context of 20"):
         run_study(file, out=tmp_path / "out", text=[text])
     assert not (tmp_path / "out" / "study.json").exists()
     file.write_text(
@@ -213,49 +184,36 @@ def test_a_study_that_cannot_begin_leaves_its_folder_to_a_better_one(
 
 def test_a_changed_study_is_refused(study: Path, tmp_path: Path, place: Path) -> None:
     file = tmp_path / "study.toml"
-    file.write_text(FILE.replace("steps = 3", "steps = 4"))
+    file.write_text(STUDY.replace("steps = 3", "steps = 4"))
     with pytest.raises(BadArgument) as caught:
         run_study(file, out=study, text=[place / "story.txt"])
     assert caught.value.what == f"the study in {study} was made with other settings."
     assert caught.value.parts["seen"] == "steps: 3, now 4"
-    assert "ropelens compare takes several studies" in caught.value.parts["try"]
 
 
 def test_a_study_and_a_run_do_not_share_a_folder(
     study: Path, place: Path, small: None, tmp_path: Path
 ) -> None:
-    with pytest.raises(BadArgument, match="holds a model, a run or a study already"):
+    with pytest.raises(BadArgument, match="or other results; a"):
         train([place / "story.txt"], out=study, **OPTIONS)
     run = train([place / "story.txt"], out=tmp_path / "run", **OPTIONS | {"steps": 2})
-    with pytest.raises(BadArgument, match="holds a model, a run or a study already"):
+    with pytest.raises(BadArgument, match="or other results; a"):
         run_study(place / "study.toml", out=run)
     assert not (run / "study.json").exists()
 
 
 def test_the_folder_of_a_run_is_a_name() -> None:
-    assert studies.Run("longrope:4/1,2/3,4", "tiny", 0).folder == Path(
-        "tiny/longrope-4-1-2-3-4/seed-0"
-    )
-
-
-def test_a_tokenizer_that_is_another_is_refused(
-    place: Path, small: None, tmp_path: Path
-) -> None:
-    run = train([place / "story.txt"], out=tmp_path / "run", **OPTIONS | {"steps": 2})
-    path = run / "data" / "tokenizer.json"
-    path.write_text(path.read_text().replace("Ġ", "x", 1))
-    with pytest.raises(BadArgument, match="tokenizer_sha256"):
-        train([place / "story.txt"], out=run, **OPTIONS | {"steps": 2})
+    run = studies.Run("longrope:4/1,2/3,4", 0, "tiny")
+    assert run.folder == Path("tiny/longrope-4-1-2-3-4/seed-0")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("variants = [", "cannot be read as a study"),
-        ("seeds = [1]", "variants must name one or more"),
-        ('variants = ["rope"]\nlayers = 3', "a study has no 'layers'"),
-        ('variants = ["nope", "nope"]', "variants must name one or more, each once"),
-        ('variants = ["abf:5e5", "rope:500000"]', "variants must name one or more, each once"),
+        ("seeds = [1]", "must each name one or more"),
+        ('variants = ["rope"]\nlayers = 3', "A study has no 'layers'"),
+        ('variants = ["nope", "nope"]', "must each name one or more, each once"),
         ('variants = ["warp"]', "No RoPE variant is called 'warp'"),
         ('variants = ["rope"]\nsizes = ["huge"]', "No model has the size 'huge'"),
         ('variants = ["rope"]\nlearning_rate = "low"', "learning_rate must be"),
@@ -280,7 +238,7 @@ def test_variants_that_share_no_formula_are_not_alike(tmp_path: Path) -> None:
 
 
 def test_no_text_and_no_file(tmp_path: Path) -> None:
-    with pytest.raises(BadArgument, match=r"There is no study file .*none\.toml"):
+    with pytest.raises(BadArgument, match=r"none\.toml cannot be read as a study"):
         read_study(tmp_path / "none.toml")
     (tmp_path / "study.toml").write_text('variants = ["rope"]')
     with pytest.raises(BadArgument, match="names no text to train on"):
@@ -290,5 +248,5 @@ def test_no_text_and_no_file(tmp_path: Path) -> None:
 
 def test_all_variants_of_a_seed_come_before_the_next() -> None:
     study = studies.Study(variants=("rope", "nope"), seeds=(0, 1))
-    order = [(run.seed, run.variant) for run in studies.runs_of(study)]
+    order = [(run.seed, run.variant) for run in study.runs()]
     assert order == [(seed, variant) for seed in (0, 1) for variant in ("rope", "nope")]

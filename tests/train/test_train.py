@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis import settings as examples
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from trained import NANO, OPTIONS, metrics, run, story, text, train
@@ -27,7 +28,7 @@ from ropelens.train.data import (
     write_sequences,
 )
 from ropelens.train.loop import TrainingFailed, check_weights, write_history
-from ropelens.train.settings import SIZES, get_size, model_config, passes_of
+from ropelens.train.settings import SIZES, Settings, get_size, model_config, passes_of
 
 __all__ = ["run", "text"]
 
@@ -64,11 +65,19 @@ def test_processes_that_cannot_share_a_batch() -> None:
     assert caught.value.what == "3 processes cannot share a batch of 4 sequences evenly."
 
 
+def test_auto_is_bf16_on_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for gpu in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+        assert Settings().facts()["precision"] == ("bf16" if gpu else "fp32")
+    assert Settings(precision="bf16").facts()["precision"] == "bf16"
+
+
 @pytest.mark.parametrize("file", ["config.json", "study.json", "history"])
 def test_another_model_is_not_written_over(text: Path, tmp_path: Path, file: str) -> None:
     (tmp_path / file).write_text("{}")
     (tmp_path / "tokenizer.json").write_text("its own")
-    with pytest.raises(BadArgument, match="holds a model, a run or a study already"):
+    with pytest.raises(BadArgument, match="holds a model, a study or other results"):
         train([text], out=tmp_path, **OPTIONS)
     assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {
         file: "{}",
@@ -80,7 +89,7 @@ def test_what_others_wrote_is_not_filled(text: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / "run.json").write_text('{"command": "ropelens analyze"}')
-    with pytest.raises(BadArgument, match="holds the results of another command"):
+    with pytest.raises(BadArgument, match="holds a model, a study or other results"):
         train([text], out=other, **OPTIONS)
     assert [path.name for path in other.iterdir()] == ["run.json"]
     mine = tmp_path / "run" / "data" / "train.npy"
@@ -122,12 +131,8 @@ def test_other_settings_are_refused(run: Path, text: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"context": 2}, "context is 2; it must be 3 or more."),
-        ({"vocabulary": 100}, "vocabulary is 100; it must be 258 to 65536."),
-        ({"steps": 0}, "steps is 0; it must be 1 to 1000000000."),
-        ({"seed": -1}, "seed is -1; it must be 0 to 4294967295."),
-        ({"learning_rate": 0}, "learning_rate is 0; it must be a number above 0."),
-        ({"decay": 2}, "decay is 2; it must be 0 to 1."),
+        ({"context": 2}, "A context has 3 tokens or more, a vocabulary 258 to 65,536."),
+        ({"vocabulary": 100}, "A context has 3 tokens or more, a vocabulary 258 to 65,536."),
         ({"size": "huge"}, "No model has the size 'huge'."),
         ({"variant": "warp"}, "No RoPE variant is called 'warp'."),
     ],
@@ -147,9 +152,8 @@ def test_too_little_text(tmp_path: Path) -> None:
     with pytest.raises(BadText) as caught:
         train([short], out=tmp_path / "run", **OPTIONS)
     assert str(caught.value).splitlines() == [
-        "The text is too short to train on at a context of 32 tokens.",
-        "  seen:  2 sequences of 32 tokens",
-        "  means: at least 6 are needed: one batch, and validation's share",
+        "The text is too short at a context of 32 tokens.",
+        "  seen:  2 sequences of the 6 that are needed",
         "  try:   pass more text, or a smaller context",
     ]
 
@@ -160,7 +164,7 @@ def test_validation_text_that_is_learnt_from(text: Path, tmp_path: Path) -> None
     assert not (tmp_path / "run").exists()
     other = tmp_path / "other.txt"
     other.write_text(story(80)[7:])
-    with pytest.warns(UserWarning, match="1 of 2 documents of the validation text are also"):
+    with pytest.warns(UserWarning, match="1 of 2 validation documents are also learnt from"):
         train([text], valid=[text, other], out=tmp_path / "run", **OPTIONS | {"steps": 2})
 
 
@@ -171,19 +175,11 @@ def test_damaged_tokens(text: Path, tmp_path: Path) -> None:
     with pytest.raises(BadArgument) as caught:
         train([text], out=tmp_path / "other", data=tmp_path / "data", **options)
     assert caught.value.what == f"{tmp_path / 'data' / 'train.npy'} is damaged."
-    for name, content in {
-        "train.npy": b"",
-        "tokenizer.json": b"{",
-        "tokenizer_config.json": None,
-    }.items():
-        place = tmp_path / "data" / name
-        before = place.read_bytes()
-        place.unlink() if content is None else place.write_bytes(content)
-        with pytest.raises(BadArgument, match=f"{name} is damaged") as caught:
-            train([text], out=tmp_path / "other", data=tmp_path / "data", **options)
-        again = f"remove {tmp_path / 'data'}: ropelens train makes the same again"
-        assert caught.value.parts["try"] == again
-        place.write_bytes(before)
+    again = f"remove {tmp_path / 'data'}: ropelens train makes the same again"
+    assert caught.value.parts["try"] == again
+    (tmp_path / "data" / "tokenizer.json").write_bytes(b"{")
+    with pytest.raises(BadArgument, match=r"tokenizer_sha256: .*, now"):
+        train([text], out=tmp_path / "other", data=tmp_path / "data", **options)
 
 
 def test_tokens_that_were_made_before(text: Path, tmp_path: Path) -> None:
@@ -253,7 +249,7 @@ def test_broken_weights_are_not_saved(tmp_path: Path) -> None:
 A_TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=80)
 
 
-@settings(deadline=None, max_examples=50)
+@examples(max_examples=20)
 @given(texts=st.lists(A_TEXT, min_size=1, max_size=5))
 def test_sequences_are_the_documents_end_to_end(run: Path, texts: list[str]) -> None:
     tokenizer = AutoTokenizer.from_pretrained(run, local_files_only=True)
