@@ -33,9 +33,9 @@ DRAWS = 8
 COSTS = {
     "holds": "costs more",
     "is contradicted": "costs less",
-    "is unresolved": "makes no difference that can be told",
+    "is unresolved": "makes no clear difference",
 }
-UNFAIR = "is unresolved, for what costs more holds more"
+UNFAIR = "is unresolved: the planes that cost more hold more"
 Change = tuple[float, float, float]
 
 
@@ -52,29 +52,29 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
             continue
         count = f"{len(chosen)} heads" if len(chosen) > 1 else "one head"
         silent = silenced(analysis, chosen)
-        rows += told(f"{count}, most by {by}", label, chosen, changes(plain, silent))
+        rows += rows_of(f"{count}, most by {by}", label, chosen, changes(plain, silent))
         sets, possible = draws(heads, chosen)
         random = [silenced(analysis, drawn) for drawn in sets]
         for n, (drawn, one) in enumerate(zip(sets, random, strict=True), start=1):
             what = f"random of {by} heads' layers, draw {n}"
-            rows += told(what, "", drawn, changes(plain, one))
+            rows += rows_of(what, "", drawn, changes(plain, one))
         beyond = changes_beyond(random, silent, 1 - len(sets) / possible)
-        told_on = (f"on {on} it {say(one)}" for on, one in zip(TOKENS, beyond, strict=True))
+        verdicts = (f"on {on} it {say(one)}" for on, one in zip(TOKENS, beyond, strict=True))
         everyone = ", all that there are" if len(sets) == possible else ""
         findings.append(
             f"That silencing the {count} going most by {by} costs more than silencing as many "
             f"random others of each layer (draws: {len(sets)}{everyone}): "
-            f"{'; '.join(told_on)}."
+            f"{'; '.join(verdicts)}."
         )
         costs = COSTS[verdict(beyond[0])]
         short.append(f"silencing the {count} going most by {by} {costs}")
         strong, weak, share = planes_of(analysis, chosen)
         if label == "positional" and strong and weak:
             with_strong, with_weak = losses(analysis, strong), losses(analysis, weak)
-            rows += told(
+            rows += rows_of(
                 "their strongest planes stop", label, chosen, changes(plain, with_strong)
             )
-            rows += told("their other planes stop", label, chosen, changes(plain, with_weak))
+            rows += rows_of("their other planes stop", label, chosen, changes(plain, with_weak))
             planes = changes(with_weak, with_strong)[0]
             fair = planes[0] * (0.5 - share) >= 0
             findings.append(
@@ -89,8 +89,8 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
         return rl.Answer(question, findings, {})
     table = pd.DataFrame(rows)
     figures = {
-        "Change of loss with its 95% interval. Heads say the mean of what they say on the "
-        "text, or planes of theirs stop; grey: as many random heads of the same layers.":
+        "Change of loss with its 95% interval. Heads output their mean over the text, or "
+        "their planes stop. Grey: as many random heads of the same layers.":
             rl.plot_silenced(table)
     }  # fmt: skip
     return rl.Answer(question, findings, figures, {"causal.csv": table})
@@ -119,7 +119,7 @@ def draws(heads: pd.DataFrame, chosen: pd.DataFrame) -> tuple[list[pd.DataFrame]
 
 def losses(analysis: rl.Analysis, edits: Sequence = ()) -> xr.Dataset:
     """Summed losses of every sequence, [sequence, tokens], with how many tokens there are."""
-    found = rl.evaluate(
+    evaluated = rl.evaluate(
         analysis.model,
         analysis.sequences.tokens,
         lengths=analysis.sequences.lengths,
@@ -127,12 +127,12 @@ def losses(analysis: rl.Analysis, edits: Sequence = ()) -> xr.Dataset:
         edits={"edited": edits} if edits else None,
         measures=["loss"],
     ).isel(edit=-1)
-    seen = (found["seen_loss"] * found["seen_tokens"]).fillna(0)
-    whole = found["loss"] * found["predicted_tokens"]
-    counts = found["predicted_tokens"], found["seen_tokens"]
+    repeated = (evaluated["seen_loss"] * evaluated["seen_tokens"]).fillna(0)
+    whole = evaluated["loss"] * evaluated["predicted_tokens"]
+    counts = evaluated["predicted_tokens"], evaluated["seen_tokens"]
     return xr.Dataset(
         {
-            "loss": xr.concat([whole, seen, whole - seen], "tokens"),
+            "loss": xr.concat([whole, repeated, whole - repeated], "tokens"),
             "count": xr.concat([*counts, counts[0] - counts[1]], "tokens"),
         }
     )
@@ -157,9 +157,9 @@ def planes_of(analysis: rl.Analysis, chosen: pd.DataFrame) -> tuple[list, list, 
         order = np.argsort(-push.fillna(0).values, kind="stable")[: int(push.notnull().sum())]
         if not float(push.sum()):
             continue
-        held = push.values[order].cumsum() / float(push.sum())
-        half = 1 + int(np.abs(held - 0.5).argmin())
-        shares.append(held[half - 1])
+        share = push.values[order].cumsum() / float(push.sum())
+        half = 1 + int(np.abs(share - 0.5).argmin())
+        shares.append(share[half - 1])
         for edits, planes in ((strong, order[:half]), (weak, order[half:])):
             if len(planes):
                 head = f"{row.layer}.{row.head}"
@@ -169,13 +169,13 @@ def planes_of(analysis: rl.Analysis, chosen: pd.DataFrame) -> tuple[list, list, 
 
 def changes(before: xr.Dataset, after: xr.Dataset) -> list[Change]:
     """The change of loss by kind of tokens (nats/token), with its 95 % interval."""
-    found = []
+    intervals = []
     for kind in range(len(TOKENS)):
         a, b = (one.isel(tokens=kind) for one in (before, after))
         change = ((b["loss"] - a["loss"]) / a["count"]).where(a["count"] > 0, 0)
         weight = a["count"].values.astype(float)
-        found.append(rl.paired_interval(change.values, weight, a["group"].values))
-    return found
+        intervals.append(rl.paired_interval(change.values, weight, a["group"].values))
+    return intervals
 
 
 def changes_beyond(random: list[xr.Dataset], silent: xr.Dataset, left: float) -> list[Change]:
@@ -186,21 +186,21 @@ def changes_beyond(random: list[xr.Dataset], silent: xr.Dataset, left: float) ->
     share of the possible sets that was not drawn: draws say nothing where it is 0.
     """
     each = np.array([[mean for mean, _, _ in changes(one, silent)] for one in random])
-    found = []
+    intervals = []
     for kind, (mean, _, high) in enumerate(changes(sum(random) / len(random), silent)):
         half = high - mean
         if left:
             middle, _, end = rl.paired_interval(each[:, kind])
             half = math.hypot(half, math.sqrt(left) * (end - middle))
-        found.append((mean, mean - half, mean + half))
-    return found
+        intervals.append((mean, mean - half, mean + half))
+    return intervals
 
 
-def told(
-    what: str, label: str, heads: pd.DataFrame, found: list[Change]
+def rows_of(
+    what: str, label: str, heads: pd.DataFrame, intervals: list[Change]
 ) -> list[dict[str, object]]:
     """Rows of the table, with the heads that were silenced or lost planes."""
-    numbers = [dict(zip(("change", "low", "high"), one, strict=True)) for one in found]
+    numbers = [dict(zip(("change", "low", "high"), one, strict=True)) for one in intervals]
     named = {"what": what, "label": label, "heads": names(heads)}
     return [named | {"tokens": kind} | one for kind, one in zip(TOKENS, numbers, strict=True)]
 

@@ -54,25 +54,22 @@ def main(
     sequences: int = typer.Option(512, help="Sequences of validation text for the loss."),
 ) -> None:
     cache = runs[0] / "measured"
-    comparison = rl.compare(runs, cache=cache, sequences=sequences, progress=rl.show_progress)
+    comparison = rl.compare(runs, cache=cache, sequences=sequences)
     weights = comparison["fingerprint"].set_index(entry=RUN).to_series()
     lengths, looks = comparison["prompt_length"].values, []
     for folder in sorted(run for study in runs for run in study.glob("*/*/seed-*")):
         record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         if "finished" in record:
             run = {name: record["settings"][name] for name in RUN}
-            kept = cache / f"{folder.parent.name}-{folder.name}.json"
+            file = cache / f"{folder.parent.name}-{folder.name}.json"
             model = {"folder": folder, "data": folder / record["data"], "run": run}
-            looks.append(kept_look(kept, weights[*run.values()], lengths=lengths, **model))
+            looks.append(look(file, weights[*run.values()], lengths=lengths, **model))
     tables = {
-        f"{name}.csv": pd.DataFrame([row for look in looks for row in look[name]])
+        f"{name}.csv": pd.DataFrame([row for rows in looks for row in rows[name]])
         for name in ("heads", "costs")
     }
-    page = rl.write_comparison(
-        REPORTS / "copying" / runs[0].name,
-        comparison,
-        question="Which variants of RoPE learn to copy, how far, and through which planes?",
-        lead=who_copies(comparison),
+    answer = rl.Answer(
+        "Which variants of RoPE learn to copy, how far, and through which planes?",
         findings=[
             *what_comes_first(comparison),
             *how_far(comparison),
@@ -80,21 +77,24 @@ def main(
             *what_horizons_foretell(tables["heads.csv"], comparison),
             *what_it_costs(tables["costs.csv"]),
         ],
+        figures={},
         more=tables,
     )
+    lead = who_copies(comparison)
+    page = answer.save(REPORTS / "copying" / runs[0].name, comparison, lead=lead)
     rl.write_index(REPORTS)
     typer.echo(page)
 
 
-def kept_look(kept: Path, weights: str, **model: Any) -> dict:
-    """What `look_into` finds, from the file `kept` where it is of these weights."""
-    if kept.exists():
-        look = json.loads(kept.read_text(encoding="utf-8"))
-        if look["weights"] == weights:
-            return look
-    look = {"weights": weights} | look_into(**model)
-    kept.write_text(json.dumps(look, indent=1) + "\n", encoding="utf-8")
-    return look
+def look(file: Path, weights: str, **model: Any) -> dict:
+    """Rows of heads.csv and costs.csv of a model, from `file` where it is of these weights."""
+    if file.exists():
+        rows = json.loads(file.read_text(encoding="utf-8"))
+        if rows["weights"] == weights:
+            return rows
+    rows = {"weights": weights} | look_into(**model)
+    file.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    return rows
 
 
 def look_into(folder: Path, *, data: Path, lengths: np.ndarray, run: dict) -> dict[str, list]:
@@ -118,8 +118,8 @@ def look_into(folder: Path, *, data: Path, lengths: np.ndarray, run: dict) -> di
 def best_heads(scores: np.ndarray, most: int) -> list[str]:
     """Of `scores` [layer, head] the best that have a role, as layer.head."""
     order = scores.argsort(axis=None)[::-1][:most]
-    found = [divmod(int(at), scores.shape[1]) for at in order]
-    return [f"{layer}.{head}" for layer, head in found if scores[layer, head] >= LEAST]
+    best = [divmod(int(at), scores.shape[1]) for at in order]
+    return [f"{layer}.{head}" for layer, head in best if scores[layer, head] >= LEAST]
 
 
 def heads_of(
@@ -129,8 +129,8 @@ def heads_of(
     chosen = ",".join(name for of_role in names.values() for name in of_role)
     if not chosen:
         return
-    own = {"variants": ("own",), "distances": (*lengths, 1_000_000), "resamples": 0}
-    far = rl.reach(model, tokens, heads=chosen, **own).isel(variant=0)
+    options = {"variants": ("own",), "distances": (*lengths, 1_000_000), "resamples": 0}
+    far = rl.reach(model, tokens, heads=chosen, **options).isel(variant=0)
     push = profile["selectivity_keys"].clip(min=0)
     share = push[..., push.sizes["frequency"] * 3 // 4 :].sum("frequency") / push.sum(
         "frequency"
@@ -163,14 +163,14 @@ def costs_of(
         if chosen and turns[of].any()
     }
     plain = rl.evaluate(model, tokens, edits=quarters, **TASKS)
-    found = [(name, "", plain.sel(edit=name)) for name in plain["edit"].values]
-    silent = [(f"{role} heads silent", heads) for role, heads in names.items() if heads]
-    silent += [(RANDOM, heads) for heads in random_heads(scores, chosen)]
-    for name, heads in silent:
+    measured = [(name, "", plain.sel(edit=name)) for name in plain["edit"].values]
+    silences = [(f"{role} heads silent", heads) for role, heads in names.items() if heads]
+    silences += [(RANDOM, heads) for heads in random_heads(scores, chosen)]
+    for name, heads in silences:
         with rl.silence_heads(model, ",".join(heads), to="mean", tokens=tokens):
             without = rl.evaluate(model, tokens, **TASKS).isel(edit=0)
-        found.append((name, ",".join(heads), without))
-    for name, heads, values in found:
+        measured.append((name, ",".join(heads), without))
+    for name, heads, values in measured:
         yield {
             "what": name,
             "heads": heads,
@@ -197,38 +197,38 @@ def random_heads(scores: np.ndarray, chosen: list[str]) -> list[list[str]]:
 def who_copies(comparison: xr.Dataset) -> str:
     """How many seeds of each variant copy, and since when in the mean."""
     since = first_seen(best_by_step(comparison, "induction") >= COPIES)
-    told = []
+    counts = []
     for group, of_group in groups(since):
         copies = of_group.dropna("entry").values
         when = f", after {copies.mean():.1f} million tokens" if len(copies) else ""
-        told.append(f"{group} {len(copies)} of {len(of_group)}{when}")
-    return f"Runs that copy (best induction score of {COPIES} or more): {'; '.join(told)}."
+        counts.append(f"{group} {len(copies)} of {len(of_group)}{when}")
+    return f"Runs that copy (best induction score of {COPIES} or more): {'; '.join(counts)}."
 
 
 def what_comes_first(comparison: xr.Dataset) -> list[str]:
     """When labels and roles first appear, and whether before the heads that copy."""
     label = comparison["growth_label"]
-    seen = {
+    firsts = {
         f"{name} heads": first_seen((label == name).any(("layer", "head")))
         for name in ("positional", "semantic")
     }
     best = best_by_step(comparison, "previous_token")
     looks = best >= LEAST
-    seen["a previous-token head"] = first_seen(looks)
+    firsts["a previous-token head"] = first_seen(looks)
     back = {"step": slice(None, None, -1)}
     stays = (looks | best.isnull()).isel(back).cumprod("step").isel(back)
-    seen["one that stays"] = first_seen(looks & (stays > 0))
+    firsts["one that stays"] = first_seen(looks & (stays > 0))
     copying = first_seen(best_by_step(comparison, "induction") >= LEAST)
     runs = int(copying.notnull().sum())
     if not runs:
         return []
-    said = []
-    for what, since in seen.items():
+    leads = []
+    for what, since in firsts.items():
         earlier = (copying - since).set_index(entry=RUN).to_series()
-        said.append(f"{what} in {(earlier >= 0).sum()} of {runs}, {say(by_seed(earlier))}")
+        leads.append(f"{what} in {(earlier >= 0).sum()} of {runs}, {say(by_seed(earlier))}")
     return [
         f"Before an induction head ({LEAST} or more), or at the same look, there are "
-        f"{'; '.join(said)} million tokens earlier (a mean over seeds)."
+        f"{'; '.join(leads)} million tokens earlier (a mean over seeds)."
     ]
 
 
@@ -264,12 +264,12 @@ def how_far(comparison: xr.Dataset) -> list[str]:
         "Needles past it": needles.where(~within).mean("prompt_length"),
         "Million tokens until a run copies": first_seen(copying),
     }
-    return [said for name, values in means.items() for said in against_baseline(name, values)]
+    return [line for name, of in means.items() for line in against_baseline(name, of)]
 
 
 def against_baseline(name: str, values: xr.DataArray) -> list[str]:
     """How `values` [entry] of each variant differ from those that they are paired with."""
-    told, partners = [], set()
+    changes, partners = [], set()
     for group, of_group in groups(values):
         pairs = rl.paired_changes(values, group)
         change = pairs.dropna("entry")
@@ -277,13 +277,13 @@ def against_baseline(name: str, values: xr.DataArray) -> list[str]:
             some = (
                 f" in {len(change)} of {len(pairs)} pairs" if len(change) < len(pairs) else ""
             )
-            told.append(f"{group} {say(change.values)}{some}")
+            changes.append(f"{group} {say(change.values)}{some}")
             partners.update(of_group["partner"].values.tolist())
-    if not told:
+    if not changes:
         return []
     base = values[sorted(partners - {-1})]
     return [
-        f"{name}, against {base['group'].values[0]} ({base.mean():.2f}): {'; '.join(told)}."
+        f"{name}, against {base['group'].values[0]} ({base.mean():.2f}): {'; '.join(changes)}."
     ]
 
 
@@ -293,21 +293,21 @@ def which_planes(heads: pd.DataFrame) -> list[str]:
     if induction.empty:
         return ["No run has an induction head, so planes and horizons of one are not testable."]
     by_run = induction.groupby(["variant", "seed"], sort=False)["share_of_slow_quarter"].mean()
-    told = []
+    parts = []
     for variant, shares in by_run.groupby("variant", sort=False):
         beyond = say(shares.values - 0.25)
-        told.append(f"{variant} {shares.mean():.0%}, {beyond}")
-    said = [
+        parts.append(f"{variant} {shares.mean():.0%}, {beyond}")
+    sentences = [
         "The quarter of planes that is slowest in rope carries this share of the induction "
-        f"heads' push toward keys, against an even 25%: {'; '.join(told)}."
+        f"heads' push toward keys, against an even 25%: {'; '.join(parts)}."
     ]
     wide = by_run.unstack("variant")
     if {"rope", "p-rope:0.75"} <= set(wide):
         change = (wide["p-rope:0.75"] - wide["rope"]).dropna().values
-        said.append(
+        sentences.append(
             f"More of it in p-rope:0.75, where they stand still, than in rope: {say(change)}."
         )
-    return said
+    return sentences
 
 
 def what_horizons_foretell(heads: pd.DataFrame, comparison: xr.Dataset) -> list[str]:
@@ -317,17 +317,17 @@ def what_horizons_foretell(heads: pd.DataFrame, comparison: xr.Dataset) -> list[
         return []
     needles = comparison["far_retrieval"].transpose("entry", "prompt_length")
     lengths = needles["prompt_length"].values
-    found = needles.set_index(entry=RUN).to_pandas()
+    answered = needles.set_index(entry=RUN).to_pandas()
     farthest = induction.groupby(RUN).max(numeric_only=True)
-    farthest = farthest[found.loc[farthest.index].max(axis="columns") >= HALF]
-    found = found.loc[farthest.index]
-    longest = (found >= HALF).mul(lengths, axis="columns").max(axis="columns").to_frame()
+    farthest = farthest[answered.loc[farthest.index].max(axis="columns") >= HALF]
+    answered = answered.loc[farthest.index]
+    longest = (answered >= HALF).mul(lengths, axis="columns").max(axis="columns").to_frame()
     wins = farthest[[f"wins_at_{length}" for length in lengths]]
     return [
         "Rank correlation of the farthest horizon of the induction heads with the longest "
         "prompt in which half of the needles are found: "
         f"{agree(farthest[['horizon']], longest)}; of how often one still finds its key at a "
-        f"distance with the needles found in prompts of that length: {agree(wins, found)}."
+        f"distance with the needles found in prompts of that length: {agree(wins, answered)}."
     ]
 
 
@@ -335,14 +335,14 @@ def with_role(heads: pd.DataFrame, role: str) -> pd.DataFrame:
     return heads if heads.empty else heads[heads["role"] == role]
 
 
-def agree(foretold: pd.DataFrame, found: pd.DataFrame) -> str:
+def agree(one: pd.DataFrame, other: pd.DataFrame) -> str:
     """Spearman's rank correlation over variants, a mean over columns, and its chance.
 
     By permutation of the variants, whose runs are much alike; what columns have in common (that
     longer is harder) counts for nothing.
     """
-    known = foretold.dropna().index.intersection(found.dropna().index)
-    each = (table.loc[known].groupby("variant").mean().rank() for table in (foretold, found))
+    known = one.dropna().index.intersection(other.dropna().index)
+    each = (table.loc[known].groupby("variant").mean().rank() for table in (one, other))
     x, y = (ranks.to_numpy() for ranks in each)
     varied = (x != x[:1]).any(axis=0) & (y != y[:1]).any(axis=0)
     if not varied.any():
@@ -357,24 +357,24 @@ def agree(foretold: pd.DataFrame, found: pd.DataFrame) -> str:
     word = "holds" if test.statistic > 0 else "contradicted"
     if test.pvalue >= CHANCE:  # as the ranks of four always are
         word = "unresolved" if len(x) > 4 else "not testable"
-    told = f"{test.statistic:+.2f}, p {test.pvalue:.2f}, of {len(x)} variants"
-    return f"{word} ({told})".replace("-", "−")
+    numbers = f"{test.statistic:+.2f}, p {test.pvalue:.2f}, of {len(x)} variants"
+    return f"{word} ({numbers})".replace("-", "−")
 
 
 def what_it_costs(costs: pd.DataFrame) -> list[str]:
     """What copying and retrieval lose without heads or planes, over the runs that have them."""
     if set(costs["what"]) <= {"none"}:
         return []
-    said = []
+    sentences = []
     for column, name in (("copy_loss", "loss of copies"), ("retrieval", "needles found")):
         wide = costs.pivot_table(column, ["variant", "seed"], "what", sort=False)
         change = wide.sub(wide["none"], axis="index").drop(columns="none")
-        told = [f"{what}: {say(by_seed(change[what]))}" for what in change]
+        parts = [f"{what}: {say(by_seed(change[what]))}" for what in change]
         if {INDUCTION, RANDOM} <= set(change):
             beyond = say(by_seed(change[INDUCTION] - change[RANDOM]))
-            told.append(f"induction heads beyond random ones: {beyond}")
-        said.append(f"Change of the {name}, over runs: {'; '.join(told)}.")
-    return said
+            parts.append(f"induction heads beyond random ones: {beyond}")
+        sentences.append(f"Change of the {name}, over runs: {'; '.join(parts)}.")
+    return sentences
 
 
 def by_seed(values: pd.Series) -> np.ndarray:
@@ -384,7 +384,7 @@ def by_seed(values: pd.Series) -> np.ndarray:
 
 
 def say(change: np.ndarray) -> str:
-    """The mean change with its interval over seeds, and whether it is told apart from none."""
+    """The mean change with its interval over seeds, and whether the interval excludes 0."""
     if not len(change):
         return "not testable"
     mean, low, high = rl.paired_interval(change)

@@ -46,7 +46,7 @@ def findings(profile: xr.Dataset, share: xr.DataArray) -> list[str]:
     quarter = max(planes // 4, 1)
     slow, fast = mean[planes - quarter : planes].sum(), mean[:quarter].sum()
     by_layer = ", ".join(f"{value:.0%}" for value in share.values[:, :quarter].sum(axis=1))
-    said = [
+    sentences = [
         f"The norms peak at plane {peak} of {planes}, wavelength {wavelength[peak]:,.0f} "
         f"tokens, with {mean[peak]:.0%} of |q||k| (evenly spread: {1 / planes:.0%}).",
         f"Planes that turn less than once in {context} tokens hold "
@@ -58,11 +58,11 @@ def findings(profile: xr.Dataset, share: xr.DataArray) -> list[str]:
     steps = np.diff(np.log(inv_freq[inv_freq > 0]))
     if len(steps) > 1 and np.ptp(steps) <= 1e-3:  # a power law of one base, as Oka et al. have
         band = np.log(trained / 3.657) / -steps.mean()
-        said.append(
+        sentences.append(
             f"The band was predicted at plane {band:.1f} (Oka et al., for a trained "
             f"context of {trained}); measured over predicted: {peak / band:.2f}."
         )
-    return said
+    return sentences
 
 
 if __name__ == "__main__":

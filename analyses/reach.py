@@ -32,13 +32,13 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
     asked = heads[(heads["content_fraction"] > others) & (heads["label"] != "diffuse")]
     semantic = (asked["label"] == "semantic").sum()
     about = (
-        f"Asked were the heads of whose bits, sinks apart, content explains the largest share: "
-        f"{len(asked)} in all layers, {semantic} of them semantic."
+        f"Measured: the {len(asked)} heads whose bits, without sinks, content explains most; "
+        f"{semantic} of them are semantic."
     )
     if not len(asked):
         asked = heads.nlargest(1, "content_fraction")
-        about = "Content explains most of no head; asked was the one of which it explains most."
-    found = rl.reach(
+        about = "Content explains most of no head; measured: the one it explains best."
+    reach = rl.reach(
         analysis.model,
         analysis.sequences.tokens,
         lengths=analysis.sequences.lengths,
@@ -50,13 +50,13 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
     figures = {
         "How often the picked key, moved that far back, still scores above every other key: "
         "mean over these heads. Diamond: the median horizon, where a key's mean score falls "
-        "to the mean of the other keys.": rl.plot_reach(found),
+        "to the mean of the other keys.": rl.plot_reach(reach),
         "The same for the head with most content bits.": rl.plot_reach(
-            found, layer=int(first["layer"]), head=int(first["head"])
+            reach, layer=int(first["layer"]), head=int(first["head"])
         ),
     }  # fmt: skip
     question = "How far back do heads that go by content find the key that they picked?"
-    return rl.Answer(question, [*rl.describe(found), about], figures, more={"reach.nc": found})
+    return rl.Answer(question, [*rl.describe(reach), about], figures, more={"reach.nc": reach})
 
 
 if __name__ == "__main__":

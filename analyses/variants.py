@@ -43,15 +43,11 @@ def main(
     sequences: int = typer.Option(512, help="Sequences of validation text for the loss."),
 ) -> None:
     rl.run_study(study, out=runs, text=text, valid=valid, tokens=tokens)
-    comparison = rl.compare(
-        [runs], cache=runs / "measured", sequences=sequences, progress=rl.show_progress
-    )
-    page = rl.write_comparison(
-        REPORTS / "variants" / study.stem,
-        comparison,
-        question="Trained from the start, how do variants of RoPE differ?",
-        findings=[where_norms_peak(comparison), *what_still_planes_carry(comparison)],
-    )
+    comparison = rl.compare([runs], cache=runs / "measured", sequences=sequences)
+    findings = [where_norms_peak(comparison), *what_still_planes_carry(comparison)]
+    question = "Trained from the start, how do variants of RoPE differ?"
+    answer = rl.Answer(question, findings, figures={})
+    page = answer.save(REPORTS / "variants" / study.stem, comparison)
     rl.write_index(REPORTS)
     typer.echo(page)
 
@@ -60,7 +56,7 @@ def where_norms_peak(comparison: xr.Dataset) -> str:
     """The plane with the largest share of |q||k| in each variant, a mean over layers."""
     product = comparison["q_norm"].mean("head") * comparison["k_norm"].mean("kv_head")
     share = (product / product.sum("frequency")).mean("layer")
-    told = []
+    peaks = []
     for group, of_group in groups(share):
         mean = of_group.mean("entry")
         peak = int(mean.argmax("frequency"))
@@ -69,17 +65,17 @@ def where_norms_peak(comparison: xr.Dataset) -> str:
         where = (
             f"{wavelength:,.0f} tokens" if np.isfinite(wavelength) else "one that stands still"
         )
-        told.append(f"{group} {mean[peak]:.0%} ({where})")
+        peaks.append(f"{group} {mean[peak]:.0%} ({where})")
     even = 1 / np.isfinite(share).sum("frequency").max()
     return (
-        f"The largest share of |q||k| in one plane, by its wavelength: {', '.join(told)}; "
+        f"The largest share of |q||k| in one plane, by its wavelength: {', '.join(peaks)}; "
         f"evenly spread: {even:.0%}."
     )
 
 
 def what_still_planes_carry(comparison: xr.Dataset) -> list[str]:
     """For each variant that stops some planes: these, beside the same of the baseline."""
-    said = []
+    sentences = []
     for group, entries in groups(comparison):
         entries = entries.isel(entry=entries["partner"].values >= 0)
         beside = comparison.isel(entry=entries["partner"].values)
@@ -94,11 +90,11 @@ def what_still_planes_carry(comparison: xr.Dataset) -> list[str]:
             )
             for of_group in (entries, beside)
         )
-        said.append(
+        sentences.append(
             f"The {int(still.sum())} planes of {len(still)} that {group} stops carry {here}; "
             f"in {beside['group'].values[0]}, which turns them, {there}."
         )
-    return said
+    return sentences
 
 
 def groups(compared):

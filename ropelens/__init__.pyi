@@ -62,7 +62,6 @@ from .figures.truncation import plot_truncation as plot_truncation
 
 # write and read
 from .report import write_report as write_report
-from .analysis.folders import write_comparison as write_comparison
 from .analysis.folders import Answer as Answer
 from .report import write_index as write_index
 from .report import describe as describe
@@ -72,7 +71,6 @@ from .analysis.analysis import open as open
 # scripts and errors
 from .commands.script import run_analysis as run_analysis
 from .commands.terminal import run_script as run_script
-from .files.progress import show_progress as show_progress
 from .errors import RopelensError as RopelensError
 from .errors import UnsupportedModel as UnsupportedModel
 from .errors import BadCheckpoint as BadCheckpoint

@@ -82,11 +82,6 @@ def find_entries(paths: Sequence[str | Path]) -> tuple[list[Entry], list[str]]:
             f"runs that are not finished are left out: {', '.join(unfinished)}",
             stacklevel=3,  # the line that called `compare`
         )
-    if len({folder.resolve() for folder in folders}) < max(2, len(folders)):
-        raise BadArgument(
-            "A comparison needs two or more folders, each named once.",
-            seen=", ".join(map(str, paths)),
-        )
     records = {folder: _record(folder) for folder in folders}
     trained = [folder for folder, record in records.items() if record.get("kind") == "training"]
     for folder, record in records.items():
@@ -97,6 +92,11 @@ def find_entries(paths: Sequence[str | Path]) -> tuple[list[Entry], list[str]]:
             )
         if folder in trained and "finished" not in record:
             raise BadArgument(f"The run in {folder} is not finished.")
+    if len({folder.resolve() for folder in folders}) < max(2, len(folders)):
+        raise BadArgument(
+            "A comparison needs two or more folders, each named once.",
+            seen=", ".join(map(str, paths)),
+        )
     if not trained:
         names = short_names([folder.resolve() for folder in folders])
         return [Entry(n, n, folder) for n, folder in zip(names, folders, strict=True)], []

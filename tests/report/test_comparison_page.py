@@ -238,7 +238,7 @@ def test_the_table_tells_what_is_not_known(comparison: xr.Dataset) -> None:
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     comparison = synthetic_comparison(groups=("rope", f"p-rope:{HOSTILE}", "nope"))
     folder = tmp_path_factory.mktemp("compared") / "out"
-    return rl.write_comparison(folder, comparison, question=f"{HOSTILE}?", findings=[HOSTILE])
+    return rl.Answer(f"{HOSTILE}?", [HOSTILE], {}).save(folder, comparison)
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
