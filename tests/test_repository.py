@@ -26,7 +26,7 @@ ROOMS = {
     "train": 1_270,
     "comparison": 780,
     "figures": 2_430,
-    "report": 2_070,
+    "report": 2_050,
     "analysis commands": 2_360,
 }
 PACKAGE, TESTS, NAMES = 23_000, 20_000, 60

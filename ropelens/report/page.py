@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,17 +53,6 @@ MAP_BY = {
     "sink_mass": "attention on sinks",
 }
 """The columns that the map of heads is coloured by."""
-
-LIST_BY = {
-    "total_bits": "bits",
-    "positional_fraction": "share of position",
-    "content_fraction": "share of content",
-    "induction": "induction",
-    "previous_token": "attention on the token before",
-    "top_wavelength": "wavelength of the strongest plane",
-    "": "layer",
-}
-"""The columns that the list of heads is sorted by, the largest first."""
 
 
 @public
@@ -153,8 +141,8 @@ def render_page(
         verdict=claim["verdict"] if claim else "",
         label_rules=words.label_rules(heads.attrs.get("thresholds")),
         slow_planes=words.slow_planes(profile),
-        map_by=choices(MAP_BY, profile, heads),
-        list_by=choices(LIST_BY, profile, heads),
+        map_by={name: words for name, words in MAP_BY.items() if not name or name in heads}
+        | {column.name: column.meaning for column in searched_columns(profile, heads)},
         columns=columns,
         rows=head_rows(heads, columns),
         layers=profile.sizes["layer"],
@@ -209,10 +197,3 @@ def _stopped(table: pd.DataFrame) -> list[dict]:
         {"kept": float(kept), "words": f"{change} nats/token ({interval})"}
         for kept, (change, interval) in zip(rows["kept"], texts, strict=True)
     ]
-
-
-def choices(by: Mapping[str, str], profile: xr.Dataset, heads: pd.DataFrame) -> dict[str, str]:
-    """The columns of a menu that the table has, and those of tokens that were searched for."""
-    known = {name: label for name, label in by.items() if not name or name in heads}
-    searched = searched_columns(profile, heads)
-    return known | {column.name: column.meaning for column in searched}

@@ -153,13 +153,6 @@ function besideHead() {
 /** A head by its place, and by its model where there are two. */
 const nameOf = ({ model, layer, head }) => `${page.beside ? `${model.name}: ` : ""}L${layer} H${head}`;
 
-/** A number as the table writes those of its column. */
-function asIn(cell, value) {
-  if (value >= 1000) return `${(value / 1000).toPrecision(3)}k`;
-  if (Number.isInteger(value) && !cell.querySelector("[data-column]").textContent.includes(".")) return String(value);
-  return value >= 10 ? value.toPrecision(3) : value.toFixed(2);
-}
-
 /** The numbers of the head beside the chosen one, below its own. */
 function besideNumbers() {
   const beside = besideHead();
@@ -168,7 +161,7 @@ function besideNumbers() {
   document.querySelectorAll("#numbers [data-beside]").forEach((cell) => {
     const known = beside && beside.model.columns[cell.dataset.beside];
     const value = known ? number(cell.dataset.beside, row, beside.model) : NaN;
-    cell.textContent = !beside ? "" : Number.isNaN(value) ? "–" : asIn(cell.parentElement, value);
+    cell.textContent = !beside ? "" : Number.isNaN(value) ? "–" : Number(value.toPrecision(3)).toLocaleString("en");
   });
 }
 
@@ -288,12 +281,7 @@ async function start() {
   addEventListener("beforeprint", () => comeNear([...far]));
   dark.addEventListener("change", () => document.querySelectorAll(".plot").forEach((element) =>
     drawn(element) && Plotly.relayout(element, { template: theme() })));
-  narrow.addEventListener("change", () => {
-    for (const name of Object.keys(NARROW)) if (plot(name)) size(name, plot(name));
-    refresh();
-  });
   recall();
-  sortList();
   show();
   for (const event of ["hashchange", "popstate"]) addEventListener(event, () => {
     if (!location.hash) {

@@ -1,7 +1,6 @@
 // Drawing: each figure when its tab is first shown, then refilled with the chosen head.
 const plot = (name) => $(`plot-${name}`);
 const dark = matchMedia("(prefers-color-scheme: dark)");
-const narrow = matchMedia("(max-width: 720px)");
 const theme = () => page.templates[dark.matches ? "dark" : "light"];
 const seen = (element) => element.offsetParent !== null && !far.has(element);
 const drawn = (element) => Boolean(element.data);
@@ -13,10 +12,8 @@ function options(name) {
 }
 
 /** The height is the page's, the width follows the window: a figure fills its place. */
-const NARROW = { kernel: 340, attention: 420, wavelengths: 520 };
 function size(name, element) {
-  const { height } = page.figures[name].layout;
-  element.style.height = `${(narrow.matches && NARROW[name]) || height}px`;
+  element.style.height = `${page.figures[name].layout.height}px`;
 }
 
 /** The figures that the window has not come near: drawn when it does, and on paper. */
@@ -177,7 +174,6 @@ const SHOW = {
   norms: showNorms,
   selectivity: (element, layer, head, model) => {
     refill(element, layer, head, model);
-    if (element === plot("selectivity")) tellPlanes(layer, head);
     return markBand(element, layer, head, model);
   },
   kernel: (element, layer, head, model) => {

@@ -1,4 +1,4 @@
-// Tabs of the chosen head that tell a sentence, and fold their numbers into a table.
+// Tabs of the chosen head that fold their numbers into a table.
 const digits = (value) => (Number.isFinite(value) ? value.toFixed(3) : "–");
 const percent = (share) => `${Number((100 * share).toPrecision(3))}%`;
 
@@ -18,24 +18,6 @@ function fold(name, titles, rows) {
   body.replaceChildren(...rows.map((cells) => line(cells, "td")));
 }
 
-// ---- norms: which planes its queries and keys are long in
-
-function tellPlanes(layer, head) {
-  const names = ["selectivity_keys", "q_norm", "k_norm", "q_coherence", "k_coherence"];
-  const planes = page.frequencies[layer].slice(0, page.planes[layer]).map((frequency, plane) =>
-    [span(frequency), ...names.map((name) => part(page.arrays[name], layer, head)[plane])]);
-  const longest = (column) => {
-    const lengths = planes.map((plane) => plane[column]).filter(Number.isFinite).sort((a, b) => b - a);
-    const [wavelength] = planes.find((plane) => plane[column] === lengths[0]) ?? [];
-    const usual = lengths[lengths.length >> 1];
-    return wavelength && `${wavelength} tokens (${(lengths[0] / usual).toPrecision(2)} times the median plane)`;
-  };
-  const [query, key] = [longest(2), longest(3)];
-  $("told-selectivity").textContent = query && key ? `Queries are longest in the plane of ${query}, keys in that of ${key}.` : "";
-  fold("selectivity", ["wavelength (tokens)", "push (nats)", "query norm", "key norm", "query coherence", "key coherence"],
-    planes.map(([wavelength, ...values]) => [wavelength, ...values.map(digits)]));
-}
-
 // ---- a sweep: what became of the head as planes stop
 
 const ENDS = { slow: "slowest", fast: "fastest" };
@@ -46,15 +28,6 @@ function showStopped(element, layer, head) {
   const ends = Object.keys(ENDS).filter((kind) => steps[kind]).map((kind) => ({ kind, shares: steps[kind],
     labels: (at("label", kind) ?? []).map((label) => page.labelOrder[label] ?? "–"),
     changes: at("attention_change", kind) ?? [], inductions: at("induction", kind) ?? [] }));
-  const told = ends.map(({ kind, shares, labels, changes }) => {
-    const turned = labels.findIndex((label) => label !== labels[0]);
-    const step = turned < 0 ? shares.length - 1 : turned;
-    const then = [turned < 0 ? "" : `then ${labels[turned]}`,
-      Number.isFinite(changes[step]) ? `its attention changed by ${changes[step].toFixed(2)} bits` : ""].filter(Boolean).join(", ");
-    return `${turned < 0 ? "also when" : "until"} the ${ENDS[kind]} ${percent(1 - shares[step])} of the planes stop${then && ` (${then})`}`;
-  });
-  const first = ends[0].labels[0] ?? "–";
-  $("told-stopped").textContent = first === "–" ? "" : `It is ${first} ${told.join(", and ")}.`;
   fold("stopped", ["planes stopped", "rotate", "label", "attention, change (bits)", "induction (0–1)"],
     ends.flatMap(({ kind, shares, labels, changes, inductions }) => shares.map((share, i) =>
       [ENDS[kind], percent(share), labels[i] ?? "–", digits(changes[i]), digits(inductions[i])])));
