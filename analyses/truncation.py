@@ -42,10 +42,8 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
         "Planes stop one after the other, the slowest first (left) or the fastest first "
         "(right), with 95% intervals of the paired change. Grey: as many random planes.":
             rl.plot_truncation(sweep, table=table),
-        "One band of wavelengths stops at a time, beside as many random planes; below, "
-        "how much the heads select through each plane.": rl.plot_truncation(
-                sweep, by="band", table=table
-            ),
+        "One band of wavelengths stops at a time, beside as many random planes.":
+            rl.plot_truncation(sweep, by="band", table=table),
         "The same steps: loss on repeated random tokens, and heads with a new label.":
             rl.plot_truncation(sweep, measures=("repeat_loss", "labels"), table=table),
         "Colour: how far the attention moves. A word: the head's label, where it is new.":

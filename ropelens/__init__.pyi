@@ -48,17 +48,17 @@ from .comparison.compare import compare as compare
 from .comparison.pairs import paired_changes as paired_changes
 
 # plot
-from .figures.attention import plot_attention as plot_attention
-from .figures.attention import plot_pair as plot_pair
-from .figures.head_points import plot_claim as plot_claim
-from .figures.head_map import plot_head_map as plot_head_map
-from .figures.head_wavelengths import plot_head_wavelengths as plot_head_wavelengths
-from .figures.one_head import plot_kernel as plot_kernel
-from .figures.norms import plot_norms as plot_norms
+from .figures.head import plot_attention as plot_attention
+from .figures.head import plot_pair as plot_pair
+from .figures.heads import plot_claim as plot_claim
+from .figures.heads import plot_head_map as plot_head_map
+from .figures.planes import plot_head_wavelengths as plot_head_wavelengths
+from .figures.head import plot_kernel as plot_kernel
+from .figures.planes import plot_norms as plot_norms
 from .figures.reach import plot_reach as plot_reach
-from .figures.one_head import plot_selectivity as plot_selectivity
-from .figures.silenced import plot_silenced as plot_silenced
-from .figures.truncation import plot_truncation as plot_truncation
+from .figures.head import plot_selectivity as plot_selectivity
+from .figures.edits import plot_silenced as plot_silenced
+from .figures.edits import plot_truncation as plot_truncation
 
 # write and read
 from .report import write_report as write_report

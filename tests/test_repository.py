@@ -25,8 +25,8 @@ ROOMS = {
     "files": 500,
     "train": 1_270,
     "comparison": 780,
-    "figures": 2_430,
-    "report": 2_050,
+    "figures": 2_320,
+    "report": 1_990,
     "analysis commands": 2_360,
 }
 PACKAGE, TESTS, NAMES = 23_000, 20_000, 60

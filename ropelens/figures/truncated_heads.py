@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.errors import BadArgument
-from ropelens.figures.attention import square_root_scale
+from ropelens.figures.head import square_root_scale
 from ropelens.figures.inputs import check_head
 from ropelens.figures.style import (
     COLORS,

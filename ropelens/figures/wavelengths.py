@@ -167,13 +167,6 @@ def turning_wavelengths(dataset: xr.Dataset) -> tuple[int, Float[np.ndarray, " p
     return layer, wavelength[layer][np.isfinite(wavelength[layer])]
 
 
-def alike(dataset: xr.Dataset) -> bool:
-    """Whether all layers that rotate have the same planes."""
-    wavelength = dataset["wavelength"].transpose("layer", "frequency").values
-    turning = wavelength[np.isfinite(wavelength).any(axis=1)]
-    return np.allclose(turning, turning[:1], rtol=1e-3, equal_nan=True)
-
-
 def plane_index(wavelength: Float[np.ndarray, " plane"], length: float) -> float | None:
     """The fractional number of the plane of wavelength `length`; None outside the planes.
 

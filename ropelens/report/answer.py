@@ -91,7 +91,7 @@ def render_figures(template: str, figures: Mapping[str, go.Figure], **values: ob
             "templates": page_templates(),
         },
         cards=[
-            {"name": number, "title": figure.layout.title.text, "explain": caption, "terms": ()}
+            {"name": number, "title": figure.layout.title.text, "explain": caption}
             for number, (caption, figure) in drawn
         ],
         **values,

@@ -12,7 +12,6 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from ropelens.figures.attention import plot_attention, plot_pair
 from ropelens.figures.comparison import (
     plot_comparison_planes,
     plot_copying,
@@ -21,14 +20,12 @@ from ropelens.figures.comparison import (
     plot_loss_change,
     plot_position_loss,
 )
-from ropelens.figures.head_map import plot_head_map
-from ropelens.figures.head_points import plot_budget_triangle, plot_claim
-from ropelens.figures.head_wavelengths import by_position, plot_head_wavelengths
-from ropelens.figures.norms import plot_norms
-from ropelens.figures.one_head import plot_kernel, plot_selectivity
+from ropelens.figures.edits import MEASURES, MeasureName, plot_truncation
+from ropelens.figures.head import plot_attention, plot_kernel, plot_pair, plot_selectivity
+from ropelens.figures.heads import plot_budget_triangle, plot_claim, plot_head_map
+from ropelens.figures.planes import by_position, plot_head_wavelengths, plot_norms
 from ropelens.figures.reach import plot_reach
 from ropelens.figures.truncated_heads import PANELS, plot_head_truncation
-from ropelens.figures.truncation import MEASURES, MeasureName, plot_truncation
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +35,7 @@ class PageFigure:
     `draw` takes the page's results; so does `known`, whether there is something to draw.
     `explain`: the sentences below it. `title`: "" is the figure's. `section`: the place on the
     page of a profile, "all" heads, the chosen "head" or the "model"; `tab`: its name there.
-    `terms`: words of the glossary. `layout`: what the page changes in the figure's.
+    `layout`: what the page changes in the figure's.
     """
 
     name: str
@@ -48,7 +45,6 @@ class PageFigure:
     known: Callable[..., bool] = lambda *_: True
     section: str = ""
     tab: str = ""
-    terms: tuple[str, ...] = ()
     layout: dict[str, Any] = field(default_factory=dict)
 
 
@@ -64,7 +60,6 @@ PROFILE = (
         "of each label; below, a row a head, the most positional on top. Click a row.",
         title="Heads by wavelength", section="all", tab="By wavelength",
         known=lambda profile, heads, _: len(by_position(heads)) > 0,
-        terms=("positional", "semantic", "wavelength", "selectivity"),
         layout={"margin_t": 40},
     ),
     PageFigure(
@@ -74,7 +69,6 @@ PROFILE = (
         "chooses with (full from 2); a number is how many tokens a positional head looks "
         "back. Click a cell, or use the arrow keys.",
         title="Every head, by layer", section="all", tab="By layer",
-        terms=("positional", "semantic", "bits", "offset"),
     ),
     PageFigure(
         "triangle",
@@ -83,7 +77,6 @@ PROFILE = (
         "(position), what they are (content), or both at once. Sinks are left out. Larger "
         "points choose more sharply.",
         title="Where its bits come from", section="all", tab="Bits",
-        terms=("bits", "sink"),
         layout={"margin": {"l": 50, "r": 50, "b": 44, "t": 24}, "height": 520},
     ),
     PageFigure(
@@ -93,7 +86,6 @@ PROFILE = (
         "top left to bottom right. Part of it is geometry: any model shows it. What counts is "
         "whether the diamond below lies outside the surrogates' strokes.",
         title="The claim: position and wavelength", section="all", tab="Claim",
-        terms=("wavelength", "surrogate"),
         layout={"height": 520},
     ),
     PageFigure(
@@ -103,7 +95,6 @@ PROFILE = (
         "and keys are there, and how much they stay the same whatever the token. Drag over "
         "planes to stop them.",
         title="Planes: which wavelengths it uses", section="head", tab="Planes",
-        terms=("selectivity", "norm", "coherence", "wavelength"),
         layout={"margin_t": 36, "margin_l": 72, "height": 415} | FIXED,
     ),
     PageFigure(
@@ -122,7 +113,6 @@ PROFILE = (
         "the key, to the left (dashed) away; a longer hand can push more. Below, what each "
         "plane adds to the score, and the score with the key at any distance.",
         title="One query, one key", section="head", tab="Pair",
-        terms=("plane", "wavelength"),
         layout={"height": 330, "margin_t": 12},
     ),
     PageFigure(
@@ -131,7 +121,6 @@ PROFILE = (
         "How much of its attention one token gets, by how many tokens back it is. Dashed: what "
         "the head's average query and key alone would do.",
         title="Kernel: how far it looks back", section="head", tab="Distance",
-        terms=("kernel", "offset"),
         layout={"height": 450, "margin_t": 36},
     ),
     PageFigure(
@@ -140,7 +129,6 @@ PROFILE = (
         "Bright cells are planes with long queries or keys, which can push most. Fast planes "
         "are on the left, slow ones on the right; the dotted line is the context's length.",
         title="Query and key norms, by layer and wavelength", section="model",
-        terms=("plane", "norm", "wavelength"),
     ),
 )
 
@@ -155,7 +143,6 @@ SWEEP_OF_HEAD = (
         "there.",
         title="Stopped: the head as planes stop", section="head", tab="Stopped",
         known=lambda sweep, _: _has(sweep, "slow", "fast") and bool({*PANELS} & {*sweep}),
-        terms=("plane", "wavelength", "bits"),
         layout={"margin_t": 56, "height": 400},
     ),
 )
@@ -176,7 +163,6 @@ REACH = (
         "score falls to the mean of the other keys.",
         title="Reach: how far back it finds its key", section="head", tab="Reach",
         known=lambda reach: bool(reach["horizon"].notnull().any()),
-        terms=("plane", "offset"),
         layout={"margin_t": 12, "height": 360, "showlegend": True},
     ),
 )
@@ -199,15 +185,12 @@ SWEEP = (
         "below the grey one, the model needs the stopped planes less than random ones. Bars "
         "are 95% intervals of the difference on the same sequences.",
         known=lambda _, table: _has(table, "slow", "fast") and "loss" in _measured(table),
-        terms=("plane", "wavelength"),
     ),
     PageFigure(
         "bands",
         lambda sweep, table: plot_truncation(sweep, by="band", table=table),
-        "One band of neighbouring planes stops at a time. Grey: as many random planes. Below: "
-        "the wavelengths that push heads toward the keys they pick.",
+        "One band of neighbouring planes stops at a time. Grey: as many random planes.",
         known=lambda _, table: _has(table, "band") and "loss" in _measured(table),
-        terms=("selectivity", "wavelength"),
     ),
     PageFigure(
         "others",
@@ -225,7 +208,6 @@ SWEEP = (
         "Colour: how much a head's attention changes. A word in a cell is the head's new "
         "label: pos(itional), mix(ed), sem(antic), sink, dif(fuse).",
         known=lambda sweep, table: _has(table, "slow", "fast") and "attention_change" in sweep,
-        terms=("bits", "positional", "semantic"),
     ),
 )
 
@@ -287,8 +269,8 @@ def draw(rows: Sequence[PageFigure], *results: Any) -> dict[PageFigure, go.Figur
 
 def card(row: PageFigure, figure: go.Figure) -> dict[str, Any]:
     """The words around a figure, as a template reads them."""
-    words = {"name": row.name, "section": row.section, "tab": row.tab, "terms": row.terms}
-    return words | {"title": row.title or figure.layout.title.text, "explain": row.explain}
+    words = {"name": row.name, "section": row.section, "tab": row.tab, "explain": row.explain}
+    return words | {"title": row.title or figure.layout.title.text}
 
 
 def bare(figure: go.Figure, **layout: Any) -> dict[str, Any]:

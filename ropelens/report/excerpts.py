@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 from scipy.special import softmax
 
-from ropelens.figures.attention import excerpt_tokens
+from ropelens.figures.head import excerpt_tokens
 from ropelens.figures.inputs import kv_heads
 from ropelens.figures.text import plotly_text, visible_token
 from ropelens.report.render import packed

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.errors import BadArgument, public
-from ropelens.figures.head_points import claim_title
+from ropelens.figures.heads import claim_title
 from ropelens.figures.inputs import head_table
 from ropelens.figures.reach import reach_arrays
 from ropelens.figures.style import COLORS, SIGNS

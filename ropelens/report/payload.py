@@ -11,11 +11,10 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from ropelens.figures.attention import excerpt_tokens, farthest
-from ropelens.figures.head_points import bit_shares
+from ropelens.figures.head import excerpt_tokens, farthest, kernel_arrays
+from ropelens.figures.heads import bit_shares
 from ropelens.figures.inputs import kv_heads, numbers
-from ropelens.figures.norms import PANELS
-from ropelens.figures.one_head import kernel_arrays
+from ropelens.figures.planes import PANELS
 from ropelens.figures.style import COLORS, LABELS, PAPER, SIGNS, SYMBOLS, Theme, template
 from ropelens.figures.truncated_heads import kinds_of, shares_of
 from ropelens.figures.wavelengths import common_columns, wavelength_positions

@@ -20,7 +20,7 @@ import pandas as pd
 import xarray as xr
 
 from ropelens.comparison.pairs import entries_of
-from ropelens.comparison.table import LOOKS_AT, summarize_comparison
+from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import public
 from ropelens.figures.style import LABELS
 from ropelens.figures.text import (
@@ -33,7 +33,7 @@ from ropelens.figures.text import (
 )
 from ropelens.measure.heads import classify_heads
 from ropelens.measure.terms import NEEDLES, OWN
-from ropelens.measure.truncation_table import best_head, summarize_truncation
+from ropelens.measure.truncation_table import summarize_truncation
 from ropelens.report.render import TEMPLATES
 from ropelens.statistics.intervals import ENOUGH_DOCUMENTS
 
@@ -98,7 +98,6 @@ def _environment() -> jinja2.Environment:
     }
     environment.globals |= {
         "NOTHING": NOTHING,
-        "infinity": math.inf,
         "nan": math.nan,
         "change_and_interval": change_and_interval,
     }
@@ -388,9 +387,6 @@ def comparison_sentences(comparison: xr.Dataset, table: pd.DataFrame) -> list[st
     records["previous_token"] = {"rows": rows}
     records["without_rotation"] = _without_rotation(comparison, table)
     records["claims"] = _claims(comparison, table)
-    records["wavelengths"] = _wavelengths(comparison, table)
-    if "growth_loss" in comparison:
-        records["growth"] = _growth(comparison, str(table["group"].iloc[0]))
     if runs := comparison.attrs.get("unfinished"):
         records["unfinished"] = {"runs": runs}
     records["unlike_seeds"] = _unlike_seeds(comparison)
@@ -460,50 +456,6 @@ def _claims(comparison: xr.Dataset, table: pd.DataFrame) -> Record | None:
         verdicts = list(Counter(entries["verdict"].values.tolist()).items())
         groups.append({"group": group, "verdicts": verdicts, **numbers})
     return {"groups": groups}
-
-
-def _wavelengths(comparison: xr.Dataset, table: pd.DataFrame) -> Record | None:
-    """The wavelengths that heads select through; whether all groups turn the same planes."""
-    known = table[table[["positional_wavelength", "semantic_wavelength"]].notna().all(axis=1)]
-    if known.empty:
-        return None
-    turning = {
-        tuple(np.isfinite(entries_of(comparison, group)["wavelength"][0, 0].values))
-        for group in table["group"]
-    }
-    return {"groups": known.to_dict("records"), "alike": len(turning) == 1}
-
-
-def _growth(comparison: xr.Dataset, group: str) -> Record:
-    """At which checkpoint the baseline has its first heads, and where its longest queries lie.
-
-    `since` is the first step from which on these stay in the plane where they end.
-    """
-    entry = entries_of(comparison, group).isel(entry=0)
-    heads = ("layer", "head")
-    induction = best_head(entry["growth_trial_induction"]).mean("trial")
-    appear = {
-        "previous-token head": entry["growth_previous_token"].max(heads) >= LOOKS_AT,
-        "positional head": (entry["growth_label"] == "positional").any(heads),
-        "semantic head": (entry["growth_label"] == "semantic").any(heads),
-        "induction head": induction >= LOOKS_AT,
-    }
-    steps = comparison["step"].values
-    first = [
-        (what, int(steps[there.values.argmax()]) if there.any() else None)
-        for what, there in appear.items()
-    ]
-    norm = entry["growth_q_norm"].mean(heads).transpose("step", "frequency")
-    norm = norm.dropna("step", how="all")  # the steps of another run
-    most = norm.fillna(-1).argmax("frequency").values
-    moved = np.flatnonzero(most != most[-1])
-    return {
-        "entry": entry["entry"].item(),
-        "heads": sorted(first, key=lambda one: one[1] is None),
-        "share": LOOKS_AT,
-        "since": int(norm["step"].values[moved[-1] + 1 if len(moved) else 0]),
-        "wavelength": float(entry["wavelength"].median("layer")[most[-1]]),
-    }
 
 
 def _unlike_seeds(comparison: xr.Dataset) -> Record | None:

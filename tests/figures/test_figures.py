@@ -17,9 +17,9 @@ from synthetic_profile import synthetic_profile
 import ropelens as rl
 from ropelens.errors import BadArgument
 from ropelens.figures.comparison import variant_looks
-from ropelens.figures.head_points import plot_budget_triangle
+from ropelens.figures.head import kernel_arrays
+from ropelens.figures.heads import plot_budget_triangle
 from ropelens.figures.inputs import kv_heads
-from ropelens.figures.one_head import kernel_arrays
 from ropelens.figures.style import (
     COLORS,
     LABELS,
@@ -40,7 +40,6 @@ FAMILIES: dict[str, Draw] = {
     "triangle": lambda p, h: plot_budget_triangle(p, h, selected=(1, 2)),
     "claim": lambda p, h: rl.plot_claim(p, h, selected=(1, 2)),
     "norms": lambda p, h: rl.plot_norms(p),
-    "norms of a head": lambda p, h: rl.plot_norms(p, head=2),
     "norms of a layer": lambda p, h: rl.plot_norms(p, layer=1),
     "kernel": lambda p, h: rl.plot_kernel(p, **AT),
     "selectivity": lambda p, h: rl.plot_selectivity(p, **AT),
@@ -148,25 +147,20 @@ def test_claim_shows_the_heads_that_count_and_the_surrogates(small):
     assert "orrelation" not in rl.plot_claim(profile, heads).layout.title.text
 
 
-@pytest.mark.parametrize("at", [{}, {"head": 2}, {"layer": 1}])
-def test_norms_of_layers_of_one_head_or_of_a_layers_heads(measured, at):
+@pytest.mark.parametrize("layer", [None, 1])
+def test_norms_of_layers_or_of_a_layers_heads(measured, layer):
     profile, _ = measured
     finite = np.isfinite(profile.wavelength.values[0])
-    query, key = rl.plot_norms(profile, **at).data
-    kv_head = 2 // (profile.sizes["head"] // profile.sizes["kv_head"])
-    for trace, name, dim, here in (
-        (query, "q_norm", "head", 2),
-        (key, "k_norm", "kv_head", kv_head),
+    figure = rl.plot_norms(profile, layer=layer)
+    for trace, name, dim in zip(
+        figure.data, ("q_norm", "k_norm"), ("head", "kv_head"), strict=True
     ):
         values = profile[name].transpose("layer", dim, "frequency")
-        if "layer" in at:
-            expected = values.values[1]
-        else:
-            expected = (values.isel({dim: here}) if at else values.mean(dim)).values
+        expected = (values.mean(dim) if layer is None else values[layer]).values
         np.testing.assert_allclose(trace.z[:, : finite.sum()], expected[:, finite])
         np.testing.assert_allclose(trace.z[:, -1], expected[:, -1])
         assert len(trace.x) == trace.z.shape[1] + 1
-    layout = rl.plot_norms(profile, **at).layout
+    layout = figure.layout
     assert layout.xaxis.type == layout.xaxis2.type == "log"
     assert layout.xaxis2.title.text == "wavelength (tokens, log scale)"
 
@@ -237,8 +231,6 @@ def test_heads_that_are_not_the_profiles_are_refused(small):
             rl.plot_head_map(profile, table)
     with pytest.raises(BadArgument, match="There is no layer 7, head 0"):
         rl.plot_kernel(profile, layer=7, head=0)
-    with pytest.raises(BadArgument, match="a layer or a head, not both"):
-        rl.plot_norms(profile, **AT)
     with pytest.raises(BadArgument, match="There is no excerpt 9"):
         rl.plot_attention(profile, **AT, excerpt=9)
 

@@ -154,17 +154,6 @@ def test_findings_say_the_order_of_the_losses(comparison: xr.Dataset) -> None:
     end = "over the text of one seed). An interval over the text of one seed does not cover"
     assert f"{end} training again." in told
     assert said[-1] == "A finding."
-    (grown,) = [s for s in said if s.startswith("Over the checkpoints of rope seed 0:")]
-    first = "the first positional head at step 2, the first semantic head at step 1,"
-    assert first in grown
-    norm = comparison["growth_q_norm"]
-    norm[0] = 1.0
-    norm[{"entry": 0, "frequency": 5}] = [[[2.0]], [[0.5]], [[2.0]], [[2.0]]]
-    said = findings(comparison, summarize_comparison(comparison))
-    (grown,) = [s for s in said if s.startswith("Over the checkpoints of rope seed 0:")]
-    # 2 pi 10,000^(5 / 8) of a head of 16 coordinates
-    longest = "from step 4 on, queries are longest in a plane of wavelength 1,987 tokens"
-    assert grown.endswith(f"; {longest}.")
 
 
 def test_findings_say_what_differs_by_more_than_chance(comparison: xr.Dataset) -> None:

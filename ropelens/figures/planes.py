@@ -1,4 +1,4 @@
-"""Every head beside every other: through which wavelengths it picks its keys."""
+"""Every plane: through which wavelengths heads pick their keys, and norms by wavelength."""
 
 from __future__ import annotations
 
@@ -11,8 +11,16 @@ import xarray as xr
 from jaxtyping import Float, Int
 
 from ropelens.errors import Count, public
-from ropelens.figures.inputs import head_table, numbers, row_of
-from ropelens.figures.style import COLORS, LABELS, OUTSIDE, SEQUENTIAL, SYMBOLS, stacked
+from ropelens.figures.inputs import check_head, head_table, numbers, row_of
+from ropelens.figures.style import (
+    COLORS,
+    LABELS,
+    OUTSIDE,
+    SEQUENTIAL,
+    SYMBOLS,
+    index_axis,
+    stacked,
+)
 from ropelens.figures.text import short_count
 from ropelens.figures.wavelengths import (
     mark_context,
@@ -161,3 +169,61 @@ def mean_share(
         "y": np.insert(mean["y"].to_numpy(), breaks, np.nan),
         "text": np.insert([short_count(w) for w in mean["wavelength"]], breaks, ""),
     }
+
+
+PANELS = {"q_norm": "query", "k_norm": "key"}
+
+
+@public
+def plot_norms(profile: xr.Dataset, *, layer: Count | None = None) -> go.Figure:
+    """Mean norm of every plane by wavelength, queries above keys; brighter is longer.
+
+    A row a layer, the mean over heads; with `layer`, a row a head of that layer. In the units
+    of the model's queries and keys. Source: Barbero et al. 2024 (arXiv 2410.06205), its
+    figures of norms.
+    """
+    check_head(profile, layer=layer or 0, head=0)
+    what, whose = "layer", "mean over heads"
+    if layer is not None:
+        what, whose = "head", f"heads of layer {layer}"
+    rows = profile.sizes[what]
+    figure = stacked(
+        f"Query and key norms by wavelength, {whose}",
+        2,
+        height=170 + 2 * int(np.clip(rows * 30, 120, max(220, rows * 9))),
+        spacing=0.14 if rows <= 16 else 0.07,
+    )
+    for row, (name, side) in enumerate(PANELS.items(), start=1):
+        dim = "head" if name == "q_norm" else "kv_head"
+        values = profile[name].transpose("layer", dim, "frequency")
+        norms = (values.mean(dim) if layer is None else values[layer]).values
+        layers = np.arange(len(norms)) if layer is None else np.full(len(norms), layer)
+        cells = plane_map(profile["wavelength"].values, norms, layers)
+        figure.add_heatmap(
+            **cells,
+            y=np.arange(len(norms)),
+            name=f"{side} norm",
+            colorscale=SEQUENTIAL,
+            zmin=0,
+            zmax=float(np.nanmax(cells["z"])),
+            colorbar={"thickness": 10, "nticks": 4, "len": 0.46, "yanchor": "top"}
+            | {"y": 1.0 if row == 1 else 0.46},
+            hovertemplate=f"{what} %{{y}}<br>wavelength %{{text}} tokens<br>"
+            f"{side} norm %{{z:.3f}}<extra></extra>",
+            hoverongaps=False,
+            meta={"role": name},
+            row=row,
+            col=1,
+        )
+        # A colour bar's title would widen the margin.
+        place = {"x": 0, "xref": "paper", "xanchor": "left", "y": 1, "yanchor": "bottom"}
+        words = {"text": f"{side} norm (model units)", "font_size": 12}
+        figure.add_annotation(place | words, yref="y domain" if row == 1 else "y2 domain")
+        of_keys = layer is not None and name == "k_norm"
+        axis = index_axis(len(norms), "key-value head" if of_keys else what)
+        figure.update_yaxes(**axis, row=row)
+    set_wavelengths(figure, profile["wavelength"].values)
+    ends = np.log10(figure.data[0].x[[0, -1]]).tolist()
+    figure.update_xaxes(range=ends, showgrid=False)
+    mark_context(figure, profile, color="#ffffff", below=True)
+    return figure

@@ -1,4 +1,4 @@
-"""What it costs to stop planes: from either end, by bands, beside random planes."""
+"""What it costs to stop planes, from either end or by bands, and to silence heads."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import xarray as xr
 from jaxtyping import Float
 
 from ropelens.errors import BadArgument, public
-from ropelens.figures.head_wavelengths import mean_share, selectivity_shares
 from ropelens.figures.style import (
+    COLORS,
     DOTTED,
     MUTED,
+    SYMBOLS,
     TEXT_ONLY,
     VARIANT_COLORS,
     interval_bars,
@@ -31,14 +32,12 @@ from ropelens.figures.truncated_heads import (
 )
 from ropelens.figures.wavelengths import (
     MARKS,
-    alike,
     mark_wavelengths,
     marks,
     plane_borders,
     plane_index,
     set_wavelengths,
     turning_wavelengths,
-    wavelength_positions,
 )
 from ropelens.measure.truncation_table import summarize_truncation
 
@@ -73,14 +72,13 @@ def plot_truncation(
 
     "share": change of each of `measures` from the model as it is, with the 95 % interval of
     the paired difference, an end of the axis a panel. x: share of the planes that still
-    rotate, and the wavelength (tokens) that stops there. Grey: as many random planes, a cross
+    rotate. Grey: as many random planes, a cross
     a draw, dashed their mean. Dotted: the plane whose wavelength is the trained context, and
     the one where Oka et al. 2026 predict the longest queries. Source: Barbero et al. 2024
     (arXiv 2410.06205), its p-RoPE and reversed variants.
 
-    "band": the first of `measures` for one band of wavelengths at a time, a bar a band; below,
-    where measured, the share of the positive selectivity that each plane has, mean over all
-    heads, in percent. x: wavelength (tokens).
+    "band": the first of `measures` for one band of wavelengths at a time, a bar a band. x:
+    wavelength (tokens).
 
     "head": the 16 heads whose attention changes most, a column a share. Colour: mean over rows
     of KL(attention as it is || under the edit), in bits, by its square root. A word in a cell
@@ -144,9 +142,9 @@ def _ends_figure(
         figure.update_yaxes(title_text=measure.title, row=row, col=1)
     figure.update_yaxes(zeroline=True, nticks=6)
     figure.update_xaxes(**KEPT_AXIS, showticklabels=False)
+    last = {"showticklabels": True, "title_text": KEPT_TITLE}
+    figure.update_xaxes(**last, row=len(measures))
     for column, end in enumerate(ends, start=1):
-        axis = _share_axis(truncation, end)
-        figure.update_xaxes(**axis, showticklabels=True, row=len(measures), col=column)
         _mark_shares(figure, truncation, end, column=column)
     return figure
 
@@ -154,17 +152,10 @@ def _ends_figure(
 def _bands_figure(truncation: xr.Dataset, table: pd.DataFrame, measure: Measure) -> go.Figure:
     """The change a band, above the selectivity of each plane."""
     bands = table[table["kind"] == "band"]
-    panels = 2 if "selectivity_keys" in truncation else 1
-    figure = _with_words_above(
-        "What each band of wavelengths is worth",
-        height=220 + 180 * panels,
-        **{"rows": panels, "cols": 1, "vertical_spacing": 0.09, "shared_xaxes": True},
-        row_heights=[0.62, 0.38][:panels],
-    )
+    figure = _with_words_above("What each band of wavelengths is worth", height=400)
     spans = _spans(truncation, bands)
     low, high = spans.T
     bars, color = _changes(bands, measure), VARIANT_COLORS[2]
-    top = {"row": 1, "col": 1}
     figure.add_bar(
         **bars | {"error_y": None},
         x=(low + high) / 2,
@@ -172,21 +163,18 @@ def _bands_figure(truncation: xr.Dataset, table: pd.DataFrame, measure: Measure)
         name="one band stopped",
         marker={"color": color, "opacity": 0.55, "line": {"width": 1}},
         textposition="none",
-        **top,
     )
     # A bar's own error stands at the middle of its width, which a logarithmic axis moves.
     look = {"mode": "markers", "marker": {"color": color, "size": 6}, "showlegend": False}
-    figure.add_scatter(**bars, x=np.sqrt(low * high), **look, **top)
+    figure.add_scatter(**bars, x=np.sqrt(low * high), **look)
     draws = table[table["kind"] == "band control"]
     span = dict(zip(bands["band"], spans, strict=True))
     means = draws.groupby("band")[measure.column].mean()
     middles = [float(np.sqrt(span[band].prod())) for band in draws["band"]]
     x = [place for band in means.index for place in (*span[band], None)]
     y = [value for mean in means for value in (mean, mean, None)]
-    _add_draws(figure, middles, draws, x, y, measure, legend=True, **top)
-    figure.update_yaxes(title_text=measure.title, zeroline=True, row=1)
-    if panels == 2:
-        _add_selectivity(figure, truncation)
+    _add_draws(figure, middles, draws, x, y, measure, legend=True)
+    figure.update_yaxes(title_text=measure.title, zeroline=True)
     set_wavelengths(figure, truncation["wavelength"].values)
     ends = np.log10([spans.min(), spans.max()])
     figure.update_xaxes(range=[float(ends[0]) - 0.03, float(ends[1]) + 0.03])
@@ -264,35 +252,6 @@ def _spans(truncation: xr.Dataset, bands: pd.DataFrame) -> Float[np.ndarray, "ba
     return np.array([(low[planes].min(), high[planes].max()) for planes in inside])
 
 
-def _add_selectivity(figure: go.Figure, truncation: xr.Dataset) -> None:
-    """Share of the positive selectivity by wavelength, mean over all heads."""
-    wavelength = truncation["wavelength"].values
-    shares = np.nanmean(selectivity_shares(truncation), axis=1)
-    figure.add_scatter(
-        **mean_share(wavelength_positions(wavelength), shares, wavelength),
-        mode="lines+markers",
-        line={"color": VARIANT_COLORS[1], "width": 2},
-        marker={"symbol": "square", "size": 6},
-        name="push",
-        hovertemplate="wavelength %{text} tokens<br>%{y:.1f}% of the push<extra></extra>",
-        row=2,
-        col=1,
-    )
-    figure.update_yaxes(title_text="push toward<br>keys (%)", rangemode="tozero", row=2)
-
-
-def _share_axis(truncation: xr.Dataset, end: str) -> dict[str, Any]:
-    """Keywords of a share axis, with the wavelength that stops at each tick."""
-    layer, wavelength = turning_wavelengths(truncation)
-    shares = np.array(KEPT_AXIS["tickvals"])
-    plane = (shares if end == "slow" else 1 - shares) * len(wavelength) - 0.5
-    lengths = np.exp(np.interp(plane, np.arange(len(wavelength)), np.log(wavelength)))
-    ticks = [f"{s:.0%}<br>{short_count(w)}" for s, w in zip(shares, lengths, strict=True)]
-    where = "" if alike(truncation) else f" of layer {layer}"
-    title = f"{KEPT_TITLE};<br>wavelength that stops there{where} (tokens)"
-    return KEPT_AXIS | {"ticktext": ticks, "title_text": title}
-
-
 def _mark_shares(figure: go.Figure, truncation: xr.Dataset, end: str, *, column: int) -> None:
     """Lines at the trained context and the predicted band, named above the first panel."""
     _, wavelength = turning_wavelengths(truncation)
@@ -309,3 +268,37 @@ def _mark_shares(figure: go.Figure, truncation: xr.Dataset, end: str, *, column:
         place = {"x": at, "y": 1, "yanchor": "bottom"} | axes
         words = {"text": MARKS[name].format(length), "name": name, "xanchor": side}
         figure.add_annotation(place | words | {"align": side})
+
+
+@public
+def plot_silenced(table: pd.DataFrame) -> go.Figure:
+    """Change of loss (nats/token) with its 95 % interval: a row a set, a panel a kind of token.
+
+    `table` has, a row a number: `what` was done, to heads of which `label` ("" of none, drawn
+    grey), the kind of `tokens`, and `change`, `low`, `high`.
+    """
+    kinds, sets = list(dict.fromkeys(table["tokens"])), list(dict.fromkeys(table["what"]))
+    panels = {"rows": 1, "cols": len(kinds), "shared_yaxes": True, "subplot_titles": kinds}
+    title = "Change of loss where heads are silenced"
+    figure = new_figure(title, height=130 + 34 * len(sets), **panels, horizontal_spacing=0.03)
+    for row in table.to_dict("records"):
+        color = COLORS.get(row["label"], MUTED)
+        change, low, high = row["change"], row["low"], row["high"]
+        figure.add_scatter(
+            x=[change],
+            y=[row["what"]],
+            error_x=interval_bars([change], [low], [high], color=color),
+            mode="markers",
+            marker={"color": color, "symbol": SYMBOLS.get(row["label"], "line-ns-open")},
+            marker_size=9,
+            hovertemplate=f"{row['tokens']}<br>%{{y}}<br>%{{x:+.4f}} nats/token "
+            f"({low:+.4f} to {high:+.4f})<extra></extra>",
+            showlegend=False,
+            row=1,
+            col=kinds.index(row["tokens"]) + 1,
+        )
+    figure.update_xaxes(title_text="change (nats/token)", zeroline=True, nticks=6)
+    figure.update_xaxes(rangemode="tozero")
+    figure.update_yaxes(categoryorder="array", categoryarray=sets[::-1], showgrid=False)
+    figure.update_yaxes(title_text="what is silenced (heads)", col=1)
+    return figure.update_layout(margin_t=90)
