@@ -12,7 +12,6 @@ from ropelens.errors import BadArgument
 from ropelens.rope.planes import Planes
 from ropelens.statistics.block import Block, CallRows
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.memory import sum_by_offset
 from ropelens.statistics.rows import Rows
 from ropelens.statistics.variables import Statistic
 
@@ -71,9 +70,7 @@ def _sum_blocks(rows: CallRows, statistics: Sequence[Statistic]) -> SequenceSums
             _add(sums, "", block, (weight @ together)[..., 0, :])
         for row in statistics:
             if row.over == "offsets":
-                by_offset = sum_by_offset(
-                    values[row.name], block.own, block.weight, dense=rows.dense
-                )
+                by_offset = block.sum_by_offset(values[row.name])
                 _add(sums, row.name, block, by_offset, width=rows.k.shape[2])
             elif row.name not in single:
                 scale = block.call.scale if row.dims[-1] == "coordinate" else 1

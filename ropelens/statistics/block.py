@@ -1,4 +1,4 @@
-"""An attention call as statistics read it: its rows, and blocks of them with their softmax.
+"""An attention call as statistics and models read it: its rows, and blocks of them.
 
 A `Block` has the formulas of docs/measures.md as properties, each computed when it is first
 read: L, A, A K, U K. Nothing larger than a block of rows is in memory, and only the lower
@@ -7,6 +7,7 @@ triangle is computed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -19,12 +20,14 @@ from ropelens.statistics.call import AttentionCall, sees
 from ropelens.statistics.memory import (
     BLOCK_ELEMENTS,
     BLOCK_ROWS,
-    Scratch,
-    hide_unseen,
+    FEWEST_ROWS,
+    HIDDEN,
     pick,
     products,
     row_blocks,
     running_sum,
+    softmax,
+    sum_by_offset,
 )
 from ropelens.statistics.rows import Rows
 
@@ -35,10 +38,10 @@ class CallRows:
     `q` [batch, head, row, coordinate] and `k` [batch, kv_head, position, coordinate] are the
     queries and keys in float32 or wider; `q_still` and `k_still` have their rotation taken off.
     `position` [shared, row] and `weight` [batch, row] are those of `rows`; `shared` is 1 where
-    all sequences have the same rows. `sinks` [batch, shared, position] is more than 0 where a
-    key is a sink, in one row for all heads or in one for each (without it, position 0).
-    `tokens` [batch, position] are the ids of the keys. The first key stands at `first`, where
-    a call has only a part of a sequence.
+    all sequences have the same rows. `sinks` [batch, shared, position] is the kind of sink of
+    each key (0: none), in one row for all heads or in one for each; without it, position 0 is
+    one. `tokens` [batch, position] are the ids of the keys. The first key stands at `first`,
+    where a call has only a part of a sequence.
     """
 
     def __init__(
@@ -59,16 +62,16 @@ class CallRows:
         self.position = rows.position[:1] if rows.dense else rows.position
         self.weight = rows.weight.to(self.k.device, dtype)
         self.tokens = None if tokens is None else tokens.to(self.k.device)
-        beginning = (self.places == 0).expand(len(self.k), 1, -1)
-        self.sinks = beginning if sinks is None else sinks > 0
-        self.scratch = Scratch(self.k)
+        sinks = (self.places == 0).expand(len(self.k), 1, -1) if sinks is None else sinks
+        shape = (1, 1) if sinks.shape[1] == 1 else (self.k.shape[1], -1)
+        self.sink_kind = sinks.long().unflatten(1, shape).to(self.k.device)
+        self._memory: dict[str, Tensor] = {}
 
     @cached_property
     def q_still(self) -> Float[Tensor, "batch head row coordinate"]:
         """q~: the queries with their rotation taken off."""
-        return unrotate(
-            self.q, self.places if self.call.at is None else self.call.at, self.planes
-        )
+        at = self.places if self.call.at is None else self.call.at
+        return unrotate(self.q, at, self.planes)
 
     @cached_property
     def k_still(self) -> Float[Tensor, "batch kv_head position coordinate"]:
@@ -91,6 +94,12 @@ class CallRows:
         return rows.unflatten(1, (self.k.shape[1], -1))
 
     @cached_property
+    def row_q_still(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
+        """q~ of the rows."""
+        rows = pick(self.q_still, self.call.row_at(self.position))
+        return rows.unflatten(1, (self.k.shape[1], -1))
+
+    @cached_property
     def k_scaled(self) -> Float[Tensor, "batch kv_head position coordinate"]:
         """s k."""
         return self.k if self.call.scale == 1 else self.k * self.call.scale
@@ -105,7 +114,7 @@ class CallRows:
     @cached_property
     def mean_other_key(self) -> Float[Tensor, "batch kv_head shared_group row coordinate"]:
         """The mean of the keys that each row sees and that are no sinks; 0 without any."""
-        other = ~self.is_sink[..., None]
+        other = (self.sink_kind == 0)[..., None]
         count = self._sum_seen(other.to(self.k.dtype).flatten(1, 2)).clamp(min=1)
         total = self._sum_seen((self.k[:, :, None] * other).flatten(1, 2))
         return total.unflatten(1, (self.k.shape[1], -1)) / count.unflatten(1, other.shape[1:3])
@@ -123,26 +132,39 @@ class CallRows:
         return seen
 
     @cached_property
-    def is_sink(self) -> Bool[Tensor, "batch shared_kv_head shared_group position"]:
-        """Whether each key is a sink, of all heads or of each."""
-        one_for_all = self.sinks.shape[1] == 1
-        shape = (1, 1) if one_for_all else (self.k.shape[1], -1)
-        return self.sinks.unflatten(1, shape).to(self.k.device)
-
-    @cached_property
     def sink_positions(self) -> Int[Tensor, " sink"]:
         """The positions at which some head has a sink."""
-        return self.sinks.flatten(0, 1).any(0).nonzero()[:, 0].cpu()
+        return self.sink_kind.flatten(0, 2).any(0).nonzero()[:, 0].cpu()
 
-    def blocks(self) -> Iterator[Block]:
-        """All rows of all heads, in blocks of about `BLOCK_ELEMENTS` scores."""
+    def blocks(self, heads: slice | None = None) -> Iterator[Block]:
+        """All rows, in blocks of about `BLOCK_ELEMENTS` scores.
+
+        A block has some kv heads, or these `heads` and half as many scores: models of them
+        need as much again.
+        """
         batch, kv_heads, group = self.row_q.shape[:3]
-        device = self.k.device.type
+        device, count = self.k.device.type, self.position.shape[1]
         area = BLOCK_ELEMENTS[device] // (batch * group)
-        for rows, keys in row_blocks(self.position, area=area, most=BLOCK_ROWS[device]):
-            heads = max(1, area // ((rows.stop - rows.start) * keys))
-            for first in range(0, kv_heads, heads):
-                yield Block(self, rows, slice(first, min(first + heads, kv_heads)))
+        if heads is not None:
+            area //= 2 * (heads.stop - heads.start)
+        most = BLOCK_ROWS[device]
+        if not self.dense:  # rows apart: a block of many has keys that most do not see
+            few = count * int(self.position.max() + 1) <= area // 4
+            most = count if few else max(FEWEST_ROWS, -(-count // 8))
+        for rows, keys in row_blocks(self.position, area=area, most=most):
+            if heads is not None:
+                yield Block(self, rows, heads)
+                continue
+            together = max(1, area // ((rows.stop - rows.start) * keys))
+            for first in range(0, kv_heads, together):
+                yield Block(self, rows, slice(first, min(first + together, kv_heads)))
+
+    def take_memory(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Memory that serves every block, one tensor a name: fresh pages cost more."""
+        size = math.prod(shape)
+        if name not in self._memory or len(self._memory[name]) < size:
+            self._memory[name] = self.k.new_empty(size)
+        return self._memory[name][:size].view(shape)
 
 
 class Block:
@@ -151,12 +173,12 @@ class Block:
     Scores are in nats. `position` [shared, row] and `weight` [batch, row] are those of the
     rows; `keys` are the positions of the keys: the first is 0, or one that no row sees. `q`
     [batch, kv_head, group, row, coordinate] and `k` [batch, kv_head, key, coordinate] carry
-    their rotation.
+    their rotation. Blocks of one call share memory: what one computed ends with the next.
     """
 
     def __init__(self, rows: CallRows, part: slice, heads: slice) -> None:
-        self.call, self.planes = rows.call, rows.planes
-        self._rows, self._part, self._heads = rows, part, heads
+        self.call, self.planes, self.heads = rows.call, rows.planes, heads
+        self._rows, self._part = rows, part
         self.position, self.weight = rows.position[:, part], rows.weight[:, part]
         self._first = self.call.start[self.position]
         # One key more than any row sees, where there is one: its weight is 0 in every row.
@@ -164,6 +186,16 @@ class Block:
         self.keys, self._columns = range(low, high), slice(low, high)
         self.q = rows.row_q[:, heads, :, part]
         self.k = rows.k[:, heads, self._columns]
+
+    @cached_property
+    def q_still(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
+        """q~ of the rows."""
+        return self._rows.row_q_still[:, self.heads, :, self._part]
+
+    @cached_property
+    def k_still(self) -> Float[Tensor, "batch kv_head key coordinate"]:
+        """k~ of the keys."""
+        return self._rows.k_still[:, self.heads, self._columns]
 
     @cached_property
     def scores(self) -> Float[Tensor, "batch kv_head group row key"]:
@@ -183,20 +215,37 @@ class Block:
     @cached_property
     def _softmax(self) -> tuple[Tensor, Tensor]:
         """A and its logarithmic norm; A takes the memory of scores that nobody else reads."""
-        scores = self._scores("attention") if self.call.softcap is None else self.scores
-        largest = scores.amax(-1)
-        attention = torch.softmax(scores, -1, out=self._memory("attention"))
-        # A row's largest weight is at least 1 / keys, so its logarithm is exact.
-        return attention, largest - attention.amax(-1).log()
+        if self.call.softcap is None and "scores" not in vars(self):
+            return softmax(self._scores("attention"))
+        return softmax(self.scores, out=self.memory("attention"))
 
     def _scores(self, name: str) -> Float[Tensor, "batch kv_head group row key"]:
-        k = self._rows.k_scaled[:, self._heads, self._columns]
-        scores = self.call.squash(products(self.q, k, out=self._memory(name)))
-        return hide_unseen(scores, self._first, self.position, self.keys)
+        k = self._rows.k_scaled[:, self.heads, self._columns]
+        return self.hide(self.call.squash(products(self.q, k, out=self.memory(name))))
 
-    def _memory(self, name: str) -> Float[Tensor, "batch kv_head group row key"]:
+    def memory(self, name: str) -> Float[Tensor, "batch kv_head group row key"]:
         """A matrix of this block, in memory that serves every block."""
-        return self._rows.scratch.take(name, *self.q.shape[:4], len(self.keys))
+        return self._rows.take_memory(name, (*self.q.shape[:4], len(self.keys)))
+
+    def hide(
+        self, scores: Float[Tensor, "batch kv_head group row key"]
+    ) -> Float[Tensor, "batch kv_head group row key"]:
+        """`scores`, changed in place: `HIDDEN` at the keys that a row does not see."""
+        for columns, penalty in self._hidden:
+            scores[..., columns] += penalty
+        return scores
+
+    @cached_property
+    def _hidden(self) -> list[tuple[slice, Tensor]]:
+        """The columns that some row does not see, and what hides them from it."""
+        low, hidden = self.keys.start, []
+        seen_by_all = int(self._first.max()), int(self.position.min()) + 1
+        for begin, end in ((low, seen_by_all[0]), (seen_by_all[1], self.keys.stop)):
+            if begin < end:
+                seen = sees(self._first, self.position, torch.arange(begin, end))
+                penalty = torch.where(seen, 0.0, HIDDEN)[:, None, None].to(self.k.device)
+                hidden.append((slice(begin - low, end - low), penalty))
+        return hidden
 
     @cached_property
     def read(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
@@ -206,35 +255,38 @@ class Block:
     @property
     def mean_key(self) -> Float[Tensor, "batch kv_head 1 row coordinate"]:
         """U K: the mean of the keys that each row sees."""
-        return self._rows.mean_key[:, self._heads, None, self._part]
+        return self._rows.mean_key[:, self.heads, None, self._part]
 
     @property
     def mean_other_key(self) -> Float[Tensor, "batch kv_head shared_group row coordinate"]:
         """The mean of the keys that each row sees and that are no sinks."""
-        return self._rows.mean_other_key[:, self._heads, :, self._part]
+        return self._rows.mean_other_key[:, self.heads, :, self._part]
 
     @cached_property
-    def sink_attention(self) -> Float[Tensor, "batch kv_head group row sink"]:
-        """A_ij on those of the block's keys that are a sink of some head."""
-        is_sink = self._rows.is_sink[..., self._sinks + self.keys.start]
-        if is_sink.shape[1] > 1:
-            is_sink = is_sink[:, self._heads]
-        return self.attention[..., self._sinks] * is_sink[..., None, :]
-
-    @property
-    def sink_read(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
-        """sum_j A_ij k_j over sinks."""
-        sinks = self.sink_attention.flatten(2, 3) @ self.k[:, :, self._sinks]
-        return sinks.unflatten(2, self.q.shape[2:4])
-
-    @cached_property
-    def _sinks(self) -> Int[Tensor, " sink"]:
+    def sinks(self) -> Int[Tensor, " sink"]:
         """The columns of the block in which some head has a sink."""
         at = self._rows.sink_positions
         here = at[(at >= self.keys.start) & (at < self.keys.stop)]
         return (here - self.keys.start).to(self.k.device)
 
     @cached_property
+    def sink_kind(self) -> Int[Tensor, "batch shared_kv_head shared_group 1 sink"]:
+        """The kind of sink that is in these columns, of all heads or of each; 0: none."""
+        kind = self._rows.sink_kind[..., None, self.sinks + self.keys.start]
+        return kind if kind.shape[1] == 1 else kind[:, self.heads]
+
+    @cached_property
+    def sink_attention(self) -> Float[Tensor, "batch kv_head group row sink"]:
+        """A_ij in the columns of sinks; 0 where the head has none."""
+        return self.attention[..., self.sinks] * (self.sink_kind > 0)
+
+    @property
+    def sink_read(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
+        """sum_j A_ij k_j over sinks."""
+        sinks = self.sink_attention.flatten(2, 3) @ self.k[:, :, self.sinks]
+        return sinks.unflatten(2, self.q.shape[2:4])
+
+    @property
     def expected_score(self) -> Float[Tensor, "batch kv_head group row"]:
         """sum_j A_ij L_ij, which without a soft-cap is s q_i (A K)_i."""
         if self.call.softcap is None:
@@ -242,18 +294,30 @@ class Block:
         return torch.linalg.vecdot(self.attention, self.scores)
 
     @property
+    def information(self) -> Float[Tensor, "batch kv_head group row"]:
+        """KL(A_i || U_i): log of the keys that row i sees, less the entropy of A_i."""
+        scores = self.scores  # read first, so that A does not take their memory
+        expected = torch.linalg.vecdot(self.attention, scores)
+        return self.log_keys - (self.log_norm - expected)
+
+    @property
+    def log_keys(self) -> Float[Tensor, "shared 1 1 row"]:
+        """Logarithm of the number of keys that each row sees."""
+        return (self.position + 1 - self._first)[:, None, None].to(self.q).log()
+
+    @property
     def sink_logits(self) -> Float[Tensor, "kv_head group 1"] | None:
         """The sink logit of each head, where a model has them."""
         if self.call.sink_logits is None:
             return None
         by_head = self.call.sink_logits.to(self.q.dtype).unflatten(0, (-1, self.q.shape[2]))
-        return by_head[self._heads, :, None]
+        return by_head[self.heads, :, None]
 
     @property
     def query_heads(self) -> slice:
         """Which query heads of the layer these are."""
         group = self.q.shape[2]
-        return slice(self._heads.start * group, self._heads.stop * group)
+        return slice(self.heads.start * group, self.heads.stop * group)
 
     @property
     def seen(self) -> Bool[Tensor, "shared row key"]:
@@ -261,10 +325,29 @@ class Block:
         key = torch.arange(self.keys.start, self.keys.stop)
         return sees(self._first, self.position, key).to(self.k.device)
 
-    @property
+    @cached_property
     def own(self) -> Int[Tensor, "shared row"]:
         """The column of each row's own key."""
         return (self.position - self.keys.start).to(self.k.device)
+
+    @cached_property
+    def offset(self) -> Int[Tensor, "shared row key"]:
+        """How many tokens each key is behind the row; 0 for keys ahead."""
+        column = torch.arange(len(self.keys), device=self.k.device)
+        return (self.own[..., None] - column).clamp(min=0)
+
+    def weigh(
+        self, by_row: Float[Tensor, "batch kv_head group row"]
+    ) -> Float[Tensor, "kv_head group"]:
+        """Weighted sum over the rows of all sequences, in float64."""
+        weighted = by_row * self.weight[:, None, None]
+        return weighted.sum(-1).to("cpu", torch.float64).sum(0)
+
+    def sum_by_offset(
+        self, values: Float[Tensor, "batch kv_head group row key"]
+    ) -> Float[Tensor, "batch kv_head group offset"]:
+        """Weighted sum over the rows at each offset, without the first key: it is set to 0."""
+        return sum_by_offset(values, self.weight, None if self._rows.dense else self.offset)
 
     @property
     def sequence(self) -> Int[Tensor, "batch position"]:

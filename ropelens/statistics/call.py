@@ -17,8 +17,8 @@ class AttentionCall:
     0 for full causal attention and i - window + 1 under a sliding window. It has a row for each
     sequence only where padding on the left makes them differ. A call that continues a key-value
     cache has `past` keys before those of its rows: row r is i = past + r, and sees the keys
-    from `start[r]` to i. A sequence that ran in chunks has only the rows `at` these positions,
-    ascending: row r is i = at[r], and sees the keys from `start[i]` to i.
+    from `start[r]` to i. A call of some rows has those `at` these positions, ascending, of all
+    sequences or of each: row r is i = at[r], and sees the keys from `start[i]` to i.
 
     Scores are `scale` q . k, squashed to `softcap` tanh(score / softcap) where the model does
     so; `sink_logits` (gpt-oss) take part in the softmax without a key.
@@ -34,7 +34,7 @@ class AttentionCall:
     sink_logits: Float[Tensor, " head"] | None
     start: Int[Tensor, "*sequence position"]
     past: int = 0
-    at: Int[Tensor, " row"] | None = None
+    at: Int[Tensor, "*each row"] | None = None
 
     def row_at(self, position: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
         """The row of `query` at each position, all of which it must have."""
@@ -54,6 +54,11 @@ class AttentionCall:
             output=self.output[:, :, heads.to(self.output.device)],
             sink_logits=None if sinks is None else sinks[heads.to(sinks.device)],
         )
+
+    def of_sequences(self, chosen: slice | Bool[Tensor, " batch"]) -> AttentionCall:
+        """The call of some sequences."""
+        of_each = ("query", "key", "value", "output")
+        return replace(self, **{name: vars(self)[name][chosen] for name in of_each})
 
     def squash(self, scores: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """`scores`, changed in place: softcap tanh(score / softcap) where the model does so."""

@@ -11,7 +11,6 @@ from torch import Tensor
 from ropelens.rope.planes import Planes
 from ropelens.statistics.block import Block, CallRows
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.memory import BLOCK_ELEMENTS, row_blocks
 from ropelens.statistics.rows import Rows
 
 
@@ -39,22 +38,19 @@ def attention_change(
     sides = [CallRows(call, rows, still) for call in (before, after)]
     batch, heads = after.query.shape[:2]
     total = torch.zeros(batch, heads, dtype=torch.float64)
-    # Two blocks, and two logarithms of a softmax, share the memory of one block.
-    device = after.query.device.type
-    area = BLOCK_ELEMENTS[device] // (batch * heads * 4)
-    for part, _ in row_blocks(sides[0].position, area=area, most=sides[0].position.shape[1]):
-        before_log, after_log = (_log_weights(side, part) for side in sides)
+    blocks = zip(*(side.blocks(slice(0, side.k.shape[1])) for side in sides), strict=True)
+    for pair in blocks:
+        before_log, after_log = map(_log_weights, pair)
         # Where chances are 0 so is the term: hidden keys have the same finite score twice.
         ratio = before_log - after_log
         divergence = before_log.exp_().mul_(ratio).sum(-1)
-        weighted = divergence * sides[0].weight[:, None, part]
+        weighted = divergence * pair[0].weight[:, None]
         total += weighted.sum(-1).to("cpu", torch.float64)
     return total
 
 
-def _log_weights(rows: CallRows, part: slice) -> Float[Tensor, "batch head row key"]:
-    """Logarithms of the weights of some rows; a learned sink comes last."""
-    block = Block(rows, part, slice(0, rows.k.shape[1]))
+def _log_weights(block: Block) -> Float[Tensor, "batch head row key"]:
+    """Logarithms of the weights of the rows; a learned sink comes last."""
     scores = block.scores.flatten(1, 2)
     if block.call.sink_logits is not None:
         sink = block.call.sink_logits.to(scores)[None, :, None, None]

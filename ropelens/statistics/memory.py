@@ -6,15 +6,12 @@ twice as long.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
-
-from ropelens.statistics.call import sees
 
 BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 """Scores of a block; on a CPU a block should stay in its caches."""
@@ -50,57 +47,29 @@ def row_blocks(
         begin += rows
 
 
-class Scratch:
-    """Memory that every block uses again: fresh pages cost more than the products.
-
-    A block asks for each name once, so none of its tensors is overwritten while it lives.
-    """
-
-    def __init__(self, like: Tensor) -> None:
-        self._like = like
-        self._memory: dict[str, Tensor] = {}
-
-    def take(self, name: str, *shape: int) -> Tensor:
-        """A tensor of this shape in the memory of this name; its former content is lost."""
-        size = math.prod(shape)
-        if name not in self._memory or len(self._memory[name]) < size:
-            self._memory[name] = self._like.new_empty(size)
-        return self._memory[name][:size].view(shape)
-
-
 def products(
     q: Float[Tensor, "batch kv_head group row coordinate"],
     k: Float[Tensor, "batch kv_head key coordinate"],
     *,
-    out: Float[Tensor, "batch kv_head group row key"] | None = None,
+    out: Float[Tensor, "batch kv_head group row key"],
 ) -> Float[Tensor, "batch kv_head group row key"]:
     """q k of every row and key: one product serves all the heads of a kv head."""
     batch, kv_heads, group, rows, _ = q.shape
-    out = q.new_empty(*q.shape[:4], k.shape[2]) if out is None else out
     flat = out.view(batch * kv_heads, group * rows, -1)
     torch.bmm(q.flatten(2, 3).flatten(0, 1), k.flatten(0, 1).mT, out=flat)
     return out
 
 
-def hide_unseen(
-    scores: Float[Tensor, "batch kv_head group row key"],
-    first: Int[Tensor, "shared row"],
-    last: Int[Tensor, "shared row"],
-    keys: range,
-) -> Float[Tensor, "batch kv_head group row key"]:
-    """`scores`, changed in place: `HIDDEN` beyond the keys from `first` to `last` of each row.
+def softmax(
+    scores: Float[Tensor, "*batch key"], *, out: Float[Tensor, "*batch key"] | None = None
+) -> tuple[Float[Tensor, "*batch key"], Float[Tensor, "*batch"]]:
+    """Softmax of each row and log sum_j exp(score_j), in the memory of `out` or of the scores.
 
-    Only the columns that some row does not see are touched.
+    A row's largest weight is at least 1 / keys, so its logarithm is exact.
     """
-    for begin, end in (
-        (keys.start, int(first.max())),
-        (int(last.min()) + 1, keys.stop),
-    ):
-        if begin < end:
-            seen = sees(first, last, torch.arange(begin, end))
-            penalty = torch.where(seen, 0.0, HIDDEN)[:, None, None].to(scores.device)
-            scores[..., begin - keys.start : end - keys.start] += penalty
-    return scores
+    largest = scores.amax(-1)
+    weights = torch.softmax(scores, -1, out=scores if out is None else out)
+    return weights, largest - weights.amax(-1).log()
 
 
 def pick(
@@ -126,27 +95,26 @@ def running_sum(
 
 def sum_by_offset(
     values: Float[Tensor, "batch kv_head group row key"],
-    own: Int[Tensor, "shared row"],
     row_weight: Float[Tensor, "batch row"],
-    *,
-    dense: bool,
+    offset: Int[Tensor, "shared row key"] | None,
 ) -> Float[Tensor, "batch kv_head group offset"]:
     """Weighted sum of `values` at each offset, without the first key, which is set to 0.
 
-    `own` is the column of each row's own key; values behind it are 0. `dense` rows follow each
-    other.
+    `offset` is that of each key, 0 for keys ahead, where values are 0; None where rows follow
+    each other.
     """
     values = values.contiguous()
     values[..., 0] = 0
-    if dense:
-        return _sum_diagonals(values, own, row_weight)
-    by_row = _sum_shifted if values.device.type == "cpu" else _sum_gathered
-    return by_row(values, own, row_weight)
+    if offset is None:
+        return _sum_diagonals(values, row_weight)
+    # The key at an offset is in the column that has the key's offset, and where a row has no
+    # such key in the first one.
+    index = offset[:, None, None].expand_as(values)
+    return (row_weight[:, None, None, None] @ values.gather(-1, index))[..., 0, :]
 
 
 def _sum_diagonals(
     values: Float[Tensor, "batch kv_head group row key"],
-    own: Int[Tensor, "1 row"],
     row_weight: Float[Tensor, "batch row"],
 ) -> Float[Tensor, "batch kv_head group offset"]:
     """Sums along each diagonal, for rows that follow each other.
@@ -167,33 +135,3 @@ def _sum_diagonals(
     sums = (by_head[..., 1:] @ skewed)[:, 0]
     sums[:, rows - 1 :] += by_head[:, 0, :1] * flat[:, 0, : keys - rows + 1]
     return sums.flip(-1).view(*heads, keys)
-
-
-def _sum_shifted(
-    values: Float[Tensor, "batch kv_head group row key"],
-    own: Int[Tensor, "shared row"],
-    row_weight: Float[Tensor, "batch row"],
-) -> Float[Tensor, "batch kv_head group offset"]:
-    """Sums at each offset, for rows anywhere: each is added so that its own key comes last."""
-    last = values.shape[-1] - 1
-    sums = torch.zeros_like(values[..., 0, :])
-    sequences = zip(sums.flatten(1, 2), values.flatten(1, 2), strict=True)
-    places = own.expand(len(values), -1).tolist(), row_weight.tolist()
-    for (total, by_row), of_rows, weights in zip(sequences, *places, strict=True):
-        for row, (at, weight) in enumerate(zip(of_rows, weights, strict=True)):
-            total[:, last - at :].add_(by_row[:, row, : at + 1], alpha=weight)
-    return sums.flip(-1)
-
-
-def _sum_gathered(
-    values: Float[Tensor, "batch kv_head group row key"],
-    own: Int[Tensor, "batch row"],
-    row_weight: Float[Tensor, "batch row"],
-) -> Float[Tensor, "batch kv_head group offset"]:
-    """The same on a GPU, for which one row is too little work.
-
-    Offsets beyond the keys of a row read the first key, whose value is 0.
-    """
-    at = own[..., None] - torch.arange(values.shape[-1], device=values.device)
-    index = at.clamp(min=0)[:, None, None].expand_as(values)
-    return (row_weight[:, None, None, None] @ values.gather(-1, index))[..., 0, :]

@@ -18,8 +18,7 @@ from ropelens.rope.horizon import moved_scores
 from ropelens.rope.planes import Planes
 from ropelens.rope.turn import Side, turn
 from ropelens.statistics.block import Block, CallRows
-from ropelens.statistics.call import AttentionCall, sees
-from ropelens.statistics.memory import BLOCK_ELEMENTS, pick, row_blocks
+from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.rows import Rows
 
 TIE = 4.0
@@ -92,32 +91,21 @@ def sum_picked(
     Rows with fewer than two keys to choose from are left out. Scores are those before a
     soft-cap, which changes no order. `group` is the group, of `groups`, of each sequence.
     """
-    own = _unsquashed(call, heads)
-    turned = [_turned(own, planes, rotation.side) for rotation in rotations]
-    sides = [CallRows(each, rows, planes) for each in (own, *turned)]
+    dtype = torch.promote_types(call.query.dtype, torch.float32)
     rounding = TIE * max(torch.finfo(x).eps for x in (call.query.dtype, torch.float32))
-    area = BLOCK_ELEMENTS[call.key.device.type] // len(own.query) // len(heads)
+    own = call.of_heads(heads)
+    query, key = own.query.to(dtype) * call.scale, own.key.to(dtype)
+    own = replace(own, query=query, key=key, scale=1.0, softcap=None)
+    calls = [own, *(_turned(own, planes, rotation.side) for rotation in rotations)]
+    sides = [CallRows(each, rows, planes) for each in calls]
     total: PickedSums | None = None
-    for part, _ in row_blocks(sides[0].position, area=area, most=sides[0].position.shape[1]):
-        blocks = [Block(side, part, slice(0, len(heads))) for side in sides]
-        sums = _sum_block(sides[0], part, blocks, rotations, distances, rounding=rounding)
+    every = slice(0, len(heads))
+    for blocks in zip(*(side.blocks(every) for side in sides), strict=True):
+        sums = _sum_block(blocks, rotations, distances, rounding=rounding)
         by_group = _by_group(sums, group, groups)
         total = by_group if total is None else total + by_group
     assert total is not None, "a batch has rows"
     return total
-
-
-def _unsquashed(call: AttentionCall, heads: Int[Tensor, " head"]) -> AttentionCall:
-    """The call of some heads, its queries times s, without a soft-cap and without values."""
-    dtype = torch.promote_types(call.query.dtype, torch.float32)
-    chosen = call.of_heads(heads)
-    return replace(
-        chosen,
-        query=chosen.query.to(dtype) * call.scale,
-        key=chosen.key.to(dtype),
-        scale=1.0,
-        softcap=None,
-    )
 
 
 def _turned(call: AttentionCall, planes: Planes, side: Side) -> AttentionCall:
@@ -125,17 +113,12 @@ def _turned(call: AttentionCall, planes: Planes, side: Side) -> AttentionCall:
     if side.leaves(planes):
         return call
     at = torch.arange(call.key.shape[2], device=call.key.device)[None]
-    return replace(
-        call,
-        query=turn(call.query, at, planes, side),
-        key=turn(call.key, at, planes, side),
-    )
+    query, key = (turn(x, at, planes, side) for x in (call.query, call.key))
+    return replace(call, query=query, key=key)
 
 
 def _sum_block(
-    rows: CallRows,
-    part: slice,
-    blocks: list[Block],
+    blocks: tuple[Block, ...],
     rotations: list[Rotation],
     distances: Float[Tensor, " distance"],
     *,
@@ -145,33 +128,31 @@ def _sum_block(
 
     `blocks` are those of the model itself, and of each rotation.
     """
-    own, device = blocks[0], rows.k.device
+    own, device = blocks[0], blocks[0].k.device
     picked, others = _pick(own)
-    at = picked + own.keys.start
-    product = _products(rows, rows.position[:, part], at)
+    count, product = others.sum(-1), _products(own, picked)
     weight = own.weight.double() * others[:, 0].any(-1)
 
     def total(x: Tensor) -> Tensor:
         return (x * weight.view(len(x), 1, -1, *[1] * (x.ndim - 3)).to(x.dtype)).sum(2)
 
-    level, best, wins, kept = [], [], [], []
+    each = []
     for block, rotation in zip(blocks[1:], rotations, strict=True):
         scores = block.scores[:, :, 0]
-        count = others.sum(-1)
         mean = scores.masked_fill(~others, 0).sum(-1, dtype=torch.float64) / count.clamp(min=1)
         largest = scores.masked_fill(~others, -torch.inf).amax(-1).double()
         largest = largest.masked_fill(count == 0, 0)
         term = product * rotation.gain.to(device)
         to_beat = largest + rounding * term.abs().sum(-1)
         moved = moved_scores(term, rotation.inv_freq.to(device), distances.to(device))
+        wins = (moved > to_beat[..., None]).double()
         unmoved = scores.gather(-1, picked[..., None])[..., 0].double()
-        level.append(total(mean))
-        best.append(total(largest))
-        wins.append(total((moved > to_beat[..., None]).double()).sum(0))
-        kept.append(total((unmoved > to_beat).double()).sum(0))
+        kept = (unmoved > to_beat).double()
+        each.append((total(mean), total(largest), total(wins).sum(0), total(kept).sum(0)))
+    level, best, wins, kept = zip(*each, strict=True)
     return PickedSums(
         weight=weight.sum(1),
-        distance=total((rows.position[:, None, part].to(device) - at).double()),
+        distance=total((own.own[:, None] - picked).double()),
         product=total(product),
         level=torch.stack(level, dim=-1),
         best=torch.stack(best, dim=-1),
@@ -184,23 +165,20 @@ def _pick(
     block: Block,
 ) -> tuple[Int[Tensor, "batch head row"], Bool[Tensor, "batch head row key"]]:
     """The column of each row's picked key, and which others it could have picked."""
-    first = block.call.start[block.position].clamp(min=1)
-    column = torch.arange(len(block.keys))
-    choice = sees(first, block.position - 1, column + block.keys.start)[:, None]
-    choice = choice.to(block.k.device)
+    column = torch.arange(len(block.keys), device=block.k.device)
+    choice = block.seen & (column < block.own[..., None]) & (column + block.keys.start > 0)
+    choice = choice[:, None]
     picked = block.scores[:, :, 0].masked_fill(~choice, -torch.inf).argmax(-1)
-    return picked, choice & (column.to(picked.device) != picked[..., None])
+    return picked, choice & (column != picked[..., None])
 
 
 def _products(
-    rows: CallRows,
-    position: Int[Tensor, "shared row"],
-    picked: Int[Tensor, "batch head row"],
+    block: Block, picked: Int[Tensor, "batch head row"]
 ) -> Complex[Tensor, "batch head row term"]:
     """s q~ conj(k~) of every row and its picked key, by term."""
-    planes, width = rows.planes, rows.k.shape[-1]
-    query = pick(rows.q_still, position).double()
-    key = rows.k_still.gather(2, picked[..., None].expand(-1, -1, -1, width)).double()
+    planes, query = block.planes, block.q_still[:, :, 0].double()
+    at = picked[..., None].expand(query.shape)
+    key = block.k_still.gather(2, at).double()
     real = planes.sum_coordinates(query * key)
     imaginary = torch.zeros_like(real)
     turned = query[..., planes.second] * key[..., planes.first]

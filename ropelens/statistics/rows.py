@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ropelens.errors import Positive
@@ -43,6 +43,18 @@ class Rows:
     weight: Float[Tensor, "batch row"]
     length: Int[Tensor, " batch"]
     dense: bool
+
+    def of_sequences(self, chosen: Bool[Tensor, " batch"]) -> Rows:
+        """The rows of some of the sequences."""
+        tables = self.position[chosen], self.weight[chosen], self.length[chosen]
+        return Rows(*tables, self.dense)
+
+    def every_other(self, first: int) -> Rows:
+        """Every other row of each sequence; if their number is odd, one without weight more."""
+        even = self.position.shape[1] // 2 * 2
+        position = torch.cat([self.position, self.position[:, even:]], dim=1)
+        weight = torch.cat([self.weight, 0 * self.weight[:, even:]], dim=1)
+        return Rows(position[:, first::2], weight[:, first::2], self.length, dense=False)
 
     def by_position(self, context: int) -> Float[Tensor, "batch position"]:
         """Total weight of the rows at each position."""

@@ -8,15 +8,19 @@ to take most rows' attention (Gu et al. 2025, arXiv 2410.10781).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from ropelens.rope.planes import Planes
-from ropelens.statistics.budget.cells import SINKS, blocks
+from ropelens.statistics.block import CallRows
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.rows import Rows
+
+SINKS = ("first", "named", "found")
+"""Kinds of sinks, 1, 2, 3 in tables of them: each has a weight of its own in the models."""
 
 LEAST_SHARE = 0.3
 """Mean attention of the rows behind a key above which it is found to be a sink."""
@@ -63,17 +67,18 @@ def find_sinks(
     a single sequence, where that says no more than its token, has none.
     """
     batch, heads, context = len(call.query), call.query.shape[1], call.key.shape[2]
+    first, behind = call.start.cpu()[rows.position], torch.stack([rows.weight > 0, rows.weight])
+    ends = torch.zeros(2, batch, context + 1, dtype=torch.float64)
+    ends.scatter_add_(-1, first.expand(2, -1, -1), behind.double())
+    ends.scatter_add_(-1, rows.position.expand(2, -1, -1), -behind.double())
+    count, weight = ends.cumsum(-1)[..., :-1]  # of the rows behind each key
     mass = torch.zeros(batch, heads, context, dtype=torch.float64)
-    count, weight = torch.zeros(2, batch, context, dtype=torch.float64)
-    for block in blocks(call, rows, planes, sinks):
-        keys = slice(block.low, block.low + block.k.shape[2])
-        key = torch.arange(keys.start, keys.stop, device=block.k.device)
-        behind = (key < block.position[..., None]) & (block.hidden[:, 0, 0] == 0)
-        behind = behind * block.weight[..., None]
-        taken = (block.attention()[0] * behind[:, None, None]).sum(-2).flatten(1, 2)
-        mass[..., keys] += taken.to("cpu", torch.float64)
-        count[:, keys] += (behind > 0).sum(1).cpu()
-        weight[:, keys] += behind.sum(1).cpu()
+    for block in CallRows(call, replace(rows, dense=False), planes, sinks=sinks).blocks():
+        own = block.own[:, None, None, :, None].expand(*block.q.shape[:4], 1)
+        attention = block.attention.scatter_(-1, own, 0.0)
+        taken = (block.weight[:, None, None, None] @ attention)[..., 0, :].flatten(1, 2)
+        keys = slice(block.keys.start, block.keys.stop)
+        mass[:, block.query_heads, keys] += taken.to("cpu", torch.float64)
     takes = (mass > LEAST_SHARE * weight[:, None]) & (sinks == 0)
     often = takes.sum(0) > (count > 0).sum(0) / 2
     return often & (count.sum(0) >= LEAST_ROWS) & (batch > 1)

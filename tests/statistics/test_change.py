@@ -128,7 +128,7 @@ def test_blocks_are_no_matter(blocks: int, monkeypatch: pytest.MonkeyPatch):
     for rows in (all_rows(lengths), sample_rows(lengths, count=40, seed=1)):
         whole = [attention_change(before, after, rows) for before, after in pairs]
         with monkeypatch.context() as patch:
-            patch.setattr("ropelens.statistics.change.BLOCK_ELEMENTS", {"cpu": blocks})
+            patch.setattr("ropelens.statistics.block.BLOCK_ELEMENTS", {"cpu": blocks})
             parts = [attention_change(before, after, rows) for before, after in pairs]
         for own, other in zip(parts, whole, strict=True):
             torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)

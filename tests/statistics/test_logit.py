@@ -35,11 +35,9 @@ def in_sample(
     call: AttentionCall, planes: Planes, tokens: Tensor, *, ridge: float
 ) -> dict[str, Tensor]:
     """The `SCORES` of each head, of all rows by what was fitted to them."""
-    one = torch.zeros(len(tokens), dtype=torch.long)
     rows = all_rows(torch.full((len(tokens),), tokens.shape[1]))
     given = (call, rows, planes, first_is_sink(tokens))
-    weights = fit(*given, part=one, parts=1, ridge=ridge)
-    scores = score(*given, weights, by=one).sum(0)
+    scores = score(*given, fit(*given, ridge=ridge)).sum(0)
     return dict(zip(SCORES, scores.unbind(-1), strict=True))
 
 

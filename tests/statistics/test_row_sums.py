@@ -194,11 +194,3 @@ def test_row_sums_by_brute_force(
 def test_a_running_sum_is_cumsum(count: int):
     x = normal(2, 3, count, 5, seed=count)
     torch.testing.assert_close(memory.running_sum(x), x.cumsum(2))
-
-
-def test_sums_by_offset_on_a_gpu_are_those_on_a_cpu():
-    own = torch.tensor([[2, 3, 7, 8], [1, 4, 5, 8]])
-    seen = (torch.arange(9) <= own[..., None]) & (torch.arange(9) > 0)
-    values = normal(2, 2, 3, 4, 9, seed=0) * seen[:, None, None]
-    given = values, own, normal(2, 4, seed=1)
-    torch.testing.assert_close(memory._sum_gathered(*given), memory._sum_shifted(*given))

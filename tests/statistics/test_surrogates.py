@@ -45,9 +45,8 @@ def test_a_surrogate_is_the_layer_turned_by_other_frequencies(name: str):
             at = torch.arange(40)[None]
             q, k = turn(call.query, at, planes, sides[0]), turn(call.key, at, planes, sides[1])
             turned = AttentionCall(**(vars(call) | {"query": q, "key": k}))
-            one = torch.zeros(4, dtype=torch.long)
-            fits = fit(turned, rows, planes, sinks, part=one, parts=1)
-            scores = score(turned, rows, planes, sinks, fits, by=one).sum(0)
+            given = turned, rows, planes, sinks
+            scores = score(*given, fit(*given)).sum(0)
             nats = dict(zip(SCORES, scores.unbind(-1), strict=True))
             rest = nats["information"] - nats["sink"]
             fraction = (nats["position"] - nats["sink"]) / rest

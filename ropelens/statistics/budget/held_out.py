@@ -8,24 +8,21 @@ sequence is alone in its length, every other of its rows belongs to a fold.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ropelens.rope.planes import Planes
-from ropelens.statistics.budget.cells import split
-from ropelens.statistics.budget.logit import MODELS, fit, score
+from ropelens.statistics.budget.logit import MODELS, SCORES, fit, score
+from ropelens.statistics.budget.offsets import split
 from ropelens.statistics.budget.surrogates import draw_surrogates
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.corpus import Corpus
+from ropelens.statistics.corpus import GROUPS, Corpus
 from ropelens.statistics.kernel import offset_edges
 from ropelens.statistics.rows import Rows, generator_of, sample_rows
 from ropelens.statistics.sinks import find_sinks, with_found
-from ropelens.statistics.sums import by_group
 
 FOLD_ROWS = 256
 """Rows that the models of a fold are fitted to."""
@@ -45,9 +42,6 @@ LEAST_SCORED = 32
 SURROGATE_SEQUENCES = 8
 SURROGATE_ROWS = 256
 """Rows of so many sequences that surrogates are compared on."""
-
-BATCHED = ("query", "key", "value", "output")
-"""The tensors of a call that have a row for each sequence."""
 
 
 def scored_rows(text: Corpus) -> int:
@@ -90,14 +84,17 @@ class LayerFit:
         fold: Int[Tensor, " batch"],
     ) -> Float[Tensor, "group head score"]:
         """The `SCORES` of the rows of each group under the models of the other fold."""
-        if self.alone:
-            call, rows, sinks = _in_halves(call, rows, sinks)
-            fold, group = torch.arange(2).repeat(len(group)), group.repeat_interleave(2)
         context = len(call.start)
         beta, sigma, kappa, tau = split(self.weights, self.terms, self.found.shape[1])
         tau = tau[..., : len(offset_edges(context)) - 1]
         weights = torch.cat([beta, sigma, kappa[..., :context], tau], dim=-1)
-        return by_group(score(call, rows, planes, sinks, weights, by=1 - fold), group)
+        by_group = torch.zeros(GROUPS, call.query.shape[1], len(SCORES), dtype=torch.float64)
+        for number in (0, 1):
+            mine, own = _of_fold(rows, fold, number, alone=self.alone)
+            if mine.any():
+                given = call.of_sequences(mine), own, planes, sinks[mine]
+                by_group.index_add_(0, group[mine], score(*given, weights[:, 1 - number]))
+        return by_group
 
     @property
     def kappa(self) -> Float[Tensor, "head offset"]:
@@ -139,17 +136,33 @@ class Sample:
     ) -> LayerFit:
         """The models of one layer, from its attention on the sample; and its surrogates."""
         found = find_sinks(call, self.rows, planes, self.text.sinks)
-        sinks, rows, fold = with_found(self.text.sinks, found), self.rows, self.text.fold
-        some = len(self.surrogate_rows.length)
-        first = replace(call, **{name: getattr(call, name)[:some] for name in BATCHED})
+        sinks = with_found(self.text.sinks, found)
+        some = slice(len(self.surrogate_rows.length))
         drawn = draw_surrogates(
-            first, self.surrogate_rows, planes, sinks[:some], draws=surrogates, seed=seed
+            call.of_sequences(some),
+            self.surrogate_rows,
+            planes,
+            sinks[some],
+            draws=surrogates,
+            seed=seed,
         )
-        if self.text.alone:
-            call, rows, sinks = _in_halves(call, rows, sinks)
-            fold = torch.arange(2)
-        weights = fit(call, rows, planes, sinks, part=fold).float()
-        return LayerFit(weights, planes.terms, found, drawn, self.text.alone)
+        alone, folds = self.text.alone, []
+        for number in (0, 1):
+            mine, own = _of_fold(self.rows, self.text.fold, number, alone=alone)
+            given = call.of_sequences(mine), own, planes, sinks[mine]
+            folds.append(fit(*given, fold=number))
+        weights = torch.stack(folds, dim=1).float()
+        return LayerFit(weights, planes.terms, found, drawn, alone)
+
+
+def _of_fold(
+    rows: Rows, fold: Int[Tensor, " batch"], number: int, *, alone: bool
+) -> tuple[Bool[Tensor, " batch"], Rows]:
+    """The sequences of a fold and their rows; `alone`, every other row of all sequences."""
+    if alone:
+        return torch.ones_like(fold, dtype=torch.bool), rows.every_other(number)
+    mine = fold == number
+    return mine, rows.of_sequences(mine)
 
 
 def _of_a_fold(context: int) -> int:
@@ -166,20 +179,3 @@ def _spread(text: Corpus, fold: int, count: int, *, seed: int) -> list[int]:
         ranked.append((taken[group], len(ranked), sequence))
         taken[group] += 1
     return [sequence for *_, sequence in sorted(ranked)[:count]]
-
-
-def _in_halves(
-    call: AttentionCall, rows: Rows, sinks: Int[Tensor, "batch shared position"]
-) -> tuple[AttentionCall, Rows, Int[Tensor, "twice shared position"]]:
-    """A call on twice the sequences, of which each has every other of the rows of one."""
-
-    def twice(x: Tensor) -> Tensor:
-        return x[:, None].expand(-1, 2, *x.shape[1:]).flatten(0, 1)
-
-    odd = rows.position.shape[1] % 2  # a row without weight makes both halves as long
-    position = torch.cat([rows.position, rows.position[:, -1:][:, :odd]], dim=1)
-    weight = pad(rows.weight, (0, odd))
-    position, weight = (x.unflatten(1, (-1, 2)).mT.flatten(0, 1) for x in (position, weight))
-    tensors: dict[str, Any] = {name: twice(getattr(call, name)) for name in BATCHED}
-    halves = Rows(position, weight, twice(rows.length), dense=False)
-    return replace(call, **tensors), halves, twice(sinks)

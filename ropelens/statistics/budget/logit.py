@@ -22,22 +22,30 @@ coordinates of a head are one more plane.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import one_hot, pad
 
 from ropelens.rope.planes import Planes
-from ropelens.statistics.budget.cells import SINKS, Cells, blocks, log_norm, split
-from ropelens.statistics.budget.offsets import OffsetRows, fit_offsets, offset_curvature
+from ropelens.statistics.block import Block, CallRows
+from ropelens.statistics.budget.offsets import (
+    OffsetRows,
+    bin_of,
+    fit_offsets,
+    offset_curvature,
+    split,
+)
 from ropelens.statistics.budget.solver import Divide, Minimum, fit_log_linear
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.kernel import offset_edges
 from ropelens.statistics.labels import GAINS
-from ropelens.statistics.memory import BLOCK_ELEMENTS, products
+from ropelens.statistics.memory import BLOCK_ELEMENTS, products, softmax
 from ropelens.statistics.rows import Rows
+from ropelens.statistics.sinks import SINKS
 
 MODELS = ("sink", "position", "content", "both")
 """S, P, C and B."""
@@ -59,46 +67,60 @@ CURVATURE_AT = (0, 8, 24)
 
 
 def log_weights(
-    cells: Cells, weights: Float[Tensor, "part kv_head group variable"]
+    block: Block, weights: Float[Tensor, "kv_head group variable"], *, content: bool = True
 ) -> Float[Tensor, "batch kv_head group row key"]:
-    """log P_i(j) + log Z_i of every key; the weights of C are beta and sigma alone."""
-    weights = weights[cells.part].to(cells.k.device, cells.k.dtype)
-    beta, sigma, kappa, tau = split(weights, cells.planes.terms, cells.context)
-    scores = products(cells.q_still * beta[..., None, cells.planes.term_of], cells.k_still)
-    of_sinks = pad(sigma, (1, 0)).gather(-1, cells.kind[..., 0, :])[..., None, :]
+    """log P_i(j) + log Z_i of every key; models without kappa and tau have weights for less."""
+    beta, sigma, kappa, tau = split(weights.to(block.q), block.planes.terms, _context(block))
+    scores = block.memory("model")
+    if content:
+        q = block.q_still * (block.call.scale * beta)[..., None, block.planes.term_of]
+        products(q, block.k_still, out=scores)
+    else:
+        scores.zero_()
+    kind = block.sink_kind
+    of_sinks = _at(pad(sigma, (1, 0)), kind)
     if kappa.shape[-1]:
-        scores += _at(kappa, cells.offset)
-        of_sinks = of_sinks + _at(tau, cells.sink_bin) * (cells.kind > 0)
-    scores[..., cells.columns] += of_sinks
-    return scores.add_(cells.hidden)
+        scores += _at(kappa, block.offset[:, None, None])
+        of_sinks = of_sinks + _at(tau, _sink_bins(block)[:, None, None]) * (kind > 0)
+    scores[..., block.sinks] += of_sinks
+    return block.hide(scores)
 
 
 def sums(
-    cells: Cells,
+    block: Block,
     attention: Float[Tensor, "batch kv_head group row key"],
     *,
     content: bool = True,
     offsets: bool = True,
-) -> Float[Tensor, "part kv_head group variable"]:
+) -> Float[Tensor, "kv_head group variable"]:
     """What the weights multiply in the log-likelihood of any attention, in float64.
 
     sum_j A_ij c~_ijf by plane, and the masses on sinks by kind, by offset, and on sinks by bin
-    of offsets, each where it is asked for: sums over the weighted rows of each part.
+    of offsets, each where it is asked for: sums over the weighted rows.
     """
-    weighted = attention * cells.weight[:, None, None, :, None]
-    on_sinks = weighted[..., cells.columns]
-    sink = on_sinks.new_zeros(*cells.q.shape[:3], 1 + len(SINKS))
-    sink.scatter_add_(-1, cells.kind[..., 0, :], on_sinks.sum(-2))
-    first = [sink[..., 1:]]
+    shape, total = block.q.shape[:3], []
     if content:
-        read = (weighted.flatten(2, 3) @ cells.k_still).view_as(cells.q)
-        first.insert(0, cells.planes.sum_coordinates((cells.q_still * read).sum(-2)))
-    total = [cells.by_part(torch.cat(first, dim=-1))]
+        read = (attention.flatten(2, 3) @ block.k_still).view_as(block.q)
+        by_row = block.q_still * read * block.weight[:, None, None, :, None]
+        by_plane = block.planes.sum_coordinates(by_row.sum(-2))
+        total.append(block.call.scale * by_plane)
+    on_sinks = attention[..., block.sinks] * block.weight[:, None, None, :, None]
+    kind = block.sink_kind.expand(*on_sinks.shape[:3], 1, -1)[..., 0, :]
+    by_kind = on_sinks.new_zeros(*shape, 1 + len(SINKS))
+    total.append(by_kind.scatter_add_(-1, kind, on_sinks.sum(-2))[..., 1:])
     if offsets:
-        bins = len(offset_edges(cells.context)) - 1
-        total.append(cells.sum_at(cells.offset, weighted, cells.context))
-        total.append(cells.sum_at(cells.sink_bin, on_sinks * (cells.kind > 0), bins))
-    return torch.cat(total, dim=-1)
+        context = _context(block)
+        first = attention[..., 0].clone()
+        by_offset = block.sum_by_offset(attention)
+        attention[..., 0] = first
+        by_offset = pad(by_offset, (0, context - by_offset.shape[-1]))
+        at_first = block.own[:, None, None].expand_as(first)
+        total.append(by_offset.scatter_add_(-1, at_first, first * block.weight[:, None, None]))
+        by_bin = on_sinks.new_zeros(*shape, len(offset_edges(context)) - 1)
+        bins = _sink_bins(block)[:, None, None].expand_as(on_sinks).flatten(-2)
+        on_sinks *= block.sink_kind > 0
+        total.append(by_bin.scatter_add_(-1, bins, on_sinks.flatten(-2)))
+    return torch.cat(total, dim=-1).to("cpu", torch.float64).sum(0)
 
 
 @torch.no_grad()
@@ -108,101 +130,86 @@ def fit(
     planes: Planes,
     sinks: Int[Tensor, "batch shared position"],
     *,
-    part: Int[Tensor, " batch"],
-    parts: int = 2,
     ridge: float = RIDGE,
-) -> Float[Tensor, "model part head variable"]:
-    """The weights of S, P, C and B of every head, fitted to `rows` of each part alone.
+    fold: int = 0,
+) -> Float[Tensor, "model head variable"]:
+    """The weights of S, P, C and B of every head, fitted to `rows`.
 
     Weights that a model does not have are 0. `ridge` keeps weights finite that no row speaks
-    of; with 64 rows of 8 sequences it costs less than 0.01 of the bits. Nothing larger than a
-    block of scores is in memory.
+    of; with 64 rows of 8 sequences it costs less than 0.01 of the bits. Folds take other rows
+    for their curvature. Nothing larger than a block of scores is in memory.
     """
     kv_heads, group = call.key.shape[1], call.query.shape[1] // call.key.shape[1]
-    rows, count = averaged(rows, part, parts)
-    few, _ = averaged(_some(rows, -(-CURVATURE_ROWS * parts // len(part))), part, parts)
+    rows, count = averaged(rows)
+    some, _ = averaged(_some(rows, -(-CURVATURE_ROWS // len(call.key)), fold))
+    of_all, of_some = (CallRows(call, each, planes, sinks=sinks) for each in (rows, some))
+    table = OffsetRows.of(rows, call.start, sinks)
     cells = rows.position.numel() * len(call.start) * group
     together = max(1, BLOCK_ELEMENTS[call.key.device.type] // 2 // cells)
     weights = []
     for first in range(0, kv_heads, together):
-        some = slice(first, min(first + together, kv_heads))
-        of_some, turns, sinks_of = _of_kv_heads(call, planes, sinks, some)
-        heads = torch.arange(of_some.query.shape[1])
-        tables = []
-        for number in range(parts):
-            of_part = part == number
-            table = OffsetRows.of(sequences_of(rows, of_part), call.start, sinks_of[of_part])
-            tables.append(table.of_heads(heads))
-        of_rows, of_few = (
-            list(blocks(of_some, x, turns, sinks_of, part=part, parts=parts))
-            for x in (rows, few)
-        )
-        weights.append(_fit_heads(of_rows, of_few, tables, ridge=ridge / count))
-    return torch.cat(weights, dim=2)
+        heads = slice(first, min(first + together, kv_heads))
+        weights.append(_fit_heads(of_all, of_some, table, heads, ridge=ridge / count))
+    return torch.cat(weights, dim=1)
 
 
 def _fit_heads(
-    cells: list[Cells],
-    few: list[Cells],
-    tables: list[OffsetRows],
-    *,
-    ridge: Float[Tensor, " part"],
-) -> Float[Tensor, "model part head variable"]:
-    """The models of the heads that stand together in `cells`, each from those it contains.
+    rows: CallRows, some: CallRows, table: OffsetRows, heads: slice, *, ridge: float
+) -> Float[Tensor, "model head variable"]:
+    """The models of these kv heads, each from those it contains.
 
-    `few` has some of the rows, `tables` the offsets and sinks of the rows of each part.
+    `some` are a few of the rows, `table` has the offsets and sinks of all.
     """
-    observed, information = observe(cells)
-    terms, size = cells[0].planes.terms, observed.shape[-1]
-    allowed = tolerance(information).flatten(1, 2)
-    masses = observed[..., terms:].flatten(1, 2)
-    fits = fit_offsets(masses, tables, ridge=ridge, tolerance=allowed)
+    group, terms = rows.row_q.shape[2], rows.planes.terms
+    each = [
+        (block.weigh(block.information), sums(block, block.attention))
+        for block in rows.blocks(heads)
+    ]
+    parts = zip(*each, strict=True)
+    information, observed = (torch.stack(part).sum(0).flatten(0, 1) for part in parts)
+    table = table.of_heads(torch.arange(heads.start * group, heads.stop * group))
+    given = {"ridge": ridge, "tolerance": tolerance(information)}
+    fits = fit_offsets(observed[:, terms:], table, **given)
     sink, position = (pad(each.point, (terms, 0)) for each in fits)
-    given = {"ridge": ridge, "tolerance": allowed.flatten()}
+    blocks = list(rows.blocks(heads)), list(some.blocks(heads))
     start = sink[:, : terms + len(SINKS)]
-    content = _fit_content(cells, few, tables, observed, start, **given)
-    points = [sink, position, pad(content.point, (0, size - start.shape[1]))]
+    content = _fit_content(*blocks, table, observed, start, **given)
+    points = [sink, position, pad(content.point, (0, sink.shape[1] - start.shape[1]))]
     better = torch.where((fits[1].value < content.value)[:, None], points[1], points[2])
-    points.append(_fit_content(cells, few, tables, observed, better, **given).point)
-    return torch.stack([point.unflatten(0, masses.shape[:2]) for point in points])
+    return torch.stack([*points, _fit_content(*blocks, table, observed, better, **given).point])
 
 
 def _fit_content(
-    cells: list[Cells],
-    few: list[Cells],
-    tables: list[OffsetRows],
-    observed: Float[Tensor, "part kv_head group variable"],
-    start: Float[Tensor, "problem _"],
+    blocks: list[Block],
+    some: list[Block],
+    table: OffsetRows,
+    observed: Float[Tensor, "head variable"],
+    start: Float[Tensor, "head _"],
     *,
-    ridge: Float[Tensor, " part"],
-    tolerance: Float[Tensor, " problem"],
+    ridge: float,
+    tolerance: Float[Tensor, " head"],
 ) -> Minimum:
     """B, or C where the start ends with sigma; every evaluation makes all scores."""
-    shape, has = observed.shape[:3], start.shape[1]
-    heads, context = shape[1:].numel(), cells[0].context
-    first = cells[0].planes.terms + len(SINKS)
-    reach = torch.stack([table.reach for table in tables]).repeat_interleave(heads, dim=0)
-    ridge = ridge.repeat_interleave(heads)[:, None]
+    shape, has = blocks[0].q.shape[1:3], start.shape[1]
+    first = blocks[0].planes.terms + len(SINKS)
     factor = torch.empty(0)
 
     def expect(point: Tensor) -> tuple[Tensor, Tensor]:
-        weights = point.view(*shape, has)
-        norm, expected = torch.zeros(shape).double(), torch.zeros_like(weights)
-        for block in cells:
-            scores = log_weights(block, weights)
-            modelled = scores.softmax(-1)
-            norm += block.weigh(log_norm(scores, modelled))
+        norm, expected = torch.zeros(shape).double(), torch.zeros_like(point).view(*shape, -1)
+        for block in blocks:
+            modelled, log_norm = softmax(log_weights(block, point.view(*shape, has)))
+            norm += block.weigh(log_norm)
             expected += sums(block, modelled, offsets=has > first)
-        return norm.flatten(), expected.flatten(0, 2)
+        return norm.flatten(), expected.flatten(0, 1)
 
     def curvature(step: int, point: Tensor, expected: Tensor) -> Divide:
         nonlocal factor
         if step in CURVATURE_AT:
-            total = covariance(few, point.view(*shape, has)).flatten(0, 2)
+            total = covariance(some, point.view(*shape, has)).flatten(0, 1)
             size = total.diagonal(dim1=-2, dim2=-1)
             floor = ridge + 1e-6 * size.amax(-1, keepdim=True)
             factor = torch.linalg.cholesky(total + torch.diag_embed(floor.expand_as(size)))
-        of_offsets = offset_curvature(expected[:, first:], reach=reach, ridge=ridge)
+        of_offsets = offset_curvature(expected[:, first:], reach=table.reach, ridge=ridge)
 
         def divide(values: Tensor) -> Tensor:
             of_planes = torch.cholesky_solve(values[:, :first, None], factor)[..., 0]
@@ -213,42 +220,44 @@ def _fit_content(
     return fit_log_linear(
         expect,
         curvature,
-        observed[..., :has].flatten(0, 2),
+        observed[:, :has],
         ridge=ridge,
-        smooth=slice(first, first + context),
+        smooth=slice(first, first + table.context),
         start=start,
         tolerance=tolerance,
     )
 
 
-def observe(
-    cells: list[Cells],
-) -> tuple[Float[Tensor, "part kv_head group variable"], Float[Tensor, "part kv_head group"]]:
-    """The sums of A over all rows, and its information over uniform attention, in nats."""
-    observed, information = [], []
-    for block in cells:
-        attention, entropy = block.attention()
-        observed.append(sums(block, attention))
-        information.append(block.weigh(block.log_keys - entropy))
-    return torch.stack(observed).sum(0), torch.stack(information).sum(0)
-
-
 def covariance(
-    cells: list[Cells], weights: Float[Tensor, "part kv_head group variable"]
-) -> Float[Tensor, "part kv_head group first first"]:
+    blocks: list[Block], weights: Float[Tensor, "kv_head group variable"]
+) -> Float[Tensor, "kv_head group first first"]:
     """How log Z curves in beta and sigma: the covariance under P of what they multiply."""
-    first = cells[0].planes.terms + len(SINKS)
-    total = weights.new_zeros(*weights.shape[:3], first, first)
-    for block in cells:
-        modelled = log_weights(block, weights).softmax(-1)
-        for sequence, part in enumerate(block.part.tolist()):
-            features, share = block.features(sequence), modelled[sequence]
+    first = blocks[0].planes.terms + len(SINKS)
+    total = weights.new_zeros(*weights.shape[:2], first, first)
+    for block in blocks:
+        modelled, _ = softmax(log_weights(block, weights))
+        cells = zip(_features(block), modelled, block.weight, strict=True)
+        for features, share, weight in cells:
             # about each row's mean, or rounding would leave more than a sharp head has
             features = features - share[..., None, :] @ features
-            weighted = share * block.weight[sequence][:, None]
-            product = (features * weighted[..., None]).flatten(2, 3).mT @ features.flatten(2, 3)
-            total[part] += product.to("cpu", torch.float64)
+            weighted = features * (share * weight[:, None])[..., None]
+            product = weighted.flatten(2, 3).mT @ features.flatten(2, 3)
+            total += product.to("cpu", torch.float64)
     return total
+
+
+def _features(block: Block) -> Iterator[Float[Tensor, "kv_head group row key first"]]:
+    """What beta and sigma multiply at every cell, of each sequence."""
+    shape = block.q.shape[:3]
+    for q, k, kind in zip(
+        block.q_still, block.k_still, block.sink_kind.expand(*shape, -1, -1), strict=True
+    ):
+        products = block.call.scale * q[..., None, :] * k[:, None, None]
+        by_plane = block.planes.sum_coordinates(products)
+        sinks = by_plane.new_zeros(*by_plane.shape[:4], 1 + len(SINKS))
+        kind = kind.expand(-1, -1, by_plane.shape[2], -1)
+        sinks[..., block.sinks, :] = one_hot(kind, 1 + len(SINKS)).to(sinks.dtype)
+        yield torch.cat([by_plane, sinks[..., 1:]], dim=-1)
 
 
 @torch.no_grad()
@@ -257,34 +266,24 @@ def score(
     rows: Rows,
     planes: Planes,
     sinks: Int[Tensor, "batch shared position"],
-    weights: Float[Tensor, "model part head variable"],
-    *,
-    by: Int[Tensor, " batch"],
+    weights: Float[Tensor, "model head variable"],
 ) -> Float[Tensor, "batch head score"]:
-    """The `SCORES` of each sequence: b under the models of part `by[b]`."""
-    every, kv_heads = torch.arange(len(by)), call.key.shape[1]
-    models = dict(zip(MODELS, weights[:, by].unflatten(2, (kv_heads, -1)), strict=True))
-    models["content"] = models["content"][..., : planes.terms + len(SINKS)]
-    nats = {name: torch.zeros(models["sink"].shape[:3]).double() for name in SCORES}
-    nats["weight"] += rows.weight.double().sum(1)[:, None, None]
-    for block in blocks(call, rows, planes, sinks, part=every, parts=len(by)):
-        attention, entropy = block.attention()
-        observed = sums(block, attention)
-        nats["information"] -= block.weigh(entropy)
-        nats["uniform"] -= block.weigh(block.log_keys)
-        for name, model in models.items():
-            nats[name] += (observed[..., : model.shape[-1]] * model).sum(-1)
-        for name in ("content", "both"):
-            nats[name] -= block.weigh(log_weights(block, models[name]).logsumexp(-1))
-    for part in by.unique():
-        of_part = by == part
-        table = OffsetRows.of(sequences_of(rows, of_part), call.start, sinks[of_part])
-        table = table.of_heads(torch.arange(call.query.shape[1]))
-        for name, model in zip(MODELS[:2], weights, strict=False):
-            per_row = table.log_norms(model[part, :, planes.terms :]) * table.weight
-            norms = per_row.unflatten(1, (int(of_part.sum()), -1)).sum(-1)
-            nats[name][of_part] -= norms.mT.unflatten(1, (kv_heads, -1))
-    return torch.stack(list(nats.values()), dim=-1).flatten(1, 2)
+    """The `SCORES` of each sequence under models of these weights."""
+    (batch, heads), kv_heads = call.query.shape[:2], call.key.shape[1]
+    scores = torch.zeros(batch, heads, len(SCORES), dtype=torch.float64)
+    weights, first = weights.unflatten(1, (kv_heads, -1)), planes.terms + len(SINKS)
+    for block in CallRows(call, replace(rows, dense=False), planes, sinks=sinks).blocks():
+        log_keys = block.log_keys.expand(block.q.shape[:4])
+        likelihoods = [torch.ones_like(log_keys), block.information - log_keys, -log_keys]
+        for name, model in zip(MODELS, weights[:, block.heads], strict=True):
+            has = model if name in ("position", "both") else model[..., :first]
+            modelled = log_weights(block, has, content=name in ("content", "both"))
+            picked = torch.linalg.vecdot(block.attention, modelled)
+            likelihoods.append(picked - softmax(modelled)[1])
+        by_row = torch.stack(likelihoods, dim=-1)
+        sums = (block.weight[:, None, None, None] @ by_row)[..., 0, :]
+        scores[:, block.query_heads] += sums.flatten(1, 2).to("cpu", torch.float64)
+    return scores
 
 
 def gains(scores: Float[Tensor, "*head score"]) -> dict[str, Float[Tensor, "*head"]]:
@@ -294,15 +293,12 @@ def gains(scores: Float[Tensor, "*head score"]) -> dict[str, Float[Tensor, "*hea
     return {name: (one - uniform) / (weight * math.log(2)) for name, one in nats}
 
 
-def averaged(
-    rows: Rows, part: Int[Tensor, " batch"], parts: int
-) -> tuple[Rows, Float[Tensor, " part"]]:
-    """The rows with weights that sum to one in each part, and their number, at least 1."""
+def averaged(rows: Rows) -> tuple[Rows, int]:
+    """The rows with weights that sum to one, and their number, at least 1."""
     weight = rows.weight.double()
-    by_sequence = torch.stack([weight.sum(1), (weight > 0).sum(1)], dim=1)
-    total, count = weight.new_zeros(parts, 2).index_add_(0, part, by_sequence).unbind(1)
-    weight = weight / total.clamp(min=1e-300)[part, None]
-    return Rows(rows.position, weight.float(), rows.length, dense=False), count.clamp(min=1)
+    mean = (weight / weight.sum().clamp(min=1e-300)).float()
+    count = max(1, int((weight > 0).sum()))
+    return replace(rows, weight=mean, dense=False), count
 
 
 def tolerance(information: Float[Tensor, "*head"]) -> Float[Tensor, "*head"]:
@@ -310,46 +306,32 @@ def tolerance(information: Float[Tensor, "*head"]) -> Float[Tensor, "*head"]:
     return TOLERANCE * information + 1e-6
 
 
-def sequences_of(rows: Rows, chosen: Bool[Tensor, " batch"]) -> Rows:
-    """The rows of some of the sequences."""
-    return Rows(rows.position[chosen], rows.weight[chosen], rows.length[chosen], rows.dense)
+def _context(block: Block) -> int:
+    return len(block.call.start)
 
 
-def _of_kv_heads(
-    call: AttentionCall,
-    planes: Planes,
-    sinks: Int[Tensor, "batch shared position"],
-    some: slice,
-) -> tuple[AttentionCall, Planes, Int[Tensor, "batch _ position"]]:
-    """The call of some kv heads and the query heads that read them, their planes and sinks."""
-    group = call.query.shape[1] // call.key.shape[1]
-    heads = slice(some.start * group, some.stop * group)
-    of_some = replace(
-        call,
-        query=call.query[:, heads],
-        key=call.key[:, some],
-        value=call.value[:, some],
-        output=call.output[:, :, heads],
-        sink_logits=None if call.sink_logits is None else call.sink_logits[heads],
-    )
-    if planes.inv_freq.ndim == 2:
-        planes = replace(planes, inv_freq=planes.inv_freq[heads])
-    return of_some, planes, sinks if sinks.shape[1] == 1 else sinks[:, heads]
+def _sink_bins(block: Block) -> Int[Tensor, "shared row sink"]:
+    """The bin of the offset of each sink."""
+    edges = offset_edges(_context(block)).to(block.k.device)
+    return bin_of(block.offset[..., block.sinks], edges)
 
 
 def _at(
-    x: Float[Tensor, "batch kv_head group place"], places: Int[Tensor, "batch row key"]
-) -> Float[Tensor, "batch kv_head group row key"]:
+    x: Float[Tensor, "kv_head group place"],
+    places: Int[Tensor, "shared shared_kv_head shared_group row key"],
+) -> Float[Tensor, "shared kv_head group row key"]:
     """The entry of each head at the place of each row and key."""
-    index = places.flatten(1)[:, None].expand(-1, x.shape[1] * x.shape[2], -1)
-    return x.flatten(1, 2).gather(-1, index).view(*x.shape[:3], *places.shape[1:])
+    index = places.expand(-1, *x.shape[:2], -1, -1)
+    x = x.expand(len(places), *x.shape)
+    return x.gather(-1, index.flatten(-2)).view(index.shape)
 
 
-def _some(rows: Rows, count: int) -> Rows:
+def _some(rows: Rows, count: int, fold: int) -> Rows:
     """`count` rows of each sequence, spread over all, not the same of each."""
     batch, have = rows.position.shape
     count = min(count, have)
     step = torch.arange(count) * have // count
-    pick = step + torch.arange(batch)[:, None] % max(1, have // count)
+    shift = (2 * torch.arange(batch) + fold) % max(1, have // count)
+    pick = step + shift[:, None]
     position, weight = rows.position.gather(1, pick), rows.weight.gather(1, pick)
-    return Rows(position, weight, rows.length, dense=False)
+    return replace(rows, position=position, weight=weight)

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ropelens.statistics.budget.cells import SINKS, bin_of, split
 from ropelens.statistics.budget.solver import SMOOTH, Divide, Minimum, fit_log_linear
 from ropelens.statistics.kernel import offset_edges
 from ropelens.statistics.rows import Rows
+from ropelens.statistics.sinks import SINKS
 
 TOGETHER = 2**18
 """Weights that are fitted at once, of many heads."""
@@ -67,44 +69,47 @@ class OffsetRows:
             context=len(start),
         )
 
-    def of_heads(
-        self, heads: Int[Tensor, " head"], dtype: torch.dtype | None = None
-    ) -> OffsetRows:
-        """The tables of these heads; results have the precision of `dtype`."""
-        rows = replace(self, weight=self.weight.to(dtype or self.weight.dtype))
+    def of_heads(self, heads: Int[Tensor, " head"]) -> OffsetRows:
+        """The tables of these heads."""
         if len(self.kind) == 1:
-            return rows
+            return self
         tables = {name: vars(self)[name][heads] for name in ("kind", "offset", "bin")}
-        return replace(rows, **tables)
+        return replace(self, **tables)
 
-    @property
+    @cached_property
     def reach(self) -> Float[Tensor, " offset"]:
         """Weight of the rows that see each offset."""
         ends = self.weight.new_zeros(self.context + 1)
         return _from_here_on(ends.index_add_(0, self.seen, self.weight))[1:]
 
-    def log_norms(self, weights: Float[Tensor, "head variable"]) -> Float[Tensor, "head row"]:
-        """log Z of every row; infinite where no key of it has weight beside the largest.
-
-        `weights` are sigma, kappa and tau side by side.
-        """
-        return self._weigh(weights)[0]
-
     def expect(
         self, weights: Float[Tensor, "head variable"]
     ) -> tuple[Float[Tensor, " head"], Float[Tensor, "head variable"]]:
-        """Mean log Z, and the masses that P expects: on sinks, by offset, on sinks by bin."""
-        log_norms, norms, kernel, sinks = self._weigh(weights)
+        """Mean log Z, and the masses that P expects: on sinks, by offset, on sinks by bin.
+
+        `weights` are sigma, kappa and tau side by side. log Z is infinite where no key of a
+        row has weight beside the largest.
+        """
+        _, sigma, kappa, tau = split(weights, 0, self.context)
+        # Weights of keys are relative to the largest that a key could have.
+        level = (kappa.amax(-1) + (sigma.amax(-1) + tau.amax(-1)).clamp(min=0))[:, None]
+        kernel, is_sink = (kappa - level).exp(), self.kind > 0
+        as_keys = _at(kernel, self.offset) * is_sink
+        log_factor = _at(pad(sigma, (1, 0)), self.kind) + _at(tau, self.bin)
+        sinks = (_at(kappa - level, self.offset) + log_factor).exp() * is_sink
+        below = pad(kernel.cumsum(-1), (1, 0)).index_select(1, self.seen)
+        norms = (below - as_keys.sum(-1)).clamp(min=0) + sinks.sum(-1)
+        log_norms = torch.where(norms > 0, norms.log(), torch.inf) + level
+
         rate = self.weight / norms
         ends = rate.new_zeros(len(rate), self.context + 1).index_add_(1, self.seen, rate)
-        as_keys = (rate[..., None] * (self.kind > 0)).flatten(1)
+        as_keys = (rate[..., None] * is_sink).flatten(1)
         taken = _add_at(torch.zeros_like(kernel), self.offset, as_keys)
         mass = (rate[..., None] * sinks).flatten(1)
         by_kind = _add_at(rate.new_zeros(len(rate), 1 + len(SINKS)), self.kind, mass)[:, 1:]
         by_offset = kernel * (_from_here_on(ends)[:, 1:] - taken)
         _add_at(by_offset, self.offset, mass)
-        bins = weights.shape[1] - len(SINKS) - self.context
-        by_bin = _add_at(rate.new_zeros(len(rate), bins), self.bin, mass)
+        by_bin = _add_at(torch.zeros_like(tau), self.bin, mass)
         return log_norms @ self.weight, torch.cat([by_kind, by_offset, by_bin], dim=-1)
 
     def expect_sinks(
@@ -118,91 +123,56 @@ class OffsetRows:
         rate = self.weight / norm
         return norm.log() @ self.weight, factor[..., 0] * (rate[:, None] @ count)[:, 0]
 
-    def _weigh(self, weights: Float[Tensor, "head variable"]) -> tuple[Tensor, ...]:
-        """log Z and Z of every row [head, row], the weight of every offset, and of sinks.
-
-        All but log Z are relative to the largest weight that a key could have.
-        """
-        _, sigma, kappa, tau = split(weights, 0, self.context)
-        level = (kappa.amax(-1) + (sigma.amax(-1) + tau.amax(-1)).clamp(min=0))[:, None]
-        kernel = (kappa - level).exp()
-        as_keys = _at(kernel, self.offset) * (self.kind > 0)
-        log_factor = _at(pad(sigma, (1, 0)), self.kind) + _at(tau, self.bin)
-        sinks = (_at(kappa - level, self.offset) + log_factor).exp() * (self.kind > 0)
-        below = pad(kernel.cumsum(-1), (1, 0)).index_select(1, self.seen)
-        norms = (below - as_keys.sum(-1)).clamp(min=0) + sinks.sum(-1)
-        log_norms = torch.where(norms > 0, norms.log(), torch.inf) + level
-        return log_norms, norms, kernel, sinks
-
 
 def fit_offsets(
-    observed: Float[Tensor, "part head variable"],
-    tables: list[OffsetRows],
+    observed: Float[Tensor, "head variable"],
+    table: OffsetRows,
     *,
-    ridge: Float[Tensor, " part"],
-    tolerance: Float[Tensor, "part head"],
+    ridge: float,
+    tolerance: Float[Tensor, " head"],
 ) -> tuple[Minimum, Minimum]:
-    """S and P of every head, fitted to the rows of each part; a problem is a part and a head.
+    """S and P of every head.
 
     `observed` are the masses on sinks of each kind, by offset, and on sinks by bin of offsets,
-    means over the rows of a part, whose weights sum to one. S has sigma alone. P starts from S.
-    Most heads take few evaluations, so those that take more go on without the others.
+    means over the rows, whose weights sum to one. S has sigma alone. P starts from S. Most
+    heads take few evaluations, so those that take more go on without the others.
     """
-    parts, heads, size = observed.shape
-    kinds = len(SINKS)
-    sink = _fit(
-        OffsetRows.expect_sinks,
-        observed[..., :kinds],
-        tables,
-        ridge=ridge,
-        tolerance=tolerance,
-        start=torch.zeros_like(observed[..., :kinds]),
-    )
-    point = pad(sink.point, (0, size - kinds)).view_as(observed)
+    (heads, size), kinds = observed.shape, len(SINKS)
+    given = {"ridge": ridge, "reach": table.reach}
+    first = observed[:, :kinds]
+    start = torch.zeros_like(first)
+    sink = _fit(table.expect_sinks, first, start=start, tolerance=tolerance, **given)
+    point = pad(sink.point, (0, size - kinds))
+    sink = replace(sink, point=point.clone())
     value, done = torch.zeros_like(tolerance), torch.zeros_like(tolerance, dtype=torch.bool)
     for together in torch.arange(heads).split(max(1, TOGETHER // size)):
         for more in (6, 12, 80):
-            some = together[~done[:, together].all(0)]
+            some = together[~done[together]]
             if not len(some):
                 break
-            found = _fit(
-                OffsetRows.expect,
-                observed[:, some],
-                [table.of_heads(some) for table in tables],
-                ridge=ridge,
-                tolerance=tolerance[:, some],
-                start=point[:, some],
+            position = _fit(
+                table.of_heads(some).expect,
+                observed[some],
+                start=point[some],
+                tolerance=tolerance[some],
                 max_evaluations=more,
                 memory=1,
+                **given,
             )
-            point[:, some] = found.point.unflatten(0, (parts, -1))
-            value[:, some] = found.value.view(parts, -1)
-            done[:, some] = found.done.view(parts, -1)
-    sink = replace(sink, point=pad(sink.point, (0, size - kinds)))
-    return sink, Minimum(point.flatten(0, 1), value.flatten(), done.flatten())
+            point[some], value[some], done[some] = vars(position).values()
+    return sink, Minimum(point, value, done)
 
 
 def _fit(
-    expect: Callable[[OffsetRows, Tensor], tuple[Tensor, Tensor]],
-    observed: Float[Tensor, "part head variable"],
-    tables: list[OffsetRows],
+    expect: Callable[[Tensor], tuple[Tensor, Tensor]],
+    observed: Float[Tensor, "head variable"],
     *,
-    ridge: Float[Tensor, " part"],
-    tolerance: Float[Tensor, "part head"],
-    start: Float[Tensor, "part head variable"],
-    **options: int,
+    reach: Float[Tensor, " offset"],
+    ridge: float,
+    **given: Any,
 ) -> Minimum:
     """Heads that are fitted together: all weights, or sigma alone, as `expect` has them."""
-    parts, heads, _ = observed.shape
     kinds = len(SINKS)
-    reach = torch.stack([table.reach for table in tables]).repeat_interleave(heads, dim=0)
-    ridge = ridge.repeat_interleave(heads)[:, None]
-
-    def expect_all(point: Tensor) -> tuple[Tensor, Tensor]:
-        weights = point.unflatten(0, (parts, heads))
-        each = [expect(table, x) for table, x in zip(tables, weights, strict=True)]
-        norms, sums = zip(*each, strict=True)
-        return torch.cat(norms), torch.cat(sums)
 
     def curvature(_: int, __: Tensor, expected: Tensor) -> Divide:
         share = expected[:, :kinds].clamp(0, 1)
@@ -212,23 +182,15 @@ def _fit(
             [values[:, :kinds] / of_sinks, of_offsets(values[:, kinds:])], dim=-1
         )
 
-    return fit_log_linear(
-        expect_all,
-        curvature,
-        observed.flatten(0, 1),
-        ridge=ridge,
-        smooth=slice(kinds, kinds + tables[0].context),
-        start=start.flatten(0, 1),
-        tolerance=tolerance.flatten(),
-        **options,
-    )
+    smooth = slice(kinds, kinds + len(reach))
+    return fit_log_linear(expect, curvature, observed, ridge=ridge, smooth=smooth, **given)
 
 
 def offset_curvature(
     masses: Float[Tensor, "problem variable"],
     *,
-    reach: Float[Tensor, "problem offset"],
-    ridge: Float[Tensor, "problem 1"],
+    reach: Float[Tensor, " offset"],
+    ridge: float,
 ) -> Divide:
     """Division by about the curvature of log Z in kappa and tau, for expected `masses`.
 
@@ -240,7 +202,7 @@ def offset_curvature(
     """
     if not masses.shape[1]:
         return lambda values: values
-    context = reach.shape[1]
+    context = len(reach)
     mass, of_bins = masses[:, :context], masses[:, context:] + ridge
     farther = mass.sum(-1, keepdim=True) - mass.cumsum(-1)
     hazard = (mass / (reach - farther).clamp(min=1e-30)).clamp(0, 1)
@@ -256,6 +218,24 @@ def offset_curvature(
         return torch.cat([kappa, values[:, context:] / of_bins], dim=-1)
 
     return divide
+
+
+def split(
+    x: Float[Tensor, "*head variable"], terms: int, context: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """beta, sigma, kappa and tau, or the sums that they multiply, which stand side by side.
+
+    They belong to the terms of a score, kinds of sinks, offsets, and bins of offsets. What a
+    model does not have is left out at the end.
+    """
+    first = terms + len(SINKS)
+    beta, sigma, kappa, tau = x.tensor_split((terms, first, first + context), dim=-1)
+    return beta, sigma, kappa, tau
+
+
+def bin_of(offset: Int[Tensor, "*shape"], edges: Int[Tensor, " edge"]) -> Int[Tensor, "*shape"]:
+    """The bin that each offset lies in."""
+    return torch.bucketize(offset.contiguous(), edges, right=True) - 1
 
 
 def _at(

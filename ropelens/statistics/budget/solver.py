@@ -45,7 +45,7 @@ def fit_log_linear(
     curvature: Callable[[int, Tensor, Tensor], Divide],
     observed: Float[Tensor, "problem variable"],
     *,
-    ridge: Float[Tensor, "problem 1"],
+    ridge: float,
     smooth: slice,
     start: Float[Tensor, "problem variable"],
     tolerance: Float[Tensor, " problem"],
@@ -65,7 +65,7 @@ def fit_log_linear(
         log_norm, expected = expect(point)
         pull = point.clone()
         pull[:, smooth] -= SMOOTH * pad(point[:, smooth].diff(dim=-1), (1, 1)).diff(dim=-1)
-        penalty = ridge[:, 0] * (pull * point).sum(-1) / 2
+        penalty = ridge * (pull * point).sum(-1) / 2
         value = log_norm - (observed * point).sum(-1) + penalty
         return value, expected - observed + ridge * pull, expected
 

@@ -12,13 +12,14 @@ beyond those of surrogates is the model's choice.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ropelens.rope.planes import Planes, unrotate
-from ropelens.statistics.budget.cells import Cells, blocks
+from ropelens.rope.planes import Planes
+from ropelens.statistics.block import CallRows
 from ropelens.statistics.budget.logit import RIDGE, averaged, sums, tolerance
 from ropelens.statistics.budget.offsets import OffsetRows, fit_offsets
 from ropelens.statistics.call import AttentionCall
@@ -47,48 +48,36 @@ def draw_surrogates(
     on, of the model as of its surrogates. `seed` and the layer decide the draws.
     """
     thresholds = thresholds or Thresholds()
-    rows, count = averaged(rows, torch.zeros(len(call.query), dtype=torch.long), 1)
+    rows, count = averaged(rows)
     orders = _orders(planes, call.key.shape[1], draws, seed=seed, layer=call.layer)
-    cells = list(blocks(call, rows, planes, sinks))
-    even = [_even_over_others(block, one_for_all=sinks.shape[1] == 1) for block in cells]
-    of_keys = planes.of_keys(call.key.shape[1])
-    everywhere = torch.arange(call.key.shape[2], device=call.key.device)
-    k_still = unrotate(call.key.to(cells[0].k.dtype), everywhere, of_keys)
-    inv_freq = of_keys.inv_freq.to(everywhere.device)[..., None, :]
-    angle = everywhere.to(torch.float32)[:, None] * inv_freq
-    cos, sin = angle.cos().to(k_still.dtype), angle.sin().to(k_still.dtype)
+    as_is, of_keys = CallRows(call, rows, planes), planes.of_keys(call.key.shape[1])
+    inv_freq = of_keys.inv_freq.to(as_is.k.device)[..., None, :]
+    angle = as_is.places.to(torch.float32)[:, None] * inv_freq
+    cos, sin = angle.cos().to(as_is.k.dtype), angle.sin().to(as_is.k.dtype)
     drawn = []
-    for order in orders.to(everywhere.device):
+    for order in orders.to(cos.device):
         size = (len(order), *angle.shape[-2:])
         at = order[:, None].expand(size)
         turn = cos.expand(size).gather(-1, at), sin.expand(size).gather(-1, at)
-        drawn.append(_attend(cells, even, k_still, *turn))
+        drawn.append(_attend(CallRows(_turned(as_is, *turn), rows, planes, sinks=sinks)))
     # In float32: ranks of heads need no more, and 41 times a layer's heads are many.
     masses, total = (torch.cat([each[n] for each in drawn]).float() for n in (0, 1))
     heads = torch.arange(call.query.shape[1]).repeat(len(drawn))
-    table = OffsetRows.of(rows, call.start, sinks).of_heads(heads, torch.float32)
-    fits = fit_offsets(
-        masses[None],
-        [table],
-        ridge=RIDGE / count.to(masses.dtype),
-        tolerance=4 * tolerance(total)[None],
-    )
-    uniform = -(table.seen.to(table.weight.dtype).log() @ table.weight)
-
-    def gain(weights: Float[Tensor, "problem variable"]) -> Float[Tensor, "draw head"]:
-        """Nats over uniform attention, on the rows that the weights are fitted to."""
-        log_norm = table.log_norms(weights) @ table.weight
-        return ((masses * weights).sum(-1) - log_norm - uniform).view(len(drawn), -1)
-
-    sink, position = (gain(model.point) for model in fits)
-    total = total.view(len(drawn), -1)
+    table = OffsetRows.of(rows, call.start, sinks).of_heads(heads)
+    table = replace(table, weight=table.weight.float())
+    fits = fit_offsets(masses, table, ridge=RIDGE / count, tolerance=4 * tolerance(total))
+    uniform = -(table.seen.float().log() @ table.weight)
+    points = [model.point for model in fits]
+    # in nats over uniform attention, on the rows that are fitted to
+    sink, position = ((masses * x).sum(-1) - table.expect(x)[0] - uniform for x in points)
     rest = (total - sink).clamp(min=torch.finfo(torch.float32).tiny)
     counts = (total >= thresholds.diffuse * math.log(2)) & (sink <= thresholds.sink * total)
     push = torch.stack([each[2] for each in drawn])[..., : orders.shape[-1]]
     numbers = {
-        "surrogate_offset_fraction": (position - sink) / rest,
+        "surrogate_offset_fraction": ((position - sink) / rest).view(push.shape[:2]),
         "surrogate_log_wavelength": _mean_log_wavelength(push, of_keys, orders),
     }
+    counts = counts.view(push.shape[:2])
     return {name: x.double().masked_fill(~counts, torch.nan) for name, x in numbers.items()}
 
 
@@ -102,50 +91,46 @@ def _orders(
     return orders
 
 
-def _attend(
-    cells: list[Cells],
-    even: list[Tensor],
-    k_still: Float[Tensor, "batch kv_head position coordinate"],
+def _turned(
+    rows: CallRows,
     cos: Float[Tensor, "kv_head position frequency"],
     sin: Float[Tensor, "kv_head position frequency"],
+) -> AttentionCall:
+    """The call of these rows alone, turned by these angles; its queries carry the scale."""
+    call, at = rows.call, rows.position.to(cos.device)
+    here_cos, here_sin = (x[:, at].movedim(0, 1)[:, :, None] for x in (cos, sin))
+    query = _rotate(rows.row_q_still * call.scale, here_cos, here_sin, rows.planes)
+    query, key = query.flatten(1, 2), _rotate(rows.k_still, cos, sin, rows.planes)
+    output = query.transpose(1, 2)  # nobody reads it
+    return replace(call, query=query, key=key, output=output, at=at, scale=1.0)
+
+
+def _attend(
+    rows: CallRows,
 ) -> tuple[Float[Tensor, "head variable"], Float[Tensor, " head"], Float[Tensor, "head term"]]:
-    """Means over the rows, with queries and keys turned by these angles.
+    """Means over the rows.
 
     The masses on sinks, by offset, and on sinks by bin; the information over uniform
     attention (nats); and selectivity_keys, the push toward the picked keys by plane.
     """
-    planes = cells[0].planes
-    k = _rotate(k_still, cos, sin, planes)
-    _, kv_heads, group, _, dim = cells[0].q.shape
-    push = torch.zeros(kv_heads, group, dim, dtype=torch.float64)
-    information, masses = torch.zeros(1, kv_heads, group, dtype=torch.float64), []
-    for block, uniform in zip(cells, even, strict=True):
-        at = block.position
-        here_cos, here_sin = (x[:, at].movedim(0, 1)[:, :, None] for x in (cos, sin))
-        q = _rotate(block.q_still, here_cos, here_sin, planes)
-        keys = k[:, :, block.low : block.low + uniform.shape[-1]]
-        attention, entropy = block.attention(q, keys)
-        information += block.weigh(block.log_keys - entropy)
-        masses.append(sums(block, attention, content=False))
-        on_others = attention  # changed from here on
-        on_others[..., block.columns] *= block.kind == 0
-        on_others -= on_others.sum(-1, keepdim=True) * uniform
-        read = (on_others.flatten(2, 3) @ keys).view_as(q)
-        weighted = q * read * block.weight[:, None, None, :, None]
-        push += weighted.sum((0, 3)).to("cpu", torch.float64)
-    by_plane = planes.sum_coordinates(push).flatten(0, 1)
-    return torch.stack(masses).sum(0).flatten(0, 2), information.flatten(), by_plane
-
-
-def _even_over_others(
-    block: Cells, *, one_for_all: bool
-) -> Float[Tensor, "batch shared shared_group row key"]:
-    """The same weight for each key that a row sees and that is no sink."""
-    kind = block.kind[:, :1, :1] if one_for_all else block.kind
-    seen = (block.hidden == 0).to(block.k.dtype)
-    others = seen.expand(-1, *kind.shape[1:3], -1, -1).clone()
-    others[..., block.columns] *= kind == 0
-    return others / others.sum(-1, keepdim=True).clamp(min=1)
+    means = []
+    for block in rows.blocks(slice(0, rows.k.shape[1])):
+        information = block.weigh(block.information)
+        masses = sums(block, block.attention, content=False)
+        is_key = block.sink_kind == 0
+        even = block.seen[:, None, None].expand(-1, *is_key.shape[1:3], -1, -1)
+        even = even.to(block.k.dtype).contiguous()
+        even[..., block.sinks] *= is_key
+        even /= even.sum(-1, keepdim=True).clamp(min=1)
+        others = block.attention  # changed from here on
+        others[..., block.sinks] *= is_key
+        others -= others.sum(-1, keepdim=True) * even
+        read = (others.flatten(2, 3) @ block.k).view_as(block.q)
+        weighted = block.q * read * block.weight[:, None, None, :, None]
+        push = weighted.sum((0, 3)).to("cpu", torch.float64)
+        means.append((masses, information, rows.planes.sum_coordinates(push)))
+    masses, information, push = (torch.stack(x).sum(0) for x in zip(*means, strict=True))
+    return masses.flatten(0, 1), information.flatten(), push.flatten(0, 1)
 
 
 def _rotate(
