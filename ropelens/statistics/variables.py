@@ -30,8 +30,11 @@ BY_PLANE = ("layer", "head", "frequency")
 BY_KEY_PLANE = ("layer", "kv_head", "frequency")
 BY_COORDINATE = ("layer", "head", "coordinate")
 BY_OFFSET = ("layer", "head", "offset_bin")
-BY_GROUP = ("group", "layer", "head")
 BY_DRAW = ("draw", "layer", "head")
+BY_EDIT = ("edit", "layer", "head")
+BY_DEPTH = ("edit", "retrieval_length", "depth")
+BY_VARIANT = ("variant", "layer", "head")
+BY_PAIR = ("head", "query", "key")
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,21 @@ class Derived(Variable):
         return self.of(layer)
 
 
+def _rows(
+    dims: tuple[str, ...],
+    units: str,
+    *,
+    column: Literal["", "budget", "score"] = "",
+    compared: Literal["", "final", "growth"] = "",
+    **long_names: str,
+) -> list[Variable]:
+    """Variables of the same dims and units, by their names."""
+    return [
+        Variable(name, dims, units, words, column, compared)
+        for name, words in long_names.items()
+    ]
+
+
 # fmt: off
 MEASURES: tuple[Variable, ...] = (
     Statistic("q_norm", BY_PLANE, "1", "mean length of the query in the plane",
@@ -142,26 +160,20 @@ MEASURES: tuple[Variable, ...] = (
     Variable("kernel", BY_OFFSET, "1", "fitted weight of one offset of the bin"),
     Variable("offset", BY_HEAD, "token", "offset with the most weight in the kernel"),
     Variable("offset_weight", BY_HEAD, "1", "share of the kernel at that offset"),
-    Variable("offset_low", BY_HEAD, "token", "first offset of the middle half of the kernel"),
-    Variable("offset_high", BY_HEAD, "token", "last offset of the middle half of the kernel"),
-    Variable("found_sink", BY_HEAD, "token",
-        "position of a key found to be a sink, beside those known"),
-    Variable("total_bits", BY_HEAD, "bit", "information in the choice of keys",
-        column="budget", compared="final"),
-    Variable("sink_bits", BY_HEAD, "bit", "part of it that sinks explain",
-        column="budget", compared="final"),
-    Variable("position_bits", BY_HEAD, "bit", "part of it that only the offset explains",
-        column="budget", compared="final"),
-    Variable("content_bits", BY_HEAD, "bit", "part of it that the tokens explain",
-        column="budget", compared="final"),
-    Variable("interaction_bits", BY_HEAD, "bit", "the rest: what needs both at once",
-        column="budget", compared="final"),
+    *_rows(BY_HEAD, "token",
+        offset_low="first offset of the middle half of the kernel",
+        offset_high="last offset of the middle half of the kernel",
+        found_sink="position of a key found to be a sink, beside those known"),
+    *_rows(BY_HEAD, "bit", column="budget", compared="final",
+        total_bits="information in the choice of keys",
+        sink_bits="part of it that sinks explain",
+        position_bits="part of it that only the offset explains",
+        content_bits="part of it that the tokens explain",
+        interaction_bits="the rest: what needs both at once"),
     Derived("previous_token", BY_HEAD, "1", "mean attention on the previous token",
-        column="score", compared="growth",
-        of=measures.previous_token),
+        column="score", compared="growth", of=measures.previous_token),
     Derived("self_mass", BY_HEAD, "1", "mean attention on the row's own token",
-        column="score", compared="final",
-        of=measures.self_mass),
+        column="score", compared="final", of=measures.self_mass),
     Statistic("sink_mass", BY_HEAD, "1", "mean attention on sinks",
         column="score", compared="final", of=measures.sink_mass),
     Statistic("entropy", BY_HEAD, "nat", "mean entropy of the attention",
@@ -169,8 +181,7 @@ MEASURES: tuple[Variable, ...] = (
     Derived("entropy_bits", BY_HEAD, "bit", "mean entropy of the attention",
         column="score", of=lambda layer: layer["entropy"] * measures.BITS),
     Statistic("learned_sink_mass", BY_HEAD, "1",
-        "mean attention on a sink logit that is no key",
-        of=measures.learned_sink_mass),
+        "mean attention on a sink logit that is no key", of=measures.learned_sink_mass),
     Derived("group_rows", ("group",), "1", "rows of the group of sequences",
         of=lambda layer: layer.group_rows),
     Derived("group_loss", ("group",), "nat/token",
@@ -179,24 +190,19 @@ MEASURES: tuple[Variable, ...] = (
     Derived("group_predicted", ("group",), "token", "predicted tokens of the group",
         of=lambda layer: layer.whole.group_predicted),
     Variable("group_scored", ("group",), "1", "rows of the group that models are scored on"),
-    *(
-        Variable(f"group_{name}", BY_GROUP, "bit", f"{what}, within the group")
-        for name, what in GAINS.items()
-    ),
+    *_rows(("group", *BY_HEAD), "bit",
+        **{f"group_{name}": f"{what}, within the group" for name, what in GAINS.items()}),
     Variable("surrogate_offset_fraction", BY_DRAW, "1",
         "share that the offset explains, of the model (draw 0) and its surrogates"),
     Variable("surrogate_log_wavelength", BY_DRAW, "ln(token)",
         "mean log wavelength, of the model (draw 0) and its surrogates"),
     Variable("induction", BY_HEAD, "1",
-        "mean attention on the token after the earlier occurrence",
-        column="score", compared="growth"),
+        "mean attention on the token after the earlier occurrence", "score", "growth"),
     Variable("trial_induction", ("trial", *BY_HEAD), "1",
         "induction on each sequence of random tokens", compared="growth"),
     Variable("duplicate_token", BY_HEAD, "1",
-        "mean attention on the earlier occurrence of the token",
-        column="score", compared="final"),
+        "mean attention on the earlier occurrence of the token", "score", "final"),
 )
-# fmt: on
 """The variables of a profile over layers, heads, planes, offsets and groups.
 
 What is neither `Statistic` nor `Derived` comes from models fitted to some rows
@@ -205,7 +211,6 @@ What is neither `Statistic` nor `Derived` comes from models fitted to some rows
 
 STATISTICS = tuple(row for row in MEASURES if isinstance(row, Statistic))
 
-# fmt: off
 INDICES = (
     Variable("layer", ("layer",), "", "index of the layer"),
     Variable("head", ("head",), "", "index of the query head in its layer"),
@@ -227,14 +232,13 @@ BINS = (
 )
 
 STILL = "without its rotation: real parts, imaginary parts, and what does not rotate"
-
 EXCERPTS = (
     Variable("excerpt_token", ("excerpt", "excerpt_key"), "", "token of the excerpt"),
     Variable("excerpt_length", ("excerpt",), "token", "tokens"),
-    Variable("excerpt_attention", ("excerpt", "layer", "head", "excerpt_query", "excerpt_key"),
+    Variable("excerpt_attention", ("excerpt", *BY_HEAD, "excerpt_query", "excerpt_key"),
         "1", "attention on the excerpt"),
-    Variable("excerpt_query_still",
-        ("excerpt", "layer", "head", "excerpt_query", "coordinate"), "1", f"query {STILL}"),
+    Variable("excerpt_query_still", ("excerpt", *BY_HEAD, "excerpt_query", "coordinate"),
+        "1", f"query {STILL}"),
     Variable("excerpt_key_still",
         ("excerpt", "layer", "kv_head", "excerpt_key", "coordinate"), "1", f"key {STILL}"),
     Variable("excerpt_scale", ("layer",), "1", "scale of the scores"),
@@ -242,7 +246,6 @@ EXCERPTS = (
 )
 """What a profile has of excerpts of its text."""
 
-BY_PAIR = ("head", "query", "key")
 CAPTURE = (
     Variable("q_still", ("head", "query", "frequency", "part"), "1",
         "query without its rotation"),
@@ -262,53 +265,46 @@ CAPTURE = (
 """What a capture holds, as `Head.write` fills it."""
 
 CAPTURE_INDICES = (
-    Variable("head", ("head",), "", "layer.head"),
-    Variable("layer", ("head",), "", "layer of the head"),
-    Variable("head_of_layer", ("head",), "", "number of the head in its layer"),
+    *_rows(("head",), "", head="layer.head", layer="layer of the head",
+        head_of_layer="number of the head in its layer"),
     Variable("query", ("query",), "token", "position of the query"),
     Variable("key", ("key",), "token", "position of the key"),
     Variable("query_token", ("query",), "", "token of the query"),
     Variable("key_token", ("key",), "", "token of the key"),
 )
 
-BY_ENTRY = ("edit", "layer", "head")
-BY_DEPTH = ("edit", "retrieval_length", "depth")
+SE = "its standard error over groups of sequences"
 EVALUATED = (
     Variable("edit", ("edit",), "", "name of the edit"),
-    Variable("loss", ("edit", "sequence"), "nat/token",
-        "mean loss of the sequence's predicted tokens"),
-    Variable("predicted_tokens", ("sequence",), "token", "predicted tokens of the sequence"),
-    Variable("seen_loss", ("edit", "sequence"), "nat/token",
-        "mean loss of the predicted tokens that the sequence had before"),
-    Variable("seen_tokens", ("sequence",), "token",
-        "predicted tokens that the sequence had before"),
+    *_rows(("edit", "sequence"), "nat/token",
+        loss="mean loss of the sequence's predicted tokens",
+        seen_loss="mean loss of the predicted tokens that the sequence had before"),
+    *_rows(("sequence",), "token",
+        predicted_tokens="predicted tokens of the sequence",
+        seen_tokens="predicted tokens that the sequence had before"),
     Variable("group", ("sequence",), "",
         "sequences of one group are drawn together: those of a document, or of a stretch"),
-    Variable("mean_loss", ("edit",), "nat/token", "mean loss of all predicted tokens"),
-    Variable("mean_loss_se", ("edit",), "nat/token",
-        "its standard error over groups of sequences"),
-    Variable("position_loss", ("edit", "position_bin"), "nat/token",
-        "mean loss of the tokens at the bin's positions"),
-    Variable("position_loss_se", ("edit", "position_bin"), "nat/token",
-        "its standard error over groups of sequences"),
-    Variable("position_start", ("position_bin",), "token", "first position of the bin"),
-    Variable("position_stop", ("position_bin",), "token", "first position beyond the bin"),
-    Variable("first_loss", ("edit", "trial"), "nat/token",
-        "mean loss of random tokens, the first time"),
-    Variable("repeat_loss", ("edit", "trial"), "nat/token",
-        "mean loss of the same tokens, repeated"),
+    *_rows(("edit",), "nat/token", mean_loss="mean loss of all predicted tokens",
+        mean_loss_se=SE),
+    *_rows(("edit", "position_bin"), "nat/token",
+        position_loss="mean loss of the tokens at the bin's positions", position_loss_se=SE),
+    *_rows(("position_bin",), "token", position_start="first position of the bin",
+        position_stop="first position beyond the bin"),
+    *_rows(("edit", "trial"), "nat/token",
+        first_loss="mean loss of random tokens, the first time",
+        repeat_loss="mean loss of the same tokens, repeated"),
     Variable("copy_loss", ("edit", "copy_distance", "trial"), "nat/token",
         "mean loss of random tokens that come again, but for the first"),
     Variable("copy_distance", ("copy_distance",), "token", "tokens from a token to its copy"),
-    Variable("attention_change", BY_ENTRY, "bit",
+    Variable("attention_change", BY_EDIT, "bit",
         "divergence of the attention from that of the model as it is"),
-    Variable("label", BY_ENTRY, "", "label of the head"),
+    Variable("label", BY_EDIT, "", "label of the head"),
     Variable("labels_changed_resampled", ("edit", "resample"), "1",
         "heads with another label, groups of sequences drawn again"),
-    Variable("label_changed", BY_ENTRY, "1",
-        "whether the label differs from that of the model as it is"),
-    Variable("positional_fraction", BY_ENTRY, "1",
-        "share of the bits that sinks do not explain which only the offset explains"),
+    *_rows(BY_EDIT, "1",
+        label_changed="whether the label differs from that of the model as it is",
+        positional_fraction="share of the bits that sinks do not explain which only the offset "
+        "explains"),
     Variable("retrieval", BY_DEPTH, "1", "share of needles whose value was found"),
     Variable("retrieval_hit", (*BY_DEPTH, "retrieval_trial"), "1",
         "whether the needle's value was found"),
@@ -324,22 +320,20 @@ EVALUATED = (
 """The variables of an evaluation, beside those of the planes of the model as it is."""
 
 SWEEP = (
-    Variable("edit", ("edit",), "", "what was done to the model"),
-    Variable("kind", ("edit",), "",
-        "what stopped: nothing, one end, a band, or random planes as control"),
+    *_rows(("edit",), "", edit="what was done to the model",
+        kind="what stopped: nothing, one end, a band, or random planes as control"),
     Variable("kept", ("edit",), "1",
         "share of the model's rotating planes that still rotate"),
     Variable("planes", ("edit",), "", "numbers of the stopped planes, 0 the fastest"),
     Variable("planes_stopped", ("edit",), "1",
         "number of stopped planes of a layer, the largest of all layers"),
-    Variable("wavelength_low", ("edit",), "token", "shortest wavelength that stopped"),
-    Variable("wavelength_high", ("edit",), "token", "longest wavelength that stopped"),
-    Variable("draw", ("edit",), "1", "number of the random draw, -1 where nothing is random"),
-    Variable("band", ("edit",), "1", "number of the band, 0 the fastest, -1 outside bands"),
+    *_rows(("edit",), "token", wavelength_low="shortest wavelength that stopped",
+        wavelength_high="longest wavelength that stopped"),
+    *_rows(("edit",), "1", draw="number of the random draw, -1 where nothing is random",
+        band="number of the band, 0 the fastest, -1 outside bands"),
 )
 """What a truncation sweep says of each of its edits."""
 
-BY_VARIANT = ("variant", "layer", "head")
 REACH = (
     Variable("moved_score", (*BY_VARIANT, "distance"), "nat",
         "mean score of the picked key, moved to a distance"),
@@ -347,25 +341,19 @@ REACH = (
         "share of rows whose picked key, moved, scores above all others"),
     Variable("unmoved_win_share", BY_VARIANT, "1",
         "share of rows whose picked key, where it stands, scores above all others"),
-    Variable("others_level", BY_VARIANT, "nat",
-        "mean score of the other keys, at their own places"),
-    Variable("others_best", BY_VARIANT, "nat", "mean over rows of the best other key's score"),
-    Variable("lowest_score", BY_VARIANT, "nat",
-        "what no distance takes the mean moved score below"),
-    Variable("horizon", BY_VARIANT, "token",
-        "distance at which the moved score falls to the level of the others"),
-    Variable("horizon_low", BY_VARIANT, "token",
-        "lower end of the 95 % interval of the horizon"),
-    Variable("horizon_high", BY_VARIANT, "token",
-        "upper end of the 95 % interval of the horizon"),
-    Variable("best_horizon", BY_VARIANT, "token",
-        "distance at which the moved score falls to that of the best"),
+    *_rows(BY_VARIANT, "nat",
+        others_level="mean score of the other keys, at their own places",
+        others_best="mean over rows of the best other key's score",
+        lowest_score="what no distance takes the mean moved score below"),
+    *_rows(BY_VARIANT, "token",
+        horizon="distance at which the moved score falls to the level of the others",
+        horizon_low="lower end of the 95 % interval of the horizon",
+        horizon_high="upper end of the 95 % interval of the horizon",
+        best_horizon="distance at which the moved score falls to that of the best"),
     Variable("picked_distance", BY_HEAD, "token",
         "mean distance at which the picked key stands"),
-    Variable("product_real", BY_PLANE, "nat",
-        "mean of s Re(q~ conj(k~)) of row and picked key"),
-    Variable("product_imag", BY_PLANE, "nat",
-        "mean of s Im(q~ conj(k~)) of row and picked key"),
+    *_rows(BY_PLANE, "nat", product_real="mean of s Re(q~ conj(k~)) of row and picked key",
+        product_imag="mean of s Im(q~ conj(k~)) of row and picked key"),
 )
 REACH_INDICES = (
     Variable("variant_inv_freq", ("variant", "layer", "frequency"), "rad/token",
@@ -376,19 +364,17 @@ REACH_INDICES = (
 )
 
 ROTATION = (
-    Variable("inv_freq", ("layer", "frequency"), "rad/token", "angular frequency, measured"),
+    *_rows(("layer", "frequency"), "rad/token", inv_freq="angular frequency, measured",
+        inv_freq_stated="angular frequency that the model states"),
     Variable("wavelength", ("layer", "frequency"), "token", "tokens per turn"),
-    Variable("inv_freq_stated", ("layer", "frequency"), "rad/token",
-        "angular frequency that the model states"),
-    Variable("residual", ("layer",), "1", "change with position beside a rotation"),
+    *_rows(("layer",), "1", residual="change with position beside a rotation",
+        rotary_dim="coordinates of a head that rotate",
+        strength_ratio="scale times lengths of queries and keys, other to one"),
     Variable("pairing", ("layer",), "", "which coordinates share a plane"),
-    Variable("rotary_dim", ("layer",), "1", "coordinates of a head that rotate"),
     Variable("angle", ("implementation", "layer", "frequency", "position"), "rad",
         "turned since position 0"),
     Variable("difference", ("layer", "frequency", "position"), "rad",
         "angle between the two implementations"),
-    Variable("strength_ratio", ("layer",), "1",
-        "scale times lengths of queries and keys, other to one"),
 )
 """The rotation of a model, or of two implementations of it."""
 # fmt: on
