@@ -46,6 +46,7 @@ from ropelens.train.data import (
     read_texts,
 )
 from ropelens.train.record import write_json
+from ropelens.train.settings import SIZES, Settings
 
 VOCABULARY = 1024
 CONTEXT = 512
@@ -186,8 +187,8 @@ def main(
     share: Annotated[float, typer.Option(help="Make so much of every stage.")] = 1.0,
 ) -> None:
     source = Source((text,), (valid,))
-    sizes = {"vocabulary": VOCABULARY, "context": CONTEXT, "batch": 1}
-    record = prepare_data(out / "prose", source, read_texts(source), **sizes)
+    settings = Settings(vocabulary=VOCABULARY, context=CONTEXT, size=SIZES["mini"])
+    record = prepare_data(out / "prose", source, read_texts(source), settings)
     of = text_of(out / "prose")
     copy_tokenizer(out / "prose", out)
     (out / "valid.npy").write_bytes((out / "prose" / "valid.npy").read_bytes())

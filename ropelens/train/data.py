@@ -25,6 +25,7 @@ from ropelens.errors import BadArgument, BadText, words_of
 from ropelens.files.folder import make_folder, write_whole
 from ropelens.models.texts import fingerprint_of, pieces, read_documents
 from ropelens.train.record import read_json, require_same, say, write_json
+from ropelens.train.settings import Settings
 
 VALID_SHARE = 0.02
 """Share of the sequences that is held out where there is no validation text."""
@@ -35,7 +36,6 @@ DATA = "data.json"
 TOKENIZER_DOCUMENTS = 100_000  # that it is trained on at most
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 BOS, EOS = "<s>", "</s>"
-SMALLEST_VOCABULARY = 256 + 2  # every byte, BOS and EOS
 
 
 @dataclass(frozen=True)
@@ -77,19 +77,21 @@ def read_texts(source: Source) -> Texts:
 
 
 def prepare_data(
-    folder: Path, source: Source, texts: Texts, *, vocabulary: int, context: int, batch: int
+    folder: Path, source: Source, texts: Texts, settings: Settings
 ) -> dict[str, Any]:
     """Fill `folder` from the `texts` of `source`, once; returns what data.json says.
 
-    The first process that needs the folder fills it, and the others wait. Training needs
-    `batch` sequences or more.
+    The first process that needs the folder fills it, and the others wait.
 
     Raises:
         BadText: too little text.
         BadArgument: the folder cannot be made, or was filled from other text, or its tokenizer
             was replaced.
     """
-    facts: dict[str, Any] = {"vocabulary": vocabulary, "context": context}
+    facts: dict[str, Any] = {
+        "vocabulary": settings.vocabulary,
+        "context": settings.context,
+    }
     path = folder / DATA
     if source.tokens is None:
         documents, held_out = texts
@@ -104,7 +106,7 @@ def prepare_data(
             )
         with FileLock(folder / ".lock"):
             if not path.exists():
-                _fill(folder, texts, vocabulary=vocabulary, context=context, batch=batch)
+                _fill(folder, texts, settings)
                 write_json(path, facts | {"tokenizer_sha256": _tokenizer_sha256(folder)})
     elif not path.is_file():
         raise BadArgument(f"There are no tokens in {folder}.", seen=f"it has no {DATA}")
@@ -114,17 +116,18 @@ def prepare_data(
     return record
 
 
-def _fill(folder: Path, texts: Texts, *, vocabulary: int, context: int, batch: int) -> None:
+def _fill(folder: Path, texts: Texts, settings: Settings) -> None:
     """Train the tokenizer, write the arrays of tokens, and check that they are enough."""
     documents, held_out = texts
+    context = settings.context
     say("training a tokenizer")
     some = itertools.islice(documents, TOKENIZER_DOCUMENTS)
-    tokenizer = train_tokenizer(some, vocabulary=vocabulary, context=context)
+    tokenizer = train_tokenizer(some, vocabulary=settings.vocabulary, context=context)
     tokenizer.save_pretrained(folder)
     say("tokenizing the text")
     count = write_sequences(documents, tokenizer, folder / "train.npy", context=context)
     apart = 0 if held_out else _share_of_validation(count)
-    _require("text", count, batch + apart, context)
+    _require("text", count, settings.size.batch + apart, context)
     say(f"train: {count - apart:,} sequences of {context:,} tokens")
     if held_out:
         apart = write_sequences(held_out, tokenizer, folder / "valid.npy", context=context)

@@ -7,16 +7,17 @@ so a run that goes on from a checkpoint ends with the same weights, bit for bit.
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from accelerate.utils import broadcast_object_list, reduce
 from jaxtyping import Float, Int64
@@ -28,13 +29,7 @@ from ropelens.files.folder import write_whole
 from ropelens.files.progress import show_progress, silent
 from ropelens.models.processes import processes
 from ropelens.train.data import copy_tokenizer, held_out_sequences, training_stages
-from ropelens.train.record import (
-    State,
-    load_checkpoint,
-    save_checkpoint,
-    say,
-    write_model,
-)
+from ropelens.train.record import say, write_model
 from ropelens.train.settings import Settings, passes_of
 
 CHECKPOINT = "checkpoint.pt"
@@ -48,6 +43,19 @@ VALID_SEQUENCES = 128
 
 class TrainingFailed(RopelensError):
     """The loss or the weights stopped being numbers."""
+
+
+@dataclass
+class State:
+    """The progress of a run, beside its weights and the moments of its optimizer.
+
+    `loss` is the sum over the steps since the last row that has one, in float32; `rows` are
+    those of metrics.csv.
+    """
+
+    step: int = 0
+    loss: float = 0.0
+    rows: list[dict[str, Any]] = field(default_factory=list)
 
 
 def fit(
@@ -115,17 +123,34 @@ def fit(
                 save_checkpoint(checkpoint, model, optimizer, state)
 
 
+def save_checkpoint(
+    path: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer, state: State
+) -> None:
+    """Replace the checkpoint at `path`, in the first process; a kill leaves the earlier one."""
+    if processes().is_main_process:
+        parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        content = io.BytesIO()
+        torch.save(parts | {"state": asdict(state)}, content)
+        write_whole(path, content.getbuffer())
+
+
+def load_checkpoint(
+    path: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer
+) -> State:
+    """Set `model` and `optimizer` to what they were when the checkpoint was written."""
+    parts = torch.load(path, map_location="cpu", weights_only=True)
+    model.load_state_dict(parts["model"])
+    optimizer.load_state_dict(parts["optimizer"])
+    return State(**parts["state"])
+
+
 def write_metrics(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Write metrics.csv anew, in the first process: after a resume, lost rows are gone.
 
     Losses in nats per token; `train_loss` is the mean since the row before.
     """
     if processes().is_main_process:
-        text = io.StringIO()
-        table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
-        write_whole(path, text.getvalue())
+        write_whole(path, pd.DataFrame(rows, columns=COLUMNS).to_csv(index=False))
 
 
 def make_optimizer(model: PreTrainedModel) -> torch.optim.AdamW:

@@ -1,16 +1,13 @@
-"""Files of a run: JSON, models, and the checkpoint that it resumes from."""
+"""Files of a run: JSON, which must stay the same, and models."""
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -79,37 +76,3 @@ def write_model(model: PreTrainedModel, folder: Path) -> None:
         file.chmod(readers)
         file.replace(folder / file.name)
     aside.rmdir()
-
-
-@dataclass
-class State:
-    """The progress of a run, beside its weights and the moments of its optimizer.
-
-    `loss` is the sum over the steps since the last row that has one, in float32; `rows` are
-    those of metrics.csv.
-    """
-
-    step: int = 0
-    loss: float = 0.0
-    rows: list[dict[str, Any]] = field(default_factory=list)
-
-
-def save_checkpoint(
-    path: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer, state: State
-) -> None:
-    """Replace the checkpoint at `path`, in the first process; a kill leaves the earlier one."""
-    if processes().is_main_process:
-        parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        content = io.BytesIO()
-        torch.save(parts | {"state": asdict(state)}, content)
-        write_whole(path, content.getbuffer())
-
-
-def load_checkpoint(
-    path: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer
-) -> State:
-    """Set `model` and `optimizer` to what they were when the checkpoint was written."""
-    parts = torch.load(path, map_location="cpu", weights_only=True)
-    model.load_state_dict(parts["model"])
-    optimizer.load_state_dict(parts["optimizer"])
-    return State(**parts["state"])

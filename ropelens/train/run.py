@@ -76,14 +76,7 @@ def train(
     )
     with explain_full_disk(f"the run in {out} cannot go on"), fits, alone(out):
         if texts is not None:
-            facts = prepare_data(
-                data,
-                source,
-                texts,
-                vocabulary=settings.vocabulary,
-                context=settings.context,
-                batch=settings.size.batch,
-            )
+            facts = prepare_data(data, source, texts, settings)
             begin(out, facts | settings.facts(), data=data)
             copy_tokenizer(data, out)
         processes().wait_for_everyone()

@@ -15,7 +15,6 @@ from transformers import LlamaConfig
 from ropelens.errors import BadArgument, Count, Number, Positive
 from ropelens.models.variants import variant_config
 from ropelens.rope.variants import parse_variant
-from ropelens.train.data import SMALLEST_VOCABULARY
 
 ROPE_BASE = 10_000.0
 
@@ -157,8 +156,9 @@ class Settings:
     compile: bool = False
 
     def __post_init__(self) -> None:
-        if self.context < 3 or not SMALLEST_VOCABULARY <= self.vocabulary <= 1 << 16:
+        if self.context < 3 or not 258 <= self.vocabulary <= 1 << 16:
             raise BadArgument(
+                # Every byte is a token, and there are BOS and EOS.
                 "A context has 3 tokens or more, a vocabulary 258 to 65,536.",
                 seen=f"context {self.context:,}, vocabulary {self.vocabulary:,}",
             )

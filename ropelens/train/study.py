@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ropelens.errors import BadArgument, Count, public
-from ropelens.files.folder import explain_full_disk, file_name
+from ropelens.files.folder import file_name
 from ropelens.files.results import RECORD
 from ropelens.models.processes import processes
-from ropelens.train.data import Source, prepare_data, read_texts
+from ropelens.train.data import Source
 from ropelens.train.loop import TrainingFailed
 from ropelens.train.record import read_json, require_same, say, write_json
 from ropelens.train.run import Busy, train
-from ropelens.train.settings import Settings, get_size, passes_of
+from ropelens.train.settings import Settings, get_size
 
 STUDY = "study.json"
 """The file of a study's folder that says which study it is."""
@@ -151,7 +151,7 @@ def run_study(
         raise BadArgument(
             f"{path} names no text to train on.", attempt='--text FILE, or text = ["FILE"]'
         )
-    _begin(out, study, source)
+    _begin(out, study)
     runs = list(study.runs())
     diverged: list[str] = []
     busy: list[str] = []
@@ -175,31 +175,15 @@ def run_study(
     return out
 
 
-def _begin(out: Path, study: Study, source: Source) -> None:
-    """Write the study into `out`, or check that it is the one that is there.
-
-    The data come first: if nothing can be trained on them, `out` stays free for a better study.
-    """
+def _begin(out: Path, study: Study) -> None:
+    """Write the study into `out`, or check that it is the one that is there."""
     path = out / STUDY
-    sizes = [get_size(size) for size in study.sizes]
-    for size in sizes:
-        passes_of(size, among=processes().num_processes)
     if not path.exists() and any((out / name).exists() for name in (RECORD, "config.json")):
         raise BadArgument(
             f"{out} holds a model, a run or other results; a study would mix with them.",
             attempt="another --out",
         )
     if processes().is_main_process and not path.exists():
-        texts = read_texts(source)
-        with explain_full_disk(f"the study in {out} cannot begin"):
-            prepare_data(
-                source.tokens or out / "data",
-                source,
-                texts,
-                vocabulary=study.settings.vocabulary,
-                context=study.settings.context,
-                batch=max(size.batch for size in sizes),
-            )
-            write_json(path, study.facts())
+        write_json(path, study.facts())
     processes().wait_for_everyone()
     require_same(read_json(path), study.facts(), what=f"the study in {out}")

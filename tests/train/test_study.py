@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from trained import NANO, OPTIONS, STUDY, small, study, train
 from transformers import AutoModelForCausalLM
 
-from ropelens.errors import BadArgument, BadText, UnsupportedModel
+from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.models.rope import measure_rope
 from ropelens.train import study as studies
 from ropelens.train.loop import TrainingFailed
@@ -165,21 +165,6 @@ def test_processes_that_train_together_stay_in_step(
     assert run_json(out / "nano/p-rope-0.5/seed-0")["processes"] == 2
     assert "finished" in run_json(out / "nano/p-rope-0.5/seed-0")
     assert not (busy / "model.safetensors").exists()
-
-
-def test_a_study_that_cannot_begin_leaves_its_folder_to_a_better_one(
-    place: Path, small: None, tmp_path: Path
-) -> None:
-    file, text = tmp_path / "study.toml", place / "story.txt"
-    file.write_text(STUDY.replace("context = 32", "context = 20_000"))
-    with pytest.raises(BadText, match="The text is too short at a context of 20"):
-        run_study(file, out=tmp_path / "out", text=[text])
-    assert not (tmp_path / "out" / "study.json").exists()
-    file.write_text(
-        'variants = ["rope"]\nsizes = ["nano"]\ncontext = 32\nvocabulary = 300\nsteps = 1'
-    )
-    run_study(file, out=tmp_path / "out", text=[text])
-    assert "finished" in run_json(tmp_path / "out/nano/rope/seed-0")
 
 
 def test_a_changed_study_is_refused(study: Path, tmp_path: Path, place: Path) -> None:

@@ -186,8 +186,7 @@ def test_tokens_that_were_made_before(text: Path, tmp_path: Path) -> None:
     """Stages of sequences of 16 and of 32 tokens, of which a study's runs learn as well."""
     made = tmp_path / "made"
     source = Source((text,))
-    sizes = {name: OPTIONS[name] for name in ("vocabulary", "context")}
-    prepare_data(made, source, read_texts(source), batch=NANO.batch, **sizes)
+    prepare_data(made, source, read_texts(source), Settings(**OPTIONS))
     rows = np.load(made / "train.npy")
     np.save(made / "valid.npy", rows[-5:])
     np.save(made / "one.npy", rows[:16].reshape(32, 16))
