@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pandas as pd
 import xarray as xr
@@ -16,23 +14,6 @@ from ropelens.statistics.labels import LABELS
 
 LOOKS_AT = 0.5
 """Mean attention from which a head is said to look at the previous token, or to induce."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A number of every entry, and the numbers that it is the mean of.
-
-    `mean` is over `entry`; `parts`, if known, over `entry` and one more axis, named by `over`:
-    sequences, groups of them, or trials, the same for all entries of a pair. `weight` is their
-    part in the mean (None: equal), `group` the parts that a bootstrap draws together (None:
-    each alone).
-    """
-
-    mean: xr.DataArray
-    parts: xr.DataArray | None = None
-    over: str = ""
-    weight: xr.DataArray | None = None
-    group: xr.DataArray | None = None
 
 
 def summarize_comparison(comparison: xr.Dataset) -> pd.DataFrame:
@@ -75,69 +56,69 @@ def _row(comparison: xr.Dataset, group: str) -> dict[str, object]:
 
 def _loss_change(comparison: xr.Dataset, group: str) -> dict[str, object]:
     """The difference of the group's loss to the baseline's, with its interval."""
-    mean = comparison["loss"]
-    if "group_loss" in comparison:
-        predicted = comparison["group_predicted"]
-        loss = Measured(mean, comparison["group_loss"], "groups", weight=predicted)
-    else:
-        of = comparison.get("sequence_group")
-        loss = Measured(mean, comparison.get("sequence_loss"), "sequences", group=of)
-    pairs = paired_changes(mean, group).values
-    over, (change, low, high) = _change(loss, pairs, group)
+    pairs = paired_changes(comparison["loss"], group).values
+    over, parts = "groups", comparison.get("group_loss")
+    weight, together = comparison.get("group_predicted"), None
+    if parts is None:
+        over, parts = "sequences", comparison.get("sequence_loss")
+        together = comparison.get("sequence_group")
+    interval = _change(pairs, parts, group, weight=weight, together=together)
     return {
-        "loss_change": change,
-        "low": low,
-        "high": high,
-        "over": over,
+        **dict(zip(("loss_change", "low", "high"), interval, strict=True)),
+        "over": "seeds" if len(pairs) > 1 else over if np.isfinite(interval[1]) else "",
         "pairs": len(pairs),
         "worse": int((pairs > 0).sum()),
     }
 
 
 def _change(
-    measured: Measured, pairs: Float[np.ndarray, " pair"], group: str
-) -> tuple[str, tuple[float, float, float]]:
-    """What the interval is over ("": none), the mean change of the `pairs`, and its bounds."""
+    pairs: Float[np.ndarray, " pair"],
+    parts: xr.DataArray | None,
+    group: str,
+    *,
+    weight: xr.DataArray | None = None,
+    together: xr.DataArray | None = None,
+) -> tuple[float, float, float]:
+    """The mean change of the `pairs`, and the bounds of its interval.
+
+    One pair has an interval over its `parts` [entry, part], if known: sequences, groups of
+    them, or trials, the same for both. `weight` is their part in the mean (None: equal);
+    parts whose number in `together` is the same are drawn together (None: each alone).
+    """
     if not len(pairs):
-        return "", (np.nan, np.nan, np.nan)
-    if len(pairs) > 1:
-        return "seeds", paired_interval(pairs)
-    if measured.parts is None:
-        return "", paired_interval(pairs)
-    change = paired_changes(measured.parts, group)[0]
+        return np.nan, np.nan, np.nan
+    if len(pairs) > 1 or parts is None:
+        return paired_interval(pairs)
+    change = paired_changes(parts, group)[0]
     known = change.notnull().values  # models that read less text have fewer parts
-    if not known.any():  # or one has none
-        return "", paired_interval(pairs)
-    weight, together = (
+    if not known.any():
+        return paired_interval(pairs)
+    of_parts = (
         None if of is None else of.sel(entry=change["entry"]).values[known]
-        for of in (measured.weight, measured.group)
+        for of in (weight, together)
     )
-    return measured.over, paired_interval(change.values[known], weight, together)
+    return paired_interval(change.values[known], *of_parts)
 
 
 def _behaviour(comparison: xr.Dataset, group: str) -> dict[str, float]:
     """Loss past the trained context, gain of repeats, and retrieval; for runs only."""
     if "position_loss" not in comparison:
         return {}
-    columns = {}
-    for name, measured in _behaviours(comparison).items():
-        columns[name] = float(entries_of(measured.mean, group).mean())
-        _, bounds = _change(measured, paired_changes(measured.mean, group).values, group)
-        for end, value in zip(("change", "low", "high"), bounds, strict=True):
-            columns[f"{name}_{end}"] = value
-    return columns
-
-
-def _behaviours(comparison: xr.Dataset) -> dict[str, Measured]:
-    """What runs are measured on, except the loss within the trained context."""
     # A trial's lengths and depths may share their tokens: one mean a trial.
     hit = comparison["retrieval_hit"].mean(("retrieval_length", "depth"))
     gain = repeat_gain(comparison)
-    return {
-        "loss_past_context": Measured(loss_past_context(comparison, "position_loss")),
-        "repeat_gain": Measured(gain.mean("trial"), gain, "trials"),
-        "retrieval": Measured(hit.mean("retrieval_trial"), hit, "trials"),
+    measured = {
+        "loss_past_context": (loss_past_context(comparison, "position_loss"), None),
+        "repeat_gain": (gain.mean("trial"), gain),
+        "retrieval": (hit.mean("retrieval_trial"), hit),
     }
+    columns = {}
+    for name, (mean, trials) in measured.items():
+        columns[name] = float(entries_of(mean, group).mean())
+        interval = _change(paired_changes(mean, group).values, trials, group)
+        ends = (f"{name}_{end}" for end in ("change", "low", "high"))
+        columns |= zip(ends, interval, strict=True)
+    return columns
 
 
 def loss_past_context(comparison: xr.Dataset, name: str) -> xr.DataArray:

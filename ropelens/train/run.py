@@ -24,7 +24,7 @@ from ropelens.models.processes import processes
 from ropelens.train.data import Source, copy_tokenizer, prepare_data, read_texts
 from ropelens.train.loop import CHECKPOINT, fit
 from ropelens.train.record import read_json, require_same, say, write_json, write_model
-from ropelens.train.settings import Settings, model_config, passes_of
+from ropelens.train.settings import Settings, passes_of
 
 CHECKPOINT_SECONDS = 60.0
 
@@ -84,7 +84,9 @@ def train(
         if "finished" in record:
             say(f"{out} is finished already")
         else:
-            model = first_model(out, settings)
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(out, local_files_only=True)
+            torch.manual_seed(settings.seed)
+            model = LlamaForCausalLM(settings.config(tokenizer))
             try:
                 fit(model, settings, out=out, data=data, checkpoint_seconds=checkpoint_seconds)
             except KeyboardInterrupt:
@@ -98,22 +100,6 @@ def train(
             (out / CHECKPOINT).unlink(missing_ok=True)
         processes().wait_for_everyone()
     return out
-
-
-def first_model(out: Path, settings: Settings) -> LlamaForCausalLM:
-    """The model that a run begins with, its weights drawn by the seed."""
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(out, local_files_only=True)
-    torch.manual_seed(settings.seed)
-    return LlamaForCausalLM(
-        model_config(
-            settings.size,
-            vocabulary=len(tokenizer),
-            context=settings.context,
-            variant=settings.variant,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-        )
-    )
 
 
 def read_record(out: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from transformers import LlamaConfig
+from transformers import LlamaConfig, PreTrainedTokenizerBase
 
 from ropelens.errors import BadArgument, Count, Number, Positive
 from ropelens.models.variants import variant_config
@@ -95,40 +95,6 @@ def size_name(size: Size) -> str:
     return named[0] if named else "x".join(map(str, dataclasses.astuple(size)[:4]))
 
 
-def model_config(
-    size: Size,
-    *,
-    vocabulary: int,
-    context: int,
-    variant: str = "rope",
-    bos_token_id: int = 0,
-    eos_token_id: int = 1,
-) -> LlamaConfig:
-    """The configuration of a model of `size` that rotates as `variant`, base 10,000.
-
-    Embeddings are tied, so that a small model spends its parameters on layers.
-
-    Raises:
-        BadArgument: there is no such variant.
-        UnsupportedModel: LLaMA's configuration cannot express it.
-    """
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=size.width,
-        intermediate_size=size.mlp,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        num_key_value_heads=size.kv_heads,
-        head_dim=size.head_dim,
-        max_position_embeddings=context,
-        rope_parameters={"rope_type": "default", "rope_theta": ROPE_BASE},
-        tie_word_embeddings=True,
-        bos_token_id=bos_token_id,
-        eos_token_id=eos_token_id,
-    )
-    return variant_config(config, parse_variant(variant))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Everything that decides the numbers of a run, except its text.
@@ -162,9 +128,7 @@ class Settings:
                 "A context has 3 tokens or more, a vocabulary 258 to 65,536.",
                 seen=f"context {self.context:,}, vocabulary {self.vocabulary:,}",
             )
-        model_config(
-            self.size, vocabulary=self.vocabulary, context=self.context, variant=self.variant
-        )
+        self.config()
 
     @property
     def bf16(self) -> bool:
@@ -187,6 +151,31 @@ class Settings:
     def tokens_per_step(self) -> int:
         """Tokens of one optimizer step, BOS included."""
         return self.size.batch * self.context
+
+    def config(self, tokenizer: PreTrainedTokenizerBase | None = None) -> LlamaConfig:
+        """The model's configuration, for the tokens of `tokenizer`; the base is 10,000.
+
+        Embeddings are tied, so that a small model spends its parameters on layers.
+
+        Raises:
+            BadArgument: there is no such variant.
+            UnsupportedModel: LLaMA's configuration cannot express it.
+        """
+        config = LlamaConfig(
+            vocab_size=len(tokenizer) if tokenizer else self.vocabulary,
+            hidden_size=self.size.width,
+            intermediate_size=self.size.mlp,
+            num_hidden_layers=self.size.layers,
+            num_attention_heads=self.size.heads,
+            num_key_value_heads=self.size.kv_heads,
+            head_dim=self.size.head_dim,
+            max_position_embeddings=self.context,
+            rope_parameters={"rope_type": "default", "rope_theta": ROPE_BASE},
+            tie_word_embeddings=True,
+            bos_token_id=tokenizer.bos_token_id if tokenizer else 0,
+            eos_token_id=tokenizer.eos_token_id if tokenizer else 1,
+        )
+        return variant_config(config, parse_variant(self.variant))
 
     def in_history(self, step: int) -> bool:
         """Whether the model after `step` stays."""

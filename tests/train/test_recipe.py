@@ -18,7 +18,7 @@ from transformers.optimization import get_wsd_schedule
 
 from ropelens.train.data import held_out_sequences, spread, training_stages
 from ropelens.train.loop import batches, learning_rate
-from ropelens.train.settings import Settings, model_config
+from ropelens.train.settings import Settings
 
 __all__ = ["text"]
 
@@ -66,8 +66,7 @@ def test_the_rate_is_that_of_transformers_schedule(decay: float) -> None:
 def trained_by_hand(batches: list[Tensor]) -> tuple[list[float], LlamaForCausalLM, int]:
     """Losses of every step, the model after the last, and how often gradients were clipped."""
     set_seed(0)
-    config = model_config(NANO, vocabulary=300, context=32, bos_token_id=0, eos_token_id=1)
-    model = LlamaForCausalLM(config)
+    model = LlamaForCausalLM(Settings(**OPTIONS).config())
     norms = [p for name, p in model.named_parameters() if "norm" in name]
     rest = [p for name, p in model.named_parameters() if "norm" not in name]
     optimizer = torch.optim.AdamW(

@@ -28,7 +28,7 @@ from ropelens.train.data import (
     write_sequences,
 )
 from ropelens.train.loop import TrainingFailed, check_weights, write_history
-from ropelens.train.settings import SIZES, Settings, get_size, model_config, passes_of
+from ropelens.train.settings import SIZES, Settings, get_size, passes_of
 
 __all__ = ["run", "text"]
 
@@ -236,7 +236,7 @@ def test_divergence_stops_the_run(text: Path, tmp_path: Path) -> None:
 
 
 def test_broken_weights_are_not_saved(tmp_path: Path) -> None:
-    model = LlamaForCausalLM(model_config(NANO, vocabulary=300, context=32))
+    model = LlamaForCausalLM(Settings(**OPTIONS).config())
     torch.nn.init.constant_(model.lm_head.weight, math.nan)
     with pytest.raises(TrainingFailed, match="step 7: a weight is not a finite number"):
         check_weights(model, step=7)
@@ -276,7 +276,7 @@ def test_sizes_are_as_large_as_they_say() -> None:
     count = {}
     for name, vocabulary in (("tiny", 2048), ("small", 16_384), ("base", 16_384)):
         with torch.device("meta"):
-            config = model_config(SIZES[name], vocabulary=vocabulary, context=512)
+            config = Settings(size=SIZES[name], vocabulary=vocabulary).config()
             count[name] = sum(p.numel() for p in LlamaForCausalLM(config).parameters())
     millions = {name: round(number / 1e6, 1) for name, number in count.items()}
     assert millions == {"tiny": 2.5, "small": 26.8, "base": 65.1}
