@@ -23,11 +23,11 @@ ROOMS = {
     "edit": 555,
     "measure": 3_290,
     "files": 500,
-    "train": 1_270,
-    "comparison": 780,
+    "train": 1_220,
+    "comparison": 760,
     "figures": 2_320,
     "report": 1_990,
-    "analysis commands": 2_360,
+    "analysis commands": 2_370,
 }
 PACKAGE, TESTS, NAMES = 23_000, 20_000, 60
 WORDS = {

@@ -56,10 +56,9 @@ class Answer:
     more: Mapping[str, xr.Dataset | pd.DataFrame] = field(default_factory=dict)
 
     def save(self, folder: str | Path, comparison: xr.Dataset, *, lead: str = "") -> Path:
-        """Write a comparison with this answer to `folder`; the path of the page.
+        """Write to `folder` what `ropelens compare` does, and `more`; the path of the page.
 
-        The folder gets what `ropelens compare` writes, and `more`. `lead` is the sentence that
-        comes first.
+        `lead` is the sentence that comes first.
         """
         words = {"question": self.question, "findings": self.findings, "lead": lead}
         return write_comparison(folder, comparison, **words, more=self.more)  # type: ignore[arg-type]

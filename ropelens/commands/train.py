@@ -43,8 +43,7 @@ def train(
         ),
     ] = None,
     tokens: Annotated[
-        Path | None,
-        option("FOLDER", "Instead of --text: arrays of tokens, learnt one after another."),
+        Path | None, option("FOLDER", "Instead of --text: arrays of tokens made before.")
     ] = None,
     study: Annotated[
         Path | None,
@@ -76,8 +75,7 @@ def train(
     ] = 2048,
     steps: Annotated[int, option("N", "Optimizer steps.")] = 2500,
     learning_rate: Annotated[
-        float | None,
-        option("RATE", "Peak rate. [default: the size's]"),
+        float | None, option("RATE", "Peak rate. [default: the size's]")
     ] = None,
     precision: Annotated[
         Literal["auto", "bf16", "fp32"],
