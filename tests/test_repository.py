@@ -26,7 +26,7 @@ ROOMS = {
     "train": 1_220,
     "comparison": 760,
     "figures": 2_320,
-    "report": 1_990,
+    "report": 1_980,
     "analysis commands": 2_370,
 }
 PACKAGE, TESTS, NAMES = 23_000, 20_000, 60

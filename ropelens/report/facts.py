@@ -56,25 +56,24 @@ def loss_text(attrs: Mapping[str, Any]) -> str:
 def run_facts(profile: xr.Dataset, heads: pd.DataFrame) -> list[tuple[str, str]]:
     """What was run, as pairs of a name and a value with its unit."""
     attrs = profile.attrs
-    facts = []
-    for name in (*OF_RUN, "rows", "seed"):
+    facts = {}
+    for name in (*OF_RUN, "rows"):
         if name in attrs:
             counted = name in ("tokens", "sequences", "documents")
-            text = f"{attrs[name]:,}" if counted and attrs[name] else str(attrs[name])
-            known = text and not (counted and not attrs[name])
-            facts.append((name, text + UNITS.get(name, "") if known else "not recorded"))
+            text = f"{attrs[name]:,}" if counted and attrs[name] else str(attrs[name] or "")
+            facts[name] = text + UNITS.get(name, "") if text else "not recorded"
+    if "seed" in attrs:
+        facts["seed"] = str(attrs["seed"])
     if "loss" in attrs:
-        facts.append(("loss", loss_text(attrs)))
-    kv_heads = profile.sizes["kv_head"]
-    if kv_heads != profile.sizes["head"]:
-        facts.append(("key-value heads", f"{kv_heads} a layer"))
-    thresholds = heads.attrs.get("thresholds")
-    if thresholds:
+        facts["loss"] = loss_text(attrs)
+    if profile.sizes["kv_head"] != profile.sizes["head"]:
+        facts["key-value heads"] = f"{profile.sizes['kv_head']} a layer"
+    if thresholds := heads.attrs.get("thresholds"):
         shown = ", ".join(f"{name} {value:.3g}" for name, value in thresholds.items())
-        facts.append(("label thresholds", shown))
+        facts["label thresholds"] = shown
     if "created" in attrs:
-        facts.append(("created", str(attrs["created"])))
-    return facts
+        facts["created"] = str(attrs["created"])
+    return list(facts.items())
 
 
 def versions(attrs: Mapping[str, Any]) -> str:

@@ -64,9 +64,11 @@ def write_index(folder: str | Path) -> Path:
 def first_figure(page: str) -> Iterator[dict[str, Any]]:
     """The first figure of a page as shapes of SVG; none where the page holds no figure."""
     packed = PAYLOAD.search(page)
+    if packed is None:
+        return
     try:
         figures = json.loads(gzip.decompress(base64.b64decode(packed[1])))["figures"]
-    except (TypeError, OSError, EOFError, ValueError):  # none, or a damaged one
+    except (OSError, EOFError, ValueError):  # a damaged page, which opens without figures
         return
     yield from shapes(next(iter(figures.values() if isinstance(figures, dict) else figures)))
 

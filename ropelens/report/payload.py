@@ -14,10 +14,9 @@ import xarray as xr
 from ropelens.figures.head import excerpt_tokens, farthest, kernel_arrays
 from ropelens.figures.heads import bit_shares
 from ropelens.figures.inputs import kv_heads, numbers
-from ropelens.figures.planes import PANELS
 from ropelens.figures.style import COLORS, LABELS, PAPER, SIGNS, SYMBOLS, Theme, template
 from ropelens.figures.truncated_heads import kinds_of, shares_of
-from ropelens.figures.wavelengths import common_columns, wavelength_positions
+from ropelens.figures.wavelengths import wavelength_positions
 from ropelens.report.catalog import BESIDE, PROFILE, PageFigure, bare, draw
 from ropelens.report.excerpts import excerpt_payload
 from ropelens.report.render import packed
@@ -45,8 +44,6 @@ def build_payload(
         "glyphs": SIGNS,
         "symbols": SYMBOLS,
         "labelOrder": list(LABELS),
-        "normColumns": common_columns(profile["wavelength"].values)[1].tolist(),
-        "normNames": list(PANELS),
         "farthest": [farthest(profile, layer) for layer in range(profile.sizes["layer"])],
         "pinned": list(BESIDE),
         "templates": page_templates(),

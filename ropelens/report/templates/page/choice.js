@@ -4,7 +4,7 @@
 const FIRST = { layer: page.selected[0], head: page.selected[1], view: $("all").querySelector("[role=tab]").dataset.tab,
   tab: $("one-tab-selectivity").dataset.tab, excerpt: 0, query: page.excerpts[0].tokens.length - 1, key: null,
   distance: null, band: null, mode: "stop", by: "", pin: null, beside: page.beside ? "same" : null };
-const state = { ...FIRST, norms: "mean" };
+const state = { ...FIRST };
 
 // ---- the address
 
@@ -153,21 +153,8 @@ function besideHead() {
 /** A head by its place, and by its model where there are two. */
 const nameOf = ({ model, layer, head }) => `${page.beside ? `${model.name}: ` : ""}L${layer} H${head}`;
 
-/** The numbers of the head beside the chosen one, below its own. */
-function besideNumbers() {
-  const beside = besideHead();
-  const row = beside && beside.model.rows[beside.layer][beside.head];
-  $("beside-numbers").textContent = beside ? `Below each, in italics: ${nameOf(beside)}.` : "";
-  document.querySelectorAll("#numbers [data-beside]").forEach((cell) => {
-    const known = beside && beside.model.columns[cell.dataset.beside];
-    const value = known ? number(cell.dataset.beside, row, beside.model) : NaN;
-    cell.textContent = !beside ? "" : Number.isNaN(value) ? "–" : Number(value.toPrecision(3)).toLocaleString("en");
-  });
-}
-
 /** The other model's head in words, and what of the choice it has no counterpart of. */
 function tellBeside() {
-  besideNumbers();
   if (!page.beside) return;
   const { beside, layer, head, band } = state, there = besideHead(), { name, rows, live } = page.beside;
   $("beside").value = Array.isArray(beside) ? beside.join() : beside ?? "";
@@ -264,9 +251,6 @@ $("map-by").addEventListener("change", ({ target: { value } }) => {
   state.by = value;
   remember(false);
   colorMap();
-});
-document.querySelectorAll("[name=norms]").forEach((radio) => {
-  radio.addEventListener("change", () => { state.norms = radio.value; showNorms(plot("norms")); });
 });
 $("close").addEventListener("click", () => $("head").classList.remove("open"));
 

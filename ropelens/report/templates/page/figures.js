@@ -102,39 +102,6 @@ page.figures.map.data.push({ type: "heatmap", visible: false, z: [[]], colorscal
   hovertemplate: "L%{y} H%{x}<br>%{text}<extra></extra>",
   colorbar: { orientation: "h", thickness: 8, len: 0.9, y: -0.32, yanchor: "top", nticks: 5, title: { side: "top" } } });
 
-/** Norms [layer][column] of one head or the mean over heads, as the figure's columns lie. */
-function norms(name) {
-  const shared = page.arrays[name].dims[1] === "kv_head";
-  return page.normColumns.map((planes, layer) => {
-    if (state.norms === "head") {
-      const values = part(page.arrays[name], layer, state.head);
-      return planes.map((plane) => (plane < 0 ? null : values[plane]));
-    }
-    const shown = new Map();
-    for (let head = 0; head < heads; head++) {
-      const same = shared ? page.kvHeads[layer][head] : head;
-      if (page.rows[layer][head] >= 0) shown.set(same, part(page.arrays[name], layer, head));
-    }
-    return planes.map((plane) => {
-      if (plane < 0) return null;
-      const kept = [...shown.values()].map((values) => values[plane]).filter(Number.isFinite);
-      return kept.length ? kept.reduce((a, b) => a + b, 0) / kept.length : null;
-    });
-  });
-}
-
-function showNorms(element) {
-  const kvHead = page.kvHeads[state.layer][state.head];
-  $("norms-head").textContent = `head ${state.head} of every layer`
-    + (kvHeads < heads ? ` (its keys: key-value head ${kvHead})` : "");
-  const shows = state.norms === "mean" ? "mean" : `head ${state.head}`;
-  if (element.dataset.shows === shows) return null;
-  element.dataset.shows = shows;
-  const z = page.normNames.map(norms);
-  const zmax = z.map((rows) => Math.max(...rows.flat()));
-  return Plotly.restyle(element, { z, zmax }, page.normNames.map((_, i) => i));
-}
-
 /** The same scale on the first panel in both panes, for its unit is one of every model. */
 const SCALED = ["selectivity", "kernel", "pair"];
 async function oneScale(panes) {
@@ -171,7 +138,6 @@ const SHOW = {
   },
   triangle: ring,
   claim: ring,
-  norms: showNorms,
   selectivity: (element, layer, head, model) => {
     refill(element, layer, head, model);
     return markBand(element, layer, head, model);
