@@ -74,47 +74,34 @@ def first_figure(page: str) -> Iterator[dict[str, Any]]:
 
 
 def shapes(figure: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """SVG of the first panel of a figure: lines of its scatters, cells of its heat maps."""
-    traces = [
-        trace
-        for trace in figure["data"]
-        if (trace.get("xaxis", "x"), trace.get("yaxis", "y")) == ("x", "y")
-    ]
-    for trace in traces:
+    """SVG of the first panel of a figure: lines of its scatters, cells of its heat maps.
+
+    A line shows the values of a trace in their order, on one scale for all traces.
+    """
+    lines = []
+    for trace in figure["data"]:
+        if (trace.get("xaxis", "x"), trace.get("yaxis", "y")) != ("x", "y"):
+            continue
         if trace["type"] == "heatmap":
             yield from _cells(trace)
-    lines = [trace for trace in traces if trace["type"] in ("scatter", "bar")]
-    x, y = (_places(lines, axis, figure["layout"]) for axis in "xy")
-    for trace, across, along in zip(lines, x, y, strict=True):
-        points = [
-            f"{WIDE * (0.04 + 0.92 * a):.1f},{HIGH * (0.96 - 0.92 * b):.1f}"
-            for a, b in zip(across, along, strict=False)
-            if np.isfinite(a + b)
-        ]
+        elif trace["type"] in ("scatter", "bar"):
+            numbers = [_array(trace[axis]) for axis in "yx" if trace.get(axis)]
+            values = next((v for v in numbers if not isinstance(next(iter(v), 0), str)), [])
+            values = np.array(values, float)
+            values = values[np.isfinite(values)]
+            if len(values):
+                lines.append((trace, values[:: -(-len(values) // MOST)]))
+    every = np.concatenate([np.zeros(0), *(values for _, values in lines)])
+    low, high = every.min(initial=np.inf), every.max(initial=-np.inf)
+    for trace, values in lines:
+        across = WIDE * np.linspace(0.04, 0.96, max(len(values), 2))
+        along = HIGH * (0.96 - 0.92 * (values - low) / ((high - low) or 1))
+        points = zip(across, along, strict=False)
         color = trace.get("line", {}).get("color") or trace.get("marker", {}).get("color")
-        color = color if isinstance(color, str) else MUTED
-        if points:
-            yield {"points": " ".join(points[:: -(-len(points) // MOST)]), "color": color}
-
-
-def _places(
-    traces: list[dict[str, Any]], axis: str, layout: dict[str, Any]
-) -> list[np.ndarray]:
-    """Where the points of each trace stand on an axis, from 0 to 1; names are counted."""
-    look = layout.get(f"{axis}axis", {})
-    values = [_array(trace.get(axis) or []) for trace in traces]
-    names = list(dict.fromkeys(v for one in values for v in one if isinstance(v, str)))
-    numbers = [
-        np.array([names.index(v) if isinstance(v, str) else v for v in one], float)
-        for one in values
-    ]
-    if look.get("type") == "log":
-        numbers = [np.log10(np.where(one > 0, one, np.nan)) for one in numbers]
-    every = np.concatenate([*numbers, [np.nan]])
-    low, high = np.nanmin(every, initial=np.inf), np.nanmax(every, initial=-np.inf)
-    first, last = look.get("range") or (0, 1)
-    shares = [(one - low) / ((high - low) or 1) for one in numbers]
-    return [1 - share for share in shares] if first > last else shares
+        yield {
+            "points": " ".join(f"{x:.1f},{y:.1f}" for x, y in points),
+            "color": color if isinstance(color, str) else MUTED,
+        }
 
 
 def _cells(trace: dict[str, Any]) -> Iterator[dict[str, Any]]:

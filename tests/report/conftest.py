@@ -26,20 +26,3 @@ def browser(driver: Any) -> Iterator[Any]:
     browser = driver.chromium.launch(executable_path=chromium, args=arguments)
     yield browser
     browser.close()
-
-
-@pytest.fixture(scope="package")
-def firefox(driver: Any) -> Iterator[Any]:
-    """Firefox by WebDriver BiDi, as it is installed: playwright's build is not needed."""
-    path = shutil.which("firefox") or shutil.which("firefox-esr")
-    if path is None:
-        pytest.skip("no firefox on this machine (Debian: apt-get install firefox-esr)")
-    try:
-        browser = driver.firefox.launch(executable_path=path, channel="moz-firefox")
-        browser.new_context().close()
-    except Exception as error:
-        if "unknown command" not in str(error):
-            raise
-        pytest.skip("no firefox that playwright can drive: this one is too old")
-    yield browser
-    browser.close()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from in_browser import Opened, idle, playwright, serious, values, view
+from in_browser import Opened, idle, playwright, values, view
 from oracles.tiny import random_tokens, tiny
 
 import ropelens as rl
@@ -174,11 +174,3 @@ def test_text_is_the_same_in_other_tokens(analyses: list[rl.Analysis]) -> None:
     assert same_text(shown, found) == [2, -1, -1]
     assert same_text([["<bos>", *found[2]]], found) == [2]
     assert same_text(shown[:1], found[3:]) == [0]
-
-
-def test_axe_finds_nothing_serious_with_two_models(browser, opened: Opened) -> None:
-    narrow = {"viewport": {"width": 400, "height": 800}, "color_scheme": "dark"}
-    with Opened(browser, opened.path, bypass_csp=True, **narrow) as other:
-        page = other.load("#L0H1&beside=same")
-        assert page.evaluate("document.documentElement.scrollWidth") <= 400
-        assert serious(page, "#head") == set()

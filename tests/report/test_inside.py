@@ -76,28 +76,6 @@ def test_attention_is_that_of_the_edited_model(
     assert opened.harmless()
 
 
-def test_firefox_shows_and_computes_the_same(
-    firefox: playwright.Browser, looked: Looked, tmp_path: Path
-) -> None:
-    path = rl.write_report(looked.profile, tmp_path / "page.html")
-    whole = Opened(firefox, path)
-    page = whole.load(f"#L{LAYER}H{HEAD}")
-    page.locator("#one-tab-attention").click()
-    page.wait_for_selector("#plot-attention .heatmaplayer image")
-    # The policy of the page blocks what a test evaluates in Firefox, so a copy goes without.
-    whole.console = [line for line in whole.console if "blocked a JavaScript eval" not in line]
-    assert whole.harmless()
-    free = tmp_path / "free.html"
-    free.write_text(re.sub('<meta http-equiv="Content-Sec[^>]*>', "", path.read_text()))
-    opened = Opened(firefox, free)
-    page = opened.load(f"#L{LAYER}H{HEAD}&tab=attention&stop=9-15")
-    edit = rl.stop(rl.PlaneNumbers(range(9, 16)), heads=f"{LAYER}.{HEAD}")
-    expected = captured(looked, 0, edit)["attention"]
-    weights = np.nan_to_num(values(page, "plot-attention", "z"))
-    np.testing.assert_allclose(weights, expected, atol=1e-3)
-    assert opened.harmless()
-
-
 def test_a_pair_is_the_sum_of_its_planes(opened: Opened, looked: Looked) -> None:
     """Each plane's push is what a capture says, also of a key that is moved away."""
     page = opened.load(f"#L{LAYER}H{HEAD}&tab=pair&pair=9-4")

@@ -227,9 +227,8 @@ def test_the_map_is_coloured_by_a_number(opened, small):
     assert opened.harmless()
 
 
-def test_norms_are_drawn_when_they_come_near(opened, small):
+def test_norms_are_means_over_heads(opened, small):
     page = opened.page
-    assert page.locator("#plot-norms .main-svg").count() == 0
     page.locator("#plot-norms").scroll_into_view_if_needed()
     page.wait_for_selector("#plot-norms .main-svg")
     idle(page)
