@@ -59,11 +59,6 @@ def run_copy(python: Command, script: Path, place: Path, *options: object) -> Pa
     return folder
 
 
-def test_runs_on_the_bundled_checkpoint(tmp_path: Path, python: Command) -> None:
-    folder = run_copy(python, ROOT / "analyses/positional_heads.py", tmp_path)
-    assert folder.name == "bundled-rope"
-
-
 @pytest.mark.parametrize("script", ANSWERS, ids=lambda path: path.stem)
 def test_runs_on_a_model_and_text(script: Path, tmp_path: Path, python: Command) -> None:
     model = save_tiny(tmp_path / "my-model")

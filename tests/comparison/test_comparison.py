@@ -295,37 +295,6 @@ def test_what_was_measured_is_not_measured_again(
         rl.compare([study], cache=measured, sequences=SEQUENCES)
 
 
-def test_a_stopped_comparison_goes_on(
-    comparison: xr.Dataset,
-    study: Path,
-    measured: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Of the finished models, with early ones that were measured before."""
-    cache = Path(shutil.copytree(measured, tmp_path / "cache"))
-    for path in cache.glob("*/final.nc"):
-        path.unlink()
-    measure, begun = comparing.measure, []
-
-    def stop_at_third(run: Run, *args: object, **options: object) -> xr.Dataset:
-        begun.append(run.name)
-        if len(begun) == 3:
-            raise KeyboardInterrupt
-        return measure(run, *args, **options)
-
-    monkeypatch.setattr(comparing, "measure", stop_at_third)
-    with pytest.raises(KeyboardInterrupt):
-        rl.compare([study], cache=cache, sequences=SEQUENCES)
-    damaged = cache / "rope-seed-0" / "final.nc"
-    damaged.write_bytes(damaged.read_bytes()[:1000])
-    begun.clear()
-    begun += ["", "", ""]
-    again = rl.compare([study], cache=cache, sequences=SEQUENCES)
-    assert begun[3:] == [e.name for e in runs_in(study) if e.name != "p-rope:0.5 seed 0"]
-    xr.testing.assert_equal(again, comparison)
-
-
 def test_weights_that_were_measured_may_be_deleted(
     comparison: xr.Dataset, study: Path, measured: Path, tmp_path: Path
 ) -> None:
@@ -341,14 +310,36 @@ def test_weights_that_were_measured_may_be_deleted(
             rl.compare([copy], **{"cache": measured, "sequences": SEQUENCES} | other)
 
 
-def test_other_weights_are_measured_again(
-    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_only_what_is_missing_is_measured(
+    comparison: xr.Dataset,
+    study: Path,
+    measured: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    copy, cache = copy_of(study, tmp_path), tmp_path / "cache"
-    folders = [run_folder(copy, variant, 0) for variant in ("rope", "nope")]
-    before = rl.compare(folders, cache=cache, sequences=2)
-    weights = "model.safetensors"
-    shutil.copy(run_folder(copy, "nope", 1) / weights, folders[1] / weights)
-    after = rl.compare(folders, cache=cache, sequences=2)
-    assert float(after["loss"][0]) == float(before["loss"][0])
-    assert float(after["loss"][1]) != float(before["loss"][1])
+    """A stopped comparison, a damaged file, and a model with other weights."""
+    copy, cache = copy_of(study, tmp_path), Path(shutil.copytree(measured, tmp_path / "cache"))
+    damaged = cache / "rope-seed-0" / "final.nc"
+    damaged.write_bytes(damaged.read_bytes()[:1000])
+    (cache / "nope-seed-1" / "step-000001.nc").unlink()
+    one, other = (run_folder(copy, "p-rope:0.5", seed) for seed in (0, 1))
+    shutil.copy(one / "model.safetensors", other / "model.safetensors")
+    measure, begun = comparing.measure, []
+
+    def noted(run: Run, *args: object, final: bool, **options: object) -> xr.Dataset:
+        begun.append((run.name, final))
+        return measure(run, *args, final=final, **options)
+
+    monkeypatch.setattr(comparing, "measure", noted)
+    again = rl.compare([copy], cache=cache, sequences=SEQUENCES)
+    changed = "p-rope:0.5 seed 1"
+    expected = [
+        ("rope seed 0", True),
+        (changed, True),
+        (changed, False),
+        ("nope seed 1", False),
+    ]
+    assert begun == expected
+    xr.testing.assert_equal(again.drop_sel(entry=changed), comparison.drop_sel(entry=changed))
+    loss = again["loss"].sel(entry=["p-rope:0.5 seed 0", changed]).values
+    assert loss[0] == loss[1] != comparison["loss"].sel(entry=changed)

@@ -73,15 +73,6 @@ def test_an_early_model_is_bundled_without_a_sample(run: Path, tmp_path: Path) -
     assert not (tmp_path / "none").exists()
 
 
-def test_an_unfinished_run_is_not_bundled(run: Path, tmp_path: Path) -> None:
-    record = json.loads((run / "run.json").read_text())
-    del record["finished"]
-    (tmp_path / "run.json").write_text(json.dumps(record))
-    with pytest.raises(BadArgument, match="is not finished"):
-        write_bundle(tmp_path, out=tmp_path / "out", recipe="", text="")
-    assert not (tmp_path / "out").exists()
-
-
 def test_the_family_is_made_of_a_study(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

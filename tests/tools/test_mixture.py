@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -32,24 +31,6 @@ def made(kind: str, *, count: int, length: int = 512) -> np.ndarray:
     assert rows.shape == (count, length)
     assert not rows[:, 0].any()
     return rows[:, 1:]
-
-
-def test_the_first_words_are_met_most_often() -> None:
-    """Pools are the first so many words, that number log-uniform."""
-    most = np.log([row.max() - 199 for row in made("repeats", count=400)])
-    assert np.exp(most.max()) <= 700
-    assert stats.kstest(most, stats.uniform(np.log(125), np.log(700 / 125)).cdf).pvalue > 0.001
-
-
-def test_phrases_alone_foretell_their_words() -> None:
-    """Inside a phrase a word has one successor; the last of a phrase has any."""
-    for row in made("phrases", count=30):
-        after = defaultdict(set)
-        for word, following in itertools.pairwise(row.tolist()):
-            after[word].add(following)
-        ends = sum(len(following) > 1 for following in after.values())
-        assert ends <= len(after) / 2
-        assert len(after) <= 40 * 5
 
 
 def test_repeats_come_back_at_one_distance() -> None:
