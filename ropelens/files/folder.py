@@ -33,7 +33,10 @@ def output_folder(path: str | Path) -> Iterator[Path]:
     process when the disk is full.)
     """
     folder = Path(path).absolute()  # the body may change the working directory
-    with _scratch(folder) as results, explain_full_disk(f"the results in {folder} stay as is"):
+    with (
+        _scratch(folder) as results,
+        explain_full_disk(f"the results do not fit into {folder}"),
+    ):
         yield results
         if not folder.exists():
             results.rename(folder)
