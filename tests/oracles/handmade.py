@@ -16,7 +16,7 @@ from .planted import BASE, BOS, Expected, Floats, Site, coordinates, every_kind,
 
 CONTEXT, SEQUENCES = 96, 8
 NOISE_COORDINATES = 16  # at least
-WEIGHT_NOISE = 0.02  # std of each coordinate of a query or key
+WEIGHT_NOISE = 0.04  # std of each coordinate of a query or key
 OFFSETS = (0, 1, 2, 3, 6)
 
 
@@ -69,7 +69,7 @@ def handmade(
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config).eval()
     attention = model.model.layers[0].self_attn
-    query = np.stack([coordinates(head.query) for head in heads])
+    query = np.stack([coordinates(query) for query, _ in heads])
     key = np.stack([coordinates(keys(site))] * len(heads))
     weights = {
         model.model.embed_tokens.weight: stream,
@@ -81,4 +81,4 @@ def handmade(
             weight.copy_(torch.from_numpy(values))
     tokens = site.random.integers(1, len(stream), size=(SEQUENCES, CONTEXT))
     tokens[:, 0] = BOS
-    return model, tokens, [head.expected for head in heads]
+    return model, tokens, [expected for _, expected in heads]

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize
-from scipy.special import logsumexp
+from torch import Tensor
 
 from .recording import AttentionCall, Floats, LayerRotation
 
@@ -95,43 +96,30 @@ def gain(
     count, _, terms = rows.planes.shape
     context = int(rows.offset.max()) + 1
     bins = bin_of_offset(context)
-    sizes = [1, terms * content, context * offsets, (bins.max() + 1) * offsets]
-    split = np.cumsum(sizes)[:-1]
+    sizes = [1, terms * content, context * offsets, (int(bins.max()) + 1) * offsets]
 
-    def mean_log_likelihood(x: Floats, rows: HeadRows) -> tuple[float, Floats]:
-        sigma, beta, kappa, tau = np.split(x, split)
-        scores = sigma[0] * rows.sink
+    def log_likelihood(x: Tensor, rows: HeadRows) -> Tensor:
+        sigma, beta, kappa, tau = x.split(sizes)
+        seen, sink = torch.from_numpy(rows.seen), torch.tensor(rows.sink)
+        scores = sigma * sink
         if content:
-            scores = scores + rows.planes @ beta
+            scores = scores + torch.from_numpy(rows.planes) @ beta
         if offsets:
-            scores = scores + kappa[rows.offset] + tau[bins[rows.offset]] * rows.sink
-        scores = np.where(rows.seen, scores, -np.inf)
-        norm = logsumexp(scores, axis=1)
-        miss = rows.attention - np.exp(scores - norm[:, None])
-        finite = np.where(rows.seen, scores, 0)
-        value = ((rows.attention * finite).sum(1) - norm).mean()
-        slope = [np.array([(miss * rows.sink).sum()])]
-        if content:
-            slope.append(np.einsum("ij,ijf->f", miss, rows.planes))
-        if offsets:
-            place = rows.offset.ravel()
-            slope.append(np.bincount(place, miss.ravel(), minlength=context))
-            sink = rows.sink.ravel() > 0
-            own = bins[place[sink]]
-            slope.append(np.bincount(own, miss.ravel()[sink], minlength=sizes[3]))
-        return float(value), np.concatenate(slope) / len(rows.planes)
+            of_bins = tau[torch.from_numpy(bins[rows.offset])]
+            scores = scores + kappa[torch.from_numpy(rows.offset)] + of_bins * sink
+        chances = scores.masked_fill(~seen, -torch.inf).log_softmax(1).masked_fill(~seen, 0)
+        return (torch.from_numpy(rows.attention) * chances).sum(1).mean()
 
-    def loss(x: Floats) -> tuple[float, Floats]:
-        value, slope = mean_log_likelihood(x, rows)
-        steps = np.diff(x[split[1] : split[2]])
-        push = x.copy()
-        push[split[1] : split[2]] -= SMOOTH * np.diff(steps, prepend=0, append=0)
+    def loss(values: Floats) -> tuple[float, Floats]:
+        x = torch.from_numpy(values).requires_grad_()
+        steps = x.split(sizes)[2].diff()
         penalty = (x @ x + SMOOTH * (steps @ steps)) / 2
-        return ridge / count * penalty - value, ridge / count * push - slope
+        value = ridge / count * penalty - log_likelihood(x, rows)
+        (slope,) = torch.autograd.grad(value, x)
+        return float(value), slope.numpy()
 
-    start = np.zeros(sum(sizes))
     options = {"maxiter": 5000, "maxfun": 10_000, "ftol": 1e-13, "gtol": 1e-8, "maxcor": 30}
-    best = minimize(loss, start, jac=True, method="L-BFGS-B", options=options)
+    best = minimize(loss, np.zeros(sum(sizes)), jac=True, method="L-BFGS-B", options=options)
     scored = rows if on is None else on
     uniform = -np.log(scored.seen.sum(1)).mean()
-    return (mean_log_likelihood(best.x, scored)[0] - uniform) / NATS
+    return float((log_likelihood(torch.from_numpy(best.x), scored) - uniform) / NATS)

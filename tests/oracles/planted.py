@@ -78,12 +78,8 @@ class Site:
         return np.cos(np.outer(distance, self.inv_freq[self.fast])) @ gain
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """The query of each token, by plane, before rotation, and what is expected."""
-
-    query: Complex
-    expected: Expected
+Wanted = tuple[Complex, Expected]
+"""The query of each token, by plane, before rotation, and what is expected."""
 
 
 def keys(site: Site) -> Complex:
@@ -115,7 +111,7 @@ def head(
         query[1:, site.slow] = codes[:, ::2] + 1j * codes[:, 1::2]
     if expected.sink:
         query[:, -1] = level + np.log(expected.sink / (1 - expected.sink))
-    return Wanted(query, expected)
+    return query, expected
 
 
 def offset_head(site: Site, offset: int, sink: float) -> Wanted:
@@ -200,11 +196,11 @@ def planted(
     places = {"first": [0], "fifth": [5], "packed": list(range(0, context, 100))}
     tokens[:, places[bos]] = BOS
     planes = Planes(torch.from_numpy(site.inv_freq).float(), head_dim, "half")
-    q = np.stack([wanted.query[tokens] for wanted in heads], axis=1)
+    q = np.stack([query[tokens] for query, _ in heads], axis=1)
     k = np.stack([keys(site)[tokens]] * (len(heads) // group), axis=1)
     noise = site.random.normal(size=(2, *k.shape)) * KEY_NOISE
     call = call_of(_rotated(q, planes), _rotated(k + noise[0] + 1j * noise[1], planes))
-    return Planted(call, planes, torch.from_numpy(tokens), [h.expected for h in heads])
+    return Planted(call, planes, torch.from_numpy(tokens), [expected for _, expected in heads])
 
 
 def call_of(

@@ -53,7 +53,7 @@ class Family:
       (in NoPE layers: the whole head). Planes of `inv_freq` 0 count as two of them.
     - nope_layers: layers without any rotation.
     - head_norms: what the weights of query and key norms grow by, so that scores spread.
-    - supported: whether ropelens must measure it; `reason` says why not.
+    - supported: whether ropelens must measure it.
     """
 
     architecture: str
@@ -65,7 +65,6 @@ class Family:
     nope_layers: tuple[int, ...] = ()
     head_norms: float = 1.0
     supported: bool = True
-    reason: str = ""
 
     def unrotated_by_layer(self, layers: int) -> tuple[int, ...]:
         """Coordinates per head left alone, for each of `layers` layers."""
@@ -81,23 +80,12 @@ _HEAD_NORMS = tuple(f"{x}_{norm}.weight" for x in "qk" for norm in ("norm", "lay
 _ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 
 
-def _llama(**config: Any) -> dict[str, Any]:
-    return {**_HEAD, **config}
-
-
-def _scaled(rope_type: str, **parameters: Any) -> dict[str, Any]:
-    return _llama(rope_parameters={**_ROPE, "rope_type": rope_type, **parameters})
+def _scaled(rope_type: str = "default", **parameters: Any) -> dict[str, Any]:
+    return {"rope_parameters": {**_ROPE, "rope_type": rope_type, **parameters}}
 
 
 def _partial(factor: float) -> dict[str, Any]:
-    return {"rope_parameters": {**_ROPE, "partial_rotary_factor": factor}}
-
-
-def _two_bases() -> dict[str, Any]:
-    return {
-        SLIDING: dict(_ROPE),
-        FULL: {"rope_type": "default", "rope_theta": 1_000_000.0},
-    }
+    return _scaled(partial_rotary_factor=factor)
 
 
 _ORIGINAL = {"factor": 2.0, "original_max_position_embeddings": 4096}
@@ -110,29 +98,25 @@ _LOCAL_GLOBAL = {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL]}
 _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _GEMMA = {"query_pre_attn_scalar": 16, "hidden_activation": "gelu_pytorch_tanh"}
 _NO_ROPE: dict[str, Any] = {"pairing": None, "supported": False}
-_NO_DOOR: dict[str, Any] = {
-    "supported": False,
-    "reason": "rotates, but does not pass through transformers' attention interface",
-}
+
+
+def _llama(unrotated: int = 0, **config: Any) -> Family:
+    return Family("LlamaForCausalLM", {**_HEAD, **config}, unrotated=unrotated)
+
 
 FAMILIES: dict[str, Family] = {
     # Llama: how many key-value heads, and every rope type
-    "llama_mha": Family("LlamaForCausalLM", _llama(num_key_value_heads=4)),
-    "llama_gqa": Family("LlamaForCausalLM", _llama()),
-    "llama_mqa": Family("LlamaForCausalLM", _llama(num_key_value_heads=1)),
-    "llama_linear": Family("LlamaForCausalLM", _scaled("linear", factor=4.0)),
-    "llama_dynamic": Family("LlamaForCausalLM", _scaled("dynamic", factor=2.0)),
-    "llama_yarn": Family("LlamaForCausalLM", _scaled("yarn", **_ORIGINAL)),
-    "llama_llama3": Family(
-        "LlamaForCausalLM",
-        _scaled("llama3", low_freq_factor=1.0, high_freq_factor=4.0, **_ORIGINAL),
+    "llama_mha": _llama(num_key_value_heads=4),
+    "llama_gqa": _llama(),
+    "llama_mqa": _llama(num_key_value_heads=1),
+    "llama_linear": _llama(**_scaled("linear", factor=4.0)),
+    "llama_dynamic": _llama(**_scaled("dynamic", factor=2.0)),
+    "llama_yarn": _llama(**_scaled("yarn", **_ORIGINAL)),
+    "llama_llama3": _llama(
+        **_scaled("llama3", low_freq_factor=1.0, high_freq_factor=4.0, **_ORIGINAL)
     ),
-    "llama_longrope": Family("LlamaForCausalLM", _scaled("longrope", **_LONGROPE)),
-    "llama_proportional": Family(
-        "LlamaForCausalLM",
-        _scaled("proportional", partial_rotary_factor=0.5),
-        unrotated=8,
-    ),
+    "llama_longrope": _llama(**_scaled("longrope", **_LONGROPE)),
+    "llama_proportional": _llama(8, **_scaled("proportional", partial_rotary_factor=0.5)),
     # the Llama layout under other names
     "mistral_sliding": Family("MistralForCausalLM", {**_HEAD, "sliding_window": WINDOW}),
     "mixtral": Family("MixtralForCausalLM", {**_HEAD, **_EXPERTS}),
@@ -149,7 +133,12 @@ FAMILIES: dict[str, Family] = {
     ),
     "gemma3": Family(
         "Gemma3ForCausalLM",
-        {**_HEAD, **_GEMMA, **_LOCAL_GLOBAL, "rope_parameters": _two_bases()},
+        {
+            **_HEAD,
+            **_GEMMA,
+            **_LOCAL_GLOBAL,
+            "rope_parameters": {SLIDING: _ROPE, FULL: {**_ROPE, "rope_theta": 1_000_000.0}},
+        },
     ),
     "gemma4": Family(
         "Gemma4ForCausalLM",
@@ -179,7 +168,7 @@ FAMILIES: dict[str, Family] = {
             **_HEAD,
             **_EXPERTS,
             **_LOCAL_GLOBAL,
-            "rope_parameters": {**_ROPE, **_ORIGINAL, "rope_type": "yarn", "truncate": False},
+            **_scaled("yarn", truncate=False, **_ORIGINAL),
         },
     ),
     "granite": Family("GraniteForCausalLM", {"attention_multiplier": 0.25}),
@@ -188,10 +177,7 @@ FAMILIES: dict[str, Family] = {
     "phi3": Family("Phi3ForCausalLM"),
     "phi3_longrope": Family(
         "Phi3ForCausalLM",
-        {
-            "original_max_position_embeddings": 4096,
-            "rope_parameters": {**_ROPE, "rope_type": "longrope", **_LONGROPE},
-        },
+        {"original_max_position_embeddings": 4096, **_scaled("longrope", **_LONGROPE)},
     ),
     "starcoder2": Family("Starcoder2ForCausalLM", {"sliding_window": WINDOW}),
     "seed_oss": Family("SeedOssForCausalLM", _HEAD),
@@ -208,20 +194,12 @@ FAMILIES: dict[str, Family] = {
     # neighbouring coordinates share a plane
     "cohere": Family("CohereForCausalLM", pairing="interleaved"),
     "cohere2": Family(
-        "Cohere2ForCausalLM",
-        _LOCAL_GLOBAL,
-        pairing="interleaved",
-        unrotated=(0, 16),
-        nope_layers=(1,),
+        "Cohere2ForCausalLM", _LOCAL_GLOBAL, "interleaved", unrotated=(0, 16), nope_layers=(1,)
     ),
     "ernie4_5": Family("Ernie4_5ForCausalLM", _HEAD, pairing="interleaved"),
     "helium": Family("HeliumForCausalLM", _HEAD, pairing="interleaved"),
-    "glm": Family(
-        "GlmForCausalLM", {**_HEAD, **_partial(0.5)}, pairing="interleaved", unrotated=8
-    ),
-    "glm4": Family(
-        "Glm4ForCausalLM", {**_HEAD, **_partial(0.5)}, pairing="interleaved", unrotated=8
-    ),
+    "glm": Family("GlmForCausalLM", {**_HEAD, **_partial(0.5)}, "interleaved", unrotated=8),
+    "glm4": Family("Glm4ForCausalLM", {**_HEAD, **_partial(0.5)}, "interleaved", unrotated=8),
     "llama4": Family(
         "Llama4ForCausalLM",
         {
@@ -230,7 +208,7 @@ FAMILIES: dict[str, Family] = {
             "intermediate_size_mlp": 96,
             "num_local_experts": 2,
             "no_rope_layers": [1, 1, 1, 0],
-            "rope_parameters": dict(_ROPE),
+            **_scaled(),
         },
         pairing="interleaved",
         unrotated=(0, 0, 0, 16),
@@ -252,50 +230,35 @@ FAMILIES: dict[str, Family] = {
             "topk_group": 1,
             "moe_intermediate_size": 48,
             "first_k_dense_replace": 1,
-            "rope_parameters": dict(_ROPE),
+            **_scaled(),
         },
         first_rotated=8,
         unrotated=8,
     ),
     # the first part of each head rotates
     "gpt_neox": Family(
-        "GPTNeoXForCausalLM",
-        {**_partial(0.25), "num_key_value_heads": DROP},
-        unrotated=12,
+        "GPTNeoXForCausalLM", {**_partial(0.25), "num_key_value_heads": DROP}, unrotated=12
     ),
     "nemotron": Family("NemotronForCausalLM", {**_HEAD, **_partial(0.5)}, unrotated=8),
     "persimmon": Family(
-        "PersimmonForCausalLM",
-        {**_partial(0.5), "num_key_value_heads": DROP},
-        unrotated=8,
+        "PersimmonForCausalLM", {**_partial(0.5), "num_key_value_heads": DROP}, unrotated=8
     ),
     "phi": Family("PhiForCausalLM", _partial(0.5), unrotated=8),
     "stablelm": Family("StableLmForCausalLM", _partial(0.25), unrotated=12),
-    # what must be refused
-    "gpt2": Family("GPT2LMHeadModel", reason="learned positions", **_NO_ROPE),
-    "opt": Family("OPTForCausalLM", reason="learned positions", **_NO_ROPE),
-    "bloom": Family("BloomForCausalLM", reason="ALiBi, own attention", **_NO_ROPE),
-    "bert": Family("BertForMaskedLM", reason="not causal, learned positions", **_NO_ROPE),
-    "mamba": Family("MambaForCausalLM", reason="no attention", **_NO_ROPE),
+    # what must be refused: learned positions, ALiBi, no attention
+    "gpt2": Family("GPT2LMHeadModel", **_NO_ROPE),
+    "opt": Family("OPTForCausalLM", **_NO_ROPE),
+    "bloom": Family("BloomForCausalLM", **_NO_ROPE),
+    "bert": Family("BertForMaskedLM", **_NO_ROPE),
+    "mamba": Family("MambaForCausalLM", **_NO_ROPE),
+    # what rotates, but does not pass through transformers' attention interface
     "falcon": Family(
         "FalconForCausalLM",
         {"new_decoder_architecture": True, "num_kv_heads": 2, "num_key_value_heads": DROP},
-        **_NO_DOOR,
+        supported=False,
     ),
-    "gptj": Family(
-        "GPTJForCausalLM",
-        {"rotary_dim": 8},
-        pairing="interleaved",
-        unrotated=8,
-        **_NO_DOOR,
-    ),
-    "codegen": Family(
-        "CodeGenForCausalLM",
-        {"rotary_dim": 8},
-        pairing="interleaved",
-        unrotated=8,
-        **_NO_DOOR,
-    ),
+    "gptj": Family("GPTJForCausalLM", {"rotary_dim": 8}, "interleaved", supported=False),
+    "codegen": Family("CodeGenForCausalLM", {"rotary_dim": 8}, "interleaved", supported=False),
 }
 
 SUPPORTED = tuple(name for name, family in FAMILIES.items() if family.supported)
@@ -355,43 +318,27 @@ def rotations(model: transformers.PreTrainedModel, *, name: str) -> tuple[LayerR
 
     For a checkpoint of the Llama layout, `name` "llama_gqa" serves.
     """
-    family = FAMILIES[name]
+    family, layers = FAMILIES[name], model.config.num_hidden_layers
     assert family.pairing is not None, f"{name} does not rotate"
-    layers = model.config.num_hidden_layers
     result = []
-    for layer in range(layers):
+    for layer, unrotated in enumerate(family.unrotated_by_layer(layers)):
         stated = _stated_inv_freq(model, layer=layer)
-        if layer in family.nope_layers:
-            stated = stated[:0]
-        turning = np.flatnonzero(stated)
+        stated = stated[:0] if layer in family.nope_layers else stated
         coordinates = np.arange(2 * len(stated))
-        pairs = (
-            coordinates.reshape(2, -1).T
-            if family.pairing == "half"
-            else coordinates.reshape(-1, 2)
-        )
+        half = family.pairing == "half"
+        pairs = coordinates.reshape(2, -1).T if half else coordinates.reshape(-1, 2)
+        turning = np.flatnonzero(stated)
         pairs = pairs[turning] + family.first_rotated
-        head_dim = family.unrotated_by_layer(layers)[layer] + pairs.size
-        result.append(
-            LayerRotation(
-                pairs=pairs,
-                inv_freq=family.direction * stated[turning],
-                head_dim=head_dim,
-            )
-        )
+        inv_freq = family.direction * stated[turning]
+        result.append(LayerRotation(pairs, inv_freq, head_dim=unrotated + pairs.size))
     return tuple(result)
 
 
 def _stated_inv_freq(model: transformers.PreTrainedModel, *, layer: int) -> NDArray[np.float64]:
     """The model's own buffer for this layer, with the zeros of a p-RoPE."""
-    buffers = {
-        name.rpartition(".")[2]: buffer
-        for name, buffer in model.named_buffers()
-        if name.endswith("inv_freq") and "original" not in name
-    }
-    name = "inv_freq"
-    if name not in buffers:
-        name = f"{model.config.layer_types[layer]}_inv_freq"
+    buffers = {name.rpartition(".")[2]: buffer for name, buffer in model.named_buffers()}
+    one_for_all = "inv_freq" in buffers
+    name = "inv_freq" if one_for_all else f"{model.config.layer_types[layer]}_inv_freq"
     return buffers[name].double().numpy()
 
 

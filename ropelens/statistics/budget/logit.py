@@ -22,7 +22,6 @@ coordinates of a head are one more plane.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -236,8 +235,8 @@ def covariance(
     total = weights.new_zeros(*weights.shape[:2], first, first)
     for block in blocks:
         modelled, _ = softmax(log_weights(block, weights))
-        cells = zip(_features(block), modelled, block.weight, strict=True)
-        for features, share, weight in cells:
+        for sequence, share in enumerate(modelled):
+            features, weight = _features(block, sequence), block.weight[sequence]
             # about each row's mean, or rounding would leave more than a sharp head has
             features = features - share[..., None, :] @ features
             weighted = features * (share * weight[:, None])[..., None]
@@ -246,18 +245,14 @@ def covariance(
     return total
 
 
-def _features(block: Block) -> Iterator[Float[Tensor, "kv_head group row key first"]]:
-    """What beta and sigma multiply at every cell, of each sequence."""
-    shape = block.q.shape[:3]
-    for q, k, kind in zip(
-        block.q_still, block.k_still, block.sink_kind.expand(*shape, -1, -1), strict=True
-    ):
-        products = block.call.scale * q[..., None, :] * k[:, None, None]
-        by_plane = block.planes.sum_coordinates(products)
-        sinks = by_plane.new_zeros(*by_plane.shape[:4], 1 + len(SINKS))
-        kind = kind.expand(-1, -1, by_plane.shape[2], -1)
-        sinks[..., block.sinks, :] = one_hot(kind, 1 + len(SINKS)).to(sinks.dtype)
-        yield torch.cat([by_plane, sinks[..., 1:]], dim=-1)
+def _features(block: Block, sequence: int) -> Float[Tensor, "kv_head group row key first"]:
+    """What beta and sigma multiply at every cell of one sequence."""
+    q, k = block.call.scale * block.q_still[sequence], block.k_still[sequence]
+    by_plane = block.planes.sum_coordinates(q[..., None, :] * k[:, None, None])
+    sinks = by_plane.new_zeros(*by_plane.shape[:4], 1 + len(SINKS))
+    kind = block.sink_kind[sequence].expand(*by_plane.shape[:3], -1)
+    sinks[..., block.sinks, :] = one_hot(kind, 1 + len(SINKS)).to(sinks.dtype)
+    return torch.cat([by_plane, sinks[..., 1:]], dim=-1)
 
 
 @torch.no_grad()
