@@ -49,7 +49,6 @@ from .comparison.pairs import paired_changes as paired_changes
 
 # plot
 from .figures.head import plot_attention as plot_attention
-from .figures.head import plot_pair as plot_pair
 from .figures.heads import plot_claim as plot_claim
 from .figures.heads import plot_head_map as plot_head_map
 from .figures.planes import plot_head_wavelengths as plot_head_wavelengths

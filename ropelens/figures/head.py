@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -204,57 +204,30 @@ def square_root_scale(name: str) -> list[list]:
     return [[place**2, color] for place, color in get_colorscale(name)]
 
 
-@public
-def plot_pair(
-    profile: xr.Dataset,
-    *,
-    layer: Count,
-    head: Count,
-    query: Count,
-    key: Count,
-    excerpt: Count = 0,
-) -> go.Figure:
-    """What each plane adds to the score of a pair, and how the score goes with distance.
+def pair_figure(profile: xr.Dataset) -> go.Figure:
+    """What each plane adds to the score of a pair, above the score by distance; without data.
 
-    `query` and `key` are positions in the excerpt. Above, the terms of the score at their
-    distance, in nats, over wavelengths. Below, the score of the same query and key if they
-    were 0, 1, 2, ... tokens apart; a circle marks their distance. Both are empty for a
-    head whose queries the profile does not hold.
+    Above, the terms of the score at the pair's distance, in nats, over wavelengths. Below, the
+    score of the same query and key if they were 0, 1, 2, ... tokens apart; a circle marks
+    their distance. The page's script computes them.
     """
-    vectors = head_vectors(profile, layer=layer, head=head, excerpt=excerpt)
-    strings = excerpt_tokens(profile, excerpt)
-    names = [plotly_text(visible_token(token, longest=12)) for token in strings]
-    wavelength = profile["wavelength"].values
-    distance = np.arange(max(farthest(profile, layer), query - key) + 1)
-    terms = vectors.terms(query, key, query - key)
-    trace = vectors.terms(query, key, distance).sum(-1)
-    title = f"Layer {layer}, head {head}: {names[query]} looks at {names[key]}"
     panels = {"rows": 2, "cols": 1, "vertical_spacing": 0.2, "row_heights": [0.5, 0.5]}
-    figure = new_figure(title, height=380, **panels)
-    places = wavelength_positions(wavelength)[layer, : len(terms)]
-    figure.add_bar(
-        x=places,
-        y=terms,
-        width=0.3 * places,
-        customdata=wavelength[layer, : len(terms)],
-        hovertemplate="%{y:+.2f} nats<br>wavelength %{customdata:.3~s} tokens<extra></extra>",
-        showlegend=False,
-        meta={"role": "push"},
-    )
-    below: dict[str, Any] = {"showlegend": False, "row": 2, "col": 1}
+    figure = new_figure("One query, one key", height=380, **panels)
+    hover = "%{y:+.2f} nats<br>wavelength %{customdata:.3~s} tokens<extra></extra>"
+    figure.add_bar(x=[], y=[], hovertemplate=hover, meta={"role": "push"})
     hover = "%{x} back: %{y:.2f} nats<extra></extra>"
     line = {"mode": "lines", "line": {"width": 1.2}, "hovertemplate": hover}
-    figure.add_scatter(x=distance, y=trace, meta={"role": "score"}, **line, **below)
+    figure.add_scatter(x=[], y=[], meta={"role": "score"}, **line, row=2, col=1)
     circle = {"size": 11, "symbol": "circle-open", "line": {"width": 2.5}}
     here = {"mode": "markers", "marker": circle, "hoverinfo": "skip", "meta": {"role": "here"}}
-    figure.add_scatter(x=[query - key], y=[trace[query - key]], **here, **below)
-    set_wavelengths(figure, wavelength)
+    figure.add_scatter(x=[], y=[], **here, row=2, col=1)
+    set_wavelengths(figure, profile["wavelength"].values)
     axis = {"type": "linear", "tickmode": "auto", "autorange": True, "rangemode": "tozero"}
     figure.update_xaxes(title_text=figure.layout.xaxis2.title.text, row=1)
     figure.update_xaxes(**axis, title_text="distance (tokens)", row=2)
     figure.update_yaxes(title_text="push<br>(nats)", zeroline=True, nticks=5, row=1)
     figure.update_yaxes(title_text="score<br>(nats)", zeroline=True, nticks=5, row=2)
-    return figure
+    return figure.update_traces(showlegend=False)
 
 
 def farthest(profile: xr.Dataset, layer: int) -> int:
@@ -275,46 +248,3 @@ def excerpt_tokens(profile: xr.Dataset, excerpt: int) -> list[str]:
         raise BadArgument(f"There is no excerpt {excerpt}.", seen=f"{count}, counted from 0")
     length = int(profile["excerpt_length"][excerpt])
     return [str(token) for token in profile["excerpt_token"].values[excerpt, :length]]
-
-
-class Vectors(NamedTuple):
-    """Queries and keys of a head on an excerpt, [position, coordinate], and how they turn.
-
-    Coordinates are the planes' real parts, their imaginary parts, and what does not rotate;
-    `inv_freq` (rad/token) belongs to the planes, `scale` to the scores.
-    """
-
-    query: np.ndarray
-    key: np.ndarray
-    inv_freq: np.ndarray
-    scale: float
-
-    def terms(self, query: int, key: int, distance: np.ndarray | int) -> np.ndarray:
-        """What each plane adds to the score of a pair, in nats, at a `distance`.
-
-        The last term is that of the coordinates that do not rotate, if there are any. Shape:
-        that of `distance`, then term.
-        """
-        count = len(self.inv_freq)
-        q, k = self.scale * self.query[query], self.key[key]
-        q_plane = q[:count] + 1j * q[count : 2 * count]
-        k_plane = k[:count] + 1j * k[count : 2 * count]
-        angle = np.multiply.outer(np.asarray(distance, float), self.inv_freq)
-        turned = (q_plane * k_plane.conj() * np.exp(1j * angle)).real
-        if len(q) == 2 * count:
-            return turned
-        rest = np.full((*turned.shape[:-1], 1), q[2 * count :] @ k[2 * count :])
-        return np.concatenate([turned, rest], axis=-1)
-
-
-def head_vectors(profile: xr.Dataset, *, layer: int, head: int, excerpt: int = 0) -> Vectors:
-    """Queries and keys of a head; NaN where the profile does not hold them."""
-    count = len(excerpt_tokens(profile, excerpt))
-    check_head(profile, layer=layer, head=head)
-    one = profile.isel(excerpt=excerpt, layer=layer)
-    kv_head = int(kv_heads(profile)[layer, head])
-    key = one["excerpt_key_still"].isel(kv_head=kv_head).values[:count]
-    used = np.isfinite(key).all(0)  # layers of smaller heads end in NaN
-    query = one["excerpt_query_still"].isel(head=head).values[:count]
-    inv_freq = one["inv_freq"].values[: int(one["excerpt_planes"])]
-    return Vectors(query[:, used], key[:, used], inv_freq, float(one["excerpt_scale"]))

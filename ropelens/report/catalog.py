@@ -21,7 +21,7 @@ from ropelens.figures.comparison import (
     plot_position_loss,
 )
 from ropelens.figures.edits import MEASURES, MeasureName, plot_truncation
-from ropelens.figures.head import plot_attention, plot_kernel, plot_pair, plot_selectivity
+from ropelens.figures.head import pair_figure, plot_attention, plot_kernel, plot_selectivity
 from ropelens.figures.heads import plot_budget_triangle, plot_claim, plot_head_map
 from ropelens.figures.planes import by_position, plot_head_wavelengths, plot_norms
 from ropelens.figures.reach import plot_reach
@@ -108,7 +108,7 @@ PROFILE = (
     ),
     PageFigure(
         "pair",
-        lambda profile, *_: plot_pair(profile, layer=0, head=0, query=1, key=0),
+        lambda profile, *_: pair_figure(profile),
         "A dial is a plane. Its hand turns with the distance: to the right it pushes toward "
         "the key, to the left (dashed) away; a longer hand can push more. Below, what each "
         "plane adds to the score, and the score with the key at any distance.",

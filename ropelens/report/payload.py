@@ -80,7 +80,7 @@ def _on_page(row: PageFigure, figure: go.Figure, profile: xr.Dataset) -> dict[st
     if row.name == "map":
         layout["height"] = max(420, 13 * profile.sizes["layer"] + 90)
     shown = bare(figure, **(layout | row.layout))
-    if row.name in ("attention", "pair"):
+    if row.name == "attention":
         for trace in shown["data"]:
             for name in {"x", "y", "z", "width", "customdata"} & set(trace):
                 trace[name] = []

@@ -17,7 +17,7 @@ from synthetic_profile import synthetic_profile
 import ropelens as rl
 from ropelens.errors import BadArgument
 from ropelens.figures.comparison import variant_looks
-from ropelens.figures.head import kernel_arrays
+from ropelens.figures.head import kernel_arrays, pair_figure
 from ropelens.figures.heads import plot_budget_triangle
 from ropelens.figures.inputs import kv_heads
 from ropelens.figures.style import (
@@ -44,7 +44,7 @@ FAMILIES: dict[str, Draw] = {
     "kernel": lambda p, h: rl.plot_kernel(p, **AT),
     "selectivity": lambda p, h: rl.plot_selectivity(p, **AT),
     "attention": lambda p, h: rl.plot_attention(p, **AT),
-    "pair": lambda p, h: rl.plot_pair(p, **AT, query=5, key=3),
+    "pair": lambda p, h: pair_figure(p),
 }
 SHAPES = {
     "small": {},

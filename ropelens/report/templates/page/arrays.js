@@ -3,6 +3,8 @@
 const page = JSON.parse(await unpack("payload"));
 const { layer: layers, head: heads, kv_head: kvHeads } = page.sizes;
 const $ = (id) => document.getElementById(id);
+/** An option of a menu. */
+const option = (value, textContent) => Object.assign(document.createElement("option"), { value, textContent });
 
 const TYPES = { uint8: Uint8Array, int16: Int16Array, float32: Float32Array };
 const decoded = new Map();

@@ -219,7 +219,6 @@ function setBeside(change) {
 $("pin").addEventListener("click", () =>
   setBeside({ pin: state.pin ? null : [state.layer, state.head], beside: null }));
 if (page.beside) {
-  const option = (value, textContent) => Object.assign(document.createElement("option"), { value, textContent });
   $("beside").append(option("", "none"), option("same", "same head"), ...page.beside.rows.map((row, layer) => {
     const group = Object.assign(document.createElement("optgroup"), { label: `Layer ${layer}` });
     group.append(...row.flatMap((at, head) => at < 0 ? [] : [option(`${layer},${head}`, `L${layer} H${head} ${page.beside.labels[at]}`)]));

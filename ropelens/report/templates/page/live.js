@@ -54,11 +54,9 @@ function showBand() {
   const live = page.live[layer][head], count = page.planes[layer], rotating = turns().length;
   const names = page.frequencies[layer].slice(0, count).map(span);
   for (const [id, at] of [["live-from", band?.from ?? ""], ["live-to", band?.to ?? ""]]) {
-    const choices = [["", "–"], ...names.map((name, plane) => [plane, name])];
     if ($(id).dataset.planes !== String(names)) {
       $(id).dataset.planes = names;
-      $(id).replaceChildren(...choices.map(([value, textContent]) =>
-        Object.assign(document.createElement("option"), { value, textContent })));
+      $(id).replaceChildren(option("", "–"), ...names.map((name, plane) => option(plane, name)));
     }
     $(id).value = at;
   }
@@ -158,6 +156,6 @@ $("live-mode").addEventListener("change", ({ target: { value } }) => {
   stopBand(state.band && { ...state.band, mode: value });
 });
 $("live-reset").addEventListener("click", () => stopBand(null));
-$("pick-excerpt").replaceChildren(...page.excerpts.map(({ tokens }, i) => Object.assign(document.createElement("option"),
-  { value: i, textContent: `${i + 1}: ${tokens.slice(0, 6).join("").replaceAll("␣", " ")}…` })));
+$("pick-excerpt").replaceChildren(...page.excerpts.map(({ tokens }, i) =>
+  option(i, `${i + 1}: ${tokens.slice(0, 6).join("").replaceAll("␣", " ")}…`)));
 $("pick-excerpt").addEventListener("change", ({ target: { value } }) => chooseExcerpt(Number(value)));

@@ -100,8 +100,7 @@ function listTokens() {
   tokens.excerpt = state.excerpt;
   $("tokens").replaceChildren(...tokens);
   for (const id of ["pair-query", "pair-key"]) {
-    $(id).replaceChildren(...tokensOf().map((token, value) =>
-      Object.assign(document.createElement("option"), { value, textContent: `${value}: ${token}` })));
+    $(id).replaceChildren(...tokensOf().map((token, at) => option(at, `${at}: ${token}`)));
   }
 }
 
