@@ -29,13 +29,7 @@ from ropelens.report.payload import (
     stopped_payload,
 )
 from ropelens.report.render import render
-from ropelens.report.tables import (
-    OF_SWEEP,
-    head_columns,
-    head_rows,
-    searched_columns,
-    sweep_rows,
-)
+from ropelens.report.tables import head_columns, head_rows, searched_columns
 
 SCRIPTS = [
     "save.js",
@@ -113,8 +107,6 @@ def render_page(
             "sentences": words.sweep_sentences(truncation, table),
             "text": str(truncation.attrs.get("text", "")),
             "cards": [card(row, figure) for row, figure in drawn.items()],
-            "columns": OF_SWEEP,
-            "rows": sweep_rows(table),
         }
     columns = head_columns(profile, heads)
     claim = heads.attrs.get("claim")

@@ -17,10 +17,9 @@ from ropelens.figures.text import (
     mean_count,
     number,
     short_count,
-    signed,
 )
 from ropelens.measure.terms import NEEDLES
-from ropelens.report.words import CHANCE, CONTROL, control_change, span
+from ropelens.report.words import CHANCE
 
 RETRIEVED = (
     "share of needles (pairs of a key and a value hidden in the text) whose value is retrieved "
@@ -81,29 +80,6 @@ OF_HEADS = (
     Column("entropy_bits", "entropy", "bits", "spread of the attention"),
     Column("induction", "induction", "0–1", "attention on what followed last time"),
     Column("duplicate_token", "duplicate", "0–1", "attention on the same token earlier"),
-)
-
-OF_SWEEP = (
-    Column("kept", "rotate", "% of planes", "planes that still rotate, of those that did",
-           lambda share: f"{100 * share:.3g}"),
-    Column("span", "wavelengths", "stopped, tokens", "of the planes that stopped", str),
-    Column("change", "loss", "change, nats/token", "on the text, from the model as it is", str),
-    Column("interval", "95% interval", "nats/token",
-           "of that change: paired, over groups of sequences, Student's t", str),
-    Column("control", "random planes", "nats/token",
-           "the loss change with as many random planes stopped: mean of the draws", signed),
-    Column("repeat_loss_change", "repeats", "nats/token",
-           "change of the loss on random tokens that come a second time, as induction "
-           "predicts", signed),
-    Column("retrieval_change", "retrieval", "change, share", RETRIEVED, signed),
-    Column("induction_change", "induction", "change, 0–1",
-           "of the attention on what followed the same token last time, of the head that is "
-           "best at it in the model as it is (chosen in other trials)", signed),
-    Column("labels", "new labels", "heads",
-           "heads with another label (95% interval over groups of sequences drawn again)", str),
-    Column("most", "most changed", "head, bits",
-           "the head whose attention changed most, and the divergence from the attention "
-           "before", str),
 )
 
 OF_COMPARISON = (
@@ -171,35 +147,6 @@ def head_rows(heads: pd.DataFrame, columns: tuple[Column, ...]) -> list[dict[str
         | {"cells": cells(row, columns)}
         for row in numbers_of.to_dict("records")
     ]
-
-
-def sweep_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """A row for each edit that is no control: from the slow end, the fast end, bands."""
-    rows = table[table["kind"].isin(CONTROL)]
-    order = rows["kind"].map(list(CONTROL).index)
-    rows = rows.iloc[np.lexsort((-rows["kept"], order))]
-    return [
-        {"name": str(row["edit"]), "cells": _sweep_cells(table, row)}
-        for _, row in rows.iterrows()
-    ]
-
-
-def _sweep_cells(table: pd.DataFrame, row: pd.Series) -> list[str]:
-    change, interval = change_and_interval(
-        *row[["loss_change", "loss_change_low", "loss_change_high"]]
-    )
-    most, bits = row["changed_most"], row["largest_attention_change"]
-    labels, low, high = (row[f"labels_changed{end}"] for end in ("", "_low", "_high"))
-    spread = f" ({low:.0f} to {high:.0f})" if low < high else ""
-    words = {
-        "span": span(row),
-        "change": change,
-        "interval": interval,
-        "control": control_change(table, row),
-        "labels": f"{labels:.0f}{spread}" if np.isfinite(labels) else NOTHING,
-        "most": f"{most} {bits:.2f}" if isinstance(most, str) and most else NOTHING,
-    }
-    return cells(dict(row) | words, OF_SWEEP)
 
 
 def comparison_columns(table: pd.DataFrame) -> tuple[Column, ...]:
