@@ -41,14 +41,8 @@ REQUIRED = ("kind", "command", "findings", "model", "seed", "created", "versions
 OBJECTS = ("arguments", "model", "seconds", "sweep", "text", "versions")
 """Keys of run.json whose values are objects."""
 
-NETCDF = {
-    "profile": "ropelens analyze",
-    "truncation": "ropelens truncate",
-    "comparison": "ropelens compare",
-    "reach": "ropelens.save",
-    "measurement": "ropelens compare",
-}
-"""What a netCDF file holds, by its attribute `kind`, and what writes it."""
+NETCDF = ("profile", "truncation", "comparison", "reach", "measurement")
+"""What a netCDF file holds, by its attribute `kind`."""
 
 CONTENTS = "contents"
 """The attribute of a netCDF file that names its variables: one without some is damaged."""
@@ -117,11 +111,8 @@ def read_own_record(folder: str | Path) -> dict[str, Any]:
     """The run.json of results in `folder`; {} without one, `BadArgument` for any other."""
     record, path = read_record(folder), Path(folder) / RECORD
     if path.exists() and record.get("kind") not in KINDS:
-        raise BadArgument(
-            f"{path} does not describe results.",
-            seen=f"its kind is {record['kind']!r}" if record else "it is damaged",
-            attempt="measure again into another folder, or put the file back",
-        )
+        state = f"its kind is {record['kind']!r}" if record else "it is damaged"
+        raise BadArgument(f"{path} does not describe results: {state}.")
     return record
 
 
@@ -156,10 +147,7 @@ def check_out(folder: Path, kind: str, *, parts: Iterable[str] = ()) -> None:
 
 
 def _is_own_page(path: Path) -> bool:
-    if path.name != PAGE or not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return OWN_PAGE in file.read(100_000)
+    return path.name == PAGE and path.is_file() and OWN_PAGE in path.read_bytes()[:100_000]
 
 
 @public
@@ -192,23 +180,24 @@ def open_results(path: str | Path, kind: str | None = None) -> xr.Dataset:
     Raises `BadArgument` for a file that is missing, damaged or of another kind.
     """
     path, what = Path(path), kind or "netCDF file of ropelens"
-    again = f"what {NETCDF[kind] if kind else 'ropelens'} wrote; if damaged, measure again"
     if not path.is_file():
-        raise BadArgument(f"There is no {what} at {path}.", attempt=again)
+        raise BadArgument(f"There is no {what} at {path}.")
     try:
         _check_within(path)
         results = xr.load_dataset(path, engine="h5netcdf")
+        contents = str(results.attrs.pop(CONTENTS, "")).split()
+        missing = [name for name in contents if name not in results.variables]
+        states = results.attrs.get("kind")
+        if missing or not contents:
+            raise ValueError(f"it has no {missing[0] if missing else CONTENTS}")
+        if states not in ([kind] if kind else NETCDF):
+            raise ValueError(f"its kind is {states}")
     except Exception as error:  # whatever a damaged file makes HDF5, h5py and xarray raise
         raise BadArgument(
-            f"{path} is no {what}.", seen=words_of(error, kind=True), attempt=again
+            f"{path} is no {what}.",
+            seen=words_of(error, kind=True),
+            attempt="a file that ropelens wrote; if it is damaged, measure again",
         ) from error
-    contents = str(results.attrs.pop(CONTENTS, "")).split()
-    missing = [name for name in contents if name not in results.variables]
-    states = results.attrs.get("kind")
-    wrong = states != kind if kind else states not in NETCDF
-    if wrong or missing or not contents:
-        seen = f"it has no {missing[0]}" if missing else f"its kind is {states}"
-        raise BadArgument(f"{path} is no {what}.", seen=seen, attempt=again)
     plain = (v.item() if isinstance(v, np.generic) else v for v in results.attrs.values())
     results.attrs = dict(zip(results.attrs, plain, strict=True))
     return results

@@ -88,10 +88,7 @@ def prepare_data(
         BadArgument: the folder cannot be made, or was filled from other text, or its tokenizer
             was replaced.
     """
-    facts: dict[str, Any] = {
-        "vocabulary": settings.vocabulary,
-        "context": settings.context,
-    }
+    facts = {name: getattr(settings, name) for name in ("vocabulary", "context")}
     path = folder / DATA
     if source.tokens is None:
         documents, held_out = texts

@@ -45,6 +45,14 @@ class TrainingFailed(RopelensError):
     """The loss or the weights stopped being numbers."""
 
 
+def failed(what: str, *, step: int) -> TrainingFailed:
+    """The error for `what`, which is NaN or infinite after `step`."""
+    return TrainingFailed(
+        f"training stopped at step {step}: {what} is not a finite number.",
+        attempt="a lower learning rate, in a new run folder",
+    )
+
+
 @dataclass
 class State:
     """The progress of a run, beside its weights and the moments of its optimizer.
@@ -270,14 +278,6 @@ def check_weights(model: PreTrainedModel, *, step: int) -> None:
     """Raise TrainingFailed if a weight is NaN or infinite."""
     if not all(weight.isfinite().all() for weight in model.parameters()):
         raise failed("a weight", step=step)
-
-
-def failed(what: str, *, step: int) -> TrainingFailed:
-    """The error for `what`, which is NaN or infinite after `step`."""
-    return TrainingFailed(
-        f"training stopped at step {step}: {what} is not a finite number.",
-        attempt="a lower learning rate, in a new run folder",
-    )
 
 
 def write_history(model: PreTrainedModel, out: Path, *, step: int, tokenizer: Path) -> None:
