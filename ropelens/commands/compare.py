@@ -13,7 +13,7 @@ from ropelens.commands.terminal import finish
 from ropelens.models.loading import option
 
 
-@with_options(Options, only=("seed", "device", "device_map", "quantize"))
+@with_options(Options, only=("seed", "device"))
 def compare(
     paths: Annotated[
         list[Path],
@@ -68,8 +68,6 @@ def compare(
             sequences=sequences,
             seed=options.seed,
             device=options.device,
-            device_map=options.device_map,
-            quantize=options.quantize,
             progress=show_progress,
         )
     if processes().is_main_process:

@@ -22,7 +22,7 @@ from ropelens.files.results import open_results, save
 from ropelens.measure.tokens import versions
 from ropelens.models.checkpoint import fingerprint
 from ropelens.models.load import load
-from ropelens.models.loading import DeviceMap, Loading
+from ropelens.models.loading import Loading
 from ropelens.models.processes import gather, place
 from ropelens.train.data import DATA
 
@@ -41,8 +41,6 @@ def compare(
     sequences: Positive = 512,
     seed: Count = 0,
     device: str = "auto",
-    device_map: DeviceMap | None = None,
-    quantize: str | None = None,
     progress: ShowProgress | None = None,
 ) -> xr.Dataset:
     """Compare trained runs, or analyzed models.
@@ -52,8 +50,7 @@ def compare(
     wrote, which are read. The first entry's group (a variant of RoPE, all its seeds) is
     the baseline. The folder `cache` gets a file for each checkpoint, so that a stopped
     comparison measures only the rest, and a run's model.safetensors may be deleted after it.
-    `device`, `device_map` and `quantize` are as for `ropelens.load`, and `progress` opens the
-    stage, as in `ropelens.analyze`.
+    `device` and `progress` are as in `ropelens.analyze`.
 
     Sequences of validation text, in parts of `sequences`; long ones are four times as long:
 
@@ -62,88 +59,90 @@ def compare(
     | finished run | 1 | 1/8 | 1/8 |
     | early checkpoint | 1/32 | 1/64 | 1/32 |
 
-    Repeats and needles are the same for all.
-
     Returns a dataset over `entry` (coordinates group, variant, size, seed): the heads and
     planes of each as a profile has them, `label`, `loss` and, of runs, the `fingerprint`
     of the weights, `sequence_loss` (all on the same sequences; intervals draw the groups in
-    `sequence_group`, of one document or stretch), `position_loss` up to four
-    times the trained context, `first_loss` and `repeat_loss` on repeated random tokens,
-    `retrieval` and `retrieval_hit` of each trial; `copy_loss` by distance and `far_retrieval`
-    by the length of the prompt, up to four times the trained context; and the same of
-    every checkpoint, over (entry, step), under names that begin with "growth_".
-    Entries without a layer, head, plane or step hold NaN there, and "" as a label.
+    `sequence_group`, of one document or stretch), `position_loss`, `first_loss` and
+    `repeat_loss` on repeated random tokens, `retrieval` and `retrieval_hit` of each trial,
+    `copy_loss` by distance and `far_retrieval` by the length of the prompt, up to four times
+    the trained context; and the same of every checkpoint, over (entry, step), under names that
+    begin with "growth_". Entries without a layer, head, plane or step hold NaN there, and ""
+    as a label.
 
     Raises:
-        BadArgument: as `find_entries`, or no such device or quantization.
+        BadArgument: as `find_entries`, or no such device.
     """
-    options: dict[str, Any] = {"device": device, "device_map": device_map, "quantize": quantize}
-    Loading(**options).devices()
+    Loading(device=device).devices()
     entries, unfinished = find_entries(paths)
     if sequences < 2:
         raise BadArgument("A comparison takes two or more sequences.", seen=str(sequences))
     runs = [entry for entry in entries if isinstance(entry, Run)]
     if runs:
-        how = {"sequences": sequences, "seed": seed}
-        total = sum(1 + len(run.checkpoints()) for run in runs)
-        with (progress or silent)("comparing", total=total, unit="checkpoints") as advance:
-            finished, grown = [], []
-            for run in runs:
-                finished.append(_measured(run, run.folder, Path(cache), how, options))
-                advance(1)
-            for run in runs:
-                steps = []
-                for step, folder in run.checkpoints().items():
-                    steps.append(_measured(run, folder, Path(cache), how, options, step=step))
-                    advance(1)
-                over = xr.Variable("step", list(run.checkpoints()))
-                grown.append(xr.concat(steps, over, combine_attrs="override"))
-        dataset = _side_by_side(finished, entries)
-        growth = _side_by_side(grown, entries)
-        weights = [str(key_of(measured).get("weights", "")) for measured in finished]
-        per_step = np.array([run.tokens_per_step for run in runs])
-        dataset = dataset.assign({GROWTH + str(n): v for n, v in growth.data_vars.items()})
-        dataset = dataset.assign_coords(
-            tokens_seen=(("entry", "step"), per_step[:, None] * dataset["step"].values),
-            fingerprint=("entry", weights),
-        )
-        facts = {
-            "context": runs[0].context,
-            "trained_context": runs[0].context,
-            "sequences": dataset.sizes["sequence"],
-            "documents": dataset.attrs["documents"],
-            "head_sequences": dataset.attrs["sequences"],
-            "growth_sequences": growth.attrs["sequences"],
-            "data_sha256": fingerprint(runs[0].data / DATA),
-            "unfinished": ", ".join(unfinished),
-        }
+        how = {"cache": Path(cache), "sequences": sequences, "seed": seed, "device": device}
+        dataset = _measure_runs(runs, how, progress or silent)
+        dataset.attrs["unfinished"] = ", ".join(unfinished)
     else:
         dataset = _analyses(entries)
-        facts = {"documents": int(dataset["documents"].min())}
     dataset = dataset.assign_coords(partner=("entry", _partners(dataset, entries)))
-    dataset.attrs = {
+    dataset.attrs |= {
         "kind": "comparison",
         "model": ", ".join(dict.fromkeys(entry.group for entry in entries)),
         "baseline": entries[0].variant or entries[0].name,
         "seed": seed,
         "versions": json.dumps(versions()),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-    } | facts
+    }
+    return dataset
+
+
+def _measure_runs(runs: Sequence[Run], how: dict[str, Any], show: ShowProgress) -> xr.Dataset:
+    """Every checkpoint of the runs: the finished ones over `entry`, all over `step` as well."""
+    finished, grown = [], []
+    total = sum(1 + len(run.checkpoints()) for run in runs)
+    with show("comparing", total=total, unit="checkpoints") as advance:
+        for run in runs:
+            finished.append(_measured(run, run.folder, **how))
+            advance(1)
+        for run in runs:
+            steps = []
+            for step, folder in run.checkpoints().items():
+                steps.append(_measured(run, folder, step=step, **how))
+                advance(1)
+            over = xr.Variable("step", list(run.checkpoints()))
+            grown.append(xr.concat(steps, over, combine_attrs="override"))
+    growth, dataset = _side_by_side(grown, runs), _side_by_side(finished, runs)
+    dataset = dataset.assign({GROWTH + str(n): v for n, v in growth.data_vars.items()})
+    per_step = np.array([run.tokens_per_step for run in runs])
+    weights = [str(key_of(measured).get("weights", "")) for measured in finished]
+    dataset = dataset.assign_coords(
+        tokens_seen=(("entry", "step"), per_step[:, None] * dataset["step"].values),
+        fingerprint=("entry", weights),
+    )
+    dataset.attrs = {
+        "context": runs[0].context,
+        "trained_context": runs[0].context,
+        "sequences": dataset.sizes["sequence"],
+        "documents": dataset.attrs["documents"],
+        "head_sequences": dataset.attrs["sequences"],
+        "growth_sequences": growth.attrs["sequences"],
+        "data_sha256": fingerprint(runs[0].data / DATA),
+    }
     return dataset
 
 
 def _measured(
     run: Run,
     folder: Path,
-    cache: Path,
-    how: Mapping[str, int],
-    options: Mapping[str, Any],
     *,
+    cache: Path,
+    sequences: int,
+    seed: int,
+    device: str,
     step: int | None = None,
 ) -> xr.Dataset:
     """The checkpoint in `folder`, the final one without a `step`: measured, or from `cache`."""
     text = fingerprint(run.data / DATA)
-    key: dict[str, object] = {"text": text, "quantize": options["quantize"], **how}
+    key: dict[str, object] = {"text": text, "sequences": sequences, "seed": seed}
     weights = (folder / "model.safetensors").exists()
     if weights:  # where they were deleted, any version's measurement stands
         key |= {"weights": fingerprint(folder), "versions": versions()}
@@ -159,8 +158,8 @@ def _measured(
             f"{folder} has no weights, and {path} does not stand for them.",
             attempt="the weights, or the text and settings they were measured with",
         )
-    model, _ = load(folder, local_files_only=True, **options)
-    dataset = measure(run, model, **how, final=step is None)
+    model, _ = load(folder, local_files_only=True, device=device)
+    dataset = measure(run, model, sequences=sequences, seed=seed, final=step is None)
     dataset = dataset.assign_attrs(kind="measurement", key=json.dumps(key, sort_keys=True))
     if place()[0] == 0:
         save(dataset, path)
@@ -196,11 +195,13 @@ def _analyses(entries: Sequence[Entry]) -> xr.Dataset:
         for profile, loss in zip(profiles, losses, strict=True)
     ]
     dataset = _side_by_side(measured, entries)
+    documents = [int(p.attrs["documents"]) for p in profiles]
+    dataset.attrs = {"documents": min(documents)}
     return dataset.assign_coords(
         model=("entry", [str(p.attrs["model"]) for p in profiles]),
         text=("entry", [str(p.attrs["tokens_sha256"]) for p in profiles]),
         source=("entry", [str(p.attrs.get("text", "")) for p in profiles]),
-        documents=("entry", [int(p.attrs["documents"]) for p in profiles]),
+        documents=("entry", documents),
         trained_context=("entry", [int(p.attrs["trained_context"]) for p in profiles]),
     )
 

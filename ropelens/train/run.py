@@ -19,6 +19,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from ropelens.errors import BadArgument
 from ropelens.files.folder import explain_full_disk, make_folder
 from ropelens.files.results import RECORD
+from ropelens.measure.tokens import versions
 from ropelens.models.memory import explain_full_memory
 from ropelens.models.processes import processes
 from ropelens.train.data import Source, copy_tokenizer, prepare_data, read_texts
@@ -27,8 +28,6 @@ from ropelens.train.record import read_json, require_same, say, write_json, writ
 from ropelens.train.settings import Settings, passes_of
 
 CHECKPOINT_SECONDS = 60.0
-
-PACKAGES = ("ropelens", "torch", "transformers", "accelerate", "tokenizers", "numpy")
 
 WRITTEN = (
     *("config.json", "generation_config.json", "model.safetensors", "study.json"),
@@ -145,7 +144,7 @@ def begin(out: Path, decides: dict[str, Any], *, data: Path) -> None:
     way; a line says so.
     """
     computed = {
-        "versions": {name: version(name) for name in PACKAGES},
+        "versions": versions() | {"accelerate": version("accelerate")},
         "processes": processes().num_processes,
         "threads": torch.get_num_threads(),
     }
