@@ -40,7 +40,7 @@ import typer
 from torch import Tensor
 
 from ropelens.figures.style import log_axis, new_figure
-from ropelens.report.answer import render_figures
+from ropelens.report.page import render_figures
 
 PACKAGES = ("ropelens", "torch", "transformers", "transformer-lens")
 RUNS = 3

@@ -31,7 +31,7 @@ from ropelens.measure.tokens import versions
 from ropelens.models.checkpoint import fingerprint, locate
 from ropelens.models.loading import Loading
 from ropelens.models.texts import fingerprint_of, read_documents
-from ropelens.report.answer import QUESTION, render_answer, render_comparison
+from ropelens.report.page import QUESTION, render_answer, render_comparison
 from ropelens.report.words import comparison_sentences, scope
 
 FACTS = ("revision", "backend", "text", "command", "warnings")

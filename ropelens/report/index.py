@@ -85,9 +85,9 @@ def shapes(figure: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if trace["type"] == "heatmap":
             yield from _cells(trace)
         elif trace["type"] in ("scatter", "bar"):
-            numbers = [_array(trace[axis]) for axis in "yx" if trace.get(axis)]
-            values = next((v for v in numbers if not isinstance(next(iter(v), 0), str)), [])
-            values = np.array(values, float)
+            arrays = [_array(trace[axis]) for axis in "yx" if trace.get(axis)]
+            numbers = [one for one in arrays if not isinstance(next(iter(one), 0), str)]
+            values = np.array(numbers[0], float) if numbers else np.zeros(0)
             values = values[np.isfinite(values)]
             if len(values):
                 lines.append((trace, values[:: -(-len(values) // MOST)]))

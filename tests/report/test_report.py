@@ -20,10 +20,9 @@ from ropelens.errors import BadArgument
 from ropelens.figures.text import change_and_interval, signed
 from ropelens.report import render, words, write_index, write_report
 from ropelens.report.catalog import PROFILE, draw
-from ropelens.report.excerpts import attention_bytes
 from ropelens.report.facts import model_name, run_facts
 from ropelens.report.index import shapes
-from ropelens.report.payload import build_payload
+from ropelens.report.payload import attention_bytes, build_payload
 from ropelens.report.render import packed
 
 

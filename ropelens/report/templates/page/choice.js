@@ -202,18 +202,10 @@ for (const [key, pane] of Object.values(PANES)) {
     });
   });
 }
-for (const name of page.pinned) {
-  const beside = Object.assign(document.createElement("div"), { id: `pinned-${name}`, className: "plot beside" });
-  beside.setAttribute("role", "group");
-  beside.setAttribute("aria-label", "The head beside it");
-  plot(name).after(beside);
-  beside.parentElement.classList.add("of-two");
-}
 function setBeside(change) {
   Object.assign(state, change);
   remember(true);
   showTabs();
-  document.querySelectorAll("#head .plot").forEach((element) => drawn(element) && seen(element) && Plotly.Plots.resize(element));
   refresh();
 }
 $("pin").addEventListener("click", () =>
