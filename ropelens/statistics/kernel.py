@@ -28,10 +28,14 @@ def offset_edges(context: int) -> Int[Tensor, " edge"]:
 
 def sum_bins(mass: torch.Tensor, edges: Int[Tensor, " edge"]) -> torch.Tensor:
     """Sum of `mass` [..., offset] over the offsets of each bin: [..., bin]."""
-    offsets = torch.arange(mass.shape[-1], device=mass.device)
-    bins = torch.bucketize(offsets, edges.to(mass.device), right=True) - 1
+    bins = bin_of(torch.arange(mass.shape[-1], device=mass.device), edges)
     sums = mass.new_zeros(*mass.shape[:-1], len(edges) - 1)
     return sums.index_add_(-1, bins, mass)
+
+
+def bin_of(offset: Int[Tensor, "*shape"], edges: Int[Tensor, " edge"]) -> Int[Tensor, "*shape"]:
+    """The bin that each offset lies in."""
+    return torch.bucketize(offset.contiguous(), edges.to(offset.device), right=True) - 1
 
 
 SEEN_BY = 0.05

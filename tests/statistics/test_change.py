@@ -96,13 +96,6 @@ def test_an_edit_of_nothing_changes_nothing():
     assert not measured(tiny("gemma2"), rl.stop_slowest(0.0)).any()
 
 
-def test_batches_are_no_matter():
-    model = tiny("llama_gqa")
-    whole = measured(model, rl.stop_slowest(0.75))
-    apart = measured(model, rl.stop_slowest(0.75), batch_size=1)
-    np.testing.assert_allclose(apart, whole, rtol=1e-4)
-
-
 def test_sampled_rows_have_the_same_expectation():
     model = tiny("mistral_sliding")
     whole = measured(model, rl.stop_slowest(0.75))

@@ -8,8 +8,10 @@ from functools import reduce
 import numpy as np
 import pytest
 import torch
-from oracles.logit import HeadRows, gain, information
+from oracles.logit import HeadRows, gain, head_rows, information
 from oracles.planted import BOS, OFFSETS, Expected, Planted, call_of, coordinates, planted
+from oracles.recording import AttentionCall as RecordedCall
+from oracles.recording import LayerRotation
 from torch import Tensor
 
 from ropelens.rope.planes import Planes
@@ -154,26 +156,17 @@ def class_head(
 def test_a_head_that_needs_both_shares_its_bits_as_a_dense_fit_does():
     call, planes, tokens = class_head()
     bits = measure(call, planes, tokens).bits
-    sequences, context = tokens.shape
-    position = np.arange(context)
-    seen = position <= position[:, None]
-    q, k = (x.numpy()[:, 0] for x in (call.query, call.key))
-    q, k = (x[..., :16] + 1j * x[..., 16:] for x in (q, k))
-    still = np.exp(-1j * position[:, None] * planes.inv_freq.numpy())
+    (sequences, context), half = tokens.shape, np.arange(16)
+    seen = torch.ones(context, context, dtype=torch.bool).tril()
+    pairs = np.stack([half, half + 16], axis=1)
+    rotation = LayerRotation(pairs, planes.inv_freq.numpy(), head_dim=32)
     parts = []
     for b in range(sequences):
-        scores = np.where(seen, (q[b] @ k[b].conj().T).real, -np.inf)
-        weights = np.exp(scores - scores.max(1, keepdims=True))
-        planes_of = ((q[b] * still)[:, None] * (k[b] * still).conj()[None]).real
-        parts.append(
-            HeadRows(
-                attention=(weights / weights.sum(1, keepdims=True))[1:],
-                seen=seen[1:],
-                sink=np.broadcast_to(position == 0, seen[1:].shape).astype(float),
-                offset=(position[:, None] - position)[1:].clip(0),
-                planes=planes_of[1:],
-            )
-        )
+        q, k = call.query[b].double(), call.key[b].double()
+        attention = (q @ k.mT).masked_fill(~seen, -torch.inf).softmax(-1)
+        recorded = RecordedCall(q, k, seen, 1.0, None, attention)
+        sinks = np.arange(context) == 0
+        parts.append(head_rows(recorded, rotation, head=0, sinks=sinks))
     rows = reduce(HeadRows.joined, parts)
     both = [(False, False), (True, False), (True, True)]
     nested = [gain(rows, content=c, offsets=o, ridge=0.03) for c, o in both]

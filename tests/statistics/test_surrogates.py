@@ -104,17 +104,6 @@ def heads_of(
     return x / 3.4 + 0.5, y
 
 
-@pytest.mark.parametrize(
-    ("own", "verdict"), [(-0.99, "holds"), (-0.5, "unresolved"), (0.9, "contradicted")]
-)
-def test_the_verdict_follows_from_the_surrogates_alone(own: float, verdict: str):
-    claim = judge(*heads_of([own] + [-0.5] * 40))
-    assert (claim.verdict, claim.null_draws, claim.heads) == (verdict, 40, 24)
-    assert claim.low <= claim.rank_correlation <= claim.high
-    assert claim.null_low <= claim.null_median <= claim.null_high
-    assert f"{claim.rank_correlation:+.2f} beside" in claim.why
-
-
 def test_bounds_are_those_of_an_exact_test():
     """Of n surrogates and a model that is one more: at most 2.5 % of ranks lie beyond."""
     for draws in range(1, 500):
@@ -135,7 +124,10 @@ def test_with_forty_surrogates_below_all_is_holds_and_above_all_contradicted():
     for rank, verdict in verdicts.items():
         model_first = [order[rank], *np.delete(order, rank)]
         claim = judge(fraction[model_first], wavelength[model_first])
-        assert claim.verdict == verdict, rank
+        assert (claim.verdict, claim.null_draws, claim.heads) == (verdict, 40, 24), rank
+        assert claim.low <= claim.rank_correlation <= claim.high
+        assert claim.null_low <= claim.null_median <= claim.null_high
+        assert f"{claim.rank_correlation:+.2f} beside" in claim.why
         assert claim.p_value == pytest.approx((rank + 1) / 41)
 
 

@@ -33,14 +33,13 @@ from ropelens.rope.planes import Planes
 from ropelens.statistics.block import Block, CallRows
 from ropelens.statistics.budget.offsets import (
     OffsetRows,
-    bin_of,
     fit_offsets,
     offset_curvature,
     split,
 )
 from ropelens.statistics.budget.solver import Divide, Minimum, fit_log_linear
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.kernel import offset_edges
+from ropelens.statistics.kernel import bin_of, offset_edges
 from ropelens.statistics.labels import GAINS
 from ropelens.statistics.memory import BLOCK_ELEMENTS, products, softmax
 from ropelens.statistics.rows import Rows
@@ -307,8 +306,7 @@ def _context(block: Block) -> int:
 
 def _sink_bins(block: Block) -> Int[Tensor, "shared row sink"]:
     """The bin of the offset of each sink."""
-    edges = offset_edges(_context(block)).to(block.k.device)
-    return bin_of(block.offset[..., block.sinks], edges)
+    return bin_of(block.offset[..., block.sinks], offset_edges(_context(block)))
 
 
 def _at(

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ropelens.statistics.budget.solver import SMOOTH, Divide, Minimum, fit_log_linear
-from ropelens.statistics.kernel import offset_edges
+from ropelens.statistics.kernel import bin_of, offset_edges
 from ropelens.statistics.rows import Rows
 from ropelens.statistics.sinks import SINKS
 
@@ -231,11 +231,6 @@ def split(
     first = terms + len(SINKS)
     beta, sigma, kappa, tau = x.tensor_split((terms, first, first + context), dim=-1)
     return beta, sigma, kappa, tau
-
-
-def bin_of(offset: Int[Tensor, "*shape"], edges: Int[Tensor, " edge"]) -> Int[Tensor, "*shape"]:
-    """The bin that each offset lies in."""
-    return torch.bucketize(offset.contiguous(), edges, right=True) - 1
 
 
 def _at(
