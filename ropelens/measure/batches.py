@@ -186,7 +186,7 @@ def _in_chunks(
 ) -> Observer:
     """An observer of chunks, for `observing`."""
     at = torch.cat([each.position.flatten() for each in rows]).unique()
-    earlier: dict[int, dict[str, Tensor]] = {}
+    earlier: dict[int, dict[str, Any]] = {}
 
     def see(call: AttentionCall) -> None:
         first, end = call.past, call.key.shape[2]

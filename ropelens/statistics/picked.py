@@ -56,17 +56,16 @@ class PickedSums:
     """Sums over the rows of each group of sequences, weighted; scores in nats.
 
     `product` is s q~ conj(k~) of the picked key by term, `distance` how many tokens back it
-    stands. `level` and `best` are the mean and the largest score of the other keys, at their
-    own places under each rotation. `wins` counts, over all groups, the rows in which the picked
-    key scores above `best` when moved to a distance, `kept` those in which it does so at its
-    own place. A tie is no win. `weight` counts the rows.
+    stands. `level` is the mean score of the other keys, at their own places under each
+    rotation. `wins` counts, over all groups, the rows in which the picked key scores above all
+    of them when moved to a distance, `kept` those in which it does so at its own place. A tie
+    is no win. `weight` counts the rows.
     """
 
     weight: Float[Tensor, " group"]
     distance: Float[Tensor, "group head"]
     product: Complex[Tensor, "group head term"]
     level: Float[Tensor, "group head rotation"]
-    best: Float[Tensor, "group head rotation"]
     wins: Float[Tensor, "head rotation distance"]
     kept: Float[Tensor, "head rotation"]
 
@@ -148,14 +147,13 @@ def _sum_block(
         wins = (moved > to_beat[..., None]).double()
         unmoved = scores.gather(-1, picked[..., None])[..., 0].double()
         kept = (unmoved > to_beat).double()
-        each.append((total(mean), total(largest), total(wins).sum(0), total(kept).sum(0)))
-    level, best, wins, kept = zip(*each, strict=True)
+        each.append((total(mean), total(wins).sum(0), total(kept).sum(0)))
+    level, wins, kept = zip(*each, strict=True)
     return PickedSums(
         weight=weight.sum(1),
         distance=total((own.own[:, None] - picked).double()),
         product=total(product),
         level=torch.stack(level, dim=-1),
-        best=torch.stack(best, dim=-1),
         wins=torch.stack(wins, dim=1),
         kept=torch.stack(kept, dim=-1),
     )
