@@ -26,7 +26,7 @@ ROOMS = {
     "train": 1_220,
     "comparison": 760,
     "figures": 2_250,
-    "report": 1_910,
+    "report": 1_900,
     "analysis commands": 2_370,
 }
 PACKAGE, TESTS, NAMES = 23_000, 20_000, 59

@@ -89,7 +89,9 @@ def test_the_same_head_of_the_other_model_follows(
     assert opened.harmless()
 
 
-def test_any_head_of_the_other_model_is_chosen_and_back_returns(opened: Opened) -> None:
+def test_any_head_of_the_other_model_is_chosen_and_back_returns(
+    opened: Opened, analyses: list[rl.Analysis]
+) -> None:
     page = opened.load("#L1H3&beside=same")
     options = page.locator("#beside option").evaluate_all("(all) => all.map((o) => o.value)")
     assert options == ["", "same", "0,0", "0,1", "1,0", "1,1", "2,0", "2,1"]
@@ -98,6 +100,8 @@ def test_any_head_of_the_other_model_is_chosen_and_back_returns(opened: Opened) 
     assert page.url.endswith("#L1H3&beside=L2H1")
     page.click("#pin")
     page.wait_for_selector("#pinned-selectivity[data-head='one: L1 H3']")
+    pinned = analyses[0].profile["selectivity_keys"][1, 3]
+    np.testing.assert_allclose(values(page, "pinned-selectivity", "y"), pinned, rtol=1e-5)
     assert page.url.endswith("#L1H3&pin=L1H3")
     assert page.input_value("#beside") == ""
     page.go_back()

@@ -166,24 +166,6 @@ def test_the_address_holds_the_choice_and_back_returns_to_it(opened: Opened) -> 
     assert opened.harmless()
 
 
-def test_two_heads_stand_side_by_side(opened: Opened, looked: Looked) -> None:
-    page = opened.load("#L2H3&tab=selectivity")
-    page.click("#pin")
-    page.click("#next")
-    page.wait_for_selector("html[data-shown=L2H4]")
-    idle(page)
-    keys = looked.profile["selectivity_keys"]
-    np.testing.assert_allclose(values(page, "plot-selectivity", "y"), keys[2, 4], rtol=1e-5)
-    np.testing.assert_allclose(values(page, "pinned-selectivity", "y"), keys[2, 3], rtol=1e-5)
-    assert page.url.endswith("#L2H4&pin=L2H3")
-    view(page, "attention")
-    seen = np.nan_to_num(values(page, "pinned-attention", "z"))
-    np.testing.assert_allclose(seen, captured(looked, 0)["attention"], atol=1e-3)
-    page.click("#pin")
-    assert not page.locator("#pinned-attention").is_visible()
-    assert opened.harmless()
-
-
 def test_numbers_are_saved_as_csv(opened: Opened, looked: Looked) -> None:
     page = opened.load("#L2H3&view=list")
 
