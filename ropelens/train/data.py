@@ -11,7 +11,8 @@ import itertools
 import shutil
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,8 +106,6 @@ def prepare_data(
             if not path.exists():
                 _fill(folder, texts, settings)
                 write_json(path, facts | {"tokenizer_sha256": _tokenizer_sha256(folder)})
-    elif not path.is_file():
-        raise BadArgument(f"There are no tokens in {folder}.", seen=f"it has no {DATA}")
     record = read_json(path)
     facts["tokenizer_sha256"] = _tokenizer_sha256(folder)
     require_same(record, facts, what=f"the data in {folder}")
@@ -206,22 +205,22 @@ def write_sequences(
 
 def open_sequences(path: Path) -> np.ndarray:
     """The tokens at `path`, uint16 [sequence, context], read from disk as they are used."""
-    try:
+    with _explain_damage(path):
         return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise _damaged(path, error) from error
 
 
 def _tokenizer_sha256(folder: Path) -> str:
-    try:
+    with _explain_damage(folder / TOKENIZER[0]):
         return hashlib.sha256((folder / TOKENIZER[0]).read_bytes()).hexdigest()
-    except OSError as error:
-        raise _damaged(folder / TOKENIZER[0], error) from error
 
 
-def _damaged(path: Path, error: Exception) -> BadArgument:
-    again = f"remove {path.parent}: ropelens train makes the same again"
-    return BadArgument(f"{path} is damaged.", seen=words_of(error), attempt=again)
+@contextmanager
+def _explain_damage(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, EOFError) as error:
+        again = f"remove {path.parent}: ropelens train makes the same again"
+        raise BadArgument(f"{path} is damaged.", seen=words_of(error), attempt=again) from error
 
 
 def copy_tokenizer(data: Path, folder: Path) -> None:

@@ -217,7 +217,7 @@ def test_two_sizes_have_a_baseline_each(
     (tmp_path / "story.txt").write_text(story(2000), encoding="utf-8")
     (tmp_path / "both.toml").write_text(
         'variants = ["rope", "nope"]\nsizes = ["nano", "pico"]\ntext = ["story.txt"]\n'
-        "context = 32\nvocabulary = 300\nsteps = 3\n"
+        "context = 32\nvocabulary = 300\nsteps = 1\n"
     )
     runs = run_study(tmp_path / "both.toml", out=tmp_path / "runs")
     both = rl.compare([runs], cache=str(tmp_path / "cache"), sequences=4)

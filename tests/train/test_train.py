@@ -101,19 +101,6 @@ def test_what_others_wrote_is_not_filled(text: Path, tmp_path: Path) -> None:
     assert mine.read_text() == "mine"
 
 
-def test_a_model_that_does_not_fit_into_memory(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to ...")
-
-    monkeypatch.setattr(LlamaForCausalLM, "__init__", full)
-    with pytest.raises(BadArgument) as caught:
-        train([text], out=tmp_path / "run", **OPTIONS)
-    assert caught.value.what == "The training does not fit into memory."
-    assert "layers=2" in caught.value.parts["seen"]
-
-
 def test_other_settings_are_refused(run: Path, text: Path, tmp_path: Path) -> None:
     with pytest.raises(BadArgument) as caught:
         train([text], out=run, **OPTIONS | {"seed": 1})
@@ -207,7 +194,7 @@ def test_tokens_that_were_made_before(text: Path, tmp_path: Path) -> None:
     assert kept == [f"step-{step:06}" for step in (1, 2, 3, 4, 6)]
     with pytest.raises(BadArgument, match="context: 32, now 16"):
         train(tokens=made, out=tmp_path / "other", **options | {"context": 16})
-    with pytest.raises(BadArgument, match="There are no tokens in"):
+    with pytest.raises(BadArgument, match=r"data\.json cannot be read"):
         train(tokens=tmp_path, out=tmp_path / "other", **options)
     np.save(made / "two.npy", rows[:4, :24])
     with pytest.raises(BadArgument, match="has a stage that steps of 4 x 32 tokens cannot"):
