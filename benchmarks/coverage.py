@@ -98,9 +98,9 @@ def made_up(
     """Two levels, normal: documents differ, and sequences within one; [draw, interval]."""
     document = np.repeat(np.arange(documents), SEQUENCES)
     shared = random.normal(size=(draws, documents, 1)) * alike**0.5
-    own = random.normal(size=(draws, documents, SEQUENCES)) * (1 - alike) ** 0.5
+    noise = random.normal(size=(draws, documents, SEQUENCES)) * (1 - alike) ** 0.5
     weight = np.ones(document.size)
-    return np.array([holds(0.0, x.ravel(), weight, document) for x in shared + own])
+    return np.array([holds(0.0, x.ravel(), weight, document) for x in shared + noise])
 
 
 def correlated(
@@ -110,8 +110,8 @@ def correlated(
     mix, truth = np.linalg.cholesky([[1, -0.7], [-0.7, 1]]), 6 / np.pi * np.arcsin(-0.7 / 2)
     hits = []
     for _ in range(draws):
-        shared, own = random.normal(size=(2, layers, 1)), random.normal(size=(2, layers, 6))
-        x, y = np.einsum("ij,jlh->ilh", mix, alike**0.5 * shared + (1 - alike) ** 0.5 * own)
+        shared, noise = random.normal(size=(2, layers, 1)), random.normal(size=(2, layers, 6))
+        x, y = np.einsum("ij,jlh->ilh", mix, alike**0.5 * shared + (1 - alike) ** 0.5 * noise)
         claim = judge(x[None], y[None])
         picks = random.integers(layers, size=(200, layers))
         redrawn = [rank_correlation(x[pick].ravel(), y[pick].ravel()) for pick in picks]
@@ -135,7 +135,7 @@ def redrawn(
     for _ in range(draws):
         drawn = [members[number] for number in random.integers(len(members), size=documents)]
         at = np.concatenate(drawn)
-        document = np.repeat(np.arange(documents), [len(own) for own in drawn])
+        document = np.repeat(np.arange(documents), [len(sequences) for sequences in drawn])
         hits.append(holds(truth, change[at], weight[at], document))
     return np.array(hits)
 
@@ -172,7 +172,7 @@ def changes_of_loss(
     model: PreTrainedModel, tokens: torch.Tensor, group: np.ndarray
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The predicted tokens of every sequence, and its changes of loss by edit."""
-    found = rl.evaluate(
+    evaluated = rl.evaluate(
         model,
         tokens,
         documents=torch.from_numpy(group),
@@ -182,10 +182,10 @@ def changes_of_loss(
         },
         measures=["loss"],
     )
-    loss = found["loss"]
-    names = found["edit"].values[1:].tolist()
+    loss = evaluated["loss"]
+    names = evaluated["edit"].values[1:].tolist()
     change = {name: (loss.sel(edit=name) - loss.sel(edit="none")).values for name in names}
-    return found["predicted_tokens"].values.astype(float), change
+    return evaluated["predicted_tokens"].values.astype(float), change
 
 
 def profiled(
@@ -220,18 +220,18 @@ def profiled(
     print(f"{'':9} {np.mean(hits, axis=(0, 1))[0]:6.1%} {np.mean(hits, axis=(0, 1))[1]:6.1%}")
     rho = np.array([claim["rank_correlation"] for claim in claims])
     mean, sd = rho.mean(), rho.std()
-    held = np.mean([claim["low"] <= mean <= claim["high"] for claim in claims])
-    print(f"rank correlation {mean:+.2f}, sd {sd:.2f} over draws: {held:.1%}")
+    covered = np.mean([claim["low"] <= mean <= claim["high"] for claim in claims])
+    print(f"rank correlation {mean:+.2f}, sd {sd:.2f} over draws: {covered:.1%}")
 
 
 def classified(
     model: PreTrainedModel, tokens: torch.Tensor, documents: np.ndarray, seed: int = 0
 ) -> pd.DataFrame:
     """The heads of a profile without surrogates."""
-    found = rl.profile(
+    profile = rl.profile(
         model, tokens, documents=torch.from_numpy(documents), surrogates=0, seed=seed
     )
-    return rl.classify_heads(found, resamples=0)
+    return rl.classify_heads(profile, resamples=0)
 
 
 if __name__ == "__main__":

@@ -31,15 +31,15 @@ def dense_sums(model: LlamaForCausalLM, tokens: Tensor) -> list[dict[str, Tensor
 
             hooks.append(getattr(layer.self_attn, f"{name}_proj").register_forward_hook(keep))
     try:
-        found = model(tokens, output_attentions=True, use_cache=False)
+        outputs = model(tokens, output_attentions=True, use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()
     length, size = tokens.shape[1], model.config.head_dim
     places = torch.arange(length)[None]
-    cos, sin = model.model.rotary_emb(found.logits, places)
+    cos, sin = model.model.rotary_emb(outputs.logits, places)
     sums = []
-    for number, attention in enumerate(found.attentions):
+    for number, attention in enumerate(outputs.attentions):
         heads = {
             name: x.view(1, length, -1, size).transpose(1, 2)
             for name, x in caught[number].items()

@@ -34,13 +34,13 @@ def main() -> None:
             for what, way in cost.ways_of(model, tokens, rows=(512,)).items():
                 if what == "plain forward" and length > ONE_PASS:
                     continue
-                found = cost.run_once(way, torch.device("cpu"))
-                plain = plain or (found.seconds if what == "plain forward" else None)
-                ratio = f" ({found.seconds / plain:.2f} of plain)" if plain else ""
+                measured = cost.run_once(way, torch.device("cpu"))
+                plain = plain or (measured.seconds if what == "plain forward" else None)
+                ratio = f" ({measured.seconds / plain:.2f} of plain)" if plain else ""
                 if length in lengths:
-                    memory = f"{found.peak / cost.MIB:,.0f} MiB"
+                    memory = f"{measured.peak / cost.MIB:,.0f} MiB"
                     print(
-                        f"{length:,} {what}: {found.seconds:,.1f} s{ratio}, {memory}",
+                        f"{length:,} {what}: {measured.seconds:,.1f} s{ratio}, {memory}",
                         flush=True,
                     )
 

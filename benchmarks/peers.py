@@ -59,8 +59,10 @@ def _nnsight(tokens: Tensor) -> Callable[[], object]:
 
     def trace() -> object:
         with traced.trace(tokens, use_cache=False):
-            found = nnsight.save([layer.self_attn.output[1] for layer in traced.model.layers])
-        return list(found)
+            attention = nnsight.save(
+                [layer.self_attn.output[1] for layer in traced.model.layers]
+            )
+        return list(attention)
 
     return trace
 
@@ -114,24 +116,24 @@ def main(
     out.mkdir(parents=True, exist_ok=True)
     table.to_csv(out / "peers.csv", index=False)
     (out / "index.html").write_text(page(table), encoding="utf-8")
-    found = {"kind": "answer", "model": {"name": MODEL}, "findings": told(table)}
-    (out / "run.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    record = {"kind": "answer", "model": {"name": MODEL}, "findings": told(table)}
+    (out / "run.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 def row(python: Path, way: str, length: int) -> dict[str, object]:
     """The cost of one way in a process of its own, or its problem."""
     command = [python, __file__, "--only", way, "--lengths", str(length)]
-    found: dict[str, object] = {"length": length, "way": way}
+    cells: dict[str, object] = {"length": length, "way": way}
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=SLOWEST)
     except subprocess.TimeoutExpired:
-        return found | {"problem": f"not done after {SLOWEST:,} s"}
+        return cells | {"problem": f"not done after {SLOWEST:,} s"}
     if ended.returncode == 0:
-        return found | json.loads(ended.stdout.splitlines()[-1])
+        return cells | json.loads(ended.stdout.splitlines()[-1])
     if ended.returncode < 0:
-        return found | {"problem": "killed, as a process is that takes all memory"}
-    said = [line.strip(" │") for line in ended.stderr.splitlines()]
-    return found | {"problem": next((line for line in reversed(said) if "Error" in line), "")}
+        return cells | {"problem": "killed, as a process is that takes all memory"}
+    lines = [line.strip(" │") for line in ended.stderr.splitlines()]
+    return cells | {"problem": next((line for line in reversed(lines) if "Error" in line), "")}
 
 
 def cost_of(way: str, length: int) -> dict[str, float]:
@@ -168,11 +170,13 @@ def draw(table: pd.DataFrame, name: str, title: str, ticks: dict[float, str]) ->
     figure = new_figure(title, height=420)
     for way in WAYS:
         color, dash, symbol = LOOKS[way]
-        own = table[(table["way"] == way) & table["seconds"].notna()]
-        if len(own):
+        of_way = table[(table["way"] == way) & table["seconds"].notna()]
+        if len(of_way):
             line = {"color": color, "dash": dash}
             marker = {"symbol": symbol, "size": 9}
-            figure.add_scatter(x=own["length"], y=own[name], name=way, line=line, marker=marker)
+            figure.add_scatter(
+                x=of_way["length"], y=of_way[name], name=way, line=line, marker=marker
+            )
     lengths = {length: f"{length:,}" for length in sorted(set(table["length"]))}
     figure.update_yaxes(**log_axis(ticks), title_text=title)
     return figure.update_xaxes(**log_axis(lengths), title_text="length (tokens)")

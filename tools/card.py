@@ -170,11 +170,11 @@ def sequences_of(settings: Mapping[str, Any]) -> str:
     """What the sequences were: of one length, or the stages of a mixture in their order."""
     if "mixture" not in settings:
         return f"in sequences of {settings['context']}"
-    told = []
+    parts = []
     for stage in map(settings["mixture"].get, settings["stages"]):
         kinds = stage["shares"]
         least, most = stage["pool"]
-        told.append(
+        parts.append(
             f"{stage['sequences'] * stage['length'] / 1e6:.1f} million in sequences of "
             f"{stage['length']}, documents of "
             + ", ".join(
@@ -186,8 +186,8 @@ def sequences_of(settings: Mapping[str, Any]) -> str:
             + " words"
         )
     return (
-        f"in {len(told)} stages (the documents are explained in tools/mixture.py):\n  "
-        + ";\n  ".join(told)
+        f"in {len(parts)} stages (the documents are explained in tools/mixture.py):\n  "
+        + ";\n  ".join(parts)
     )
 
 

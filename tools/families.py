@@ -172,16 +172,18 @@ class Row:
     untried: str = ""
 
     def __str__(self) -> str:
-        said = self.rotation or self.refused or self.untried
-        return f"| `{self.name}` | {self.types} | {said} |"
+        words = self.rotation or self.refused or self.untried
+        return f"| `{self.name}` | {self.types} | {words} |"
 
 
 def rotating() -> dict[str, str]:
     """The classes behind AutoModelForCausalLM that rotate, each with its model types."""
-    found: dict[str, list[str]] = {}
+    by_rotation: dict[str, list[str]] = {}
     for model_type, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
-        found.setdefault(name, []).append(model_type)
-    return {name: ", ".join(types) for name, types in sorted(found.items()) if _rotates(name)}
+        by_rotation.setdefault(name, []).append(model_type)
+    return {
+        name: ", ".join(types) for name, types in sorted(by_rotation.items()) if _rotates(name)
+    }
 
 
 def _rotates(name: str) -> bool:
@@ -236,8 +238,10 @@ def row(name: str, types: str) -> Row:
     try:
         return Row(name, types, rotation=tried(model))
     except RopelensError as error:
-        seen = error.parts["seen"]
-        return Row(name, types, refused=f"{error.what} Seen: {seen}." if seen else error.what)
+        reason = error.parts["seen"]
+        return Row(
+            name, types, refused=f"{error.what} Seen: {reason}." if reason else error.what
+        )
 
 
 @torch.no_grad()
@@ -314,9 +318,9 @@ def page(rows: list[Row]) -> str:
         ("Not tried", "why no tiny one ran here", untried),
     ]
     parts = [
-        f"## {title}\n\n| class | model types | {said} |\n|---|---|---|\n"
+        f"## {title}\n\n| class | model types | {words} |\n|---|---|---|\n"
         + "".join(f"{row}\n" for row in some)
-        for title, said, some in tables
+        for title, words, some in tables
         if some
     ]
     return "\n".join([head, *parts])

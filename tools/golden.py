@@ -60,10 +60,10 @@ Shared = Annotated[Path | None, typer.Option(envvar="ROPELENS_SHARED")]
 
 def command(*args: object, program: Path | None = None) -> str:
     """What `ropelens *args`, or a script, prints to stdout; it must end with exit status 0."""
-    said = io.TextIOWrapper(io.BytesIO(), "utf-8")  # paths are printed as bytes
+    printed = io.TextIOWrapper(io.BytesIO(), "utf-8")  # paths are printed as bytes
     with (
         mock.patch.object(sys, "argv", [str(program or "ropelens"), *map(str, args)]),
-        contextlib.redirect_stdout(said),
+        contextlib.redirect_stdout(printed),
     ):
         try:
             if program:
@@ -73,8 +73,8 @@ def command(*args: object, program: Path | None = None) -> str:
         except SystemExit as end:
             if end.code:
                 raise SystemExit(f"{args} end with exit status {end.code}") from end
-    said.flush()
-    return said.buffer.getvalue().decode()
+    printed.flush()
+    return printed.buffer.getvalue().decode()
 
 
 @app.command()
@@ -115,8 +115,8 @@ def measure(name: str, text: Path | None, out: Path) -> None:
     command("truncate", *options, *steps, "--out", out / "truncate")
     (out / "rope.txt").write_text(command("rope", name, "--verbose"))
     for variant in ("p-rope:0.5", "yarn:4"):
-        said = command("rope", name, "--variant", variant)
-        (out / f"rope-{variant.replace(':', '-')}.txt").write_text(said)
+        printed = command("rope", name, "--variant", variant)
+        (out / f"rope-{variant.replace(':', '-')}.txt").write_text(printed)
 
     model, tokenizer = rl.load(name)
     corpus = rl.tokenize(rl.read_documents([text or SAMPLE]), tokenizer, context=64)
@@ -136,9 +136,9 @@ def measure(name: str, text: Path | None, out: Path) -> None:
         "rope-edited": edited,
         "rope-compared": rl.compare_rope(model, model),
     }
-    for call, found in calls.items():
-        plain = {key: v if np.isscalar(v) else str(v) for key, v in found.attrs.items()}
-        found.assign_attrs(plain).to_netcdf(out / f"{call}.nc", engine="h5netcdf")
+    for call, result in calls.items():
+        plain = {key: v if np.isscalar(v) else str(v) for key, v in result.attrs.items()}
+        result.assign_attrs(plain).to_netcdf(out / f"{call}.nc", engine="h5netcdf")
     needs = rl.needed_planes(model, tokens, "1.1", lengths=lengths)
     needs.to_csv(out / "needed_planes.csv", index=False)
 
@@ -204,20 +204,20 @@ def values(path: Path) -> dict[str, np.ndarray]:
     """All numbers and texts of a file by name, without those that change from run to run."""
     if path.suffix == ".nc":
         data = xr.load_dataset(path, engine="h5netcdf")
-        found = {str(name): data[name].values for name in data.variables}
-        found |= {f"attribute {name}": np.array([v]) for name, v in data.attrs.items()}
+        arrays = {str(name): data[name].values for name in data.variables}
+        arrays |= {f"attribute {name}": np.array([v]) for name, v in data.attrs.items()}
     elif path.suffix == ".csv":
         table = pd.read_csv(path)
-        found = {name: table[name].to_numpy() for name in table}
+        arrays = {name: table[name].to_numpy() for name in table}
     elif path.suffix == ".safetensors":
-        found = load_file(path)
+        arrays = load_file(path)
     elif path.suffix == ".json":
-        found = {name: np.array([v]) for name, v in leaves(json.loads(path.read_text()))}
+        arrays = {name: np.array([v]) for name, v in leaves(json.loads(path.read_text()))}
     else:
-        found = {"text": np.array([path.read_text()])}
-    parts = {name: name.split(" ")[-1].split(".") for name in found}
+        arrays = {"text": np.array([path.read_text()])}
+    parts = {name: name.split(" ")[-1].split(".") for name in arrays}
     return {
-        name: v for name, v in found.items() if not any(map(VOLATILE.fullmatch, parts[name]))
+        name: v for name, v in arrays.items() if not any(map(VOLATILE.fullmatch, parts[name]))
     }
 
 

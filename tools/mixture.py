@@ -139,12 +139,12 @@ def phrases(make: Maker) -> np.ndarray:
 
 def repeats(make: Maker) -> np.ndarray:
     words, distance = make.pool(), make.between(4, make.room * 2 // 3)
-    kept = (
+    passed = (
         distance if make.random.random() < 0.5 else int(make.random.integers(2, distance + 1))
     )
     rounds = make.room // distance + 1
     drawn = make.random.choice(words, (rounds, distance))
-    drawn[:, :kept] = drawn[0, :kept]
+    drawn[:, :passed] = drawn[0, :passed]
     return drawn.ravel()
 
 
@@ -169,9 +169,11 @@ def lists(make: Maker) -> np.ndarray:
     words = make.random.permutation(make.pool())
     count = min(make.between(2, make.room // 2 // line), len(words) // (key + 1))
     keys, values = words[: count * key].reshape(count, key), words[count * key :][:count]
-    told = np.column_stack([keys, values, np.full(count, make.text.line_end)])
-    rounds = make.room // told.size + 1
-    return np.concatenate([told[make.random.permutation(count)].ravel() for _ in range(rounds)])
+    pairs = np.column_stack([keys, values, np.full(count, make.text.line_end)])
+    rounds = make.room // pairs.size + 1
+    return np.concatenate(
+        [pairs[make.random.permutation(count)].ravel() for _ in range(rounds)]
+    )
 
 
 KINDS: Mapping[str, Callable[[Maker], np.ndarray]] = {
