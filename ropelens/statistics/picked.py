@@ -148,14 +148,14 @@ def _sum_block(
         unmoved = scores.gather(-1, picked[..., None])[..., 0].double()
         kept = (unmoved > to_beat).double()
         each.append((total(mean), total(wins).sum(0), total(kept).sum(0)))
-    level, wins, kept = zip(*each, strict=True)
+    levels, all_wins, all_kept = zip(*each, strict=True)
     return PickedSums(
         weight=weight.sum(1),
         distance=total((own.own[:, None] - picked).double()),
         product=total(product),
-        level=torch.stack(level, dim=-1),
-        wins=torch.stack(wins, dim=1),
-        kept=torch.stack(kept, dim=-1),
+        level=torch.stack(levels, dim=-1),
+        wins=torch.stack(all_wins, dim=1),
+        kept=torch.stack(all_kept, dim=-1),
     )
 
 

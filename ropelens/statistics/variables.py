@@ -190,8 +190,10 @@ MEASURES: tuple[Variable, ...] = (
     Derived("group_predicted", ("group",), "token", "predicted tokens of the group",
         of=lambda layer: layer.whole.group_predicted),
     Variable("group_scored", ("group",), "1", "rows of the group that models are scored on"),
-    *_rows(("group", *BY_HEAD), "bit",
-        **{f"group_{name}": f"{what}, within the group" for name, what in GAINS.items()}),
+    *(
+        Variable(f"group_{name}", ("group", *BY_HEAD), "bit", f"{what}, within the group")
+        for name, what in GAINS.items()
+    ),
     Variable("surrogate_offset_fraction", BY_DRAW, "1",
         "share that the offset explains, of the model (draw 0) and its surrogates"),
     Variable("surrogate_log_wavelength", BY_DRAW, "ln(token)",

@@ -201,6 +201,14 @@ def test_a_sequence_alone_is_fitted_and_scored_on_other_rows():
         )
 
 
+def test_a_sequence_alone_has_two_folds_of_rows():
+    tokens = torch.from_numpy(random_tokens(sequences=1, length=60))
+    sample = Sample.draw(Corpus.of(tokens, torch.tensor([60])), seed=0)
+    call, planes = observed_calls(tiny("llama_gqa"), tokens)[0]
+    one, other = sample.fit(call, planes, surrogates=0, seed=0).weights.unbind(1)
+    assert ((one - other).abs().amax((1, 2)) > 0.1).all()
+
+
 def test_groups_are_scored_by_what_was_fitted_to_the_other_fold():
     """Weights that are those of one fold alone: only groups of the other have a gain."""
     tokens = torch.from_numpy(random_tokens(sequences=4, length=30))

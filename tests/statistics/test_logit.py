@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 
@@ -17,8 +18,10 @@ from transformers import PreTrainedModel
 
 import ropelens as rl
 from ropelens.rope.planes import Planes
-from ropelens.statistics.budget.logit import RIDGE, SCORES, fit, score
-from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.block import CallRows
+from ropelens.statistics.budget.logit import RIDGE, SCORES, fit, score, sums
+from ropelens.statistics.budget.offsets import split
+from ropelens.statistics.call import AttentionCall, attention_map
 from ropelens.statistics.rows import all_rows
 
 ALLOWED = 0.005
@@ -106,3 +109,37 @@ def test_gains_are_scipys_on_trained_models(shared: Path, checkpoint: str, ridge
     tokens = np.array([[first, *ids[:95]], [first, *ids[95:]]])
     model.set_attn_implementation("eager")
     compare(model, tokens, name="llama_gqa", ridge=ridge, heads=[(0, 5), (1, 2), (4, 1)])
+
+
+def test_every_kind_of_sink_has_a_weight_of_its_own():
+    """S and P by kind and head, on rows of a window: log P from the whole matrix."""
+    tokens = torch.from_numpy(random_tokens(sequences=3, length=30))
+    call, planes = observed_calls(tiny("mistral_sliding"), tokens)[0]
+    sinks = torch.randint(0, 9, (3, 4, 30), generator=torch.Generator().manual_seed(0))
+    sinks = sinks * (sinks <= 3)
+    given = call, all_rows(torch.full((3,), 30)), planes, sinks
+    weights = fit(*given)
+    attention, offset = (
+        attention_map(call).double(),
+        torch.arange(30)[:, None] - torch.arange(30),
+    )
+    offset, scores = offset.clamp(min=0), score(*given, weights)
+    for name, model in zip(("sink", "position"), weights, strict=False):
+        _, sigma, kappa, tau = split(model, planes.terms, 30)
+        assert (sigma.diff(dim=-1).abs() > 0.05).any(0).all()
+        sigma = torch.nn.functional.pad(sigma, (1, 0)).expand(3, -1, -1).gather(-1, sinks)
+        at_sinks = (sigma[:, :, None] + tau[:, offset]) * (sinks > 0)[:, :, None]
+        log_p = (kappa[:, offset] + at_sinks).masked_fill(attention == 0, -torch.inf)
+        log_p = log_p.log_softmax(-1).masked_fill(attention == 0, 0)
+        true = (attention * log_p)[:, :, 1:].sum((2, 3))
+        found = scores[..., SCORES.index(name)]
+        torch.testing.assert_close(found, true, rtol=1e-5, atol=1e-4)
+    blocks = CallRows(call, replace(given[1], dense=False), planes, sinks=sinks).blocks(
+        slice(0, 2)
+    )
+    masses = sum(sums(block, block.attention, content=False) for block in blocks).flatten(0, 1)
+    on_sinks = (attention * (sinks > 0)[:, :, None])[:, :, 1:]
+    by_bin = torch.stack(
+        [on_sinks[..., offset[1:] == d].sum((0, 2)) for d in range(30)], dim=-1
+    )
+    torch.testing.assert_close(masses[:, 33:63], by_bin, rtol=1e-5, atol=1e-5)

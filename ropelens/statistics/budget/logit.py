@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -94,7 +95,8 @@ def sums(
     """What the weights multiply in the log-likelihood of any attention, in float64.
 
     sum_j A_ij c~_ijf by plane, and the masses on sinks by kind, by offset, and on sinks by bin
-    of offsets, each where it is asked for: sums over the weighted rows.
+    of offsets, each where it is asked for: sums over the weighted rows. With `offsets` the
+    first key, which is a sink, is 0 in `attention` afterwards.
     """
     shape, total = block.q.shape[:3], []
     if content:
@@ -110,7 +112,6 @@ def sums(
         context = _context(block)
         first = attention[..., 0].clone()
         by_offset = block.sum_by_offset(attention)
-        attention[..., 0] = first
         by_offset = pad(by_offset, (0, context - by_offset.shape[-1]))
         at_first = block.own[:, None, None].expand_as(first)
         total.append(by_offset.scatter_add_(-1, at_first, first * block.weight[:, None, None]))
@@ -166,7 +167,7 @@ def _fit_heads(
     parts = zip(*each, strict=True)
     information, observed = (torch.stack(part).sum(0).flatten(0, 1) for part in parts)
     table = table.of_heads(torch.arange(heads.start * group, heads.stop * group))
-    given = {"ridge": ridge, "tolerance": tolerance(information)}
+    given: dict[str, Any] = {"ridge": ridge, "tolerance": tolerance(information)}
     fits = fit_offsets(observed[:, terms:], table, **given)
     sink, position = (pad(each.point, (terms, 0)) for each in fits)
     blocks = list(rows.blocks(heads)), list(some.blocks(heads))

@@ -138,7 +138,7 @@ def fit_offsets(
     heads take few evaluations, so those that take more go on without the others.
     """
     (heads, size), kinds = observed.shape, len(SINKS)
-    given = {"ridge": ridge, "reach": table.reach}
+    given: dict[str, Any] = {"ridge": ridge, "reach": table.reach}
     first = observed[:, :kinds]
     start = torch.zeros_like(first)
     sink = _fit(table.expect_sinks, first, start=start, tolerance=tolerance, **given)
