@@ -47,7 +47,7 @@ KEPT = {".nc", ".csv", ".json", ".txt", ".safetensors"}
 VOLATILE = re.compile(
     r"versions|command|created|seconds|times?|peak\w*memory\w*|digest|contents|python|platform"
     r"|threads|device|folder|path|\w*sha256|tokens_per_second|arguments|started|finished|speed"
-    r"|fingerprints?|kind|bf16_speed|batch_size|source"
+    r"|fingerprints?|kind|batch_size|source"
 )
 FITTED = re.compile(r"(.*_)?(bits|fraction|gain|kernel|share_low|share_high|change|loss_se)")
 """What follows from fits, which stop within 5e-4 of a head's bits: compared to `FITTED_TO`."""

@@ -34,8 +34,8 @@ class Options(Loading):
         Path | None,
         option(
             "FILE",
-            "Token ids instead of text, for a model without a tokenizer: .npy (whole "
-            "numbers [sequence, position]) or .txt (a line a sequence).",
+            "Token ids instead of text, for a model without a tokenizer: .npy, whole "
+            "numbers [sequence, position].",
         ),
     ] = None
     prompts: Annotated[

@@ -66,7 +66,6 @@ class Source:
     read: Callable[[], Subject]
     path: Path | None = None
     revision: str | None = None
-    bf16_speed: float | None = None
     quantize: str | None = None
 
     @classmethod
@@ -100,7 +99,6 @@ class Source:
             read=lambda: as_subject(opened.read(), tokenizer),
             path=opened.checkpoint.path,
             revision=opened.checkpoint.revision,
-            bf16_speed=opened.bf16_speed,
             quantize=options.quantize,
         )
 
@@ -132,8 +130,6 @@ class Plan:
         heads, dtype = stated_number(config, "num_attention_heads", 0), _short(source.dtype)
         if source.quantize is not None:
             dtype = f"{source.quantize}, computed in {dtype}"
-        elif source.bf16_speed is not None:
-            dtype += f" (here bfloat16 is {source.bf16_speed:.2g} times as fast as float32)"
         longest, tokens = int(lengths.max()), int(lengths.sum())
         upto = "" if tokens == count * longest else "up to "
         rows = "all rows" if self.rows == "all" else f"{self.rows:,} rows of each sequence"
@@ -215,11 +211,7 @@ def _documents(
 ) -> list[str] | Sequences | Tensor | Path:
     """Documents, or what is passed instead: tokens, or a file of their ids."""
     if ids is not None:
-        if text is not None and not (isinstance(text, list) and not text):
-            raise BadArgument(
-                "Both text and token ids are given.", attempt="one of --text and --ids"
-            )
-        check_ids_file(ids)
+        check_ids_file(ids, text)
         return ids
     if isinstance(text, np.ndarray):
         return torch.from_numpy(text)

@@ -98,7 +98,6 @@ def record_of(
         "claim": {name: _known(value) for name, value in heads.attrs["claim"].items()},
         "created": attrs["created"],
         "batch_size": plan.batch_size,
-        "bf16_speed": plan.source.bf16_speed,
         "warnings": warnings,
         **_machine(model.device),
         "seconds": {name: round(value, 3) for name, value in seconds.items()},

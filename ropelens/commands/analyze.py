@@ -48,7 +48,7 @@ def analyze(
     Writes index.html (the page), profile.nc (every number, netCDF), heads.csv (a row a
     head) and run.json (how to run it again) to DIR, and prints the path of the page.
 
-    Several models or revisions each get a folder DIR/NAME. DIR itself gets a page that sets
+    Several models each get a folder DIR/NAME. DIR itself gets a page that sets
     them side by side, checkpoints.nc (all numbers over `checkpoint`) and heads.csv (with a
     column of that name). The same command again skips those that are measured.
 
@@ -57,18 +57,16 @@ def analyze(
       ropelens analyze --out out
       ropelens analyze ./my-llama --text book.txt --context 1024 --out out
       ropelens analyze ./my-llama --text book.txt --plan
-      ropelens analyze runs/rope/history --text book.txt --out out
-      ropelens analyze org/model --revision a,b,c --text book.txt --out out
+      ropelens analyze runs/rope/history/* --text book.txt --out out
     """
     from ropelens.files.progress import opening, show_progress
     from ropelens.files.results import check_out, read_record
     from ropelens.models.bundled import sample_path
     from ropelens.models.paths import check_paths, name_checkpoints
 
-    revisions = [part.strip() or None for part in (options.revision or "").split(",")]
-    checkpoints = name_checkpoints(models or ["bundled"], revisions)
+    checkpoints = name_checkpoints(models or ["bundled"])
     several = len(checkpoints) > 1
-    first = next(iter(checkpoints.values()))[0]
+    first = next(iter(checkpoints.values()))
     if out is None and not plan:
         run.fail("Missing option '--out'")
     out = out or Path()
@@ -88,19 +86,18 @@ def analyze(
     if prompt_file:
         prompts = [*(options.prompts or []), *read_documents(prompt_file)]
         options = replace(options, prompts=prompts)
-    for name, (model, revision) in checkpoints.items():
-        asked = replace(options, revision=revision)
+    for name, model in checkpoints.items():
         if plan:
-            typer.echo(plan_analysis(model, text, asked, tokenizer=tokenizer))
+            typer.echo(plan_analysis(model, text, options, tokenizer=tokenizer))
             continue
         folder = out / name if several else out
-        arguments = arguments_of(model, text, asked, tokenizer=tokenizer)
+        arguments = arguments_of(model, text, options, tokenizer=tokenizer)
         with shared():  # the first process decides: the disk of another may differ
             measured = several and is_measured(folder, arguments, text or [])
             measured = gather(measured)[0]
         if measured:
             say(f"{name} is measured already", by="")
-        elif done := measure(model, text, asked, folder=folder, tokenizer=tokenizer):
+        elif done := measure(model, text, options, folder=folder, tokenizer=tokenizer):
             summary, page = done
             if several:
                 say(f"{name}: {summary[0]}", by="")

@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 
 from ropelens.errors import BadArgument, BadCheckpoint, RopelensError, words_of
 from ropelens.models.bundled import bundled_path
-from ropelens.models.checks import check_architecture, check_numbers
+from ropelens.models.checks import check_architecture, check_counts
 from ropelens.models.loading import Loading
 from ropelens.models.paths import at_home
 from ropelens.models.texts import encode
@@ -64,9 +64,7 @@ def locate(name: str, loading: Loading, *, weights: bool = True) -> Checkpoint:
         if path.exists():
             if loading.revision is not None:
                 raise BadArgument(
-                    f"{name} has no revision {loading.revision}.",
-                    means="only models on the Hub have revisions; this one is on this machine",
-                    attempt="leave the revision out",
+                    f"{name} has no revision {loading.revision}: it is on this machine."
                 )
             if not path.is_dir():
                 raise BadCheckpoint(
@@ -87,19 +85,14 @@ def read_config(folder: Path, loading: Loading) -> PreTrainedConfig:
     if (folder / "adapter_config.json").exists():
         raise BadCheckpoint(
             f"{folder} holds an adapter (adapter_config.json).",
-            means="transformers adds it to the weights only where peft is installed",
             attempt="merge it into its base model (peft: merge_and_unload) and save that",
         )
     if not (folder / "config.json").is_file():
-        raise BadCheckpoint(
-            f"{folder} has no config.json.",
-            seen=f"the folder holds {_names(folder)}",
-            attempt="pass the folder that save_pretrained wrote",
-        )
+        raise BadCheckpoint(f"{folder} has no config.json.", seen=f"it holds {_names(folder)}")
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=loading.trust_remote_code)
         check_architecture(config)
-        check_numbers(config)
+        check_counts(config)
     except RopelensError:
         raise
     except Exception as error:  # the classes of models raise errors of every kind
@@ -120,9 +113,7 @@ def load_tokenizer(name: str | Path, loading: Loading) -> PreTrainedTokenizerBas
     with quiet_transformers():
         tokenizer = read_tokenizer(locate(str(name), loading, weights=False).path, loading)
     if tokenizer is None:
-        raise BadCheckpoint(
-            f"There is no tokenizer in {name}.", attempt="a folder with tokenizer.json"
-        )
+        raise BadCheckpoint(f"There is no tokenizer in {name}.")
     return tokenizer
 
 
@@ -155,73 +146,53 @@ def weight_files(folder: Path) -> list[Path]:
     damaged, incomplete or names a file outside `folder`.
     """
     try:
-        names = _weight_names(folder)
-        paths = [PurePath(name) for name in names]
-        missing = [name for name in names if not (folder / name).is_file()]
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        names = [config.get("transformers_weights"), *SAFETENSORS]
+        names = named = [name for name in names if name and (folder / name).is_file()][:1]
+        if names and names[0].endswith(".json"):
+            index = json.loads((folder / names[0]).read_text("utf-8"))
+            names = sorted(set(index["weight_map"].values()))
+        paths = [PurePath(name) for name in (*named, *names)]
+        outside = [path for path in paths if path.is_absolute() or ".." in path.parts]
     except Exception as error:  # JSON of every form
         raise BadCheckpoint(
             f"{folder} has no readable list of its weight files.",
             seen=words_of(error, kind=True),
         ) from error
-    pickles = sorted(path for path in folder.iterdir() if path.suffix in PICKLE_SUFFIXES)
-    if not names and pickles:
-        raise BadCheckpoint(
-            f"{pickles[0]} is a pickle, which ropelens never loads.",
-            means="reading a pickle can run any code that its author put in",
-            attempt="if you trust the author, convert once: AutoModelForCausalLM."
-            "from_pretrained(FOLDER, use_safetensors=False).save_pretrained(NEW_FOLDER), then "
-            "pass NEW_FOLDER",
-        )
     if not names:
+        pickles = any(path.suffix in PICKLE_SUFFIXES for path in folder.iterdir())
         raise BadCheckpoint(
-            f"{folder} has no weights that ropelens reads.",
-            seen=f"no model.safetensors and no index of shards; it holds {_names(folder)}",
-            attempt="save the model with save_pretrained, which writes safetensors",
+            f"{folder} has no weights in safetensors.",
+            seen=f"it holds {_names(folder)}",
+            means="a pickle can run any code, so ropelens reads none" * pickles,
+            attempt="AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER), "
+            "where you trust the author"
+            if pickles
+            else "save_pretrained writes them",
         )
-    outside = [str(path) for path in paths if path.is_absolute() or ".." in path.parts]
     if outside:
-        raise BadCheckpoint(
-            f"{folder} names weights outside itself, which are not read.",
-            seen=outside[0][:200],
-            attempt="put the file into the folder",
-        )
+        raise BadCheckpoint(f"{folder} names weights outside itself: {outside[0]!s:.200}.")
+    missing = [name for name in names if not (folder / name).is_file()]
     if missing:
-        raise BadCheckpoint(
-            f"{len(missing)} weight files are missing from {folder}.",
-            seen=", ".join(missing)[:200],
-            attempt="fetch or copy the checkpoint again",
-        )
-    return [folder / name for name in names if not name.endswith(".json")]
+        raise BadCheckpoint(f"{folder} lacks weight files: {', '.join(missing):.200}.")
+    return [folder / name for name in names]
 
 
-def _weight_names(folder: Path) -> list[str]:
-    """The names that config.json and an index give to weight files, that of the index too."""
-    stated = json.loads((folder / "config.json").read_text("utf-8")).get("transformers_weights")
-    names = [stated] if stated else [name for name in SAFETENSORS if (folder / name).is_file()]
-    first = names[:1]
-    if first and first[0].endswith(".json"):
-        first += sorted(
-            set(json.loads((folder / first[0]).read_text("utf-8"))["weight_map"].values())
-        )
-    return first
-
-
-def tensor_sizes(files: list[Path]) -> list[int]:
-    """The number of elements of every tensor in safetensors files, from their headers."""
-    sizes: list[int] = []
+def count_numbers(files: list[Path]) -> int:
+    """How many numbers safetensors files hold, from their headers."""
+    total = 0
     for file in files:
         try:
             with safe_open(file, framework="pt") as tensors:
-                shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118 (no dict)
+                for name in tensors.keys():  # noqa: SIM118 (no dict)
+                    total += math.prod(tensors.get_slice(name).get_shape())
         except SafetensorError as error:
             raise BadCheckpoint(
                 f"{file} is truncated or damaged.",
                 seen=f"{file.stat().st_size:,} bytes; {error}",
-                attempt="fetch or copy the checkpoint again; where git-lfs left a pointer in "
-                "its place, `git lfs pull`",
+                attempt="fetch it again; `git lfs pull` where git-lfs left a pointer",
             ) from error
-        sizes += map(math.prod, shapes)
-    return sizes
+    return total
 
 
 def fingerprint(path: str | Path) -> str:

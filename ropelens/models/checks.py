@@ -6,7 +6,6 @@ comes after them, settings without effect: each measured or read, and named.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterable, Iterator
 
@@ -22,68 +21,23 @@ from transformers import (
 from ropelens.errors import BadCheckpoint, UnsupportedModel, words_of
 from ropelens.models.device import device_of
 from ropelens.models.rope_types import head_dim_of
-from ropelens.models.rotation import rope_parameters
 
 GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "WithLMHead")
 """How the names of generating classes end; AutoModelForCausalLM builds others as well."""
 
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-COUNTS = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", *LAYERS)
-POSITIONS = ("max_position_embeddings", "n_positions")
-EXTENTS = (*LAYERS, "vocab_size", "hidden_size", "intermediate_size")
-"""What takes memory when a model is built; some families name their layers as they like."""
+COUNTS = ("vocab_size", "hidden_size", "num_attention_heads", "num_hidden_layers")
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def check_numbers(config: PreTrainedConfig) -> None:
-    """Raise BadCheckpoint where a config states numbers that no model can have.
-
-    transformers builds some models from them, which then fail, or measure nothing.
-    """
+def check_counts(config: PreTrainedConfig) -> None:
+    """Raise BadCheckpoint for a count that no model has: transformers would build for ever."""
     text = config.get_text_config()
     facts = text.to_dict()
-    least = dict.fromkeys(COUNTS, 1) | dict.fromkeys(POSITIONS, 2)
-    for name, smallest in least.items():
-        value = facts.get(text.attribute_map.get(name, name))
-        for number in value if isinstance(value, list) else [value]:  # one a layer
-            if number is not None and not smallest <= number < 2**53:
-                raise _impossible(name, value, f"it is a number from {smallest} to 2^53")
-    heads, kv_heads = facts.get("num_attention_heads"), facts.get("num_key_value_heads")
-    if isinstance(heads, int) and isinstance(kv_heads, int) and heads % kv_heads:
-        raise _impossible("num_key_value_heads", kv_heads, f"it divides the {heads} heads")
-    for parameters in rope_parameters(config):
-        base, trained = map(parameters.get, ("rope_theta", "original_max_position_embeddings"))
-        if base is not None and not 1 < float(base) < math.inf:
-            raise _impossible("rope_theta", base, "a base above 1 makes the planes differ")
-        if trained is not None and not 1 <= trained < 2**53:
-            raise _impossible("original_max_position_embeddings", trained, "it counts tokens")
-
-
-def check_extent(config: PreTrainedConfig, counts: list[int]) -> None:
-    """Raise BadCheckpoint where a config states more than its weights can be.
-
-    `counts` has how many numbers each tensor of the weights holds. A model of such a config
-    takes all memory before its weights are found to be others.
-    """
-    text, numbers = config.get_text_config(), sum(counts)
-    facts = text.to_dict()
-    for name in EXTENTS:
-        own = text.attribute_map.get(name, name)  # GPT-J calls its layers n_layer
-        most, of = (len(counts), "tensors") if name in LAYERS else (numbers, "numbers")
-        value = facts.get(own)
-        if isinstance(value, int) and value > most:
-            raise BadCheckpoint(
-                f"config.json states more {own} than its weights hold.",
-                seen=f"{value:,}; the files hold {most:,} {of}",
-                means="config.json and the weights belong to different models",
-            )
-
-
-def _impossible(name: str, value: object, means: str) -> BadCheckpoint:
-    return BadCheckpoint(
-        f"config.json states an impossible {name}.", seen=repr(value)[:100], means=means
-    )
+    for name in COUNTS:
+        count = facts.get(text.attribute_map.get(name, name))
+        if isinstance(count, int) and not 1 <= count < 2**31:
+            raise BadCheckpoint(f"config.json states an impossible {name}: {count!r:.100}.")
 
 
 def check_architecture(config: PreTrainedConfig) -> None:
@@ -110,17 +64,13 @@ def check_loading(model: PreTrainedModel, found: dict[str, set]) -> None:
     if found["mismatched_keys"]:
         key, given, wanted = sorted(found["mismatched_keys"])[0]
         raise BadCheckpoint(
-            f"The weights do not fit the shapes that the config gives {name}.",
-            seen=f"{key} is {list(given)} in the file and {list(wanted)} in the model; "
-            f"{len(found['mismatched_keys'])} such tensors",
-            means="config.json and the weights belong to different models",
+            f"The weights do not fit the shapes that the config gives {name}: {key} is "
+            f"{list(given)} in the file and {list(wanted)} in the model."
         )
     if found["missing_keys"]:
         raise BadCheckpoint(
-            f"The checkpoint lacks weights of {name}.",
+            f"The checkpoint lacks weights of {name}, which would be random numbers.",
             seen=f"{len(found['missing_keys'])} missing: {_some(found['missing_keys'])}",
-            means="they would be random numbers, and so would every measurement",
-            attempt="fetch the whole checkpoint, or save the model with its language head",
         )
     if found["unexpected_keys"]:
         warnings.warn(
@@ -141,10 +91,8 @@ def check_finite(model: PreTrainedModel) -> None:
         name, count, total = broken[0]
         raise BadCheckpoint(
             f"The weights are broken: {name} holds NaN or infinite numbers.",
-            seen=f"{count:,} of its {total:,} numbers; {len(broken)} such tensors: "
-            + _some(name for name, *_ in broken),
-            attempt="fetch the checkpoint again; of a run that diverged take an earlier one; "
-            "float16 overflows at 65,504, another dtype does not",
+            seen=f"{count:,} of its {total:,} numbers; {len(broken)} such tensors",
+            attempt="another dtype where float16 overflows, else an earlier checkpoint",
         )
 
 
@@ -168,9 +116,7 @@ def check_causal(model: PreTrainedModel) -> None:
     """Raise UnsupportedModel where a token changes what is predicted before it.
 
     Measured, because no config says it for all families: GPT-NeoX is causal with
-    is_decoder=False, BERT is not. Two sequences that differ in their last token must have
-    the same logits before it, up to rounding, which is small against what the token does
-    to its own.
+    is_decoder=False, BERT is not. Changes are held against that of the last token's logits.
     """
     length, vocabulary = 8, model.config.get_text_config().vocab_size
     tokens = torch.arange(length, device=device_of(model)) % vocabulary
@@ -180,14 +126,12 @@ def check_causal(model: PreTrainedModel) -> None:
         logits = model(input_ids=pair, use_cache=False).logits
     except Exception as error:  # the config's fault: nothing of ours runs inside
         raise BadCheckpoint(
-            f"{type(model).__name__} does not run.",
-            seen=words_of(error, kind=True),
-            means="config.json states what the model cannot compute with",
+            f"{type(model).__name__} does not run.", seen=words_of(error, kind=True)
         ) from error
     if not torch.isfinite(logits).all():
         raise BadCheckpoint(
             f"{type(model).__name__} gives logits that are NaN or infinite.",
-            seen=f"weights in {model.dtype}, all finite, and {length} tokens",
+            seen=f"weights in {model.dtype}, all finite",
             attempt="another dtype (float32 or bfloat16), or another checkpoint",
         )
     change = (logits[0] - logits[1]).abs().amax(-1)
@@ -231,8 +175,7 @@ def _not_causal(what: str, *, seen: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"{what} is not a causal language model.",
         seen=seen,
-        means="its tokens see what comes after them, so no head can be measured by what it "
-        "looks back at",
+        means="its tokens see what comes after them",
         attempt="a decoder-only model, such as a Llama",
     )
 

@@ -7,13 +7,9 @@ from collections.abc import Mapping
 import torch
 from accelerate.hooks import AlignDevicesHook, SequentialHook
 from torch import nn
-from torch.utils.benchmark import Timer
 
 from ropelens.errors import BadArgument, words_of
 from ropelens.models.loading import DeviceMap
-
-WORTH_IT = 1.5
-"""Speed of bfloat16 over float32 from which a dtype of "auto" is bfloat16."""
 
 
 def device_named(name: str) -> torch.device:
@@ -75,16 +71,3 @@ def _computes_on(module: nn.Module) -> torch.device | None:
         if isinstance(hook, AlignDevicesHook) and hook.offload:
             return torch.device(hook.execution_device)
     return next((weight.device for weight in module.parameters(recurse=False)), None)
-
-
-def bf16_speed(device: torch.device) -> float:
-    """How many times as fast as in float32 matrices (512 x 512) are multiplied in bfloat16.
-
-    A machine without instructions for bfloat16 takes several times as long in it.
-    """
-    seconds = []
-    for dtype in (torch.float32, torch.bfloat16):
-        x = torch.ones(512, 512, dtype=dtype, device=device)
-        timer = Timer("x @ x", globals={"x": x}, num_threads=torch.get_num_threads())
-        seconds.append(timer.blocked_autorange(min_run_time=0.1).median)
-    return seconds[0] / seconds[1]

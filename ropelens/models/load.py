@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +13,20 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.quantizers import AutoHfQuantizer
 
 from ropelens.errors import BadArgument, BadCheckpoint, public, words_of
 from ropelens.models import checks
 from ropelens.models.checkpoint import (
     Checkpoint,
+    count_numbers,
     locate,
     quiet_transformers,
     read_config,
     read_tokenizer,
-    tensor_sizes,
     weight_files,
 )
-from ropelens.models.device import WORTH_IT, bf16_speed
 from ropelens.models.loading import QUANTIZATIONS, DeviceMap, Loading, quantization_config
 from ropelens.models.memory import free_bytes, room_for_weights
-from ropelens.models.processes import gather
 
 
 @public
@@ -51,8 +48,8 @@ def load(
     the model then takes token ids, not text.
 
     `dtype` is float32 by default on every device, so that a measurement does not depend on
-    the machine; "saved" is that of the files, "auto" is bfloat16 where a short measurement
-    finds it 1.5 times as fast as float32. `device` "auto" is CUDA where there is one.
+    the machine; "saved" is that of the files, "auto" is bfloat16 on a GPU that computes in
+    it, else float32. `device` "auto" is CUDA where there is one.
     `device_map` in its place spreads a large model: "auto" over the GPUs, then main memory,
     then disk; or a device, "cpu" or "disk" for each part of the model, as accelerate takes it.
     `quantize` reads weights into fewer bits: "int8" (torchao), "bnb-int8" or "bnb-nf4"
@@ -81,10 +78,7 @@ def load(
 class Opened:
     """A checkpoint before its weights are read: what it is, and where they will go.
 
-    `loading.dtype` is "saved" or the name of a dtype; where it was "auto", `bf16_speed` says
-    how many times as fast as float32 bfloat16 is here. The files hold `file_bytes`, the model
-    has `parameters` numbers. `dequantizes`: the files hold weights in fewer bits, which
-    become plain numbers as they are read.
+    The files hold `parameters` numbers in `file_bytes`.
     """
 
     checkpoint: Checkpoint
@@ -94,24 +88,25 @@ class Opened:
     tokenizer: PreTrainedTokenizerBase | None
     parameters: int
     file_bytes: int
-    dequantizes: bool
-    bf16_speed: float | None
 
     @property
     def weight_bytes(self) -> int:
         """About how many bytes the weights will take."""
         if self.loading.quantize is not None:
             return self.parameters * QUANTIZATIONS[self.loading.quantize][1] // 8
-        as_saved = self.loading.dtype == "saved" or is_quantized(self.config)
-        if as_saved and not self.dequantizes:
+        if self.loading.dtype == "saved" or is_quantized(self.config):
             return self.file_bytes
         return self.parameters * self.torch_dtype.itemsize
 
     @property
     def torch_dtype(self) -> torch.dtype:
         """The dtype of the model; for "saved" that of its config."""
+        name = self.loading.dtype
+        if name == "auto":
+            on_gpu = self.devices[0].type == "cuda" and torch.cuda.is_bf16_supported(False)
+            return torch.bfloat16 if on_gpu else torch.float32
         saved: Any = self.config.dtype or torch.float32
-        return saved if self.loading.dtype == "saved" else getattr(torch, self.loading.dtype)
+        return saved if name == "saved" else getattr(torch, name)
 
     def read(self) -> PreTrainedModel:
         """The model, checked; raises as `load` does."""
@@ -120,9 +115,10 @@ class Opened:
             raise self._too_large(
                 f"{size / 1e9:.1f} GB of weights, {free / 1e9:.1f} GB free on {self.devices[0]}"
             )
+        quantized = is_quantized(self.config)  # which reading may change
         with quiet_transformers():
             model = self._from_pretrained()
-            if self.dequantizes:  # transformers leaves some weights in bfloat16
+            if quantized and not is_quantized(model.config):  # some weights are bfloat16 still
                 for parameter in model.parameters():
                     parameter.data = parameter.data.to(self.torch_dtype)
             model.config._name_or_path = self.checkpoint.name
@@ -144,7 +140,7 @@ class Opened:
             model, weights = auto.from_pretrained(
                 path,
                 config=self.config,
-                dtype="auto" if loading.dtype == "saved" else loading.dtype,
+                dtype="auto" if loading.dtype == "saved" else self.torch_dtype,
                 trust_remote_code=loading.trust_remote_code,
                 use_safetensors=True,
                 local_files_only=True,
@@ -166,8 +162,7 @@ class Opened:
         return BadArgument(
             f"The model in {self.checkpoint.path} does not fit into the memory of the device.",
             seen=seen,
-            attempt="a smaller dtype (bfloat16), another device, or device map auto, which "
-            "puts on disk what memory does not hold",
+            attempt="dtype bfloat16, another device, or device map auto",
         )
 
 
@@ -178,56 +173,21 @@ def open_checkpoint(name: str | Path, loading: Loading) -> Opened:
         checkpoint = locate(str(name), loading)
         config = read_config(checkpoint.path, loading)
         files = weight_files(checkpoint.path)
-        sizes = tensor_sizes(files)
-        checks.check_extent(config, sizes)
+        parameters = count_numbers(files)
         tokenizer = read_tokenizer(checkpoint.path, loading)
-        plain = _plain_numbers(config, devices[0], loading)
     if loading.quantize is not None and is_quantized(config):
-        raise BadArgument(
-            f"The weights of {name} are quantized already.", attempt="leave quantize out"
-        )
-    speed = None
-    if loading.dtype == "auto":
-        speed = gather(bf16_speed(devices[0]))[0]  # the first's, so that all take one dtype
-        loading = replace(loading, dtype="bfloat16" if speed >= WORTH_IT else "float32")
+        raise BadArgument(f"The weights of {name} are quantized already.")
     return Opened(
         checkpoint=checkpoint,
         loading=loading,
         devices=devices,
         config=config,
         tokenizer=tokenizer,
-        parameters=plain or sum(sizes),
+        parameters=parameters,
         file_bytes=sum(file.stat().st_size for file in files),
-        dequantizes=plain is not None,
-        bf16_speed=speed,
     )
 
 
 def is_quantized(config: PreTrainedConfig) -> bool:
     """Whether a checkpoint's weights are saved in fewer bits."""
     return bool(config.to_dict().get("quantization_config"))
-
-
-def _plain_numbers(
-    config: PreTrainedConfig, device: torch.device, loading: Loading
-) -> int | None:
-    """How many numbers a quantized checkpoint becomes as it is read; None where it stays one.
-
-    transformers reads fp8 and mxfp4 into plain numbers, which take several times the bytes of
-    the files, where `device` cannot compute with them.
-    """
-    if not is_quantized(config):
-        return None
-    try:
-        stated = config.to_dict()["quantization_config"]
-        quantizer = AutoHfQuantizer.from_config(stated, pre_quantized=True)
-        quantizer.validate_environment(device_map={"": device})
-        if not getattr(quantizer.quantization_config, "dequantize", False):
-            return None
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(
-                config, trust_remote_code=loading.trust_remote_code
-            )
-    except Exception:  # reading the weights says what is wrong
-        return None
-    return int(model.num_parameters())

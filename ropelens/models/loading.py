@@ -21,7 +21,7 @@ DeviceMap = str | Mapping[str, int | str]
 """Where the parts of a model go: "auto", or a device, "cpu" or "disk" for each part by name."""
 
 DTYPES = ("float32", "float16", "bfloat16", "float64", "auto", "saved")
-"""Dtypes to load a model in: "auto" is the faster one here, "saved" that of its files."""
+"""Dtypes to load a model in: "saved" is that of its files."""
 
 
 QUANTIZATIONS = {
@@ -62,8 +62,8 @@ class Loading:
         str,
         option(
             "T",
-            "float32, float64, bfloat16, float16; auto: bfloat16 where a short measurement "
-            "finds it faster than float32; saved: as the model is saved.",
+            "float32, float64, bfloat16, float16; auto: bfloat16 on a GPU that computes in "
+            "it, else float32; saved: as the model is saved.",
         ),
     ] = "float32"
     device: Annotated[str, option("D", "cpu, cuda, cuda:1; auto: cuda where there is one.")] = (

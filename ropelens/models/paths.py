@@ -17,41 +17,22 @@ LONGEST_PATH = 255
 """Characters of a document that may be a path by mistake."""
 
 TEXT_SUFFIXES = (".txt", ".md", ".jsonl")
-ID_SUFFIXES = (".npy", ".txt")
-
-MODELS_WITHIN = ("*", "history/step-*", "*/*/seed-*")
-"""Where the models in a folder lie: a collection, a run that is not finished, a study."""
 
 
-def name_checkpoints(
-    models: Sequence[str], revisions: Sequence[str | None] = (None,)
-) -> dict[str, tuple[str, str | None]]:
-    """Every model at every revision, by the shortest names that tell them apart.
+def name_checkpoints(models: Sequence[str]) -> dict[str, str]:
+    """Every model by the shortest name that tells it from the others, fit for a folder.
 
-    A folder that is no model stands for the models in it (`MODELS_WITHIN`). Raises
-    BadArgument for two of the same name.
+    Raises BadArgument for two of the same name.
     """
-    checkpoints = [
-        (one, revision) for name in models for one in _models(name) for revision in revisions
-    ]
-    places = [Path(name).resolve() / (revision or "") for name, revision in checkpoints]
-    names: list[str] = []
-    if len(set(places)) == len(places):
-        names = [file_name(name).strip(".-") for name in short_names(places)]
+    places = [Path(name).resolve() for name in models]
+    distinct = len(set(places)) == len(places)
+    names = [file_name(n).strip(".-") for n in short_names(places)] if distinct else []
     if len(set(names)) < len(places) or not all(names):
         raise BadArgument(
             "Checkpoints are named twice, or too much alike for a folder each.",
-            seen=", ".join(name for name, _ in checkpoints)[:200],
+            seen=", ".join(models)[:200],
         )
-    return dict(zip(names, checkpoints, strict=True))
-
-
-def _models(name: str) -> list[str]:
-    folder = Path(name)
-    if not folder.is_dir() or (folder / "config.json").exists():
-        return [name]
-    within = [path for places in MODELS_WITHIN for path in folder.glob(places)]
-    return [str(path) for path in sorted(within) if (path / "config.json").exists()] or [name]
+    return dict(zip(names, models, strict=True))
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:
@@ -68,11 +49,7 @@ def check_paths(model: str, text: Iterable[Path], ids: Path | None) -> None:
     """Raise BadText where texts and ids do not exist, or none are given to `model`."""
     text = list(text)
     if ids is not None:
-        if text:
-            raise BadArgument(
-                "Both text and token ids are given.", attempt="one of --text and --ids"
-            )
-        check_ids_file(ids)
+        check_ids_file(ids, text)
     elif not text:
         check_has_text(model)
     for path in text:
@@ -84,8 +61,7 @@ def check_has_text(model: str) -> None:
     if model.partition(":")[0] != "bundled":
         raise BadText(
             f"There is no text to run {model} on.",
-            attempt="--text FILE (text files, folders of them, or .jsonl); only a bundled "
-            "checkpoint comes with text of its own",
+            attempt="--text FILE; only a bundled checkpoint comes with text of its own",
         )
 
 
@@ -98,18 +74,18 @@ def check_text_path(path: Path) -> None:
     if not readable:
         raise BadText(
             f"There is no text at {str(path)[:80]}.",
-            attempt="text files, or folders of *.txt, *.md and *.jsonl; what a pipe gives is "
-            "read from a file",
+            attempt="text files, or folders of *.txt, *.md and *.jsonl",
         )
 
 
-def check_ids_file(path: Path) -> None:
-    """Raise BadText for a path that is no .npy or .txt file."""
-    if not path.is_file() or path.suffix not in ID_SUFFIXES:
+def check_ids_file(path: Path, text: object) -> None:
+    """Raise BadText for a path that is no .npy file, BadArgument beside a text."""
+    if text is not None and not (isinstance(text, list) and not text):
+        raise BadArgument("Both text and token ids are given.")
+    if not path.is_file() or path.suffix != ".npy":
         raise BadText(
             f"There are no token ids at {path}.",
-            attempt="a .npy file (whole numbers [sequence, position]) or a .txt file (a line "
-            "a sequence)",
+            attempt="a .npy file of whole numbers [sequence, position]",
         )
 
 
@@ -141,8 +117,6 @@ def check_document(text: str) -> None:
         return
     if Path(text).exists() or (text.endswith(TEXT_SUFFIXES) and len(text.split()) == 1):
         raise BadText(
-            f"{text!r} is a document of {len(text)} characters, and looks like a file.",
-            means="a str is text, a Path names a file",
-            attempt=f"Path({text!r}) for ropelens.analyze; elsewhere the text, as "
-            f"ropelens.read_documents([{text!r}]) reads it",
+            f"{text!r} is a text that looks like a file.",
+            attempt=f"Path({text!r}) for ropelens.analyze, else ropelens.read_documents",
         )

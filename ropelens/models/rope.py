@@ -271,44 +271,36 @@ def _what_differs(one: Turns, other: Turns, compared: xr.Dataset) -> str:
         at = compared.isel(layer=layer)
         planes = [rotation.planes for rotation in rotations]
         kinds = [f"{p.rotary_dim} coordinates, {p.pairing} pairing" for p in planes]
-        for name, rotation, residual in zip(
-            ("one", "the other"), rotations, at["residual"].values, strict=True
-        ):
-            if rotation.residual > limit:
-                return (
-                    f"Layer {layer}: {name} does not rotate, the lengths of its planes change "
-                    f"with position (residual {rotation.residual:.2g})."
-                )
-            if residual > limit and kinds[0] != kinds[1]:
-                return f"Layer {layer}: one turns {kinds[0]}, the other {kinds[1]}."
-            if residual > limit:
-                return (
-                    f"Layer {layer}: {name} turns some heads, or queries and keys, otherwise "
-                    f"than the rest (residual {residual:.2g})."
-                )
+        changes = [rotation.residual for rotation in rotations]
         inv_freq = planes[0].inv_freq.nan_to_num(0).abs()[:, None].double()
         rounding = 4 * torch.finfo(torch.float32).eps * inv_freq * one.positions
         apart = torch.from_numpy(at["difference"].values)[: len(inv_freq)]
-        if (apart > limit + rounding).any():
-            return f"Layer {layer}: planes are turned otherwise; {_largest(at)}."
         ratio = float(at["strength_ratio"])
-        if not abs(ratio - 1) <= limit:
-            return (
-                f"Layer {layer}: the other's scores are {ratio:.4g} times as large, though its "
-                "planes turn alike."
-            )
+        why = ""
+        if max(changes) > limit:
+            why = f"one does not rotate: plane lengths change by {max(changes):.2g}"
+        elif float(at["residual"].max()) > limit and kinds[0] != kinds[1]:
+            why = f"one turns {kinds[0]}, the other {kinds[1]}"
+        elif float(at["residual"].max()) > limit:
+            residual = float(at["residual"].max())
+            why = f"some heads, or queries and keys, turn otherwise (residual {residual:.2g})"
+        elif (apart > limit + rounding).any():
+            why = f"planes turn otherwise: {_largest(compared.isel(layer=[layer]))}"
+        elif not abs(ratio - 1) <= limit:
+            why = f"planes turn alike, but scores are {ratio:.4g} times as large"
+        if why:
+            return f"Layer {layer}: {why}."
     return ""
 
 
 def _largest(compared: xr.Dataset) -> str:
-    """The largest difference in words; of one layer or of all."""
-    difference = compared["difference"].isel(position=slice(None, None, -1))
+    """The largest difference in words."""
+    difference = compared["difference"].isel(position=slice(None, None, -1)).fillna(-1)
     if not difference.size:
         return "no plane turns"
-    largest = difference.isel(difference.fillna(-1).argmax(...))  # of equal ones the farthest
-    layer = "" if "layer" not in difference.dims else f"layer {int(largest['layer'])}, "
-    plane = int(difference.fillna(-1).argmax(...)["frequency"])
+    at = difference.argmax(...)  # of equal ones the farthest
+    largest = difference.isel(at)
     return (
-        f"the largest difference is {float(largest):.2g} rad ({layer}plane {plane}, "
-        f"position {int(largest['position']):,})"
+        f"the largest difference is {float(largest):.2g} rad (layer {int(largest['layer'])}, "
+        f"plane {int(at['frequency'])}, position {int(largest['position']):,})"
     )

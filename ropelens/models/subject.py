@@ -179,7 +179,10 @@ class Subject:
         if chunk is None:
             yield from self._pieces(tokens, at_once, {"use_cache": False})
             return
-        cache = {"past_key_values": _cache_with_room(tokens.shape[1]), "use_cache": True}
+        past = DynamicCache()
+        layer: Any = partial(_LayerWithRoom, tokens.shape[1])
+        past.layer_class_to_replicate = layer
+        cache = {"past_key_values": past, "use_cache": True}
         for first in range(0, tokens.shape[1], chunk):
             part = tokens[:, first : first + chunk]
             for begin, logits in self._pieces(part, at_once, cache):
@@ -404,40 +407,26 @@ def _once(module: nn.Module, results: list[Any]) -> Iterator[None]:
         yield
 
 
-def _cache_with_room(tokens: int) -> DynamicCache:
-    """A key-value cache of `tokens` tokens, into whose room each chunk is written.
-
-    transformers' own is copied for every chunk, each time a little larger, and leaves holes
-    in memory that nothing more fits into.
-    """
-    cache = DynamicCache()
-    # Whatever makes a layer will do.
-    cache.layer_class_to_replicate = partial(_LayerWithRoom, tokens)  # type: ignore[assignment]
-    return cache
-
-
 class _LayerWithRoom(DynamicLayer):
-    """Keys and values of one layer: the part of its room that is filled."""
+    """Keys and values of one layer, written into room for all `tokens`.
+
+    transformers' own are copied for every chunk, and leave holes in memory.
+    """
 
     def __init__(self, tokens: int) -> None:
         super().__init__()
         self.tokens = tokens
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        super().lazy_initialization(key_states, value_states)
-        self.room = [
-            states.new_empty((*states.shape[:-2], self.tokens, states.shape[-1]))
-            for states in (key_states, value_states)
-        ]
-
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
+        new = (key_states, value_states)
         if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
+            self.lazy_initialization(*new)
+            self.room = [x.new_empty((*x.shape[:2], self.tokens, x.shape[3])) for x in new]
         first = self.get_seq_length()
-        end = first + key_states.shape[-2]
-        for room, states in zip(self.room, (key_states, value_states), strict=True):
-            room[..., first:end, :] = states
-        self.keys, self.values = (room[..., :end, :] for room in self.room)
+        end = first + key_states.shape[2]
+        for room, states in zip(self.room, new, strict=True):
+            room[:, :, first:end] = states
+        self.keys, self.values = (room[:, :, :end] for room in self.room)
         return self.keys, self.values

@@ -71,53 +71,31 @@ def integers(values: ArrayLike, what: str) -> Int[Tensor, "*shape"]:
 def read_ids(
     path: str | Path, *, context: int, sequences: int | None = None, seed: int = 0
 ) -> Sequences:
-    """The token ids in a file, cut into sequences of up to `context` tokens.
+    """The token ids in a `.npy` file, cut into sequences of up to `context` tokens.
 
-    A `.npy` file holds whole numbers [sequence, position], or one sequence; a `.txt` file a
-    sequence a line, ids apart by spaces or commas. No BOS is added, nothing is unpickled, and
-    sequences of fewer than 2 tokens are dropped. `sequences=N` draws N, as `tokenize` does.
+    It holds whole numbers [sequence, position], or one sequence. No BOS is added, nothing is
+    unpickled, and sequences of fewer than 2 tokens are dropped. `sequences=N` draws N, as
+    `tokenize` does.
 
-    Raises BadText for a file that does not exist, is of another kind, or holds no ids.
+    Raises BadText for a file that does not exist, or holds no ids.
     """
     path = Path(path)
-    check_ids_file(path)
-    rows = _read_array(path) if path.suffix == ".npy" else _read_lines(path)
-    pieces = [[part for part in row.split(context) if len(part) >= 2] for row in rows]
-    if not any(pieces):
+    check_ids_file(path, None)
+    try:
+        array = np.load(path, allow_pickle=False)
+        if array.dtype.kind not in "iu" or array.ndim not in (1, 2):
+            raise ValueError(f"{array.dtype} of shape {array.shape}")
+    except (ValueError, OSError, EOFError) as error:
+        raise BadText(
+            f"{path} holds no token ids.",
+            seen=words_of(error),
+            attempt="an array of whole numbers [sequence, position]; text goes to --text",
+        ) from error
+    rows = torch.from_numpy(np.atleast_2d(array).astype(np.int64))
+    cut = [[part for part in row.split(context) if len(part) >= 2] for row in rows]
+    if not any(cut):
         raise BadText(f"{path} holds no sequence of 2 tokens or more.")
-    tokens, lengths, _ = pad_sample(pieces, sequences, seed)
-    total = sum(map(len, pieces))
+    tokens, lengths, _ = pad_sample(cut, sequences, seed)
+    total = sum(map(len, cut))
     source = f"{len(tokens):,} of {total:,} sequences of token ids, up to {context:,} each"
     return Sequences(tokens, lengths, hashlib.sha256(path.read_bytes()).hexdigest(), source)
-
-
-def _read_array(path: Path) -> list[Int[Tensor, " position"]]:
-    try:
-        ids = np.load(path, allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise _no_ids(path, words_of(error)) from error
-    if ids.dtype.kind not in "iu" or ids.ndim not in (1, 2):
-        raise _no_ids(path, f"{ids.dtype} of shape {ids.shape}")
-    return list(torch.from_numpy(np.atleast_2d(ids).astype(np.int64)))
-
-
-def _read_lines(path: Path) -> list[Int[Tensor, " position"]]:
-    rows = []
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    for number, line in enumerate(lines, start=1):
-        try:
-            ids = np.array(line.replace(",", " ").split(), dtype=np.int64)
-        except (ValueError, OverflowError) as error:
-            raise _no_ids(path, f"line {number} starts {line[:40]!r}") from error
-        if len(ids):
-            rows.append(torch.from_numpy(ids))
-    return rows
-
-
-def _no_ids(path: Path, seen: str) -> BadText:
-    return BadText(
-        f"{path} holds no token ids.",
-        seen=seen,
-        attempt="whole numbers: an array [sequence, position] saved by numpy (.npy), or a line "
-        "a sequence, apart by spaces (.txt); text goes to --text",
-    )

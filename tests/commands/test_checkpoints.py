@@ -42,13 +42,13 @@ def test_what_is_stopped_goes_on_with_those_that_are_left(
 ) -> None:
     out, last = tmp_path / "out", run / "history" / STEPS[1] / "model.safetensors"
     options = ("--text", text, "--context", 32, "--surrogates", 2, "--out", out)
-    whole = last.read_bytes()
+    whole, models = last.read_bytes(), [run / "history" / step for step in STEPS]
     last.write_bytes(whole[:-100])
-    ended = ropelens("analyze", run, *options)
+    ended = ropelens("analyze", *models, *options)
     assert (ended.code, ended.out, ended.err.count("plan: ")) == (1, "", 1)
     assert [path.name for path in out.iterdir()] == [STEPS[0]]
     last.write_bytes(whole)
-    ended = ropelens("analyze", run, *options)
+    ended = ropelens("analyze", *models, *options)
     assert (ended.code, ended.out) == (0, f"{out / 'index.html'}\n")
     assert ended.err.startswith(f"{STEPS[0]} is measured already\n")
     assert ended.err.count("plan: ") == 1
@@ -86,29 +86,11 @@ def test_what_is_stopped_goes_on_with_those_that_are_left(
     assert not same()
 
 
-def test_revisions_are_planned_one_by_one(
-    run: Path, text: Path, ropelens: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-
-    def download(name: str, *, revision: str, **_: object) -> str:
-        asked.append((name, revision))
-        return str(run / "history" / STEPS[len(asked) - 1])
-
-    monkeypatch.setattr("ropelens.models.checkpoint.snapshot_download", download)
-    plan = ("--text", text, "--context", 32, "--plan")
-    ended = ropelens("analyze", "org/model", "--revision", "step1, step2", *plan)
-    assert asked == [("org/model", "step1"), ("org/model", "step2")]
-    assert (ended.code, ended.out.count("1 layers")) == (0, 2)
-
-
 def test_names_tell_checkpoints_apart(run: Path) -> None:
     models = [str(run / "history" / step) for step in STEPS]
-    in_order = dict(zip(STEPS, [(model, None) for model in models], strict=True))
-    for of in ([str(run)], [str(run / "history")], models):
-        assert name_checkpoints(of) == in_order
-    named = name_checkpoints(["a/model", "b/model"], ["main"])
-    assert list(named) == ["a-model-main", "b-model-main"]
+    in_order = dict(zip(STEPS, models, strict=True))
+    assert name_checkpoints(models) == in_order
+    assert list(name_checkpoints(["a/model", "b/model"])) == ["a-model", "b-model"]
     for same in ([models[0], f"{models[0]}/."], ["a/m", "a/m"], ["a:m", "a?m"]):
         with pytest.raises(BadArgument, match="named twice, or too much alike"):
             name_checkpoints(same)

@@ -76,13 +76,13 @@ def test_an_implementation_agrees_with_itself():
         (
             {**ROPE},
             {**ROPE, "rope_theta": 10_100.0},
-            "planes are turned otherwise; the largest",
+            "planes turn otherwise: the largest",
         ),
-        (LINEAR, ROPE, "planes are turned otherwise; the largest"),
+        (LINEAR, ROPE, "planes turn otherwise: the largest"),
         (
             YARN,
             YARN_UNSCALED,
-            f"scores are {(1 + 0.1 * math.log(2)) ** -2:.4g} times as large, though its",
+            f"but scores are {(1 + 0.1 * math.log(2)) ** -2:.4g} times as large",
         ),
     ],
     ids=["wrong base", "scaling left out", "attention factor left out"],
@@ -104,7 +104,7 @@ def test_a_plane_is_named_where_it_differs():
         difference.sel(frequency=5), 0.01 * w * found["position"], atol=1e-5
     )
     assert float(difference.drop_isel(frequency=5).max()) < 1e-5
-    assert f"is {0.01 * w * 63:.2g} rad (plane 5, position 63)" in found.attrs["why"]
+    assert f"is {0.01 * w * 63:.2g} rad (layer 0, plane 5, position 63)" in found.attrs["why"]
 
 
 @pytest.mark.parametrize(
@@ -117,20 +117,20 @@ def test_a_plane_is_named_where_it_differs():
         ),
         (
             unpaired,
-            "Layer 0: the other does not rotate, the lengths of its planes change",
+            "Layer 0: one does not rotate: plane lengths change",
         ),
         (
             lambda q, k, cos, sin: modeling_mistral.apply_rotary_pos_emb(q, k, cos, -sin),
-            "Layer 0: planes are turned otherwise; the largest difference is",
+            "Layer 0: planes turn otherwise: the largest difference is",
         ),
         (
             lambda q, k, cos, sin: (
                 modeling_mistral.apply_rotary_pos_emb(q, k, cos, sin)[0],
                 k,
             ),
-            "Layer 0: the other turns some heads, or queries and keys, otherwise than the rest",
+            "Layer 0: some heads, or queries and keys, turn otherwise (residual",
         ),
-        (lambda q, k, cos, sin: (q, k), "Layer 0: planes are turned otherwise; the largest"),
+        (lambda q, k, cos, sin: (q, k), "Layer 0: planes turn otherwise: the largest"),
     ],
     ids=["interleaved", "neither", "clockwise", "queries alone", "not at all"],
 )
@@ -188,7 +188,7 @@ def test_the_command(tmp_path: Path, ropelens: Command, monkeypatch: pytest.Monk
     done = ropelens("rope", tmp_path, "--against", "transformer-lens")
     assert done.code == 1
     assert done.out.splitlines()[-1].startswith(
-        "DIFFERENT. Layer 0: planes are turned otherwise; the largest difference is"
+        "DIFFERENT. Layer 0: planes turn otherwise: the largest difference is"
     )
     for arguments, problem in (
         (["--against", "vllm"], "'--against': 'vllm' is not one of 'transformer-lens'"),

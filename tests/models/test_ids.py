@@ -15,17 +15,15 @@ from ropelens.models.loading import Loading
 from ropelens.models.tokens import read_ids
 
 
-def test_arrays_and_lines_are_cut_to_the_context(tmp_path: Path) -> None:
+def test_arrays_are_cut_to_the_context(tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", np.arange(14, dtype=np.uint16).reshape(2, 7))
     read = read_ids(tmp_path / "ids.npy", context=5)
     first, second = [0, 1, 2, 3, 4], [7, 8, 9, 10, 11]
     assert read.tokens.tolist() == [first, [5, 6, 0, 0, 0], second, [12, 13, 0, 0, 0]]
     assert read.lengths.tolist() == [5, 2, 5, 2]
     assert read.documents is None
-    (tmp_path / "ids.txt").write_text("0 1,2\n\n3 4 5 6\n7\n")
-    read = read_ids(tmp_path / "ids.txt", context=9)
-    assert read.tokens.tolist() == [[0, 1, 2, 0], [3, 4, 5, 6]]  # one token predicts nothing
-    assert read.lengths.tolist() == [3, 4]
+    # One token predicts nothing.
+    assert read_ids(tmp_path / "ids.npy", context=6).lengths.tolist() == [6, 6]
     np.save(tmp_path / "one.npy", np.arange(6))
     assert len(read_ids(tmp_path / "one.npy", context=6).tokens) == 1
     assert len(read_ids(tmp_path / "ids.npy", context=5, sequences=3).tokens) == 3
@@ -46,8 +44,6 @@ class Bomb:
         ("ids.npy", np.zeros((2, 3)), "float64 of shape"),
         ("ids.npy", np.zeros((2, 3, 4), int), "of shape"),
         ("ids.npy", np.zeros((0, 4), int), "no sequence of 2 tokens"),
-        ("ids.txt", b"", "no sequence of 2 tokens"),
-        ("ids.txt", b"0 1 2\nonce upon\n", "(?s)holds no token ids.*line 2"),
     ],
 )
 def test_what_holds_no_ids_is_refused(
