@@ -17,7 +17,7 @@ ROOMS = ["rope", "statistics", "models", "edit", "measure", "comparison", "analy
 # All but the last take tokens of any kind; that warns at its caller, whom a check hides.
 TAKES_ANY = {f"ropelens.measure.{name}" for name in ("profile", "means", "tokens", "capture")}
 TAKES_ANY |= {f"ropelens.measure.{name}" for name in ("needs", "token_sets")}
-TAKES_ANY |= {"ropelens.models.tokens", "ropelens.edit.silence", "ropelens.analysis.analyze"}
+TAKES_ANY |= {"ropelens.models.texts", "ropelens.edit.silence", "ropelens.analysis.analyze"}
 TAKES_ANY |= {"ropelens.analysis.options"}
 UNCHECKED = TAKES_ANY | {"ropelens.models.texts"}
 if "slow" not in sys.argv:  # called by thousands: checked where minutes do not matter

@@ -78,5 +78,5 @@ def test_what_is_left_out_is_said(wheel: Path, tmp_path: Path) -> None:
     codes = re.findall(r"^ended with (\d+) of (.*)$", ended.stdout, re.MULTILINE)
     assert codes == [(code, str(tmp_path)) for code in ("0", "0", "1")]
     assert ended.stderr.startswith(
-        "ropelens: bundled:rope-step-1000 has its weights in the repository alone; means: "
+        "ropelens: bundled:rope-step-1000 has its weights in the repository alone, not"
     )

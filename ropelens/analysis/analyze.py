@@ -33,7 +33,7 @@ from ropelens.measure.tokens import versions
 from ropelens.measure.truncate import check_truncation, truncate
 from ropelens.models.bridge import bridge
 from ropelens.models.checkpoint import fingerprint
-from ropelens.models.memory import explain_full_memory
+from ropelens.models.device import explain_full_memory
 from ropelens.models.processes import gather
 from ropelens.models.subject import Model, as_subject
 

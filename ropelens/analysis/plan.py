@@ -21,9 +21,8 @@ from ropelens.measure.excerpt import check_excerpts
 from ropelens.measure.token_sets import attention_on
 from ropelens.models.bundled import sample_path
 from ropelens.models.checkpoint import load_tokenizer
-from ropelens.models.device import devices_of
+from ropelens.models.device import LIBRARIES, devices_of, free_bytes, pass_bytes, stated_number
 from ropelens.models.load import open_checkpoint
-from ropelens.models.memory import LIBRARIES, free_bytes, pass_bytes, stated_number
 from ropelens.models.paths import (
     check_document,
     check_has_text,
@@ -34,11 +33,12 @@ from ropelens.models.subject import Model, Subject, as_subject, stated_context
 from ropelens.models.texts import (
     Sequences,
     check_context,
+    check_tokens,
     prompt_tokens,
     read_documents,
+    read_ids,
     tokenize,
 )
-from ropelens.models.tokens import check_tokens, read_ids
 from ropelens.statistics.budget.held_out import fitted_sequences
 from ropelens.statistics.rows import rows_for
 from ropelens.statistics.variables import Statistic

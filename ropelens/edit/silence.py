@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ropelens.errors import BadArgument, Whole, public
 from ropelens.models.subject import Model, Subject, as_subject
-from ropelens.models.tokens import check_tokens
+from ropelens.models.texts import check_tokens
 from ropelens.rope.select import heads_by_layer
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.rows import generator_of

@@ -18,9 +18,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedConfig
 
-from ropelens.models.device import devices_of
+from ropelens.models.device import devices_of, free_bytes, pass_bytes
 from ropelens.models.doorway import Observer
-from ropelens.models.memory import free_bytes, pass_bytes
 from ropelens.models.subject import Subject
 from ropelens.rope.planes import Planes
 from ropelens.statistics.attention import SequenceSums, sum_attention

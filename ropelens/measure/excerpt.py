@@ -16,7 +16,7 @@ from transformers import PretrainedConfig
 
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.models.subject import Subject
-from ropelens.models.tokens import check_tokens
+from ropelens.models.texts import check_tokens
 from ropelens.rope.planes import Planes, unrotate
 from ropelens.statistics.call import AttentionCall, attention_map, output_residual
 from ropelens.statistics.corpus import Corpus

@@ -16,7 +16,7 @@ from torch import Tensor
 from ropelens.errors import BadArgument
 from ropelens.models.paths import short_name
 from ropelens.models.subject import Subject
-from ropelens.models.tokens import check_tokens, integers
+from ropelens.models.texts import check_tokens, integers
 from ropelens.statistics.corpus import Corpus, Documents, count_documents
 
 Tokens = Integer[Tensor, "sequence position"] | Integer[np.ndarray, "sequence position"]

@@ -140,9 +140,8 @@ class _Calls:
         self.parts[part] = value
         if part == "scores" and value.shape[2] != value.shape[3] and (edit or hooks.observers):
             raise UnsupportedModel(
-                "A bridge is neither observed nor edited with a key-value cache.",
-                seen=f"{value.shape[2]} rows and {value.shape[3]} keys; hook_rot_k fires for "
-                "the keys of the rows alone",
+                "A bridge is neither observed nor edited with a key-value cache: hook_rot_k "
+                "fires for the keys of the rows alone.",
                 attempt="use_past_kv_cache=False, or the transformers model itself",
             )
         if part in ("query", "key") and edit is not None:
@@ -161,9 +160,7 @@ class _Calls:
         changed = edit(self.layer, query, key, *where)[part == "key"]
         if changed.shape[1] != self.parts[part].shape[2]:
             raise UnsupportedModel(
-                "A bridge has one key for all query heads of a group.",
-                seen=f"layer {self.layer}: an edit after which {changed.shape[1]} heads have "
-                f"keys of their own, and {key.shape[1]} at hook_rot_k",
+                "A bridge has one key for all query heads of a group, at hook_rot_k.",
                 attempt="an edit of whole groups, or the transformers model itself",
             )
         return changed.transpose(1, 2)
@@ -202,7 +199,6 @@ def _hidden(attention: nn.Module, seen: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"TransformerLens hides the attention of {type(attention).__name__}.",
         seen=seen,
-        means="the bridge runs this family's attention as one piece, or in one of its own",
         attempt="the transformers model itself (the default backend, hf)",
     )
 
@@ -219,10 +215,7 @@ def bridge(model: PreTrainedModel, tokenizer: Any) -> Any:
     `UnsupportedModel` for a family that TransformerLens does not know.
     """
     if tokenizer is None:
-        raise BadArgument(
-            "TransformerLens needs a tokenizer, and this checkpoint has none.",
-            attempt="the default backend, hf",
-        )
+        raise BadArgument("TransformerLens needs a tokenizer, and this checkpoint has none.")
     from transformer_lens.model_bridge import TransformerBridge
 
     options = {"hf_model": model, "tokenizer": tokenizer, "device": str(device_of(model))}

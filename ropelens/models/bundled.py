@@ -39,9 +39,7 @@ def bundled_path(name: str = "rope") -> Path:
         )
     if not _has_weights(name):
         raise BadArgument(
-            f"bundled:{name} has its weights in the repository alone.",
-            means="ropelens was installed from a wheel, which leaves early models out",
-            attempt=f"a checkout of the repository, which has ropelens/bundled/{name}",
+            f"bundled:{name} has its weights in the repository alone, not in a wheel."
         )
     return _folder(name)
 

@@ -1,15 +1,31 @@
-"""The devices that a model may run on, and those that it does run on."""
+"""The devices that a model runs on, their memory, and how much a pass takes of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
+import psutil
 import torch
 from accelerate.hooks import AlignDevicesHook, SequentialHook
 from torch import nn
+from transformers import PreTrainedConfig
 
 from ropelens.errors import BadArgument, words_of
 from ropelens.models.loading import DeviceMap
+
+FIXED = {"cpu": 150_000_000, "cuda": 2_500_000_000}
+"""Bytes that measuring takes whatever the batch, for blocks of scores and the like."""
+
+LIBRARIES = 600_000_000
+"""Bytes of main memory that a process takes with Python, torch and transformers in it."""
+
+GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+"""Where Linux lists control groups, which containers and batch jobs run in."""
+
+FILE_PAGES = ("inactive_file", "active_file", "slab_reclaimable")
+"""Memory that a group frees when a process asks for more, by its names in memory.stat."""
 
 
 def device_named(name: str) -> torch.device:
@@ -71,3 +87,97 @@ def _computes_on(module: nn.Module) -> torch.device | None:
         if isinstance(hook, AlignDevicesHook) and hook.offload:
             return torch.device(hook.execution_device)
     return next((weight.device for weight in module.parameters(recurse=False)), None)
+
+
+# memory
+
+
+@contextmanager
+def explain_full_memory(what: str, *, seen: str, attempt: str) -> Iterator[None]:
+    """Raise `BadArgument` for torch's errors over full memory: `what` does not fit."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+        if not known and "can't allocate memory" not in str(error):
+            raise
+        raise BadArgument(
+            f"{what} does not fit into memory.",
+            seen=f"{seen}; {words_of(error)}",
+            attempt=attempt,
+        ) from error
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes of memory that the device has left, for this process and others."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return min([psutil.virtual_memory().available, *_left_to_groups()])
+
+
+def _left_to_groups() -> Iterator[int]:
+    """Bytes that each control group (version 2) of this process has left."""
+    text = OWN_GROUPS.read_text() if OWN_GROUPS.exists() else ""
+    names = [line.removeprefix("0::/") for line in text.splitlines() if line.startswith("0::")]
+    for group in [GROUPS / name for name in names]:
+        for folder in [group, *group.parents]:
+            with suppress(OSError, ValueError):  # a folder above all groups; "max" is no limit
+                limit = int((folder / "memory.max").read_text())
+                used = int((folder / "memory.current").read_text())
+                stat = (folder / "memory.stat").read_text().splitlines()
+                facts = dict(line.split() for line in stat)
+                yield max(0, limit - used + sum(int(facts.get(name, 0)) for name in FILE_PAGES))
+
+
+def room_for_weights(devices: list[torch.device]) -> dict[int | str, int]:
+    """Bytes of weights that each device may take, so that room to measure is left."""
+    reserved = {"cuda": 2 * FIXED["cuda"], "cpu": LIBRARIES + 2 * FIXED["cpu"]}
+    room: dict[int | str, int] = {}
+    for device in [*devices, torch.device("cpu")]:
+        place = "cpu" if device.type == "cpu" else int(device.index)
+        room[place] = max(0, free_bytes(device) - reserved[device.type])
+    return room
+
+
+def pass_bytes(
+    config: PreTrainedConfig,
+    *,
+    sequences: int,
+    context: int,
+    logits: int,
+    width: int,
+    device: str,
+    scores: bool = False,
+) -> int:
+    """About how many bytes a pass over some sequences takes at its peak, without the weights.
+
+    `width` is the bytes of one number of the model, `logits` the number of logits in memory at
+    once (0 for a pass that stops before them), `device` "cpu" or "cuda". `scores`: the model
+    stores every score of a layer, as eager attention does. The estimate is 1.0 to 1.4 times
+    what `rl.profile` took from 250 MB on (Llamas of width 512 on a CPU).
+    """
+    hidden = stated_number(config, "hidden_size", 1)
+    heads = stated_number(config, "num_attention_heads", 1)
+    head_dim = stated_number(config, "head_dim", hidden // heads)
+    inner = stated_number(config, "intermediate_size", 4 * hidden)
+    layers = stated_number(config, "num_hidden_layers", 1)
+    query = heads * head_dim
+    key = stated_number(config, "num_key_value_heads", heads) * head_dim
+    attention = (2 * query + 3 * key) * width  # queries, keys, values, the output
+    measuring = (3 * query + 5 * key) * 4  # with rotation, without it, and their running sums
+    a_token = 4 * hidden * width + max(3 * inner * width, attention + measuring)
+    by_offset = 48 * layers * heads * context
+    total = FIXED[device] + sequences * context * a_token + by_offset + logits * width
+    if scores:
+        total += sequences * heads * context**2 * (width + 4)
+    if stated_number(config, "sliding_window", 0):
+        total += context**2  # a mask
+    return total
+
+
+def stated_number(config: PreTrainedConfig, name: str, otherwise: int) -> int:
+    """A number of the config, or `otherwise` where it states none or one for each layer."""
+    config = config.get_text_config()
+    stated = config.attribute_map.get(name, name)  # some families have names of their own
+    value = config.to_dict().get(stated)
+    return value if isinstance(value, int) else otherwise

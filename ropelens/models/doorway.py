@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Protocol, runtime_checkable
 
@@ -85,18 +85,6 @@ class Hooks:
     edit: AttentionEdit | None = None
     silences: tuple[HeadSilence, ...] = ()
 
-    def observed(self, observer: Observer) -> Hooks:
-        """With one observer more."""
-        return replace(self, observers=(*self.observers, observer))
-
-    def edited(self, edit: AttentionEdit) -> Hooks:
-        """With `edit` in place of the one before."""
-        return replace(self, edit=edit)
-
-    def silenced(self, silence: HeadSilence) -> Hooks:
-        """With one silence more, which has the last word."""
-        return replace(self, silences=(*self.silences, silence))
-
 
 _hooks: ContextVar[dict[int, Hooks]] = ContextVar("ropelens_hooks")
 """The hooks of each module in an open block of this thread, by the module's id."""
@@ -139,8 +127,7 @@ def hooked(modules: Iterable[object], change: Callable[[Hooks], Hooks]) -> Itera
             _hooks.set({at: hooks for at, hooks in _hooks.get().items() if at not in ids})
             raise BadArgument(
                 "Blocks that edit or observe a model were not closed in the order that "
-                "nests them: the one opened last comes first.",
-                means="all of them are closed now, and the model is as it was",
+                "nests them; all of them are closed now."
             )
 
 
@@ -159,9 +146,8 @@ def unhooked(modules: Iterable[object]) -> Iterator[None]:
 def _in_another_thread(what: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"The model is {what} in another thread than the one that edits or observes it.",
-        means="a block changes what a model does in the thread that opened it",
-        attempt="a copy of the model for each thread (copy.deepcopy), or to run it within the "
-        "block: contextvars.copy_context().run, copied in the thread that opened it",
+        attempt="a copy of the model for each thread (copy.deepcopy), or "
+        "contextvars.copy_context().run, copied in the block",
     )
 
 

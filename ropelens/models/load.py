@@ -25,8 +25,8 @@ from ropelens.models.checkpoint import (
     read_tokenizer,
     weight_files,
 )
+from ropelens.models.device import free_bytes, room_for_weights
 from ropelens.models.loading import QUANTIZATIONS, DeviceMap, Loading, quantization_config
-from ropelens.models.memory import free_bytes, room_for_weights
 
 
 @public

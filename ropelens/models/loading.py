@@ -111,14 +111,10 @@ class Loading:
             package, _ = QUANTIZATIONS[self.quantize]
             if find_spec(package) is None:
                 raise BadArgument(
-                    f"Quantizing to {self.quantize} needs {package}, which is not installed.",
-                    attempt=f"pip install {package}, or a checkpoint in bfloat16",
+                    f"Quantizing to {self.quantize} needs {package}: pip install {package}."
                 )
         if self.device_map is not None and self.device != "auto":
-            raise BadArgument(
-                "Both a device and a device map are given.",
-                attempt="one of device and device_map",
-            )
+            raise BadArgument("Both a device and a device map are given.")
 
     def devices(self) -> list[torch.device]:
         """The devices that the model will compute on, each tried; the first takes the tokens.

@@ -26,6 +26,7 @@ LONGEST_PROBE = 2**24
 
 PROBED_TOKENS = 4
 LENGTH_DEPENDENT = {"dynamic", "longrope"}
+ROTATING = "a model that uses RoPE, such as Llama, Qwen, Gemma, GPT-NeoX or GLM"
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,6 @@ def lone_tokens(subject: Subject, positions: Int[Tensor, " position"]) -> list[L
             raise UnsupportedModel(
                 f"{subject.kind} attends more than once in a layer.",
                 seen=f"a second attention call of layer {call.layer} in one pass",
-                means="layers that run again, a model inside the model, or two attentions that "
-                "make one: a head has no one attention matrix",
-                attempt="a model whose layers attend once each",
             )
         both = torch.cat([call.query, call.key], dim=1)[:, :, 0].double().cpu()
         vectors = both.unflatten(0, (len(tokens), -1)).transpose(1, 2).flatten(0, 1)
@@ -122,12 +120,9 @@ def read_rotations(
 
 def edited_planes(edit: AttentionEdit, layer: int, planes: Planes, *, length: int) -> Planes:
     """How a layer rotates under an edit, with a row for each head where they differ."""
-    inv_freq = edit.inv_freq(layer, planes, length=length)
-    if not (inv_freq == inv_freq[:1]).all():
-        return replace(planes, inv_freq=inv_freq)
-    if torch.equal(inv_freq[0], planes.inv_freq.float()):
-        return planes
-    return replace(planes, inv_freq=inv_freq[0])
+    inv_freq = inv_freq_by_head(edit, layer, planes, length=length)
+    alike = (inv_freq == inv_freq[:1]).all()
+    return replace(planes, inv_freq=inv_freq[0] if alike else inv_freq)
 
 
 def inv_freq_by_head(
@@ -219,7 +214,6 @@ def _longest_position(subject: Subject, context: int | None) -> int:
 def _check_rotates(subject: Subject, measured: list[MeasuredRotation]) -> None:
     """Refuse a model whose queries change by anything but a rotation, or not at all."""
     what = f"{subject.kind} does not rotate its queries."
-    attempt = "ropelens rope MODEL on a Llama, Qwen, Gemma, GPT-NeoX or GLM model"
     for layer, rotation in enumerate(measured):
         if not rotation.residual <= subject.tolerance:
             raise UnsupportedModel(
@@ -227,8 +221,7 @@ def _check_rotates(subject: Subject, measured: list[MeasuredRotation]) -> None:
                 seen=f"layer {layer}: the lengths of its planes change with position "
                 f"(residual {rotation.residual:.2g}; a rotation keeps them to "
                 f"{subject.tolerance:.0e})",
-                means="this model does not use RoPE, or changes queries after rotating them",
-                attempt=attempt,
+                attempt=ROTATING,
             )
     stated = stated_inv_freq(subject.model, 0)
     stands_still = all(rotation.planes.pairing == "none" for rotation in measured)
@@ -236,8 +229,7 @@ def _check_rotates(subject: Subject, measured: list[MeasuredRotation]) -> None:
         raise UnsupportedModel(
             what,
             seen="queries and keys are the same at every position (residual 0)",
-            means="this model does not use RoPE",
-            attempt=attempt,
+            attempt=ROTATING,
         )
 
 
@@ -249,8 +241,6 @@ def _check_values(subject: Subject, lone: list[LoneTokens]) -> None:
             raise UnsupportedModel(
                 f"{subject.kind} rotates its values too.",
                 seen=f"layer {layer}: the values of a token change with its position",
-                means="what its heads say depends on position beside what they attend to",
-                attempt="a model that rotates its queries and keys alone",
             )
 
 
@@ -279,8 +269,7 @@ def _agree(
             seen=f"layer {layer}: {len(planes.inv_freq)} planes, the fastest at "
             f"{planes.inv_freq[0]:.6g} rad/token; its inv_freq holds "
             f"{len(candidates[0])}, the fastest at {candidates[0][0]:.6g}",
-            means="something between the model's rotary module and its attention is not RoPE",
-            attempt="report the model; its measured rotation cannot be trusted",
+            means="something between its rotary module and its attention is not RoPE",
         )
     return LayerRotation(
         rotation, None, replace(planes, inv_freq=planes.inv_freq.nan_to_num(0))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -103,7 +104,7 @@ class Subject:
     @property
     def context(self) -> int:
         """The context, in tokens, that the model was trained for; see `UNSTATED_CONTEXT`."""
-        return trained_context(self.model.config)
+        return stated_context(self.model.config) or UNSTATED_CONTEXT
 
     @cached_property
     def depends_on_length(self) -> bool:
@@ -136,9 +137,8 @@ class Subject:
             index = next(i for i, layer in enumerate(planes) if layer.inv_freq.ndim == 2)
             raise BadArgument(
                 f"Under this edit the heads of layer {index} rotate differently.",
-                means="this is measured for all heads of a layer at once",
-                attempt='an edit of whole layers (heads="3.*"), or of no frequencies (drop, '
-                "mean_ablate); ropelens.profile and capture also take this one",
+                attempt='an edit of whole layers (heads="3.*"); ropelens.profile and capture '
+                "also take this one",
             )
         return planes
 
@@ -215,15 +215,17 @@ class Subject:
 
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
         """Show every attention call to `observer` while the block runs."""
-        return self._hooked(lambda hooks: hooks.observed(observer))
+        return self._hooked(
+            lambda hooks: replace(hooks, observers=(*hooks.observers, observer))
+        )
 
     def edit(self, edit: AttentionEdit) -> AbstractContextManager[None]:
         """Pass every query and key through `edit`, in place of an open one."""
-        return self._hooked(lambda hooks: hooks.edited(edit))
+        return self._hooked(lambda hooks: replace(hooks, edit=edit))
 
     def silence(self, silence: HeadSilence) -> AbstractContextManager[None]:
         """Replace outputs of heads by `silence`; the inner block has the last word."""
-        return self._hooked(lambda hooks: hooks.silenced(silence))
+        return self._hooked(lambda hooks: replace(hooks, silences=(*hooks.silences, silence)))
 
     def by_itself(self) -> AbstractContextManager[None]:
         """Suspend every open edit, silence and observer while the block runs."""
@@ -252,10 +254,8 @@ class Subject:
                 f"{self.kind} hides its attention.",
                 seen=f"{self.layers - len(missing)} of {self.layers} layers showed their "
                 f"queries and keys; the first that did not is layer {missing[0]}",
-                means="the model computes attention in code of its own, or has layers "
-                "without it",
-                attempt="a model of a family that uses transformers' attention interface "
-                "(Llama, Qwen, Gemma, Mistral, GPT-NeoX, Phi, OLMo and most others)",
+                attempt="a family that uses transformers' attention interface (Llama, Qwen, "
+                "Gemma, Mistral, GPT-NeoX, Phi, OLMo and most others)",
             )
 
 
@@ -278,49 +278,34 @@ def as_subject(model: Model, tokenizer: Any = None) -> Subject:
 
         return BridgeSubject(model, tokenizer)
     if not isinstance(model, PreTrainedModel):
-        inside = [name for name, m in model.named_modules() if isinstance(m, PreTrainedModel)]
         raise UnsupportedModel(
             f"{type(model).__name__} is not a model that ropelens can run.",
-            attempt=f"pass the transformers model in it: its attribute {inside[0]}"
-            if inside
-            else "pass a transformers model or a TransformerLens TransformerBridge",
+            attempt="pass the transformers model in it, or a TransformerLens TransformerBridge",
         )
-    _check_heads_alike(model)
     if model.get_output_embeddings() is None:
         raise UnsupportedModel(
             f"{type(model).__name__} predicts no tokens.",
-            seen="a model without output embeddings",
             attempt="load it with AutoModelForCausalLM, or with ropelens.load",
         )
-    _check_devices(model)
+    _check_runs(model)
     return Subject(model, tokenizer)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model that `model` is wrapped around, however deep; itself where nothing is.
 
-    A `PeftModel` gives its base model, in which the active adapters stand; a compiled model
-    the one that it was compiled from; `DataParallel` and its kin the one they share out.
-    Raises `UnsupportedModel` for wrappers that add to what the model inside computes, or that
-    hold a part of it only.
+    A `PeftModel` gives its base model, in which the active adapters stand. Raises
+    `UnsupportedModel` for wrappers that add to what the model inside computes.
     """
     while True:
         kind = type(model).__name__
         if kind in WRAPPERS:
             model = getattr(model, WRAPPERS[kind])
-        elif kind == "FullyShardedDataParallel":
-            raise UnsupportedModel(
-                "FullyShardedDataParallel has a part of the model on each process.",
-                attempt="the whole model, loaded in one process",
-            )
         elif hasattr(model, "get_base_model") and hasattr(model, "peft_config"):
             adapters = model.peft_config.values()  # type: ignore[operator]
-            prompts = [a.peft_type for a in adapters if a.is_prompt_learning]
-            if prompts:
+            if any(adapter.is_prompt_learning for adapter in adapters):
                 raise UnsupportedModel(
                     f"{kind} puts trained tokens before those that it is given.",
-                    seen=f"peft type {prompts[0]}",
-                    means="its base model alone would not compute what it computes",
                     attempt="model.get_base_model(), for the model without them",
                 )
             model = model.get_base_model()  # type: ignore[operator]
@@ -335,40 +320,24 @@ def stated_context(config: PreTrainedConfig) -> int | None:
     return int(length) if length else None
 
 
-def trained_context(config: PreTrainedConfig) -> int:
-    """The stated context; without one `UNSTATED_CONTEXT`."""
-    return stated_context(config) or UNSTATED_CONTEXT
-
-
-def _check_devices(model: PreTrainedModel) -> None:
-    """Refuse a model with a part where nothing can be summed, or without weights."""
+def _check_runs(model: PreTrainedModel) -> None:
+    """Refuse devices where nothing can be summed, and heads that differ by layer (Dots 3)."""
+    name = type(model).__name__
+    with suppress(AttributeError):  # no heads: said where attention is looked for
+        try:
+            _ = model.config.get_text_config().num_attention_heads
+        except RuntimeError as error:  # transformers': the attribute differs by layer
+            raise UnsupportedModel(
+                f"Layers of {name} have different numbers of heads."
+            ) from error
     for device in devices_of(model):
         if device.type == "meta":
             raise UnsupportedModel(
-                f"{type(model).__name__} has no weights to compute with.",
-                seen="weights on the device meta, and no hook of accelerate that brings them",
+                f"{name} has no weights to compute with.",
                 attempt='load it with ropelens.load, or from_pretrained(device_map="auto")',
             )
         if device.type not in ("cpu", "cuda"):  # sums are in float64, which others lack
-            raise UnsupportedModel(
-                f"{type(model).__name__} is on a device that ropelens does not run on.",
-                seen=str(device),
-                attempt='model.to("cpu") or model.to("cuda")',
-            )
-
-
-def _check_heads_alike(model: PreTrainedModel) -> None:
-    """Refuse a model whose layers have different numbers of heads (Dots 3)."""
-    try:
-        _ = model.config.get_text_config().num_attention_heads
-    except AttributeError:
-        return  # no heads, no attention: said where it is looked for
-    except RuntimeError as error:  # transformers': the attribute differs by layer
-        raise UnsupportedModel(
-            f"Layers of {type(model).__name__} have different numbers of heads.",
-            means="results are arrays over layers and heads",
-            attempt="a model whose layers are alike",
-        ) from error
+            raise UnsupportedModel(f"ropelens does not run on {device}.")
 
 
 # a model run piece by piece
@@ -398,13 +367,14 @@ def _once(module: nn.Module, results: list[Any]) -> Iterator[None]:
         return results[0]
 
     before = vars(module).get("forward")
-    with ExitStack() as restored:
-        if before is None:
-            restored.callback(delattr, module, "forward")
-        else:
-            restored.callback(setattr, module, "forward", before)
-        module.forward = first
+    module.forward = first
+    try:
         yield
+    finally:
+        if before is None:
+            del module.forward
+        else:
+            module.forward = before
 
 
 class _LayerWithRoom(DynamicLayer):

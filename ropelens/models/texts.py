@@ -1,4 +1,4 @@
-"""Text files become documents, documents become sequences of tokens to measure on."""
+"""Text files become documents, documents and files of ids the sequences to measure on."""
 
 from __future__ import annotations
 
@@ -10,13 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Int
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from ropelens.errors import BadArgument, BadText, Count, Positive, public, words_of
-from ropelens.models.paths import TEXT_SUFFIXES, check_document, check_text_path
+from ropelens.models.paths import (
+    TEXT_SUFFIXES,
+    check_document,
+    check_ids_file,
+    check_text_path,
+)
 from ropelens.statistics.rows import generator_of
+
+LARGEST_ID = 2**31
 
 PIECE = 1_000_000
 """Characters tokenized at once; a tokenizer takes a hundred times their memory."""
@@ -68,7 +77,7 @@ def read_documents(paths: str | Path | Iterable[str | Path]) -> list[str]:
         files = _files(path) if path.is_dir() else [path]
         texts = [text for file in files for text in _read(file) if text.strip()]
         if not texts:
-            raise BadText(f"{path} is empty.", means="it holds no text to measure on")
+            raise BadText(f"{path} is empty.")
         documents += texts
     return documents
 
@@ -163,10 +172,7 @@ def fingerprint_of(documents: Iterable[str]) -> str:
 def check_context(context: int, maximum: int | None = None) -> None:
     """Raise BadArgument for a context below 2, warn of one beyond the model's maximum."""
     if context < 2:
-        raise BadArgument(
-            f"context is {context}; at least 2 tokens are needed.",
-            means="a row needs an earlier token to attend to, and a next one to predict",
-        )
+        raise BadArgument(f"context is {context}; at least 2 tokens are needed.")
     if maximum is not None and context > maximum:
         warnings.warn(
             f"context {context:,} is beyond the {maximum:,} tokens that the model was made for",
@@ -179,9 +185,7 @@ def check_tokenizer(tokenizer: object) -> None:
     if not isinstance(tokenizer, TextTokenizer):
         raise BadArgument(
             "A text needs the tokenizer of the model.",
-            seen=f"tokenizer {tokenizer!r}"[:80],
-            attempt="tokenizer= (--tokenizer NAME_OR_FOLDER), as ropelens.load gives it; or "
-            "token ids (--ids FILE) in place of text",
+            attempt="tokenizer= (--tokenizer NAME_OR_FOLDER), or token ids (--ids FILE)",
         )
 
 
@@ -199,7 +203,6 @@ def encode(text: str, tokenizer: Any) -> tuple[list[int], list[int]]:
             raise BadText(
                 "A text holds half of a surrogate pair, which is no character.",
                 seen=f"character {error.start:,} of {piece[:20]!r}",
-                means="the command line turns bytes that are not UTF-8 into such",
             ) from error
         ids += tokenizer(piece, **options)["input_ids"]
     return bos, ids
@@ -233,9 +236,8 @@ def prompt_tokens(text: str, tokenizer: Any) -> Int[Tensor, " position"]:
     count = len(bos) + len(ids)
     if count < 3:
         raise BadText(
-            "The text is too short to look at.",
+            "The text is too short to look at: 3 tokens are needed.",
             seen=f"{text[:40]!r}: {count} token{'s' * (count != 1)}",
-            means="3 are needed",
         )
     return torch.tensor([*bos, *ids])
 
@@ -261,7 +263,7 @@ def _read(path: Path) -> list[str]:
         raise BadText(
             f"{path} is not UTF-8.",
             seen=f"byte {error.start:,} is 0x{error.object[error.start]:02x}: {error.reason}",
-            attempt="convert it, as with: iconv -f LATIN1 -t UTF-8",
+            attempt="iconv -f LATIN1 -t UTF-8",
         ) from error
     except OSError as error:
         raise BadText(f"{path} cannot be read.", seen=str(error)) from error
@@ -281,3 +283,87 @@ def _read(path: Path) -> list[str]:
                     attempt='each line of a .jsonl file is an object such as {"text": "Once"}',
                 ) from error
     return documents
+
+
+# token ids
+
+
+def check_tokens(
+    tokens: ArrayLike,
+    lengths: ArrayLike | None,
+    *,
+    vocabulary: int,
+) -> tuple[Int[Tensor, "sequence position"], Int[Tensor, " sequence"]]:
+    """`tokens` and `lengths` as tensors (lengths on the CPU); without `lengths` all count.
+
+    `vocabulary` is the number of ids that the model knows.
+
+    Raises `BadArgument` for tokens or lengths out of range.
+    """
+    tokens = integers(tokens, "tokens")
+    if tokens.ndim != 2 or tokens.shape[0] < 1 or tokens.shape[1] < 3:
+        raise BadArgument(
+            "tokens must be [sequence, position], of at least 3 tokens.",
+            seen=f"shape {tuple(tokens.shape)}",
+        )
+    if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
+        raise BadArgument(
+            "Some tokens are not in the model's vocabulary.",
+            seen=f"ids {int(tokens.min())} to {int(tokens.max())}, vocabulary {vocabulary}",
+        )
+    if lengths is None:
+        return tokens, torch.full(tokens.shape[:1], tokens.shape[1])
+    lengths = integers(lengths, "lengths").cpu()
+    fit = lengths.shape == tokens.shape[:1]
+    if not fit or int(lengths.min()) < 2 or int(lengths.max()) > tokens.shape[1]:
+        raise BadArgument(
+            "lengths must say, for every sequence, how many of its tokens count (2 or more).",
+            seen=f"lengths {lengths.tolist()} for tokens of shape {tuple(tokens.shape)}"[:200],
+        )
+    return tokens, lengths
+
+
+def integers(values: ArrayLike, what: str) -> Int[Tensor, "*shape"]:
+    """`values` as whole numbers, or `BadArgument`."""
+    try:
+        given = values if isinstance(values, Tensor) else np.asarray(values, order="C")
+        tensor = torch.as_tensor(given)
+        whole = not tensor.is_floating_point() or not tensor.numel()
+    except (TypeError, ValueError, RuntimeError):  # texts, rows of different lengths
+        whole = False
+    if not whole:
+        raise BadArgument(f"{what} must be whole numbers.", seen=repr(values)[:80])
+    return tensor.long()
+
+
+def read_ids(
+    path: str | Path, *, context: int, sequences: int | None = None, seed: int = 0
+) -> Sequences:
+    """The token ids in a `.npy` file, cut into sequences of up to `context` tokens.
+
+    It holds whole numbers [sequence, position], or one sequence. No BOS is added, nothing is
+    unpickled, and sequences of fewer than 2 tokens are dropped. `sequences=N` draws N, as
+    `tokenize` does.
+
+    Raises BadText for a file that does not exist, or holds no ids.
+    """
+    path = Path(path)
+    check_ids_file(path, None)
+    try:
+        array = np.load(path, allow_pickle=False)
+        if array.dtype.kind not in "iu" or array.ndim not in (1, 2):
+            raise ValueError(f"{array.dtype} of shape {array.shape}")
+    except (ValueError, OSError, EOFError) as error:
+        raise BadText(
+            f"{path} holds no token ids.",
+            seen=words_of(error),
+            attempt="an array of whole numbers [sequence, position]; text goes to --text",
+        ) from error
+    rows = torch.from_numpy(np.atleast_2d(array).astype(np.int64))
+    cut = [[part for part in row.split(context) if len(part) >= 2] for row in rows]
+    if not any(cut):
+        raise BadText(f"{path} holds no sequence of 2 tokens or more.")
+    tokens, lengths, _ = pad_sample(cut, sequences, seed)
+    total = sum(map(len, cut))
+    source = f"{len(tokens):,} of {total:,} sequences of token ids, up to {context:,} each"
+    return Sequences(tokens, lengths, hashlib.sha256(path.read_bytes()).hexdigest(), source)

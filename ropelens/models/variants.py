@@ -74,7 +74,6 @@ def shape_of(subject: Subject, layer: int, *, rotary_dim: int, length: int) -> S
     if "rope_theta" not in parameters:
         raise UnsupportedModel(
             f"{subject.kind} does not state the base of its RoPE.",
-            seen=f"rope_parameters of layer {layer}: {parameters}",
             attempt="ropelens.rescale with the frequencies themselves",
         )
     context = parameters.get("original_max_position_embeddings") or subject.context
@@ -94,9 +93,7 @@ def attention_factor(subject: Subject) -> float:
     }
     if len(factors) > 1:
         raise UnsupportedModel(
-            f"{subject.kind} scales its queries in more than one way.",
-            seen=f"attention factors {sorted(factors)}",
-            attempt="a variant that only stops planes, or ropelens.rescale",
+            f"{subject.kind} scales its queries in more than one way: {sorted(factors)}."
         )
     return factors.pop() if factors else 1.0
 

@@ -20,7 +20,7 @@ from ropelens.errors import BadArgument
 from ropelens.files.folder import explain_full_disk, make_folder
 from ropelens.files.results import RECORD
 from ropelens.measure.tokens import versions
-from ropelens.models.memory import explain_full_memory
+from ropelens.models.device import explain_full_memory
 from ropelens.models.processes import processes
 from ropelens.train.data import Source, copy_tokenizer, prepare_data, read_texts
 from ropelens.train.loop import CHECKPOINT, fit

@@ -171,10 +171,9 @@ def test_what_a_bridge_cannot_do_names_the_hook(tmp_path: Path):
         before = bridged(TOKENS)
         with (
             rl.edit_rope(bridged, rl.stop_slowest(0.5, heads="0.0")),
-            pytest.raises(UnsupportedModel, match="one key for all query heads") as refused,
+            pytest.raises(UnsupportedModel, match=r"one key for all query .* at hook_rot_k"),
         ):
             bridged(TOKENS)
-        assert "at hook_rot_k" in refused.value.parts["seen"]
         for block in (rl.edit_rope(bridged, "nope"), rl.observe(bridged, print)):
             with block, pytest.raises(UnsupportedModel, match="hook_rot_k fires for the keys"):
                 bridged.generate(TOKENS[:1], max_new_tokens=2, do_sample=False, verbose=False)

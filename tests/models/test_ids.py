@@ -12,7 +12,7 @@ import ropelens as rl
 from ropelens.errors import BadArgument, BadCheckpoint, BadText
 from ropelens.models.checkpoint import load_tokenizer
 from ropelens.models.loading import Loading
-from ropelens.models.tokens import read_ids
+from ropelens.models.texts import read_ids
 
 
 def test_arrays_are_cut_to_the_context(tmp_path: Path) -> None:

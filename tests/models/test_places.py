@@ -19,10 +19,15 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 import ropelens as rl
 from ropelens.analysis.plan import plan_analysis
 from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel
-from ropelens.models.device import device_of, devices_in, devices_of
+from ropelens.models.device import (
+    device_of,
+    devices_in,
+    devices_of,
+    free_bytes,
+    room_for_weights,
+)
 from ropelens.models.load import load, open_checkpoint
 from ropelens.models.loading import Loading
-from ropelens.models.memory import free_bytes, room_for_weights
 
 CPU = torch.device("cpu")
 MAP = {
@@ -96,9 +101,9 @@ def test_a_broken_weight_is_found_on_disk_too(tmp_path: Path) -> None:
 
 
 def test_weights_leave_room_to_measure_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ropelens.models.memory.free_bytes", lambda _: 6 * 10**9)
+    monkeypatch.setattr("ropelens.models.device.free_bytes", lambda _: 6 * 10**9)
     assert room_for_weights([torch.device("cuda", 1)]) == {1: 10**9, "cpu": 5_100_000_000}
-    monkeypatch.setattr("ropelens.models.memory.free_bytes", lambda _: 10**8)
+    monkeypatch.setattr("ropelens.models.device.free_bytes", lambda _: 10**8)
     assert room_for_weights([CPU]) == {"cpu": 0}
 
 
@@ -150,8 +155,8 @@ def test_a_group_of_processes_may_have_less_memory_than_the_machine(
     job = place / "slurm" / "job_1"
     job.mkdir(parents=True)
     (tmp_path / "own").write_text("1:cpu:/other\n0::/slurm/job_1\n")
-    monkeypatch.setattr("ropelens.models.memory.GROUPS", place)
-    monkeypatch.setattr("ropelens.models.memory.OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr("ropelens.models.device.GROUPS", place)
+    monkeypatch.setattr("ropelens.models.device.OWN_GROUPS", tmp_path / "own")
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=10**12))
     assert free_bytes(CPU) == 10**12
     for group, limit in ((job, 3 * 10**9), (job.parent, 8 * 10**9), (place, "max")):

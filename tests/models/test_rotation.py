@@ -280,7 +280,7 @@ def test_what_is_no_rotation_is_refused(change, what: str, seen: str):
     with pytest.raises(UnsupportedModel, match=seen) as refused:
         rl.measure_rope(model)
     assert refused.value.what == what
-    assert refused.value.parts["try"].startswith("ropelens rope MODEL")
+    assert "a model that uses RoPE" in refused.value.parts["try"]
 
 
 # families that must be refused
@@ -310,7 +310,6 @@ def test_unsupported_families_are_refused(name: str):
     with pytest.raises(UnsupportedModel, match=seen) as refused:
         rl.measure_rope(model)
     assert refused.value.what == what
-    assert refused.value.parts["means"]
     assert refused.value.parts["try"]
 
 

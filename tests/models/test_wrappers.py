@@ -70,13 +70,3 @@ def test_adapters_are_measured_with_the_model_that_they_stand_in() -> None:
     )
     with pytest.raises(rl.UnsupportedModel, match=r"trained tokens(.|\n)*get_base_model\(\)"):
         rl.profile(tuned, tokens)
-
-
-def test_another_module_is_told_what_in_it_to_pass() -> None:
-    class Trainer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.network = tiny_llama()
-
-    with pytest.raises(rl.UnsupportedModel, match="in it: its attribute network"):
-        rl.profile(Trainer(), torch.zeros(1, 8, dtype=torch.long))
