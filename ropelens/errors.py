@@ -43,8 +43,7 @@ IN_WORDS: dict[Any, str] = {
 class RopelensError(ValueError):
     """A mistake in what was passed in: `what` is wrong, what was `seen`, what to `attempt`.
 
-    `str(error)` has a line for each part; `error.line` is the same on one line, which
-    is what the command line prints.
+    `str(error)` has a line for each part; the command line prints `error.line`.
     """
 
     def __init__(
@@ -79,10 +78,7 @@ class BadArgument(RopelensError):
 
 
 def words_of(error: BaseException, *, kind: bool = False) -> str:
-    """What an error of another library says, on one line of at most 300 characters.
-
-    `kind` puts its type in front, where its words alone say little.
-    """
+    """What another library's error says, in 300 characters; with its type where `kind`."""
     words = f"{type(error).__name__}: {error}" if kind else str(error)
     return " ".join(words.split())[:300]
 
@@ -90,8 +86,7 @@ def words_of(error: BaseException, *, kind: bool = False) -> str:
 def public(function: Function) -> Function:
     """`function`, which raises `BadArgument` for an argument that its annotation excludes.
 
-    Types are checked here and nowhere else. Annotations exist at run time (no imports under
-    TYPE_CHECKING); whole numbers are `Count`, `Positive` or `Whole`, others `Number`.
+    Types are checked here and nowhere else, so annotations exist at run time.
     """
     signature = inspect.signature(function)
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from huggingface_hub import snapshot_download, try_to_load_from_cache
+from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
@@ -67,10 +67,7 @@ def locate(name: str, loading: Loading, *, weights: bool = True) -> Checkpoint:
                     f"{name} has no revision {loading.revision}: it is on this machine."
                 )
             if not path.is_dir():
-                raise BadCheckpoint(
-                    f"{path} is a file.",
-                    attempt=f"its folder, with config.json and the weights: {path.parent}",
-                )
+                raise BadCheckpoint(f"{path} is a file.", attempt=f"its folder, {path.parent}")
             return Checkpoint(f"bundled:{path.name}" if first == "bundled" else name, path, "")
     folder = _from_hub(name, loading, weights=weights)
     return Checkpoint(name, folder, revision=folder.name)
@@ -99,8 +96,8 @@ def read_config(folder: Path, loading: Loading) -> PreTrainedConfig:
         raise BadCheckpoint(
             f"transformers cannot read {folder / 'config.json'}.",
             seen=words_of(error, kind=True),
-            attempt="a newer transformers knows more model types; a model that brings its own "
-            "code needs trust_remote_code=True, once you have read that code",
+            attempt="a newer transformers; for a model that brings its own code "
+            "trust_remote_code=True, once you have read it",
         ) from error
     return config
 
@@ -134,7 +131,7 @@ def read_tokenizer(folder: Path, loading: Loading) -> PreTrainedTokenizerBase | 
         raise BadCheckpoint(
             f"The tokenizer in {folder} cannot be read.",
             seen=words_of(error, kind=True),
-            attempt="fetch its files again, or remove them to work with token ids",
+            attempt="fetch its files again",
         ) from error
     return tokenizer
 
@@ -246,19 +243,13 @@ def _from_hub(name: str, loading: Loading, *, weights: bool) -> Path:
             )
         )
     except (OSError, HFValidationError) as error:  # those of the network are OSErrors
-        reason = error
-    with suppress(HFValidationError):
-        # The cache may hold all that a model needs, and not every listed file.
-        cached = try_to_load_from_cache(name, "config.json", revision=loading.revision)
-        if isinstance(cached, str):
-            return Path(cached).parent
-    where = f"{name:.80}" + f" at revision {loading.revision}" * (loading.revision is not None)
-    raise BadCheckpoint(
-        f"There is no checkpoint called {where}.",
-        seen="no folder of that name here; " + words_of(reason),
-        attempt="check the spelling; a model of the Hub that is not in the cache needs the "
-        "network (and HF_HUB_OFFLINE unset), a gated one `hf auth login`",
-    ) from reason
+        where = f"{name:.80}" + f" at revision {loading.revision}" * bool(loading.revision)
+        raise BadCheckpoint(
+            f"There is no checkpoint called {where}.",
+            seen="no folder of that name here; " + words_of(error),
+            attempt="a model of the Hub that is not in the cache needs the network (and "
+            "HF_HUB_OFFLINE unset), a gated one `hf auth login`",
+        ) from error
 
 
 def _names(folder: Path) -> str:

@@ -22,9 +22,6 @@ from ropelens.errors import BadCheckpoint, UnsupportedModel, words_of
 from ropelens.models.device import device_of
 from ropelens.models.rope_types import head_dim_of
 
-GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "WithLMHead")
-"""How the names of generating classes end; AutoModelForCausalLM builds others as well."""
-
 COUNTS = ("vocab_size", "hidden_size", "num_attention_heads", "num_hidden_layers")
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -42,16 +39,10 @@ def check_counts(config: PreTrainedConfig) -> None:
 
 def check_architecture(config: PreTrainedConfig) -> None:
     """Raise UnsupportedModel where a config says itself that the model is not causal."""
-    names = config.architectures or []
-    seen = f"model type {config.model_type}, architectures {', '.join(names) or 'not named'}"
-    if config.is_encoder_decoder:
-        raise _not_causal("An encoder-decoder model", seen=seen)
-    if "auto_map" in config.to_dict():
-        return  # code of its own, which the user trusts; measured once it is loaded
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise _not_causal(f"The model type {config.model_type}", seen=seen)
-    if names and not any(name.endswith(GENERATING) for name in names):
-        raise _not_causal(names[0], seen=seen)
+    brings_code = "auto_map" in config.to_dict()  # which is measured once it is loaded
+    known = brings_code or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    if config.is_encoder_decoder or not known:
+        raise _not_causal(f"The model type {config.model_type}")
 
 
 def check_loading(model: PreTrainedModel, found: dict[str, set]) -> None:
@@ -171,7 +162,7 @@ def warn_of_idle_rotary_factor(model: PreTrainedModel) -> None:
         )
 
 
-def _not_causal(what: str, *, seen: str) -> UnsupportedModel:
+def _not_causal(what: str, *, seen: str = "") -> UnsupportedModel:
     return UnsupportedModel(
         f"{what} is not a causal language model.",
         seen=seen,

@@ -105,18 +105,14 @@ def observe(
             model(tokens)
 
     `call` (`AttentionCall`) has the layer, queries and keys with their rotation, values, the
-    scale, and the keys that each row sees. Its tensors are the model's own, to be read and
-    not written; clone what is kept, for a static cache is written over. `planes` (`Planes`)
-    says how the layer rotates: measured as `measure_rope` does when the block opens.
+    scale, and the keys that each row sees. Its tensors are the model's own: clone them to keep
+    or change them. `planes` (`Planes`) says how the layer rotates, as `measure_rope` measures.
 
-    The function sees what the model computes: under `edit_rope`, opened before or inside, the
-    edited queries and keys, and `planes` as edited, with `inv_freq` NaN where an edit
-    makes heads of the layer differ; `call.key` then has a head for each query head. Under
-    `silence_heads` `call.output` is what the heads gave before they were silenced. The output
-    of the model keeps every bit. Blocks nest, and are closed on errors too.
-
-    Generation is seen step by step: with a key-value cache a call has its new rows alone,
-    and all keys (`call.past`; under a sliding window the cache may hold the last ones alone).
+    Under `edit_rope`, opened before or inside, the function sees edited queries, keys and
+    `planes`, with `inv_freq` NaN where an edit makes heads of the layer differ; `call.key` then
+    has a head for each query head. Under `silence_heads` `call.output` is what the heads gave
+    before. The output of the model keeps every bit. Blocks nest, and are closed on errors too.
+    With a key-value cache a call has its new rows alone, and all keys (`call.past`).
 
     `model` is a transformers model or a TransformerLens `TransformerBridge`. Raises
     `UnsupportedModel` as `measure_rope` does, and, when the model runs, for a cache of a RoPE
@@ -153,11 +149,10 @@ class Turns:
 def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -> xr.Dataset:
     """The rotations of two implementations of one model, plane by plane: do they agree?
 
-    `one` and `other` are transformers models or TransformerLens bridges with the same weights:
-    a model and what a library, a conversion or an edited configuration made of it. (A bridge
-    changes the model that it is made of; load that twice.) Each runs tokens alone at
-    positions 0, 1, 2, 4, 8, ... and the last one within `context` (by default what `one` was
-    trained for), where queries and keys change by their rotation alone.
+    `one` and `other` are transformers models or TransformerLens bridges with the same weights.
+    (A bridge changes the model that it is made of; load that twice.) Each runs tokens alone at
+    positions 0, 1, 2, 4, 8, ... within `context` (by default what `one` was trained for),
+    where queries and keys change by their rotation alone.
 
     Returns a dataset over `implementation` ("one", "other"), `layer`, `frequency` (the planes
     of `one`) and `position`:
@@ -175,8 +170,7 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
     They are the same where all differences stay below 1e-3 rad and the rounding of an angle in
     float32, all residuals and ratios within 1e-3 (in half precision, of what it rounds). Raises
     `BadArgument` where the layers or heads of the two are not of one shape, and
-    `UnsupportedModel` for an implementation that hides its attention. That either rotates as
-    its config states is not asked: `measure_rope` does that.
+    `UnsupportedModel` for an implementation that hides its attention.
     """
     first = read_turns(as_subject(one), context=context)
     last = int(first.positions[-1]) + 1
@@ -203,7 +197,6 @@ def compare_turns(one: Turns, other: Turns) -> xr.Dataset:
         raise BadArgument(
             "These are not two implementations of one model.",
             seen=" and ".join(f"{len(s)} layers, heads of {s[0][1]}" for s in shapes),
-            attempt="models of the same configuration and weights",
         )
     planes = [rotation.planes for rotation in one.rotations]
     angle = torch.stack([_angles(side, planes) for side in sides])
