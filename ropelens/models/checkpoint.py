@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,7 +27,6 @@ from ropelens.errors import BadArgument, BadCheckpoint, RopelensError, words_of
 from ropelens.models.bundled import bundled_path
 from ropelens.models.checks import check_architecture, check_counts
 from ropelens.models.loading import Loading
-from ropelens.models.paths import at_home
 from ropelens.models.texts import encode
 
 WITHOUT_WEIGHTS = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py"]
@@ -59,7 +59,9 @@ def locate(name: str, loading: Loading, *, weights: bool = True) -> Checkpoint:
     local folder.
     """
     first, _, which = name.partition(":")
-    path = bundled_path(which or "rope") if first == "bundled" else at_home(name)
+    path = Path(os.path.expanduser(name))  # noqa: PTH111 (leaves "~nobody")
+    if first == "bundled":
+        path = bundled_path(which or "rope")
     with suppress(OSError):  # a name may be longer than the name of a file
         if path.exists():
             if loading.revision is not None:

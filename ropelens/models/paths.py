@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from ropelens.errors import BadArgument, BadText
@@ -89,19 +89,12 @@ def check_ids_file(path: Path, text: object) -> None:
         )
 
 
-def at_home(name: str | Path) -> Path:
-    """The path of a name, in which "~" is the home of the user."""
-    with suppress(RuntimeError):  # "~somebody" who has none
-        return Path(name).expanduser()
-    return Path(name)
-
-
 def short_name(name: str) -> str:
     """The name of a model in results: a Hub id as it is, a folder by its name, not its place.
 
     A run or a checkpoint of a study also by that of the folder above: "rope seed-0".
     """
-    place = at_home(name)
+    place = Path(os.path.expanduser(name))  # noqa: PTH111 (leaves "~nobody")
     if not name or not place.exists():
         return name
     *above, last = (part for part in place.resolve().parts[1:] if part != "history")

@@ -11,8 +11,6 @@ import torch
 from safetensors.torch import save_file
 from tiny_checkpoints import SIZES, edit_config, save_over, save_tiny, tiny_llama
 from transformers import (
-    BloomConfig,
-    BloomForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GPTNeoXConfig,
@@ -37,8 +35,13 @@ def folder(tmp_path: Path) -> Path:
     return save_tiny(tmp_path / "model")
 
 
-def test_a_folder_gives_the_saved_model_ready_to_measure(folder: Path) -> None:
+def test_a_folder_gives_the_saved_model_ready_to_measure(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = torch.random.get_rng_state()
     model, tokenizer = load(folder)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert capfd.readouterr() == ("", "")
     tokens = torch.arange(20)[None]
     with torch.no_grad():
         torch.testing.assert_close(model(tokens).logits, tiny_llama().eval()(tokens).logits)
@@ -50,15 +53,6 @@ def test_a_folder_gives_the_saved_model_ready_to_measure(folder: Path) -> None:
     assert stated_context(model.config) == 64
     assert tokenizer is not None
     assert tokenizer("abc", add_special_tokens=False)["input_ids"] == [2, 3, 4]
-
-
-def test_loading_changes_no_random_state_and_prints_nothing(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    before = torch.random.get_rng_state()
-    load(folder)
-    assert torch.equal(torch.random.get_rng_state(), before)
-    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -90,23 +84,16 @@ def test_a_pickle_beside_safetensors_is_never_opened(folder: Path) -> None:
 
 FAMILIES = {
     "gpt_neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES)),  # with is_decoder=False
-    "bloom": lambda: BloomForCausalLM(
-        BloomConfig(vocab_size=40, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.3)
-    ),
     "gemma3": lambda: Gemma3ForCausalLM(
         Gemma3TextConfig(**SIZES, head_dim=8, num_key_value_heads=2)
     ),
 }
 
 
-@pytest.mark.parametrize(
-    ("family", "dtype"),
-    [("gpt_neox", "float32"), ("bloom", "bfloat16"), ("gemma3", "bfloat16")],
-)
+@pytest.mark.parametrize(("family", "dtype"), [("gpt_neox", "float32"), ("gemma3", "bfloat16")])
 def test_causal_families_pass_the_check_of_causality(
     tmp_path: Path, family: str, dtype: str
 ) -> None:
-    # BLOOM does not rotate, which is not for loading to find out.
     FAMILIES[family]().save_pretrained(tmp_path)
     model, _ = load(tmp_path, dtype=dtype)
     assert model.config.model_type.startswith(family)
@@ -193,11 +180,6 @@ def test_the_bundled_checkpoint_goes_by_its_name() -> None:
         assert model.config._name_or_path == whole
         assert tokenizer is not None
         assert locate(name, Loading()).path == bundled_path()
-
-
-def test_what_is_not_bundled_is_refused() -> None:
-    with pytest.raises(BadArgument, match="'yeti' is bundled"):
-        load("bundled:yeti")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from oracles.tiny import (
     tiny,
 )
 from torch import nn
-from transformers import LlamaConfig, LlamaModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import ropelens as rl
@@ -313,30 +312,11 @@ def test_unsupported_families_are_refused(name: str):
     assert refused.value.parts["try"]
 
 
-@pytest.mark.parametrize(
-    ("model", "what"),
-    [
-        (
-            LlamaModel(
-                LlamaConfig(
-                    vocab_size=8,
-                    hidden_size=8,
-                    intermediate_size=8,
-                    num_hidden_layers=1,
-                    num_attention_heads=2,
-                )
-            ),
-            "LlamaModel predicts no tokens.",
-        ),
-        (nn.Linear(2, 2), "Linear is not a model that ropelens can run."),
-    ],
-    ids=["no head", "no model"],
-)
-def test_what_is_no_language_model_is_refused(model: nn.Module, what: str):
-    with pytest.raises(UnsupportedModel) as refused:
-        rl.measure_rope(model)
-    assert refused.value.what == what
-    assert refused.value.parts["try"]
+def test_what_is_no_language_model_is_refused():
+    with pytest.raises(UnsupportedModel, match=r"LlamaModel predicts no tokens\."):
+        rl.measure_rope(tiny("llama_gqa").model)
+    with pytest.raises(UnsupportedModel, match="Linear is not a model that ropelens can run"):
+        rl.measure_rope(nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize("plane", [0, 3, 7])
