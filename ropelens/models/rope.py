@@ -15,7 +15,6 @@ from torch.nn.functional import pad
 
 from ropelens.errors import BadArgument, Positive, public
 from ropelens.models.rotation import (
-    LayerRotation,
     LoneTokens,
     inv_freq_by_head,
     lone_tokens,
@@ -55,35 +54,29 @@ def measure_rope(model: Model, *, context: Positive | None = None) -> xr.Dataset
     of a layer rotate differently.
     """
     subject = as_subject(model)
-    under_edit = subject.planes(context, alike=True)
-    layers = list(map(_edited, subject.rotations(context), under_edit))
-    measured = [layer.measured.planes.term_inv_freq.abs() for layer in layers]
+    layers, edited = subject.rotations(context), subject.planes(context, alike=True)
+    planes, stated = [], []
+    for layer, now in zip(layers, edited, strict=True):
+        same = torch.equal(now.inv_freq, layer.planes.inv_freq)
+        planes.append(layer.measured.planes if same else now)
+        stated.append(_stated(planes[-1], layer.stated if same else now.inv_freq.abs()))
+    measured = [layer.term_inv_freq.abs() for layer in planes]
     per_plane = ("layer", "frequency")
     values = {
         "inv_freq": (per_plane, stack(measured)),
         "wavelength": (per_plane, stack(2 * math.pi / w.double() for w in measured)),
-        "inv_freq_stated": (per_plane, stack(map(_stated, layers))),
+        "inv_freq_stated": (per_plane, stack(stated)),
         "residual": ("layer", [layer.measured.residual for layer in layers]),
-        "pairing": ("layer", [layer.measured.planes.pairing for layer in layers]),
-        "rotary_dim": ("layer", [layer.measured.planes.rotary_dim for layer in layers]),
+        "pairing": ("layer", [layer.pairing for layer in planes]),
+        "rotary_dim": ("layer", [layer.rotary_dim for layer in planes]),
     }
     return described(xr.Dataset(values, coords={"layer": range(len(layers))}), ROTATION)
 
 
-def _stated(layer: LayerRotation) -> Float[Tensor, " term"]:
+def _stated(planes: Planes, inv_freq: Tensor | None) -> Float[Tensor, " term"]:
     """The stated frequencies in the places of the measured ones, NaN where none is."""
-    terms = layer.measured.planes.terms
-    known = torch.zeros(0) if layer.stated is None else layer.stated[:terms].double()
-    return pad(known, (0, terms - len(known)), value=math.nan)
-
-
-def _edited(layer: LayerRotation, planes: Planes) -> LayerRotation:
-    """A layer that rotates in `planes` under an edit."""
-    if torch.equal(planes.inv_freq, layer.planes.inv_freq):
-        return layer
-    resolution = torch.zeros_like(planes.inv_freq)
-    measured = MeasuredRotation(planes, layer.measured.residual, resolution)
-    return LayerRotation(measured, planes.inv_freq.abs(), planes)
+    known = torch.zeros(0) if inv_freq is None else inv_freq[: planes.terms].double()
+    return pad(known, (0, planes.terms - len(known)), value=math.nan)
 
 
 @public

@@ -54,6 +54,7 @@ class Subject:
     """A transformers model, run as it is and observed through its attention interface.
 
     `model` is without what was wrapped around it; its modules and `config` state the RoPE.
+    `depends_on_length`: the RoPE changes with the length of a batch (dynamic, longrope).
     """
 
     in_chunks = True
@@ -62,29 +63,18 @@ class Subject:
     def __init__(self, model: PreTrainedModel, tokenizer: Any = None) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.config: PreTrainedConfig = model.config.get_text_config()
+        self.kind = type(model).__name__
+        self.layers: int = self.config.num_hidden_layers
+        self.vocabulary: int = self.config.vocab_size
+        self.depends_on_length = depends_on_length(self.config)
         self._rotations: dict[int | None, list[LayerRotation]] = {}
 
     # facts
 
     @property
-    def kind(self) -> str:
-        """The name of the model's class, for errors."""
-        return type(self.model).__name__
-
-    @property
-    def layers(self) -> int:
-        """Number of layers."""
-        return self.config.num_hidden_layers
-
-    @property
     def heads(self) -> int:
         """Number of query heads of a layer."""
         return self.config.num_attention_heads
-
-    @property
-    def vocabulary(self) -> int:
-        """Number of tokens."""
-        return self.config.vocab_size
 
     @property
     def device(self) -> torch.device:
@@ -105,11 +95,6 @@ class Subject:
     def context(self) -> int:
         """The context, in tokens, that the model was trained for; see `UNSTATED_CONTEXT`."""
         return stated_context(self.model.config) or UNSTATED_CONTEXT
-
-    @cached_property
-    def depends_on_length(self) -> bool:
-        """Whether the model's RoPE changes with the length of a batch: dynamic, longrope."""
-        return depends_on_length(self.config)
 
     # the rotation
 

@@ -113,8 +113,6 @@ def test_a_plan_counts_all_devices_and_the_bits_of_a_weight(tmp_path: Path) -> N
     options = rl.Options(device_map={"model": "disk", "lm_head": "cpu"}, context=16)
     source = plan_analysis(folder, "the quick fox " * 20, options).source
     assert (source.devices, source.weights) == ([CPU], 4 * numbers)
-    half = Loading(dtype="bfloat16", device="cpu")
-    assert open_checkpoint(folder, half).weight_bytes == 2 * numbers
 
 
 def test_weights_beyond_the_memory_are_not_read(
@@ -125,7 +123,6 @@ def test_weights_beyond_the_memory_are_not_read(
     monkeypatch.setattr("ropelens.models.load.free_bytes", lambda _: weights - 1)
     with pytest.raises(BadArgument, match=r"(?s)does not fit.*0\.0 GB free on cpu.*device map"):
         load(tmp_path / "model", device="cpu")
-    load(tmp_path / "model", device_map="auto")
     monkeypatch.setattr("ropelens.models.load.free_bytes", lambda _: weights)
     load(tmp_path / "model", device="cpu")
 
