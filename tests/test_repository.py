@@ -19,7 +19,7 @@ ROOMS = {
     "errors.py": 120,
     "rope": 1_230,
     "statistics": 3_570,
-    "models": 3_350,
+    "models": 3_340,
     "edit": 555,
     "measure": 3_290,
     "files": 490,

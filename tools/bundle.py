@@ -22,7 +22,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from ropelens.commands.terminal import run_script
 from ropelens.errors import BadArgument
 from ropelens.files.folder import write_whole
-from ropelens.models.bundled import BUNDLED
+from ropelens.models.paths import BUNDLED
 from ropelens.train.data import held_out_sequences, spread
 from ropelens.train.loop import VALID_SEQUENCES
 from ropelens.train.record import write_json, write_model

@@ -19,7 +19,6 @@ from ropelens.errors import BadArgument
 from ropelens.measure.batches import batch_bytes, sequences_at_once
 from ropelens.measure.excerpt import check_excerpts
 from ropelens.measure.token_sets import attention_on
-from ropelens.models.bundled import sample_path
 from ropelens.models.checkpoint import load_tokenizer
 from ropelens.models.device import LIBRARIES, devices_of, free_bytes, pass_bytes, stated_number
 from ropelens.models.load import open_checkpoint
@@ -27,6 +26,7 @@ from ropelens.models.paths import (
     check_document,
     check_has_text,
     check_ids_file,
+    sample_path,
     short_name,
 )
 from ropelens.models.subject import Model, Subject, as_subject, stated_context

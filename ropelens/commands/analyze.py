@@ -61,8 +61,7 @@ def analyze(
     """
     from ropelens.files.progress import opening, show_progress
     from ropelens.files.results import check_out, read_record
-    from ropelens.models.bundled import sample_path
-    from ropelens.models.paths import check_paths, name_checkpoints
+    from ropelens.models.paths import check_paths, name_checkpoints, sample_path
 
     checkpoints = name_checkpoints(models or ["bundled"])
     several = len(checkpoints) > 1

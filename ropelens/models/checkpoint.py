@@ -24,9 +24,9 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 from transformers.utils import logging as transformers_logging
 
 from ropelens.errors import BadArgument, BadCheckpoint, RopelensError, words_of
-from ropelens.models.bundled import bundled_path
 from ropelens.models.checks import check_architecture, check_counts
 from ropelens.models.loading import Loading
+from ropelens.models.paths import bundled_path
 from ropelens.models.texts import encode
 
 WITHOUT_WEIGHTS = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py"]

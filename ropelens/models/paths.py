@@ -1,11 +1,18 @@
-"""Names of models, texts and ids: refused where there is nothing, before torch is imported."""
+"""Names of models, texts and ids: refused where there is nothing, before torch is imported.
+
+Each bundled checkpoint is a folder with config, float16 safetensors, tokenizer, model card and
+text sampled from it, made by tools/bundle.py. A wheel leaves out the weights of early ones.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable, Sequence
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from ropelens.errors import BadArgument, BadText
 from ropelens.files.folder import file_name
@@ -113,3 +120,56 @@ def check_document(text: str) -> None:
             f"{text!r} is a text that looks like a file.",
             attempt=f"Path({text!r}) for ropelens.analyze, else ropelens.read_documents",
         )
+
+
+# bundled checkpoints
+
+BUNDLED = {
+    "rope": "RoPE of base 10,000; what ropelens looks at when no model is named",
+    "p-rope-0.75": "the slowest quarter of the planes stands still",
+    "p-rope-0.25": "the slowest three quarters stand still",
+    "p-rope-reversed-0.75": "the fastest quarter stands still",
+    "nope": "no plane turns",
+    "rope-step-1000": "rope after 1,000 of its 6,346 steps; prose comes after 4,638",
+    "rope-step-3000": "rope after 3,000 steps",
+    "rope-step-5000": "rope after 5,000 steps",
+}
+"""The name of each checkpoint, and what it is."""
+
+
+def bundled_path(name: str = "rope") -> Path:
+    """The folder of the bundled checkpoint `name`, to be read only.
+
+    Raises BadArgument where no checkpoint of that name is bundled, or its weights are not
+    installed.
+    """
+    if name not in BUNDLED:
+        raise BadArgument(
+            f"no checkpoint called {name!r} is bundled.",
+            attempt=f"one of: {', '.join(BUNDLED)}",
+        )
+    if not (_folder(name) / "model.safetensors").exists():
+        raise BadArgument(
+            f"bundled:{name} has its weights in the repository alone, not in a wheel."
+        )
+    return _folder(name)
+
+
+def bundled_facts(name: str) -> dict[str, Any]:
+    """bundle.json of the checkpoint (tokens, step, validation_loss nats) and `what` it is."""
+    facts: dict[str, Any] = json.loads((_folder(name) / "bundle.json").read_text("utf-8"))
+    has_weights = (_folder(name) / "model.safetensors").exists()
+    return facts | {"what": BUNDLED[name] + " (in the repository alone)" * (not has_weights)}
+
+
+def sample_path(name: str = "rope") -> Path:
+    """Text sampled from the bundled checkpoint `name`: .jsonl, a document a line.
+
+    For an early model of a run it is text sampled from the finished one ("rope").
+    """
+    path = bundled_path(name) / "sample.jsonl"
+    return path if path.exists() else bundled_path() / path.name
+
+
+def _folder(name: str) -> Path:
+    return Path(str(files("ropelens"))) / "bundled" / name

@@ -20,7 +20,6 @@ from ropelens.errors import BadArgument, BadText, Count, Positive, public, words
 from ropelens.models.paths import (
     TEXT_SUFFIXES,
     check_document,
-    check_ids_file,
     check_text_path,
 )
 from ropelens.statistics.rows import generator_of
@@ -348,7 +347,6 @@ def read_ids(
     Raises BadText for a file that does not exist, or holds no ids.
     """
     path = Path(path)
-    check_ids_file(path, None)
     try:
         array = np.load(path, allow_pickle=False)
         if array.dtype.kind not in "iu" or array.ndim not in (1, 2):

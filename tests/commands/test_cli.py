@@ -18,8 +18,8 @@ from cli_runs import NAMES, PLAN, Command, Ended, ropelens
 from tiny_checkpoints import save_tiny
 
 import ropelens as rl
-from ropelens.models.bundled import BUNDLED, bundled_path
 from ropelens.models.checkpoint import fingerprint
+from ropelens.models.paths import BUNDLED, bundled_path
 
 __all__ = ["ropelens"]
 

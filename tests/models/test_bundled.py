@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from ropelens.errors import BadArgument
-from ropelens.models.bundled import BUNDLED, bundled_path, sample_path
+from ropelens.models.paths import BUNDLED, bundled_path, sample_path
 
 # Written for this test, in the manner of what the bundled checkpoint has read.
 PASSAGE = """\

@@ -37,8 +37,8 @@ class Bomb:
 @pytest.mark.parametrize(
     ("name", "values", "words"),
     [
-        ("none.npy", None, "There are no token ids at"),
-        ("ids.pt", b"", "There are no token ids at"),
+        ("none.npy", None, "holds no token ids"),
+        ("ids.pt", b"", "holds no token ids"),
         ("ids.npy", b"nonsense", "holds no token ids"),
         ("ids.npy", np.array([Bomb()], dtype=object), "holds no token ids"),
         ("ids.npy", np.zeros((2, 3)), "float64 of shape"),

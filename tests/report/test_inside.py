@@ -19,7 +19,7 @@ from torch import nn
 
 import ropelens as rl
 from ropelens.edit.actions import Edit
-from ropelens.models.bundled import sample_path
+from ropelens.models.paths import sample_path
 from ropelens.models.texts import prompt_tokens
 
 LAYER, HEAD = 2, 3

@@ -15,7 +15,7 @@ from trained import run, text
 from transformers import AutoModelForCausalLM
 
 from ropelens.errors import BadArgument
-from ropelens.models.bundled import BUNDLED
+from ropelens.models.paths import BUNDLED
 from ropelens.train.data import held_out_sequences
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
