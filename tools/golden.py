@@ -86,7 +86,7 @@ def make(out: Path, shared: Shared = None) -> None:
         model, stories = shared / "checkpoints" / name, shared / "corpora/tinystories"
         measure(str(model), stories, out / name)
     (out / "list.txt").write_text(command("list"))
-    alone = command("rope", "--variant", "p-rope:0.75", "--head-dim", 64)
+    alone = command("rope", "--variant", "p-rope:0.75")
     (out / "variant.txt").write_text(alone)
     both = ("bundled", "bundled:p-rope-0.75")
     command("analyze", *both, "--text", SAMPLE, *SMALL, "--out", out / "checkpoints")

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
@@ -18,7 +17,7 @@ from ropelens.analysis.analysis import Analysis, open_analysis
 from ropelens.analysis.record import this_command
 from ropelens.comparison.compare import compare
 from ropelens.comparison.table import summarize_comparison
-from ropelens.errors import BadArgument, words_of
+from ropelens.errors import BadArgument
 from ropelens.files.folder import file_name
 from ropelens.files.results import (
     open_results,
@@ -182,58 +181,14 @@ def is_measured(folder: Path, arguments: Mapping[str, Any], text: Sequence[Path]
 def write_checkpoints(folder: Path, names: Sequence[str]) -> Path:
     """Set the analyses in `folder`, a folder each, side by side there; the path of the page.
 
-    Beside what `write_comparison` writes there are checkpoints.nc (`stack`) and heads.csv, in
-    which the column `checkpoint` comes first.
+    Beside what `write_comparison` writes there is heads.csv, in which the column `checkpoint`
+    comes first.
     """
-    analyses = {name: open_analysis(folder / name) for name in names}
-    heads = [one.heads.assign(checkpoint=name) for name, one in analyses.items()]
-    table = pd.concat(heads, ignore_index=True)
-    table.insert(0, "checkpoint", table.pop("checkpoint"))
+    heads = pd.concat(
+        {name: open_analysis(folder / name).heads for name in names}, names=["checkpoint", None]
+    )
     return write_comparison(
         folder,
         compare([folder / name for name in names], cache=folder),  # which stays empty
-        more={"checkpoints.nc": stack(analyses), "heads.csv": table},
+        more={"heads.csv": heads.reset_index("checkpoint")},
     )
-
-
-def stack(analyses: Mapping[str, Analysis]) -> xr.Dataset:
-    """The profiles of several checkpoints over `checkpoint`, by their names.
-
-    Variables are those of `ropelens.profile` without excerpts, which each checkpoint chooses
-    for itself; `label`, `confidence` (checkpoint, layer, head); and `loss`, `loss_se`
-    (nats/token). Coordinates that differ, such as `inv_freq`, and attributes that do not stay.
-
-    Raises BadArgument for checkpoints of different shapes, or that read different tokens.
-    """
-    tokens = {one.profile.attrs["tokens_sha256"] for one in analyses.values()}
-    try:
-        if len(tokens) > 1:
-            raise ValueError("they read different tokens")
-        return xr.concat(
-            [_stacked(one) for one in analyses.values()],
-            xr.Variable("checkpoint", np.array(list(analyses), dtype=object)),
-            data_vars="all",
-            coords="different",
-            compat="equals",
-            join="exact",
-            combine_attrs="drop_conflicts",
-        )
-    except ValueError as error:
-        raise BadArgument(
-            "Only checkpoints of one shape that read the same tokens can be stacked.",
-            seen=words_of(error),
-            attempt="ropelens compare, which takes others too",
-        ) from error
-
-
-def _stacked(analysis: Analysis) -> xr.Dataset:
-    """What is stacked of one analysis."""
-    profile = analysis.profile
-    names = [name for name in profile.data_vars if not str(name).startswith("excerpt_")]
-    numbers = profile[names]
-    for name in ("label", "confidence"):
-        values = analysis.heads[name].to_numpy().reshape(numbers["total_bits"].shape)
-        numbers[name] = numbers["total_bits"].dims, values
-    for name in ("loss", "loss_se"):
-        numbers[name] = (), numbers.attrs.pop(name), {"units": "nats/token"}
-    return numbers

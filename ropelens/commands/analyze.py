@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -38,9 +37,6 @@ def analyze(
     ] = False,
     text: Text = None,
     tokenizer: Tokenizer = None,
-    prompt_file: Annotated[
-        list[Path] | None, option("FILE", "As --prompt, from a file.")
-    ] = None,
     options: Options,
 ) -> None:
     """Measure a model on text: which heads are positional, through which wavelengths.
@@ -48,9 +44,9 @@ def analyze(
     Writes index.html (the page), profile.nc (every number, netCDF), heads.csv (a row a
     head) and run.json (how to run it again) to DIR, and prints the path of the page.
 
-    Several models each get a folder DIR/NAME. DIR itself gets a page that sets
-    them side by side, checkpoints.nc (all numbers over `checkpoint`) and heads.csv (with a
-    column of that name). The same command again skips those that are measured.
+    Several models each get a folder DIR/NAME. DIR itself gets what ropelens compare makes of
+    them, and heads.csv with a column `checkpoint`. The same command again skips those that
+    are measured.
 
     \b
     Examples:
@@ -81,10 +77,6 @@ def analyze(
         from ropelens.analysis.record import arguments_of
         from ropelens.commands.measure import measure
         from ropelens.models.processes import gather, processes, shared
-        from ropelens.models.texts import read_documents
-    if prompt_file:
-        prompts = [*(options.prompts or []), *read_documents(prompt_file)]
-        options = replace(options, prompts=prompts)
     for name, model in checkpoints.items():
         if plan:
             typer.echo(plan_analysis(model, text, options, tokenizer=tokenizer))

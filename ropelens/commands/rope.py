@@ -32,18 +32,6 @@ def rope(
             "Of the model as this RoPE variant would make it: p-rope:0.75, yarn:4, ...",
         ),
     ] = None,
-    head_dim: Annotated[
-        int | None,
-        option("N", "With --variant: of heads of N coordinates, no model.", min=2, max=65536),
-    ] = None,
-    base: Annotated[
-        float | None,
-        option("B", "With --head-dim: the base. [default: 10,000]", min=2, max=1e15),
-    ] = None,
-    trained_context: Annotated[
-        int | None,
-        option("N", "With --head-dim: tokens trained for. [default: 2,048]", min=1),
-    ] = None,
     against: Annotated[
         Literal["transformer-lens"] | None,
         option(
@@ -60,50 +48,33 @@ def rope(
     """Measure how each layer of a model rotates, from one forward pass, and print it.
 
     A row a plane: its angular frequency and wavelength as measured, and the frequency
-    that the model states. With --variant, the rotation that an edit makes of it; with
-    --head-dim too, the variant's formula alone.
-
-    With --against, each plane's angle at each position in both, and a verdict.
+    that the model states. With --variant, the rotation that an edit makes of it. With
+    --against, each plane's angle where both differ most, and a verdict.
 
     \b
     Examples:
       ropelens rope ./my-llama
       ropelens rope ./my-llama --against transformer-lens
-      ropelens rope --variant p-rope:0.75 --head-dim 128
+      ropelens rope ./my-llama --variant p-rope:0.75
     """
-    from ropelens.commands.tables import agreement_tables, rotation_tables, variant_table
-    from ropelens.rope.formulas import Shape
-    from ropelens.rope.variants import parse_variant
+    from ropelens.commands.tables import agreement_tables, rotation_tables
 
-    chosen = None if variant is None else parse_variant(variant)
-    if against is not None and (chosen is not None or head_dim is not None):
+    if against is not None and variant is not None:
         raise typer.BadParameter("--against is for a model as it is, without --variant")
-    if head_dim is None and (base, trained_context) != (None, None):
-        raise typer.BadParameter("--base and --trained-context are for --head-dim")
-    if head_dim is not None:
-        if chosen is None:
-            raise typer.BadParameter("--head-dim needs a --variant")
-        if model != "bundled":
-            raise typer.BadParameter(f"--head-dim is for no model, and {model!r} is one")
-        if head_dim % 2:
-            raise typer.BadParameter(f"--head-dim {head_dim} is odd; planes are pairs")
-        shape = Shape(head_dim, base or 1e4, trained_context or 2048, context or 0)
-        print(variant_table(chosen, shape))
-        return
     loaded, tokenizer = rl.load(model, **asdict(options))
     if against is not None:
         from ropelens.models.bridge import bridge
         from ropelens.models.rope import compare_turns, read_turns
         from ropelens.models.subject import as_subject
 
-        own = read_turns(as_subject(loaded), context=context)  # before a bridge changes it
-        length = int(own.positions[-1]) + 1
+        turns = read_turns(as_subject(loaded), context=context)  # before a bridge changes it
+        length = int(turns.positions[-1]) + 1
         bridged = as_subject(bridge(loaded, tokenizer))
-        found = compare_turns(own, read_turns(bridged, context=length))
-        for text in agreement_tables(found, ("transformers", against), verbose=verbose):
+        compared = compare_turns(turns, read_turns(bridged, context=length))
+        for text in agreement_tables(compared, ("transformers", against), verbose=verbose):
             print(text)
-        typer.echo(f"{found.attrs['verdict'].upper()}. {found.attrs['why']}")
-        raise typer.Exit(found.attrs["verdict"] != "same")
+        typer.echo(f"{compared.attrs['verdict'].upper()}. {compared.attrs['why']}")
+        raise typer.Exit(compared.attrs["verdict"] != "same")
     with rl.edit_rope(loaded, *([variant] if variant else [])):
         rotation = rl.measure_rope(loaded, context=context)
     for text in rotation_tables(rotation, verbose=verbose):

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 import xarray as xr
-
-from ropelens.rope.formulas import Shape
-from ropelens.rope.variants import Variant
 
 ALIKE = 1e-3
 """Relative difference of measured frequencies below which layers share a table."""
@@ -20,7 +16,7 @@ WIDTH = 80
 """Characters of a line."""
 
 
-def table(title: str, rows: Sequence[dict[str, str]]) -> str:
+def _table(title: str, rows: Sequence[dict[str, str]]) -> str:
     """Rows of texts under their headings, in columns."""
     columns = pd.DataFrame(rows).to_string(index=False) if rows else ""
     return f"{textwrap.fill(title, WIDTH)}\n{columns}\n"
@@ -33,30 +29,13 @@ def rotation_tables(rope: xr.Dataset, *, verbose: bool = False) -> list[str]:
     """
     groups: list[list[int]] = []
     for layer in range(rope.sizes["layer"]):
-        for group in groups:
-            if not verbose and _alike(rope.isel(layer=layer), rope.isel(layer=group[0])):
-                group.append(layer)
-                break
+        one = rope.isel(layer=layer)
+        alike = [g for g in groups if not verbose and _alike(one, rope.isel(layer=g[0]))]
+        if alike:
+            alike[0].append(layer)
         else:
             groups.append([layer])
     return [_rotation_table(rope.isel(layer=group)) for group in groups]
-
-
-def variant_table(variant: Variant, shape: Shape) -> str:
-    """The planes of a variant on heads of `shape`, by its formula."""
-    inv_freq, factor = variant.frequencies(shape)
-    grow = "" if factor == 1 else f", queries and keys times {factor:.6g}"
-    still = int((inv_freq == 0).sum())
-    rows = [
-        {
-            "plane": str(plane),
-            "rad/token": f"{w:.9g}",
-            "wavelength (tokens)": f"{2 * np.pi / w if w else np.inf:,.2f}",
-        }
-        for plane, w in enumerate(inv_freq.double().tolist())
-    ]
-    title = f"{variant.text}: {len(inv_freq)} planes, {still} of them still{grow}; "
-    return table(f"{title}{variant.row.meaning} ({variant.row.source})", rows)
 
 
 def agreement_tables(
@@ -74,8 +53,7 @@ def agreement_tables(
 def _agreement_table(compared: xr.Dataset, names: tuple[str, str]) -> str:
     rows = []
     for plane in range(compared.sizes["frequency"]):
-        # Of equal differences the farthest position.
-        of_plane = compared.isel(frequency=plane, position=slice(None, None, -1))
+        of_plane = compared.isel(frequency=plane)
         if of_plane["difference"].isnull().all():
             continue
         worst = of_plane.isel(of_plane["difference"].fillna(-1).argmax(...))
@@ -90,17 +68,15 @@ def _agreement_table(compared: xr.Dataset, names: tuple[str, str]) -> str:
             }
         )
     layers, last = compared["layer"].values.tolist(), int(compared["position"].values[-1])
-    return table(f"{_layers(layers)}: angles in rad at positions 0 to {last:,}", rows)
+    return _table(f"{_layers(layers)}: angles in rad at positions 0 to {last:,}", rows)
 
 
 def _alike(one: xr.Dataset, other: xr.Dataset) -> bool:
     """Whether two layers rotate alike: as stated, and as measured up to its noise."""
-    if any(one[name].item() != other[name].item() for name in ("pairing", "rotary_dim")):
-        return False
-    stated = (one["inv_freq_stated"], other["inv_freq_stated"])
-    measured = (one["inv_freq"], other["inv_freq"])
-    return np.array_equal(*stated, equal_nan=True) and np.allclose(
-        *measured, rtol=ALIKE, atol=0, equal_nan=True
+    return (
+        all(one[name].item() == other[name].item() for name in ("pairing", "rotary_dim"))
+        and one["inv_freq_stated"].equals(other["inv_freq_stated"])
+        and np.allclose(one["inv_freq"], other["inv_freq"], ALIKE, atol=0, equal_nan=True)
     )
 
 
@@ -122,20 +98,16 @@ def _rotation_table(rope: xr.Dataset) -> str:
                     "measured/stated − 1": f"{inv_freq / stated - 1:.1e}" if stated > 0 else "",
                 }
             )
-    what = f"{rotary_dim // 2} planes, {first['pairing'].item()} pairing"
+    planes = f"{rotary_dim // 2} planes, {first['pairing'].item()} pairing"
     layers = _layers(rope["layer"].values.tolist())
-    return table(
-        f"{layers}: {what if rotary_dim else 'no rotation'} (residual {residual:.1e})", rows
-    )
+    what = planes if rotary_dim else "no rotation"
+    return _table(f"{layers}: {what} (residual {residual:.1e})", rows)
 
 
 def _layers(layers: Sequence[int]) -> str:
     """Layers in words: "layer 3", "layers 0-4, 6-10"."""
-    spans = [[layers[0], layers[0]]]
-    for before, layer in pairwise(layers):
-        if layer == before + 1:
-            spans[-1][1] = layer
-        else:
-            spans.append([layer, layer])
+    begins = [layer for layer in layers if layer - 1 not in layers]
+    ends = [layer for layer in layers if layer + 1 not in layers]
+    spans = zip(begins, ends, strict=True)
     words = [str(first) if first == last else f"{first}-{last}" for first, last in spans]
-    return ("layer " if len(layers) == 1 else "layers ") + ", ".join(words)
+    return f"layer{'s' * (len(layers) > 1)} {', '.join(words)}"

@@ -264,7 +264,7 @@ def test_without_a_command_the_help_comes_as_an_error(ropelens: Command) -> None
         ("", "analyze rope report train"),
         (
             "analyze",
-            "--out --text --ids --tokenizer --prompt --prompt-file --attention-on "
+            "--out --text --ids --tokenizer --prompt --attention-on "
             "--context --sequences --rows --batch-size --surrogates --plan --seed --device "
             "--device-map --quantize --dtype --revision --local-files-only --backend "
             "--trust-remote-code",
@@ -274,7 +274,7 @@ def test_without_a_command_the_help_comes_as_an_error(ropelens: Command) -> None
             "[MODEL] --out --text --ids --tokenizer --keep --end --bands --controls --measures "
             "--context --sequences --rows --seed --device --dtype --revision",
         ),
-        ("rope", "[MODEL] --context --variant --head-dim --against --verbose --device"),
+        ("rope", "[MODEL] --context --variant --against --verbose --device"),
         ("compare", "DIR... --out --sequences --seed --device"),
         ("report", "DIR --beside"),
         ("train", "--text --tokens --study --out --steps --precision --size --seed"),

@@ -104,7 +104,6 @@ def test_a_model_that_cannot_be_measured(
         (["analyze", "--backend", "jax"], "'--backend': 'jax' is not one of 'hf', 'transf"),
         (["analyze", "--nonsense"], "No such option: --nonsense"),
         (["analyze", "--out", ""], "'--out': it is empty"),
-        (["rope", "--head-dim", "8"], "--head-dim needs a --variant"),
         (["truncate", "--keep", "half", "--out", "o"], "'half' in 'half' is no share from 0"),
         (["train", "--out", "run"], "one of --text, --tokens and --study is needed"),
         (

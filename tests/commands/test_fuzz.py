@@ -149,7 +149,7 @@ def test_records(analyzed: Path, text: str) -> None:
 COMMANDS = {
     "analyze": ("--out", "--text", "--ids", "--prompt", "--context", "--rows", "--plan"),
     "truncate": ("--out", "--keep", "--end", "--bands", "--measures", "--dtype", "--device"),
-    "rope": ("--variant", "--head-dim", "--base", "--trained-context", "--verbose"),
+    "rope": ("--variant", "--context", "--against", "--verbose"),
     "compare": ("--out", "--sequences", "--seed", "--device"),
     "report": ("--out", "--help"),
     "train": ("--text", "--out", "--variant", "--size", "--steps", "--study", "--precision"),

@@ -15,8 +15,6 @@ from ropelens.commands.app import main
 
 __all__ = ["ropelens"]
 
-VARIANT = ("rope", "--variant", "p-rope:0.5", "--head-dim", "8")
-
 
 @pytest.fixture(autouse=True)
 def _signals() -> object:
@@ -63,13 +61,13 @@ def test_every_signal_that_stops_does_so_cleanly(
     def stop(*_: object, **__: object) -> None:
         os.kill(os.getpid(), number)
 
-    monkeypatch.setattr("ropelens.rope.variants.parse_variant", stop)
+    monkeypatch.setattr("ropelens.models.load.open_checkpoint", stop)
     monkeypatch.setattr(os, "_exit", leave)
     before = signal.signal(number, signal.SIG_DFL)  # which nohup has ignored
     try:
-        assert run_with(monkeypatch, *VARIANT) == 128 + number
+        assert run_with(monkeypatch, "rope") == 128 + number
         told = capfd.readouterr().err
         assert told == "ropelens: stopped; nothing half-written is left\n"
-        assert run_with(monkeypatch, *VARIANT, stderr=Gone()) == 128 + number
+        assert run_with(monkeypatch, "rope", stderr=Gone()) == 128 + number
     finally:
         signal.signal(number, before)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -322,42 +320,9 @@ def test_unknown_and_malformed_variants(spelled: str, line: str):
 # printed
 
 
-@pytest.mark.parametrize("spelled", SPELLED)
-def test_every_row_prints_its_wavelengths(ropelens: Command, spelled: str):
-    ended = ropelens("rope", "--variant", spelled, "--head-dim", 16, "--trained-context", 64)
-    assert (ended.code, ended.err) == (0, "")
-    assert max(map(len, ended.out.splitlines())) <= 80
-    rows = [line.split() for line in ended.out.splitlines() if re.match(r" +\d", line)]
-    inv_freq, _ = parse_variant(spelled).frequencies(Shape(16, context=64))
-    assert len(rows) == 8
-    for plane, w in enumerate(inv_freq.tolist()):
-        assert rows[plane][0] == str(plane)
-        assert float(rows[plane][1]) == pytest.approx(w, rel=1e-6)
-        shown = float(rows[plane][2].replace(",", ""))
-        assert shown == pytest.approx(2 * math.pi / w if w else math.inf, abs=0.006)
-
-
 def test_a_model_as_a_variant_would_make_it(ropelens: Command, tmp_path: Path):
     model = save_family(tmp_path / "model", "llama_gqa")
     ended = ropelens("rope", model, "--variant", "p-rope:0.5")
     assert (ended.code, ended.err) == (0, "")
     assert ended.out.count("inf") == 4
     assert ropelens("rope", model).out.count("inf") == 0
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (["--head-dim", 16], "--head-dim needs a --variant"),
-        (
-            ["--variant", "nope", "--base", 500],
-            "--base and --trained-context are for --head-dim",
-        ),
-        (["./a", "--variant", "nope", "--head-dim", 16], "--head-dim is for no model"),
-        (["--variant", "nope", "--head-dim", 7], "--head-dim 7 is odd; planes are pairs"),
-    ],
-)
-def test_heads_that_no_table_is_of(ropelens: Command, args: list, words: str):
-    ended = ropelens("rope", *args)
-    assert (ended.code, ended.out) == (2, "")
-    assert words in ended.problem
