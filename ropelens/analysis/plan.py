@@ -132,26 +132,18 @@ class Plan:
             dtype = f"{source.quantize}, computed in {dtype}"
         longest, tokens = int(lengths.max()), int(lengths.sum())
         upto = "" if tokens == count * longest else "up to "
-        rows = "all rows" if self.rows == "all" else f"{self.rows:,} rows of each sequence"
         return {
             "model": f"{source.name}, {config.num_hidden_layers} layers x {heads} heads, "
             f"{source.parameters:,} parameters in {dtype}",
-            "text": self.text.source,
             "tokens": f"{tokens:,} tokens ({count:,} sequences x {upto}{longest:,})",
-            "rows": rows,
+            "rows": "all rows"
+            if self.rows == "all"
+            else f"{self.rows:,} rows of each sequence",
             "batch": f"{self.batch_size:,} sequences at a time, "
             f"{-(-count // self.batch_size):,} batches",
             "memory": f"about {_size(self.memory)} of {_size(self.free)} free on "
             + ", ".join(map(str, source.devices)),
-            "time": "known after the first batch",
         }
-
-    @property
-    def line(self) -> str:
-        """All of it on one line."""
-        facts = self.facts
-        parts = [facts[name] for name in ("model", "tokens", "rows", "batch", "memory")]
-        return ", ".join(parts)
 
     def __str__(self) -> str:
         return "\n".join(f"{name:<7} {value}" for name, value in self.facts.items())

@@ -9,7 +9,7 @@ import typer
 
 from ropelens.analysis.options import Options
 from ropelens.commands.options import Text, Tokenizer, name_of, path_of, with_options
-from ropelens.commands.terminal import finish, say
+from ropelens.commands.terminal import finish, measure, say
 from ropelens.models.loading import option
 
 
@@ -75,7 +75,6 @@ def analyze(
         from ropelens.analysis.folders import is_measured, write_checkpoints
         from ropelens.analysis.plan import plan_analysis
         from ropelens.analysis.record import arguments_of
-        from ropelens.commands.measure import measure
         from ropelens.models.processes import gather, processes, shared
     for name, model in checkpoints.items():
         if plan:

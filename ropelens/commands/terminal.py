@@ -7,15 +7,18 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from io import TextIOWrapper
 from pathlib import Path
+from typing import Any
 
 import typer
 
+from ropelens.analysis.options import Options
 from ropelens.errors import RopelensError
+from ropelens.files.progress import opening, show_progress
 
 
 class Stopped(Exception):
@@ -47,6 +50,42 @@ def finish(findings: Sequence[str], page: Path) -> None:
     for finding in findings:
         say(finding, by="")
     print_path(page)
+
+
+def measure(
+    model: str,
+    text: list[Path] | None,
+    options: Options,
+    *,
+    folder: Path,
+    tokenizer: str | None,
+    truncation: Mapping[str, Any] | None = None,
+) -> tuple[list[str], Path] | None:
+    """Measure a model and save the results in `folder`; their summary, and the page's path.
+
+    All processes that torchrun started measure; the first one saves, for the others the
+    result is None.
+    """
+    from ropelens.analysis.analyze import analyze  # which imports torch
+    from ropelens.models.processes import processes, shared
+
+    with shared():
+        analysis = analyze(
+            model,
+            text,
+            options,
+            tokenizer=tokenizer,
+            truncation=truncation,
+            folder=folder,
+            progress=show_progress,
+            announce=lambda plan: say(f"plan: {', '.join(plan.facts.values())}"),
+        )
+    if not processes().is_main_process:
+        return None
+    with opening(show_progress, "writing"):
+        folder.parent.mkdir(exist_ok=True)
+        page = analysis.save(folder)
+    return analysis.summary, page
 
 
 def quiet_libraries() -> None:

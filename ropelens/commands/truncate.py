@@ -10,7 +10,7 @@ import typer
 
 from ropelens.analysis.options import Options
 from ropelens.commands.options import Model, Out, Text, Tokenizer, with_options
-from ropelens.commands.terminal import finish
+from ropelens.commands.terminal import finish, measure
 from ropelens.models.loading import option
 
 LEFT_OUT = {"prompts", "attention_on", "backend"}
@@ -110,7 +110,7 @@ def truncate(
     wanted_measures(measures)
     check_paths(model, text or (), options.ids)
     with opening(show_progress, "starting"):  # torch and transformers take seconds
-        from ropelens.commands.measure import measure
+        import ropelens.analysis.analyze  # noqa: F401
     sweep = {
         "keep": keep,
         "ends": [str(one) for one in end or End],
