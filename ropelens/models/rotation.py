@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ import torch
 from accelerate.utils import align_module_device
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from ropelens.errors import UnsupportedModel
 from ropelens.models.doorway import AttentionEdit
@@ -109,7 +108,7 @@ def read_rotations(
             tokens.vectors,
             positions,
             noise=subject.noise,
-            counts=[len(w) for w in stated_inv_freq(subject.model, layer)],
+            counts=[len(w) for w in stated_inv_freq(subject, layer)],
         )
         for layer, tokens in enumerate(lone)
     ]
@@ -147,7 +146,7 @@ def planes_now(subject: Subject, layer: int, planes: Planes, *, continued: bool)
     if not subject.depends_on_length:
         return planes
     count = len(planes.inv_freq)
-    stated = next(w for w in stated_inv_freq(subject.model, layer) if len(w) == count)
+    stated = next(w for w in stated_inv_freq(subject, layer) if len(w) == count)
     now = -stated if planes.inv_freq.sum() < 0 else stated
     if continued and not torch.equal(now, planes.inv_freq):
         raise UnsupportedModel(
@@ -172,31 +171,28 @@ def depends_on_length(config: PreTrainedConfig) -> bool:
     return bool(LENGTH_DEPENDENT & {str(p.get("rope_type")) for p in rope_parameters(config)})
 
 
-def stated_inv_freq(model: PreTrainedModel, layer: int) -> list[Float[Tensor, " frequency"]]:
+def stated_inv_freq(subject: Subject, layer: int) -> list[Float[Tensor, " frequency"]]:
     """The `inv_freq` that the model states for a layer: one, or several to choose from.
 
     Rotary modules keep it as a buffer, as `{layer_type}_inv_freq` where types of layers
     differ (Gemma 3), which comes first.
     """
-    config = model.config.get_text_config()
     names = ["inv_freq"]
-    if config.to_dict().get("layer_types") is not None:
-        names.insert(0, f"{config.layer_types[layer]}_inv_freq")
-    return [buffer for name in names for buffer in _buffers(model, name)]
-
-
-def _buffers(model: PreTrainedModel, name: str) -> Iterator[Tensor]:
-    """Every buffer of this name, in float32."""
-    for module in model.modules():
-        if name in dict(module.named_buffers(recurse=False)):
-            with align_module_device(module):
-                yield module.get_buffer(name).float().cpu()
+    if subject.config.to_dict().get("layer_types") is not None:
+        names.insert(0, f"{subject.config.layer_types[layer]}_inv_freq")
+    stated = []
+    for name in names:
+        for module in subject.model.modules():
+            if name in dict(module.named_buffers(recurse=False)):
+                with align_module_device(module):
+                    stated.append(module.get_buffer(name).float().cpu())
+    return stated
 
 
 def _longest_position(subject: Subject, context: int | None) -> int:
     """The farthest position that the probe may use without changing the rotation."""
     config = subject.config
-    if "rope_parameters" not in config.to_dict() or not stated_inv_freq(subject.model, 0):
+    if "rope_parameters" not in config.to_dict() or not stated_inv_freq(subject, 0):
         # No rotary module: positions may index a table, which ends somewhere.
         return subject.context - 1
     if not subject.depends_on_length:
@@ -223,7 +219,7 @@ def _check_rotates(subject: Subject, measured: list[MeasuredRotation]) -> None:
                 f"{subject.tolerance:.0e})",
                 attempt=ROTATING,
             )
-    stated = stated_inv_freq(subject.model, 0)
+    stated = stated_inv_freq(subject, 0)
     stands_still = all(rotation.planes.pairing == "none" for rotation in measured)
     if stands_still and not any(len(w) and not w.any() for w in stated):
         raise UnsupportedModel(
@@ -252,7 +248,7 @@ def _agree(
     A layer that stands still while its model states frequencies is a NoPE layer
     (SmolLM3); where the stated ones are all 0, its planes stand still by construction.
     """
-    candidates = stated_inv_freq(subject.model, layer)
+    candidates = stated_inv_freq(subject, layer)
     planes = rotation.planes
     if planes.pairing == "none":
         still = [w for w in candidates if not w.any() and 2 * len(w) <= planes.head_dim]
