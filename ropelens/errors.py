@@ -106,13 +106,9 @@ def public(function: Function) -> Function:
                 written = inspect.formatannotation(hint)
                 asked = IN_WORDS.get(hint) or re.sub(r"\b[a-z_.]+\.(?=[A-Z])", "", written)
                 raise BadArgument(
-                    f"{function.__name__}: {name} must be {asked}.", seen=_seen(value)
+                    f"{function.__name__}: {name} must be {asked}.",
+                    seen=f"{type(value).__name__} {value!r}"[:80],
                 )
         return function(*args, **kwargs)
 
     return call  # type: ignore[return-value]
-
-
-def _seen(value: object) -> str:
-    """A value and its type, cut at 80 characters."""
-    return f"{type(value).__name__} {value!r}"[:80]
