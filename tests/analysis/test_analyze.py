@@ -204,9 +204,7 @@ def test_a_plan_is_made_before_a_model_is_read(checkpoint: Path) -> None:
     assert short.facts["tokens"] == "384 tokens (6 sequences x 64)"
     assert (short.rows, short.batch_size) == ("all", 6)
     assert (long.rows, long.batch_size) == (512, 1)
-    assert "512 rows of each sequence, 1 sequences at a time, " in ", ".join(
-        long.facts.values()
-    )
+    assert long.facts["rows"] == "512 rows of each sequence"
 
 
 def test_less_memory_makes_smaller_batches() -> None:
