@@ -27,7 +27,7 @@ ROOMS = {
     "comparison": 760,
     "figures": 2_250,
     "report": 1_900,
-    "analysis commands": 2_230,
+    "analysis commands": 2_220,
 }
 PACKAGE, TESTS, NAMES = 23_000, 20_000, 59
 WORDS = {

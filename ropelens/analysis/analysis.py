@@ -211,17 +211,6 @@ def earlier_analysis(folder: Path, weights: str | None) -> Analysis | None:
     return None
 
 
-def joins_sweep(analysis: Analysis, text: str | None) -> bool:
-    """Whether a sweep on `text` (its fingerprint) joins `analysis` and needs no new profile.
-
-    `analyze` may have measured more of the text than the sweep does; the profile that another
-    sweep made for itself is measured anew.
-    """
-    apart = analysis.truncation is None or "sweep" in analysis.provenance
-    same = analysis.provenance.get("text", {}).get("fingerprint") == text
-    return apart and same and text is not None
-
-
 def _joined(analysis: Analysis, folder: Path) -> Analysis:
     """`analysis` with what `folder` has of the same weights: a sweep that it lacks, a reach."""
     weights = analysis.provenance.get("model", {}).get("fingerprint")

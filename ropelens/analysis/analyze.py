@@ -15,12 +15,7 @@ import numpy as np
 from jaxtyping import Int
 from torch import Tensor
 
-from ropelens.analysis.analysis import (
-    Analysis,
-    earlier_analysis,
-    joins_sweep,
-    with_sweep,
-)
+from ropelens.analysis.analysis import Analysis, earlier_analysis, with_sweep
 from ropelens.analysis.options import Options
 from ropelens.analysis.plan import Plan, Text, plan_analysis
 from ropelens.analysis.record import arguments_of, record_of, this_command
@@ -164,9 +159,14 @@ def analyze(
 def _joined_by_sweep(
     folder: str | Path | None, weights: str | None, text: str
 ) -> Analysis | None:
-    """The analysis in `folder` that a sweep joins; the same for all processes, or None."""
-    earlier = None if folder is None else earlier_analysis(Path(folder), weights)
-    joins = earlier is not None and joins_sweep(earlier, text or None)
+    """The analysis in `folder` that a sweep joins; the same for all processes, or None.
+
+    The profile that another sweep made for itself is measured anew.
+    """
+    earlier, joins = None if folder is None else earlier_analysis(Path(folder), weights), False
+    if earlier is not None and text:
+        apart = earlier.truncation is None or "sweep" in earlier.provenance
+        joins = apart and earlier.provenance.get("text", {}).get("fingerprint") == text
     return earlier if all(gather(joins)) else None
 
 

@@ -8,10 +8,7 @@ import pytest
 import torch
 from cli_runs import Command, apart, ropelens, save_family, unharmed
 from disk import full_disk
-from synthetic_profile import synthetic_profile
 from tiny_checkpoints import save_tiny
-
-from ropelens.files.results import save
 
 __all__ = ["ropelens"]
 
@@ -197,20 +194,3 @@ def test_memory_that_runs_out_is_one_line_and_a_bug_is_not(
     monkeypatch.setattr("ropelens.analysis.analyze.measure", lambda *args, **options: 1 / 0)
     with unharmed(out), pytest.raises(ZeroDivisionError):  # a bug is not made pretty
         ropelens("analyze", model, "--text", text, "--out", out)
-
-
-def test_report_on_a_full_disk_leaves_the_earlier_page(
-    ropelens: Command, tmp_path: Path
-) -> None:
-    profile, _ = synthetic_profile(layers=2, heads=2, frequencies=4)
-    save(profile, tmp_path / "profile.nc")
-    (tmp_path / "index.html").write_text("an earlier page")
-    before = sorted(tmp_path.iterdir())
-    with full_disk(200_000):
-        ended = ropelens("report", tmp_path)
-    assert ended.code == 1
-    assert ended.problem.startswith("The disk is full")
-    assert (tmp_path / "index.html").read_text() == "an earlier page"
-    assert sorted(tmp_path.iterdir()) == before
-    assert ropelens("report", tmp_path).code == 0
-    assert (tmp_path / "index.html").read_text().startswith("<!")
