@@ -17,7 +17,7 @@ from ropelens.errors import BadArgument, Count, public
 from ropelens.files.folder import file_name
 from ropelens.files.results import RECORD
 from ropelens.models.processes import processes
-from ropelens.train.data import Source
+from ropelens.train.data import Source, read_texts
 from ropelens.train.loop import TrainingFailed
 from ropelens.train.record import read_json, require_same, say, write_json
 from ropelens.train.run import Busy, train
@@ -151,7 +151,7 @@ def run_study(
         raise BadArgument(
             f"{path} names no text to train on.", attempt='--text FILE, or text = ["FILE"]'
         )
-    _begin(out, study)
+    _begin(out, study, source)
     runs = list(study.runs())
     diverged: list[str] = []
     busy: list[str] = []
@@ -175,7 +175,7 @@ def run_study(
     return out
 
 
-def _begin(out: Path, study: Study) -> None:
+def _begin(out: Path, study: Study, source: Source) -> None:
     """Write the study into `out`, or check that it is the one that is there."""
     path = out / STUDY
     if not path.exists() and any((out / name).exists() for name in (RECORD, "config.json")):
@@ -184,6 +184,7 @@ def _begin(out: Path, study: Study) -> None:
             attempt="another --out",
         )
     if processes().is_main_process and not path.exists():
+        read_texts(source)  # before there is a folder to leave behind
         write_json(path, study.facts())
     processes().wait_for_everyone()
     require_same(read_json(path), study.facts(), what=f"the study in {out}")
