@@ -120,9 +120,8 @@ def rescale(
     if not speeds.isfinite().all() or not 0 < attention_factor < math.inf:
         raise BadArgument(
             "inv_freq lists finite frequencies, and attention_factor is above 0.",
-            seen=f"{repr(inv_freq)[:80]}, {attention_factor}",
         )
-    return Edit(select, Rescale(lambda layer: (speeds, float(attention_factor))), heads)
+    return Edit(select, turning_at(lambda layer: (speeds, float(attention_factor))), heads)
 
 
 def _stop(query: Side, key: Side, chosen: Tensor, layer: Layer) -> tuple[Side, Side]:
@@ -134,16 +133,11 @@ def _drop(query: Side, key: Side, chosen: Tensor, layer: Layer) -> tuple[Side, S
     return query.at(chosen, gain=0.0), key
 
 
-@dataclass(frozen=True)
-class Rescale:
+def turning_at(frequencies: Frequencies) -> Action:
     """The action of `rescale`, for frequencies that may depend on the layer and the length."""
 
-    frequencies: Frequencies
-
-    def __call__(
-        self, query: Side, key: Side, chosen: Tensor, layer: Layer
-    ) -> tuple[Side, Side]:
-        inv_freq, factor = self.frequencies(layer)
+    def act(query: Side, key: Side, chosen: Tensor, layer: Layer) -> tuple[Side, Side]:
+        inv_freq, factor = frequencies(layer)
         count = len(layer.planes.inv_freq)
         if len(inv_freq) != count:
             raise BadArgument(
@@ -155,6 +149,8 @@ class Rescale:
             query.at(chosen, inv_freq=turned, gain=factor),
             key.at(chosen, inv_freq=turned, gain=factor),
         )
+
+    return act
 
 
 @dataclass(frozen=True, eq=False)

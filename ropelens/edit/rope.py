@@ -6,17 +6,17 @@ with rl.edit_rope(model, rl.stop_slowest(0.25)):
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ropelens.edit.actions import EVERY, Edit, Layer, Rescale, change_layer, stop
+from ropelens.edit.actions import EVERY, Edit, Layer, change_layer, stop, turning_at
 from ropelens.errors import BadArgument, public
-from ropelens.models.rotation import planes_now
+from ropelens.models.rotation import edited_planes, planes_now
 from ropelens.models.subject import Model, Subject, as_subject
 from ropelens.models.variants import attention_factor, shape_of
 from ropelens.rope.formulas import Rates
@@ -24,6 +24,9 @@ from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, PlaneNumbers, Wavelengths, heads_by_layer
 from ropelens.rope.turn import turn
 from ropelens.rope.variants import Variant, parse_variant
+
+NONE = "none"
+"""The entry of an evaluation that is the model as it is."""
 
 
 @public
@@ -99,7 +102,7 @@ def as_edit(variant: Variant, subject: Subject) -> Edit:
         inv_freq, factor = variant.frequencies(shape)
         return inv_freq, factor / factor_now
 
-    return Edit(EVERY, Rescale(frequencies))
+    return Edit(EVERY, turning_at(frequencies))
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,3 +139,31 @@ class ModelEdit:
         """How each head rotates under the edits, in rad/token; see `AttentionEdit`."""
         about = Layer(layer, planes, length)
         return change_layer(self.edits, about, self.subject.heads)[0].inv_freq
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The model as it is, or under an edit, and how each layer rotates."""
+
+    name: str
+    edit: ModelEdit | None
+    planes: list[Planes]
+
+    def open(self, subject: Subject) -> AbstractContextManager[None]:
+        """The model runs as this entry while the block runs."""
+        return nullcontext() if self.edit is None else subject.edit(self.edit)
+
+
+def entries_of(
+    subject: Subject, edits: Mapping[str, Edit | str | Sequence[Edit | str]], *, context: int
+) -> list[Entry]:
+    """An entry for the model as it is and for every edit, all checked."""
+    if NONE in edits:
+        raise BadArgument(f'An edit cannot be called "{NONE}": that is the model as it is.')
+    by_itself = [layer.planes for layer in subject.rotations(context)]
+    entries = [Entry(NONE, None, subject.planes(context))]
+    for name, given in edits.items():
+        edit = stack_edits(subject, [given] if isinstance(given, Edit | str) else given)
+        turned = [edited_planes(edit, *one, length=context) for one in enumerate(by_itself)]
+        entries.append(Entry(name, edit, turned))
+    return entries

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -77,38 +76,26 @@ def silence_heads(
     if (tokens is not None and to != "mean") or (lengths is not None and tokens is None):
         raise BadArgument(
             'tokens are for to="mean", and lengths are those of tokens.',
-            seen=f'to="{to}", tokens {"not " * (tokens is None)}given',
             attempt='to="mean" with tokens=; the padding of a batch is its attention mask',
         )
     shape = {"layers": subject.layers, "heads_of_layer": subject.heads}
     chosen = heads_by_layer(heads, **shape)
     _check_shown(subject)
     means = None if tokens is None else _means(subject, chosen, tokens, lengths)
-    with subject.silence(_Silence(chosen, to, means, int(seed))):
-        yield
 
-
-@dataclass(frozen=True)
-class _Silence:
-    """What stands in for the outputs of the chosen heads; see `HeadSilence`."""
-
-    chosen: Bool[Tensor, "layer head"]
-    to: Instead
-    means: Means | None
-    seed: int
-
-    def __call__(
-        self, layer: int, output: Tensor, real: Tensor, *, past: int
+    def silenced(
+        layer: int, output: Tensor, real: Tensor, *, past: int
     ) -> tuple[Tensor, Tensor] | None:
-        chosen = self.chosen[layer]
-        if not chosen.any():
+        """What stands in for the outputs of the chosen heads; see `HeadSilence`."""
+        of_layer = chosen[layer]
+        if not of_layer.any():
             return None
-        if self.to == "zero":
-            return chosen, torch.zeros_like(output)
-        if self.to == "resample":
-            return chosen, output[_partners(real.expand(output.shape[:2]), self.seed)]
-        if self.means is not None:
-            return chosen, self.means[layer].to(output).expand(output.shape)
+        if to == "zero":
+            return of_layer, torch.zeros_like(output)
+        if to == "resample":
+            return of_layer, output[_partners(real.expand(output.shape[:2]), int(seed))]
+        if means is not None:
+            return of_layer, means[layer].to(output).expand(output.shape)
         if past:
             raise BadArgument(
                 "The mean of a batch cannot be taken where a cache holds a part of it.",
@@ -117,7 +104,10 @@ class _Silence:
             )
         weight = real.expand(output.shape[:2])[..., None, None].double()
         mean = (output * weight).sum((0, 1)) / weight.sum()
-        return chosen, mean.to(output.dtype).expand(output.shape)
+        return of_layer, mean.to(output.dtype).expand(output.shape)
+
+    with subject.silence(silenced):
+        yield
 
 
 def _partners(real: Bool[Tensor, "sequence row"], seed: int) -> Int[Tensor, " sequence"]:
@@ -126,7 +116,6 @@ def _partners(real: Bool[Tensor, "sequence row"], seed: int) -> Int[Tensor, " se
     if count == 1:
         raise BadArgument(
             "A batch of one has no other sequence to resample a head from.",
-            means="profile and capture run single sequences; evaluate may be left with one",
             attempt="two sequences or more in a call (evaluate: a batch_size of two or more "
             'that divides their number), or to="mean" with tokens=',
         )

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 
 from ropelens.edit.actions import drop, stop
-from ropelens.errors import BadArgument, public
+from ropelens.errors import BadArgument, Whole, public
 from ropelens.measure.evaluate import evaluate
-from ropelens.measure.tokens import Tokens, as_corpus
+from ropelens.measure.tokens import Lengths, Tokens, as_corpus
 from ropelens.models.subject import Model, as_subject
 from ropelens.rope.select import PlaneNumbers, heads_by_layer
+from ropelens.statistics.corpus import Documents
 from ropelens.statistics.intervals import paired_interval
+from ropelens.statistics.rows import HowMany
 
 
 @public
@@ -24,14 +26,16 @@ def needed_planes(
     head: str,
     *,
     how: Literal["stop", "drop"] = "stop",
-    **options: Any,
+    lengths: Lengths | None = None,
+    documents: Documents | None = None,
+    rows: HowMany = "auto",
+    seed: Whole = 0,
 ) -> pd.DataFrame:
     """What changes when one plane of one head stands still ("stop") or drops out ("drop").
 
     `head` is one head, "2.3" (layer.head; with grouped keys a query head, whose neighbours
-    stay as they are). `options` are those of `evaluate` (lengths, documents, rows, ...), but
-    for edits and measures. Edits that are open stay: planes and wavelengths are those of the
-    head as it rotates then.
+    stay as they are). The other options are those of `evaluate`. Edits that are open stay:
+    planes and wavelengths are those of the head as it rotates then.
 
     Returns a row a plane, the fastest first: `plane`, `wavelength` (tokens),
     `attention_change` (bits: the mean over rows of KL(attention as it is || without the
@@ -44,14 +48,13 @@ def needed_planes(
     but stands still can drop out); and what `evaluate` raises.
     """
     subject = as_subject(model)
-    text = as_corpus(subject, tokens, options.get("lengths"))
+    text = as_corpus(subject, tokens, lengths)
     shape = {"layers": subject.layers, "heads_of_layer": subject.heads}
     chosen = heads_by_layer(head, **shape).nonzero().tolist()
     if len(chosen) != 1:
         raise BadArgument(
             "Planes are asked for of one head at a time.",
             seen=f"{head!r}: {len(chosen)} heads",
-            attempt='"2.3" for layer 2, head 3',
         )
     ((layer, number),) = chosen
     planes = subject.planes(text.context)[layer]
@@ -68,7 +71,16 @@ def needed_planes(
         )
     action = stop if how == "stop" else drop
     edits = {str(plane): action(PlaneNumbers((plane,)), heads=head) for plane in tried}
-    results = evaluate(subject, tokens, edits=edits, measures=["loss", "change"], **options)
+    results = evaluate(
+        subject,
+        tokens,
+        lengths=lengths,
+        documents=documents,
+        edits=edits,
+        measures=["loss", "change"],
+        rows=rows,
+        seed=seed,
+    )
     weight = results["predicted_tokens"].values.astype(float)
     group = results["group"].values
     changes = results["loss"].values[1:] - results["loss"].values[0]
