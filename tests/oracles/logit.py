@@ -116,7 +116,7 @@ def gain(
         penalty = (x @ x + SMOOTH * (steps @ steps)) / 2
         value = ridge / count * penalty - log_likelihood(x, rows)
         (slope,) = torch.autograd.grad(value, x)
-        return float(value), slope.numpy()
+        return value.item(), slope.numpy()
 
     options = {"maxiter": 5000, "maxfun": 10_000, "ftol": 1e-13, "gtol": 1e-8, "maxcor": 30}
     best = minimize(loss, np.zeros(sum(sizes)), jac=True, method="L-BFGS-B", options=options)
