@@ -10,8 +10,10 @@ import torch
 
 from ropelens.statistics.kernel import SEEN_BY, describe_kernel
 from ropelens.statistics.labels import (
+    GAINS,
     LABELS,
     Thresholds,
+    attention_budget,
     describe_wavelengths,
     label_heads,
 )
@@ -38,6 +40,19 @@ RULES = [  # total, sink, position, content -> label
 def labelled(thresholds: Thresholds, bits: tuple[float, ...]) -> str:
     parts = zip(("total", "sink", "position", "content"), bits, strict=True)
     return label_heads(thresholds, **{name: np.array([value]) for name, value in parts})[0]
+
+
+def test_a_budget_sums_to_its_total_and_no_part_is_negative() -> None:
+    """Whatever the gains on other rows: a model counts at least as those that it contains."""
+    gains = dict(zip(GAINS, np.random.default_rng(0).normal(size=(5, 1000)), strict=True))
+    bits = attention_budget(**gains)
+    parts = np.stack([bits[name] for name in ("sink", "position", "content", "interaction")])
+    assert parts.min() >= 0
+    np.testing.assert_allclose(parts.sum(0), bits["total"], atol=1e-12)
+    sink = np.maximum(gains["sink_gain"], 0)
+    np.testing.assert_array_equal(bits["sink"], sink)
+    content = np.maximum(gains["content_gain"], sink) - sink
+    np.testing.assert_allclose(bits["content"], content, atol=1e-12)
 
 
 @pytest.mark.parametrize(("bits", "label"), RULES)
