@@ -10,7 +10,6 @@ import hashlib
 import json
 import logging
 import math
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,7 +25,7 @@ from transformers.utils import logging as transformers_logging
 from ropelens.errors import BadArgument, BadCheckpoint, RopelensError, words_of
 from ropelens.models.checks import check_architecture, check_counts
 from ropelens.models.loading import Loading
-from ropelens.models.paths import bundled_path
+from ropelens.models.paths import at_home, bundled_path
 from ropelens.models.texts import encode
 
 WITHOUT_WEIGHTS = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py"]
@@ -59,7 +58,7 @@ def locate(name: str, loading: Loading, *, weights: bool = True) -> Checkpoint:
     local folder.
     """
     first, _, which = name.partition(":")
-    path = Path(os.path.expanduser(name))  # noqa: PTH111 (leaves "~nobody")
+    path = at_home(name)
     if first == "bundled":
         path = bundled_path(which or "rope")
     with suppress(OSError):  # a name may be longer than the name of a file

@@ -17,11 +17,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from ropelens.errors import BadArgument, BadText, Count, Positive, public, words_of
-from ropelens.models.paths import (
-    TEXT_SUFFIXES,
-    check_document,
-    check_text_path,
-)
+from ropelens.models.paths import TEXT_SUFFIXES, check_document, check_text_path
 from ropelens.statistics.rows import generator_of
 
 LARGEST_ID = 2**31

@@ -209,7 +209,7 @@ MEASURES: tuple[Variable, ...] = (
 
 What is neither `Statistic` nor `Derived` comes from models fitted to some rows
 (measure/budget.py); the last three from a pass over repeated random tokens
-(measure/repeats.py)."""
+(measure/tasks.py)."""
 
 STATISTICS = tuple(row for row in MEASURES if isinstance(row, Statistic))
 
