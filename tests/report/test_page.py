@@ -401,6 +401,7 @@ def test_of_a_thousand_rows_those_in_sight_are_there(browser, large):
     number = {name: int(index) for name, index in inside()}
     assert number["L16 H0"] == 16 * 32 + 2
     page.click("a[href='#L16H0']")
+    shown(page, 16, 0)
     down = "new KeyboardEvent('keydown', {key: 'ArrowDown', bubbles: true})"
     for_each = "for (let i = 0; i < 60; i++) document.activeElement.dispatchEvent"
     page.evaluate(f"{for_each}({down})")  # beyond what was there when it began

@@ -20,9 +20,10 @@ list.append(table);
 /** Room for the rows above and below those that are there. */
 const gaps = [0, 1].map(() => Object.assign(document.createElement("tr"), { className: "gap", ariaHidden: "true",
   innerHTML: `<td colspan="${rowAt(0).cells.length}">` }));
+body.append(...gaps);
 table.tHead.rows[0].setAttribute("aria-rowindex", 1);
 
-let order = lines.map((_, row) => row), shown = order, current = rowAt(0), inside = [];
+let order = lines.map((_, row) => row), shown = order, current = rowAt(0);
 
 /** The rows in sight; `follow` brings the chosen one there. */
 function showList(follow) {
@@ -32,12 +33,14 @@ function showList(follow) {
   const screen = Math.ceil(height / ROW), top = Math.floor(list.scrollTop / ROW), focused = document.activeElement;
   const begin = Math.max(0, top - screen), end = Math.min(shown.length, top + 2 * screen);
   const rows = shown.slice(begin, end);
-  if (String(rows) === String(inside)) return;  // rows that stay take clicks
-  inside = rows;
   gaps[0].cells[0].style.height = `${begin * ROW}px`;
   gaps[1].cells[0].style.height = `${(shown.length - end) * ROW}px`;
-  body.replaceChildren(gaps[0], ...rows.map(rowAt), gaps[1]);
-  rows.forEach((row, i) => rowAt(row).setAttribute("aria-rowindex", begin + i + 2));
+  for (const tr of [...body.rows].filter((tr) => tr.dataset.row && !rows.includes(Number(tr.dataset.row)))) tr.remove();
+  rows.forEach((row, i) => {  // a row that stays is not moved: a click on it may have begun
+    const tr = rowAt(row), before = i ? rowAt(rows[i - 1]) : gaps[0];
+    if (before.nextSibling !== tr) before.after(tr);
+    tr.setAttribute("aria-rowindex", begin + i + 2);
+  });
   table.setAttribute("aria-rowcount", shown.length + 1);
   if (list.contains(focused) || !focused.isConnected) (focused.isConnected ? focused : list).focus({ preventScroll: true });
 }
