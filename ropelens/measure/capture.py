@@ -11,7 +11,7 @@ from jaxtyping import Integer
 from torch import Tensor
 
 from ropelens.errors import BadArgument, Count, public
-from ropelens.measure.excerpt import TokenNames, check_attention, name_token
+from ropelens.measure.excerpt import TokenNames, name_token
 from ropelens.measure.tokens import as_corpus, describe_run
 from ropelens.models.paths import check_document
 from ropelens.models.rotation import inv_freq_by_head
@@ -102,7 +102,6 @@ def capture(
         for number in chosen[layer].nonzero().flatten().tolist():
             head = Head.of(call, number, replace(by_itself, inv_freq=inv_freq[number]))
             head.write({name: array[places[layer, number]] for name, array in arrays.items()})
-            check_attention(subject, {layer: head.residual()})
 
     with torch.no_grad(), subject.observe(see):
         subject.forward(tokens, last=1)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,11 +13,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.errors import BadArgument
 from ropelens.models.subject import Subject
 from ropelens.models.texts import check_tokens
 from ropelens.rope.planes import Planes, unrotate
-from ropelens.statistics.call import AttentionCall, attention_map, output_residual
+from ropelens.statistics.call import AttentionCall, attention_map
 from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.rows import generator_of
 from ropelens.statistics.variables import EXCERPTS, labelled, stack
@@ -233,47 +232,17 @@ def attention_of(
     tokens: Int[Tensor, " position"],
     also: Callable[[AttentionCall], None] = lambda call: None,
 ) -> list[Float[Tensor, "head row key"]]:
-    """The attention matrices of every layer on one short sequence; `also` sees the calls.
-
-    They are compared with what the model computes: weights from the observed queries, keys,
-    scale, soft-cap, mask and sinks, times the values, must give the model's own output.
-    Raises `UnsupportedModel` where they do not, as for a model that looks ahead.
-    """
+    """The attention matrices of every layer on one short sequence; `also` sees the calls."""
     maps: dict[int, Tensor] = {}
-    residuals: dict[int, float] = {}
 
     def observe(call: AttentionCall) -> None:
-        weights = attention_map(call)
-        maps[call.layer] = weights[0].float().cpu()
-        residuals[call.layer] = output_residual(call, weights)
+        maps[call.layer] = attention_map(call)[0].float().cpu()
         also(call)
 
     with torch.no_grad(), subject.observe(observe):
         subject.forward(tokens[None], last=1)
     subject.check_layers(set(maps))
-    check_attention(subject, residuals)
     return [maps[layer] for layer in sorted(maps)]
-
-
-def check_attention(subject: Subject, residuals: Mapping[int, float]) -> None:
-    """Refuse a model whose attention, as observed, misses its own output: by layer."""
-    for layer, residual in sorted(residuals.items()):
-        if not math.isfinite(residual):
-            raise UnsupportedModel(
-                f"{subject.kind} attends with numbers that are not finite.",
-                seen=f"layer {layer}: NaN or infinity in its scores or its output",
-                means=f"weights that are broken, or too large for {subject.model.dtype}",
-                attempt="dtype=torch.float32, or another checkpoint",
-            )
-        if not residual <= subject.tolerance:
-            raise UnsupportedModel(
-                f"{subject.kind} attends in a way that ropelens does not know.",
-                seen=f"layer {layer}: attention recomputed from its queries and keys misses "
-                f"the model's own output by {residual:.2g} (allowed {subject.tolerance:.0e})",
-                means="the model is not causal, or changes its scores or weights in a way "
-                "that it does not tell the attention interface",
-                attempt="a causal language model of a tested family (see README)",
-            )
 
 
 def name_token(tokenizer: TokenNames | None, token: int) -> str:

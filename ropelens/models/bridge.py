@@ -6,7 +6,7 @@ TransformerLens itself is imported only to make a bridge.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -20,15 +20,15 @@ from ropelens.errors import BadArgument, UnsupportedModel, words_of
 from ropelens.models.device import device_of
 from ropelens.models.doorway import (
     AttentionEdit,
-    HeadSilence,
     Hooks,
     hooked,
     hooks_of,
     silence_outputs,
 )
-from ropelens.models.masks import first_visible, positions
+from ropelens.models.judge import judge
+from ropelens.models.masks import between, positions
 from ropelens.models.subject import Subject
-from ropelens.statistics.call import AttentionCall, attention_map, output_residual
+from ropelens.statistics.call import AttentionCall
 
 # In the order in which a block fires them; the last one says that the call is complete.
 _HOOKS = {
@@ -67,12 +67,6 @@ class BridgeSubject(Subject):
         """All logits in one piece: a bridge has its head in its forward pass."""
         yield 0, self.forward(tokens)
 
-    def silence(self, silence: HeadSilence) -> AbstractContextManager[None]:
-        """Replace outputs of heads by `silence`, at o.hook_in, while the block runs."""
-        with self.by_itself(), torch.no_grad(), self.observe(self._check_output):
-            self.forward(torch.ones(1, 1, dtype=torch.long))
-        return super().silence(silence)
-
     @cached_property
     def _modules(self) -> list[Any]:
         return [self.bridge]
@@ -86,16 +80,6 @@ class BridgeSubject(Subject):
                     stack.enter_context(_at_layer(self, layer, block.attn))
             with hooked(self._modules, change):
                 yield
-
-    def _check_output(self, call: AttentionCall) -> None:
-        """Refuse a bridge that changes what heads give before it shows them (BitNet's norm)."""
-        residual = output_residual(call, attention_map(call))
-        if not residual <= self.tolerance:
-            raise _hidden(
-                self.bridge.blocks[call.layer].attn.original_component,
-                f"layer {call.layer}: attention times values misses o.hook_in by "
-                f"{residual:.2g}",
-            )
 
 
 @contextmanager
@@ -174,6 +158,9 @@ class _Calls:
         query, key, value = (self.parts[part].transpose(1, 2) for part in heads)
         by_head = output.reshape(*self.parts["query"].shape[:3], -1)
         visible = _visible(self.parts["scores"])
+        past = visible.shape[2] - visible.shape[1]
+        real = visible.diagonal(past, 1, 2)
+        start, not_between = between(visible, range(past, visible.shape[2]))
         facts = vars(self.attention)
         call = AttentionCall(
             layer=self.layer,
@@ -184,13 +171,13 @@ class _Calls:
             scale=facts["scaling"],
             softcap=facts.get("attn_logit_softcapping"),
             sink_logits=self.attention._parameters.get("sinks"),
-            start=first_visible(visible),
+            start=start,
+            visible=not_between,
         )
-        past = visible.shape[2] - visible.shape[1]
         self.parts.clear()
+        judge(call, real, type(self.attention).__name__, hooks.judged)
         for observer in hooks.observers:
             observer(call)
-        real = visible.diagonal(past, 1, 2)
         by_head = silence_outputs(hooks.silences, self.layer, by_head, real, past=past)
         return by_head.reshape(output.shape)
 

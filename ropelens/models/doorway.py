@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Protocol, runtime_checkable
 
@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from ropelens.errors import BadArgument, UnsupportedModel
-from ropelens.models.masks import first_keys, hidden_mask, own_keys, positions, real_rows
+from ropelens.models.judge import Judged, judge
+from ropelens.models.masks import hidden_mask, own_keys, positions, real_rows, visible_keys
 from ropelens.rope.planes import Planes
 from ropelens.statistics.call import AttentionCall
 
@@ -84,6 +85,7 @@ class Hooks:
     observers: tuple[Observer, ...] = ()
     edit: AttentionEdit | None = None
     silences: tuple[HeadSilence, ...] = ()
+    judged: Judged = field(default_factory=set)
 
 
 _hooks: ContextVar[dict[int, Hooks]] = ContextVar("ropelens_hooks")
@@ -273,8 +275,10 @@ def _attend(
             keys = _a_key_for_every_query(module)
     with keys:
         result = run(module, query, key, value, attention_mask, **options)
+    real = real_rows(own, attention_mask).to(query.device)
     if hooks.observers:
         scale, sinks = options.get("scaling"), options.get("s_aux")
+        start, visible = visible_keys(own, attention_mask, options.get("sliding_window"))
         call = AttentionCall(
             layer=layer,
             query=query.detach(),
@@ -284,14 +288,16 @@ def _attend(
             scale=1 / math.sqrt(query.shape[-1]) if scale is None else float(scale),
             softcap=options.get("softcap"),
             sink_logits=None if sinks is None else sinks.detach(),
-            start=first_keys(own, attention_mask, options.get("sliding_window")),
+            start=start,
             past=own.start,
+            visible=visible,
         )
+        if not options.get("dropout"):
+            judge(call, real, type(module).__name__, hooks.judged)
         for observer in hooks.observers:
             observer(call)
     if not hooks.silences:
         return result
-    real = real_rows(own, attention_mask).to(query.device)
     return silence_outputs(hooks.silences, layer, result[0], real, past=own.start), *result[1:]
 
 

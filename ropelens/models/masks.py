@@ -7,6 +7,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from ropelens.errors import UnsupportedModel
+from ropelens.statistics.call import sees
 
 
 def own_keys(rows: int, keys: int, mask: Tensor | None, implementation: str) -> range:
@@ -33,6 +34,7 @@ def positions(
     index = torch.arange(keys, device=device)[None]
     if position_ids is None or position_ids.ndim != 2:
         return index[:, own.start : own.stop], index
+    position_ids = position_ids[:, -len(own) :]  # of all tokens, of which some rows are asked
     if len(own) == keys:
         return position_ids, position_ids
     return position_ids, index + (position_ids[:, -1:] - own[-1])
@@ -47,25 +49,35 @@ def real_rows(own: range, mask: Tensor | None) -> Bool[Tensor, "_ row"]:
     return _visible(mask[:, 0, :, own.start : own.stop]).diagonal(dim1=1, dim2=2)
 
 
-def first_keys(
+def visible_keys(
     own: range, mask: Tensor | None, window: int | None
-) -> Int[Tensor, "*sequence position"]:
-    """First key that each row sees, read from the mask that the model was about to use.
+) -> tuple[Int[Tensor, "*sequence position"], Bool[Tensor, "batch row key"] | None]:
+    """First key that each row sees, and which ones where they are not all up to its own.
 
-    One row for all sequences, or one each where padding on the left tells them apart.
+    Read from the mask that the model was about to use. There is one row of first keys for all
+    sequences, or one each where padding on the left tells them apart.
     """
     if mask is None:
         window = window or own.stop
-        return (torch.arange(own.start, own.stop) - window + 1).clamp_min(0)
+        return (torch.arange(own.start, own.stop) - window + 1).clamp_min(0), None
     if not isinstance(mask, Tensor) or mask.ndim != 4:
         raise hidden_mask(type(mask).__name__)
-    return first_visible(_visible(mask[:, 0, : len(own), : own.stop]))
+    return between(_visible(mask[:, 0, : len(own), : own.stop]).expand(-1, len(own), -1), own)
 
 
-def first_visible(visible: Bool[Tensor, "batch row key"]) -> Int[Tensor, "*batch row"]:
-    """The first key that each row sees: one row for all sequences where they are alike."""
+def between(
+    visible: Bool[Tensor, "batch row key"], own: range
+) -> tuple[Int[Tensor, "*sequence position"], Bool[Tensor, "batch row key"] | None]:
+    """First key of each row, and `visible` where a row does not see all from there to its own.
+
+    One row of first keys for all sequences where they are alike.
+    """
     start = visible.byte().argmax(dim=-1).cpu()
-    return start[0] if bool((start == start[0]).all()) else start
+    row, key = torch.arange(own.start, own.stop), torch.arange(own.stop)
+    interval = sees(start, row.expand_as(start), key).to(visible.device)
+    of_padding = ~visible.any(-1, keepdim=True)
+    start = start[0] if bool((start == start[0]).all()) else start
+    return start, None if bool(((visible == interval) | of_padding).all()) else visible
 
 
 def hidden_mask(seen: str) -> UnsupportedModel:

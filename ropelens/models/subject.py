@@ -28,6 +28,7 @@ from ropelens.models.doorway import (
     unhooked,
     wrapped_attention,
 )
+from ropelens.models.judge import Judged
 from ropelens.models.rotation import (
     LayerRotation,
     depends_on_length,
@@ -68,6 +69,7 @@ class Subject:
         self.vocabulary: int = self.config.vocab_size
         self.depends_on_length = depends_on_length(self.config)
         self._rotations: dict[int | None, list[LayerRotation]] = {}
+        self._judged: Judged = set()
 
     # facts
 
@@ -144,7 +146,9 @@ class Subject:
         if positions is not None:
             inputs["position_ids"] = positions.to(self.device)
         if last and self._head_by_itself:
-            inputs["logits_to_keep"] = last
+            # As a list: of a number, Gemma 4 runs its last layers on these rows alone.
+            length = tokens.shape[1]
+            inputs["logits_to_keep"] = torch.arange(length - last, length, device=self.device)
         with _without_dropout(self.model):
             return self.model(**inputs, use_cache=False).logits
 
@@ -201,7 +205,9 @@ class Subject:
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
         """Show every attention call to `observer` while the block runs."""
         return self._hooked(
-            lambda hooks: replace(hooks, observers=(*hooks.observers, observer))
+            lambda hooks: replace(
+                hooks, observers=(*hooks.observers, observer), judged=self._judged
+            )
         )
 
     def edit(self, edit: AttentionEdit) -> AbstractContextManager[None]:

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ropelens.errors import UnsupportedModel
 from ropelens.rope.planes import Planes, plane_norms, unrotate
 from ropelens.statistics.call import AttentionCall, sees
 from ropelens.statistics.memory import (
@@ -54,6 +55,12 @@ class CallRows:
         sinks: Int[Tensor, "batch shared position"] | None = None,
         first: int = 0,
     ) -> None:
+        if call.visible is not None:
+            raise UnsupportedModel(
+                "Statistics are over rows that see all keys from a first one to their own.",
+                seen=f"layer {call.layer}: a mask with gaps, or with keys ahead of their row",
+                attempt="ropelens.observe or ropelens.capture, which take any mask",
+            )
         dtype = torch.promote_types(call.query.dtype, torch.float32)
         self.call, self.planes = call, planes
         self.q, self.k = call.query.to(dtype), call.key.to(dtype)

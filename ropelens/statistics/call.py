@@ -18,7 +18,9 @@ class AttentionCall:
     sequence only where padding on the left makes them differ. A call that continues a key-value
     cache has `past` keys before those of its rows: row r is i = past + r, and sees the keys
     from `start[r]` to i. A call of some rows has those `at` these positions, ascending, of all
-    sequences or of each: row r is i = at[r], and sees the keys from `start[i]` to i.
+    sequences or of each: row r is i = at[r], and sees the keys from `start[i]` to i. Where the
+    keys of some row are no such interval (a mask with gaps, a prefix, the top k), `visible`
+    says which they are.
 
     Scores are `scale` q . k, squashed to `softcap` tanh(score / softcap) where the model does
     so; `sink_logits` (gpt-oss) take part in the softmax without a key.
@@ -35,6 +37,16 @@ class AttentionCall:
     start: Int[Tensor, "*sequence position"]
     past: int = 0
     at: Int[Tensor, "*each row"] | None = None
+    visible: Bool[Tensor, "batch row key"] | None = None
+
+    def seen_by(self, row: Int[Tensor, " some"]) -> Bool[Tensor, "_ some key"]:
+        """Which keys some rows of `query` see, in one table for all sequences or one each."""
+        if self.visible is not None:
+            return self.visible[:, row.to(self.visible.device)]
+        first = self.start[..., row]
+        last = (self.past + row).expand_as(first)
+        seen = sees(first, last, torch.arange(self.key.shape[2]))
+        return seen.reshape(-1, *seen.shape[-2:])
 
     def row_at(self, position: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
         """The row of `query` at each position, all of which it must have."""
@@ -79,10 +91,7 @@ def attention_map(call: AttentionCall) -> Float[Tensor, "batch head row key"]:
     group = call.query.shape[1] // call.key.shape[1]
     key = call.key.to(dtype).repeat_interleave(group, dim=1)
     scores = call.squash(call.query.to(dtype) @ key.mT * call.scale)
-    row = call.past + torch.arange(scores.shape[-2])
-    seen = sees(call.start, row.expand_as(call.start), torch.arange(scores.shape[-1]))
-    if seen.ndim == 3:  # sequences that begin at different places
-        seen = seen[:, None]
+    seen = call.seen_by(torch.arange(scores.shape[-2]))[:, None]
     scores = scores.masked_fill(~seen.to(scores.device), -torch.inf)
     if call.sink_logits is None:
         return scores.softmax(-1)

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ropelens.rope.planes import Planes, plane_norms, unrotate
-from ropelens.statistics.call import AttentionCall, attention_map, output_residual, sees
+from ropelens.statistics.call import AttentionCall, attention_map
 
 VECTORS = ("query", "key", "value", "output")
 
@@ -31,10 +31,6 @@ class Head:
         vectors = {name: vars(alone)[name].to(dtype) for name in VECTORS}
         alone = replace(alone, **vectors)
         return cls(alone, planes, attention_map(alone)[0, 0])
-
-    def residual(self) -> float:
-        """Difference between the attention and the head's own output; see `output_residual`."""
-        return output_residual(self.call, self.attention[None, None])
 
     def write(self, into: Mapping[str, Tensor]) -> None:
         """Fill arrays of NaN, [query or key, frequency, ...] or [query, key], by their names.
@@ -63,6 +59,5 @@ class Head:
         self, q: Float[Tensor, "query coordinate"], k: Float[Tensor, "key coordinate"]
     ) -> Float[Tensor, "query key"]:
         """s q k of some coordinates, NaN where the query does not see the key."""
-        position = torch.arange(len(q))
-        seen = sees(self.call.start, position, position)
+        seen = self.call.seen_by(torch.arange(len(q)))[0]
         return (self.call.scale * q @ k.mT).masked_fill(~seen.to(q.device), torch.nan)

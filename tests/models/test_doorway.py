@@ -126,17 +126,21 @@ TOP_K = {  # keys a row attends to: fewer than the sequence has
 }
 
 
+def small(kind: str, more: dict[str, object], implementation: str) -> PreTrainedModel:
+    sizes = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "initializer_range": 0.3}
+    config = CONFIG_MAPPING[kind](**sizes | more)
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, attn_implementation=implementation).eval()
+
+
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize(("kind", "more"), [("deepseek_v32", TOP_K), ("doge", {})])
 def test_model_code_takes_the_branch_of_its_implementation(
     kind: str, more: dict[str, object], implementation: str
 ):
     """A mask of the top keys that hangs on the name; a file with an interface of its own."""
-    sizes = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96}
-    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "initializer_range": 0.3}
-    config = CONFIG_MAPPING[kind](**sizes | more)
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=implementation).eval()
+    model = small(kind, more, implementation)
     plain, calls = logits(model, tokens()), []
     with as_subject(model).observe(calls.append):
         assert torch.equal(logits(model, tokens()), plain)
@@ -287,7 +291,35 @@ def test_a_layer_that_looks_ahead_is_found(llama: LlamaForCausalLM):
     llama.set_attn_implementation("sdpa")
     with pytest.raises(UnsupportedModel, match="layer 1: attention recomputed") as refused:
         attention_of(as_subject(llama), tokens()[0])
-    assert refused.value.what.startswith("LlamaForCausalLM attends in a way that")
+    assert refused.value.what.startswith("LlamaAttention attends in a way that")
+
+
+@pytest.mark.parametrize("hidden", [slice(4, 7), slice(LENGTH - 5, LENGTH)])
+def test_keys_that_are_no_interval_are_those_of_the_mask(
+    llama: LlamaForCausalLM, hidden: slice
+):
+    """A mask with a gap, and padding on the right: no interval says which keys a row sees."""
+    calls: list[AttentionCall] = []
+    mask = torch.ones(2, LENGTH, dtype=torch.long)
+    mask[:, hidden] = 0
+    with torch.no_grad(), as_subject(llama).observe(calls.append):
+        llama(tokens(), attention_mask=mask, use_cache=False)
+    assert len(calls) == 2
+    for call in calls:
+        assert call.visible is not None
+        weights = attention_map(call)
+        assert not weights[..., hidden][:, :, mask[0].bool()].any()
+        group = call.query.shape[1] // call.key.shape[1]
+        output = (weights @ call.value.repeat_interleave(group, dim=1)).transpose(1, 2)
+        shown = mask[0].bool()
+        torch.testing.assert_close(output[:, shown], call.output[:, shown], rtol=0, atol=1e-5)
+
+
+def test_statistics_are_not_taken_over_keys_that_are_no_interval():
+    """The top 8 of 40 keys: what a row sees is no stretch of keys."""
+    model = small("deepseek_v32", TOP_K, "eager")
+    with pytest.raises(UnsupportedModel, match="see all keys from a first one"):
+        rl.profile(model, tokens(), surrogates=0)
 
 
 def test_a_silent_layer_is_refused(llama: LlamaForCausalLM):

@@ -1,0 +1,71 @@
+"""The judge of what is observed: the model's own output.
+
+Whatever a model does otherwise than ropelens reads it (a mask, a scale, a bias, keys that
+others share), attention by what was observed misses the output of the call. So every kind of
+call is compared once for each layer, on a few rows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from ropelens.errors import UnsupportedModel
+from ropelens.statistics.call import AttentionCall, attention_map, output_residual
+
+ROWS = 16
+"""Rows of each sequence that are compared, evenly spread, the last among them."""
+
+Judged = set[tuple[object, ...]]
+"""The kinds of calls that were compared: their layer, rows, and what their mask is like."""
+
+
+def judge(call: AttentionCall, real: Bool[Tensor, "_ row"], kind: str, judged: Judged) -> None:
+    """Raise `UnsupportedModel` where attention as observed misses the call's own output.
+
+    Attention is computed from queries, keys, values, scale, soft-cap, sink logits and the keys
+    that each row sees. `real` marks the rows that are no padding. A call like one in `judged`,
+    of the same layer, is not compared again. `kind` names the attention in the error.
+    """
+    rows = call.query.shape[2]
+    like = (call.layer, rows, call.visible is None, call.start.ndim, call.past > 0)
+    if like in judged:
+        return
+    row = torch.linspace(0, rows - 1, min(rows, ROWS)).long()
+    real = real.expand(len(call.query), -1)[:, row.to(real.device)]
+    output = call.output[:, row] * real[..., None, None].to(call.output.device)
+    seen = call.seen_by(row).to(real.device) & real[..., None]
+    some = replace(call, query=call.query[:, :, row], output=output, visible=seen)
+    with torch.no_grad():
+        residual = output_residual(some, attention_map(some).nan_to_num(0))
+        allowed = _rounding(some)
+    if not math.isfinite(residual):
+        raise UnsupportedModel(
+            f"{kind} attends with numbers that are not finite.",
+            seen=f"layer {call.layer}: NaN or infinity in its scores or its output",
+            attempt="dtype=torch.float32, or another checkpoint",
+        )
+    if residual > allowed:
+        raise UnsupportedModel(
+            f"{kind} attends in a way that ropelens does not know.",
+            seen=f"layer {call.layer}: attention recomputed from its queries, keys and mask "
+            f"misses the model's own output by {residual:.2g} (allowed {allowed:.0e})",
+            means="the model changes scores, mask or weights in a way that it does not tell "
+            "the attention interface",
+            attempt="a causal language model of a tested family (docs/families.md)",
+        )
+    judged.add(like)
+
+
+def _rounding(call: AttentionCall) -> float:
+    """How far from its size rounding may take the output.
+
+    Scores are rounded relative to the lengths of queries and keys, and weights by as much.
+    """
+    eps = torch.finfo(call.output.dtype).eps
+    longest = [float(torch.linalg.vector_norm(x, dim=-1).max()) for x in (call.query, call.key)]
+    return max(1e-5, 2.5 * eps, eps * call.scale * longest[0] * longest[1])
