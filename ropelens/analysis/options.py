@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, get_type_hints
+from typing import Annotated, Literal
 
 import typer
-from beartype.door import is_bearable
 
-from ropelens.errors import BadArgument
 from ropelens.models.loading import Loading, option
 
 
@@ -90,15 +87,3 @@ class Options(Loading):
     backend: Annotated[
         Literal["hf", "transformer-lens"], option(None, "The library that runs the model.")
     ] = "hf"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, hint in get_type_hints(type(self), include_extras=True).items():
-            value, info = getattr(self, name), hint.__metadata__[0]
-            least = info.min if info.min is not None else -math.inf
-            if not is_bearable(value, hint) or (isinstance(value, int) and value < least):
-                kind = str(hint.__origin__).removeprefix("<class '").removesuffix("'>")
-                raise BadArgument(
-                    f"The option {name} cannot be {value!r}."[:80],
-                    attempt=kind + f", at least {info.min}" * (info.min is not None),
-                )

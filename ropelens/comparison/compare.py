@@ -21,8 +21,8 @@ from ropelens.files.progress import ShowProgress, silent
 from ropelens.files.results import open_results, save
 from ropelens.measure.tokens import versions
 from ropelens.models.checkpoint import fingerprint
+from ropelens.models.device import device_named
 from ropelens.models.load import load
-from ropelens.models.loading import Loading
 from ropelens.models.processes import gather, place
 from ropelens.train.data import DATA
 
@@ -72,7 +72,7 @@ def compare(
     Raises:
         BadArgument: as `find_entries`, or no such device.
     """
-    Loading(device=device).devices()
+    device_named(device)
     entries, unfinished = find_entries(paths)
     if sequences < 2:
         raise BadArgument("A comparison takes two or more sequences.", seen=str(sequences))

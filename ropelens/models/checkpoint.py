@@ -1,7 +1,7 @@
 """A checkpoint on this machine: its folder, configuration, tokenizer and weight files.
 
 transformers, tokenizers and safetensors read them and say what is wrong. Refused here is what
-they accept: pickles, weights outside the folder, adapters, a tokenizer that fails at work.
+they accept: pickles, weights outside the folder, a tokenizer that fails at work.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import hashlib
 import json
 import logging
 import math
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
@@ -22,8 +23,8 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from ropelens.errors import BadArgument, BadCheckpoint, RopelensError, words_of
-from ropelens.models.checks import check_architecture, check_counts
+from ropelens.errors import BadArgument, BadCheckpoint, words_of
+from ropelens.models.device import stated_number
 from ropelens.models.loading import Loading
 from ropelens.models.paths import at_home, bundled_path
 from ropelens.models.texts import encode
@@ -31,12 +32,12 @@ from ropelens.models.texts import encode
 WITHOUT_WEIGHTS = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py"]
 # Folders in a repository (onnx/, original/, ...) hold conversions, which are not read.
 NOT_FETCHED = ["*/*", "consolidated*.safetensors"]
-SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
-PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
+INDEX = "model.safetensors.index.json"
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model"),
     *("sentencepiece.bpe.model", "tekken.json", "tiktoken.model", "*.tiktoken"),
 )
+COUNTS = ("vocab_size", "hidden_size", "num_attention_heads", "num_hidden_layers")
 
 
 @dataclass(frozen=True)
@@ -58,47 +59,32 @@ def locate(name: str, loading: Loading, *, weights: bool = True) -> Checkpoint:
     local folder.
     """
     first, _, which = name.partition(":")
-    path = at_home(name)
-    if first == "bundled":
-        path = bundled_path(which or "rope")
-    with suppress(OSError):  # a name may be longer than the name of a file
-        if path.exists():
-            if loading.revision is not None:
-                raise BadArgument(
-                    f"{name} has no revision {loading.revision}: it is on this machine."
-                )
-            if not path.is_dir():
-                raise BadCheckpoint(f"{path} is a file.", attempt=f"its folder, {path.parent}")
-            return Checkpoint(f"bundled:{path.name}" if first == "bundled" else name, path, "")
-    folder = _from_hub(name, loading, weights=weights)
-    return Checkpoint(name, folder, revision=folder.name)
+    path = bundled_path(which or "rope") if first == "bundled" else at_home(name)
+    if not os.path.isdir(path):  # noqa: PTH112 (False for a name of any length)
+        folder = _from_hub(name, loading, weights=weights)
+        return Checkpoint(name, folder, revision=folder.name)
+    if loading.revision is not None:
+        raise BadArgument(f"{name} has no revision {loading.revision}: it is on this machine.")
+    return Checkpoint(f"bundled:{path.name}" if first == "bundled" else name, path, "")
 
 
 def read_config(folder: Path, loading: Loading) -> PreTrainedConfig:
-    """The configuration in a folder, checked.
+    """The configuration in a folder.
 
-    Raises BadCheckpoint where transformers cannot read it or it states impossible numbers,
-    UnsupportedModel for a model that is not a causal language model.
+    Raises BadCheckpoint where transformers cannot read it or it states impossible numbers.
     """
-    if (folder / "adapter_config.json").exists():
-        raise BadCheckpoint(
-            f"{folder} holds an adapter (adapter_config.json).",
-            attempt="merge it into its base model (peft: merge_and_unload) and save that",
-        )
-    if not (folder / "config.json").is_file():
-        raise BadCheckpoint(f"{folder} has no config.json.", seen=f"it holds {_names(folder)}")
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=loading.trust_remote_code)
-        check_architecture(config)
-        check_counts(config)
-    except RopelensError:
-        raise
+        for name in COUNTS:  # transformers would build such a model for ever
+            if not 1 <= stated_number(config, name, 1) < 2**31:
+                raise ValueError(f"impossible {name}")
+        vars(config).pop("transformers_weights", None)  # the files are those of weight_files
     except Exception as error:  # the classes of models raise errors of every kind
         raise BadCheckpoint(
             f"transformers cannot read {folder / 'config.json'}.",
             seen=words_of(error, kind=True),
             attempt="a newer transformers; for a model that brings its own code "
-            "trust_remote_code=True, once you have read it",
+            "trust_remote_code=True, once you have read it; an adapter merged into its model",
         ) from error
     return config
 
@@ -141,38 +127,26 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files that transformers loads the checkpoint in `folder` from.
 
     Raises BadCheckpoint for a checkpoint in another format, and for a list of files that is
-    damaged, incomplete or names a file outside `folder`.
+    damaged or names a file outside `folder`.
     """
+    whole, index = folder / "model.safetensors", folder / INDEX
+    if whole.is_file():
+        return [whole]
+    if not index.is_file():
+        raise BadCheckpoint(
+            f"{folder} has no {whole.name}.",
+            means="ropelens reads no pickle (.bin, .pt), which can run any code",
+            attempt="AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER), "
+            "where you trust the author",
+        )
     try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
-        names = [config.get("transformers_weights"), *SAFETENSORS]
-        names = named = [name for name in names if name and (folder / name).is_file()][:1]
-        if names and names[0].endswith(".json"):
-            index = json.loads((folder / names[0]).read_text("utf-8"))
-            names = sorted(set(index["weight_map"].values()))
-        paths = [PurePath(name) for name in (*named, *names)]
-        outside = [path for path in paths if path.is_absolute() or ".." in path.parts]
+        names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+        if any(PurePath(name).name != name for name in names):
+            raise ValueError("it names weights outside the folder")
     except Exception as error:  # JSON of every form
         raise BadCheckpoint(
-            f"{folder} has no readable list of its weight files.",
-            seen=words_of(error, kind=True),
+            f"{index} cannot be read.", seen=words_of(error, kind=True)
         ) from error
-    if not names:
-        pickles = any(path.suffix in PICKLE_SUFFIXES for path in folder.iterdir())
-        raise BadCheckpoint(
-            f"{folder} has no weights in safetensors.",
-            seen=f"it holds {_names(folder)}",
-            means="a pickle can run any code, so ropelens reads none" * pickles,
-            attempt="AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER), "
-            "where you trust the author"
-            if pickles
-            else "save_pretrained writes them",
-        )
-    if outside:
-        raise BadCheckpoint(f"{folder} names weights outside itself: {outside[0]!s:.200}.")
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise BadCheckpoint(f"{folder} lacks weight files: {', '.join(missing):.200}.")
     return [folder / name for name in names]
 
 
@@ -184,10 +158,10 @@ def count_numbers(files: list[Path]) -> int:
             with safe_open(file, framework="pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 (no dict)
                     total += math.prod(tensors.get_slice(name).get_shape())
-        except SafetensorError as error:
+        except (SafetensorError, OSError) as error:
             raise BadCheckpoint(
-                f"{file} is truncated or damaged.",
-                seen=f"{file.stat().st_size:,} bytes; {error}",
+                f"{file} is missing, truncated or damaged.",
+                seen=words_of(error),
                 attempt="fetch it again; `git lfs pull` where git-lfs left a pointer",
             ) from error
     return total
@@ -215,19 +189,18 @@ def fingerprint(path: str | Path) -> str:
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """No messages of transformers and accelerate, and progress bars on a terminal only."""
-    loggers = [logging.getLogger(name) for name in ("transformers", "accelerate")]
-    levels = [logger.level for logger in loggers]
+    levels = {name: logging.getLogger(name).level for name in ("transformers", "accelerate")}
     on_terminal = sys.stderr is not None and sys.stderr.isatty()
     hide_bars = transformers_logging.is_progress_bar_enabled() and not on_terminal
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    for name in levels:
+        logging.getLogger(name).setLevel(logging.ERROR)
     if hide_bars:
         transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
         if hide_bars:
             transformers_logging.enable_progress_bar()
 
@@ -251,8 +224,3 @@ def _from_hub(name: str, loading: Loading, *, weights: bool) -> Path:
             attempt="a model of the Hub that is not in the cache needs the network (and "
             "HF_HUB_OFFLINE unset), a gated one `hf auth login`",
         ) from error
-
-
-def _names(folder: Path) -> str:
-    names = sorted(path.name for path in folder.iterdir())
-    return ", ".join(names[:8]) + ", ..." * (len(names) > 8) or "nothing"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psutil
 import torch
@@ -13,19 +12,13 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from ropelens.errors import BadArgument, words_of
-from ropelens.models.loading import DeviceMap
+from ropelens.models.loading import Loading
 
 FIXED = {"cpu": 150_000_000, "cuda": 2_500_000_000}
 """Bytes that measuring takes whatever the batch, for blocks of scores and the like."""
 
 LIBRARIES = 600_000_000
 """Bytes of main memory that a process takes with Python, torch and transformers in it."""
-
-GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-"""Where Linux lists control groups, which containers and batch jobs run in."""
-
-FILE_PAGES = ("inactive_file", "active_file", "slab_reclaimable")
-"""Memory that a group frees when a process asks for more, by its names in memory.stat."""
 
 
 def device_named(name: str) -> torch.device:
@@ -49,23 +42,21 @@ def device_named(name: str) -> torch.device:
     return device
 
 
-def devices_in(device_map: DeviceMap) -> list[torch.device]:
-    """The devices that compute under a device map: the GPUs, or the CPU where there is none.
+def devices_of_options(loading: Loading) -> list[torch.device]:
+    """The devices that a model will compute on, each tried; the first takes the tokens.
 
-    Raises `BadArgument` for a string that is not "auto", and for places that do not exist.
+    Under a device map they are the GPUs in it, or the CPU where there is none.
     """
-    if device_map == "auto":
-        gpus = range(torch.cuda.device_count())
-        return [torch.device("cuda", gpu) for gpu in gpus] or [torch.device("cpu")]
-    if not isinstance(device_map, Mapping) or not device_map:
-        raise BadArgument(
-            f"There is no device map {device_map!r}.",
-            attempt='"auto", or a place ("cuda:0", "cpu", "disk") for each part of the model',
-        )
-    names = [f"cuda:{at}" if isinstance(at, int) else at for at in device_map.values()]
-    named = [device_named(name) for name in dict.fromkeys(names) if name != "disk"]
-    devices = named or [torch.device("cpu")]
-    return [device for device in devices if device.type == "cuda"] or devices
+    if loading.device_map is None:
+        return [device_named(loading.device)]
+    if loading.device_map == "auto":
+        named = [torch.device("cuda", gpu) for gpu in range(torch.cuda.device_count())]
+    else:
+        places = [
+            f"cuda:{at}" if isinstance(at, int) else at for at in loading.device_map.values()
+        ]
+        named = [device_named(place) for place in dict.fromkeys(places) if place != "disk"]
+    return [device for device in named if device.type == "cuda"] or [torch.device("cpu")]
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -112,21 +103,7 @@ def free_bytes(device: torch.device) -> int:
     """Bytes of memory that the device has left, for this process and others."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return min([psutil.virtual_memory().available, *_left_to_groups()])
-
-
-def _left_to_groups() -> Iterator[int]:
-    """Bytes that each control group (version 2) of this process has left."""
-    text = OWN_GROUPS.read_text() if OWN_GROUPS.exists() else ""
-    names = [line.removeprefix("0::/") for line in text.splitlines() if line.startswith("0::")]
-    for group in [GROUPS / name for name in names]:
-        for folder in [group, *group.parents]:
-            with suppress(OSError, ValueError):  # a folder above all groups; "max" is no limit
-                limit = int((folder / "memory.max").read_text())
-                used = int((folder / "memory.current").read_text())
-                stat = (folder / "memory.stat").read_text().splitlines()
-                facts = dict(line.split() for line in stat)
-                yield max(0, limit - used + sum(int(facts.get(name, 0)) for name in FILE_PAGES))
+    return psutil.virtual_memory().available
 
 
 def room_for_weights(devices: list[torch.device]) -> dict[int | str, int]:

@@ -1,7 +1,13 @@
-"""`load`: the name of a checkpoint becomes a model that can be measured, or a clear error."""
+"""`load`: the name of a checkpoint becomes a model that can be measured, or a clear error.
+
+What transformers loads without a word is refused: weights that it would fill with random
+numbers, models whose tokens see what comes after them.
+"""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,13 +15,14 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    BitsAndBytesConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    TorchAoConfig,
 )
 
-from ropelens.errors import BadArgument, BadCheckpoint, public, words_of
-from ropelens.models import checks
+from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel, public, words_of
 from ropelens.models.checkpoint import (
     Checkpoint,
     count_numbers,
@@ -25,18 +32,26 @@ from ropelens.models.checkpoint import (
     read_tokenizer,
     weight_files,
 )
-from ropelens.models.device import free_bytes, room_for_weights
-from ropelens.models.loading import QUANTIZATIONS, DeviceMap, Loading, quantization_config
+from ropelens.models.device import (
+    device_of,
+    devices_of_options,
+    free_bytes,
+    room_for_weights,
+)
+from ropelens.models.loading import DeviceMap, Dtype, Loading, Quantization
+
+BITS = {"int8": 8, "bnb-int8": 8, "bnb-nf4": 4}
+"""Bits that a weight takes in each `Quantization`."""
 
 
 @public
 def load(
     name: str | Path,
     *,
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     device: str = "auto",
     device_map: DeviceMap | None = None,
-    quantize: str | None = None,
+    quantize: Quantization | None = None,
     revision: str | None = None,
     local_files_only: bool = False,
     trust_remote_code: bool = False,
@@ -93,8 +108,8 @@ class Opened:
     def weight_bytes(self) -> int:
         """About how many bytes the weights will take."""
         if self.loading.quantize is not None:
-            return self.parameters * QUANTIZATIONS[self.loading.quantize][1] // 8
-        if self.loading.dtype == "saved" or is_quantized(self.config):
+            return self.parameters * BITS[self.loading.quantize] // 8
+        if self.loading.dtype == "saved" or _is_quantized(self.config):
             return self.file_bytes
         return self.parameters * self.torch_dtype.itemsize
 
@@ -112,20 +127,21 @@ class Opened:
         """The model, checked; raises as `load` does."""
         size, free = self.weight_bytes, free_bytes(self.devices[0])
         if self.loading.device_map is None and size > free:
-            raise self._too_large(
-                f"{size / 1e9:.1f} GB of weights, {free / 1e9:.1f} GB free on {self.devices[0]}"
+            raise BadArgument(
+                f"The model in {self.checkpoint.path} does not fit into the memory of "
+                f"{self.devices[0]}.",
+                seen=f"{size / 1e9:.1f} GB of weights, {free / 1e9:.1f} GB free",
+                attempt="dtype bfloat16, another device, or device map auto",
             )
-        quantized = is_quantized(self.config)  # which reading may change
+        quantized = _is_quantized(self.config)  # which reading may change
         with quiet_transformers():
             model = self._from_pretrained()
-            if quantized and not is_quantized(model.config):  # some weights are bfloat16 still
+            if quantized and not _is_quantized(model.config):  # some weights are bfloat16 still
                 for parameter in model.parameters():
                     parameter.data = parameter.data.to(self.torch_dtype)
             model.config._name_or_path = self.checkpoint.name
             model.eval().requires_grad_(False)
-            checks.check_finite(model)
-            checks.check_causal(model)
-        checks.warn_of_idle_rotary_factor(model)
+            _check_causal(model)
         return model
 
     def _from_pretrained(self) -> PreTrainedModel:
@@ -133,10 +149,10 @@ class Opened:
         options: dict[str, Any] = {"device_map": loading.device_map or {"": self.devices[0]}}
         if loading.device_map == "auto":
             options["max_memory"] = room_for_weights(self.devices)
-        if loading.quantize is not None:
-            options["quantization_config"] = quantization_config(loading.quantize)
         auto: Any = AutoModelForCausalLM  # whose types know one model of what it returns
         try:
+            if loading.quantize is not None:
+                options["quantization_config"] = _quantization_config(loading.quantize)
             model, weights = auto.from_pretrained(
                 path,
                 config=self.config,
@@ -145,49 +161,105 @@ class Opened:
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # check_loading names them
+                ignore_mismatched_sizes=True,  # _check_weights names them
                 **options,
             )
-        except torch.OutOfMemoryError as error:
-            raise self._too_large(words_of(error, kind=True)) from error
         except Exception as error:  # the classes of models raise errors of every kind
             raise BadCheckpoint(
                 f"transformers cannot load the model in {path}.",
                 seen=words_of(error, kind=True),
             ) from error
-        checks.check_loading(model, weights)
+        _check_weights(type(model).__name__, weights)
         return model
-
-    def _too_large(self, seen: str) -> BadArgument:
-        return BadArgument(
-            f"The model in {self.checkpoint.path} does not fit into the memory of the device.",
-            seen=seen,
-            attempt="dtype bfloat16, another device, or device map auto",
-        )
 
 
 def open_checkpoint(name: str | Path, loading: Loading) -> Opened:
     """The checkpoint that `load` loads, before its weights; raises as `load` does."""
-    devices = loading.devices()
+    devices = devices_of_options(loading)
     with quiet_transformers():
         checkpoint = locate(str(name), loading)
         config = read_config(checkpoint.path, loading)
         files = weight_files(checkpoint.path)
-        parameters = count_numbers(files)
-        tokenizer = read_tokenizer(checkpoint.path, loading)
-    if loading.quantize is not None and is_quantized(config):
-        raise BadArgument(f"The weights of {name} are quantized already.")
-    return Opened(
-        checkpoint=checkpoint,
-        loading=loading,
-        devices=devices,
-        config=config,
-        tokenizer=tokenizer,
-        parameters=parameters,
-        file_bytes=sum(file.stat().st_size for file in files),
-    )
+        return Opened(
+            checkpoint=checkpoint,
+            loading=loading,
+            devices=devices,
+            config=config,
+            tokenizer=read_tokenizer(checkpoint.path, loading),
+            parameters=count_numbers(files),
+            file_bytes=sum(file.stat().st_size for file in files),
+        )
 
 
-def is_quantized(config: PreTrainedConfig) -> bool:
-    """Whether a checkpoint's weights are saved in fewer bits."""
+def _is_quantized(config: PreTrainedConfig) -> bool:
     return bool(config.to_dict().get("quantization_config"))
+
+
+def _quantization_config(name: Quantization) -> Any:
+    """What transformers takes to quantize weights as it reads them."""
+    if name == "int8":
+        from torchao.quantization import Int8WeightOnlyConfig
+
+        return TorchAoConfig(Int8WeightOnlyConfig())
+    if name == "bnb-int8":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+
+
+def _check_weights(name: str, weights: dict[str, set]) -> None:
+    """Raise BadCheckpoint for weights that the checkpoint does not give, warn of any left over.
+
+    `weights` is what from_pretrained(output_loading_info=True) says; without this check such
+    weights are random numbers.
+    """
+    missing = weights["missing_keys"] | {name for name, *_ in weights["mismatched_keys"]}
+    if missing:
+        raise BadCheckpoint(
+            f"The checkpoint lacks weights of {name}, which would be random numbers.",
+            seen=f"{len(missing)} missing or of another shape: {_some(missing)}",
+        )
+    if weights["unexpected_keys"]:
+        warnings.warn(
+            f"{name} has no place for some tensors of the checkpoint and leaves them out: "
+            f"{len(weights['unexpected_keys'])}, {_some(weights['unexpected_keys'])}",
+            stacklevel=6,  # who called load
+        )
+
+
+def _some(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    return ", ".join(ordered[:3]) + ", ..." * (len(ordered) > 3)
+
+
+@torch.no_grad()
+def _check_causal(model: PreTrainedModel) -> None:
+    """Raise UnsupportedModel where a token changes what is predicted before it.
+
+    Measured, because no config says it for all families: GPT-NeoX is causal with
+    is_decoder=False, BERT is not. Changes are held against that of the last token's logits.
+    Raises BadCheckpoint where the model does not run, or gives logits that are not finite.
+    """
+    length, vocabulary = 8, model.config.get_text_config().vocab_size
+    tokens = torch.arange(length, device=device_of(model)) % vocabulary
+    pair = torch.stack([tokens, tokens])
+    pair[1, -1] = (pair[1, -1] + 1) % vocabulary
+    try:
+        logits = model(input_ids=pair, use_cache=False).logits
+        if not torch.isfinite(logits).all():
+            raise ValueError("its logits are NaN or infinite")
+    except Exception as error:  # the config's fault: nothing of ours runs inside
+        raise BadCheckpoint(
+            f"{type(model).__name__} does not run in {model.dtype}.",
+            seen=words_of(error, kind=True),
+            attempt="another dtype (float32 or bfloat16), or another checkpoint",
+        ) from error
+    change = (logits[0] - logits[1]).abs().amax(-1)
+    tolerance = max(1e-4, 4 * torch.finfo(model.dtype).eps)
+    before, own = float(change[:-1].max()), float(change[-1])
+    if before > tolerance * own:
+        raise UnsupportedModel(
+            f"{type(model).__name__} is not a causal language model.",
+            seen=f"another last token changes the logits before it by {before:.2g}, its own by "
+            f"{own:.2g}",
+            attempt="a decoder-only model, such as a Llama",
+        )

@@ -52,7 +52,7 @@ def in_latin_1(model: Path, text: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "options", "words"),
     [
-        (cut, (), "model.safetensors is truncated or damaged"),
+        (cut, (), "model.safetensors is missing, truncated or damaged"),
         (without_tokenizer, (), "A text needs the tokenizer of the model"),
         (in_latin_1, (), "is not UTF-8"),
         (None, ("--revision", "main"), "has no revision main"),
@@ -140,7 +140,7 @@ def test_what_is_wrong_is_said_before_anything_slow(
         ("analyze", model, *to): "There is no text to run",
         ("analyze", model, "--ids", "a.pt", *to): "There are no token ids at a.pt",
         ("analyze", model, "--text", text, "--out", tmp_path / "held"): "holds a model",
-        ("analyze", "--dtype", "float7", *to): "no dtype 'float7'",
+        ("analyze", "--dtype", "float7", *to): "'float7' is not one of 'float32'",
         ("truncate", "--measures", "loos", *to): "There is no measure 'loos'",
     }
     all_args = [list(map(str, args)) for args in wrong]

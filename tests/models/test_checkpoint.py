@@ -1,25 +1,36 @@
-"""Where checkpoints lie: names, folders, the Hub and its cache."""
+"""Where checkpoints lie, and what is wrong with damaged ones, each refused in one line."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
-import subprocess
-import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from huggingface_hub import constants
-from tiny_checkpoints import save_tiny
+from huggingface_hub.utils import filter_repo_objects
+from safetensors.torch import load_file
+from tiny_checkpoints import SIZES, edit_config, edit_weights, save_over, save_tiny, tiny_llama
+from transformers import (
+    BertConfig,
+    BertLMHeadModel,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
-from ropelens.errors import BadCheckpoint
+from ropelens.errors import BadCheckpoint, UnsupportedModel
 from ropelens.models.checkpoint import fingerprint, locate
 from ropelens.models.load import load
 from ropelens.models.loading import Loading
+
+NO_SPECIAL_TOKENS = dict.fromkeys(
+    ["pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"]
+)
 
 
 @pytest.fixture
@@ -59,83 +70,19 @@ def test_a_hub_id_is_read_from_the_cache(
     assert locate("acme/tiny", loading).revision == "c" * 40
 
 
-class Hub(ThreadingHTTPServer):
-    """A Hub with one model, acme/tiny, on this machine: what the real client asks of it."""
+def test_no_pickle_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = ["config.json", "model.safetensors", "pytorch_model.bin", "onnx/config.json"]
+    fetched = []
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.asked: list[str] = []
-        super().__init__(("127.0.0.1", 0), HubRequest)
+    def fetch(name: str, *, allow_patterns: list, ignore_patterns: list, **_: object) -> str:
+        patterns = {"allow_patterns": allow_patterns, "ignore_patterns": ignore_patterns}
+        fetched.append(list(filter_repo_objects(files, **patterns)))
+        return str(tmp_path)
 
-
-class HubRequest(BaseHTTPRequestHandler):
-    server: Hub
-
-    def do_GET(self) -> None:
-        path = self.path.split("?")[0]
-        self.server.asked.append(path)
-        folder, commit = self.server.folder, "d" * 40
-        files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
-        headers = {"X-Repo-Commit": commit}
-        if path.startswith("/api/models/acme/tiny/tree"):
-            answer = [
-                {"type": "file", "path": str(f.relative_to(folder)), "size": f.stat().st_size}
-                | {"oid": hashlib.sha1(f.read_bytes()).hexdigest()}
-                for f in files
-            ]
-            body = json.dumps(answer).encode()
-        elif path.startswith("/api/models/acme/tiny/revision"):
-            body = json.dumps({"id": "acme/tiny", "sha": commit}).encode()
-        elif f"/resolve/{commit}/" in path:
-            body = (folder / path.split(f"{commit}/")[1]).read_bytes()
-            headers["ETag"] = f'"{hashlib.sha1(body).hexdigest()}"'
-        else:
-            self.send_error(404)
-            return
-        self.send_response(200)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-
-def test_a_hub_id_is_fetched_without_its_pickles(folder: Path, tmp_path: Path) -> None:
-    (folder / "pytorch_model.bin").write_bytes(b"a pickle")
-    (folder / "onnx").mkdir()
-    (folder / "onnx" / "config.json").write_text("{}")
-    program = (
-        "from ropelens.models.load import load\n"
-        "model, tokenizer = load('acme/tiny', revision='main')\n"
-        "print(model.config._name_or_path, tokenizer is not None)"
-    )
-    with Hub(folder) as hub:
-        threading.Thread(target=hub.serve_forever, daemon=True).start()
-        settings = {
-            "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}",
-            "HF_HUB_CACHE": str(tmp_path / "cache"),
-            "HF_HUB_OFFLINE": "0",
-            "NO_PROXY": "127.0.0.1",
-        }
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            env=os.environ | settings,
-        )
-        hub.shutdown()
-    assert (done.returncode, done.stdout) == (0, "acme/tiny True\n"), done.stderr
-    wanted = {p.name for p in folder.iterdir() if p.suffix in {".json", ".safetensors"}}
-    assert {Path(path).name for path in hub.asked if "/resolve/" in path} == wanted
-    snapshot = tmp_path / "cache" / "models--acme--tiny" / "snapshots" / ("d" * 40)
-    assert {p.name for p in snapshot.rglob("*")} == wanted
+    monkeypatch.setattr("ropelens.models.checkpoint.snapshot_download", fetch)
+    locate("acme/tiny", Loading())
+    locate("acme/tiny", Loading(), weights=False)
+    assert fetched == [files[:2], files[:1]]
 
 
 # Names of nothing.
@@ -167,10 +114,154 @@ def test_a_name_of_nothing_is_refused(
     assert "\n" not in caught.value.line
 
 
-def test_a_file_of_weights_points_to_its_folder(folder: Path) -> None:
-    with pytest.raises(BadCheckpoint, match=r"is a file") as caught:
-        load(folder / "model.safetensors")
-    assert f"{folder}\n" in f"{caught.value}\n"
+# What lies in a folder.
+
+
+def truncate(folder: Path, size: int) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:size])
+
+
+def only_pickle(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def sharded(folder: Path) -> tuple[Path, dict[str, str]]:
+    """A checkpoint of several files in `folder`; its index, and what that maps."""
+    (folder / "model.safetensors").unlink()
+    tiny_llama().save_pretrained(folder, max_shard_size="20KB")
+    index = folder / "model.safetensors.index.json"
+    return index, json.loads(index.read_text())["weight_map"]
+
+
+def lose_a_shard(folder: Path) -> None:
+    _, files = sharded(folder)
+    (folder / sorted(files.values())[-1]).unlink()
+
+
+def bad_index(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text("[1, 2]")
+
+
+def overflowing(weights: dict[str, torch.Tensor]) -> None:
+    weights["model.norm.weight"][:] = 3e38
+
+
+def not_a_number(weights: dict[str, torch.Tensor]) -> None:
+    weights["model.layers.1.mlp.up_proj.weight"][3, 5] = torch.nan
+
+
+def t5() -> T5ForConditionalGeneration:
+    sizes = {"vocab_size": 40, "d_model": 16, "d_kv": 4, "d_ff": 16}
+    return T5ForConditionalGeneration(T5Config(num_layers=1, num_heads=4, **sizes))
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
+    "no config": (lambda f: (f / "config.json").unlink(), ["transformers cannot read"]),
+    "config no JSON": (
+        lambda f: (f / "config.json").write_text("{'model_type': "),
+        ["transformers cannot read", "is not a valid JSON file"],
+    ),
+    "unknown model type": (
+        lambda f: edit_config(f, model_type="yeti"),
+        ["has model type `yeti`", "a newer transformers"],
+    ),
+    "code of its own": (
+        lambda f: edit_config(f, model_type="yeti", auto_map={"AutoConfig": "yeti.Yeti"}),
+        ["contains custom code", "trust_remote_code=True"],
+    ),
+    "impossible config": (
+        lambda f: edit_config(f, hidden_size=31),
+        ["transformers cannot read", "31"],
+    ),
+    "layers without end": (
+        lambda f: edit_config(f, num_hidden_layers=10**30),
+        ["impossible num_hidden_layers"],
+    ),
+    "key heads that share no query heads": (
+        lambda f: edit_config(f, num_key_value_heads=3),
+        [""],
+    ),
+    "truncated": (
+        lambda f: truncate(f, 30_000),
+        ["model.safetensors is missing, truncated or damaged", "git lfs pull"],
+    ),
+    "missing tensor": (
+        lambda f: edit_weights(f, lambda w: w.pop("model.layers.0.self_attn.q_proj.weight")),
+        ["lacks weights of LlamaForCausalLM", "1 missing", "self_attn.q_proj", "random"],
+    ),
+    "mismatched": (
+        lambda f: edit_config(f, intermediate_size=64),
+        ["6 missing or of another shape", "layers.0.mlp.down_proj"],
+    ),
+    "NaN": (lambda f: edit_weights(f, not_a_number), ["its logits are NaN or infinite"]),
+    "overflow": (
+        lambda f: edit_weights(f, overflowing),
+        ["does not run in torch.float32", "NaN or infinite", "another dtype"],
+    ),
+    "pickle": (
+        only_pickle,
+        ["no model.safetensors", "run any code", "save_pretrained(NEW"],
+    ),
+    "missing shard": (lose_a_shard, ["of-00004.safetensors is missing"]),
+    "bad index": (bad_index, ["index.json cannot be read"]),
+    "bad tokenizer": (
+        lambda f: (f / "tokenizer.json").write_text('{"version": "1.0"}'),
+        ["tokenizer in", "cannot be read"],
+    ),
+    "ModernBERT": (
+        lambda f: save_over(
+            f, ModernBertForMaskedLM(ModernBertConfig(**SIZES, **NO_SPECIAL_TOKENS))
+        ),
+        ["Unrecognized configuration class"],
+    ),
+    "T5": (lambda f: save_over(f, t5()), ["Unrecognized configuration class"]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_refused_by_name(
+    folder: Path, capfd: pytest.CaptureFixture[str], damage: str
+) -> None:
+    change, words = DAMAGES[damage]
+    change(folder)
+    capfd.readouterr()
+    with pytest.raises(BadCheckpoint) as caught:
+        load(folder)
+    for word in words:
+        assert word in str(caught.value)
+    assert "\n" not in caught.value.line
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_model_that_looks_ahead_is_refused(folder: Path) -> None:
+    save_over(folder, BertLMHeadModel(BertConfig(**SIZES)))
+    with pytest.raises(UnsupportedModel, match="BertLMHeadModel is not a causal") as caught:
+        load(folder)
+    assert "changes the logits before it" in caught.value.parts["seen"]
+
+
+def test_weights_outside_the_folder_are_not_read(folder: Path) -> None:
+    index, files = sharded(folder)
+    first = next(iter(files))
+    beside = folder.parent / "beside.safetensors"
+    beside.write_bytes((folder / files[first]).read_bytes())
+    for place in ("../beside.safetensors", str(beside)):
+        index.write_text(json.dumps({"metadata": {}, "weight_map": files | {first: place}}))
+        with pytest.raises(BadCheckpoint, match="names weights outside the folder"):
+            load(folder)
+    whole = save_tiny(folder.parent / "whole")
+    edit_config(whole, transformers_weights="../beside.safetensors")
+    assert load(whole)[0].num_parameters() == tiny_llama().num_parameters()
+
+
+def test_a_tokenizer_config_of_wrong_types_is_refused(folder: Path) -> None:
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": "x"}))
+    with pytest.raises(BadCheckpoint, match=r"tokenizer in .* cannot be read"):
+        load(folder)  # one that fails at work
 
 
 # Fingerprints.
@@ -180,15 +271,12 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def test_fingerprints_are_those_of_sha256sum(tmp_path: Path) -> None:
-    folder = save_tiny(tmp_path / "model")
-    weights = folder / "model.safetensors"
+def test_fingerprints_are_those_of_sha256sum(folder: Path) -> None:
+    whole = folder / "model.safetensors"
     assert fingerprint(folder / "config.json") == sha256((folder / "config.json").read_bytes())
-    assert fingerprint(folder) == sha256(weights.read_bytes())
-    index = {"weight_map": {"two": "b.safetensors", "one": "a.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    shutil.copy(weights, folder / "b.safetensors")
-    weights.rename(folder / "a.safetensors")
-    one = sha256((folder / "a.safetensors").read_bytes())
-    listing = f"{one}  a.safetensors\n{one}  b.safetensors\n"
-    assert fingerprint(str(folder)) == sha256(listing.encode())
+    assert fingerprint(folder) == sha256(whole.read_bytes())
+    _, files = sharded(folder)
+    shutil.copy(folder / next(iter(files.values())), folder / "more.safetensors")
+    names = sorted(set(files.values()))
+    lines = (f"{sha256((folder / name).read_bytes())}  {name}\n" for name in names)
+    assert fingerprint(str(folder)) == sha256("".join(lines).encode())

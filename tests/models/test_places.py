@@ -6,14 +6,13 @@ import logging
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import xarray as xr
 from accelerate import cpu_offload, dispatch_model
-from tiny_checkpoints import edit_config, edit_weights, save_tiny, tiny_llama
+from tiny_checkpoints import edit_config, save_tiny, tiny_llama
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 import ropelens as rl
@@ -21,9 +20,8 @@ from ropelens.analysis.plan import plan_analysis
 from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel
 from ropelens.models.device import (
     device_of,
-    devices_in,
     devices_of,
-    free_bytes,
+    devices_of_options,
     room_for_weights,
 )
 from ropelens.models.load import load, open_checkpoint
@@ -87,17 +85,9 @@ def test_a_checkpoint_in_shards_is_spread_as_asked(
     found = rl.profile(model, TOKENS, surrogates=0)
     xr.testing.assert_equal(found.drop_attrs(), plain.drop_attrs())
     model, _ = load(tmp_path, device_map="auto")
-    assert devices_of(model) == devices_in("auto")
+    assert devices_of(model) == devices_of_options(Loading(device_map="auto"))
     assert capfd.readouterr() == ("", "")
     assert logging.getLogger("accelerate").level == logging.NOTSET
-
-
-def test_a_broken_weight_is_found_on_disk_too(tmp_path: Path) -> None:
-    save_tiny(tmp_path / "model")
-    name = "model.layers.1.mlp.up_proj.weight"
-    edit_weights(tmp_path / "model", lambda weights: weights[name][3, 4].fill_(torch.nan))
-    with pytest.raises(BadCheckpoint, match=rf"(?s){name} holds NaN.*1 of its 1,536 numbers"):
-        load(tmp_path / "model", device_map={"": "disk"})
 
 
 def test_weights_leave_room_to_measure_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +111,7 @@ def test_weights_beyond_the_memory_are_not_read(
     save_tiny(tmp_path / "model")
     weights = open_checkpoint(tmp_path / "model", Loading()).weight_bytes
     monkeypatch.setattr("ropelens.models.load.free_bytes", lambda _: weights - 1)
-    with pytest.raises(BadArgument, match=r"(?s)does not fit.*0\.0 GB free on cpu.*device map"):
+    with pytest.raises(BadArgument, match=r"(?s)memory of cpu.*0\.0 GB free.*device map"):
         load(tmp_path / "model", device="cpu")
     monkeypatch.setattr("ropelens.models.load.free_bytes", lambda _: weights)
     load(tmp_path / "model", device="cpu")
@@ -133,42 +123,18 @@ def test_weights_take_the_bytes_that_they_are_saved_or_read_in(tmp_path: Path) -
     model.to(torch.bfloat16).save_pretrained(folder)
     numbers = open_checkpoint(folder, Loading()).parameters
     edit_config(folder, dtype=None, quantization_config=None)
-    (folder / "model.safetensors").rename(folder / "other.safetensors")
-    edit_config(folder, transformers_weights="other.safetensors")
     assert open_checkpoint(folder, Loading(dtype="float32")).weight_bytes == 4 * numbers
     saved = open_checkpoint(folder, Loading(dtype="saved")).weight_bytes
-    assert 2 * numbers <= saved == (folder / "other.safetensors").stat().st_size
+    assert 2 * numbers <= saved == (folder / "model.safetensors").stat().st_size
     opened = open_checkpoint(folder, Loading(quantize="int8"))
     assert opened.weight_bytes == numbers
     edit_config(folder, quantization_config={"quant_method": "gptq", "bits": 4})
     assert open_checkpoint(folder, Loading()).weight_bytes == saved
 
 
-def test_a_group_of_processes_may_have_less_memory_than_the_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A batch job of 3 GB in a container of 8 GB, which uses 2 GB, half of it files."""
-    place = tmp_path / "groups"
-    job = place / "slurm" / "job_1"
-    job.mkdir(parents=True)
-    (tmp_path / "own").write_text("1:cpu:/other\n0::/slurm/job_1\n")
-    monkeypatch.setattr("ropelens.models.device.GROUPS", place)
-    monkeypatch.setattr("ropelens.models.device.OWN_GROUPS", tmp_path / "own")
-    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=10**12))
-    assert free_bytes(CPU) == 10**12
-    for group, limit in ((job, 3 * 10**9), (job.parent, 8 * 10**9), (place, "max")):
-        (group / "memory.max").write_text(f"{limit}\n")
-        (group / "memory.current").write_text(f"{2 * 10**9}\n")
-        stat = f"anon 1\ninactive_file {4 * 10**8}\nactive_file {6 * 10**8}\n"
-        (group / "memory.stat").write_text(stat)
-    assert free_bytes(CPU) == 2 * 10**9
-    (job / "memory.max").write_text("max\n")
-    assert free_bytes(CPU) == 7 * 10**9
-
-
 @pytest.mark.skipif(find_spec("bitsandbytes") is not None, reason="bitsandbytes is there")
 def test_a_package_that_is_not_there_is_named() -> None:
-    with pytest.raises(BadArgument, match=r"(?s)needs bitsandbytes.*pip install bitsandbytes"):
+    with pytest.raises(BadCheckpoint, match=r"requires bitsandbytes: `pip install"):
         load("bundled", quantize="bnb-nf4")
 
 
@@ -192,8 +158,6 @@ def test_weights_of_eight_bits_give_nearly_the_same_numbers(
     xr.testing.assert_allclose(
         rl.profile(again, TOKENS, surrogates=0).drop_attrs(), found.drop_attrs()
     )
-    with pytest.raises(BadArgument, match="quantized already"):
-        load(saved, quantize="int8")
 
 
 @pytest.mark.gpu
