@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from ropelens.errors import BadArgument
+from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.models.subject import Subject
 from ropelens.models.texts import check_tokens
 from ropelens.rope.planes import Planes, unrotate
@@ -237,6 +237,12 @@ def attention_of(
 
     def observe(call: AttentionCall) -> None:
         maps[call.layer] = attention_map(call)[0].float().cpu()
+        if not maps[call.layer].isfinite().all():
+            raise UnsupportedModel(
+                f"{subject.kind} attends with numbers that are not finite.",
+                seen=f"layer {call.layer}: NaN or infinity in its scores",
+                attempt="dtype=torch.float32, or another checkpoint",
+            )
         also(call)
 
     with torch.no_grad(), subject.observe(observe):

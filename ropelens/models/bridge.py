@@ -25,7 +25,6 @@ from ropelens.models.doorway import (
     hooks_of,
     silence_outputs,
 )
-from ropelens.models.judge import judge
 from ropelens.models.masks import between, positions
 from ropelens.models.subject import Subject
 from ropelens.statistics.call import AttentionCall
@@ -175,7 +174,8 @@ class _Calls:
             visible=not_between,
         )
         self.parts.clear()
-        judge(call, real, type(self.attention).__name__, hooks.judged)
+        if hooks.judge is not None:
+            hooks.judge(call, real)
         for observer in hooks.observers:
             observer(call)
         by_head = silence_outputs(hooks.silences, self.layer, by_head, real, past=past)

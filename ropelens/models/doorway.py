@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Protocol, runtime_checkable
 
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from ropelens.errors import BadArgument, UnsupportedModel
-from ropelens.models.judge import Judged, judge
+from ropelens.models.judge import Judge
 from ropelens.models.masks import hidden_mask, own_keys, positions, real_rows, visible_keys
 from ropelens.rope.planes import Planes
 from ropelens.statistics.call import AttentionCall
@@ -85,7 +85,7 @@ class Hooks:
     observers: tuple[Observer, ...] = ()
     edit: AttentionEdit | None = None
     silences: tuple[HeadSilence, ...] = ()
-    judged: Judged = field(default_factory=set)
+    judge: Judge | None = None
 
 
 _hooks: ContextVar[dict[int, Hooks]] = ContextVar("ropelens_hooks")
@@ -292,8 +292,8 @@ def _attend(
             past=own.start,
             visible=visible,
         )
-        if not options.get("dropout"):
-            judge(call, real, type(module).__name__, hooks.judged)
+        if hooks.judge is not None and not options.get("dropout"):
+            hooks.judge(call, real)
         for observer in hooks.observers:
             observer(call)
     if not hooks.silences:

@@ -7,8 +7,7 @@ call is compared once for each layer, on a few rows.
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Bool
@@ -20,45 +19,50 @@ from ropelens.statistics.call import AttentionCall, attention_map, output_residu
 ROWS = 16
 """Rows of each sequence that are compared, evenly spread, the last among them."""
 
-Judged = set[tuple[object, ...]]
-"""The kinds of calls that were compared: their layer, rows, and what their mask is like."""
 
+@dataclass(frozen=True)
+class Judge:
+    """Compares every kind of call of a model once; `kind` names the model in the error."""
 
-def judge(call: AttentionCall, real: Bool[Tensor, "_ row"], kind: str, judged: Judged) -> None:
-    """Raise `UnsupportedModel` where attention as observed misses the call's own output.
+    kind: str
+    judged: set[tuple[object, ...]] = field(default_factory=set)
+    """Layer and rows of what was compared, and what its mask was like."""
 
-    Attention is computed from queries, keys, values, scale, soft-cap, sink logits and the keys
-    that each row sees. `real` marks the rows that are no padding. A call like one in `judged`,
-    of the same layer, is not compared again. `kind` names the attention in the error.
-    """
-    rows = call.query.shape[2]
-    like = (call.layer, rows, call.visible is None, call.start.ndim, call.past > 0)
-    if like in judged:
-        return
-    row = torch.linspace(0, rows - 1, min(rows, ROWS)).long()
-    real = real.expand(len(call.query), -1)[:, row.to(real.device)]
-    output = call.output[:, row] * real[..., None, None].to(call.output.device)
-    seen = call.seen_by(row).to(real.device) & real[..., None]
-    some = replace(call, query=call.query[:, :, row], output=output, visible=seen)
-    with torch.no_grad():
-        residual = output_residual(some, attention_map(some).nan_to_num(0))
-        allowed = _rounding(some)
-    if not math.isfinite(residual):
-        raise UnsupportedModel(
-            f"{kind} attends with numbers that are not finite.",
-            seen=f"layer {call.layer}: NaN or infinity in its scores or its output",
-            attempt="dtype=torch.float32, or another checkpoint",
+    def __call__(self, call: AttentionCall, real: Bool[Tensor, "_ row"]) -> None:
+        """Raise `UnsupportedModel` where attention as observed misses the call's own output.
+
+        Attention is computed from queries, keys, values, scale, soft-cap, sink logits and the
+        keys that each row sees. `real` marks the rows that are no padding. A row whose output
+        is NaN or infinite is not compared.
+        """
+        rows = call.query.shape[2]
+        like = (call.layer, rows, call.visible is None, call.start.ndim, call.past > 0)
+        if like in self.judged:
+            return
+        row = torch.linspace(0, rows - 1, min(rows, ROWS)).long()
+        output = call.output[:, row]
+        real = real.expand(len(call.query), -1)[:, row.to(real.device)].to(output.device)
+        real = real & output.isfinite().all(-1).all(-1)
+        some = replace(
+            call,
+            query=call.query[:, :, row],
+            value=call.value.nan_to_num(0, 0, 0),  # of keys that no compared row sees
+            output=output.where(real[..., None, None], 0),
+            visible=call.seen_by(row).to(real.device) & real[..., None],
         )
-    if residual > allowed:
-        raise UnsupportedModel(
-            f"{kind} attends in a way that ropelens does not know.",
-            seen=f"layer {call.layer}: attention recomputed from its queries, keys and mask "
-            f"misses the model's own output by {residual:.2g} (allowed {allowed:.0e})",
-            means="the model changes scores, mask or weights in a way that it does not tell "
-            "the attention interface",
-            attempt="a causal language model of a tested family (docs/families.md)",
-        )
-    judged.add(like)
+        with torch.no_grad():
+            residual = output_residual(some, attention_map(some).nan_to_num(0))
+            allowed = _rounding(some)
+        if residual > allowed:
+            raise UnsupportedModel(
+                f"{self.kind} attends in a way that ropelens does not know.",
+                seen=f"layer {call.layer}: attention from its queries, keys and mask "
+                f"misses the model's own output by {residual:.2g} (allowed {allowed:.0e})",
+                means="the model changes scores, mask or weights and does not tell "
+                "the attention interface",
+                attempt="a causal language model of a tested family (docs/families.md)",
+            )
+        self.judged.add(like)
 
 
 def _rounding(call: AttentionCall) -> float:

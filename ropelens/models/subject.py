@@ -28,7 +28,7 @@ from ropelens.models.doorway import (
     unhooked,
     wrapped_attention,
 )
-from ropelens.models.judge import Judged
+from ropelens.models.judge import Judge
 from ropelens.models.rotation import (
     LayerRotation,
     depends_on_length,
@@ -65,11 +65,11 @@ class Subject:
         self.model, self.tokenizer = model, tokenizer
         self.config: PreTrainedConfig = model.config.get_text_config()
         self.kind = type(model).__name__
-        self.layers: int = self.config.num_hidden_layers
+        self.layers: int = getattr(self.config, "num_hidden_layers", 0)
         self.vocabulary: int = self.config.vocab_size
         self.depends_on_length = depends_on_length(self.config)
         self._rotations: dict[int | None, list[LayerRotation]] = {}
-        self._judged: Judged = set()
+        self._judge = Judge(self.kind)
 
     # facts
 
@@ -206,7 +206,7 @@ class Subject:
         """Show every attention call to `observer` while the block runs."""
         return self._hooked(
             lambda hooks: replace(
-                hooks, observers=(*hooks.observers, observer), judged=self._judged
+                hooks, observers=(*hooks.observers, observer), judge=self._judge
             )
         )
 

@@ -240,5 +240,5 @@ def test_a_text_of_too_few_or_too_many_tokens(tmp_path: Path):
 def test_attention_of_another_kind_is_refused(llama: LlamaForCausalLM):
     llama.model.layers[1].self_attn.is_causal = False
     llama.set_attn_implementation("sdpa")
-    with pytest.raises(UnsupportedModel, match="layer 1: attention recomputed"):
+    with pytest.raises(UnsupportedModel, match="layer 1: attention from"):
         rl.capture(llama, tokens())

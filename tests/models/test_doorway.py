@@ -289,9 +289,9 @@ def test_flex_attention_is_refused(llama: LlamaForCausalLM):
 def test_a_layer_that_looks_ahead_is_found(llama: LlamaForCausalLM):
     llama.model.layers[1].self_attn.is_causal = False
     llama.set_attn_implementation("sdpa")
-    with pytest.raises(UnsupportedModel, match="layer 1: attention recomputed") as refused:
+    with pytest.raises(UnsupportedModel, match="layer 1: attention from") as refused:
         attention_of(as_subject(llama), tokens()[0])
-    assert refused.value.what.startswith("LlamaAttention attends in a way that")
+    assert refused.value.what.startswith("LlamaForCausalLM attends in a way that")
 
 
 @pytest.mark.parametrize("hidden", [slice(4, 7), slice(LENGTH - 5, LENGTH)])
