@@ -53,8 +53,8 @@ from .figures.heads import plot_claim as plot_claim
 from .figures.heads import plot_head_map as plot_head_map
 from .figures.planes import plot_head_wavelengths as plot_head_wavelengths
 from .figures.head import plot_kernel as plot_kernel
+from .figures.head import plot_reach as plot_reach
 from .figures.planes import plot_norms as plot_norms
-from .figures.reach import plot_reach as plot_reach
 from .figures.head import plot_selectivity as plot_selectivity
 from .figures.edits import plot_silenced as plot_silenced
 from .figures.edits import plot_truncation as plot_truncation

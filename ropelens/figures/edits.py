@@ -12,17 +12,8 @@ import xarray as xr
 from jaxtyping import Float
 
 from ropelens.errors import BadArgument, public
-from ropelens.figures.style import (
-    COLORS,
-    DOTTED,
-    MUTED,
-    SYMBOLS,
-    TEXT_ONLY,
-    VARIANT_COLORS,
-    interval_bars,
-    new_figure,
-)
-from ropelens.figures.text import number, short_count
+from ropelens.figures import style
+from ropelens.figures.text import NOTHING, number, short_count
 from ropelens.figures.truncated_heads import (
     ENDS,
     KEPT_AXIS,
@@ -35,19 +26,16 @@ from ropelens.figures.wavelengths import (
     mark_wavelengths,
     marks,
     plane_borders,
-    plane_index,
     set_wavelengths,
-    turning_wavelengths,
 )
 from ropelens.measure.truncation_table import summarize_truncation
 
 
 class Measure(NamedTuple):
-    """A column of the summary as an axis: its words with the unit, and how to write it."""
+    """A column of the summary as an axis: its words with the unit."""
 
     column: str
     title: str
-    format: str = "+.3f"
 
 
 MeasureName = Literal["loss", "repeat_loss", "retrieval", "induction", "labels"]
@@ -56,7 +44,7 @@ MEASURES: dict[MeasureName, Measure] = {
     "repeat_loss": Measure("repeat_loss_change", "loss on repeats,<br>change (nats/token)"),
     "retrieval": Measure("retrieval_change", "right retrievals,<br>change (share)"),
     "induction": Measure("induction_change", "best induction head,<br>change (0 to 1)"),
-    "labels": Measure("labels_changed_share", "heads with a new<br>label (share)", ".1%"),
+    "labels": Measure("labels_changed_share", "heads with a new<br>label (share)"),
 }
 
 
@@ -121,10 +109,9 @@ def _ends_figure(
             place = {"row": row, "col": column}
             of_end = table[table["kind"] == end]
             whole = [draws, as_it_is, of_end[of_end["kept"] == 0]]
-            mean = pd.concat(whole).groupby("kept")[measure.column].mean().sort_index()
-            legend = row == column == 1
-            x, y = mean.index.to_numpy(), mean.to_numpy()
-            _add_draws(figure, draws["kept"], draws, x, y, measure, legend=legend, **place)
+            means = pd.concat(whole).groupby("kept")[measure.column].mean()
+            line = {"x": means.index, "y": means, "showlegend": row == column == 1}
+            _add_draws(figure, draws, measure, at=draws["kept"], line=line, **place)
             words, color, symbol = ENDS[end]
             rows = pd.concat([as_it_is, of_end]).sort_values("kept", ascending=False)
             figure.add_scatter(
@@ -155,7 +142,7 @@ def _bands_figure(truncation: xr.Dataset, table: pd.DataFrame, measure: Measure)
     figure = _with_words_above("What each band of wavelengths is worth", height=400)
     spans = _spans(truncation, bands)
     low, high = spans.T
-    bars, color = _changes(bands, measure), VARIANT_COLORS[2]
+    bars, color = _changes(bands, measure), style.VARIANT_COLORS[2]
     figure.add_bar(
         **bars | {"error_y": None},
         x=(low + high) / 2,
@@ -171,9 +158,11 @@ def _bands_figure(truncation: xr.Dataset, table: pd.DataFrame, measure: Measure)
     span = dict(zip(bands["band"], spans, strict=True))
     means = draws.groupby("band")[measure.column].mean()
     middles = [float(np.sqrt(span[band].prod())) for band in draws["band"]]
-    x = [place for band in means.index for place in (*span[band], None)]
-    y = [value for mean in means for value in (mean, mean, None)]
-    _add_draws(figure, middles, draws, x, y, measure, legend=True)
+    line = {
+        "x": [place for band in means.index for place in (*span[band], None)],
+        "y": [value for mean in means for value in (mean, mean, None)],
+    }
+    _add_draws(figure, draws, measure, at=middles, line=line)
     figure.update_yaxes(title_text=measure.title, zeroline=True)
     set_wavelengths(figure, truncation["wavelength"].values)
     ends = np.log10([spans.min(), spans.max()])
@@ -184,7 +173,7 @@ def _bands_figure(truncation: xr.Dataset, table: pd.DataFrame, measure: Measure)
 
 def _with_words_above(title: str, *, height: int, **panels: Any) -> go.Figure:
     """A figure with room for a legend, and words of marks, above its panels."""
-    return new_figure(title, height=height, **panels).update_layout(
+    return style.new_figure(title, height=height, **panels).update_layout(
         margin_t=110,
         title={"y": 1, "yref": "container", "yanchor": "top", "pad_t": 16},
         legend={"y": 1 - 40 / height, "yref": "container", "yanchor": "top"},
@@ -196,17 +185,17 @@ def _changes(rows: pd.DataFrame, measure: Measure) -> dict[str, Any]:
     y, name = rows[measure.column].to_numpy(float), measure.column
     bars = None
     if f"{name}_low" in rows:
-        bars = interval_bars(y, rows[f"{name}_low"], rows[f"{name}_high"], width=4)
+        bars = style.interval_bars(y, rows[f"{name}_low"], rows[f"{name}_high"], width=4)
     hovers = [_hover(row, measure) for row in rows.to_dict("records")]
-    return {"y": y, "error_y": bars, "text": hovers, "hovertemplate": TEXT_ONLY}
+    return {"y": y, "error_y": bars, "text": hovers, "hovertemplate": style.TEXT_ONLY}
 
 
 def _hover(row: dict, measure: Measure) -> str:
     """What stopped, and the measure with its interval."""
-    value = number(row[measure.column], measure.format)
-    low, high = (row.get(f"{measure.column}_{side}", np.nan) for side in ("low", "high"))
-    if np.isfinite(low):
-        value += f" (95% {number(low, measure.format)} to {number(high, measure.format)})"
+    names = (measure.column, f"{measure.column}_low", f"{measure.column}_high")
+    value, low, high = (number(row.get(name, np.nan), "+.3f") for name in names)
+    if low != NOTHING:
+        value += f" (95% {low} to {high})"
     if row["kind"] == "none":
         return f"<b>as it is</b><br>{value}"
     span = f"{short_count(row['wavelength_low'])} to {short_count(row['wavelength_high'])}"
@@ -218,29 +207,21 @@ def _hover(row: dict, measure: Measure) -> str:
 
 def _add_draws(
     figure: go.Figure,
-    places: Any,
     draws: pd.DataFrame,
-    x: Any,
-    y: Any,
     measure: Measure,
     *,
-    legend: bool,
+    at: Any,
+    line: dict[str, Any],
     **place: int,
 ) -> None:
-    """Random sets of planes: a cross a draw at its place, and dashed their mean."""
+    """Random sets of planes: a cross a draw at its place, and dashed the `line` of means."""
     if not len(draws):
         return
-    figure.add_scatter(x=x, y=y, **MEAN_OF_DRAWS, showlegend=legend, **place)
-    figure.add_scatter(
-        x=places,
-        **_changes(draws, measure) | {"error_y": None},
-        mode="markers",
-        marker={"color": MUTED, "size": 5, "symbol": "x"},
-        name="random planes",
-        legendgroup="random",
-        showlegend=False,
-        **place,
-    )
+    figure.add_scatter(**MEAN_OF_DRAWS | line, **place)
+    cross = {"color": style.MUTED, "size": 5, "symbol": "x"}
+    look = {"mode": "markers", "marker": cross, "name": "random planes", "showlegend": False}
+    dots = _changes(draws, measure) | {"x": at, "error_y": None, "legendgroup": "random"}
+    figure.add_scatter(**dots, **look, **place)
 
 
 def _spans(truncation: xr.Dataset, bands: pd.DataFrame) -> Float[np.ndarray, "band 2"]:
@@ -254,20 +235,21 @@ def _spans(truncation: xr.Dataset, bands: pd.DataFrame) -> Float[np.ndarray, "ba
 
 def _mark_shares(figure: go.Figure, truncation: xr.Dataset, end: str, *, column: int) -> None:
     """Lines at the trained context and the predicted band, named above the first panel."""
-    _, wavelength = turning_wavelengths(truncation)
+    every = truncation["wavelength"].transpose("layer", "frequency").values
+    most = every[np.isfinite(every).sum(axis=1).argmax()]  # the layer where most planes turn
+    turning = np.log(most[np.isfinite(most)])
     trace = next(figure.select_traces(row=1, col=column))
     for name, length in marks(truncation).items():
-        index = plane_index(wavelength, length)
-        if index is None:
+        if len(turning) < 2 or not turning[0] <= np.log(length) <= turning[-1]:
             continue
-        share = (index + 0.5) / len(wavelength)
+        index = np.interp(np.log(length), turning, np.arange(len(turning)))
+        share = float(index + 0.5) / len(turning)
         at = share if end == "slow" else 1 - share
-        figure.add_vline(x=at, line=DOTTED, name=name, row="all", col=column)
         side = "right" if (name == "band") == (end == "slow") else "left"
-        axes = {"xref": trace.xaxis, "yref": f"{trace.yaxis} domain"}
-        place = {"x": at, "y": 1, "yanchor": "bottom"} | axes
-        words = {"text": MARKS[name].format(length), "name": name, "xanchor": side}
-        figure.add_annotation(place | words | {"align": side})
+        place = {"xref": trace.xaxis, "yref": f"{trace.yaxis} domain"}
+        place |= {"yanchor": "bottom", "xanchor": side, "align": side}
+        words = MARKS[name].format(length)
+        style.mark(figure, at, words, name=name, panels={"col": column}, **place)
 
 
 @public
@@ -280,16 +262,18 @@ def plot_silenced(table: pd.DataFrame) -> go.Figure:
     kinds, sets = list(dict.fromkeys(table["tokens"])), list(dict.fromkeys(table["what"]))
     panels = {"rows": 1, "cols": len(kinds), "shared_yaxes": True, "subplot_titles": kinds}
     title = "Change of loss where heads are silenced"
-    figure = new_figure(title, height=130 + 34 * len(sets), **panels, horizontal_spacing=0.03)
+    figure = style.new_figure(
+        title, height=130 + 34 * len(sets), **panels, horizontal_spacing=0.03
+    )
     for row in table.to_dict("records"):
-        color = COLORS.get(row["label"], MUTED)
+        color = style.COLORS.get(row["label"], style.MUTED)
         change, low, high = row["change"], row["low"], row["high"]
         figure.add_scatter(
             x=[change],
             y=[row["what"]],
-            error_x=interval_bars([change], [low], [high], color=color),
+            error_x=style.interval_bars([change], [low], [high], color=color),
             mode="markers",
-            marker={"color": color, "symbol": SYMBOLS.get(row["label"], "line-ns-open")},
+            marker={"color": color, "symbol": style.SYMBOLS.get(row["label"], "line-ns-open")},
             marker_size=9,
             hovertemplate=f"{row['tokens']}<br>%{{y}}<br>%{{x:+.4f}} nats/token "
             f"({low:+.4f} to {high:+.4f})<extra></extra>",

@@ -1,4 +1,4 @@
-"""One head: its planes, its offsets, its attention on an excerpt, and one query and key."""
+"""One head: its planes, offsets and reach, its attention on an excerpt, one query and key."""
 
 from __future__ import annotations
 
@@ -10,31 +10,24 @@ import xarray as xr
 from plotly.colors import get_colorscale
 
 from ropelens.errors import BadArgument, Count, public
+from ropelens.figures import style
+from ropelens.figures.comparison import variant_looks
 from ropelens.figures.inputs import check_head, kv_heads
-from ropelens.figures.style import (
-    DASHED,
-    DRAWN_FROM_ONE,
-    SEQUENTIAL,
-    SHADE,
-    log_axis,
-    new_figure,
-    set_x,
-    stacked,
-)
-from ropelens.figures.text import plotly_text, visible_token
+from ropelens.figures.text import plotly_text, short_count, visible_token
 from ropelens.figures.wavelengths import mark_context, set_wavelengths, wavelength_positions
+from ropelens.measure.terms import OWN
 
 PANELS = {
     "selectivity<br>(nats)": {"selectivity_keys": "on keys", "selectivity_sink": "on sinks"},
     "norm<br>(model units)": {"q_norm": "query", "k_norm": "key"},
     "coherence<br>(0 to 1)": {"q_coherence": "query", "k_coherence": "key"},
 }
-FILLED = {"marker": {"size": 4}, "fill": "tozeroy", "fillcolor": SHADE}
+FILLED = {"marker": {"size": 4}, "fill": "tozeroy", "fillcolor": style.SHADE}
 LINES: dict[str, dict[str, Any]] = {
     "on keys": FILLED | {"line": {"width": 1.5, "shape": "hvh"}},
-    "on sinks": {"line": DASHED | {"shape": "hvh"}, "marker": {"size": 3}},
+    "on sinks": {"line": style.DASHED | {"shape": "hvh"}, "marker": {"size": 3}},
     "query": {"line": {"width": 2}, "marker": {"size": 5}},
-    "key": {"line": DASHED, "marker": {"size": 5}},
+    "key": {"line": style.DASHED, "marker": {"size": 5}},
 }
 
 
@@ -50,7 +43,7 @@ def plot_selectivity(profile: xr.Dataset, *, layer: Count, head: Count) -> go.Fi
     check_head(profile, layer=layer, head=head)
     wavelength = profile["wavelength"].values
     title = f"Planes of layer {layer}, head {head}"
-    figure = stacked(title, 3, height=460, row_heights=[0.4, 0.34, 0.26])
+    figure = style.stacked(title, 3, height=460, row_heights=[0.4, 0.34, 0.26])
     for row, (unit, names) in enumerate(PANELS.items(), start=1):
         for name, side in names.items():
             figure.add_scatter(
@@ -85,8 +78,7 @@ def of_head(profile: xr.Dataset, name: str, *, layer: int, head: int) -> np.ndar
     return values.isel(head=head).values
 
 
-TICKS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-MEASURED = {"line": {"width": 2, "shape": "hvh"}, "fill": "tozeroy", "fillcolor": SHADE}
+MEASURED = {"line": {"width": 2, "shape": "hvh"}, "fill": "tozeroy", "fillcolor": style.SHADE}
 
 
 @public
@@ -103,10 +95,10 @@ def plot_kernel(profile: xr.Dataset, *, layer: Count, head: Count) -> go.Figure:
     arrays = kernel_arrays(profile)
     start, last = profile["offset_start"].values, profile["offset_stop"].values - 1
     named = [f"{a}" if a == b else f"{a} to {b}" for a, b in zip(start, last, strict=True)]
-    figure = new_figure(f"Kernel of layer {layer}, head {head}", height=340)
+    figure = style.new_figure(f"Kernel of layer {layer}, head {head}", height=340)
     for name, words, look in (
         ("kernel_measured", "fitted to the attention", MEASURED),
-        ("kernel_predicted", "predicted from mean q and k", {"line": DASHED}),
+        ("kernel_predicted", "predicted from mean q and k", {"line": style.DASHED}),
     ):
         figure.add_scatter(
             x=start + 1,
@@ -119,15 +111,13 @@ def plot_kernel(profile: xr.Dataset, *, layer: Count, head: Count) -> go.Figure:
             hovertemplate="offset %{customdata}: %{y:.2%} " + words + "<extra></extra>",
         )
     context = int(profile["offset_stop"].values[-1])
-    ticks = [offset for offset in TICKS if offset < context]
-    while context > 2 * ticks[-1] > 512:
-        ticks.append(2 * ticks[-1])
+    ticks = [0, *(2**k for k in range(context.bit_length()) if 2**k < context)]
     ends = [-0.03, float(np.log10(context + 1))]
-    axis = log_axis({offset + 1: f"{offset}" for offset in ticks}, range=ends)
-    set_x(figure, axis, "offset: tokens looked back (tokens, log scale)")
+    axis = style.log_axis({offset + 1: f"{offset}" for offset in ticks}, range=ends)
+    style.set_x(figure, axis, "offset: tokens looked back (tokens, log scale)")
     title = "weight of one offset (% of attention)"
     figure.update_yaxes(title_text=title, tickformat=".0%", rangemode="tozero")
-    return figure.update_layout(hovermode="x unified", meta=DRAWN_FROM_ONE)
+    return figure.update_layout(hovermode="x unified", meta=style.DRAWN_FROM_ONE)
 
 
 def kernel_arrays(profile: xr.Dataset) -> dict[str, np.ndarray]:
@@ -171,7 +161,9 @@ def plot_attention(
     weights = one_head.transpose("excerpt_query", "excerpt_key").values
     weights = weights[: len(strings), : len(strings)]
     keys = np.arange(len(named))
-    figure = new_figure(f"Attention of layer {layer}, head {head} on an excerpt", height=640)
+    figure = style.new_figure(
+        f"Attention of layer {layer}, head {head} on an excerpt", height=640
+    )
     # In the empty half, above the diagonal.
     corner = {"x": 1, "xanchor": "right", "y": 1, "yanchor": "top", "orientation": "h"}
     title = {"text": "weight (% of row)", "side": "top", "font": {"size": 11}}
@@ -182,7 +174,7 @@ def plot_attention(
         z=np.where(keys[None] <= keys[:, None], weights, np.nan),
         zmin=0,
         zmax=1,
-        colorscale=square_root_scale(SEQUENTIAL),
+        colorscale=square_root_scale(style.SEQUENTIAL),
         colorbar=corner | ticked | {"title": title},
         meta={"z": "attention"},
         # One text a cell, [query token, key token]: cheaper as text of rows and columns.
@@ -212,7 +204,7 @@ def pair_figure(profile: xr.Dataset) -> go.Figure:
     their distance. The page's script computes them.
     """
     panels = {"rows": 2, "cols": 1, "vertical_spacing": 0.2, "row_heights": [0.5, 0.5]}
-    figure = new_figure("One query, one key", height=380, **panels)
+    figure = style.new_figure("One query, one key", height=380, **panels)
     hover = "%{y:+.2f} nats<br>wavelength %{customdata:.3~s} tokens<extra></extra>"
     figure.add_bar(x=[], y=[], hovertemplate=hover, meta={"role": "push"})
     hover = "%{x} back: %{y:.2f} nats<extra></extra>"
@@ -242,9 +234,91 @@ def farthest(profile: xr.Dataset, layer: int) -> int:
 
 
 def excerpt_tokens(profile: xr.Dataset, excerpt: int) -> list[str]:
-    """The tokens of an excerpt. Raises `BadArgument` where the profile has no such excerpt."""
-    count = profile.sizes["excerpt"]
-    if not 0 <= excerpt < count:
-        raise BadArgument(f"There is no excerpt {excerpt}.", seen=f"{count}, counted from 0")
+    """The tokens of an excerpt."""
     length = int(profile["excerpt_length"][excerpt])
-    return [str(token) for token in profile["excerpt_token"].values[excerpt, :length]]
+    return profile["excerpt_token"].values[excerpt, :length].astype(str).tolist()
+
+
+TOLD = ("picked_distance", "horizon", "horizon_low", "horizon_high", "unmoved_win_share")
+"""The variables of a reach that a page writes beside the figure of a head."""
+
+
+@public
+def plot_reach(
+    reach: xr.Dataset, *, layer: Count | None = None, head: Count | None = None
+) -> go.Figure:
+    """How often the key that heads pick still wins, by its distance, a line a variant.
+
+    y: `win_share`, the share of rows whose picked key, moved that far back, scores above every
+    other key; of one head, or the mean over all measured heads, of `layer` or of the model.
+    Diamond: `horizon`, where the mean score falls to the mean of the other keys (of several
+    heads, the median). x: distance (tokens), drawn at distance + 1 on a log axis, so that 0
+    has a place. Trace `meta` names the array of `reach_arrays` behind each line and diamond.
+    """
+    chosen = {"layer": layer, "head": head}
+    at = {name: number for name, number in chosen.items() if number is not None}
+    check_head(reach, layer=layer or 0, head=head or 0)
+    several = [name for name in chosen if name not in at]
+    wins, horizon = (reach[name].isel(at) for name in ("win_share", "horizon"))
+    if several:
+        wins, horizon = wins.mean(several), horizon.median(several)
+    where = ", ".join(f"{name} {number}" for name, number in at.items())
+    if bool(wins.isnull().all()):
+        raise BadArgument(
+            f"The reach of {where} was not measured.", attempt="reach(model, tokens, heads=...)"
+        )
+    title = f"Reach of {where}" if at else "How often the picked key still wins, by distance"
+    figure = style.new_figure(title, height=400)
+    distance = reach["distance"].values
+    names = reach["variant"].values.tolist()
+    looks = variant_looks([name for name in names if name != OWN])
+    for name in names:  # the model's own rotation is drawn in ink
+        line = looks[name].line if name in looks else {"width": 2.5}
+        figure.add_scatter(
+            x=distance + 1,
+            y=wins.sel(variant=name).values,
+            name=name,
+            legendgroup=name,
+            mode="lines",
+            line=line,
+            meta={"y": f"win_share {name}"},
+            customdata=distance,
+            hovertemplate=f"{name}<br>%{{y:.0%}} of rows won %{{customdata:,.0f}} tokens back"
+            "<extra></extra>",
+        )
+        figure.add_scatter(
+            x=1 + _drawable(horizon.sel(variant=name).values.reshape(1)),
+            y=[0],
+            legendgroup=name,
+            mode="markers",
+            marker={"symbol": "diamond", "size": 11, "color": line.get("color")},
+            meta={"x": f"horizon {name}"},
+            showlegend=False,
+            hovertemplate=f"{name}<br>horizon<extra></extra>",
+            cliponaxis=False,
+        )
+    figure.update_yaxes(title_text="rows won (% of rows)", tickformat=".0%")
+    figure.update_yaxes(range=[-0.03, 1.03])
+    farthest = max(float(distance.max()), 1.0)
+    ticks = [0, *(10**power for power in range(int(np.log10(farthest)) + 1))]
+    ends = [-0.03, float(np.log10(farthest + 1)) + 0.03]
+    axis = style.log_axis({tick + 1: short_count(tick) for tick in ticks}, range=ends)
+    style.set_x(figure, axis, "distance (tokens, log scale)")
+    below = {"yref": "container", "y": 0, "yanchor": "bottom"}  # it may take several rows
+    return figure.update_layout(legend=below, meta=style.DRAWN_FROM_ONE)
+
+
+def reach_arrays(reach: xr.Dataset) -> dict[str, np.ndarray]:
+    """What `plot_reach` draws of every head, and a page tells, [layer, head, ...]."""
+    reach = reach.transpose("layer", "head", ...)
+    arrays = {name: reach[name].values for name in TOLD}
+    for name in reach["variant"].values:
+        of_variant = reach.sel(variant=name)
+        arrays[f"win_share {name}"] = of_variant["win_share"].values
+        arrays[f"horizon {name}"] = 1 + _drawable(of_variant["horizon"].values[..., None])
+    return arrays
+
+
+def _drawable(horizon: np.ndarray) -> np.ndarray:
+    """Horizons that lie in the figure; NaN for others."""
+    return np.where(np.isfinite(horizon) & (horizon > 0), horizon, np.nan)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -12,21 +11,8 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.errors import Count, public
+from ropelens.figures import style
 from ropelens.figures.inputs import head_grid, head_table, hover_lines, numbers, row_of
-from ropelens.figures.style import (
-    COLORS,
-    INK,
-    LABELS,
-    MUTED,
-    OUTSIDE,
-    SIGNS,
-    SYMBOLS,
-    TEXT_ONLY,
-    faded,
-    index_step,
-    log_axis,
-    new_figure,
-)
 from ropelens.figures.text import number, short_count
 from ropelens.measure.heads import claim_numbers
 from ropelens.statistics.budget.claim import correlations
@@ -59,79 +45,49 @@ def plot_head_map(
     offset = head_grid(profile, heads, numbers(heads, "offset")).astype(float)
     # Cells of 13 to 40 pixels, plus title, legend and axis.
     height = int(np.clip(layers * 40, 200, max(300, layers * 13)) + 130)
-    figure = new_figure("Heads by layer: label and strength", height=height)
-    for label in LABELS:
+    figure = style.new_figure("Heads by layer: label and strength", height=height)
+    for label in style.LABELS:
         here = labels == label
-        signs = np.where(np.isnan(offset), SIGNS[label], np.char.mod("%.0f", offset))
+        signs = np.where(np.isnan(offset), style.SIGNS[label], np.char.mod("%.0f", offset))
         figure.add_heatmap(
             z=np.where(here, bits, np.nan),
             zmin=0,
             zmax=STRONG,
-            colorscale=[[0, faded(COLORS[label], 0.2)], [1, faded(COLORS[label], 1)]],
+            colorscale=[
+                [0, style.faded(style.COLORS[label], 0.2)],
+                [1, style.faded(style.COLORS[label], 1)],
+            ],
             showscale=False,
             showlegend=False,
             name=label,
             text=np.where(here, signs, ""),
             texttemplate="%{text}" if count <= SIGNS_FIT else None,
             # Diffuse cells are nearly the page's own colour, light or dark.
-            textfont_color=MUTED if label == "diffuse" else INK["light"],
+            textfont_color=style.MUTED if label == "diffuse" else style.INK["light"],
             customdata=np.where(here, hovers, ""),
             hovertemplate="%{customdata}<extra></extra>",
             hoverongaps=False,
             xgap=2 if count <= SIGNS_FIT else 1,
             ygap=2 if layers <= SIGNS_FIT else 1,
         )
-    for label in LABELS:  # heat maps have no entries in a legend; empty scatters do
+    for label in style.LABELS:  # heat maps have no entries in a legend; empty scatters do
         if (heads["label"] == label).any():
-            marker = {"color": COLORS[label], "symbol": "square", "size": 11}
+            marker = {"color": style.COLORS[label], "symbol": "square", "size": 11}
             legend = {"mode": "markers", "name": label, "marker": marker, "hoverinfo": "skip"}
             figure.add_scatter(x=[None], y=[None], **legend)
-    figure.update_xaxes(**_cell_axis("head", count), constrain="domain")
-    figure.update_yaxes(**_cell_axis("layer", layers))
-    figure.update_yaxes(range=figure.layout.yaxis.range[::-1])
+    # Room at both ends of an axis for a frame's stroke.
+    across, down = (
+        style.index_axis(cells, what, most=16, room=max(0.05, 0.006 * cells))
+        for cells, what in ((count, "head"), (layers, "layer"))
+    )
+    figure.update_xaxes(**across | {"range": across["range"][::-1]}, constrain="domain")
+    figure.update_yaxes(**down)
     if selected is not None:
         layer, head = selected
         corners = {"x0": head - 0.5, "x1": head + 0.5, "y0": layer - 0.5, "y1": layer + 0.5}
         fill = {"line_width": 3, "fillcolor": "rgba(0,0,0,0)"}
         figure.add_shape(name="selected", type="rect", **corners, **fill)
     return figure
-
-
-def _cell_axis(what: str, count: int) -> dict:
-    """An axis over `count` cells, with room at both ends for a frame's stroke."""
-    room = 0.5 + max(0.05, 0.006 * count)
-    ticks = {"dtick": index_step(count), "tick0": 0, "showgrid": False}
-    return {"title_text": f"{what} (index)", "range": [-room, count - 1 + room], **ticks}
-
-
-def points_by_label(
-    heads: pd.DataFrame, known: np.ndarray, *, hollow: Sequence[str] = ()
-) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
-    """For each label, its rows among the `known` ones and how their points look.
-
-    The look is keywords of a plotly scatter: colour and symbol show the label (an outline
-    for a `hollow` one), the area grows with the head's bits, hovers give its numbers.
-    """
-    hovers, sizes = hover_lines(heads), marker_sizes(heads)
-    for label in LABELS:
-        rows = (heads["label"] == label).to_numpy() & known
-        if not rows.any():
-            continue
-        marker = {"color": COLORS[label], "size": sizes[rows], "opacity": 0.85}
-        marker["symbol"] = SYMBOLS[label] + ("-open" if label in hollow else "")
-        marker["line_width"] = 1.5 if label in hollow else 1
-        places = heads.loc[rows, ["layer", "head"]].to_numpy(int)
-        hover = {"customdata": places, "text": hovers[rows], "hovertemplate": TEXT_ONLY}
-        look = {"mode": "markers", "name": label, "marker": marker, "cliponaxis": False}
-        yield rows, look | hover
-
-
-def marker_sizes(heads: pd.DataFrame) -> np.ndarray:
-    """Diameters in pixels, 5 to 15: the area grows with the head's total bits."""
-    bits = heads["total_bits"].to_numpy(float).clip(min=0)
-    largest = np.nanmax(bits) if np.isfinite(bits).any() and np.nanmax(bits) > 0 else 1.0
-    crowd = 1.0 if len(heads) <= 200 else 0.75
-    return np.nan_to_num(crowd * np.sqrt(25 + 200 * bits / largest), nan=5.0)
 
 
 RING = {
@@ -143,6 +99,46 @@ RING = {
     "cliponaxis": False,
 }
 """The open circle around the selected head, as keywords of a scatter."""
+
+
+def _add_points(
+    figure: go.Figure,
+    heads: pd.DataFrame,
+    at: Mapping[str, np.ndarray],
+    selected: tuple[int, int] | None,
+    **panel: int,
+) -> None:
+    """A point a head whose places `at` all axes are known; a ring at the `selected` head.
+
+    Colour and symbol show the label (of those `OUTSIDE` an outline), the area grows with the
+    head's bits, hovers give its numbers.
+    """
+    hovers, sizes = hover_lines(heads), marker_sizes(heads)
+    known = np.isfinite([*at.values()]).all(0)
+    add = figure.add_scatterternary if "a" in at else figure.add_scatter
+    for label in style.LABELS:
+        rows = (heads["label"] == label).to_numpy() & known
+        if not rows.any():
+            continue
+        hollow = label in style.OUTSIDE
+        marker = {"color": style.COLORS[label], "size": sizes[rows], "opacity": 0.85}
+        marker["symbol"] = style.SYMBOLS[label] + ("-open" if hollow else "")
+        marker["line_width"] = 1.5 if hollow else 1
+        places = heads.loc[rows, ["layer", "head"]].to_numpy(int)
+        hover = {"customdata": places, "text": hovers[rows], "hovertemplate": style.TEXT_ONLY}
+        look = {"mode": "markers", "name": label, "marker": marker, "cliponaxis": False}
+        add(**{axis: values[rows] for axis, values in at.items()}, **look, **hover, **panel)
+    if selected is not None:
+        row = row_of(heads, selected)
+        add(**{axis: values[[row]] for axis, values in at.items()}, **RING, **panel)
+
+
+def marker_sizes(heads: pd.DataFrame) -> np.ndarray:
+    """Diameters in pixels, 5 to 15: the area grows with the head's total bits."""
+    bits = heads["total_bits"].to_numpy(float).clip(min=0)
+    largest = np.nanmax(bits) if np.isfinite(bits).any() and np.nanmax(bits) > 0 else 1.0
+    crowd = 1.0 if len(heads) <= 200 else 0.75
+    return np.nan_to_num(crowd * np.sqrt(25 + 200 * bits / largest), nan=5.0)
 
 
 BITS = ("sink_bits", "position_bits", "content_bits", "interaction_bits")
@@ -165,14 +161,9 @@ def plot_budget_triangle(
     `selected` (layer, head) gets a ring. A head without bits is left out.
     """
     heads = head_table(profile, heads)
-    shares = _shares_without_sinks(bit_shares(heads))
-    figure = new_figure("What sinks do not explain: where it comes from", height=430)
-    for rows, look in points_by_label(heads, np.isfinite(shares).all(1), hollow=OUTSIDE):
-        a, b, c = shares[rows].T
-        figure.add_scatterternary(a=a, b=b, c=c, **look)
-    if selected is not None:
-        a, b, c = shares[[row_of(heads, selected)]].T
-        figure.add_scatterternary(a=a, b=b, c=c, **RING)
+    figure = style.new_figure("What sinks do not explain: where it comes from", height=430)
+    shares = dict(zip("abc", bit_shares(heads, BITS[1:]).T, strict=True))
+    _add_points(figure, heads, shares, selected)
     axis = {"tickvals": [1 / 3, 2 / 3], "tickformat": ".0%", "ticks": ""}
     axes = {name: axis | {"title_text": title} for name, title in CORNERS.items()}
     return figure.update_layout(
@@ -182,18 +173,11 @@ def plot_budget_triangle(
     )
 
 
-def bit_shares(heads: pd.DataFrame) -> np.ndarray:
-    """Shares [row, (sink, position, content, interaction)] of each head's bits; NaN of none."""
-    parts = heads[list(BITS)].to_numpy(float).clip(min=0)
-    whole = parts.sum(1, keepdims=True)
-    return np.divide(parts, whole, out=np.full_like(parts, np.nan), where=whole > 0)
-
-
-def _shares_without_sinks(shares: np.ndarray) -> np.ndarray:
-    """The last three of the shares, as shares of their sum; NaN where that is nothing."""
-    rest = shares[:, 1:].sum(1, keepdims=True)
-    out = np.full_like(shares[:, 1:], np.nan)
-    return np.divide(shares[:, 1:], rest, out=out, where=rest > 0)
+def bit_shares(heads: pd.DataFrame, parts: Sequence[str] = BITS) -> np.ndarray:
+    """Shares [row, part] of the sum of some parts of each head's bits; NaN of none."""
+    bits = heads[list(parts)].to_numpy(float).clip(min=0)
+    whole = bits.sum(1, keepdims=True)
+    return np.divide(bits, whole, out=np.full_like(bits, np.nan), where=whole > 0)
 
 
 PANELS = {"rows": 2, "cols": 1, "row_heights": [0.8, 0.2], "vertical_spacing": 0.2}
@@ -215,19 +199,28 @@ def plot_claim(
     frequencies are in a random order. `selected` (layer, head) gets a ring.
     """
     heads = head_table(profile, heads)
+    drawn = claim_numbers(profile)
     at = heads["layer"].to_numpy(int), heads["head"].to_numpy(int)
-    y, x = (drawn[0][at] for drawn in claim_numbers(profile))
+    y, x = (of_draws[0][at] for of_draws in drawn)
     x = np.exp(x)
-    figure = new_figure(claim_title(heads.attrs.get("claim")), height=430, **PANELS)
-    for rows, look in points_by_label(heads, np.isfinite(x) & np.isfinite(y), hollow=OUTSIDE):
-        figure.add_scatter(x=x[rows], y=y[rows], **look, row=1, col=1)
-    if selected is not None:
-        row = row_of(heads, selected)
-        figure.add_scatter(x=x[[row]], y=y[[row]], **RING, row=1, col=1)
-    _add_surrogates(figure, profile)
-    figure.update_xaxes(**_used_wavelengths(x), row=1, col=1)
-    figure.update_yaxes(title_text="offset alone<br>explains (0 to 1)", row=1, col=1)
-    figure.update_yaxes(range=[-0.04, 1.04], tickvals=[0, 0.25, 0.5, 0.75, 1], row=1, col=1)
+    figure = style.new_figure(claim_title(heads.attrs.get("claim")), height=430, **PANELS)
+    _add_points(figure, heads, {"x": x, "y": y}, selected, row=1, col=1)
+    rho = correlations(*drawn)
+    stroke = {"symbol": "line-ns-open", "size": 16, "color": style.MUTED, "line_width": 1.5}
+    diamond = {"symbol": "star-diamond", "size": 14, "color": "#d43f3a"}
+    for words, value, marker in (
+        ("surrogate", rho[1:], stroke),
+        ("this model", rho[:1], diamond),
+    ):
+        hover = f"{words}: %{{x:.2f}}<extra></extra>"
+        look = {"mode": "markers", "marker": marker, "showlegend": False}
+        figure.add_scatter(x=value, y=0 * value, **look, hovertemplate=hover, row=2, col=1)
+    figure.update_xaxes(**_used_wavelengths(x), row=1)
+    figure.update_yaxes(title_text="offset alone<br>explains (0 to 1)", row=1)
+    figure.update_yaxes(range=[-0.04, 1.04], tickvals=[0, 0.25, 0.5, 0.75, 1], row=1)
+    ticks = {"range": [-1.05, 1.05], "tickvals": [-1, -0.5, 0, 0.5, 1]}
+    figure.update_xaxes(title_text="rank correlation (−1 to 1)", **ticks, row=2)
+    figure.update_yaxes(visible=False, range=[-1, 1], row=2)
     return figure.update_layout(legend_itemsizing="constant")
 
 
@@ -244,27 +237,12 @@ def claim_title(claim: dict | None) -> str:
     return f"Rank correlation {value}; of surrogates {low} to {high}"
 
 
-def _add_surrogates(figure: go.Figure, profile: xr.Dataset) -> None:
-    """The rank correlations of the surrogates, a stroke each, and the model's."""
-    rho = correlations(*claim_numbers(profile))
-    stroke = {"symbol": "line-ns-open", "size": 16, "color": MUTED, "line_width": 1.5}
-    diamond = {"symbol": "star-diamond", "size": 14, "color": "#d43f3a"}
-    for words, x, marker in (
-        ("surrogate", rho[1:], stroke),
-        ("this model", rho[:1], diamond),
-    ):
-        hover = f"{words}: %{{x:.2f}}<extra></extra>"
-        look = {"mode": "markers", "marker": marker, "showlegend": False}
-        figure.add_scatter(x=x, y=0 * x, **look, hovertemplate=hover, row=2, col=1)
-    ticks = {"range": [-1.05, 1.05], "tickvals": [-1, -0.5, 0, 0.5, 1]}
-    figure.update_xaxes(title_text="rank correlation (−1 to 1)", **ticks, row=2, col=1)
-    figure.update_yaxes(visible=False, range=[-1, 1], row=2, col=1)
-
-
 def _used_wavelengths(used: np.ndarray) -> dict:
     """A wavelength axis, cut to the wavelengths that heads use on average."""
     ticks = [float(f"{n * 10.0**power:g}") for power in range(-1, 10) for n in (1, 3)]
     used = np.log10(used[np.isfinite(used) & (used > 0)])
     ends = [float(used.min()) - 0.15, float(used.max()) + 0.15] if used.size else [0, 6]
     title = "mean wavelength (tokens, log scale)"
-    return log_axis({tick: short_count(tick) for tick in ticks}, title_text=title, range=ends)
+    return style.log_axis(
+        {tick: short_count(tick) for tick in ticks}, title_text=title, range=ends
+    )

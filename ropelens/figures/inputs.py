@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -38,12 +38,8 @@ def head_table(profile: xr.Dataset, heads: pd.DataFrame | None) -> pd.DataFrame:
 
 
 def row_of(heads: pd.DataFrame, selected: tuple[int, int]) -> int:
-    """The row of head `selected`, (layer, head), in the table."""
-    layer, head = selected
-    rows = np.flatnonzero((heads["layer"] == layer) & (heads["head"] == head))
-    if not rows.size:
-        raise BadArgument(f"The table of heads has no layer {layer}, head {head}.")
-    return int(rows[0])
+    """The row of head `selected`, (layer, head), in the table; `KeyError` without one."""
+    return int(pd.MultiIndex.from_frame(heads[["layer", "head"]]).get_loc(selected))
 
 
 def check_head(profile: xr.Dataset, *, layer: int, head: int) -> None:
@@ -89,9 +85,12 @@ def hover_lines(heads: pd.DataFrame) -> np.ndarray:
     return np.array([_hover(row) for row in heads.to_dict("records")], dtype=object)
 
 
-def _hover(row: dict) -> str:
-    offset = offset_words(row)
-    offset = f", {offset}" if offset else ""
+def _hover(row: dict[Hashable, Any]) -> str:
+    offset = ""
+    if not pd.isna(row["offset"]):
+        offset = f", offset {int(row['offset'])}"
+    elif not pd.isna(row["offset_low"]):
+        offset = f", offsets {int(row['offset_low'])} to {int(row['offset_high'])}"
     sure = "" if pd.isna(row["confidence"]) else f" (confidence {row['confidence']:.2f})"
     return (
         f"<b>L{row['layer']} H{row['head']}</b> {row['label']}{offset}{sure}<br>"
@@ -101,12 +100,3 @@ def _hover(row: dict) -> str:
         f"strongest plane: {short_count(row['top_wavelength'])} tokens, "
         f"{number(row['top_share'], '.0%')} of its push"
     )
-
-
-def offset_words(row: Mapping[str, Any]) -> str:
-    """Where a positional head looks: "offset 1", or "offsets 4 to 44"; "" for any other."""
-    if not pd.isna(row["offset"]):
-        return f"offset {int(row['offset'])}"
-    if pd.isna(row["offset_low"]):
-        return ""
-    return f"offsets {int(row['offset_low'])} to {int(row['offset_high'])}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
@@ -11,16 +9,8 @@ import xarray as xr
 from jaxtyping import Float, Int
 
 from ropelens.errors import Count, public
+from ropelens.figures import style
 from ropelens.figures.inputs import check_head, head_table, numbers, row_of
-from ropelens.figures.style import (
-    COLORS,
-    LABELS,
-    OUTSIDE,
-    SEQUENTIAL,
-    SYMBOLS,
-    index_axis,
-    stacked,
-)
 from ropelens.figures.text import short_count
 from ropelens.figures.wavelengths import (
     mark_context,
@@ -58,24 +48,23 @@ def plot_head_wavelengths(
     rows = heads.iloc[order]
     layer, head = (rows[name].to_numpy(int) for name in ("layer", "head"))
     names = np.array([f"L{one} H{other}" for one, other in zip(layer, head, strict=True)])
+    push = profile["selectivity_keys"].transpose("layer", "head", "frequency").clip(min=0)
+    total = push.sum("frequency")
+    shares = 100 * (push / total.where(total > 0)).values
     wavelength = profile["wavelength"].values
-    shares = 100 * selectivity_shares(profile)[layer, head]
-    cells = plane_map(wavelength, shares.astype(np.float32), layer)
+    cells = plane_map(wavelength, shares[layer, head].astype(np.float32), layer)
     edges = cells["x"]
     below = int(np.clip(9 * len(order), 120, 560))
-    figure = stacked(
-        "Push toward keys by wavelength",
-        2,
-        height=2 * MEANS + below,
-        spacing=0.03,
-        row_heights=[MEANS, below],
+    panels = {"spacing": 0.03, "row_heights": [MEANS, below]}
+    figure = style.stacked(
+        "Push toward keys by wavelength", 2, height=2 * MEANS + below, **panels
     )
-    _add_label_lines(figure, profile, heads)
+    _add_label_lines(figure, wavelength, shares, heads)
     bar = {"thickness": 10, "nticks": 4, "title": {"text": "share<br>(%)"}}
     figure.add_heatmap(
         **cells,
         y=names,
-        colorscale=SEQUENTIAL,
+        colorscale=style.SEQUENTIAL,
         zmin=0,
         colorbar=bar | {"len": below / (MEANS + below), "y": 0, "yanchor": "bottom"},
         hovertemplate="%{y}<br>%{z:.0f}% of its push at %{text} tokens<extra></extra>",
@@ -85,14 +74,13 @@ def plot_head_wavelengths(
     )
     breadth = np.log10(edges[-1] / edges[0])
     silent = {"mode": "markers", "hoverinfo": "skip", "showlegend": False, "cliponaxis": False}
-    for label in LABELS[:3]:
+    for label in style.LABELS[:3]:
         of_label = names[(rows["label"] == label).to_numpy()]
-        marker = {"color": COLORS[label], "symbol": SYMBOLS[label], "size": 7}
+        marker = {"color": style.COLORS[label], "symbol": style.SYMBOLS[label], "size": 7}
         x = np.full(len(of_label), 10 ** (np.log10(edges[0]) - 0.015 * breadth))
         figure.add_scatter(x=x, y=of_label, marker=marker, **silent, row=2, col=1)
-    ends = np.log10([edges[0], edges[-1]]) - [0.03 * breadth, 0]
     set_wavelengths(figure, wavelength)
-    figure.update_xaxes(range=ends)
+    figure.update_xaxes(range=np.log10([edges[0], edges[-1]]) - [0.03 * breadth, 0])
     figure.update_yaxes(title_text="mean<br>share (%)", rangemode="tozero", nticks=4, row=1)
     shown = names[:: -(-len(order) // NAMED)] if len(order) else names
     axis = {"title_text": "head (layer, head)", "type": "category", "showgrid": False}
@@ -108,25 +96,36 @@ def plot_head_wavelengths(
     return figure
 
 
-def _add_label_lines(figure: go.Figure, profile: xr.Dataset, heads: pd.DataFrame) -> None:
+def _add_label_lines(
+    figure: go.Figure,
+    wavelength: Float[np.ndarray, "layer frequency"],
+    shares: Float[np.ndarray, "layer head frequency"],
+    heads: pd.DataFrame,
+) -> None:
     """The mean share of each label's heads, in the first panel.
 
-    Where layers rotate differently each head stands at the wavelengths of its layer.
+    Where layers rotate differently each head stands at the wavelengths of its layer. A line
+    breaks before each plane that never turns: no wavelength lies between two of them.
     """
-    shares = selectivity_shares(profile)
-    wavelength = profile["wavelength"].values
-    places = wavelength_positions(wavelength)
-    for label in LABELS[:3]:
+    places = np.log(wavelength_positions(wavelength))
+    for label in style.LABELS[:3]:
         rows = heads[heads["label"] == label]
         if len(rows) < FEWEST_HEADS:
             continue
         layers, columns = rows["layer"].to_numpy(int), rows["head"].to_numpy(int)
+        points = {"y": shares[layers, columns], "wavelength": wavelength[layers]}
+        points["place"] = places[layers].round(4)  # measured layers differ in the last digits
+        flat = pd.DataFrame({name: values.ravel() for name, values in points.items()})
+        mean = flat.dropna().groupby("place").mean()
+        breaks = np.flatnonzero(np.isinf(mean["wavelength"]))
         figure.add_scatter(
-            **mean_share(places[layers], shares[layers, columns], wavelength[layers]),
+            x=np.insert(np.exp(mean.index.to_numpy()), breaks, np.nan),
+            y=np.insert(mean["y"].to_numpy(), breaks, np.nan),
+            text=np.insert([short_count(w) for w in mean["wavelength"]], breaks, ""),
             name=f"{label} ({len(rows)} heads)",
             mode="lines+markers",
-            line={"color": COLORS[label], "width": 2},
-            marker={"symbol": SYMBOLS[label], "size": 8},
+            line={"color": style.COLORS[label], "width": 2},
+            marker={"symbol": style.SYMBOLS[label], "size": 8},
             hovertemplate=f"{label}<br>wavelength %{{text}} tokens<br>%{{y:.1f}}%"
             "<extra></extra>",
         )
@@ -138,40 +137,12 @@ def by_position(heads: pd.DataFrame) -> Int[np.ndarray, " row"]:
     Diffuse heads, sinks and heads without a fraction are left out.
     """
     fraction = numbers(heads, "positional_fraction")
-    known = np.isfinite(fraction) & ~heads["label"].isin(OUTSIDE).to_numpy()
+    known = np.isfinite(fraction) & ~heads["label"].isin(style.OUTSIDE).to_numpy()
     order = np.argsort(-fraction, kind="stable")
     return order[known[order]]
 
 
-def selectivity_shares(profile: xr.Dataset) -> Float[np.ndarray, "layer head frequency"]:
-    """Each plane's share of a head's push toward keys; they sum to one over planes."""
-    positive = profile["selectivity_keys"].transpose("layer", "head", "frequency").clip(min=0)
-    total = positive.sum("frequency")
-    return (positive / total.where(total > 0)).values
-
-
-def mean_share(
-    places: Float[np.ndarray, "row frequency"],
-    shares: Float[np.ndarray, "row frequency"],
-    wavelength: Float[np.ndarray, "row frequency"],
-) -> dict[str, Any]:
-    """The mean of `shares` in percent (y) by place on the axis (x), and its wavelength (text).
-
-    A line breaks before each plane that never turns: no wavelength lies between two of them.
-    """
-    known = np.isfinite(places) & np.isfinite(shares)
-    at = np.round(np.log(places[known]), 4)  # measured layers differ in the last digits
-    points = pd.DataFrame({"y": 100 * shares[known], "wavelength": wavelength[known]})
-    mean = points.groupby(at).mean()
-    breaks = np.flatnonzero(np.isinf(mean["wavelength"]))
-    return {
-        "x": np.insert(np.exp(mean.index.to_numpy()), breaks, np.nan),
-        "y": np.insert(mean["y"].to_numpy(), breaks, np.nan),
-        "text": np.insert([short_count(w) for w in mean["wavelength"]], breaks, ""),
-    }
-
-
-PANELS = {"q_norm": "query", "k_norm": "key"}
+PANELS = {"query": ("q_norm", "head"), "key": ("k_norm", "kv_head")}
 
 
 @public
@@ -183,35 +154,32 @@ def plot_norms(profile: xr.Dataset, *, layer: Count | None = None) -> go.Figure:
     figures of norms.
     """
     check_head(profile, layer=layer or 0, head=0)
-    what, whose = "layer", "mean over heads"
-    if layer is not None:
-        what, whose = "head", f"heads of layer {layer}"
-    rows = profile.sizes[what]
-    figure = stacked(
+    what = "layer" if layer is None else "head"
+    whose = "mean over heads" if layer is None else f"heads of layer {layer}"
+    rows, wavelength = profile.sizes[what], profile["wavelength"].values
+    figure = style.stacked(
         f"Query and key norms by wavelength, {whose}",
         2,
         height=170 + 2 * int(np.clip(rows * 30, 120, max(220, rows * 9))),
         spacing=0.14 if rows <= 16 else 0.07,
     )
-    for row, (name, side) in enumerate(PANELS.items(), start=1):
-        dim = "head" if name == "q_norm" else "kv_head"
+    for row, (side, (name, dim)) in enumerate(PANELS.items(), start=1):
         values = profile[name].transpose("layer", dim, "frequency")
         norms = (values.mean(dim) if layer is None else values[layer]).values
         layers = np.arange(len(norms)) if layer is None else np.full(len(norms), layer)
-        cells = plane_map(profile["wavelength"].values, norms, layers)
+        cells = plane_map(wavelength, norms, layers)
+        bar = {"thickness": 10, "nticks": 4, "len": 0.46, "yanchor": "top"}
         figure.add_heatmap(
             **cells,
             y=np.arange(len(norms)),
             name=f"{side} norm",
-            colorscale=SEQUENTIAL,
+            colorscale=style.SEQUENTIAL,
             zmin=0,
             zmax=float(np.nanmax(cells["z"])),
-            colorbar={"thickness": 10, "nticks": 4, "len": 0.46, "yanchor": "top"}
-            | {"y": 1.0 if row == 1 else 0.46},
+            colorbar=bar | {"y": 1.0 if row == 1 else 0.46},
             hovertemplate=f"{what} %{{y}}<br>wavelength %{{text}} tokens<br>"
             f"{side} norm %{{z:.3f}}<extra></extra>",
             hoverongaps=False,
-            meta={"role": name},
             row=row,
             col=1,
         )
@@ -219,11 +187,10 @@ def plot_norms(profile: xr.Dataset, *, layer: Count | None = None) -> go.Figure:
         place = {"x": 0, "xref": "paper", "xanchor": "left", "y": 1, "yanchor": "bottom"}
         words = {"text": f"{side} norm (model units)", "font_size": 12}
         figure.add_annotation(place | words, yref="y domain" if row == 1 else "y2 domain")
-        of_keys = layer is not None and name == "k_norm"
-        axis = index_axis(len(norms), "key-value head" if of_keys else what)
+        of_keys = layer is not None and side == "key"
+        axis = style.index_axis(len(norms), "key-value head" if of_keys else what)
         figure.update_yaxes(**axis, row=row)
-    set_wavelengths(figure, profile["wavelength"].values)
-    ends = np.log10(figure.data[0].x[[0, -1]]).tolist()
-    figure.update_xaxes(range=ends, showgrid=False)
+    set_wavelengths(figure, wavelength)
+    figure.update_xaxes(range=np.log10(figure.data[0].x[[0, -1]]), showgrid=False)
     mark_context(figure, profile, color="#ffffff", below=True)
     return figure

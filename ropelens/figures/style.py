@@ -8,6 +8,7 @@ from a white and from a near-black page, so one set serves both. Markers differ 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -134,27 +135,36 @@ def log_axis(names: Mapping[Any, str], **more: object) -> dict[str, Any]:
     return {"type": "log", "tickmode": "array", **ticks, **more}
 
 
-def index_axis(count: int, what: str) -> dict[str, Any]:
-    """Keywords for `update_yaxes`: rows 0 to `count` - 1 of `what`, 0 on top."""
-    ticks = {"dtick": index_step(count, most=8), "tick0": 0, "showgrid": False}
-    return {"title_text": f"{what} (index)", "range": [count - 0.5, -0.5], **ticks}
+def index_axis(count: int, what: str, *, most: int = 8, room: float = 0.0) -> dict[str, Any]:
+    """Keywords for `update_yaxes`: rows 0 to `count` - 1 of `what`, 0 on top, and `room`.
 
-
-def index_step(count: int, *, most: int = 16) -> int:
-    """The step 1, 2, 4, ... at which `count` indices need at most `most` tick labels."""
+    Ticks are at every 1, 2, 4, ... indices, at most so many.
+    """
     step = 1
     while count / step > most:
         step *= 2
-    return step
+    ends = [count - 0.5 + room, -0.5 - room]
+    ticks = {"range": ends, "dtick": step, "tick0": 0, "showgrid": False}
+    return ticks | {"title_text": f"{what} (index)"}
 
 
-def mark(figure: go.Figure, x: float, words: str, *, name: str, **note: object) -> None:
-    """A dotted line at `x` of a log axis; `words` at the top of the first panel.
+def mark(
+    figure: go.Figure,
+    x: float,
+    words: str,
+    *,
+    name: str,
+    color: str = MUTED,
+    panels: Mapping[str, int] = MappingProxyType({}),
+    **note: Any,
+) -> None:
+    """A dotted line at `x`; `words` at the top of the first panel.
 
-    `note` are further keywords of the words' annotation; "color" is the line's.
+    The line is in the `panels` of a row or column; `note` are keywords of the annotation.
     """
-    figure.add_vline(x=x, line=DOTTED | {"color": note.pop("color", MUTED)}, name=name)
-    place = {"x": float(np.log10(x)), "y": 1, "xref": "x", "yref": "y domain", "yanchor": "top"}
+    figure.add_vline(x=x, line=DOTTED | {"color": color}, name=name, **panels)
+    at = float(np.log10(x)) if figure.layout.xaxis.type == "log" else x
+    place = {"x": at, "y": 1, "xref": "x", "yref": "y domain", "yanchor": "top"}
     figure.add_annotation(place | {"text": words, "name": name} | note)
 
 

@@ -8,7 +8,7 @@ label ("<b>", "<a href=...>", "&lt;") and hands "$...$" to MathJax where a noteb
 from __future__ import annotations
 
 import math
-import unicodedata
+from unicodedata import category
 
 import numpy as np
 
@@ -21,7 +21,7 @@ SMALLEST = 1e-6
 
 VISIBLE = {" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥"}
 INVISIBLE = {"Cc", "Cf", "Co", "Cs", "Cn", "Zl", "Zp", "Zs"}
-ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "$": "&#36;"}
+ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "$": "&#36;"})
 
 
 def number(value: float, form: str = ".2f") -> str:
@@ -75,20 +75,15 @@ def short_count(value: float) -> str:
 
 def visible_token(token: str, *, longest: int = 24) -> str:
     """`token` with white space, control and direction marks shown as characters."""
-    shown = "".join(_visible_character(character) for character in token)
+    shown = "".join(
+        VISIBLE.get(one) or (f"\\u{ord(one):04x}" if category(one) in INVISIBLE else one)
+        for one in token
+    )
     if not shown:
         return "∅"
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"
 
 
-def _visible_character(character: str) -> str:
-    if character in VISIBLE:
-        return VISIBLE[character]
-    if unicodedata.category(character) in INVISIBLE:
-        return f"\\u{ord(character):04x}"
-    return character
-
-
 def plotly_text(text: str) -> str:
     """`text` so that plotly shows it letter by letter, in labels, ticks and hovers."""
-    return "".join(ENTITIES.get(character, character) for character in text)
+    return text.translate(ENTITIES)

@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.errors import BadArgument
+from ropelens.figures import style
 from ropelens.figures.head import square_root_scale
 from ropelens.figures.inputs import check_head
-from ropelens.figures.style import (
-    COLORS,
-    DASHED,
-    LABELS,
-    MUTED,
-    SEQUENTIAL,
-    SYMBOLS,
-    VARIANT_COLORS,
-    new_figure,
-    set_x,
-    stacked,
-)
 from ropelens.figures.text import NOTHING
 
 ENDS = {
-    "slow": ("slowest planes stopped first (p-RoPE)", VARIANT_COLORS[0], "square"),
-    "fast": ("fastest planes stopped first", VARIANT_COLORS[3], "circle"),
+    "slow": ("slowest planes stopped first (p-RoPE)", style.VARIANT_COLORS[0], "square"),
+    "fast": ("fastest planes stopped first", style.VARIANT_COLORS[3], "circle"),
 }
 """The ends from which planes stop: words, colour and symbol."""
 MEAN_OF_DRAWS = {
     "mode": "lines",
-    "line": DASHED,
+    "line": style.DASHED,
     "name": "random planes",
     "legendgroup": "random",
     "hoverinfo": "skip",
@@ -51,6 +38,8 @@ PANELS = {
     "induction": "induction<br>(0 to 1)",
 }
 """The variables of a sweep that have a panel for one head, and their axes."""
+NAMES = np.array([*style.LABELS, NOTHING])
+"""Labels by their numbers in `head_steps`."""
 
 
 def changed_heads_figure(truncation: xr.Dataset) -> go.Figure:
@@ -58,7 +47,7 @@ def changed_heads_figure(truncation: xr.Dataset) -> go.Figure:
     ends = [end for end in kinds_of(truncation) if end in ENDS]
     if not ends or "attention_change" not in truncation:
         raise BadArgument(
-            "The sweep has no change of attention by head.",
+            "The sweep has no change of attention under planes stopped from an end.",
             attempt='truncate(model, tokens, ends=..., measures=("change", "labels", ...))',
         )
     steps = head_steps(truncation)
@@ -67,30 +56,30 @@ def changed_heads_figure(truncation: xr.Dataset) -> go.Figure:
     order = np.argsort(-np.nan_to_num(largest, nan=-1.0), axis=None, kind="stable")[:MOST]
     heads = np.unravel_index(order, largest.shape)
     names = [f"L{layer} H{head}" for layer, head in zip(*heads, strict=True)]
-    unknown = np.full((*largest.shape, truncation.sizes["edit"]), len(LABELS))
-    words = np.array([*LABELS, ""])
-    figure = new_figure(
+    figure = style.new_figure(
         "The heads that changed most",
         height=170 + 26 * len(names),
         **{"rows": 1, "cols": len(ends), "shared_yaxes": True, "horizontal_spacing": 0.02},
         subplot_titles=[ENDS[end][0].partition(" first")[0] for end in ends],
     )
     for column, end in enumerate(ends, start=1):
-        shares = shares_of(truncation, end)[1:]
-        old, *new = words[steps.get(f"label_{end}", unknown)[heads][:, : len(shares) + 1].T]
-        labels = np.transpose(new)
+        change = changes[end][heads]
+        labels = np.full(change.shape, "", NAMES.dtype)
+        if f"label_{end}" in steps:
+            labels = np.char.replace(NAMES[steps[f"label_{end}"][heads]], NOTHING, "")
+        short = np.where(labels == "sink", labels, labels.astype("U3"))
         figure.add_heatmap(
-            x=[f"{100 * share:.3g}%" for share in shares],
+            x=[f"{100 * share:.3g}%" for share in shares_of(truncation, end)[1:]],
             y=names,
-            z=changes[end][heads][:, 1:],
+            z=change[:, 1:],
             zmin=0,
             zmax=float(np.nanmax(largest)) or 1.0,
-            colorscale=square_root_scale(SEQUENTIAL),
+            colorscale=square_root_scale(style.SEQUENTIAL),
             showscale=column == len(ends),
             colorbar={"thickness": 10, "title": {"text": "change<br>(bits)"}},
-            text=np.where(labels == old[:, None], "", np.vectorize(_short)(labels)),
+            text=np.where(labels == labels[:, :1], "", short)[:, 1:],
             texttemplate="%{text}",
-            customdata=labels,
+            customdata=labels[:, 1:],
             hovertemplate="%{y}, %{x} of the planes rotate<br>attention changed by "
             "%{z:.3f} bits<br>%{customdata}<extra></extra>",
             hoverongaps=False,
@@ -103,13 +92,9 @@ def changed_heads_figure(truncation: xr.Dataset) -> go.Figure:
     figure.update_layout(margin_t=84)
     figure.update_xaxes(title_text=KEPT_TITLE, showgrid=False, type="category")
     figure.update_yaxes(showgrid=False, autorange="reversed", type="category")
-    ticks = [f"{name} {label}".strip() for name, label in zip(names, old, strict=True)]
+    ticks = [f"{name} {of[0]}".strip() for name, of in zip(names, labels, strict=True)]
     title = "head, and its label as it is"
     return figure.update_yaxes(title_text=title, tickvals=names, ticktext=ticks, col=1)
-
-
-def _short(label: str) -> str:
-    return label if label == "sink" else label[:3]
 
 
 def plot_head_truncation(truncation: xr.Dataset, *, layer: int, head: int) -> go.Figure:
@@ -124,20 +109,40 @@ def plot_head_truncation(truncation: xr.Dataset, *, layer: int, head: int) -> go
     arrays = head_steps(truncation)
     panels = [name for name in PANELS if name in truncation]
     title = f"Layer {layer}, head {head}, as planes stop"
-    figure = stacked(title, len(panels), height=120 + 150 * len(panels))
+    figure = style.stacked(title, len(panels), height=120 + 150 * len(panels))
     for row, name in enumerate(panels, start=1):
         for kind in kinds_of(truncation):
+            look = MEAN_OF_DRAWS
+            if kind in ENDS:
+                words, color, _ = ENDS[kind]
+                steps = arrays.get(f"label_{kind}")
+                labels = [] if steps is None else NAMES[steps[layer, head]].tolist()
+                marks = [
+                    style.SYMBOLS.get(label, "circle-open") for label in labels
+                ] or "circle"
+                colors = [style.COLORS.get(label, style.MUTED) for label in labels] or color
+                look = {
+                    "name": words,
+                    "legendgroup": kind,
+                    "mode": "lines+markers",
+                    "line": {"color": color, "width": 2},
+                    "marker": {"size": 9, "symbol": marks, "color": colors},
+                    "text": labels,
+                    "hovertemplate": "%{x:.3~%} of the planes rotate: %{y:.3f}, %{text}"
+                    "<extra></extra>",
+                    "cliponaxis": False,
+                }
             figure.add_scatter(
                 x=shares_of(truncation, kind),
                 y=arrays[f"{name}_{kind}"][layer, head],
                 meta={"y": f"{name}_{kind}"},
                 showlegend=row == 1,
-                **_look(arrays, kind, layer, head),
+                **look,
                 row=row,
                 col=1,
             )
         figure.update_yaxes(title_text=PANELS[name], rangemode="tozero", nticks=5, row=row)
-    set_x(figure, KEPT_AXIS, KEPT_TITLE)
+    style.set_x(figure, KEPT_AXIS, KEPT_TITLE)
     return figure
 
 
@@ -147,9 +152,19 @@ def kinds_of(truncation: xr.Dataset) -> list[str]:
     return [kind for kind in (*ENDS, "random") if kind in kinds]
 
 
+def _steps(truncation: xr.Dataset, kind: str) -> dict[float, np.ndarray]:
+    """The entries of each step of a kind by the share that rotates, from all to the fewest.
+
+    The model as it is is each kind's first step.
+    """
+    here, kept = truncation["kind"].isin(["none", kind]).values, truncation["kept"].values
+    shares = np.unique(kept[here])[::-1]
+    return {share: np.flatnonzero(here & (kept == share)) for share in shares}
+
+
 def shares_of(truncation: xr.Dataset, kind: str) -> np.ndarray:
     """The shares of planes that rotate at the steps of a kind, from all to the fewest."""
-    return np.unique(truncation["kept"].values[_entries(truncation, kind)])[::-1]
+    return np.array([*_steps(truncation, kind)])
 
 
 def head_steps(truncation: xr.Dataset) -> dict[str, np.ndarray]:
@@ -161,41 +176,15 @@ def head_steps(truncation: xr.Dataset) -> dict[str, np.ndarray]:
     """
     arrays: dict[str, np.ndarray] = {}
     for kind in kinds_of(truncation):
-        entries, shares = _entries(truncation, kind), shares_of(truncation, kind)
-        at = [entries[truncation["kept"].values[entries] == share] for share in shares]
-        for name in ({*PANELS, "label"} if kind in ENDS else {*PANELS}) & {*truncation}:
+        steps = _steps(truncation, kind).values()
+        for name in {*PANELS} & {*truncation}:
             values = truncation[name].transpose("layer", "head", "edit").values
-            if name == "label":
-                known = [values.astype(str) == label for label in LABELS]
-                numbers = np.select(known, range(len(LABELS)), len(LABELS)).astype(np.uint8)
-                arrays[f"label_{kind}"] = numbers[..., [one[0] for one in at]]
-            else:
-                means = [values[..., one].mean(-1) for one in at]
-                arrays[f"{name}_{kind}"] = np.stack(means, axis=-1)
+            means = [values[..., entries].mean(-1) for entries in steps]
+            arrays[f"{name}_{kind}"] = np.stack(means, axis=-1)
+        if kind in ENDS and "label" in truncation:
+            labels = truncation["label"].transpose("layer", "head", "edit").values.astype(str)
+            labels = labels[..., [entries[0] for entries in steps]]
+            known = [labels == label for label in style.LABELS]
+            numbers = np.select(known, range(len(style.LABELS)), len(style.LABELS))
+            arrays[f"label_{kind}"] = numbers.astype(np.uint8)
     return arrays
-
-
-def _entries(truncation: xr.Dataset, kind: str) -> np.ndarray:
-    """Entries of a kind, and the model as it is, which is each kind's first step."""
-    return np.flatnonzero(np.isin(truncation["kind"].values.astype(str), ["none", kind]))
-
-
-def _look(arrays: dict[str, np.ndarray], kind: str, layer: int, head: int) -> dict[str, Any]:
-    """Keywords of the scatter of a kind: an end has a marker a label, random planes none."""
-    if kind == "random":
-        return MEAN_OF_DRAWS
-    words, color, _ = ENDS[kind]
-    steps = arrays.get(f"label_{kind}")
-    labels = [] if steps is None else [(*LABELS, NOTHING)[n] for n in steps[layer, head]]
-    symbols = [SYMBOLS.get(label, "circle-open") for label in labels]
-    colors = [COLORS.get(label, MUTED) for label in labels]
-    return {
-        "name": words,
-        "legendgroup": kind,
-        "mode": "lines+markers",
-        "line": {"color": color, "width": 2},
-        "marker": {"size": 9, "symbol": symbols or "circle", "color": colors or color},
-        "text": labels,
-        "hovertemplate": "%{x:.3~%} of the planes rotate: %{y:.3f}, %{text}<extra></extra>",
-        "cliponaxis": False,
-    }

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
-from jaxtyping import Float
 
 from ropelens.figures.style import MUTED, log_axis, mark, set_x
 from ropelens.figures.text import short_count
@@ -158,20 +157,3 @@ def mark_wavelengths(figure: go.Figure, dataset: xr.Dataset, **note: Any) -> Non
             side = {"xanchor": "right" if name == "context" else "left"}
             words = MARKS[name].format(wavelength)
             mark(figure, wavelength, words, name=name, **side, **note)
-
-
-def turning_wavelengths(dataset: xr.Dataset) -> tuple[int, Float[np.ndarray, " plane"]]:
-    """The first layer with the most rotating planes, and their wavelengths."""
-    wavelength = dataset["wavelength"].transpose("layer", "frequency").values
-    layer = int(np.isfinite(wavelength).sum(axis=1).argmax())
-    return layer, wavelength[layer][np.isfinite(wavelength[layer])]
-
-
-def plane_index(wavelength: Float[np.ndarray, " plane"], length: float) -> float | None:
-    """The fractional number of the plane of wavelength `length`; None outside the planes.
-
-    Interpolated in the logarithm of the wavelength.
-    """
-    if len(wavelength) < 2 or not wavelength[0] <= length <= wavelength[-1]:
-        return None
-    return float(np.interp(np.log(length), np.log(wavelength), np.arange(len(wavelength))))

@@ -21,10 +21,15 @@ from ropelens.figures.comparison import (
     plot_position_loss,
 )
 from ropelens.figures.edits import MEASURES, MeasureName, plot_truncation
-from ropelens.figures.head import pair_figure, plot_attention, plot_kernel, plot_selectivity
+from ropelens.figures.head import (
+    pair_figure,
+    plot_attention,
+    plot_kernel,
+    plot_reach,
+    plot_selectivity,
+)
 from ropelens.figures.heads import plot_budget_triangle, plot_claim, plot_head_map
 from ropelens.figures.planes import by_position, plot_head_wavelengths, plot_norms
-from ropelens.figures.reach import plot_reach
 from ropelens.figures.truncated_heads import PANELS, plot_head_truncation
 
 

@@ -13,9 +13,9 @@ import xarray as xr
 
 from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument, public
+from ropelens.figures.head import reach_arrays
 from ropelens.figures.heads import claim_title
 from ropelens.figures.inputs import head_table
-from ropelens.figures.reach import reach_arrays
 from ropelens.figures.style import COLORS, SIGNS
 from ropelens.figures.text import change_and_interval
 from ropelens.figures.truncated_heads import head_steps

@@ -12,7 +12,7 @@ from oracles.tiny import random_tokens, tiny
 
 import ropelens as rl
 from ropelens.errors import BadArgument
-from ropelens.figures.reach import reach_arrays
+from ropelens.figures.head import reach_arrays
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,6 @@ def test_what_was_not_measured_is_refused_in_one_line(found: xr.Dataset) -> None
     for options, line in (
         ({}, "The reach of layer 0, head 0 was not measured; try: reach("),
         ({"head": 9}, "There is no layer 0, head 9; seen: layers 0 to 1"),
-        ({"head": None}, "plot_reach: layer and head go together"),
     ):
         with pytest.raises(BadArgument) as raised:
             rl.plot_reach(found, **({"layer": 0, "head": 0} | options))

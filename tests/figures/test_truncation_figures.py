@@ -12,7 +12,7 @@ import ropelens as rl
 from ropelens.errors import BadArgument
 from ropelens.figures.edits import MEASURES
 from ropelens.figures.truncated_heads import plot_head_truncation
-from ropelens.figures.wavelengths import marks, plane_index, turning_wavelengths
+from ropelens.figures.wavelengths import marks
 from ropelens.measure.truncation_table import summarize_truncation
 
 FAMILIES = {
@@ -82,10 +82,11 @@ def test_the_control_is_the_mean_of_its_draws_from_nothing_to_everything(
 
 def test_the_marks_stand_at_the_planes_that_they_name(sweep: xr.Dataset) -> None:
     """With base b and D/2 planes, Oka's plane is (D/2) log_b(context / 3.657)."""
-    _, wavelength = turning_wavelengths(sweep)
-    at = {name: plane_index(wavelength, length) for name, length in marks(sweep).items()}
-    assert at["band"] == pytest.approx(16 * np.log(512 / 3.657) / np.log(10_000))
-    assert at["context"] == pytest.approx(16 * np.log(512 / (2 * np.pi)) / np.log(10_000))
+    at = {
+        name: 16 * np.log(512 / part) / np.log(10_000)
+        for name, part in (("band", 3.657), ("context", 2 * np.pi))
+    }
+    assert marks(sweep) == {"context": 512, "band": pytest.approx(2 * np.pi * 512 / 3.657)}
     figure = rl.plot_truncation(sweep)
     lines = {(shape.xref, shape.name): shape.x0 for shape in figure.layout.shapes}
     for name, index in at.items():

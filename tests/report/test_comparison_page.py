@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import plotly.graph_objects as go
 import pytest
 import xarray as xr
 from in_browser import Opened
@@ -14,6 +15,7 @@ from synthetic_comparison import CONTEXT, STEPS, synthetic_comparison
 import ropelens as rl
 from ropelens.comparison.table import summarize_comparison
 from ropelens.figures.comparison import (
+    PLANES,
     plane_places,
     plot_comparison_planes,
     plot_copying,
@@ -35,17 +37,21 @@ def comparison() -> xr.Dataset:
     return synthetic_comparison()
 
 
-def traces(figure, **meta: str) -> list:
-    return [t for t in figure.data if t.meta and meta.items() <= t.meta.items()]
+def lines(figure: go.Figure, unit: str) -> dict[str, go.Scatter]:
+    """The lines of the panel whose axis has this title, by the groups that they are of."""
+    for row, axis in enumerate(figure.select_yaxes(), start=1):
+        if axis.title.text.replace("<br>", " ") == unit:
+            return {t.name: t for t in figure.select_traces({"mode": "lines+markers"}, row=row)}
+    raise KeyError(unit)
 
 
 def test_loss_changes_are_pairs_means_and_intervals(comparison: xr.Dataset) -> None:
     table = summarize_comparison(comparison)
     figure = plot_loss_change(comparison, table)
-    pairs = {trace.y[0]: trace.x for trace in traces(figure, of="pair")}
+    pairs = {t.y[0]: t.x for t in figure.data if t.marker.symbol == "circle-open"}
     np.testing.assert_allclose(pairs["p-rope:0.5"], [0.1, 0.11])
     np.testing.assert_allclose(pairs["nope"], [0.2, 0.22])
-    (mean,) = [t for t in traces(figure, of="mean") if t.y[0] == "nope"]
+    (mean,) = [t for t in figure.data if t.error_x.array is not None and t.y[0] == "nope"]
     row = table.set_index("group").loc["nope"]
     assert mean.x[0] + mean.error_x.array[0] == pytest.approx(row["high"])
     assert mean.x[0] - mean.error_x.arrayminus[0] == pytest.approx(row["low"])
@@ -54,12 +60,11 @@ def test_loss_changes_are_pairs_means_and_intervals(comparison: xr.Dataset) -> N
 def test_loss_by_position_and_its_difference(comparison: xr.Dataset) -> None:
     figure = plot_position_loss(comparison)
     losses = comparison["position_loss"].values
-    mean = {trace.name: trace.y for trace in traces(figure, y="position_loss")}
-    change = {trace.name: trace.y for trace in traces(figure, y="change")}
-    np.testing.assert_allclose(mean["rope"], losses[[0, 3]].mean(0))
-    differences = losses[[2, 5]] - losses[[0, 3]]
-    np.testing.assert_allclose(change["nope"], differences.mean(0))
-    (nope,) = [trace for trace in traces(figure, y="change") if trace.name == "nope"]
+    means = lines(figure, "loss (nats/token)")
+    change = lines(figure, "difference to rope (nats/token)")
+    np.testing.assert_allclose(means["rope"].y, losses[[0, 3]].mean(0))
+    differences, nope = losses[[2, 5]] - losses[[0, 3]], change["nope"]
+    np.testing.assert_allclose(nope.y, differences.mean(0))
     np.testing.assert_allclose(nope.y + nope.error_y.array, differences.max(0))
     np.testing.assert_allclose(nope.y - nope.error_y.arrayminus, differences.min(0))
     assert "rope" not in change
@@ -67,7 +72,7 @@ def test_loss_by_position_and_its_difference(comparison: xr.Dataset) -> None:
     assert line.x0 == CONTEXT
     (words,) = [a for a in figure.layout.annotations if "trained context" in a.text]
     assert 10**words.x == pytest.approx(CONTEXT)  # a logarithmic axis takes the exponent
-    for trace in traces(figure, y="position_loss"):
+    for trace in means.values():
         start, stop = (comparison[f"position_{end}"].values for end in ("start", "stop"))
         assert (trace.x >= start).all()
         assert (trace.x < stop).all()
@@ -75,13 +80,16 @@ def test_loss_by_position_and_its_difference(comparison: xr.Dataset) -> None:
 
 def test_copying_by_distance_and_needles_by_length(comparison: xr.Dataset) -> None:
     figure = plot_copying(comparison)
-    for name, of in (("copy_loss", "copy_distance"), ("far_retrieval", "prompt_length")):
-        lines = {trace.name: trace for trace in traces(figure, y=name)}
-        assert [*lines] == ["rope", "p-rope:0.5", "nope"]
+    for name, of, unit in (
+        ("copy_loss", "copy_distance", "loss of copied tokens (nats/token)"),
+        ("far_retrieval", "prompt_length", "needles found (share)"),
+    ):
+        drawn = lines(figure, unit)
+        assert [*drawn] == ["rope", "p-rope:0.5", "nope"]
         values = comparison[name].isel(entry=[2, 5])
-        values = values.mean("trial") if "trial" in values.dims else values
-        np.testing.assert_allclose(lines["nope"].y, values.mean("entry"))
-        assert lines["nope"].x.tolist() == comparison[of].values.tolist()
+        values = values.mean({"trial"} & {*values.dims})
+        np.testing.assert_allclose(drawn["nope"].y, values.mean("entry"))
+        assert drawn["nope"].x.tolist() == comparison[of].values.tolist()
     marks = [(line.x0, line.y0) for line in figure.layout.shapes]
     assert (0, 1 / 8) in marks
     assert CONTEXT in [x for x, _ in marks]
@@ -92,8 +100,9 @@ def test_planes_that_stop_stand_where_they_turn_elsewhere(comparison: xr.Dataset
     np.testing.assert_array_equal(place, comparison["wavelength"][0, 0])
     assert turning.tolist() == [True] * 4 + [False] * 4
     figure = plot_comparison_planes(comparison)
-    for name in ("q_norm", "k_norm", "selectivity_keys"):
-        rows = {trace.name: trace for trace in traces(figure, y=name)}
+    rings = [*figure.select_traces({"name": "does not rotate"})]
+    for (unit, name), ring in zip(PLANES.items(), rings, strict=True):
+        rows = lines(figure, unit.replace("<br>", " "))
         dims = [dim for dim in comparison[name].dims if dim != "frequency"]
         np.testing.assert_array_equal(rows["p-rope:0.5"].x, place)
         means = [comparison[name][[at, at + 3]].mean(dims) for at in (1, 2)]
@@ -102,42 +111,33 @@ def test_planes_that_stop_stand_where_they_turn_elsewhere(comparison: xr.Dataset
         seeds = comparison[name][[1, 4]].mean([dim for dim in dims if dim != "entry"])
         highest = rows["p-rope:0.5"].y + rows["p-rope:0.5"].error_y.array
         np.testing.assert_allclose(highest, seeds.max("entry"))
-        (rings,) = traces(figure, still=name)
-        np.testing.assert_allclose(rings.y, [*means[0][4:], *means[1]])
+        np.testing.assert_allclose(ring.y, [*means[0][4:], *means[1]])
 
 
 def test_growth_counts_heads_by_step(comparison: xr.Dataset) -> None:
     figure = plot_growth(comparison)
-    (loss,) = [t for t in traces(figure, y="loss (nats/token)") if t.name == "rope"]
+    loss = lines(figure, "loss (nats/token)")["rope"]
     np.testing.assert_allclose(loss.y, comparison["growth_loss"][[0, 3]].mean("entry"))
     np.testing.assert_allclose(loss.error_y.array, 0.005)
-    (positional,) = [t for t in traces(figure, y="positional heads") if t.name == "nope"]
-    labels = comparison["growth_label"][[2, 5]].values
-    np.testing.assert_allclose(positional.y, (labels == "positional").sum((2, 3)).mean(0))
-    trials = comparison["growth_trial_induction"].isel(entry=[2, 5])
-    told = {
-        "best head on previous token": comparison["growth_previous_token"][[2, 5]].max(
-            ("layer", "head")
+    nope = comparison.isel(entry=[2, 5])
+    best = best_head(nope["growth_trial_induction"]).transpose("entry", "step", "trial")
+    by_bin = nope["growth_position_loss"].values
+    for unit, values in {
+        "positional heads": (nope["growth_label"].values == "positional").sum((2, 3)),
+        "best head on previous token": nope["growth_previous_token"].values.max((2, 3)),
+        "best head, induction": best.values,
+        "gain of repeats (nats/token)": (
+            nope["growth_first_loss"] - nope["growth_repeat_loss"]
+        ).values,
+        "retrieval (share)": nope["growth_retrieval"].values,
+        "loss past context (nats/token)": np.average(
+            by_bin[..., 5:], weights=[32, 64], axis=-1
         ),
-        "best head, induction": best_head(trials).mean("trial"),
-    }
-    for title, of_best in told.items():
-        scores = of_best.transpose("entry", "step").values
-        (best,) = [t for t in traces(figure, y=title) if t.name == "nope"]
-        np.testing.assert_allclose(best.y, scores.mean(0))
-        np.testing.assert_allclose(best.error_y.array, scores.max(0) - scores.mean(0))
-    by_bin = comparison["growth_position_loss"][[2, 5]].values
-    gain = comparison["growth_first_loss"] - comparison["growth_repeat_loss"]
-    for title, values in (
-        ("gain of repeats (nats/token)", gain[[2, 5]].values),
-        ("retrieval (share)", comparison["growth_retrieval"][[2, 5]].values),
-        (
-            "loss past context (nats/token)",
-            np.average(by_bin[..., 5:], weights=[32, 64], axis=-1),
-        ),
-    ):
-        (trace,) = [t for t in traces(figure, y=title) if t.name == "nope"]
-        np.testing.assert_allclose(trace.y, values.reshape(2, len(STEPS), -1).mean((0, 2)))
+    }.items():
+        by_entry = values.reshape(2, len(STEPS), -1).mean(2)
+        line = lines(figure, unit)["nope"]
+        np.testing.assert_allclose(line.y, by_entry.mean(0))
+        np.testing.assert_allclose(line.error_y.array, by_entry.max(0) - by_entry.mean(0))
     assert len({axis.title.text for axis in figure.select_yaxes()}) == 8
 
 
