@@ -1,22 +1,67 @@
-"""RoPE variants in transformers' hands: written into a config, read off a model."""
+"""RoPE variants in transformers' hands: its table of rope types, configs, live models.
+
+`import ropelens` calls `register` as soon as transformers is imported, so that transformers
+builds and loads models with the rope types that only ropelens knows. Nothing that imports
+transformers is imported here.
+"""
 
 from __future__ import annotations
 
 import copy
-from typing import Any, TypeVar
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from transformers import PreTrainedConfig
+import torch
 
 from ropelens.errors import UnsupportedModel, public
-from ropelens.models.rope_types import stated_shape
-from ropelens.models.subject import Subject
 from ropelens.rope.formulas import Shape
-from ropelens.rope.variants import Variant, parse_variant
+from ropelens.rope.variants import OWN, VARIANTS, Variant, parse_variant
 
-Config = TypeVar("Config", bound=PreTrainedConfig)
+if TYPE_CHECKING:
+    from ropelens.models.subject import Subject
 
-LAYER_PATTERN = "no_rope_layers"
-"""The list in a config (SmolLM3, Llama 4) of which layers rotate, 1, and which do not, 0."""
+Config = TypeVar("Config")
+
+
+def register(modeling_rope_utils: ModuleType) -> None:
+    """Add our types to `transformers.modeling_rope_utils`, and the checks of their configs."""
+    for name, row in VARIANTS.items():
+        if row.rope_type == OWN + name:
+            modeling_rope_utils.ROPE_INIT_FUNCTIONS[row.rope_type] = _rates
+            check = f"_validate_{row.rope_type}_rope_parameters"  # a type without is warned of
+            setattr(modeling_rope_utils.RotaryEmbeddingConfigMixin, check, _check)
+
+
+def _rates(
+    config: Any,
+    device: torch.device | str | None = None,
+    seq_len: int | None = None,
+    layer_type: str | None = None,
+) -> tuple[torch.Tensor, float]:
+    """inv_freq and attention factor of a `rope_type` of ours; transformers' signature."""
+    parameters = config.rope_parameters
+    parameters = parameters if layer_type is None else parameters[layer_type]
+    row = VARIANTS[parameters["rope_type"].removeprefix(OWN)]
+    inv_freq, factor = row.frequencies(parameters.get("p"), _stated_shape(config, parameters))
+    return inv_freq.to(device), factor
+
+
+def _check(config: Any, rope_parameters: dict[str, Any], ignore_keys: Any = None) -> None:
+    """Check a config's parameters by the row of the table."""
+    value = rope_parameters.get("p")
+    row = VARIANTS[rope_parameters["rope_type"].removeprefix(OWN)]
+    row.parse("" if value is None else str(value))
+
+
+def _stated_shape(config: Any, parameters: dict[str, Any]) -> Shape:
+    """The head that the rope_parameters of a config, or of one kind of its layers, rotate."""
+    context = parameters.get("original_max_position_embeddings")
+    head_dim = config.to_dict().get("head_dim")
+    return Shape(
+        head_dim or config.hidden_size // config.num_attention_heads,
+        float(parameters["rope_theta"]),
+        int(context or config.max_position_embeddings),
+    )
 
 
 @public
@@ -29,36 +74,21 @@ def variant_config(config: Config, variant: Variant | str) -> Config:
     Raises `UnsupportedModel` where the family cannot express the variant.
     """
     variant = variant if isinstance(variant, Variant) else parse_variant(variant)
-    changed = copy.deepcopy(config)
+    changed: Any = copy.deepcopy(config)
     text = changed.get_text_config()
-    facts = text.to_dict()
-    if variant.name == "nope-every":
-        if LAYER_PATTERN not in facts:
-            raise _cannot(config, variant, f"it has no {LAYER_PATTERN}, as SmolLM3 has")
-        types = sorted(set(facts.get("layer_types") or ()))
-        if len(types) > 1:
-            why = f"its layers are {' or '.join(types)} by whether they rotate"
-            raise _cannot(config, variant, why)
-        layers = range(facts["num_hidden_layers"])
-        text.no_rope_layers = [int(not variant.stops_in(layer)) for layer in layers]
-    if not facts.get("rope_parameters"):
-        raise _cannot(config, variant, "it has no rope_parameters")
-    parameters = text.rope_parameters
+    parameters = text.to_dict().get("rope_parameters") or {}
     by_type = {key: part for key, part in parameters.items() if isinstance(part, dict)}
+    parts = [part.get("partial_rotary_factor") for part in by_type.values() or [parameters]]
+    if not parameters or {*parts} - {None, 1.0} or variant.name == "nope-every":
+        raise UnsupportedModel(
+            f"The configuration of {changed.model_type} cannot express {variant.text}.",
+            seen=f"rope_parameters {parameters}",
+            attempt="the variant as an edit of the live model, ropelens.edit_rope",
+        )
     text.rope_parameters = {
-        key: _parameters(config, part, variant) for key, part in by_type.items()
-    } or _parameters(config, parameters, variant)
+        key: variant.rope_parameters(_stated_shape(text, part)) for key, part in by_type.items()
+    } or variant.rope_parameters(_stated_shape(text, parameters))
     return changed
-
-
-def _parameters(
-    config: PreTrainedConfig, parameters: dict[str, Any], variant: Variant
-) -> dict[str, Any]:
-    """The variant's rope_parameters for one kind of layer, with the base of `parameters`."""
-    partial = parameters.get("partial_rotary_factor")
-    if partial not in (None, 1.0):
-        raise _cannot(config, variant, f"it rotates a part of each head already ({partial})")
-    return variant.rope_parameters(stated_shape(config.get_text_config(), parameters))
 
 
 def shape_of(subject: Subject, layer: int, *, rotary_dim: int, length: int) -> Shape:
@@ -96,11 +126,3 @@ def attention_factor(subject: Subject) -> float:
             f"{subject.kind} scales its queries in more than one way: {sorted(factors)}."
         )
     return factors.pop() if factors else 1.0
-
-
-def _cannot(config: PreTrainedConfig, variant: Variant, why: str) -> UnsupportedModel:
-    return UnsupportedModel(
-        f"The configuration of {config.model_type} cannot express {variant.text}.",
-        seen=why,
-        attempt="the variant as an edit of the live model, ropelens.edit_rope",
-    )
