@@ -77,6 +77,4 @@ def test_what_is_left_out_is_said(wheel: Path, tmp_path: Path) -> None:
     assert left_out == [f"bundled:rope-step-{step}" for step in (1000, 3000, 5000)]
     codes = re.findall(r"^ended with (\d+) of (.*)$", ended.stdout, re.MULTILINE)
     assert codes == [(code, str(tmp_path)) for code in ("0", "0", "1")]
-    assert ended.stderr.startswith(
-        "ropelens: bundled:rope-step-1000 has its weights in the repository alone, not"
-    )
+    assert ended.stderr.startswith("ropelens: no checkpoint called 'rope-step-1000' is bundled")

@@ -24,20 +24,19 @@ from ropelens.models.device import LIBRARIES, devices_of, free_bytes, pass_bytes
 from ropelens.models.load import open_checkpoint
 from ropelens.models.paths import (
     check_document,
-    check_has_text,
-    check_ids_file,
+    check_inputs,
     sample_path,
     short_name,
 )
 from ropelens.models.subject import Model, Subject, as_subject, stated_context
 from ropelens.models.texts import (
     Sequences,
-    check_context,
     check_tokens,
     prompt_tokens,
     read_documents,
     read_ids,
     tokenize,
+    warn_beyond,
 )
 from ropelens.statistics.budget.held_out import fitted_sequences
 from ropelens.statistics.rows import rows_for
@@ -202,19 +201,19 @@ def _documents(
     text: Text | None, model: str | Path | Model, ids: Path | None
 ) -> list[str] | Sequences | Tensor | Path:
     """Documents, or what is passed instead: tokens, or a file of their ids."""
+    name, whole = name_of(model), (Path, str, Sequences, Tensor, np.ndarray)
+    parts: list[Any] = [text] if isinstance(text, whole) else list(text or ())
+    check_inputs(name, parts, ids)
     if ids is not None:
-        check_ids_file(ids, text)
         return ids
     if isinstance(text, np.ndarray):
         return torch.from_numpy(text)
     if isinstance(text, (Sequences, Tensor)):
         return text
-    if text is None or not text:
-        name = name_of(model)
-        check_has_text(name)
+    if not parts:
         return read_documents([sample_path(name.partition(":")[2] or "rope")])
     documents: list[str] = []
-    for part in [text] if isinstance(text, (Path, str)) else text:
+    for part in parts:
         if isinstance(part, str):
             check_document(part)
         documents += [part] if isinstance(part, str) else read_documents([part])
@@ -240,7 +239,7 @@ def _sequences(
     context = options.context
     if context is None:
         context = min(maximum or LONGEST_DEFAULT_CONTEXT, LONGEST_DEFAULT_CONTEXT)
-    check_context(context, maximum)
+    warn_beyond(context, maximum)
     sample: dict[str, Any] = {
         "context": context,
         "sequences": DEFAULT_SEQUENCES if options.sequences is None else options.sequences,

@@ -16,7 +16,7 @@ from ropelens.measure.tokens import as_corpus, describe_run
 from ropelens.models.paths import check_document
 from ropelens.models.rotation import inv_freq_by_head
 from ropelens.models.subject import Model, Subject, as_subject, stated_context
-from ropelens.models.texts import check_context, prompt_tokens
+from ropelens.models.texts import prompt_tokens, warn_beyond
 from ropelens.rope.select import ALL_HEADS, heads_by_layer
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import Corpus
@@ -132,7 +132,7 @@ def _corpus(
         return as_corpus(subject, torch.atleast_2d(text_or_tokens), None)
     check_document(text_or_tokens)
     corpus = as_corpus(subject, prompt_tokens(text_or_tokens, tokenizer)[None], None)
-    check_context(corpus.context, stated_context(subject.config))
+    warn_beyond(corpus.context, stated_context(subject.config))
     return corpus
 
 

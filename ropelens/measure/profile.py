@@ -30,7 +30,7 @@ from ropelens.measure.tokens import Lengths, Tokens, as_corpus, describe_run
 from ropelens.models.paths import check_document
 from ropelens.models.processes import gather, shard
 from ropelens.models.subject import Model, Subject, as_subject, stated_context
-from ropelens.models.texts import check_tokenizer, encode, tokenize
+from ropelens.models.texts import encode, tokenize
 from ropelens.statistics.budget.surrogates import DRAWS
 from ropelens.statistics.corpus import Documents
 from ropelens.statistics.rows import ALL_ROWS, HowMany, rows_for
@@ -160,7 +160,6 @@ def _read(
 ) -> tuple[Int[Tensor, "sequence position"], Int[Tensor, " sequence"]]:
     """A text as sequences of the model's tokens, with their lengths."""
     check_document(text)
-    check_tokenizer(tokenizer)
     bos, ids = encode(text, tokenizer)
     longest = stated_context(subject.model.config) or ALL_ROWS
     context = min(longest, ALL_ROWS, len(bos) + len(ids))

@@ -10,13 +10,14 @@ from importlib.metadata import version
 from typing import Literal
 
 import numpy as np
+import torch
 from jaxtyping import Integer
 from torch import Tensor
 
 from ropelens.errors import BadArgument
 from ropelens.models.paths import short_name
 from ropelens.models.subject import Subject
-from ropelens.models.texts import check_tokens, integers
+from ropelens.models.texts import check_tokens
 from ropelens.statistics.corpus import Corpus, Documents, count_documents
 
 Tokens = Integer[Tensor, "sequence position"] | Integer[np.ndarray, "sequence position"]
@@ -41,7 +42,7 @@ def as_corpus(
             "sinks are ids of tokens.", seen=repr(sinks), means=f"0 to {subject.vocabulary - 1}"
         )
     if documents is not None:
-        documents = integers(documents, "documents")
+        documents = torch.as_tensor(documents).long()
     bos = subject.config.bos_token_id
     return Corpus.of(tokens, lengths, bos=bos, documents=documents, named=sinks)
 

@@ -52,47 +52,21 @@ def short_names(folders: Sequence[Path]) -> list[str]:
     return names
 
 
-def check_paths(model: str, text: Iterable[Path], ids: Path | None) -> None:
-    """Raise BadText where texts and ids do not exist, or none are given to `model`."""
+def check_inputs(model: str, text: Iterable[object], ids: Path | None) -> None:
+    """Raise where a path of `text` or `ids` does not exist, or none or both are given."""
     text = list(text)
-    if ids is not None:
-        check_ids_file(ids, text)
-    elif not text:
-        check_has_text(model)
-    for path in text:
-        check_text_path(path)
-
-
-def check_has_text(model: str) -> None:
-    """Raise BadText for a model that does not come with text of its own."""
-    if model.partition(":")[0] != "bundled":
+    if ids is not None and text:
+        raise BadArgument("Both text and token ids are given.")
+    if ids is None and not text and model.partition(":")[0] != "bundled":
         raise BadText(
             f"There is no text to run {model} on.",
             attempt="--text FILE; only a bundled checkpoint comes with text of its own",
         )
-
-
-def check_text_path(path: Path) -> None:
-    """Raise BadText for a path that is no file and no folder."""
-    try:
-        readable = path.is_file() or path.is_dir()
-    except OSError:  # a text in place of a path is longer than a name may be
-        readable = False
-    if not readable:
+    missing = [p for p in (*text, ids) if isinstance(p, Path) and not p.exists()]
+    if missing:
         raise BadText(
-            f"There is no text at {str(path)[:80]}.",
-            attempt="text files, or folders of *.txt, *.md and *.jsonl",
-        )
-
-
-def check_ids_file(path: Path, text: object) -> None:
-    """Raise BadText for a path that is no .npy file, BadArgument beside a text."""
-    if text is not None and not (isinstance(text, list) and not text):
-        raise BadArgument("Both text and token ids are given.")
-    if not path.is_file() or path.suffix != ".npy":
-        raise BadText(
-            f"There are no token ids at {path}.",
-            attempt="a .npy file of whole numbers [sequence, position]",
+            f"There is no file or folder {missing[0]}.",
+            attempt="text files, or folders of *.txt, *.md and *.jsonl; ids as a .npy file",
         )
 
 
@@ -148,23 +122,21 @@ def bundled_path(name: str = "rope") -> Path:
     Raises BadArgument where no checkpoint of that name is bundled, or its weights are not
     installed.
     """
-    if name not in BUNDLED:
+    folder = _folder(name)
+    if name not in BUNDLED or not (folder / "model.safetensors").exists():
         raise BadArgument(
             f"no checkpoint called {name!r} is bundled.",
-            attempt=f"one of: {', '.join(BUNDLED)}",
+            attempt=f"one of: {', '.join(BUNDLED)}; the early ones are not in a wheel",
         )
-    if not (_folder(name) / "model.safetensors").exists():
-        raise BadArgument(
-            f"bundled:{name} has its weights in the repository alone, not in a wheel."
-        )
-    return _folder(name)
+    return folder
 
 
 def bundled_facts(name: str) -> dict[str, Any]:
     """bundle.json of the checkpoint (tokens, step, validation_loss nats) and `what` it is."""
-    facts: dict[str, Any] = json.loads((_folder(name) / "bundle.json").read_text("utf-8"))
-    has_weights = (_folder(name) / "model.safetensors").exists()
-    return facts | {"what": BUNDLED[name] + " (in the repository alone)" * (not has_weights)}
+    folder = _folder(name)
+    left_out = " (in the repository alone)" * (not (folder / "model.safetensors").exists())
+    facts: dict[str, Any] = json.loads((folder / "bundle.json").read_text("utf-8"))
+    return facts | {"what": BUNDLED[name] + left_out}
 
 
 def sample_path(name: str = "rope") -> Path:

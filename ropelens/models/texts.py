@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from ropelens.errors import BadArgument, BadText, Count, Positive, public, words_of
-from ropelens.models.paths import TEXT_SUFFIXES, check_document, check_text_path
+from ropelens.models.paths import TEXT_SUFFIXES, check_document
 from ropelens.statistics.rows import generator_of
 
 LARGEST_ID = 2**31
@@ -26,15 +27,6 @@ PIECE = 1_000_000
 """Characters tokenized at once; a tokenizer takes a hundred times their memory."""
 
 PADDING = 0  # any id of any vocabulary: padded positions are never counted
-
-
-@runtime_checkable
-class TextTokenizer(Protocol):
-    """What `tokenize` needs of a tokenizer; those of transformers have it."""
-
-    bos_token_id: int | None
-
-    def __call__(self, text: str, **options: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -63,24 +55,52 @@ def read_documents(paths: str | Path | Iterable[str | Path]) -> list[str]:
     a byte-order mark is dropped, line ends become "\\n", and the line ends at the end of a
     file are dropped. Empty documents in folders and `.jsonl` files are skipped.
 
-    Raises BadText for a path that does not exist, for a file that cannot be read, is empty or
-    is not UTF-8 (with the offset of the byte), and for a malformed line (with its number).
+    Raises BadText for a file that cannot be read, is empty or is not UTF-8, and for a
+    malformed line (with its number).
     """
     documents: list[str] = []
     for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
-        check_text_path(path)
-        files = _files(path) if path.is_dir() else [path]
+        files = [path]
+        if path.is_dir():
+            files = sorted(p for p in path.rglob("*") if p.suffix in TEXT_SUFFIXES)
         texts = [text for file in files for text in _read(file) if text.strip()]
         if not texts:
-            raise BadText(f"{path} is empty.")
+            raise BadText(f"There is no text in {path}.")
         documents += texts
+    return documents
+
+
+def _read(path: Path) -> list[str]:
+    try:
+        text = path.read_text("utf-8-sig")
+    except (OSError, UnicodeError) as error:
+        raise BadText(
+            f"{path} is not a text in UTF-8.",
+            seen=words_of(error),
+            attempt="a text file, or a folder of *.txt, *.md and *.jsonl; "
+            "iconv -f LATIN1 -t UTF-8 for an older one",
+        ) from error
+    if path.suffix != ".jsonl":
+        return [text.rstrip("\n")]
+    documents = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        try:
+            if line.strip():
+                documents.append(json.loads(line)["text"])
+                documents[-1].encode()
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise BadText(
+                f"Line {number} of {path} holds no text.",
+                seen=f"{words_of(error, kind=True)}; it starts {line[:40]!r}",
+                attempt='each line of a .jsonl file is an object such as {"text": "Once"}',
+            ) from error
     return documents
 
 
 @public
 def tokenize(
     documents: str | Iterable[str],
-    tokenizer: TextTokenizer | None,
+    tokenizer: Any,
     *,
     context: Positive,
     sequences: Positive | None = None,
@@ -101,13 +121,13 @@ def tokenize(
     Raises BadText for a text of fewer than `context` tokens in total and for a text that is
     the name of a file, BadArgument for a context below 2 and without a tokenizer.
     """
-    check_context(context)
-    check_tokenizer(tokenizer)
+    if context < 2:
+        raise BadArgument(f"context is {context}; at least 2 tokens are needed.")
     if isinstance(documents, str):
         check_document(documents)
         documents = [documents]
     texts = list(documents)
-    cut = [_cut(text, tokenizer, context) for text in texts]
+    cut = [_cut(*encode(text, tokenizer), context) for text in texts]
     total = sum(len(row) for rows in cut for row in rows)
     if total < context:
         raise BadText(
@@ -115,7 +135,7 @@ def tokenize(
             seen=f"{total:,} tokens (documents: {len(texts):,})",
             attempt="pass more text, or a smaller context",
         )
-    tokens, lengths, document = pad_sample(cut, sequences, seed)
+    tokens, lengths, document = _pad_sample(cut, sequences, seed)
     source = (
         f"{len(tokens):,} of {sum(map(len, cut)):,} sequences of up to {context:,} tokens "
         f"(documents: {len(texts):,}, characters: {sum(map(len, texts)):,})"
@@ -123,7 +143,13 @@ def tokenize(
     return Sequences(tokens, lengths, fingerprint_of(texts), source, document)
 
 
-def pad_sample(
+def _cut(bos: list[int], ids: list[int], context: int) -> list[Int[Tensor, " position"]]:
+    step = context - len(bos)
+    rows = [[*bos, *ids[start : start + step]] for start in range(0, len(ids), step)]
+    return [torch.tensor(row) for row in rows if len(row) >= 2]
+
+
+def _pad_sample(
     cut: list[list[Int[Tensor, " position"]]], sequences: int | None, seed: int
 ) -> tuple[
     Int[Tensor, "sequence position"], Int[Tensor, " sequence"], Int[Tensor, " sequence"]
@@ -134,29 +160,22 @@ def pad_sample(
     shorter than an eighth of its document's first is drawn only where there are too few
     others: few of its tokens have anything to look back at.
     """
-    rows = [row for of_document in cut for row in of_document]
-    document = [number for number, of_document in enumerate(cut) for _ in of_document]
-    chosen: Sequence[int] = range(len(rows))
+    rows = [(row, number) for number, rows in enumerate(cut) for row in rows]
     if sequences is not None:
-        long = [
-            8 * len(row) >= len(of_document[0]) for of_document in cut for row in of_document
-        ]
-        pool = [index for index, enough in enumerate(long) if enough]
-        pool = pool if len(pool) >= sequences else list(chosen)
-        if sequences > len(pool):
+        long = [(row, number) for row, number in rows if 8 * len(row) >= len(cut[number][0])]
+        rows = long if len(long) >= sequences else rows
+        if sequences > len(rows):
             warnings.warn(
-                f"all {len(pool):,} sequences of the text are used: {sequences:,} were asked "
+                f"all {len(rows):,} sequences of the text are used: {sequences:,} were asked "
                 "for",
                 stacklevel=4,
             )
-        chosen = pool
-        if sequences < len(pool):
-            drawn = torch.randperm(len(pool), generator=generator_of(seed))[:sequences]
-            chosen = [pool[index] for index in sorted(drawn.tolist())]
-    taken = [rows[index] for index in chosen]
+        if sequences < len(rows):
+            drawn = torch.randperm(len(rows), generator=generator_of(seed))[:sequences]
+            rows = [rows[index] for index in sorted(drawn.tolist())]
+    taken, documents = [row for row, _ in rows], [number for _, number in rows]
     tokens = torch.nn.utils.rnn.pad_sequence(taken, batch_first=True, padding_value=PADDING)
-    lengths = torch.tensor([len(row) for row in taken])
-    return tokens, lengths, torch.tensor([document[index] for index in chosen])
+    return tokens, torch.tensor([len(row) for row in taken]), torch.tensor(documents)
 
 
 def fingerprint_of(documents: Iterable[str]) -> str:
@@ -164,10 +183,8 @@ def fingerprint_of(documents: Iterable[str]) -> str:
     return hashlib.sha256("\0".join(documents).encode()).hexdigest()
 
 
-def check_context(context: int, maximum: int | None = None) -> None:
-    """Raise BadArgument for a context below 2, warn of one beyond the model's maximum."""
-    if context < 2:
-        raise BadArgument(f"context is {context}; at least 2 tokens are needed.")
+def warn_beyond(context: int, maximum: int | None) -> None:
+    """Warn of a context beyond the model's maximum."""
     if maximum is not None and context > maximum:
         warnings.warn(
             f"context {context:,} is beyond the {maximum:,} tokens that the model was made for",
@@ -175,131 +192,56 @@ def check_context(context: int, maximum: int | None = None) -> None:
         )
 
 
-def check_tokenizer(tokenizer: object) -> None:
-    """Raise BadArgument where there is no tokenizer for a text."""
-    if not isinstance(tokenizer, TextTokenizer):
+def encode(text: str, tokenizer: Any) -> tuple[list[int], list[int]]:
+    """The token that a sequence begins with, where there is one, and the tokens of `text`.
+
+    Raises BadArgument where there is no tokenizer.
+    """
+    if tokenizer is None:
         raise BadArgument(
             "A text needs the tokenizer of the model.",
             attempt="tokenizer= (--tokenizer NAME_OR_FOLDER), or token ids (--ids FILE)",
         )
-
-
-def encode(text: str, tokenizer: Any) -> tuple[list[int], list[int]]:
-    """The token that a sequence begins with, where there is one, and the tokens of `text`."""
     # verbose=False: no warning of documents that are longer than the model's maximum.
     # split_special_tokens: a "<s>" in the text is text, not a beginning.
     options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
     bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-    ids: list[int] = []
-    for piece in pieces(text):
-        try:
-            piece.encode()
-        except UnicodeEncodeError as error:
-            raise BadText(
-                "A text holds half of a surrogate pair, which is no character.",
-                seen=f"character {error.start:,} of {piece[:20]!r}",
-            ) from error
-        ids += tokenizer(piece, **options)["input_ids"]
+    ids = [id for piece in pieces(text) for id in tokenizer(piece, **options)["input_ids"]]
     return bos, ids
 
 
-def pieces(text: str, *, longest: int = PIECE) -> Iterator[str]:
+def pieces(text: str, *, longest: int = PIECE) -> list[str]:
     """`text` in pieces of up to `longest` characters, which end before a space where they can.
 
-    In most tokenizers words begin with their space, so that the tokens are those of the whole;
-    a piece without a space in its second half is cut anywhere.
+    In most tokenizers words begin with their space, and several spaces are one token, so that
+    the tokens are those of the whole.
     """
-    start = 0
-    while len(text) - start > longest:
-        end = start + longest
-        space = text.rfind(" ", start + longest // 2, end + 1)
-        while space > 0 and text[space - 1].isspace():  # several spaces are one token
-            space -= 1
-        end = space if space > start + longest // 2 else end
-        yield text[start:end]
-        start = end
-    yield text[start:]
+    upto = rf".{{1,{longest}}}"
+    return re.findall(rf"(?s){upto}(?:(?<!\s)(?= )|\Z)|{upto}", text)
 
 
 def prompt_tokens(text: str, tokenizer: Any) -> Int[Tensor, " position"]:
-    """A short text as tokens, behind the token that sequences begin with.
-
-    Raises BadArgument without a tokenizer, and BadText for fewer than 3 tokens.
-    """
-    check_tokenizer(tokenizer)
+    """A short text as tokens, behind the token that sequences begin with."""
     bos, ids = encode(text, tokenizer)
-    count = len(bos) + len(ids)
-    if count < 3:
-        raise BadText(
-            "The text is too short to look at: 3 tokens are needed.",
-            seen=f"{text[:40]!r}: {count} token{'s' * (count != 1)}",
-        )
-    return torch.tensor([*bos, *ids])
-
-
-def _cut(text: str, tokenizer: Any, context: int) -> list[Int[Tensor, " position"]]:
-    bos, ids = encode(text, tokenizer)
-    step = context - len(bos)
-    rows = [[*bos, *ids[start : start + step]] for start in range(0, len(ids), step)]
-    return [torch.tensor(row) for row in rows if len(row) >= 2]
-
-
-def _files(folder: Path) -> list[Path]:
-    files = sorted(p for p in folder.rglob("*") if p.suffix in TEXT_SUFFIXES and p.is_file())
-    if not files:
-        raise BadText(f"{folder} holds no *.txt, *.md or *.jsonl file.")
-    return files
-
-
-def _read(path: Path) -> list[str]:
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise BadText(
-            f"{path} is not UTF-8.",
-            seen=f"byte {error.start:,} is 0x{error.object[error.start]:02x}: {error.reason}",
-            attempt="iconv -f LATIN1 -t UTF-8",
-        ) from error
-    except OSError as error:
-        raise BadText(f"{path} cannot be read.", seen=str(error)) from error
-    text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
-    if path.suffix != ".jsonl":
-        return [text.rstrip("\n")]
-    documents = []
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            try:
-                documents.append(json.loads(line)["text"])
-                documents[-1].encode()
-            except (ValueError, LookupError, TypeError, AttributeError) as error:
-                raise BadText(
-                    f"Line {number} of {path} holds no text.",
-                    seen=f"{words_of(error, kind=True)}; it starts {line[:40]!r}",
-                    attempt='each line of a .jsonl file is an object such as {"text": "Once"}',
-                ) from error
-    return documents
+    return torch.tensor([*bos, *ids], dtype=torch.long)
 
 
 # token ids
 
 
 def check_tokens(
-    tokens: ArrayLike,
-    lengths: ArrayLike | None,
-    *,
-    vocabulary: int,
+    tokens: ArrayLike, lengths: ArrayLike | None, *, vocabulary: int
 ) -> tuple[Int[Tensor, "sequence position"], Int[Tensor, " sequence"]]:
     """`tokens` and `lengths` as tensors (lengths on the CPU); without `lengths` all count.
 
-    `vocabulary` is the number of ids that the model knows.
-
-    Raises `BadArgument` for tokens or lengths out of range.
+    `vocabulary` is the number of ids that the model knows. Raises `BadArgument` for tokens or
+    lengths out of range.
     """
-    tokens = integers(tokens, "tokens")
-    if tokens.ndim != 2 or tokens.shape[0] < 1 or tokens.shape[1] < 3:
+    tokens = tokens if isinstance(tokens, Tensor) else torch.tensor(np.asarray(tokens))
+    if tokens.is_floating_point() or tokens.ndim != 2 or not len(tokens) or len(tokens[0]) < 3:
         raise BadArgument(
-            "tokens must be [sequence, position], of at least 3 tokens.",
-            seen=f"shape {tuple(tokens.shape)}",
+            "tokens must be whole numbers [sequence, position], of at least 3 tokens.",
+            seen=f"{tokens.dtype} of shape {tuple(tokens.shape)}",
         )
     if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
         raise BadArgument(
@@ -307,28 +249,15 @@ def check_tokens(
             seen=f"ids {int(tokens.min())} to {int(tokens.max())}, vocabulary {vocabulary}",
         )
     if lengths is None:
-        return tokens, torch.full(tokens.shape[:1], tokens.shape[1])
-    lengths = integers(lengths, "lengths").cpu()
+        return tokens.long(), torch.full(tokens.shape[:1], tokens.shape[1])
+    lengths = torch.as_tensor(lengths).long().cpu()
     fit = lengths.shape == tokens.shape[:1]
     if not fit or int(lengths.min()) < 2 or int(lengths.max()) > tokens.shape[1]:
         raise BadArgument(
             "lengths must say, for every sequence, how many of its tokens count (2 or more).",
             seen=f"lengths {lengths.tolist()} for tokens of shape {tuple(tokens.shape)}"[:200],
         )
-    return tokens, lengths
-
-
-def integers(values: ArrayLike, what: str) -> Int[Tensor, "*shape"]:
-    """`values` as whole numbers, or `BadArgument`."""
-    try:
-        given = values if isinstance(values, Tensor) else np.asarray(values, order="C")
-        tensor = torch.as_tensor(given)
-        whole = not tensor.is_floating_point() or not tensor.numel()
-    except (TypeError, ValueError, RuntimeError):  # texts, rows of different lengths
-        whole = False
-    if not whole:
-        raise BadArgument(f"{what} must be whole numbers.", seen=repr(values)[:80])
-    return tensor.long()
+    return tokens.long(), lengths
 
 
 def read_ids(
@@ -345,19 +274,17 @@ def read_ids(
     path = Path(path)
     try:
         array = np.load(path, allow_pickle=False)
-        if array.dtype.kind not in "iu" or array.ndim not in (1, 2):
+        if array.dtype.kind not in "iu" or array.ndim not in (1, 2) or array.shape[-1] < 2:
             raise ValueError(f"{array.dtype} of shape {array.shape}")
-    except (ValueError, OSError, EOFError) as error:
+        rows = torch.from_numpy(np.atleast_2d(array).astype(np.int64))
+        cut = [[part for part in row.split(context) if len(part) >= 2] for row in rows]
+        tokens, lengths, _ = _pad_sample(cut, sequences, seed)
+    except (ValueError, RuntimeError, OSError, EOFError) as error:
         raise BadText(
             f"{path} holds no token ids.",
             seen=words_of(error),
             attempt="an array of whole numbers [sequence, position]; text goes to --text",
         ) from error
-    rows = torch.from_numpy(np.atleast_2d(array).astype(np.int64))
-    cut = [[part for part in row.split(context) if len(part) >= 2] for row in rows]
-    if not any(cut):
-        raise BadText(f"{path} holds no sequence of 2 tokens or more.")
-    tokens, lengths, _ = pad_sample(cut, sequences, seed)
     total = sum(map(len, cut))
     source = f"{len(tokens):,} of {total:,} sequences of token ids, up to {context:,} each"
     return Sequences(tokens, lengths, hashlib.sha256(path.read_bytes()).hexdigest(), source)

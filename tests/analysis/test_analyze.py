@@ -83,7 +83,7 @@ def test_models_documents_and_tokens_are_taken_alike(
         ({"sequences": "all"}, "sequences cannot be 'all'"),
         ({"prompts": "a text"}, r"prompts cannot be 'a text'(.|\n)*list\[str\]"),
         ({"backend": "jax"}, r"backend cannot be 'jax'(.|\n)*'transformer-lens'"),
-        ({"dtype": "float7"}, "no dtype 'float7'"),
+        ({"dtype": "float7"}, "dtype cannot be 'float7'"),
     ],
 )
 def test_an_option_that_cannot_be(options: dict[str, object], words: str) -> None:
@@ -96,9 +96,9 @@ def test_an_option_that_cannot_be(options: dict[str, object], words: str) -> Non
     [
         ({"truncation": {"keep": (2.0,)}}, "share"),
         ({"truncation": {"measures": ["loos"]}}, "There is no measure 'loos'"),
-        ({"options": rl.Options(ids=Path("none.npy")), "text": None}, "no token ids at none"),
+        ({"options": rl.Options(ids=Path("none.npy")), "text": None}, "no file or folder none"),
         ({"options": rl.Options(ids=Path("none.npy"))}, "Both text and token ids"),
-        ({"text": Path("none.txt")}, "There is no text at none.txt"),
+        ({"text": Path("none.txt")}, "no file or folder none.txt"),
         ({"text": "story.txt"}, r"looks like a file(.|\n)*read_documents"),
         ({"text": 5}, "analyze: text must be"),
         ({"text": None}, "There is no text to run no/such/model on"),

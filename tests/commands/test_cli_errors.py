@@ -54,7 +54,7 @@ def in_latin_1(model: Path, text: Path) -> None:
     [
         (cut, (), "model.safetensors is missing, truncated or damaged"),
         (without_tokenizer, (), "A text needs the tokenizer of the model"),
-        (in_latin_1, (), "is not UTF-8"),
+        (in_latin_1, (), "is not a text in UTF-8"),
         (None, ("--revision", "main"), "has no revision main"),
         (None, ("--device", "toaster"), "There is no device 'toaster'"),
     ],
@@ -136,9 +136,9 @@ def test_what_is_wrong_is_said_before_anything_slow(
     (tmp_path / "held").mkdir()
     (tmp_path / "held" / "config.json").write_text("{}")
     wrong: dict[tuple[object, ...], str] = {
-        ("analyze", model, "--text", tmp_path / "none", *to): "There is no text at",
+        ("analyze", model, "--text", tmp_path / "none", *to): "There is no file or folder",
         ("analyze", model, *to): "There is no text to run",
-        ("analyze", model, "--ids", "a.pt", *to): "There are no token ids at a.pt",
+        ("analyze", model, "--ids", "a.pt", *to): "There is no file or folder a.pt",
         ("analyze", model, "--text", text, "--out", tmp_path / "held"): "holds a model",
         ("analyze", "--dtype", "float7", *to): "'float7' is not one of 'float32'",
         ("truncate", "--measures", "loos", *to): "There is no measure 'loos'",

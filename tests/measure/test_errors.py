@@ -27,7 +27,7 @@ TOKENS = torch.arange(24).reshape(2, 12) + 3  # of a vocabulary of 96
 @pytest.mark.parametrize(
     ("tokens", "options", "line"),
     [
-        (TOKENS[:, :2], {}, r"tokens must be \[sequence, position\], of at least 3"),
+        (TOKENS[:, :2], {}, r"tokens must be .*of at least 3 tokens"),
         (TOKENS[0], {}, "profile: tokens must be .*sequence position"),
         (TOKENS + 90, {}, "Some tokens are not in the model's vocabulary.*ids 93 to 116"),
         ("a text", {}, "A text needs the tokenizer of the model"),

@@ -43,7 +43,7 @@ class Bomb:
         ("ids.npy", np.array([Bomb()], dtype=object), "holds no token ids"),
         ("ids.npy", np.zeros((2, 3)), "float64 of shape"),
         ("ids.npy", np.zeros((2, 3, 4), int), "of shape"),
-        ("ids.npy", np.zeros((0, 4), int), "no sequence of 2 tokens"),
+        ("ids.npy", np.zeros((0, 4), int), "holds no token ids"),
     ],
 )
 def test_what_holds_no_ids_is_refused(
