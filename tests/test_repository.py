@@ -19,7 +19,7 @@ ROOMS = {
     "errors.py": 115,
     "rope": 1_230,
     "statistics": 3_570,
-    "models": 3_360,
+    "models": 3_090,
     "edit": 520,
     "measure": 3_070,
     "files": 490,
