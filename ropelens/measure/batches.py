@@ -23,6 +23,7 @@ from ropelens.models.doorway import Observer
 from ropelens.models.subject import Subject
 from ropelens.rope.planes import Planes
 from ropelens.statistics.attention import SequenceSums, sum_attention
+from ropelens.statistics.block import CallRows
 from ropelens.statistics.budget.held_out import LayerFit, scored_rows
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import Corpus
@@ -265,15 +266,11 @@ def sum_batch(
         if not over_tokens:
             return
         here = slice(first, first + call.key.shape[2])
-        sums = sum_attention(
-            call,
-            batch.rows,
-            planes[call.layer],
-            tokens=tokens[:, here],
-            sinks=text.sinks[..., here],
-            statistics=over_tokens,
-            first=first,
+        ids, sinks = tokens[:, here], text.sinks[..., here]
+        rows = CallRows(
+            call, batch.rows, planes[call.layer], sinks=sinks, tokens=ids, first=first
         )
+        sums = sum_attention(rows, over_tokens)
         before = in_chunks.setdefault(call.layer, {})
         for name, x in sums.items():
             before[name] = before[name] + x if name in before else x
@@ -282,16 +279,14 @@ def sum_batch(
         turning, sinks = planes[call.layer], text.sinks
         if fits:
             fit = fits[call.layer]
-            sinks = fit.sinks(sinks)
-            scores[call.layer] = fit.score(
-                call, batch.scored, turning, sinks, group=text.group, fold=text.fold
-            )
+            sinks = fit.sinks(text)
+            scored = CallRows(call, batch.scored, turning, sinks=sinks)
+            scores[call.layer] = fit.score(scored, text)
         sums = in_chunks.pop(call.layer, {})
         rest = [row for row in statistics if row.name not in sums]
         if rest:
-            sums |= sum_attention(
-                call, batch.rows, turning, tokens=tokens, sinks=sinks, statistics=rest
-            )
+            rows = CallRows(call, batch.rows, turning, sinks=sinks, tokens=tokens)
+            sums |= sum_attention(rows, rest)
         layers[call.layer] = LayerSums.of(sums, call, statistics)
         also(call)
         if call.at is None:  # else its chunks were counted

@@ -18,9 +18,8 @@ from ropelens.models.rotation import inv_freq_by_head
 from ropelens.models.subject import Model, Subject, as_subject, stated_context
 from ropelens.models.texts import prompt_tokens, warn_beyond
 from ropelens.rope.select import ALL_HEADS, heads_by_layer
-from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.call import AttentionCall, write_head
 from ropelens.statistics.corpus import Corpus
-from ropelens.statistics.head import Head
 from ropelens.statistics.variables import CAPTURE, CAPTURE_INDICES, labelled
 
 LARGEST = 2**30
@@ -100,8 +99,9 @@ def capture(
         inv_freq = inv_freq_by_head(subject.open_edit, layer, by_itself, length=length)
         inv_freq = inv_freq.expand(subject.heads, -1)
         for number in chosen[layer].nonzero().flatten().tolist():
-            head = Head.of(call, number, replace(by_itself, inv_freq=inv_freq[number]))
-            head.write({name: array[places[layer, number]] for name, array in arrays.items()})
+            into = {name: array[places[layer, number]] for name, array in arrays.items()}
+            turning = replace(by_itself, inv_freq=inv_freq[number])
+            write_head(call, number, turning, into)
 
     with torch.no_grad(), subject.observe(see):
         subject.forward(tokens, last=1)

@@ -28,9 +28,9 @@ from ropelens.measure.tokens import Lengths, Tokens, as_corpus, describe_run
 from ropelens.models.processes import gather, shard
 from ropelens.models.subject import Model, Subject, as_subject, stated_context
 from ropelens.rope.planes import Planes
+from ropelens.statistics.attention import attention_change
 from ropelens.statistics.budget.held_out import LayerFit
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.change import attention_change, without_values
 from ropelens.statistics.corpus import Corpus, Documents
 from ropelens.statistics.kernel import sum_bins
 from ropelens.statistics.labels import Thresholds
@@ -256,7 +256,7 @@ def _on_text(
         if as_is is None:
             return
         if entry.name == NONE:
-            as_is[call.layer] = without_values(call)
+            as_is[call.layer] = call.without_values()
         else:
             moved = attention_change(as_is[call.layer], call, batch.rows)
             change[call.layer] = moved.sum(0)

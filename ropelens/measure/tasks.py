@@ -23,6 +23,7 @@ from ropelens.measure.terms import NEEDLES
 from ropelens.models.subject import Subject
 from ropelens.rope.planes import Planes
 from ropelens.statistics.attention import sum_attention
+from ropelens.statistics.block import CallRows
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.rows import Rows, generator_of
@@ -94,8 +95,8 @@ def repeats(
         mass: dict[int, Tensor] = {}
 
         def see(call: AttentionCall) -> None:
-            turning = planes[call.layer]
-            sums = sum_attention(call, rows, turning, tokens=tokens, statistics=by_offset)
+            of_call = CallRows(call, rows, planes[call.layer])
+            sums = sum_attention(of_call, by_offset)
             hidden = bool((call.start[second[0]] > second[0] - length).any())
             mass[call.layer] = sums["offset_mass"].masked_fill(torch.tensor(hidden), torch.nan)
 

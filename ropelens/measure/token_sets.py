@@ -56,7 +56,7 @@ def attention_on(
 
     def here(block: Block) -> Bool[Tensor, "batch key"]:
         if ids is None:
-            return seen_before(block.sequence)[:, block.keys.start : block.keys.stop]
+            return seen_before(block.of_call.tokens)[:, block.keys.start : block.keys.stop]
         return torch.isin(block.tokens, ids.to(block.tokens.device))
 
     def attention(block: Block) -> Float[Tensor, "batch kv_head group row"]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -25,7 +26,6 @@ from ropelens.statistics.memory import (
     HIDDEN,
     pick,
     products,
-    row_blocks,
     running_sum,
     softmax,
     sum_by_offset,
@@ -34,7 +34,7 @@ from ropelens.statistics.rows import Rows
 
 
 class CallRows:
-    """An attention call whose layer rotates in `planes`, and the rows of it that are looked at.
+    """An attention call whose layer rotates in `planes`, and the `rows` that are looked at.
 
     `q` [batch, head, row, coordinate] and `k` [batch, kv_head, position, coordinate] are the
     queries and keys in float32 or wider; `q_still` and `k_still` have their rotation taken off.
@@ -51,8 +51,8 @@ class CallRows:
         rows: Rows,
         planes: Planes,
         *,
-        tokens: Int[Tensor, "batch position"] | None = None,
         sinks: Int[Tensor, "batch shared position"] | None = None,
+        tokens: Int[Tensor, "batch token"] | None = None,
         first: int = 0,
     ) -> None:
         if call.visible is not None:
@@ -62,17 +62,32 @@ class CallRows:
                 attempt="ropelens.observe or ropelens.capture, which take any mask",
             )
         dtype = torch.promote_types(call.query.dtype, torch.float32)
-        self.call, self.planes = call, planes
+        self.call, self.rows, self.planes = call, rows, planes
         self.q, self.k = call.query.to(dtype), call.key.to(dtype)
         self.places = torch.arange(first, first + self.k.shape[2], device=self.k.device)
-        self.dense = rows.dense
         self.position = rows.position[:1] if rows.dense else rows.position
         self.weight = rows.weight.to(self.k.device, dtype)
-        self.tokens = None if tokens is None else tokens.to(self.k.device)
+        none = torch.empty(len(self.k), 0, dtype=torch.long)
+        self.tokens = (none if tokens is None else tokens).to(self.k.device)
         sinks = (self.places == 0).expand(len(self.k), 1, -1) if sinks is None else sinks
+        self.sinks = sinks.long().to(self.k.device)
         shape = (1, 1) if sinks.shape[1] == 1 else (self.k.shape[1], -1)
-        self.sink_kind = sinks.long().unflatten(1, shape).to(self.k.device)
-        self._memory: dict[str, Tensor] = {}
+        self.sink_kind = self.sinks.unflatten(1, shape)
+        self.memory: dict[str, Tensor] = {}
+
+    def with_rows(self, rows: Rows) -> CallRows:
+        """Other rows of the same call."""
+        return CallRows(self.call, rows, self.planes, sinks=self.sinks, tokens=self.tokens)
+
+    def of_sequences(self, chosen: slice | Bool[Tensor, " batch"]) -> CallRows:
+        """The rows of some of the sequences."""
+        of_each = ("query", "key", "value", "output")
+        call = replace(self.call, **{name: vars(self.call)[name][chosen] for name in of_each})
+        rows = self.rows
+        tables = rows.position[chosen], rows.weight[chosen], rows.length[chosen]
+        sinks, tokens = self.sinks[chosen], self.tokens[chosen]
+        rows = Rows(*tables, rows.dense)
+        return CallRows(call, rows, self.planes, sinks=sinks, tokens=tokens)
 
     @cached_property
     def q_still(self) -> Float[Tensor, "batch head row coordinate"]:
@@ -93,18 +108,25 @@ class CallRows:
 
     @cached_property
     def row_q(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
-        """The queries of the rows, beside the kv head that they read; of all rows a view."""
-        if self.dense and self.call.at is None:
-            rows = self.q[:, :, 1 : self.position.shape[1] + 1]
-        else:
-            rows = pick(self.q, self.call.row_at(self.position))
-        return rows.unflatten(1, (self.k.shape[1], -1))
+        """The queries of the rows, beside the kv head that they read."""
+        return self._of_rows(self.q)
 
     @cached_property
     def row_q_still(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
         """q~ of the rows."""
-        rows = pick(self.q_still, self.call.row_at(self.position))
-        return rows.unflatten(1, (self.k.shape[1], -1))
+        return self._of_rows(self.q_still)
+
+    def _of_rows(
+        self, x: Float[Tensor, "batch head any_row coordinate"]
+    ) -> Float[Tensor, "batch kv_head group row coordinate"]:
+        at = self.call.at
+        if self.rows.dense and at is None:  # a view
+            x = x[:, :, 1 : self.position.shape[1] + 1]
+        elif at is None:
+            x = pick(x, self.position)
+        else:
+            x = pick(x, torch.searchsorted(at.cpu(), self.position.contiguous()))
+        return x.unflatten(1, (self.k.shape[1], -1))
 
     @cached_property
     def k_scaled(self) -> Float[Tensor, "batch kv_head position coordinate"]:
@@ -144,7 +166,7 @@ class CallRows:
         return self.sink_kind.flatten(0, 2).any(0).nonzero()[:, 0].cpu()
 
     def blocks(self, heads: slice | None = None) -> Iterator[Block]:
-        """All rows, in blocks of about `BLOCK_ELEMENTS` scores.
+        """All rows, in blocks of about `BLOCK_ELEMENTS` scores, but 16 rows at least.
 
         A block has some kv heads, or these `heads` and half as many scores: models of them
         need as much again.
@@ -155,23 +177,20 @@ class CallRows:
         if heads is not None:
             area //= 2 * (heads.stop - heads.start)
         most = BLOCK_ROWS[device]
-        if not self.dense:  # rows apart: a block of many has keys that most do not see
+        if not self.rows.dense:  # rows apart: a block of many has keys that most do not see
             few = count * int(self.position.max() + 1) <= area // 4
             most = count if few else max(FEWEST_ROWS, -(-count // 8))
-        for rows, keys in row_blocks(self.position, area=area, most=most):
-            if heads is not None:
-                yield Block(self, rows, heads)
-                continue
-            together = max(1, area // ((rows.stop - rows.start) * keys))
-            for first in range(0, kv_heads, together):
-                yield Block(self, rows, slice(first, min(first + together, kv_heads)))
-
-    def take_memory(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Memory that serves every block, one tensor a name: fresh pages cost more."""
-        size = math.prod(shape)
-        if name not in self._memory or len(self._memory[name]) < size:
-            self._memory[name] = self.k.new_empty(size)
-        return self._memory[name][:size].view(shape)
+        chosen, keys, begin = heads or slice(0, kv_heads), self.position.amax(0) + 1, 0
+        while begin < count:
+            rows = min(most, count - begin)
+            while rows > FEWEST_ROWS and rows * int(keys[begin + rows - 1]) > area:
+                rows = (rows + 1) // 2
+            size = rows * int(keys[begin + rows - 1])
+            together = kv_heads if heads else max(1, area // size)
+            for first in range(chosen.start, chosen.stop, together):
+                part = slice(first, min(first + together, chosen.stop))
+                yield Block(self, slice(begin, begin + rows), part)
+            begin += rows
 
 
 class Block:
@@ -180,12 +199,14 @@ class Block:
     Scores are in nats. `position` [shared, row] and `weight` [batch, row] are those of the
     rows; `keys` are the positions of the keys: the first is 0, or one that no row sees. `q`
     [batch, kv_head, group, row, coordinate] and `k` [batch, kv_head, key, coordinate] carry
-    their rotation. Blocks of one call share memory: what one computed ends with the next.
+    their rotation. `own` [shared, row] is the column of each row's own key, `tokens`
+    [batch, key] are the ids of the keys. Blocks of one call share memory: what one computed
+    ends with the next.
     """
 
     def __init__(self, rows: CallRows, part: slice, heads: slice) -> None:
-        self.call, self.planes, self.heads = rows.call, rows.planes, heads
-        self._rows, self._part = rows, part
+        self.of_call, self.call, self.planes = rows, rows.call, rows.planes
+        self.heads, self._part = heads, part
         self.position, self.weight = rows.position[:, part], rows.weight[:, part]
         self._first = self.call.start[self.position]
         # One key more than any row sees, where there is one: its weight is 0 in every row.
@@ -193,16 +214,20 @@ class Block:
         self.keys, self._columns = range(low, high), slice(low, high)
         self.q = rows.row_q[:, heads, :, part]
         self.k = rows.k[:, heads, self._columns]
+        self.tokens = rows.tokens[:, self._columns]
+        self.own = (self.position - low).to(self.k.device)
+        group = self.q.shape[2]
+        self.query_heads = slice(heads.start * group, heads.stop * group)
 
     @cached_property
     def q_still(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
         """q~ of the rows."""
-        return self._rows.row_q_still[:, self.heads, :, self._part]
+        return self.of_call.row_q_still[:, self.heads, :, self._part]
 
     @cached_property
     def k_still(self) -> Float[Tensor, "batch kv_head key coordinate"]:
         """k~ of the keys."""
-        return self._rows.k_still[:, self.heads, self._columns]
+        return self.of_call.k_still[:, self.heads, self._columns]
 
     @cached_property
     def scores(self) -> Float[Tensor, "batch kv_head group row key"]:
@@ -227,12 +252,16 @@ class Block:
         return softmax(self.scores, out=self.memory("attention"))
 
     def _scores(self, name: str) -> Float[Tensor, "batch kv_head group row key"]:
-        k = self._rows.k_scaled[:, self.heads, self._columns]
+        k = self.of_call.k_scaled[:, self.heads, self._columns]
         return self.hide(self.call.squash(products(self.q, k, out=self.memory(name))))
 
     def memory(self, name: str) -> Float[Tensor, "batch kv_head group row key"]:
-        """A matrix of this block, in memory that serves every block."""
-        return self._rows.take_memory(name, (*self.q.shape[:4], len(self.keys)))
+        """A matrix of this block, in memory that serves every block: fresh pages cost more."""
+        shape = (*self.q.shape[:4], len(self.keys))
+        size, memory = math.prod(shape), self.of_call.memory
+        if name not in memory or len(memory[name]) < size:
+            memory[name] = self.k.new_empty(size)
+        return memory[name][:size].view(shape)
 
     def hide(
         self, scores: Float[Tensor, "batch kv_head group row key"]
@@ -257,29 +286,29 @@ class Block:
     @cached_property
     def read(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
         """A K: sum_j A_ij k_j."""
-        return (self.attention.flatten(2, 3) @ self.k).unflatten(2, self.q.shape[2:4])
+        return (self.attention.flatten(2, 3) @ self.k).view_as(self.q)
 
     @property
     def mean_key(self) -> Float[Tensor, "batch kv_head 1 row coordinate"]:
         """U K: the mean of the keys that each row sees."""
-        return self._rows.mean_key[:, self.heads, None, self._part]
+        return self.of_call.mean_key[:, self.heads, None, self._part]
 
     @property
     def mean_other_key(self) -> Float[Tensor, "batch kv_head shared_group row coordinate"]:
         """The mean of the keys that each row sees and that are no sinks."""
-        return self._rows.mean_other_key[:, self.heads, :, self._part]
+        return self.of_call.mean_other_key[:, self.heads, :, self._part]
 
     @cached_property
     def sinks(self) -> Int[Tensor, " sink"]:
         """The columns of the block in which some head has a sink."""
-        at = self._rows.sink_positions
+        at = self.of_call.sink_positions
         here = at[(at >= self.keys.start) & (at < self.keys.stop)]
         return (here - self.keys.start).to(self.k.device)
 
     @cached_property
     def sink_kind(self) -> Int[Tensor, "batch shared_kv_head shared_group 1 sink"]:
         """The kind of sink that is in these columns, of all heads or of each; 0: none."""
-        kind = self._rows.sink_kind[..., None, self.sinks + self.keys.start]
+        kind = self.of_call.sink_kind[..., None, self.sinks + self.keys.start]
         return kind if kind.shape[1] == 1 else kind[:, self.heads]
 
     @cached_property
@@ -290,8 +319,7 @@ class Block:
     @property
     def sink_read(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
         """sum_j A_ij k_j over sinks."""
-        sinks = self.sink_attention.flatten(2, 3) @ self.k[:, :, self.sinks]
-        return sinks.unflatten(2, self.q.shape[2:4])
+        return (self.sink_attention.flatten(2, 3) @ self.k[:, :, self.sinks]).view_as(self.q)
 
     @property
     def expected_score(self) -> Float[Tensor, "batch kv_head group row"]:
@@ -313,29 +341,10 @@ class Block:
         return (self.position + 1 - self._first)[:, None, None].to(self.q).log()
 
     @property
-    def sink_logits(self) -> Float[Tensor, "kv_head group 1"] | None:
-        """The sink logit of each head, where a model has them."""
-        if self.call.sink_logits is None:
-            return None
-        by_head = self.call.sink_logits.to(self.q.dtype).unflatten(0, (-1, self.q.shape[2]))
-        return by_head[self.heads, :, None]
-
-    @property
-    def query_heads(self) -> slice:
-        """Which query heads of the layer these are."""
-        group = self.q.shape[2]
-        return slice(self.heads.start * group, self.heads.stop * group)
-
-    @property
     def seen(self) -> Bool[Tensor, "shared row key"]:
         """Which keys each row sees."""
         key = torch.arange(self.keys.start, self.keys.stop)
         return sees(self._first, self.position, key).to(self.k.device)
-
-    @cached_property
-    def own(self) -> Int[Tensor, "shared row"]:
-        """The column of each row's own key."""
-        return (self.position - self.keys.start).to(self.k.device)
 
     @cached_property
     def offset(self) -> Int[Tensor, "shared row key"]:
@@ -354,15 +363,5 @@ class Block:
         self, values: Float[Tensor, "batch kv_head group row key"]
     ) -> Float[Tensor, "batch kv_head group offset"]:
         """Weighted sum over the rows at each offset, without the first key: it is set to 0."""
-        return sum_by_offset(values, self.weight, None if self._rows.dense else self.offset)
-
-    @property
-    def sequence(self) -> Int[Tensor, "batch position"]:
-        """The ids of all tokens, also of those that no row of the block sees."""
-        assert self._rows.tokens is not None, "what reads tokens is given them"
-        return self._rows.tokens
-
-    @property
-    def tokens(self) -> Int[Tensor, "batch key"]:
-        """The ids of the keys."""
-        return self.sequence[:, self._columns]
+        dense = self.of_call.rows.dense
+        return sum_by_offset(values, self.weight, None if dense else self.offset)

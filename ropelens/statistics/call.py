@@ -1,12 +1,15 @@
-"""One attention call as the model made it, and its attention in one piece."""
+"""One attention call as the model made it, its attention in one piece, and one head of it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from ropelens.rope.planes import Planes, plane_norms, unrotate
 
 
 @dataclass(frozen=True)
@@ -48,12 +51,6 @@ class AttentionCall:
         seen = sees(first, last, torch.arange(self.key.shape[2]))
         return seen.reshape(-1, *seen.shape[-2:])
 
-    def row_at(self, position: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """The row of `query` at each position, all of which it must have."""
-        if self.at is None:
-            return position
-        return torch.searchsorted(self.at.to(position.device), position.contiguous())
-
     def of_heads(self, heads: Int[Tensor, " head"]) -> AttentionCall:
         """The call of some query heads, each with the key and value that it reads."""
         read = heads // (self.query.shape[1] // self.key.shape[1])
@@ -67,10 +64,10 @@ class AttentionCall:
             sink_logits=None if sinks is None else sinks[heads.to(sinks.device)],
         )
 
-    def of_sequences(self, chosen: slice | Bool[Tensor, " batch"]) -> AttentionCall:
-        """The call of some sequences."""
-        of_each = ("query", "key", "value", "output")
-        return replace(self, **{name: vars(self)[name][chosen] for name in of_each})
+    def without_values(self) -> AttentionCall:
+        """This call without values and output: enough to compare its attention later."""
+        output = self.query[..., :0].transpose(1, 2)
+        return replace(self, value=self.key[..., :0], output=output)
 
     def squash(self, scores: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """`scores`, changed in place: softcap tanh(score / softcap) where the model does so."""
@@ -109,3 +106,36 @@ def output_residual(call: AttentionCall, weights: Float[Tensor, "batch head row 
     ours = (weights @ value).transpose(1, 2)
     theirs = call.output.to(weights.dtype).reshape(ours.shape)
     return float((ours - theirs).norm() / theirs.norm().clamp(min=1e-30))
+
+
+def write_head(
+    call: AttentionCall, head: int, planes: Planes, into: Mapping[str, Tensor]
+) -> None:
+    """One query head on one sequence: its vectors by plane, and every term of its scores.
+
+    Fills arrays of NaN, [query or key, frequency, ...] or [query, key], by their names. Layers
+    of fewer planes than others fill only the first frequencies.
+    """
+    call = call.of_heads(torch.tensor([head]))
+    attention, terms = attention_map(call), planes.terms
+    q, k, value = (x[0, 0].to(attention.dtype) for x in (call.query, call.key, call.value))
+    position, term_of = torch.arange(len(q)), planes.term_of
+    hidden = ~call.seen_by(position)[0].to(q.device)
+
+    def scores(chosen: Bool[Tensor, " coordinate"]) -> Float[Tensor, "query key"]:
+        return (call.scale * q[:, chosen] @ k[:, chosen].mT).masked_fill(hidden, torch.nan)
+
+    for side, x in (("q", q), ("k", k)):
+        into[f"{side}_norm"][:, :terms] = plane_norms(x, planes)
+        still = unrotate(x, position, planes)
+        turning = into[f"{side}_still"][:, : len(planes.inv_freq)]
+        turning[..., 0], turning[..., 1] = still[:, planes.first], still[:, planes.second]
+    into["score"].copy_(scores(term_of >= 0))
+    for term in range(terms):
+        into["contribution"][term].copy_(scores(term_of == term))
+    into["attention"].copy_(attention[0, 0])
+    if "value_norm" in into:
+        into["value_norm"].copy_(torch.linalg.vector_norm(value, dim=-1))
+    into["inv_freq"][:terms] = planes.term_inv_freq
+    into["wavelength"][:terms] = planes.wavelength
+    into["scale"].fill_(call.scale)

@@ -109,6 +109,8 @@ def entropy(block: Block) -> Float[Tensor, "batch kv_head group row"]:
 
 def learned_sink_mass(block: Block) -> Float[Tensor, "batch kv_head group row"]:
     """exp(sink) / (exp(sink) + sum_j exp(L_ij)): the share of a sink logit."""
-    if block.sink_logits is None:
+    logits = block.call.sink_logits
+    if logits is None:
         return block.log_norm.new_zeros(block.log_norm.shape)
-    return (block.sink_logits - block.log_norm).sigmoid()
+    by_head = logits.to(block.q.dtype)[block.query_heads].unflatten(0, block.q.shape[1:3])
+    return (by_head[..., None] - block.log_norm).sigmoid()

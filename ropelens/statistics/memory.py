@@ -6,8 +6,6 @@ twice as long.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -27,24 +25,6 @@ HIDDEN = -1e30
 
 STRETCH = 64
 """Positions that a running sum takes by one product."""
-
-
-def row_blocks(
-    position: Int[Tensor, "shared row"], *, area: int, most: int
-) -> Iterator[tuple[slice, int]]:
-    """Ranges of rows in order, and the keys up to their last row.
-
-    A range has at most `area` scores a head and `most` rows, but 16 rows where there are so
-    many.
-    """
-    keys = position.amax(0) + 1
-    begin, count = 0, position.shape[1]
-    while begin < count:
-        rows = min(most, count - begin)
-        while rows > FEWEST_ROWS and rows * int(keys[begin : begin + rows].max()) > area:
-            rows = (rows + 1) // 2
-        yield slice(begin, begin + rows), int(keys[begin : begin + rows].max())
-        begin += rows
 
 
 def products(

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ropelens.errors import Positive
@@ -43,11 +43,6 @@ class Rows:
     weight: Float[Tensor, "batch row"]
     length: Int[Tensor, " batch"]
     dense: bool
-
-    def of_sequences(self, chosen: Bool[Tensor, " batch"]) -> Rows:
-        """The rows of some of the sequences."""
-        tables = self.position[chosen], self.weight[chosen], self.length[chosen]
-        return Rows(*tables, self.dense)
 
     def every_other(self, first: int) -> Rows:
         """Every other row of each sequence; if their number is odd, one without weight more."""

@@ -8,16 +8,12 @@ to take most rows' attention (Gu et al. 2025, arXiv 2410.10781).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from ropelens.rope.planes import Planes
 from ropelens.statistics.block import CallRows
-from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.rows import Rows
 
 SINKS = ("first", "named", "found")
 """Kinds of sinks, 1, 2, 3 in tables of them: each has a weight of its own in the models."""
@@ -57,29 +53,28 @@ def known_sinks(
 
 
 @torch.no_grad()
-def find_sinks(
-    call: AttentionCall, rows: Rows, planes: Planes, sinks: Int[Tensor, "batch shared position"]
-) -> Bool[Tensor, "head position"]:
-    """The keys, beside the `sinks` known, that the rows of most sequences attend to.
+def find_sinks(rows: CallRows) -> Bool[Tensor, "head position"]:
+    """The keys, beside the sinks known, that the rows of most sequences attend to.
 
     Such a key takes more than 0.3 of the attention of the rows behind it, 16 or more in all,
     in more than half of the sequences that have such rows. A key is found by its position, so
     a single sequence, where that says no more than its token, has none.
     """
-    batch, heads, context = len(call.query), call.query.shape[1], call.key.shape[2]
-    first, behind = call.start.cpu()[rows.position], torch.stack([rows.weight > 0, rows.weight])
+    batch, heads, context = *rows.q.shape[:2], rows.k.shape[2]
+    weight, last = rows.weight.cpu().double(), rows.position.expand(batch, -1)
+    first, behind = rows.call.start.cpu()[last], torch.stack([(weight > 0).double(), weight])
     ends = torch.zeros(2, batch, context + 1, dtype=torch.float64)
-    ends.scatter_add_(-1, first.expand(2, -1, -1), behind.double())
-    ends.scatter_add_(-1, rows.position.expand(2, -1, -1), -behind.double())
+    ends.scatter_add_(-1, first.expand(2, -1, -1), behind)
+    ends.scatter_add_(-1, last.expand(2, -1, -1), -behind)
     count, weight = ends.cumsum(-1)[..., :-1]  # of the rows behind each key
     mass = torch.zeros(batch, heads, context, dtype=torch.float64)
-    for block in CallRows(call, replace(rows, dense=False), planes, sinks=sinks).blocks():
+    for block in rows.blocks():
         own = block.own[:, None, None, :, None].expand(*block.q.shape[:4], 1)
         attention = block.attention.scatter_(-1, own, 0.0)
         taken = (block.weight[:, None, None, None] @ attention)[..., 0, :].flatten(1, 2)
         keys = slice(block.keys.start, block.keys.stop)
         mass[:, block.query_heads, keys] += taken.to("cpu", torch.float64)
-    takes = (mass > LEAST_SHARE * weight[:, None]) & (sinks == 0)
+    takes = (mass > LEAST_SHARE * weight[:, None]) & (rows.sinks.cpu() == 0)
     often = takes.sum(0) > (count > 0).sum(0) / 2
     return often & (count.sum(0) >= LEAST_ROWS) & (batch > 1)
 

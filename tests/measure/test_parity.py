@@ -25,6 +25,7 @@ from ropelens.measure.summary import summarize
 from ropelens.measure.tasks import REPEATS, repeated_tokens, repeats
 from ropelens.measure.tokens import as_corpus
 from ropelens.models.subject import as_subject
+from ropelens.statistics.block import CallRows
 from ropelens.statistics.budget.held_out import Sample, scored_rows
 from ropelens.statistics.budget.logit import RIDGE, gains
 from ropelens.statistics.corpus import Corpus
@@ -223,15 +224,13 @@ def test_the_budget_of_a_profile_is_what_its_parts_give():
     lengths = torch.tensor([40, 31, 40, 12])
     profile = rl.profile(model, tokens, lengths=lengths, surrogates=2, seed=5, batch_size=1)
     text = as_corpus(as_subject(model), tokens, lengths)
-    group, known = text.group, text.sinks
     sample = Sample.draw(text, seed=5)
     on_sample, whole = (observed_calls(model, each) for each in (sample.text.tokens, tokens))
     rows = sample_rows(lengths, count=scored_rows(text), seed=5)
     for layer, (call, planes) in enumerate(on_sample):
         fitted = sample.fit(call, planes, surrogates=2, seed=5)
-        scores = fitted.score(
-            whole[layer][0], rows, planes, fitted.sinks(known), group=group, fold=text.fold
-        )
+        of_call = CallRows(whole[layer][0], rows, planes, sinks=fitted.sinks(text))
+        scores = fitted.score(of_call, text)
         of_models = gains(scores.sum(0))
         bits = attention_budget(*(of_models[gain_name].numpy() for gain_name in GAINS))
         for column, values in bits.items():

@@ -10,11 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from observed import observed_calls
+from oracles.planted import call_of
 from oracles.tiny import random_tokens, tiny
 from torch import Tensor
 
 import ropelens as rl
 from ropelens.errors import BadArgument
+from ropelens.rope.planes import Planes
+from ropelens.statistics.block import CallRows
 from ropelens.statistics.budget.held_out import FOLD_ROWS, Sample, scored_rows
 from ropelens.statistics.budget.logit import gains
 from ropelens.statistics.budget.offsets import OffsetRows
@@ -64,14 +67,15 @@ def test_what_offsets_and_sinks_say_of_rows_by_brute_force(
     seed: int, context: int, window: int, by_head: bool
 ):
     """log Z of every row and the masses by kind of sink, offset, and bin to sinks."""
-    start = (torch.arange(context) - window + 1).clamp_min(0)
     generator = torch.Generator().manual_seed(seed)
     sinks = torch.randint(0, 12, (2, 2 if by_head else 1, context), generator=generator)
     sinks = sinks * (sinks <= 3)
     rows = sample_rows(torch.tensor([context, max(2, context // 2)]), count=9, seed=seed)
     edges = offset_edges(context)
     weights = normal(2, 3 + context + len(edges) - 1, seed=seed)
-    table = OffsetRows.of(rows, start, sinks).of_heads(torch.arange(2))
+    call = call_of(*torch.zeros(2, 2, 2, context, 2), window=window)
+    rows_of_call = CallRows(call, rows, Planes(torch.zeros(1), 2, "half"), sinks=sinks)
+    table = OffsetRows.of(rows_of_call).of_heads(torch.arange(2))
     total, masses = table.expect(weights)
     expected, norm = torch.zeros_like(weights), torch.zeros(2).double()
     for head in range(2):
@@ -79,7 +83,7 @@ def test_what_offsets_and_sinks_say_of_rows_by_brute_force(
             (b, int(i)) for b, own in enumerate(rows.position) for i in own
         ):
             score, parts = [], []
-            for j in range(int(start[i]), i + 1):
+            for j in range(max(0, i - window + 1), i + 1):
                 kind = int(sinks[b, head if by_head else 0, j])
                 place = int((edges <= i - j).sum()) - 1
                 at = [3 + i - j] + ([kind - 1, 3 + context + place] if kind else [])
@@ -219,9 +223,8 @@ def test_groups_are_scored_by_what_was_fitted_to_the_other_fold():
     own = observed_calls(tiny("llama_gqa"), sample.text.tokens)[0][0]
     fitted = sample.fit(own, planes, surrogates=0, seed=0)
     fitted.weights[:, 1] = 0
-    scores = fitted.score(
-        call, all_rows(lengths), planes, text.sinks, group=text.group, fold=text.fold
-    )
+    of_call = CallRows(call, all_rows(lengths), planes, sinks=text.sinks)
+    scores = fitted.score(of_call, text)
     of_groups = gains(scores)
     assert (of_groups["both_gain"][1:4:2].abs() > 0.05).all()
     torch.testing.assert_close(

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 import ropelens as rl
 from ropelens.edit.actions import Edit
 from ropelens.models.subject import as_subject
+from ropelens.statistics.attention import attention_change
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.change import attention_change
 from ropelens.statistics.rows import all_rows, sample_rows
 
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}

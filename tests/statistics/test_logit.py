@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 
@@ -28,19 +27,13 @@ ALLOWED = 0.005
 """Share of the bits beside the sink's that a gain may miss."""
 
 
-def first_is_sink(tokens: Tensor) -> Tensor:
-    sinks = torch.zeros(len(tokens), 1, tokens.shape[1], dtype=torch.long)
-    sinks[..., 0] = 1
-    return sinks
-
-
 def in_sample(
     call: AttentionCall, planes: Planes, tokens: Tensor, *, ridge: float
 ) -> dict[str, Tensor]:
     """The `SCORES` of each head, of all rows by what was fitted to them."""
     rows = all_rows(torch.full((len(tokens),), tokens.shape[1]))
-    given = (call, rows, planes, first_is_sink(tokens))
-    scores = score(*given, fit(*given, ridge=ridge)).sum(0)
+    of_call = CallRows(call, rows, planes)
+    scores = score(of_call, fit(of_call, ridge=ridge)).sum(0)
     return dict(zip(SCORES, scores.unbind(-1), strict=True))
 
 
@@ -117,13 +110,13 @@ def test_every_kind_of_sink_has_a_weight_of_its_own():
     call, planes = observed_calls(tiny("mistral_sliding"), tokens)[0]
     sinks = torch.randint(0, 9, (3, 4, 30), generator=torch.Generator().manual_seed(0))
     sinks = sinks * (sinks <= 3)
-    given = call, all_rows(torch.full((3,), 30)), planes, sinks
-    weights = fit(*given)
+    rows = CallRows(call, all_rows(torch.full((3,), 30)), planes, sinks=sinks)
+    weights = fit(rows)
     attention, offset = (
         attention_map(call).double(),
         torch.arange(30)[:, None] - torch.arange(30),
     )
-    offset, scores = offset.clamp(min=0), score(*given, weights)
+    offset, scores = offset.clamp(min=0), score(rows, weights)
     for name, model in zip(("sink", "position"), weights, strict=False):
         _, sigma, kappa, tau = split(model, planes.terms, 30)
         assert (sigma.diff(dim=-1).abs() > 0.05).any(0).all()
@@ -134,9 +127,7 @@ def test_every_kind_of_sink_has_a_weight_of_its_own():
         true = (attention * log_p)[:, :, 1:].sum((2, 3))
         found = scores[..., SCORES.index(name)]
         torch.testing.assert_close(found, true, rtol=1e-5, atol=1e-4)
-    blocks = CallRows(call, replace(given[1], dense=False), planes, sinks=sinks).blocks(
-        slice(0, 2)
-    )
+    blocks = rows.blocks(slice(0, 2))
     masses = sum(sums(block, block.attention, content=False) for block in blocks).flatten(0, 1)
     on_sinks = (attention * (sinks > 0)[:, :, None])[:, :, 1:]
     by_bin = torch.stack(

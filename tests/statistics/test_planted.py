@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ropelens.rope.planes import Planes
 from ropelens.statistics.attention import sum_attention
+from ropelens.statistics.block import CallRows
 from ropelens.statistics.budget.held_out import Sample, scored_rows
 from ropelens.statistics.budget.logit import gains
 from ropelens.statistics.call import AttentionCall
@@ -51,13 +52,13 @@ def measure(call: AttentionCall, planes: Planes, tokens: Tensor) -> Measured:
     batched = {name: vars(call)[name][taken] for name in ("query", "key", "value", "output")}
     fitted = sample.fit(replace(call, **batched), planes, surrogates=0, seed=0)
     rows = sample_rows(lengths, count=scored_rows(text), seed=0)
-    sinks = fitted.sinks(text.sinks)
-    scores = fitted.score(call, rows, planes, sinks, group=text.group, fold=text.fold)
+    of_call = CallRows(call, rows, planes, sinks=fitted.sinks(text))
+    scores = fitted.score(of_call, text)
     bits = attention_budget(*(x.numpy() for x in gains(scores.sum(0)).values()))
     shares = {name: bits[name] for name in ("total", "sink", "position", "content")}
     seen_by = (rows.position.flatten()[:, None] >= torch.arange(context)).double().mean(0)
     (of_keys,) = named("selectivity_keys")
-    sums = sum_attention(call, rows, planes, tokens=tokens, sinks=sinks, statistics=[of_keys])
+    sums = sum_attention(of_call, [of_keys])
     push = planes.sum_coordinates(sums[of_keys.name].sum(0))
     return Measured(
         bits=bits,

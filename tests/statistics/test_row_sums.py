@@ -14,6 +14,7 @@ from torch import Tensor
 from ropelens.rope.planes import Planes, plane_norms, unrotate
 from ropelens.statistics import memory
 from ropelens.statistics.attention import sum_attention
+from ropelens.statistics.block import CallRows
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.rows import all_rows, sample_rows
 from ropelens.statistics.variables import STATISTICS
@@ -151,9 +152,8 @@ def test_row_sums_by_brute_force(
     call, planes, lengths = made
     rows = all_rows(lengths) if count is None else sample_rows(lengths, count=count, seed=3)
     before, memory.BLOCK_ELEMENTS["cpu"] = memory.BLOCK_ELEMENTS["cpu"], block
-    ids = torch.zeros(call.query.shape[0], call.query.shape[2], dtype=torch.long)
     try:
-        sums = sum_attention(call, rows, planes, tokens=ids, statistics=STATISTICS)
+        sums = sum_attention(CallRows(call, rows, planes), STATISTICS)
     finally:
         memory.BLOCK_ELEMENTS["cpu"] = before
     for sequence, head in itertools.product(*map(range, call.query.shape[:2])):

@@ -17,6 +17,7 @@ import ropelens as rl
 from ropelens.rope.planes import Planes
 from ropelens.statistics import block
 from ropelens.statistics.attention import sum_attention
+from ropelens.statistics.block import CallRows
 from ropelens.statistics.call import AttentionCall, attention_map
 from ropelens.statistics.rows import Rows, all_rows, sample_rows
 from ropelens.statistics.sinks import beginning_of, find_sinks, known_sinks, with_found
@@ -36,11 +37,14 @@ def random_call(*, seed: int, context: int, window: int, sharpness: float) -> At
 PLANES = Planes(torch.tensor([1.0, 0.1, 0.01]), head_dim=8, pairing="half")
 
 
+def found_in(call: AttentionCall, rows: Rows, known: Tensor) -> Tensor:
+    return find_sinks(CallRows(call, rows, PLANES, sinks=known))
+
+
 def both_parts(call: AttentionCall, rows: Rows, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """By plane [batch, head, term]: of sinks, of keys; and the attention on sinks."""
-    ids = torch.zeros(call.key.shape[0], call.key.shape[2], dtype=torch.long)
     of_rows = named("selectivity", "selectivity_keys", "sink_mass")
-    sums = sum_attention(call, rows, PLANES, tokens=ids, sinks=sinks, statistics=of_rows)
+    sums = sum_attention(CallRows(call, rows, PLANES, sinks=sinks), of_rows)
     whole, keys = (PLANES.sum_coordinates(sums[row.name]) for row in of_rows[:2])
     return whole - keys, keys, sums["sink_mass"]
 
@@ -117,7 +121,7 @@ def test_blocks_that_see_no_sink(by_head: bool, monkeypatch: pytest.MonkeyPatch)
     on_sinks, _, mass = both_parts(call, rows, nothing)
     torch.testing.assert_close(on_sinks, torch.zeros_like(on_sinks))
     assert not mass.any()
-    assert not find_sinks(call, all_rows(length), PLANES, nothing).any()
+    assert not found_in(call, all_rows(length), nothing).any()
 
 
 def kinds(tokens: list[list[int]], *, bos: int | None, named: tuple[int, ...] = ()) -> list:
@@ -192,9 +196,9 @@ def test_what_a_key_takes_of_its_own_row_does_not_make_it_a_sink():
     k[:, 0, 43, 7] = 1
     none = torch.zeros(2, 1, 60, dtype=torch.long)
     call, rows = call_of(q, k, scale=1.0, window=60), all_rows(torch.tensor([60, 60]))
-    assert not find_sinks(call, rows, PLANES, none)[0, 43]
+    assert not found_in(call, rows, none)[0, 43]
     q[:, 0, 44:, 7] += 0.2
-    assert find_sinks(call_of(q, k, scale=1.0, window=60), rows, PLANES, none)[0, 43]
+    assert found_in(call_of(q, k, scale=1.0, window=60), rows, none)[0, 43]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +217,7 @@ def test_keys_that_take_most_rows_attention_are_found(key, share, only, found):
     rows = all_rows(torch.tensor([60, 60, 60]))
     known = torch.zeros(3, 1, 60, dtype=torch.long)
     known[..., 0] = 1
-    seen = find_sinks(call, rows, PLANES, known)
+    seen = found_in(call, rows, known)
     assert seen.any() == found
     assert bool(seen[1, key]) == found
     table = with_found(known, seen)
@@ -221,7 +225,7 @@ def test_keys_that_take_most_rows_attention_are_found(key, share, only, found):
     if found:
         assert table[:, 1, key].tolist() == [3, 3, 3]
         assert (table[:, :, 0] == 1).all()
-        assert not find_sinks(call, rows, PLANES, table).any(), "a known sink is not found"
+        assert not found_in(call, rows, table).any(), "a known sink is not found"
     assert math.isclose(float(seen.sum()), float(found))
 
 
@@ -248,6 +252,6 @@ def test_sinks_are_found_by_the_rows_behind_them_by_brute_force():
                     has[j] += 1
                     mass = sum(w * attention[b, :, i, j] for i, w in behind)
                     takes[:, j] += mass / sum(w for _, w in behind) > 0.3
-        found = find_sinks(call, rows, PLANES, none)
+        found = found_in(call, rows, none)
         assert torch.equal(found, (takes > has / 2) & (count >= 16))
         assert found.any()

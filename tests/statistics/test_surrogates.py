@@ -14,6 +14,7 @@ from scipy import stats
 from ropelens.rope.planes import Planes
 from ropelens.rope.turn import Side, turn
 from ropelens.statistics.attention import sum_attention
+from ropelens.statistics.block import CallRows
 from ropelens.statistics.budget.claim import _bounds, correlations, judge, rank_correlation
 from ropelens.statistics.budget.logit import SCORES, fit, score
 from ropelens.statistics.budget.surrogates import _orders, draw_surrogates
@@ -33,7 +34,8 @@ def test_a_surrogate_is_the_layer_turned_by_other_frequencies(name: str):
         named("selectivity_keys"),
     )
     for call, planes in observed_calls(tiny(name), tokens):
-        ours = draw_surrogates(call, rows, planes, sinks, draws=2, seed=3)
+        as_is = CallRows(call, rows, planes, sinks=sinks)
+        ours = draw_surrogates(as_is, draws=2, seed=3)
         orders = _orders(planes, call.key.shape[1], 2, seed=3, layer=call.layer)
         group = call.query.shape[1] // call.key.shape[1]
         for draw, order in enumerate(orders):
@@ -45,8 +47,8 @@ def test_a_surrogate_is_the_layer_turned_by_other_frequencies(name: str):
             at = torch.arange(40)[None]
             q, k = turn(call.query, at, planes, sides[0]), turn(call.key, at, planes, sides[1])
             turned = AttentionCall(**(vars(call) | {"query": q, "key": k}))
-            given = turned, rows, planes, sinks
-            scores = score(*given, fit(*given)).sum(0)
+            of_turned = CallRows(turned, rows, planes, sinks=sinks)
+            scores = score(of_turned, fit(of_turned)).sum(0)
             nats = dict(zip(SCORES, scores.unbind(-1), strict=True))
             rest = nats["information"] - nats["sink"]
             fraction = (nats["position"] - nats["sink"]) / rest
@@ -54,9 +56,7 @@ def test_a_surrogate_is_the_layer_turned_by_other_frequencies(name: str):
             torch.testing.assert_close(
                 own["surrogate_offset_fraction"], fraction, rtol=0, atol=0.01
             )
-            sums = sum_attention(
-                turned, rows, planes, tokens=tokens, sinks=sinks, statistics=of_keys
-            )
+            sums = sum_attention(of_turned, of_keys)
             push = planes.sum_coordinates(sums["selectivity_keys"].sum(0))
             wavelength = (2 * np.pi / frequency.abs()).log().repeat_interleave(group, 0)
             weight = push[:, : frequency.shape[1]].clamp(min=0)
@@ -77,7 +77,7 @@ def test_heads_that_choose_nothing_or_a_sink_alone_do_not_count():
     tokens = torch.ones(1, 50, dtype=torch.long)
     sinks = known_sinks(tokens, beginning=None)
     rows = sample_rows(torch.tensor([50]), count=40, seed=0)
-    drawn = draw_surrogates(call, rows, planes, sinks, draws=3)
+    drawn = draw_surrogates(CallRows(call, rows, planes, sinks=sinks), draws=3)
     for numbers in drawn.values():
         assert numbers[0].isnan().tolist() == [True, True, False]
         assert numbers[:, 0].isnan().all()

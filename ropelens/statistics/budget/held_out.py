@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ropelens.rope.planes import Planes
+from ropelens.statistics.block import CallRows
 from ropelens.statistics.budget.logit import MODELS, SCORES, fit, score
 from ropelens.statistics.budget.offsets import split
 from ropelens.statistics.budget.surrogates import draw_surrogates
@@ -58,42 +59,29 @@ def fitted_sequences(count: int, context: int) -> int:
 class LayerFit:
     """The models of a layer by fold, the sinks that were found, and the surrogates' numbers.
 
-    `terms` counts those of a score. `alone` says that rows belong to folds, and not sequences.
+    `terms` counts those of a score.
     """
 
     weights: Float[Tensor, "model fold head variable"]
     terms: int
     found: Bool[Tensor, "head position"]
     surrogates: dict[str, Float[Tensor, "draw head"]]
-    alone: bool
 
-    def sinks(
-        self, known: Int[Tensor, "batch 1 position"]
-    ) -> Int[Tensor, "batch shared position"]:
+    def sinks(self, text: Corpus) -> Int[Tensor, "batch shared position"]:
         """The sinks of a batch: those known, and those that were found."""
-        return with_found(known, self.found)
+        return with_found(text.sinks, self.found)
 
-    def score(
-        self,
-        call: AttentionCall,
-        rows: Rows,
-        planes: Planes,
-        sinks: Int[Tensor, "batch shared position"],
-        *,
-        group: Int[Tensor, " batch"],
-        fold: Int[Tensor, " batch"],
-    ) -> Float[Tensor, "group head score"]:
+    def score(self, rows: CallRows, text: Corpus) -> Float[Tensor, "group head score"]:
         """The `SCORES` of the rows of each group under the models of the other fold."""
-        context = len(call.start)
+        context = len(rows.call.start)
         beta, sigma, kappa, tau = split(self.weights, self.terms, self.found.shape[1])
         tau = tau[..., : len(offset_edges(context)) - 1]
         weights = torch.cat([beta, sigma, kappa[..., :context], tau], dim=-1)
-        by_group = torch.zeros(GROUPS, call.query.shape[1], len(SCORES), dtype=torch.float64)
-        for number in (0, 1):
-            mine, own = _of_fold(rows, fold, number, alone=self.alone)
+        by_group = torch.zeros(GROUPS, rows.q.shape[1], len(SCORES), dtype=torch.float64)
+        for fold in (0, 1):
+            mine, of_fold = _of_fold(rows, text, fold)
             if mine.any():
-                given = call.of_sequences(mine), own, planes, sinks[mine]
-                by_group.index_add_(0, group[mine], score(*given, weights[:, 1 - number]))
+                by_group.index_add_(0, text.group[mine], score(of_fold, weights[:, 1 - fold]))
         return by_group
 
     @property
@@ -135,33 +123,24 @@ class Sample:
         self, call: AttentionCall, planes: Planes, *, surrogates: int, seed: int
     ) -> LayerFit:
         """The models of one layer, from its attention on the sample; and its surrogates."""
-        found = find_sinks(call, self.rows, planes, self.text.sinks)
+        found = find_sinks(CallRows(call, self.rows, planes, sinks=self.text.sinks))
         sinks = with_found(self.text.sinks, found)
-        some = slice(len(self.surrogate_rows.length))
-        drawn = draw_surrogates(
-            call.of_sequences(some),
-            self.surrogate_rows,
-            planes,
-            sinks[some],
-            draws=surrogates,
-            seed=seed,
-        )
-        alone, folds = self.text.alone, []
-        for number in (0, 1):
-            mine, own = _of_fold(self.rows, self.text.fold, number, alone=alone)
-            given = call.of_sequences(mine), own, planes, sinks[mine]
-            folds.append(fit(*given, fold=number))
+        rows = CallRows(call, self.rows, planes, sinks=sinks)
+        compared = rows.of_sequences(slice(len(self.surrogate_rows.length)))
+        compared = compared.with_rows(self.surrogate_rows)
+        drawn = draw_surrogates(compared, draws=surrogates, seed=seed)
+        folds = [fit(_of_fold(rows, self.text, fold)[1], fold=fold) for fold in (0, 1)]
         weights = torch.stack(folds, dim=1).float()
-        return LayerFit(weights, planes.terms, found, drawn, alone)
+        return LayerFit(weights, planes.terms, found, drawn)
 
 
 def _of_fold(
-    rows: Rows, fold: Int[Tensor, " batch"], number: int, *, alone: bool
-) -> tuple[Bool[Tensor, " batch"], Rows]:
-    """The sequences of a fold and their rows; `alone`, every other row of all sequences."""
-    if alone:
-        return torch.ones_like(fold, dtype=torch.bool), rows.every_other(number)
-    mine = fold == number
+    rows: CallRows, text: Corpus, fold: int
+) -> tuple[Bool[Tensor, " batch"], CallRows]:
+    """The sequences of a fold and their rows; alone, every other row of the sequence."""
+    if text.alone:
+        return text.fold >= 0, rows.with_rows(rows.rows.every_other(fold))
+    mine = text.fold == fold
     return mine, rows.of_sequences(mine)
 
 
@@ -173,9 +152,9 @@ def _spread(text: Corpus, fold: int, count: int, *, seed: int) -> list[int]:
     """Up to `count` long sequences of a fold, in random order, of as many groups as can be."""
     order = torch.randperm(len(text), generator=generator_of(seed))
     taken: Counter[int] = Counter()
-    ranked: list[tuple[int, int, int]] = []
+    rank: dict[int, int] = {}  # of each sequence in its group
     for sequence in order[(text.long & (text.fold == fold))[order]].tolist():
         group = int(text.group[sequence])
-        ranked.append((taken[group], len(ranked), sequence))
+        rank[sequence] = taken[group]
         taken[group] += 1
-    return [sequence for *_, sequence in sorted(ranked)[:count]]
+    return sorted(rank, key=rank.__getitem__)[:count]

@@ -30,7 +30,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from ropelens.rope.planes import Planes
 from ropelens.statistics.block import Block, CallRows
 from ropelens.statistics.budget.offsets import (
     OffsetRows,
@@ -39,7 +38,6 @@ from ropelens.statistics.budget.offsets import (
     split,
 )
 from ropelens.statistics.budget.solver import Divide, Minimum, fit_log_linear
-from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.kernel import bin_of, offset_edges
 from ropelens.statistics.labels import GAINS
 from ropelens.statistics.memory import BLOCK_ELEMENTS, products, softmax
@@ -124,13 +122,7 @@ def sums(
 
 @torch.no_grad()
 def fit(
-    call: AttentionCall,
-    rows: Rows,
-    planes: Planes,
-    sinks: Int[Tensor, "batch shared position"],
-    *,
-    ridge: float = RIDGE,
-    fold: int = 0,
+    rows: CallRows, *, ridge: float = RIDGE, fold: int = 0
 ) -> Float[Tensor, "model head variable"]:
     """The weights of S, P, C and B of every head, fitted to `rows`.
 
@@ -138,17 +130,15 @@ def fit(
     of; with 64 rows of 8 sequences it costs less than 0.01 of the bits. Folds take other rows
     for their curvature. Nothing larger than a block of scores is in memory.
     """
-    kv_heads, group = call.key.shape[1], call.query.shape[1] // call.key.shape[1]
+    kv_heads, group = rows.row_q.shape[1:3]
     rows, count = averaged(rows)
-    some, _ = averaged(_some(rows, -(-CURVATURE_ROWS // len(call.key)), fold))
-    of_all, of_some = (CallRows(call, each, planes, sinks=sinks) for each in (rows, some))
-    table = OffsetRows.of(rows, call.start, sinks)
-    cells = rows.position.numel() * len(call.start) * group
-    together = max(1, BLOCK_ELEMENTS[call.key.device.type] // 2 // cells)
+    some, _ = averaged(rows.with_rows(_some(rows.rows, fold)))
+    table, cells = OffsetRows.of(rows), rows.weight.numel() * rows.k.shape[2] * group
+    together = max(1, BLOCK_ELEMENTS[rows.k.device.type] // 2 // cells)
     weights = []
     for first in range(0, kv_heads, together):
         heads = slice(first, min(first + together, kv_heads))
-        weights.append(_fit_heads(of_all, of_some, table, heads, ridge=ridge / count))
+        weights.append(_fit_heads(rows, some, table, heads, ridge=ridge / count))
     return torch.cat(weights, dim=1)
 
 
@@ -160,9 +150,9 @@ def _fit_heads(
     `some` are a few of the rows, `table` has the offsets and sinks of all.
     """
     group, terms = rows.row_q.shape[2], rows.planes.terms
+    blocks = list(rows.blocks(heads)), list(some.blocks(heads))
     each = [
-        (block.weigh(block.information), sums(block, block.attention))
-        for block in rows.blocks(heads)
+        (block.weigh(block.information), sums(block, block.attention)) for block in blocks[0]
     ]
     parts = zip(*each, strict=True)
     information, observed = (torch.stack(part).sum(0).flatten(0, 1) for part in parts)
@@ -170,7 +160,6 @@ def _fit_heads(
     given: dict[str, Any] = {"ridge": ridge, "tolerance": tolerance(information)}
     fits = fit_offsets(observed[:, terms:], table, **given)
     sink, position = (pad(each.point, (terms, 0)) for each in fits)
-    blocks = list(rows.blocks(heads)), list(some.blocks(heads))
     start = sink[:, : terms + len(SINKS)]
     content = _fit_content(*blocks, table, observed, start, **given)
     points = [sink, position, pad(content.point, (0, sink.shape[1] - start.shape[1]))]
@@ -257,17 +246,13 @@ def _features(block: Block, sequence: int) -> Float[Tensor, "kv_head group row k
 
 @torch.no_grad()
 def score(
-    call: AttentionCall,
-    rows: Rows,
-    planes: Planes,
-    sinks: Int[Tensor, "batch shared position"],
-    weights: Float[Tensor, "model head variable"],
+    rows: CallRows, weights: Float[Tensor, "model head variable"]
 ) -> Float[Tensor, "batch head score"]:
     """The `SCORES` of each sequence under models of these weights."""
-    (batch, heads), kv_heads = call.query.shape[:2], call.key.shape[1]
-    scores = torch.zeros(batch, heads, len(SCORES), dtype=torch.float64)
-    weights, first = weights.unflatten(1, (kv_heads, -1)), planes.terms + len(SINKS)
-    for block in CallRows(call, replace(rows, dense=False), planes, sinks=sinks).blocks():
+    scores = torch.zeros(*rows.q.shape[:2], len(SCORES), dtype=torch.float64)
+    weights = weights.unflatten(1, (rows.k.shape[1], -1))
+    first = rows.planes.terms + len(SINKS)
+    for block in rows.blocks():
         log_keys = block.log_keys.expand(block.q.shape[:4])
         likelihoods = [torch.ones_like(log_keys), block.information - log_keys, -log_keys]
         for name, model in zip(MODELS, weights[:, block.heads], strict=True):
@@ -288,12 +273,12 @@ def gains(scores: Float[Tensor, "*head score"]) -> dict[str, Float[Tensor, "*hea
     return {name: (one - uniform) / (weight * math.log(2)) for name, one in nats}
 
 
-def averaged(rows: Rows) -> tuple[Rows, int]:
+def averaged(rows: CallRows) -> tuple[CallRows, int]:
     """The rows with weights that sum to one, and their number, at least 1."""
-    weight = rows.weight.double()
+    weight = rows.rows.weight.double()
     mean = (weight / weight.sum().clamp(min=1e-300)).float()
     count = max(1, int((weight > 0).sum()))
-    return replace(rows, weight=mean, dense=False), count
+    return rows.with_rows(replace(rows.rows, weight=mean)), count
 
 
 def tolerance(information: Float[Tensor, "*head"]) -> Float[Tensor, "*head"]:
@@ -320,12 +305,12 @@ def _at(
     return x.gather(-1, index.flatten(-2)).view(index.shape)
 
 
-def _some(rows: Rows, count: int, fold: int) -> Rows:
-    """`count` rows of each sequence, spread over all, not the same of each."""
+def _some(rows: Rows, fold: int) -> Rows:
+    """A few rows of each sequence, spread over all, not the same of each."""
     batch, have = rows.position.shape
-    count = min(count, have)
+    count = min(-(-CURVATURE_ROWS // batch), have)
     step = torch.arange(count) * have // count
     shift = (2 * torch.arange(batch) + fold) % max(1, have // count)
     pick = step + shift[:, None]
     position, weight = rows.position.gather(1, pick), rows.weight.gather(1, pick)
-    return replace(rows, position=position, weight=weight)
+    return Rows(position, weight, rows.length, dense=False)

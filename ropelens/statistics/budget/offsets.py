@@ -17,9 +17,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ropelens.statistics.block import CallRows
 from ropelens.statistics.budget.solver import SMOOTH, Divide, Minimum, fit_log_linear
+from ropelens.statistics.call import sees
 from ropelens.statistics.kernel import bin_of, offset_edges
-from ropelens.statistics.rows import Rows
 from ropelens.statistics.sinks import SINKS
 
 TOGETHER = 2**18
@@ -42,27 +43,22 @@ class OffsetRows:
     context: int
 
     @classmethod
-    def of(
-        cls,
-        rows: Rows,
-        start: Int[Tensor, " position"],
-        sinks: Int[Tensor, "batch shared position"],
-    ) -> OffsetRows:
+    def of(cls, rows: CallRows) -> OffsetRows:
         """The rows of all sequences in turn."""
-        position = rows.position.flatten()
-        first = start.cpu()[position]
+        batch, start, sinks = len(rows.sinks), rows.call.start.cpu(), rows.sinks.cpu()
+        position = rows.position.expand(batch, -1).flatten()
+        first = start[position]
         # Of few keys: a table of all rows and keys is large, and one of all heads larger.
         is_sink = (sinks > 0).flatten(0, 1).any(0)
         is_sink[0] = True
         key = is_sink.nonzero()[:, 0]
-        visible = (key <= position[:, None]) & (key >= first[:, None])
         kind = sinks[..., key].repeat_interleave(rows.position.shape[1], dim=0)
-        kind = kind.transpose(0, 1) * visible
+        kind = kind.transpose(0, 1) * sees(first, position, key)
         listed = kind.topk(max(1, int((kind > 0).sum(-1).max())), dim=-1)
         offset = (position[:, None] - key[listed.indices]).clamp(min=0)
         return cls(
             seen=position - first + 1,
-            weight=rows.weight.flatten().double(),
+            weight=rows.weight.flatten().cpu().double(),
             kind=listed.values,
             offset=offset,
             bin=bin_of(offset, offset_edges(len(start))),

@@ -17,14 +17,15 @@ from dataclasses import replace
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ropelens.rope.planes import Planes
 from ropelens.statistics.block import CallRows
 from ropelens.statistics.budget.logit import RIDGE, averaged, sums, tolerance
 from ropelens.statistics.budget.offsets import OffsetRows, fit_offsets
-from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.labels import Thresholds
-from ropelens.statistics.rows import Rows, generator_of
+from ropelens.statistics.labels import Thresholds, describe_wavelengths
+from ropelens.statistics.measures import selectivity_keys
+from ropelens.statistics.rows import generator_of
 
 DRAWS = 40
 """Surrogates by default."""
@@ -32,14 +33,7 @@ DRAWS = 40
 
 @torch.no_grad()
 def draw_surrogates(
-    call: AttentionCall,
-    rows: Rows,
-    planes: Planes,
-    sinks: Int[Tensor, "batch shared position"],
-    *,
-    draws: int = DRAWS,
-    seed: int = 0,
-    thresholds: Thresholds | None = None,
+    rows: CallRows, *, draws: int = DRAWS, seed: int = 0
 ) -> dict[str, Float[Tensor, "draw head"]]:
     """Both numbers of every head on `rows`: the model's, then those of `draws` surrogates.
 
@@ -47,37 +41,41 @@ def draw_surrogates(
     push toward no key through planes that rotate. P is fitted to the rows that it is scored
     on, of the model as of its surrogates. `seed` and the layer decide the draws.
     """
-    thresholds = thresholds or Thresholds()
     rows, count = averaged(rows)
-    orders = _orders(planes, call.key.shape[1], draws, seed=seed, layer=call.layer)
-    as_is, of_keys = CallRows(call, rows, planes), planes.of_keys(call.key.shape[1])
-    inv_freq = of_keys.inv_freq.to(as_is.k.device)[..., None, :]
-    angle = as_is.places.to(torch.float32)[:, None] * inv_freq
-    cos, sin = angle.cos().to(as_is.k.dtype), angle.sin().to(as_is.k.dtype)
+    heads, kv_heads = rows.q.shape[1], rows.k.shape[1]
+    orders = _orders(rows.planes, kv_heads, draws, seed=seed, layer=rows.call.layer)
+    inv_freq = rows.planes.of_keys(kv_heads).inv_freq[..., None, :].to(rows.k.device)
+    angle = rows.places.to(torch.float32)[:, None] * inv_freq
+    waves = angle.cos().to(rows.k.dtype), angle.sin().to(rows.k.dtype)
     drawn = []
-    for order in orders.to(cos.device):
-        size = (len(order), *angle.shape[-2:])
-        at = order[:, None].expand(size)
-        turn = cos.expand(size).gather(-1, at), sin.expand(size).gather(-1, at)
-        drawn.append(_attend(CallRows(_turned(as_is, *turn), rows, planes, sinks=sinks)))
+    for order in orders.to(angle.device):
+        at = order[:, None].expand(kv_heads, *angle.shape[-2:])
+        drawn.append(
+            _attend(_turned(rows, *(x.expand(at.shape).gather(-1, at) for x in waves)))
+        )
     # In float32: ranks of heads need no more, and 41 times a layer's heads are many.
     masses, total = (torch.cat([each[n] for each in drawn]).float() for n in (0, 1))
-    heads = torch.arange(call.query.shape[1]).repeat(len(drawn))
-    table = OffsetRows.of(rows, call.start, sinks).of_heads(heads)
+    table = OffsetRows.of(rows).of_heads(torch.arange(heads).repeat(len(drawn)))
     table = replace(table, weight=table.weight.float())
     fits = fit_offsets(masses, table, ridge=RIDGE / count, tolerance=4 * tolerance(total))
     uniform = -(table.seen.float().log() @ table.weight)
     points = [model.point for model in fits]
     # in nats over uniform attention, on the rows that are fitted to
     sink, position = ((masses * x).sum(-1) - table.expect(x)[0] - uniform for x in points)
-    rest = (total - sink).clamp(min=torch.finfo(torch.float32).tiny)
-    counts = (total >= thresholds.diffuse * math.log(2)) & (sink <= thresholds.sink * total)
-    push = torch.stack([each[2] for each in drawn])[..., : orders.shape[-1]]
+    fraction = (position - sink) / (total - sink).clamp(min=torch.finfo(torch.float32).tiny)
+    counts = (total >= Thresholds.diffuse * math.log(2)) & (sink <= Thresholds.sink * total)
+    push = torch.stack([each[2] for each in drawn])
+    wavelength = (2 * math.pi / inv_freq[..., 0, :].double().abs()).cpu()
+    wavelength = wavelength.expand(orders.shape).gather(-1, orders)
+    rest = push.shape[-1] - wavelength.shape[-1]
+    wavelength = pad(wavelength, (0, rest), value=torch.inf)
+    wavelength = wavelength.repeat_interleave(heads // kv_heads, dim=1)
+    means = describe_wavelengths(push.numpy(), wavelength.numpy())["mean_wavelength"]
     numbers = {
-        "surrogate_offset_fraction": ((position - sink) / rest).view(push.shape[:2]),
-        "surrogate_log_wavelength": _mean_log_wavelength(push, of_keys, orders),
+        "surrogate_offset_fraction": fraction.view(-1, heads),
+        "surrogate_log_wavelength": torch.from_numpy(means).log(),
     }
-    counts = counts.view(push.shape[:2])
+    counts = counts.view(-1, heads)
     return {name: x.double().masked_fill(~counts, torch.nan) for name, x in numbers.items()}
 
 
@@ -95,42 +93,15 @@ def _turned(
     rows: CallRows,
     cos: Float[Tensor, "kv_head position frequency"],
     sin: Float[Tensor, "kv_head position frequency"],
-) -> AttentionCall:
-    """The call of these rows alone, turned by these angles; its queries carry the scale."""
-    call, at = rows.call, rows.position.to(cos.device)
+) -> CallRows:
+    """These rows alone, turned by these angles; their queries carry the scale."""
+    at = rows.position.to(cos.device)
     here_cos, here_sin = (x[:, at].movedim(0, 1)[:, :, None] for x in (cos, sin))
-    query = _rotate(rows.row_q_still * call.scale, here_cos, here_sin, rows.planes)
+    query = _rotate(rows.row_q_still * rows.call.scale, here_cos, here_sin, rows.planes)
     query, key = query.flatten(1, 2), _rotate(rows.k_still, cos, sin, rows.planes)
     output = query.transpose(1, 2)  # nobody reads it
-    return replace(call, query=query, key=key, output=output, at=at, scale=1.0)
-
-
-def _attend(
-    rows: CallRows,
-) -> tuple[Float[Tensor, "head variable"], Float[Tensor, " head"], Float[Tensor, "head term"]]:
-    """Means over the rows.
-
-    The masses on sinks, by offset, and on sinks by bin; the information over uniform
-    attention (nats); and selectivity_keys, the push toward the picked keys by plane.
-    """
-    means = []
-    for block in rows.blocks(slice(0, rows.k.shape[1])):
-        information = block.weigh(block.information)
-        masses = sums(block, block.attention, content=False)
-        is_key = block.sink_kind == 0
-        even = block.seen[:, None, None].expand(-1, *is_key.shape[1:3], -1, -1)
-        even = even.to(block.k.dtype).contiguous()
-        even[..., block.sinks] *= is_key
-        even /= even.sum(-1, keepdim=True).clamp(min=1)
-        others = block.attention  # changed from here on
-        others[..., block.sinks] *= is_key
-        others -= others.sum(-1, keepdim=True) * even
-        read = (others.flatten(2, 3) @ block.k).view_as(block.q)
-        weighted = block.q * read * block.weight[:, None, None, :, None]
-        push = weighted.sum((0, 3)).to("cpu", torch.float64)
-        means.append((masses, information, rows.planes.sum_coordinates(push)))
-    masses, information, push = (torch.stack(x).sum(0) for x in zip(*means, strict=True))
-    return masses.flatten(0, 1), information.flatten(), push.flatten(0, 1)
+    call = replace(rows.call, query=query, key=key, output=output, at=at, scale=1.0)
+    return CallRows(call, rows.rows, rows.planes, sinks=rows.sinks)
 
 
 def _rotate(
@@ -147,16 +118,19 @@ def _rotate(
     return turned
 
 
-def _mean_log_wavelength(
-    push: Float[Tensor, "draw head frequency"],
-    planes: Planes,
-    orders: Int[Tensor, "draw kv_head frequency"],
-) -> Float[Tensor, "draw head"]:
-    """Mean over planes that rotate, weighted by what they push toward the picked keys."""
-    wavelength = 2 * math.pi / planes.inv_freq.double().abs()
-    group = push.shape[1] // max(1, orders.shape[1])
-    wavelength = wavelength.expand(orders.shape).gather(-1, orders)
-    wavelength = wavelength.repeat_interleave(group, dim=1)
-    weight = push.clamp(min=0) * wavelength.isfinite()
-    log = torch.where(wavelength.isfinite(), wavelength, 1.0).log()
-    return (weight * log).sum(-1) / weight.sum(-1)
+def _attend(
+    rows: CallRows,
+) -> tuple[Float[Tensor, "head variable"], Float[Tensor, " head"], Float[Tensor, "head term"]]:
+    """Means over the rows.
+
+    The masses on sinks, by offset, and on sinks by bin; the information over uniform
+    attention (nats); and selectivity_keys, the push toward the picked keys by plane.
+    """
+    means = []
+    for block in rows.blocks(slice(0, rows.k.shape[1])):
+        information = block.weigh(block.information)
+        push = (block.weight[:, None, None, None] @ selectivity_keys(block))[..., 0, :]
+        push = rows.planes.sum_coordinates(push.sum(0).to("cpu", torch.float64))
+        means.append((sums(block, block.attention, content=False), information, push))
+    masses, information, push = (torch.stack(x).sum(0) for x in zip(*means, strict=True))
+    return masses.flatten(0, 1), information.flatten(), push.flatten(0, 1)
