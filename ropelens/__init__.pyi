@@ -28,11 +28,11 @@ from .measure.truncate import truncate as truncate
 # edit
 from .edit.rope import edit_rope as edit_rope
 from .edit.silence import silence_heads as silence_heads
-from .edit.actions import stop as stop
-from .edit.actions import stop_slowest as stop_slowest
-from .edit.actions import stop_fastest as stop_fastest
-from .edit.actions import rescale as rescale
-from .edit.actions import drop as drop
+from .edit.rope import stop as stop
+from .edit.rope import stop_slowest as stop_slowest
+from .edit.rope import stop_fastest as stop_fastest
+from .edit.rope import rescale as rescale
+from .edit.rope import drop as drop
 from .measure.means import mean_ablate as mean_ablate
 from .rope.select import Slowest as Slowest
 from .rope.select import Fastest as Fastest

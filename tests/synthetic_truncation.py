@@ -13,7 +13,7 @@ import xarray as xr
 from synthetic_profile import synthetic_profile
 
 from ropelens.measure.truncate import named_entries
-from ropelens.rope.cuts import Turning, plan_cuts
+from ropelens.rope.select import plan_cuts
 
 LABELS = ("positional", "mixed", "semantic")
 LENGTHS, DEPTHS, TRIALS = (128, 256, 512), (0.1, 0.5, 0.9), 16
@@ -38,7 +38,7 @@ def synthetic_truncation(
         layers=layers, heads=heads, frequencies=frequencies, context=context, seed=seed
     )
     wavelength = profile["wavelength"].values[0]
-    turning = [Turning(tuple(range(frequencies)), tuple(wavelength.tolist()))] * layers
+    turning = [dict(enumerate(wavelength.tolist()))] * layers
     cuts = plan_cuts(turning, keep=keep, ends=ends, bands=bands, controls=controls, seed=seed)
     cost = np.where(wavelength < context, 4.0 * wavelength**-0.3 / frequencies, 1e-4)
     total = np.array([sum(cost[n] for n in cut.stopped[0]) for cut in cuts])

@@ -10,8 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ropelens.rope.formulas import Shape
-from ropelens.rope.variants import parse_variant
+from ropelens.rope.variants import OWN, Shape, parse_variant
 
 if TYPE_CHECKING:
     from bundle import Measured
@@ -143,10 +142,10 @@ def model_card(
         sequences_of=sequences_of(settings),
         falling=f"{settings.get('decay', 1):.0%}",
         embeddings="without position embeddings"
-        if variant.name == "nope"
+        if variant.text == "nope"
         else "with rotary position embeddings",
         rope=", ".join(f"{key} {value}" for key, value in rope_parameters.items()),
-        needs=NEEDS_ROPELENS if variant.needs_ropelens() else "",
+        needs=NEEDS_ROPELENS if variant.rope_type.startswith(OWN) else "",
         turning=int(frequencies.count_nonzero()),
         planes=len(frequencies),
         text=text,

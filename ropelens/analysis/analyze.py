@@ -24,8 +24,9 @@ from ropelens.files.progress import ShowProgress, opening, silent
 from ropelens.measure.heads import classify_heads
 from ropelens.measure.profile import profile as measure
 from ropelens.measure.savepoint import UNFINISHED, savepoint
+from ropelens.measure.terms import MEASURES, wanted_measures
 from ropelens.measure.tokens import versions
-from ropelens.measure.truncate import check_truncation, truncate
+from ropelens.measure.truncate import truncate
 from ropelens.models.bridge import bridge
 from ropelens.models.checkpoint import fingerprint
 from ropelens.models.device import explain_full_memory
@@ -73,7 +74,7 @@ def analyze(
     """
     begin, show = time.perf_counter(), progress or silent
     if truncation is not None:
-        check_truncation(**truncation)
+        wanted_measures(truncation.get("measures", MEASURES))
     arguments = arguments_of(model, text, options, tokenizer=tokenizer, truncation=truncation)
     with _listed_warnings() as lines:
         with opening(show, "reading"):

@@ -2,31 +2,147 @@
 
 with rl.edit_rope(model, rl.stop_slowest(0.25)):
     model(tokens)
+
+An edit gives chosen planes of chosen heads one frequency, gain or mean, so that edits add up:
+queries and keys are turned once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import TypedDict
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ropelens.edit.actions import EVERY, Edit, Layer, change_layer, stop, turning_at
-from ropelens.errors import BadArgument, public
+from ropelens.errors import BadArgument, Number, public
 from ropelens.models.rotation import edited_planes, planes_now
 from ropelens.models.subject import Model, Subject, as_subject
 from ropelens.models.variants import attention_factor, shape_of
-from ropelens.rope.formulas import Rates
-from ropelens.rope.planes import Planes
-from ropelens.rope.select import ALL_HEADS, PlaneNumbers, Wavelengths, heads_by_layer
-from ropelens.rope.turn import turn
+from ropelens.rope.planes import Planes, Side, turn
+from ropelens.rope.select import (
+    ALL_HEADS,
+    EVERY,
+    Fastest,
+    PlaneNumbers,
+    Selection,
+    Slowest,
+    Wavelengths,
+    heads_by_layer,
+)
 from ropelens.rope.variants import Variant, parse_variant
 
 NONE = "none"
 """The entry of an evaluation that is the model as it is."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer that is edited, as it rotates by itself; `length` is that of the sequence."""
+
+    index: int
+    planes: Planes
+    length: int = 1
+
+
+class Change(TypedDict, total=False):
+    """What becomes of planes of a layer's queries or keys; see `Side.at`."""
+
+    inv_freq: Float[Tensor, " frequency"]
+    gain: float
+    mean: Float[Tensor, "head frequency 2"]
+
+
+Action = Callable[[Layer], tuple[Change, Change]]
+"""How an edit changes queries and keys of a layer."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Some planes (`select`) of some heads (a list such as "3.5,4.*") and what becomes of them.
+
+    Planes are chosen among those that the model has by itself, whatever other edits do.
+    """
+
+    select: Selection
+    action: Action
+    heads: str = ALL_HEADS
+
+
+PlacedEdit = tuple[Edit, Bool[Tensor, "layer head"]]
+"""An edit of a model, and the heads that it names."""
+
+
+@public
+def stop(select: Selection, *, heads: str = ALL_HEADS) -> Edit:
+    """The planes no longer rotate: what they add to a score is the same at any distance."""
+
+    def act(layer: Layer) -> tuple[Change, Change]:
+        change: Change = {"inv_freq": torch.zeros_like(layer.planes.inv_freq)}
+        return change, change
+
+    return Edit(select, act, heads)
+
+
+@public
+def stop_slowest(fraction: Number, *, heads: str = ALL_HEADS) -> Edit:
+    """Stop the slowest `fraction` of the planes: p-RoPE with p = 1 - fraction.
+
+    In all heads, it makes of a model the one that transformers loads from the same weights with
+    `rope_type` "proportional" and that p (Barbero et al. 2024, arXiv 2410.06205).
+    """
+    return stop(Slowest(fraction), heads=heads)
+
+
+@public
+def stop_fastest(fraction: Number, *, heads: str = ALL_HEADS) -> Edit:
+    """Stop the fastest `fraction` of the planes, the paper's "reversed" variant."""
+    return stop(Fastest(fraction), heads=heads)
+
+
+@public
+def drop(select: Selection, *, heads: str = ALL_HEADS) -> Edit:
+    """The planes no longer add to the scores: their queries become 0.
+
+    A head without all its planes attends evenly to all keys that it sees (but for coordinates
+    that never rotate), and still passes on the mean of their values: `silence_heads` takes its
+    output away.
+    """
+    return Edit(select, lambda layer: ({"gain": 0.0}, {}), heads)
+
+
+@public
+def rescale(
+    inv_freq: Sequence[Number] | Float[Tensor, " frequency"] | Float[np.ndarray, " frequency"],
+    *,
+    attention_factor: Number = 1.0,
+    select: Selection = EVERY,
+    heads: str = ALL_HEADS,
+) -> Edit:
+    """The planes turn at `inv_freq` (rad/token, one for every plane of a layer).
+
+    Their queries and keys also become `attention_factor` times as long, as YaRN has it.
+    Layers without rotation stay without.
+    """
+    speeds = torch.as_tensor(inv_freq, dtype=torch.float32)
+    return Edit(select, lambda layer: _turning(layer, speeds, float(attention_factor)), heads)
+
+
+def _turning(layer: Layer, inv_freq: Tensor, gain: float) -> tuple[Change, Change]:
+    """Planes turn at `inv_freq`, in the direction in which the model turns."""
+    count = len(layer.planes.inv_freq)
+    if len(inv_freq) != count:
+        raise BadArgument(
+            "A new rotation needs a frequency for every plane.",
+            seen=f"{len(inv_freq)} frequencies; layer {layer.index} has {count} planes",
+        )
+    turned = -inv_freq if layer.planes.inv_freq.sum() < 0 else inv_freq
+    change: Change = {"inv_freq": turned, "gain": gain}
+    return change, change
 
 
 @public
@@ -34,11 +150,10 @@ NONE = "none"
 def edit_rope(model: Model, *edits: Edit | str) -> Iterator[None]:
     """`model` rotates as `edits` say while the block runs; blocks nest, and edits add up.
 
-    An edit may also be the name of a RoPE variant, such as "p-rope:0.75" (`VARIANTS`).
-    Everything that runs the model meets the edited one: calls, generation with a cache,
-    `profile`, `measure_rope`. Planes that no edit chooses keep every bit. Restored on
-    exit, on errors too. `model` is a transformers model or a TransformerLens
-    `TransformerBridge`.
+    An edit may also be the name of a RoPE variant, such as "p-rope:0.75". Everything that runs
+    the model meets the edited one: calls, generation with a cache, `profile`, `measure_rope`.
+    Planes that no edit chooses keep every bit. Restored on exit, on errors too. `model` is a
+    transformers model or a TransformerLens `TransformerBridge`.
 
     Raises `UnsupportedModel` for a model that does not rotate, whose attention does not pass
     through transformers' attention interface, or whose bridge does not fire its hooks; and
@@ -53,35 +168,34 @@ def edit_rope(model: Model, *edits: Edit | str) -> Iterator[None]:
 
 def stack_edits(subject: Subject, edits: Sequence[Edit | str]) -> ModelEdit:
     """`edits`, checked, after those that are open."""
-    planes, outer = [layer.planes for layer in subject.rotations()], subject.open_edit
+    planes = [layer.planes for layer in subject.rotations()]
+    outer = subject.open_edit
     before = outer.edits if isinstance(outer, ModelEdit) else ()
-    added = tuple(
-        as_edit(parse_variant(edit), subject) if isinstance(edit, str) else edit
-        for edit in edits
-    )
-    for edit in added:
-        _check(edit, planes, subject.heads)
-    return ModelEdit(subject, planes, (*before, *added))
+    return ModelEdit(subject, planes, (*before, *(placed(subject, edit) for edit in edits)))
 
 
-def _check(edit: Edit, layers: Sequence[Planes], heads: int) -> None:
-    """Refuse heads and planes that the model does not have, and actions that do not fit it."""
-    heads_by_layer(edit.heads, layers=len(layers), heads_of_layer=heads)
-    most = max(len(planes.inv_freq) for planes in layers)
-    if isinstance(edit.select, PlaneNumbers):
-        missing = [n for n in edit.select.numbers if not 0 <= n < most]
-        if missing:
-            raise BadArgument(
-                f"The model has no plane {missing[0]}.", seen=f"planes 0 to {most - 1}"
-            )
-    if isinstance(edit.select, Wavelengths) and not any(edit.select(p).any() for p in layers):
-        every = torch.cat([planes.wavelength[: len(planes.inv_freq)] for planes in layers])
+def placed(subject: Subject, edit: Edit | str) -> PlacedEdit:
+    """An edit and the heads that it names.
+
+    Raises `BadArgument` for heads and planes that the model does not have.
+    """
+    edit = as_edit(parse_variant(edit), subject) if isinstance(edit, str) else edit
+    heads = heads_by_layer(edit.heads, layers=subject.layers, heads_of_layer=subject.heads)
+    layers = [Layer(index, one.planes) for index, one in enumerate(subject.rotations())]
+    used = [layer for layer in layers if edit.select(layer.planes).any()]
+    most = max(len(layer.planes.inv_freq) for layer in layers)
+    numbers = edit.select.numbers if isinstance(edit.select, PlaneNumbers) else ()
+    missing = isinstance(edit.select, Wavelengths) and not used
+    if missing or not all(0 <= number < most for number in numbers):
+        wavelength = torch.cat([layer.planes.wavelength for layer in layers])
+        longest = wavelength[wavelength.isfinite()].max()
         raise BadArgument(
-            f"No plane has a wavelength of {edit.select.low:g} to {edit.select.high:g} tokens.",
-            seen=f"wavelengths of {every.min():.4g} to {every.max():.4g} tokens",
+            f"The model has no plane for {edit.select}.",
+            seen=f"planes 0 to {most - 1}, of {wavelength.min():.4g} to {longest:.4g} tokens",
         )
-    for index, planes in enumerate(layers):
-        change_layer((edit,), Layer(index, planes, length=1), heads)
+    for layer in used:
+        edit.action(layer)
+    return edit, heads
 
 
 def as_edit(variant: Variant, subject: Subject) -> Edit:
@@ -90,55 +204,62 @@ def as_edit(variant: Variant, subject: Subject) -> Edit:
     Variants that stop planes leave the others as they are; the rest take the model's base
     and trained context, and replace the frequencies and the attention factor that it has.
     """
-    if variant.row.stops is not None:
+    if variant.stops is not None:
         heads = [f"{n}.*" for n in range(subject.layers) if variant.stops_in(n)]
-        select = variant.row.stops(variant.value) if heads else PlaneNumbers(())
+        select = variant.stops(variant.value) if heads else PlaneNumbers(())
         return stop(select, heads=",".join(heads) or ALL_HEADS)
     factor_now = attention_factor(subject)
 
-    def frequencies(layer: Layer) -> Rates:
+    def act(layer: Layer) -> tuple[Change, Change]:
         options = {"rotary_dim": layer.planes.rotary_dim, "length": layer.length}
-        shape = shape_of(subject, layer.index, **options)
-        inv_freq, factor = variant.frequencies(shape)
-        return inv_freq, factor / factor_now
+        inv_freq, factor = variant.frequencies(shape_of(subject, layer.index, **options))
+        return _turning(layer, inv_freq, factor / factor_now)
 
-    return Edit(EVERY, turning_at(frequencies))
+    return Edit(EVERY, act)
 
 
 @dataclass(frozen=True, eq=False)
 class ModelEdit:
-    """All open edits of a model, applied at its attention; `planes` are those without edits."""
+    """Edits of a model, one after the other, applied at its attention; see `AttentionEdit`.
+
+    `planes` are those of each layer without edits.
+    """
 
     subject: Subject
     planes: Sequence[Planes]
-    edits: tuple[Edit, ...]
+    edits: tuple[PlacedEdit, ...]
+
+    def sides(self, layer: Layer) -> tuple[Side, Side]:
+        """How the edits change a layer's queries and keys."""
+        query = key = Side.of(layer.planes, heads=self.subject.heads)
+        for edit, heads in self.edits:
+            chosen = heads[layer.index][:, None] & edit.select(layer.planes)
+            if chosen.any():
+                of_query, of_key = edit.action(layer)
+                query, key = query.at(chosen, **of_query), key.at(chosen, **of_key)
+        return query, key
 
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, rows: Tensor, keys: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Queries and keys as the edits change them; see `AttentionEdit`."""
-        if not self.edits:
-            return query, key
+        """Queries and keys as the edits change them."""
         continued = query.shape[2] < key.shape[2]
         planes = planes_now(self.subject, layer, self.planes[layer], continued=continued)
-        heads, groups = query.shape[1], key.shape[1]
-        about = Layer(layer, planes, length=int(rows.max()) + 1)
-        of_query, of_key = change_layer(self.edits, about, heads)
+        of_query, of_key = self.sides(Layer(layer, planes, length=int(rows.max()) + 1))
         if not of_query.leaves(planes):
             query = turn(query, rows, planes, of_query)
         if of_key.leaves(planes):
             return query, key
-        shared = of_key.shared(groups=groups)
+        shared = of_key.shared(groups=key.shape[1])
         if shared is None:  # heads of one group differ: a key for each
-            key = key.repeat_interleave(heads // groups, dim=1)
+            key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
         return query, turn(key, keys, planes, shared or of_key)
 
     def inv_freq(
         self, layer: int, planes: Planes, *, length: int
     ) -> Float[Tensor, "head frequency"]:
-        """How each head rotates under the edits, in rad/token; see `AttentionEdit`."""
-        about = Layer(layer, planes, length)
-        return change_layer(self.edits, about, self.subject.heads)[0].inv_freq
+        """How each head rotates under the edits, in rad/token."""
+        return self.sides(Layer(layer, planes, length))[0].inv_freq
 
 
 @dataclass(frozen=True)

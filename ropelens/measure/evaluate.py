@@ -13,8 +13,7 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ropelens.edit.actions import Edit
-from ropelens.edit.rope import NONE, Entry, entries_of
+from ropelens.edit.rope import NONE, Edit, Entry, entries_of
 from ropelens.errors import BadArgument, Positive, Whole, public
 from ropelens.files.progress import ShowProgress, silent
 from ropelens.measure.batches import Batch, Progress, batches, sum_batch

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from ropelens.edit.actions import EVERY, Edit, MeanAblate
+from ropelens.edit.rope import Change, Edit, Layer
 from ropelens.errors import public
 from ropelens.measure.batches import collect
 from ropelens.measure.tokens import Lengths, Tokens, as_corpus
 from ropelens.models.subject import Model, as_subject
-from ropelens.rope.select import ALL_HEADS, Selection
+from ropelens.rope.select import ALL_HEADS, EVERY, Selection
 from ropelens.statistics.sums import LayerMeans
 from ropelens.statistics.variables import named
 
@@ -43,4 +43,10 @@ def mean_ablate(
         for name, of_side in means.items():
             parts = [of_layer[name][:, part] for part in (turning.first, turning.second)]
             of_side.append(torch.stack(parts, dim=-1).float())
-    return Edit(select, MeanAblate(means["q_still"], means["k_still"]), heads)
+
+    def hold(layer: Layer) -> tuple[Change, Change]:
+        query, key = means["q_still"][layer.index], means["k_still"][layer.index]
+        group = len(query) // len(key)
+        return {"mean": query}, {"mean": key.repeat_interleave(group, dim=0)}
+
+    return Edit(select, hold, heads)

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from ropelens.edit.actions import drop, stop
+from ropelens.edit.rope import drop, stop
 from ropelens.errors import BadArgument, Whole, public
 from ropelens.measure.evaluate import evaluate
 from ropelens.measure.tokens import Lengths, Tokens, as_corpus

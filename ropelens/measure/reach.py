@@ -15,8 +15,7 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from ropelens.edit.actions import Layer, change_layer
-from ropelens.edit.rope import as_edit
+from ropelens.edit.rope import Layer, ModelEdit, placed
 from ropelens.errors import BadArgument, Count, Number, Whole, public
 from ropelens.files.progress import ShowProgress, silent
 from ropelens.measure.batches import Batch, batches
@@ -25,7 +24,6 @@ from ropelens.measure.tokens import Lengths, Tokens, as_corpus, describe_run
 from ropelens.models.subject import Model, as_subject
 from ropelens.rope.horizon import horizons, lowest_scores, moved_scores
 from ropelens.rope.select import ALL_HEADS, heads_by_layer
-from ropelens.rope.variants import parse_variant
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import Documents
 from ropelens.statistics.intervals import ENOUGH_DOCUMENTS
@@ -97,13 +95,12 @@ def reach(
             "Variants are put to a model as it is, not to an edited one.",
             attempt=f'outside edit_rope, or variants=["{OWN}"] for the edited rotation',
         )
-    edits = [() if n == OWN else (as_edit(parse_variant(n), subject),) for n in names]
+    edits = [
+        ModelEdit(subject, planes, () if n == OWN else (placed(subject, n),)) for n in names
+    ]
     length, groups = int(at.max()) + 1, int(text.group.max()) + 1
     rotations = [
-        [
-            Rotation.of(change_layer(edit, Layer(*layer, length), 1)[0], layer[1])
-            for edit in edits
-        ]
+        [Rotation.of(edit.sides(Layer(*layer, length))[0], layer[1]) for edit in edits]
         for layer in enumerate(planes)
     ]
     sums: dict[int, PickedSums] = {}

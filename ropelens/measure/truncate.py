@@ -14,15 +14,14 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from ropelens.edit.actions import Edit, stop
+from ropelens.edit.rope import Edit, stop
 from ropelens.errors import Count, Number, Positive, Whole, public
 from ropelens.files.progress import ShowProgress, opening, silent
 from ropelens.measure.evaluate import evaluate
 from ropelens.measure.terms import MEASURES, wanted_measures
 from ropelens.measure.tokens import Lengths, Tokens
 from ropelens.models.subject import Model, as_subject
-from ropelens.rope.cuts import ENDS, Cut, Numbers, Turning, check_cuts, plan_cuts
-from ropelens.rope.select import PlaneNumbers
+from ropelens.rope.select import ENDS, Cut, PlaneNumbers, Turning, plan_cuts, turning
 from ropelens.statistics.corpus import Documents
 from ropelens.statistics.rows import HowMany
 from ropelens.statistics.variables import SWEEP, labelled
@@ -64,14 +63,13 @@ def truncate(
     (tokens), `draw`, `band`; the first entry, "none", is the model as it is. All
     differences between entries are paired. The model is left as it was, on errors too.
 
-    Raises `BadArgument` for shares outside [0, 1], an end that does not exist or more bands
-    than wavelengths, `UnsupportedModel` for a model that does not rotate, and what
-    `evaluate` raises.
+    Raises `BadArgument` for shares outside [0, 1] or an end that does not exist,
+    `UnsupportedModel` for a model that does not rotate, and what `evaluate` raises.
     """
     wanted_measures(measures)
     subject = as_subject(model)
     with opening(progress or silent, "probing"):
-        layers = [Turning.of(layer) for layer in subject.planes(alike=True)]
+        layers = [turning(layer) for layer in subject.planes(alike=True)]
     cuts = plan_cuts(
         layers, keep=keep, ends=ends, bands=bands, controls=controls, seed=int(seed)
     )
@@ -91,18 +89,6 @@ def truncate(
     )
     entries = measured.sel(edit=[names[cut.stopped] for cut in cuts])
     return named_entries(entries, cuts, layers)
-
-
-def check_truncation(
-    *,
-    keep: Sequence[float] = KEEP,
-    ends: Sequence[str] = ENDS,
-    measures: str | Sequence[str] = MEASURES,
-    **_: int,
-) -> None:
-    """Raise what `truncate` raises for options that no model can have."""
-    wanted_measures(measures)
-    check_cuts(keep, ends)
 
 
 def named_entries(
@@ -130,11 +116,8 @@ def named_entries(
 
 def edits_of(cut: Cut) -> list[Edit]:
     """A cut as edits of a live model: one for all layers that stop the same planes."""
-    layers: dict[Numbers, list[int]] = {}
-    for layer, numbers in enumerate(cut.stopped):
-        layers.setdefault(numbers, []).append(layer)
     return [
-        stop(PlaneNumbers(numbers), heads=",".join(f"{layer}.*" for layer in named))
-        for numbers, named in layers.items()
+        stop(PlaneNumbers(numbers), heads=",".join(f"{layer}.*" for layer in layers))
+        for numbers, layers in cut.layers_of.items()
         if numbers
     ]

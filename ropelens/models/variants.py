@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from ropelens.errors import UnsupportedModel, public
-from ropelens.rope.formulas import Shape
-from ropelens.rope.variants import OWN, VARIANTS, Variant, parse_variant
+from ropelens.rope.variants import OWN, VARIANTS, Shape, Variant, parse_variant
 
 if TYPE_CHECKING:
     from ropelens.models.subject import Subject
@@ -41,16 +40,17 @@ def _rates(
     """inv_freq and attention factor of a `rope_type` of ours; transformers' signature."""
     parameters = config.rope_parameters
     parameters = parameters if layer_type is None else parameters[layer_type]
-    row = VARIANTS[parameters["rope_type"].removeprefix(OWN)]
-    inv_freq, factor = row.frequencies(parameters.get("p"), _stated_shape(config, parameters))
+    inv_freq, factor = _variant(parameters).frequencies(_stated_shape(config, parameters))
     return inv_freq.to(device), factor
 
 
 def _check(config: Any, rope_parameters: dict[str, Any], ignore_keys: Any = None) -> None:
     """Check a config's parameters by the row of the table."""
-    value = rope_parameters.get("p")
-    row = VARIANTS[rope_parameters["rope_type"].removeprefix(OWN)]
-    row.parse("" if value is None else str(value))
+    _variant(rope_parameters)
+
+
+def _variant(parameters: dict[str, Any]) -> Variant:
+    return parse_variant(f"{parameters['rope_type'].removeprefix(OWN)}:{parameters.get('p')}")
 
 
 def _stated_shape(config: Any, parameters: dict[str, Any]) -> Shape:
@@ -79,7 +79,7 @@ def variant_config(config: Config, variant: Variant | str) -> Config:
     parameters = text.to_dict().get("rope_parameters") or {}
     by_type = {key: part for key, part in parameters.items() if isinstance(part, dict)}
     parts = [part.get("partial_rotary_factor") for part in by_type.values() or [parameters]]
-    if not parameters or {*parts} - {None, 1.0} or variant.name == "nope-every":
+    if not parameters or {*parts} - {None, 1.0} or not variant.rope_type:
         raise UnsupportedModel(
             f"The configuration of {changed.model_type} cannot express {variant.text}.",
             seen=f"rope_parameters {parameters}",

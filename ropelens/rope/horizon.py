@@ -1,8 +1,7 @@
 """How far a key can be moved and still win: where a sum of cosines falls below a level.
 
 A key d tokens back scores Re sum_f c_f exp(i v_f d), with c_f = s q~_f conj(k~_f) and v_f the
-frequency of plane f (Barbero et al. 2024, arXiv 2410.06205). Terms that stand still (v_f = 0)
-add a constant.
+frequency of plane f (Barbero et al. 2024, arXiv 2410.06205).
 """
 
 from __future__ import annotations
@@ -11,11 +10,8 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
-BLOCK_ELEMENTS = 2**21
-"""Scores of a block."""
-
-BISECTIONS = 60
-"""Halvings of a token, more than float64 resolves up to 2**53 tokens."""
+BLOCK_ELEMENTS = 2**21  # scores of a block
+BISECTIONS = 60  # of a token: more than float64 resolves
 
 
 def moved_scores(
@@ -53,34 +49,26 @@ def horizons(
 ) -> Float[Tensor, " curve"]:
     """The distance in tokens at which each moved score first falls to `level`.
 
-    Every whole distance from 0 to `farthest` is tried, so that no dip is missed. The horizon
-    is the root of the curve, by bisection, in the token before the first distance that is no
-    longer above the level after one that is. It is 0 where the score is above the level at no
-    distance below `within`, and infinite where it never falls to it up to `farthest`.
+    Every whole distance from 0 to `farthest` is tried. In the token before the first one that
+    is not above the level, after one that is, the root is found by bisection. The horizon is 0
+    where the score is above the level nowhere below `within`, infinite where it never falls.
     """
-    result = torch.zeros(len(product), dtype=torch.float64)
-    certain = lowest_scores(product, inv_freq) > level
-    result[certain] = torch.inf
-    open_curves = (~certain).nonzero().flatten()
-    above = torch.zeros(len(open_curves), dtype=torch.bool)
+    result = torch.where(lowest_scores(product, inv_freq) > level, torch.inf, 0.0).double()
+    curve = (result == 0).nonzero().flatten()  # those that may still cross
+    above = torch.zeros(len(curve), dtype=torch.bool)
     begin = 0
-    while len(open_curves) and begin <= farthest:
-        room = max(64, BLOCK_ELEMENTS // len(open_curves))
-        end = min(begin + min(room, max(64, begin)), farthest + 1)  # most cross early
-        if begin < within:
-            end = min(end, within)
+    while len(curve) and begin <= farthest:
+        size = max(64, min(BLOCK_ELEMENTS // len(curve), begin))  # most cross early
+        end = min(begin + size, farthest + 1, within if begin < within else farthest + 1)
         distance = torch.arange(begin, end, dtype=torch.float64)
-        scores = moved_scores(product[open_curves], inv_freq, distance)
-        higher = scores > level[open_curves, None]
+        higher = moved_scores(product[curve], inv_freq, distance) > level[curve, None]
         falls = torch.cat([above[:, None], higher[:, :-1]], dim=1) & ~higher
         crossed, at = falls.any(1), begin + falls.byte().argmax(1)
-        done = open_curves[crossed]
+        done = curve[crossed]
         result[done] = _bisect(product[done], inv_freq, level[done], at[crossed])
-        wins = ~crossed & higher[:, -1]
-        result[open_curves[wins]] = torch.inf
-        going_on = ~crossed if end < within else wins
-        open_curves, above = open_curves[going_on], higher[going_on, -1]
-        begin = end
+        going_on = ~crossed & (higher[:, -1] | (end < within))
+        curve, above, begin = curve[going_on], higher[going_on, -1], end
+    result[curve[above]] = torch.inf
     return result
 
 
@@ -91,12 +79,10 @@ def _bisect(
     end: Int[Tensor, " curve"],
 ) -> Float[Tensor, " curve"]:
     """A root of each curve less its level in the token that ends at the whole number `end`."""
-    high = end.double()
-    low = high - 1
+    low, high = end.double() - 1, end.double()
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         angle = middle[:, None] * inv_freq.double()
         score = (product.real * angle.cos() - product.imag * angle.sin()).sum(-1)
-        higher = score > level
-        low, high = torch.where(higher, middle, low), torch.where(higher, high, middle)
+        low, high = middle.where(score > level, low), high.where(score > level, middle)
     return high

@@ -1,9 +1,10 @@
-"""The planes that RoPE turns: which coordinates share one, and how fast it goes.
+"""The planes that RoPE turns: their coordinates, how fast they go, and how to turn them anew.
 
-Seen as complex numbers, one per plane, RoPE multiplies a query or key at position p
-by exp(i w p) (Su et al. 2021, arXiv 2104.09864, eq. 34). Everything here works on
-coordinates as the model stores them, in either pairing: "half" pairs coordinate f with f + F
-(Llama), "interleaved" 2f with 2f + 1 (GPT-J).
+Seen as complex numbers, one per plane, RoPE multiplies a query or key x~ at position p by
+exp(i w p) (Su et al. 2021, arXiv 2104.09864, eq. 34). Times exp(i (v - w) p) it is the vector
+that the model would have computed with frequency v in place of w: v = 0 stops the plane.
+Angles are the float32 products that transformers' rotary modules compute, so that the model's
+rounding cancels at far positions.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -26,10 +27,11 @@ class Planes:
 
     `inv_freq[f]` is the angular frequency of plane f in rad/token, 0 for a plane that
     stands still, negative where the model turns clockwise (NanoChat). The F planes fill
-    the coordinates from `offset` to `offset + 2F`; RoPE leaves the others alone (partial
-    rotary, NoPE layers), and together they are one more term of every score. `pairing` is
-    "none" where nothing rotates. Where an edit makes heads of the layer differ, `inv_freq` has
-    a row for each query head.
+    the coordinates from `offset` to `offset + 2F` as the model stores them: `pairing` "half"
+    pairs f with f + F (Llama), "interleaved" 2f with 2f + 1 (GPT-J), "none" where nothing
+    rotates. RoPE leaves the others alone (partial rotary, NoPE layers); together they are one
+    more term of every score. Where an edit makes heads of the layer differ, `inv_freq` has a
+    row for each query head.
     """
 
     inv_freq: Float[Tensor, "*head frequency"]
@@ -121,11 +123,7 @@ def unrotate(
     positions: Int[Tensor, " position"],
     planes: Planes,
 ) -> Float[Tensor, "*batch position coordinate"]:
-    """`x` with its rotation taken off: each plane times exp(-i w p).
-
-    The angle is the float32 product that transformers' rotary modules compute, so that the
-    model's rounding cancels at far positions.
-    """
+    """`x` with its rotation taken off: each plane times exp(-i w p)."""
     inv_freq = planes.inv_freq.to(x.device, torch.float32)
     angle = positions.to(x.device, torch.float32)[:, None] * inv_freq[..., None, :]
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
@@ -137,3 +135,88 @@ def unrotate(
     torch.mul(real, cos, out=first).addcmul_(imaginary, sin)
     torch.mul(imaginary, cos, out=second).addcmul_(real, sin, value=-1)
     return unrotated
+
+
+@dataclass(frozen=True)
+class Side:
+    """How a layer's queries change, or its keys: a row for each head, or one for all.
+
+    Plane f turns at `inv_freq[..., f]` rad/token (signed as in `Planes`) and becomes
+    `gain[..., f]` times as long. Where `mean[..., f, :]` is not NaN, it replaces the unrotated
+    vector of every token.
+    """
+
+    inv_freq: Float[Tensor, "head frequency"]
+    gain: Float[Tensor, "head frequency"]
+    mean: Float[Tensor, "head frequency 2"]
+
+    @classmethod
+    def of(cls, planes: Planes, *, heads: int) -> Side:
+        """A side that changes nothing."""
+        shape = (heads, len(planes.inv_freq))
+        inv_freq = planes.inv_freq.float().expand(shape)
+        return cls(inv_freq, torch.ones(shape), torch.full((*shape, 2), math.nan))
+
+    def at(
+        self,
+        chosen: Bool[Tensor, "head frequency"],
+        *,
+        inv_freq: Float[Tensor, " frequency"] | None = None,
+        gain: float | None = None,
+        mean: Float[Tensor, "head frequency 2"] | None = None,
+    ) -> Side:
+        """This side with a new frequency, gain or mean of the chosen planes.
+
+        A plane with gain 0 keeps it.
+        """
+        new: dict[str, Tensor] = {}
+        if inv_freq is not None:
+            new["inv_freq"] = torch.where(chosen, inv_freq.float(), self.inv_freq)
+        if gain is not None:
+            new["gain"] = torch.where(chosen & (self.gain != 0), gain, self.gain)
+        if mean is not None:
+            new["mean"] = torch.where(chosen[..., None], mean.float(), self.mean)
+        return replace(self, **new)
+
+    def leaves(self, planes: Planes) -> bool:
+        """Whether this side changes nothing of a layer that rotates in `planes`."""
+        same = self.inv_freq == planes.inv_freq.float()
+        return bool(same.all() and (self.gain == 1).all() and self.mean.isnan().all())
+
+    def shared(self, *, groups: int) -> Side | None:
+        """One row for each of `groups` groups of heads; None where heads of a group differ."""
+        parts = [x.unflatten(0, (groups, -1)) for x in (self.inv_freq, self.gain, self.mean)]
+        same = [(x == x[:, :1]) | (x.isnan() & x[:, :1].isnan()) for x in parts]
+        return Side(*(x[:, 0] for x in parts)) if all(x.all() for x in same) else None
+
+
+def turn(
+    x: Float[Tensor, "batch head position coordinate"],
+    positions: Int[Tensor, "_ position"],
+    planes: Planes,
+    side: Side,
+) -> Float[Tensor, "batch head position coordinate"]:
+    """`x`, which rotates in `planes`, changed as `side` says.
+
+    Coordinates outside the planes keep every bit.
+    """
+    side = side.shared(groups=1) or side
+    at = positions.to(x.device, torch.float32)[:, None, :, None]
+    old = (at * planes.inv_freq.to(x.device, torch.float32)).double()
+    new = (at * side.inv_freq.to(x.device)[:, None]).double()
+    exact = torch.promote_types(x.dtype, torch.float32)
+    gain, mean = side.gain[:, None].to(x.device, exact), side.mean[:, None].to(x.device, exact)
+    z = torch.stack([x[..., planes.first], x[..., planes.second]]).to(exact)
+    z = _rotated(z, new - old, gain)
+    if not mean.isnan().all():
+        means = mean.movedim(-1, 0)[:, None]
+        z = torch.where(means.isnan(), z, _rotated(means, new, gain))
+    result = x.clone()
+    result[..., planes.first], result[..., planes.second] = z.to(x.dtype)
+    return result
+
+
+def _rotated(z: Float[Tensor, "2 ..."], angle: Tensor, gain: Tensor) -> Float[Tensor, "2 ..."]:
+    """Times gain exp(i angle), for real and imaginary parts of `z`."""
+    cos, sin = angle.cos().to(z.dtype) * gain, angle.sin().to(z.dtype) * gain
+    return torch.stack([z[0] * cos - z[1] * sin, z[1] * cos + z[0] * sin])

@@ -1,36 +1,25 @@
-"""Which planes of a layer, and which heads, an edit changes."""
+"""Which planes and heads an edit changes, and which planes the entries of a sweep stop."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from functools import partial
+from itertools import pairwise
 
+import numpy as np
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from ropelens.errors import BadArgument
+from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.rope.planes import Planes
 
 ALL_HEADS = "*.*"
 
-
-@runtime_checkable
-class Selection(Protocol):
-    """Some planes of a layer, fastest first, as the model without edits rotates them."""
-
-    def __call__(self, planes: Planes) -> Bool[Tensor, " frequency"]: ...
-
-
-@dataclass(frozen=True)
-class Every:
-    """Every plane."""
-
-    def __call__(self, planes: Planes) -> Bool[Tensor, " frequency"]:
-        return torch.ones(len(planes.inv_freq), dtype=torch.bool)
+Selection = Callable[[Planes], Bool[Tensor, " frequency"]]
+"""Some planes of a layer, fastest first, as the model without edits rotates them."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +34,10 @@ class Slowest:
     fraction: float | int
 
     def __post_init__(self) -> None:
-        _check_fraction(self.fraction)
+        if not 0 <= self.fraction <= 1:
+            raise BadArgument(
+                "A fraction of the planes is a number from 0 to 1.", seen=f"{self.fraction}"
+            )
 
     def __call__(self, planes: Planes) -> Bool[Tensor, " frequency"]:
         kept = kept_planes(1 - self.fraction, planes.rotary_dim)
@@ -53,17 +45,11 @@ class Slowest:
 
 
 @dataclass(frozen=True)
-class Fastest:
-    """The fastest `fraction` of the planes, all but int((1 - fraction) D // 2) of them."""
-
-    fraction: float | int
-
-    def __post_init__(self) -> None:
-        _check_fraction(self.fraction)
+class Fastest(Slowest):
+    """The fastest `fraction` of the planes: as many as `Slowest` has."""
 
     def __call__(self, planes: Planes) -> Bool[Tensor, " frequency"]:
-        kept = kept_planes(1 - self.fraction, planes.rotary_dim)
-        return torch.arange(len(planes.inv_freq)) < len(planes.inv_freq) - kept
+        return super().__call__(planes).flip(0)
 
 
 @dataclass(frozen=True)
@@ -75,13 +61,6 @@ class Wavelengths:
 
     low: float | int
     high: float | int = math.inf
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.low < self.high:
-            raise BadArgument(
-                "A range of wavelengths goes from a low to a higher one, in tokens.",
-                seen=f"from {self.low} to {self.high}",
-            )
 
     def __call__(self, planes: Planes) -> Bool[Tensor, " frequency"]:
         wavelength = planes.wavelength[: len(planes.inv_freq)]
@@ -102,6 +81,9 @@ class PlaneNumbers:
         return torch.isin(torch.arange(len(planes.inv_freq)), numbers)
 
 
+EVERY = Slowest(1)
+
+
 def kept_planes(p: float | int, rotary_dim: int) -> int:
     """Planes that p-RoPE keeps of `rotary_dim` coordinates: int(p D // 2), as transformers.
 
@@ -110,57 +92,193 @@ def kept_planes(p: float | int, rotary_dim: int) -> int:
     return int(round(p, 12) * rotary_dim // 2)
 
 
-def _check_fraction(fraction: float | int) -> None:
-    if not 0 <= fraction <= 1:
-        raise BadArgument(
-            "A fraction of the planes is a number from 0 to 1.", seen=f"{fraction}"
-        )
-
-
-HeadPairs = tuple[tuple[int | None, int | None], ...]
-"""Pairs (layer, head); None stands for every one."""
-
-
-def parse_heads(heads: str) -> HeadPairs:
-    """The pairs of a list such as "3.5,4.*"; `BadArgument` names the part that is wrong."""
-    pairs = []
-    for part in heads.split(","):
-        match = re.fullmatch(r"\s*(\d+|\*)\.(\d+|\*)\s*", part, re.ASCII)
-        if match is None:
-            raise BadArgument(
-                "A list of heads names each as layer.head.",
-                seen=f"{part.strip()!r} in {heads!r}",
-                attempt='"3.5" for head 5 of layer 3, "4.*" for all of layer 4, "*.0,3.5"',
-            )
-        layer, head = (None if name == "*" else int(name) for name in match.groups())
-        pairs.append((layer, head))
-    return tuple(pairs)
-
-
 def heads_by_layer(
     heads: str, *, layers: int, heads_of_layer: int
 ) -> Bool[Tensor, "layer head"]:
-    """Which heads of each layer a list such as "3.5,4.*" names.
+    """Which heads a list such as "3.5,4.*" (layer.head) names.
 
-    Raises `BadArgument` for a head that the model does not have, and as `parse_heads`.
+    Raises `BadArgument` for a part that names none.
     """
-    pairs = parse_heads(heads)
-    for layer, head in pairs:
-        if (layer or 0) >= layers or (head or 0) >= heads_of_layer:
+    chosen = torch.zeros(layers, heads_of_layer, dtype=torch.bool)
+    for part in heads.split(","):
+        layer, _, head = part.strip().partition(".")
+        named = _numbered(layer, layers)[:, None] & _numbered(head, heads_of_layer)
+        if not named.any():
             raise BadArgument(
-                f"The model has no head {'*' if layer is None else layer}."
-                f"{'*' if head is None else head}.",
+                f"The model has no head {part.strip()!r}.",
                 seen=f"layers 0 to {layers - 1}, heads 0 to {heads_of_layer - 1}",
+                attempt='"3.5" for head 5 of layer 3, "4.*" for all of layer 4, "*.0,3.5"',
             )
-    return torch.stack(
-        [chosen_heads(pairs, layer=layer, heads=heads_of_layer) for layer in range(layers)]
+        chosen |= named
+    return chosen
+
+
+def _numbered(name: str, count: int) -> Bool[Tensor, " number"]:
+    return torch.tensor([name in ("*", str(number)) for number in range(count)])
+
+
+# the planes that a truncation sweep stops
+
+ENDS = ("slow", "fast")
+ATTEMPTS = 100
+"""How often a control is drawn again before it may be left out."""
+
+ALIKE = 1e-3
+"""Relative difference below which wavelengths of two layers count as one."""
+
+Turning = dict[int, float]
+"""The planes of a layer that rotate: number, 0 the fastest, and wavelength (tokens)."""
+
+Numbers = tuple[int, ...]
+"""Plane numbers of a layer, ascending; or a number of planes for each layer."""
+
+Stopped = tuple[Numbers, ...]
+"""The planes of each layer that stop."""
+
+
+def turning(planes: Planes) -> Turning:
+    """The planes of a layer that rotate."""
+    wavelength = planes.wavelength[: len(planes.inv_freq)].tolist()
+    return {n: length for n, length in enumerate(wavelength) if math.isfinite(length)}
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One entry of a sweep: the planes that stop in each layer, and why (`kind`)."""
+
+    kind: str
+    stopped: Stopped
+    draw: int = -1
+    band: int = -1
+
+    def kept(self, layers: Sequence[Turning]) -> float:
+        """Share of the model's rotating planes that still rotate."""
+        whole = sum(map(len, layers))
+        return (whole - sum(map(len, self.stopped))) / whole
+
+    def name(self, layers: Sequence[Turning]) -> str:
+        """Its name in the dimension `edit`: "slow 0.75", "random 0.75 #1", "band 3"."""
+        if self.kind == "none":
+            return "none"
+        kind, _, control = self.kind.partition(" ")
+        place = f"{self.kept(layers):.4g}" if self.band < 0 else f"{self.band}"
+        draw = f"#{self.draw}" if self.draw >= 0 else ""
+        return " ".join(filter(None, (kind, place, control, draw)))
+
+    @property
+    def layers_of(self) -> dict[Numbers, list[int]]:
+        """The layers that stop each set of planes."""
+        layers: dict[Numbers, list[int]] = {}
+        for layer, numbers in enumerate(self.stopped):
+            layers.setdefault(numbers, []).append(layer)
+        return layers
+
+    @property
+    def planes(self) -> str:
+        """The numbers of the stopped planes: "0,1,5".
+
+        Where layers stop different ones, each set with its layers: "0 2: 0,1; 3: 5".
+        """
+        sets = {",".join(map(str, numbers)): of for numbers, of in self.layers_of.items()}
+        if len(sets) == 1:
+            return next(iter(sets))
+        return "; ".join(
+            f"{' '.join(map(str, of))}: {text}" for text, of in sets.items() if text
+        )
+
+    def wavelengths(self, layers: Sequence[Turning]) -> list[float]:
+        """Wavelengths (tokens) of the planes that stop."""
+        pairs = zip(layers, self.stopped, strict=True)
+        return [layer[number] for layer, numbers in pairs for number in numbers]
+
+
+def plan_cuts(
+    layers: Sequence[Turning],
+    *,
+    keep: Sequence[float | int],
+    ends: Sequence[str],
+    bands: int,
+    controls: int,
+    seed: int,
+) -> list[Cut]:
+    """The entries of a sweep, "none" first; see `truncate`."""
+    if not len(keep) or not all(0 <= p <= 1 for p in keep) or not set(ends) <= set(ENDS):
+        raise BadArgument(
+            'Shares of planes lie between 0 and 1, and ends are "slow" and "fast".',
+            seen=f"keep {list(keep)}, ends {list(ends)}",
+        )
+    if not any(layers):
+        raise UnsupportedModel("The model has no planes that rotate, so none can be stopped.")
+    counts = [len(layer) for layer in layers]
+    sizes = {tuple(n - kept_planes(share, 2 * n) for n in counts) for share in keep}
+    steps = sorted(sizes - {(0,) * len(layers)}) if ends else []
+    orders = {"slow": [range(n)[::-1] for n in counts], "fast": [range(n) for n in counts]}
+    at_ends = {end: [_first(layers, orders[end], size) for size in steps] for end in ENDS}
+    random = partial(_random, layers, draws=controls, seed=seed % 2**64)  # as numpy has seeds
+    beside = random(steps, beside={*at_ends["slow"], *at_ends["fast"]})
+    cuts = [Cut("none", tuple(() for _ in layers))]
+    for step, size in enumerate(steps):
+        cuts += [Cut(end, at_ends[end][step]) for end in ENDS if end in ends]
+        cuts += beside[size]
+    for band, stopped in enumerate(_bands(layers, bands)):
+        size = tuple(map(len, stopped))
+        cuts += [Cut("band", stopped, band=band)]
+        cuts += random([size], beside={stopped}, band=band)[size]
+    return cuts
+
+
+def _first(
+    layers: Sequence[Turning], orders: Sequence[Sequence[int] | np.ndarray], size: Numbers
+) -> Stopped:
+    """The first `size[layer]` planes of each layer in these orders."""
+    return tuple(
+        tuple(tuple(layer)[at] for at in sorted(order[:n]))
+        for layer, order, n in zip(layers, orders, size, strict=True)
     )
 
 
-def chosen_heads(pairs: HeadPairs, *, layer: int, heads: int) -> Bool[Tensor, " head"]:
-    """Which heads of a layer the pairs name."""
-    chosen = torch.zeros(heads, dtype=torch.bool)
-    for at, head in pairs:
-        if at in (None, layer):
-            chosen[slice(None) if head is None else head] = True
-    return chosen
+def _random(
+    layers: Sequence[Turning],
+    sizes: Sequence[Numbers],
+    *,
+    draws: int,
+    seed: int,
+    beside: Set[Stopped],
+    band: int = -1,
+) -> dict[Numbers, list[Cut]]:
+    """Random sets of `size[layer]` planes a layer for each of `sizes`, none in `beside`.
+
+    A draw stops planes in one order: its larger sets contain the smaller ones. Layers with as
+    many planes get the same. An order that leads through a set in `beside` is drawn again;
+    where none avoids them, such sets are left out. Of all planes there is no other set.
+    """
+    counts = [len(layer) for layer in layers]
+    some = [s for s in sizes if any(0 < n < of for n, of in zip(s, counts, strict=True))]
+    cuts: dict[Numbers, list[Cut]] = {size: [] for size in sizes}
+    for draw in range(draws if some else 0):
+        for attempt in range(ATTEMPTS):
+            key = (seed, 1 + band, draw, attempt)
+            orders = [np.random.default_rng([*key, n]).permutation(n) for n in counts]
+            sets = {size: _first(layers, orders, size) for size in some}
+            if beside.isdisjoint(sets.values()):
+                break
+        kind = "random" if band < 0 else "band control"
+        for size, stopped in sets.items():
+            if stopped not in beside:
+                cuts[size].append(Cut(kind, stopped, draw, band))
+    return cuts
+
+
+def _bands(layers: Sequence[Turning], bands: int) -> list[Stopped]:
+    """The planes of each layer, in `bands` groups of neighbouring wavelengths, fast first."""
+    if not bands:
+        return []
+    lengths = np.unique([length for layer in layers for length in layer.values()])
+    first = np.append(True, np.diff(np.log(lengths)) > ALIKE)
+    distinct = lengths[first]  # layers measured apart differ in the last digits
+    parts = np.array_split(distinct, min(bands, len(distinct)))
+    edges = [*(part[0] for part in parts), math.inf]
+    return [
+        tuple(tuple(n for n, w in layer.items() if low <= w < high) for layer in layers)
+        for low, high in pairwise(edges)
+    ]

@@ -1,22 +1,26 @@
-"""The variants of RoPE by name: one row of `VARIANTS`, one function of frequencies each.
+"""The variants of RoPE by name: the frequencies of each, and how a configuration states it.
 
     parse_variant("p-rope:0.75").frequencies(Shape(head_dim=128))
 
-Where transformers knows a variant, its row writes transformers' own `rope_parameters`, so that
-checkpoints load anywhere; the others carry a `rope_type` that begins with "ropelens-".
+Frequencies are computed in transformers' order of operations. Where transformers knows a
+variant, configurations state it in transformers' own `rope_parameters`, so that checkpoints
+load anywhere; the others carry a `rope_type` that begins with "ropelens-".
 """
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
 from ropelens.errors import BadArgument
-from ropelens.rope import formulas
-from ropelens.rope.formulas import Factors, Rates, Shape
-from ropelens.rope.select import Every, Fastest, Selection, Slowest
+from ropelens.rope.planes import Planes
+from ropelens.rope.select import EVERY, Fastest, Selection, Slowest, kept_planes
 
 OWN = "ropelens-"
 """The beginning of each `rope_type` that only ropelens knows."""
@@ -26,54 +30,63 @@ LARGEST = 1e15
 
 
 @dataclass(frozen=True)
-class VariantRow:
-    """A variant of RoPE: how it is written, its meaning, source and formula.
+class Shape:
+    """The model that a variant is put to.
 
-    `parse` reads the value behind the colon, and raises ValueError for a wrong one. A config
-    names the variant by `rope_type`, the base, and `parameters` of its value. `stops` are the
-    planes that the variant stops in a model whose other planes keep their frequencies; None
-    for a variant with frequencies of its own.
+    `head_dim` coordinates rotate; `base` is for variants that name none; `context` is the
+    trained length in tokens, before the variant; `length` is that of the sequence, for variants
+    that change with it (dynamic, longrope), 0 for any short one.
     """
 
-    usage: str
-    meaning: str
-    source: str
-    parse: Callable[[str], Any]
-    frequencies: Callable[[Any, Shape], Rates]
-    rope_type: str
-    parameters: Mapping[str, Callable[[Any, Shape], Any]] = field(default_factory=dict)
-    stops: Callable[[Any], Selection] | None = None
+    head_dim: int
+    base: float = 10_000.0
+    context: int = 2048
+    length: int = 0
+
+
+Rates = tuple[Float[Tensor, " frequency"], float]
+"""inv_freq of every plane (rad/token, 0: it stands still), and the attention factor."""
+
+Factors = tuple[float, list[float], list[float]]
+"""The stretch of LongRoPE, and by how much it slows each plane in short and in long texts."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A row of `VARIANTS` with its value, as written in "p-rope:0.75"."""
+    """A variant of RoPE, with its value where it was written, as in "p-rope:0.75".
 
-    name: str
-    text: str
-    value: Any
+    `read` makes the value of the text behind the colon; it raises ValueError. `formula` makes
+    frequencies of value and shape. `stops` selects planes that stop in a model whose other
+    planes keep their frequencies; without a `formula` these are those of plain RoPE. A
+    configuration of transformers has the `rope_type` (where it can express the variant), the
+    base, and `parameters` of value and shape.
+    """
 
-    @property
-    def row(self) -> VariantRow:
-        """The row of the table."""
-        return VARIANTS[self.name]
+    usage: str
+    formula: Callable[[Any, Shape], Rates] | None
+    read: Callable[[str], Any]
+    rope_type: str
+    parameters: Callable[[Any, Shape], dict[str, Any]] = lambda value, shape: {}
+    stops: Callable[[Any], Selection] | None = None
+    text: str = ""
+    value: Any = None
 
     def frequencies(self, shape: Shape) -> Rates:
         """`inv_freq` of every plane in rad/token, and the factor on queries and keys."""
-        return self.row.frequencies(self.value, shape)
+        if self.formula is not None:
+            return self.formula(self.value, shape)
+        assert self.stops is not None
+        plain = Planes(_plain(shape), shape.head_dim, "half")
+        return plain.inv_freq.masked_fill(self.stops(self.value)(plain), 0.0), 1.0
 
     def rope_parameters(self, shape: Shape) -> dict[str, Any]:
-        """The variant in a config of transformers."""
-        further = {name: of(self.value, shape) for name, of in self.row.parameters.items()}
-        return {"rope_type": self.row.rope_type, "rope_theta": shape.base, **further}
-
-    def needs_ropelens(self) -> bool:
-        """Whether a checkpoint with this variant loads only after `import ropelens`."""
-        return self.row.rope_type.startswith(OWN)
+        """The variant in a configuration of transformers."""
+        base = {"rope_type": self.rope_type, "rope_theta": shape.base}
+        return base | self.parameters(self.value, shape)
 
     def stops_in(self, layer: int) -> bool:
         """Whether the planes that the variant stops are stopped in this layer."""
-        return self.name != "nope-every" or (layer + 1) % self.value == 0
+        return self.usage != "nope-every:n" or (layer + 1) % self.value == 0
 
 
 def parse_variant(text: str) -> Variant:
@@ -85,37 +98,99 @@ def parse_variant(text: str) -> Variant:
     name, _, value = text.partition(":")
     if name not in VARIANTS:
         raise BadArgument(f"No RoPE variant is called {name[:80]!r}.", attempt=usages)
+    row = VARIANTS[name]
     try:
-        return Variant(name, text, VARIANTS[name].parse(value))
+        return replace(row, text=text, value=row.read(value))
     except ValueError as error:
+        what = f"The RoPE variant {row.usage} cannot have the value {value!r}."
+        raise BadArgument(what, seen=str(error), attempt=usages) from error
+
+
+# frequencies
+
+
+def _plain(shape: Shape, *, base: float | None = None, dim: int | None = None) -> Tensor:
+    """base^(-2f / dim), f = 0, 1, ..."""
+    dim = dim or shape.head_dim
+    exponent = torch.arange(0, dim, 2, dtype=torch.float32) / dim
+    return 1.0 / ((base or shape.base) ** exponent)
+
+
+def _rope(base: float | None, shape: Shape) -> Rates:
+    return _plain(shape, base=base), 1.0
+
+
+def _partial(p: float, shape: Shape) -> Rates:
+    """The first int(p D // 2) planes turn, frequencies spread anew over them."""
+    inv_freq = torch.zeros(shape.head_dim // 2)
+    rotated = kept_planes(p, shape.head_dim)
+    if rotated:
+        inv_freq[:rotated] = _plain(shape, dim=2 * rotated)
+    return inv_freq, 1.0
+
+
+def _ntk_base(stretch: float, shape: Shape) -> float:
+    """The base that makes the slowest plane `stretch` times slower, and keeps the fastest."""
+    return float(shape.base * stretch ** (shape.head_dim / (shape.head_dim - 2)))
+
+
+def _dynamic(stretch: float, shape: Shape) -> Rates:
+    """As ntk, with a stretch that grows with the sequence past the trained context."""
+    length = max(shape.length, shape.context)
+    growth = stretch * length / shape.context - (stretch - 1)
+    return _rope(_ntk_base(growth, shape), shape)
+
+
+def _yarn(stretch: float, shape: Shape) -> Rates:
+    """Planes of over 32 turns in the context stay; those of under one are slowed."""
+
+    def plane_of(turns: float) -> float:
+        ratio = math.log(shape.context / (turns * 2 * math.pi)) / math.log(shape.base)
+        return shape.head_dim * ratio / 2
+
+    low = max(math.floor(plane_of(32.0)), 0)
+    high = min(math.ceil(plane_of(1.0)), shape.head_dim - 1)
+    plain = _plain(shape)
+    ramp = (torch.arange(len(plain)) - low) / (high - low if high != low else 0.001)
+    slowed = ramp.clamp(0, 1)
+    inv_freq = plain / stretch * slowed + plain * (1 - slowed)
+    return inv_freq, 0.1 * math.log(stretch) + 1.0
+
+
+def _llama3(stretch: float, shape: Shape) -> Rates:
+    """Wavelengths up to a quarter of the context stay; those past the context grow."""
+    plain = _plain(shape)
+    stays = (shape.context * plain / (2 * math.pi) - 1.0) / (4.0 - 1.0)
+    stays = stays.clamp(0, 1)
+    return (1 - stays) * plain / stretch + stays * plain, 1.0
+
+
+def _longrope(factors: Factors, shape: Shape) -> Rates:
+    """Every plane slowed by its own factor."""
+    stretch, short, long = factors
+    slowed = long if shape.length > shape.context else short
+    if len(slowed) != shape.head_dim // 2:
         raise BadArgument(
-            f"The RoPE variant {VARIANTS[name].usage} cannot have the value {value!r}.",
-            seen=str(error),
-            attempt=usages,
-        ) from error
+            "LongRoPE needs a factor for every plane.",
+            seen=f"{len(slowed)} factors for {shape.head_dim // 2} planes",
+        )
+    growth = math.log(stretch) / math.log(shape.context)
+    return _plain(shape) / torch.tensor(slowed), math.sqrt(1 + growth)
+
+
+# values
 
 
 def _number(low: float, high: float) -> Callable[[str], float]:
-    """A parser of numbers from `low` to `high`."""
-
     def read(text: str) -> float:
-        try:
-            number = float(text)
-        except ValueError:
-            raise ValueError(f"{text!r} is not a number") from None
-        if not low <= number <= high:
+        if not low <= (number := float(text)) <= high:
             raise ValueError(f"it must be between {low:g} and {high:g}")
         return number
 
     return read
 
 
-_SHARE = _number(0.0, 1.0)
-_BASE = _STRETCH = _number(1.0, LARGEST)
-
-
-def _base_or_none(text: str) -> float | None:
-    return _BASE(text) if text else None
+_share, _stretch = _number(0.0, 1.0), _number(1.0, LARGEST)
 
 
 def _nothing(text: str) -> None:
@@ -124,80 +199,64 @@ def _nothing(text: str) -> None:
 
 
 def _every(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) >= 2):
+    if not text.isdecimal() or int(text) < 2:
         raise ValueError("it must be a whole number, 2 or more")
     return int(text)
 
 
 def _factors(text: str) -> Factors:
-    parts = text.split("/")
-    if len(parts) != 3:
-        raise ValueError("it must be s/short,short,.../long,long,..., a factor a plane")
-    short, long = (tuple(_STRETCH(f) for f in part.split(",")) for part in parts[1:])
-    if len(short) != len(long):
-        raise ValueError(f"{len(short)} short factors, {len(long)} long ones")
-    return Factors(_STRETCH(parts[0]), short, long)
+    stretch, *parts = text.split("/")
+    short, long = ([_stretch(factor) for factor in part.split(",")] for part in parts)
+    return _stretch(stretch), short, long
 
 
-_PAPER = "Barbero et al. 2024, arXiv 2410.06205"
-_YARN = "Peng et al. 2023, arXiv 2309.00071"
-_CONTEXT = {"original_max_position_embeddings": lambda value, shape: shape.context}
+# the table
 
 
-def _as(name: str) -> Mapping[str, Callable[[Any, Shape], Any]]:
-    """The parameter of a config that is the variant's value."""
-    return {name: lambda value, shape: value}
+def _factor(stretch: float, shape: Shape) -> dict[str, Any]:
+    return {"factor": stretch}
+
+
+def _in_context(stretch: float, shape: Shape) -> dict[str, Any]:
+    return {"factor": stretch, "original_max_position_embeddings": shape.context}
 
 
 # fmt: off
-_ROWS = (
-    VariantRow("rope[:base]", "plain RoPE of this base; else of the model's base, or 10,000",
-        "Su et al. 2021, arXiv 2104.09864", _base_or_none, formulas.rope, "default",
-        {"rope_theta": lambda base, shape: base or shape.base}),
-    VariantRow("abf:base", "another base, such as 500000, for longer contexts",
-        "Xiong et al. 2023, arXiv 2309.16039", _BASE, formulas.rope, "default",
-        _as("rope_theta")),
-    VariantRow("p-rope:p",
-        "the fastest share p of the planes turn as before, the rest stand still",
-        _PAPER, _SHARE, formulas.p_rope, "proportional", _as("partial_rotary_factor"),
-        stops=lambda p: Slowest(1 - p)),
-    VariantRow("p-rope-reversed:p",
-        "the slowest share p of the planes turn as before, the rest stand still",
-        _PAPER, _SHARE, formulas.p_rope_reversed, OWN + "p-rope-reversed", _as("p"),
-        stops=lambda p: Fastest(1 - p)),
-    VariantRow("partial:p",
-        "a share p of the planes turn, all frequencies spread anew over them",
-        "Black et al. 2022 (GPT-NeoX), arXiv 2204.06745",
-        _SHARE, formulas.partial, OWN + "partial", _as("p")),
-    VariantRow("nope", "no plane turns", "Kazemnejad et al. 2023, arXiv 2305.19466",
-        _nothing, formulas.nope, "proportional",
-        {"partial_rotary_factor": lambda value, shape: 0.0}, stops=lambda value: Every()),
-    VariantRow("nope-every:n", "every n-th layer does not rotate, as in SmolLM3",
-        "Yang et al. 2025, arXiv 2501.18795", _every, formulas.nope_every, "default",
-        stops=lambda value: Every()),
-    VariantRow("linear:s", "position interpolation: every plane s times slower",
-        "Chen et al. 2023, arXiv 2306.15595", _STRETCH, formulas.linear, "linear",
-        _as("factor")),
-    VariantRow("ntk:s", "a base so much larger that the slowest plane is s times slower",
-        _YARN, _STRETCH, formulas.ntk, "default", {"rope_theta": formulas.ntk_base}),
-    VariantRow("dynamic:s", "ntk that grows with the sequence, past the trained context",
-        _YARN, _STRETCH, formulas.dynamic, "dynamic", _as("factor")),
-    VariantRow("yarn:s", "slow planes s times slower, fast ones as before, scores sharper",
-        _YARN, _STRETCH, formulas.yarn, "yarn", {**_as("factor"), **_CONTEXT}),
-    VariantRow("llama3:s",
-        "wavelengths past the context s times longer, up to a quarter as before",
-        "Llama team 2024, arXiv 2407.21783, as transformers has it",
-        _STRETCH, formulas.llama3, "llama3",
-        {**_as("factor"), "low_freq_factor": lambda value, shape: 1.0,
-         "high_freq_factor": lambda value, shape: 4.0, **_CONTEXT}),
-    VariantRow("longrope:s/shorts/longs",
-        "a factor a plane: 1,1.1,... up to the trained context, others past it",
-        "Ding et al. 2024, arXiv 2402.13753", _factors, formulas.longrope, "longrope",
-        {"factor": lambda factors, shape: factors.stretch,
-         "short_factor": lambda factors, shape: list(factors.short),
-         "long_factor": lambda factors, shape: list(factors.long), **_CONTEXT}),
-)
+VARIANTS: Mapping[str, Variant] = {
+    # Su et al. 2021, arXiv 2104.09864
+    "rope": Variant("rope[:base]", _rope, lambda text: _stretch(text) if text else None,
+        "default", lambda base, shape: {"rope_theta": base or shape.base}),
+    # Xiong et al. 2023, arXiv 2309.16039
+    "abf": Variant("abf:base", _rope, _stretch, "default",
+        lambda base, shape: {"rope_theta": base}),
+    # Barbero et al. 2024, arXiv 2410.06205
+    "p-rope": Variant("p-rope:p", None, _share, "proportional",
+        lambda p, shape: {"partial_rotary_factor": p}, stops=lambda p: Slowest(1 - p)),
+    "p-rope-reversed": Variant("p-rope-reversed:p", None, _share,
+        OWN + "p-rope-reversed", lambda p, shape: {"p": p}, stops=lambda p: Fastest(1 - p)),
+    # Black et al. 2022 (GPT-NeoX), arXiv 2204.06745
+    "partial": Variant("partial:p", _partial, _share, OWN + "partial",
+        lambda p, shape: {"p": p}),
+    # Kazemnejad et al. 2023, arXiv 2305.19466
+    "nope": Variant("nope", None, _nothing, "proportional",
+        lambda value, shape: {"partial_rotary_factor": 0.0}, stops=lambda value: EVERY),
+    # Yang et al. 2025, arXiv 2501.18795, and SmolLM3
+    "nope-every": Variant("nope-every:n", None, _every, "", stops=lambda value: EVERY),
+    # Chen et al. 2023, arXiv 2306.15595
+    "linear": Variant("linear:s", lambda stretch, shape: (_plain(shape) / stretch, 1.0),
+        _stretch, "linear", _factor),
+    # Peng et al. 2023, arXiv 2309.00071
+    "ntk": Variant("ntk:s",
+        lambda stretch, shape: _rope(_ntk_base(stretch, shape), shape), _stretch,
+        "default", lambda stretch, shape: {"rope_theta": _ntk_base(stretch, shape)}),
+    "dynamic": Variant("dynamic:s", _dynamic, _stretch, "dynamic", _factor),
+    "yarn": Variant("yarn:s", _yarn, _stretch, "yarn", _in_context),
+    # Llama team 2024, arXiv 2407.21783, as transformers has it
+    "llama3": Variant("llama3:s", _llama3, _stretch, "llama3", lambda stretch, shape: {
+        "low_freq_factor": 1.0, "high_freq_factor": 4.0, **_in_context(stretch, shape)}),
+    # Ding et al. 2024, arXiv 2402.13753
+    "longrope": Variant("longrope:s/shorts/longs", _longrope, _factors, "longrope",
+        lambda factors, shape: {"short_factor": factors[1], "long_factor": factors[2],
+            **_in_context(factors[0], shape)}),
+}
 # fmt: on
-
-VARIANTS: Mapping[str, VariantRow] = {re.split(r"[:\[]", row.usage)[0]: row for row in _ROWS}
-"""Every variant by its name. `rope_theta` in the rows' parameters is the shape's base."""

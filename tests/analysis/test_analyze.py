@@ -94,7 +94,6 @@ def test_an_option_that_cannot_be(options: dict[str, object], words: str) -> Non
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"truncation": {"keep": (2.0,)}}, "share"),
         ({"truncation": {"measures": ["loos"]}}, "There is no measure 'loos'"),
         ({"options": rl.Options(ids=Path("none.npy")), "text": None}, "no file or folder none"),
         ({"options": rl.Options(ids=Path("none.npy"))}, "Both text and token ids"),

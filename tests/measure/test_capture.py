@@ -14,7 +14,9 @@ from tiny_checkpoints import save_tiny
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 import ropelens as rl
+from ropelens.edit.rope import Layer
 from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.models.subject import as_subject
 
 LENGTH, HEADS = 20, 4
 
@@ -137,6 +139,7 @@ def test_an_edit_of_one_head_of_a_group(llama: LlamaForCausalLM):
         rl.drop(rl.PlaneNumbers((0,)), heads="1.3"),
     )
     plain = rl.capture(llama, tokens())
+    _, of_key = mean.action(Layer(0, as_subject(llama).planes()[0]))
     with rl.edit_rope(llama, *edits):
         expected = true_attention(llama, tokens())
         seen = rl.capture(llama, tokens())
@@ -150,7 +153,7 @@ def test_an_edit_of_one_head_of_a_group(llama: LlamaForCausalLM):
     )  # a stopped plane is the one without its rotation
     ablated = seen["k_still"][0, :, 3]
     np.testing.assert_allclose(ablated, np.broadcast_to(ablated[0], ablated.shape), atol=1e-5)
-    np.testing.assert_allclose(ablated[0], mean.action.key[0][0, 3], atol=1e-5)
+    np.testing.assert_allclose(ablated[0], of_key["mean"][0, 3], atol=1e-5)
     changed = abs(seen - plain)["attention"].isel(first).max(["query", "key"]) > 1e-3
     assert changed.values.tolist() == [True, True, False, False]
     assert float(abs(seen["contribution"]).sel(head="1.3", frequency=0).max()) == 0

@@ -18,7 +18,7 @@ from oracles.tiny import random_tokens, tiny
 from torch import nn
 
 import ropelens as rl
-from ropelens.edit.actions import Edit
+from ropelens.edit.rope import Edit
 from ropelens.models.paths import sample_path
 from ropelens.models.texts import prompt_tokens
 

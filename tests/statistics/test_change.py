@@ -10,7 +10,7 @@ from torch.distributions import Categorical, kl_divergence
 from transformers import PreTrainedModel
 
 import ropelens as rl
-from ropelens.edit.actions import Edit
+from ropelens.edit.rope import Edit
 from ropelens.models.subject import as_subject
 from ropelens.statistics.attention import attention_change
 from ropelens.statistics.call import AttentionCall
