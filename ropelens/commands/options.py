@@ -67,7 +67,7 @@ Model = Annotated[
     typer.Argument(
         parser=name_of,
         metavar="MODEL",
-        help="A local folder, a Hub id, bundled, or bundled:NAME, which ropelens list names.",
+        help="A folder, a GGUF file, a Hub id, bundled, or bundled:NAME (ropelens list).",
     ),
 ]
 Text = Annotated[

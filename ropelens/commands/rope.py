@@ -58,6 +58,7 @@ def rope(
       ropelens rope ./my-llama --variant p-rope:0.75
     """
     from ropelens.commands.tables import agreement_tables, rotation_tables
+    from ropelens.models.row_order import row_order_losses, words_of_row_order
 
     if against is not None and variant is not None:
         raise typer.BadParameter("--against is for a model as it is, without --variant")
@@ -79,3 +80,6 @@ def rope(
         rotation = rl.measure_rope(loaded, context=context)
     for text in rotation_tables(rotation, verbose=verbose):
         print(text)
+    losses = None if tokenizer is None or variant else row_order_losses(loaded, tokenizer)
+    if losses is not None:
+        typer.echo(words_of_row_order(*losses))

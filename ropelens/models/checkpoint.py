@@ -37,12 +37,13 @@ TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model"),
     *("sentencepiece.bpe.model", "tekken.json", "tiktoken.model", "*.tiktoken"),
 )
+GGUF = ".gguf"
 COUNTS = ("vocab_size", "hidden_size", "num_attention_heads", "num_hidden_layers")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint's name and folder; `revision` is the commit of a Hub id, else ""."""
+    """A checkpoint's name, its folder or GGUF file, and the commit of a Hub id, else ""."""
 
     name: str
     path: Path
@@ -52,15 +53,16 @@ class Checkpoint:
 def locate(name: str, loading: Loading, *, weights: bool = True) -> Checkpoint:
     """The checkpoint `name`, downloaded where it is a Hub id that is not in the cache.
 
-    `name` is a local folder, "bundled", "bundled:NAME" or a Hub id; a folder wins over a Hub
-    id of the same name. No pickle is downloaded, and without `weights` no safetensors.
+    `name` is a local folder, a GGUF file or a folder that holds one, "bundled", "bundled:NAME"
+    or a Hub id; a folder wins over a Hub id of the same name. No pickle is downloaded, and
+    without `weights` no safetensors.
 
     Raises BadCheckpoint where there is no such checkpoint, BadArgument for a revision of a
     local folder.
     """
     first, _, which = name.partition(":")
-    path = bundled_path(which or "rope") if first == "bundled" else at_home(name)
-    if not os.path.isdir(path):  # noqa: PTH112 (False for a name of any length)
+    path = bundled_path(which or "rope") if first == "bundled" else _gguf_in(at_home(name))
+    if not os.path.isdir(path) and path.suffix != GGUF:  # noqa: PTH112 (of any length)
         folder = _from_hub(name, loading, weights=weights)
         return Checkpoint(name, folder, revision=folder.name)
     if loading.revision is not None:
@@ -68,20 +70,33 @@ def locate(name: str, loading: Loading, *, weights: bool = True) -> Checkpoint:
     return Checkpoint(f"bundled:{path.name}" if first == "bundled" else name, path, "")
 
 
-def read_config(folder: Path, loading: Loading) -> PreTrainedConfig:
-    """The configuration in a folder.
+def _gguf_in(path: Path) -> Path:
+    """The one GGUF file in a folder without a configuration, else `path` as it is."""
+    files = [] if (path / "config.json").is_file() else list(path.glob("*" + GGUF))
+    return files[0] if len(files) == 1 else path
+
+
+def source_of(path: Path) -> tuple[Path, dict[str, str]]:
+    """The folder that transformers reads, and the option that names a GGUF file in it."""
+    return (path.parent, {"gguf_file": path.name}) if path.suffix == GGUF else (path, {})
+
+
+def read_config(path: Path, loading: Loading) -> PreTrainedConfig:
+    """The configuration in a folder or a GGUF file.
 
     Raises BadCheckpoint where transformers cannot read it or it states impossible numbers.
     """
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=loading.trust_remote_code)
+        folder, options = source_of(path)
+        code = loading.trust_remote_code
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=code, **options)
         for name in COUNTS:  # transformers would build such a model for ever
             if not 1 <= stated_number(config, name, 1) < 2**31:
                 raise ValueError(f"impossible {name}")
         vars(config).pop("transformers_weights", None)  # the files are those of weight_files
     except Exception as error:  # the classes of models raise errors of every kind
         raise BadCheckpoint(
-            f"transformers cannot read {folder / 'config.json'}.",
+            f"transformers cannot read the configuration in {path}.",
             seen=words_of(error, kind=True),
             attempt="a newer transformers; for a model that brings its own code "
             "trust_remote_code=True, once you have read it; an adapter merged into its model",
@@ -101,22 +116,26 @@ def load_tokenizer(name: str | Path, loading: Loading) -> PreTrainedTokenizerBas
     return tokenizer
 
 
-def read_tokenizer(folder: Path, loading: Loading) -> PreTrainedTokenizerBase | None:
-    """The tokenizer in a folder, None where there is none.
+def read_tokenizer(path: Path, loading: Loading) -> PreTrainedTokenizerBase | None:
+    """The tokenizer in a folder or a GGUF file, None where there is none.
 
     Raises BadCheckpoint where transformers cannot read it or it cannot encode a letter.
     """
     # Without any of these files AutoTokenizer makes an empty tokenizer of the model's family.
-    if not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
+    folder, options = source_of(path)
+    if not options and not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
         return None
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            folder, trust_remote_code=loading.trust_remote_code, local_files_only=True
+            folder,
+            trust_remote_code=loading.trust_remote_code,
+            local_files_only=True,
+            **options,
         )
         encode("a", tokenizer)
     except Exception as error:  # a damaged file raises errors of every kind
         raise BadCheckpoint(
-            f"The tokenizer in {folder} cannot be read.",
+            f"The tokenizer in {path} cannot be read.",
             seen=words_of(error, kind=True),
             attempt="fetch its files again",
         ) from error
@@ -124,11 +143,13 @@ def read_tokenizer(folder: Path, loading: Loading) -> PreTrainedTokenizerBase | 
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that transformers loads the checkpoint in `folder` from.
+    """The files that transformers loads the checkpoint in `folder` from, or a GGUF file.
 
     Raises BadCheckpoint for a checkpoint in another format, and for a list of files that is
     damaged or names a file outside `folder`.
     """
+    if folder.suffix == GGUF:
+        return [folder]
     whole, index = folder / "model.safetensors", folder / INDEX
     if whole.is_file():
         return [whole]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from transformers import (
     AutoModelForCausalLM,
     BitsAndBytesConfig,
@@ -24,12 +25,14 @@ from transformers import (
 
 from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel, public, words_of
 from ropelens.models.checkpoint import (
+    GGUF,
     Checkpoint,
     count_numbers,
     locate,
     quiet_transformers,
     read_config,
     read_tokenizer,
+    source_of,
     weight_files,
 )
 from ropelens.models.device import (
@@ -39,6 +42,7 @@ from ropelens.models.device import (
     room_for_weights,
 )
 from ropelens.models.loading import DeviceMap, Dtype, Loading, Quantization
+from ropelens.models.row_order import row_order_losses, words_of_row_order, wrong_order
 
 BITS = {"int8": 8, "bnb-int8": 8, "bnb-nf4": 4}
 """Bits that a weight takes in each `Quantization`."""
@@ -58,8 +62,9 @@ def load(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """A causal language model and its tokenizer, ready to be measured.
 
-    `name` is a local folder, "bundled", "bundled:NAME", or a Hub id at `revision`. Only
-    safetensors are read, never a pickle. The tokenizer is None where the checkpoint has none;
+    `name` is a local folder, a GGUF file, "bundled", "bundled:NAME", or a Hub id at `revision`.
+    Only safetensors and GGUF are read, never a pickle; quantized numbers of a GGUF file become
+    `dtype`. The tokenizer is None where the checkpoint has none;
     the model then takes token ids, not text.
 
     `dtype` is float32 by default on every device, so that a measurement does not depend on
@@ -109,9 +114,11 @@ class Opened:
         """About how many bytes the weights will take."""
         if self.loading.quantize is not None:
             return self.parameters * BITS[self.loading.quantize] // 8
-        if self.loading.dtype == "saved" or _is_quantized(self.config):
-            return self.file_bytes
-        return self.parameters * self.torch_dtype.itemsize
+        size = self.parameters * self.torch_dtype.itemsize
+        if self.checkpoint.path.suffix == GGUF:
+            return 2 * size  # transformers holds the weights twice while it reads them
+        as_saved = self.loading.dtype == "saved" or _is_quantized(self.config)
+        return self.file_bytes if as_saved else size
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -142,11 +149,17 @@ class Opened:
             model.config._name_or_path = self.checkpoint.name
             model.eval().requires_grad_(False)
             _check_causal(model)
+        if self.checkpoint.path.suffix == GGUF and self.tokenizer is not None:
+            losses = row_order_losses(model, self.tokenizer)
+            if losses is not None and wrong_order(*losses):
+                warnings.warn(words_of_row_order(*losses), stacklevel=4)  # who called load
         return model
 
     def _from_pretrained(self) -> PreTrainedModel:
         loading, path = self.loading, self.checkpoint.path
+        folder, gguf = source_of(path)
         options: dict[str, Any] = {"device_map": loading.device_map or {"": self.devices[0]}}
+        options |= gguf if gguf else {"use_safetensors": True}
         if loading.device_map == "auto":
             options["max_memory"] = room_for_weights(self.devices)
         auto: Any = AutoModelForCausalLM  # whose types know one model of what it returns
@@ -154,11 +167,10 @@ class Opened:
             if loading.quantize is not None:
                 options["quantization_config"] = _quantization_config(loading.quantize)
             model, weights = auto.from_pretrained(
-                path,
+                folder,
                 config=self.config,
                 dtype="auto" if loading.dtype == "saved" else self.torch_dtype,
                 trust_remote_code=loading.trust_remote_code,
-                use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # _check_weights names them
@@ -170,6 +182,8 @@ class Opened:
                 seen=words_of(error, kind=True),
             ) from error
         _check_weights(type(model).__name__, weights)
+        if gguf:  # in floats by now, and to be saved so
+            del model.config.quantization_config, model.hf_quantizer
         return model
 
 
@@ -186,13 +200,19 @@ def open_checkpoint(name: str | Path, loading: Loading) -> Opened:
             devices=devices,
             config=config,
             tokenizer=read_tokenizer(checkpoint.path, loading),
-            parameters=count_numbers(files),
+            parameters=_parameters(config) if files[0].suffix == GGUF else count_numbers(files),
             file_bytes=sum(file.stat().st_size for file in files),
         )
 
 
 def _is_quantized(config: PreTrainedConfig) -> bool:
     return bool(config.to_dict().get("quantization_config"))
+
+
+def _parameters(config: PreTrainedConfig) -> int:
+    """Of the model that `config` describes: a GGUF file takes seconds to say."""
+    with init_empty_weights():
+        return AutoModelForCausalLM.from_config(config).num_parameters()
 
 
 def _quantization_config(name: Quantization) -> Any:

@@ -1,0 +1,86 @@
+"""Are the rows of q and k in the order in which the model rotates them?
+
+Files of Meta and GGUF files pair coordinates 2j and 2j + 1 of a head, transformers j and
+j + size / 2. A conversion that permutes the rows once too often, or never, makes a model that
+rotates as its configuration says, and predicts badly.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ropelens.models.device import device_of
+from ropelens.models.texts import encode
+
+STORY = """The old man lived by the sea. Every morning he walked along the beach, and every \
+evening he sat by the fire and read the same book. One day a boy came to his door. "Who are \
+you?" the old man asked. "I am the son of the man who sold you this house," the boy said, "and \
+I have come to ask you for a favour." The old man thought about it for a while, and then he \
+asked the boy to come in and sit by the fire."""
+
+MARGIN = 0.1
+"""Nats per token by which another order must be better to be the right one."""
+
+
+@torch.no_grad()
+def row_order_losses(model: PreTrainedModel, tokenizer: Any) -> tuple[float, float] | None:
+    """Losses on a short story (nats/token): as the rows stand, and in the better other order.
+
+    The other orders undo a permutation from pairs to halves, or make it. The weights are as
+    before when it returns. None for a model without `q_proj` and `k_proj` of floats, or whose
+    heads rotate in part.
+    """
+    config = model.config.get_text_config()
+    queries = config.num_attention_heads
+    heads = {"q_proj": queries, "k_proj": getattr(config, "num_key_value_heads", queries)}
+    weights = [
+        (part.weight, heads[name.rpartition(".")[2]])
+        for name, part in model.named_modules()
+        if isinstance(part, nn.Linear) and name.endswith(tuple(heads))
+    ]
+    in_part = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1)
+    if not weights or in_part != 1 or not all(w.is_floating_point() for w, _ in weights):
+        return None
+    bos, ids = encode(STORY, tokenizer)
+    tokens = torch.tensor([bos + ids], device=device_of(model))
+
+    def loss_after(order: str) -> float:
+        saved = [weight.clone() for weight, _ in weights]
+        try:
+            for weight, count in weights:
+                rows = torch.arange(len(weight), device=weight.device).view(count, -1)
+                weight.copy_(weight[_permuted(rows, order).flatten()])
+            return float(model(tokens, labels=tokens, use_cache=False).loss)
+        finally:
+            for (weight, _), before in zip(weights, saved, strict=True):
+                weight.copy_(before)
+
+    return loss_after(""), min(loss_after("halves"), loss_after("pairs"))
+
+
+def words_of_row_order(as_is: float, other: float) -> str:
+    """What the losses of `row_order_losses` say."""
+    losses = f"loss on a short story {as_is:.2f} nats/token, permuted {other:.2f}."
+    if wrong_order(as_is, other):
+        return (
+            f"The rows of q and k are in the wrong order: {losses} They were permuted once too "
+            "often, or never."
+        )
+    matters = as_is < other - MARGIN
+    order = "in the right order" if matters else "in an order that hardly matters"
+    return f"The rows of q and k are {order}: {losses}"
+
+
+def wrong_order(as_is: float, other: float) -> bool:
+    """Whether another order of the rows is the right one, by the losses of both."""
+    return other < as_is - MARGIN
+
+
+def _permuted(rows: Tensor, order: str) -> Tensor:
+    """Rows of each head in another order; "" leaves them."""
+    shape = {"halves": (-1, 2), "pairs": (2, rows.shape[1] // 2)}.get(order)
+    return rows if shape is None else rows.unflatten(1, shape).mT.flatten(1)

@@ -1,0 +1,187 @@
+"""A GGUF file as a model: the bundled one, and SmolLM2, which `make smollm2` fetches."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from typer.testing import CliRunner
+
+import ropelens as rl
+from ropelens.commands.app import app
+from ropelens.errors import BadCheckpoint
+from ropelens.models.checkpoint import fingerprint
+from ropelens.models.paths import bundled_path
+from ropelens.models.row_order import row_order_losses, wrong_order
+
+FILE = Path(__file__).parents[2] / "models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf"
+needs_smollm2 = pytest.mark.skipif(not FILE.is_file(), reason="make smollm2 was not run")
+
+
+PLACES = {
+    **{"token_embd": "model.embed_tokens", "output_norm": "model.norm"},
+    **{"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj"},
+    **{"attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj"},
+    **{"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"},
+    **{"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"},
+}
+
+
+def as_pairs(x: torch.Tensor, heads: int) -> torch.Tensor:
+    """Coordinates j and j + size / 2 of each head become 2j and 2j + 1."""
+    return x.view(heads, 2, -1, x.shape[1]).transpose(1, 2).reshape(x.shape)
+
+
+def as_halves(x: torch.Tensor, heads: int) -> torch.Tensor:
+    return x.view(heads, -1, 2, x.shape[1]).transpose(1, 2).reshape(x.shape)
+
+
+def write_bundled(file: Path, *, permutations: int = 1) -> None:
+    """The bundled checkpoint as a GGUF file, whose rows are permuted so often."""
+    config = LlamaConfig.from_pretrained(bundled_path())
+    model = LlamaForCausalLM.from_pretrained(bundled_path(), dtype=torch.float32)
+    described = json.loads((bundled_path() / "tokenizer.json").read_text())["model"]
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(sorted(described["vocab"], key=described["vocab"].get))
+    writer.add_token_merges([" ".join(pair) for pair in described["merges"]])
+    writer.add_bos_token_id(config.bos_token_id)
+    writer.add_eos_token_id(config.eos_token_id)
+    names = {theirs: ours for ours, theirs in PLACES.items()}
+    for name, weight in model.named_parameters():
+        *layer, place = name.removesuffix(".weight").split("layers.")[-1].partition(".")[::2]
+        inside = name.startswith("model.layers.")
+        ours = names[place if inside else name.removesuffix(".weight")]
+        x = weight.detach()
+        for _ in range(permutations if ours in ("attn_q", "attn_k") else 0):
+            x = as_pairs(x, config.num_attention_heads)
+        writer.add_tensor((f"blk.{layer[0]}." if inside else "") + f"{ours}.weight", x.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def converted_by_hand(file: Path) -> LlamaForCausalLM:
+    """The model in a GGUF file, by its numbers and names."""
+    reader = gguf.GGUFReader(file)
+    stated = {
+        name.removeprefix("llama."): reader.fields[name].contents()
+        for name in reader.fields
+        if name.startswith("llama.")
+    }
+    config = LlamaConfig(
+        vocab_size=stated["vocab_size"],
+        hidden_size=stated["embedding_length"],
+        intermediate_size=stated["feed_forward_length"],
+        num_hidden_layers=stated["block_count"],
+        num_attention_heads=(heads := stated["attention.head_count"]),
+        num_key_value_heads=(groups := stated["attention.head_count_kv"]),
+        rms_norm_eps=stated["attention.layer_norm_rms_epsilon"],
+        rope_parameters={"rope_type": "default", "rope_theta": stated["rope.freq_base"]},
+        tie_word_embeddings=True,
+    )
+    weights = {}
+    for tensor in reader.tensors:
+        *layer, place, _ = tensor.name.split(".")
+        x = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy())
+        if place in ("attn_q", "attn_k"):
+            x = as_halves(x, heads if place == "attn_q" else groups)
+        above = f"model.layers.{layer[1]}." if layer else ""
+        weights[f"{above}{PLACES[place]}.weight"] = x
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    model = LlamaForCausalLM(config).eval()
+    model.load_state_dict(weights)
+    return model
+
+
+@pytest.fixture(scope="module")
+def bundled_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("gguf") / "bundled.gguf"
+    write_bundled(file)
+    return file
+
+
+def check_logits(model: PreTrainedModel, tokenizer: Any, file: Path) -> torch.Tensor:
+    """Those of a conversion made apart; returned."""
+    tokens = tokenizer("The capital of France is Paris, on the Seine.", return_tensors="pt")
+    with torch.no_grad():
+        ours = model(tokens.input_ids).logits
+        theirs = converted_by_hand(file)(tokens.input_ids).logits
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+    return ours
+
+
+def test_a_file_is_the_model_it_was_made_of(bundled_file: Path, tmp_path: Path) -> None:
+    """And can be saved as a folder."""
+    model, tokenizer = rl.load(bundled_file.parent)  # a folder that holds one file
+    logits = check_logits(model, tokenizer, bundled_file)
+    original, _ = rl.load("bundled")
+    text = "Call me Ishmael. The old man lived by the sea."
+    tokens = tokenizer(text, return_tensors="pt").input_ids
+    torch.testing.assert_close(model(tokens).logits, original(tokens).logits)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    again, same = rl.load(tmp_path)
+    assert torch.equal(same(text, return_tensors="pt").input_ids, tokens)
+    assert torch.equal(again(tokens).logits, model(tokens).logits)
+    assert logits.isfinite().all()
+
+
+@needs_smollm2
+def test_quantized_weights_are_those_of_a_conversion_made_apart() -> None:
+    model, tokenizer = rl.load(FILE)
+    logits = check_logits(model, tokenizer, FILE)
+    assert tokenizer.decode(logits[0, 4].argmax()) == " Paris"
+    as_is, other = row_order_losses(model, tokenizer)
+    assert as_is < 2.5 < 3 < other
+
+
+@pytest.mark.parametrize("permutations", [0, 2])
+def test_a_file_whose_rows_are_in_the_wrong_order_is_told(
+    tmp_path: Path, permutations: int
+) -> None:
+    file = tmp_path / "wrong.gguf"
+    write_bundled(file, permutations=permutations)
+    with pytest.warns(UserWarning, match="rows of q and k are in the wrong order"):
+        model, tokenizer = rl.load(file)
+    before = copy.deepcopy(model.state_dict())
+    as_is, other = row_order_losses(model, tokenizer)
+    assert wrong_order(as_is, other)
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+def test_a_run_on_a_file(bundled_file: Path, tmp_path: Path) -> None:
+    runner = CliRunner()
+    result = runner.invoke(app, ["rope", str(bundled_file)])
+    assert result.exit_code == 0, result.output
+    assert "The rows of q and k are in the right order" in result.output
+    (tmp_path / "text.txt").write_text("Once there was a cat. The cat sat by the fire. " * 80)
+    arguments = ["--text", str(tmp_path / "text.txt"), "--context", "64", "--sequences", "4"]
+    out = str(tmp_path / "out")
+    result = runner.invoke(app, ["analyze", str(bundled_file), *arguments, "--out", out])
+    assert result.exit_code == 0, result.output
+    record = json.loads((tmp_path / "out/run.json").read_text())
+    assert record["model"]["fingerprint"] == fingerprint(bundled_file)
+
+
+def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF" + bytes(40))
+    with pytest.raises(BadCheckpoint, match=r"transformers cannot read .*model.gguf"):
+        rl.load(file)
