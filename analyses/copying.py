@@ -100,10 +100,8 @@ def look(file: Path, weights: str, **model: Any) -> dict:
 def look_into(folder: Path, *, data: Path, lengths: np.ndarray, run: dict) -> dict[str, list]:
     """Rows of heads.csv, with how often heads find their key at `lengths`, and of costs.csv."""
     model, _ = rl.load(folder)
-    # Where no validation text was given, the last of the text was held out.
-    text = next(path for name in ("valid", "train") if (path := data / f"{name}.npy").exists())
-    rows = np.load(text, allow_pickle=False)[-2 if text.stem == "train" else -16 :]
-    tokens = torch.from_numpy(rows.astype(np.int64))
+    held_out = np.load(data / "valid.npy")
+    tokens = torch.from_numpy(held_out[-16:].astype(np.int64))
     profile = rl.profile(model, tokens, surrogates=0)
     names = {role: best_heads(profile[role].values, most) for role, most in ROLES.items()}
     scores = np.maximum(*(profile[role].values for role in ROLES))

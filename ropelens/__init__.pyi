@@ -45,7 +45,7 @@ from .train.study import run_study as run_study
 
 # compare
 from .comparison.compare import compare as compare
-from .comparison.pairs import paired_changes as paired_changes
+from .comparison.table import paired_changes as paired_changes
 
 # plot
 from .figures.head import plot_attention as plot_attention

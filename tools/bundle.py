@@ -23,9 +23,8 @@ from ropelens.commands.terminal import run_script
 from ropelens.errors import BadArgument
 from ropelens.files.folder import write_whole
 from ropelens.models.paths import BUNDLED
-from ropelens.train.data import held_out_sequences, spread
-from ropelens.train.loop import VALID_SEQUENCES
-from ropelens.train.record import write_json, write_model
+from ropelens.train.data import held_out_sequences, spread, write_json
+from ropelens.train.loop import VALID_SEQUENCES, write_model
 
 LARGEST = 6_000_000  # bytes of a bundled folder, sampled text and card included
 MEASURED = 512  # held-out sequences that the two precisions are compared on

@@ -39,14 +39,12 @@ from transformers import PreTrainedTokenizerFast
 
 from ropelens.train.data import (
     DATA,
-    Source,
     copy_tokenizer,
-    open_sequences,
     prepare_data,
     read_texts,
+    write_json,
 )
-from ropelens.train.record import write_json
-from ropelens.train.settings import SIZES, Settings
+from ropelens.train.settings import Settings
 
 VOCABULARY = 1024
 CONTEXT = 512
@@ -188,9 +186,9 @@ def main(
     seed: Annotated[int, typer.Option(help="Decides every random draw.")] = 0,
     share: Annotated[float, typer.Option(help="Make so much of every stage.")] = 1.0,
 ) -> None:
-    source = Source((text,), (valid,))
-    settings = Settings(vocabulary=VOCABULARY, context=CONTEXT, size=SIZES["mini"])
-    record = prepare_data(out / "prose", source, read_texts(source), settings)
+    settings = Settings(vocabulary=VOCABULARY, context=CONTEXT, size="mini")
+    texts = read_texts([text], [valid], data=out / "prose")
+    record = prepare_data(out / "prose", texts, settings)
     of = text_of(out / "prose")
     copy_tokenizer(out / "prose", out)
     (out / "valid.npy").write_bytes((out / "prose" / "valid.npy").read_bytes())
@@ -212,7 +210,7 @@ def main(
 def text_of(folder: Path) -> Text:
     """The text of a folder that `prepare_data` filled, and its words."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-    rows = open_sequences(folder / "train.npy")
+    rows = np.load(folder / "train.npy", mmap_mode="r")
     counts = np.bincount(rows[:COUNTED].ravel(), minlength=len(tokenizer))
     special = {tokenizer.bos_token_id, tokenizer.eos_token_id}
     (line_end,) = tokenizer.encode("\n", add_special_tokens=False)

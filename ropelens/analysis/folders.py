@@ -36,7 +36,7 @@ from ropelens.report.words import comparison_sentences, scope
 FACTS = ("revision", "backend", "text", "command", "warnings")
 """Attributes that results have from `analyze`, beside those of `profile`."""
 
-OF_RUNS = ("context", "sequences", "head_sequences", "growth_sequences", "data_sha256")
+OF_RUNS = ("context", "sequences", "head_sequences", "growth_sequences")
 """Keys of run.json that only comparisons of trained runs have."""
 
 

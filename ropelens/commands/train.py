@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from ropelens.commands.options import path_of
+from ropelens.commands.options import path_of, with_options
 from ropelens.commands.terminal import print_path
 from ropelens.models.loading import option
+from ropelens.train.settings import Settings
 
 WITH_STUDY = ("study", "text", "valid", "tokens", "out")
 """The options that a study does not state itself."""
 
+OF_A_RUN = (
+    *("variant", "size", "context", "vocabulary", "steps"),
+    *("learning_rate", "precision", "seed"),
+)
+"""Settings that the command has options for; a study states the others too."""
 
+
+@with_options(Settings, only=OF_A_RUN)
 def train(
     run: typer.Context,
     *,
@@ -53,38 +61,7 @@ def train(
             "--valid, --tokens and --out only.",
         ),
     ] = None,
-    variant: Annotated[
-        str,
-        option(
-            "NAME[:VALUE]",
-            "The model's RoPE: p-rope:0.75, nope, ...; all but nope-every, which LLaMA's "
-            "configuration lacks.",
-        ),
-    ] = "rope",
-    size: Annotated[
-        str,
-        option(
-            "NAME",
-            "Size of the model: mini, tiny, small, base, or layers x width x heads x "
-            "kv_heads, such as 8x384x6x2.",
-        ),
-    ] = "tiny",
-    context: Annotated[int, option("N", "Tokens a sequence.")] = 512,
-    vocabulary: Annotated[
-        int, option("N", "Tokens of the BPE tokenizer, 258 to 65,536.")
-    ] = 2048,
-    steps: Annotated[int, option("N", "Optimizer steps.")] = 2500,
-    learning_rate: Annotated[
-        float | None, option("RATE", "Peak rate. [default: the size's]")
-    ] = None,
-    precision: Annotated[
-        Literal["auto", "bf16", "fp32"],
-        option(
-            "P",
-            "bf16, autocast over float32 weights; fp32; auto is bf16 on a GPU that has it.",
-        ),
-    ] = "auto",
-    seed: Annotated[int, option("N", "Of every random choice.", min=0, max=2**32 - 1)] = 0,
+    options: Settings,
 ) -> None:
     """Train small LLaMA-style models on text; the same command goes on where it stopped.
 
@@ -93,34 +70,18 @@ def train(
       ropelens train --text books/ --variant p-rope:0.75 --out runs/books
       ropelens train --study variants.toml --text books/ --out runs/variants
     """
+    text, valid = text or [], valid or []
     if study is not None:
         for option in run.command.params:
-            given = run.get_parameter_source(str(option.name))
-            if option.name not in WITH_STUDY and getattr(given, "name", "") == "COMMANDLINE":
+            source = run.get_parameter_source(str(option.name))
+            if option.name not in WITH_STUDY and getattr(source, "name", "") == "COMMANDLINE":
                 raise typer.BadParameter(f"{option.opts[0]} stands in the file of --study")
         from ropelens.train.study import run_study
 
-        folder = run_study(study, out=out, text=text or (), valid=valid or (), tokens=tokens)
+        print_path(run_study(study, out=out, text=text, valid=valid, tokens=tokens))
     elif bool(text) == (tokens is not None):
         raise typer.BadParameter("one of --text, --tokens and --study is needed")
     else:
-        from ropelens.train.data import Source
         from ropelens.train.run import train as train_model
-        from ropelens.train.settings import Settings, get_size
 
-        settings = Settings(
-            size=get_size(size),
-            context=context,
-            vocabulary=vocabulary,
-            steps=steps,
-            learning_rate=learning_rate,
-            variant=variant,
-            seed=seed,
-            precision=precision,
-        )
-        source = Source(tuple(text or ()), tuple(valid or ()), tokens)
-        folder = train_model(settings, source, out=out)
-    from ropelens.models.processes import processes
-
-    if processes().is_main_process:
-        print_path(folder)
+        print_path(train_model(options, out=out, text=text, valid=valid, data=tokens))

@@ -14,7 +14,7 @@ import xarray as xr
 
 from ropelens.comparison.entries import Entry, Run, find_entries
 from ropelens.comparison.measure import head_measures, measure
-from ropelens.comparison.pairs import partners
+from ropelens.comparison.table import ALONE
 from ropelens.errors import BadArgument, Count, Positive, public
 from ropelens.files.folder import file_name
 from ropelens.files.progress import ShowProgress, silent
@@ -74,12 +74,10 @@ def compare(
     """
     device_named(device)
     entries, unfinished = find_entries(paths)
-    if sequences < 2:
-        raise BadArgument("A comparison takes two or more sequences.", seen=str(sequences))
     runs = [entry for entry in entries if isinstance(entry, Run)]
     if runs:
-        how = {"cache": Path(cache), "sequences": sequences, "seed": seed, "device": device}
-        dataset = _measure_runs(runs, how, progress or silent)
+        how = {"sequences": sequences, "seed": seed}
+        dataset = _measure_runs(runs, Path(cache), how, device, progress or silent)
         dataset.attrs["unfinished"] = ", ".join(unfinished)
     else:
         dataset = _analyses(entries)
@@ -95,25 +93,29 @@ def compare(
     return dataset
 
 
-def _measure_runs(runs: Sequence[Run], how: dict[str, Any], show: ShowProgress) -> xr.Dataset:
+def _measure_runs(
+    runs: Sequence[Run], cache: Path, how: dict[str, int], device: str, show: ShowProgress
+) -> xr.Dataset:
     """Every checkpoint of the runs: the finished ones over `entry`, all over `step` as well."""
     finished, grown = [], []
     total = sum(1 + len(run.checkpoints()) for run in runs)
     with show("comparing", total=total, unit="checkpoints") as advance:
         for run in runs:
-            finished.append(_measured(run, run.folder, **how))
+            place = cache / file_name(run.name)
+            finished.append(_measured(run, run.folder, place / "final.nc", how, device))
             advance(1)
         for run in runs:
             steps = []
             for step, folder in run.checkpoints().items():
-                steps.append(_measured(run, folder, step=step, **how))
+                file = cache / file_name(run.name) / f"step-{step:06d}.nc"
+                steps.append(_measured(run, folder, file, how, device))
                 advance(1)
             over = xr.Variable("step", list(run.checkpoints()))
             grown.append(xr.concat(steps, over, combine_attrs="override"))
     growth, dataset = _side_by_side(grown, runs), _side_by_side(finished, runs)
     dataset = dataset.assign({GROWTH + str(n): v for n, v in growth.data_vars.items()})
     per_step = np.array([run.tokens_per_step for run in runs])
-    weights = [str(key_of(measured).get("weights", "")) for measured in finished]
+    weights = [str(key_of(measured)["weights"]) for measured in finished]
     dataset = dataset.assign_coords(
         tokens_seen=(("entry", "step"), per_step[:, None] * dataset["step"].values),
         fingerprint=("entry", weights),
@@ -125,65 +127,40 @@ def _measure_runs(runs: Sequence[Run], how: dict[str, Any], show: ShowProgress) 
         "documents": dataset.attrs["documents"],
         "head_sequences": dataset.attrs["sequences"],
         "growth_sequences": growth.attrs["sequences"],
-        "data_sha256": fingerprint(runs[0].data / DATA),
     }
     return dataset
 
 
 def _measured(
-    run: Run,
-    folder: Path,
-    *,
-    cache: Path,
-    sequences: int,
-    seed: int,
-    device: str,
-    step: int | None = None,
+    run: Run, folder: Path, file: Path, how: Mapping[str, int], device: str
 ) -> xr.Dataset:
-    """The checkpoint in `folder`, the final one without a `step`: measured, or from `cache`."""
-    text = fingerprint(run.data / DATA)
-    key: dict[str, object] = {"text": text, "sequences": sequences, "seed": seed}
+    """The checkpoint in `folder`: measured, or from `file` where it is of the same weights.
+
+    Where they were deleted, what was measured by any version stands.
+    """
     weights = (folder / "model.safetensors").exists()
-    if weights:  # where they were deleted, any version's measurement stands
-        key |= {"weights": fingerprint(folder), "versions": versions()}
-    name = "final" if step is None else f"step-{step:06d}"
-    path = cache / file_name(run.name) / f"{name}.nc"
-    if path.parent.is_symlink():
-        raise BadArgument(f"{path.parent} is a symbolic link; results would go elsewhere.")
-    dataset = read_measured(path, key)
-    if dataset is not None:
+    key: dict[str, object] = dict(how)
+    if weights:
+        key |= {"weights": fingerprint(folder), "text": fingerprint(run.data / DATA)}
+        key["versions"] = versions()
+    dataset = xr.Dataset()
+    with contextlib.suppress(BadArgument):
+        dataset = open_results(file, "measurement")
+    if all(gather(key_of(dataset).items() >= key.items())):  # all processes read it, or none
         return dataset
     if not weights:
-        raise BadArgument(
-            f"{folder} has no weights, and {path} does not stand for them.",
-            attempt="the weights, or the text and settings they were measured with",
-        )
+        raise BadArgument(f"{folder} has no weights, and {file} does not stand for them.")
     model, _ = load(folder, local_files_only=True, device=device)
-    dataset = measure(run, model, sequences=sequences, seed=seed, final=step is None)
-    dataset = dataset.assign_attrs(kind="measurement", key=json.dumps(key, sort_keys=True))
+    dataset = measure(run, model, final=file.stem == "final", **how)
+    dataset = dataset.assign_attrs(kind="measurement", key=json.dumps(key))
     if place()[0] == 0:
-        save(dataset, path)
+        save(dataset, file)
     return dataset
 
 
-def read_measured(path: Path, key: Mapping[str, object]) -> xr.Dataset | None:
-    """The measurement in the file `path`; None unless it was made by `key` and is whole.
-
-    A `key` without "weights" is of a checkpoint whose weights were deleted. All processes
-    read the file, or none.
-    """
-    dataset = None
-    with contextlib.suppress(BadArgument):
-        dataset = open_results(path, "measurement")
-        dataset = dataset if key_of(dataset).items() >= key.items() else None
-    return dataset if all(gather(dataset is not None)) else None
-
-
 def key_of(measured: xr.Dataset) -> dict[str, Any]:
-    """What a measurement was made of: the fingerprint of the weights, and how; or {}."""
-    with contextlib.suppress(ValueError, TypeError):
-        return dict(json.loads(measured.attrs.get("key", "{}")))
-    return {}
+    """What a measurement was made of and how, {} for a dataset that is none."""
+    return dict(json.loads(measured.attrs.get("key", "{}")))
 
 
 def _analyses(entries: Sequence[Entry]) -> xr.Dataset:
@@ -215,6 +192,24 @@ def _partners(dataset: xr.Dataset, entries: Sequence[Entry]) -> list[int]:
     if "text" in dataset.coords:
         alike = dataset["text"].values.tolist()
     return partners(groups, alike, baselines=baselines or {first.group})
+
+
+def partners(
+    groups: Sequence[str], alike: Sequence[object], *, baselines: set[str]
+) -> list[int]:
+    """The entry that each entry is paired with: the one `alike` in one of the `baselines`.
+
+    Entries are alike by size and seed, or by their text. An entry of a baseline is paired
+    with itself, one that has no pair with `ALONE`.
+    """
+    baseline: dict[object, int] = {}
+    for entry, (group, like) in enumerate(zip(groups, alike, strict=True)):
+        if group in baselines:
+            baseline.setdefault(like, entry)
+    return [
+        entry if group in baselines else baseline.get(like, ALONE)
+        for entry, (group, like) in enumerate(zip(groups, alike, strict=True))
+    ]
 
 
 def _side_by_side(datasets: Sequence[xr.Dataset], entries: Sequence[Entry]) -> xr.Dataset:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,10 @@ from typing import Any
 from ropelens.errors import BadArgument
 from ropelens.files.results import RECORD
 from ropelens.models.paths import short_names
-from ropelens.train.data import DATA
-from ropelens.train.record import differences, read_json
+from ropelens.train.data import differences, read_json
+from ropelens.train.run import STUDY
 from ropelens.train.settings import Size, size_name
-from ropelens.train.study import STUDY, saved_study
+from ropelens.train.study import runs_of
 
 SAME = (
     *("context", "vocabulary", "valid_sha256", "text_sha256", "tokenizer_sha256"),
@@ -51,8 +50,7 @@ class Run(Entry):
     def checkpoints(self) -> dict[int, Path]:
         """The models in its history, and the finished one, by their step."""
         early = sorted((self.folder / "history").glob("step-*"))
-        steps = {at.name.removeprefix("step-"): at for at in early}
-        return {int(n): at for n, at in steps.items() if n.isdecimal()} | {
+        return {int(at.name.removeprefix("step-")): at for at in early} | {
             self.steps: self.folder
         }
 
@@ -72,26 +70,24 @@ def find_entries(paths: Sequence[str | Path]) -> tuple[list[Entry], list[str]]:
         if not (path / STUDY).exists():
             folders.append(path)
             continue
-        for run in saved_study(path).runs():
-            if "finished" in _record(path / run.folder):
-                folders.append(path / run.folder)
+        for run in runs_of(read_json(path / STUDY)):
+            if "finished" in _record(path / run):
+                folders.append(path / run)
             else:
-                unfinished.append(str(run.folder))
+                unfinished.append(str(run))
     if unfinished:
         warnings.warn(
             f"runs that are not finished are left out: {', '.join(unfinished)}",
             stacklevel=3,  # the line that called `compare`
         )
     records = {folder: _record(folder) for folder in folders}
-    trained = [folder for folder, record in records.items() if record.get("kind") == "training"]
-    for folder, record in records.items():
+    trained = [folder for folder, record in records.items() if "finished" in record]
+    for folder in folders:
         if folder not in trained and not (folder / "profile.nc").exists():
             raise BadArgument(
                 f"{folder} holds nothing to compare.",
-                attempt="what ropelens train or ropelens analyze wrote",
+                attempt="a finished run of ropelens train, or what ropelens analyze wrote",
             )
-        if folder in trained and "finished" not in record:
-            raise BadArgument(f"The run in {folder} is not finished.")
     if len({folder.resolve() for folder in folders}) < max(2, len(folders)):
         raise BadArgument(
             "A comparison needs two or more folders, each named once.",
@@ -115,51 +111,32 @@ def _record(folder: Path) -> dict[str, Any]:
 
 def _runs(records: dict[Path, dict[str, Any]]) -> list[Entry]:
     """Entries of runs that learnt from the same text, in the same way."""
-    try:
-        settings = {folder: record["settings"] for folder, record in records.items()}
-        sizes = {folder: size_name(Size(**of["size"])) for folder, of in settings.items()}
-        runs = [_run(folder, records[folder], sizes) for folder in records]
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise BadArgument("A run.json is damaged.", seen=repr(error)) from error
+    settings = {folder: record["settings"] for folder, record in records.items()}
+    sizes = [size_name(Size(**of["size"])) for of in settings.values()]
+    runs: dict[str, Entry] = {}
     first_of: dict[str, Path] = {}
-    for run in runs:
-        like = first_of.setdefault(run.size, run.folder)
-        for other, names in ((runs[0].folder, SAME), (like, SAME_OF_A_SIZE)):
-            differ = differences(settings[other], settings[run.folder], names, between=" and ")
-            if differ:
+    for size, (folder, of) in zip(sizes, settings.items(), strict=True):
+        group = f"{size} {of['variant']}" if len(set(sizes)) > 1 else of["variant"]
+        run = Run(
+            name=f"{group} seed {of['seed']}",
+            group=group,
+            folder=folder,
+            size=size,
+            variant=of["variant"],
+            seed=of["seed"],
+            data=(folder / records[folder]["data"]).resolve(),
+            context=of["context"],
+            steps=of["steps"],
+            tokens_per_step=records[folder]["tokens"] // of["steps"],
+        )
+        like = first_of.setdefault(run.size, folder)
+        for other, names in ((next(iter(settings)), SAME), (like, SAME_OF_A_SIZE)):
+            differ = differences(settings[other], of, names, between=" and ")
+            if run.name in runs or differ:
                 raise BadArgument(
-                    f"The runs in {other} and {run.folder} cannot be compared.",
-                    seen=differ,
+                    f"The runs in {other} and {folder} cannot be compared.",
+                    seen=differ or f"two runs are both {run.name}",
                     attempt="ropelens analyze of both models, on the same text",
                 )
-        data = read_json(run.data / DATA)
-        of_data = sorted(data.keys() - {"seed"})  # of the text: a run has another
-        differ = differences(settings[run.folder], data, of_data, between=" and ")
-        if differ:
-            raise BadArgument(
-                f"The run in {run.folder} did not learn from what is in {run.data}.",
-                seen=differ,
-            )
-    for name, count in Counter(run.name for run in runs).items():
-        if count > 1:
-            raise BadArgument(f"Two runs are both {name}.", attempt="leave one of them out")
-    return list(runs)
-
-
-def _run(folder: Path, record: dict[str, Any], sizes: dict[Path, str]) -> Run:
-    """The run in `folder`, by its `record`; groups name the size where there are several."""
-    settings = record["settings"]
-    several = len(set(sizes.values())) > 1
-    group = f"{sizes[folder]} {settings['variant']}" if several else str(settings["variant"])
-    return Run(
-        name=f"{group} seed {settings['seed']}",
-        group=group,
-        folder=folder,
-        size=sizes[folder],
-        variant=str(settings["variant"]),
-        seed=int(settings["seed"]),
-        data=(folder / record["data"]).resolve(),
-        context=int(settings["context"]),
-        steps=int(settings["steps"]),
-        tokens_per_step=int(record["tokens"]) // int(settings["steps"]),
-    )
+        runs[run.name] = run
+    return list(runs.values())

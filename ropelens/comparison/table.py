@@ -1,16 +1,23 @@
-"""A comparison as a table: a row a variant, with its differences to the baseline."""
+"""A comparison as a table: a row a variant, with its differences to the baseline in pairs."""
 
 from __future__ import annotations
+
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 from jaxtyping import Float
 
-from ropelens.comparison.pairs import entries_of, group_names, paired_changes
+from ropelens.errors import public
 from ropelens.measure.truncation_table import best_head
 from ropelens.statistics.intervals import paired_interval
 from ropelens.statistics.labels import LABELS
+
+Compared = TypeVar("Compared", xr.Dataset, xr.DataArray)
+
+ALONE = -1
+"""The partner of an entry that has no pair."""
 
 LOOKS_AT = 0.5
 """Mean attention from which a head is said to look at the previous token, or to induce."""
@@ -151,3 +158,27 @@ def _heads(entries: xr.Dataset) -> dict[str, float]:
         **{label: float((entries["label"] == label).sum() / count) for label in LABELS},
         **wavelengths,
     }
+
+
+def group_names(comparison: xr.Dataset | xr.DataArray) -> list[str]:
+    """The groups of a comparison or of one of its variables, in their order."""
+    return list(dict.fromkeys(comparison["group"].values.tolist()))
+
+
+def entries_of(comparison: Compared, group: str) -> Compared:
+    """The entries of one group, of a comparison or of one of its variables."""
+    return comparison.isel(entry=np.flatnonzero(comparison["group"].values == group))
+
+
+@public
+def paired_changes(values: xr.DataArray, group: str) -> xr.DataArray:
+    """`values` [entry, ...] of the entries of `group`, minus those of their pairs.
+
+    `values` is a variable of what `compare` gives. The result is over the `entry` of the
+    group; it is empty for a baseline, and for a group without pairs.
+    """
+    partner = values["partner"].values
+    paired = (partner != ALONE) & (partner != np.arange(len(partner)))
+    mine = np.flatnonzero((values["group"].values == group) & paired)
+    other = values.isel(entry=partner[mine]).assign_coords(entry=values["entry"][mine])
+    return values.isel(entry=mine) - other

@@ -12,8 +12,13 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from ropelens.comparison.pairs import entries_of, group_names, paired_changes
-from ropelens.comparison.table import loss_past_context, repeat_gain
+from ropelens.comparison.table import (
+    entries_of,
+    group_names,
+    loss_past_context,
+    paired_changes,
+    repeat_gain,
+)
 from ropelens.figures import style
 from ropelens.figures.text import mean_count, plotly_text, short_count
 from ropelens.figures.wavelengths import AXIS_TITLE, mark_wavelengths

@@ -30,12 +30,26 @@ def option(metavar: str | None, words: str, *, name: str | None = None, **more: 
     return typer.Option(*[name] if name else [], metavar=metavar, help=words, **more)
 
 
+class Checked:
+    """A dataclass of options: `BadArgument` for a value that a field's annotation excludes."""
+
+    def __post_init__(self) -> None:
+        for name, hint in get_type_hints(type(self), include_extras=True).items():
+            value, info = getattr(self, name), hint.__metadata__[0]
+            least = info.min if info.min is not None else -math.inf
+            if not is_bearable(value, hint) or (isinstance(value, int) and value < least):
+                kind = str(hint.__origin__).removeprefix("<class '").removesuffix("'>")
+                raise BadArgument(
+                    f"The option {name} cannot be {value!r}."[:80],
+                    attempt=kind + f", at least {info.min}" * (info.min is not None),
+                )
+
+
 @dataclass(frozen=True, kw_only=True)
-class Loading:
+class Loading(Checked):
     """The options of `load`, which explains them.
 
-    Raises `BadArgument` for a value that a field's annotation excludes, also in a class that
-    extends this one, and for a device beside a device map.
+    Raises `BadArgument` for a device beside a device map.
     """
 
     dtype: Annotated[
@@ -75,14 +89,6 @@ class Loading:
     ] = False
 
     def __post_init__(self) -> None:
-        for name, hint in get_type_hints(type(self), include_extras=True).items():
-            value, info = getattr(self, name), hint.__metadata__[0]
-            least = info.min if info.min is not None else -math.inf
-            if not is_bearable(value, hint) or (isinstance(value, int) and value < least):
-                kind = str(hint.__origin__).removeprefix("<class '").removesuffix("'>")
-                raise BadArgument(
-                    f"The option {name} cannot be {value!r}."[:80],
-                    attempt=kind + f", at least {info.min}" * (info.min is not None),
-                )
+        super().__post_init__()
         if self.device_map is not None and self.device != "auto":
             raise BadArgument("Both a device and a device map are given.")

@@ -19,8 +19,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from ropelens.comparison.pairs import entries_of
-from ropelens.comparison.table import summarize_comparison
+from ropelens.comparison.table import entries_of, summarize_comparison
 from ropelens.errors import public
 from ropelens.figures.style import LABELS
 from ropelens.figures.text import (

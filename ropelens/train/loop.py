@@ -1,7 +1,7 @@
 """The loop of training, in plain torch.
 
-AdamW on matrices and vectors, gradients summed over passes and processes and clipped, a
-linear warm-up, then a cosine to zero. Every number follows from the settings and the text,
+AdamW on matrices and vectors, gradients summed over passes and clipped, a linear warm-up,
+then a cosine to zero. Every number follows from the settings and the text,
 so a run that goes on from a checkpoint ends with the same weights, bit for bit.
 """
 
@@ -10,30 +10,31 @@ from __future__ import annotations
 import io
 import math
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from accelerate.utils import broadcast_object_list, reduce
 from jaxtyping import Float, Int64
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from ropelens.errors import RopelensError
 from ropelens.files.folder import write_whole
-from ropelens.files.progress import show_progress, silent
-from ropelens.models.processes import processes
-from ropelens.train.data import copy_tokenizer, held_out_sequences, training_stages
-from ropelens.train.record import say, write_model
-from ropelens.train.settings import Settings, passes_of
+from ropelens.files.progress import show_progress
+from ropelens.models.device import device_named
+from ropelens.train.data import copy_tokenizer, held_out_sequences, say, training_stages
+from ropelens.train.settings import Settings
 
 CHECKPOINT = "checkpoint.pt"
 """The file of a run's folder that the run resumes from."""
+
+Progress = tuple[int, list[dict[str, float]], Float[Tensor, ""]]
+"""The steps of a run that are done, the rows of metrics.csv, and the sum of the losses since
+the last row that has one, in float32."""
 
 COLUMNS = ("step", "tokens", "train_loss", "valid_loss", "learning_rate", "tokens_per_second")
 FEW_TOKENS = 128
@@ -45,25 +46,13 @@ class TrainingFailed(RopelensError):
     """The loss or the weights stopped being numbers."""
 
 
-def failed(what: str, *, step: int) -> TrainingFailed:
-    """The error for `what`, which is NaN or infinite after `step`."""
-    return TrainingFailed(
-        f"training stopped at step {step}: {what} is not a finite number.",
-        attempt="a lower learning rate, in a new run folder",
-    )
-
-
-@dataclass
-class State:
-    """The progress of a run, beside its weights and the moments of its optimizer.
-
-    `loss` is the sum over the steps since the last row that has one, in float32; `rows` are
-    those of metrics.csv.
-    """
-
-    step: int = 0
-    loss: float = 0.0
-    rows: list[dict[str, Any]] = field(default_factory=list)
+def require_finite(tensors: Iterable[Tensor], what: str, *, step: int) -> None:
+    """Raise TrainingFailed where `what`, as it is after `step`, is NaN or infinite."""
+    if not all(tensor.isfinite().all() for tensor in tensors):
+        raise TrainingFailed(
+            f"training stopped at step {step}: {what} is not a finite number.",
+            attempt="a lower learning rate, in a new run folder",
+        )
 
 
 def fit(
@@ -84,81 +73,70 @@ def fit(
     """
     if settings.compile:
         model.compile(dynamic=False)  # there are only a few shapes
-    stages = training_stages(data, batch=settings.size.batch, context=settings.context)
+    stages = training_stages(data, batch=settings.shape.batch, context=settings.context)
     held_out = held_out_sequences(data)
-    optimizer = make_optimizer(model.to(processes().device).train())
-    checkpoint, state = out / CHECKPOINT, State()
-    if checkpoint.exists():
-        state = load_checkpoint(checkpoint, model, optimizer)
-        say(f"resuming from step {state.step}")
-    loss = torch.tensor(state.loss, device=processes().device)
-    saved_at, timed_at, timed_from = time.monotonic(), time.perf_counter(), state.step
+    device = device_named("auto")
+    optimizer = make_optimizer(model.train().to(device))
+    step, rows, loss = 0, list[dict[str, float]](), torch.zeros((), device=device)
+    if (out / CHECKPOINT).exists():
+        step, rows, loss = load_checkpoint(out / CHECKPOINT, model, optimizer)
+        say(f"resuming from step {step}")
+    saved_at, timed_at, timed_from = time.monotonic(), time.perf_counter(), step
     note: dict[str, str] = {}
     per_step = settings.tokens_per_step
-    show = show_progress if processes().is_main_process else silent
-    total, before = settings.steps * per_step, state.step * per_step
-    with show("training", total=total, unit="tokens", completed=before) as advance:
-        for batch in batches(stages, settings, after=state.step):
-            rate = learning_rate(settings, state.step)
-            for part in learn(model, optimizer, batch, settings, rate=rate, step=state.step):
+    total, before = settings.steps * per_step, step * per_step
+    with show_progress("training", total=total, unit="tokens", completed=before) as advance:
+        for batch in batches(stages, settings, after=step):
+            rate = learning_rate(settings, step)
+            step += 1
+            for part in learn(model, optimizer, batch, settings, rate=rate, step=step):
                 loss += part
-            state.step += 1
             row: dict[str, float] = {}
-            if state.step % settings.log_every == 0:
+            if step % settings.log_every == 0:
                 now = time.perf_counter()
                 row["train_loss"] = float(loss.double() / settings.log_every)
                 row["learning_rate"] = rate
-                tokens = (state.step - timed_from) * per_step
-                row["tokens_per_second"] = round(tokens / (now - timed_at))
-                loss, timed_at, timed_from = torch.zeros_like(loss), now, state.step
+                row["tokens_per_second"] = round(
+                    (step - timed_from) * per_step / (now - timed_at)
+                )
+                loss, timed_at, timed_from = torch.zeros_like(loss), now, step
                 note["loss"] = f"loss {row['train_loss']:.4f}"
-            last = state.step == settings.steps
-            if last or state.step % settings.eval_every == 0:
+            last = step == settings.steps
+            if last or step % settings.eval_every == 0:
                 row["valid_loss"] = validation_loss(model, held_out, settings)
                 note["valid"] = f"validation loss {row['valid_loss']:.4f}"
             if row:
-                row |= {"step": state.step, "tokens": state.step * per_step}
-                state.rows.append(row)
-                write_metrics(out / "metrics.csv", state.rows)
+                rows.append({"step": step, "tokens": step * per_step} | row)
+                # Written anew: after a resume, rows past the checkpoint are gone.
+                table = pd.DataFrame(rows, columns=COLUMNS)
+                write_whole(out / "metrics.csv", table.to_csv(index=False))
             advance(per_step, note=", ".join(note.values()))
-            if settings.in_history(state.step):
-                write_history(model, out, step=state.step, tokenizer=data)
-            # By the clock of the first process, so that all of them check their weights.
-            due = broadcast_object_list([time.monotonic() - saved_at >= checkpoint_seconds])[0]
-            if last or due:
-                check_weights(model, step=state.step)
-                state.loss, saved_at = loss.item(), time.monotonic()
-                save_checkpoint(checkpoint, model, optimizer, state)
+            if settings.in_history(step):
+                write_history(model, out, step=step, tokenizer=data)
+            if last or time.monotonic() - saved_at >= checkpoint_seconds:
+                require_finite(model.parameters(), "a weight", step=step)
+                save_checkpoint(out / CHECKPOINT, model, optimizer, (step, rows, loss))
+                saved_at = time.monotonic()
 
 
 def save_checkpoint(
-    path: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer, state: State
+    path: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer, progress: Progress
 ) -> None:
-    """Replace the checkpoint at `path`, in the first process; a kill leaves the earlier one."""
-    if processes().is_main_process:
-        parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        content = io.BytesIO()
-        torch.save(parts | {"state": asdict(state)}, content)
-        write_whole(path, content.getbuffer())
+    """Replace the checkpoint at `path`; a kill leaves the earlier one."""
+    parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    content = io.BytesIO()
+    torch.save(parts | {"progress": progress}, content)
+    write_whole(path, content.getbuffer())
 
 
 def load_checkpoint(
     path: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer
-) -> State:
+) -> Progress:
     """Set `model` and `optimizer` to what they were when the checkpoint was written."""
-    parts = torch.load(path, map_location="cpu", weights_only=True)
+    parts = torch.load(path, map_location=model.device, weights_only=True)
     model.load_state_dict(parts["model"])
     optimizer.load_state_dict(parts["optimizer"])
-    return State(**parts["state"])
-
-
-def write_metrics(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write metrics.csv anew, in the first process: after a resume, lost rows are gone.
-
-    Losses in nats per token; `train_loss` is the mean since the row before.
-    """
-    if processes().is_main_process:
-        write_whole(path, pd.DataFrame(rows, columns=COLUMNS).to_csv(index=False))
+    return parts["progress"]
 
 
 def make_optimizer(model: PreTrainedModel) -> torch.optim.AdamW:
@@ -208,24 +186,18 @@ def learn(
     rate: float,
     step: int,
 ) -> Float[Tensor, " part"]:
-    """Take one step on `batch`; the loss per predicted token, as parts that sum to it.
-
-    A part is the sum over the passes that all processes make at the same time.
+    """Take one step on `batch`; the loss per predicted token, a part for each pass.
 
     Raises:
-        TrainingFailed: the loss is NaN or infinite, in any process; nothing was changed.
+        TrainingFailed: the loss is NaN or infinite; nothing was changed.
     """
     losses = []
-    for tokens in passes_here(batch, settings):
+    for tokens in passes_of(batch, settings, device=model.device):
         loss = loss_of(model, tokens, settings, predicted=batch[:, 1:].numel())
         loss.backward()
         losses.append(loss.detach())
-    parts = reduce(torch.stack(losses), "sum")
-    if not parts.isfinite().all():
-        raise failed("the loss", step=step + 1)
-    if processes().use_distributed:
-        for weight in model.parameters():
-            torch.distributed.all_reduce(weight.grad)
+    parts = torch.stack(losses)
+    require_finite([parts], "the loss", step=step)
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for group in optimizer.param_groups:
         group["lr"] = rate
@@ -234,15 +206,12 @@ def learn(
     return parts
 
 
-def passes_here(
-    rows: Int64[Tensor, "sequence position"], settings: Settings
+def passes_of(
+    rows: Int64[Tensor, "sequence position"], settings: Settings, *, device: torch.device
 ) -> list[Int64[Tensor, "pass_sequence position"]]:
-    """The rows of this process, in passes that fit its memory."""
-    together = processes()
-    micro = passes_of(settings.size, among=together.num_processes)
-    micro *= settings.context // rows.shape[1]  # as many tokens if sequences are shorter
-    here = rows.split(micro)[together.process_index :: together.num_processes]
-    return [tokens.to(together.device) for tokens in here]
+    """The rows in passes that fit the memory; shorter sequences make as many tokens."""
+    together = settings.shape.micro_batch * (settings.context // rows.shape[1])
+    return [tokens.to(device) for tokens in rows.split(together)]
 
 
 def loss_of(
@@ -266,26 +235,38 @@ def loss_of(
 def validation_loss(model: PreTrainedModel, held_out: np.ndarray, settings: Settings) -> float:
     """The mean loss per predicted token of the first `VALID_SEQUENCES` of `held_out`, nats."""
     tokens = torch.from_numpy(held_out[:VALID_SEQUENCES].astype(np.int64))
-    total = torch.zeros((), dtype=torch.float64, device=processes().device)
+    total = torch.zeros((), dtype=torch.float64, device=model.device)
     model.eval()
-    for some in passes_here(tokens, settings):
+    for some in passes_of(tokens, settings, device=model.device):
         total += loss_of(model, some, settings, predicted=some[:, 1:].numel()) * len(some)
     model.train()
-    return float(reduce(total, "sum")) / len(tokens)
-
-
-def check_weights(model: PreTrainedModel, *, step: int) -> None:
-    """Raise TrainingFailed if a weight is NaN or infinite."""
-    if not all(weight.isfinite().all() for weight in model.parameters()):
-        raise failed("a weight", step=step)
+    return float(total) / len(tokens)
 
 
 def write_history(model: PreTrainedModel, out: Path, *, step: int, tokenizer: Path) -> None:
     """Save the model of `step` in history/, as a checkpoint that loads alone."""
-    check_weights(model, step=step)
-    if not processes().is_main_process:
-        return
+    require_finite(model.parameters(), "a weight", step=step)
     folder = out / "history" / f"step-{step:06}"
     folder.mkdir(parents=True, exist_ok=True)
     copy_tokenizer(tokenizer, folder)
     write_model(model, folder)
+
+
+def write_model(model: PreTrainedModel, folder: Path) -> None:
+    """Save `model` as safetensors with its config, written aside first.
+
+    The weights come last: a folder that has them is complete.
+    """
+    aside = folder / "model.partial"
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()  # there would be one for each model
+    try:
+        model.save_pretrained(aside)
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
+    readers = (aside / "config.json").stat().st_mode  # safetensors lets only its owner read
+    for file in sorted(aside.iterdir(), key=lambda f: f.suffix == ".safetensors"):
+        file.chmod(readers)
+        file.replace(folder / file.name)
+    aside.rmdir()

@@ -5,35 +5,42 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list
 from filelock import FileLock, Timeout
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from ropelens.errors import BadArgument
-from ropelens.files.folder import explain_full_disk, make_folder
 from ropelens.files.results import RECORD
 from ropelens.measure.tokens import versions
 from ropelens.models.device import explain_full_memory
-from ropelens.models.processes import processes
-from ropelens.train.data import Source, copy_tokenizer, prepare_data, read_texts
-from ropelens.train.loop import CHECKPOINT, fit
-from ropelens.train.record import read_json, require_same, say, write_json, write_model
-from ropelens.train.settings import Settings, passes_of
-
-CHECKPOINT_SECONDS = 60.0
-
-WRITTEN = (
-    *("config.json", "generation_config.json", "model.safetensors", "study.json"),
-    *("tokenizer.json", "tokenizer_config.json", "metrics.csv", "history", CHECKPOINT),
+from ropelens.models.variants import variant_config
+from ropelens.train.data import (
+    copy_tokenizer,
+    prepare_data,
+    read_json,
+    read_texts,
+    require_same,
+    say,
+    write_json,
 )
-"""What a run writes after its run.json; without that it belongs to somebody else."""
+from ropelens.train.loop import CHECKPOINT, fit, write_model
+from ropelens.train.settings import Settings
+
+ROPE_BASE = 10_000.0
+CHECKPOINT_SECONDS = 60.0
+STUDY = "study.json"
+"""The file of a study's folder that says which study it is."""
 
 
 class Busy(BadArgument):
@@ -42,9 +49,10 @@ class Busy(BadArgument):
 
 def train(
     settings: Settings,
-    source: Source,
     *,
     out: Path,
+    text: Sequence[Path] = (),
+    valid: Sequence[Path] = (),
     data: Path | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Path:
@@ -54,65 +62,94 @@ def train(
     same losses bit for bit (same machine and thread count), and returns at once from one that
     is finished. `out` then holds config.json, model.safetensors (float32), the tokenizer,
     metrics.csv, run.json, and history/. Tokenizer and tokens are in `data`, which runs may
-    share; without it, in `out`/data.
+    share; without it, in `out`/data. Without `text` they must be there.
 
     Raises:
         BadText: no such text, not UTF-8, or too little of it.
-        BadArgument: `out` holds a run with other settings, another process is at work on it
-            (`Busy`), or the disk is full.
+        BadArgument: no such variant or size, `out` holds a run with other settings or
+            something else, or another process is at work on it (`Busy`).
         TrainingFailed: the loss or a weight stopped being a number.
     """
-    data = source.tokens or data or out / "data"
-    passes_of(settings.size, among=processes().num_processes)
-    main = processes().is_main_process
-    texts = read_texts(source) if main else None  # before there is a folder to leave behind
-    if before := read_record(out):
+    data = data or out / "data"
+    model_config(settings)
+    texts = read_texts(text, valid, data=data)  # before there is a folder to leave behind
+    if before := read_own(out, RECORD, key="settings"):
         require_same(before["settings"], settings.facts(), what=f"the run in {out}")
     fits = explain_full_memory(
         "The training",
         seen=f"{settings.size}, context {settings.context:,}",
         attempt="a smaller size or context, in a new run folder",
     )
-    with explain_full_disk(f"the run in {out} cannot go on"), fits, alone(out):
-        if texts is not None:
-            facts = prepare_data(data, source, texts, settings)
-            begin(out, facts | settings.facts(), data=data)
-            copy_tokenizer(data, out)
-        processes().wait_for_everyone()
-        record = read_json(out / RECORD)
+    with fits, alone(out):
+        facts = prepare_data(data, texts, settings) | settings.facts()
+        record = read_own(out, RECORD, key="settings")
+        if not record:
+            record = {
+                "kind": "training",
+                "settings": facts,
+                "data": os.path.relpath(data, out),
+                "versions": versions() | {"accelerate": version("accelerate")},
+                "threads": torch.get_num_threads(),
+                "started": _clock(),
+                "command": sys.argv,
+            }
+            write_json(out / RECORD, record)
+        require_same(record["settings"], facts, what=f"the run in {out}")
         if "finished" in record:
             say(f"{out} is finished already")
-        else:
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(out, local_files_only=True)
-            torch.manual_seed(settings.seed)
-            model = LlamaForCausalLM(settings.config(tokenizer))
-            try:
-                fit(model, settings, out=out, data=data, checkpoint_seconds=checkpoint_seconds)
-            except KeyboardInterrupt:
-                words = "stopped; the same command resumes from its last checkpoint, if any"
-                raise KeyboardInterrupt(words) from None
-            if main:
-                write_model(model, out)
-                tokens = settings.steps * settings.tokens_per_step
-                write_json(out / RECORD, record | {"finished": _clock(), "tokens": tokens})
-        if main:
-            (out / CHECKPOINT).unlink(missing_ok=True)
-        processes().wait_for_everyone()
+            return out
+        copy_tokenizer(data, out)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(out, local_files_only=True)
+        torch.manual_seed(settings.seed)
+        model = LlamaForCausalLM(model_config(settings, tokenizer))
+        fit(model, settings, out=out, data=data, checkpoint_seconds=checkpoint_seconds)
+        write_model(model, out)
+        tokens = settings.steps * settings.tokens_per_step
+        write_json(out / RECORD, record | {"finished": _clock(), "tokens": tokens})
+        (out / CHECKPOINT).unlink()
     return out
 
 
-def read_record(out: Path) -> dict[str, Any]:
-    """The run.json of the run in `out`; {} where none has begun.
+def model_config(
+    settings: Settings, tokenizer: PreTrainedTokenizerBase | None = None
+) -> LlamaConfig:
+    """The model's configuration, for the tokens of `tokenizer`.
+
+    Embeddings are tied, so that a small model spends its parameters on layers.
 
     Raises:
-        BadArgument: `out` holds a model, a study or other results.
+        BadArgument: there is no such variant or size.
+        UnsupportedModel: LLaMA's configuration cannot express the variant.
     """
-    path = out / RECORD
-    record = read_json(path) if path.exists() else {}
-    taken = [name for name in WRITTEN if (out / name).exists()]
-    if "settings" not in record and (record or taken):
+    shape = settings.shape
+    config = LlamaConfig(
+        vocab_size=len(tokenizer) if tokenizer else settings.vocabulary,
+        hidden_size=shape.width,
+        intermediate_size=shape.mlp,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=settings.context,
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_BASE},
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id if tokenizer else 0,
+        eos_token_id=tokenizer.eos_token_id if tokenizer else 1,
+    )
+    return variant_config(config, settings.variant)
+
+
+def read_own(out: Path, name: str, *, key: str) -> dict[str, Any]:
+    """The record `name` in `out`, which has a `key`; {} where nothing has begun.
+
+    Raises:
+        BadArgument: `out` holds a model, a run, a study or other results.
+    """
+    record = read_json(out / name) if (out / name).exists() else {}
+    others = (RECORD, STUDY, CHECKPOINT, "config.json", "tokenizer.json", "history")
+    if key not in record and any((out / other).exists() for other in others):
         raise BadArgument(
-            f"{out} holds a model, a study or other results; a run would mix with them.",
+            f"{out} holds a model, a run, a study or other results, which would mix.",
             attempt="another --out",
         )
     return record
@@ -120,49 +157,14 @@ def read_record(out: Path) -> dict[str, Any]:
 
 @contextmanager
 def alone(out: Path) -> Iterator[None]:
-    """Hold the lock of the run while the block runs.
-
-    The main process holds it for those that train with it, and tells them if it has it.
-    """
-    lock = FileLock(out / ".lock")
-    if processes().is_main_process:
-        make_folder(out)
-        with suppress(Timeout):
-            lock.acquire(blocking=False)
-    if not broadcast_object_list([lock.is_locked])[0]:
-        raise Busy(f"another process is at work on the run in {out}.")
+    """Hold the lock of the run while the block runs."""
+    out.mkdir(parents=True, exist_ok=True)
     try:
+        lock = FileLock(out / ".lock").acquire(blocking=False)
+    except Timeout as error:
+        raise Busy(f"another process is at work on the run in {out}.") from error
+    with lock:
         yield
-    finally:
-        lock.release()
-
-
-def begin(out: Path, decides: dict[str, Any], *, data: Path) -> None:
-    """Write run.json; on a later call, check that what decides the run is the same.
-
-    A run that is resumed with other versions, processes or threads rounds its sums in another
-    way; a line says so.
-    """
-    computed = {
-        "versions": versions() | {"accelerate": version("accelerate")},
-        "processes": processes().num_processes,
-        "threads": torch.get_num_threads(),
-    }
-    record = read_record(out)
-    if not record:
-        facts = {
-            "kind": "training",
-            "settings": decides,
-            "data": os.path.relpath(data, out),
-            "started": _clock(),
-            "command": sys.argv,
-        }
-        write_json(out / RECORD, facts | computed)
-        return
-    require_same(record["settings"], decides, what=f"the run in {out}")
-    changed = [name for name, value in computed.items() if record[name] != value]
-    if changed and "finished" not in record:
-        say(f"other {', '.join(changed)}: not bit for bit the run that it would have been")
 
 
 def _clock() -> str:

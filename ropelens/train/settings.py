@@ -1,24 +1,18 @@
-"""What decides the numbers of a run: the size of the model, and how it is trained."""
+"""What decides the numbers of a run: the size of the model, and how it is trained.
+
+The command makes its options of the fields of `Settings`, so torch is not imported here.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-import torch
-from transformers import LlamaConfig, PreTrainedTokenizerBase
-
-from ropelens.errors import BadArgument, Count, Number, Positive
-from ropelens.models.variants import variant_config
-from ropelens.rope.variants import parse_variant
-
-ROPE_BASE = 10_000.0
-
-Precision = Literal["auto", "bf16", "fp32"]
+from ropelens.errors import BadArgument
+from ropelens.models.loading import Checked, option
 
 
 @dataclass(frozen=True)
@@ -43,7 +37,7 @@ class Size:
 
 # Rows of a table, a size each.
 # fmt: off
-SIZES: Mapping[str, Size] = {
+SIZES = {
     # 2.5 million parameters: one or two hours of a CPU core.
     "tiny": Size(layers=6, width=192, heads=6, kv_heads=2, head_dim=32, mlp=448,
                  batch=16, micro_batch=4, learning_rate=3e-3),
@@ -96,43 +90,73 @@ def size_name(size: Size) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Checked):
     """Everything that decides the numbers of a run, except its text.
 
-    `learning_rate` is the peak of the schedule; None: that of the size. `variant` is written
-    as in docs/variants.md. `seed` decides the first weights and the order of the text.
-    `precision` bf16 is autocast over float32 weights; "auto" is bf16 on a GPU that has it.
     Models of steps 1, 2, 4, 8, ... stay in history/, and with `history_every` those of its
-    multiples. The rate falls in the last share `decay` of the steps after the warm-up.
-    `compile` runs the model by `torch.compile`: up to 1.6 times as fast, other last bits.
+    multiples. The learning rate rises in the first 4% of the steps.
     """
 
-    size: Size = SIZES["tiny"]
-    context: Positive = 512
-    vocabulary: Positive = 2048
-    steps: Positive = 2500
-    learning_rate: Number | None = None
-    variant: str = "rope"
-    seed: Count = 0
-    precision: Precision = "auto"
-    log_every: Positive = 10
-    eval_every: Positive = 250
-    history_every: Count = 0
-    decay: Number = 1.0
-    compile: bool = False
+    variant: Annotated[
+        str,
+        option(
+            "NAME[:VALUE]",
+            "The model's RoPE: p-rope:0.75, nope, ...; all but nope-every, which LLaMA's "
+            "configuration lacks.",
+        ),
+    ] = "rope"
+    size: Annotated[
+        str,
+        option(
+            "NAME",
+            "Size of the model: mini, tiny, small, base, or layers x width x heads x "
+            "kv_heads, such as 8x384x6x2.",
+        ),
+    ] = "tiny"
+    context: Annotated[int, option("N", "Tokens a sequence.", min=3)] = 512
+    vocabulary: Annotated[
+        int, option("N", "Tokens of the BPE tokenizer.", min=258, max=1 << 16)
+    ] = 2048
+    steps: Annotated[int, option("N", "Optimizer steps.", min=1)] = 2500
+    learning_rate: Annotated[
+        float | None, option("RATE", "Peak rate. [default: the size's]")
+    ] = None
+    decay: Annotated[
+        float, option("SHARE", "Share of the steps in which the rate falls.", min=0, max=1)
+    ] = 1.0
+    precision: Annotated[
+        Literal["auto", "bf16", "fp32"],
+        option(
+            "P",
+            "bf16, autocast over float32 weights; fp32; auto is bf16 on a GPU that has it.",
+        ),
+    ] = "auto"
+    seed: Annotated[
+        int,
+        option("N", "Of the weights at first and the order of text.", min=0, max=2**32 - 1),
+    ] = 0
+    log_every: Annotated[int, option("N", "Steps of a row of metrics.csv.", min=1)] = 10
+    eval_every: Annotated[int, option("N", "Steps between validations.", min=1)] = 250
+    history_every: Annotated[
+        int, option("N", "Also keep a model every N steps; 0: none.", min=0)
+    ] = 0
+    compile: Annotated[
+        bool,
+        option(
+            None, "torch.compile: up to 1.6 times as fast, other last bits.", name="--compile"
+        ),
+    ] = False
 
-    def __post_init__(self) -> None:
-        if self.context < 3 or not 258 <= self.vocabulary <= 1 << 16:
-            raise BadArgument(
-                # Every byte is a token, and there are BOS and EOS.
-                "A context has 3 tokens or more, a vocabulary 258 to 65,536.",
-                seen=f"context {self.context:,}, vocabulary {self.vocabulary:,}",
-            )
-        self.config()
+    @property
+    def shape(self) -> Size:
+        """The numbers that `size` names."""
+        return get_size(self.size)
 
     @property
     def bf16(self) -> bool:
         """Whether the model multiplies in bfloat16."""
+        import torch
+
         if self.precision == "auto":
             return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
         return self.precision == "bf16"
@@ -140,7 +164,7 @@ class Settings:
     @property
     def peak_rate(self) -> float:
         """The peak of the learning rate."""
-        return self.size.learning_rate if self.learning_rate is None else self.learning_rate
+        return self.shape.learning_rate if self.learning_rate is None else self.learning_rate
 
     @property
     def warmup_steps(self) -> int:
@@ -150,32 +174,7 @@ class Settings:
     @property
     def tokens_per_step(self) -> int:
         """Tokens of one optimizer step, BOS included."""
-        return self.size.batch * self.context
-
-    def config(self, tokenizer: PreTrainedTokenizerBase | None = None) -> LlamaConfig:
-        """The model's configuration, for the tokens of `tokenizer`; the base is 10,000.
-
-        Embeddings are tied, so that a small model spends its parameters on layers.
-
-        Raises:
-            BadArgument: there is no such variant.
-            UnsupportedModel: LLaMA's configuration cannot express it.
-        """
-        config = LlamaConfig(
-            vocab_size=len(tokenizer) if tokenizer else self.vocabulary,
-            hidden_size=self.size.width,
-            intermediate_size=self.size.mlp,
-            num_hidden_layers=self.size.layers,
-            num_attention_heads=self.size.heads,
-            num_key_value_heads=self.size.kv_heads,
-            head_dim=self.size.head_dim,
-            max_position_embeddings=self.context,
-            rope_parameters={"rope_type": "default", "rope_theta": ROPE_BASE},
-            tie_word_embeddings=True,
-            bos_token_id=tokenizer.bos_token_id if tokenizer else 0,
-            eos_token_id=tokenizer.eos_token_id if tokenizer else 1,
-        )
-        return variant_config(config, parse_variant(self.variant))
+        return self.shape.batch * self.context
 
     def in_history(self, step: int) -> bool:
         """Whether the model after `step` stays."""
@@ -183,18 +182,10 @@ class Settings:
         return power_of_two or (self.history_every > 0 and step % self.history_every == 0)
 
     def facts(self) -> dict[str, Any]:
-        """The settings as run.json has them, with what "auto" and None stand for."""
+        """The settings as run.json has them, with what "auto", None and `size` stand for."""
         return dataclasses.asdict(self) | {
+            "size": dataclasses.asdict(self.shape),
             "precision": "bf16" if self.bf16 else "fp32",
             "learning_rate": self.peak_rate,
             "warmup_steps": self.warmup_steps,
         }
-
-
-def passes_of(size: Size, *, among: int) -> int:
-    """Sequences that each of `among` processes takes through the model at once."""
-    if size.batch % among:
-        raise BadArgument(
-            f"{among} processes cannot share a batch of {size.batch} sequences evenly."
-        )
-    return math.gcd(size.batch // among, size.micro_batch)

@@ -6,116 +6,52 @@ from the same weights, so that variants are compared in pairs.
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from ropelens.errors import BadArgument, Count, public
+from ropelens.errors import BadArgument, public, words_of
 from ropelens.files.folder import file_name
-from ropelens.files.results import RECORD
-from ropelens.models.processes import processes
-from ropelens.train.data import Source, read_texts
+from ropelens.train.data import read_texts, require_same, say, write_json
 from ropelens.train.loop import TrainingFailed
-from ropelens.train.record import read_json, require_same, say, write_json
-from ropelens.train.run import Busy, train
-from ropelens.train.settings import Settings, get_size
-
-STUDY = "study.json"
-"""The file of a study's folder that says which study it is."""
-
-OF_A_RUN = ("variant", "seed", "size")
-"""Settings in which the runs of a study differ."""
-
-SHARED = [f.name for f in dataclasses.fields(Settings) if f.name not in OF_A_RUN]
+from ropelens.train.run import STUDY, Busy, model_config, read_own, train
+from ropelens.train.settings import Settings
 
 
-@dataclass(frozen=True)
-class Study:
-    """What a study file says; its first variant is the baseline of comparisons.
+def runs_of(study: Mapping[str, Any]) -> dict[Path, Settings]:
+    """The runs of a study, by folders in its own such as tiny/p-rope-0.75/seed-0.
 
-    `text` and `valid` are files or folders, from the place of the study file. `settings` are
-    those of all runs, written in the file by their names.
+    All variants of a seed come before the next: a stopped study compares most.
     """
-
-    variants: tuple[str, ...]
-    seeds: tuple[Count, ...] = (0,)
-    sizes: tuple[str, ...] = ("tiny",)
-    text: tuple[str, ...] = ()
-    valid: tuple[str, ...] = ()
-    settings: Settings = dataclasses.field(default_factory=Settings)
-
-    def runs(self) -> Iterator[Run]:
-        """Every run, all variants of a seed before the next: a stopped study compares most."""
-        for seed in self.seeds:
-            for size in self.sizes:
-                for variant in self.variants:
-                    yield Run(variant, seed, size)
-
-    def settings_of(self, run: Run) -> Settings:
-        """What decides the numbers of `run`."""
-        size = get_size(run.size)
-        return dataclasses.replace(self.settings, variant=run.variant, seed=run.seed, size=size)
-
-    def facts(self) -> dict[str, Any]:
-        """The study as study.json has it, without its text, which data.json knows."""
-        lists = {name: list(getattr(self, name)) for name in ("variants", "seeds", "sizes")}
-        return lists | {name: getattr(self.settings, name) for name in SHARED}
-
-
-class Run(NamedTuple):
-    """One run of a study."""
-
-    variant: str
-    seed: int
-    size: str
-
-    @property
-    def folder(self) -> Path:
-        """Its folder within the study's, such as tiny/p-rope-0.75/seed-0."""
-        return Path(self.size, file_name(self.variant), f"seed-{self.seed}")
-
-
-def read_study(path: Path) -> Study:
-    """The study that the TOML file `path` describes; BadArgument for any other file."""
-    try:
-        facts = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadArgument(f"{path} cannot be read as a study.", seen=str(error)) from error
-    study = _study_of(facts)
-    runs = list(study.runs())
-    if not runs or len({run.folder for run in runs}) < len(runs):
-        raise BadArgument(
-            f"{path}: variants, seeds and sizes must each name one or more, each once."
+    shared = dict(study)
+    variants, seeds = shared.pop("variants"), shared.pop("seeds", [0])
+    sizes = shared.pop("sizes", ["tiny"])
+    return {
+        Path(size, file_name(variant), f"seed-{seed}"): Settings(
+            variant=variant, seed=seed, size=size, **shared
         )
-    for run in runs:
-        study.settings_of(run)
-    return study
-
-
-def saved_study(folder: Path) -> Study:
-    """The study whose runs are in `folder`, without the names of its text."""
-    return _study_of(read_json(folder / STUDY))
-
-
-def _study_of(facts: Mapping[str, Any]) -> Study:
-    """The study of these keys, whose types are checked."""
-    lists = [f.name for f in dataclasses.fields(Study) if f.name != "settings"]
-    for name in facts:
-        if name not in (*lists, *SHARED):
-            known = ", ".join([*lists, *SHARED])
-            raise BadArgument(f"A study has no {name!r}.", attempt=f"one of: {known}")
-    build: Callable[..., Study] = public(Study)
-    settings: Callable[..., Settings] = public(Settings)
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in {"variants": (), **facts}.items()
-        if name in lists
+        for seed, size, variant in itertools.product(seeds, sizes, variants)
     }
-    shared = {name: value for name, value in facts.items() if name in SHARED}
-    return build(**values, settings=settings(**shared))
+
+
+def read_study(path: Path) -> tuple[dict[str, Any], list[Path], list[Path]]:
+    """The study in the TOML file `path`: what its runs are made of, its text, its valid.
+
+    Raises:
+        BadArgument: the file cannot be read, or a key, variant, size or value is wrong.
+    """
+    try:
+        study = tomllib.loads(path.read_text(encoding="utf-8"))
+        text, valid = (
+            [path.parent / name for name in study.pop(part, ())] for part in ("text", "valid")
+        )
+        for settings in runs_of(study).values():
+            model_config(settings)
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise BadArgument(f"{path} is no study.", seen=words_of(error, kind=True)) from error
+    return study, text, valid
 
 
 @public
@@ -129,6 +65,8 @@ def run_study(
 ) -> Path:
     """Train what the study file `path` names in the folder `out`, and return that folder.
 
+    The file names `variants` (the first is the baseline of comparisons), `seeds` and `sizes`,
+    the settings that all runs share, and `text` and `valid`, files or folders from its place.
     Finished runs are passed over, a stopped one is resumed, and one that another process is at
     work on is left to it: the same command, given several times at once, shares the runs out
     (one for each GPU, say). If a run diverges, the others are still trained. `text` and `valid`
@@ -136,34 +74,31 @@ def run_study(
     of text.
 
     Raises:
-        BadArgument: `path` is no study, or `out` holds another one; the disk is full.
+        BadArgument: `path` is no study, or `out` holds another one.
         BadText: no such text, not UTF-8, or too little of it.
         TrainingFailed: at the end, naming the runs that diverged.
     """
-    path, out = Path(path), Path(out)
-    study = read_study(path)
-    source = Source(
-        tuple(map(Path, text)) or tuple(path.parent / name for name in study.text),
-        tuple(map(Path, valid)) or tuple(path.parent / name for name in study.valid),
-        None if tokens is None else Path(tokens),
-    )
-    if not source.text and tokens is None:
-        raise BadArgument(
-            f"{path} names no text to train on.", attempt='--text FILE, or text = ["FILE"]'
-        )
-    _begin(out, study, source)
-    runs = list(study.runs())
+    out = Path(out)
+    study, own_text, own_valid = read_study(Path(path))
+    learnt = [] if tokens is not None else list(map(Path, text)) or own_text
+    held_out = [] if tokens is not None else list(map(Path, valid)) or own_valid
+    data = out / "data" if tokens is None else Path(tokens)
+    if not read_own(out, STUDY, key="variants"):
+        read_texts(learnt, held_out, data=data)  # before there is a folder to leave behind
+        write_json(out / STUDY, study)
+    require_same(read_own(out, STUDY, key="variants"), study, what=f"the study in {out}")
+    runs = runs_of(study)
     diverged: list[str] = []
     busy: list[str] = []
-    for number, run in enumerate(runs, start=1):
-        say(f"run {number} of {len(runs)}: {run.folder}")
+    for number, (folder, settings) in enumerate(runs.items(), start=1):
+        say(f"run {number} of {len(runs)}: {folder}")
         try:
-            train(study.settings_of(run), source, out=out / run.folder, data=out / "data")
+            train(settings, out=out / folder, text=learnt, valid=held_out, data=data)
         except Busy:
-            busy.append(str(run.folder))
+            busy.append(str(folder))
         except TrainingFailed as error:
             say(error.line)
-            diverged.append(str(run.folder))
+            diverged.append(str(folder))
     if busy:
         say(f"another process is at work on {', '.join(busy)}")
     if diverged:
@@ -173,18 +108,3 @@ def run_study(
             attempt="a lower learning_rate in the study file, in a new folder",
         )
     return out
-
-
-def _begin(out: Path, study: Study, source: Source) -> None:
-    """Write the study into `out`, or check that it is the one that is there."""
-    path = out / STUDY
-    if not path.exists() and any((out / name).exists() for name in (RECORD, "config.json")):
-        raise BadArgument(
-            f"{out} holds a model, a run or other results; a study would mix with them.",
-            attempt="another --out",
-        )
-    if processes().is_main_process and not path.exists():
-        read_texts(source)  # before there is a folder to leave behind
-        write_json(path, study.facts())
-    processes().wait_for_everyone()
-    require_same(read_json(path), study.facts(), what=f"the study in {out}")

@@ -12,7 +12,7 @@ import torch
 from cli_runs import Command, Ended, ropelens
 from scipy import stats
 from tiny_checkpoints import save_tiny
-from trained import NANO, story, train
+from trained import story, train
 
 import ropelens as rl
 from ropelens.models.checkpoint import fingerprint
@@ -32,7 +32,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, text: Path) -> list[Path]:
     place = tmp_path_factory.mktemp("runs")
-    options = {"size": NANO, "context": 32, "vocabulary": 300, "steps": 1}
+    options = {"size": "nano", "context": 32, "vocabulary": 300, "steps": 1}
     options["precision"] = "fp32"
     return [
         train([text], out=place / variant, data=place / "data", variant=variant, **options)

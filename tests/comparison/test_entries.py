@@ -7,12 +7,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from trained import VARIANTS, copy_of, run_folder, runs_in, small, study
+from trained import VARIANTS, copy_of, run_folder, runs_in, study
 
 from ropelens.comparison.entries import find_entries
 from ropelens.errors import BadArgument, RopelensError
 
-__all__ = ["small", "study"]
+__all__ = ["study"]
 
 
 def test_a_study_is_its_runs_in_its_order(study: Path) -> None:
@@ -20,7 +20,7 @@ def test_a_study_is_its_runs_in_its_order(study: Path) -> None:
     assert [(e.variant, e.seed) for e in entries] == [(v, s) for s in (0, 1) for v in VARIANTS]
     assert entries[0].name == "rope seed 0"
     assert {e.group for e in entries} == set(VARIANTS)
-    assert list(entries[0].checkpoints()) == [1, 2, 3]
+    assert list(entries[0].checkpoints()) == [1, 2]
 
 
 def test_unfinished_runs_of_a_study_are_left_out(study: Path, tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_unfinished_runs_of_a_study_are_left_out(study: Path, tmp_path: Path) ->
         *("rope seed 0", "nope seed 0", "rope seed 1", "p-rope:0.5 seed 1")
     ]
     assert left_out == ["nano/p-rope-0.5/seed-0", "nano/nope/seed-1"]
-    with pytest.raises(BadArgument, match=r"The run in .*seed-1 is not finished"):
+    with pytest.raises(BadArgument, match=r"seed-1 holds nothing to compare"):
         find_entries([unfinished, run_folder(copy, "rope", 0)])
 
 
@@ -52,25 +52,11 @@ def test_what_cannot_be_compared_is_refused(study: Path, tmp_path: Path) -> None
             find_entries(paths)
 
 
-def test_a_run_is_measured_on_its_own_data_alone(study: Path, tmp_path: Path) -> None:
-    copy = copy_of(study, tmp_path)
-    path = copy / "data" / "data.json"
-    data = json.loads(path.read_text())
-    path.write_text(json.dumps(data | {"text_sha256": "0" * 64}))
-    with pytest.raises(BadArgument, match="did not learn from what is in") as refused:
-        find_entries([copy])
-    assert f"text_sha256: {data['text_sha256']} and {'0' * 64}" in refused.value.line
-    path.unlink()
-    with pytest.raises(BadArgument, match=r"data\.json cannot be read"):
-        find_entries([copy])
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"learning_rate": 1.0}, "learning_rate: 0.01 and 1.0"),
-        ({"size": {"layers": 2}}, r"A run\.json is damaged"),
-        ({"context": 64, "steps": 9}, "context: 32 and 64; steps: 3 and 9"),
+        ({"context": 64, "steps": 9}, "context: 32 and 64; steps: 2 and 9"),
     ],
 )
 def test_runs_that_learnt_otherwise_are_refused(
@@ -96,5 +82,5 @@ def test_damaged_records_are_one_error(study: Path, tmp_path: Path) -> None:
 def test_two_runs_of_one_name_are_refused(study: Path, tmp_path: Path) -> None:
     copy = copy_of(study, tmp_path)
     folders = [run_folder(study, "rope", 0), run_folder(copy, "rope", 0)]
-    with pytest.raises(BadArgument, match="Two runs are both rope seed 0"):
+    with pytest.raises(BadArgument, match="two runs are both rope seed 0"):
         find_entries(folders)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from pathlib import Path
 
 import numpy as np
@@ -18,45 +17,39 @@ from transformers.optimization import get_wsd_schedule
 
 from ropelens.train.data import held_out_sequences, spread, training_stages
 from ropelens.train.loop import batches, learning_rate
-from ropelens.train.settings import Settings
+from ropelens.train.run import model_config
+from ropelens.train.settings import SIZES, Settings
 
 __all__ = ["text"]
 
-STEPS = 50
-WARMUP = 2  # 4% of them
+STEPS = 66  # two more than an epoch; a quarter of the 64 after the warm-up is 16
+RECIPE = OPTIONS | {"steps": STEPS, "log_every": 1, "precision": "fp32"}
 
 
-@pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """The tokens of every pass of a training, in its order."""
-    found: list[Tensor] = []
+@pytest.fixture(scope="module")
+def learnt(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Tensor]]:
+    """A run by RECIPE, and the tokens of its every pass in their order."""
+    seen: list[Tensor] = []
     forward = LlamaForCausalLM.forward
 
     def watched(model: LlamaForCausalLM, input_ids: Tensor, **options: object):
         if model.training:
-            found.append(input_ids.cpu().clone())
+            seen.append(input_ids.clone())
         return forward(model, input_ids, **options)
 
-    monkeypatch.setattr(LlamaForCausalLM, "forward", watched)
-    return found
-
-
-def rate(step: int) -> float:
-    """Of `step`, counted from 0: linear from 0 to the peak, then a half cosine to 0."""
-    if step < WARMUP:
-        return NANO.learning_rate * step / WARMUP
-    done = (step - WARMUP) / (STEPS - WARMUP)
-    return NANO.learning_rate * (1 + math.cos(math.pi * done)) / 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LlamaForCausalLM, "forward", watched)
+        return train([text], out=tmp_path_factory.mktemp("recipe"), **RECIPE), seen
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.25, 0.0])
 def test_the_rate_is_that_of_transformers_schedule(decay: float) -> None:
     """Warm-up, flat, decay."""
-    options = OPTIONS | {"steps": STEPS, "learning_rate": None, "seed": 0}
-    settings = Settings(variant="rope", decay=decay, **options)
-    falling = round(decay * (STEPS - WARMUP))
+    settings = Settings(**RECIPE | {"decay": decay})
+    warmup = settings.warmup_steps
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=NANO.learning_rate)
-    theirs = get_wsd_schedule(optimizer, WARMUP, falling, num_training_steps=STEPS)
+    falling = round(decay * (STEPS - warmup))
+    theirs = get_wsd_schedule(optimizer, warmup, falling, num_training_steps=STEPS)
     for step in range(STEPS):
         assert learning_rate(settings, step) == pytest.approx(theirs.get_last_lr()[0])
         optimizer.step()
@@ -66,7 +59,8 @@ def test_the_rate_is_that_of_transformers_schedule(decay: float) -> None:
 def trained_by_hand(batches: list[Tensor]) -> tuple[list[float], LlamaForCausalLM, int]:
     """Losses of every step, the model after the last, and how often gradients were clipped."""
     set_seed(0)
-    model = LlamaForCausalLM(Settings(**OPTIONS).config())
+    settings = Settings(**RECIPE)
+    model = LlamaForCausalLM(model_config(settings))
     norms = [p for name, p in model.named_parameters() if "norm" in name]
     rest = [p for name, p in model.named_parameters() if "norm" not in name]
     optimizer = torch.optim.AdamW(
@@ -82,21 +76,18 @@ def trained_by_hand(batches: list[Tensor]) -> tuple[list[float], LlamaForCausalL
         loss.backward()
         clipped += int(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0) > 1)
         for group in optimizer.param_groups:
-            group["lr"] = rate(step)
+            group["lr"] = learning_rate(settings, step)
         optimizer.step()
         losses.append(loss.item())
     return losses, model, clipped
 
 
-def test_a_run_is_its_recipe_in_plain_torch(
-    seen: list[Tensor], text: Path, tmp_path: Path
-) -> None:
-    options = OPTIONS | {"steps": STEPS, "log_every": 1, "precision": "fp32"}
-    run = train([text], out=tmp_path / "run", **options)
+def test_a_run_is_its_recipe_in_plain_torch(learnt: tuple[Path, list[Tensor]]) -> None:
+    run, seen = learnt
     passes = NANO.batch // NANO.micro_batch
     assert len(seen) == STEPS * passes
-    batches = [torch.cat(seen[i : i + passes]) for i in range(0, len(seen), passes)]
-    losses, model, clipped = trained_by_hand(batches)
+    steps = [torch.cat(seen[i : i + passes]) for i in range(0, len(seen), passes)]
+    losses, model, clipped = trained_by_hand(steps)
     assert 5 < clipped < STEPS
     found = [float(row["train_loss"]) for row in metrics(run)]
     np.testing.assert_allclose(found, losses, rtol=2e-4)
@@ -110,23 +101,30 @@ def test_a_run_is_its_recipe_in_plain_torch(
     assert not all(torch.equal(weights[name], begun[name]) for name in weights)
 
 
-def test_what_is_held_out_is_not_learnt_from(
-    seen: list[Tensor], text: Path, tmp_path: Path
+def test_what_is_held_out_is_measured_and_not_learnt_from(
+    learnt: tuple[Path, list[Tensor]],
 ) -> None:
-    run = train([text], out=tmp_path / "run", **OPTIONS | {"steps": 200})
+    """Five sequences, which passes of two do not share evenly."""
+    run, seen = learnt
     (rows,) = training_stages(run / "data", batch=NANO.batch, context=OPTIONS["context"])
     held_out = held_out_sequences(run / "data")
-    learnt = {tuple(row) for tokens in seen for row in tokens.tolist()}
-    assert learnt == {tuple(row) for row in rows.tolist()}  # all of it, several times
-    assert not learnt & {tuple(row) for row in held_out.tolist()}
+    tokens = {tuple(row) for of_pass in seen for row in of_pass.tolist()}
+    assert tokens == {tuple(row) for row in rows.tolist()}
+    assert not tokens & {tuple(row) for row in held_out.tolist()}
+    batch = torch.from_numpy(held_out.astype(np.int64))
+    assert len(batch) == 5
+    with torch.no_grad():
+        loss = float(LlamaForCausalLM.from_pretrained(run)(batch, labels=batch).loss)
+    assert float(metrics(run)[-1]["valid_loss"]) == pytest.approx(loss, rel=1e-6)
 
 
 @pytest.mark.parametrize("after", [0, 5, 7, 16])
-def test_every_epoch_has_an_order_of_its_own(after: int) -> None:
+def test_every_epoch_has_an_order_of_its_own(
+    after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """That of accelerate's sampler, wherever a run goes on: 9 sequences are 3 steps."""
-    size = dataclasses.replace(NANO, batch=3)
-    options = OPTIONS | {"size": size, "steps": 20, "learning_rate": None, "seed": 4}
-    settings = Settings(variant="rope", **options)
+    monkeypatch.setitem(SIZES, "nano", dataclasses.replace(NANO, batch=3))
+    settings = Settings(**OPTIONS | {"steps": 20, "seed": 4})
     rows = np.arange(9)[:, None].repeat(settings.context, 1)
     sampler = SeedableRandomSampler(range(9), data_seed=4)
     order = torch.tensor([list(sampler) for _ in range(7)]).view(-1, 3)[after:20]
@@ -137,9 +135,8 @@ def test_every_epoch_has_an_order_of_its_own(after: int) -> None:
 @pytest.mark.parametrize("after", [0, 1, 4, 7])
 def test_stages_follow_one_another_and_the_last_comes_again(after: int) -> None:
     """Three steps of sequences half as long, then two of whole ones, again and again."""
-    options = OPTIONS | {"steps": 8, "learning_rate": None, "seed": 4}
-    settings = Settings(variant="rope", **options)
-    batch, context = settings.size.batch, settings.context
+    settings = Settings(**OPTIONS | {"steps": 8, "seed": 4})
+    batch, context = NANO.batch, settings.context
     short = np.arange(6 * batch)[:, None].repeat(context // 2, 1)
     whole = np.arange(2 * batch)[:, None].repeat(context, 1) + 1000
     found = list(batches([short, whole], settings, after=after))
@@ -153,18 +150,6 @@ def test_stages_follow_one_another_and_the_last_comes_again(after: int) -> None:
     assert first != second
 
 
-def test_validation_is_the_mean_over_what_is_held_out(text: Path, tmp_path: Path) -> None:
-    """Five sequences, which passes of two do not share evenly."""
-    run = train([text], out=tmp_path / "run", **OPTIONS | {"steps": 20, "precision": "fp32"})
-    held_out = held_out_sequences(run / "data")
-    tokens = torch.from_numpy(held_out.astype(np.int64))
-    assert len(tokens) == 5
-    with torch.no_grad():
-        model = LlamaForCausalLM.from_pretrained(run)
-        loss = float(model(input_ids=tokens, labels=tokens).loss)
-    assert float(metrics(run)[-1]["valid_loss"]) == pytest.approx(loss, rel=1e-6)
-
-
 def test_spread_is_from_the_first_to_the_last() -> None:
     rows = np.arange(2850)
     some = spread(rows, 512)
@@ -175,11 +160,11 @@ def test_spread_is_from_the_first_to_the_last() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile imports
-def test_a_compiled_run_has_the_losses_of_one_that_is_not(text: Path, tmp_path: Path) -> None:
-    losses, options = {}, OPTIONS | {"precision": "fp32"}
-    for compiled in (False, True):
-        run = train([text], out=tmp_path / str(compiled), **options, compile=compiled)
-        losses[compiled] = [float(row["train_loss"]) for row in metrics(run)]
-        AutoModelForCausalLM.from_pretrained(run, local_files_only=True)
-    np.testing.assert_allclose(losses[True], losses[False], rtol=1e-3)
-    assert losses[True] != losses[False]  # it was compiled
+def test_a_compiled_run_has_the_losses_of_one_that_is_not(
+    learnt: tuple[Path, list[Tensor]], text: Path, tmp_path: Path
+) -> None:
+    run = train([text], out=tmp_path, **RECIPE, compile=True)
+    AutoModelForCausalLM.from_pretrained(run, local_files_only=True)
+    losses = [[float(row["train_loss"]) for row in metrics(of)] for of in (run, learnt[0])]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-3)
+    assert losses[0] != losses[1]  # it was compiled
