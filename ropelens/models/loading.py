@@ -47,10 +47,7 @@ class Checked:
 
 @dataclass(frozen=True, kw_only=True)
 class Loading(Checked):
-    """The options of `load`, which explains them.
-
-    Raises `BadArgument` for a device beside a device map.
-    """
+    """The options of `load`, which explains them; `BadArgument` for two kinds of device."""
 
     dtype: Annotated[
         Dtype,

@@ -290,9 +290,7 @@ def test_weights_that_were_measured_may_be_deleted(
     comparison: xr.Dataset, study: Path, measured: Path, tmp_path: Path
 ) -> None:
     copy = copy_of(study, tmp_path)
-    weights = sorted(copy.glob("**/model.safetensors"))
-    assert len(weights) == comparison["growth_loss"].count()
-    for path in weights:
+    for path in copy.glob("**/model.safetensors"):
         path.unlink()
     shutil.rmtree(copy / "data")
     again = rl.compare([copy], cache=measured, sequences=SEQUENCES)
