@@ -3,8 +3,7 @@
 transformers finds an attention function by the name in the config. While a block runs, a
 function of ours stands under that name and hands every call on to the model's own. The config
 is not touched: the model takes the branches that it always takes, makes the masks that it
-always makes, and computes the same bits. A context variable holds what a call meets (an edit,
-observers, silences), so it ends with its block and holds in its thread.
+always makes, and computes the same bits.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import reduce
 from threading import Lock
 from typing import Any, Protocol, runtime_checkable
 
@@ -24,7 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
-from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.errors import UnsupportedModel
 from ropelens.models.judge import Judge
 from ropelens.models.masks import hidden_mask, own_keys, positions, real_rows, visible_keys
 from ropelens.rope.planes import Planes
@@ -88,69 +87,36 @@ class Hooks:
     judge: Judge | None = None
 
 
-_hooks: ContextVar[dict[int, Hooks]] = ContextVar("ropelens_hooks")
-"""The hooks of each module in an open block of this thread, by the module's id."""
+Change = Callable[[Hooks], Hooks]
 
-_open_anywhere: Counter[int] = Counter()
-"""How many blocks of all threads are open over each module, by its id."""
+_open: dict[int, list[Change]] = {}
+"""What the open blocks over each module make of its hooks, by the module's id."""
 
 _lock = Lock()
 
 
 def hooks_of(module: object) -> Hooks | None:
-    """The hooks that calls of `module` meet here; None outside all blocks.
+    """The hooks that calls of `module` meet, in every thread; None outside all blocks."""
+    changes = _open.get(id(module))
+    return reduce(lambda hooks, change: change(hooks), changes, Hooks()) if changes else None
 
-    Raises `UnsupportedModel` where a block is open over it in another thread alone.
+
+@contextmanager
+def hooked(modules: Iterable[object], change: Change) -> Iterator[None]:
+    """Calls of `modules` meet what `change` makes of their hooks while the block runs.
+
+    Blocks may be closed in any order.
     """
-    hooks = _hooks.get({}).get(id(module))
-    if hooks is None and _open_anywhere[id(module)]:
-        raise _in_another_thread("running")
-    return hooks
-
-
-@contextmanager
-def hooked(modules: Iterable[object], change: Callable[[Hooks], Hooks]) -> Iterator[None]:
-    """Calls of `modules` meet what `change` makes of their hooks while the block runs."""
-    outer, ids = _hooks.get({}), [id(module) for module in modules]
-    with _lock:
-        if any(_open_anywhere[at] and at not in outer for at in ids):
-            raise _in_another_thread("edited or observed")
-        _open_anywhere.update(ids)
-    inner = outer | {at: change(outer.get(at, Hooks())) for at in ids}
-    token = _hooks.set(inner)
+    ids = [id(module) for module in modules]
+    for at in ids:
+        _open.setdefault(at, []).append(change)
     try:
         yield
     finally:
-        with _lock:
-            _open_anywhere.subtract(ids)
-        if _hooks.get() is inner:
-            _hooks.reset(token)
-        else:
-            _hooks.set({at: hooks for at, hooks in _hooks.get().items() if at not in ids})
-            raise BadArgument(
-                "Blocks that edit or observe a model were not closed in the order that "
-                "nests them; all of them are closed now."
-            )
-
-
-@contextmanager
-def unhooked(modules: Iterable[object]) -> Iterator[None]:
-    """Calls of `modules` meet nothing while the block runs."""
-    outer = _hooks.get({})
-    ids = outer.keys() & {id(module) for module in modules}
-    token = _hooks.set(outer | dict.fromkeys(ids, Hooks()))
-    try:
-        yield
-    finally:
-        _hooks.reset(token)
-
-
-def _in_another_thread(what: str) -> UnsupportedModel:
-    return UnsupportedModel(
-        f"The model is {what} in another thread than the one that edits or observes it.",
-        attempt="a copy of the model for each thread (copy.deepcopy), or "
-        "contextvars.copy_context().run, copied in the block",
-    )
+        for at in ids:
+            _open[at].remove(change)
+            if not _open[at]:
+                del _open[at]
 
 
 # transformers' attention functions, wrapped
@@ -161,7 +127,7 @@ def attention_modules(model: PreTrainedModel) -> list[nn.Module]:
     return [model, *(m for m in model.modules() if hasattr(m, "layer_idx") and m is not model)]
 
 
-_wrapped: dict[tuple[int, str], int] = {}
+_wrapped: Counter[tuple[int, str]] = Counter()
 """Open blocks that need a name wrapped, by interface and name."""
 
 _uncompiled = ExitStack()
@@ -184,10 +150,9 @@ def wrapped_attention(model: PreTrainedModel) -> Iterator[None]:
         if not _wrapped:
             _uncompiled.enter_context(torch.compiler.set_stance("force_eager"))
         for place, name in places:
-            blocks = _wrapped.get((id(place), name), 0)
-            if not blocks:
+            if not _wrapped[id(place), name]:
                 place[name] = _wrapper(place.get(name), name)
-            _wrapped[id(place), name] = blocks + 1
+            _wrapped[id(place), name] += 1
     try:
         yield
     finally:
@@ -196,7 +161,10 @@ def wrapped_attention(model: PreTrainedModel) -> Iterator[None]:
                 _wrapped[id(place), name] -= 1
                 if not _wrapped[id(place), name]:
                     del _wrapped[id(place), name]
-                    _unwrap(place, name)
+                    own = place[name].own
+                    del place[name]
+                    if place.get(name) is not own:  # which one interface alone has
+                        place[name] = own
             if not _wrapped:
                 _uncompiled.close()
 
@@ -232,14 +200,6 @@ def _wrapper(own: Callable[..., Any] | None, name: str) -> Callable[..., Any]:
 
     attend.own = own  # type: ignore[attr-defined]
     return attend
-
-
-def _unwrap(place: AttentionInterface, name: str) -> None:
-    """Put back the function that stood under `name`."""
-    own = place[name].own
-    del place[name]
-    if place.get(name) is not own:
-        place[name] = own
 
 
 def _eager(module: nn.Module) -> Callable[..., Any]:

@@ -25,7 +25,6 @@ from ropelens.models.doorway import (
     attention_modules,
     hooked,
     hooks_of,
-    unhooked,
     wrapped_attention,
 )
 from ropelens.models.judge import Judge
@@ -220,7 +219,8 @@ class Subject:
 
     def by_itself(self) -> AbstractContextManager[None]:
         """Suspend every open edit, silence and observer while the block runs."""
-        return unhooked(self._modules)
+        blocks = [module for module in self._modules if hooks_of(module) is not None]
+        return hooked(blocks, lambda _: Hooks())
 
     @property
     def open_edit(self) -> AttentionEdit | None:
