@@ -65,13 +65,9 @@ def rope(
     loaded, tokenizer = rl.load(model, **asdict(options))
     if against is not None:
         from ropelens.models.bridge import bridge
-        from ropelens.models.rope import compare_turns, read_turns
-        from ropelens.models.subject import as_subject
 
-        turns = read_turns(as_subject(loaded), context=context)  # before a bridge changes it
-        length = int(turns.positions[-1]) + 1
-        bridged = as_subject(bridge(loaded, tokenizer))
-        compared = compare_turns(turns, read_turns(bridged, context=length))
+        other, _ = rl.load(model, **asdict(options))  # a bridge changes its model
+        compared = rl.compare_rope(loaded, bridge(other, tokenizer), context=context)
         for text in agreement_tables(compared, ("transformers", against), verbose=verbose):
             print(text)
         typer.echo(f"{compared.attrs['verdict'].upper()}. {compared.attrs['why']}")

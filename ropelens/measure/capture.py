@@ -14,7 +14,7 @@ from ropelens.errors import BadArgument, Count, public
 from ropelens.measure.excerpt import TokenNames, name_token
 from ropelens.measure.tokens import as_corpus, describe_run
 from ropelens.models.paths import check_document
-from ropelens.models.rotation import inv_freq_by_head
+from ropelens.models.rotation import edited_planes
 from ropelens.models.subject import Model, Subject, as_subject, stated_context
 from ropelens.models.texts import prompt_tokens, warn_beyond
 from ropelens.rope.select import ALL_HEADS, heads_by_layer
@@ -96,7 +96,7 @@ def capture(
     def see(call: AttentionCall) -> None:
         layer, by_itself = call.layer, planes[call.layer]
         seen.add(layer)
-        inv_freq = inv_freq_by_head(subject.open_edit, layer, by_itself, length=length)
+        inv_freq = edited_planes(subject.open_edit, layer, by_itself, length=length).inv_freq
         inv_freq = inv_freq.expand(subject.heads, -1)
         for number in chosen[layer].nonzero().flatten().tolist():
             into = {name: array[places[layer, number]] for name, array in arrays.items()}

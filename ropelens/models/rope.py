@@ -5,25 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import xarray as xr
-from jaxtyping import Complex, Float, Int
+from jaxtyping import Complex, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
 from ropelens.errors import BadArgument, Positive, public
 from ropelens.models.rotation import (
     LoneTokens,
-    inv_freq_by_head,
+    edited_planes,
     lone_tokens,
     planes_now,
     read_rotations,
 )
-from ropelens.models.subject import Model, Subject, as_subject
+from ropelens.models.subject import Model, as_subject
 from ropelens.rope.planes import Planes, plane_norms
-from ropelens.rope.probe import MeasuredRotation, probe_positions
+from ropelens.rope.probe import probe_positions
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.variables import ROTATION, described, stack
 
@@ -117,25 +117,16 @@ def observe(
     def show(call: AttentionCall) -> None:
         planes = planes_now(subject, call.layer, own[call.layer], continued=call.past > 0)
         length = call.key.shape[2]
-        inv_freq = inv_freq_by_head(subject.open_edit, call.layer, planes, length=length)
-        same = (inv_freq == inv_freq[0]).all(0)
-        function(call, replace(planes, inv_freq=inv_freq[0].where(same, math.nan)))
+        planes = edited_planes(subject.open_edit, call.layer, planes, length=length)
+        by_head = torch.atleast_2d(planes.inv_freq)
+        same = (by_head == by_head[0]).all(0)
+        function(call, replace(planes, inv_freq=by_head[0].where(same, math.nan)))
 
     with subject.observe(show):
         yield
 
 
 # two implementations
-
-
-@dataclass(frozen=True)
-class Turns:
-    """How an implementation turns lone tokens: its layers, and the rotation read off each."""
-
-    positions: Int[Tensor, " position"]
-    noise: float
-    rotations: list[MeasuredRotation]
-    lone: list[LoneTokens]
 
 
 @public
@@ -157,7 +148,6 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
       heads or keys that turn otherwise, what lies in no plane), relative to the mean length.
     - `strength_ratio` (layer): scale times the mean square of queries and keys, of `other` to
       `one`; 1 where both scale alike (YaRN's attention factor is part of it).
-    - `pairing`, `rotary_dim` (implementation, layer): as `measure_rope` has them.
     - attributes `verdict` ("same", "different") and `why`, a sentence.
 
     They are the same where all differences stay below 1e-3 rad and the rounding of an angle in
@@ -165,62 +155,52 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
     `BadArgument` where the layers or heads of the two are not of one shape, and
     `UnsupportedModel` for an implementation that hides its attention.
     """
-    first = read_turns(as_subject(one), context=context)
-    last = int(first.positions[-1]) + 1
-    return compare_turns(first, read_turns(as_subject(other), context=last))
-
-
-def read_turns(subject: Subject, *, context: int | None = None) -> Turns:
-    """How an implementation turns tokens within `context`, or the trained one."""
-    context = context or subject.context
-    if context < 2:
-        raise BadArgument("A rotation is seen from position 1 on.", seen=f"context {context}")
-    positions = probe_positions(context - 1)
-    with subject.by_itself():
-        lone = lone_tokens(subject, positions)
-    rotations = read_rotations(subject, lone, positions)
-    return Turns(positions, subject.noise, rotations, lone)
-
-
-def compare_turns(one: Turns, other: Turns) -> xr.Dataset:
-    """What `compare_rope` returns, of two implementations that were run before."""
-    sides = (one, other)
-    shapes = [[tuple(layer.vectors.shape[::2]) for layer in side.lone] for side in sides]
+    sides = [as_subject(one), as_subject(other)]
+    positions = probe_positions((context or sides[0].context) - 1)
+    lone = []
+    for side in sides:
+        with side.by_itself():
+            lone.append(lone_tokens(side, positions))
+    shapes = [[tuple(layer.vectors.shape[::2]) for layer in layers] for layers in lone]
     if shapes[0] != shapes[1]:
         raise BadArgument(
             "These are not two implementations of one model.",
             seen=" and ".join(f"{len(s)} layers, heads of {s[0][1]}" for s in shapes),
         )
-    planes = [rotation.planes for rotation in one.rotations]
-    angle = torch.stack([_angles(side, planes) for side in sides])
+    one_by_one = read_rotations(sides[0], lone[0], positions)
+    planes, noise = [rotation.planes for rotation in one_by_one], [s.noise for s in sides]
+    angle = torch.stack([_angles(*by, planes) for by in zip(lone, noise, strict=True)])
     apart = torch.remainder(angle[1] - angle[0] + math.pi, 2 * math.pi) - math.pi
-    strength = [torch.tensor([_strength(layer) for layer in side.lone]) for side in sides]
+    strength = [torch.tensor([_strength(layer) for layer in layers]) for layers in lone]
     by_layer = ("implementation", "layer")
-    own = [[rotation.planes for rotation in side.rotations] for side in sides]
     values = {
         "angle": ((*by_layer, "frequency", "position"), angle.numpy()),
         "difference": (("layer", "frequency", "position"), apart.abs().numpy()),
-        "residual": (by_layer, [list(map(_change, s.lone, planes)) for s in sides]),
+        "residual": (by_layer, [list(map(_change, layers, planes)) for layers in lone]),
         "strength_ratio": ("layer", (strength[1] / strength[0]).numpy()),
-        "pairing": (by_layer, [[p.pairing for p in layers] for layers in own]),
-        "rotary_dim": (by_layer, [[p.rotary_dim for p in layers] for layers in own]),
     }
-    coords = {"implementation": ["one", "other"], "position": one.positions.numpy()}
+    coords = {"implementation": ["one", "other"], "position": positions.numpy()}
     dataset = xr.Dataset(values, coords=coords | {"layer": range(len(planes))})
     compared = described(dataset, ROTATION)
-    why = _what_differs(one, other, compared)
+    limit = max(LARGEST_DIFFERENCE, 16 * max(noise))
+    whys = [
+        _what_differs(compared.isel(layer=[at]), one, limit) for at, one in enumerate(planes)
+    ]
+    why = next(filter(None, whys), "")
     alike = f"All planes of {len(planes)} layers turn alike: {_largest(compared)}."
     return compared.assign_attrs(verdict="different" if why else "same", why=why or alike)
 
 
-def _angles(side: Turns, planes: list[Planes]) -> Float[Tensor, "layer frequency position"]:
+def _angles(
+    lone: list[LoneTokens], noise: float, planes: list[Planes]
+) -> Float[Tensor, "layer frequency position"]:
     """How far queries and keys have turned in these planes since position 0, in rad."""
     layers = []
-    for layer, own in zip(side.lone, planes, strict=True):
+    for layer, own in zip(lone, planes, strict=True):
         x = layer.vectors
         z = torch.complex(x[..., own.first], x[..., own.second])
         length = z.abs().square().mean(dim=(0, 1)).sqrt()
-        unseen = length <= 32 * side.noise * x.square().mean().sqrt()
+        unseen = length <= 32 * noise * x.square().mean().sqrt()
         layers.append(_turned(z).masked_fill(unseen, math.nan).T)
     return torch.from_numpy(stack(layers))
 
@@ -250,33 +230,21 @@ def _strength(layer: LoneTokens) -> float:
     return layer.scale * float(layer.vectors.square().mean())
 
 
-def _what_differs(one: Turns, other: Turns, compared: xr.Dataset) -> str:
-    """A sentence on the first layer that two implementations turn differently, or nothing."""
-    limit = max(LARGEST_DIFFERENCE, 16 * max(one.noise, other.noise))
-    for layer, rotations in enumerate(zip(one.rotations, other.rotations, strict=True)):
-        at = compared.isel(layer=layer)
-        planes = [rotation.planes for rotation in rotations]
-        kinds = [f"{p.rotary_dim} coordinates, {p.pairing} pairing" for p in planes]
-        changes = [rotation.residual for rotation in rotations]
-        inv_freq = planes[0].inv_freq.nan_to_num(0).abs()[:, None].double()
-        rounding = 4 * torch.finfo(torch.float32).eps * inv_freq * one.positions
-        apart = torch.from_numpy(at["difference"].values)[: len(inv_freq)]
-        ratio = float(at["strength_ratio"])
-        why = ""
-        if max(changes) > limit:
-            why = f"one does not rotate: plane lengths change by {max(changes):.2g}"
-        elif float(at["residual"].max()) > limit and kinds[0] != kinds[1]:
-            why = f"one turns {kinds[0]}, the other {kinds[1]}"
-        elif float(at["residual"].max()) > limit:
-            residual = float(at["residual"].max())
-            why = f"some heads, or queries and keys, turn otherwise (residual {residual:.2g})"
-        elif (apart > limit + rounding).any():
-            why = f"planes turn otherwise: {_largest(compared.isel(layer=[layer]))}"
-        elif not abs(ratio - 1) <= limit:
-            why = f"planes turn alike, but scores are {ratio:.4g} times as large"
-        if why:
-            return f"Layer {layer}: {why}."
-    return ""
+def _what_differs(compared: xr.Dataset, planes: Planes, limit: float) -> str:
+    """A sentence on how one layer turns differently in two implementations, or nothing."""
+    at = compared.isel(layer=0)
+    inv_freq = planes.inv_freq.nan_to_num(0).abs()[:, None].double().numpy()
+    rounding = 4 * torch.finfo(torch.float32).eps * inv_freq * at["position"].values
+    residual, ratio = float(at["residual"].max()), float(at["strength_ratio"])
+    if residual > limit:
+        why = f"something else than the angles of planes changes (residual {residual:.2g})"
+    elif (at["difference"].values[: len(inv_freq)] > limit + rounding).any():
+        why = f"planes turn otherwise: {_largest(compared)}"
+    elif not abs(ratio - 1) <= limit:
+        why = f"planes turn alike, but scores are {ratio:.4g} times as large"
+    else:
+        return ""
+    return f"Layer {int(at['layer'])}: {why}."
 
 
 def _largest(compared: xr.Dataset) -> str:

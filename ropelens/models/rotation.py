@@ -25,7 +25,6 @@ LONGEST_PROBE = 2**24
 
 PROBED_TOKENS = 4
 LENGTH_DEPENDENT = {"dynamic", "longrope"}
-ROTATING = "a model that uses RoPE, such as Llama, Qwen, Gemma, GPT-NeoX or GLM"
 
 
 @dataclass(frozen=True)
@@ -103,38 +102,28 @@ def read_rotations(
     subject: Subject, lone: list[LoneTokens], positions: Int[Tensor, " position"]
 ) -> list[MeasuredRotation]:
     """The rotation of each layer, read off its lone tokens at these positions."""
+    stated = [[len(w) for w in stated_inv_freq(subject, at)] for at in range(len(lone))]
     return [
-        read_rotation(
-            tokens.vectors,
-            positions,
-            noise=subject.noise,
-            counts=[len(w) for w in stated_inv_freq(subject, layer)],
-        )
-        for layer, tokens in enumerate(lone)
+        read_rotation(tokens.vectors, positions, noise=subject.noise, counts=counts)
+        for tokens, counts in zip(lone, stated, strict=True)
     ]
 
 
 # under edits, and as the length changes
 
 
-def edited_planes(edit: AttentionEdit, layer: int, planes: Planes, *, length: int) -> Planes:
-    """How a layer rotates under an edit, with a row for each head where they differ."""
-    inv_freq = inv_freq_by_head(edit, layer, planes, length=length)
-    alike = (inv_freq == inv_freq[:1]).all()
-    return replace(planes, inv_freq=inv_freq[0] if alike else inv_freq)
-
-
-def inv_freq_by_head(
+def edited_planes(
     edit: AttentionEdit | None, layer: int, planes: Planes, *, length: int
-) -> Float[Tensor, "_ frequency"]:
-    """How each head rotates in a call of `length` tokens, in rad/token; one row for all alike.
+) -> Planes:
+    """How a layer rotates in a call of `length` tokens, with a row a head where heads differ.
 
-    `planes` is how the layer rotates without the edit.
+    `planes` is how it rotates without the edit.
     """
     if edit is None:
-        return planes.inv_freq[None]
+        return planes
     inv_freq = edit.inv_freq(layer, planes, length=length)
-    return planes.inv_freq[None] if (inv_freq == planes.inv_freq).all() else inv_freq
+    alike = (inv_freq == inv_freq[:1]).all()
+    return replace(planes, inv_freq=inv_freq[0] if alike else inv_freq)
 
 
 def planes_now(subject: Subject, layer: int, planes: Planes, *, continued: bool) -> Planes:
@@ -177,13 +166,12 @@ def stated_inv_freq(subject: Subject, layer: int) -> list[Float[Tensor, " freque
     Rotary modules keep it as a buffer, as `{layer_type}_inv_freq` where types of layers
     differ (Gemma 3), which comes first.
     """
-    names = ["inv_freq"]
-    if subject.config.to_dict().get("layer_types") is not None:
-        names.insert(0, f"{subject.config.layer_types[layer]}_inv_freq")
+    types = subject.config.to_dict().get("layer_types")
+    names = ["inv_freq"] if types is None else [f"{types[layer]}_inv_freq", "inv_freq"]
     stated = []
     for name in names:
         for module in subject.model.modules():
-            if name in dict(module.named_buffers(recurse=False)):
+            if name in module._buffers:
                 with align_module_device(module):
                     stated.append(module.get_buffer(name).float().cpu())
     return stated
@@ -209,23 +197,21 @@ def _longest_position(subject: Subject, context: int | None) -> int:
 
 def _check_rotates(subject: Subject, measured: list[MeasuredRotation]) -> None:
     """Refuse a model whose queries change by anything but a rotation, or not at all."""
-    what = f"{subject.kind} does not rotate its queries."
-    for layer, rotation in enumerate(measured):
+    seen = ""
+    for layer, rotation in reversed(list(enumerate(measured))):
         if not rotation.residual <= subject.tolerance:
-            raise UnsupportedModel(
-                what,
-                seen=f"layer {layer}: the lengths of its planes change with position "
-                f"(residual {rotation.residual:.2g}; a rotation keeps them to "
-                f"{subject.tolerance:.0e})",
-                attempt=ROTATING,
+            seen = (
+                f"layer {layer}: the lengths of its planes change with position (residual "
+                f"{rotation.residual:.2g}; a rotation keeps them to {subject.tolerance:.0e})"
             )
-    stated = stated_inv_freq(subject, 0)
-    stands_still = all(rotation.planes.pairing == "none" for rotation in measured)
-    if stands_still and not any(len(w) and not w.any() for w in stated):
+    stops_all = any(len(w) and not w.any() for w in stated_inv_freq(subject, 0))
+    if all(rotation.planes.pairing == "none" for rotation in measured) and not stops_all:
+        seen = "queries and keys are the same at every position (residual 0)"
+    if seen:
         raise UnsupportedModel(
-            what,
-            seen="queries and keys are the same at every position (residual 0)",
-            attempt=ROTATING,
+            f"{subject.kind} does not rotate its queries.",
+            seen=seen,
+            attempt="a model that uses RoPE, such as Llama, Qwen, Gemma, GPT-NeoX or GLM",
         )
 
 

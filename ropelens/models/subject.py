@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -41,13 +41,6 @@ LARGEST_RESIDUAL = 1e-3
 
 UNSTATED_CONTEXT = 1024
 """Positions, of a model whose configuration does not say how many it was made for."""
-
-WRAPPERS = {
-    "OptimizedModule": "_orig_mod",  # torch.compile(model)
-    "DataParallel": "module",
-    "DistributedDataParallel": "module",
-}
-"""The attribute of each wrapper, by the name of its class, that holds the same model."""
 
 
 class Subject:
@@ -115,14 +108,14 @@ class Subject:
 
         `alike` raises `BadArgument` where they do.
         """
-        planes, edit = [layer.planes for layer in self.rotations(context)], self.open_edit
-        if edit is not None:
-            length = context or self.context
-            planes = [edited_planes(edit, *one, length=length) for one in enumerate(planes)]
+        length = context or self.context
+        planes = [
+            edited_planes(self.open_edit, at, layer.planes, length=length)
+            for at, layer in enumerate(self.rotations(context))
+        ]
         if alike and any(layer.inv_freq.ndim == 2 for layer in planes):
-            index = next(i for i, layer in enumerate(planes) if layer.inv_freq.ndim == 2)
             raise BadArgument(
-                f"Under this edit the heads of layer {index} rotate differently.",
+                "Under this edit heads of one layer rotate differently.",
                 attempt='an edit of whole layers (heads="3.*"); ropelens.profile and capture '
                 "also take this one",
             )
@@ -283,25 +276,22 @@ def as_subject(model: Model, tokenizer: Any = None) -> Subject:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model that `model` is wrapped around, however deep; itself where nothing is.
+    """The model in what torch.compile, DataParallel or peft wrapped around it, if anything.
 
-    A `PeftModel` gives its base model, in which the active adapters stand. Raises
-    `UnsupportedModel` for wrappers that add to what the model inside computes.
+    Active adapters stand in the model. Raises `UnsupportedModel` for prompts that were trained.
     """
-    while True:
-        kind = type(model).__name__
-        if kind in WRAPPERS:
-            model = getattr(model, WRAPPERS[kind])
-        elif hasattr(model, "get_base_model") and hasattr(model, "peft_config"):
-            adapters = model.peft_config.values()  # type: ignore[operator]
-            if any(adapter.is_prompt_learning for adapter in adapters):
-                raise UnsupportedModel(
-                    f"{kind} puts trained tokens before those that it is given.",
-                    attempt="model.get_base_model(), for the model without them",
-                )
-            model = model.get_base_model()  # type: ignore[operator]
-        else:
-            return model
+    for name in ("_orig_mod", "module"):  # of torch.compile, of DataParallel and its kin
+        if name in model._modules:
+            return unwrapped(getattr(model, name))
+    if not hasattr(model, "get_base_model"):
+        return model
+    adapters: Any = model.peft_config
+    if any(adapter.is_prompt_learning for adapter in adapters.values()):
+        raise UnsupportedModel(
+            f"{type(model).__name__} puts trained tokens before those that it is given.",
+            attempt="model.get_base_model(), for the model without them",
+        )
+    return unwrapped(model.get_base_model())  # type: ignore[operator]
 
 
 def stated_context(config: PreTrainedConfig) -> int | None:
@@ -314,21 +304,13 @@ def stated_context(config: PreTrainedConfig) -> int | None:
 def _check_runs(model: PreTrainedModel) -> None:
     """Refuse devices where nothing can be summed, and heads that differ by layer (Dots 3)."""
     name = type(model).__name__
-    with suppress(AttributeError):  # no heads: said where attention is looked for
-        try:
-            _ = model.config.get_text_config().num_attention_heads
-        except RuntimeError as error:  # transformers': the attribute differs by layer
-            raise UnsupportedModel(
-                f"Layers of {name} have different numbers of heads."
-            ) from error
+    try:
+        getattr(model.config.get_text_config(), "num_attention_heads", None)
+    except RuntimeError as error:  # transformers': the attribute differs by layer
+        raise UnsupportedModel(f"Layers of {name} have different numbers of heads.") from error
     for device in devices_of(model):
-        if device.type == "meta":
-            raise UnsupportedModel(
-                f"{name} has no weights to compute with.",
-                attempt='load it with ropelens.load, or from_pretrained(device_map="auto")',
-            )
-        if device.type not in ("cpu", "cuda"):  # sums are in float64, which others lack
-            raise UnsupportedModel(f"ropelens does not run on {device}.")
+        if device.type not in ("cpu", "cuda"):  # others have no float64, meta no weights
+            raise UnsupportedModel(f"{name} is on {device}, where ropelens does not run.")
 
 
 # a model run piece by piece

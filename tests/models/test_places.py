@@ -69,7 +69,7 @@ def test_an_offloaded_model_is_measured_and_edited_as_it_is(
 def test_a_model_without_weights_is_refused() -> None:
     with torch.device("meta"):
         empty = tiny_llama()
-    with pytest.raises(UnsupportedModel, match=r"(?s)no weights.*from_pretrained\(device_map"):
+    with pytest.raises(UnsupportedModel, match="is on meta, where ropelens does not run"):
         rl.profile(empty, TOKENS)
 
 
