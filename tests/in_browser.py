@@ -9,6 +9,16 @@ import pytest
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
+# The page follows its address before we go on; to the one that it has, by way of none.
+GO_TO = """async (hash) => {
+  const go = (to) => new Promise((done) => {
+    addEventListener("hashchange", done, { once: true });
+    location.hash = to;
+  });
+  if (location.hash === hash) await go("");
+  await go(hash);
+}"""
+
 
 class Opened:
     """A page in a browser, with a record of everything that it must not do."""
@@ -32,13 +42,21 @@ class Opened:
         self.context.close()
 
     def load(self, fragment: str = "", *, ready: str = "html[data-shown]") -> playwright.Page:
-        """The page at an address, as if opened anew."""
+        """The page at an address, opened anew."""
         if self.page.url != "about:blank":
             self.page.goto("about:blank")
         self.page.goto(self.url + fragment)
         self.page.wait_for_selector(ready)
         if ready == "html[data-shown]":
             idle(self.page)
+        return self.page
+
+    def at(self, fragment: str) -> playwright.Page:
+        """The page at an address "#...", without opening it again."""
+        if self.page.url == "about:blank":
+            return self.load(fragment)
+        self.page.evaluate(GO_TO, fragment)
+        idle(self.page)
         return self.page
 
     def harmless(self) -> bool:
@@ -59,6 +77,19 @@ def view(page: playwright.Page, name: str) -> None:
     """Show this view of all heads, or this tab of the chosen one."""
     page.click(f"[role=tab][data-tab={name}]")
     idle(page)
+
+
+def fits(page: playwright.Page) -> None:
+    """Nothing stands out to the side: wide and light, narrow and dark."""
+    over = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert page.evaluate(over) <= 0
+    page.emulate_media(color_scheme="dark")
+    page.set_viewport_size({"width": 400, "height": 900})
+    drawn = (
+        "() => [...document.querySelectorAll('.plot')].every((p) => p._fullLayout.width < 400)"
+    )
+    page.wait_for_function(drawn)
+    assert page.evaluate(over) <= 0
 
 
 def values(page: playwright.Page, name: str, axis: str, trace: int = 0) -> np.ndarray:

@@ -25,8 +25,8 @@ ROOMS = {
     "files": 490,
     "train": 1_010,
     "comparison": 700,
-    "figures": 2_250,
-    "report": 1_900,
+    "figures": 2_100,
+    "report": 1_730,
     "analysis commands": 2_220,
 }
 PACKAGE, TESTS, NAMES = 20_720, 19_000, 59

@@ -22,13 +22,7 @@ from ropelens.measure.savepoint import UNFINISHED, remove_savepoint
 from ropelens.measure.truncation_table import summarize_truncation
 from ropelens.models.texts import Sequences
 from ropelens.report.page import render_page
-from ropelens.report.words import (
-    attention_on,
-    claim_sentence,
-    headline,
-    sweep_sentences,
-    where_positional,
-)
+from ropelens.report.words import attention_on, head_words, sweep_sentences
 
 OF_SWEEP = ("command", "arguments", "seconds", "warnings")
 """The keys of a record that belong to a sweep measured after the profile beside it."""
@@ -78,10 +72,10 @@ class Analysis:
     @property
     def summary(self) -> list[str]:
         """About five sentences: labels, the claim's verdict, strongest heads, the sweep."""
-        heads, searched = self.heads, attention_on(self.profile)
-        lines = [headline(heads), claim_sentence(heads.attrs.get("claim")), _strongest(heads)]
+        said, searched = head_words(self.heads), attention_on(self.profile)
+        lines = [said["headline"], said.get("claim", ""), _strongest(self.heads)]
         if self.truncation is None or self.truncation_table is None:
-            lines.append(where_positional(heads))
+            lines.append(said.get("where_positional", ""))
         else:
             lines += sweep_sentences(self.truncation, self.truncation_table)[:2]
         most = max(2, MOST - len(searched))  # the verdict among them
@@ -123,7 +117,9 @@ class Analysis:
         return page
 
     def __repr__(self) -> str:
-        return f"<Analysis of {self.profile.attrs['model']}: {headline(self.heads)}>"
+        return (
+            f"<Analysis of {self.profile.attrs['model']}: {head_words(self.heads)['headline']}>"
+        )
 
     def _repr_html_(self) -> str:
         """For notebooks: the summary, and the labels by layer."""

@@ -38,8 +38,8 @@ def head_table(profile: xr.Dataset, heads: pd.DataFrame | None) -> pd.DataFrame:
 
 
 def row_of(heads: pd.DataFrame, selected: tuple[int, int]) -> int:
-    """The row of head `selected`, (layer, head), in the table; `KeyError` without one."""
-    return int(pd.MultiIndex.from_frame(heads[["layer", "head"]]).get_loc(selected))
+    """The row of head `selected`, (layer, head), in the table; `ValueError` without one."""
+    return [*zip(heads["layer"], heads["head"], strict=True)].index(selected)
 
 
 def check_head(profile: xr.Dataset, *, layer: int, head: int) -> None:

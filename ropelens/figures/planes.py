@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
@@ -55,7 +57,7 @@ def plot_head_wavelengths(
     cells = plane_map(wavelength, shares[layer, head].astype(np.float32), layer)
     edges = cells["x"]
     below = int(np.clip(9 * len(order), 120, 560))
-    panels = {"spacing": 0.03, "row_heights": [MEANS, below]}
+    panels: dict[str, Any] = {"spacing": 0.03, "row_heights": [MEANS, below]}
     figure = style.stacked(
         "Push toward keys by wavelength", 2, height=2 * MEANS + below, **panels
     )

@@ -59,13 +59,13 @@ def change_and_interval(value: float, low: float, high: float) -> tuple[str, str
 
 def mean_count(value: float) -> str:
     """A mean number of heads: one decimal, or none where the mean is whole."""
-    return f"{value:.1f}".removesuffix(".0")
+    return number(value, ".1f").removesuffix(".0")
 
 
 def short_count(value: float) -> str:
     """Three significant digits at most: 1000 as "1k", 2_512_345 as "2.51M", infinity as "∞"."""
-    if math.isinf(value):
-        return "∞"
+    if not math.isfinite(value):
+        return number(value)
     value = float(f"{value:.3g}")
     for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
@@ -112,7 +114,7 @@ def plot_head_truncation(truncation: xr.Dataset, *, layer: int, head: int) -> go
     figure = style.stacked(title, len(panels), height=120 + 150 * len(panels))
     for row, name in enumerate(panels, start=1):
         for kind in kinds_of(truncation):
-            look = MEAN_OF_DRAWS
+            look: dict[str, Any] = MEAN_OF_DRAWS
             if kind in ENDS:
                 words, color, _ = ENDS[kind]
                 steps = arrays.get(f"label_{kind}")

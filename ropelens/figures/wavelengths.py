@@ -154,6 +154,6 @@ def mark_wavelengths(figure: go.Figure, dataset: xr.Dataset, **note: Any) -> Non
     low, high = 10.0 ** np.array(figure.layout.xaxis.range)
     for name, wavelength in marks(dataset).items():
         if low < wavelength < high:
-            side = {"xanchor": "right" if name == "context" else "left"}
+            side = "right" if name == "context" else "left"
             words = MARKS[name].format(wavelength)
-            mark(figure, wavelength, words, name=name, **side, **note)
+            mark(figure, wavelength, words, name=name, xanchor=side, **note)

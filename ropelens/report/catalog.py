@@ -7,30 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from ropelens.figures.comparison import (
-    plot_comparison_planes,
-    plot_copying,
-    plot_growth,
-    plot_label_counts,
-    plot_loss_change,
-    plot_position_loss,
-)
+from ropelens.figures import comparison, head, heads, planes, truncated_heads
 from ropelens.figures.edits import MEASURES, MeasureName, plot_truncation
-from ropelens.figures.head import (
-    pair_figure,
-    plot_attention,
-    plot_kernel,
-    plot_reach,
-    plot_selectivity,
-)
-from ropelens.figures.heads import plot_budget_triangle, plot_claim, plot_head_map
-from ropelens.figures.planes import by_position, plot_head_wavelengths, plot_norms
-from ropelens.figures.truncated_heads import PANELS, plot_head_truncation
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,16 +42,16 @@ FIXED = {f"{axis}_automargin": False for axis in ("xaxis3", "yaxis", "yaxis2", "
 PROFILE = (
     PageFigure(
         "wavelengths",
-        lambda profile, heads, at: plot_head_wavelengths(profile, heads, selected=at),
+        lambda profile, table, at: planes.plot_head_wavelengths(profile, table, selected=at),
         "Which wavelengths push heads toward the keys they pick, sinks apart. Above, the mean "
         "of each label; below, a row a head, the most positional on top. Click a row.",
         title="Heads by wavelength", section="all", tab="By wavelength",
-        known=lambda profile, heads, _: len(by_position(heads)) > 0,
+        known=lambda _, table, at: len(planes.by_position(table)) > 0,
         layout={"margin_t": 40},
     ),
     PageFigure(
         "map",
-        lambda profile, heads, at: plot_head_map(profile, heads, selected=at),
+        lambda profile, table, at: heads.plot_head_map(profile, table, selected=at),
         "Each cell is a head. Colour and sign are its label, strength is how many bits it "
         "chooses with (full from 2); a number is how many tokens a positional head looks "
         "back. Click a cell, or use the arrow keys.",
@@ -77,7 +59,7 @@ PROFILE = (
     ),
     PageFigure(
         "triangle",
-        lambda profile, heads, at: plot_budget_triangle(profile, heads, selected=at),
+        lambda profile, table, at: heads.plot_budget_triangle(profile, table, selected=at),
         "A head near a corner chooses its keys by that alone: how far back they are "
         "(position), what they are (content), or both at once. Sinks are left out. Larger "
         "points choose more sharply.",
@@ -86,7 +68,7 @@ PROFILE = (
     ),
     PageFigure(
         "claim",
-        lambda profile, heads, at: plot_claim(profile, heads, selected=at),
+        lambda profile, table, at: heads.plot_claim(profile, table, selected=at),
         "If positional heads use fast planes and semantic heads slow ones, points fall from "
         "top left to bottom right. Part of it is geometry: any model shows it. What counts is "
         "whether the diamond below lies outside the surrogates' strokes.",
@@ -95,7 +77,7 @@ PROFILE = (
     ),
     PageFigure(
         "selectivity",
-        lambda profile, _, at: plot_selectivity(profile, layer=at[0], head=at[1]),
+        lambda profile, _, at: head.plot_selectivity(profile, layer=at[0], head=at[1]),
         "How hard each plane pushes the head toward the keys it picks, how long its queries "
         "and keys are there, and how much they stay the same whatever the token. Drag over "
         "planes to stop them.",
@@ -104,7 +86,7 @@ PROFILE = (
     ),
     PageFigure(
         "attention",
-        lambda profile, _, at: plot_attention(profile, layer=at[0], head=at[1]),
+        lambda profile, _, at: head.plot_attention(profile, layer=at[0], head=at[1]),
         "Each row is a token looking back; bright cells are what it looks at. Bars are what "
         "each plane adds to the pair under the pointer, the fastest first. Click a cell to "
         "open the pair.",
@@ -113,7 +95,7 @@ PROFILE = (
     ),
     PageFigure(
         "pair",
-        lambda profile, *_: pair_figure(profile),
+        lambda profile, *_: head.pair_figure(profile),
         "A dial is a plane. Its hand turns with the distance: to the right it pushes toward "
         "the key, to the left (dashed) away; a longer hand can push more. Below, what each "
         "plane adds to the score, and the score with the key at any distance.",
@@ -122,7 +104,7 @@ PROFILE = (
     ),
     PageFigure(
         "kernel",
-        lambda profile, _, at: plot_kernel(profile, layer=at[0], head=at[1]),
+        lambda profile, _, at: head.plot_kernel(profile, layer=at[0], head=at[1]),
         "How much of its attention one token gets, by how many tokens back it is. Dashed: what "
         "the head's average query and key alone would do.",
         title="Kernel: how far it looks back", section="head", tab="Distance",
@@ -130,7 +112,7 @@ PROFILE = (
     ),
     PageFigure(
         "norms",
-        lambda profile, *_: plot_norms(profile),
+        lambda profile, *_: planes.plot_norms(profile),
         "Bright cells are planes with long queries or keys, which can push most. Fast planes "
         "are on the left, slow ones on the right; the dotted line is the context's length.",
         title="Query and key norms, by layer and wavelength", section="model",
@@ -143,26 +125,22 @@ BESIDE = ("selectivity", "attention", "pair", "kernel")
 SWEEP_OF_HEAD = (
     PageFigure(
         "stopped",
-        lambda sweep, at: plot_head_truncation(sweep, layer=at[0], head=at[1]),
+        lambda sweep, at: truncated_heads.plot_head_truncation(sweep, layer=at[0], head=at[1]),
         "Planes stop in all heads, from either end of the axis; a mark is the head's label "
         "there.",
         title="Stopped: the head as planes stop", section="head", tab="Stopped",
-        known=lambda sweep, _: _has(sweep, "slow", "fast") and bool({*PANELS} & {*sweep}),
+        known=lambda sweep, _: (
+            _has(sweep, "slow", "fast") and bool({*truncated_heads.PANELS} & {*sweep})
+        ),
         layout={"margin_t": 56, "height": 400},
     ),
 )
 
 
-def _draw_reach(reach: xr.Dataset) -> go.Figure:
-    """The first head that was measured."""
-    layer, head = np.argwhere(reach["horizon"].notnull().any("variant").values)[0].tolist()
-    return plot_reach(reach, layer=layer, head=head)
-
-
 REACH = (
     PageFigure(
         "reach",
-        _draw_reach,
+        head.plot_reach,
         "How often the key that the head picks still scores above every other key when it is "
         "moved that far back, under several rotations. Diamond: the horizon, where its mean "
         "score falls to the mean of the other keys.",
@@ -220,7 +198,7 @@ SEEDS = "Whiskers reach from the lowest seed to the highest, where there are sev
 COMPARISON = (
     PageFigure(
         "loss_change",
-        plot_loss_change,
+        comparison.plot_loss_change,
         "The loss on the same text, less that of the baseline. A ring is one pair, a filled "
         "mark their mean, a bar its 95% interval (of one pair: over its text alone, which "
         "does not cover training again); left of the line is better.",
@@ -228,47 +206,49 @@ COMPARISON = (
     ),
     PageFigure(
         "position_loss",
-        lambda comparison, _: plot_position_loss(comparison),
+        lambda runs, _: comparison.plot_position_loss(runs),
         "The loss by the position of the predicted token. Right of the dotted line the text is "
         f"longer than any in training. {SEEDS}",
-        known=lambda comparison, _: "position_loss" in comparison,
+        known=lambda runs, _: "position_loss" in runs,
     ),
     PageFigure(
         "copying",
-        lambda comparison, _: plot_copying(comparison),
+        lambda runs, _: comparison.plot_copying(runs),
         "Above: the loss on random tokens that come again after so many tokens; a model that "
         "copies has 0. Below: needles found in prompts of so many tokens; dotted, what chance "
         "finds. Right of the other dotted line lies more than any text in training. " + SEEDS,
-        known=lambda comparison, _: "copy_loss" in comparison,
+        known=lambda runs, _: "copy_loss" in runs,
     ),
     PageFigure(
         "planes",
-        lambda comparison, _: plot_comparison_planes(comparison),
+        lambda runs, _: comparison.plot_comparison_planes(runs),
         "Mean norms show how much a plane can do, selectivity how much it pushes heads toward "
         "the keys they pick. A ring is a plane that does not rotate, drawn where the same "
         f"plane rotates in another model. {SEEDS}",
     ),
     PageFigure(
         "label_counts",
-        lambda _, table: plot_label_counts(table),
+        lambda _, table: comparison.plot_label_counts(table),
         "Heads by the source of their choice of keys: position, both (mixed), content, the "
         "first token (sink), or hardly any choice (diffuse).",
     ),
     PageFigure(
         "growth",
-        lambda comparison, _: plot_growth(comparison),
+        lambda runs, _: comparison.plot_growth(runs),
         "Checkpoints at steps 1, 2, 4, ... of training. Lines are means over seeds, whiskers "
         "reach from the lowest seed to the highest. Heads and losses of text are measured on "
         "fewer sequences than in the table ({growth_sequences} for heads). Dotted: retrieval "
         "by chance.",
-        known=lambda comparison, _: "growth_loss" in comparison,
+        known=lambda runs, _: "growth_loss" in runs,
     ),
 )
 # fmt: on
 
 
 def draw(rows: Sequence[PageFigure], *results: Any) -> dict[PageFigure, go.Figure]:
-    """The figures of `rows` that there is something to show in."""
+    """The figures of `rows` that `results`, if there are any, have something to show in."""
+    if results[0] is None:
+        return {}
     return {row: row.draw(*results) for row in rows if row.known(*results)}
 
 

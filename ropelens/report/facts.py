@@ -10,8 +10,32 @@ from typing import Any
 import pandas as pd
 import xarray as xr
 
-OF_RUN = ("model", "revision", "dtype", "text", "tokens", "sequences", "documents", "context")
-UNITS = {"context": " tokens", "rows": " of each sequence"}
+from ropelens.report.words import scope
+
+OF_RUN = {
+    **dict.fromkeys(("model", "revision", "dtype", "text"), "{}"),
+    **dict.fromkeys(("tokens", "sequences", "documents"), "{:,}"),
+    "context": "{} tokens",
+    "rows": "{} of each sequence",
+}
+"""The attributes of a profile that a page lists, and how."""
+
+
+def about(profile: xr.Dataset, heads: pd.DataFrame) -> dict[str, Any]:
+    """What every page of one model says of it and of the run, by the names in templates."""
+    facts = {"facts": short_facts(profile), "run": run_facts(profile, heads)}
+    return facts | {"model": model_name(profile)} | _ends(profile.attrs)
+
+
+def _ends(attrs: Mapping[Any, Any]) -> dict[str, str]:
+    """The scope of the text, the versions as "torch 2.13.0, ...", and the command."""
+    versions = str(attrs.get("versions", ""))
+    try:
+        named = [f"{name} {version}" for name, version in json.loads(versions).items()]
+    except (json.JSONDecodeError, AttributeError):
+        named = [versions]
+    command = str(attrs.get("command", ""))
+    return {"scope": scope(attrs), "versions": ", ".join(named), "command": command}
 
 
 def model_name(profile: xr.Dataset) -> str:
@@ -40,34 +64,32 @@ def short_facts(profile: xr.Dataset) -> list[str]:
     if "context" in attrs:
         facts.append(f"context {int(attrs['context']):,}")
     if "loss" in attrs:
-        facts.append(f"loss {loss_text(attrs)}")
+        facts.append(f"loss {_loss(attrs)}")
     return facts
 
 
-def loss_text(attrs: Mapping[str, Any]) -> str:
+def _loss(attrs: Mapping[str, Any]) -> str:
     """The mean loss with its standard error, in nats per token."""
-    error = float(attrs.get("loss_se", math.nan))
-    loss = f"{float(attrs['loss']):.3f}"
+    loss, error = float(attrs["loss"]), float(attrs.get("loss_se", math.nan))
     if not math.isfinite(error):
-        return f"{loss} nats per token"
-    return f"{loss} ± {error:.3f} nats per token (standard error)"
+        return f"{loss:.3f} nats per token"
+    return f"{loss:.3f} ± {error:.3f} nats per token (standard error)"
 
 
 def run_facts(profile: xr.Dataset, heads: pd.DataFrame) -> list[tuple[str, str]]:
     """What was run, as pairs of a name and a value with its unit."""
-    attrs = profile.attrs
-    facts = {}
-    for name in (*OF_RUN, "rows"):
-        if name in attrs:
-            counted = name in ("tokens", "sequences", "documents")
-            text = f"{attrs[name]:,}" if counted and attrs[name] else str(attrs[name] or "")
-            facts[name] = text + UNITS.get(name, "") if text else "not recorded"
+    attrs, sizes = profile.attrs, profile.sizes
+    facts = {
+        name: form.format(attrs[name]) if attrs[name] else "not recorded"
+        for name, form in OF_RUN.items()
+        if name in attrs
+    }
     if "seed" in attrs:
         facts["seed"] = str(attrs["seed"])
     if "loss" in attrs:
-        facts["loss"] = loss_text(attrs)
-    if profile.sizes["kv_head"] != profile.sizes["head"]:
-        facts["key-value heads"] = f"{profile.sizes['kv_head']} a layer"
+        facts["loss"] = _loss(attrs)
+    if sizes["kv_head"] != sizes["head"]:
+        facts["key-value heads"] = f"{sizes['kv_head']} a layer"
     if thresholds := heads.attrs.get("thresholds"):
         shown = ", ".join(f"{name} {value:.3g}" for name, value in thresholds.items())
         facts["label thresholds"] = shown
@@ -76,48 +98,31 @@ def run_facts(profile: xr.Dataset, heads: pd.DataFrame) -> list[tuple[str, str]]
     return list(facts.items())
 
 
-def versions(attrs: Mapping[str, Any]) -> str:
-    """Package versions as "torch 2.13.0, ..."; the attribute as it is where not JSON."""
-    text = str(attrs.get("versions", ""))
-    try:
-        return ", ".join(f"{name} {version}" for name, version in json.loads(text).items())
-    except (json.JSONDecodeError, AttributeError):
-        return text
-
-
-def comparison_facts(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
-    """The line under the title of a comparison: what stands side by side."""
-    entries = comparison.sizes["entry"]
-    of_runs = "context" in comparison.attrs
-    facts = [f"{entries} {'runs' if of_runs else 'models'}"]
-    if entries > len(table):
-        facts.insert(0, f"{len(table)} variants")
-    if of_runs:
-        facts.append(f"context {int(comparison.attrs['context']):,}")
-    if "tokens_seen" in comparison.coords:
-        seen = sorted({int(tokens) for tokens in comparison["tokens_seen"].max("step").values})
-        counts = " and ".join(f"{tokens:,}" for tokens in seen)
-        facts.append(f"{counts} training tokens" + (" each" if len(seen) == 1 else ""))
-    return facts
-
-
-def comparison_run_facts(comparison: xr.Dataset) -> list[tuple[str, str]]:
-    """What was run for a comparison, as pairs of a name and a value with its unit."""
-    attrs = comparison.attrs
-    entries = comparison["entry"].values.tolist()
+def about_comparison(comparison: xr.Dataset, table: pd.DataFrame) -> dict[str, Any]:
+    """What the page of a comparison says of what stands side by side, and of the runs."""
+    attrs, names = comparison.attrs, comparison["entry"].values.tolist()
+    of_runs = "context" in attrs
+    what = "runs" if of_runs else "models"
+    facts = [f"{len(table)} variants"] if len(names) > len(table) else []
+    facts.append(f"{len(names)} {what}")
     if "model" in comparison.coords:  # entries of analyses are named after folders
         models = comparison["model"].values.tolist()
-        entries = [f"{entry} ({model})" for entry, model in zip(entries, models, strict=True)]
-    facts = [("runs" if "context" in attrs else "models", ", ".join(entries))]
-    facts.append(("baseline", str(attrs["baseline"])))
-    if "context" in attrs:
+        names = [f"{entry} ({model})" for entry, model in zip(names, models, strict=True)]
+    run = [(what, ", ".join(names)), ("baseline", str(attrs["baseline"]))]
+    if of_runs:
+        facts.append(f"context {int(attrs['context']):,}")
         counts = (
             f"{attrs['sequences']:,} for the loss, {attrs['head_sequences']:,} for heads and "
             f"planes, {attrs['growth_sequences']:,} for these of each step"
         )
-        facts += [("context", f"{attrs['context']:,} tokens")]
-        facts += [("text", "validation text of the runs"), ("sequences", counts)]
+        run += [("context", f"{attrs['context']:,} tokens")]
+        run += [("text", "validation text of the runs"), ("sequences", counts)]
     elif "source" in comparison.coords:
         sources = dict.fromkeys(comparison["source"].values.tolist())
-        facts.append(("text", "; ".join(source for source in sources if source)))
-    return [*facts, ("seed", str(attrs["seed"])), ("created", str(attrs["created"]))]
+        run.append(("text", "; ".join(source for source in sources if source)))
+    if "tokens_seen" in comparison.coords:
+        seen = sorted({int(tokens) for tokens in comparison["tokens_seen"].max("step").values})
+        counts = " and ".join(f"{tokens:,}" for tokens in seen)
+        facts.append(f"{counts} training tokens" + (" each" if len(seen) == 1 else ""))
+    run += [("seed", str(attrs["seed"])), ("created", str(attrs["created"]))]
+    return {"model": str(attrs["model"]), "facts": facts, "run": run} | _ends(attrs)

@@ -12,14 +12,15 @@ import plotly.graph_objects as go
 import xarray as xr
 from scipy.special import softmax
 
-from ropelens.figures.head import excerpt_tokens, farthest, kernel_arrays
+from ropelens.figures import style
+from ropelens.figures.head import excerpt_tokens, farthest, kernel_arrays, reach_arrays
 from ropelens.figures.heads import bit_shares
 from ropelens.figures.inputs import kv_heads, numbers
-from ropelens.figures.style import COLORS, LABELS, PAPER, SYMBOLS, Theme, template
-from ropelens.figures.text import plotly_text, visible_token
-from ropelens.figures.truncated_heads import kinds_of, shares_of
+from ropelens.figures.text import change_and_interval, plotly_text, visible_token
+from ropelens.figures.truncated_heads import head_steps, kinds_of, shares_of
 from ropelens.figures.wavelengths import wavelength_positions
 from ropelens.report.catalog import BESIDE, PROFILE, PageFigure, bare, draw
+from ropelens.report.facts import model_name
 from ropelens.report.render import packed
 from ropelens.report.tables import head_columns
 
@@ -36,17 +37,48 @@ def build_payload(
     figures: Mapping[PageFigure, go.Figure],
     *,
     selected: tuple[int, int],
+    truncation: xr.Dataset | None = None,
+    table: pd.DataFrame | None = None,
+    reach: xr.Dataset | None = None,
 ) -> dict[str, Any]:
-    """Everything the script shows of the page's model, ready for JSON."""
-    return {
+    """Everything the script shows of the page's model, ready for JSON.
+
+    `table` is the summary of `truncation`.
+    """
+    payload = {
         **model_payload(profile, heads, figures),
+        "name": model_name(profile),
         "selected": list(selected),
-        "colors": COLORS,
-        "symbols": SYMBOLS,
-        "labelOrder": list(LABELS),
+        "colors": style.COLORS,
+        "symbols": style.SYMBOLS,
+        "labelOrder": list(style.LABELS),
         "farthest": [farthest(profile, layer) for layer in range(profile.sizes["layer"])],
         "templates": page_templates(),
+        "beside": None,
     }
+    more: dict[str, np.ndarray] = {}
+    if truncation is not None and table is not None:
+        more |= head_steps(truncation)
+        kinds = kinds_of(truncation)
+        payload["sweep"] = {kind: shares_of(truncation, kind).tolist() for kind in kinds}
+        payload["stopped"] = _stopped(table)
+    if reach is not None:
+        more |= reach_arrays(reach)
+        variants, longest = reach["variant"].values.tolist(), int(reach["distance"].max())
+        payload["reach"] = {"variants": variants, "farthest": longest}
+    payload["arrays"] |= {name: packed(values, dims=BY_HEAD) for name, values in more.items()}
+    return payload
+
+
+def _stopped(table: pd.DataFrame) -> list[dict]:
+    """What stopping the slowest planes costs, by the share that is `kept`."""
+    rows = table[(table["kind"] == "slow") & table["loss_change"].notna()]
+    ends = rows[["loss_change", "loss_change_low", "loss_change_high"]].to_numpy(float)
+    texts = [change_and_interval(*one) for one in ends]
+    return [
+        {"kept": float(kept), "words": f"{change} nats/token ({interval})"}
+        for kept, (change, interval) in zip(rows["kept"], texts, strict=True)
+    ]
 
 
 def model_payload(
@@ -88,48 +120,29 @@ def _on_page(row: PageFigure, figure: go.Figure, profile: xr.Dataset) -> dict[st
 
 def head_arrays(profile: xr.Dataset) -> dict[str, dict]:
     """Every head's arrays by name: `dims` says which indices choose a head's part."""
-    planes = {
+    arrays = {
         name: packed(profile[name].transpose(*dims, "frequency").values, dims=dims)
         for name, dims in OF_PROFILE.items()
     }
+    for name, kernel in kernel_arrays(profile).items():
+        arrays[name] = packed(kernel, dims=BY_HEAD)
     wavelength = profile["wavelength"].values
-    return {
-        **{
-            name: packed(kernel, dims=BY_HEAD)
-            for name, kernel in kernel_arrays(profile).items()
-        },
-        **planes,
-        "wavelength": packed(wavelength, dims=("layer",)),
-        "wavelength_position": packed(wavelength_positions(wavelength), dims=("layer",)),
-    }
+    for name, values in {
+        "wavelength": wavelength,
+        "wavelength_position": wavelength_positions(wavelength),
+    }.items():
+        arrays[name] = packed(values, dims=("layer",))
+    return arrays
 
 
 def page_templates() -> dict[str, dict]:
     """The light and the dark template, on the page's paper instead of a figure's."""
-    themes: tuple[Theme, Theme] = ("light", "dark")
-    looks = {theme: template(theme) for theme in themes}
+    themes: tuple[style.Theme, ...] = ("light", "dark")
+    looks = {theme: style.template(theme) for theme in themes}
     for theme, look in looks.items():
         look.layout.paper_bgcolor = "rgba(0,0,0,0)"
-        look.layout.hoverlabel.bgcolor = PAPER[theme]
+        look.layout.hoverlabel.bgcolor = style.PAPER[theme]
     return {theme: look.to_plotly_json() for theme, look in looks.items()}
-
-
-def stopped_payload(truncation: xr.Dataset) -> dict[str, Any]:
-    """The steps of a sweep by kind, as shares that rotate."""
-    return {
-        "steps": {kind: shares_of(truncation, kind).tolist() for kind in kinds_of(truncation)}
-    }
-
-
-def reach_payload(reach: xr.Dataset) -> dict[str, Any]:
-    """The variants of a reach, and its farthest distance."""
-    variants = reach["variant"].values.tolist()
-    return {"variants": variants, "farthest": int(reach["distance"].max())}
-
-
-def packed_by_head(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Arrays [layer, head, ...] for the script."""
-    return {name: packed(values, dims=BY_HEAD) for name, values in arrays.items()}
 
 
 def beside_payload(
@@ -167,8 +180,7 @@ def beside_payload(
 def one_range(*figures: go.Figure) -> None:
     """Give each x axis of figures of the same panels the range that holds those of all."""
     for axes in zip(*(figure.select_xaxes() for figure in figures), strict=True):
-        ranges = [axis.range for axis in axes if axis.range]
-        if ranges:
+        if ranges := [axis.range for axis in axes if axis.range]:
             low, high = np.array(ranges, float).T
             for axis in axes:
                 axis.range = [low.min(), high.max()]
@@ -201,76 +213,20 @@ LARGEST_MISS = 0.01
 STEPS = 2**13 - 1
 """Steps from zero to the largest number of a head's queries, or keys: there as fine as half
 precision, in which profiles hold them."""
-LETTER = 67
-"""The letter of 0 times 256 steps, "C": 32 such steps either way are letters of ASCII."""
 
 
-class Stepped:
-    """Queries or keys of some heads in whole steps, [place, position, coordinate] int16.
+def stepped(values: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
+    """Queries or keys [layer, head, position, coordinate] in whole steps, and for the script.
 
-    `place[layer, head]` is where a head's are, -1 of a head without; `step` is the size of one
-    step. Made from [layer, head, position, coordinate], for the heads that are `known`.
+    The script gets those of the heads that are `known`: `place[layer][head]` is where they are
+    among the `steps`, of which one is `step[place]` large.
     """
-
-    def __init__(self, values: np.ndarray, known: np.ndarray) -> None:
-        chosen = np.nan_to_num(values[known])
-        self.step = np.abs(chosen).max((1, 2), initial=1e-30) / STEPS
-        self.steps = np.round(chosen / self.step[:, None, None]).astype(np.int16)
-        self.place = np.where(known, known.cumsum().reshape(known.shape) - 1, -1)
-
-    def __getitem__(self, at: tuple[int, int]) -> np.ndarray:
-        place = self.place[at]
-        return self.steps[place] * self.step[place]
-
-    def payload(self) -> dict[str, Any]:
-        return {
-            "place": self.place.tolist(),
-            "step": self.step.tolist(),
-            # Low bytes are noise, high ones are not: apart, and as letters, these pack well.
-            "low": packed((self.steps & 255).astype(np.uint8)),
-            "high": "".join(map(chr, ((self.steps >> 8) + LETTER).ravel().tolist())),
-        }
-
-
-class Excerpt:
-    """One excerpt of a profile: its tokens, attention as measured, and queries and keys.
-
-    `live[layer, head]` is whether its attention follows from queries and keys alone.
-    """
-
-    def __init__(self, profile: xr.Dataset, number: int) -> None:
-        self.tokens = excerpt_tokens(profile, number)
-        one, count = profile.isel(excerpt=number), len(self.tokens)
-        self.weights = one["excerpt_attention"].values[..., :count, :count]
-        queries = one["excerpt_query_still"].values[..., :count, :]
-        known = np.isfinite(queries).any((2, 3))
-        layers, heads = known.nonzero()
-        reads = kv_heads(profile)
-        read = np.zeros((profile.sizes["layer"], profile.sizes["kv_head"]), bool)
-        read[layers, reads[layers, heads]] = True
-        self.query = Stepped(queries, known)
-        self.key = Stepped(one["excerpt_key_still"].values[..., :count, :], read)
-        self.live = np.zeros(known.shape, bool)
-        planes = profile["excerpt_planes"].values
-        for layer, head in zip(layers, heads, strict=True):
-            turning = profile["inv_freq"].values[layer, : planes[layer]]
-            q = turned(self.query[layer, head], turning)
-            k = turned(self.key[layer, reads[layer, head]], turning)
-            computed = attention(float(profile["excerpt_scale"][layer]) * q @ k.T)
-            miss = np.abs(computed - self.weights[layer, head]).max()
-            self.live[layer, head] = miss <= LARGEST_MISS
-
-    def payload(self, live: np.ndarray) -> dict[str, Any]:
-        """For the script, with the attention of heads that are not `live` in every excerpt."""
-        visible = [visible_token(token) for token in self.tokens]
-        return {
-            "tokens": visible,
-            "names": [plotly_text(token) for token in visible],
-            "ticks": [plotly_text(visible_token(token, longest=12)) for token in self.tokens],
-            "attention": packed(attention_bytes(self.weights[~live])),
-            "query": self.query.payload(),
-            "key": self.key.payload(),
-        }
+    values = np.nan_to_num(values)
+    step = np.maximum(np.abs(values).max((2, 3)) / STEPS, 1e-30)
+    steps = np.round(values / step[..., None, None]).astype(np.int16)
+    place = np.where(known, known.cumsum().reshape(known.shape) - 1, -1)
+    sent = {"step": step[known].tolist(), "steps": packed(steps[known])}
+    return steps * step[..., None, None], sent | {"place": place.tolist()}
 
 
 def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
@@ -280,14 +236,41 @@ def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
     and keys, to `LARGEST_MISS`. It gets the weights instead where the profile holds none, or
     where a soft-cap, a window or a learned sink stands between scores and weights.
     """
-    excerpts = [Excerpt(profile, number) for number in range(profile.sizes["excerpt"])]
-    live = np.all([excerpt.live for excerpt in excerpts], axis=0)
+    planes, scale = profile["excerpt_planes"].values, profile["excerpt_scale"].values
+    inv_freq, reads = profile["inv_freq"].values, kv_heads(profile)
+    live = np.ones(reads.shape, bool)
+    excerpts, measured = [], []
+    for number, tokens in enumerate(tokens_of(profile)):
+        one, count = profile.isel(excerpt=number), len(tokens)
+        weights = one["excerpt_attention"].values[..., :count, :count]
+        queries, keys = (
+            one[f"excerpt_{side}_still"].values[..., :count, :] for side in ("query", "key")
+        )
+        known = np.isfinite(queries).any((2, 3))
+        read = np.zeros(keys.shape[:2], bool)
+        read[known.nonzero()[0], reads[known]] = True
+        (queries, query), (keys, key) = stepped(queries, known), stepped(keys, read)
+        live &= known
+        for layer, head in zip(*live.nonzero(), strict=True):
+            turning = inv_freq[layer, : planes[layer]]
+            q = turned(queries[layer, head], turning)
+            k = turned(keys[layer, reads[layer, head]], turning)
+            miss = np.abs(attention(scale[layer] * q @ k.T) - weights[layer, head]).max()
+            live[layer, head] = miss <= LARGEST_MISS
+        visible = [visible_token(token) for token in tokens]
+        ticks = [plotly_text(visible_token(token, longest=12)) for token in tokens]
+        names = [plotly_text(token) for token in visible]
+        words = {"tokens": visible, "names": names, "ticks": ticks}
+        excerpts.append(words | {"query": query, "key": key})
+        measured.append(weights)
+    for excerpt, weights in zip(excerpts, measured, strict=True):
+        excerpt["attention"] = packed(attention_bytes(weights[~live]))
     return {
-        "excerpts": [excerpt.payload(live) for excerpt in excerpts],
+        "excerpts": excerpts,
         "live": live.tolist(),
-        "planes": profile["excerpt_planes"].values.tolist(),
-        "frequencies": np.nan_to_num(profile["inv_freq"].values).tolist(),
-        "scale": np.nan_to_num(profile["excerpt_scale"].values).tolist(),
+        "planes": planes.tolist(),
+        "frequencies": np.nan_to_num(inv_freq).tolist(),
+        "scale": np.nan_to_num(scale).tolist(),
     }
 
 

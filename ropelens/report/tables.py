@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import xarray as xr
 
@@ -27,21 +27,6 @@ RETRIEVED = (
 )
 
 
-def plain(form: str) -> Callable[[float], str]:
-    """Writes numbers in a format."""
-    return lambda value: number(value, form)
-
-
-def tokens(value: float) -> str:
-    """Writes wavelengths."""
-    return NOTHING if np.isnan(value) else short_count(value)
-
-
-def heads_of(value: float) -> str:
-    """Writes mean numbers of heads."""
-    return NOTHING if np.isnan(value) else mean_count(value)
-
-
 @dataclass(frozen=True)
 class Column:
     """A column of a table: its short title, its unit, what it means, how it is written."""
@@ -54,7 +39,7 @@ class Column:
 
 
 # fmt: off
-WHOLE = plain(".0f")
+WHOLE, THREE = partial(number, form=".0f"), partial(number, form=".3f")
 
 OF_HEADS = (
     Column("confidence", "conf.", "0–1", "share of resamples of sequences with this label"),
@@ -70,10 +55,10 @@ OF_HEADS = (
     Column("offset", "offset", "tokens", "the one that a positional head looks back to", WHOLE),
     Column("offset_low", "offset from", "tokens", "first of the kernel's middle half", WHOLE),
     Column("offset_high", "offset to", "tokens", "last of the kernel's middle half", WHOLE),
-    Column("top_wavelength", "top plane", "tokens", "wavelength that pushes most", tokens),
+    Column("top_wavelength", "top plane", "tokens", "wavelength that pushes most", short_count),
     Column("top_share", "its share", "0–1", "of the push toward keys"),
     Column("planes_to_half", "to half", "planes", "planes that hold half of the push", WHOLE),
-    Column("mean_wavelength", "mean", "tokens", "geometric mean by that push", tokens),
+    Column("mean_wavelength", "mean", "tokens", "geometric mean by that push", short_count),
     Column("previous_token", "previous", "0–1", "attention on the token before"),
     Column("self_mass", "self", "0–1", "attention on the token itself"),
     Column("sink_mass", "on sinks", "0–1", "attention on sinks"),
@@ -83,8 +68,7 @@ OF_HEADS = (
 )
 
 OF_COMPARISON = (
-    Column("loss", "loss", "nats/token", "on text held out of training, or analyzed",
-           plain(".3f")),
+    Column("loss", "loss", "nats/token", "on text held out of training, or analyzed", THREE),
     Column("loss_change", "change", "nats/token",
            "of the loss from the baseline's, in pairs of the same text (and size and seed), "
            "with its 95% interval", str),
@@ -93,25 +77,25 @@ OF_COMPARISON = (
            "loss at positions beyond the trained context, up to four times it"),
     Column("repeat_gain", "repeats\ngain", "nats/token",
            "how much less random tokens cost the second time"),
-    Column("retrieval", "retrieval", "0–1", RETRIEVED, plain(".3f")),
+    Column("retrieval", "retrieval", "0–1", RETRIEVED, THREE),
     Column("previous_token_heads", "previous\ntoken", "heads",
-           "heads with at least half of their attention on the token before", heads_of),
+           "heads with at least half of their attention on the token before", mean_count),
     Column("previous_token_layer_0", "in\nlayer 0", "heads",
-           "such heads in the first layer, where only RoPE tells positions apart", heads_of),
+           "such heads in the first layer, where only RoPE tells positions apart", mean_count),
     Column("induction", "induction", "0–1",
            "the best head's attention on what followed the same token last time"),
     Column("positional", "positional", "heads",
            "heads with at least two thirds of their bits, sinks apart, from the offset "
-           "alone", heads_of),
+           "alone", mean_count),
     Column("positional_wavelength", "positional\nthrough", "tokens",
            "the median wavelength through which positional heads select their keys, of planes "
-           "that turn", tokens),
+           "that turn", short_count),
     Column("semantic", "semantic", "heads",
            "heads with as many from the tokens without rotation; all others are mixed, "
-           "sinks or diffuse", heads_of),
+           "sinks or diffuse", mean_count),
     Column("semantic_wavelength", "semantic\nthrough", "tokens",
            "the median wavelength through which semantic heads select their keys, of planes "
-           "that turn", tokens),
+           "that turn", short_count),
 )
 # fmt: on
 
@@ -132,21 +116,11 @@ def searched_columns(profile: xr.Dataset, heads: pd.DataFrame) -> tuple[Column, 
     )
 
 
-def cells(row: Mapping[Any, Any], columns: tuple[Column, ...]) -> list[str]:
-    """The texts of a row of a table."""
-    return [column.write(row[column.name]) for column in columns]
-
-
 def head_rows(heads: pd.DataFrame, columns: tuple[Column, ...]) -> list[dict[str, Any]]:
     """A row a head, in the table's order: its layer, head, label and cells."""
-    numbers_of = heads.assign(
-        **{column.name: numbers(heads, column.name) for column in columns}
-    )
-    return [
-        {name: row[name] for name in ("layer", "head", "label")}
-        | {"cells": cells(row, columns)}
-        for row in numbers_of.to_dict("records")
-    ]
+    written = [map(column.write, numbers(heads, column.name)) for column in columns]
+    places = heads[["layer", "head", "label"]].to_dict("records")
+    return [place | {"cells": texts} for place, *texts in zip(places, *written, strict=True)]
 
 
 def comparison_columns(table: pd.DataFrame) -> tuple[Column, ...]:
@@ -159,13 +133,11 @@ def comparison_columns(table: pd.DataFrame) -> tuple[Column, ...]:
 
 def comparison_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
     """A row for each group, in the table's order."""
-    rows = []
+    rows, columns = [], comparison_columns(table)
     for row in table.to_dict("records"):
         change = change_and_interval(row["loss_change"], row["low"], row["high"])
-        words = {
-            "loss_change": "\n".join(change) if row["over"] else NOTHING,
-            "worse": f"{row['worse']} of {row['pairs']}" if row["pairs"] else NOTHING,
-        }
-        texts = cells(row | words, comparison_columns(table))
-        rows.append({"name": str(row["group"]), "cells": texts})
+        row["loss_change"] = "\n".join(change) if row["over"] else NOTHING
+        row["worse"] = f"{row['worse']} of {row['pairs']}" if row["pairs"] else NOTHING
+        cells = [column.write(row[column.name]) for column in columns]
+        rows.append({"name": str(row["group"]), "cells": cells})
     return rows

@@ -21,15 +21,9 @@ import xarray as xr
 
 from ropelens.comparison.table import entries_of, summarize_comparison
 from ropelens.errors import public
-from ropelens.figures.style import LABELS
-from ropelens.figures.text import (
-    NOTHING,
-    change_and_interval,
-    mean_count,
-    number,
-    short_count,
-    signed,
-)
+from ropelens.figures import text
+from ropelens.figures.style import LABELS, OUTSIDE
+from ropelens.figures.text import change_and_interval, short_count
 from ropelens.measure.heads import classify_heads
 from ropelens.measure.terms import NEEDLES, OWN
 from ropelens.measure.truncation_table import summarize_truncation
@@ -72,9 +66,9 @@ def say(subject: str, sentence: str, /, **record: object) -> str:
     return re.sub(r" (?=[,;.:)])", "", " ".join(words))
 
 
-def _say_all(subject: str, records: Mapping[str, Record | None]) -> list[str]:
-    """The sentences of the records that there are, in their order."""
-    return [say(subject, name, **record) for name, record in records.items() if record]
+def say_all(subject: str, records: Mapping[str, Record | None]) -> dict[str, str]:
+    """The sentences of the records that there are, by their macros."""
+    return {name: say(subject, name, **record) for name, record in records.items() if record}
 
 
 @functools.cache
@@ -86,20 +80,17 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "number": number,
-        "signed": signed,
+        "number": text.number,
+        "signed": text.signed,
         "short": short_count,
-        "mean_count": mean_count,
+        "mean_count": text.mean_count,
         "percent": lambda share: f"{100 * share:.3g}%",
         "plural": plural,
         "in_words": in_words,
         "ranges": ranges,
     }
-    environment.globals |= {
-        "NOTHING": NOTHING,
-        "nan": math.nan,
-        "change_and_interval": change_and_interval,
-    }
+    numbers = {"NOTHING": text.NOTHING, "nan": math.nan}
+    environment.globals |= numbers | {"change_and_interval": change_and_interval}
     return environment
 
 
@@ -133,8 +124,9 @@ MOST_OFFSETS = 4
 
 def heads_sentences(heads: pd.DataFrame) -> list[str]:
     """What a table of heads shows; the first sentence has the labels and the verdict."""
-    first = f"{headline(heads)} {claim_sentence(heads.attrs.get('claim'))}".strip()
-    return [first, *filter(None, (where_positional(heads), through_wavelengths(heads)))]
+    said = head_words(heads)
+    first = " ".join(said.pop(name) for name in ("headline", "claim") if name in said)
+    return [first, *said.values()]
 
 
 def label_counts(heads: pd.DataFrame) -> dict[str, int]:
@@ -142,40 +134,24 @@ def label_counts(heads: pd.DataFrame) -> dict[str, int]:
     return {label: int((heads["label"] == label).sum()) for label in LABELS}
 
 
-def headline(heads: pd.DataFrame) -> str:
-    """How many heads do what: "Of 40 heads, 12 are positional, 9 semantic and 3 sink."."""
-    counts = sorted(label_counts(heads).items(), key=lambda pair: -pair[1])
-    return say("profile", "headline", heads=len(heads), counts=[c for c in counts if c[1]])
+def head_words(heads: pd.DataFrame) -> dict[str, str]:
+    """Sentences about a table of heads, by their names; without those that say nothing.
 
-
-def claim_sentence(claim: dict | None) -> str:
-    """Whether positional heads use short wavelengths here, and how sure that is.
-
-    "" without a claim: a table of heads that was read from a file has none.
+    "headline": how many heads have each label. "claim": whether positional heads use short
+    wavelengths here, unknown of a table that was read from a file. "where_positional": their
+    layers and offsets. "through_wavelengths": the strongest planes of either kind.
     """
-    return say("profile", "claim", **claim) if claim else ""
-
-
-def where_positional(heads: pd.DataFrame) -> str:
-    """In which layers the positional heads are, and how far they look back; "" without any."""
-    rows = heads[heads["label"] == "positional"]
-    if not len(rows):
-        return ""
-    offsets = rows["offset"].dropna().astype(int).value_counts().sort_index()
+    counts = sorted(label_counts(heads).items(), key=lambda pair: -pair[1])
+    positional = heads[heads["label"] == "positional"]
+    offsets = positional["offset"].dropna().astype(int).value_counts().sort_index()
     common = offsets.sort_values(ascending=False, kind="stable").head(MOST_OFFSETS)
-    return say(
-        "profile",
-        "where_positional",
-        layers=sorted({int(layer) for layer in rows["layer"]}),
-        offsets=list(common.sort_index().items()),
-        all=len(common) == len(offsets),
-        bands=int(rows["offset"].isna().sum()),
-    )
-
-
-def through_wavelengths(heads: pd.DataFrame) -> str:
-    """The strongest planes of positional and of semantic heads; "" without either."""
-    groups = []
+    where = {
+        "layers": sorted({int(layer) for layer in positional["layer"]}),
+        "offsets": list(common.sort_index().items()),
+        "all": len(common) == len(offsets),
+        "bands": int(positional["offset"].isna().sum()),
+    }
+    groups: list[Record] = []
     for label in ("positional", "semantic"):
         rows = heads[(heads["label"] == label) & heads["top_share"].notna()]
         if len(rows):
@@ -185,7 +161,13 @@ def through_wavelengths(heads: pd.DataFrame) -> str:
             record["median"] = top.quantile(0.5, interpolation="lower")
             record["share"] = float(rows["top_share"].median())
             groups.append(record | {"planes": int(rows["planes_to_half"].median())})
-    return say("profile", "through_wavelengths", groups=groups) if groups else ""
+    records = {
+        "headline": {"heads": len(heads), "counts": [one for one in counts if one[1]]},
+        "claim": heads.attrs.get("claim"),
+        "where_positional": where if len(positional) else None,
+        "through_wavelengths": {"groups": groups} if groups else None,
+    }
+    return say_all("profile", records)
 
 
 def attention_on(profile: xr.Dataset) -> list[str]:
@@ -212,27 +194,19 @@ def scope(attrs: Mapping[Any, Any]) -> str:
     return "" if documents >= ENOUGH_DOCUMENTS else say("profile", "scope", documents=documents)
 
 
-def label_rules(thresholds: dict | None) -> str:
-    """When a head carries which label, with the thresholds that were used, where known."""
-    return say("profile", "label_rules", thresholds=thresholds)
-
-
 def cautions(profile: xr.Dataset, heads: pd.DataFrame) -> list[str]:
     """The warnings of the run, a line each in the attribute "warnings", and weak labels."""
-    stated = str(profile.attrs.get("warnings", "")).splitlines()
-    named = heads["label"].isin(["positional", "semantic", "mixed"])
+    stated = [line.strip() for line in str(profile.attrs.get("warnings", "")).splitlines()]
+    named = ~heads["label"].isin(OUTSIDE)
     limit = heads.attrs.get("thresholds", {}).get("faint", np.nan)
     faint = int((named & (heads["total_bits"] < limit)).sum())
-    doubtful = int((heads["confidence"] < DOUBT).sum())
-    records: dict[str, Record | None] = {
-        "no_confidence": {"heads": len(heads)} if heads["confidence"].isna().all() else None,
-        "faint": {"count": faint, "heads": int(named.sum()), "limit": limit},
-        "doubtful": {"count": doubtful, "heads": len(heads), "doubt": DOUBT},
+    doubtful, count = int((heads["confidence"] < DOUBT).sum()), len(heads)
+    weak = {
+        "no_confidence": {"heads": count} if heads["confidence"].isna().all() else None,
+        "faint": {"count": faint, "heads": named.sum(), "limit": limit} if faint else None,
+        "doubtful": {"count": doubtful, "heads": count, "doubt": DOUBT} if doubtful else None,
     }
-    weak = _say_all(
-        "profile", {name: r for name, r in records.items() if r and r.get("count", 1)}
-    )
-    return [*(line.strip() for line in stated if line.strip()), *weak]
+    return [*filter(None, stated), *say_all("profile", weak).values()]
 
 
 def slow_planes(profile: xr.Dataset) -> str:
@@ -266,13 +240,9 @@ def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame | None = None) -> lis
     may stop for less than 0.01 nats/token; the most costly band; heads with a new label;
     retrieval.
     """
-    table = summarize_truncation(sweep) if table is None else table
-    rows = [_record(table, row) for _, row in table.iterrows()]
+    rows = _sweep_records(summarize_truncation(sweep) if table is None else table)
     ends, labels = (_quarters(rows, of) for of in ("loss_change", "labels_changed"))
-    slow = [
-        row for row in rows if row["kind"] == "slow" and row["loss_change_high"] is not None
-    ]
-    free = _free(slow)
+    free = _free(rows)
     fast = [row for row in ends if row["kind"] == "fast"]
     bands = [row for row in rows if row["kind"] == "band" and row["loss_change"] is not None]
     most = max(bands, key=lambda row: row["loss_change"], default=None)
@@ -285,27 +255,25 @@ def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame | None = None) -> lis
         "labels": {"rows": labels} if labels else None,
         "retrieval": None if retrieval is None else {"share": retrieval, "chance": CHANCE},
     }
-    return _say_all("truncation", records)
+    return [*say_all("truncation", records).values()]
 
 
-def control_change(table: pd.DataFrame, row: pd.Series) -> float:
-    """The mean loss change of the random sets that an entry is compared with; NaN without."""
-    control = table[table["kind"] == CONTROL.get(row["kind"])]
-    same = "band" if row["kind"] == "band" else "kept"
-    return float(control.loc[control[same] == row[same], "loss_change"].mean())
+def _sweep_records(table: pd.DataFrame) -> list[Record]:
+    """Rows of the summary with their end, share and wavelengths; None for NaN.
 
-
-def span(row: Mapping[Any, Any] | pd.Series) -> str:
-    """The wavelengths that stop: "63 to 199", or one."""
-    low, high = short_count(row["wavelength_low"]), short_count(row["wavelength_high"])
-    return low if low == high else f"{low} to {high}"
-
-
-def _record(table: pd.DataFrame, row: pd.Series) -> Record:
-    """A row of the summary with its end, share, wavelengths, random planes; None for NaN."""
-    words = {"end": ENDS.get(row["kind"], ""), "stopped": 1 - row["kept"], "span": span(row)}
-    record = dict(row) | words | {"control": control_change(table, row)}
-    return {name: None if pd.isna(value) else value for name, value in record.items()}
+    `control` is the mean loss change of the random sets that an entry is compared with.
+    """
+    records = []
+    for row in table.to_dict("records"):
+        low, high = (short_count(row[f"wavelength_{end}"]) for end in ("low", "high"))
+        words = {"end": ENDS.get(row["kind"], ""), "stopped": 1 - row["kept"]}
+        words["span"] = low if low == high else f"{low} to {high}"
+        random = table[table["kind"] == CONTROL.get(row["kind"])]
+        same = "band" if row["kind"] == "band" else "kept"
+        words["control"] = random.loc[random[same] == row[same], "loss_change"].mean()
+        every = (row | words).items()
+        records.append({str(name): None if pd.isna(value) else value for name, value in every})
+    return records
 
 
 def _quarters(rows: Sequence[Record], measured: str) -> list[Record]:
@@ -314,13 +282,14 @@ def _quarters(rows: Sequence[Record], measured: str) -> list[Record]:
     return [min(some, key=lambda row: abs(row["kept"] - QUARTER)) for some in ends if some]
 
 
-def _free(slow: Sequence[Record]) -> Record | None:
+def _free(rows: Sequence[Record]) -> Record | None:
     """The last of the cuts from the slow end that are free one after another, and the first."""
-    rows = sorted(slow, key=lambda row: -row["kept"])
-    free = [*itertools.takewhile(lambda row: row["loss_change_high"] < FREE, rows)]
-    return (
-        {"last": free[-1] if free else None, "least": rows[0], "limit": FREE} if rows else None
-    )
+    slow = [r for r in rows if r["kind"] == "slow" and r["loss_change_high"] is not None]
+    if not slow:
+        return None
+    slow.sort(key=lambda row: -row["kept"])
+    free = [*itertools.takewhile(lambda row: row["loss_change_high"] < FREE, slow)]
+    return {"last": free[-1] if free else None, "least": slow[0], "limit": FREE}
 
 
 # ---- the reach of heads
@@ -368,37 +337,41 @@ OVER_TEXT = {
 
 def comparison_sentences(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
     """What a comparison shows, and the sentences that its writer added."""
-    rows = table.to_dict("records")
-    baseline = str(comparison.attrs["baseline"])
+    rows, attrs = table.to_dict("records"), comparison.attrs
+    baseline = str(attrs["baseline"])
     records: dict[str, Record | None] = {}
-    if table["loss_change"].notna().any():
-        records["losses"] = {"baseline": baseline, **_losses(table)}
+    if known := [row for row in rows if not pd.isna(row["loss_change"])]:
+        known.sort(key=lambda row: row["loss_change"])
+        names = ("loss_change", "low", "high")
+        over = [OVER_TEXT.get(row["over"], _seeds(row)) for row in known]
+        changes = [_change(row, names, of) for row, of in zip(known, over, strict=True)]
+        of_one_seed = any(row["over"] == "sequences" for row in known)
+        losses = {"baseline": baseline, "changes": changes, "of_one_seed": of_one_seed}
+        records["losses"] = losses
     else:
-        of_runs = "context" in comparison.attrs
+        of_runs = "context" in attrs
         records["unpaired_losses"] = {"baseline": baseline, "rows": rows, "of_runs": of_runs}
     if "loss_past_context" in table and table["loss_past_context"].notna().any():
-        changes = _changes(table, "loss_past_context")
-        records["past_context"] = {"rows": rows, "changes": changes}
+        past = _changes(table, "loss_past_context")
+        records["past_context"] = {"rows": rows, "changes": past}
     if "repeat_gain" in table:
         gain, retrieval = (_changes(table, name) for name in ("repeat_gain", "retrieval"))
-        changes = {"gain_changes": gain, "retrieval_changes": retrieval}
-        records["repeats"] = {"rows": rows, "chance": CHANCE, **changes}
+        apart = {"gain_changes": gain, "retrieval_changes": retrieval}
+        records["repeats"] = {"rows": rows, "chance": CHANCE, **apart}
     records["previous_token"] = {"rows": rows}
-    records["without_rotation"] = _without_rotation(comparison, table)
-    records["claims"] = _claims(comparison, table)
-    if runs := comparison.attrs.get("unfinished"):
+    of = {group: entries_of(comparison, group) for group in table["group"]}
+    still = [name for name, e in of.items() if not np.isfinite(e["wavelength"]).any()]
+    records["without_rotation"] = {"groups": still} if still else None
+    if "verdict" in comparison:
+        verdicts = [_verdicts(group, entries) for group, entries in of.items()]
+        records["claims"] = {"groups": verdicts}
+    if runs := attrs.get("unfinished"):
         records["unfinished"] = {"runs": runs}
-    records["unlike_seeds"] = _unlike_seeds(comparison)
-    lead, added = (str(comparison.attrs.get(name, "")) for name in ("lead", "findings"))
-    return [*filter(None, [lead]), *_say_all("comparison", records), *added.splitlines()]
-
-
-def _losses(table: pd.DataFrame) -> Record:
-    """The differences in loss to the baseline, from the best to the worst."""
-    known = table[table["loss_change"].notna()].sort_values("loss_change").to_dict("records")
-    names = ("loss_change", "low", "high")
-    changes = [_change(row, names, OVER_TEXT.get(row["over"], _seeds(row))) for row in known]
-    return {"changes": changes, "of_one_seed": any(r["over"] == "sequences" for r in known)}
+    missing = _missing_seeds(comparison)
+    records["unlike_seeds"] = {"missing": missing} if missing else None
+    lead, added = (str(attrs.get(name, "")) for name in ("lead", "findings"))
+    said = say_all("comparison", records).values()
+    return [*filter(None, [lead]), *said, *added.splitlines()]
 
 
 def _change(row: Mapping[Hashable, Any], names: tuple[str, str, str], over: str) -> Record:
@@ -433,40 +406,24 @@ def _changes(table: pd.DataFrame, name: str) -> Record:
     }
 
 
-def _without_rotation(comparison: xr.Dataset, table: pd.DataFrame) -> Record | None:
-    """The groups in which no plane of any layer turns."""
-    wavelengths = {
-        group: entries_of(comparison, group)["wavelength"] for group in table["group"]
-    }
-    groups = [group for group, length in wavelengths.items() if not np.isfinite(length).any()]
-    return {"groups": groups} if groups else None
+def _verdicts(group: str, entries: xr.Dataset) -> Record:
+    """The verdicts on the paper's claim, with the numbers of a single model."""
+    names = ("rank_correlation", "null_low", "null_high")
+    alone = entries.sizes["entry"] == 1
+    numbers = {name: entries[name].item() if alone else None for name in names}
+    verdicts = list(Counter(entries["verdict"].values.tolist()).items())
+    return {"group": group, "verdicts": verdicts, **numbers}
 
 
-def _claims(comparison: xr.Dataset, table: pd.DataFrame) -> Record | None:
-    """The verdicts on the paper's claim, by group, with the numbers of a single model."""
-    if "verdict" not in comparison:
-        return None
-    groups = []
-    for group in table["group"]:
-        entries = entries_of(comparison, group)
-        names = ("rank_correlation", "null_low", "null_high")
-        alone = entries.sizes["entry"] == 1
-        numbers = {name: entries[name].item() if alone else None for name in names}
-        verdicts = list(Counter(entries["verdict"].values.tolist()).items())
-        groups.append({"group": group, "verdicts": verdicts, **numbers})
-    return {"groups": groups}
-
-
-def _unlike_seeds(comparison: xr.Dataset) -> Record | None:
-    """The groups without a seed that another of its size has, with these seeds."""
-    seeds: dict[str, dict[str, set[int]]] = {}
+def _missing_seeds(comparison: xr.Dataset) -> list[tuple[str, list[int]]]:
+    """The groups without a seed that another of their size has, and these seeds."""
+    of: dict[str, dict[str, set[int]]] = {}
     names = ("size", "group", "seed")
     for size, group, seed in zip(*(comparison[n].values.tolist() for n in names), strict=True):
-        seeds.setdefault(size, {}).setdefault(group, set()).add(seed)
+        of.setdefault(size, {}).setdefault(group, set()).add(seed)
     missing = [
-        (group, sorted(set().union(*of_size.values()) - has))
-        for of_size in seeds.values()
-        for group, has in of_size.items()
+        (group, sorted(set().union(*of_size.values()) - seeds))
+        for of_size in of.values()
+        for group, seeds in of_size.items()
     ]
-    missing = [(group, lacks) for group, lacks in missing if lacks]
-    return {"missing": missing} if missing else None
+    return [(group, seeds) for group, seeds in missing if seeds]

@@ -243,7 +243,7 @@ def test_layers_of_unequal_width():
     np.testing.assert_array_equal(kv_heads(profile)[0], [0, 0, 1, 1])
     points = [t for t in plot_budget_triangle(profile, heads).data if t.customdata is not None]
     assert sum(len(trace.customdata) for trace in points) == len(heads)
-    with pytest.raises(KeyError, match="1, 2"):
+    with pytest.raises(ValueError, match=r"\(1, 2\) is not in list"):
         rl.plot_claim(profile, heads, selected=(1, 2))
     figure = rl.plot_head_map(profile, heads)
     cells = np.isfinite([trace.z for trace in figure.select_traces("heatmap")]).sum(0)

@@ -8,7 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 import xarray as xr
-from in_browser import Opened
+from in_browser import Opened, fits, playwright
 from synthetic_profile import synthetic_profile
 
 from ropelens import plot_claim, plot_head_wavelengths, plot_norms
@@ -67,30 +67,24 @@ def test_a_page_of_an_analysis_is_not_replaced(page: Path) -> None:
     assert page.read_bytes() == before
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
-def test_shows_every_figure_and_does_no_harm(
-    browser, page: Path, width: int, scheme: str
-) -> None:
-    viewport = {"width": width, "height": 900}
-    opened = Opened(browser, page, viewport=viewport, color_scheme=scheme)
-    shown = opened.load(ready="html.ready")
-    assert shown.locator(".plot .main-svg").count() >= 3
-    assert HOSTILE in shown.locator("h1").inner_text()
-    assert not shown.get_by_text("0.5 bits").is_visible()
-    shown.locator(".more summary").click()
-    assert shown.get_by_text("0.5 bits").is_visible()
-    assert HOSTILE in shown.locator(".lead").inner_text()
-    overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-    assert shown.evaluate(overflow) <= 0
-    legends = shown.locator(".legend")
-    assert legends.count() == 4
-    for number in range(legends.count()):
-        legend = legends.nth(number).bounding_box()
-        plot = legends.nth(number).locator("xpath=ancestor::*[@class='main-svg'][1]")
-        around = plot.bounding_box()
-        assert legend is not None
-        assert around is not None
-        assert around["y"] <= legend["y"]
-        assert legend["y"] + legend["height"] <= around["y"] + around["height"]
-    assert opened.harmless()
-    opened.context.close()
+def test_shows_every_figure_and_does_no_harm(browser: playwright.Browser, page: Path) -> None:
+    with Opened(browser, page, viewport={"width": 1280, "height": 900}) as opened:
+        shown = opened.load(ready="html.ready")
+        assert shown.locator(".plot .main-svg").count() >= 3
+        assert HOSTILE in shown.locator("h1").inner_text()
+        assert not shown.get_by_text("0.5 bits").is_visible()
+        shown.locator(".more summary").click()
+        assert shown.get_by_text("0.5 bits").is_visible()
+        assert HOSTILE in shown.locator(".lead").inner_text()
+        fits(shown)
+        legends = shown.locator(".legend")
+        assert legends.count() == 4
+        for number in range(legends.count()):
+            legend = legends.nth(number).bounding_box()
+            plot = legends.nth(number).locator("xpath=ancestor::*[@class='main-svg'][1]")
+            around = plot.bounding_box()
+            assert legend is not None
+            assert around is not None
+            assert around["y"] <= legend["y"]
+            assert legend["y"] + legend["height"] <= around["y"] + around["height"]
+        assert opened.harmless()

@@ -92,7 +92,7 @@ def test_the_same_head_of_the_other_model_follows(
 def test_any_head_of_the_other_model_is_chosen_and_back_returns(
     opened: Opened, analyses: list[rl.Analysis]
 ) -> None:
-    page = opened.load("#L1H3&beside=same")
+    page = opened.at("#L1H3&beside=same")
     options = page.locator("#beside option").evaluate_all("(all) => all.map((o) => o.value)")
     assert options == ["", "same", "0,0", "0,1", "1,0", "1,1", "2,0", "2,1"]
     page.select_option("#beside", "2,1")
@@ -112,7 +112,7 @@ def test_any_head_of_the_other_model_is_chosen_and_back_returns(
     assert page.url.endswith("#L1H3")
     assert not page.locator("#pinned-selectivity").is_visible()
     assert not page.locator("#beside-now").is_visible()
-    page = opened.load("#L1H3&beside=L9H9")
+    page = opened.at("#L1H3&beside=L9H9")
     assert not page.locator("#pinned-selectivity").is_visible()
     assert opened.harmless()
 
@@ -121,7 +121,7 @@ def test_a_pair_a_text_and_numbers_of_both(
     opened: Opened, models: list[torch.nn.Module], analyses: list[rl.Analysis]
 ) -> None:
     """The other model's push by plane, where its look goes, and its numbers."""
-    page = opened.load("#L1H3&tab=pair&text=2&pair=9-4&beside=L2H1")
+    page = opened.at("#L1H3&tab=pair&text=2&pair=9-4&beside=L2H1")
     seen = [
         rl.capture(model, BOTH, heads=head).isel(head=0)
         for model, head in zip(models, ("1.3", "2.1"), strict=True)
@@ -151,7 +151,7 @@ def test_planes_of_the_same_wavelengths_stop_in_both(
     opened: Opened, models: list[torch.nn.Module], analyses: list[rl.Analysis], mode: str
 ) -> None:
     """On the same text, against the other model with these planes edited by Python."""
-    page = opened.load(f"#L1H3&tab=attention&text=2&{mode}=2-4&beside=L2H1")
+    page = opened.at(f"#L1H3&tab=attention&text=2&{mode}=2-4&beside=L2H1")
     one, other = (analysis.profile["wavelength"].values for analysis in analyses)
     planes = np.flatnonzero((one[1, 2] <= other[2]) & (other[2] <= one[1, 4])).tolist()
     assert 0 < len(planes) < 10

@@ -62,7 +62,7 @@ def table(page: playwright.Page, name: str) -> list[list[str]]:
 
 
 def test_what_became_of_the_head_as_planes_stop(opened, sweep):
-    page = opened.load(f"#L{LAYER}H{HEAD}&tab=stopped")
+    page = opened.at(f"#L{LAYER}H{HEAD}&tab=stopped")
     traces = page.evaluate(
         """document.getElementById("plot-stopped")._fullData.map(({ x, y, marker }) =>
              ({ x: Array.from(x), y: Array.from(y), marks: marker?.symbol }))"""
@@ -84,7 +84,7 @@ def test_what_became_of_the_head_as_planes_stop(opened, sweep):
 
 
 def test_reach_is_that_of_the_figure(opened, reach):
-    page = opened.load("#L0H2&tab=reach")
+    page = opened.at("#L0H2&tab=reach")
     of_head = reach.isel(layer=0, head=2)
     figure = rl.plot_reach(reach, layer=0, head=2)
     for trace, expected in enumerate(figure.data):
@@ -95,7 +95,7 @@ def test_reach_is_that_of_the_figure(opened, reach):
     assert [row[0] for row in rows] == ["own", "p-rope:0.5", "nope"]
     for row, wins in zip(rows, of_head["unmoved_win_share"].values, strict=True):
         assert float(row[4].removesuffix("%")) == pytest.approx(100 * wins, rel=5.1e-3)
-    page = opened.load(f"#L{LAYER}H0&tab=reach")
+    page = opened.at(f"#L{LAYER}H0&tab=reach")
     assert page.inner_text("#told-reach") == "The reach of this head was not measured."
     assert opened.harmless()
 

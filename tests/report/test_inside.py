@@ -19,6 +19,7 @@ from torch import nn
 
 import ropelens as rl
 from ropelens.edit.rope import Edit
+from ropelens.figures.head import farthest
 from ropelens.models.paths import sample_path
 from ropelens.models.texts import prompt_tokens
 
@@ -69,7 +70,7 @@ def test_attention_is_that_of_the_edited_model(
     part = f"{LAYER}.{HEAD}"
     planes = list(range(9, 16))
     edit = {"stop": rl.stop, "drop": rl.drop}[mode](rl.PlaneNumbers(planes), heads=part)
-    page = opened.load(f"#L{LAYER}H{HEAD}&tab=attention&text={excerpt + 1}&{mode}=9-15")
+    page = opened.at(f"#L{LAYER}H{HEAD}&tab=attention&text={excerpt + 1}&{mode}=9-15")
     expected = captured(looked, excerpt, edit)["attention"]
     weights = np.nan_to_num(values(page, "plot-attention", "z"))
     np.testing.assert_allclose(weights, expected, atol=1e-3)
@@ -78,7 +79,7 @@ def test_attention_is_that_of_the_edited_model(
 
 def test_a_pair_is_the_sum_of_its_planes(opened: Opened, looked: Looked) -> None:
     """Each plane's push is what a capture says, also of a key that is moved away."""
-    page = opened.load(f"#L{LAYER}H{HEAD}&tab=pair&pair=9-4")
+    page = opened.at(f"#L{LAYER}H{HEAD}&tab=pair&pair=9-4")
     seen = captured(looked, 0)
     pushes = values(page, "plot-pair", "y")
     np.testing.assert_allclose(pushes, seen["contribution"].values[:, 9, 4], atol=2e-3)
@@ -99,7 +100,7 @@ def test_a_pair_is_the_sum_of_its_planes(opened: Opened, looked: Looked) -> None
 
 
 def test_planes_stop_by_the_slider_and_the_lists(opened: Opened, looked: Looked) -> None:
-    page = opened.load(f"#L{LAYER}H{HEAD}&tab=attention")
+    page = opened.at(f"#L{LAYER}H{HEAD}&tab=attention")
     page.locator("#live-p").fill("12")
     idle(page)
     assert page.inner_text("#live-words").startswith("p = 0.75: 4 planes (")
@@ -124,7 +125,7 @@ def test_planes_stop_by_the_slider_and_the_lists(opened: Opened, looked: Looked)
 
 
 def test_dragging_over_planes_stops_them(opened: Opened) -> None:
-    page = opened.load(f"#L{LAYER}H{HEAD}")
+    page = opened.at(f"#L{LAYER}H{HEAD}")
     box = page.locator("#plot-selectivity .nsewdrag").first.bounding_box()
     page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 20)
     page.mouse.down()
@@ -161,13 +162,13 @@ def test_the_address_holds_the_choice_and_back_returns_to_it(opened: Opened) -> 
     again = opened.load(address.partition(".html")[2])
     assert again.inner_text("#head-title") == chosen
     assert again.get_attribute("#all-tab-list", "aria-selected") == "true"
-    page = opened.load("#L2H3&text=9&pair=900-3&stop=5-99&tab=no&pin=L7H7<b>")
+    page = opened.at("#L2H3&text=9&pair=900-3&stop=5-99&tab=no&pin=L7H7<b>")
     assert page.locator("#head-title").is_visible()
     assert opened.harmless()
 
 
 def test_numbers_are_saved_as_csv(opened: Opened, looked: Looked) -> None:
-    page = opened.load("#L2H3&view=list")
+    page = opened.at("#L2H3&view=list")
 
     def saved(name: str) -> list[dict[str, str]]:
         """The rows of a figure's CSV."""
@@ -218,7 +219,7 @@ def test_on_a_phone_the_head_is_a_sheet(browser: playwright.Browser, opened: Ope
 
 def test_a_click_shows_the_head_without_scrolling(opened: Opened) -> None:
     """At 1280 x 800: the map and the head's planes are in sight together."""
-    page = opened.load("#L0H0&view=map")
+    page = opened.at("#L0H0&view=map")
     page.evaluate("document.getElementById('explore').scrollIntoView({ behavior: 'instant' })")
     for name in ("plot-map", "plot-selectivity"):
         box = page.locator(f"#{name}").bounding_box()
@@ -248,54 +249,43 @@ def test_one_sequence_gives_several_pieces_as_they_stand() -> None:
         assert any(text[at : at + len(piece)] == piece for at in range(len(text)))
 
 
-def test_layers_that_stand_still_and_layers_with_a_window(
-    browser: playwright.Browser, tmp_path: Path
-) -> None:
-    """Nothing stops in a layer without rotation, and no key leaves a sliding window."""
+def test_no_key_leaves_a_sliding_window() -> None:
     tokens = torch.from_numpy(random_tokens(sequences=2, length=40))
-    piece, options = tokens[0, :8], {"surrogates": 0}
-    still = rl.profile(tiny("smollm3"), tokens, excerpts=[piece], **options)
-    layer = int(np.isfinite(still["wavelength"]).any("frequency").values.argmin())
-    opened = Opened(browser, rl.write_report(still, tmp_path / "still.html"))
-    page = opened.load(f"#L{layer}H0")
-    assert page.inner_text("#live-words").startswith(("This layer does not", "No plane of"))
-    assert page.is_disabled("#live-p")
-    opened.context.close()
     model = tiny("mistral_sliding")
-    slides = rl.profile(model, tokens, excerpts=[piece], **options)
+    profile = rl.profile(model, tokens, excerpts=[tokens[0, :8]], surrogates=0)
+    layers = range(profile.sizes["layer"])
     window = model.config.sliding_window
-    assert (slides["farthest_offset"] == window - 1).all()
-    assert (still["farthest_offset"] == 39).all()
-    opened = Opened(browser, rl.write_report(slides, tmp_path / "slides.html"))
-    page = opened.load("#L1H0&tab=pair")
-    assert page.get_attribute("#pair-distance", "max") == str(window - 1)
-    opened.context.close()
+    assert {farthest(profile, layer) for layer in layers} == {window - 1}
+    whole = profile.assign(farthest_offset=profile["farthest_offset"] * 0 + 39)
+    assert {farthest(whole, layer) for layer in layers} == {39}
 
 
-def test_p_counts_the_planes_that_turn(
+def test_planes_that_stand_still_do_not_count(
     browser: playwright.Browser, looked: Looked, tmp_path: Path
 ) -> None:
-    """Of a model whose fastest planes stand still: the slider stops the slowest ones."""
-    still = rl.stop_fastest(0.25)
-    with rl.edit_rope(looked.model, still):
+    """Of a layer whose fastest planes stand still p stops the slowest; of a still one none."""
+    edits = [rl.stop_fastest(0.25, heads="2.*"), rl.stop_slowest(1, heads="0.*")]
+    with rl.edit_rope(looked.model, *edits):
         tokens = prompt_tokens(PROMPTS[0], looked.tokenizer)
         text = torch.stack([tokens, tokens.flip(0)])
         profile = rl.profile(looked.model, text, excerpts=[tokens], surrogates=0)
-    opened = Opened(browser, rl.write_report(profile, tmp_path / "page.html"))
-    page = opened.load(f"#L{LAYER}H{HEAD}&tab=attention")
-    assert page.get_attribute("#live-p", "max") == "12"
-    page.locator("#live-p").fill("11")
-    idle(page)
-    assert page.url.endswith("&stop=15-15")
-    assert page.inner_text("#live-words").startswith("p = 0.92: the plane of 35,")
-    assert opened.harmless()
-    opened.context.close()
+    with Opened(browser, rl.write_report(profile, tmp_path / "page.html")) as opened:
+        page = opened.load(f"#L{LAYER}H{HEAD}&tab=attention")
+        assert page.get_attribute("#live-p", "max") == "12"
+        page.locator("#live-p").fill("11")
+        idle(page)
+        assert page.url.endswith("&stop=15-15")
+        assert page.inner_text("#live-words").startswith("p = 0.92: the plane of 35,")
+        page = opened.at("#L0H0")
+        assert page.inner_text("#live-words").startswith(("This layer does not", "No plane of"))
+        assert page.is_disabled("#live-p")
+        assert opened.harmless()
 
 
 def test_a_pair_under_the_pointer_is_told_by_planes_and_a_click_opens_it(
     opened: Opened, looked: Looked
 ) -> None:
-    page = opened.load(f"#L{LAYER}H{HEAD}&tab=attention&text=1")
+    page = opened.at(f"#L{LAYER}H{HEAD}&tab=attention&text=1")
     page.evaluate(
         """() => { const plot = document.getElementById("plot-attention");
              plot.emit("plotly_hover", { points: [{ x: 4, y: 9 }] }); }"""
@@ -333,13 +323,15 @@ def test_a_damaged_page_says_so_and_keeps_its_table(
 
 
 def test_axe_finds_nothing_serious(browser: playwright.Browser, opened: Opened) -> None:
-    """The whole page on a wide light screen; every tab of the head on a narrow dark one."""
-    for width, scheme in ((1280, "light"), (400, "dark")):
-        options = {"viewport": {"width": width, "height": 800}, "color_scheme": scheme}
-        with Opened(browser, opened.path, bypass_csp=True, **options) as other:
-            page = other.load("#L2H3")
-            assert serious(page) == set()
-            for tab in page.locator("#head [role=tab]").all()[1:] if width == 400 else []:
-                tab.click()
-                idle(page)
-                assert serious(page, "#head") == set()
+    size = {"width": 1280, "height": 800}
+    with Opened(browser, opened.path, bypass_csp=True, viewport=size) as other:
+        page = other.load("#L2H3&tab=pair")
+        view(page, "list")
+        assert serious(page) == set()
+        page.set_viewport_size({"width": 400, "height": 800})
+        page.emulate_media(color_scheme="dark")
+        panels = "(all) => all.forEach((one) => { one.hidden = false; })"
+        page.locator("#head [role=tabpanel]").evaluate_all(panels)
+        page.locator("#live-p").fill("12")
+        idle(page)
+        assert serious(page, "#head") == set()

@@ -160,11 +160,10 @@ def test_the_other_ways_to_choose_a_head(opened, small):
     assert opened.harmless()
 
 
-def test_a_click_in_the_triangle_chooses_and_back_returns(browser, report, small):
+def test_a_click_in_the_triangle_chooses_and_back_returns(opened, small):
     """Also after a pin, and after the window was made narrower."""
     _, heads = small
-    opened = Opened(browser, report, viewport={"width": 1280, "height": 900})
-    page = opened.load("#L0H0&view=triangle")
+    page = opened.at("#L0H0&view=triangle")
     row = heads.loc[heads["positional_fraction"].idxmax()]
     page.click("#pin")
     at = page.evaluate(MARKER, [int(row.layer), int(row["head"])])
@@ -183,8 +182,8 @@ def test_a_click_in_the_triangle_chooses_and_back_returns(browser, report, small
         """() => [...document.querySelectorAll("#explore .plot")].every((plot) =>
              !plot.offsetParent || Math.abs(plot._fullLayout.width - plot.clientWidth) <= 1)"""
     )
+    page.set_viewport_size({"width": 1280, "height": 900})
     assert opened.harmless()
-    opened.context.close()
 
 
 def test_a_row_of_the_wavelengths_is_a_head(opened, small):
@@ -268,7 +267,7 @@ def test_the_table_sorts_and_filters(opened, small):
 
 def test_offers_no_upload(opened):
     """plotly.js shows a button that sends a chart to its maker's servers, unless told."""
-    titles = opened.page.locator(".modebar-btn").evaluate_all(
+    titles = opened.page.locator("[id^=plot-] .modebar-btn").evaluate_all(
         "(all) => all.map((b) => b.dataset.title)"
     )
     assert {title.partition(":")[0] for title in titles} <= {
@@ -355,15 +354,18 @@ def test_missing_heads_are_stepped_over(browser, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def large(
+    browser: playwright.Browser, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Opened]:
     """1,024 heads of 64 planes, of which a few are kept whole, as a profile does."""
     profile, heads = synthetic_profile(
-        layers=32, heads=32, kv_heads=8, frequencies=64, excerpt=40
+        layers=32, heads=32, kv_heads=8, frequencies=64, excerpt=16
     )
     profile["excerpt_query_still"][:, 2:] = np.nan
     path = tmp_path_factory.mktemp("large") / "page.html"
-    assert write_report(profile, path, heads=heads).stat().st_size < 12e6
-    return path
+    assert write_report(profile, path, heads=heads).stat().st_size < 5e6
+    with Opened(browser, path, viewport={"width": 1280, "height": 800}) as opened:
+        yield opened
 
 
 # Chooses heads one after another, each when the one before is shown.
@@ -378,37 +380,6 @@ CHOOSE = """async (heads) => {
     });
   }
 }"""
-
-
-def test_of_a_thousand_rows_those_in_sight_are_there(browser, large):
-    """Who does not see is told how many there are, and which one each is."""
-    opened = Opened(browser, large, viewport={"width": 1280, "height": 800})
-    page = opened.load("#L0H0")
-    rows = page.locator("#table tbody tr:not(.gap)")
-
-    def inside() -> list[tuple[str, str]]:
-        of = "(all) => all.map((row) => [row.cells[0].textContent, row.ariaRowIndex])"
-        return list(map(tuple, rows.evaluate_all(of)))
-
-    view(page, "list")
-    box = page.get_by_role("region", name="Table of heads")
-    assert 15 < rows.count() < 120
-    assert page.get_attribute("#table", "aria-rowcount") == "1025"
-    assert inside()[1] == ("L0 H1", "3")
-    box.evaluate("(box) => { box.scrollTop = box.scrollHeight / 2; }")
-    page.wait_for_selector("#table a[href='#L16H0']")
-    assert rows.count() < 120
-    number = {name: int(index) for name, index in inside()}
-    assert number["L16 H0"] == 16 * 32 + 2
-    page.click("a[href='#L16H0']")
-    shown(page, 16, 0)
-    down = "new KeyboardEvent('keydown', {key: 'ArrowDown', bubbles: true})"
-    for_each = "for (let i = 0; i < 60; i++) document.activeElement.dispatchEvent"
-    page.evaluate(f"{for_each}({down})")  # beyond what was there when it began
-    shown(page, 17, 28)
-    assert page.get_attribute("tr[aria-current]", "aria-rowindex") == str(17 * 32 + 28 + 2)
-    assert opened.harmless()
-    opened.context.close()
 
 
 # Work that every page can do: 0.15 CPU seconds where the bounds below were set, idle.
@@ -427,21 +398,48 @@ def clock(page):
     return spent
 
 
-def test_a_thousand_heads_are_quick(browser, large):
+def test_a_thousand_heads_are_quick(large):
     """CPU seconds of the page's thread: until it is ready, and from a click to the picture.
 
     On a machine that is slower, or at work, in proportion.
     """
-    opened = Opened(browser, large, viewport={"width": 1280, "height": 800})
-    blank = opened.context.new_page()
+    blank = large.context.new_page()
     spent = clock(blank)
     blank.evaluate(YARDSTICK)
     slow = max(1, spent() / 0.15)
-    spent = clock(opened.page)
-    page = opened.load("#L0H0&view=map")
+    blank.close()
+    spent = clock(large.page)
+    page = large.load("#L0H0&view=map")
     assert spent() < 2 * slow
     page.evaluate(CHOOSE, ["L5H3"])  # once, for what is compiled and cached
     begin = spent()
-    page.evaluate(CHOOSE, ["L9H8", "L20H30", "L31H0", "L1H1"])
-    assert (spent() - begin) / 4 < 0.2 * slow  # 0.06 on an idle machine
-    opened.context.close()
+    page.evaluate(CHOOSE, ["L20H30", "L1H1"])
+    assert (spent() - begin) / 2 < 0.2 * slow  # 0.06 on an idle machine
+
+
+def test_of_a_thousand_rows_those_in_sight_are_there(large):
+    """Who does not see is told how many there are, and which one each is."""
+    page = large.at("#L0H0&view=list")
+    rows = page.locator("#table tbody tr:not(.gap)")
+
+    def inside() -> list[tuple[str, str]]:
+        of = "(all) => all.map((row) => [row.cells[0].textContent, row.ariaRowIndex])"
+        return list(map(tuple, rows.evaluate_all(of)))
+
+    box = page.get_by_role("region", name="Table of heads")
+    assert 15 < rows.count() < 120
+    assert page.get_attribute("#table", "aria-rowcount") == "1025"
+    assert inside()[1] == ("L0 H1", "3")
+    box.evaluate("(box) => { box.scrollTop = box.scrollHeight / 2; }")
+    page.wait_for_selector("#table a[href='#L16H0']")
+    assert rows.count() < 120
+    number = {name: int(index) for name, index in inside()}
+    assert number["L16 H0"] == 16 * 32 + 2
+    page.click("a[href='#L16H0']")
+    shown(page, 16, 0)
+    down = "new KeyboardEvent('keydown', {key: 'ArrowDown', bubbles: true})"
+    for_each = "for (let i = 0; i < 60; i++) document.activeElement.dispatchEvent"
+    page.evaluate(f"{for_each}({down})")  # beyond what was there when it began
+    shown(page, 17, 28)
+    assert page.get_attribute("tr[aria-current]", "aria-rowindex") == str(17 * 32 + 28 + 2)
+    assert large.harmless()

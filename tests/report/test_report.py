@@ -35,6 +35,7 @@ def test_one_file_with_everything_and_nothing_to_load(tmp_path):
     profile, heads = synthetic_profile(
         layers=6, heads=6, kv_heads=2, frequencies=32, excerpt=40
     )
+    profile.attrs["documents"] = 7
     path = write_report(profile, tmp_path / "deep" / "page.html", heads=heads)
     with pytest.raises(BadArgument, match="not about the same model"):
         write_report(profile, path, heads=heads.assign(label="odd"))
@@ -50,6 +51,8 @@ def test_one_file_with_everything_and_nothing_to_load(tmp_path):
     for fact in ("toy/llama-5l", "0123abcd", "1.234 ± 0.012 nats per token", "torch 2.13.0"):
         assert fact in own
     assert "ropelens analyze toy/llama-5l --text stories --out out" in own
+    assert "All text is from 7 documents: numbers" in own
+    assert "at least 67% of the bits" in own
 
 
 def unpacked(text: str) -> object:
@@ -79,11 +82,9 @@ def test_arrays_travel_as_bytes(small):
     payload = build_payload(profile, heads, figures, selected=(0, 0))
     read = unpacked(render.packed_json(payload))
     side = read["excerpts"][0]["query"]
-    assert side["low"]["dtype"] == "uint8"
-    low = np.frombuffer(base64.b64decode(side["low"]["data"]), np.uint8).astype(int)
-    steps = (low + 256 * (np.array([ord(c) for c in side["high"]]) - 67)).reshape(
-        side["low"]["shape"]
-    )
+    assert side["steps"]["dtype"] == "int16"
+    steps = np.frombuffer(base64.b64decode(side["steps"]["data"]), "<i2")
+    steps = steps.reshape(side["steps"]["shape"]).astype(int)
     assert np.abs(steps).max((1, 2)).tolist() == [2**13 - 1] * len(steps)
     assert np.all(read["live"])
 
@@ -92,27 +93,23 @@ def test_words_count_and_judge(small):
     _, heads = small
     counts = words.label_counts(heads)
     assert sum(counts.values()) == len(heads) == 40
-    assert words.headline(heads) == (
+    said = words.head_words(heads)
+    assert said["headline"] == (
         "Of 40 heads, 17 are semantic, 10 positional, 5 mixed, 4 sink and 4 diffuse."
     )
-    assert words.where_positional(heads).startswith("Positional heads are in layers 0–2 and 4;")
-    assert words.where_positional(heads[heads.label == "sink"]) == ""
-    claim = heads.attrs["claim"]
-    assert f" {claim['verdict']} here: " in words.claim_sentence(claim)
-    assert "at least 67% of the bits" in words.label_rules(heads.attrs["thresholds"])
+    assert said["where_positional"].startswith("Positional heads are in layers 0–2 and 4;")
+    assert "where_positional" not in words.head_words(heads[heads.label == "sink"])
+    assert f" {heads.attrs['claim']['verdict']} here: " in said["claim"]
+    assert words.describe(heads)[0] == f"{said['headline']} {said['claim']}"
 
 
-def test_words_tell_of_what_text_they_speak(small, tmp_path):
+def test_words_tell_of_what_text_they_speak():
     """Of fewer than 8 documents, or of an unknown number: of these alone."""
-    profile, heads = small
     only = "numbers and intervals hold for this text alone, not for other text like it."
     begins = {0: "The text was not split into documents:", 8: ""}
     begins |= {7: "All text is from 7 documents:"}
     for documents, begin in begins.items():
         assert words.scope({"documents": documents}) == (f"{begin} {only}" if begin else "")
-    few = profile.assign_attrs(documents=7)
-    page = write_report(few, tmp_path / "page.html", heads=heads).read_text()
-    assert f"{begins[7]} {only}" in page
 
 
 def test_words_warn(small):

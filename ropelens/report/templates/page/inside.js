@@ -21,22 +21,10 @@ function asItIs(excerpt, layer, head, model = page) {
   });
 }
 
-const NO_STEP = "C".charCodeAt(0);  // LETTER of report/excerpts.py
-
-/** Whole steps, from their low bytes and from the letters of what is above these. */
-function stepsOf(side) {
-  if (!decoded.has(side)) {
-    const steps = Int16Array.from(decode(side.low));
-    for (let i = 0; i < steps.length; i++) steps[i] += 256 * (side.high.charCodeAt(i) - NO_STEP);
-    decoded.set(side, steps);
-  }
-  return decoded.get(side);
-}
-
 function vectors(side, layer, head) {
   const place = side.place[layer][head];
-  const [, count, size] = side.low.shape;
-  const steps = stepsOf(side).subarray(place * count * size, (place + 1) * count * size);
+  const [, count, size] = side.steps.shape;
+  const steps = decode(side.steps).subarray(place * count * size, (place + 1) * count * size);
   return { step: side.step[place], size, at: (position) => steps.subarray(position * size, (position + 1) * size) };
 }
 

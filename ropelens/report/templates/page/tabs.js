@@ -23,9 +23,9 @@ function fold(name, titles, rows) {
 const ENDS = { slow: "slowest", fast: "fastest" };
 function showStopped(element, layer, head) {
   refill(element, layer, head);
-  const { steps } = page.sweep, { arrays } = page;
+  const { sweep, arrays } = page;
   const at = (name, kind) => arrays[`${name}_${kind}`] && [...part(arrays[`${name}_${kind}`], layer, head)];
-  const ends = Object.keys(ENDS).filter((kind) => steps[kind]).map((kind) => ({ kind, shares: steps[kind],
+  const ends = Object.keys(ENDS).filter((kind) => sweep[kind]).map((kind) => ({ kind, shares: sweep[kind],
     labels: (at("label", kind) ?? []).map((label) => page.labelOrder[label] ?? "–"),
     changes: at("attention_change", kind) ?? [], inductions: at("induction", kind) ?? [] }));
   fold("stopped", ["planes stopped", "rotate", "label", "attention, change (bits)", "induction (0–1)"],
