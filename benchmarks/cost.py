@@ -34,10 +34,9 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import ropelens as rl
-from ropelens.measure.batches import collect
-from ropelens.measure.budget import fit_layers
+from ropelens.measure.measurement import Measurement
+from ropelens.measure.passes import collect, fit_layers
 from ropelens.measure.tasks import repeats
-from ropelens.measure.tokens import as_corpus
 from ropelens.models.subject import as_subject
 from ropelens.statistics.budget.held_out import LayerFit
 
@@ -99,22 +98,22 @@ def parts_of_a_profile(device: torch.device) -> Table:
     subject, context = as_subject(model), 512
     read = rl.tokenize(rl.read_documents([SAMPLE]), tokenizer, context=context)
     tokens, lengths = read.tokens, read.lengths
-    text = as_corpus(subject, tokens, lengths, documents=read.documents)
+    measurement = Measurement.of(subject, tokens, lengths, documents=read.documents)
     planes = [layer.planes for layer in subject.rotations(context)]
 
     def fit(surrogates: int) -> list[LayerFit]:
-        return fit_layers(subject, text, planes, surrogates=surrogates, seed=0)
+        return fit_layers(measurement, planes, surrogates=surrogates)
 
     fits = fit(0)
-    repeated = repeats(subject.context, subject.vocabulary, planes, first_token=0, seed=0)
+    repeated = repeats(measurement, planes)
     ways: dict[str, Callable[[], object]] = {
         "plain forward": lambda: [model(part, use_cache=False) for part in tokens.split(8)],
         "probe of the rotation": lambda: subject.rotations(context),
-        "repeated tokens": lambda: repeated.measure(subject, lambda _: None),
+        "repeated tokens": lambda: repeated.measure(lambda _: None),
         "fits": lambda: fit(0),
         "fits and 40 surrogates": lambda: fit(40),
-        "all text: sums": lambda: collect(subject, text, planes=planes),
-        "all text: sums and scores": lambda: collect(subject, text, planes=planes, fits=fits),
+        "all text: sums": lambda: collect(measurement, planes),
+        "all text: sums and scores": lambda: collect(measurement, planes, fits=fits),
         "rl.profile": lambda: rl.profile(model, tokens, lengths=lengths),
     }
     costs = compare(ways, device)
@@ -158,10 +157,10 @@ def ways_of(
     """The plain pass, and ours with so many `rows` each."""
     subject = as_subject(model)
     planes = [layer.planes for layer in subject.rotations(tokens.shape[1])]
-    text = as_corpus(subject, tokens, None)
 
     def measured(count: int | str) -> Callable[[], object]:
-        return lambda: collect(subject, text, planes=planes, rows=count)
+        measurement = Measurement.of(subject, tokens, rows=count)
+        return lambda: collect(measurement, planes)
 
     plain = {"plain forward": lambda: model(tokens, use_cache=False)}
     return plain | {f"measured, {count} rows": measured(count) for count in rows}

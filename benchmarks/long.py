@@ -16,7 +16,7 @@ import argparse
 import cost
 import torch
 
-from ropelens.measure.batches import ONE_PASS
+from ropelens.measure.passes import ONE_PASS
 
 
 def main() -> None:

@@ -22,10 +22,10 @@ from ropelens.analysis.record import arguments_of, record_of, this_command
 from ropelens.errors import BadArgument, public
 from ropelens.files.progress import ShowProgress, opening, silent
 from ropelens.measure.heads import classify_heads
+from ropelens.measure.measurement import versions
 from ropelens.measure.profile import profile as measure
 from ropelens.measure.savepoint import UNFINISHED, savepoint
 from ropelens.measure.terms import MEASURES, wanted_measures
-from ropelens.measure.tokens import versions
 from ropelens.measure.truncate import truncate
 from ropelens.models.bridge import bridge
 from ropelens.models.checkpoint import fingerprint

@@ -26,7 +26,7 @@ from ropelens.files.results import (
     write_folder,
     write_page,
 )
-from ropelens.measure.tokens import versions
+from ropelens.measure.measurement import versions
 from ropelens.models.checkpoint import fingerprint, locate
 from ropelens.models.loading import Loading
 from ropelens.models.texts import fingerprint_of, read_documents

@@ -16,8 +16,8 @@ from transformers import PreTrainedConfig
 
 from ropelens.analysis.options import Options
 from ropelens.errors import BadArgument
-from ropelens.measure.batches import batch_bytes, sequences_at_once
 from ropelens.measure.excerpt import check_excerpts
+from ropelens.measure.measurement import batch_bytes, sequences_at_once
 from ropelens.measure.token_sets import attention_on
 from ropelens.models.checkpoint import load_tokenizer
 from ropelens.models.device import LIBRARIES, devices_of, free_bytes, pass_bytes, stated_number

@@ -19,7 +19,7 @@ import xarray as xr
 
 from ropelens.analysis.options import Options
 from ropelens.analysis.plan import Plan, Text, name_of
-from ropelens.measure.tokens import versions
+from ropelens.measure.measurement import versions
 from ropelens.models.subject import Model, Subject
 from ropelens.report.words import attention_on, heads_sentences, scope
 

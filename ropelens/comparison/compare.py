@@ -19,7 +19,7 @@ from ropelens.errors import BadArgument, Count, Positive, public
 from ropelens.files.folder import file_name
 from ropelens.files.progress import ShowProgress, silent
 from ropelens.files.results import open_results, save
-from ropelens.measure.tokens import versions
+from ropelens.measure.measurement import versions
 from ropelens.models.checkpoint import fingerprint
 from ropelens.models.device import device_named
 from ropelens.models.load import load

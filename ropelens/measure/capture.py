@@ -12,14 +12,13 @@ from torch import Tensor
 
 from ropelens.errors import BadArgument, Count, public
 from ropelens.measure.excerpt import TokenNames, name_token
-from ropelens.measure.tokens import as_corpus, describe_run
+from ropelens.measure.measurement import Measurement
 from ropelens.models.paths import check_document
 from ropelens.models.rotation import edited_planes
 from ropelens.models.subject import Model, Subject, as_subject, stated_context
 from ropelens.models.texts import prompt_tokens, warn_beyond
 from ropelens.rope.select import ALL_HEADS, heads_by_layer
 from ropelens.statistics.call import AttentionCall, write_head
-from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.variables import CAPTURE, CAPTURE_INDICES, labelled
 
 LARGEST = 2**30
@@ -76,8 +75,8 @@ def capture(
     """
     subject = as_subject(model, tokenizer)
     tokenizer = tokenizer or subject.tokenizer
-    text = _corpus(subject, text_or_tokens, tokenizer)
-    tokens, length = text.tokens, text.context
+    measurement = _read(subject, text_or_tokens, tokenizer)
+    tokens, length = measurement.text.tokens, measurement.text.context
     shape = {"layers": subject.layers, "heads_of_layer": subject.heads}
     chosen = heads_by_layer(heads, **shape)
     planes = [layer.planes for layer in subject.rotations(length)]
@@ -119,21 +118,20 @@ def capture(
     }
     labels = labelled({name: array.numpy() for name, array in arrays.items()}, CAPTURE)
     dataset = xr.Dataset(labels, coords=labelled(indices, CAPTURE_INDICES))
-    facts = describe_run(subject, text, None, rows="all", seed=0)
-    dataset.attrs = {"kind": "capture", **facts}
+    dataset.attrs = {"kind": "capture"} | measurement.facts
     return dataset.set_coords(["inv_freq", "wavelength", "scale"])
 
 
-def _corpus(
+def _read(
     subject: Subject, text_or_tokens: str | Tensor, tokenizer: TokenNames | None
-) -> Corpus:
+) -> Measurement:
     """The one sequence that is looked at."""
     if not isinstance(text_or_tokens, str):
-        return as_corpus(subject, torch.atleast_2d(text_or_tokens), None)
+        return Measurement.of(subject, torch.atleast_2d(text_or_tokens))
     check_document(text_or_tokens)
-    corpus = as_corpus(subject, prompt_tokens(text_or_tokens, tokenizer)[None], None)
-    warn_beyond(corpus.context, stated_context(subject.config))
-    return corpus
+    tokens = prompt_tokens(text_or_tokens, tokenizer)
+    warn_beyond(len(tokens), stated_context(subject.config))
+    return Measurement.of(subject, tokens[None])
 
 
 def _allocate(

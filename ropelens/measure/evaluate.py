@@ -16,24 +16,22 @@ from torch import Tensor
 from ropelens.edit.rope import NONE, Edit, Entry, entries_of
 from ropelens.errors import BadArgument, Positive, Whole, public
 from ropelens.files.progress import ShowProgress, silent
-from ropelens.measure.batches import Batch, Progress, batches, sum_batch
-from ropelens.measure.budget import budget_variables, fit_layers
 from ropelens.measure.heads import head_values, resample_labels
+from ropelens.measure.measurement import Batch, Lengths, Measurement, Tokens
+from ropelens.measure.passes import Progress, fit_layers, sum_batch
 from ropelens.measure.savepoint import begin_stage
 from ropelens.measure.summary import number_dims, plane_coordinates, summarize
 from ropelens.measure.tasks import Retrieval, Task, copies, needles, repeats
 from ropelens.measure.terms import MEASURES, wanted_measures
-from ropelens.measure.tokens import Lengths, Tokens, as_corpus, describe_run
 from ropelens.models.processes import gather, shard
-from ropelens.models.subject import Model, Subject, as_subject, stated_context
-from ropelens.rope.planes import Planes
+from ropelens.models.subject import Model, Subject, stated_context
 from ropelens.statistics.attention import attention_change
 from ropelens.statistics.budget.held_out import LayerFit
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import Corpus, Documents
 from ropelens.statistics.kernel import sum_bins
 from ropelens.statistics.labels import Thresholds
-from ropelens.statistics.rows import HowMany, rows_for
+from ropelens.statistics.rows import HowMany
 from ropelens.statistics.sums import Sums, by_group, mean_loss, no_sums
 from ropelens.statistics.variables import EVALUATED, STATISTICS, columns, labelled, of_planes
 
@@ -99,61 +97,53 @@ def evaluate(
     Raises `BadArgument` for measures, tokens, lengths or edits out of range, and otherwise
     as `profile` and `edit_rope` do.
     """
-    subject, show, seed = as_subject(model), progress or silent, int(seed)
-    text = as_corpus(subject, tokens, lengths, documents=documents)
-    wanted, rows = wanted_measures(measures), rows_for(rows, text.context)
+    measurement = Measurement.of(
+        model,
+        tokens,
+        lengths,
+        documents=documents,
+        rows=rows,
+        seed=seed,
+        batch_size=batch_size,
+    )
+    return measure_edits(
+        measurement,
+        edits or {},
+        measures,
+        retrieval=retrieval or Retrieval(),
+        distances=distances,
+        progress=progress,
+    )
+
+
+def measure_edits(
+    measurement: Measurement,
+    edits: Mapping[str, Edit | str | Sequence[Edit | str]],
+    measures: str | Sequence[str],
+    *,
+    retrieval: Retrieval | None = None,
+    distances: Sequence[int] | None = None,
+    progress: ShowProgress | None = None,
+) -> xr.Dataset:
+    """What `evaluate` gives, of a measurement that is already at hand."""
+    subject, text = measurement.subject, measurement.text
+    wanted = wanted_measures(measures)
     if distances is not None and "copying" not in wanted:
         raise BadArgument(
             "distances are those of copies, which are not measured.",
             attempt='measures=[..., "copying"]',
         )
-    entries = entries_of(subject, edits or {}, context=text.context)
-    planes = entries[0].planes  # any do for attention alone
-    tasks = _tasks(subject, text, wanted, planes, retrieval or Retrieval(), distances, seed)
+    entries = entries_of(subject, edits, context=text.context)
+    tasks: dict[str, Task] = {}
+    if "induction" in wanted:
+        tasks["induction"] = repeats(measurement, entries[0].planes)  # any do for attention
+    if "copying" in wanted:
+        tasks["copying"] = copies(measurement, distances)
+    if "retrieval" in wanted:
+        tasks["retrieval"] = needles(measurement, retrieval or Retrieval())
     edges = _position_edges(text.context, stated_context(subject.config))
-    nothing = Measured.nothing(len(edges) - 1, subject)
-
-    stage = begin_stage()
-    state = stage.state or [[], [vars(nothing) for _ in entries], [{} for _ in entries]]
-    fits, measured, answers = state[0], [Measured(**of) for of in state[1]], state[2]
-
-    def save() -> None:
-        stage.save([fits, [vars(of) for of in measured], answers])
-
-    if "labels" in wanted:
-        # Processes fit together, so one that saved later than another fits again.
-        del fits[min(gather(len(fits))) :]
-        layers = (len(entries) - len(fits)) * len(shard(subject.layers))
-        with show("fitting budgets", total=layers, unit="layers") as step:
-            for entry in entries[len(fits) :]:
-                with entry.open(subject):
-                    of_entry = fit_layers(
-                        subject, text, entry.planes, surrogates=0, seed=seed, progress=step
-                    )
-                fits.append(of_entry)
-                save()
-    done = measured[0].sums.sequences
-    unseen = shard(len(text))[done:] if wanted & ON_TEXT else range(0)
-    mine = [(n, name) for name in tasks for n in shard(len(entries)) if name not in answers[n]]
-    left = len(entries) * int(text.lengths[unseen.start : unseen.stop].sum())
-    left += sum(tasks[name].tokens for _, name in mine)
-    with show("trying edits", total=left, unit="tokens") as step:
-        for batch in batches(
-            subject, text, rows=rows, seed=seed, chosen=unseen, batch_size=batch_size
-        ):
-            as_is: dict[int, AttentionCall] = {}
-            for n, entry in enumerate(entries):
-                budget = fits[n] if fits else None
-                change = as_is if "change" in wanted else None
-                measured[n] += _on_text(subject, batch, entry, budget, change, edges, step)
-            save()
-        for n, name in mine:
-            with entries[n].open(subject):
-                answers[n][name] = tasks[name].measure(subject, step)
-            save()
-    parts = gather((measured, answers))
-    measured = [reduce(add, of) for of in zip(*(part[0] for part in parts), strict=True)]
-    answers = [reduce(dict.__or__, of) for of in zip(*(part[1] for part in parts), strict=True)]
+    show = progress or silent
+    fits, measured, answers = _run(measurement, entries, wanted, tasks, edges, show)
 
     values = {"edit": np.array([entry.name for entry in entries], dtype=object)}
     dataset = xr.Dataset(coords=plane_coordinates(entries[0].planes))
@@ -171,34 +161,62 @@ def evaluate(
         values |= task.coordinates
     dataset = dataset.assign(labelled(values, EVALUATED))
     dataset = number_dims(dataset.set_coords(COORDINATES & values.keys()))
-    dataset.attrs = describe_run(subject, text, documents, rows=rows, seed=seed)
+    dataset.attrs = measurement.facts
     return dataset
 
 
-def _tasks(
-    subject: Subject,
-    text: Corpus,
+# one pass of each entry, and its tasks
+
+
+def _run(
+    measurement: Measurement,
+    entries: Sequence[Entry],
     wanted: set[str],
-    planes: Sequence[Planes],
-    retrieval: Retrieval,
-    distances: Sequence[int] | None,
-    seed: int,
-) -> dict[str, Task]:
-    """The tasks among the measures that are wanted."""
-    context, vocabulary = subject.context, subject.vocabulary
-    within = min(context, text.context)
-    given = {"first_token": int(text.tokens[0, 0]), "seed": seed}
-    tasks = {}
-    if "induction" in wanted:
-        tasks["induction"] = repeats(context, vocabulary, planes, **given)
-    if "copying" in wanted:
-        tasks["copying"] = copies(within, vocabulary, distances, **given)
-    if "retrieval" in wanted:
-        tasks["retrieval"] = needles(text, within, vocabulary, retrieval, **given)
-    return tasks
+    tasks: Mapping[str, Task],
+    edges: Int[Tensor, " edge"],
+    show: ShowProgress,
+) -> tuple[list[list[LayerFit]], list[Measured], list[dict[str, dict[str, Tensor]]]]:
+    """Of each entry the models of its budget, its numbers on the text, and on the tasks.
 
-
-# what is measured on the text
+    Processes share the text and the tasks; what is done is saved.
+    """
+    subject, text = measurement.subject, measurement.text
+    nothing = Measured.nothing(len(edges) - 1, subject)
+    stage = begin_stage(Measured)
+    state = stage.state or [[], [nothing for _ in entries], [{} for _ in entries]]
+    fits, measured, answers = state
+    if "labels" in wanted:
+        # Processes fit together, so one that saved later than another fits again.
+        del fits[min(gather(len(fits))) :]
+        layers = (len(entries) - len(fits)) * len(shard(subject.layers))
+        with show("fitting budgets", total=layers, unit="layers") as step:
+            for entry in entries[len(fits) :]:
+                with entry.open(subject):
+                    fits.append(
+                        fit_layers(measurement, entry.planes, surrogates=0, progress=step)
+                    )
+                stage.save(state)
+    done = measured[0].sums.sequences
+    unseen = shard(len(text))[done:] if wanted & ON_TEXT else range(0)
+    mine = [(n, name) for name in tasks for n in shard(len(entries)) if name not in answers[n]]
+    left = len(entries) * int(text.lengths[unseen.start : unseen.stop].sum())
+    left += sum(tasks[name].tokens for _, name in mine)
+    with show("trying edits", total=left, unit="tokens") as step:
+        for batch in measurement.batches(unseen):
+            as_is: dict[int, AttentionCall] = {}
+            for n, entry in enumerate(entries):
+                budget = fits[n] if fits else ()
+                change = as_is if "change" in wanted else None
+                measured[n] += _on_text(subject, batch, entry, budget, change, edges, step)
+            stage.save(state)
+        for n, name in mine:
+            with entries[n].open(subject):
+                answers[n][name] = tasks[name].measure(step)
+            stage.save(state)
+    parts = gather((measured, answers))
+    measured = [reduce(add, of) for of in zip(*(part[0] for part in parts), strict=True)]
+    answers = [reduce(dict.__or__, of) for of in zip(*(part[1] for part in parts), strict=True)]
+    return fits, measured, answers
 
 
 @dataclass(frozen=True)
@@ -238,7 +256,7 @@ def _on_text(
     subject: Subject,
     batch: Batch,
     entry: Entry,
-    fits: Sequence[LayerFit] | None,
+    fits: Sequence[LayerFit],
     as_is: dict[int, AttentionCall] | None,
     edges: Int[Tensor, " edge"],
     progress: Progress,
@@ -266,7 +284,7 @@ def _on_text(
             batch,
             entry.planes,
             statistics=STATISTICS if fits else (),
-            fits=fits or (),
+            fits=fits,
             progress=progress,
             also=compare,
         )
@@ -328,7 +346,7 @@ def _label_values(
     them are one group.
     """
     profiles = [
-        summarize(of, entry.planes).assign(budget_variables(of, fit))
+        summarize(of, entry.planes, fit)
         for entry, of, fit in zip(entries, sums, fits, strict=True)
     ]
     names = (*columns("budget"), "positional_fraction", "label")

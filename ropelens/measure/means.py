@@ -6,9 +6,9 @@ import torch
 
 from ropelens.edit.rope import Change, Edit, Layer
 from ropelens.errors import public
-from ropelens.measure.batches import collect
-from ropelens.measure.tokens import Lengths, Tokens, as_corpus
-from ropelens.models.subject import Model, as_subject
+from ropelens.measure.measurement import Lengths, Measurement, Tokens
+from ropelens.measure.passes import collect
+from ropelens.models.subject import Model
 from ropelens.rope.select import ALL_HEADS, EVERY, Selection
 from ropelens.statistics.sums import LayerMeans
 from ropelens.statistics.variables import named
@@ -32,11 +32,10 @@ def mean_ablate(
 
     Raises as `measure_rope` does, and `BadArgument` for tokens or lengths out of range.
     """
-    subject = as_subject(model)
-    text = as_corpus(subject, tokens, lengths)
-    planes = subject.planes(text.context, alike=True)
+    measurement = Measurement.of(model, tokens, lengths)
+    planes = measurement.subject.planes(measurement.text.context, alike=True)
     still = named("q_still", "k_still")
-    sums = collect(subject, text, planes=planes, statistics=still)
+    sums = collect(measurement, planes, statistics=still)
     means: dict[str, list[torch.Tensor]] = {row.name: [] for row in still}
     for layer, turning in enumerate(planes):
         of_layer = LayerMeans(sums.layers[layer], sums, turning, still)

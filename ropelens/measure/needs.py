@@ -10,9 +10,9 @@ import pandas as pd
 
 from ropelens.edit.rope import drop, stop
 from ropelens.errors import BadArgument, Whole, public
-from ropelens.measure.evaluate import evaluate
-from ropelens.measure.tokens import Lengths, Tokens, as_corpus
-from ropelens.models.subject import Model, as_subject
+from ropelens.measure.evaluate import measure_edits
+from ropelens.measure.measurement import Lengths, Measurement, Tokens
+from ropelens.models.subject import Model
 from ropelens.rope.select import PlaneNumbers, heads_by_layer
 from ropelens.statistics.corpus import Documents
 from ropelens.statistics.intervals import paired_interval
@@ -47,8 +47,10 @@ def needed_planes(
     no plane of the head turns, and for "drop" where its layer has none (a plane that is known
     but stands still can drop out); and what `evaluate` raises.
     """
-    subject = as_subject(model)
-    text = as_corpus(subject, tokens, lengths)
+    measurement = Measurement.of(
+        model, tokens, lengths, documents=documents, rows=rows, seed=seed
+    )
+    subject = measurement.subject
     shape = {"layers": subject.layers, "heads_of_layer": subject.heads}
     chosen = heads_by_layer(head, **shape).nonzero().tolist()
     if len(chosen) != 1:
@@ -57,7 +59,7 @@ def needed_planes(
             seen=f"{head!r}: {len(chosen)} heads",
         )
     ((layer, number),) = chosen
-    planes = subject.planes(text.context)[layer]
+    planes = subject.planes(measurement.text.context)[layer]
     if planes.inv_freq.ndim == 2:  # under an open edit that makes heads differ
         planes = replace(planes, inv_freq=planes.inv_freq[number])
     wavelength = planes.wavelength[: len(planes.inv_freq)].tolist()
@@ -71,16 +73,7 @@ def needed_planes(
         )
     action = stop if how == "stop" else drop
     edits = {str(plane): action(PlaneNumbers((plane,)), heads=head) for plane in tried}
-    results = evaluate(
-        subject,
-        tokens,
-        lengths=lengths,
-        documents=documents,
-        edits=edits,
-        measures=["loss", "change"],
-        rows=rows,
-        seed=seed,
-    )
+    results = measure_edits(measurement, edits, ["loss", "change"])
     weight = results["predicted_tokens"].values.astype(float)
     group = results["group"].values
     changes = results["loss"].values[1:] - results["loss"].values[0]

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from ropelens.errors import Count, Positive, Whole, public
 from ropelens.files.progress import ShowProgress, opening, silent
-from ropelens.measure.batches import collect
-from ropelens.measure.budget import budget_variables, fit_layers
 from ropelens.measure.excerpt import (
     Excerpt,
     TokenNames,
@@ -23,17 +21,18 @@ from ropelens.measure.excerpt import (
     excerpt_variables,
     turn_alike,
 )
+from ropelens.measure.measurement import Lengths, Measurement, Tokens
+from ropelens.measure.passes import collect, fit_layers
 from ropelens.measure.savepoint import begin_stage
 from ropelens.measure.summary import summarize
 from ropelens.measure.tasks import repeats
-from ropelens.measure.tokens import Lengths, Tokens, as_corpus, describe_run
 from ropelens.models.paths import check_document
 from ropelens.models.processes import gather, shard
 from ropelens.models.subject import Model, Subject, as_subject, stated_context
 from ropelens.models.texts import encode, tokenize
 from ropelens.statistics.budget.surrogates import DRAWS
 from ropelens.statistics.corpus import Documents
-from ropelens.statistics.rows import ALL_ROWS, HowMany, rows_for
+from ropelens.statistics.rows import ALL_ROWS, HowMany
 from ropelens.statistics.variables import (
     MEASURES,
     STATISTICS,
@@ -100,58 +99,55 @@ def profile(
     subject, show = as_subject(model, tokenizer), progress or silent
     if isinstance(tokens, str):
         tokens, lengths = _read(tokens, tokenizer, subject)
-    text = as_corpus(subject, tokens, lengths, documents=documents, sinks=sinks)
-    rows, seed = rows_for(rows, text.context), int(seed)
+    measurement = Measurement.of(
+        subject,
+        tokens,
+        lengths,
+        documents=documents,
+        sinks=sinks,
+        rows=rows,
+        seed=seed,
+        batch_size=batch_size,
+    )
+    text = measurement.text
     check_new(statistics)
     with opening(show, "probing"):
         planes = subject.planes(text.context)
         given = check_excerpts(subject.config, excerpts)
-        pieces = given or chosen_excerpts(subject, text, seed=seed)
+        pieces = given or chosen_excerpts(subject, text, seed=measurement.seed)
         looked_into = [Excerpt.of(subject, piece, planes) for piece in pieces]
         alike = turn_alike(subject, planes, [len(piece) for piece in pieces])
-        first = int(text.tokens[0, 0])
-        task = repeats(
-            subject.context, subject.vocabulary, planes, first_token=first, seed=seed
-        )
-        answers = task.measure(subject, lambda _: None)
+        answers = repeats(measurement, planes).measure(lambda _: None)
         repeated = {name: x.numpy() for name, x in answers.items() if not name.endswith("loss")}
     stage = begin_stage()
     fits, sums = stage.state or (None, None)
     if fits is None:
-        with show(
-            "fitting the budget", total=len(shard(subject.layers)), unit="layers"
-        ) as step:
-            fits = fit_layers(
-                subject, text, planes, surrogates=surrogates, seed=seed, progress=step
-            )
+        layers = len(shard(subject.layers))
+        with show("fitting the budget", total=layers, unit="layers") as step:
+            fits = fit_layers(measurement, planes, surrogates=surrogates, progress=step)
         stage.save([fits, None])
     chosen = shard(len(text))
     done = 0 if sums is None else sums.sequences
     left = int(text.lengths[chosen.start + done : chosen.stop].sum())
     with show("measuring", total=left, unit="tokens") as step:
         sums = collect(
-            subject,
-            text,
-            planes=planes,
+            measurement,
+            planes,
             statistics=[*STATISTICS, *statistics],
-            rows=rows,
             fits=fits,
-            seed=seed,
             chosen=chosen,
-            batch_size=batch_size,
             progress=step,
             sums=sums,
             save=lambda sums: stage.save([fits, sums]),
         )
     sums = reduce(add, gather(sums))
-    dataset = summarize(sums, planes, extra=statistics)
-    dataset = dataset.assign(budget_variables(sums, fits) | labelled(repeated, MEASURES))
+    dataset = summarize(sums, planes, fits, extra=statistics)
+    dataset = dataset.assign(labelled(repeated, MEASURES))
     bits = dataset["total_bits"].values
     dataset = dataset.assign(
         excerpt_variables(looked_into, tokenizer, bits, alike=alike, planes=planes)
     ).set_coords("excerpt_token")
-    dataset.attrs["kind"] = "profile"
-    dataset.attrs |= describe_run(subject, text, documents, rows=rows, seed=seed)
+    dataset.attrs |= {"kind": "profile"} | measurement.facts
     return dataset
 
 

@@ -18,17 +18,16 @@ from torch import Tensor
 from ropelens.edit.rope import Layer, ModelEdit, placed
 from ropelens.errors import BadArgument, Count, Number, Whole, public
 from ropelens.files.progress import ShowProgress, silent
-from ropelens.measure.batches import Batch, batches
+from ropelens.measure.measurement import Batch, Lengths, Measurement, Tokens
 from ropelens.measure.terms import OWN
-from ropelens.measure.tokens import Lengths, Tokens, as_corpus, describe_run
-from ropelens.models.subject import Model, as_subject
+from ropelens.models.subject import Model
 from ropelens.rope.horizon import horizons, lowest_scores, moved_scores
 from ropelens.rope.select import ALL_HEADS, heads_by_layer
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import Documents
 from ropelens.statistics.intervals import ENOUGH_DOCUMENTS
 from ropelens.statistics.picked import PickedSums, Rotation, sum_picked
-from ropelens.statistics.rows import HowMany, rows_for
+from ropelens.statistics.rows import HowMany
 from ropelens.statistics.variables import REACH, REACH_INDICES, described, labelled
 
 VARIANTS = (OWN, "p-rope:0.75", "p-rope:0.5", "p-rope:0.25", "p-rope-reversed:0.75", "nope")
@@ -83,9 +82,10 @@ def reach(
     Raises `BadArgument` for heads or variants that do not exist, and otherwise as `profile`
     does; `UnsupportedModel` for a variant that the family cannot express.
     """
-    subject, show, seed = as_subject(model), progress or silent, int(seed)
-    text = as_corpus(subject, tokens, lengths, documents=documents)
-    rows = rows_for(rows, text.context)
+    measurement = Measurement.of(
+        model, tokens, lengths, documents=documents, rows=rows, seed=seed
+    )
+    subject, text, show = measurement.subject, measurement.text, progress or silent
     planes = subject.planes(text.context, alike=True)
     shape = {"layers": subject.layers, "heads_of_layer": subject.heads}
     chosen = [mask.nonzero().flatten() for mask in heads_by_layer(heads, **shape)]
@@ -106,7 +106,7 @@ def reach(
     sums: dict[int, PickedSums] = {}
     seen: set[int] = set()
     with show("scoring", total=int(text.lengths.sum()), unit="tokens") as step:
-        for batch in batches(subject, text, rows=rows, seed=seed):
+        for batch in measurement.batches():
 
             def see(call: AttentionCall, batch: Batch = batch) -> None:
                 layer = call.layer
@@ -141,7 +141,7 @@ def reach(
         for row in (*REACH, *REACH_INDICES)
         if row.name != "distance"
     }
-    draws = _draws(groups, resamples, seed)
+    draws = _draws(groups, resamples, measurement.seed)
     for layer, turning in enumerate(rotations):
         for place, rotation in enumerate(turning):
             terms = len(rotation.inv_freq)
@@ -162,8 +162,7 @@ def reach(
         labelled(values, (*REACH, *REACH_INDICES)),
         coords={"variant": np.array(names, dtype=object), **indices, "distance": at.numpy()},
     )
-    facts = describe_run(subject, text, documents, rows=rows, seed=seed)
-    dataset.attrs = {"kind": "reach"} | facts | {"resamples": resamples}
+    dataset.attrs = {"kind": "reach"} | measurement.facts | {"resamples": resamples}
     return described(dataset, REACH_INDICES)
 
 

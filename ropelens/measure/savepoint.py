@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -26,9 +26,6 @@ from ropelens.statistics.sums import LayerSums, Sums
 SECONDS = 60.0
 UNFINISHED = ".unfinished"  # in the folder of a command's results
 
-# A state holds these, tensors, numbers, texts, lists and dictionaries.
-KINDS = {kind.__name__: kind for kind in (LayerFit, LayerSums, Sums)}
-
 
 @dataclass
 class Stage:
@@ -44,12 +41,20 @@ class Stage:
         if self.path is None or time.monotonic() < self.due:
             return
         tensors: dict[str, Any] = {}
-        form = json.dumps(state, default=lambda value: _form(value, tensors))
+
+        def form(value: Any) -> dict[str, Any]:
+            """A tensor or dataclass in JSON's types; see `begin_stage`."""
+            if not isinstance(value, Tensor):
+                return {"kind": type(value).__name__} | vars(value)
+            tensors[str(len(tensors))] = value.cpu().contiguous().numpy()
+            return {"tensor": str(len(tensors) - 1), "device": str(value.device)}
+
+        metadata = {"key": self.key, "form": json.dumps(state, default=form)}
         aside = self.path.with_suffix(".part")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             aside.unlink(missing_ok=True)  # a link there would be followed
-            save_file(tensors, aside, {"key": self.key, "form": form})
+            save_file(tensors, aside, metadata)
             aside.replace(self.path)
         except (OSError, SafetensorError) as error:
             self.path = None
@@ -85,19 +90,31 @@ def remove_savepoint(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def begin_stage() -> Stage:
-    """The next measurement of the open savepoint, in the state that was saved."""
+def begin_stage(*kinds: type) -> Stage:
+    """The next measurement of the open savepoint, in the state that was saved.
+
+    A state holds tensors, numbers, texts, lists, dictionaries, sums, fits, and dataclasses of
+    these `kinds`.
+    """
     opened = _open.get()
     if opened is None:
         return Stage()
     folder, key, begun = opened
     opened[2] += 1
     path = folder / f"{begun}-{'-of-'.join(map(str, place()))}.safetensors"
+    named = {kind.__name__: kind for kind in (LayerFit, LayerSums, Sums, *kinds)}
     state: Any = None
     with suppress(OSError, SafetensorError), safe_open(path, framework="pt") as file:
+
+        def restored(form: dict[str, Any]) -> Any:
+            if "tensor" in form:
+                return file.get_tensor(form["tensor"]).to(form["device"])
+            if "kind" in form:
+                return named[form.pop("kind")](**form)
+            return {int(key) if key.isdigit() else key: value for key, value in form.items()}
+
         if file.metadata()["key"] == key:
-            form = file.metadata()["form"]
-            state = json.loads(form, object_hook=lambda x: _restored(x, file.get_tensor))
+            state = json.loads(file.metadata()["form"], object_hook=restored)
     if path.exists():
         word = "of no use here, and removed:" if state is None else "going on from"
         print(f"{word} what was measured in {folder}", file=sys.stderr, flush=True)
@@ -105,19 +122,3 @@ def begin_stage() -> Stage:
             remove_savepoint(folder)
     all_go_on = all(gather(state is not None))  # of the processes that share the measurement
     return Stage(path, key, state if all_go_on else None, time.monotonic() + SECONDS)
-
-
-def _form(value: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-    """A tensor or dataclass in JSON's types; its tensors join `tensors`; see `_restored`."""
-    if not isinstance(value, Tensor):
-        return {"kind": type(value).__name__} | vars(value)
-    tensors[str(len(tensors))] = value.cpu().contiguous().numpy()
-    return {"tensor": str(len(tensors) - 1), "device": str(value.device)}
-
-
-def _restored(form: dict[str, Any], tensor: Callable[[str], Tensor]) -> Any:
-    if "tensor" in form:
-        return tensor(form["tensor"]).to(form["device"])
-    if "kind" in form:
-        return KINDS[form.pop("kind")](**form)
-    return {int(key) if key.isdigit() else key: value for key, value in form.items()}

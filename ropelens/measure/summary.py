@@ -6,9 +6,15 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 import xarray as xr
+from torch import Tensor
 
 from ropelens.rope.planes import Planes
+from ropelens.statistics.budget.held_out import LayerFit
+from ropelens.statistics.budget.logit import SCORES, gains
+from ropelens.statistics.kernel import describe_kernel, offset_edges, sum_bins
+from ropelens.statistics.labels import attention_budget
 from ropelens.statistics.sums import LayerMeans, Sums
 from ropelens.statistics.variables import (
     BINS,
@@ -23,12 +29,17 @@ from ropelens.statistics.variables import (
 
 
 def summarize(
-    sums: Sums, planes: Sequence[Planes], *, extra: Sequence[Statistic] = ()
+    sums: Sums,
+    planes: Sequence[Planes],
+    fits: Sequence[LayerFit] = (),
+    *,
+    extra: Sequence[Statistic] = (),
 ) -> xr.Dataset:
     """The profile of `sums`: everything that does not need the model again.
 
     Sums of two halves of a corpus, added, give the profile of the whole. Heads and planes
-    that a layer does not have are NaN. `extra` are statistics beside those of every profile.
+    that a layer does not have are NaN. `fits` are the models of the attention budget, `extra`
+    statistics beside those of every profile.
     """
     rows = [row for row in (*MEASURES, *extra) if isinstance(row, Statistic | Derived)]
     statistics = [row for row in rows if isinstance(row, Statistic)]
@@ -56,7 +67,8 @@ def summarize(
         "loss": loss,
         "loss_se": loss_se,
     }
-    return number_dims(dataset)
+    dataset = number_dims(dataset)
+    return dataset.assign(_budget(sums, fits)) if fits else dataset
 
 
 def _values(row: Statistic | Derived, layers: Sequence[LayerMeans]) -> np.ndarray:
@@ -90,3 +102,54 @@ def plane_coordinates(planes: Sequence[Planes]) -> dict[str, xr.Variable]:
         each = (layer.wavelength.expand(heads[0], -1) for layer in planes)
         values["head_wavelength"] = stack(each)
     return labelled(values, PLANES)
+
+
+# the budget
+
+
+def _budget(sums: Sums, fits: Sequence[LayerFit]) -> dict[str, xr.Variable]:
+    """The variables of a profile that come from the models of the budget."""
+    layers = sorted(sums.scores)
+    scores = [sums.scores[layer] for layer in layers]
+    whole = [gains(score.sum(0)) for score in scores]
+    bits = attention_budget(*(stack(each[name] for each in whole) for name in whole[0]))
+    rows = scores[0][:, 0, SCORES.index("weight")]
+    by_group = [gains(score[rows > 0]) for score in scores]
+    group_gains = {
+        f"group_{name}": np.moveaxis(stack(each[name] for each in by_group), 0, 1)
+        for name in by_group[0]
+    }
+    kernels = [_kernel(sums, layer, fit) for layer, fit in zip(layers, fits, strict=True)]
+    drawn = [fit.surrogates for fit in fits]
+    values = {
+        **{f"{name}_bits": values for name, values in bits.items()},
+        **{name: stack(kernel[name] for kernel in kernels) for name in kernels[0]},
+        "found_sink": stack(_first_found(fit) for fit in fits),
+        "group_scored": rows[rows > 0].numpy(),
+        **group_gains,
+        **{name: np.moveaxis(stack(x[name] for x in drawn), 0, 1) for name in drawn[0]},
+    }
+    return labelled(values, MEASURES)
+
+
+def _kernel(sums: Sums, layer: int, fit: LayerFit) -> dict[str, Tensor]:
+    """The kernel of every head by bin of offsets, and its peak."""
+    start, row_weight = sums.layers[layer].start, sums.row_weight.sum(0)
+    farthest = torch.arange(len(start)) - start
+    ends_at = torch.zeros_like(row_weight).index_add_(0, farthest, row_weight)
+    seen_by = ends_at.flip(0).cumsum(0).flip(0) / row_weight.sum()
+    found = describe_kernel(fit.kappa, seen_by)
+    edges = offset_edges(len(start))
+    return {
+        "kernel": sum_bins(found.kernel, edges) / edges.diff(),
+        "offset": found.offset,
+        "offset_weight": found.weight,
+        "offset_low": found.low,
+        "offset_high": found.high,
+    }
+
+
+def _first_found(fit: LayerFit) -> Tensor:
+    """The position of the first key found to be a sink of each head; NaN without."""
+    position = fit.found.int().argmax(-1).double()
+    return torch.where(fit.found.any(-1), position, torch.nan)

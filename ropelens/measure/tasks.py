@@ -12,20 +12,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ropelens.errors import BadArgument, Whole
-from ropelens.measure.batches import (
-    LOGITS_AT_ONCE,
-    TOKENS_PER_BATCH,
-    Progress,
-    chunk_of,
-    token_losses,
-)
+from ropelens.measure.measurement import TOKENS_PER_BATCH, Measurement
+from ropelens.measure.passes import Progress, chunk_of, logits_of, observing, token_losses
 from ropelens.measure.terms import NEEDLES
 from ropelens.models.subject import Subject
 from ropelens.rope.planes import Planes
 from ropelens.statistics.attention import sum_attention
 from ropelens.statistics.block import CallRows
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.rows import Rows, generator_of
 from ropelens.statistics.variables import named, stack
 
@@ -53,45 +47,43 @@ class Task:
     """
 
     tokens: int
-    measure: Callable[[Subject, Progress], dict[str, Tensor]]
+    measure: Callable[[Progress], dict[str, Tensor]]
     coordinates: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 # repeats and copies
 
 
-def repeated_tokens(
-    vocabulary: int, *, first_token: int, length: int, seed: int
-) -> Int[Tensor, "sequence position"]:
-    """`first_token`, then `length` random tokens, then the same again: 1 + 2 `length` each.
+def repeated_tokens(measurement: Measurement, length: int) -> Int[Tensor, "trial position"]:
+    """The text's first token, then `length` random tokens, then the same again.
 
     Tokens of one sequence differ where the vocabulary allows, so that each has one earlier
     occurrence (Olsson et al. 2022, arXiv 2209.11895).
     """
-    generator = generator_of(seed)
+    generator, vocabulary = generator_of(measurement.seed), measurement.subject.vocabulary
     draws = [torch.randperm(vocabulary, generator=generator) for _ in range(REPEATS)]
     once = torch.stack([draw[torch.arange(length) % len(draw)] for draw in draws])
-    return torch.cat([torch.full((REPEATS, 1), first_token), once, once], dim=1)
+    first = torch.full((REPEATS, 1), measurement.first_token)
+    return torch.cat([first, once, once], dim=1)
 
 
-def repeats(
-    context: int, vocabulary: int, planes: Sequence[Planes], *, first_token: int, seed: int
-) -> Task:
+def repeats(measurement: Measurement, planes: Sequence[Planes]) -> Task:
     """Attention on repeated random tokens, mean over rows of the repetition, and their losses.
 
     `induction` (layer, head): on the token after the earlier occurrence (Olsson et al. 2022,
     arXiv 2209.11895, the prefix-matching score); `trial_induction` (trial, layer, head): the
     same of each sequence; `duplicate_token`: on that occurrence itself. NaN where a sliding
     window hides it. `first_loss` and `repeat_loss` (nats/token) leave out the first token of
-    each time, which nothing announces. As many tokens are repeated as `context` holds.
+    each time, which nothing announces. As many tokens are repeated as the context holds.
     """
-    length = max(2, min(REPEATED_TOKENS, (context - 1) // 2))
-    tokens = repeated_tokens(vocabulary, first_token=first_token, length=length, seed=seed)
+    subject = measurement.subject
+    length = max(2, min(REPEATED_TOKENS, (subject.context - 1) // 2))
+    tokens = repeated_tokens(measurement, length)
     second = torch.arange(length + 1, 2 * length + 1).expand(len(tokens), -1)
     weight, whole = torch.full(second.shape, 1 / length), _whole(tokens)
     by_offset, rows = named("offset_mass"), Rows(second, weight, whole, dense=False)
 
-    def measure(subject: Subject, progress: Progress) -> dict[str, Tensor]:
+    def measure(progress: Progress) -> dict[str, Tensor]:
         mass: dict[int, Tensor] = {}
 
         def see(call: AttentionCall) -> None:
@@ -101,7 +93,7 @@ def repeats(
             mass[call.layer] = sums["offset_mass"].masked_fill(torch.tensor(hidden), torch.nan)
 
         _forget_length(subject)
-        with torch.no_grad(), subject.observe(see):
+        with observing(subject, tokens, (rows,), see):
             losses = token_losses(subject, tokens, whole)
         progress(tokens.numel())
         after, same = (
@@ -119,37 +111,28 @@ def repeats(
     return Task(tokens.numel(), measure)
 
 
-def copies(
-    context: int,
-    vocabulary: int,
-    distances: Sequence[int] | None,
-    *,
-    first_token: int,
-    seed: int,
-) -> Task:
+def copies(measurement: Measurement, distances: Sequence[int] | None) -> Task:
     """`copy_loss` (nats/token) of random tokens that come again, but for the first of them.
 
     Nothing announces the first; each of the others follows the same token as before. By
-    default `distances` are 8, 16, 32, ..., as long as both copies are in `context`.
+    default `distances` are 8, 16, 32, ..., as long as both copies are in the context.
     """
-    most = max(2, (context - 1) // 2)
+    subject = measurement.subject
+    most = max(2, (measurement.within - 1) // 2)
     by_default = doublings(NEAREST, most) if most >= NEAREST else (most,)
     distances = by_default if distances is None else tuple(dict.fromkeys(map(int, distances)))
     if min(distances, default=0) < 2:
         raise BadArgument("Distances of copies are 2 tokens or more.", seen=str(distances))
 
-    def measure(subject: Subject, progress: Progress) -> dict[str, Tensor]:
+    def measure(progress: Progress) -> dict[str, Tensor]:
         by_distance = []
         for distance in distances:
-            tokens = repeated_tokens(
-                vocabulary, first_token=first_token, length=distance, seed=seed
-            )
-            length = tokens.shape[1]
+            tokens = repeated_tokens(measurement, distance)
             _forget_length(subject)
             with torch.no_grad():
                 losses = [
-                    token_losses(subject, part, _whole(part), chunk_of(subject, length))
-                    for part in tokens.split(_together(subject, length))
+                    token_losses(subject, part, _whole(part))
+                    for part in tokens.split(_together(subject, tokens.shape[1]))
                 ]
             by_distance.append(torch.cat(losses)[:, distance + 2 :].mean(1))
             progress(tokens.numel())
@@ -199,27 +182,26 @@ class Retrieval:
         return tuple(dict.fromkeys(max(SHORTEST, context // part) for part in (4, 2, 1)))
 
 
-def needles(
-    text: Corpus, context: int, vocabulary: int, plan: Retrieval, *, first_token: int, seed: int
-) -> Task:
+def needles(measurement: Measurement, plan: Retrieval) -> Task:
     """Which needles in stretches of the text are found, by length and depth of the prompt."""
+    subject, text = measurement.subject, measurement.text
     rows = zip(text.tokens, text.lengths, strict=True)
     stretch = torch.cat([row[1:length] for row, length in rows]).cpu()
-    lengths = plan.lengths_within(context)
+    lengths = plan.lengths_within(measurement.within)
     hidden = [
         hide_needles(
             stretch,
-            first_token=first_token,
-            vocabulary=vocabulary,
+            first_token=measurement.first_token,
+            vocabulary=subject.vocabulary,
             length=length,
             depths=plan.depths,
             trials=plan.trials,
-            seed=seed,
+            seed=measurement.seed,
         )
         for length in lengths
     ]
 
-    def measure(subject: Subject, progress: Progress) -> dict[str, Tensor]:
+    def measure(progress: Progress) -> dict[str, Tensor]:
         hits = []
         for prompts, values in hidden:
             _forget_length(subject)
@@ -309,12 +291,9 @@ def _last_logits(
     subject: Subject, tokens: Int[Tensor, "sequence position"]
 ) -> Float[Tensor, "sequence token"]:
     """The logits at the last position."""
-    chunk = chunk_of(subject, tokens.shape[1])
-    if chunk is None:
+    if chunk_of(subject, tokens.shape[1]) is None:
         return subject.forward(tokens, last=1)[:, -1]
-    at_once = LOGITS_AT_ONCE[subject.device.type]
-    pieces = subject.logits(tokens, at_once=at_once, chunk=chunk)
-    return deque(pieces, maxlen=1).pop()[1][:, -1]
+    return deque(logits_of(subject, tokens), maxlen=1).pop()[1][:, -1]
 
 
 def _forget_length(subject: Subject) -> None:

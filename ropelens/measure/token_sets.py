@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ropelens.errors import BadArgument, public
 from ropelens.measure.excerpt import TokenNames, name_token
-from ropelens.measure.tokens import Tokens
+from ropelens.measure.measurement import Tokens
 from ropelens.models.texts import LARGEST_ID, check_tokens
 from ropelens.statistics.block import Block
 from ropelens.statistics.corpus import seen_before

@@ -17,10 +17,10 @@ import xarray as xr
 from ropelens.edit.rope import Edit, stop
 from ropelens.errors import Count, Number, Positive, Whole, public
 from ropelens.files.progress import ShowProgress, opening, silent
-from ropelens.measure.evaluate import evaluate
-from ropelens.measure.terms import MEASURES, wanted_measures
-from ropelens.measure.tokens import Lengths, Tokens
-from ropelens.models.subject import Model, as_subject
+from ropelens.measure.evaluate import measure_edits
+from ropelens.measure.measurement import Lengths, Measurement, Tokens
+from ropelens.measure.terms import MEASURES
+from ropelens.models.subject import Model
 from ropelens.rope.select import ENDS, Cut, PlaneNumbers, Turning, plan_cuts, turning
 from ropelens.statistics.corpus import Documents
 from ropelens.statistics.rows import HowMany
@@ -66,27 +66,24 @@ def truncate(
     Raises `BadArgument` for shares outside [0, 1] or an end that does not exist,
     `UnsupportedModel` for a model that does not rotate, and what `evaluate` raises.
     """
-    wanted_measures(measures)
-    subject = as_subject(model)
+    measurement = Measurement.of(
+        model,
+        tokens,
+        lengths,
+        documents=documents,
+        rows=rows,
+        seed=seed,
+        batch_size=batch_size,
+    )
     with opening(progress or silent, "probing"):
-        layers = [turning(layer) for layer in subject.planes(alike=True)]
+        layers = [turning(layer) for layer in measurement.subject.planes(alike=True)]
     cuts = plan_cuts(
         layers, keep=keep, ends=ends, bands=bands, controls=controls, seed=int(seed)
     )
     # Cuts that stop the same planes are measured under the name of the first.
     names = {cut.stopped: cut.name(layers) for cut in reversed(cuts)}
-    measured = evaluate(
-        subject,
-        tokens,
-        lengths=lengths,
-        documents=documents,
-        edits={names[cut.stopped]: edits_of(cut) for cut in cuts if cut.kind != "none"},
-        measures=measures,
-        rows=rows,
-        seed=seed,
-        batch_size=batch_size,
-        progress=progress,
-    )
+    edits = {names[cut.stopped]: edits_of(cut) for cut in cuts if cut.kind != "none"}
+    measured = measure_edits(measurement, edits, measures, progress=progress)
     entries = measured.sel(edit=[names[cut.stopped] for cut in cuts])
     return named_entries(entries, cuts, layers)
 

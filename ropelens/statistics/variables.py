@@ -208,7 +208,7 @@ MEASURES: tuple[Variable, ...] = (
 """The variables of a profile over layers, heads, planes, offsets and groups.
 
 What is neither `Statistic` nor `Derived` comes from models fitted to some rows
-(measure/budget.py); the last three from a pass over repeated random tokens
+(measure/summary.py); the last three from a pass over repeated random tokens
 (measure/tasks.py)."""
 
 STATISTICS = tuple(row for row in MEASURES if isinstance(row, Statistic))

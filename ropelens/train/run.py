@@ -22,7 +22,7 @@ from transformers import (
 
 from ropelens.errors import BadArgument
 from ropelens.files.results import RECORD
-from ropelens.measure.tokens import versions
+from ropelens.measure.measurement import versions
 from ropelens.models.device import explain_full_memory
 from ropelens.models.variants import variant_config
 from ropelens.train.data import (

@@ -19,7 +19,7 @@ from transformers import DbrxConfig, LlamaConfig
 import ropelens as rl
 from ropelens.analysis.folders import write_answer
 from ropelens.analysis.plan import Plan
-from ropelens.measure.batches import batch_bytes, sequences_at_once
+from ropelens.measure.measurement import batch_bytes, sequences_at_once
 from ropelens.models.checkpoint import fingerprint
 
 WORDS = "the quick brown fox jumps over the lazy dog " * 20

@@ -34,7 +34,6 @@ TOKENS = torch.arange(24).reshape(2, 12) + 3  # of a vocabulary of 96
         (TOKENS, {"lengths": torch.tensor([12])}, "lengths must say, for every sequence"),
         (TOKENS, {"lengths": torch.tensor([12, 13])}, "lengths .12, 13. for tokens of shape"),
         (TOKENS, {"documents": [1]}, "numbers for 2 sequences"),
-        (TOKENS, {"sinks": [96]}, "sinks are ids of tokens.*0 to 95"),
     ],
 )
 def test_what_cannot_be_profiled(tokens: Any, options: dict[str, Any], line: str) -> None:

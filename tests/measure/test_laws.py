@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -17,10 +17,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import ropelens as rl
-from ropelens.measure.batches import collect
-from ropelens.measure.budget import budget_variables, fit_layers
+from ropelens.measure.measurement import Measurement, fingerprint
+from ropelens.measure.passes import collect, fit_layers
 from ropelens.measure.summary import summarize
-from ropelens.measure.tokens import as_corpus, fingerprint
 from ropelens.models.subject import as_subject
 from ropelens.rope.planes import Planes
 from ropelens.statistics import memory
@@ -37,8 +36,7 @@ def test_norms_do_not_depend_on_the_rotation():
 
     def measured() -> xr.Dataset:
         planes = planes_of(model)
-        text = as_corpus(as_subject(model), tokens, lengths)
-        return summarize(collect(as_subject(model), text, planes=planes), planes)
+        return summarize(collect(Measurement.of(model, tokens, lengths), planes), planes)
 
     before = measured()
     model.model.rotary_emb.inv_freq *= 3.0
@@ -66,14 +64,10 @@ class Fitted:
         self, part: slice = slice(None), *, width: int | None = None, **options
     ) -> Sums:
         """Sums over some of the sequences, with the fits of all."""
-        return collect(
-            as_subject(self.model),
-            self.text.part(slice(None), width=width or self.text.tokens.shape[1]),
-            planes=self.planes,
-            fits=self.fits,
-            chosen=range(*part.indices(len(self.text))),
-            **options,
-        )
+        text = self.text.part(slice(None), width=width or self.text.tokens.shape[1])
+        measurement = Measurement(as_subject(self.model), text, **options)
+        chosen = range(*part.indices(len(text)))
+        return collect(measurement, self.planes, fits=self.fits, chosen=chosen)
 
 
 @functools.cache
@@ -86,9 +80,9 @@ def fitted_to(name: str, lengths: tuple[int, ...], *, double: bool = True) -> Fi
 
 def fitted(model: PreTrainedModel, tokens: Tensor, lengths: Tensor) -> Fitted:
     planes = planes_of(model, context=int(lengths.max()))
-    text = as_corpus(as_subject(model), tokens, lengths, sinks=[5])
-    fits = fit_layers(as_subject(model), text, planes, surrogates=0, seed=0)
-    return Fitted(model, text, planes, fits)
+    measurement = Measurement.of(model, tokens, lengths, sinks=[5])
+    fits = fit_layers(measurement, planes, surrogates=0)
+    return Fitted(model, measurement.text, planes, fits)
 
 
 def planes_of(model: PreTrainedModel, *, context: int | None = None) -> list[Planes]:
@@ -97,10 +91,7 @@ def planes_of(model: PreTrainedModel, *, context: int | None = None) -> list[Pla
 
 def assert_same(one: Sums, other: Sums, of: Fitted, *, rtol: float) -> None:
     """The profiles of both agree to `rtol` of each array's largest entry, or of one bit."""
-    a, b = (
-        summarize(sums, of.planes).assign(budget_variables(sums, of.fits))
-        for sums in (one, other)
-    )
+    a, b = (summarize(sums, of.planes, of.fits) for sums in (one, other))
     for name in a.variables:
         x, y = a[name].values, b[name].values
         least = 1.0 if a[name].attrs.get("units") == "bit" else 1e-2
@@ -154,9 +145,7 @@ def test_padding_changes_nothing(name: str):
     plain = of.collect()
     assert_same(plain, of.collect(width=30), of, rtol=1e-9)
     again = fitted(model, rubbish[:, :34], lengths)
-    assert fingerprint(as_corpus(as_subject(model), tokens, lengths)) == fingerprint(
-        as_corpus(as_subject(model), rubbish[:, :34], lengths)
-    )
+    assert fingerprint(of.text) == fingerprint(again.text)
     assert_same(plain, again.collect(), again, rtol=1e-6)
     assert plain.tokens == 57
     assert plain.row_weight.sum() == 54
@@ -177,7 +166,7 @@ def test_the_pass_that_scores_computes_what_the_model_does():
     """Losses with and without fits are the same, bit for bit."""
     tokens = torch.from_numpy(random_tokens(sequences=3, length=30))
     of = fitted(tiny("gpt_oss"), tokens, torch.tensor([30, 20, 9]))
-    plain = collect(as_subject(of.model), of.text, planes=of.planes)
+    plain = collect(Measurement(as_subject(of.model), of.text), of.planes)
     assert plain.loss == of.collect().loss
     assert torch.equal(plain.group_loss, of.collect().group_loss)
     assert not plain.scores
@@ -260,12 +249,11 @@ def test_every_seed_and_every_sequence_draws_its_own_rows():
 def test_sampled_rows_agree_with_all_rows():
     """Over 24 seeds the mean lies within its standard error: no |z| beyond chance."""
     model = tiny("gemma2").double()
-    subject, planes = as_subject(model), planes_of(model)
     tokens = torch.from_numpy(random_tokens(sequences=4, length=60))
-    text = as_corpus(as_subject(model), tokens, torch.tensor([60, 44, 60, 23]))
+    of_all, planes = Measurement.of(model, tokens, [60, 44, 60, 23]), planes_of(model)
 
     def measured(**options: int) -> xr.Dataset:
-        return summarize(collect(subject, text, planes=planes, **options), planes)
+        return summarize(collect(replace(of_all, **options), planes), planes)
 
     whole, samples = measured(), [measured(rows=8, seed=seed) for seed in range(24)]
     variables = ("selectivity", "selectivity_keys", "offset_mass", "sink_mass", "entropy_bits")

@@ -19,11 +19,11 @@ from oracles.tiny import SUPPORTED, random_tokens, rotations, tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import ropelens as rl
-from ropelens.measure.batches import collect
 from ropelens.measure.excerpt import attention_of
+from ropelens.measure.measurement import Measurement
+from ropelens.measure.passes import collect
 from ropelens.measure.summary import summarize
 from ropelens.measure.tasks import REPEATS, repeated_tokens, repeats
-from ropelens.measure.tokens import as_corpus
 from ropelens.models.subject import as_subject
 from ropelens.statistics.block import CallRows
 from ropelens.statistics.budget.held_out import Sample, scored_rows
@@ -63,7 +63,7 @@ def measured(
     planes = [layer.planes for layer in subject.rotations()]
     ids = torch.from_numpy(tokens)
     text = Corpus.of(ids, torch.tensor(lengths), bos=1, named=NAMED)
-    sums = collect(subject, text, planes=planes, **options)
+    sums = collect(Measurement(subject, text, **options), planes)
     return summarize(sums, planes)
 
 
@@ -223,7 +223,7 @@ def test_the_budget_of_a_profile_is_what_its_parts_give():
     tokens = torch.from_numpy(random_tokens(sequences=4, length=40))
     lengths = torch.tensor([40, 31, 40, 12])
     profile = rl.profile(model, tokens, lengths=lengths, surrogates=2, seed=5, batch_size=1)
-    text = as_corpus(as_subject(model), tokens, lengths)
+    text = Measurement.of(model, tokens, lengths).text
     sample = Sample.draw(text, seed=5)
     on_sample, whole = (observed_calls(model, each) for each in (sample.text.tokens, tokens))
     rows = sample_rows(lengths, count=scored_rows(text), seed=5)
@@ -316,12 +316,12 @@ def test_the_excerpt_is_transformers_attention(name: str):
 
 @pytest.mark.parametrize("name", ["llama_gqa", "gpt_oss"])
 def test_repeated_tokens_by_brute_force(name: str):
-    model = tiny(name)
-    subject, given = as_subject(model), {"first_token": 1, "seed": 4}
-    planes = [layer.planes for layer in subject.rotations()]
-    task = repeats(20, subject.vocabulary, planes, **given)
-    scores = task.measure(subject, lambda _: None)
-    tokens = repeated_tokens(subject.vocabulary, length=9, **given)
+    model = tiny(name, max_position_embeddings=20)
+    begins = torch.ones(1, 20, dtype=torch.long)
+    measurement = Measurement.of(model, begins, seed=4)
+    planes = [layer.planes for layer in measurement.subject.rotations()]
+    scores = repeats(measurement, planes).measure(lambda _: None)
+    tokens = repeated_tokens(measurement, 9)
     assert tokens.shape == (REPEATS, 19)
     assert (tokens[:, 0] == 1).all()
     assert torch.equal(tokens[:, 1:10], tokens[:, 10:])

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 import ropelens as rl
 from ropelens.errors import BadArgument
-from ropelens.measure import batches
+from ropelens.measure import measurement
 
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 
@@ -160,7 +160,7 @@ def test_numbers_do_not_depend_on_the_batches(monkeypatch: pytest.MonkeyPatch):
     lengths = torch.tensor([20, 9, 14, 20, 6, 20, 11, 16])
     given = {"lengths": lengths, "rows": 5, "distances": (0, 9, 5000)}
     whole = rl.reach(model, tokens, **given)
-    monkeypatch.setattr(batches, "TOKENS_PER_BATCH", {"cpu": 40})
+    monkeypatch.setattr(measurement, "TOKENS_PER_BATCH", {"cpu": 40})
     parts = rl.reach(model, tokens, **given)
     assert whole["horizon_low"].notnull().all()
     few = rl.reach(model, tokens[:7], lengths=lengths[:7], rows=5, distances=(0, 9))

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 import ropelens as rl
 from ropelens.errors import BadArgument
+from ropelens.measure.measurement import Measurement
 from ropelens.measure.tasks import Retrieval, found_needles, hide_needles, repeated_tokens
 
 TEXT = torch.from_numpy(np.random.default_rng(0).integers(1, 25, size=(4, 96)))
@@ -30,7 +31,7 @@ def test_losses_of_repeats_are_of_all_but_the_first_of_each_time():
     """By torch's cross entropy: what comes first is announced by nothing, either time."""
     model = tiny("llama_gqa", max_position_embeddings=41)
     found = rl.evaluate(model, TEXT, measures="induction", seed=3).isel(edit=0)
-    tokens = repeated_tokens(96, first_token=0, length=20, seed=3)
+    tokens = repeated_tokens(Measurement.of(model, TEXT, seed=3), 20)
     with torch.no_grad():
         logits = model(tokens).logits[:, :-1].mT
     losses = cross_entropy(logits, tokens[:, 1:], reduction="none")
@@ -46,7 +47,7 @@ def test_losses_of_copies_by_their_distance():
     )
     assert found.copy_loss.dims == ("edit", "copy_distance", "trial")
     for distance in (5, 30):
-        tokens = repeated_tokens(96, first_token=0, length=distance, seed=3)
+        tokens = repeated_tokens(Measurement.of(model, TEXT, seed=3), distance)
         for edit, block in (("none", nullcontext()), ("still", rl.edit_rope(model, "nope"))):
             with torch.no_grad(), block:
                 logits = model(tokens).logits[:, :-1].mT

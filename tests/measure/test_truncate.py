@@ -191,18 +191,18 @@ def test_losses_are_those_of_the_proportional_config() -> None:
 
 
 def test_equal_sets_are_measured_once_and_listed_each(monkeypatch) -> None:
-    asked: dict = {}
-    real = module.evaluate
+    asked: dict[str, object] = {}
+    real = module.measure_edits
 
-    def spy(model: object, tokens: object, **options: object) -> xr.Dataset:
-        asked.update(options)
-        return real(model, tokens, **options)
+    def spy(measurement: object, edits: dict, *rest: object, **options: object) -> xr.Dataset:
+        asked.update(edits)
+        return real(measurement, edits, *rest, **options)
 
-    monkeypatch.setattr(module, "evaluate", spy)
+    monkeypatch.setattr(module, "measure_edits", spy)
     model = tiny_llama().eval()
     dataset = rl.truncate(model, TOKENS, bands=4, measures=["loss"])
     sets = [text for text in dataset["planes"].values if text]
-    assert len(asked["edits"]) == len(set(sets)) < len(sets)
+    assert len(asked) == len(set(sets)) < len(sets)
     everything = dataset.isel(edit=dataset["planes"].values == "0,1,2,3")
     assert everything["edit"].values.tolist() == ["slow 0", "fast 0"]
     assert np.ptp(everything["loss"].values, axis=0).max() == 0

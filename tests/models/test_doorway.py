@@ -23,7 +23,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import ropelens as rl
 from ropelens.errors import UnsupportedModel
-from ropelens.measure import batches
+from ropelens.measure import passes
 from ropelens.measure.excerpt import attention_of
 from ropelens.models.subject import as_subject
 from ropelens.statistics.call import AttentionCall, attention_map, output_residual
@@ -336,10 +336,10 @@ def test_losses_from_pieces_of_logits_are_those_of_all(
     """With soft-caps and scaled logits, for the model's own head makes each piece."""
     model, tokens = tiny(name).eval(), torch.randint(96, (3, 40))
     lengths = torch.tensor([40, 33, 17])
-    monkeypatch.setattr(batches, "LOGITS_AT_ONCE", {"cpu": 3 * 96 * 7})
+    monkeypatch.setattr(passes, "LOGITS_AT_ONCE", {"cpu": 3 * 96 * 7})
     with torch.no_grad():
         logits = model(tokens, use_cache=False).logits
-        found = batches.token_losses(as_subject(model), tokens, lengths)
+        found = passes.token_losses(as_subject(model), tokens, lengths)
         pieces = [piece for _, piece in as_subject(model).logits(tokens, at_once=3 * 96 * 7)]
         last = as_subject(model).forward(tokens, last=1)[:, -1]
     assert len(pieces) == (1 if name == "llama4" else 6)

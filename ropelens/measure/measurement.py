@@ -1,0 +1,199 @@
+"""A measurement: a model, the sequences that it reads, and the rows that are looked at."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Integer
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from ropelens.models.device import devices_of, free_bytes, pass_bytes
+from ropelens.models.paths import short_name
+from ropelens.models.subject import Model, Subject, as_subject
+from ropelens.models.texts import check_tokens
+from ropelens.statistics.budget.held_out import scored_rows
+from ropelens.statistics.corpus import Corpus, Documents, count_documents
+from ropelens.statistics.rows import HowMany, Rows, all_rows, rows_for, sample_rows
+
+Tokens = Integer[Tensor, "sequence position"] | Integer[np.ndarray, "sequence position"]
+Lengths = Integer[Tensor, " sequence"] | Integer[np.ndarray, " sequence"] | Sequence[int]
+
+TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
+
+LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}
+"""Logits in memory at a time, where a model can be asked for some of them."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences that run together, the rows looked at, and those that budgets are scored on."""
+
+    text: Corpus
+    rows: Rows
+    scored: Rows
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """`subject` reads `text`; `rows` of each sequence, drawn with `seed`, are looked at.
+
+    `batch_size` sequences run together; None: as many as memory takes. `documents` counts
+    those that the sequences were cut from, 0 where it is not known.
+    """
+
+    subject: Subject
+    text: Corpus
+    rows: int | Literal["all"] = "all"
+    seed: int = 0
+    batch_size: int | None = None
+    documents: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        tokens: Tokens,
+        lengths: Lengths | None = None,
+        *,
+        documents: Documents | None = None,
+        sinks: Sequence[int] = (),
+        rows: HowMany = "all",
+        seed: int = 0,
+        batch_size: int | None = None,
+    ) -> Measurement:
+        """What a public function was given; `sinks` are ids of tokens that are sinks.
+
+        Raises `BadArgument` for tokens, lengths or documents out of range.
+        """
+        subject = as_subject(model)
+        tokens, lengths = check_tokens(tokens, lengths, vocabulary=subject.vocabulary)
+        if documents is not None:
+            documents = torch.as_tensor(documents).long()
+        bos = subject.config.bos_token_id
+        text = Corpus.of(tokens, lengths, bos=bos, documents=documents, named=sinks)
+        count = count_documents(documents)
+        return cls(subject, text, rows_for(rows, text.context), int(seed), batch_size, count)
+
+    def batches(self, chosen: range | None = None) -> Iterator[Batch]:
+        """The `chosen` sequences, by default all, batch by batch.
+
+        The rows of a sequence do not depend on its batch, which is as wide as its longest
+        sequence.
+        """
+        subject, text = self.subject, self.text
+        size = self.batch_size or sequences_at_once(
+            subject.model.config,
+            sequences=len(text),
+            context=text.tokens.shape[1],
+            width=subject.model.dtype.itemsize,
+            device=subject.device.type,
+            free=min(map(free_bytes, devices_of(subject.model))),
+        )
+        # RoPE that changes with the length must meet the length that planes were measured at.
+        width = text.context if subject.depends_on_length else None
+        chosen = range(len(text)) if chosen is None else chosen
+        for begin in range(chosen.start, chosen.stop, size):
+            part = text.part(slice(begin, min(begin + size, chosen.stop)), width=width)
+            lengths, drawn = part.lengths, {"seed": self.seed, "first": begin}
+            if self.rows == "all" or self.rows >= int(lengths.max()) - 1:
+                rows = all_rows(lengths)
+            else:
+                rows = sample_rows(lengths, count=self.rows, **drawn)
+            yield Batch(part, rows, sample_rows(lengths, count=scored_rows(text), **drawn))
+
+    @property
+    def first_token(self) -> int:
+        """The token that the first sequence begins with, and prompts too."""
+        return int(self.text.tokens[0, 0])
+
+    @property
+    def within(self) -> int:
+        """Tokens of a prompt: the trained context, or that of the text where it is shorter."""
+        return min(self.subject.context, self.text.context)
+
+    @property
+    def facts(self) -> dict[str, str | int]:
+        """The attributes of results: model, tokens, options and versions."""
+        subject, text = self.subject, self.text
+        config = subject.model.config
+        return {
+            "model": short_name(str(config.name_or_path)) or subject.kind,
+            "revision": str(config.to_dict().get("_commit_hash") or ""),
+            "dtype": str(subject.model.dtype).removeprefix("torch."),
+            "seed": self.seed,
+            "context": text.context,
+            "trained_context": subject.context,
+            "rows": self.rows,
+            "sequences": len(text),
+            "documents": self.documents,
+            "tokens": int(text.lengths.sum()),
+            "tokens_sha256": fingerprint(text),
+            "versions": json.dumps(versions()),
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+
+
+def fingerprint(text: Corpus) -> str:
+    """sha256, in hex, of the tokens without padding: equal where two models read the same."""
+    digest = hashlib.sha256()
+    for row, length in zip(text.tokens.cpu().numpy(), text.lengths.tolist(), strict=True):
+        digest.update(np.int64(length).tobytes() + row[:length].astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Versions of ropelens and of the libraries that the numbers depend on."""
+    names = ("ropelens", "torch", "transformers", "transformer-lens", "numpy", "xarray")
+    return {name: version(name) for name in names}
+
+
+def sequences_at_once(
+    config: PreTrainedConfig,
+    *,
+    sequences: int,
+    context: int,
+    width: int,
+    device: str,
+    free: int,
+    scores: bool = False,
+) -> int:
+    """Sequences that run together: `TOKENS_PER_BATCH`, or fewer where memory is short.
+
+    A batch takes at most half of the `free` bytes; see `batch_bytes`.
+    """
+    size = max(1, min(sequences, TOKENS_PER_BATCH[device] // context))
+    kind: Any = {"context": context, "width": width, "device": device, "scores": scores}
+    while size > 1 and free < 2 * batch_bytes(config, sequences=size, **kind):
+        size = (size + 1) // 2
+    return size
+
+
+def batch_bytes(
+    config: PreTrainedConfig,
+    *,
+    sequences: int,
+    context: int,
+    width: int,
+    device: str,
+    scores: bool = False,
+) -> int:
+    """About the bytes that a batch takes beside the weights; see `pass_bytes`."""
+    logits = sequences * context * config.get_text_config().vocab_size
+    return pass_bytes(
+        config,
+        sequences=sequences,
+        context=context,
+        logits=logits if scores else min(logits, LOGITS_AT_ONCE[device]),
+        width=width,
+        device=device,
+        scores=scores,
+    )

@@ -1,0 +1,317 @@
+"""Passes of a model over batches of sequences, with running sums at its attention calls.
+
+Sequences too long for one pass run in chunks with a key-value cache. Statistics over tokens
+are summed chunk by chunk. Of the queries only the rows that are looked at are kept: with the
+last chunk the cache holds all keys, and each layer has one call of these rows and all keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from ropelens.measure.measurement import LOGITS_AT_ONCE, Batch, Measurement
+from ropelens.models.doorway import Observer
+from ropelens.models.processes import gather, shard
+from ropelens.models.subject import Subject
+from ropelens.rope.planes import Planes
+from ropelens.statistics.attention import SequenceSums, sum_attention
+from ropelens.statistics.block import CallRows
+from ropelens.statistics.budget.held_out import LayerFit, Sample
+from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.rows import Rows
+from ropelens.statistics.sums import LayerSums, Sums, by_group, no_sums
+from ropelens.statistics.variables import STATISTICS, Statistic
+
+LOSS_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
+"""Logits whose loss is taken at once: a vocabulary is wide, and caches are not."""
+
+ONE_PASS = 2**16
+"""Tokens of the longest sequences that run in one pass."""
+
+MASK_ELEMENTS = 2**25
+"""Keys times rows of a chunk: a model makes a mask of both, which takes about 40 bytes each."""
+
+Progress = Callable[[int], None]
+"""Called with the number of tokens done since its last call."""
+
+
+def chunk_of(subject: Subject, context: int) -> int | None:
+    """Tokens that run at a time of sequences of `context` tokens; None: all in one pass.
+
+    RoPE that changes with the length runs in one pass: a cache keeps keys as they were
+    rotated when the sequence was shorter.
+    """
+    if context <= ONE_PASS or subject.depends_on_length or not subject.in_chunks:
+        return None
+    return max(1, min(ONE_PASS, MASK_ELEMENTS // context))
+
+
+def logits_of(
+    subject: Subject, tokens: Int[Tensor, "sequence position"]
+) -> Iterator[tuple[int, Float[Tensor, "sequence some token"]]]:
+    """All logits in pieces, each with its first position; of long sequences in chunks."""
+    chunk = chunk_of(subject, tokens.shape[1])
+    return subject.logits(tokens, at_once=LOGITS_AT_ONCE[subject.device.type], chunk=chunk)
+
+
+@contextmanager
+def observing(
+    subject: Subject,
+    tokens: Int[Tensor, "sequence position"],
+    rows: Sequence[Rows],
+    whole: Observer,
+    part: Callable[[AttentionCall, int], None] = lambda call, first: None,
+) -> Iterator[None]:
+    """One pass over `tokens`, by `logits_of`, runs in the block.
+
+    `whole` is called with the call of each layer. In chunks, `part` is called with each
+    chunk's queries and keys and the position of its first token, and `whole` with one call of
+    the `rows` and all keys.
+    """
+    context = tokens.shape[1]
+    if chunk_of(subject, context) is not None:
+        whole = _in_chunks(rows, context, whole, part)
+    with torch.no_grad(), subject.observe(whole):
+        yield
+
+
+def _in_chunks(
+    rows: Sequence[Rows],
+    context: int,
+    whole: Observer,
+    part: Callable[[AttentionCall, int], None],
+) -> Observer:
+    """An observer of chunks, for `observing`."""
+    at = torch.cat([each.position.flatten() for each in rows]).unique()
+    earlier: dict[int, dict[str, Any]] = {}
+
+    def see(call: AttentionCall) -> None:
+        first, end = call.past, call.key.shape[2]
+        here = (at >= first) & (at < end)
+        taken = (at[here] - first).to(call.query.device)
+        if first == 0:  # pieces would leave holes between masks that grow
+            query, output = call.query, call.output
+            earlier[call.layer] = {
+                "query": query.new_empty((*query.shape[:2], len(at), query.shape[3])),
+                "output": output.new_empty((len(output), len(at), *output.shape[2:])),
+                "start": call.start.new_empty((*call.start.shape[:-1], context)),
+            }
+        layer = earlier[call.layer]
+        layer["query"][:, :, here] = call.query[:, :, taken]
+        layer["output"][:, here] = call.output[:, taken]
+        layer["start"][..., first:end] = call.start
+        key, value = call.key[:, :, first:], call.value[:, :, first:]
+        part(replace(call, key=key, value=value, past=0), first)
+        if end == context:
+            del earlier[call.layer]
+            whole(replace(call, **layer, past=0, at=at))
+
+    return see
+
+
+def token_losses(
+    subject: Subject,
+    tokens: Int[Tensor, "sequence position"],
+    lengths: Int[Tensor, " sequence"],
+) -> Float[Tensor, "sequence position"]:
+    """Loss of the token at each position, in nats; NaN at position 0 and in padding."""
+    losses = torch.full(tokens.shape, torch.nan, dtype=torch.float64)
+    for first, logits in logits_of(subject, tokens):
+        rows = max(1, LOSS_ELEMENTS[subject.device.type] // logits.shape[-1])
+        for sequence, length in enumerate(lengths.tolist()):
+            last = min(length - 1, first + logits.shape[1])
+            for begin in range(first, last, rows):
+                end = min(begin + rows, last)
+                target = tokens[sequence, begin + 1 : end + 1].to(logits.device, torch.long)
+                scores = logits[sequence, begin - first : end - first].float()
+                loss = cross_entropy(scores, target, reduction="none")
+                losses[sequence, begin + 1 : end + 1] = loss.double().cpu()
+    return losses
+
+
+# the models of the budget
+
+
+def fit_layers(
+    measurement: Measurement,
+    planes: Sequence[Planes],
+    *,
+    surrogates: int,
+    progress: Progress = lambda _: None,
+) -> list[LayerFit]:
+    """The budget's models of every layer, from one pass over a sample of the sequences.
+
+    They are fitted at each layer's attention call, of which only weights are kept; then
+    `progress` is called. Processes that share the measurement share the layers.
+    """
+    subject, seed = measurement.subject, measurement.seed
+    sample, mine = Sample.draw(measurement.text, seed=seed), shard(len(planes))
+    fits: dict[int, LayerFit] = {}
+
+    def fit(call: AttentionCall) -> None:
+        if call.layer not in mine:
+            return
+        of_layer = planes[call.layer]
+        fits[call.layer] = sample.fit(call, of_layer, surrogates=surrogates, seed=seed)
+        progress(1)
+        if len(fits) == len(mine):
+            raise _AllFitted
+
+    tokens, rows = sample.text.tokens, (sample.rows, sample.surrogate_rows)
+    if mine:
+        with suppress(_AllFitted), observing(subject, tokens, rows, fit):
+            for _ in logits_of(subject, tokens):
+                pass
+    fits = {layer: fit for part in gather(fits) for layer, fit in part.items()}
+    subject.check_layers(set(fits))
+    return [fits[layer] for layer in sorted(fits)]
+
+
+class _AllFitted(Exception):
+    """Ends a pass before its logits, the largest part of it, which nobody needs."""
+
+
+# running sums
+
+
+def collect(
+    measurement: Measurement,
+    planes: Sequence[Planes],
+    *,
+    statistics: Sequence[Statistic] = STATISTICS,
+    fits: Sequence[LayerFit] = (),
+    chosen: range | None = None,
+    progress: Progress = lambda _: None,
+    sums: Sums | None = None,
+    save: Callable[[Sums], None] = lambda _: None,
+) -> Sums:
+    """Sums of the statistics of every layer over the `chosen` sequences, by default all.
+
+    `sums` are those of the first sequences, where they are known; `save` is called after each
+    batch. Memory grows with the layers and the context, not with the number of sequences.
+    """
+    sums = sums or no_sums()
+    chosen = range(len(measurement.text)) if chosen is None else chosen
+    for batch in measurement.batches(chosen[sums.sequences :]):
+        part, _ = sum_batch(
+            measurement.subject,
+            batch,
+            planes,
+            statistics=statistics,
+            fits=fits,
+            progress=progress,
+        )
+        sums = sums + part
+        save(sums)
+    return sums
+
+
+def sum_batch(
+    subject: Subject,
+    batch: Batch,
+    planes: Sequence[Planes],
+    *,
+    statistics: Sequence[Statistic],
+    fits: Sequence[LayerFit],
+    progress: Progress,
+    also: Observer = lambda call: None,
+) -> tuple[Sums, Float[Tensor, "sequence position"]]:
+    """One pass over a batch: the sums of its statistics, and the loss of each token.
+
+    `planes` says how each layer rotates, `fits` are the models of its budget, to be scored;
+    `also` is called with the call of each layer.
+    """
+    text, width = batch.text, batch.text.tokens.shape[1]
+    calls = subject.layers * -(-width // (chunk_of(subject, width) or width))
+    shares = _shares(progress, int(text.lengths.sum()), calls + 1)
+    summing = _Summing(batch, planes, statistics, fits)
+
+    def see_part(call: AttentionCall, first: int) -> None:
+        summing.add_tokens(call, first)
+        next(shares, None)
+
+    def see(call: AttentionCall) -> None:
+        summing.add(call)
+        also(call)
+        if call.at is None:  # else its chunks were counted
+            next(shares, None)
+
+    with observing(subject, text.tokens, (batch.rows, batch.scored), see, see_part):
+        losses = token_losses(subject, text.tokens, text.lengths)
+    for _ in shares:
+        pass
+    subject.check_layers(set(summing.layers))
+    sums = Sums(
+        row_weight=by_group(batch.rows.by_position(width), text.group),
+        tokens=int(text.lengths.sum()),
+        sequences=len(text),
+        group_loss=by_group(losses.nansum(1), text.group),
+        group_predicted=by_group(text.lengths - 1, text.group),
+        layers=summing.layers,
+        scores=summing.scores,
+    )
+    return sums, losses
+
+
+@dataclass(frozen=True)
+class _Summing:
+    """The sums and scores of a batch, layer by layer as its calls come."""
+
+    batch: Batch
+    planes: Sequence[Planes]
+    statistics: Sequence[Statistic]
+    fits: Sequence[LayerFit]
+    layers: dict[int, LayerSums] = field(default_factory=dict)
+    scores: dict[int, Float[Tensor, "group head score"]] = field(default_factory=dict)
+    in_chunks: dict[int, SequenceSums] = field(default_factory=dict)
+
+    def add_tokens(self, call: AttentionCall, first: int) -> None:
+        """What is summed over tokens, of a chunk that begins at position `first`."""
+        text, here = self.batch.text, slice(first, first + call.key.shape[2])
+        statistics = [row for row in self.statistics if row.over == "tokens"]
+        if not statistics:
+            return
+        rows = CallRows(
+            call,
+            self.batch.rows,
+            self.planes[call.layer],
+            sinks=text.sinks[..., here],
+            tokens=text.tokens[:, here],
+            first=first,
+        )
+        sums = sum_attention(rows, statistics)
+        before = self.in_chunks.setdefault(call.layer, {})
+        for name, x in sums.items():
+            before[name] = before[name] + x if name in before else x
+
+    def add(self, call: AttentionCall) -> None:
+        """The rest, of a layer's one call."""
+        text, planes, sinks = self.batch.text, self.planes[call.layer], self.batch.text.sinks
+        if self.fits:
+            fit = self.fits[call.layer]
+            sinks = fit.sinks(text)
+            scored = CallRows(call, self.batch.scored, planes, sinks=sinks)
+            self.scores[call.layer] = fit.score(scored, text)
+        sums = self.in_chunks.pop(call.layer, {})
+        rest = [row for row in self.statistics if row.name not in sums]
+        if rest:
+            rows = CallRows(call, self.batch.rows, planes, sinks=sinks, tokens=text.tokens)
+            sums |= sum_attention(rows, rest)
+        self.layers[call.layer] = LayerSums.of(sums, call, self.statistics)
+
+
+def _shares(progress: Progress, tokens: int, steps: int) -> Iterator[None]:
+    """Tell `progress` an equal share of the tokens at each step."""
+    for step in range(steps):
+        share = tokens * (step + 1) // steps - tokens * step // steps
+        if share:
+            progress(share)
+        yield
