@@ -172,8 +172,7 @@ def is_measured(folder: Path, arguments: Mapping[str, Any], text: Sequence[Path]
         return False
     loading = Loading(**{name: arguments[name] for name in ("revision", "local_files_only")})
     weights = fingerprint(locate(arguments["model"], loading).path)
-    ids = arguments["ids"]
-    read = fingerprint_of(read_documents(text)) if ids is None else fingerprint(Path(ids))
+    read = fingerprint_of(read_documents(text))
     prints = (record.get(name, {}).get("fingerprint") for name in ("model", "text"))
     return tuple(prints) == (weights, read)
 

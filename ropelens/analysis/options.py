@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -27,14 +26,6 @@ def rows_of(text: str) -> int | str:
 class Options(Loading):
     """What `analyze` measures, and (those of `Loading`) how it reads a model that is named."""
 
-    ids: Annotated[
-        Path | None,
-        option(
-            "FILE",
-            "Token ids instead of text, for a model without a tokenizer: .npy, whole "
-            "numbers [sequence, position].",
-        ),
-    ] = None
     prompts: Annotated[
         list[str] | None,
         option(

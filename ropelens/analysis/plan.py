@@ -24,7 +24,7 @@ from ropelens.models.device import LIBRARIES, devices_of, free_bytes, pass_bytes
 from ropelens.models.load import open_checkpoint
 from ropelens.models.paths import (
     check_document,
-    check_inputs,
+    check_text,
     sample_path,
     short_name,
 )
@@ -34,7 +34,6 @@ from ropelens.models.texts import (
     check_tokens,
     prompt_tokens,
     read_documents,
-    read_ids,
     tokenize,
     warn_beyond,
 )
@@ -157,7 +156,7 @@ def plan_analysis(
     lengths: Int[Tensor, " sequence"] | None = None,
 ) -> Plan:
     """What `analyze` with the same arguments will run; raises what it raises before that."""
-    documents = _documents(text, model, options.ids)
+    documents = _documents(text, model)
     source = Source.of(model, tokenizer, options)
     read = _sequences(documents, lengths, source, options)
     excerpts = [prompt_tokens(prompt, source.tokenizer) for prompt in options.prompts or ()]
@@ -197,15 +196,11 @@ def plan_analysis(
     )
 
 
-def _documents(
-    text: Text | None, model: str | Path | Model, ids: Path | None
-) -> list[str] | Sequences | Tensor | Path:
-    """Documents, or what is passed instead: tokens, or a file of their ids."""
+def _documents(text: Text | None, model: str | Path | Model) -> list[str] | Sequences | Tensor:
+    """Documents, or the tokens that are passed instead."""
     name, whole = name_of(model), (Path, str, Sequences, Tensor, np.ndarray)
     parts: list[Any] = [text] if isinstance(text, whole) else list(text or ())
-    check_inputs(name, parts, ids)
-    if ids is not None:
-        return ids
+    check_text(name, parts)
     if isinstance(text, np.ndarray):
         return torch.from_numpy(text)
     if isinstance(text, (Sequences, Tensor)):
@@ -221,7 +216,7 @@ def _documents(
 
 
 def _sequences(
-    documents: list[str] | Sequences | Tensor | Path,
+    documents: list[str] | Sequences | Tensor,
     lengths: Int[Tensor, " sequence"] | None,
     source: Source,
     options: Options,
@@ -248,10 +243,7 @@ def _sequences(
     with warnings.catch_warnings():
         if options.sequences is None:  # then fewer than the default are no surprise
             warnings.filterwarnings("ignore", message=".*were asked for")
-        if isinstance(documents, list):
-            read = tokenize(documents, source.tokenizer, **sample)
-        else:
-            read = read_ids(documents, **sample)
+        read = tokenize(documents, source.tokenizer, **sample)
     tokens, lengths = check_tokens(read.tokens, read.lengths, vocabulary=vocabulary)
     return replace(read, tokens=tokens, lengths=lengths)
 

@@ -57,7 +57,7 @@ def analyze(
     """
     from ropelens.files.progress import opening, show_progress
     from ropelens.files.results import check_out, read_record
-    from ropelens.models.paths import check_inputs, name_checkpoints, sample_path
+    from ropelens.models.paths import check_text, name_checkpoints, sample_path
 
     checkpoints = name_checkpoints(models or ["bundled"])
     several = len(checkpoints) > 1
@@ -68,8 +68,8 @@ def analyze(
     if not plan:
         kind = "comparison" if several else "analysis"
         check_out(out, kind, parts=checkpoints if several else ())
-    check_inputs(first, text or (), options.ids)
-    if several and not text and options.ids is None:
+    check_text(first, text or ())
+    if several and not text:
         text = [sample_path(first.partition(":")[2] or "rope")]  # the same for all
     with opening(show_progress, "starting"):  # torch and transformers take seconds
         from ropelens.analysis.folders import is_measured, write_checkpoints

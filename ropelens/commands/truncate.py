@@ -104,11 +104,11 @@ def truncate(
     from ropelens.files.progress import opening, show_progress
     from ropelens.files.results import check_out
     from ropelens.measure.terms import wanted_measures
-    from ropelens.models.paths import check_inputs
+    from ropelens.models.paths import check_text
 
     check_out(out, "truncation")
     wanted_measures(measures)
-    check_inputs(model, text or (), options.ids)
+    check_text(model, text or ())
     with opening(show_progress, "starting"):  # torch and transformers take seconds
         import ropelens.analysis.analyze  # noqa: F401
     sweep = {

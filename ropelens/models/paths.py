@@ -1,4 +1,4 @@
-"""Names of models, texts and ids: refused where there is nothing, before torch is imported.
+"""Names of models and texts: refused where there is nothing, before torch is imported.
 
 Each bundled checkpoint is a folder with config, float16 safetensors, tokenizer, model card and
 text sampled from it, made by tools/bundle.py. A wheel leaves out the weights of early ones.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -52,22 +52,19 @@ def short_names(folders: Sequence[Path]) -> list[str]:
     return names
 
 
-def check_inputs(model: str, text: Iterable[object], ids: Path | None) -> None:
-    """Raise where a path of `text` or `ids` does not exist, or none or both are given."""
-    text = list(text)
-    if ids is not None and text:
-        raise BadArgument("Both text and token ids are given.")
-    if ids is None and not text and model.partition(":")[0] != "bundled":
+def check_text(model: str, text: Collection[object]) -> None:
+    """Raise BadText where `model` comes without text and is given none, or a path is wrong."""
+    if not text and model.partition(":")[0] != "bundled":
         raise BadText(
             f"There is no text to run {model} on.",
             attempt="--text FILE; only a bundled checkpoint comes with text of its own",
         )
-    missing = [p for p in (*text, ids) if isinstance(p, Path) and not p.exists()]
-    if missing:
-        raise BadText(
-            f"There is no file or folder {missing[0]}.",
-            attempt="text files, or folders of *.txt, *.md and *.jsonl; ids as a .npy file",
-        )
+    for path in text:
+        if isinstance(path, Path) and not path.exists():
+            raise BadText(
+                f"There is no file or folder {path}.",
+                attempt="text files, or folders of *.txt, *.md and *.jsonl",
+            )
 
 
 def at_home(name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Text files become documents, documents and files of ids the sequences to measure on."""
+"""Text files become documents, and documents the sequences to measure on."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ from torch import Tensor
 from ropelens.errors import BadArgument, BadText, Count, Positive, public, words_of
 from ropelens.models.paths import TEXT_SUFFIXES, check_document
 from ropelens.statistics.rows import generator_of
+
+Row = tuple[list[int], int]
+"""The tokens of a sequence, and the number of its document."""
 
 LARGEST_ID = 2**31
 
@@ -135,47 +138,37 @@ def tokenize(
             seen=f"{total:,} tokens (documents: {len(texts):,})",
             attempt="pass more text, or a smaller context",
         )
-    tokens, lengths, document = _pad_sample(cut, sequences, seed)
-    source = (
-        f"{len(tokens):,} of {sum(map(len, cut)):,} sequences of up to {context:,} tokens "
-        f"(documents: {len(texts):,}, characters: {sum(map(len, texts)):,})"
-    )
-    return Sequences(tokens, lengths, fingerprint_of(texts), source, document)
-
-
-def _cut(bos: list[int], ids: list[int], context: int) -> list[Int[Tensor, " position"]]:
-    step = context - len(bos)
-    rows = [[*bos, *ids[start : start + step]] for start in range(0, len(ids), step)]
-    return [torch.tensor(row) for row in rows if len(row) >= 2]
-
-
-def _pad_sample(
-    cut: list[list[Int[Tensor, " position"]]], sequences: int | None, seed: int
-) -> tuple[
-    Int[Tensor, "sequence position"], Int[Tensor, " sequence"], Int[Tensor, " sequence"]
-]:
-    """The sequences cut from each document, all or a random sample, padded.
-
-    Returns the tokens, the length of each sequence and the number of its document. A sequence
-    shorter than an eighth of its document's first is drawn only where there are too few
-    others: few of its tokens have anything to look back at.
-    """
     rows = [(row, number) for number, rows in enumerate(cut) for row in rows]
     if sequences is not None:
+        # Few tokens of a short tail have anything to look back at.
         long = [(row, number) for row, number in rows if 8 * len(row) >= len(cut[number][0])]
-        rows = long if len(long) >= sequences else rows
-        if sequences > len(rows):
-            warnings.warn(
-                f"all {len(rows):,} sequences of the text are used: {sequences:,} were asked "
-                "for",
-                stacklevel=4,
-            )
-        if sequences < len(rows):
-            drawn = torch.randperm(len(rows), generator=generator_of(seed))[:sequences]
-            rows = [rows[index] for index in sorted(drawn.tolist())]
-    taken, documents = [row for row, _ in rows], [number for _, number in rows]
-    tokens = torch.nn.utils.rnn.pad_sequence(taken, batch_first=True, padding_value=PADDING)
-    return tokens, torch.tensor([len(row) for row in taken]), torch.tensor(documents)
+        rows = _sample(long if len(long) >= sequences else rows, sequences, seed)
+    taken = [torch.tensor(row) for row, _ in rows]
+    return Sequences(
+        torch.nn.utils.rnn.pad_sequence(taken, batch_first=True, padding_value=PADDING),
+        lengths=torch.tensor([len(row) for row in taken]),
+        fingerprint=fingerprint_of(texts),
+        source=f"{len(rows):,} of {sum(map(len, cut)):,} sequences of up to {context:,} tokens "
+        f"(documents: {len(texts):,}, characters: {sum(map(len, texts)):,})",
+        documents=torch.tensor([number for _, number in rows]),
+    )
+
+
+def _cut(bos: list[int], ids: list[int], context: int) -> list[list[int]]:
+    step = context - len(bos)
+    rows = [[*bos, *ids[start : start + step]] for start in range(0, len(ids), step)]
+    return [row for row in rows if len(row) >= 2]
+
+
+def _sample(rows: list[Row], sequences: int, seed: int) -> list[Row]:
+    """So many rows at random, in their order; all, with a warning, where there are fewer."""
+    if sequences > len(rows):
+        warnings.warn(
+            f"all {len(rows):,} sequences of the text are used: {sequences:,} were asked for",
+            stacklevel=4,
+        )
+    drawn = torch.randperm(len(rows), generator=generator_of(seed))[:sequences]
+    return [rows[index] for index in sorted(drawn.tolist())]
 
 
 def fingerprint_of(documents: Iterable[str]) -> str:
@@ -200,7 +193,7 @@ def encode(text: str, tokenizer: Any) -> tuple[list[int], list[int]]:
     if tokenizer is None:
         raise BadArgument(
             "A text needs the tokenizer of the model.",
-            attempt="tokenizer= (--tokenizer NAME_OR_FOLDER), or token ids (--ids FILE)",
+            attempt="tokenizer= (--tokenizer NAME_OR_FOLDER), or tokens in place of the text",
         )
     # verbose=False: no warning of documents that are longer than the model's maximum.
     # split_special_tokens: a "<s>" in the text is text, not a beginning.
@@ -258,33 +251,3 @@ def check_tokens(
             seen=f"lengths {lengths.tolist()} for tokens of shape {tuple(tokens.shape)}"[:200],
         )
     return tokens.long(), lengths
-
-
-def read_ids(
-    path: str | Path, *, context: int, sequences: int | None = None, seed: int = 0
-) -> Sequences:
-    """The token ids in a `.npy` file, cut into sequences of up to `context` tokens.
-
-    It holds whole numbers [sequence, position], or one sequence. No BOS is added, nothing is
-    unpickled, and sequences of fewer than 2 tokens are dropped. `sequences=N` draws N, as
-    `tokenize` does.
-
-    Raises BadText for a file that does not exist, or holds no ids.
-    """
-    path = Path(path)
-    try:
-        array = np.load(path, allow_pickle=False)
-        if array.dtype.kind not in "iu" or array.ndim not in (1, 2) or array.shape[-1] < 2:
-            raise ValueError(f"{array.dtype} of shape {array.shape}")
-        rows = torch.from_numpy(np.atleast_2d(array).astype(np.int64))
-        cut = [[part for part in row.split(context) if len(part) >= 2] for row in rows]
-        tokens, lengths, _ = _pad_sample(cut, sequences, seed)
-    except (ValueError, RuntimeError, OSError, EOFError) as error:
-        raise BadText(
-            f"{path} holds no token ids.",
-            seen=words_of(error),
-            attempt="an array of whole numbers [sequence, position]; text goes to --text",
-        ) from error
-    total = sum(map(len, cut))
-    source = f"{len(tokens):,} of {total:,} sequences of token ids, up to {context:,} each"
-    return Sequences(tokens, lengths, hashlib.sha256(path.read_bytes()).hexdigest(), source)

@@ -95,8 +95,6 @@ def test_an_option_that_cannot_be(options: dict[str, object], words: str) -> Non
     ("given", "words"),
     [
         ({"truncation": {"measures": ["loos"]}}, "There is no measure 'loos'"),
-        ({"options": rl.Options(ids=Path("none.npy")), "text": None}, "no file or folder none"),
-        ({"options": rl.Options(ids=Path("none.npy"))}, "Both text and token ids"),
         ({"text": Path("none.txt")}, "no file or folder none.txt"),
         ({"text": "story.txt"}, r"looks like a file(.|\n)*read_documents"),
         ({"text": 5}, "analyze: text must be"),

@@ -263,14 +263,14 @@ def test_without_a_command_the_help_comes_as_an_error(ropelens: Command) -> None
         ("", "analyze rope report train"),
         (
             "analyze",
-            "--out --text --ids --tokenizer --prompt --attention-on "
+            "--out --text --tokenizer --prompt --attention-on "
             "--context --sequences --rows --batch-size --surrogates --plan --seed --device "
             "--device-map --quantize --dtype --revision --local-files-only --backend "
             "--trust-remote-code",
         ),
         (
             "truncate",
-            "[MODEL] --out --text --ids --tokenizer --keep --end --bands --controls --measures "
+            "[MODEL] --out --text --tokenizer --keep --end --bands --controls --measures "
             "--context --sequences --rows --seed --device --dtype --revision",
         ),
         ("rope", "[MODEL] --context --variant --against --verbose --device"),

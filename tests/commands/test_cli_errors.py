@@ -138,7 +138,6 @@ def test_what_is_wrong_is_said_before_anything_slow(
     wrong: dict[tuple[object, ...], str] = {
         ("analyze", model, "--text", tmp_path / "none", *to): "There is no file or folder",
         ("analyze", model, *to): "There is no text to run",
-        ("analyze", model, "--ids", "a.pt", *to): "There is no file or folder a.pt",
         ("analyze", model, "--text", text, "--out", tmp_path / "held"): "holds a model",
         ("analyze", "--dtype", "float7", *to): "'float7' is not one of 'float32'",
         ("truncate", "--measures", "loos", *to): "There is no measure 'loos'",

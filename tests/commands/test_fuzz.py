@@ -147,7 +147,7 @@ def test_records(analyzed: Path, text: str) -> None:
 
 
 COMMANDS = {
-    "analyze": ("--out", "--text", "--ids", "--prompt", "--context", "--rows", "--plan"),
+    "analyze": ("--out", "--text", "--prompt", "--context", "--rows", "--plan"),
     "truncate": ("--out", "--keep", "--end", "--bands", "--measures", "--dtype", "--device"),
     "rope": ("--variant", "--context", "--against", "--verbose"),
     "compare": ("--out", "--sequences", "--seed", "--device"),

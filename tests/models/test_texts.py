@@ -8,13 +8,16 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_checkpoints import save_tiny
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from ropelens.errors import BadArgument, BadText, RopelensError
+import ropelens as rl
+from ropelens.errors import BadArgument, BadCheckpoint, BadText, RopelensError
 from ropelens.models.checkpoint import load_tokenizer
 from ropelens.models.load import load
 from ropelens.models.loading import Loading
@@ -297,3 +300,22 @@ def test_no_more_than_a_million_characters_are_tokenized_at_once() -> None:
     _, ids = encode("ab " * 1_000_000, Letters())
     assert (sum(lengths), len(ids)) == (3_000_000, 10 * len(lengths))
     assert max(lengths) <= 1_000_000
+
+
+# No tokenizer.
+
+
+def test_a_model_without_a_tokenizer_is_analyzed_on_tokens(tmp_path: Path) -> None:
+    whole, bare = save_tiny(tmp_path / "whole"), save_tiny(tmp_path / "bare")
+    for path in bare.glob("tokenizer*"):
+        path.unlink()
+    text, options = "the quick brown fox " * 20, rl.Options(context=24)
+    found = rl.analyze(bare, np.arange(90).reshape(3, 30) % 40, options)
+    assert found.profile.attrs["tokens"] == 90
+    with pytest.raises(BadArgument, match="A text needs the tokenizer"):
+        rl.analyze(bare, text, options)
+    with pytest.raises(BadCheckpoint, match="There is no tokenizer in"):
+        rl.analyze(bare, text, options, tokenizer=bare)
+    assert load_tokenizer(whole, Loading())(text)["input_ids"]
+    with pytest.raises(BadArgument, match="not in the model's vocabulary"):
+        rl.analyze(bare, np.full((2, 9), 40), options)
