@@ -1,7 +1,4 @@
-"""Errors that a user can cause, each saying what, why and what to do.
-
-Everything else is a bug of ours and shows a traceback.
-"""
+"""Errors that a user can cause. Everything else is a bug of ours and shows a traceback."""
 
 from __future__ import annotations
 
@@ -23,14 +20,9 @@ if TYPE_CHECKING:  # numbers of numpy pass at run time
     Whole: TypeAlias = int
     Number: TypeAlias = float
 else:
-    Whole = Integral
-    """A whole number, of Python's or numpy's."""
-    Number = Real
-    """A number, of Python's or numpy's."""
+    Whole, Number = Integral, Real
     Count = Annotated[Integral, Is[lambda number: number >= 0]]
-    """A whole number, 0 or more."""
     Positive = Annotated[Integral, Is[lambda number: number >= 1]]
-    """A whole number, 1 or more."""
 
 IN_WORDS: dict[Any, str] = {
     Count: "a whole number, 0 or more",
@@ -79,8 +71,8 @@ class BadArgument(RopelensError):
 
 def words_of(error: BaseException, *, kind: bool = False) -> str:
     """What another library's error says, in 300 characters; with its type where `kind`."""
-    words = f"{type(error).__name__}: {error}" if kind else str(error)
-    return " ".join(words.split())[:300]
+    name = f"{type(error).__name__}: " if kind else ""
+    return " ".join(f"{name}{error}".split())[:300]
 
 
 def public(function: Function) -> Function:
@@ -89,20 +81,14 @@ def public(function: Function) -> Function:
     Types are checked here and nowhere else, so annotations exist at run time.
     """
     signature = inspect.signature(function)
-
-    @cache
-    def hints() -> dict[str, Any]:
-        named = get_type_hints(function, include_extras=True)
-        for name, one in signature.parameters.items():
-            if one.kind is one.VAR_POSITIONAL:
-                named[name] = tuple[named[name], ...]  # type: ignore[valid-type]
-        return named
+    hints = cache(lambda: get_type_hints(function, include_extras=True))
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         for name, value in signature.bind(*args, **kwargs).arguments.items():
             hint = hints().get(name, Any)
-            if not is_bearable(value, hint):
+            several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+            if not all(is_bearable(one, hint) for one in (value if several else [value])):
                 written = inspect.formatannotation(hint)
                 asked = IN_WORDS.get(hint) or re.sub(r"\b[a-z_.]+\.(?=[A-Z])", "", written)
                 raise BadArgument(

@@ -41,36 +41,26 @@ def silence_heads(
     `heads` is a list such as "2.3,4.*" (layer.head; with grouped keys, query heads). `to` says
     what replaces a head's output, before the output projection:
 
-    - "zero": 0.
+    - "zero": 0. It may be far from every output of the head, and what later layers make of
+      that is part of the effect.
     - "mean": the mean of its output over `tokens` (padded on the right; of sequence s the
       first `lengths[s]` count), run once when the block opens, with the edits that are open
-      then: mean ablation over a reference distribution. Without `tokens` it is over the
-      tokens of each batch itself.
+      then (mean ablation: Wang et al. 2023, arXiv 2211.00593, section 2). Without `tokens` it
+      is the mean over each batch itself, less what its attention mask hides.
     - "resample": its output at the same position of another sequence of the batch, by a
       permutation that leaves none in its place, drawn with `seed` and the same for all heads
-      and batches of a size. A call with one sequence has no other and is refused: `profile`
-      and `capture` make such calls; `evaluate` does where a batch is left with one sequence,
-      so give it a `batch_size` of two or more that divides their number.
-
-    Zero may be far from every output of the head, and what later layers make of that is part
-    of the effect; therefore the mean (Wang et al. 2023, arXiv 2211.00593, section 2, who take
-    it by position over texts of one template).
+      and batches of a size. The sequences have one length.
 
     Blocks nest, beside `edit_rope` and `observe`, in any order: edits change what comes before
     the output; `observe` shows the output as the head made it, and the effect in later
     layers. Of two blocks that silence a head the inner one counts. Restored on exit, on
-    errors too. All other heads of these layers keep every bit.
+    errors too. All other heads keep every bit. The model need not rotate, and may generate.
 
-    Generation works with "zero", with "mean" of `tokens`, and with "resample" of prompts
-    of one length. The mean of a batch itself is refused where a key-value cache holds a part
-    of it (use_cache=False). Padding is what the attention mask says; `profile` and
-    `evaluate` pass none, so where sequences differ in length give "mean" its `tokens`.
-
-    Raises `BadArgument` for heads that the model does not have, for `tokens` out of its
-    vocabulary or without to="mean", for `lengths` without `tokens`, and, when it runs, for a
-    "resample" of a batch of one or of sequences of different lengths; `UnsupportedModel` for a
-    model whose attention does not pass through transformers' attention interface, or whose
-    bridge does not fire its hooks. The model need not rotate.
+    Raises `BadArgument` for heads or tokens that the model does not have, for `tokens` without
+    to="mean" and `lengths` without `tokens`; when the model runs, for "resample" of one
+    sequence (`profile` and `capture` run one at a time; `evaluate` takes a `batch_size`) or of
+    several lengths, and for the mean of a batch of which a cache holds a part. Raises
+    `UnsupportedModel` for a model that hides its attention.
     """
     subject = as_subject(model)
     if (tokens is not None and to != "mean") or (lengths is not None and tokens is None):
@@ -112,20 +102,14 @@ def silence_heads(
 
 def _partners(real: Bool[Tensor, "sequence row"], seed: int) -> Int[Tensor, " sequence"]:
     """Another sequence for each: one cycle through all of them, in a random order."""
-    count = len(real)
-    if count == 1:
+    if len(real) == 1 or not (real == real[:1]).all():
         raise BadArgument(
-            "A batch of one has no other sequence to resample a head from.",
-            attempt="two sequences or more in a call (evaluate: a batch_size of two or more "
-            'that divides their number), or to="mean" with tokens=',
+            "A head is resampled from another sequence of the batch, of the same length.",
+            seen=f"sequences of {', '.join(map(str, real.sum(1).tolist()[:8]))} tokens",
+            attempt="a batch_size of two or more that divides their number, or "
+            'to="mean" with tokens=',
         )
-    if not (real == real[:1]).all():
-        raise BadArgument(
-            "A head cannot be resampled from a sequence of another length.",
-            seen=f"{', '.join(map(str, real.sum(1).tolist()[:8]))} tokens",
-            attempt='sequences of one length, or to="mean"',
-        )
-    order = torch.randperm(count, generator=generator_of(seed))
+    order = torch.randperm(len(real), generator=generator_of(seed))
     return torch.empty_like(order).scatter_(0, order, order.roll(1)).to(real.device)
 
 

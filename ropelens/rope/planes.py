@@ -106,9 +106,8 @@ def plane_norms(
 ) -> Float[Tensor, "*batch term"]:
     """Length of each plane of `x`, in the units of `x`; last that of the unrotated rest.
 
-    A rotation keeps lengths, so queries before and after RoPE agree. (YaRN scales both by
-    its attention factor; the lengths carry it.) Source: Barbero et al. 2024 (arXiv
-    2410.06205), the statistic of its norm figures.
+    A rotation keeps it (YaRN's attention factor stays in it). Source: Barbero et al. 2024,
+    arXiv 2410.06205, the statistic of its norm figures.
     """
     real, imaginary = x[..., planes.first], x[..., planes.second]
     squares = real.square().addcmul_(imaginary, imaginary)
@@ -165,10 +164,7 @@ class Side:
         gain: float | None = None,
         mean: Float[Tensor, "head frequency 2"] | None = None,
     ) -> Side:
-        """This side with a new frequency, gain or mean of the chosen planes.
-
-        A plane with gain 0 keeps it.
-        """
+        """This side with a new frequency, gain or mean of the chosen planes; gain 0 stays."""
         new: dict[str, Tensor] = {}
         if inv_freq is not None:
             new["inv_freq"] = torch.where(chosen, inv_freq.float(), self.inv_freq)
@@ -196,10 +192,7 @@ def turn(
     planes: Planes,
     side: Side,
 ) -> Float[Tensor, "batch head position coordinate"]:
-    """`x`, which rotates in `planes`, changed as `side` says.
-
-    Coordinates outside the planes keep every bit.
-    """
+    """`x`, which rotates in `planes`, changed as `side` says; the rest keeps every bit."""
     side = side.shared(groups=1) or side
     at = positions.to(x.device, torch.float32)[:, None, :, None]
     old = (at * planes.inv_freq.to(x.device, torch.float32)).double()

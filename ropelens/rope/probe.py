@@ -1,8 +1,8 @@
 """Reading a rotation off vectors that differ by nothing else.
 
-One token repeated has the same hidden state at every position, so its query at
-position p is the rotation of its query at position 0. From such vectors alone this
-module recovers which coordinates rotate, how they pair, and how fast each plane turns.
+A lone token has the same hidden state at every position, so its query at position p is the
+rotation of its query at position 0. Such vectors show which coordinates rotate, how they pair,
+and how fast each plane turns.
 """
 
 from __future__ import annotations
@@ -52,11 +52,10 @@ def read_rotation(
 ) -> MeasuredRotation:
     """The rotation that takes `vectors[:, 0]` to `vectors[:, p]`, for every p.
 
-    `vectors` are queries and keys of one layer for lone tokens, any number of heads and
-    tokens, at `positions` 0, 1, 2, 4, ...; `noise` is the relative rounding of their dtype
-    (its eps), `counts` the numbers of planes that the model says it has. The pairing is
-    the one under which lengths stay constant; the frequency comes from the phase against
-    position 0, unwrapped by doubling the distance.
+    `vectors` are queries and keys of lone tokens in one layer, at `positions` 0, 1, 2, 4, ...;
+    `noise` is the eps of their dtype, `counts` the numbers of planes that the model states.
+    The pairing is the one under which lengths stay constant; the frequency comes from the
+    phase against position 0, unwrapped by doubling the distance.
     """
     x = vectors.double()
     head_dim = x.shape[-1]

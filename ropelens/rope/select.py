@@ -120,11 +120,8 @@ def _numbered(name: str, count: int) -> Bool[Tensor, " number"]:
 # the planes that a truncation sweep stops
 
 ENDS = ("slow", "fast")
-ATTEMPTS = 100
-"""How often a control is drawn again before it may be left out."""
-
-ALIKE = 1e-3
-"""Relative difference below which wavelengths of two layers count as one."""
+ATTEMPTS = 100  # to draw a control that differs from what it stands beside
+ALIKE = 1e-3  # relative difference below which wavelengths of two layers count as one
 
 Turning = dict[int, float]
 """The planes of a layer that rotate: number, 0 the fastest, and wavelength (tokens)."""
@@ -138,7 +135,7 @@ Stopped = tuple[Numbers, ...]
 
 def turning(planes: Planes) -> Turning:
     """The planes of a layer that rotate."""
-    wavelength = planes.wavelength[: len(planes.inv_freq)].tolist()
+    wavelength = planes.wavelength.tolist()
     return {n: length for n, length in enumerate(wavelength) if math.isfinite(length)}
 
 
@@ -160,10 +157,9 @@ class Cut:
         """Its name in the dimension `edit`: "slow 0.75", "random 0.75 #1", "band 3"."""
         if self.kind == "none":
             return "none"
-        kind, _, control = self.kind.partition(" ")
         place = f"{self.kept(layers):.4g}" if self.band < 0 else f"{self.band}"
-        draw = f"#{self.draw}" if self.draw >= 0 else ""
-        return " ".join(filter(None, (kind, place, control, draw)))
+        kind, *control = self.kind.split()
+        return " ".join([kind, place, *control, *([f"#{self.draw}"] * (self.draw >= 0))])
 
     @property
     def layers_of(self) -> dict[Numbers, list[int]]:
@@ -215,15 +211,14 @@ def plan_cuts(
     orders = {"slow": [range(n)[::-1] for n in counts], "fast": [range(n) for n in counts]}
     at_ends = {end: [_first(layers, orders[end], size) for size in steps] for end in ENDS}
     random = partial(_random, layers, draws=controls, seed=seed % 2**64)  # as numpy has seeds
-    beside = random(steps, beside={*at_ends["slow"], *at_ends["fast"]})
+    beside = random(steps, {*at_ends["slow"], *at_ends["fast"]})
     cuts = [Cut("none", tuple(() for _ in layers))]
     for step, size in enumerate(steps):
         cuts += [Cut(end, at_ends[end][step]) for end in ENDS if end in ends]
         cuts += beside[size]
     for band, stopped in enumerate(_bands(layers, bands)):
         size = tuple(map(len, stopped))
-        cuts += [Cut("band", stopped, band=band)]
-        cuts += random([size], beside={stopped}, band=band)[size]
+        cuts += [Cut("band", stopped, band=band), *random([size], {stopped}, band=band)[size]]
     return cuts
 
 
@@ -240,17 +235,17 @@ def _first(
 def _random(
     layers: Sequence[Turning],
     sizes: Sequence[Numbers],
+    beside: Set[Stopped],
     *,
     draws: int,
     seed: int,
-    beside: Set[Stopped],
     band: int = -1,
 ) -> dict[Numbers, list[Cut]]:
-    """Random sets of `size[layer]` planes a layer for each of `sizes`, none in `beside`.
+    """Random sets of `size[layer]` planes a layer for each of `sizes`, none of them `beside`.
 
-    A draw stops planes in one order: its larger sets contain the smaller ones. Layers with as
-    many planes get the same. An order that leads through a set in `beside` is drawn again;
-    where none avoids them, such sets are left out. Of all planes there is no other set.
+    A draw stops planes in one order, so that its larger sets contain the smaller ones; layers
+    with as many planes get the same. An order that leads through a set in `beside` is drawn
+    again. Sets that cannot differ are left out.
     """
     counts = [len(layer) for layer in layers]
     some = [s for s in sizes if any(0 < n < of for n, of in zip(s, counts, strict=True))]
@@ -271,13 +266,10 @@ def _random(
 
 def _bands(layers: Sequence[Turning], bands: int) -> list[Stopped]:
     """The planes of each layer, in `bands` groups of neighbouring wavelengths, fast first."""
-    if not bands:
-        return []
     lengths = np.unique([length for layer in layers for length in layer.values()])
-    first = np.append(True, np.diff(np.log(lengths)) > ALIKE)
-    distinct = lengths[first]  # layers measured apart differ in the last digits
-    parts = np.array_split(distinct, min(bands, len(distinct)))
-    edges = [*(part[0] for part in parts), math.inf]
+    distinct = lengths[np.append(True, np.diff(np.log(lengths)) > ALIKE)]
+    begins = [part[0] for part in np.array_split(distinct, max(bands, 1)) if len(part)]
+    edges = [*begins, math.inf] if bands else []
     return [
         tuple(tuple(n for n, w in layer.items() if low <= w < high) for layer in layers)
         for low, high in pairwise(edges)

@@ -2,9 +2,8 @@
 
     parse_variant("p-rope:0.75").frequencies(Shape(head_dim=128))
 
-Frequencies are computed in transformers' order of operations. Where transformers knows a
-variant, configurations state it in transformers' own `rope_parameters`, so that checkpoints
-load anywhere; the others carry a `rope_type` that begins with "ropelens-".
+Frequencies are computed in transformers' order of operations, and configurations state a
+variant in transformers' own `rope_parameters` where it knows it: checkpoints load anywhere.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,17 +25,13 @@ from ropelens.rope.select import EVERY, Fastest, Selection, Slowest, kept_planes
 OWN = "ropelens-"
 """The beginning of each `rope_type` that only ropelens knows."""
 
-LARGEST = 1e15
-"""Bases and stretches beyond it are mistakes, and float32 would not hold their powers."""
-
 
 @dataclass(frozen=True)
 class Shape:
     """The model that a variant is put to.
 
     `head_dim` coordinates rotate; `base` is for variants that name none; `context` is the
-    trained length in tokens, before the variant; `length` is that of the sequence, for variants
-    that change with it (dynamic, longrope), 0 for any short one.
+    trained length in tokens, before the variant; `length` is that of the sequence (`_dynamic`).
     """
 
     head_dim: int
@@ -46,9 +42,6 @@ class Shape:
 
 Rates = tuple[Float[Tensor, " frequency"], float]
 """inv_freq of every plane (rad/token, 0: it stands still), and the attention factor."""
-
-Factors = tuple[float, list[float], list[float]]
-"""The stretch of LongRoPE, and by how much it slows each plane in short and in long texts."""
 
 
 @dataclass(frozen=True)
@@ -165,32 +158,17 @@ def _llama3(stretch: float, shape: Shape) -> Rates:
     return (1 - stays) * plain / stretch + stays * plain, 1.0
 
 
-def _longrope(factors: Factors, shape: Shape) -> Rates:
-    """Every plane slowed by its own factor."""
-    stretch, short, long = factors
-    slowed = long if shape.length > shape.context else short
-    if len(slowed) != shape.head_dim // 2:
-        raise BadArgument(
-            "LongRoPE needs a factor for every plane.",
-            seen=f"{len(slowed)} factors for {shape.head_dim // 2} planes",
-        )
-    growth = math.log(stretch) / math.log(shape.context)
-    return _plain(shape) / torch.tensor(slowed), math.sqrt(1 + growth)
-
-
 # values
 
 
-def _number(low: float, high: float) -> Callable[[str], float]:
-    def read(text: str) -> float:
-        if not low <= (number := float(text)) <= high:
-            raise ValueError(f"it must be between {low:g} and {high:g}")
-        return number
-
-    return read
+def _number(text: str, *, low: float, high: float) -> float:
+    if not low <= (number := float(text)) <= high:
+        raise ValueError(f"it must be between {low:g} and {high:g}")
+    return number
 
 
-_share, _stretch = _number(0.0, 1.0), _number(1.0, LARGEST)
+_share = partial(_number, low=0.0, high=1.0)
+_stretch = partial(_number, low=1.0, high=1e15)  # float32 does not hold powers of larger ones
 
 
 def _nothing(text: str) -> None:
@@ -202,12 +180,6 @@ def _every(text: str) -> int:
     if not text.isdecimal() or int(text) < 2:
         raise ValueError("it must be a whole number, 2 or more")
     return int(text)
-
-
-def _factors(text: str) -> Factors:
-    stretch, *parts = text.split("/")
-    short, long = ([_stretch(factor) for factor in part.split(",")] for part in parts)
-    return _stretch(stretch), short, long
 
 
 # the table
@@ -254,9 +226,5 @@ VARIANTS: Mapping[str, Variant] = {
     # Llama team 2024, arXiv 2407.21783, as transformers has it
     "llama3": Variant("llama3:s", _llama3, _stretch, "llama3", lambda stretch, shape: {
         "low_freq_factor": 1.0, "high_freq_factor": 4.0, **_in_context(stretch, shape)}),
-    # Ding et al. 2024, arXiv 2402.13753
-    "longrope": Variant("longrope:s/shorts/longs", _longrope, _factors, "longrope",
-        lambda factors, shape: {"short_factor": factors[1], "long_factor": factors[2],
-            **_in_context(factors[0], shape)}),
 }
 # fmt: on

@@ -20,16 +20,14 @@ from ropelens.rope.variants import VARIANTS, Shape, parse_variant
 
 __all__ = ["ropelens"]
 
-LONGROPE = "longrope:4/1,1,1,1.1,1.2,1.5,2,3/1,1.5,2,4,8,16,24,32"
 SPELLED = [
     *("rope", "rope:5000", "abf:500000", "nope", "nope-every:2"),
     *(f"{name}:{p}" for name in ("p-rope", "p-rope-reversed", "partial") for p in (0, 0.3, 1)),
-    *("linear:4", "ntk:4", "dynamic:4", "yarn:4", "yarn:1", "llama3:8", LONGROPE),
+    *("linear:4", "ntk:4", "dynamic:4", "yarn:4", "yarn:1", "llama3:8"),
 ]
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 CONTEXT = 64
-FAMILIES = ("llama_gqa", "qwen3", "gemma2", "cohere", "mistral_sliding")
-CHANGING = ("dynamic", "longrope")  # with the length of the sequence
+BUILT = [spelled for spelled in SPELLED if spelled != "nope-every:2"]  # only an edit
 
 
 def plain(name: str) -> PreTrainedModel:
@@ -38,8 +36,7 @@ def plain(name: str) -> PreTrainedModel:
 
 def built(name: str, variant: str) -> PreTrainedModel:
     """The tiny family with the same weights, built with the variant in its config."""
-    config = rl.variant_config(plain(name).config, parse_variant(variant))
-    parameters = config.rope_parameters
+    parameters = rl.variant_config(plain(name).config, variant).rope_parameters
     return tiny(name, max_position_embeddings=CONTEXT, rope_parameters=parameters)
 
 
@@ -55,7 +52,7 @@ def test_every_row_is_spelled_here():
 
 
 @pytest.mark.parametrize("length", [0, CONTEXT, CONTEXT + 40])
-@pytest.mark.parametrize("spelled", [s for s in SPELLED if not s.startswith("nope-every")])
+@pytest.mark.parametrize("spelled", BUILT)
 def test_frequencies_are_those_that_transformers_computes(spelled: str, length: int):
     """Of the rotary module of a Llama with the row's rope_parameters, after such a length."""
     variant = parse_variant(spelled)
@@ -67,16 +64,14 @@ def test_frequencies_are_those_that_transformers_computes(spelled: str, length: 
     assert factor == pytest.approx(rotary.attention_scaling, rel=1e-12)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ["llama_gqa", "qwen3", "gemma2", "cohere", "mistral_sliding"])
 def test_an_edit_by_name_is_the_model_built_so(name: str):
     """Same weights; also past the trained context, where the variant changes there."""
     model = plain(name)
     before = logits(model)
-    for spelled in SPELLED:
-        if spelled.startswith("nope-every"):
-            continue
+    for spelled in BUILT:
         other = built(name, spelled)
-        for length in (30, CONTEXT + 6) if spelled.startswith(CHANGING) else (30,):
+        for length in (30, CONTEXT + 6) if spelled == "dynamic:4" else (30,):
             expected = logits(other, length=length)
             with rl.edit_rope(model, spelled):
                 edited = logits(model, length=length)
@@ -105,24 +100,6 @@ def test_own_is_the_models_rotation_and_rope_is_plain_rope():
     for name, inv_freq in (("own", yarn.model.rotary_emb.inv_freq), ("rope", plain_rope)):
         under = reach["variant_inv_freq"].sel(variant=name, layer=0)
         assert under.values == pytest.approx(inv_freq.numpy(), rel=1e-6)
-
-
-def test_a_config_takes_a_variant_by_name():
-    config = plain("llama_gqa").config
-    named = rl.variant_config(config, "p-rope:0.5")
-    assert named.to_dict() == rl.variant_config(config, parse_variant("p-rope:0.5")).to_dict()
-
-
-@pytest.mark.parametrize(
-    ("spelled", "shape", "words"),
-    [
-        ("longrope:2/1,1/1,2", Shape(16), "2 factors for 8 planes"),
-    ],
-)
-def test_heads_that_a_formula_cannot_serve(spelled: str, shape: Shape, words: str):
-    with pytest.raises(BadArgument) as refused:
-        parse_variant(spelled).frequencies(shape)
-    assert words in refused.value.line
 
 
 def test_layers_without_rotation_in_a_pattern():
@@ -198,33 +175,22 @@ def test_a_saved_checkpoint_rotates_as_it_did(tmp_path: Path, spelled: str):
     torch.testing.assert_close(logits(loaded), logits(model), rtol=0, atol=1e-4)
 
 
-TRANSFORMERS_FIRST = """
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-assert "ropelens-partial" not in ROPE_INIT_FUNCTIONS
-import ropelens
-"""
-ROPELENS_FIRST = """
+IMPORTS = """
 import sys, ropelens
 assert not {"torch", "transformers"} & set(sys.modules)
-"""
-BUILD = """
 from transformers import LlamaConfig, LlamaForCausalLM
 LlamaForCausalLM(LlamaConfig.from_pretrained(sys.argv[1]))
 """
 
 
-@pytest.mark.parametrize(
-    "before", [TRANSFORMERS_FIRST, ROPELENS_FIRST], ids=["transformers first", "ropelens first"]
-)
-def test_importing_ropelens_is_enough_in_either_order(tmp_path: Path, before: str):
-    """And it alone loads neither torch nor transformers."""
+def test_importing_ropelens_first_is_enough(tmp_path: Path):
+    """And it alone loads neither torch nor transformers. All other tests import it second."""
     rl.variant_config(plain("llama_gqa").config, "partial:0.5").save_pretrained(tmp_path)
-    code = "import sys" + before + BUILD
-    subprocess.run([sys.executable, "-c", code, tmp_path], check=True)
+    subprocess.run([sys.executable, "-c", IMPORTS, tmp_path], check=True)
 
 
 def test_nothing_is_logged_about_types_of_our_own(caplog: pytest.LogCaptureFixture):
-    config = rl.variant_config(plain("llama_gqa").config, parse_variant("partial:0.5"))
+    config = rl.variant_config(plain("llama_gqa").config, "partial:0.5")
     again = LlamaConfig(**config.to_dict())
     assert again.rope_parameters["rope_type"] == "ropelens-partial"
     assert LlamaForCausalLM(again).model.rotary_emb.rope_type == "ropelens-partial"
@@ -269,20 +235,16 @@ def test_any_family_can_be_edited(name: str):
     ("spelled", "line"),
     [
         ("prope:0.5", "No RoPE variant is called 'prope'"),
-        ("", "No RoPE variant is called ''"),
         (
             "p-rope:1.2",
             "p-rope:p cannot have the value '1.2'; seen: it must be between 0 and 1",
         ),
         ("p-rope:nan", "seen: it must be between 0 and 1"),
-        ("p-rope", "cannot have the value ''; seen: could not convert string to float: ''"),
         ("p-rope:half", "seen: could not convert string to float: 'half'"),
         ("nope:1", "The RoPE variant nope cannot have the value '1'; seen: it takes none"),
         ("nope-every:1", "seen: it must be a whole number, 2 or more"),
         ("yarn:0.5", "seen: it must be between 1 and 1e+15"),
-        ("ntk:1e308", "seen: it must be between 1 and 1e+15"),
         ("abf:inf", "seen: it must be between 1 and 1e+15"),
-        ("longrope:2", "not enough values to unpack"),
     ],
 )
 def test_unknown_and_malformed_variants(spelled: str, line: str):
