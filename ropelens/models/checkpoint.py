@@ -61,19 +61,16 @@ def locate(name: str, loading: Loading, *, weights: bool = True) -> Checkpoint:
     local folder.
     """
     first, _, which = name.partition(":")
-    path = bundled_path(which or "rope") if first == "bundled" else _gguf_in(at_home(name))
-    if not os.path.isdir(path) and path.suffix != GGUF:  # noqa: PTH112 (of any length)
+    path = bundled_path(which or "rope") if first == "bundled" else at_home(name)
+    if os.path.isdir(path):  # noqa: PTH112 (False for a name of any length)
+        whole, files = path / "config.json", list(path.glob(f"*{GGUF}"))
+        path = files[0] if len(files) == 1 and not whole.is_file() else path
+    elif not (path.suffix == GGUF and path.is_file()):
         folder = _from_hub(name, loading, weights=weights)
         return Checkpoint(name, folder, revision=folder.name)
     if loading.revision is not None:
         raise BadArgument(f"{name} has no revision {loading.revision}: it is on this machine.")
     return Checkpoint(f"bundled:{path.name}" if first == "bundled" else name, path, "")
-
-
-def _gguf_in(path: Path) -> Path:
-    """The one GGUF file in a folder without a configuration, else `path` as it is."""
-    files = [] if (path / "config.json").is_file() else list(path.glob("*" + GGUF))
-    return files[0] if len(files) == 1 else path
 
 
 def source_of(path: Path) -> tuple[Path, dict[str, str]]:
