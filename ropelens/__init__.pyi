@@ -68,7 +68,7 @@ from .files.results import save as save
 from .analysis.analysis import open as open
 
 # scripts and errors
-from .commands.script import run_analysis as run_analysis
+from .commands.terminal import run_analysis as run_analysis
 from .commands.terminal import run_script as run_script
 from .errors import RopelensError as RopelensError
 from .errors import UnsupportedModel as UnsupportedModel

@@ -61,11 +61,12 @@ def here(
     *args: object,
 ) -> Ended:
     """What `run` does as `program *args` in this process, which is left as it was."""
-    handlers = {number: signal.getsignal(number) for number in STOPPING}
+    handlers = {number: signal.signal(number, signal.SIG_DFL) for number in STOPPING}
     capfd.readouterr()
     try:
         with (
             mock.patch.object(sys, "argv", [*map(str, (program, *args))]),
+            mock.patch.object(os, "_exit", sys.exit),
             mock.patch.dict(os.environ, {"COLUMNS": os.environ.get("COLUMNS", "80")}),
             warnings.catch_warnings(),
             pytest.raises(SystemExit) as ended,
@@ -95,6 +96,22 @@ def python(capfd: pytest.CaptureFixture[str]) -> Command:
         )
 
     return run
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """A file of text."""
+    path = tmp_path / "text.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog " * 20)
+    return path
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """An empty folder for results."""
+    folder = tmp_path / "results" / "out"
+    folder.mkdir(parents=True)
+    return folder
 
 
 def start(*args: object, before: str = "", **options: object) -> subprocess.Popen[str]:

@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
 import os
+import socket
 import subprocess
 import sys
+import tempfile
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from unittest import mock
 
-# What torchrun tells each of its processes, told to copies of one that has imported everything.
-FORKS = """
-import atexit, os, socket, sys, traceback
-import ropelens.analysis.analyze, ropelens.commands.truncate, ropelens.train.study
-with socket.create_server(("127.0.0.1", 0)) as free:
-    port = str(free.getsockname()[1])
-count, code, *sys.argv[1:] = sys.argv[1:]
-os.environ |= {"WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-for rank in map(str, range(int(count))):
-    if not os.fork():
-        os.environ |= {"RANK": rank, "LOCAL_RANK": rank}
-        try:
-            exec(code, {"__name__": "__main__"})
-            ended = 0
-        except SystemExit as left:
-            ended = left.code
-        except BaseException:
-            traceback.print_exc()
-            ended = 1
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        os._exit(ended)  # leaving torch takes seconds
-sys.exit(max(os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(int(count))))
-"""
+PRELOADED = ["ropelens.analysis.analyze", "ropelens.commands.app", "ropelens.train.study"]
+
+
+def settings() -> Mapping[str, str]:
+    """Variables of the processes: one thread, no GPU, modules from where tests have them."""
+    only = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return only | {"PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 def together(*args: object) -> subprocess.CompletedProcess[str]:
     """Python with `args`, which start processes."""
     return subprocess.run(
         [sys.executable, *map(str, args)],
-        env=os.environ
-        | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        | {"PYTHONPATH": os.pathsep.join(sys.path)},  # where the tests import from
+        env=os.environ | settings(),
         capture_output=True,
         text=True,
         timeout=300,
@@ -46,5 +35,48 @@ def together(*args: object) -> subprocess.CompletedProcess[str]:
 
 
 def forked(count: int, code: str, *args: object) -> subprocess.CompletedProcess[str]:
-    """`code` in so many processes, with `args` in their `sys.argv`."""
-    return together("-c", FORKS, count, code, *args)
+    """`code` in so many processes, with `args` in their `sys.argv`.
+
+    They are copies of one process, which has imported everything once for all tests.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    place["WORLD_SIZE"] = str(count)
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = (Path(folder) / name for name in ("out", "err"))
+        processes = []
+        for rank in map(str, range(count)):
+            environment = {**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank}
+            call = (code, [*map(str, args)], environment, out, err)
+            processes.append(context.Process(target=_run, args=call))
+        with mock.patch.dict(os.environ, settings()):  # for the first process of all
+            for process in processes:
+                process.start()
+        for process in processes:
+            process.join(timeout=300)
+        codes = [process.exitcode for process in processes]
+        for process in processes:
+            process.kill()
+        assert None not in codes, f"some hang: {codes}"
+        return subprocess.CompletedProcess(
+            [code, *args], max(codes, key=abs), out.read_text(), err.read_text()
+        )
+
+
+def _run(code: str, args: list[str], environment: dict[str, str], out: Path, err: Path) -> None:
+    for number, path in ((1, out), (2, err)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    os.environ |= environment
+    sys.argv, ended = ["-c", *args], 0
+    try:
+        exec(code, {"__name__": "__main__"})
+    except SystemExit as left:
+        ended = int(left.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        ended = 1
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(ended)  # leaving torch takes seconds

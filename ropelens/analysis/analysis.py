@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +20,12 @@ from ropelens.measure.savepoint import UNFINISHED, remove_savepoint
 from ropelens.measure.truncation_table import summarize_truncation
 from ropelens.models.texts import Sequences
 from ropelens.report.page import render_page
-from ropelens.report.words import attention_on, head_words, sweep_sentences
-
-OF_SWEEP = ("command", "arguments", "seconds", "warnings")
-"""The keys of a record that belong to a sweep measured after the profile beside it."""
-
-BITS_OF = {"positional": "position_bits", "semantic": "content_bits", "sink": "sink_bits"}
-"""The bits that give a head each label."""
-
-MOST = 5
-"""Sentences of a summary, about."""
+from ropelens.report.words import (
+    attention_on,
+    heads_sentences,
+    scope,
+    sweep_sentences,
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -39,9 +33,9 @@ class Analysis:
     """What `ropelens.analyze` returns: the numbers of a model, and how they came about.
 
     `profile` is what `ropelens.profile` returns, `heads` what `classify_heads` makes of it,
-    `provenance` the content of run.json. `truncation` is a sweep and `reach` what
-    `ropelens.reach` returns, or None. `model` and `sequences` are what was measured; None in
-    an analysis that was read from a folder.
+    `provenance` what run.json says beside the kind and `findings`. `truncation` is a sweep
+    and `reach` what `ropelens.reach` returns, or None. `model` and `sequences` are what was
+    measured; None in an analysis that was read from a folder.
     """
 
     profile: xr.Dataset
@@ -70,16 +64,13 @@ class Analysis:
         return {name: result for name, result in results.items() if result is not None}
 
     @property
-    def summary(self) -> list[str]:
-        """About five sentences: labels, the claim's verdict, strongest heads, the sweep."""
-        said, searched = head_words(self.heads), attention_on(self.profile)
-        lines = [said["headline"], said.get("claim", ""), _strongest(self.heads)]
-        if self.truncation is None or self.truncation_table is None:
-            lines.append(said.get("where_positional", ""))
-        else:
-            lines += sweep_sentences(self.truncation, self.truncation_table)[:2]
-        most = max(2, MOST - len(searched))  # the verdict among them
-        return [*[line for line in lines if line][:most], *searched]
+    def findings(self) -> list[str]:
+        """What the results show in sentences: labels, the claim's verdict, the sweep, ..."""
+        first, *more = heads_sentences(self.heads)
+        if self.truncation is not None:
+            more = [*sweep_sentences(self.truncation, self.truncation_table)[:2], *more]
+        attrs = self.profile.attrs
+        return [first, *attention_on(self.profile), *more, *filter(None, [scope(attrs)])]
 
     def page(self, *, beside: Analysis | None = None) -> str:
         """The page, as text; with the heads of another analysis `beside` those of this one."""
@@ -109,37 +100,19 @@ class Analysis:
         is as it was before. Raises `BadArgument` for a folder that cannot be written to, or
         that holds a model or results of another kind.
         """
-        whole = _joined(self, Path(folder))
-        page = write_folder(
-            folder, record=whole.provenance, results=whole.results, page=whole.page
-        )
+        weights, whole = self.provenance.get("model", {}).get("fingerprint"), self
+        if earlier := earlier_analysis(Path(folder), weights):
+            swept = earlier.truncation if self.truncation is None else self.truncation
+            reach = earlier.reach if self.reach is None else self.reach
+            whole = replace(self, truncation=swept, reach=reach)
+        kind = "analysis" if whole.truncation is None else "truncation"
+        record = self.provenance | {"kind": kind, "findings": whole.findings}
+        page = write_folder(folder, record=record, results=whole.results, page=whole.page)
         remove_savepoint(Path(folder) / UNFINISHED)
         return page
 
     def __repr__(self) -> str:
-        return (
-            f"<Analysis of {self.profile.attrs['model']}: {head_words(self.heads)['headline']}>"
-        )
-
-    def _repr_html_(self) -> str:
-        """For notebooks: the summary, and the labels by layer."""
-        lines = "".join(f"<p>{escape(line)}</p>" for line in self.summary)
-        counts = pd.crosstab(self.heads["layer"], self.heads["label"])
-        model = escape(str(self.profile.attrs["model"]))
-        return f"<div><p><b>{model}</b></p>{lines}{counts.to_html()}</div>"
-
-
-def _strongest(heads: pd.DataFrame) -> str:
-    """The head of each label with the most bits of its kind; "" where there is none."""
-    strongest = []
-    for label, column in BITS_OF.items():
-        labelled = heads[heads["label"] == label]
-        if len(labelled):
-            row = labelled.iloc[int(labelled[column].to_numpy().argmax())]
-            bits = f"{row[column]:.2f} of {row['total_bits']:.2f} bits"
-            at = "" if pd.isna(row["offset"]) else f", offset {row['offset']:.0f}"
-            strongest.append(f"{label} {row['layer']}.{row['head']} ({bits}{at})")
-    return f"Strongest heads: {'; '.join(strongest)}." if strongest else ""
+        return f"<Analysis of {self.profile.attrs['model']}: {self.findings[0]}>"
 
 
 @public
@@ -164,18 +137,16 @@ def open_analysis(folder: str | Path) -> Analysis:
     another kind, and for a reach of another model.
     """
     folder = Path(folder)
-    record = {"kind": "analysis", "findings": []} | read_own_record(folder)
+    record, reach = read_own_record(folder), None
+    swept = record.get("kind") == "truncation"
     profile = open_results(folder / "profile.nc", "profile")
-    path, reach = folder / "reach.nc", None
-    if path.exists():
-        reach = open_results(path, "reach")
+    if (folder / "reach.nc").exists():
+        reach = open_results(folder / "reach.nc", "reach")
         if reach.attrs.get("model") != profile.attrs.get("model"):
             raise BadArgument(
-                f"{path} is of another model than the profile beside it.",
-                seen=f"{reach.attrs.get('model')}, and {profile.attrs.get('model')}",
-                attempt="move it away, or put the reach of this model there",
+                f"{folder / 'reach.nc'} is of {reach.attrs.get('model')}, and the profile "
+                f"beside it of {profile.attrs.get('model')}."
             )
-    swept = record["kind"] == "truncation"
     return Analysis(
         profile,
         classify_heads(profile, seed=profile.attrs["seed"]),
@@ -183,16 +154,6 @@ def open_analysis(folder: str | Path) -> Analysis:
         truncation=open_results(folder / "truncation.nc", "truncation") if swept else None,
         reach=reach,
     )
-
-
-def with_sweep(analysis: Analysis, sweep: xr.Dataset, record: Mapping[str, Any]) -> Analysis:
-    """`analysis` with a sweep that was measured apart from it, as `record` tells."""
-    parts = {name: record[name] for name in OF_SWEEP if name in record}
-    provenance = analysis.provenance | {
-        "kind": "truncation",
-        "sweep": record.get("sweep") or parts,
-    }
-    return replace(analysis, truncation=sweep, provenance=provenance)
 
 
 def earlier_analysis(folder: Path, weights: str | None) -> Analysis | None:
@@ -205,16 +166,3 @@ def earlier_analysis(folder: Path, weights: str | None) -> Analysis | None:
     with contextlib.suppress(BadArgument):  # a damaged one is replaced
         return open_analysis(folder)
     return None
-
-
-def _joined(analysis: Analysis, folder: Path) -> Analysis:
-    """`analysis` with what `folder` has of the same weights: a sweep that it lacks, a reach."""
-    weights = analysis.provenance.get("model", {}).get("fingerprint")
-    earlier = earlier_analysis(folder, weights)
-    if earlier is None:
-        return analysis
-    if analysis.reach is None:
-        analysis = replace(analysis, reach=earlier.reach)
-    if analysis.truncation is not None or earlier.truncation is None:
-        return analysis
-    return with_sweep(analysis, earlier.truncation, earlier.provenance)

@@ -3,37 +3,47 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import platform
+import resource
+import sys
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import torch
+import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
 
-from ropelens.analysis.analysis import Analysis, earlier_analysis, with_sweep
+from ropelens.analysis.analysis import Analysis, earlier_analysis
 from ropelens.analysis.options import Options
-from ropelens.analysis.plan import Plan, Text, plan_analysis
-from ropelens.analysis.record import arguments_of, record_of, this_command
+from ropelens.analysis.plan import Plan, Text, listed_warnings, plan_analysis, this_command
 from ropelens.errors import BadArgument, public
 from ropelens.files.progress import ShowProgress, opening, silent
 from ropelens.measure.heads import classify_heads
 from ropelens.measure.measurement import versions
 from ropelens.measure.profile import profile as measure
 from ropelens.measure.savepoint import UNFINISHED, savepoint
-from ropelens.measure.terms import MEASURES, wanted_measures
 from ropelens.measure.truncate import truncate
 from ropelens.models.bridge import bridge
 from ropelens.models.checkpoint import fingerprint
 from ropelens.models.device import explain_full_memory
 from ropelens.models.processes import gather
-from ropelens.models.subject import Model, as_subject
+from ropelens.models.subject import Model, Subject, as_subject
 
 DEFAULT = Options()
+
+RECORDED = (
+    *("command", "seed", "context", "sequences", "documents", "tokens", "rows", "dtype"),
+    *("loss", "loss_se", "created"),
+)
+"""Attributes of a profile that run.json has too."""
 
 
 @public
@@ -47,7 +57,6 @@ def analyze(
     truncation: Mapping[str, Any] | None = None,
     folder: str | Path | None = None,
     progress: ShowProgress | None = None,
-    announce: Callable[[Plan], None] | None = None,
 ) -> Analysis:
     """Measure a model on text: its profile, the labels of its heads, and how it came about.
 
@@ -66,34 +75,28 @@ def analyze(
     `folder` is where the results will be saved. The measurement is saved there once a minute,
     so that the same call goes on after a kill; `Analysis.save` removes what is left of that.
     A sweep joins an analysis of the same weights and text in `folder`, whose profile is then
-    not measured again. `progress` opens each stage of the work; `announce` is given the plan
-    before weights are read.
+    not measured again. `progress` opens each stage of the work.
 
     Raises `BadText` and `BadCheckpoint` for what cannot be read, and what `ropelens.load`,
     `profile` and `truncate` raise.
     """
-    begin, show = time.perf_counter(), progress or silent
-    if truncation is not None:
-        wanted_measures(truncation.get("measures", MEASURES))
-    arguments = arguments_of(model, text, options, tokenizer=tokenizer, truncation=truncation)
-    with _listed_warnings() as lines:
-        with opening(show, "reading"):
-            plan = plan_analysis(model, text, options, tokenizer=tokenizer, lengths=lengths)
-        if announce is not None:
-            announce(plan)
-        if not plan.fits:
-            warnings.warn(
-                f"about {plan.memory / 1e9:.1f} GB of memory may be too much for the "
-                f"{plan.free / 1e9:.1f} GB that are free; a smaller --context, --batch-size 1 "
-                "or --dtype bfloat16 take less",
-                stacklevel=3,
-            )
-        source, read = plan.source, plan.text
-        with opening(show, "loading"):
-            subject = source.read()
-            shown: Any = model if source.path is None else subject.model
-            weights = None if source.path is None else fingerprint(source.path)
+    show = progress or silent
+    inputs: dict[str, Any] = {"tokenizer": tokenizer, "lengths": lengths}
+    with opening(show, "reading"):
+        plan = plan_analysis(model, text, options, truncation=truncation, **inputs)
+    analysis = run_plan(plan, folder=folder, progress=show)
+    shown: Any = analysis.model if isinstance(model, (str, Path)) else model
+    return replace(analysis, model=shown)
+
+
+def run_plan(plan: Plan, *, folder: str | Path | None, progress: ShowProgress) -> Analysis:
+    """What `analyze` with the arguments of the plan returns."""
+    begin, source, read, options = time.perf_counter(), plan.source, plan.text, plan.options
+    with listed_warnings(plan.warnings):
+        with opening(progress, "loading"):
+            subject, weights, revision = _loaded(plan)
         loaded = time.perf_counter()
+        shown: Any = subject.model
         full = explain_full_memory(
             "The measurement",
             seen=f"context {int(read.tokens.shape[1]):,}",
@@ -102,17 +105,17 @@ def analyze(
         common: dict[str, Any] = {
             "lengths": read.lengths,
             "documents": read.documents,
-            "rows": plan.rows,
+            "rows": options.rows,
             "batch_size": plan.batch_size,
             "seed": options.seed,
-            "progress": show,
+            "progress": progress,
         }
-        with full, _saved_in(folder, plan, weights, arguments):
+        with full, _saved_in(folder, plan, weights):
             swept = earlier = None
-            if truncation is not None:
-                swept = truncate(subject, read.tokens, **common, **truncation)
+            if plan.truncation is not None:
+                swept = truncate(subject, read.tokens, **common, **plan.truncation)
                 earlier = _joined_by_sweep(folder, weights, read.fingerprint)
-            if options.backend == "transformer-lens" and source.path is not None:
+            if options.backend == "transformer-lens" and weights is not None:
                 shown = bridge(subject.model, source.tokenizer)
                 subject = as_subject(shown, source.tokenizer)
             if earlier is None:
@@ -125,36 +128,35 @@ def analyze(
                     surrogates=options.surrogates,
                     **common,
                 )
-                with opening(show, "labelling"):
+                with opening(progress, "labelling"):
                     heads = classify_heads(profile, seed=options.seed)
-            else:
-                profile, heads = earlier.profile, earlier.heads
     facts = {
         "backend": options.backend,
         "text": read.source,
         "command": this_command(),
-        "warnings": "\n".join(lines),
+        "warnings": "\n".join(plan.warnings),
+    } | ({} if revision is None else {"revision": revision})
+    if swept is not None:
+        swept.attrs |= facts
+    if earlier is not None:
+        return replace(earlier, truncation=swept, model=shown, sequences=read)
+    profile.attrs |= facts
+    record = _record(profile, heads, plan, subject, weights) | {
+        "seconds": {
+            "load": round(loaded - begin, 3),
+            "measure": round(time.perf_counter() - loaded, 3),
+        }
     }
-    if source.revision is not None:
-        facts["revision"] = source.revision
-    for results in (profile if earlier is None else None, swept):
-        if results is not None:
-            results.attrs |= facts
-    record = record_of(
-        profile,
-        heads,
-        plan,
-        kind="analysis" if swept is None else "truncation",
-        arguments=arguments,
-        model=subject,
-        fingerprint=weights,
-        warnings=lines,
-        seconds={"load": loaded - begin, "measure": time.perf_counter() - loaded},
-    )
-    if earlier is not None and swept is not None:
-        apart = record | {"command": facts["command"]}
-        return with_sweep(replace(earlier, model=shown, sequences=read), swept, apart)
     return Analysis(profile, heads, record, swept, model=shown, sequences=read)
+
+
+def _loaded(plan: Plan) -> tuple[Subject, str | None, str | None]:
+    """The model with its weights; of a checkpoint also their fingerprint and the revision."""
+    source = plan.source
+    if isinstance(source, Subject):
+        return source, None, None
+    subject = as_subject(source.read(), source.tokenizer)
+    return subject, fingerprint(source.checkpoint.path), source.checkpoint.revision
 
 
 def _joined_by_sweep(
@@ -164,23 +166,24 @@ def _joined_by_sweep(
 
     The profile that another sweep made for itself is measured anew.
     """
-    earlier, joins = None if folder is None else earlier_analysis(Path(folder), weights), False
-    if earlier is not None and text:
-        apart = earlier.truncation is None or "sweep" in earlier.provenance
-        joins = apart and earlier.provenance.get("text", {}).get("fingerprint") == text
-    return earlier if all(gather(joins)) else None
+    earlier = None if folder is None else earlier_analysis(Path(folder), weights)
+    if earlier is not None:
+        alike = earlier.provenance.get("text", {}).get("fingerprint") == text != ""
+        commands = [
+            of.attrs.get("command") for of in (earlier.profile, earlier.truncation) if of
+        ]
+        if not alike or len(set(commands)) < len(commands):
+            earlier = None
+    return earlier if all(gather(earlier is not None)) else None
 
 
 def _saved_in(
-    folder: str | Path | None,
-    plan: Plan,
-    weights: str | None,
-    arguments: Mapping[str, Any],
+    folder: str | Path | None, plan: Plan, weights: str | None
 ) -> AbstractContextManager[None]:
     """The measurement is saved in `folder` under all that decides its numbers."""
     if folder is None:
         return nullcontext()
-    if weights is None:
+    if isinstance(plan.source, Subject):
         raise BadArgument(
             "Only a model that is named can be measured with a folder.",
             means="one in memory has no files by which it is known again",
@@ -191,7 +194,7 @@ def _saved_in(
         "weights": weights,
         "config": plan.source.config.to_dict(),
         "tokens": [None if of is None else _sha256(of) for of in tokens],
-        "arguments": arguments,
+        "arguments": plan.arguments,
         "device": ", ".join(map(str, plan.source.devices)),
         "versions": versions(),
     }
@@ -202,16 +205,36 @@ def _sha256(numbers: Tensor) -> str:
     return hashlib.sha256(np.ascontiguousarray(numbers.cpu()).tobytes()).hexdigest()
 
 
-@contextmanager
-def _listed_warnings() -> Iterator[list[str]]:
-    """The texts of all warnings of the block, which are shown as they come."""
-    lines: list[str] = []
-    with warnings.catch_warnings():  # which restores `showwarning`
-        show = warnings.showwarning
+def _record(
+    profile: xr.Dataset, heads: pd.DataFrame, plan: Plan, subject: Subject, weights: str | None
+) -> dict[str, Any]:
+    """What run.json says of an analysis; `weights` is their fingerprint."""
+    attrs, peak = profile.attrs, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    record = {name: _known(attrs[name]) for name in RECORDED} | {
+        "arguments": plan.arguments,
+        "model": {
+            "name": attrs["model"],
+            "revision": attrs["revision"],
+            "class": subject.kind,
+            "fingerprint": weights,
+        },
+        "text": {"source": attrs["text"], "fingerprint": plan.text.fingerprint or None},
+        "labels": heads["label"].value_counts().to_dict(),
+        "thresholds": heads.attrs["thresholds"],
+        "claim": {name: _known(value) for name, value in heads.attrs["claim"].items()},
+        "warnings": plan.warnings,
+        "versions": versions(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "threads": torch.get_num_threads(),
+        "device": str(subject.device),
+        "peak_memory_bytes": peak * (1 if sys.platform == "darwin" else 1024),
+    }
+    if subject.device.type == "cuda":
+        record["peak_cuda_memory_bytes"] = torch.cuda.max_memory_allocated(subject.device)
+    return record
 
-        def note(message: Warning | str, *place: Any, **more: Any) -> None:
-            lines.append(" ".join(str(message).split()))
-            show(message, *place, **more)
 
-        warnings.showwarning = note
-        yield lines
+def _known(value: Any) -> Any:
+    """`value`, or null for a number that is unknown."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

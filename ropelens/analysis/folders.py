@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -14,7 +13,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.analysis.analysis import Analysis, open_analysis
-from ropelens.analysis.record import this_command
+from ropelens.analysis.plan import Plan, this_command
 from ropelens.comparison.compare import compare
 from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument
@@ -27,40 +26,80 @@ from ropelens.files.results import (
     write_page,
 )
 from ropelens.measure.measurement import versions
-from ropelens.models.checkpoint import fingerprint, locate
-from ropelens.models.loading import Loading
-from ropelens.models.texts import fingerprint_of, read_documents
+from ropelens.models.checkpoint import fingerprint
+from ropelens.models.load import Opened
 from ropelens.report.page import QUESTION, render_answer, render_comparison
 from ropelens.report.words import comparison_sentences, scope
 
 FACTS = ("revision", "backend", "text", "command", "warnings")
 """Attributes that results have from `analyze`, beside those of `profile`."""
 
-OF_RUNS = ("context", "sequences", "head_sequences", "growth_sequences")
-"""Keys of run.json that only comparisons of trained runs have."""
+OF_COMPARISON = (
+    *(
+        "command",
+        "question",
+        "baseline",
+        "seed",
+        "created",
+        "documents",
+        "context",
+        "sequences",
+    ),
+    *("head_sequences", "growth_sequences"),
+)
+"""Attributes of a comparison that run.json has too; trained runs alone have the last ones."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a script answers: one question on one model.
+    """What a script answers: one question on one model, or on several.
 
     `findings` are sentences with numbers, the most important first; `figures` go by their
     captions, each explained in a sentence or two, in order; `more` are further results by
     the names of their files ("reach.nc", "truncation.csv").
     """
 
-    question: str
-    findings: Sequence[str]
-    figures: Mapping[str, go.Figure]
+    question: str = QUESTION
+    findings: Sequence[str] = ()
+    figures: Mapping[str, go.Figure] = field(default_factory=dict)
     more: Mapping[str, xr.Dataset | pd.DataFrame] = field(default_factory=dict)
 
     def save(self, folder: str | Path, comparison: xr.Dataset, *, lead: str = "") -> Path:
-        """Write to `folder` what `ropelens compare` does, and `more`; the path of the page.
+        """Write what `compare` returns, and its table, to `folder`; the path of the page.
 
-        `lead` is the sentence that comes first.
+        `folder` gets index.html, comparison.nc, comparison.csv, run.json and `more`, all of
+        them or, after an error, none. The sentence `lead` comes first, `findings` after the
+        sentences that the numbers give by themselves.
         """
-        words = {"question": self.question, "findings": self.findings, "lead": lead}
-        return write_comparison(folder, comparison, **words, more=self.more)  # type: ignore[arg-type]
+        comparison = comparison.assign_attrs(
+            question=self.question,
+            command=this_command(),
+            lead=lead,
+            findings="\n".join(self.findings),
+        )
+        table, facts = summarize_comparison(comparison), comparison.attrs
+        entries = comparison["entry"].values.tolist()
+        record: dict[str, Any] = {
+            "kind": "comparison",
+            "findings": [
+                *comparison_sentences(comparison, table),
+                *filter(None, [scope(facts)]),
+            ],
+            "model": {"name": str(facts["model"])},
+            "entries": entries,
+            "versions": json.loads(facts["versions"]),
+            **{name: facts[name] for name in OF_COMPARISON if name in facts},
+        }
+        if "fingerprint" in comparison.coords:
+            prints = comparison["fingerprint"].values.tolist()
+            record["fingerprints"] = dict(zip(entries, prints, strict=True))
+        Path(folder).parent.mkdir(parents=True, exist_ok=True)
+        return write_folder(
+            folder,
+            record=record,
+            results={"comparison.nc": comparison, "comparison.csv": table, **self.more},
+            page=lambda: render_comparison(comparison, table),
+        )
 
 
 def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path:
@@ -90,50 +129,6 @@ def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path
     )
 
 
-def write_comparison(
-    folder: str | Path,
-    comparison: xr.Dataset,
-    *,
-    question: str = QUESTION,
-    lead: str = "",
-    findings: Sequence[str] = (),
-    more: Mapping[str, xr.Dataset | pd.DataFrame] = MappingProxyType({}),
-) -> Path:
-    """Write what `compare` returns, and its table, to `folder`; the path of the page.
-
-    `folder` gets index.html, comparison.nc, comparison.csv and run.json, all of them or, after
-    an error, none. `lead` is the sentence that answers your `question` and comes first;
-    `findings` are your sentences, after those that the numbers give by themselves; `more` are
-    further results by the names of their files, such as "heads.csv".
-    """
-    comparison = comparison.assign_attrs(
-        question=question, command=this_command(), lead=lead, findings="\n".join(findings)
-    )
-    table, facts = summarize_comparison(comparison), comparison.attrs
-    sentences = [*comparison_sentences(comparison, table), *filter(None, [scope(facts)])]
-    entries = comparison["entry"].values.tolist()
-    record: dict[str, Any] = {
-        "kind": "comparison",
-        **{name: facts[name] for name in ("command", "question")},
-        "findings": sentences,
-        "model": {"name": str(facts["model"])},
-        "entries": entries,
-        **{name: facts[name] for name in ("baseline", "seed", "created")},
-        "versions": json.loads(facts["versions"]),
-        **{name: facts[name] for name in ("documents", *OF_RUNS) if name in facts},
-    }
-    if "fingerprint" in comparison.coords:
-        prints = comparison["fingerprint"].values.tolist()
-        record["fingerprints"] = dict(zip(entries, prints, strict=True))
-    Path(folder).parent.mkdir(parents=True, exist_ok=True)
-    return write_folder(
-        folder,
-        record=record,
-        results={"comparison.nc": comparison, "comparison.csv": table, **more},
-        page=lambda: render_comparison(comparison, table),
-    )
-
-
 def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Path:
     """Make the page of a result folder again, from the numbers in it; its path.
 
@@ -141,53 +136,40 @@ def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Pat
     `BadArgument` for numbers that are missing or damaged, and for the page of an answer,
     which only its script can draw; the page that was there then stays.
     """
-    folder = Path(folder)
-    record = read_own_record(folder)
+    folder, record = Path(folder), read_own_record(folder)
     kind = record.get("kind")
     if kind == "answer":
         raise BadArgument(
             f"Only its script can draw the page in {folder}.",
             seen=str(record.get("question")),
-            attempt=str(record.get("command", "the script of the analysis")),
+            attempt=str(record.get("command")),
         )
-    if kind == "comparison":
-        if beside is not None:
-            raise BadArgument(
-                f"{folder} holds a comparison, which has no heads to set others beside.",
-                attempt="the folder of one of its models, or ropelens compare",
-            )
+    if kind == "comparison" and beside is None:
         comparison = open_results(folder / "comparison.nc", "comparison")
         return write_page(folder, render_comparison(comparison))
     other = None if beside is None else open_analysis(beside)
     return write_page(folder, open_analysis(folder).page(beside=other))
 
 
-def is_measured(folder: Path, arguments: Mapping[str, Any], text: Sequence[Path]) -> bool:
-    """Whether `folder` has what `analyze` with these `arguments` (of run.json) gives.
-
-    The versions, the weights and the `text` have to be the same too.
-    """
+def is_measured(folder: Path, plan: Plan) -> bool:
+    """Whether `folder` has what the plan would give: of these weights, text and versions."""
+    assert isinstance(plan.source, Opened)
     record = read_record(folder)
-    if (record.get("arguments"), record.get("versions")) != (arguments, versions()):
+    if (record.get("arguments"), record.get("versions")) != (plan.arguments, versions()):
         return False
-    loading = Loading(**{name: arguments[name] for name in ("revision", "local_files_only")})
-    weights = fingerprint(locate(arguments["model"], loading).path)
-    read = fingerprint_of(read_documents(text))
     prints = (record.get(name, {}).get("fingerprint") for name in ("model", "text"))
-    return tuple(prints) == (weights, read)
+    weights = fingerprint(plan.source.checkpoint.path)
+    return tuple(prints) == (weights, plan.text.fingerprint)
 
 
 def write_checkpoints(folder: Path, names: Sequence[str]) -> Path:
     """Set the analyses in `folder`, a folder each, side by side there; the path of the page.
 
-    Beside what `write_comparison` writes there is heads.csv, in which the column `checkpoint`
+    Beside what `Answer.save` writes there is heads.csv, in which the column `checkpoint`
     comes first.
     """
     heads = pd.concat(
         {name: open_analysis(folder / name).heads for name in names}, names=["checkpoint", None]
     )
-    return write_comparison(
-        folder,
-        compare([folder / name for name in names], cache=folder),  # which stays empty
-        more={"heads.csv": heads.reset_index("checkpoint")},
-    )
+    comparison = compare([folder / name for name in names], cache=folder)  # which stays empty
+    return Answer(more={"heads.csv": heads.reset_index("checkpoint")}).save(folder, comparison)

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+import sys
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
-import torch
 from jaxtyping import Int
 from torch import Tensor
-from transformers import PreTrainedConfig
 
 from ropelens.analysis.options import Options
 from ropelens.errors import BadArgument
 from ropelens.measure.excerpt import check_excerpts
 from ropelens.measure.measurement import batch_bytes, sequences_at_once
+from ropelens.measure.terms import MEASURES, wanted_measures
 from ropelens.measure.token_sets import attention_on
 from ropelens.models.checkpoint import load_tokenizer
-from ropelens.models.device import LIBRARIES, devices_of, free_bytes, pass_bytes, stated_number
-from ropelens.models.load import open_checkpoint
+from ropelens.models.device import LIBRARIES, free_bytes, pass_bytes, stated_number
+from ropelens.models.load import Opened, open_checkpoint
 from ropelens.models.paths import (
     check_document,
     check_text,
@@ -44,104 +46,28 @@ from ropelens.statistics.variables import Statistic
 LONGEST_DEFAULT_CONTEXT = 2048
 DEFAULT_SEQUENCES = 64
 
-Text = Path | str | Sequence[Path | str] | Sequences | Tensor | np.ndarray
+Text = Path | str | Sequence[Path | str] | Sequences | Tensor
 
 
-@dataclass(frozen=True)
-class Source:
-    """The model that is measured: in memory, or a checkpoint whose weights `read` will read.
-
-    `weights` are bytes, on all `devices` together. A checkpoint has a `path`.
-    """
-
-    name: str
-    config: PreTrainedConfig
-    tokenizer: Any
-    parameters: int
-    dtype: torch.dtype
-    devices: list[torch.device]
-    weights: int
-    read: Callable[[], Subject]
-    path: Path | None = None
-    revision: str | None = None
-    quantize: str | None = None
-
-    @classmethod
-    def of(cls, model: str | Path | Model, tokenizer: Any, options: Options) -> Source:
-        """A model as it was passed in; `tokenizer` (or its name) replaces a checkpoint's."""
-        if isinstance(tokenizer, (str, Path)):
-            tokenizer = load_tokenizer(tokenizer, options)
-        if not isinstance(model, (str, Path)):
-            subject = as_subject(model, tokenizer)
-            inner, parameters = subject.model, subject.model.num_parameters()
-            return cls(
-                name=short_name(str(inner.config.name_or_path)) or subject.kind,
-                config=inner.config,
-                tokenizer=subject.tokenizer,
-                parameters=parameters,
-                dtype=inner.dtype,
-                devices=devices_of(inner),
-                weights=parameters * inner.dtype.itemsize,
-                read=lambda: subject,
-            )
-        opened = open_checkpoint(model, options)
-        tokenizer = opened.tokenizer if tokenizer is None else tokenizer
-        return cls(
-            name=short_name(opened.checkpoint.name),
-            config=opened.config,
-            tokenizer=tokenizer,
-            parameters=opened.parameters,
-            dtype=opened.torch_dtype,
-            devices=opened.devices,
-            weights=opened.weight_bytes,
-            read=lambda: as_subject(opened.read(), tokenizer),
-            path=opened.checkpoint.path,
-            revision=opened.checkpoint.revision,
-            quantize=options.quantize,
-        )
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What will be measured: `source` on `text`, at `rows` rows of each sequence.
+    """What will be measured: `source` on `text`.
 
-    `memory` (bytes) estimates the most in use at a time, weights included, on all devices
-    together; `free` is what is there. `fits`: what is not in use yet is no more than that.
     `excerpts` are the prompts as tokens, `statistics` those that `attention_on` asks for.
+    `arguments` are those of `analyze` in JSON's types. `facts`, of a checkpoint, say in words
+    what will run. `warnings` collects the texts of all warnings.
     """
 
-    source: Source
+    source: Opened | Subject
     text: Sequences
+    options: Options
+    truncation: Mapping[str, Any] | None
     excerpts: list[Int[Tensor, " position"]]
     statistics: list[Statistic]
-    rows: int | Literal["all"]
-    batch_size: int
-    memory: int
-    free: int
-    fits: bool
-
-    @property
-    def facts(self) -> dict[str, str]:
-        """The plan by its parts, each in words."""
-        source, count = self.source, len(self.text.tokens)
-        config, lengths = source.config.get_text_config(), self.text.lengths
-        heads, dtype = stated_number(config, "num_attention_heads", 0), _short(source.dtype)
-        if source.quantize is not None:
-            dtype = f"{source.quantize}, computed in {dtype}"
-        longest, tokens = int(lengths.max()), int(lengths.sum())
-        upto = "" if tokens == count * longest else "up to "
-        return {
-            "model": f"{source.name}, {config.num_hidden_layers} layers x {heads} heads, "
-            f"{source.parameters:,} parameters in {dtype}",
-            "tokens": f"{tokens:,} tokens ({count:,} sequences x {upto}{longest:,})",
-            "rows": "all rows"
-            if self.rows == "all"
-            else f"{self.rows:,} rows of each sequence",
-            "batch": f"{self.batch_size:,} sequences at a time, "
-            f"{-(-count // self.batch_size):,} batches",
-            "memory": f"about {_size(self.memory)} of {_size(self.free)} free on "
-            + ", ".join(map(str, source.devices)),
-        }
+    arguments: dict[str, Any]
+    batch_size: int | None
+    facts: dict[str, str]
+    warnings: list[str]
 
     def __str__(self) -> str:
         return "\n".join(f"{name:<7} {value}" for name, value in self.facts.items())
@@ -154,55 +80,104 @@ def plan_analysis(
     *,
     tokenizer: Any = None,
     lengths: Int[Tensor, " sequence"] | None = None,
+    truncation: Mapping[str, Any] | None = None,
 ) -> Plan:
     """What `analyze` with the same arguments will run; raises what it raises before that."""
-    documents = _documents(text, model)
-    source = Source.of(model, tokenizer, options)
-    read = _sequences(documents, lengths, source, options)
-    excerpts = [prompt_tokens(prompt, source.tokenizer) for prompt in options.prompts or ()]
-    check_excerpts(source.config, excerpts)
-    context = int(read.tokens.shape[1])
-    free = sum(map(free_bytes, source.devices))
-    left = free if source.path is None else free - source.weights
-    on_cpu = source.devices[0].type == "cpu"
+    if truncation is not None:
+        wanted_measures(truncation.get("measures", MEASURES))
+    lines: list[str] = []
+    names: dict[str, Any] = {"model": name_of(model), "text": _names(text), "tokenizer": None}
+    with listed_warnings(lines):
+        documents = _documents(text, model)
+        if isinstance(tokenizer, (str, Path)):
+            names["tokenizer"] = str(tokenizer)
+            tokenizer = load_tokenizer(tokenizer, options)
+        source = _opened(model, tokenizer, options)
+        tokenizer, config = source.tokenizer, source.config
+        read = _sequences(documents, lengths, source, options)
+        excerpts = [prompt_tokens(prompt, tokenizer) for prompt in options.prompts or ()]
+        batch_size, facts = (
+            _sizes(source, read, options)
+            if isinstance(source, Opened)
+            else (options.batch_size, {})
+        )
+    return Plan(
+        source=source,
+        text=read,
+        options=options,
+        truncation=truncation,
+        excerpts=check_excerpts(config, excerpts),
+        statistics=[
+            statistic
+            for what in options.attention_on or ()
+            for statistic in attention_on(read.tokens, what, tokenizer)
+        ],
+        arguments=json.loads(
+            json.dumps(names | asdict(options) | dict(truncation or {}), default=str)
+        ),
+        batch_size=batch_size,
+        facts=facts,
+        warnings=lines,
+    )
+
+
+def _opened(model: str | Path | Model, tokenizer: Any, options: Options) -> Opened | Subject:
+    """The model, with `tokenizer` in place of a checkpoint's."""
+    if not isinstance(model, (str, Path)):
+        return as_subject(model, tokenizer)
+    opened = open_checkpoint(model, options)
+    return opened if tokenizer is None else replace(opened, tokenizer=tokenizer)
+
+
+def _sizes(source: Opened, read: Sequences, options: Options) -> tuple[int, dict[str, str]]:
+    """Sequences that run together, and what will run in words; warns of too little memory."""
+    config, devices, dtype = source.config, source.devices, source.torch_dtype
+    (count, context), longest = read.tokens.shape, int(read.lengths.max())
+    free = sum(map(free_bytes, devices))
+    left = free - source.weight_bytes
     batch: dict[str, Any] = {
         "context": context,
-        "width": source.dtype.itemsize,
-        "device": source.devices[0].type,
+        "width": dtype.itemsize,
+        "device": devices[0].type,
         "scores": options.backend == "transformer-lens",  # it makes all scores of a layer
     }
     size = options.batch_size or sequences_at_once(
-        source.config, sequences=len(read.tokens), free=left // len(source.devices), **batch
+        config, sequences=count, free=left // len(devices), **batch
     )
-    fitted = fitted_sequences(len(read.tokens), context)
     largest = max(
-        batch_bytes(source.config, sequences=min(size, len(read.tokens)), **batch),
-        pass_bytes(source.config, sequences=fitted, logits=0, **batch),
+        batch_bytes(config, sequences=min(size, count), **batch),
+        pass_bytes(config, sequences=fitted_sequences(count, context), logits=0, **batch),
     )
-    return Plan(
-        source,
-        read,
-        excerpts,
-        [
-            statistic
-            for what in options.attention_on or ()
-            for statistic in attention_on(read.tokens, what, source.tokenizer)
-        ],
-        rows=rows_for(options.rows, int(read.lengths.max())),
-        batch_size=size,
-        memory=source.weights + largest + (LIBRARIES if on_cpu else 0),
-        free=free,
-        fits=largest <= left,
-    )
+    bytes_used = source.weight_bytes + largest + LIBRARIES * (devices[0].type == "cpu")
+    memory = f"about {bytes_used / 1e9:.1f} GB of {free / 1e9:.1f} GB free"
+    if largest > left:
+        warnings.warn(
+            f"memory may not suffice: {memory}; a smaller --context, --batch-size 1 or "
+            "--dtype bfloat16 take less",
+            stacklevel=3,
+        )
+    shape, rows = config.get_text_config(), rows_for(options.rows, longest)
+    heads = stated_number(config, "num_attention_heads", 0)
+    quantized = "" if options.quantize is None else f"{options.quantize}, computed in "
+    tokens = int(read.lengths.sum())
+    upto = "" if tokens == count * longest else "up to "
+    facts = {
+        "model": f"{short_name(source.checkpoint.name)}, {shape.num_hidden_layers} layers x "
+        f"{heads} heads, {source.parameters:,} parameters in {quantized}"
+        + str(dtype).removeprefix("torch."),
+        "tokens": f"{tokens:,} tokens ({count:,} sequences x {upto}{longest:,})",
+        "rows": "all rows" if rows == "all" else f"{rows:,} rows of each sequence",
+        "batch": f"{size:,} sequences at a time, {-(-count // size):,} batches",
+        "memory": f"{memory} on {', '.join(map(str, devices))}",
+    }
+    return size, facts
 
 
 def _documents(text: Text | None, model: str | Path | Model) -> list[str] | Sequences | Tensor:
     """Documents, or the tokens that are passed instead."""
-    name, whole = name_of(model), (Path, str, Sequences, Tensor, np.ndarray)
+    name, whole = name_of(model), (Path, str, Sequences, Tensor)
     parts: list[Any] = [text] if isinstance(text, whole) else list(text or ())
     check_text(name, parts)
-    if isinstance(text, np.ndarray):
-        return torch.from_numpy(text)
     if isinstance(text, (Sequences, Tensor)):
         return text
     if not parts:
@@ -218,7 +193,7 @@ def _documents(text: Text | None, model: str | Path | Model) -> list[str] | Sequ
 def _sequences(
     documents: list[str] | Sequences | Tensor,
     lengths: Int[Tensor, " sequence"] | None,
-    source: Source,
+    source: Opened | Subject,
     options: Options,
 ) -> Sequences:
     """Documents as tokens of the model, cut to the context; tokens as they are."""
@@ -253,9 +228,33 @@ def name_of(model: str | Path | Model) -> str:
     return str(model) if isinstance(model, (str, Path)) else type(model).__name__
 
 
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _names(text: Text | None) -> list[str] | str:
+    """What a text is in run.json: paths, and how long documents are that were passed."""
+    if text is not None and not isinstance(text, (Path, str, Sequence)):
+        return "tokens"
+    return [
+        f"a document of {len(part):,} characters" if isinstance(part, str) else str(part)
+        for part in ([text] if isinstance(text, (Path, str)) else text or [])
+    ]
 
 
-def _size(count: int) -> str:
-    return f"{count / 1e9:.1f} GB"
+def this_command() -> str:
+    """The command of a shell that runs this again."""
+    program = Path(sys.argv[0])
+    if program.name in ("ropelens", "__main__.py"):
+        return shlex.join(["ropelens", *sys.argv[1:]])
+    return shlex.join(["python", *sys.argv])
+
+
+@contextmanager
+def listed_warnings(lines: list[str]) -> Iterator[None]:
+    """Add the texts of all warnings of the block to `lines`; they are shown as they come."""
+    with warnings.catch_warnings():  # which restores `showwarning`
+        show = warnings.showwarning
+
+        def note(message: Warning | str, *place: Any, **more: Any) -> None:
+            lines.append(" ".join(str(message).split()))
+            show(message, *place, **more)
+
+        warnings.showwarning = note
+        yield

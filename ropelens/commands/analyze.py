@@ -1,16 +1,31 @@
-"""The command `ropelens analyze`."""
+"""The commands that measure a model on text: `ropelens analyze` and `ropelens truncate`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ropelens.analysis.options import Options
-from ropelens.commands.options import Text, Tokenizer, name_of, path_of, with_options
-from ropelens.commands.terminal import finish, measure, say
+from ropelens.analysis.options import (
+    Model,
+    Options,
+    Out,
+    Text,
+    Tokenizer,
+    name_of,
+    path_of,
+    with_options,
+)
+from ropelens.commands.terminal import finish, say
+from ropelens.files.progress import opening, show_progress
 from ropelens.models.loading import option
+
+if TYPE_CHECKING:
+    from ropelens.analysis.plan import Plan
+
+LEFT_OUT = {"prompts", "attention_on", "backend"}
+"""Options of `analyze` that a sweep does not have."""
 
 
 @with_options(Options)
@@ -55,8 +70,7 @@ def analyze(
       ropelens analyze ./my-llama --text book.txt --plan
       ropelens analyze runs/rope/history/* --text book.txt --out out
     """
-    from ropelens.files.progress import opening, show_progress
-    from ropelens.files.results import check_out, read_record
+    from ropelens.files.results import check_out
     from ropelens.models.paths import check_text, name_checkpoints, sample_path
 
     checkpoints = name_checkpoints(models or ["bundled"])
@@ -74,26 +88,126 @@ def analyze(
     with opening(show_progress, "starting"):  # torch and transformers take seconds
         from ropelens.analysis.folders import is_measured, write_checkpoints
         from ropelens.analysis.plan import plan_analysis
-        from ropelens.analysis.record import arguments_of
         from ropelens.models.processes import gather, processes, shared
     for name, model in checkpoints.items():
+        with opening(show_progress, "reading"):
+            planned = plan_analysis(model, text, options, tokenizer=tokenizer)
         if plan:
-            typer.echo(plan_analysis(model, text, options, tokenizer=tokenizer))
+            typer.echo(planned)
             continue
         folder = out / name if several else out
-        arguments = arguments_of(model, text, options, tokenizer=tokenizer)
         with shared():  # the first process decides: the disk of another may differ
-            measured = several and is_measured(folder, arguments, text or [])
-            measured = gather(measured)[0]
+            measured = gather(several and is_measured(folder, planned))[0]
         if measured:
             say(f"{name} is measured already", by="")
-        elif done := measure(model, text, options, folder=folder, tokenizer=tokenizer):
-            summary, page = done
-            if several:
-                say(f"{name}: {summary[0]}", by="")
-            else:
-                finish(summary, page)
-    if several and not plan and processes().is_main_process:
+        else:
+            _measure(planned, folder)
+    if not plan and processes().is_main_process:
+        if several:
+            with opening(show_progress, "writing"):
+                write_checkpoints(out, list(checkpoints))
+        finish(out)
+
+
+def _measure(plan: Plan, folder: Path) -> None:
+    """Measure what is planned, in all processes that torchrun started; the first one saves."""
+    from ropelens.analysis.analyze import run_plan
+    from ropelens.models.processes import processes, shared
+
+    say(f"plan: {', '.join(plan.facts.values())}")
+    with shared():
+        analysis = run_plan(plan, folder=folder, progress=show_progress)
+    if processes().is_main_process:
         with opening(show_progress, "writing"):
-            page = write_checkpoints(out, list(checkpoints))
-        finish(read_record(out)["findings"][:5], page)
+            folder.parent.mkdir(exist_ok=True)
+            analysis.save(folder)
+
+
+def shares_of(text: str) -> Any:
+    """The value of --keep."""
+    return tuple(map(float, text.split(",")))
+
+
+def names_of(text: str) -> Any:
+    """The value of --measures."""
+    return tuple(part.strip() for part in text.split(","))
+
+
+@with_options(Options, only=Options.__dataclass_fields__.keys() - LEFT_OUT, rows="64")
+def truncate(
+    model: Model = "bundled",
+    *,
+    out: Out,
+    text: Text = None,
+    tokenizer: Tokenizer = None,
+    keep: Annotated[
+        Any,
+        option(
+            "P,P,...",
+            "Shares of the planes that go on rotating, from 0 to 1.",
+            parser=shares_of,
+        ),
+    ] = "1,0.875,0.75,0.625,0.5,0.375,0.25,0.125,0",
+    end: Annotated[
+        Literal["slow", "fast"] | None,
+        option(
+            None,
+            "The planes that stop first: the slowest (p-RoPE) or the fastest. [default: "
+            "both, one after the other]",
+        ),
+    ] = None,
+    bands: Annotated[
+        int, option("N", "Also stop one of N bands of wavelengths at a time.", min=0)
+    ] = 0,
+    controls: Annotated[
+        int, option("N", "Random sets of as many planes beside each step.", min=0)
+    ] = 3,
+    measures: Annotated[
+        Any,
+        option(
+            "NAME,NAME,...",
+            "What to measure: loss (on the text), induction (on repeated random tokens), "
+            "retrieval (of needles in the text), change (of attention), labels, copying "
+            "(loss of random tokens that come again, by distance; in truncation.nc alone). "
+            "Induction, retrieval and copying run some tens of thousands of tokens more an "
+            "edit.",
+            parser=names_of,
+        ),
+    ] = "loss,induction,retrieval,change,labels",
+    options: Options,
+) -> None:
+    """Stop more and more planes of a model: which does it need, and for what?
+
+    Writes what analyze writes, with truncation.nc (every number, netCDF) and truncation.csv
+    (a row an edit) to DIR, and prints the path of the page. If DIR holds what analyze wrote
+    of the same weights and text, that stays: its profile is not measured again, and the
+    sweep joins it on its page.
+
+    \b
+    Examples:
+      ropelens truncate --out out
+      ropelens truncate ./my-llama --text book.txt --end slow --bands 8 --out out
+      ropelens truncate --measures loss --out out
+    """
+    from ropelens.files.results import check_out
+    from ropelens.measure.terms import wanted_measures
+    from ropelens.models.paths import check_text
+
+    check_out(out, "truncation")
+    wanted_measures(measures)
+    check_text(model, text or ())
+    with opening(show_progress, "starting"):  # torch and transformers take seconds
+        from ropelens.analysis.plan import plan_analysis
+        from ropelens.models.processes import processes
+    sweep = {
+        "keep": keep,
+        "ends": ["slow", "fast"] if end is None else [end],
+        "bands": bands,
+        "controls": controls,
+        "measures": measures,
+    }
+    with opening(show_progress, "reading"):
+        plan = plan_analysis(model, text, options, tokenizer=tokenizer, truncation=sweep)
+    _measure(plan, out)
+    if processes().is_main_process:
+        finish(out)

@@ -1,20 +1,18 @@
-"""The command line: what `ropelens --help` lists, a file for each command."""
+"""The command line: what `ropelens --help` lists, and the commands that are a few lines."""
 
 from __future__ import annotations
 
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ropelens.commands.analyze import analyze
+from ropelens.commands.analyze import analyze, truncate
 from ropelens.commands.compare import compare
-from ropelens.commands.list import list_bundled
-from ropelens.commands.report import report
 from ropelens.commands.rope import rope
-from ropelens.commands.terminal import run_app, stopped_in_its_words
+from ropelens.commands.terminal import print_path, run_app, stopped_in_its_words
 from ropelens.commands.train import train
-from ropelens.commands.truncate import truncate
 from ropelens.models.loading import option
 
 app = typer.Typer(
@@ -35,10 +33,57 @@ def ropelens(
     """See how a language model uses the frequencies of its rotary position embedding."""
     if show_version:
         typer.echo(version("ropelens"))
-        raise typer.Exit
-    if context.invoked_subcommand is None:
+    elif context.invoked_subcommand is None:
         typer.echo(context.get_help(), err=True)
         raise typer.Exit(2)
+
+
+def list_bundled() -> None:
+    """Name the checkpoints that come with ropelens, which other commands take as MODEL.
+
+    \b
+    Example:
+      ropelens list
+    """
+    from ropelens.models.paths import BUNDLED, bundled_facts
+
+    typer.echo(f"{'name':<30}{'tokens seen':>12}{'loss*':>8}")
+    for name in BUNDLED:
+        facts = bundled_facts(name)
+        loss = f"{facts['validation_loss']:.3f}"
+        typer.echo(f"{'bundled:' + name:<30}{facts['tokens']:>12,}{loss:>8}  {facts['what']}")
+    typer.echo("* validation loss, nats/token")
+
+
+def report(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR", help="A folder that ropelens analyze, truncate or compare wrote."
+        ),
+    ],
+    *,
+    beside: Annotated[
+        Path | None,
+        option(
+            "DIR",
+            "A folder of another model or checkpoint, whose heads the page then shows "
+            "beside those of DIR.",
+        ),
+    ] = None,
+) -> None:
+    """Make the page of DIR again, from its numbers, and print the path of the page.
+
+    They are in its profile.nc, with truncation.nc where there is one; or comparison.nc.
+
+    \b
+    Examples:
+      ropelens report out
+      ropelens report out/step-1024 --beside out/step-64
+    """
+    from ropelens.analysis.folders import rewrite_page
+
+    print_path(rewrite_page(folder, beside=beside))
 
 
 for name, short_help, command in (

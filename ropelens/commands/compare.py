@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ropelens.analysis.options import Options
-from ropelens.commands.options import Out, with_options
+from ropelens.analysis.options import Options, Out, with_options
 from ropelens.commands.terminal import finish
 from ropelens.models.loading import option
 
@@ -48,7 +47,7 @@ def compare(
     """
     from ropelens.errors import BadArgument
     from ropelens.files.progress import show_progress
-    from ropelens.files.results import check_out, read_record
+    from ropelens.files.results import check_out
 
     if out.resolve() in {path.resolve() for path in paths}:
         raise BadArgument(
@@ -57,7 +56,7 @@ def compare(
             attempt="another --out",
         )
     check_out(out, "comparison", parts=["measured"])
-    from ropelens.analysis.folders import write_comparison
+    from ropelens.analysis.folders import Answer
     from ropelens.comparison.compare import compare
     from ropelens.models.processes import processes, shared
 
@@ -71,5 +70,5 @@ def compare(
             progress=show_progress,
         )
     if processes().is_main_process:
-        page = write_comparison(out, comparison)
-        finish(read_record(out)["findings"][:5], page)
+        Answer().save(out, comparison)
+        finish(out)

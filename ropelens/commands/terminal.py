@@ -7,18 +7,22 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from ropelens.analysis.options import Options
+from ropelens.analysis.options import Model, Options, Text, with_options
 from ropelens.errors import RopelensError
-from ropelens.files.progress import opening, show_progress
+
+if TYPE_CHECKING:
+    from ropelens.analysis.analysis import Analysis
+    from ropelens.analysis.folders import Answer
 
 
 class Stopped(Exception):
@@ -45,47 +49,13 @@ def print_path(path: Path) -> None:
     typer.echo(bytes(path))  # a name need not be text in the terminal's encoding
 
 
-def finish(findings: Sequence[str], page: Path) -> None:
-    """End a command: its findings on stderr, the path of the page on stdout."""
-    for finding in findings:
+def finish(folder: Path) -> None:
+    """End a command: the findings in `folder` on stderr, the path of its page on stdout."""
+    from ropelens.files.results import PAGE, read_record  # which import xarray
+
+    for finding in read_record(folder)["findings"][:5]:
         say(finding, by="")
-    print_path(page)
-
-
-def measure(
-    model: str,
-    text: list[Path] | None,
-    options: Options,
-    *,
-    folder: Path,
-    tokenizer: str | None,
-    truncation: Mapping[str, Any] | None = None,
-) -> tuple[list[str], Path] | None:
-    """Measure a model and save the results in `folder`; their summary, and the page's path.
-
-    All processes that torchrun started measure; the first one saves, for the others the
-    result is None.
-    """
-    from ropelens.analysis.analyze import analyze  # which imports torch
-    from ropelens.models.processes import processes, shared
-
-    with shared():
-        analysis = analyze(
-            model,
-            text,
-            options,
-            tokenizer=tokenizer,
-            truncation=truncation,
-            folder=folder,
-            progress=show_progress,
-            announce=lambda plan: say(f"plan: {', '.join(plan.facts.values())}"),
-        )
-    if not processes().is_main_process:
-        return None
-    with opening(show_progress, "writing"):
-        folder.parent.mkdir(exist_ok=True)
-        page = analysis.save(folder)
-    return analysis.summary, page
+    print_path(folder / PAGE)
 
 
 def quiet_libraries() -> None:
@@ -159,6 +129,34 @@ def run_script(main: Callable[..., None]) -> None:
         stopped_in_its_words()(main)
     )
     run_app(app, name=Path(sys.argv[0]).name)
+
+
+def run_analysis(
+    answer: Callable[[Analysis], Answer], *, rows: int | Literal["all"] = "all"
+) -> None:
+    """Run a script that answers one question on the model and text of its command line.
+
+    MODEL, --text, --context and --sequences become an `Analysis` (`rows` as for `analyze`),
+    of which `answer` makes the answer. It is written to reports/SCRIPT/MODEL beside the
+    script's folder, with an index of all reports; the path of the page is printed. --help
+    prints the docstring of the script, and it ends as the commands of `ropelens` do.
+    """
+    script = Path(str(sys.modules[answer.__module__].__file__)).resolve()
+    reports = script.parents[1] / "reports"
+
+    @with_options(Options, only=("context", "sequences"), context=512)
+    def main(model: Model = "bundled", text: Text = None, *, options: Options) -> None:
+        from ropelens.analysis.analyze import analyze  # which imports torch
+        from ropelens.analysis.folders import write_answer
+        from ropelens.report.index import write_index
+
+        analysis = analyze(model, text, replace(options, rows=rows))
+        page = write_answer(reports / script.stem, analysis, answer(analysis))
+        write_index(reports)
+        print_path(page)
+
+    main.__module__ = answer.__module__
+    run_script(main)
 
 
 def run_app(app: typer.Typer, *, name: str = "ropelens") -> None:

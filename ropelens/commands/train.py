@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ropelens.commands.options import path_of, with_options
+from ropelens.analysis.options import path_of, with_options
 from ropelens.commands.terminal import print_path
 from ropelens.models.loading import option
 from ropelens.train.settings import Settings

@@ -38,7 +38,7 @@ KINDS = {
 REQUIRED = ("kind", "command", "findings", "model", "seed", "created", "versions")
 """Keys of every run.json."""
 
-OBJECTS = ("arguments", "model", "seconds", "sweep", "text", "versions")
+OBJECTS = ("arguments", "model", "seconds", "text", "versions")
 """Keys of run.json whose values are objects."""
 
 NETCDF = ("profile", "truncation", "comparison", "reach", "measurement")

@@ -12,6 +12,7 @@ from tiny_checkpoints import edit_weights, save_tiny
 
 import ropelens as rl
 from ropelens.analysis.folders import is_measured
+from ropelens.analysis.plan import plan_analysis
 from ropelens.errors import BadArgument
 from ropelens.models.paths import name_checkpoints
 
@@ -62,8 +63,11 @@ def test_what_is_stopped_goes_on_with_those_that_are_left(
         assert of_step["total_bits"].to_numpy() == pytest.approx(alone.heads["total_bits"])
 
     model = run / "history" / STEPS[0]
-    asked = rl.open(out / STEPS[0]).provenance["arguments"]
-    same = lambda **other: is_measured(out / STEPS[0], asked | other, [text])  # noqa: E731
+
+    def same(context: int = 32) -> bool:
+        options_now = rl.Options(context=context, surrogates=2)
+        return is_measured(out / STEPS[0], plan_analysis(str(model), [text], options_now))
+
     assert same()
     assert not same(context=24)
     text.write_text(text.read_text()[::-1])

@@ -1,70 +1,39 @@
-"""What only a process of its own can show: signals, pipes, noise, a fast start."""
+"""How a command ends: signals, pipes, terminals, and before anything slow."""
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
-from cli_runs import NAMES, PLAN, Command, apart, ropelens, start, unharmed
+from cli_runs import (
+    NAMES,
+    PLAN,
+    STOPPING,
+    Command,
+    Ended,
+    apart,
+    out,
+    ropelens,
+    start,
+    text,
+    unharmed,
+)
 from tiny_checkpoints import save_tiny
 
 from ropelens.files.results import open_results
+from ropelens.train import loop
 
-__all__ = ["ropelens"]
+__all__ = ["out", "ropelens", "text"]
 
-STOPPED = "ropelens: stopped; nothing half-written is left"
+STOPPED = "ropelens: stopped; nothing half-written is left\n"
 
 # Every batch gets a line, so that one tells that measuring has begun.
 LINE_A_BATCH = "from ropelens.files import progress; progress.SECONDS_BETWEEN_LINES = 0"
-
-# Ctrl-C while transformers imports, of which some library makes an ImportError.
-STOP_IMPORTING = """
-import os, signal, sys
-class Finder:
-    def find_spec(self, name, path=None, target=None):
-        if name == "transformers.modeling_utils":
-            sys.meta_path.remove(self)
-            try:
-                os.kill(os.getpid(), signal.SIGINT)
-            except KeyboardInterrupt as error:
-                raise ImportError("no such module") from error
-sys.meta_path.insert(0, Finder())
-"""
-
-# SIGTERM while the results are written: the profile and the table are there, the page not.
-STOP_WRITING = """
-import os, signal, ropelens.analysis.analysis as analysis
-def stop(*_, **__):
-    os.kill(os.getpid(), signal.SIGTERM)
-analysis.render_page = stop
-"""
-
-# Ctrl-C after the second step of a training.
-STOP_TRAINING = """
-import os, signal
-from ropelens.train import loop
-batches = loop.batches
-def stop(*args, **options):
-    for number, batch in enumerate(batches(*args, **options)):
-        if number == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-        yield batch
-loop.batches = stop
-"""
-
-# A line on stderr at the end, should anything have waited to try again.
-NO_WAITING = """
-import sys, time
-time.sleep = lambda seconds: print(f"waits {seconds} s", file=sys.stderr)
-"""
-
-# A line on stderr at the end, should torch have been imported.
-NO_TORCH = """
-import atexit, sys
-atexit.register(lambda: "torch" in sys.modules and print("torch is here", file=sys.stderr))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -72,32 +41,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("models") / "model")
 
 
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "text.txt"
-    path.write_text("the quick brown fox jumps over the lazy dog " * 20)
-    return path
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    folder = tmp_path / "results" / "out"
-    folder.mkdir(parents=True)
-    return folder
-
-
 def test_stdout_is_the_path_of_the_page_and_stderr_is_quiet(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, tmp_path: Path, ropelens: Command
 ) -> None:
     """Also where names are not text, as Python sees the byte 0xff."""
-    monkeypatch.setenv("PYTHONIOENCODING", "utf-8:strict")
     strange = tmp_path / "\udcff\n"
     strange.mkdir()
     (strange / "a.txt").write_bytes(b"a\0b" * 50)
     out = strange / "out"
-    ended = apart("analyze", model, "--text", strange, "--out", out)
+    ended = ropelens("analyze", model, "--text", strange, "--surrogates", 2, "--out", out)
     assert ended.code == 0
-    assert ended.out == f"{out / 'index.html'}\n"
+    assert ended.out == os.fsencode(out / "index.html").decode(errors="replace") + "\n"
     assert ended.err.startswith(PLAN)
     assert sorted(path.name for path in out.iterdir()) == list(NAMES)
     assert "\\udcff" in open_results(out / "profile.nc", "profile").attrs["command"]
@@ -126,75 +80,127 @@ def test_ctrl_c_while_measuring(model: Path, text: Path, out: Path) -> None:
         process.send_signal(signal.SIGINT)
         others = children_seconds()
         output, lines = process.communicate(timeout=100)
-    assert process.returncode == 130
-    assert output == ""
-    *progress, last = lines.splitlines()
+    assert (process.returncode, output) == (130, "")
+    *progress, last = lines.splitlines(keepends=True)
     assert last == STOPPED
     assert all(line.startswith("measuring: ") for line in progress)
     # The other batches would take several times as long.
     assert children_seconds() - others - spent < 5
 
 
-@pytest.mark.parametrize(
-    ("when", "code"), [(STOP_IMPORTING, 130), (STOP_WRITING, 143)], ids=["import", "write"]
-)
-def test_a_signal_at_the_worst_moment(
-    model: Path, text: Path, out: Path, when: str, code: int
+class Gone(io.StringIO):
+    """A terminal that hung up."""
+
+    def write(self, _: str) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.parametrize("number", STOPPING)
+def test_a_signal_stops_where_a_library_makes_an_error_of_it(
+    ropelens: Command, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
+    """As transformers does while it imports; also where stderr takes nothing any more."""
+
+    def stop(*_: object) -> None:
+        try:
+            os.kill(os.getpid(), number)
+        except KeyboardInterrupt as error:
+            raise ImportError("no such module") from error
+
+    monkeypatch.setattr("ropelens.models.load.open_checkpoint", stop)
+    assert ropelens("rope") == Ended(128 + number, "", STOPPED)
+    monkeypatch.setattr(sys, "stderr", Gone())
+    assert ropelens("rope").code == 128 + number
+
+
+def test_a_signal_while_results_are_written(
+    ropelens: Command, model: Path, text: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The profile and the table are there, the page not."""
+    monkeypatch.setattr(
+        "ropelens.analysis.analysis.render_page",
+        lambda *_: os.kill(os.getpid(), signal.SIGTERM),
+    )
     with unharmed(out):
-        ended = apart("analyze", model, "--text", text, "--out", out, before=when)
-    assert ended.code == code
-    assert ended.err.splitlines()[-1] == STOPPED
-    assert "Traceback" not in ended.err
-    assert ended.out == ""
+        ended = ropelens("analyze", model, "--text", text, "--surrogates", 2, "--out", out)
+    assert (ended.code, ended.out) == (143, "")
+    assert ended.err.splitlines(keepends=True)[-1] == STOPPED
 
 
-def test_ctrl_c_while_training(text: Path, tmp_path: Path, ropelens: Command) -> None:
+def test_ctrl_c_while_training(
+    text: Path, tmp_path: Path, ropelens: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes = ("--size", "1x16x1x1", "--context", 16, "--vocabulary", 258, "--steps", 4)
-    args = ("train", "--text", text, "--out", tmp_path / "run", *sizes)
-    ended = apart(*args, before=STOP_TRAINING)
+    args, batches = ("train", "--text", text, "--out", tmp_path / "run", *sizes), loop.batches
+
+    def stop(*args: object, **options: object):
+        for number, batch in enumerate(batches(*args, **options)):
+            if number == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield batch
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "batches", stop)
+        ended = ropelens(*args)
     assert (ended.code, ended.out) == (130, "")
-    assert ended.err.splitlines()[-1] == STOPPED
+    assert ended.err.splitlines(keepends=True)[-1] == STOPPED
     ended = ropelens(*args)
     assert (ended.code, ended.out) == (0, f"{tmp_path / 'run'}\n")
 
 
-def test_a_reader_that_leaves_early_is_no_error(model: Path) -> None:
-    """As `ropelens rope MODEL | head -1`."""
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    """As `ropelens list | head -1`."""
     read, write = os.pipe()
     os.close(read)
-    with start("rope", model, stdout=write) as process:
+    with start("list", stdout=write) as process:
         os.close(write)
         _, err = process.communicate(timeout=60)
-    assert err == ""
-    assert process.returncode == 1
+    assert (process.returncode, err) == (1, "")
 
 
-def test_an_unknown_hub_id_without_a_network_is_refused_at_once(
-    monkeypatch: pytest.MonkeyPatch,
+def test_what_an_encoding_lacks_is_escaped(
+    ropelens: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # where nothing listens
-    monkeypatch.setenv("NO_PROXY", "*")
-    ended = apart("rope", "nobody/nothing", before=NO_WAITING)
-    assert ended.code == 1
-    assert ended.problem.startswith("There is no checkpoint called nobody/nothing")
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream = open(number, "w", encoding="ascii", closefd=False)  # noqa: SIM115
+        monkeypatch.setattr(sys, name, stream)
+    assert "stated \\u2212 1" in ropelens("rope").out
+    assert "\\u2192" in ropelens("rope", "./nö→").problem
 
 
-# One process for all commands.
+# One process for all commands: to start one costs more than what it prints.
 EACH = """
+import sys
 from contextlib import suppress
 from ropelens.commands.app import main
-for command in ("", "analyze", "list", "truncate", "compare", "rope", "report", "train"):
-    sys.argv[1:] = [*command.split(), "--help"]
+for name in ("torch", "transformers", "plotly"):
+    sys.modules[name] = None  # an import of it fails
+for args in {all_args}:
+    sys.argv[1:] = args
     with suppress(SystemExit):
         main()
-sys.argv[1:] = ["analyze", "--out", "out", "--rows", "0"]
+sys.exit()
 """
 
 
-def test_neither_help_nor_wrong_usage_waits_for_torch() -> None:
-    ended = apart(before=NO_TORCH + EACH)
-    assert (ended.code, ended.out.count("Usage: ropelens")) == (2, 8)
-    (line,) = ended.err.splitlines()
-    assert "--rows" in line
+def test_neither_help_nor_a_mistake_waits_for_what_is_slow(
+    model: Path, text: Path, tmp_path: Path
+) -> None:
+    commands = ("", "analyze", "list", "truncate", "compare", "rope", "report", "train")
+    helps = [[*command.split(), "--help"] for command in commands]
+    to = ("--out", tmp_path / "out")
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "config.json").write_text("{}")
+    wrong: dict[tuple[object, ...], str] = {
+        ("analyze", "--context", "x", *to): "'--context': Input should be a valid integer",
+        ("analyze", model, "--text", tmp_path / "none", *to): "There is no file or folder",
+        ("analyze", model, *to): "There is no text to run",
+        ("analyze", model, "--text", text, "--out", tmp_path / "taken"): "holds a model",
+        ("analyze", "--dtype", "float7", *to): "'float7' is not one of 'float32'",
+        ("truncate", "--measures", "loos", *to): "There is no measure 'loos'",
+    }
+    all_args = [*helps, *(list(map(str, args)) for args in wrong)]
+    ended = apart(before=EACH.format(all_args=all_args))
+    assert ended.out.count("Usage: ropelens") == len(helps)
+    for words, line in zip(wrong.values(), ended.err.splitlines(), strict=True):
+        assert words in line

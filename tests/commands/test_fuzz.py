@@ -114,7 +114,7 @@ RECORD = st.fixed_dictionaries(
     optional={
         "findings": VALUES | st.lists(st.text()),
         **dict.fromkeys(("model", "text"), st.just(PRINT) | VALUES),
-        **dict.fromkeys(("arguments", "seconds", "sweep", "versions", "seed"), VALUES),
+        **dict.fromkeys(("arguments", "seconds", "versions", "seed"), VALUES),
     },
 )
 

@@ -20,8 +20,8 @@ def test_a_table_for_layers_that_rotate_alike(ropelens: Command, tmp_path: Path)
     lines = ended.out.splitlines()
     assert max(map(len, lines)) <= 80
     titles = [line for line in lines if line.startswith("layer")]
-    assert re.match(r"layers 0-1, 3-4: 8 planes, half pairing \(residual \S+\)$", titles[0])
-    assert re.match(r"layers 2, 5: no rotation \(residual 0\.0e\+00\)$", titles[1])
+    assert re.match(r"layers 0–1 and 3–4: 8 planes, half pairing \(residual \S+\)$", titles[0])
+    assert re.match(r"layers 2 and 5: no rotation \(residual 0\.0e\+00\)$", titles[1])
     assert lines[1].split("  ")[-1].split() == ["stated", "measured/stated", "−", "1"]
     rows = [line.split() for line in lines if re.match(r" +(\d|rest)", line)]
     assert [row[0] for row in rows] == [*map(str, range(8)), "rest"]
@@ -38,7 +38,7 @@ def test_a_table_for_layers_that_rotate_alike(ropelens: Command, tmp_path: Path)
 
 def test_verbose_prints_every_layer(ropelens: Command, tmp_path: Path) -> None:
     model = save_tiny(tmp_path / "model")
-    assert ropelens("rope", model).out.count("layers 0-1:") == 1
+    assert ropelens("rope", model).out.count("layers 0–1:") == 1
     assert ropelens("rope", model, "--device-map", "auto") == ropelens("rope", model)
     ended = ropelens("rope", model, "--verbose")
     assert re.findall(r"^layer (\d):", ended.out, re.MULTILINE) == ["0", "1"]

@@ -126,7 +126,6 @@ def test_a_sweep_joins_the_analysis_that_is_there_and_stays_when_it_is_made_agai
     record = held.provenance
     assert record["kind"] == "truncation"
     assert record["arguments"] == said["arguments"]
-    assert record["sweep"]["arguments"]["keep"] == [1.0, 0.5]
     assert ropelens(*analyze, "--sequences", 5).code == 0
     again = rl.open(out)
     assert again.profile.attrs["sequences"] == 5
@@ -134,14 +133,12 @@ def test_a_sweep_joins_the_analysis_that_is_there_and_stays_when_it_is_made_agai
     page = (out / "index.html").read_text()
     assert "Stopping planes" in page
     assert f"Measured on {held.truncation.attrs['text']}." in page
-    assert again.provenance["sweep"] == record["sweep"]
-
     other = tmp_path / "other.txt"
     other.write_text("ponmlkjihgfedcba" * 200)
     assert ropelens(*sweep, "--text", other).code == 0
     own = rl.open(out)
     assert own.profile.attrs["sequences"] == 4, "of other text, so with its own profile"
-    assert "sweep" not in own.provenance
+    assert own.provenance["command"] == own.truncation.attrs["command"]
 
 
 def test_a_sweep_of_other_weights_does_not_stay(

@@ -102,7 +102,7 @@ def test_a_plan_counts_all_devices_and_the_bits_of_a_weight(tmp_path: Path) -> N
     numbers = open_checkpoint(folder, Loading()).parameters
     options = rl.Options(device_map={"model": "disk", "lm_head": "cpu"}, context=16)
     source = plan_analysis(folder, "the quick fox " * 20, options).source
-    assert (source.devices, source.weights) == ([CPU], 4 * numbers)
+    assert (source.devices, source.weight_bytes) == ([CPU], 4 * numbers)
 
 
 def test_weights_beyond_the_memory_are_not_read(
