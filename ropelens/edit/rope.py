@@ -246,10 +246,7 @@ class ModelEdit:
         continued = query.shape[2] < key.shape[2]
         planes = planes_now(self.subject, layer, self.planes[layer], continued=continued)
         of_query, of_key = self.sides(Layer(layer, planes, length=int(rows.max()) + 1))
-        if not of_query.leaves(planes):
-            query = turn(query, rows, planes, of_query)
-        if of_key.leaves(planes):
-            return query, key
+        query = turn(query, rows, planes, of_query)
         shared = of_key.shared(groups=key.shape[1])
         if shared is None:  # heads of one group differ: a key for each
             key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)

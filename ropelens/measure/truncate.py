@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import xarray as xr
@@ -21,7 +22,7 @@ from ropelens.measure.evaluate import measure_edits
 from ropelens.measure.measurement import Lengths, Measurement, Tokens
 from ropelens.measure.terms import MEASURES
 from ropelens.models.subject import Model
-from ropelens.rope.select import ENDS, Cut, PlaneNumbers, Turning, plan_cuts, turning
+from ropelens.rope.select import Cut, PlaneNumbers, Turning, plan_cuts, turning
 from ropelens.statistics.corpus import Documents
 from ropelens.statistics.rows import HowMany
 from ropelens.statistics.variables import SWEEP, labelled
@@ -37,7 +38,7 @@ def truncate(
     lengths: Lengths | None = None,
     documents: Documents | None = None,
     keep: Sequence[Number] = KEEP,
-    ends: Sequence[str] = ENDS,
+    ends: Sequence[Literal["slow", "fast"]] = ("slow", "fast"),
     bands: Count = 0,
     controls: Count = 3,
     measures: str | Sequence[str] = MEASURES,
@@ -63,8 +64,8 @@ def truncate(
     (tokens), `draw`, `band`; the first entry, "none", is the model as it is. All
     differences between entries are paired. The model is left as it was, on errors too.
 
-    Raises `BadArgument` for shares outside [0, 1] or an end that does not exist,
-    `UnsupportedModel` for a model that does not rotate, and what `evaluate` raises.
+    Raises `BadArgument` for shares outside [0, 1], `UnsupportedModel` for a model that does not
+    rotate, and what `evaluate` raises.
     """
     measurement = Measurement.of(
         model,

@@ -174,11 +174,6 @@ class Side:
             new["mean"] = torch.where(chosen[..., None], mean.float(), self.mean)
         return replace(self, **new)
 
-    def leaves(self, planes: Planes) -> bool:
-        """Whether this side changes nothing of a layer that rotates in `planes`."""
-        same = self.inv_freq == planes.inv_freq.float()
-        return bool(same.all() and (self.gain == 1).all() and self.mean.isnan().all())
-
     def shared(self, *, groups: int) -> Side | None:
         """One row for each of `groups` groups of heads; None where heads of a group differ."""
         parts = [x.unflatten(0, (groups, -1)) for x in (self.inv_freq, self.gain, self.mean)]
@@ -193,6 +188,9 @@ def turn(
     side: Side,
 ) -> Float[Tensor, "batch head position coordinate"]:
     """`x`, which rotates in `planes`, changed as `side` says; the rest keeps every bit."""
+    same = (side.inv_freq == planes.inv_freq.float()).all()
+    if same and (side.gain == 1).all() and side.mean.isnan().all():
+        return x
     side = side.shared(groups=1) or side
     at = positions.to(x.device, torch.float32)[:, None, :, None]
     old = (at * planes.inv_freq.to(x.device, torch.float32)).double()

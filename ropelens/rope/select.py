@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -71,13 +71,10 @@ class Wavelengths:
 class PlaneNumbers:
     """The planes with these numbers, 0 the fastest, as far as a layer has them."""
 
-    numbers: Iterable[int]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "numbers", tuple(map(int, self.numbers)))
+    numbers: Sequence[int]
 
     def __call__(self, planes: Planes) -> Bool[Tensor, " frequency"]:
-        numbers = torch.tensor(tuple(self.numbers), dtype=torch.long)
+        numbers = torch.tensor(self.numbers, dtype=torch.long)
         return torch.isin(torch.arange(len(planes.inv_freq)), numbers)
 
 
@@ -119,7 +116,6 @@ def _numbered(name: str, count: int) -> Bool[Tensor, " number"]:
 
 # the planes that a truncation sweep stops
 
-ENDS = ("slow", "fast")
 ATTEMPTS = 100  # to draw a control that differs from what it stands beside
 ALIKE = 1e-3  # relative difference below which wavelengths of two layers count as one
 
@@ -198,23 +194,20 @@ def plan_cuts(
     seed: int,
 ) -> list[Cut]:
     """The entries of a sweep, "none" first; see `truncate`."""
-    if not len(keep) or not all(0 <= p <= 1 for p in keep) or not set(ends) <= set(ENDS):
-        raise BadArgument(
-            'Shares of planes lie between 0 and 1, and ends are "slow" and "fast".',
-            seen=f"keep {list(keep)}, ends {list(ends)}",
-        )
+    if not all(0 <= share <= 1 for share in keep):
+        raise BadArgument("A share of the planes lies between 0 and 1.", seen=f"{list(keep)}")
     if not any(layers):
         raise UnsupportedModel("The model has no planes that rotate, so none can be stopped.")
-    counts = [len(layer) for layer in layers]
-    sizes = {tuple(n - kept_planes(share, 2 * n) for n in counts) for share in keep}
+    sizes = {tuple(len(x) - kept_planes(share, 2 * len(x)) for x in layers) for share in keep}
     steps = sorted(sizes - {(0,) * len(layers)}) if ends else []
-    orders = {"slow": [range(n)[::-1] for n in counts], "fast": [range(n) for n in counts]}
-    at_ends = {end: [_first(layers, orders[end], size) for size in steps] for end in ENDS}
-    random = partial(_random, layers, draws=controls, seed=seed % 2**64)  # as numpy has seeds
-    beside = random(steps, {*at_ends["slow"], *at_ends["fast"]})
+    fast = [list(layer) for layer in layers]
+    orders = {"slow": [numbers[::-1] for numbers in fast], "fast": fast}
+    at_ends = {(end, size): _first(orders[end], size) for size in steps for end in orders}
+    random = partial(_random, fast, draws=controls, seed=seed % 2**64)  # as numpy has seeds
+    beside = random(steps, set(at_ends.values()))
     cuts = [Cut("none", tuple(() for _ in layers))]
-    for step, size in enumerate(steps):
-        cuts += [Cut(end, at_ends[end][step]) for end in ENDS if end in ends]
+    for size in steps:
+        cuts += [Cut(end, at_ends[end, size]) for end in orders if end in ends]
         cuts += beside[size]
     for band, stopped in enumerate(_bands(layers, bands)):
         size = tuple(map(len, stopped))
@@ -222,18 +215,13 @@ def plan_cuts(
     return cuts
 
 
-def _first(
-    layers: Sequence[Turning], orders: Sequence[Sequence[int] | np.ndarray], size: Numbers
-) -> Stopped:
+def _first(orders: Sequence[Sequence[int]], size: Numbers) -> Stopped:
     """The first `size[layer]` planes of each layer in these orders."""
-    return tuple(
-        tuple(tuple(layer)[at] for at in sorted(order[:n]))
-        for layer, order, n in zip(layers, orders, size, strict=True)
-    )
+    return tuple(tuple(sorted(order[:n])) for order, n in zip(orders, size, strict=True))
 
 
 def _random(
-    layers: Sequence[Turning],
+    layers: Sequence[Sequence[int]],
     sizes: Sequence[Numbers],
     beside: Set[Stopped],
     *,
@@ -247,14 +235,15 @@ def _random(
     with as many planes get the same. An order that leads through a set in `beside` is drawn
     again. Sets that cannot differ are left out.
     """
-    counts = [len(layer) for layer in layers]
+    counts = [len(numbers) for numbers in layers]
     some = [s for s in sizes if any(0 < n < of for n, of in zip(s, counts, strict=True))]
     cuts: dict[Numbers, list[Cut]] = {size: [] for size in sizes}
     for draw in range(draws if some else 0):
         for attempt in range(ATTEMPTS):
             key = (seed, 1 + band, draw, attempt)
-            orders = [np.random.default_rng([*key, n]).permutation(n) for n in counts]
-            sets = {size: _first(layers, orders, size) for size in some}
+            random = [np.random.default_rng([*key, count]) for count in counts]
+            orders = [r.permutation(x).tolist() for r, x in zip(random, layers, strict=True)]
+            sets = {size: _first(orders, size) for size in some}
             if beside.isdisjoint(sets.values()):
                 break
         kind = "random" if band < 0 else "band control"

@@ -195,36 +195,29 @@ def _in_context(stretch: float, shape: Shape) -> dict[str, Any]:
 
 # fmt: off
 VARIANTS: Mapping[str, Variant] = {
-    # Su et al. 2021, arXiv 2104.09864
     "rope": Variant("rope[:base]", _rope, lambda text: _stretch(text) if text else None,
-        "default", lambda base, shape: {"rope_theta": base or shape.base}),
-    # Xiong et al. 2023, arXiv 2309.16039
+        "default", lambda base, shape: {"rope_theta": base or shape.base}),  # arXiv 2104.09864
     "abf": Variant("abf:base", _rope, _stretch, "default",
-        lambda base, shape: {"rope_theta": base}),
-    # Barbero et al. 2024, arXiv 2410.06205
-    "p-rope": Variant("p-rope:p", None, _share, "proportional",
+        lambda base, shape: {"rope_theta": base}),  # arXiv 2309.16039
+    "p-rope": Variant("p-rope:p", None, _share, "proportional",  # arXiv 2410.06205
         lambda p, shape: {"partial_rotary_factor": p}, stops=lambda p: Slowest(1 - p)),
-    "p-rope-reversed": Variant("p-rope-reversed:p", None, _share,
+    "p-rope-reversed": Variant("p-rope-reversed:p", None, _share,  # arXiv 2410.06205
         OWN + "p-rope-reversed", lambda p, shape: {"p": p}, stops=lambda p: Fastest(1 - p)),
-    # Black et al. 2022 (GPT-NeoX), arXiv 2204.06745
     "partial": Variant("partial:p", _partial, _share, OWN + "partial",
-        lambda p, shape: {"p": p}),
-    # Kazemnejad et al. 2023, arXiv 2305.19466
-    "nope": Variant("nope", None, _nothing, "proportional",
+        lambda p, shape: {"p": p}),  # GPT-NeoX, arXiv 2204.06745
+    "nope": Variant("nope", None, _nothing, "proportional",  # arXiv 2305.19466
         lambda value, shape: {"partial_rotary_factor": 0.0}, stops=lambda value: EVERY),
-    # Yang et al. 2025, arXiv 2501.18795, and SmolLM3
-    "nope-every": Variant("nope-every:n", None, _every, "", stops=lambda value: EVERY),
-    # Chen et al. 2023, arXiv 2306.15595
+    "nope-every": Variant("nope-every:n", None, _every, "",  # SmolLM3, arXiv 2501.18795
+        stops=lambda value: EVERY),
     "linear": Variant("linear:s", lambda stretch, shape: (_plain(shape) / stretch, 1.0),
-        _stretch, "linear", _factor),
-    # Peng et al. 2023, arXiv 2309.00071
-    "ntk": Variant("ntk:s",
+        _stretch, "linear", _factor),  # arXiv 2306.15595
+    "ntk": Variant("ntk:s",  # arXiv 2309.00071, as the next two
         lambda stretch, shape: _rope(_ntk_base(stretch, shape), shape), _stretch,
         "default", lambda stretch, shape: {"rope_theta": _ntk_base(stretch, shape)}),
     "dynamic": Variant("dynamic:s", _dynamic, _stretch, "dynamic", _factor),
     "yarn": Variant("yarn:s", _yarn, _stretch, "yarn", _in_context),
-    # Llama team 2024, arXiv 2407.21783, as transformers has it
     "llama3": Variant("llama3:s", _llama3, _stretch, "llama3", lambda stretch, shape: {
-        "low_freq_factor": 1.0, "high_freq_factor": 4.0, **_in_context(stretch, shape)}),
+        "low_freq_factor": 1.0, "high_freq_factor": 4.0,  # arXiv 2407.21783
+        **_in_context(stretch, shape)}),
 }
 # fmt: on

@@ -107,9 +107,7 @@ def sum_picked(
 
 
 def _turned(call: AttentionCall, planes: Planes, side: Side) -> AttentionCall:
-    """The call under another rotation; as it is where that changes nothing."""
-    if side.leaves(planes):
-        return call
+    """The call under another rotation."""
     at = torch.arange(call.key.shape[2], device=call.key.device)[None]
     query, key = (turn(x, at, planes, side) for x in (call.query, call.key))
     return replace(call, query=query, key=key)

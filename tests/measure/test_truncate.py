@@ -160,9 +160,8 @@ def test_planes_that_stand_still_by_themselves_do_not_count() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"keep": [0.5, 1.5]}, "seen: keep [0.5, 1.5], ends ['slow', 'fast']"),
-        ({"keep": []}, "seen: keep [], ends ['slow', 'fast']"),
-        ({"ends": ["low"]}, "ends ['low']"),
+        ({"keep": [0.5, 1.5]}, "between 0 and 1; seen: [0.5, 1.5]"),
+        ({"ends": ["low"]}, "truncate: ends must be"),
     ],
 )
 def test_what_cannot_be_swept_is_said_in_a_line(changes: dict, words: str) -> None:
