@@ -22,7 +22,7 @@ ROOMS = {
     "models": 3_080,
     "edit": 440,
     "measure": 3_070,
-    "files": 490,
+    "files": 360,
     "train": 1_010,
     "comparison": 700,
     "figures": 2_100,

@@ -14,7 +14,7 @@ from torch import nn
 
 from ropelens.errors import BadArgument, public
 from ropelens.files.folder import write_whole
-from ropelens.files.results import open_results, read_own_record, read_record, write_folder
+from ropelens.files.results import open_results, read_record, write_folder
 from ropelens.measure.heads import classify_heads
 from ropelens.measure.savepoint import UNFINISHED, remove_savepoint
 from ropelens.measure.truncation_table import summarize_truncation
@@ -124,7 +124,7 @@ def open(path: str | Path) -> Analysis | xr.Dataset:
     """
     if not Path(path).is_dir():
         return open_results(path)
-    if read_own_record(path).get("kind") == "comparison":
+    if read_record(path).get("kind") == "comparison":
         return open_results(Path(path) / "comparison.nc", "comparison")
     return open_analysis(path)
 
@@ -137,7 +137,7 @@ def open_analysis(folder: str | Path) -> Analysis:
     another kind, and for a reach of another model.
     """
     folder = Path(folder)
-    record, reach = read_own_record(folder), None
+    record, reach = read_record(folder), None
     swept = record.get("kind") == "truncation"
     profile = open_results(folder / "profile.nc", "profile")
     if (folder / "reach.nc").exists():

@@ -17,13 +17,12 @@ from ropelens.analysis.plan import Plan, this_command
 from ropelens.comparison.compare import compare
 from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument
-from ropelens.files.folder import file_name
+from ropelens.files.folder import file_name, write_whole
 from ropelens.files.results import (
+    PAGE,
     open_results,
-    read_own_record,
     read_record,
     write_folder,
-    write_page,
 )
 from ropelens.measure.measurement import versions
 from ropelens.models.checkpoint import fingerprint
@@ -136,7 +135,7 @@ def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Pat
     `BadArgument` for numbers that are missing or damaged, and for the page of an answer,
     which only its script can draw; the page that was there then stays.
     """
-    folder, record = Path(folder), read_own_record(folder)
+    folder, record = Path(folder), read_record(folder)
     kind = record.get("kind")
     if kind == "answer":
         raise BadArgument(
@@ -146,9 +145,9 @@ def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Pat
         )
     if kind == "comparison" and beside is None:
         comparison = open_results(folder / "comparison.nc", "comparison")
-        return write_page(folder, render_comparison(comparison))
+        return write_whole(folder / PAGE, render_comparison(comparison))
     other = None if beside is None else open_analysis(beside)
-    return write_page(folder, open_analysis(folder).page(beside=other))
+    return write_whole(folder / PAGE, open_analysis(folder).page(beside=other))
 
 
 def is_measured(folder: Path, plan: Plan) -> bool:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
@@ -19,13 +19,8 @@ Advance = Callable[..., Any]
 """Takes the units done since the last call, and a `note` that says more, such as the loss."""
 
 
-@runtime_checkable
-class ShowProgress(Protocol):
-    """Opens a stage of long work; the function it gives takes the units done since."""
-
-    def __call__(
-        self, what: str, *, total: int, unit: str
-    ) -> AbstractContextManager[Advance]: ...
+ShowProgress = Callable[..., AbstractContextManager[Advance]]
+"""Opens a stage of long work, as `show_progress` does."""
 
 
 def opening(show: ShowProgress, what: str) -> AbstractContextManager[Advance]:

