@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ropelens.analysis.options import Options
 from ropelens.errors import BadArgument
-from ropelens.measure.excerpt import check_excerpts
+from ropelens.measure.capture import check_excerpts
 from ropelens.measure.measurement import batch_bytes, sequences_at_once
 from ropelens.measure.terms import MEASURES, wanted_measures
 from ropelens.measure.token_sets import attention_on

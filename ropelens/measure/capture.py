@@ -1,28 +1,67 @@
-"""Inside some heads on one text: queries, keys, scores and weights, by plane and by pair."""
+"""Inside heads on short sequences: some of them whole (`capture`), and a profile's excerpts."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Integer
+from jaxtyping import Float, Int, Integer
 from torch import Tensor
+from transformers import PreTrainedConfig
 
-from ropelens.errors import BadArgument, Count, public
-from ropelens.measure.excerpt import TokenNames, name_token
+from ropelens.errors import BadArgument, Count, UnsupportedModel, public
 from ropelens.measure.measurement import Measurement
 from ropelens.models.paths import check_document
-from ropelens.models.rotation import edited_planes
 from ropelens.models.subject import Model, Subject, as_subject, stated_context
-from ropelens.models.texts import prompt_tokens, warn_beyond
+from ropelens.models.texts import check_tokens, prompt_tokens, warn_beyond
+from ropelens.rope.planes import Planes, unrotate
 from ropelens.rope.select import ALL_HEADS, heads_by_layer
-from ropelens.statistics.call import AttentionCall, write_head
-from ropelens.statistics.variables import CAPTURE, CAPTURE_INDICES, labelled
+from ropelens.statistics.call import AttentionCall, attention_map, write_head
+from ropelens.statistics.rows import generator_of
+from ropelens.statistics.variables import CAPTURE, CAPTURE_INDICES, EXCERPTS, labelled, stack
 
 LARGEST = 2**30
 """Bytes that a capture may take by default."""
+
+COUNT, LENGTH = 3, 40
+"""Excerpts of a profile, and their tokens, where none are given."""
+
+LONGEST_EXCERPT = 256
+CANDIDATES = 16
+"""Pieces of the text that excerpts are chosen from."""
+
+EXCERPT_WEIGHTS, EXCERPT_NUMBERS = 2**24, 2**20
+"""Most attention weights, and numbers of queries, that a profile holds."""
+
+Seen = TypeVar("Seen")
+
+
+@runtime_checkable
+class TokenNames(Protocol):
+    """A tokenizer, as far as it names tokens; transformers' do."""
+
+    def decode(self, token_ids: Any, **options: Any) -> Any: ...
+
+
+def look(
+    subject: Subject,
+    tokens: Int[Tensor, "sequence position"],
+    see: Callable[[AttentionCall], Seen],
+) -> list[Seen]:
+    """What `see` makes of the call of each layer on short sequences."""
+    layers: dict[int, Seen] = {}
+
+    def keep(call: AttentionCall) -> None:
+        layers[call.layer] = see(call)
+
+    with torch.no_grad(), subject.observe(keep):
+        subject.forward(tokens, last=1)
+    subject.check_layers(set(layers))
+    return [layers[layer] for layer in sorted(layers)]
 
 
 @public
@@ -79,7 +118,7 @@ def capture(
     tokens, length = measurement.text.tokens, measurement.text.context
     shape = {"layers": subject.layers, "heads_of_layer": subject.heads}
     chosen = heads_by_layer(heads, **shape)
-    planes = [layer.planes for layer in subject.rotations(length)]
+    planes = subject.planes(length)
     places = {(layer, head): at for at, (layer, head) in enumerate(chosen.nonzero().tolist())}
     sizes = {
         "head": len(places),
@@ -90,22 +129,16 @@ def capture(
     }
     dtype = torch.promote_types(subject.model.dtype, torch.float32)
     arrays = _allocate(sizes, dtype, values=values, max_bytes=max_bytes)
-    seen: set[int] = set()
 
     def see(call: AttentionCall) -> None:
-        layer, by_itself = call.layer, planes[call.layer]
-        seen.add(layer)
-        inv_freq = edited_planes(subject.open_edit, layer, by_itself, length=length).inv_freq
-        inv_freq = inv_freq.expand(subject.heads, -1)
-        for number in chosen[layer].nonzero().flatten().tolist():
-            into = {name: array[places[layer, number]] for name, array in arrays.items()}
-            turning = replace(by_itself, inv_freq=inv_freq[number])
-            write_head(call, number, turning, into)
+        turning = planes[call.layer]
+        inv_freq = turning.inv_freq.expand(subject.heads, -1)
+        for head in chosen[call.layer].nonzero().flatten().tolist():
+            into = {name: array[places[call.layer, head]] for name, array in arrays.items()}
+            write_head(call, head, replace(turning, inv_freq=inv_freq[head]), into)
 
-    with torch.no_grad(), subject.observe(see):
-        subject.forward(tokens, last=1)
-    subject.check_layers(seen)
-    names = np.array([name_token(tokenizer, int(t)) for t in tokens[0]], dtype=object)
+    look(subject, tokens, see)
+    names = np.array(token_names(tokens[0], tokenizer), dtype=object)
     layer, number = (np.array(column) for column in zip(*places, strict=True))
     indices = {
         "head": np.array([f"{layer}.{head}" for layer, head in places]),
@@ -152,3 +185,160 @@ def _allocate(
             attempt=f"fewer heads, a shorter text, or max_bytes={total}",
         )
     return {name: torch.full(shape, torch.nan, dtype=dtype) for name, shape in shapes.items()}
+
+
+def token_names(tokens: Iterable[Tensor], tokenizer: TokenNames | None) -> list[str]:
+    """The text of each token as it stands inside a text, or its number without a tokenizer.
+
+    Decoded behind itself: alone, many tokenizers drop the space that a token begins with.
+    """
+    if tokenizer is None:
+        return [f"#{int(token)}" for token in tokens]
+    pairs = [(tokenizer.decode([t]), tokenizer.decode([t, t])) for t in map(int, tokens)]
+    return [str(twice)[len(alone) :] or str(alone) for alone, twice in pairs]
+
+
+# excerpts of a profile
+
+
+def read_excerpts(
+    subject: Subject, pieces: Sequence[Int[Tensor, " position"]], planes: Sequence[Planes]
+) -> dict[str, np.ndarray]:
+    """What the heads compute on short sequences: arrays [excerpt, layer, ...], NaN at the end.
+
+    `attention` and, without their rotation, queries and keys: the real parts of the `planes`,
+    then the imaginary ones, then the coordinates that do not rotate. Queries are NaN where RoPE
+    changes with the length, and the pieces turn otherwise than the whole text, as `planes`.
+    """
+
+    def see(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:
+        attention, turning = attention_map(call)[0].float().cpu(), planes[call.layer]
+        if not attention.isfinite().all():
+            raise UnsupportedModel(
+                f"{subject.kind} attends with numbers that are not finite.",
+                seen=f"layer {call.layer}: NaN or infinity in its scores",
+                attempt="dtype=torch.float32, or another checkpoint",
+            )
+        scale[call.layer] = float(call.scale)
+        return attention, _still(call.query[0], turning), _still(call.key[0], turning)
+
+    scale = np.zeros(subject.layers)
+    layers = [zip(*look(subject, piece[None], see), strict=True) for piece in pieces]
+    attention, query, key = (
+        stack(torch.from_numpy(stack(of_piece)) for of_piece in part).astype(np.float32)
+        for part in zip(*layers, strict=True)
+    )
+    query, key = (x.astype(np.float16).astype(np.float32) for x in (query, key))  # pack well
+    for length in {len(piece) for piece in pieces}:
+        short = zip(subject.planes(length), planes, strict=True)
+        if not all(torch.equal(one.inv_freq, whole.inv_freq) for one, whole in short):
+            query[:] = np.nan
+    return {"attention": attention, "query_still": query, "key_still": key, "scale": scale}
+
+
+def _still(
+    x: Float[Tensor, "head position coordinate"], planes: Planes
+) -> Float[Tensor, "head position coordinate"]:
+    """Queries or keys without their rotation; planes that turn clockwise are mirrored."""
+    planes = planes.of_keys(len(x))
+    still = unrotate(x.float(), torch.arange(x.shape[1]), planes).cpu()
+    before, after = still[..., : planes.offset], still[..., planes.offset + planes.rotary_dim :]
+    direction = torch.where(planes.inv_freq < 0, -1.0, 1.0)[..., None, :].cpu()
+    mirrored = still[..., planes.second] * direction
+    return torch.cat([still[..., planes.first], mirrored, before, after], dim=-1)
+
+
+def chosen_excerpts(measurement: Measurement) -> list[Int[Tensor, " position"]]:
+    """Pieces of the text on which heads choose their keys most sharply, the sharpest first.
+
+    Of `CANDIDATES` pieces, drawn with the seed and each behind the token that all sequences
+    begin with, those of the most bits: attention against even attention, the first key
+    apart, summed over all heads and averaged over queries.
+    """
+    pieces = _candidates(measurement)
+
+    def bits(call: AttentionCall) -> Float[Tensor, " piece"]:
+        weights = attention_map(call)[..., 1:, 1:].double().cpu()
+        keys = torch.arange(1, weights.shape[-1] + 1).double()[:, None]
+        of_rest = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
+        return (weights * (of_rest * keys).clamp(min=1e-30).log2()).sum(-1).mean(-1).sum(-1)
+
+    total = sum(look(measurement.subject, pieces, bits), torch.zeros(len(pieces)).double())
+    return list(pieces[total.argsort(descending=True, stable=True)[:COUNT]])
+
+
+def _candidates(measurement: Measurement) -> Int[Tensor, "piece position"]:
+    """Pieces of equal length, each of another sequence where there are enough."""
+    config, text = measurement.subject.config, measurement.text
+    first = text.tokens[:, 0]
+    # Such as BOS, without which models are lost; of one sequence it may be any word.
+    alike = len(first) > 1 and bool((first == first[0]).all())
+    begins = alike or int(first[0]) == config.bos_token_id
+    length = min(LENGTH, _longest(config), text.context)
+    long = (text.lengths >= length).nonzero().flatten()
+    generator = generator_of(measurement.seed, len(long))
+    order = long[torch.randperm(len(long), generator=generator)].tolist()
+    pieces = []
+    for sequence in (order * CANDIDATES)[:CANDIDATES]:  # of few sequences several pieces each
+        free = int(text.lengths[sequence]) - length
+        start = int(torch.randint(free + 1, (), generator=generator))
+        piece = text.tokens[sequence, start : start + length].clone()
+        if begins:
+            piece[0] = first[0]
+        pieces.append(piece)
+    return torch.stack(pieces).unique(dim=0)
+
+
+def check_excerpts(
+    config: PreTrainedConfig, excerpts: Iterable[Tensor]
+) -> list[Int[Tensor, " position"]]:
+    """Sequences to look into; refused where they are too long or not of the vocabulary."""
+    config = config.get_text_config()
+    checked = []
+    for tokens in excerpts:
+        (row,), _ = check_tokens(tokens[None], None, vocabulary=config.vocab_size)
+        if len(row) > _longest(config):
+            raise BadArgument(
+                "A prompt is too long to look into.",
+                seen=f"{len(row):,} tokens",
+                means=f"a profile holds every head's attention: {_longest(config)} tokens at "
+                "most in this model",
+                attempt="a shorter one, or ropelens.capture for some of the heads",
+            )
+        checked.append(row)
+    return checked
+
+
+def _longest(config: PreTrainedConfig) -> int:
+    heads = config.num_hidden_layers * config.num_attention_heads
+    return min(LONGEST_EXCERPT, int((EXCERPT_WEIGHTS / heads) ** 0.5))
+
+
+def excerpt_variables(
+    excerpts: dict[str, np.ndarray],
+    pieces: Sequence[Int[Tensor, " position"]],
+    tokenizer: TokenNames | None,
+    bits: Float[np.ndarray, "layer head"],
+    planes: Sequence[Planes],
+) -> dict[str, xr.Variable]:
+    """The variables of what `read_excerpts` gave for `pieces`.
+
+    Queries are those of the heads with the most `bits`, as many as fit; of others NaN. NaN too
+    where an edit makes a head turn otherwise than the `wavelength` of its layer.
+    """
+    query = excerpts["query_still"]
+    order = np.argsort(-np.nan_to_num(bits, nan=-np.inf), axis=None, kind="stable")
+    sharpest = np.zeros(bits.size, bool)
+    sharpest[order[: max(EXCERPT_NUMBERS // query[:, 0, 0].size, 1)]] = True
+    speeds = [p.inv_freq.nan_to_num().abs().expand(bits.shape[1], -1) for p in planes]
+    as_layer = np.stack([(speed == speed.amax(0)).all(-1).numpy() for speed in speeds])
+    query[:, ~(sharpest.reshape(bits.shape) & as_layer)] = np.nan
+    names = np.full((len(pieces), query.shape[3]), "", dtype=object)
+    for row, piece in zip(names, pieces, strict=True):
+        row[: len(piece)] = token_names(piece, tokenizer)
+    values = excerpts | {
+        "token": names,
+        "length": np.array([len(piece) for piece in pieces]),
+        "planes": np.array([layer.rotary_dim // 2 for layer in planes]),
+    }
+    return labelled({f"excerpt_{name}": of for name, of in values.items()}, EXCERPTS)

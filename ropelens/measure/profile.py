@@ -13,13 +13,12 @@ from torch import Tensor
 
 from ropelens.errors import Count, Positive, Whole, public
 from ropelens.files.progress import ShowProgress, opening, silent
-from ropelens.measure.excerpt import (
-    Excerpt,
+from ropelens.measure.capture import (
     TokenNames,
     check_excerpts,
     chosen_excerpts,
     excerpt_variables,
-    turn_alike,
+    read_excerpts,
 )
 from ropelens.measure.measurement import Lengths, Measurement, Tokens
 from ropelens.measure.passes import collect, fit_layers
@@ -113,10 +112,8 @@ def profile(
     check_new(statistics)
     with opening(show, "probing"):
         planes = subject.planes(text.context)
-        given = check_excerpts(subject.config, excerpts)
-        pieces = given or chosen_excerpts(subject, text, seed=measurement.seed)
-        looked_into = [Excerpt.of(subject, piece, planes) for piece in pieces]
-        alike = turn_alike(subject, planes, [len(piece) for piece in pieces])
+        pieces = check_excerpts(subject.config, excerpts) or chosen_excerpts(measurement)
+        read = read_excerpts(subject, pieces, planes)
         answers = repeats(measurement, planes).measure(lambda _: None)
         repeated = {name: x.numpy() for name, x in answers.items() if not name.endswith("loss")}
     stage = begin_stage()
@@ -143,10 +140,8 @@ def profile(
     sums = reduce(add, gather(sums))
     dataset = summarize(sums, planes, fits, extra=statistics)
     dataset = dataset.assign(labelled(repeated, MEASURES))
-    bits = dataset["total_bits"].values
-    dataset = dataset.assign(
-        excerpt_variables(looked_into, tokenizer, bits, alike=alike, planes=planes)
-    ).set_coords("excerpt_token")
+    shown = excerpt_variables(read, pieces, tokenizer, dataset["total_bits"].values, planes)
+    dataset = dataset.assign(shown).set_coords("excerpt_token")
     dataset.attrs |= {"kind": "profile"} | measurement.facts
     return dataset
 

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ropelens.errors import BadArgument, public
-from ropelens.measure.excerpt import TokenNames, name_token
+from ropelens.measure.capture import TokenNames, token_names
 from ropelens.measure.measurement import Tokens
 from ropelens.models.texts import LARGEST_ID, check_tokens
 from ropelens.statistics.block import Block
@@ -92,7 +92,7 @@ def find_tokens(
         )
     ids, places = tokens.cpu().unique(return_inverse=True)
     texts = {what} if isinstance(what, str) else set(what)
-    names = [name_token(tokenizer, int(token)) for token in ids]
+    names = token_names(ids, tokenizer)
     if what == "punctuation":
         among = [bool(name.strip()) and all(map(_punctuates, name.strip())) for name in names]
     else:

@@ -24,7 +24,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import ropelens as rl
 from ropelens.errors import UnsupportedModel
 from ropelens.measure import passes
-from ropelens.measure.excerpt import attention_of
 from ropelens.models.subject import as_subject
 from ropelens.statistics.call import AttentionCall, attention_map, output_residual
 
@@ -98,9 +97,8 @@ def test_padding_masks_reach_the_model(llama: LlamaForCausalLM):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_every_dtype_passes_the_check(dtype: torch.dtype):
     model = tiny("gemma2").to(dtype)
-    maps = attention_of(as_subject(model), tokens(sequences=1)[0])
-    for weights in maps:
-        torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+    attention = rl.capture(model, tokens(sequences=1))["attention"]
+    np.testing.assert_allclose(attention.sum("key"), 1, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["phi", "gpt_neox"])
@@ -213,7 +211,7 @@ def test_a_window_without_a_mask_is_seen(monkeypatch: pytest.MonkeyPatch):
         logits(model, tokens())
     for call in calls:
         assert torch.equal(call.start, (torch.arange(LENGTH) - WINDOW + 1).clamp_min(0))
-    attention_of(as_subject(model), tokens()[0])
+    rl.capture(model, tokens()[0])
 
 
 def test_chunks_are_seen():
@@ -225,7 +223,7 @@ def test_chunks_are_seen():
     row = torch.arange(20)
     for call, rotates in zip(calls, model.config.no_rope_layers, strict=True):
         assert torch.equal(call.start, row // 8 * 8 if rotates else 0 * row)
-    attention_of(as_subject(model), tokens(length=20)[0])
+    rl.capture(model, tokens(length=20)[0])
 
 
 # opening and closing
@@ -290,7 +288,7 @@ def test_a_layer_that_looks_ahead_is_found(llama: LlamaForCausalLM):
     llama.model.layers[1].self_attn.is_causal = False
     llama.set_attn_implementation("sdpa")
     with pytest.raises(UnsupportedModel, match="layer 1: attention from") as refused:
-        attention_of(as_subject(llama), tokens()[0])
+        rl.capture(llama, tokens()[0])
     assert refused.value.what.startswith("LlamaForCausalLM attends in a way that")
 
 
@@ -325,7 +323,7 @@ def test_statistics_are_not_taken_over_keys_that_are_no_interval():
 def test_a_silent_layer_is_refused(llama: LlamaForCausalLM):
     llama.config.num_hidden_layers = 3  # of which the model has two
     with pytest.raises(UnsupportedModel, match="2 of 3 layers showed") as refused:
-        attention_of(as_subject(llama), tokens()[0])
+        rl.capture(llama, tokens()[0])
     assert "layer 2" in refused.value.parts["seen"]
 
 
