@@ -10,7 +10,7 @@ import xarray as xr
 from jaxtyping import Float
 from scipy import stats
 
-from ropelens.errors import BadArgument, Count, Whole, public
+from ropelens.errors import Count, Whole, public
 from ropelens.statistics.budget.claim import judge
 from ropelens.statistics.intervals import LEVEL
 from ropelens.statistics.labels import (
@@ -20,9 +20,10 @@ from ropelens.statistics.labels import (
     describe_wavelengths,
     label_heads,
 )
-from ropelens.statistics.variables import BY_DRAW, MEASURES, columns
+from ropelens.statistics.variables import columns
 
 FRACTIONS = ("positional_fraction", "content_fraction", "interaction_fraction")
+LABELLED_BY = ("total", "sink", "position", "content")
 
 COLUMNS = (
     *("layer", "head", "label", "confidence"),
@@ -61,10 +62,7 @@ def classify_heads(
     `attrs["thresholds"]` holds the thresholds; `attrs["claim"]` what `statistics.claim.judge`
     finds: do positional and semantic heads differ in wavelength more than in models whose
     frequencies are in a random order?
-
-    Raises `BadArgument` for a dataset that is no profile, or one of an earlier version.
     """
-    _check_measured(profile)
     thresholds, seed = thresholds or Thresholds(), int(seed)
     table = head_values(profile, thresholds)
     table["confidence"] = np.full(table["label"].shape, np.nan)
@@ -83,45 +81,23 @@ def classify_heads(
     return heads
 
 
-def _check_measured(profile: xr.Dataset) -> None:
-    """Refuse a dataset without the variables that labels and columns are read from."""
-    gains = (f"group_{name}" for name in GAINS)
-    drawn = (row.name for row in MEASURES if row.dims == BY_DRAW)
-    read = (*columns("budget"), *columns("score"), *gains, *drawn, "selectivity_keys", "offset")
-    missing = [name for name in read if name not in profile]
-    if missing:
-        raise BadArgument(
-            "This is no profile, or one of an earlier version.",
-            seen=f"no {', '.join(missing[:4])}{' ...' if len(missing) > 4 else ''}",
-            attempt="a dataset from ropelens.profile; measure the model again",
-        )
-
-
 def claim_numbers(
     profile: xr.Dataset,
 ) -> tuple[Float[np.ndarray, "draw layer head"], Float[np.ndarray, "draw layer head"]]:
     """Offset fractions and mean log wavelengths of the heads, of the model and surrogates."""
     fraction, wavelength = (
-        profile[f"surrogate_{name}"].transpose("draw", "layer", "head").values
-        for name in ("offset_fraction", "log_wavelength")
+        profile[f"surrogate_{name}"].values for name in ("offset_fraction", "log_wavelength")
     )
     return fraction, wavelength
 
 
 def head_values(profile: xr.Dataset, thresholds: Thresholds) -> dict[str, np.ndarray]:
     """The columns of heads.csv that follow from a profile, each [layer, head]."""
-    bits = {name: profile[name].values for name in columns("budget")}
-    parts = {name.removesuffix("_bits"): values for name, values in bits.items()}
-    interaction = parts.pop("interaction")
-    label = label_heads(thresholds, **parts)
-    rest = parts["total"] - parts["sink"]
-    fractions = zip(FRACTIONS, (parts["position"], parts["content"], interaction), strict=True)
+    columns_of_bits = {name: profile[name].values for name in columns("budget")}
+    bits = {name.removesuffix("_bits"): x for name, x in columns_of_bits.items()}
+    label = label_heads(thresholds, **{name: bits[name] for name in LABELLED_BY})
     by_head = "head_wavelength" if "head_wavelength" in profile else "wavelength"
     push, wavelength = xr.broadcast(profile["selectivity_keys"], profile[by_head])
-    through = describe_wavelengths(
-        push.transpose("layer", "head", "frequency").values,
-        wavelength.transpose("layer", "head", "frequency").values,
-    )
     positional = label == "positional"
     named = positional & (profile["offset_weight"].values >= thresholds.offset)
     layer, head = (np.asarray(index) for index in np.indices(label.shape))
@@ -133,17 +109,23 @@ def head_values(profile: xr.Dataset, thresholds: Thresholds) -> dict[str, np.nda
         "layer": layer,
         "head": head,
         "label": label,
-        **{
-            name: np.divide(part, rest, out=np.full_like(rest, np.nan), where=rest > 0)
-            for name, part in fractions
-        },
-        **bits,
+        **dict(zip(FRACTIONS, _fractions(bits), strict=True)),
+        **columns_of_bits,
         "offset": only(named, "offset"),
         "offset_low": only(positional, "offset_low"),
         "offset_high": only(positional, "offset_high"),
         "offset_weight": only(positional, "offset_weight"),
-        **through,
+        **describe_wavelengths(push.values, wavelength.transpose(*push.dims).values),
     }
+
+
+def _fractions(
+    bits: dict[str, Float[np.ndarray, "*shape"]],
+) -> Float[np.ndarray, " part *shape"]:
+    """Shares of the bits that sinks do not explain; NaN without any."""
+    parts = np.stack([bits[name] for name in ("position", "content", "interaction")])
+    rest = np.broadcast_to(bits["total"] - bits["sink"], parts.shape)
+    return np.divide(parts, rest, out=np.full_like(parts, np.nan), where=rest > 0)
 
 
 def share_interval(
@@ -157,16 +139,10 @@ def share_interval(
     count = profile.sizes["group"]
     fractions = np.stack([table[name] for name in FRACTIONS])
     largest = np.nan_to_num(fractions).argmax(0)[None]
-    if count < 2:
-        missing = np.full(largest.shape[1:], np.nan)
-        return missing, missing
     rows = profile["group_scored"].values
     sums = [profile[f"group_{name}"].values * rows[:, None, None] for name in GAINS]
     bits = attention_budget(*(x.sum(0) - x for x in sums))  # shares need no mean
-    rest = bits["total"] - bits["sink"]
-    parts = np.stack([bits[name] for name in ("position", "content", "interaction")])
-    part = np.take_along_axis(parts, largest[:, None], 0)[0]
-    shares = np.divide(part, rest, out=np.full_like(rest, np.nan), where=rest > 0)
+    shares = np.take_along_axis(_fractions(bits), largest[:, None], 0)[0]
     error = np.sqrt((count - 1) * shares.var(0))
     half = stats.t.ppf((1 + LEVEL) / 2, count - 1) * error
     share = np.take_along_axis(fractions, largest, 0)[0]
@@ -188,5 +164,4 @@ def resample_labels(
     weight = weight / weight.sum(axis=1, keepdims=True)
     gains = (profile[f"group_{name}"].values for name in GAINS)
     bits = attention_budget(*(np.einsum("rg,glh->rlh", weight, gain) for gain in gains))
-    parts = {name: bits[name] for name in ("total", "sink", "position", "content")}
-    return label_heads(thresholds, **parts)
+    return label_heads(thresholds, **{name: bits[name] for name in LABELLED_BY})

@@ -231,27 +231,27 @@ def sum_batch(
     """
     text, width = batch.text, batch.text.tokens.shape[1]
     calls = subject.layers * -(-width // (chunk_of(subject, width) or width))
-    shares = _shares(progress, int(text.lengths.sum()), calls + 1)
+    tokens = int(text.lengths.sum())
+    share = tokens // (calls + 1)  # of a call, and of the losses
     summing = _Summing(batch, planes, statistics, fits)
 
     def see_part(call: AttentionCall, first: int) -> None:
         summing.add_tokens(call, first)
-        next(shares, None)
+        progress(share)
 
     def see(call: AttentionCall) -> None:
         summing.add(call)
         also(call)
         if call.at is None:  # else its chunks were counted
-            next(shares, None)
+            progress(share)
 
     with observing(subject, text.tokens, (batch.rows, batch.scored), see, see_part):
         losses = token_losses(subject, text.tokens, text.lengths)
-    for _ in shares:
-        pass
+    progress(tokens - share * calls)
     subject.check_layers(set(summing.layers))
     sums = Sums(
         row_weight=by_group(batch.rows.by_position(width), text.group),
-        tokens=int(text.lengths.sum()),
+        tokens=tokens,
         sequences=len(text),
         group_loss=by_group(losses.nansum(1), text.group),
         group_predicted=by_group(text.lengths - 1, text.group),
@@ -306,12 +306,3 @@ class _Summing:
             rows = CallRows(call, self.batch.rows, planes, sinks=sinks, tokens=text.tokens)
             sums |= sum_attention(rows, rest)
         self.layers[call.layer] = LayerSums.of(sums, call, self.statistics)
-
-
-def _shares(progress: Progress, tokens: int, steps: int) -> Iterator[None]:
-    """Tell `progress` an equal share of the tokens at each step."""
-    for step in range(steps):
-        share = tokens * (step + 1) // steps - tokens * step // steps
-        if share:
-            progress(share)
-        yield

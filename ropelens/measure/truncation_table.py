@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pandas as pd
 import xarray as xr
@@ -24,7 +26,6 @@ COLUMNS = (
 )
 """The columns of truncation.csv, in order."""
 
-COORDINATES = [row.name for row in SWEEP if row.name != "edit"]
 EVEN, ODD = slice(0, None, 2), slice(1, None, 2)
 
 
@@ -43,96 +44,68 @@ def summarize_truncation(truncation: xr.Dataset) -> pd.DataFrame:
     sequences drawn again.
     `largest_attention_change` (bits) is that of the head in `changed_most`, such as "L0 H3".
     """
-    check_truncation(truncation)
-    table = pd.DataFrame({"edit": truncation["edit"].values.astype(str)})
-    for name in COORDINATES:
-        table[name] = truncation[name].values
-    _add_changes(table, truncation)
-    _add_heads(table, truncation)
-    return table.reindex(columns=list(COLUMNS))
-
-
-def check_truncation(truncation: xr.Dataset) -> None:
-    """Raise `BadArgument` for a dataset that is no truncation sweep."""
-    missing = [name for name in ("edit", *COORDINATES) if name not in truncation.coords]
-    first = not missing and str(truncation["kind"].values[0])
-    if missing or first != "none":
+    if "kind" not in truncation.coords or truncation["kind"].values[0] != "none":
         raise BadArgument(
-            "This is no truncation sweep.",
-            seen=f"no coordinate {missing[0]}" if missing else f"its first entry is {first!r}",
+            "This is no truncation sweep that begins with the model as it is.",
             attempt="pass what ropelens.truncate(model, tokens) gives",
         )
-
-
-def _add_changes(table: pd.DataFrame, truncation: xr.Dataset) -> None:
-    """Means of what has pairs, their changes and the intervals of those."""
+    table = pd.DataFrame({row.name: truncation[row.name].values for row in SWEEP})
     for name, values, weight, group in _paired(truncation):
         table[name] = (values * weight).sum(axis=1) / weight.sum()
-        found = [paired_interval(row - values[0], weight, group) for row in values]
-        for column, parts in zip(ENDS_OF_INTERVAL, zip(*found, strict=True), strict=True):
-            table[f"{name}_change{column}"] = parts
+        changes = [paired_interval(row - values[0], weight, group) for row in values]
+        table[[f"{name}_change{end}" for end in ENDS_OF_INTERVAL]] = changes
+    if "label" in truncation:
+        _add_labels(table, truncation)
+    if "attention_change" in truncation:
+        change = truncation["attention_change"].fillna(-1)
+        table["largest_attention_change"] = change.max(("layer", "head")).values
+        most = change.argmax(("layer", "head"))
+        table["changed_most"] = [
+            f"L{layer} H{head}" if bits > 0 else ""
+            for layer, head, bits in zip(
+                most["layer"].values,
+                most["head"].values,
+                table["largest_attention_change"],
+                strict=True,
+            )
+        ]
+    return table.reindex(columns=list(COLUMNS))
 
 
 def _paired(
     truncation: xr.Dataset,
-) -> list[tuple[str, np.ndarray, np.ndarray, np.ndarray | None]]:
+) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray | None]]:
     """What was measured in pairs: its name, values [edit, pair], weights and groups [pair]."""
-    found: list[tuple[str, np.ndarray, np.ndarray, np.ndarray | None]] = []
     if "loss" in truncation:
-        loss = truncation["loss"].transpose("edit", "sequence").values
-        group = truncation["group"].values if "group" in truncation.coords else None
         weight = truncation["predicted_tokens"].values.astype(float)
-        found.append(("loss", loss, weight, group))
+        group = truncation["group"].values if "group" in truncation.coords else None
+        yield "loss", truncation["loss"].values, weight, group
+    trials: dict[str, xr.DataArray] = {}
     if "repeat_loss" in truncation:
-        repeat = truncation["repeat_loss"].transpose("edit", "trial").values
-        found.append(("repeat_loss", repeat, np.ones(repeat.shape[1]), None))
+        trials["repeat_loss"] = truncation["repeat_loss"]
+    if "trial_induction" in truncation:
+        scores = truncation["trial_induction"]
+        best = best_head(scores, chosen_in=scores.isel(edit=0))
+        trials["induction"] = best.transpose("edit", "trial")
     if "retrieval_hit" in truncation:
         # A trial's lengths and depths may share their tokens: one mean a trial.
-        hit = truncation["retrieval_hit"].mean(["retrieval_length", "depth"])
-        (trial,) = (dim for dim in hit.dims if dim != "edit")
-        hits = hit.transpose("edit", trial).values.astype(float)
-        found.append(("retrieval", hits, np.ones(hits.shape[1]), None))
-    return found
+        trials["retrieval"] = truncation["retrieval_hit"].mean(["retrieval_length", "depth"])
+    for name, of_trials in trials.items():
+        yield name, of_trials.values.astype(float), np.ones(of_trials.shape[1]), None
 
 
-def _add_heads(table: pd.DataFrame, truncation: xr.Dataset) -> None:
-    """What became of the heads: induction, labels, attention."""
-    if "trial_induction" in truncation:
-        _add_induction(table, truncation["trial_induction"])
-    if "label" in truncation:
-        label = truncation["label"].transpose("edit", "layer", "head").values.astype(str)
-        known = (label != "") & (label[0] != "")
-        changed = (known & (label != label[0])).sum(axis=(1, 2)).astype(float)
-        heads = known.sum(axis=(1, 2))
-        table["labels_changed"] = np.where(heads > 0, changed, np.nan)
-        if "labels_changed_resampled" in truncation:
-            again = truncation["labels_changed_resampled"].transpose("edit", ...).values
-            low, high = np.quantile(again, [0.025, 0.975], axis=1)
-            table["labels_changed_low"], table["labels_changed_high"] = low, high
-        for end in ENDS_OF_INTERVAL:
-            if f"labels_changed{end}" in table:
-                count = table[f"labels_changed{end}"]
-                table[f"labels_changed_share{end}"] = count / np.where(heads > 0, heads, np.nan)
-    if "attention_change" in truncation:
-        change = truncation["attention_change"].transpose("edit", "layer", "head").values
-        flat = np.nan_to_num(change.reshape(len(change), -1), nan=-1.0)
-        most = flat.argmax(axis=1)
-        table["largest_attention_change"] = flat.max(axis=1)
-        layers, heads = np.unravel_index(most, change.shape[1:])
-        named = [f"L{layer} H{head}" for layer, head in zip(layers, heads, strict=True)]
-        largest = table["largest_attention_change"]
-        table["changed_most"] = [
-            name if bits > 0 else "" for name, bits in zip(named, largest, strict=True)
-        ]
-
-
-def _add_induction(table: pd.DataFrame, trials: xr.DataArray) -> None:
-    """The score of the model's best head, in every entry, and its paired change over trials."""
-    scores = best_head(trials, chosen_in=trials.isel(edit=0)).transpose("edit", "trial").values
-    table["induction"] = scores.mean(axis=1)
-    found = [paired_interval(row - scores[0]) for row in scores]
-    for column, parts in zip(ENDS_OF_INTERVAL, zip(*found, strict=True), strict=True):
-        table[f"induction_change{column}"] = parts
+def _add_labels(table: pd.DataFrame, truncation: xr.Dataset) -> None:
+    """How many heads have another label than without an edit, and their share."""
+    label = truncation["label"].values.astype(str)
+    known = (label != "") & (label[0] != "")
+    heads = np.where(known.any(axis=(1, 2)), known.sum(axis=(1, 2)), np.nan)
+    changed = (known & (label != label[0])).sum(axis=(1, 2))
+    again = truncation["labels_changed_resampled"].values
+    low, high = np.quantile(again, [0.025, 0.975], axis=1)
+    counts = np.where(heads > 0, changed, np.nan), low, high
+    for end, count in zip(ENDS_OF_INTERVAL, counts, strict=True):
+        table[f"labels_changed{end}"] = count
+        table[f"labels_changed_share{end}"] = count / heads
 
 
 def best_head(trials: xr.DataArray, *, chosen_in: xr.DataArray | None = None) -> xr.DataArray:

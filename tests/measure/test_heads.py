@@ -14,7 +14,6 @@ from oracles.tiny import random_tokens, tiny
 from scipy import stats
 
 import ropelens as rl
-from ropelens.errors import BadArgument
 from ropelens.measure.heads import classify_heads, resample_labels
 from ropelens.statistics.labels import GAINS, Thresholds, attention_budget
 from ropelens.statistics.variables import columns
@@ -234,11 +233,3 @@ def test_without_surrogates_the_claim_is_not_testable():
     assert claim["verdict"] == "not testable"
     assert claim["null_draws"] == 0
     assert "surrogates" in claim["why"] or "it takes 3 of each" in claim["why"]
-
-
-def test_what_is_no_profile_is_refused():
-    with pytest.raises(BadArgument, match=r"earlier version[\s\S]*no total_bits"):
-        classify_heads(xr.Dataset())
-    older = one_group((1.0, 0.1, 0.2, 0.3, 0.4)).drop_vars("previous_token")
-    with pytest.raises(BadArgument, match=r"seen: +no previous_token"):
-        classify_heads(older)

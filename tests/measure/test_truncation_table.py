@@ -100,10 +100,6 @@ def test_what_was_not_measured_is_unknown(sweep: xr.Dataset) -> None:
 
 
 def test_other_datasets_are_no_sweep(sweep: xr.Dataset) -> None:
-    for other, seen in (
-        (sweep.drop_vars("kept"), "no coordinate kept"),
-        (sweep.isel(edit=slice(1, None)), "its first entry is 'slow'"),
-    ):
-        with pytest.raises(BadArgument) as raised:
+    for other in (xr.Dataset(), sweep.isel(edit=slice(1, None))):
+        with pytest.raises(BadArgument, match="This is no truncation sweep that begins with"):
             summarize_truncation(other)
-        assert raised.value.line.startswith(f"This is no truncation sweep; seen: {seen}")
