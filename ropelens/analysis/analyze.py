@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import platform
 import resource
@@ -14,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 import xarray as xr
@@ -24,7 +22,7 @@ from torch import Tensor
 from ropelens.analysis.analysis import Analysis, earlier_analysis
 from ropelens.analysis.options import Options
 from ropelens.analysis.plan import Plan, Text, listed_warnings, plan_analysis, this_command
-from ropelens.errors import BadArgument, public
+from ropelens.errors import public
 from ropelens.files.progress import ShowProgress, opening, silent
 from ropelens.measure.heads import classify_heads
 from ropelens.measure.measurement import versions
@@ -72,8 +70,9 @@ def analyze(
     `truncation` asks for a sweep too: the arguments keep, ends, bands, controls and measures
     of `ropelens.truncate`, {} for their defaults. It has the same sequences, rows and seed.
 
-    `folder` is where the results will be saved. The measurement is saved there once a minute,
-    so that the same call goes on after a kill; `Analysis.save` removes what is left of that.
+    `folder` is where the results will be saved. The measurement of a model that is named is
+    saved there once a minute, so that the same call goes on after a kill; `Analysis.save`
+    removes what is left of that.
     A sweep joins an analysis of the same weights and text in `folder`, whose profile is then
     not measured again. `progress` opens each stage of the work.
 
@@ -181,28 +180,18 @@ def _saved_in(
     folder: str | Path | None, plan: Plan, weights: str | None
 ) -> AbstractContextManager[None]:
     """The measurement is saved in `folder` under all that decides its numbers."""
-    if folder is None:
-        return nullcontext()
-    if isinstance(plan.source, Subject):
-        raise BadArgument(
-            "Only a model that is named can be measured with a folder.",
-            means="one in memory has no files by which it is known again",
-            attempt="its folder or Hub id, or no folder",
-        )
-    tokens = (plan.text.tokens, plan.text.lengths, plan.text.documents)
+    if folder is None or isinstance(plan.source, Subject):
+        return nullcontext()  # a model in memory has no files by which it is known again
+    text = (plan.text.tokens, plan.text.lengths, plan.text.documents)
     key = {
         "weights": weights,
         "config": plan.source.config.to_dict(),
-        "tokens": [None if of is None else _sha256(of) for of in tokens],
+        "tokens": [None if of is None else of.tolist() for of in text],
         "arguments": plan.arguments,
         "device": ", ".join(map(str, plan.source.devices)),
         "versions": versions(),
     }
     return savepoint(Path(folder) / UNFINISHED, key)
-
-
-def _sha256(numbers: Tensor) -> str:
-    return hashlib.sha256(np.ascontiguousarray(numbers.cpu()).tobytes()).hexdigest()
 
 
 def _record(

@@ -111,22 +111,16 @@ def with_options(
     return decorate
 
 
-def name_of(text: str) -> Any:
-    """The name of a model: an empty one is a shell variable that was not set."""
-    if not text.strip():
-        raise typer.BadParameter("it is empty")
-    return text
-
-
 def path_of(text: str) -> Any:
-    """A path; an empty text is none, though `Path` takes it for the current folder."""
-    return Path(name_of(text))
+    """A path; an empty text, of a shell variable that is not set, is not the current folder."""
+    if not text:
+        raise typer.BadParameter("it is empty")
+    return Path(text)
 
 
 Model = Annotated[
     str,
     typer.Argument(
-        parser=name_of,
         metavar="MODEL",
         help="A folder, a GGUF file, a Hub id, bundled, or bundled:NAME (ropelens list).",
     ),

@@ -86,13 +86,17 @@ def plan_analysis(
     if truncation is not None:
         wanted_measures(truncation.get("measures", MEASURES))
     lines: list[str] = []
-    names: dict[str, Any] = {"model": name_of(model), "text": _names(text), "tokenizer": None}
     with listed_warnings(lines):
-        documents = _documents(text, model)
+        names, documents = _documents(text, model)
         if isinstance(tokenizer, (str, Path)):
             names["tokenizer"] = str(tokenizer)
             tokenizer = load_tokenizer(tokenizer, options)
-        source = _opened(model, tokenizer, options)
+        source: Opened | Subject
+        if not isinstance(model, (str, Path)):
+            source = as_subject(model, tokenizer)
+        else:
+            source = open_checkpoint(model, options)
+            source = source if tokenizer is None else replace(source, tokenizer=tokenizer)
         tokenizer, config = source.tokenizer, source.config
         read = _sequences(documents, lengths, source, options)
         excerpts = [prompt_tokens(prompt, tokenizer) for prompt in options.prompts or ()]
@@ -119,14 +123,6 @@ def plan_analysis(
         facts=facts,
         warnings=lines,
     )
-
-
-def _opened(model: str | Path | Model, tokenizer: Any, options: Options) -> Opened | Subject:
-    """The model, with `tokenizer` in place of a checkpoint's."""
-    if not isinstance(model, (str, Path)):
-        return as_subject(model, tokenizer)
-    opened = open_checkpoint(model, options)
-    return opened if tokenizer is None else replace(opened, tokenizer=tokenizer)
 
 
 def _sizes(source: Opened, read: Sequences, options: Options) -> tuple[int, dict[str, str]]:
@@ -173,21 +169,31 @@ def _sizes(source: Opened, read: Sequences, options: Options) -> tuple[int, dict
     return size, facts
 
 
-def _documents(text: Text | None, model: str | Path | Model) -> list[str] | Sequences | Tensor:
-    """Documents, or the tokens that are passed instead."""
-    name, whole = name_of(model), (Path, str, Sequences, Tensor)
+def _documents(
+    text: Text | None, model: str | Path | Model
+) -> tuple[dict[str, Any], list[str] | Sequences | Tensor]:
+    """Documents, or the tokens that are passed instead; before them what run.json calls them.
+
+    There a model in memory goes by its class, and a document that was passed by its length.
+    """
+    name = str(model) if isinstance(model, (str, Path)) else type(model).__name__
+    whole = (Path, str, Sequences, Tensor)
     parts: list[Any] = [text] if isinstance(text, whole) else list(text or ())
     check_text(name, parts)
     if isinstance(text, (Sequences, Tensor)):
-        return text
-    if not parts:
-        return read_documents([sample_path(name.partition(":")[2] or "rope")])
-    documents: list[str] = []
+        return {"model": name, "text": "tokens", "tokenizer": None}, text
+    documents, names = [], []
     for part in parts:
         if isinstance(part, str):
             check_document(part)
-        documents += [part] if isinstance(part, str) else read_documents([part])
-    return documents
+            documents.append(part)
+            names.append(f"a document of {len(part):,} characters")
+        else:
+            documents += read_documents([part])
+            names.append(str(part))
+    if not parts:
+        documents = read_documents([sample_path(name.partition(":")[2] or "rope")])
+    return {"model": name, "text": names, "tokenizer": None}, documents
 
 
 def _sequences(
@@ -221,21 +227,6 @@ def _sequences(
         read = tokenize(documents, source.tokenizer, **sample)
     tokens, lengths = check_tokens(read.tokens, read.lengths, vocabulary=vocabulary)
     return replace(read, tokens=tokens, lengths=lengths)
-
-
-def name_of(model: str | Path | Model) -> str:
-    """The name that a model was asked for by; one in memory by its class."""
-    return str(model) if isinstance(model, (str, Path)) else type(model).__name__
-
-
-def _names(text: Text | None) -> list[str] | str:
-    """What a text is in run.json: paths, and how long documents are that were passed."""
-    if text is not None and not isinstance(text, (Path, str, Sequence)):
-        return "tokens"
-    return [
-        f"a document of {len(part):,} characters" if isinstance(part, str) else str(part)
-        for part in ([text] if isinstance(text, (Path, str)) else text or [])
-    ]
 
 
 def this_command() -> str:

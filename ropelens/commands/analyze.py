@@ -13,7 +13,6 @@ from ropelens.analysis.options import (
     Out,
     Text,
     Tokenizer,
-    name_of,
     path_of,
     with_options,
 )
@@ -34,7 +33,6 @@ def analyze(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            parser=name_of,
             metavar="MODEL",
             help="A local folder, a Hub id, bundled, or bundled:NAME, which ropelens list "
             "names; or a folder of models, such as RUN/history. Several are measured one "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -47,8 +46,7 @@ def rope(
         Literal["transformer-lens"] | None,
         option(
             None,
-            "Compare with this implementation of the model, plane by plane. Exit status 1 "
-            "if they differ.",
+            "Compare with this implementation of the model. Exit status 1 if they differ.",
         ),
     ] = None,
     verbose: Annotated[
@@ -60,7 +58,7 @@ def rope(
 
     A row a plane: its angular frequency and wavelength as measured, and the frequency
     that the model states. With --variant, the rotation that an edit makes of it. With
-    --against, each plane's angle where both differ most, and a verdict.
+    --against, whether two implementations of the model rotate alike, and where not.
 
     \b
     Examples:
@@ -78,7 +76,6 @@ def rope(
 
         other, _ = rl.load(model, **asdict(options))  # a bridge changes its model
         compared = rl.compare_rope(loaded, bridge(other, tokenizer), context=context)
-        print(_agreement_table(compared, ("transformers", against)))
         typer.echo(f"{compared.attrs['verdict'].upper()}. {compared.attrs['why']}")
         raise typer.Exit(compared.attrs["verdict"] != "same")
     with rl.edit_rope(loaded, *([variant] if variant else [])):
@@ -91,7 +88,7 @@ def rope(
             groups.append(group := [])
         group.append(layer)
     for group in groups:
-        print(_rotation_table(rotation.isel(layer=group)))
+        print(_table(rotation.isel(layer=group)))
     losses = None if tokenizer is None or variant else row_order_losses(loaded, tokenizer)
     if losses is not None:
         typer.echo(textwrap.fill(words_of_row_order(*losses), WIDTH))
@@ -99,70 +96,33 @@ def rope(
 
 def _alike(rope: xr.Dataset) -> bool:
     """Whether two layers rotate alike: as stated, and as measured up to its noise."""
-    import numpy as np
-
     one, other = rope.isel(layer=0), rope.isel(layer=1)
-    return (
-        all(one[name].item() == other[name].item() for name in ("pairing", "rotary_dim"))
-        and one["inv_freq_stated"].variable.equals(other["inv_freq_stated"].variable)
-        and np.allclose(one["inv_freq"], other["inv_freq"], ALIKE, atol=0, equal_nan=True)
+    stated = ("pairing", "rotary_dim", "inv_freq_stated")
+    apart = abs(one["inv_freq"] / other["inv_freq"] - 1)  # NaN where nothing turns
+    return all(one[n].variable.equals(other[n].variable) for n in stated) and not bool(
+        (apart > ALIKE).any()
     )
 
 
-def _rotation_table(rope: xr.Dataset) -> str:
-    """The planes of layers that rotate alike."""
-    names, rows = ["inv_freq", "wavelength", "inv_freq_stated"], []
-    first = rope.isel(layer=0)
-    rotary_dim, residual = int(first["rotary_dim"]), float(rope["residual"].max())
-    planes = first[names].to_dataframe()[names].dropna(subset="inv_freq")
-    for plane, inv_freq, wavelength, stated in planes.itertuples():
-        rows.append(
-            {
-                "plane": str(plane) if 2 * plane < rotary_dim else "rest",
-                "rad/token": f"{inv_freq:.9g}",
-                "wavelength (tokens)": f"{wavelength:,.2f}",
-                "stated": f"{stated:.9g}" if stated >= 0 else "",
-                "measured/stated − 1": f"{inv_freq / stated - 1:.1e}" if stated > 0 else "",
-            }
-        )
-    pairing = f"{rotary_dim // 2} planes, {first['pairing'].item()} pairing"
-    what = pairing if rotary_dim else "no rotation"
-    return _table(f"{_layers(rope)}: {what} (residual {residual:.1e})", rows)
-
-
-def _agreement_table(compared: xr.Dataset, names: tuple[str, str]) -> str:
-    """Each plane where two implementations, called `names`, differ most."""
-    rows = []
-    for plane in range(compared.sizes["frequency"]):
-        of_plane = compared.isel(frequency=plane)
-        if of_plane["difference"].isnull().all():
-            continue
-        worst = of_plane.isel(of_plane["difference"].fillna(-1).argmax(...))
-        angles = (f"{angle:.6f}" for angle in worst["angle"].values.tolist())
-        rows.append(
-            {
-                "plane": str(plane),
-                "largest difference": f"{float(worst['difference']):.1e}",
-                "layer": str(int(worst["layer"])),
-                "position": f"{int(worst['position']):,}",
-                **dict(zip(names, angles, strict=True)),
-            }
-        )
-    last = int(compared["position"].values[-1])
-    return _table(f"{_layers(compared)}: angles in rad at positions 0 to {last:,}", rows)
-
-
-def _layers(rotations: xr.Dataset) -> str:
-    """Layers in words: "layer 3", "layers 0–4 and 6"."""
+def _table(rope: xr.Dataset) -> str:
+    """The planes of layers that rotate alike: a title, and a row a plane."""
     from ropelens.report.words import ranges
 
-    layers = rotations["layer"].values.tolist()
-    return f"layer{'s' * (len(layers) > 1)} {ranges(layers)}"
-
-
-def _table(title: str, rows: Sequence[dict[str, str]]) -> str:
-    """Rows of texts under their headings, in columns."""
-    import pandas as pd
-
-    columns = pd.DataFrame(rows).to_string(index=False) if rows else ""
-    return f"{textwrap.fill(title, WIDTH)}\n{columns}\n"
+    first, names = rope.isel(layer=0), ["inv_freq", "wavelength", "inv_freq_stated"]
+    layers, rotary_dim = rope["layer"].values.tolist(), int(first["rotary_dim"])
+    planes = first[names].to_dataframe()[names].dropna(subset="inv_freq")
+    stated = planes["inv_freq_stated"]
+    planes["apart"] = (planes["inv_freq"] / stated - 1).where(stated > 0)
+    planes.insert(0, "plane", [str(n) if 2 * n < rotary_dim else "rest" for n in planes.index])
+    rows = planes.to_string(
+        index=False,
+        na_rep="",
+        header=["plane", "rad/token", "wavelength (tokens)", "stated", "measured/stated − 1"],
+        formatters=[
+            *(str, "{:.9g}".format, "{:,.2f}".format, "{:.9g}".format, "{:.1e}".format)
+        ],
+    )
+    what = f"{rotary_dim // 2} planes, {first['pairing'].item()} pairing"
+    title = f"layer{'s' * (len(layers) > 1)} {ranges(layers)}: "
+    title += f"{what if rotary_dim else 'no rotation'} (residual {rope['residual'].max():.1e})"
+    return f"{textwrap.fill(title, WIDTH)}\n{rows if len(planes) else ''}\n"

@@ -106,12 +106,9 @@ def test_mistakes_show_before_a_model_is_looked_for(
         rl.analyze("no/such/model", **({"text": WORDS} | given))
 
 
-def test_lengths_and_a_folder_need_tokens_and_a_name(checkpoint: Path, tmp_path: Path) -> None:
+def test_lengths_need_tokens(checkpoint: Path) -> None:
     with pytest.raises(rl.BadArgument, match="lengths are those of tokens"):
         rl.analyze(checkpoint, WORDS, lengths=torch.tensor([3]))
-    model, tokenizer = rl.load(checkpoint)
-    with pytest.raises(rl.BadArgument, match="no files by which it is known again"):
-        rl.analyze(model, WORDS, tokenizer=tokenizer, folder=tmp_path)
 
 
 def test_a_folder_is_read_as_it_was_saved(analysis: rl.Analysis, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,6 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def runs(tmp_path_factory: pytest.TempPathFactory, text: Path) -> list[Path]:
     place = tmp_path_factory.mktemp("runs")
     options = {"size": "nano", "context": 32, "vocabulary": 300, "steps": 1}
-    options["precision"] = "fp32"
     return [
         train([text], out=place / variant, data=place / "data", variant=variant, **options)
         for variant in ("rope", "nope")
@@ -43,21 +43,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory, text: Path) -> list[Path]:
 @pytest.fixture(scope="module")
 def analyses(tmp_path_factory: pytest.TempPathFactory, text: Path) -> list[Path]:
     """A model of three layers and one of two on one text; the second on another text."""
-    place = tmp_path_factory.mktemp("analyses")
-    (place / "other.txt").write_text("Another text. " * 40)
-    folders = []
-    for name, layers, on in (
-        ("deep", 3, text),
-        ("shallow", 2, text),
-        ("other", 2, place / "other.txt"),
-    ):
-        model = save_tiny(place / f"model-{name}", num_hidden_layers=layers)
+    place, few = tmp_path_factory.mktemp("analyses"), rl.Options(context=16, surrogates=2)
+    texts = {"deep": text, "shallow": text, "other": "Another text. " * 40}
+    for name, on in texts.items():
+        model = save_tiny(place / f"model-{name}", num_hidden_layers=2 + (name == "deep"))
         (place / name).mkdir()
-        folders.append(place / name / "out")
-        rl.analyze(model, on, rl.Options(context=16, sequences=4, surrogates=2)).save(
-            folders[-1]
-        )
-    return folders
+        rl.analyze(model, on, replace(few, sequences=4)).save(place / name / "out")
+    return [place / name / "out" for name in texts]
 
 
 def test_runs_become_four_files(ropelens: Command, runs: list[Path], tmp_path: Path) -> None:
@@ -119,10 +111,8 @@ def test_models_of_other_depths_are_compared_by_what_was_analyzed(
 def test_models_that_read_other_text_have_no_difference_of_losses(
     ropelens: Command, analyses: list[Path], tmp_path: Path
 ) -> None:
-    out = tmp_path / "out"
-    assert ropelens("compare", analyses[0], analyses[2], "--out", out).code == 0
-    assert pd.read_csv(out / "comparison.csv")["loss_change"].isna().all()
-    assert "no other model read the tokens that " in (out / "index.html").read_text()
+    assert ropelens("compare", *analyses[::2], "--out", tmp_path / "out").code == 0
+    assert pd.read_csv(tmp_path / "out" / "comparison.csv")["loss_change"].isna().all()
 
 
 def test_bad_input_is_one_line_and_nothing_is_lost(
@@ -130,9 +120,8 @@ def test_bad_input_is_one_line_and_nothing_is_lost(
 ) -> None:
     before = {path: path.read_bytes() for path in analyses[0].iterdir()}
     cases = {
-        "is one of the folders to compare": (*analyses, "--out", analyses[0]),
         "holds config.json, history": (*analyses, "--out", runs[0]),
-        "holds the results of ropelens analyze": (*analyses[:2], "--out", analyses[2]),
+        "holds the results of ropelens analyze": (*analyses, "--out", analyses[0]),
         "Runs and analyses cannot be compared": (runs[0], analyses[0], "--out", tmp_path / "a"),
         "A comparison needs two or more": (runs[0], "--out", tmp_path / "a"),
         "holds nothing to compare": (runs[0], tmp_path / "none", "--out", tmp_path / "a"),
@@ -140,8 +129,6 @@ def test_bad_input_is_one_line_and_nothing_is_lost(
     for words, arguments in cases.items():
         ended = ropelens("compare", *arguments)
         assert (ended.code, words in ended.problem) == (1, True), ended.err
-    (tmp_path / "begun" / "history").mkdir(parents=True)
-    assert "holds history" in ropelens("compare", *runs, "--out", tmp_path / "begun").problem
     ended = ropelens("compare", *runs, "--sequences", 1, "--out", tmp_path / "a")
     assert ended.code == 2
     assert not (tmp_path / "a").exists()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import shutil
 import sys
 import warnings
 from collections.abc import Iterator
@@ -19,7 +18,6 @@ from synthetic_profile import synthetic_profile
 from tiny_checkpoints import save_tiny
 
 from ropelens.analysis.analysis import earlier_analysis, open_analysis
-from ropelens.analysis.folders import rewrite_page
 from ropelens.analysis.options import Options
 from ropelens.analysis.plan import plan_analysis
 from ropelens.commands.app import main
@@ -70,12 +68,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("models") / "model")
 
 
-@pytest.fixture(scope="module")
-def damaged(model: Path) -> Path:
-    """The same, to be damaged anew in every case."""
-    return Path(shutil.copytree(model, model.parent / "damaged"))
-
-
 CONFIG = (
     *("model_type", "architectures", "dtype", "head_dim", "hidden_act", "hidden_size"),
     *("intermediate_size", "max_position_embeddings", "num_attention_heads", "rms_norm_eps"),
@@ -99,13 +91,14 @@ CHANGES = st.dictionaries(st.sampled_from(CONFIG), VALUES, min_size=1, max_size=
 
 @cases(60)
 @given(changes=CHANGES | ROPE.map(lambda rope: {"rope_parameters": rope}))
-def test_configs(model: Path, damaged: Path, changes: dict[str, object]) -> None:
-    config = json.loads((model / "config.json").read_text())
-    (damaged / "config.json").write_text(json.dumps(config | changes))
+def test_configs(model: Path, changes: dict[str, object]) -> None:
+    whole = (model / "config.json").read_text()
+    (model / "config.json").write_text(json.dumps(json.loads(whole) | changes))
     with works_or_is_refused():
-        plan_analysis(damaged, "a quick fox " * 20, Options(dtype="saved", device="cpu"))
+        plan_analysis(model, "a quick fox " * 20, Options(dtype="saved", device="cpu"))
     with works_or_is_refused():
-        measure_rope(open_checkpoint(damaged, Loading(device="cpu")).read())
+        measure_rope(open_checkpoint(model, Loading(device="cpu")).read())
+    (model / "config.json").write_text(whole)
 
 
 PRINT = {"fingerprint": "0" * 64}
@@ -129,7 +122,7 @@ def analyzed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@cases(60)
+@cases(40)
 @given(
     text=(RECORD | VALUES).map(json.dumps)
     | st.text()
@@ -137,13 +130,14 @@ def analyzed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_records(analyzed: Path, text: str) -> None:
     (analyzed / "run.json").write_text(text, errors="backslashreplace")
-    for read in (open_analysis, rewrite_page, lambda folder: check_out(folder, "analysis")):
+    for read in (
+        lambda: open_analysis(analyzed),
+        lambda: check_out(analyzed, "analysis"),
+        lambda: earlier_analysis(analyzed, PRINT["fingerprint"]),
+        lambda: write_index(analyzed.parents[1]),
+    ):
         with works_or_is_refused():
-            read(analyzed)
-    with works_or_is_refused():
-        earlier_analysis(analyzed, PRINT["fingerprint"])
-    with works_or_is_refused():
-        write_index(analyzed.parents[1])
+            read()
 
 
 COMMANDS = {
@@ -157,8 +151,8 @@ COMMANDS = {
 }
 ARGUMENTS = st.one_of(
     st.sampled_from(["nothing", "bundled:x", "0", "-1", "8", "1e400", "nan", "all", "cpu"]),
-    st.sampled_from(["p-rope:0.5", "rope:0", "nope-every:2", "1x16x1x1", "0,1", "\0"]),
-    st.text(max_size=6),
+    st.sampled_from(["p-rope:0.5", "rope:0", "nope-every:2", "1x16x1x1", "0,1"]),
+    st.text(st.characters(exclude_characters="\0"), max_size=6),  # no shell passes it
 )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from same import assert_same
 from tiny_checkpoints import edit_weights, save_tiny
 
 import ropelens as rl
-from ropelens.models.processes import shard
 
 # The second process saves after each batch, and is killed after its second batch.
 DIES = """
@@ -124,9 +122,7 @@ def test_a_process_that_dies_ends_all_and_they_go_on(
     out, script = tmp_path / "out", tmp_path / "dies.py"
     script.write_text(DIES)
     command = ("analyze", *args, "--batch-size", 1, "--out", out)
-    begin = time.monotonic()
     ended = together(*TORCHRUN, 2, script, *command)
-    assert time.monotonic() - begin < 200
     assert (ended.returncode, ended.stdout) == (1, "")
     assert len(voices(ended.stderr)) == 2, ended.stderr
     lost = voices(ended.stderr)[1]
@@ -138,12 +134,3 @@ def test_a_process_that_dies_ends_all_and_they_go_on(
     assert ended.stderr.count("going on from what was measured in ") == 1
     assert not (out / ".unfinished").exists()
     assert_same(rl.open(out).profile, one.profile)
-
-
-@pytest.mark.parametrize("among", [1, 2, 3, 7])
-def test_shards_are_neighbours_and_all(among: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    places = iter([(number, among) for number in range(among)])
-    monkeypatch.setattr("ropelens.models.processes.place", lambda: next(places))
-    shards = [shard(5) for _ in range(among)]
-    assert [one for part in shards for one in part] == list(range(5))
-    assert max(map(len, shards)) - min(map(len, shards)) <= 1

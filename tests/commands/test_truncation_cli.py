@@ -21,6 +21,7 @@ __all__ = ["ropelens"]
 
 FILES = tuple(sorted((*NAMES, "truncation.csv", "truncation.nc")))
 FEW = ("--keep", "1,0.5", "--controls", 1, "--sequences", 4, "--surrogates", 2)
+FEW += ("--measures", "loss")
 
 
 @pytest.fixture(scope="module")
@@ -36,15 +37,16 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the first sweep is kept."""
-    return tmp_path_factory.mktemp("first") / "out"
-
-
 @pytest.fixture
-def swept(ropelens: Command, model: Path, text: Path, first: Path, tmp_path: Path) -> Path:
+def swept(
+    ropelens: Command,
+    model: Path,
+    text: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path: Path,
+) -> Path:
     """A copy of a sweep of FEW, made once."""
+    first = tmp_path_factory.getbasetemp() / "swept"
     if not first.exists():
         assert ropelens("truncate", model, "--text", text, *FEW, "--out", first).code == 0
     return Path(shutil.copytree(first, tmp_path / "swept"))
@@ -55,7 +57,7 @@ def test_the_bundled_model_is_swept_to_six_files_and_a_page(
 ) -> None:
     out = tmp_path / "out"
     small = ("--context", 96, "--sequences", 3, "--keep", "1,0.75", "--bands", 2)
-    only = ("--controls", 1, "--measures", "loss", "--surrogates", 2)
+    only = ("--controls", 1, "--measures", "loss,labels", "--surrogates", 2)
     ended = ropelens("truncate", *small, *only, "--out", out)
     assert (ended.code, ended.out) == (0, f"{out / 'index.html'}\n")
     assert tuple(sorted(path.name for path in out.iterdir())) == FILES
@@ -113,7 +115,7 @@ def test_a_sweep_joins_the_analysis_that_is_there_and_stays_when_it_is_made_agai
     assert ropelens(*analyze, "--sequences", 6, *looked).code == 0
     before = {name: (out / name).read_bytes() for name in ("profile.nc", "heads.csv")}
     said = json.loads((out / "run.json").read_text())
-    sweep = ("truncate", model, "--out", out, "--measures", "loss", *FEW)
+    sweep = ("truncate", model, "--out", out, *FEW)
     with monkeypatch.context() as patch:  # the profile that stands is not measured again
         patch.setattr("ropelens.analysis.analyze.measure", None)
         assert ropelens(*sweep, "--text", text).code == 0
