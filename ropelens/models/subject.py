@@ -47,6 +47,8 @@ class Subject:
     """A transformers model, run as it is and observed through its attention interface.
 
     `model` is without what was wrapped around it; its modules and `config` state the RoPE.
+    `heads` are the query heads of a layer, `context` the tokens that it was trained for.
+    `noise` is the relative rounding of its numbers, `tolerance` what a residual may have of it.
     `depends_on_length`: the RoPE changes with the length of a batch (dynamic, longrope).
     """
 
@@ -58,37 +60,15 @@ class Subject:
         self.config: PreTrainedConfig = model.config.get_text_config()
         self.kind = type(model).__name__
         self.layers: int = getattr(self.config, "num_hidden_layers", 0)
+        self.heads: int = getattr(self.config, "num_attention_heads", 0)
         self.vocabulary: int = self.config.vocab_size
+        self.context = stated_context(model.config) or UNSTATED_CONTEXT
+        self.device = device_of(model)  # which takes the tokens
+        self.noise = torch.finfo(model.dtype).eps
+        self.tolerance = max(LARGEST_RESIDUAL, 16 * self.noise)
         self.depends_on_length = depends_on_length(self.config)
         self._rotations: dict[int | None, list[LayerRotation]] = {}
         self._judge = Judge(self.kind)
-
-    # facts
-
-    @property
-    def heads(self) -> int:
-        """Number of query heads of a layer."""
-        return self.config.num_attention_heads
-
-    @property
-    def device(self) -> torch.device:
-        """The device on which the model takes its tokens."""
-        return device_of(self.model)
-
-    @property
-    def noise(self) -> float:
-        """The relative rounding of the model's numbers."""
-        return torch.finfo(self.model.dtype).eps
-
-    @property
-    def tolerance(self) -> float:
-        """The relative size that a residual may have for rounding; see `LARGEST_RESIDUAL`."""
-        return max(LARGEST_RESIDUAL, 16 * self.noise)
-
-    @property
-    def context(self) -> int:
-        """The context, in tokens, that the model was trained for; see `UNSTATED_CONTEXT`."""
-        return stated_context(self.model.config) or UNSTATED_CONTEXT
 
     # the rotation
 
@@ -252,7 +232,7 @@ def as_subject(model: Model, tokenizer: Any = None) -> Subject:
     """The subject behind a transformers model, what wraps one, or a TransformerLens bridge.
 
     A subject is given back as it is. Raises `UnsupportedModel` for any other module, for a
-    model that predicts no tokens, and for one on a device where nothing can be summed.
+    model that predicts no tokens, and on a device where nothing can be summed.
     """
     if isinstance(model, Subject):
         return model
@@ -261,18 +241,21 @@ def as_subject(model: Model, tokenizer: Any = None) -> Subject:
         from ropelens.models.bridge import BridgeSubject
 
         return BridgeSubject(model, tokenizer)
-    if not isinstance(model, PreTrainedModel):
+    kind = type(model).__name__
+    if not isinstance(model, PreTrainedModel) or model.get_output_embeddings() is None:
         raise UnsupportedModel(
-            f"{type(model).__name__} is not a model that ropelens can run.",
-            attempt="pass the transformers model in it, or a TransformerLens TransformerBridge",
+            f"{kind} is not a model that ropelens can run.",
+            attempt="a transformers model that predicts tokens (AutoModelForCausalLM, "
+            "ropelens.load), or a TransformerLens TransformerBridge",
         )
-    if model.get_output_embeddings() is None:
-        raise UnsupportedModel(
-            f"{type(model).__name__} predicts no tokens.",
-            attempt="load it with AutoModelForCausalLM, or with ropelens.load",
-        )
-    _check_runs(model)
-    return Subject(model, tokenizer)
+    try:
+        subject = Subject(model, tokenizer)
+    except RuntimeError as error:  # transformers': the attribute differs by layer (Dots 3)
+        raise UnsupportedModel(f"Layers of {kind} have different numbers of heads.") from error
+    for device in devices_of(model):
+        if device.type not in ("cpu", "cuda"):  # others have no float64, meta no weights
+            raise UnsupportedModel(f"{kind} is on {device}, where ropelens does not run.")
+    return subject
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -301,18 +284,6 @@ def stated_context(config: PreTrainedConfig) -> int | None:
     return int(length) if length else None
 
 
-def _check_runs(model: PreTrainedModel) -> None:
-    """Refuse devices where nothing can be summed, and heads that differ by layer (Dots 3)."""
-    name = type(model).__name__
-    try:
-        getattr(model.config.get_text_config(), "num_attention_heads", None)
-    except RuntimeError as error:  # transformers': the attribute differs by layer
-        raise UnsupportedModel(f"Layers of {name} have different numbers of heads.") from error
-    for device in devices_of(model):
-        if device.type not in ("cpu", "cuda"):  # others have no float64, meta no weights
-            raise UnsupportedModel(f"{name} is on {device}, where ropelens does not run.")
-
-
 # a model run piece by piece
 
 
@@ -332,21 +303,19 @@ def _without_dropout(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def _once(module: nn.Module, results: list[Any]) -> Iterator[None]:
     """`module` gives its first result of `results` again while the block runs."""
-    own = module.forward
+    own, before = module.forward, vars(module).get("forward")
 
     def first(*args: Any, **kwargs: Any) -> Any:
         if not results:
             results.append(own(*args, **kwargs))
         return results[0]
 
-    before = vars(module).get("forward")
     module.forward = first
     try:
         yield
     finally:
-        if before is None:
-            del module.forward
-        else:
+        del module.forward
+        if before is not None:
             module.forward = before
 
 
@@ -361,7 +330,7 @@ class _LayerWithRoom(DynamicLayer):
         self.tokens = tokens
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+        self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         new = (key_states, value_states)
         if not self.is_initialized:
