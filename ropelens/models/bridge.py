@@ -12,7 +12,6 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -56,9 +55,8 @@ class BridgeSubject(Subject):
         self, tokens: Tensor, positions: Tensor | None = None, *, last: int = 0
     ) -> Tensor:
         """Logits [sequence, position, token] of whole sequences, all whatever `last` is."""
-        if positions is None:
-            return self.bridge(tokens.to(self.device))
-        return self.bridge(tokens.to(self.device), position_ids=positions.to(self.device))
+        options = {} if positions is None else {"position_ids": positions.to(self.device)}
+        return self.bridge(tokens.to(self.device), **options)
 
     def logits(
         self, tokens: Tensor, *, at_once: int, chunk: int | None = None
@@ -85,12 +83,12 @@ class BridgeSubject(Subject):
 def _at_layer(subject: BridgeSubject, layer: int, attention: Any) -> Iterator[None]:
     """The attention calls of one layer meet the open hooks while the block runs."""
     calls = _Calls(subject, layer, attention.original_component)
-    names = {part: f"blocks.{layer}.attn.{hook}" for part, hook in _HOOKS.items()}
-    missing = [part for part, name in names.items() if name not in subject.bridge.hook_dict]
-    if missing:
-        raise _hidden(calls.attention, f"layer {layer}: there is no {_HOOKS[missing[0]]}")
+    passed = [
+        (f"blocks.{layer}.attn.{hook}", partial(calls.come, part))
+        for part, hook in _HOOKS.items()
+        if f"blocks.{layer}.attn.{hook}" in subject.bridge.hook_dict
+    ]
     begins = attention.register_forward_pre_hook(calls.begin, with_kwargs=True)
-    passed = [(name, partial(calls.come, part)) for part, name in names.items()]
     try:
         with subject.bridge.hooks(fwd_hooks=passed):
             yield
@@ -152,11 +150,16 @@ class _Calls:
         """The call is complete: it is shown, then silenced."""
         missing = [hook for part, hook in _HOOKS.items() if part not in (*self.parts, "output")]
         if missing:
-            raise _hidden(self.attention, f"layer {self.layer}: {missing[0]} did not fire")
+            raise UnsupportedModel(
+                f"TransformerLens hides the attention of {type(self.attention).__name__}.",
+                seen=f"layer {self.layer}: {missing[0]} did not fire",
+                attempt="the transformers model itself (the default backend, hf)",
+            )
         heads = ("query", "key", "value")
         query, key, value = (self.parts[part].transpose(1, 2) for part in heads)
         by_head = output.reshape(*self.parts["query"].shape[:3], -1)
-        visible = _visible(self.parts["scores"])
+        scores = self.parts["scores"]  # on which the mask lies
+        visible = scores[:, 0] > torch.finfo(scores.dtype).min / 2
         past = visible.shape[2] - visible.shape[1]
         real = visible.diagonal(past, 1, 2)
         start, not_between = between(visible, range(past, visible.shape[2]))
@@ -180,19 +183,6 @@ class _Calls:
             observer(call)
         by_head = silence_outputs(hooks.silences, self.layer, by_head, real, past=past)
         return by_head.reshape(output.shape)
-
-
-def _hidden(attention: nn.Module, seen: str) -> UnsupportedModel:
-    return UnsupportedModel(
-        f"TransformerLens hides the attention of {type(attention).__name__}.",
-        seen=seen,
-        attempt="the transformers model itself (the default backend, hf)",
-    )
-
-
-def _visible(scores: Float[Tensor, "batch head row key"]) -> Bool[Tensor, "batch row key"]:
-    """Which keys each row sees, read from the mask that lies on the scores."""
-    return scores[:, 0] > torch.finfo(scores.dtype).min / 2
 
 
 def bridge(model: PreTrainedModel, tokenizer: Any) -> Any:

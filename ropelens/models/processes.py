@@ -20,11 +20,7 @@ from ropelens.errors import RopelensError
 
 Part = TypeVar("Part")
 
-_shared: ContextVar[bool] = ContextVar("ropelens_shared", default=False)
-
-
-class ProcessLost(RopelensError):
-    """One of the processes that share a measurement has ended."""
+_place: ContextVar[tuple[int, int]] = ContextVar("ropelens_place", default=(0, 1))
 
 
 def processes() -> PartialState:
@@ -44,18 +40,17 @@ def _close_at_exit() -> None:
 @contextmanager
 def shared() -> Iterator[None]:
     """Share measurements in the block among the processes, all of which run the block."""
-    token = _shared.set(processes().num_processes > 1)
+    state = processes()
+    token = _place.set((state.process_index, state.num_processes))
     try:
         yield
     finally:
-        _shared.reset(token)
+        _place.reset(token)
 
 
 def place() -> tuple[int, int]:
     """The number of this process and the number of processes that share: 0, 1 alone."""
-    if not _shared.get():
-        return 0, 1
-    return processes().process_index, processes().num_processes
+    return _place.get()
 
 
 def shard(count: int) -> range:
@@ -67,16 +62,16 @@ def shard(count: int) -> range:
 def gather(part: Part) -> list[Part]:
     """The `part` of every process that shares the measurement, in their order.
 
-    Raises `ProcessLost` where one of them has ended.
+    Raises `RopelensError` where one of them has ended.
     """
-    if not _shared.get():
+    if place()[1] == 1:
         return [part]
     try:
         # Pickled between the processes of one command; no file and no user's data is unpickled.
         return list(gather_object([part]))
     except RuntimeError as error:
-        raise ProcessLost(
+        raise RopelensError(
             "One of the processes that measure together has ended.",
-            means="the others end too; what is saved until then stays",
+            means="what is saved until then stays",
             attempt="the same command, which goes on from there",
         ) from error

@@ -34,7 +34,7 @@ SILENT = {
     "gpt_neox": ("GPTNeoXAttention", "layer 0: hook_rot_q did not fire"),
     "phi3": ("Phi3Attention", "layer 0: hook_rot_q did not fire"),
     "gemma4": ("Gemma4TextAttention", "layer 0: hook_rot_q did not fire"),
-    "deepseek_v3": ("DeepseekV3Attention", "layer 0: there is no v.hook_out"),
+    "deepseek_v3": ("DeepseekV3Attention", "layer 0: v.hook_out did not fire"),
 }
 
 
