@@ -36,10 +36,9 @@ def measure_rope(model: Model, *, context: Positive | None = None) -> xr.Dataset
     """The rotation of every layer of `model`, measured from one forward pass.
 
     A sequence of one token has the same hidden state whatever its position, so from
-    positions 0, 1, 2, 4, 8, ... its queries and keys differ by their rotation alone. RoPE
-    variants that change with the length (dynamic, longrope) are measured as they are at
-    `context` tokens; None means within the trained context. Under `edit_rope`, what the
-    edit leaves of the measured rotation.
+    positions 0, 1, 2, 4, 8, ... its queries and keys differ by their rotation alone. RoPE that
+    changes with the length (dynamic, longrope) is measured as it is at `context` tokens; None
+    means within the trained context. Under `edit_rope`, what the edit leaves.
 
     Returns a dataset over `layer` and `frequency`: `inv_freq` (rad/token, measured),
     `wavelength` (tokens; infinite where nothing turns), `inv_freq_stated` (rad/token,
@@ -48,10 +47,8 @@ def measure_rope(model: Model, *, context: Positive | None = None) -> xr.Dataset
     "none") and `rotary_dim` (coordinates of a head that lie in planes). Where RoPE
     leaves coordinates alone, the last frequency is that rest, with inv_freq 0.
 
-    Raises `UnsupportedModel` where the lengths of planes change with position, where
-    measured and stated frequencies disagree, where nothing rotates although nothing
-    says so, and where a layer hides its attention; `BadArgument` where an edit makes the heads
-    of a layer rotate differently.
+    Raises `UnsupportedModel` where queries do not rotate, or not as the model states, and
+    where a layer hides its attention; `BadArgument` where an edit makes heads differ.
     """
     subject = as_subject(model)
     layers, edited = subject.rotations(context), subject.planes(context, alike=True)
@@ -59,7 +56,9 @@ def measure_rope(model: Model, *, context: Positive | None = None) -> xr.Dataset
     for layer, now in zip(layers, edited, strict=True):
         same = torch.equal(now.inv_freq, layer.planes.inv_freq)
         planes.append(layer.measured.planes if same else now)
-        stated.append(_stated(planes[-1], layer.stated if same else now.inv_freq.abs()))
+        known = layer.stated if same else now.inv_freq.abs()
+        known = torch.zeros(0) if known is None else known[: planes[-1].terms].double()
+        stated.append(pad(known, (0, planes[-1].terms - len(known)), value=math.nan))
     measured = [layer.term_inv_freq.abs() for layer in planes]
     per_plane = ("layer", "frequency")
     values = {
@@ -71,12 +70,6 @@ def measure_rope(model: Model, *, context: Positive | None = None) -> xr.Dataset
         "rotary_dim": ("layer", [layer.rotary_dim for layer in planes]),
     }
     return described(xr.Dataset(values, coords={"layer": range(len(layers))}), ROTATION)
-
-
-def _stated(planes: Planes, inv_freq: Tensor | None) -> Float[Tensor, " term"]:
-    """The stated frequencies in the places of the measured ones, NaN where none is."""
-    known = torch.zeros(0) if inv_freq is None else inv_freq[: planes.terms].double()
-    return pad(known, (0, planes.terms - len(known)), value=math.nan)
 
 
 @public
@@ -100,12 +93,12 @@ def observe(
     `call` (`AttentionCall`) has the layer, queries and keys with their rotation, values, the
     scale, and the keys that each row sees. Its tensors are the model's own: clone them to keep
     or change them. `planes` (`Planes`) says how the layer rotates, as `measure_rope` measures.
-
-    Under `edit_rope`, opened before or inside, the function sees edited queries, keys and
-    `planes`, with `inv_freq` NaN where an edit makes heads of the layer differ; `call.key` then
-    has a head for each query head. Under `silence_heads` `call.output` is what the heads gave
-    before. The output of the model keeps every bit. Blocks nest, and are closed on errors too.
     With a key-value cache a call has its new rows alone, and all keys (`call.past`).
+
+    Under `edit_rope` the function sees edited queries, keys and `planes`, with `inv_freq` NaN
+    where heads of the layer differ; `call.key` then has a head for each query head. Under
+    `silence_heads` `call.output` is what the heads gave before. The output of the model keeps
+    every bit.
 
     `model` is a transformers model or a TransformerLens `TransformerBridge`. Raises
     `UnsupportedModel` as `measure_rope` does, and, when the model runs, for a cache of a RoPE
@@ -134,9 +127,8 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
     """The rotations of two implementations of one model, plane by plane: do they agree?
 
     `one` and `other` are transformers models or TransformerLens bridges with the same weights.
-    (A bridge changes the model that it is made of; load that twice.) Each runs tokens alone at
-    positions 0, 1, 2, 4, 8, ... within `context` (by default what `one` was trained for),
-    where queries and keys change by their rotation alone.
+    (A bridge changes its model; load that twice.) Each runs tokens alone at positions 0, 1, 2,
+    4, 8, ... within `context` (by default what `one` was trained for).
 
     Returns a dataset over `implementation` ("one", "other"), `layer`, `frequency` (the planes
     of `one`) and `position`:
@@ -150,10 +142,10 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
       `one`; 1 where both scale alike (YaRN's attention factor is part of it).
     - attributes `verdict` ("same", "different") and `why`, a sentence.
 
-    They are the same where all differences stay below 1e-3 rad and the rounding of an angle in
-    float32, all residuals and ratios within 1e-3 (in half precision, of what it rounds). Raises
-    `BadArgument` where the layers or heads of the two are not of one shape, and
-    `UnsupportedModel` for an implementation that hides its attention.
+    They are the same where differences stay below 1e-3 rad and the rounding of an angle in
+    float32, residuals and ratios within 1e-3 (in half precision, of what it rounds). Raises
+    `BadArgument` where layers or heads are not of one shape, and `UnsupportedModel` for an
+    implementation that hides its attention.
     """
     sides = [as_subject(one), as_subject(other)]
     positions = probe_positions((context or sides[0].context) - 1)
@@ -171,7 +163,9 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
     planes, noise = [rotation.planes for rotation in one_by_one], [s.noise for s in sides]
     angle = torch.stack([_angles(*by, planes) for by in zip(lone, noise, strict=True)])
     apart = torch.remainder(angle[1] - angle[0] + math.pi, 2 * math.pi) - math.pi
-    strength = [torch.tensor([_strength(layer) for layer in layers]) for layers in lone]
+    strength = torch.tensor(
+        [[of.scale * of.vectors.square().mean() for of in layers] for layers in lone]
+    )
     by_layer = ("implementation", "layer")
     values = {
         "angle": ((*by_layer, "frequency", "position"), angle.numpy()),
@@ -223,11 +217,6 @@ def _change(layer: LoneTokens, planes: Planes) -> float:
     moved = [(turned_back - z[:, :1]).abs(), (x - x[:, :1])[..., rest].abs()]
     change = torch.cat(moved, dim=-1).square().mean(dim=0).sqrt().max()
     return float(change / plane_norms(x, planes).square().mean().sqrt())
-
-
-def _strength(layer: LoneTokens) -> float:
-    """Scale times the mean square of queries and keys: what scores grow with."""
-    return layer.scale * float(layer.vectors.square().mean())
 
 
 def _what_differs(compared: xr.Dataset, planes: Planes, limit: float) -> str:

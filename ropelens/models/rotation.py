@@ -181,14 +181,11 @@ def _longest_position(subject: Subject, context: int | None) -> int:
     """The farthest position that the probe may use without changing the rotation."""
     config = subject.config
     if "rope_parameters" not in config.to_dict() or not stated_inv_freq(subject, 0):
-        # No rotary module: positions may index a table, which ends somewhere.
-        return subject.context - 1
+        return subject.context - 1  # positions may index a table
     if not subject.depends_on_length:
         return LONGEST_PROBE
-    trained = min(
-        int(p.get("original_max_position_embeddings") or config.max_position_embeddings)
-        for p in rope_parameters(config)
-    )
+    lengths = [p.get("original_max_position_embeddings") for p in rope_parameters(config)]
+    trained = min(int(length or config.max_position_embeddings) for length in lengths)
     return max(context or 0, trained) - 1
 
 
@@ -251,11 +248,9 @@ def _agree(
             seen=f"layer {layer}: {len(planes.inv_freq)} planes, the fastest at "
             f"{planes.inv_freq[0]:.6g} rad/token; its inv_freq holds "
             f"{len(candidates[0])}, the fastest at {candidates[0][0]:.6g}",
-            means="something between its rotary module and its attention is not RoPE",
         )
-    return LayerRotation(
-        rotation, None, replace(planes, inv_freq=planes.inv_freq.nan_to_num(0))
-    )
+    seen = replace(planes, inv_freq=planes.inv_freq.nan_to_num(0))
+    return LayerRotation(rotation, None, seen)
 
 
 def _matches(
