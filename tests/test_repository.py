@@ -19,7 +19,7 @@ ROOMS = {
     "errors.py": 100,
     "rope": 920,
     "statistics": 3_570,
-    "models": 3_080,
+    "models": 3_010,
     "edit": 440,
     "measure": 3_070,
     "files": 360,
