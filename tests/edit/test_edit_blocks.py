@@ -7,6 +7,7 @@ import pickle
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
@@ -15,7 +16,6 @@ from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 import ropelens as rl
-from ropelens.edit.rope import Edit
 from ropelens.errors import BadArgument, UnsupportedModel
 
 
@@ -50,12 +50,6 @@ class Stop(Exception):
     """Raised by a test's own code."""
 
 
-def run_and_fail(model: PreTrainedModel, edit: Edit) -> None:
-    with rl.edit_rope(model, edit):
-        logits(model)
-        raise Stop
-
-
 def test_an_error_at_the_attention_restores_the_model(
     llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ):
@@ -87,8 +81,8 @@ def test_edits_nest_and_add_up(llama: LlamaForCausalLM):
         with rl.edit_rope(llama, rl.stop(rl.PlaneNumbers([4, 5]))):
             both = logits(llama)
         assert torch.equal(logits(llama), outer)
-        with pytest.raises(Stop):
-            run_and_fail(llama, rl.stop(rl.PlaneNumbers([4, 5])))
+        with pytest.raises(IndexError), rl.edit_rope(llama, rl.stop(rl.PlaneNumbers([4, 5]))):
+            llama(torch.tensor([[999]]))
         assert torch.equal(logits(llama), outer)
     assert torch.equal(logits(llama), plain)
     with rl.edit_rope(llama, rl.stop_slowest(0.5)):
@@ -174,21 +168,36 @@ def test_heads_one_by_one_are_all_heads(llama: LlamaForCausalLM):
 
 # caches
 
+Block = Callable[[PreTrainedModel], AbstractContextManager[None]]
+
+
+def edited(heads: str) -> Block:
+    return lambda model: rl.edit_rope(model, rl.stop_fastest(0.5, heads=heads))
+
+
+def silenced(to: str) -> Block:
+    reference = {"tokens": tokens(length=12)} if to == "mean" else {}
+    return lambda model: rl.silence_heads(model, "0.1,1.2", to=to, **reference)
+
 
 @pytest.mark.parametrize(
-    ("name", "implementation", "cache", "heads", "padding"),
+    ("block", "name", "implementation", "cache", "padding"),
     [
-        ("llama_gqa", "eager", "dynamic", "*.*", 7),
-        ("llama_gqa", "sdpa", "static", "*.1", 7),
-        ("mistral_sliding", "eager", "static", "*.1", 7),
-        ("gemma3", "sdpa", "dynamic", "*.1", 7),
+        (edited("*.*"), "llama_gqa", "eager", "dynamic", 7),
+        (edited("*.1"), "llama_gqa", "sdpa", "static", 7),
+        (edited("*.1"), "mistral_sliding", "eager", "static", 7),
+        (edited("*.1"), "gemma3", "sdpa", "dynamic", 7),
         # Without padding sdpa leaves out the mask, which says how much of a cache is empty.
-        ("llama_gqa", "sdpa", "static", "*.*", 0),
-        ("persimmon", "sdpa", "static", "*.*", 0),
+        (edited("*.*"), "llama_gqa", "sdpa", "static", 0),
+        (edited("*.*"), "persimmon", "sdpa", "static", 0),
+        (silenced("zero"), "llama_gqa", "eager", "static", 7),
+        (silenced("mean"), "llama_gqa", "sdpa", "static", 7),
+        (silenced("mean"), "gemma3", "eager", "dynamic", 7),
+        (silenced("resample"), "gemma3", "sdpa", "dynamic", 0),
     ],
 )
 def test_generation_with_a_cache(
-    name: str, implementation: str, cache: str, heads: str, padding: int
+    block: Block, name: str, implementation: str, cache: str, padding: int
 ):
     """Token by token, with padding on the left, as without a cache."""
     model = tiny(name)
@@ -199,7 +208,7 @@ def test_generation_with_a_cache(
     options = {"max_new_tokens": 5, "do_sample": False, "attention_mask": mask}
     options |= {"output_logits": True, "return_dict_in_generate": True, "min_new_tokens": 5}
     plain = model.generate(ids, **options, use_cache=False)
-    with rl.edit_rope(model, rl.stop_fastest(0.5, heads=heads)):
+    with block(model):
         expected = model.generate(ids, **options, use_cache=False)
         cached = model.generate(ids, **options, cache_implementation=cache)
     assert torch.equal(cached.sequences, expected.sequences)
@@ -241,21 +250,3 @@ def test_models_that_cannot_be_edited(name: str):
     model = tiny(name)
     with pytest.raises(UnsupportedModel), rl.edit_rope(model, rl.stop_slowest(0.5)):
         pytest.fail("the edit was opened")
-
-
-def test_heads_that_share_a_key_are_edited_as_heads_with_keys_of_their_own(
-    llama: LlamaForCausalLM,
-) -> None:
-    """Against the same model with each key and value head written out for its queries."""
-    config = copy.deepcopy(llama.config)
-    config.num_key_value_heads = config.num_attention_heads
-    written_out = LlamaForCausalLM(config).eval()
-    weights, group = llama.state_dict(), config.num_attention_heads // 2
-    for name, weight in weights.items():
-        if "k_proj" in name or "v_proj" in name:
-            by_head = weight.unflatten(0, (2, -1))
-            weights[name] = by_head.repeat_interleave(group, dim=0).flatten(0, 1)
-    written_out.load_state_dict(weights)
-    edit = rl.stop_slowest(0.5, heads="*.1")
-    with rl.edit_rope(llama, edit), rl.edit_rope(written_out, edit):
-        torch.testing.assert_close(logits(llama), logits(written_out), rtol=0, atol=1e-4)

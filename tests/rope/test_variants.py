@@ -92,16 +92,6 @@ def test_a_variant_replaces_what_the_model_has():
     assert not planes.inv_freq[4:].any()
 
 
-def test_own_is_the_models_rotation_and_rope_is_plain_rope():
-    yarn = built("llama_gqa", "yarn:4")
-    plain_rope, _ = parse_variant("rope").frequencies(Shape(16, base=10_000.0))
-    ids = torch.from_numpy(random_tokens(sequences=1, length=12))
-    reach = rl.reach(yarn, ids, variants=("own", "rope"), resamples=0)
-    for name, inv_freq in (("own", yarn.model.rotary_emb.inv_freq), ("rope", plain_rope)):
-        under = reach["variant_inv_freq"].sel(variant=name, layer=0)
-        assert under.values == pytest.approx(inv_freq.numpy(), rel=1e-6)
-
-
 def test_layers_without_rotation_in_a_pattern():
     """SmolLM3's own; on a model of any family as an edit."""
     for every in (2, 4, 9):
