@@ -17,10 +17,9 @@ from ropelens.statistics.kernel import describe_kernel, offset_edges, sum_bins
 from ropelens.statistics.labels import attention_budget
 from ropelens.statistics.sums import LayerMeans, Sums
 from ropelens.statistics.variables import (
-    BINS,
+    AXES,
     INDICES,
     MEASURES,
-    PLANES,
     Derived,
     Statistic,
     labelled,
@@ -54,10 +53,10 @@ def summarize(
         dataset[row.name].attrs |= {"column": row.column} if row.column else {}
     edges, starts = layers[0].edges.numpy(), [sums.layers[n].start for n in sorted(sums.layers)]
     farthest = [int((np.arange(len(start)) - start.numpy()).max()) for start in starts]
-    dataset = dataset.assign(labelled({"farthest_offset": np.array(farthest)}, BINS))
+    dataset = dataset.assign(labelled({"farthest_offset": np.array(farthest)}, AXES))
     dataset = dataset.assign_coords(
         plane_coordinates(planes)
-        | labelled({"offset_start": edges[:-1], "offset_stop": edges[1:]}, BINS)
+        | labelled({"offset_start": edges[:-1], "offset_stop": edges[1:]}, AXES)
     )
     loss, loss_se = sums.loss
     dataset.attrs = {
@@ -78,7 +77,8 @@ def _values(row: Statistic | Derived, layers: Sequence[LayerMeans]) -> np.ndarra
         values = np.moveaxis(stack(map(row.value, layers)), 0, dims.index("layer"))
     else:
         values = row.value(layers[0]).numpy()
-    return values[layers[0].group_rows.numpy() > 0] if dims[0] == "group" else values
+    has_rows = layers[0].whole.row_weight.sum(1).numpy() > 0
+    return values[has_rows] if dims[0] == "group" else values
 
 
 def number_dims(dataset: xr.Dataset) -> xr.Dataset:
@@ -101,7 +101,7 @@ def plane_coordinates(planes: Sequence[Planes]) -> dict[str, xr.Variable]:
     if heads:
         each = (layer.wavelength.expand(heads[0], -1) for layer in planes)
         values["head_wavelength"] = stack(each)
-    return labelled(values, PLANES)
+    return labelled(values, AXES)
 
 
 # the budget
@@ -138,15 +138,8 @@ def _kernel(sums: Sums, layer: int, fit: LayerFit) -> dict[str, Tensor]:
     farthest = torch.arange(len(start)) - start
     ends_at = torch.zeros_like(row_weight).index_add_(0, farthest, row_weight)
     seen_by = ends_at.flip(0).cumsum(0).flip(0) / row_weight.sum()
-    found = describe_kernel(fit.kappa, seen_by)
-    edges = offset_edges(len(start))
-    return {
-        "kernel": sum_bins(found.kernel, edges) / edges.diff(),
-        "offset": found.offset,
-        "offset_weight": found.weight,
-        "offset_low": found.low,
-        "offset_high": found.high,
-    }
+    found, edges = describe_kernel(fit.kappa, seen_by), offset_edges(len(start))
+    return found | {"kernel": sum_bins(found["kernel"], edges) / edges.diff()}
 
 
 def _first_found(fit: LayerFit) -> Tensor:

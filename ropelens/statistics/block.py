@@ -18,18 +18,8 @@ from torch import Tensor
 
 from ropelens.errors import UnsupportedModel
 from ropelens.rope.planes import Planes, plane_norms, unrotate
+from ropelens.statistics import memory
 from ropelens.statistics.call import AttentionCall, sees
-from ropelens.statistics.memory import (
-    BLOCK_ELEMENTS,
-    BLOCK_ROWS,
-    FEWEST_ROWS,
-    HIDDEN,
-    pick,
-    products,
-    running_sum,
-    softmax,
-    sum_by_offset,
-)
 from ropelens.statistics.rows import Rows
 
 
@@ -64,6 +54,7 @@ class CallRows:
         dtype = torch.promote_types(call.query.dtype, torch.float32)
         self.call, self.rows, self.planes = call, rows, planes
         self.q, self.k = call.query.to(dtype), call.key.to(dtype)
+        self.k_scaled = self.k if call.scale == 1 else self.k * call.scale
         self.places = torch.arange(first, first + self.k.shape[2], device=self.k.device)
         self.position = rows.position[:1] if rows.dense else rows.position
         self.weight = rows.weight.to(self.k.device, dtype)
@@ -73,7 +64,7 @@ class CallRows:
         self.sinks = sinks.long().to(self.k.device)
         shape = (1, 1) if sinks.shape[1] == 1 else (self.k.shape[1], -1)
         self.sink_kind = self.sinks.unflatten(1, shape)
-        self.memory: dict[str, Tensor] = {}
+        self.buffers: dict[str, Tensor] = {}
 
     def with_rows(self, rows: Rows) -> CallRows:
         """Other rows of the same call."""
@@ -116,22 +107,15 @@ class CallRows:
         """q~ of the rows."""
         return self._of_rows(self.q_still)
 
-    def _of_rows(
-        self, x: Float[Tensor, "batch head any_row coordinate"]
-    ) -> Float[Tensor, "batch kv_head group row coordinate"]:
+    def _of_rows(self, x: Float[Tensor, "batch head _ coordinate"]) -> Tensor:
         at = self.call.at
         if self.rows.dense and at is None:  # a view
             x = x[:, :, 1 : self.position.shape[1] + 1]
         elif at is None:
-            x = pick(x, self.position)
+            x = memory.pick(x, self.position)
         else:
-            x = pick(x, torch.searchsorted(at.cpu(), self.position.contiguous()))
+            x = memory.pick(x, torch.searchsorted(at.cpu(), self.position.contiguous()))
         return x.unflatten(1, (self.k.shape[1], -1))
-
-    @cached_property
-    def k_scaled(self) -> Float[Tensor, "batch kv_head position coordinate"]:
-        """s k."""
-        return self.k if self.call.scale == 1 else self.k * self.call.scale
 
     @cached_property
     def mean_key(self) -> Float[Tensor, "batch kv_head row coordinate"]:
@@ -153,10 +137,10 @@ class CallRows:
     ) -> Float[Tensor, "batch any_head row value"]:
         """Sum over the keys that each row sees, from their running sum."""
         start = self.call.start[self.position]
-        total = running_sum(x)
-        seen = pick(total, self.position)
+        total = memory.running_sum(x)
+        seen = memory.pick(total, self.position)
         if start.any():
-            before = pick(total, (start - 1).clamp(min=0))
+            before = memory.pick(total, (start - 1).clamp(min=0))
             seen -= before * (start > 0).to(x.device)[:, None, :, None]
         return seen
 
@@ -173,17 +157,17 @@ class CallRows:
         """
         batch, kv_heads, group = self.row_q.shape[:3]
         device, count = self.k.device.type, self.position.shape[1]
-        area = BLOCK_ELEMENTS[device] // (batch * group)
+        area = memory.BLOCK_ELEMENTS[device] // (batch * group)
         if heads is not None:
             area //= 2 * (heads.stop - heads.start)
-        most = BLOCK_ROWS[device]
+        most = memory.BLOCK_ROWS[device]
         if not self.rows.dense:  # rows apart: a block of many has keys that most do not see
             few = count * int(self.position.max() + 1) <= area // 4
-            most = count if few else max(FEWEST_ROWS, -(-count // 8))
+            most = count if few else max(memory.FEWEST_ROWS, -(-count // 8))
         chosen, keys, begin = heads or slice(0, kv_heads), self.position.amax(0) + 1, 0
         while begin < count:
             rows = min(most, count - begin)
-            while rows > FEWEST_ROWS and rows * int(keys[begin + rows - 1]) > area:
+            while rows > memory.FEWEST_ROWS and rows * int(keys[begin + rows - 1]) > area:
                 rows = (rows + 1) // 2
             size = rows * int(keys[begin + rows - 1])
             together = kv_heads if heads else max(1, area // size)
@@ -248,20 +232,20 @@ class Block:
     def _softmax(self) -> tuple[Tensor, Tensor]:
         """A and its logarithmic norm; A takes the memory of scores that nobody else reads."""
         if self.call.softcap is None and "scores" not in vars(self):
-            return softmax(self._scores("attention"))
-        return softmax(self.scores, out=self.memory("attention"))
+            return memory.softmax(self._scores("attention"))
+        return memory.softmax(self.scores, out=self.buffer("attention"))
 
     def _scores(self, name: str) -> Float[Tensor, "batch kv_head group row key"]:
-        k = self.of_call.k_scaled[:, self.heads, self._columns]
-        return self.hide(self.call.squash(products(self.q, k, out=self.memory(name))))
+        k = self.of_call.k_scaled[:, self.heads, self._columns]  # s k
+        return self.hide(self.call.squash(memory.products(self.q, k, out=self.buffer(name))))
 
-    def memory(self, name: str) -> Float[Tensor, "batch kv_head group row key"]:
+    def buffer(self, name: str) -> Float[Tensor, "batch kv_head group row key"]:
         """A matrix of this block, in memory that serves every block: fresh pages cost more."""
         shape = (*self.q.shape[:4], len(self.keys))
-        size, memory = math.prod(shape), self.of_call.memory
-        if name not in memory or len(memory[name]) < size:
-            memory[name] = self.k.new_empty(size)
-        return memory[name][:size].view(shape)
+        size, buffers = math.prod(shape), self.of_call.buffers
+        if name not in buffers or len(buffers[name]) < size:
+            buffers[name] = self.k.new_empty(size)
+        return buffers[name][:size].view(shape)
 
     def hide(
         self, scores: Float[Tensor, "batch kv_head group row key"]
@@ -279,7 +263,7 @@ class Block:
         for begin, end in ((low, seen_by_all[0]), (seen_by_all[1], self.keys.stop)):
             if begin < end:
                 seen = sees(self._first, self.position, torch.arange(begin, end))
-                penalty = torch.where(seen, 0.0, HIDDEN)[:, None, None].to(self.k.device)
+                penalty = torch.where(seen, 0.0, memory.HIDDEN)[:, None, None].to(self.k.device)
                 hidden.append((slice(begin - low, end - low), penalty))
         return hidden
 
@@ -364,4 +348,4 @@ class Block:
     ) -> Float[Tensor, "batch kv_head group offset"]:
         """Weighted sum over the rows at each offset, without the first key: it is set to 0."""
         dense = self.of_call.rows.dense
-        return sum_by_offset(values, self.weight, None if dense else self.offset)
+        return memory.sum_by_offset(values, self.weight, None if dense else self.offset)

@@ -1,8 +1,4 @@
-"""Tricks that keep blocks of scores in memory that is fast.
-
-The formulas of block.py and attention.py would read the same with plain products, and take
-twice as long.
-"""
+"""Tricks that keep blocks of scores in fast memory: plain products take twice as long."""
 
 from __future__ import annotations
 
@@ -81,29 +77,19 @@ def sum_by_offset(
     """Weighted sum of `values` at each offset, without the first key, which is set to 0.
 
     `offset` is that of each key, 0 for keys ahead, where values are 0; None where rows follow
-    each other.
+    each other: then offsets are diagonals. Row i of r has its own key in column S - r + i. With
+    one more element of stride a row, a diagonal becomes a column, and their sums one
+    vector-matrix product without a copy. What such a column reads from the end of the row above
+    lies behind that row's own key, where values are zero; the first row, which has no row
+    above, is added by itself.
     """
     values = values.contiguous()
     values[..., 0] = 0
-    if offset is None:
-        return _sum_diagonals(values, row_weight)
-    # The key at an offset is in the column that has the key's offset, and where a row has no
-    # such key in the first one.
-    index = offset[:, None, None].expand_as(values)
-    return (row_weight[:, None, None, None] @ values.gather(-1, index))[..., 0, :]
-
-
-def _sum_diagonals(
-    values: Float[Tensor, "batch kv_head group row key"],
-    row_weight: Float[Tensor, "batch row"],
-) -> Float[Tensor, "batch kv_head group offset"]:
-    """Sums along each diagonal, for rows that follow each other.
-
-    Row i of r has its own key in column S - r + i. With one more element of stride a row, a
-    diagonal becomes a column, and their sums one vector-matrix product without a copy. What
-    such a column reads from the end of the row above lies behind that row's own key, where
-    values are zero; the first row, which has no row above, is added by itself.
-    """
+    if offset is not None:
+        # The key at an offset is in the column that has the key's offset, and where a row has
+        # no such key in the first one.
+        index = offset[:, None, None].expand_as(values)
+        return (row_weight[:, None, None, None] @ values.gather(-1, index))[..., 0, :]
     heads, (rows, keys) = values.shape[:3], values.shape[3:]
     by_head = row_weight[:, None, None].expand(*heads, rows).reshape(-1, 1, rows)
     flat = values.view(-1, rows, keys)

@@ -38,22 +38,20 @@ class LayerSums:
         cls, sums: SequenceSums, call: AttentionCall, statistics: Sequence[Statistic]
     ) -> LayerSums:
         """Sums of a batch of sequences."""
-        edges, sums = offset_edges(len(call.start)), dict(sums)
-        for row in statistics:
-            if row.over == "offsets":
-                sums[row.name] = sum_bins(sums[row.name], edges)
-        pooled = {name: x.sum(0) for name, x in sums.items()}
+        edges = offset_edges(len(call.start))
+        by_offset = [row.name for row in statistics if row.over == "offsets"]
+        binned = {name: sum_bins(sums[name], edges) for name in by_offset}
+        pooled = {name: x.sum(0) for name, x in (sums | binned).items()}
         return cls(start=call.start, scale=call.scale, sums=pooled)
 
     def __add__(self, other: LayerSums) -> LayerSums:
         """The sums of both corpora; the longer context sets the bins."""
-        longer = self if len(self.start) >= len(other.start) else other
-        shorter = other if longer is self else self
+        longer, shorter = self, other
+        if len(longer.start) < len(shorter.start):
+            longer, shorter = other, self
         assert torch.equal(longer.start[: len(shorter.start)], shorter.start)
-        return replace(
-            longer,
-            sums={name: _add(x, shorter.sums[name]) for name, x in longer.sums.items()},
-        )
+        sums = {name: _add(x, shorter.sums[name]) for name, x in longer.sums.items()}
+        return replace(longer, sums=sums)
 
 
 @dataclass(frozen=True)
@@ -115,11 +113,6 @@ class LayerMeans:
     ) -> Float[Tensor, "*batch term"]:
         """Length of each plane of `x`."""
         return plane_norms(x, self.planes)
-
-    @property
-    def group_rows(self) -> Float[Tensor, " group"]:
-        """Rows of each group of sequences."""
-        return self.whole.row_weight.sum(1)
 
     @cached_property
     def offset_share(self) -> Float[Tensor, " bin"]:

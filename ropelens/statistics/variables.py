@@ -7,6 +7,7 @@ averaging, describing, saving and the reference in docs/measures.md iterate over
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,10 +32,6 @@ BY_KEY_PLANE = ("layer", "kv_head", "frequency")
 BY_COORDINATE = ("layer", "head", "coordinate")
 BY_OFFSET = ("layer", "head", "offset_bin")
 BY_DRAW = ("draw", "layer", "head")
-BY_EDIT = ("edit", "layer", "head")
-BY_DEPTH = ("edit", "retrieval_length", "depth")
-BY_VARIANT = ("variant", "layer", "head")
-BY_PAIR = ("head", "query", "key")
 
 
 @dataclass(frozen=True)
@@ -110,19 +107,13 @@ class Derived(Variable):
         return self.of(layer)
 
 
-def _rows(
-    dims: tuple[str, ...],
-    units: str,
-    *,
-    column: Literal["", "budget", "score"] = "",
-    compared: Literal["", "final", "growth"] = "",
-    **long_names: str,
-) -> list[Variable]:
-    """Variables of the same dims and units, by their names."""
-    return [
-        Variable(name, dims, units, words, column, compared)
-        for name, words in long_names.items()
-    ]
+def _table(text: str) -> tuple[Variable, ...]:
+    """A variable a line, "name (dims) units: long name"; indented lines continue it."""
+    rows = re.findall(r"^(\w+) \((.*?)\) ?(.*?): (.*(?:\n +.*)*)", text, re.MULTILINE)
+    return tuple(
+        Variable(name, tuple(dims.split(", ")), units, " ".join(long_name.split()))
+        for name, dims, units, long_name in rows
+    )
 
 
 # fmt: off
@@ -134,14 +125,11 @@ MEASURES: tuple[Variable, ...] = (
     Statistic("q_still", BY_COORDINATE, "model units", "mean query without rotation",
         over="tokens", saved=False, of=lambda call: call.q_still),
     Statistic("k_still", ("layer", "kv_head", "coordinate"), "model units",
-        "mean key without rotation",
-        over="tokens", saved=False, of=lambda call: call.k_still),
+        "mean key without rotation", over="tokens", saved=False, of=lambda call: call.k_still),
     Derived("q_coherence", BY_PLANE, "1",
-        "length of the mean unrotated query over its mean length",
-        of=measures.q_coherence),
+        "length of the mean unrotated query over its mean length", of=measures.q_coherence),
     Derived("k_coherence", BY_KEY_PLANE, "1",
-        "length of the mean unrotated key over its mean length",
-        of=measures.k_coherence),
+        "length of the mean unrotated key over its mean length", of=measures.k_coherence),
     Statistic("selectivity", BY_COORDINATE, "nat",
         "push of the plane toward the keys attended to", of=measures.selectivity),
     Statistic("selectivity_keys", BY_COORDINATE, "nat",
@@ -155,21 +143,22 @@ MEASURES: tuple[Variable, ...] = (
     Statistic("offset_mass", BY_OFFSET, "1", "mean attention on keys at the bin's offsets",
         over="offsets", of=lambda block: block.attention),
     Derived("offset_share", ("layer", "offset_bin"), "1",
-        "share of rows that see the bin's first offset",
-        of=lambda layer: layer.offset_share),
-    Variable("kernel", BY_OFFSET, "1", "fitted weight of one offset of the bin"),
-    Variable("offset", BY_HEAD, "token", "offset with the most weight in the kernel"),
-    Variable("offset_weight", BY_HEAD, "1", "share of the kernel at that offset"),
-    *_rows(BY_HEAD, "token",
-        offset_low="first offset of the middle half of the kernel",
-        offset_high="last offset of the middle half of the kernel",
-        found_sink="position of a key found to be a sink, beside those known"),
-    *_rows(BY_HEAD, "bit", column="budget", compared="final",
-        total_bits="information in the choice of keys",
-        sink_bits="part of it that sinks explain",
-        position_bits="part of it that only the offset explains",
-        content_bits="part of it that the tokens explain",
-        interaction_bits="the rest: what needs both at once"),
+        "share of rows that see the bin's first offset", of=lambda layer: layer.offset_share),
+    *_table("""
+kernel (layer, head, offset_bin) 1: fitted weight of one offset of the bin
+offset (layer, head) token: offset with the most weight in the kernel
+offset_weight (layer, head) 1: share of the kernel at that offset
+offset_low (layer, head) token: first offset of the middle half of the kernel
+offset_high (layer, head) token: last offset of the middle half of the kernel
+found_sink (layer, head) token: position of a key found to be a sink, beside those known
+"""),
+    *(replace(row, column="budget", compared="final") for row in _table("""
+total_bits (layer, head) bit: information in the choice of keys
+sink_bits (layer, head) bit: part of it that sinks explain
+position_bits (layer, head) bit: part of it that only the offset explains
+content_bits (layer, head) bit: part of it that the tokens explain
+interaction_bits (layer, head) bit: the rest: what needs both at once
+""")),
     Derived("previous_token", BY_HEAD, "1", "mean attention on the previous token",
         column="score", compared="growth", of=measures.previous_token),
     Derived("self_mass", BY_HEAD, "1", "mean attention on the row's own token",
@@ -183,21 +172,21 @@ MEASURES: tuple[Variable, ...] = (
     Statistic("learned_sink_mass", BY_HEAD, "1",
         "mean attention on a sink logit that is no key", of=measures.learned_sink_mass),
     Derived("group_rows", ("group",), "1", "rows of the group of sequences",
-        of=lambda layer: layer.group_rows),
+        of=lambda layer: layer.whole.row_weight.sum(1)),
     Derived("group_loss", ("group",), "nat/token",
         "mean loss of the predicted tokens of the group",
         of=lambda layer: layer.whole.group_loss / layer.whole.group_predicted),
     Derived("group_predicted", ("group",), "token", "predicted tokens of the group",
         of=lambda layer: layer.whole.group_predicted),
     Variable("group_scored", ("group",), "1", "rows of the group that models are scored on"),
-    *(
-        Variable(f"group_{name}", ("group", *BY_HEAD), "bit", f"{what}, within the group")
-        for name, what in GAINS.items()
-    ),
-    Variable("surrogate_offset_fraction", BY_DRAW, "1",
-        "share that the offset explains, of the model (draw 0) and its surrogates"),
-    Variable("surrogate_log_wavelength", BY_DRAW, "ln(token)",
-        "mean log wavelength, of the model (draw 0) and its surrogates"),
+    *(Variable(f"group_{name}", ("group", *BY_HEAD), "bit", f"{what}, within the group")
+        for name, what in GAINS.items()),
+    *_table("""
+surrogate_offset_fraction (draw, layer, head) 1: share that the offset explains, of the model
+    (draw 0) and its surrogates
+surrogate_log_wavelength (draw, layer, head) ln(token): mean log wavelength, of the model (draw
+    0) and its surrogates
+"""),
     Variable("induction", BY_HEAD, "1",
         "mean attention on the token after the earlier occurrence", "score", "growth"),
     Variable("trial_induction", ("trial", *BY_HEAD), "1",
@@ -213,105 +202,96 @@ What is neither `Statistic` nor `Derived` comes from models fitted to some rows
 
 STATISTICS = tuple(row for row in MEASURES if isinstance(row, Statistic))
 
-INDICES = (
-    Variable("layer", ("layer",), "", "index of the layer"),
-    Variable("head", ("head",), "", "index of the query head in its layer"),
-    Variable("kv_head", ("kv_head",), "", "index of the key-value head in its layer"),
-    Variable("frequency", ("frequency",), "", "index of the plane, 0 turns fastest"),
-)
+INDICES = _table("""
+layer (layer): index of the layer
+head (head): index of the query head in its layer
+kv_head (kv_head): index of the key-value head in its layer
+frequency (frequency): index of the plane, 0 turns fastest
+""")
 
-PLANES = (
-    Variable("inv_freq", ("layer", "frequency"), "rad/token", "angular frequency of the plane"),
-    Variable("wavelength", ("layer", "frequency"), "token", "tokens per turn of the plane"),
-    Variable("head_wavelength", BY_PLANE, "token", "tokens per turn of the plane in the head"),
-)
+AXES = _table("""
+inv_freq (layer, frequency) rad/token: angular frequency of the plane
+wavelength (layer, frequency) token: tokens per turn of the plane
+head_wavelength (layer, head, frequency) token: tokens per turn of the plane in the head
+offset_start (offset_bin) token: first offset of the bin
+offset_stop (offset_bin) token: first offset beyond the bin
+farthest_offset (layer) token: farthest offset that a row of the layer sees
+""")
+"""What a profile says of its planes and bins of offsets."""
 
-BINS = (
-    Variable("offset_start", ("offset_bin",), "token", "first offset of the bin"),
-    Variable("offset_stop", ("offset_bin",), "token", "first offset beyond the bin"),
-    Variable("farthest_offset", ("layer",), "token",
-        "farthest offset that a row of the layer sees"),
-)
-
-STILL = "without its rotation: real parts, imaginary parts, and what does not rotate"
-EXCERPTS = (
-    Variable("excerpt_token", ("excerpt", "excerpt_key"), "", "token of the excerpt"),
-    Variable("excerpt_length", ("excerpt",), "token", "tokens"),
-    Variable("excerpt_attention", ("excerpt", *BY_HEAD, "excerpt_query", "excerpt_key"),
-        "1", "attention on the excerpt"),
-    Variable("excerpt_query_still", ("excerpt", *BY_HEAD, "excerpt_query", "coordinate"),
-        "1", f"query {STILL}"),
-    Variable("excerpt_key_still",
-        ("excerpt", "layer", "kv_head", "excerpt_key", "coordinate"), "1", f"key {STILL}"),
-    Variable("excerpt_scale", ("layer",), "1", "scale of the scores"),
-    Variable("excerpt_planes", ("layer",), "", "planes"),
-)
+EXCERPTS = _table("""
+excerpt_token (excerpt, excerpt_key): token of the excerpt
+excerpt_length (excerpt) token: tokens
+excerpt_attention (excerpt, layer, head, excerpt_query, excerpt_key) 1: attention on the excerpt
+excerpt_query_still (excerpt, layer, head, excerpt_query, coordinate) 1: query without its
+    rotation: real parts, imaginary parts, and what does not rotate
+excerpt_key_still (excerpt, layer, kv_head, excerpt_key, coordinate) 1: key without its
+    rotation: real parts, imaginary parts, and what does not rotate
+excerpt_scale (layer) 1: scale of the scores
+excerpt_planes (layer): planes
+""")
 """What a profile has of excerpts of its text."""
 
-CAPTURE = (
-    Variable("q_still", ("head", "query", "frequency", "part"), "1",
-        "query without its rotation"),
-    Variable("k_still", ("head", "key", "frequency", "part"), "1", "key without its rotation"),
-    Variable("q_norm", ("head", "query", "frequency"), "1", "length of the query in the plane"),
-    Variable("k_norm", ("head", "key", "frequency"), "1", "length of the key in the plane"),
-    Variable("score", BY_PAIR, "nat", "score of the key, before a soft-cap"),
-    Variable("contribution", ("head", "frequency", "query", "key"), "nat",
-        "contribution of the plane to the score"),
-    Variable("attention", BY_PAIR, "1", "attention of the query on the key"),
-    Variable("value_norm", ("head", "key"), "1", "length of the value"),
-    Variable("inv_freq", ("head", "frequency"), "rad/token",
-        "angular frequency; negative: clockwise"),
-    Variable("wavelength", ("head", "frequency"), "token", "tokens per turn"),
-    Variable("scale", ("head",), "1", "scale of the scores"),
-)
-"""What a capture holds, as `Head.write` fills it."""
+CAPTURE = _table("""
+q_still (head, query, frequency, part) 1: query without its rotation
+k_still (head, key, frequency, part) 1: key without its rotation
+q_norm (head, query, frequency) 1: length of the query in the plane
+k_norm (head, key, frequency) 1: length of the key in the plane
+score (head, query, key) nat: score of the key, before a soft-cap
+contribution (head, frequency, query, key) nat: contribution of the plane to the score
+attention (head, query, key) 1: attention of the query on the key
+value_norm (head, key) 1: length of the value
+inv_freq (head, frequency) rad/token: angular frequency; negative: clockwise
+wavelength (head, frequency) token: tokens per turn
+scale (head) 1: scale of the scores
+""")
+"""What a capture holds, as `write_head` fills it."""
 
-CAPTURE_INDICES = (
-    *_rows(("head",), "", head="layer.head", layer="layer of the head",
-        head_of_layer="number of the head in its layer"),
-    Variable("query", ("query",), "token", "position of the query"),
-    Variable("key", ("key",), "token", "position of the key"),
-    Variable("query_token", ("query",), "", "token of the query"),
-    Variable("key_token", ("key",), "", "token of the key"),
-)
+CAPTURE_INDICES = _table("""
+head (head): layer.head
+layer (head): layer of the head
+head_of_layer (head): number of the head in its layer
+query (query) token: position of the query
+key (key) token: position of the key
+query_token (query): token of the query
+key_token (key): token of the key
+""")
 
-SE = "its standard error over groups of sequences"
 EVALUATED = (
-    Variable("edit", ("edit",), "", "name of the edit"),
-    *_rows(("edit", "sequence"), "nat/token",
-        loss="mean loss of the sequence's predicted tokens",
-        seen_loss="mean loss of the predicted tokens that the sequence had before"),
-    *_rows(("sequence",), "token",
-        predicted_tokens="predicted tokens of the sequence",
-        seen_tokens="predicted tokens that the sequence had before"),
-    Variable("group", ("sequence",), "",
-        "sequences of one group are drawn together: those of a document, or of a stretch"),
-    *_rows(("edit",), "nat/token", mean_loss="mean loss of all predicted tokens",
-        mean_loss_se=SE),
-    *_rows(("edit", "position_bin"), "nat/token",
-        position_loss="mean loss of the tokens at the bin's positions", position_loss_se=SE),
-    *_rows(("position_bin",), "token", position_start="first position of the bin",
-        position_stop="first position beyond the bin"),
-    *_rows(("edit", "trial"), "nat/token",
-        first_loss="mean loss of random tokens, the first time",
-        repeat_loss="mean loss of the same tokens, repeated"),
-    Variable("copy_loss", ("edit", "copy_distance", "trial"), "nat/token",
-        "mean loss of random tokens that come again, but for the first"),
-    Variable("copy_distance", ("copy_distance",), "token", "tokens from a token to its copy"),
-    Variable("attention_change", BY_EDIT, "bit",
-        "divergence of the attention from that of the model as it is"),
-    Variable("label", BY_EDIT, "", "label of the head"),
-    Variable("labels_changed_resampled", ("edit", "resample"), "1",
-        "heads with another label, groups of sequences drawn again"),
-    *_rows(BY_EDIT, "1",
-        label_changed="whether the label differs from that of the model as it is",
-        positional_fraction="share of the bits that sinks do not explain which only the offset "
-        "explains"),
-    Variable("retrieval", BY_DEPTH, "1", "share of needles whose value was found"),
-    Variable("retrieval_hit", (*BY_DEPTH, "retrieval_trial"), "1",
-        "whether the needle's value was found"),
-    Variable("retrieval_length", ("retrieval_length",), "token", "tokens of the prompt"),
-    Variable("depth", ("depth",), "1", "share of the prompt's text before the needle"),
+    *_table("""
+edit (edit): name of the edit
+loss (edit, sequence) nat/token: mean loss of the sequence's predicted tokens
+seen_loss (edit, sequence) nat/token: mean loss of the predicted tokens that the sequence had
+    before
+predicted_tokens (sequence) token: predicted tokens of the sequence
+seen_tokens (sequence) token: predicted tokens that the sequence had before
+group (sequence): sequences of one group are drawn together: those of a document, or of a
+    stretch
+mean_loss (edit) nat/token: mean loss of all predicted tokens
+mean_loss_se (edit) nat/token: its standard error over groups of sequences
+position_loss (edit, position_bin) nat/token: mean loss of the tokens at the bin's positions
+position_loss_se (edit, position_bin) nat/token: its standard error over groups of sequences
+position_start (position_bin) token: first position of the bin
+position_stop (position_bin) token: first position beyond the bin
+first_loss (edit, trial) nat/token: mean loss of random tokens, the first time
+repeat_loss (edit, trial) nat/token: mean loss of the same tokens, repeated
+copy_loss (edit, copy_distance, trial) nat/token: mean loss of random tokens that come again,
+    but for the first
+copy_distance (copy_distance) token: tokens from a token to its copy
+attention_change (edit, layer, head) bit: divergence of the attention from that of the model as
+    it is
+label (edit, layer, head): label of the head
+labels_changed_resampled (edit, resample) 1: heads with another label, groups of sequences drawn
+    again
+label_changed (edit, layer, head) 1: whether the label differs from that of the model as it is
+positional_fraction (edit, layer, head) 1: share of the bits that sinks do not explain which
+    only the offset explains
+retrieval (edit, retrieval_length, depth) 1: share of needles whose value was found
+retrieval_hit (edit, retrieval_length, depth, retrieval_trial) 1: whether the needle's value was
+    found
+retrieval_length (retrieval_length) token: tokens of the prompt
+depth (depth) 1: share of the prompt's text before the needle
+"""),
     *(
         replace(row, dims=("edit", *row.dims))
         for row in MEASURES
@@ -321,61 +301,53 @@ EVALUATED = (
 )
 """The variables of an evaluation, beside those of the planes of the model as it is."""
 
-SWEEP = (
-    *_rows(("edit",), "", edit="what was done to the model",
-        kind="what stopped: nothing, one end, a band, or random planes as control"),
-    Variable("kept", ("edit",), "1",
-        "share of the model's rotating planes that still rotate"),
-    Variable("planes", ("edit",), "", "numbers of the stopped planes, 0 the fastest"),
-    Variable("planes_stopped", ("edit",), "1",
-        "number of stopped planes of a layer, the largest of all layers"),
-    *_rows(("edit",), "token", wavelength_low="shortest wavelength that stopped",
-        wavelength_high="longest wavelength that stopped"),
-    *_rows(("edit",), "1", draw="number of the random draw, -1 where nothing is random",
-        band="number of the band, 0 the fastest, -1 outside bands"),
-)
+SWEEP = _table("""
+edit (edit): what was done to the model
+kind (edit): what stopped: nothing, one end, a band, or random planes as control
+kept (edit) 1: share of the model's rotating planes that still rotate
+planes (edit): numbers of the stopped planes, 0 the fastest
+planes_stopped (edit) 1: number of stopped planes of a layer, the largest of all layers
+wavelength_low (edit) token: shortest wavelength that stopped
+wavelength_high (edit) token: longest wavelength that stopped
+draw (edit) 1: number of the random draw, -1 where nothing is random
+band (edit) 1: number of the band, 0 the fastest, -1 outside bands
+""")
 """What a truncation sweep says of each of its edits."""
 
-REACH = (
-    Variable("moved_score", (*BY_VARIANT, "distance"), "nat",
-        "mean score of the picked key, moved to a distance"),
-    Variable("win_share", (*BY_VARIANT, "distance"), "1",
-        "share of rows whose picked key, moved, scores above all others"),
-    Variable("unmoved_win_share", BY_VARIANT, "1",
-        "share of rows whose picked key, where it stands, scores above all others"),
-    *_rows(BY_VARIANT, "nat",
-        others_level="mean score of the other keys, at their own places",
-        lowest_score="what no distance takes the mean moved score below"),
-    *_rows(BY_VARIANT, "token",
-        horizon="distance at which the moved score falls to the level of the others",
-        horizon_low="lower end of the 95 % interval of the horizon",
-        horizon_high="upper end of the 95 % interval of the horizon"),
-    Variable("picked_distance", BY_HEAD, "token",
-        "mean distance at which the picked key stands"),
-    *_rows(BY_PLANE, "nat", product_real="mean of s Re(q~ conj(k~)) of row and picked key",
-        product_imag="mean of s Im(q~ conj(k~)) of row and picked key"),
-)
-REACH_INDICES = (
-    Variable("variant_inv_freq", ("variant", "layer", "frequency"), "rad/token",
-        "angular frequency under the variant"),
-    Variable("variant_gain", ("variant", "layer", "frequency"), "1",
-        "factor of the variant on a term of a score"),
-    Variable("distance", ("distance",), "token", "distance that the picked key is moved to"),
-)
+REACH = _table("""
+moved_score (variant, layer, head, distance) nat: mean score of the picked key, moved to a
+    distance
+win_share (variant, layer, head, distance) 1: share of rows whose picked key, moved, scores
+    above all others
+unmoved_win_share (variant, layer, head) 1: share of rows whose picked key, where it stands,
+    scores above all others
+others_level (variant, layer, head) nat: mean score of the other keys, at their own places
+lowest_score (variant, layer, head) nat: what no distance takes the mean moved score below
+horizon (variant, layer, head) token: distance at which the moved score falls to the level of
+    the others
+horizon_low (variant, layer, head) token: lower end of the 95 % interval of the horizon
+horizon_high (variant, layer, head) token: upper end of the 95 % interval of the horizon
+picked_distance (layer, head) token: mean distance at which the picked key stands
+product_real (layer, head, frequency) nat: mean of s Re(q~ conj(k~)) of row and picked key
+product_imag (layer, head, frequency) nat: mean of s Im(q~ conj(k~)) of row and picked key
+""")
+REACH_INDICES = _table("""
+variant_inv_freq (variant, layer, frequency) rad/token: angular frequency under the variant
+variant_gain (variant, layer, frequency) 1: factor of the variant on a term of a score
+distance (distance) token: distance that the picked key is moved to
+""")
 
-ROTATION = (
-    *_rows(("layer", "frequency"), "rad/token", inv_freq="angular frequency, measured",
-        inv_freq_stated="angular frequency that the model states"),
-    Variable("wavelength", ("layer", "frequency"), "token", "tokens per turn"),
-    *_rows(("layer",), "1", residual="change with position beside a rotation",
-        rotary_dim="coordinates of a head that rotate",
-        strength_ratio="scale times lengths of queries and keys, other to one"),
-    Variable("pairing", ("layer",), "", "which coordinates share a plane"),
-    Variable("angle", ("implementation", "layer", "frequency", "position"), "rad",
-        "turned since position 0"),
-    Variable("difference", ("layer", "frequency", "position"), "rad",
-        "angle between the two implementations"),
-)
+ROTATION = _table("""
+inv_freq (layer, frequency) rad/token: angular frequency, measured
+inv_freq_stated (layer, frequency) rad/token: angular frequency that the model states
+wavelength (layer, frequency) token: tokens per turn
+residual (layer) 1: change with position beside a rotation
+rotary_dim (layer) 1: coordinates of a head that rotate
+strength_ratio (layer) 1: scale times lengths of queries and keys, other to one
+pairing (layer): which coordinates share a plane
+angle (implementation, layer, frequency, position) rad: turned since position 0
+difference (layer, frequency, position) rad: angle between the two implementations
+""")
 """The rotation of a model, or of two implementations of it."""
 # fmt: on
 
@@ -417,13 +389,11 @@ def named(*names: str) -> list[Any]:
 
 def check_new(statistics: Sequence[Variable]) -> None:
     """Raise `BadArgument` for a statistic whose name is taken, in a profile or beside it."""
-    names = [row.name for row in (*MEASURES, *statistics)]
+    taken = {row.name for row in MEASURES}
     for row in statistics:
-        if names.count(row.name) > 1:
-            raise BadArgument(
-                f"There is a variable {row.name!r} already.",
-                attempt="a name of its own for every statistic",
-            )
+        if row.name in taken:
+            raise BadArgument(f"There is a variable {row.name!r} already.")
+        taken.add(row.name)
 
 
 def columns(place: str) -> list[str]:

@@ -17,7 +17,7 @@ from .planted import BASE, BOS, Expected, Floats, Site, coordinates, every_kind,
 CONTEXT, SEQUENCES = 96, 8
 NOISE_COORDINATES = 16  # at least
 WEIGHT_NOISE = 0.02  # std of each coordinate of a query or key
-OFFSETS = (0, 1, 2, 3, 6)
+OFFSETS = (0, 1, 3, 17, 60)
 
 
 def residual_stream(site: Site, *, multiple: int) -> Floats:

@@ -1,4 +1,4 @@
-"""Attention calls whose heads do one known thing each, at any offset and with BOS anywhere.
+"""Heads that do one known thing each, at any offset.
 
 Barbero et al. 2024 (arXiv 2410.06205), theorem 5.3: with q = a psi and k = R(offset) psi the
 score is a sum of cosines that peaks `offset` tokens back. Keys have the same vector in fast
@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ropelens.rope.planes import Planes
 from ropelens.statistics.call import AttentionCall
 
 Complex = NDArray[np.complex128]
@@ -24,8 +23,6 @@ Floats = NDArray[np.float64]
 
 BASE = 10_000.0
 BOS = 0
-KEY_NOISE = 0.003  # std of a key's coordinate; it writes 1 in each fast plane
-OFFSETS = (0, 1, 2, 3, 6, 17, 70, 100, 200, 300)
 
 
 @dataclass(frozen=True)
@@ -165,44 +162,6 @@ def every_kind(site: Site, offsets: tuple[int, ...]) -> Iterator[Wanted]:
     yield head(site, Expected("diffuse", "noise"), level=0.0)
 
 
-@dataclass(frozen=True)
-class Planted:
-    """An attention call, its planes and tokens, and what is expected of each query head."""
-
-    call: AttentionCall
-    planes: Planes
-    tokens: torch.Tensor
-    expected: list[Expected]
-
-
-def planted(
-    seed: int,
-    *,
-    head_dim: int = 64,
-    context: int = 512,
-    group: int = 1,
-    bos: str = "first",
-    offsets: tuple[int, ...] = OFFSETS,
-    sequences: int = 8,
-) -> Planted:
-    """A layer of such heads on random tokens; with `group` > 1, so many share a key.
-
-    BOS stands at the "first" position, at the "fifth" alone, or every 100 tokens ("packed").
-    """
-    site = Site(head_dim, context, np.random.default_rng(seed))
-    heads = list(every_kind(site, offsets))
-    heads = heads[: len(heads) // group * group]
-    tokens = site.random.integers(1, 1 + site.words, size=(sequences, context))
-    places = {"first": [0], "fifth": [5], "packed": list(range(0, context, 100))}
-    tokens[:, places[bos]] = BOS
-    planes = Planes(torch.from_numpy(site.inv_freq).float(), head_dim, "half")
-    q = np.stack([query[tokens] for query, _ in heads], axis=1)
-    k = np.stack([keys(site)[tokens]] * (len(heads) // group), axis=1)
-    noise = site.random.normal(size=(2, *k.shape)) * KEY_NOISE
-    call = call_of(_rotated(q, planes), _rotated(k + noise[0] + 1j * noise[1], planes))
-    return Planted(call, planes, torch.from_numpy(tokens), [expected for _, expected in heads])
-
-
 def call_of(
     q: torch.Tensor, k: torch.Tensor, *, scale: float = 1.0, window: int = 10**6
 ) -> AttentionCall:
@@ -223,10 +182,3 @@ def call_of(
 def coordinates(x: Complex) -> Floats:
     """By coordinate, in half layout."""
     return np.concatenate([x.real, x.imag], axis=-1)
-
-
-def _rotated(x: Complex, planes: Planes) -> torch.Tensor:
-    """Turned by float32 angles, as models round them: [..., coordinate]."""
-    position = torch.arange(x.shape[-2], dtype=torch.float32)
-    angle = (position[:, None] * planes.inv_freq).double().numpy()
-    return torch.from_numpy(coordinates(x * np.exp(1j * angle))).float()

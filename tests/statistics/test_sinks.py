@@ -15,7 +15,7 @@ from torch import Tensor
 
 import ropelens as rl
 from ropelens.rope.planes import Planes
-from ropelens.statistics import block
+from ropelens.statistics import memory
 from ropelens.statistics.attention import sum_attention
 from ropelens.statistics.block import CallRows
 from ropelens.statistics.call import AttentionCall, attention_map
@@ -111,7 +111,7 @@ def test_blocks_that_see_no_sink(by_head: bool, monkeypatch: pytest.MonkeyPatch)
     length = torch.tensor([30, 30, 30])
     sinks = torch.zeros(3, 4 if by_head else 1, 30, dtype=torch.long)
     sinks[..., 0] = 1
-    monkeypatch.setitem(block.BLOCK_ELEMENTS, "cpu", 1)
+    monkeypatch.setitem(memory.BLOCK_ELEMENTS, "cpu", 1)
     for rows in (all_rows(length), sample_rows(length, count=6, seed=0)):
         for part, true in zip(
             both_parts(call, rows, sinks), dense(call, rows, sinks), strict=True

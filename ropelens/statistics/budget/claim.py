@@ -59,18 +59,16 @@ def judge(
     bounds = _bounds(null)
     counts = np.isfinite(offset_fraction[0]) & np.isfinite(log_wavelength[0])
     verdict, why = _verdict(rho[0], null, bounds, offset_fraction[0][counts])
-    low, high = _interval(offset_fraction[0], log_wavelength[0], rho[0])
-    as_low = (1 + (null <= rho[0]).sum()) / (1 + len(null))
+    p_value = (1 + (null <= rho[0]).sum()) / (1 + len(null))
     return Claim(
-        rank_correlation=float(rho[0]),
-        low=low,
-        high=high,
+        float(rho[0]),
+        *_interval(offset_fraction[0], log_wavelength[0], rho[0]),
         heads=int(counts.sum()),
         null_median=float(np.median(null)) if len(null) else np.nan,
         null_low=bounds[0],
         null_high=bounds[1],
         null_draws=len(null),
-        p_value=float(as_low) if np.isfinite(rho[0]) else np.nan,
+        p_value=float(p_value) if np.isfinite(rho[0]) else np.nan,
         verdict=verdict,
         why=why,
     )
@@ -100,10 +98,9 @@ def _bounds(null: Float[np.ndarray, " draw"]) -> tuple[float, float]:
 
     NaN for fewer than 39, where not even the most extreme one is so rare.
     """
-    beyond = int((1 + len(null)) * TAIL)
+    beyond, in_order = int((1 + len(null)) * TAIL), np.sort(null)
     if beyond == 0:
         return np.nan, np.nan
-    in_order = np.sort(null)
     return float(in_order[beyond - 1]), float(in_order[-beyond])
 
 

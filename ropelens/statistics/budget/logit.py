@@ -68,7 +68,7 @@ def log_weights(
 ) -> Float[Tensor, "batch kv_head group row key"]:
     """log P_i(j) + log Z_i of every key; models without kappa and tau have weights for less."""
     beta, sigma, kappa, tau = split(weights.to(block.q), block.planes.terms, _context(block))
-    scores = block.memory("model")
+    scores = block.buffer("model")
     if content:
         q = block.q_still * (block.call.scale * beta)[..., None, block.planes.term_of]
         products(q, block.k_still, out=scores)

@@ -24,7 +24,6 @@ from ropelens.statistics.block import CallRows
 from ropelens.statistics.budget.logit import RIDGE, averaged, sums, tolerance
 from ropelens.statistics.budget.offsets import OffsetRows, fit_offsets
 from ropelens.statistics.labels import Thresholds, describe_wavelengths
-from ropelens.statistics.measures import selectivity_keys
 from ropelens.statistics.rows import generator_of
 
 DRAWS = 40
@@ -129,8 +128,18 @@ def _attend(
     means = []
     for block in rows.blocks(slice(0, rows.k.shape[1])):
         information = block.weigh(block.information)
-        push = (block.weight[:, None, None, None] @ selectivity_keys(block))[..., 0, :]
-        push = rows.planes.sum_coordinates(push.sum(0).to("cpu", torch.float64))
-        means.append((sums(block, block.attention, content=False), information, push))
+        masses = sums(block, block.attention, content=False)
+        is_key = block.sink_kind == 0
+        even = block.seen[:, None, None].expand(-1, *is_key.shape[1:3], -1, -1)
+        even = even.to(block.k.dtype).contiguous()
+        even[..., block.sinks] *= is_key
+        even /= even.sum(-1, keepdim=True).clamp(min=1)
+        others = block.attention  # changed from here on
+        others[..., block.sinks] *= is_key
+        others -= others.sum(-1, keepdim=True) * even
+        read = (others.flatten(2, 3) @ block.k).view_as(block.q)
+        weighted = block.q * read * block.weight[:, None, None, :, None]
+        push = rows.planes.sum_coordinates(weighted.sum((0, 3)).to("cpu", torch.float64))
+        means.append((masses, information, push))
     masses, information, push = (torch.stack(x).sum(0) for x in zip(*means, strict=True))
     return masses.flatten(0, 1), information.flatten(), push.flatten(0, 1)
