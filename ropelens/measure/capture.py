@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -67,7 +67,10 @@ def look(
 @public
 def capture(
     model: Model,
-    text_or_tokens: str | Integer[Tensor, " position"] | Integer[Tensor, "1 position"],
+    text_or_tokens: str
+    | Integer[Tensor, " position"]
+    | Integer[Tensor, "1 position"]
+    | Mapping[str, Any],
     *,
     heads: str = ALL_HEADS,
     tokenizer: TokenNames | None = None,
@@ -77,10 +80,10 @@ def capture(
     """All that some heads compute on one sequence, by plane and by pair of tokens.
 
     `text_or_tokens` is a text, which the model's `tokenizer` makes tokens of (behind its BOS,
-    where it has one), or the tokens. `heads` is a list such as "2.3,4.*" (layer.head;
-    with grouped keys, query heads). The model runs once, as it is: under `edit_rope` the
-    capture is of the edited model, also where heads that share a key rotate differently;
-    under `silence_heads`, of what heads compute before they are silenced.
+    where it has one), its tokens, or a BatchEncoding of one sequence. `heads` is a list such as
+    "2.3,4.*" (layer.head; with grouped keys, query heads). The model runs once, as it is: under
+    `edit_rope` the capture is of the edited model, also where heads that share a key rotate
+    differently; under `silence_heads`, of what heads compute before they are silenced.
 
     Returns a dataset over `head` ("2.3", with `layer` and `head_of_layer` beside it), `query`
     and `key` (positions; `query_token` and `key_token` are their texts, or "#17" without a
@@ -156,11 +159,21 @@ def capture(
 
 
 def _read(
-    subject: Subject, text_or_tokens: str | Tensor, tokenizer: TokenNames | None
+    subject: Subject,
+    text_or_tokens: str | Tensor | Mapping[str, Any],
+    tokenizer: TokenNames | None,
 ) -> Measurement:
     """The one sequence that is looked at."""
     if not isinstance(text_or_tokens, str):
-        return Measurement.of(subject, torch.atleast_2d(text_or_tokens))
+        tokens = text_or_tokens
+        one = Measurement.of(
+            subject, torch.atleast_2d(tokens) if isinstance(tokens, Tensor) else tokens
+        )
+        if len(one.text) > 1:
+            raise BadArgument(
+                "capture looks at one sequence.", seen=f"{len(one.text)} sequences"
+            )
+        return one
     check_document(text_or_tokens)
     tokens = prompt_tokens(text_or_tokens, tokenizer)
     warn_beyond(len(tokens), stated_context(subject.config))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -16,7 +16,9 @@ from jaxtyping import Integer
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from ropelens.errors import BadArgument
 from ropelens.models.device import devices_of, free_bytes, pass_bytes
+from ropelens.models.encoding import check_left_padding, cut
 from ropelens.models.paths import short_name
 from ropelens.models.subject import Model, Subject, as_subject
 from ropelens.models.texts import check_tokens
@@ -24,7 +26,13 @@ from ropelens.statistics.budget.held_out import scored_rows
 from ropelens.statistics.corpus import Corpus, Documents, count_documents
 from ropelens.statistics.rows import HowMany, Rows, all_rows, rows_for, sample_rows
 
-Tokens = Integer[Tensor, "sequence position"] | Integer[np.ndarray, "sequence position"]
+Tokens = (
+    Integer[Tensor, "sequence position"]
+    | Integer[np.ndarray, "sequence position"]
+    | Mapping[str, Any]
+)
+"""Ids, padded on the right; or a BatchEncoding: see `cut`."""
+
 Lengths = Integer[Tensor, " sequence"] | Integer[np.ndarray, " sequence"] | Sequence[int]
 
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
@@ -75,7 +83,14 @@ class Measurement:
         Raises `BadArgument` for tokens, lengths or documents out of range.
         """
         subject = as_subject(model)
+        packed = documents is not None and torch.as_tensor(documents).ndim == 2
+        if isinstance(tokens, Mapping) or packed:
+            if lengths is not None:
+                raise BadArgument("lengths are of sequences, not of padded or packed rows.")
+            held = tokens if isinstance(tokens, Mapping) else {"input_ids": tokens}
+            tokens, lengths, documents = cut(held, documents)
         tokens, lengths = check_tokens(tokens, lengths, vocabulary=subject.vocabulary)
+        check_left_padding(tokens, lengths, subject.config.pad_token_id)
         if documents is not None:
             documents = torch.as_tensor(documents).long()
         bos = subject.config.bos_token_id

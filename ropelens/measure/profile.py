@@ -65,8 +65,11 @@ def profile(
 
     - `tokens` are padded on the right; of sequence s the first `lengths[s]` count (all,
       without `lengths`). A text is cut by `tokenizer` into sequences of at most 2,048 tokens.
-    - `documents[s]` numbers the document that sequence s was cut from. Intervals resample
-      documents; without them they speak of this text alone.
+      Of a BatchEncoding the sequences are those that its `attention_mask` shows, on whichever
+      side the padding is, and that begin anew in its `position_ids` (packed rows).
+    - `documents[s]` numbers the document that sequence s was cut from; `documents[s, i]` the
+      one of each token of packed rows, which are measured as documents alone. Intervals
+      resample documents; without them they speak of this text alone.
     - `rows` of each sequence's attention are looked at: "all", a number drawn with `seed`
       (unbiased), or "auto": all of sequences of up to 2,048 tokens, 512 of longer ones. The
       attention budget has rows of its own, the same for any `rows`.

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from ropelens.errors import BadArgument, BadText, Count, Positive, public, words_of
+from ropelens.models.encoding import cut
 from ropelens.models.paths import TEXT_SUFFIXES, check_document
 from ropelens.statistics.rows import generator_of
 
@@ -223,13 +224,15 @@ def prompt_tokens(text: str, tokenizer: Any) -> Int[Tensor, " position"]:
 
 
 def check_tokens(
-    tokens: ArrayLike, lengths: ArrayLike | None, *, vocabulary: int
+    tokens: ArrayLike | Mapping[str, Any], lengths: ArrayLike | None, *, vocabulary: int
 ) -> tuple[Int[Tensor, "sequence position"], Int[Tensor, " sequence"]]:
     """`tokens` and `lengths` as tensors (lengths on the CPU); without `lengths` all count.
 
     `vocabulary` is the number of ids that the model knows. Raises `BadArgument` for tokens or
     lengths out of range.
     """
+    if isinstance(tokens, Mapping):
+        tokens, lengths, _ = cut(tokens)
     tokens = tokens if isinstance(tokens, Tensor) else torch.tensor(np.asarray(tokens))
     if tokens.is_floating_point() or tokens.ndim != 2 or not len(tokens) or len(tokens[0]) < 3:
         raise BadArgument(

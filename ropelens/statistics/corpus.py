@@ -19,8 +19,8 @@ from ropelens.errors import BadArgument
 from ropelens.statistics.intervals import ENOUGH_DOCUMENTS
 from ropelens.statistics.sinks import beginning_of, known_sinks
 
-Documents = Int[Tensor, " _"] | Int[np.ndarray, " _"] | Sequence[int]
-"""The number of the document that each sequence was cut from."""
+Documents = Int[Tensor, "*_"] | Int[np.ndarray, "*_"] | Sequence[int]
+"""The number of the document of each sequence, or of each token of packed rows."""
 
 GROUPS = 64
 """Most groups: of more documents, neighbours share one."""
