@@ -61,7 +61,7 @@ from .figures.edits import plot_truncation as plot_truncation
 
 # write and read
 from .report import write_report as write_report
-from .analysis.folders import Answer as Answer
+from .analysis.analysis import Answer as Answer
 from .report import write_index as write_index
 from .report import describe as describe
 from .files.results import save as save

@@ -156,8 +156,8 @@ def test_planes_are_parted_nearest_to_half_of_the_push() -> None:
     profile = xr.Dataset({"selectivity_keys": push, "wavelength": wavelength})
     chosen = pd.DataFrame({"layer": [0], "head": [0]})
     strong, weak, share = causal.planes_of(SimpleNamespace(profile=profile), chosen)
-    assert strong == [rl.stop(rl.PlaneNumbers([0]), heads="0.0")]
-    assert weak == [rl.stop(rl.PlaneNumbers([2, 1, 3]), heads="0.0")]
+    stopped = [[(edit.select, edit.heads) for edit in edits] for edits in (strong, weak)]
+    assert stopped == [[(rl.PlaneNumbers(of), "0.0")] for of in ([0], [2, 1, 3])]
     assert share == pytest.approx(0.45)
 
 

@@ -27,7 +27,7 @@ ROOMS = {
     "comparison": 700,
     "figures": 2_100,
     "report": 1_730,
-    "analysis commands": 1_770,
+    "analysis commands": 1_730,
 }
 PACKAGE, TESTS, NAMES = 20_720, 19_000, 59
 WORDS = {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
 import subprocess
 import sys
@@ -12,21 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from ropelens.errors import BadArgument
+from ropelens.models.paths import BUNDLED, bundled_facts, bundled_path
+
 ROOT = Path(__file__).parents[1]
 LARGEST = 25_000_000  # bytes
-
-
-# As `python -m ropelens` for each: torch is imported once.
-EACH_IN_TURN = """
-import pathlib, runpy, sys
-for command in sys.argv[1:]:
-    sys.argv = ["ropelens", *command.split()]
-    try:
-        runpy.run_module("ropelens", run_name="__main__")
-    except SystemExit as ended:
-        import ropelens
-        print(f"ended with {ended.code} of {pathlib.Path(ropelens.__file__).parents[1]}")
-"""
 
 
 @pytest.fixture(scope="module")
@@ -58,23 +46,15 @@ def test_a_wheel_holds_all_but_the_weights_of_early_models(wheel: Path) -> None:
     assert {"ropelens/bundled/rope/model.safetensors", "ropelens/py.typed"} <= held
 
 
-def test_a_wheel_is_small(wheel: Path) -> None:
+def test_what_is_left_out_is_said(
+    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert wheel.stat().st_size < LARGEST
-
-
-def test_what_is_left_out_is_said(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path)
-    commands = ("list", "rope bundled:nope", "rope bundled:rope-step-1000")
-    ended = subprocess.run(
-        [sys.executable, "-c", EACH_IN_TURN, *commands],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(tmp_path), "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-    )
-    lines = ended.stdout.splitlines()
-    left_out = [line.split()[0] for line in lines if "(in the repository alone)" in line]
-    assert left_out == [f"bundled:rope-step-{step}" for step in (1000, 3000, 5000)]
-    codes = re.findall(r"^ended with (\d+) of (.*)$", ended.stdout, re.MULTILINE)
-    assert codes == [(code, str(tmp_path)) for code in ("0", "0", "1")]
-    assert ended.stderr.startswith("ropelens: no checkpoint called 'rope-step-1000' is bundled")
+    monkeypatch.setattr("ropelens.models.paths.files", lambda _: tmp_path / "ropelens")
+    facts = {name: bundled_facts(name)["what"] for name in BUNDLED}
+    left_out = [name for name, what in facts.items() if "(in the repository alone)" in what]
+    assert left_out == [f"rope-step-{step}" for step in (1000, 3000, 5000)]
+    with pytest.raises(BadArgument, match="has its weights in the repository alone"):
+        bundled_path("rope-step-1000")
+    assert bundled_path("nope") == tmp_path / "ropelens" / "bundled" / "nope"

@@ -155,13 +155,11 @@ def _sizes(source: Opened, read: Sequences, options: Options) -> tuple[int, dict
     shape, rows = config.get_text_config(), rows_for(options.rows, longest)
     heads = stated_number(config, "num_attention_heads", 0)
     quantized = "" if options.quantize is None else f"{options.quantize}, computed in "
-    tokens = int(read.lengths.sum())
-    upto = "" if tokens == count * longest else "up to "
     facts = {
         "model": f"{short_name(source.checkpoint.name)}, {shape.num_hidden_layers} layers x "
         f"{heads} heads, {source.parameters:,} parameters in {quantized}"
         + str(dtype).removeprefix("torch."),
-        "tokens": f"{tokens:,} tokens ({count:,} sequences x {upto}{longest:,})",
+        "tokens": f"{read.lengths.sum():,} tokens ({count:,} sequences of up to {longest:,})",
         "rows": "all rows" if rows == "all" else f"{rows:,} rows of each sequence",
         "batch": f"{size:,} sequences at a time, {-(-count // size):,} batches",
         "memory": f"{memory} on {', '.join(map(str, devices))}",

@@ -13,7 +13,6 @@ from ropelens.analysis.options import (
     Out,
     Text,
     Tokenizer,
-    path_of,
     with_options,
 )
 from ropelens.commands.terminal import finish, say
@@ -29,7 +28,6 @@ LEFT_OUT = {"prompts", "attention_on", "backend"}
 
 @with_options(Options)
 def analyze(
-    run: typer.Context,
     models: Annotated[
         list[str] | None,
         typer.Argument(
@@ -40,10 +38,7 @@ def analyze(
         ),
     ] = None,
     *,
-    out: Annotated[
-        Path | None,
-        option("DIR", "Folder for the results; needed without --plan.", parser=path_of),
-    ] = None,
+    out: Out = Path("out"),
     plan: Annotated[
         bool,
         option(None, "Print what would run and its memory; measure nothing.", name="--plan"),
@@ -63,7 +58,7 @@ def analyze(
 
     \b
     Examples:
-      ropelens analyze --out out
+      ropelens analyze
       ropelens analyze ./my-llama --text book.txt --context 1024 --out out
       ropelens analyze ./my-llama --text book.txt --plan
       ropelens analyze runs/rope/history/* --text book.txt --out out
@@ -74,9 +69,6 @@ def analyze(
     checkpoints = name_checkpoints(models or ["bundled"])
     several = len(checkpoints) > 1
     first = next(iter(checkpoints.values()))
-    if out is None and not plan:
-        run.fail("Missing option '--out'")
-    out = out or Path()
     if not plan:
         kind = "comparison" if several else "analysis"
         check_out(out, kind, parts=checkpoints if several else ())
@@ -84,7 +76,7 @@ def analyze(
     if several and not text:
         text = [sample_path(first.partition(":")[2] or "rope")]  # the same for all
     with opening(show_progress, "starting"):  # torch and transformers take seconds
-        from ropelens.analysis.folders import is_measured, write_checkpoints
+        from ropelens.analysis.analysis import is_measured, write_checkpoints
         from ropelens.analysis.plan import plan_analysis
         from ropelens.models.processes import gather, processes, shared
     for name, model in checkpoints.items():
@@ -135,7 +127,7 @@ def names_of(text: str) -> Any:
 def truncate(
     model: Model = "bundled",
     *,
-    out: Out,
+    out: Out = Path("out"),
     text: Text = None,
     tokenizer: Tokenizer = None,
     keep: Annotated[
@@ -183,9 +175,8 @@ def truncate(
 
     \b
     Examples:
-      ropelens truncate --out out
+      ropelens truncate --measures loss
       ropelens truncate ./my-llama --text book.txt --end slow --bands 8 --out out
-      ropelens truncate --measures loss --out out
     """
     from ropelens.files.results import check_out
     from ropelens.measure.terms import wanted_measures

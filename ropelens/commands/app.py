@@ -66,7 +66,7 @@ def compare(
         ),
     ],
     *,
-    out: Out,
+    out: Out = Path("out"),
     sequences: Annotated[
         int,
         option(
@@ -92,7 +92,7 @@ def compare(
     from ropelens.files.results import check_out
 
     check_out(out, "comparison", parts=["measured"])
-    from ropelens.analysis.folders import Answer
+    from ropelens.analysis.analysis import Answer
     from ropelens.comparison.compare import compare
     from ropelens.models.processes import processes, shared
 
@@ -136,7 +136,7 @@ def report(
       ropelens report out
       ropelens report out/step-1024 --beside out/step-64
     """
-    from ropelens.analysis.folders import rewrite_page
+    from ropelens.analysis.analysis import rewrite_page
 
     print_path(rewrite_page(folder, beside=beside))
 

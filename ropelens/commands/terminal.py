@@ -21,8 +21,7 @@ from ropelens.analysis.options import Model, Options, Text, with_options
 from ropelens.errors import RopelensError
 
 if TYPE_CHECKING:
-    from ropelens.analysis.analysis import Analysis
-    from ropelens.analysis.folders import Answer
+    from ropelens.analysis.analysis import Analysis, Answer
 
 
 class Stopped(Exception):
@@ -146,8 +145,8 @@ def run_analysis(
 
     @with_options(Options, only=("context", "sequences"), context=512)
     def main(model: Model = "bundled", text: Text = None, *, options: Options) -> None:
+        from ropelens.analysis.analysis import write_answer
         from ropelens.analysis.analyze import analyze  # which imports torch
-        from ropelens.analysis.folders import write_answer
         from ropelens.report.index import write_index
 
         analysis = analyze(model, text, replace(options, rows=rows))

@@ -16,7 +16,7 @@ from tiny_checkpoints import save_tiny, tiny_llama
 from transformers import DbrxConfig, LlamaConfig
 
 import ropelens as rl
-from ropelens.analysis.folders import write_answer
+from ropelens.analysis.analysis import write_answer
 from ropelens.analysis.plan import plan_analysis
 from ropelens.measure.measurement import batch_bytes, sequences_at_once
 from ropelens.models.checkpoint import fingerprint
@@ -173,7 +173,7 @@ def test_a_plan_is_made_before_a_model_is_read(tmp_path: Path) -> None:
         for context in (64, 2_049)
     )
     assert short.facts["model"] == "tiny, 2 layers x 4 heads, 77 parameters in float32"
-    assert short.facts["tokens"] == "384 tokens (6 sequences x 64)"
+    assert short.facts["tokens"] == "384 tokens (6 sequences of up to 64)"
     assert (short.facts["rows"], short.batch_size) == ("all rows", 6)
     assert (long.facts["rows"], long.batch_size) == ("512 rows of each sequence", 1)
 

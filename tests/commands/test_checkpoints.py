@@ -11,7 +11,7 @@ from same import assert_same
 from tiny_checkpoints import edit_weights, save_tiny
 
 import ropelens as rl
-from ropelens.analysis.folders import is_measured
+from ropelens.analysis.analysis import is_measured
 from ropelens.analysis.plan import plan_analysis
 from ropelens.errors import BadArgument
 from ropelens.models.paths import name_checkpoints

@@ -187,7 +187,7 @@ def test_the_plan_says_what_would_run_and_measures_nothing(
     assert (ended.code, ended.err) == (0, "")
     found = dict(line.split(maxsplit=1) for line in ended.out.splitlines())
     assert found["model"].startswith("tiny llama, 2 layers x 4 heads, 18,080 param")
-    assert found["tokens"] == "2,448 tokens (48 sequences x up to 64)"
+    assert found["tokens"] == "2,448 tokens (48 sequences of up to 64)"
     assert found["rows"] == "7 rows of each sequence"
     assert found["batch"] == "5 sequences at a time, 10 batches"
     assert re.fullmatch(r"about 0\.8 GB of [\d.]+ GB free on cpu", found["memory"])

@@ -12,6 +12,8 @@ from tiny_checkpoints import save_tiny
 
 __all__ = ["out", "ropelens", "text"]
 
+ANALYSIS = "ropelens.analysis.analyze"
+
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
@@ -64,21 +66,19 @@ def test_a_model_that_cannot_be_measured(
     ropelens: Command, tmp_path: Path, text: Path, out: Path
 ) -> None:
     model = save_family(tmp_path / "family", "gptj")
-    words = "GPTJForCausalLM hides its attention"
+    on_text = (model, "--text", text, "--out")
     with unharmed(out):
-        ended = ropelens("analyze", model, "--text", text, "--out", out)
-    assert ended.code == 1
-    assert words in ended.problem
-    swept = ropelens("truncate", model, "--text", text, "--out", tmp_path / "swept")
-    for ended in (ropelens("rope", model), swept):
-        assert ended.code == 1
-        assert words in ended.problem
+        ended = [ropelens("analyze", *on_text, out)]
+    ended += [ropelens("rope", model), ropelens("truncate", *on_text, tmp_path / "swept")]
+    for one in ended:
+        assert one.code == 1
+        assert "GPTJForCausalLM hides its attention" in one.problem
 
 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["analyze"], "Missing option '--out'; see ropelens analyze --help"),
+        (["train"], "Missing option '--out'; see ropelens train --help"),
         (["analyze", "--rows", "few"], "'--rows': invalid literal for int()"),
         (["analyze", "--seed", str(2**70)], "'--seed': Input should be less than or equal to"),
         (["analyze", "--backend", "jax"], "'--backend': 'jax' is not one of 'hf', 'transf"),
@@ -127,21 +127,15 @@ def test_a_disk_that_runs_full(ropelens: Command, model: Path, text: Path, out: 
 
 
 def test_memory_that_runs_out_is_one_line_and_a_bug_is_not(
-    ropelens: Command,
-    model: Path,
-    text: Path,
-    out: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    ropelens: Command, model: Path, text: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def too_large(*args: object, **options: object) -> None:
-        torch.empty(2**50, dtype=torch.float64)
-
-    monkeypatch.setattr("ropelens.analysis.analyze.measure", too_large)
+    args, measure = ("analyze", model, "--text", text, "--out", out), f"{ANALYSIS}.measure"
+    monkeypatch.setattr(measure, lambda *_, **__: torch.empty(2**50, dtype=torch.float64))
     with unharmed(out):
-        ended = ropelens("analyze", model, "--text", text, "--out", out)
+        ended = ropelens(*args)
     assert ended.code == 1
     assert "The measurement does not fit into memory; seen: context 64" in ended.problem
     assert "a smaller --context" in ended.problem
-    monkeypatch.setattr("ropelens.analysis.analyze.measure", lambda *args, **options: 1 / 0)
+    monkeypatch.setattr(measure, lambda *_, **__: 1 / 0)
     with unharmed(out), pytest.raises(ZeroDivisionError):  # a bug is not made pretty
-        ropelens("analyze", model, "--text", text, "--out", out)
+        ropelens(*args)

@@ -195,7 +195,7 @@ def test_neither_help_nor_a_mistake_waits_for_what_is_slow(
         ("analyze", "--context", "x", *to): "'--context': Input should be a valid integer",
         ("analyze", model, "--text", tmp_path / "none", *to): "There is no file or folder",
         ("analyze", model, *to): "There is no text to run",
-        ("analyze", model, "--text", text, "--out", tmp_path / "taken"): "holds a model",
+        ("analyze", model, "--text", text, "--out", tmp_path / "taken"): "holds config.json",
         ("analyze", "--dtype", "float7", *to): "'float7' is not one of 'float32'",
         ("truncate", "--measures", "loos", *to): "There is no measure 'loos'",
     }

@@ -37,9 +37,9 @@ main()
 # The second process does not see what is measured already, as on a machine of its own.
 ONE_DISK = """
 import os
-from ropelens.analysis import folders
-look = folders.is_measured
-folders.is_measured = lambda *args: os.environ["RANK"] == "0" and look(*args)
+from ropelens.analysis import analysis
+look = analysis.is_measured
+analysis.is_measured = lambda *args: os.environ["RANK"] == "0" and look(*args)
 """
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 

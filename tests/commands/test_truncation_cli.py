@@ -93,65 +93,53 @@ def test_the_profile_is_that_of_analyze(
 def test_report_makes_the_same_page_again_and_needs_the_sweep(
     ropelens: Command, swept: Path
 ) -> None:
-    out = swept
-    page = (out / "index.html").read_bytes()
-    (out / "index.html").unlink()
-    assert ropelens("report", out) == Ended(0, f"{out / 'index.html'}\n", "")
-    assert (out / "index.html").read_bytes() == page
-    sweep = (out / "truncation.nc").read_bytes()
-    (out / "truncation.nc").write_bytes(sweep[: len(sweep) // 2])
-    ended = ropelens("report", out)
-    assert ended.code == 1
-    assert "truncation.nc is no truncation" in ended.problem
-    assert (out / "index.html").read_bytes() == page
+    page, sweep = ((swept / name).read_bytes() for name in ("index.html", "truncation.nc"))
+    (swept / "index.html").unlink()
+    assert ropelens("report", swept) == Ended(0, f"{swept / 'index.html'}\n", "")
+    assert (swept / "index.html").read_bytes() == page
+    (swept / "truncation.nc").write_bytes(sweep[: len(sweep) // 2])
+    ended = ropelens("report", swept)
+    assert (ended.code, "truncation.nc is no truncation" in ended.problem) == (1, True)
+    assert (swept / "index.html").read_bytes() == page
 
 
 def test_a_sweep_joins_the_analysis_that_is_there_and_stays_when_it_is_made_again(
     ropelens: Command, model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "out"
+    out, other = tmp_path / "out", tmp_path / "other.txt"
     analyze = ("analyze", model, "--text", text, "--surrogates", 2, "--out", out)
-    looked = ("--prompt", "abcabc abc", "--attention-on", "repeated")
-    assert ropelens(*analyze, "--sequences", 6, *looked).code == 0
-    before = {name: (out / name).read_bytes() for name in ("profile.nc", "heads.csv")}
-    said = json.loads((out / "run.json").read_text())
+    search = ("--prompt", "abcabc abc", "--attention-on", "repeated")
+    assert ropelens(*analyze, "--sequences", 6, *search).code == 0
+    alone, heads = rl.open(out), (out / "heads.csv").read_bytes()
     sweep = ("truncate", model, "--out", out, *FEW)
     with monkeypatch.context() as patch:  # the profile that stands is not measured again
         patch.setattr("ropelens.analysis.analyze.measure", None)
         assert ropelens(*sweep, "--text", text).code == 0
-    held = rl.open(out)
-    assert before["heads.csv"] == (out / "heads.csv").read_bytes()
-    assert held.profile.sizes["excerpt"] == 1
-    assert "attention_on_repeated" in held.heads
-    assert held.profile.attrs["sequences"] == 6
-    assert held.truncation is not None
-    record = held.provenance
-    assert record["kind"] == "truncation"
-    assert record["arguments"] == said["arguments"]
+    joined = rl.open(out)
+    assert (out / "heads.csv").read_bytes() == heads
+    xr.testing.assert_identical(joined.profile, alone.profile)
+    assert joined.truncation is not None
+    assert joined.provenance["kind"] == "truncation"
+    assert joined.provenance["arguments"] == alone.provenance["arguments"]
     assert ropelens(*analyze, "--sequences", 5).code == 0
     again = rl.open(out)
     assert again.profile.attrs["sequences"] == 5
-    xr.testing.assert_identical(again.truncation, held.truncation)
+    xr.testing.assert_identical(again.truncation, joined.truncation)
     page = (out / "index.html").read_text()
     assert "Stopping planes" in page
-    assert f"Measured on {held.truncation.attrs['text']}." in page
-    other = tmp_path / "other.txt"
+    assert f"Measured on {joined.truncation.attrs['text']}." in page
     other.write_text("ponmlkjihgfedcba" * 200)
     assert ropelens(*sweep, "--text", other).code == 0
-    own = rl.open(out)
-    assert own.profile.attrs["sequences"] == 4, "of other text, so with its own profile"
-    assert own.provenance["command"] == own.truncation.attrs["command"]
+    apart = rl.open(out)
+    assert apart.profile.attrs["sequences"] == 4, "of other text, so with its own profile"
+    assert apart.provenance["command"] == apart.truncation.attrs["command"]
 
 
 def test_a_sweep_of_other_weights_does_not_stay(
-    ropelens: Command, swept: Path, model: Path, text: Path, tmp_path: Path
+    ropelens: Command, swept: Path, text: Path, tmp_path: Path
 ) -> None:
     other = save_tiny(tmp_path / "tiny", initializer_range=0.5)
-    assert (
-        ropelens("analyze", other, "--text", text, "--sequences", 4, "--out", swept).code == 0
-    )
+    few = ("--sequences", 4, "--surrogates", 2)
+    assert ropelens("analyze", other, "--text", text, *few, "--out", swept).code == 0
     assert rl.open(swept).truncation is None
-    page = (swept / "index.html").read_bytes()
-    assert b"Stopping planes" not in page
-    assert ropelens("report", swept).code == 0
-    assert (swept / "index.html").read_bytes() == page
+    assert b"Stopping planes" not in (swept / "index.html").read_bytes()

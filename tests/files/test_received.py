@@ -15,8 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from synthetic_profile import synthetic_profile
 
-from ropelens.analysis.analysis import Analysis
-from ropelens.analysis.folders import rewrite_page
+from ropelens.analysis.analysis import Analysis, rewrite_page
 from ropelens.errors import RopelensError
 from ropelens.files.folder import output_folder, write_whole
 from ropelens.files.results import check_out, save

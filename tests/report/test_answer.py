@@ -12,8 +12,7 @@ from in_browser import Opened, fits, playwright
 from synthetic_profile import synthetic_profile
 
 from ropelens import plot_claim, plot_head_wavelengths, plot_norms
-from ropelens.analysis.analysis import Analysis
-from ropelens.analysis.folders import Answer, rewrite_page, write_answer
+from ropelens.analysis.analysis import Analysis, Answer, rewrite_page, write_answer
 from ropelens.errors import BadArgument
 from ropelens.figures.style import new_figure
 
