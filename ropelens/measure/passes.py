@@ -102,12 +102,12 @@ def _in_chunks(
             earlier[call.layer] = {
                 "query": query.new_empty((*query.shape[:2], len(at), query.shape[3])),
                 "output": output.new_empty((len(output), len(at), *output.shape[2:])),
-                "start": call.start.new_empty((*call.start.shape[:-1], context)),
+                "interval": call.start.new_empty((*call.start.shape[:-1], context)),
             }
         layer = earlier[call.layer]
         layer["query"][:, :, here] = call.query[:, :, taken]
         layer["output"][:, here] = call.output[:, taken]
-        layer["start"][..., first:end] = call.start
+        layer["interval"][..., first:end] = call.start
         key, value = call.key[:, :, first:], call.value[:, :, first:]
         part(replace(call, key=key, value=value, past=0), first)
         if end == context:

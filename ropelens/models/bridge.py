@@ -173,7 +173,7 @@ class _Calls:
             scale=facts["scaling"],
             softcap=facts.get("attn_logit_softcapping"),
             sink_logits=self.attention._parameters.get("sinks"),
-            start=start,
+            interval=start,
             visible=not_between,
         )
         self.parts.clear()

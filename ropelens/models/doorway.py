@@ -248,7 +248,7 @@ def _attend(
             scale=1 / math.sqrt(query.shape[-1]) if scale is None else float(scale),
             softcap=options.get("softcap"),
             sink_logits=None if sinks is None else sinks.detach(),
-            start=start,
+            interval=start,
             past=own.start,
             visible=visible,
         )

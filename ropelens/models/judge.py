@@ -36,7 +36,8 @@ class Judge:
         is NaN or infinite is not compared.
         """
         rows = call.query.shape[2]
-        like = (call.layer, rows, call.visible is None, call.start.ndim, call.past > 0)
+        ndim = None if call.interval is None else call.interval.ndim
+        like = (call.layer, rows, call.visible is None, call.past > 0, ndim)
         if like in self.judged:
             return
         row = torch.linspace(0, rows - 1, min(rows, ROWS)).long()

@@ -51,8 +51,8 @@ def real_rows(own: range, mask: Tensor | None) -> Bool[Tensor, "_ row"]:
 
 def visible_keys(
     own: range, mask: Tensor | None, window: int | None
-) -> tuple[Int[Tensor, "*sequence position"], Bool[Tensor, "batch row key"] | None]:
-    """First key that each row sees, and which ones where they are not all up to its own.
+) -> tuple[Int[Tensor, "*sequence position"] | None, Bool[Tensor, "batch row key"] | None]:
+    """First key that each row sees; which keys instead, where they are not all up to its own.
 
     Read from the mask that the model was about to use. There is one row of first keys for all
     sequences, or one each where padding on the left tells them apart.
@@ -67,8 +67,8 @@ def visible_keys(
 
 def between(
     visible: Bool[Tensor, "batch row key"], own: range
-) -> tuple[Int[Tensor, "*sequence position"], Bool[Tensor, "batch row key"] | None]:
-    """First key of each row, and `visible` where a row does not see all from there to its own.
+) -> tuple[Int[Tensor, "*sequence position"] | None, Bool[Tensor, "batch row key"] | None]:
+    """First key of each row; `visible` instead where a row does not see all up to its own.
 
     One row of first keys for all sequences where they are alike.
     """
@@ -76,8 +76,9 @@ def between(
     row, key = torch.arange(own.start, own.stop), torch.arange(own.stop)
     interval = sees(start, row.expand_as(start), key).to(visible.device)
     of_padding = ~visible.any(-1, keepdim=True)
-    start = start[0] if bool((start == start[0]).all()) else start
-    return start, None if bool(((visible == interval) | of_padding).all()) else visible
+    if not bool(((visible == interval) | of_padding).all()):
+        return None, visible
+    return start[0] if bool((start == start[0]).all()) else start, None
 
 
 def hidden_mask(seen: str) -> UnsupportedModel:

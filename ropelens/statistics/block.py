@@ -16,7 +16,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ropelens.errors import UnsupportedModel
 from ropelens.rope.planes import Planes, plane_norms, unrotate
 from ropelens.statistics import memory
 from ropelens.statistics.call import AttentionCall, sees
@@ -45,12 +44,6 @@ class CallRows:
         tokens: Int[Tensor, "batch token"] | None = None,
         first: int = 0,
     ) -> None:
-        if call.visible is not None:
-            raise UnsupportedModel(
-                "Statistics are over rows that see all keys from a first one to their own.",
-                seen=f"layer {call.layer}: a mask with gaps, or with keys ahead of their row",
-                attempt="ropelens.observe or ropelens.capture, which take any mask",
-            )
         dtype = torch.promote_types(call.query.dtype, torch.float32)
         self.call, self.rows, self.planes = call, rows, planes
         self.q, self.k = call.query.to(dtype), call.key.to(dtype)

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ropelens.errors import UnsupportedModel
 from ropelens.rope.planes import Planes, plane_norms, unrotate
 
 
@@ -23,7 +24,7 @@ class AttentionCall:
     from `start[r]` to i. A call of some rows has those `at` these positions, ascending, of all
     sequences or of each: row r is i = at[r], and sees the keys from `start[i]` to i. Where the
     keys of some row are no such interval (a mask with gaps, a prefix, the top k), `visible`
-    says which they are.
+    says which they are, and `start` raises `UnsupportedModel`.
 
     Scores are `scale` q . k, squashed to `softcap` tanh(score / softcap) where the model does
     so; `sink_logits` (gpt-oss) take part in the softmax without a key.
@@ -37,10 +38,21 @@ class AttentionCall:
     scale: float
     softcap: float | None
     sink_logits: Float[Tensor, " head"] | None
-    start: Int[Tensor, "*sequence position"]
+    interval: Int[Tensor, "*sequence position"] | None
     past: int = 0
     at: Int[Tensor, "*each row"] | None = None
     visible: Bool[Tensor, "batch row key"] | None = None
+
+    @property
+    def start(self) -> Int[Tensor, "*sequence position"]:
+        """First key that the row at each position sees, of all up to its own."""
+        if self.interval is None:
+            raise UnsupportedModel(
+                "Some rows do not see all keys from a first one to their own.",
+                seen=f"layer {self.layer}: a mask with gaps, or with keys ahead of their row",
+                attempt="ropelens.capture, or call.visible in ropelens.observe",
+            )
+        return self.interval
 
     def seen_by(self, row: Int[Tensor, " some"]) -> Bool[Tensor, "_ some key"]:
         """Which keys some rows of `query` see, in one table for all sequences or one each."""

@@ -175,7 +175,7 @@ def call_of(
         scale=scale,
         softcap=None,
         sink_logits=None,
-        start=(torch.arange(q.shape[2]) - window + 1).clamp(min=0),
+        interval=(torch.arange(q.shape[2]) - window + 1).clamp(min=0),
     )
 
 

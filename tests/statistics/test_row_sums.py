@@ -97,7 +97,7 @@ def any_call(draw: st.DrawFn) -> tuple[AttentionCall, Planes, Tensor]:
         scale=sharpness / math.sqrt(planes.head_dim),
         softcap=draw(st.sampled_from([None, 2.0])),
         sink_logits=draw(st.sampled_from([None, normal(kv_heads * group, seed=seed)])),
-        start=(torch.arange(context) - window + 1).clamp_min(0),
+        interval=(torch.arange(context) - window + 1).clamp_min(0),
     )
     return call, planes, lengths.clamp(max=context)
 
