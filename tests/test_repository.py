@@ -24,7 +24,7 @@ ROOMS = {
     "measure": 3_070,
     "files": 360,
     "train": 1_010,
-    "comparison": 700,
+    "comparison": 660,
     "figures": 2_100,
     "report": 1_730,
     "analysis commands": 1_730,

@@ -12,7 +12,7 @@ import pytest
 import xarray as xr
 
 import ropelens as rl
-from ropelens.comparison.entries import Run, find_entries
+from ropelens.comparison.entries import Entry, find_entries
 from ropelens.train import run as runs
 from ropelens.train.settings import SIZES, Settings, Size
 from ropelens.train.study import run_study
@@ -123,8 +123,8 @@ def run_folder(study: Path, variant: str, seed: int) -> Path:
     return study / "nano" / variant.replace(":", "-") / f"seed-{seed}"
 
 
-def runs_in(study: Path) -> list[Run]:
-    return [entry for entry in find_entries([study])[0] if isinstance(entry, Run)]
+def runs_in(study: Path) -> list[Entry]:
+    return find_entries([study])[0]
 
 
 def copy_of(study: Path, tmp_path: Path) -> Path:

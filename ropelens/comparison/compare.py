@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from ropelens.comparison.entries import Entry, Run, find_entries
+from ropelens.comparison.entries import Entry, find_entries
 from ropelens.comparison.measure import head_measures, measure
 from ropelens.comparison.table import ALONE
 from ropelens.errors import BadArgument, Count, Positive, public
 from ropelens.files.folder import file_name
-from ropelens.files.progress import ShowProgress, silent
+from ropelens.files.progress import Advance, ShowProgress, silent
 from ropelens.files.results import open_results, save
 from ropelens.measure.measurement import versions
 from ropelens.models.checkpoint import fingerprint
@@ -28,9 +29,6 @@ from ropelens.train.data import DATA
 
 GROWTH = "growth_"
 """Prefix of the variables that are over (entry, step), a step for each checkpoint."""
-
-GROUP_LOSS = ("group_loss", "group_predicted")
-"""Variables of a profile that pair two models on the same tokens."""
 
 
 @public
@@ -59,29 +57,27 @@ def compare(
     | finished run | 1 | 1/8 | 1/8 |
     | early checkpoint | 1/32 | 1/64 | 1/32 |
 
-    Returns a dataset over `entry` (coordinates group, variant, size, seed): the heads and
-    planes of each as a profile has them, `label`, `loss` and, of runs, the `fingerprint`
-    of the weights, `sequence_loss` (all on the same sequences; intervals draw the groups in
-    `sequence_group`, of one document or stretch), `position_loss`, `first_loss` and
-    `repeat_loss` on repeated random tokens, `retrieval` and `retrieval_hit` of each trial,
-    `copy_loss` by distance and `far_retrieval` by the length of the prompt, up to four times
-    the trained context; and the same of every checkpoint, over (entry, step), under names that
-    begin with "growth_". Entries without a layer, head, plane or step hold NaN there, and ""
-    as a label.
+    Returns a dataset over `entry` (coordinates group, variant, size, seed): heads and planes
+    as a profile has them, `label`, `loss` and, of runs, the `fingerprint` of the weights, the
+    losses, copying and retrieval of `evaluate`, on text up to four times the trained context;
+    and the same of every checkpoint, over (entry, step), under names that begin with
+    "growth_". Intervals draw the groups in `sequence_group`, of one document or stretch.
+    Entries without a layer, head, plane or step hold NaN there, and "" as a label.
 
     Raises:
         BadArgument: as `find_entries`, or no such device.
     """
     device_named(device)
     entries, unfinished = find_entries(paths)
-    runs = [entry for entry in entries if isinstance(entry, Run)]
-    if runs:
+    if entries[0].steps:
         how = {"sequences": sequences, "seed": seed}
-        dataset = _measure_runs(runs, Path(cache), how, device, progress or silent)
+        measured = partial(_measured, cache=Path(cache), how=how, device=device)
+        dataset = _measure_runs(entries, measured, progress or silent)
         dataset.attrs["unfinished"] = ", ".join(unfinished)
     else:
         dataset = _analyses(entries)
-    dataset = dataset.assign_coords(partner=("entry", _partners(dataset, entries)))
+    texts = dataset["text"].values.tolist() if "text" in dataset.coords else ()
+    dataset = dataset.assign_coords(partner=("entry", partners(entries, texts)))
     dataset.attrs |= {
         "kind": "comparison",
         "model": ", ".join(dict.fromkeys(entry.group for entry in entries)),
@@ -94,23 +90,19 @@ def compare(
 
 
 def _measure_runs(
-    runs: Sequence[Run], cache: Path, how: dict[str, int], device: str, show: ShowProgress
+    runs: Sequence[Entry], measured: Callable[..., xr.Dataset], show: ShowProgress
 ) -> xr.Dataset:
     """Every checkpoint of the runs: the finished ones over `entry`, all over `step` as well."""
-    finished, grown = [], []
-    total = sum(1 + len(run.checkpoints()) for run in runs)
+    checkpoints = [run.checkpoints() for run in runs]
+    total, grown = len(runs) + sum(map(len, checkpoints)), []
     with show("comparing", total=total, unit="checkpoints") as advance:
-        for run in runs:
-            place = cache / file_name(run.name)
-            finished.append(_measured(run, run.folder, place / "final.nc", how, device))
-            advance(1)
-        for run in runs:
-            steps = []
-            for step, folder in run.checkpoints().items():
-                file = cache / file_name(run.name) / f"step-{step:06d}.nc"
-                steps.append(_measured(run, folder, file, how, device))
-                advance(1)
-            over = xr.Variable("step", list(run.checkpoints()))
+        finished = [measured(run, run.folder, "final", advance=advance) for run in runs]
+        for run, models in zip(runs, checkpoints, strict=True):
+            steps = [
+                measured(run, folder, f"step-{step:06d}", advance=advance)
+                for step, folder in models.items()
+            ]
+            over = xr.Variable("step", list(models))
             grown.append(xr.concat(steps, over, combine_attrs="override"))
     growth, dataset = _side_by_side(grown, runs), _side_by_side(finished, runs)
     dataset = dataset.assign({GROWTH + str(n): v for n, v in growth.data_vars.items()})
@@ -132,12 +124,20 @@ def _measure_runs(
 
 
 def _measured(
-    run: Run, folder: Path, file: Path, how: Mapping[str, int], device: str
+    run: Entry,
+    folder: Path,
+    name: str,
+    *,
+    cache: Path,
+    how: Mapping[str, int],
+    device: str,
+    advance: Advance,
 ) -> xr.Dataset:
-    """The checkpoint in `folder`: measured, or from `file` where it is of the same weights.
+    """The checkpoint in `folder`: measured, or from its file where it is of the same weights.
 
     Where they were deleted, what was measured by any version stands.
     """
+    file = cache / file_name(run.name) / f"{name}.nc"
     weights = (folder / "model.safetensors").exists()
     key: dict[str, object] = dict(how)
     if weights:
@@ -146,15 +146,16 @@ def _measured(
     dataset = xr.Dataset()
     with contextlib.suppress(BadArgument):
         dataset = open_results(file, "measurement")
-    if all(gather(key_of(dataset).items() >= key.items())):  # all processes read it, or none
-        return dataset
-    if not weights:
-        raise BadArgument(f"{folder} has no weights, and {file} does not stand for them.")
-    model, _ = load(folder, local_files_only=True, device=device)
-    dataset = measure(run, model, final=file.stem == "final", **how)
-    dataset = dataset.assign_attrs(kind="measurement", key=json.dumps(key))
-    if place()[0] == 0:
-        save(dataset, file)
+    # All processes read it, or none.
+    if not all(gather(key_of(dataset).items() >= key.items())):
+        if not weights:
+            raise BadArgument(f"{folder} has no weights, and {file} does not stand for them.")
+        model, _ = load(folder, local_files_only=True, device=device)
+        dataset = measure(run, model, final=name == "final", **how)
+        dataset = dataset.assign_attrs(kind="measurement", key=json.dumps(key))
+        if place()[0] == 0:
+            save(dataset, file)
+    advance(1)
     return dataset
 
 
@@ -166,10 +167,9 @@ def key_of(measured: xr.Dataset) -> dict[str, Any]:
 def _analyses(entries: Sequence[Entry]) -> xr.Dataset:
     """The profiles that `ropelens analyze` wrote, over `entry`."""
     profiles = [open_results(entry.folder / "profile.nc", "profile") for entry in entries]
-    losses = [p[list(GROUP_LOSS)].rename(group="sequence_group") for p in profiles]
+    losses = ["group_loss", "group_predicted"]  # which pair two models on the same tokens
     measured = [
-        head_measures(profile).merge(loss)
-        for profile, loss in zip(profiles, losses, strict=True)
+        head_measures(p).merge(p[losses].rename(group="sequence_group")) for p in profiles
     ]
     dataset = _side_by_side(measured, entries)
     documents = [int(p.attrs["documents"]) for p in profiles]
@@ -183,52 +183,42 @@ def _analyses(entries: Sequence[Entry]) -> xr.Dataset:
     )
 
 
-def _partners(dataset: xr.Dataset, entries: Sequence[Entry]) -> list[int]:
-    """Pairs of runs have one size and seed, pairs of analyses have read one text."""
+def partners(entries: Sequence[Entry], texts: Sequence[str] = ()) -> list[int]:
+    """The entry of the baseline that each entry is paired with.
+
+    It is alike in size and seed, or has read the same of the `texts`. An entry of the baseline
+    is paired with itself, one that has no pair with `ALONE`. Each size has a baseline.
+    """
     first = entries[0]
     baselines = {entry.group for entry in entries if entry.variant == first.variant != ""}
-    groups = [entry.group for entry in entries]
-    alike: list[object] = [(entry.size, entry.seed) for entry in entries]
-    if "text" in dataset.coords:
-        alike = dataset["text"].values.tolist()
-    return partners(groups, alike, baselines=baselines or {first.group})
-
-
-def partners(
-    groups: Sequence[str], alike: Sequence[object], *, baselines: set[str]
-) -> list[int]:
-    """The entry that each entry is paired with: the one `alike` in one of the `baselines`.
-
-    Entries are alike by size and seed, or by their text. An entry of a baseline is paired
-    with itself, one that has no pair with `ALONE`.
-    """
+    baselines = baselines or {first.group}
+    alike: list[object] = list(texts) or [(entry.size, entry.seed) for entry in entries]
     baseline: dict[object, int] = {}
-    for entry, (group, like) in enumerate(zip(groups, alike, strict=True)):
-        if group in baselines:
-            baseline.setdefault(like, entry)
+    for number, entry in enumerate(entries):
+        if entry.group in baselines:
+            baseline.setdefault(alike[number], number)
     return [
-        entry if group in baselines else baseline.get(like, ALONE)
-        for entry, (group, like) in enumerate(zip(groups, alike, strict=True))
+        number if entry.group in baselines else baseline.get(alike[number], ALONE)
+        for number, entry in enumerate(entries)
     ]
 
 
 def _side_by_side(datasets: Sequence[xr.Dataset], entries: Sequence[Entry]) -> xr.Dataset:
     """The datasets over `entry`; missing numbers are NaN, missing labels ""."""
     names = np.array([entry.name for entry in entries], dtype=object)
-    numbered = [_numbered(dataset) for dataset in datasets]
     joined = xr.concat(
-        numbered, xr.Variable("entry", names), join="outer", combine_attrs="override"
+        [_numbered(dataset) for dataset in datasets],
+        xr.Variable("entry", names),
+        join="outer",
+        combine_attrs="override",
     )
     joined["label"] = joined["label"].fillna("")
-    return joined.assign_coords(
-        {
-            "entry": names,
-            "group": ("entry", np.array([entry.group for entry in entries], dtype=object)),
-            "variant": ("entry", np.array([entry.variant for entry in entries], dtype=object)),
-            "size": ("entry", np.array([entry.size for entry in entries], dtype=object)),
-            "seed": ("entry", [entry.seed for entry in entries]),
-        }
-    )
+    texts = {
+        name: ("entry", np.array([getattr(entry, name) for entry in entries], dtype=object))
+        for name in ("group", "variant", "size")
+    }
+    seeds = [entry.seed for entry in entries]
+    return joined.assign_coords({"entry": names, **texts, "seed": ("entry", seeds)})
 
 
 def _numbered(dataset: xr.Dataset) -> xr.Dataset:

@@ -28,7 +28,11 @@ SAME_OF_A_SIZE = ("size", "learning_rate", "warmup_steps")
 
 @dataclass(frozen=True)
 class Entry:
-    """One side of a comparison; entries of one `group` differ in their seed alone."""
+    """One side of a comparison: an analysis, or a finished run, which has `steps`.
+
+    Entries of one `group` differ in their seed alone. `data` has the tokens that a run learnt
+    from.
+    """
 
     name: str
     group: str
@@ -36,12 +40,6 @@ class Entry:
     size: str = ""
     variant: str = ""
     seed: int = 0
-
-
-@dataclass(frozen=True)
-class Run(Entry):
-    """A finished run; `data` is the folder of the tokens it learnt from."""
-
     data: Path = Path()
     context: int = 0
     steps: int = 0
@@ -61,82 +59,69 @@ def find_entries(paths: Sequence[str | Path]) -> tuple[list[Entry], list[str]]:
     And the runs of studies that are not finished ("tiny/nope/seed-2"); a warning names them.
 
     Raises:
-        BadArgument: a folder that is none of these, a mixture of runs and analyses, runs
-            that saw different text, or fewer than two entries.
+        BadArgument: a folder that is none of these, both runs and analyses, runs that saw
+            different text, or fewer than two entries.
     """
-    folders: list[Path] = []
+    records: dict[Path, dict[str, Any]] = {}
     unfinished: list[str] = []
     for path in map(Path, paths):
-        if not (path / STUDY).exists():
-            folders.append(path)
-            continue
-        for run in runs_of(read_json(path / STUDY)):
-            if "finished" in _record(path / run):
-                folders.append(path / run)
-            else:
+        study = read_json(path / STUDY) if (path / STUDY).exists() else None
+        for run in [Path()] if study is None else runs_of(study):
+            folder = (path / run).resolve()
+            record = read_json(folder / RECORD) if (folder / RECORD).exists() else {}
+            if study is not None and "finished" not in record:
                 unfinished.append(str(run))
+            else:
+                records[folder] = record
     if unfinished:
         warnings.warn(
             f"runs that are not finished are left out: {', '.join(unfinished)}",
             stacklevel=3,  # the line that called `compare`
         )
-    records = {folder: _record(folder) for folder in folders}
     trained = [folder for folder, record in records.items() if "finished" in record]
-    for folder in folders:
-        if folder not in trained and not (folder / "profile.nc").exists():
+    for folder in records:
+        if folder not in trained and (trained or not (folder / "profile.nc").exists()):
             raise BadArgument(
-                f"{folder} holds nothing to compare.",
-                attempt="a finished run of ropelens train, or what ropelens analyze wrote",
+                f"{folder} holds nothing to compare with the others.",
+                attempt="finished runs of ropelens train alone, or what ropelens analyze wrote",
             )
-    if len({folder.resolve() for folder in folders}) < max(2, len(folders)):
-        raise BadArgument(
-            "A comparison needs two or more folders, each named once.",
-            seen=", ".join(map(str, paths)),
-        )
-    if not trained:
-        names = short_names([folder.resolve() for folder in folders])
-        return [Entry(n, n, folder) for n, folder in zip(names, folders, strict=True)], []
-    if len(trained) < len(folders):
-        raise BadArgument(
-            "Runs and analyses cannot be compared with each other.",
-            attempt="ropelens analyze of the runs' folders, on the same text",
-        )
-    return _runs(records), unfinished
-
-
-def _record(folder: Path) -> dict[str, Any]:
-    """The run.json in `folder`, {} where there is none."""
-    return read_json(folder / RECORD) if (folder / RECORD).exists() else {}
+    if len(records) < 2:
+        raise BadArgument("A comparison needs two or more folders.")
+    if trained:
+        return _runs(records), unfinished
+    names = short_names(list(records))
+    return [Entry(n, n, folder) for n, folder in zip(names, records, strict=True)], []
 
 
 def _runs(records: dict[Path, dict[str, Any]]) -> list[Entry]:
     """Entries of runs that learnt from the same text, in the same way."""
-    settings = {folder: record["settings"] for folder, record in records.items()}
-    sizes = [size_name(Size(**of["size"])) for of in settings.values()]
+    sizes = [size_name(Size(**record["settings"]["size"])) for record in records.values()]
     runs: dict[str, Entry] = {}
     first_of: dict[str, Path] = {}
-    for size, (folder, of) in zip(sizes, settings.items(), strict=True):
-        group = f"{size} {of['variant']}" if len(set(sizes)) > 1 else of["variant"]
-        run = Run(
-            name=f"{group} seed {of['seed']}",
+    for size, (folder, record) in zip(sizes, records.items(), strict=True):
+        settings = record["settings"]
+        variant, seed = settings["variant"], settings["seed"]
+        group = f"{size} {variant}" if len(set(sizes)) > 1 else variant
+        name = f"{group} seed {seed}"
+        like = first_of.setdefault(size, folder)
+        for other, names in ((next(iter(records)), SAME), (like, SAME_OF_A_SIZE)):
+            differ = differences(records[other]["settings"], settings, names, between=" and ")
+            if name in runs or differ:
+                raise BadArgument(
+                    f"The runs in {other} and {folder} cannot be compared.",
+                    seen=differ or f"two runs are both {name}",
+                    attempt="ropelens analyze of both models, on the same text",
+                )
+        runs[name] = Entry(
+            name=name,
             group=group,
             folder=folder,
             size=size,
-            variant=of["variant"],
-            seed=of["seed"],
-            data=(folder / records[folder]["data"]).resolve(),
-            context=of["context"],
-            steps=of["steps"],
-            tokens_per_step=records[folder]["tokens"] // of["steps"],
+            variant=variant,
+            seed=seed,
+            data=(folder / record["data"]).resolve(),
+            context=settings["context"],
+            steps=settings["steps"],
+            tokens_per_step=record["tokens"] // settings["steps"],
         )
-        like = first_of.setdefault(run.size, folder)
-        for other, names in ((next(iter(settings)), SAME), (like, SAME_OF_A_SIZE)):
-            differ = differences(settings[other], of, names, between=" and ")
-            if run.name in runs or differ:
-                raise BadArgument(
-                    f"The runs in {other} and {folder} cannot be compared.",
-                    seen=differ or f"two runs are both {run.name}",
-                    attempt="ropelens analyze of both models, on the same text",
-                )
-        runs[run.name] = run
     return list(runs.values())

@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ropelens.comparison.entries import Run
+from ropelens.comparison.entries import Entry
 from ropelens.measure.evaluate import evaluate
 from ropelens.measure.heads import claim_numbers, head_values
 from ropelens.measure.profile import profile
@@ -39,7 +39,7 @@ Text = tuple[Int[Tensor, "_sequence _position"], Int[Tensor, " _sequence"]]
 
 
 def measure(
-    run: Run, model: PreTrainedModel, *, sequences: int, seed: int, final: bool
+    run: Entry, model: PreTrainedModel, *, sequences: int, seed: int, final: bool
 ) -> xr.Dataset:
     """The finished model of `run`: heads, planes, losses, induction and retrieval.
 
@@ -106,7 +106,7 @@ def head_measures(profile: xr.Dataset, *, final: bool = True) -> xr.Dataset:
     return dataset.assign(losses | {name: getattr(claim, name) for name in OF_CLAIM})
 
 
-def validation(run: Run, *, sequences: int) -> Text:
+def validation(run: Entry, *, sequences: int) -> Text:
     """Sequences from all of the validation text of `run`."""
     held_out = held_out_sequences(run.data)
     documents = documents_of(held_out, run.data)
@@ -114,7 +114,7 @@ def validation(run: Run, *, sequences: int) -> Text:
     return tokens, torch.from_numpy(spread(documents, sequences))
 
 
-def past_context(run: Run, *, sequences: int) -> Text:
+def past_context(run: Entry, *, sequences: int) -> Text:
     """Validation text in sequences of TIMES_CONTEXT trained contexts.
 
     Each is BOS and the text of consecutive sequences; shorter if there are too few of them.

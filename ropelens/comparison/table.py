@@ -26,22 +26,7 @@ LOOKS_AT = 0.5
 def summarize_comparison(comparison: xr.Dataset) -> pd.DataFrame:
     """The table of a comparison that `compare` made: a row for each group, in its order.
 
-    Columns (means over the entries of the group, its seeds):
-
-    - `loss`, nats per token, and `loss_change`, its difference to the baseline in pairs of one
-      size and seed (NaN for the baseline and for other text). `low` and `high` are its 95 %
-      interval by Student's t, `over` says over what: "seeds" if there are two or more pairs,
-      otherwise "sequences" or "groups" of them, those of one document together. `pairs` counts
-      the pairs, `worse` those in which the variant loses.
-    - `loss_past_context`: the loss from the trained context to the longest position.
-      `repeat_gain`: how much less random tokens cost the second time. `retrieval`: the share
-      of keys whose value was found. Each with `_change`, `_low` and `_high`, over trials
-      instead of sequences (past the context over seeds only).
-    - Heads by label; `previous_token_heads`, which give half of their attention to the previous
-      token, and `previous_token_layer_0` of them in the first layer; `induction`, the score of
-      the best head, chosen on half of the trials and measured on the others.
-    - `positional_wavelength`, `semantic_wavelength`: the median over heads with that label of
-      the wavelength they select through (tokens; planes that turn).
+    Columns are means over the entries of the group, its seeds; docs/measures.md defines them.
     """
     return pd.DataFrame([_row(comparison, group) for group in group_names(comparison)])
 
@@ -62,7 +47,6 @@ def _row(comparison: xr.Dataset, group: str) -> dict[str, object]:
 
 
 def _loss_change(comparison: xr.Dataset, group: str) -> dict[str, object]:
-    """The difference of the group's loss to the baseline's, with its interval."""
     pairs = paired_changes(comparison["loss"], group).values
     over, parts = "groups", comparison.get("group_loss")
     weight, together = comparison.get("group_predicted"), None

@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM
 import ropelens as rl
 from ropelens.comparison import compare as comparing
 from ropelens.comparison.compare import partners
-from ropelens.comparison.entries import Run
+from ropelens.comparison.entries import Entry
 from ropelens.comparison.measure import past_context, validation
 from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument
@@ -194,10 +194,11 @@ def test_sequences_of_one_document_differ_together() -> None:
     assert (row["low"], row["high"]) == pytest.approx(tuple(expected))
 
 
-def test_the_baseline_of_a_size_is_of_that_size() -> None:
-    groups = ["a rope", "a nope", "b rope", "b nope", "b odd"]
-    alike = [("a", 0), ("a", 0), ("b", 0), ("b", 0), ("b", 7)]
-    assert partners(groups, alike, baselines={"a rope", "b rope"}) == [0, 0, 2, 2, -1]
+def test_an_entry_without_its_like_in_the_baseline_is_alone() -> None:
+    of = [("rope", 0), ("nope", 0), ("nope", 7), ("rope", 1)]
+    entries = [Entry("", group, Path(), variant=group, seed=seed) for group, seed in of]
+    assert partners(entries) == [0, 0, -1, 3]
+    assert partners(entries, ["a", "b", "a", "c"]) == [0, -1, 0, 3]
 
 
 def test_two_sizes_have_a_baseline_each(
@@ -316,7 +317,7 @@ def test_only_what_is_missing_is_measured(
     shutil.copy(one / "model.safetensors", other / "model.safetensors")
     measure, begun = comparing.measure, []
 
-    def noted(run: Run, *args: object, final: bool, **options: object) -> xr.Dataset:
+    def noted(run: Entry, *args: object, final: bool, **options: object) -> xr.Dataset:
         begun.append((run.name, final))
         return measure(run, *args, final=final, **options)
 
