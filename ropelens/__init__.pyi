@@ -33,7 +33,7 @@ from .edit.rope import stop_slowest as stop_slowest
 from .edit.rope import stop_fastest as stop_fastest
 from .edit.rope import rescale as rescale
 from .edit.rope import drop as drop
-from .measure.means import mean_ablate as mean_ablate
+from .measure.needs import mean_ablate as mean_ablate
 from .rope.select import Slowest as Slowest
 from .rope.select import Fastest as Fastest
 from .rope.select import Wavelengths as Wavelengths

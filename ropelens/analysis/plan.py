@@ -19,8 +19,8 @@ from ropelens.analysis.options import Options
 from ropelens.errors import BadArgument
 from ropelens.measure.capture import check_excerpts
 from ropelens.measure.measurement import batch_bytes, sequences_at_once
-from ropelens.measure.terms import MEASURES, wanted_measures
 from ropelens.measure.token_sets import attention_on
+from ropelens.measure.truncation_table import MEASURES, wanted_measures
 from ropelens.models.checkpoint import load_tokenizer
 from ropelens.models.device import LIBRARIES, free_bytes, pass_bytes, stated_number
 from ropelens.models.load import Opened, open_checkpoint

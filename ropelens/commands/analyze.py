@@ -179,7 +179,7 @@ def truncate(
       ropelens truncate ./my-llama --text book.txt --end slow --bands 8 --out out
     """
     from ropelens.files.results import check_out
-    from ropelens.measure.terms import wanted_measures
+    from ropelens.measure.truncation_table import wanted_measures
     from ropelens.models.paths import check_text
 
     check_out(out, "truncation")

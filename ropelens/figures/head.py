@@ -15,7 +15,7 @@ from ropelens.figures.comparison import variant_looks
 from ropelens.figures.inputs import check_head, kv_heads
 from ropelens.figures.text import plotly_text, short_count, visible_token
 from ropelens.figures.wavelengths import mark_context, set_wavelengths, wavelength_positions
-from ropelens.measure.terms import OWN
+from ropelens.statistics.variables import OWN
 
 PANELS = {
     "selectivity<br>(nats)": {"selectivity_keys": "on keys", "selectivity_sink": "on sinks"},

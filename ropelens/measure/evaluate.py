@@ -22,7 +22,7 @@ from ropelens.measure.passes import Progress, fit_layers, sum_batch
 from ropelens.measure.savepoint import begin_stage
 from ropelens.measure.summary import number_dims, plane_coordinates, summarize
 from ropelens.measure.tasks import Retrieval, Task, copies, needles, repeats
-from ropelens.measure.terms import MEASURES, wanted_measures
+from ropelens.measure.truncation_table import MEASURES, wanted_measures
 from ropelens.models.processes import gather, shard
 from ropelens.models.subject import Model, Subject, stated_context
 from ropelens.statistics.attention import attention_change

@@ -1,4 +1,4 @@
-"""Which planes one head needs: its attention and the model's loss with each of them stopped."""
+"""Planes by themselves: which of them one head needs, and what they hold on average."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
+import torch
 
-from ropelens.edit.rope import drop, stop
+from ropelens.edit.rope import Change, Edit, Layer, drop, stop
 from ropelens.errors import BadArgument, Whole, public
 from ropelens.measure.evaluate import measure_edits
 from ropelens.measure.measurement import Lengths, Measurement, Tokens
+from ropelens.measure.passes import collect
 from ropelens.models.subject import Model
-from ropelens.rope.select import PlaneNumbers, heads_by_layer
+from ropelens.rope.select import ALL_HEADS, EVERY, PlaneNumbers, Selection, heads_by_layer
 from ropelens.statistics.corpus import Documents
 from ropelens.statistics.intervals import paired_interval
 from ropelens.statistics.rows import HowMany
+from ropelens.statistics.sums import LayerMeans
+from ropelens.statistics.variables import named
 
 
 @public
@@ -52,13 +56,9 @@ def needed_planes(
     )
     subject = measurement.subject
     shape = {"layers": subject.layers, "heads_of_layer": subject.heads}
-    chosen = heads_by_layer(head, **shape).nonzero().tolist()
-    if len(chosen) != 1:
-        raise BadArgument(
-            "Planes are asked for of one head at a time.",
-            seen=f"{head!r}: {len(chosen)} heads",
-        )
-    ((layer, number),) = chosen
+    (layer, number), *others = heads_by_layer(head, **shape).nonzero().tolist()
+    if others:
+        raise BadArgument("Planes are asked for of one head at a time.", seen=repr(head))
     planes = subject.planes(measurement.text.context)[layer]
     if planes.inv_freq.ndim == 2:  # under an open edit that makes heads differ
         planes = replace(planes, inv_freq=planes.inv_freq[number])
@@ -67,9 +67,7 @@ def needed_planes(
     if not tried:
         raise BadArgument(
             f"No plane of head {layer}.{number} turns: there is none to {how}.",
-            means="its layer has no RoPE, or an edit that is open has stopped it",
-            attempt=('how="drop", or ' if wavelength else "")
-            + "a head of a layer that turns; ropelens.measure_rope(model) says which do",
+            attempt="a head of a layer that turns; ropelens.measure_rope(model) says which do",
         )
     action = stop if how == "stop" else drop
     edits = {str(plane): action(PlaneNumbers((plane,)), heads=head) for plane in tried}
@@ -82,3 +80,40 @@ def needed_planes(
     ends = ("loss_change", "loss_change_low", "loss_change_high")
     table[[*ends]] = [paired_interval(change, weight, group) for change in changes]
     return table
+
+
+@public
+def mean_ablate(
+    model: Model,
+    tokens: Tokens,
+    *,
+    lengths: Lengths | None = None,
+    select: Selection = EVERY,
+    heads: str = ALL_HEADS,
+) -> Edit:
+    """The planes hold, for every token, their mean query and key over `tokens`.
+
+    The mean is taken without rotation, and rotated to each token's position: what a plane
+    says of the token goes, what it says of the distance stays. `tokens` are padded on the
+    right; of sequence s the first `lengths[s]` count. The length of the mean over the mean
+    length is the coherence of a profile.
+
+    Raises as `measure_rope` does, and `BadArgument` for tokens or lengths out of range.
+    """
+    measurement = Measurement.of(model, tokens, lengths)
+    planes = measurement.subject.planes(measurement.text.context, alike=True)
+    still = named("q_still", "k_still")
+    sums = collect(measurement, planes, statistics=still)
+    means: dict[str, list[torch.Tensor]] = {row.name: [] for row in still}
+    for layer, turning in enumerate(planes):
+        of_layer = LayerMeans(sums.layers[layer], sums, turning, still)
+        for name, of_side in means.items():
+            parts = [of_layer[name][:, part] for part in (turning.first, turning.second)]
+            of_side.append(torch.stack(parts, dim=-1).float())
+
+    def hold(layer: Layer) -> tuple[Change, Change]:
+        query, key = means["q_still"][layer.index], means["k_still"][layer.index]
+        group = len(query) // len(key)
+        return {"mean": query}, {"mean": key.repeat_interleave(group, dim=0)}
+
+    return Edit(select, hold, heads)

@@ -117,6 +117,7 @@ def _in_chunks(
     return see
 
 
+@torch.no_grad()
 def token_losses(
     subject: Subject,
     tokens: Int[Tensor, "sequence position"],

@@ -19,7 +19,6 @@ from ropelens.edit.rope import Layer, ModelEdit, placed
 from ropelens.errors import BadArgument, Count, Number, Whole, public
 from ropelens.files.progress import ShowProgress, silent
 from ropelens.measure.measurement import Batch, Lengths, Measurement, Tokens
-from ropelens.measure.terms import OWN
 from ropelens.models.subject import Model
 from ropelens.rope.horizon import horizons, lowest_scores, moved_scores
 from ropelens.rope.select import ALL_HEADS, heads_by_layer
@@ -28,7 +27,7 @@ from ropelens.statistics.corpus import Documents
 from ropelens.statistics.intervals import ENOUGH_DOCUMENTS
 from ropelens.statistics.picked import PickedSums, Rotation, sum_picked
 from ropelens.statistics.rows import HowMany
-from ropelens.statistics.variables import REACH, REACH_INDICES, described, labelled
+from ropelens.statistics.variables import OWN, REACH, REACH_INDICES, described, labelled
 
 VARIANTS = (OWN, "p-rope:0.75", "p-rope:0.5", "p-rope:0.25", "p-rope-reversed:0.75", "nope")
 """Variants that every family can express: planes go on as they are, or stop."""

@@ -14,14 +14,13 @@ from torch import Tensor
 from ropelens.errors import BadArgument, Whole
 from ropelens.measure.measurement import TOKENS_PER_BATCH, Measurement
 from ropelens.measure.passes import Progress, chunk_of, logits_of, observing, token_losses
-from ropelens.measure.terms import NEEDLES
 from ropelens.models.subject import Subject
 from ropelens.rope.planes import Planes
 from ropelens.statistics.attention import sum_attention
 from ropelens.statistics.block import CallRows
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.rows import Rows, generator_of
-from ropelens.statistics.variables import named, stack
+from ropelens.statistics.variables import NEEDLES, named, stack
 
 REPEATED_TOKENS = 64
 """Random tokens before they are repeated, where the context holds twice as many."""
@@ -129,11 +128,8 @@ def copies(measurement: Measurement, distances: Sequence[int] | None) -> Task:
         for distance in distances:
             tokens = repeated_tokens(measurement, distance)
             _forget_length(subject)
-            with torch.no_grad():
-                losses = [
-                    token_losses(subject, part, _whole(part))
-                    for part in tokens.split(_together(subject, tokens.shape[1]))
-                ]
+            parts = _together(subject, tokens)
+            losses = [token_losses(subject, part, _whole(part)) for part in parts]
             by_distance.append(torch.cat(losses)[:, distance + 2 :].mean(1))
             progress(tokens.numel())
         return {"copy_loss": torch.stack(by_distance)}
@@ -164,15 +160,12 @@ class Retrieval:
     trials: int = 16
 
     def __post_init__(self) -> None:
-        if self.lengths is not None and min(self.lengths, default=0) < SHORTEST:
+        long = min(self.lengths or [SHORTEST]) >= SHORTEST
+        if not long or not all(0 <= depth <= 1 for depth in self.depths):
             raise BadArgument(
-                f"A prompt that hides needles has {SHORTEST} tokens or more.",
-                seen=f"lengths {self.lengths}",
-            )
-        if not all(0 <= depth <= 1 for depth in self.depths):
-            raise BadArgument(
-                "The depth of a needle is a share of its prompt, 0 to 1.",
-                seen=f"depths {self.depths}",
+                f"A prompt that hides needles has {SHORTEST} tokens or more, at depths from 0 "
+                "to 1.",
+                seen=f"lengths {self.lengths}, depths {self.depths}",
             )
 
     def lengths_within(self, context: int) -> tuple[int, ...]:
@@ -206,9 +199,8 @@ def needles(measurement: Measurement, plan: Retrieval) -> Task:
         for prompts, values in hidden:
             _forget_length(subject)
             last = []
-            for part in prompts.flatten(0, 1).split(_together(subject, prompts.shape[2])):
-                with torch.no_grad():
-                    last.append(_last_logits(subject, part).float().cpu())
+            for part in _together(subject, prompts.flatten(0, 1)):
+                last.append(_last_logits(subject, part).float().cpu())
                 progress(part.numel())
             logits = torch.cat(last).unflatten(0, prompts.shape[:2])
             hits.append(found_needles(logits, values).double())
@@ -278,9 +270,9 @@ def hide_needles(
 # how they run
 
 
-def _together(subject: Subject, length: int) -> int:
-    """Sequences of `length` that run together: memory does not matter."""
-    return max(1, TOKENS_PER_BATCH[subject.device.type] // length)
+def _together(subject: Subject, tokens: Tensor) -> tuple[Tensor, ...]:
+    """Sequences in parts that run together: memory does not matter."""
+    return tokens.split(max(1, TOKENS_PER_BATCH[subject.device.type] // tokens.shape[1]))
 
 
 def _whole(tokens: Int[Tensor, "sequence position"]) -> Int[Tensor, " sequence"]:
@@ -291,9 +283,10 @@ def _last_logits(
     subject: Subject, tokens: Int[Tensor, "sequence position"]
 ) -> Float[Tensor, "sequence token"]:
     """The logits at the last position."""
-    if chunk_of(subject, tokens.shape[1]) is None:
-        return subject.forward(tokens, last=1)[:, -1]
-    return deque(logits_of(subject, tokens), maxlen=1).pop()[1][:, -1]
+    with torch.no_grad():
+        if chunk_of(subject, tokens.shape[1]) is None:
+            return subject.forward(tokens, last=1)[:, -1]
+        return deque(logits_of(subject, tokens), maxlen=1).pop()[1][:, -1]
 
 
 def _forget_length(subject: Subject) -> None:

@@ -94,24 +94,18 @@ def find_tokens(
     texts = {what} if isinstance(what, str) else set(what)
     names = token_names(ids, tokenizer)
     if what == "punctuation":
-        among = [bool(name.strip()) and all(map(_punctuates, name.strip())) for name in names]
+        kinds = [{unicodedata.category(letter)[0] for letter in name.strip()} for name in names]
+        among = [kind == {"P"} for kind in kinds]
     else:
         among = [name in texts or name.strip() in texts for name in names]
     return torch.tensor(among, dtype=torch.bool)[places]
 
 
-def _punctuates(letter: str) -> bool:
-    return unicodedata.category(letter).startswith("P")
-
-
 def _spelled(text: str) -> str:
     """A text as part of a name: letters and digits, other signs by what Unicode calls them."""
-    words, word = [], ""
+    spelled = ""
     for letter in text.strip() or text:
-        if letter.isascii() and letter.isalnum():
-            word += letter
-            continue
-        called = unicodedata.name(letter, f"u{ord(letter):04x}").lower()
-        words += [word, *called.replace("-", " ").split()]
-        word = ""
-    return "_".join(part for part in [*words, word] if part)
+        plain = letter.isascii() and letter.isalnum()
+        called = unicodedata.name(letter, f"u{ord(letter):04x}").lower().replace("-", " ")
+        spelled += letter if plain else f" {called} "
+    return "_".join(spelled.split())

@@ -20,7 +20,7 @@ from ropelens.errors import Count, Number, Positive, Whole, public
 from ropelens.files.progress import ShowProgress, opening, silent
 from ropelens.measure.evaluate import measure_edits
 from ropelens.measure.measurement import Lengths, Measurement, Tokens
-from ropelens.measure.terms import MEASURES
+from ropelens.measure.truncation_table import MEASURES
 from ropelens.models.subject import Model
 from ropelens.rope.select import Cut, PlaneNumbers, Turning, plan_cuts, turning
 from ropelens.statistics.corpus import Documents

@@ -1,8 +1,8 @@
-"""A truncation sweep as a table: one row an edit, each change with its interval."""
+"""What is measured of edits, and a sweep of them as a table: a row an edit, with intervals."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
@@ -11,6 +11,12 @@ import xarray as xr
 from ropelens.errors import BadArgument
 from ropelens.statistics.intervals import paired_interval
 from ropelens.statistics.variables import SWEEP
+
+MEASURES = ("loss", "induction", "retrieval", "change", "labels")
+"""What `ropelens.evaluate` measures where nothing is asked for."""
+
+ON_REQUEST = ("copying",)
+"""What it measures beside these."""
 
 ENDS_OF_INTERVAL = ("", "_low", "_high")
 COLUMNS = (
@@ -27,6 +33,18 @@ COLUMNS = (
 """The columns of truncation.csv, in order."""
 
 EVEN, ODD = slice(0, None, 2), slice(1, None, 2)
+
+
+def wanted_measures(measures: str | Sequence[str]) -> set[str]:
+    """The measures asked for; `BadArgument` for those that do not exist."""
+    names = [measures] if isinstance(measures, str) else list(measures)
+    unknown = [name for name in names if name not in (*MEASURES, *ON_REQUEST)]
+    if unknown or not names:
+        raise BadArgument(
+            f"There is no measure {unknown[0]!r}." if unknown else "Nothing is to be measured.",
+            attempt=f"measures: any of {', '.join((*MEASURES, *ON_REQUEST))}",
+        )
+    return set(names)
 
 
 def summarize_truncation(truncation: xr.Dataset) -> pd.DataFrame:

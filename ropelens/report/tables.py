@@ -18,8 +18,8 @@ from ropelens.figures.text import (
     number,
     short_count,
 )
-from ropelens.measure.terms import NEEDLES
 from ropelens.report.words import CHANCE
+from ropelens.statistics.variables import NEEDLES
 
 RETRIEVED = (
     "share of needles (pairs of a key and a value hidden in the text) whose value is retrieved "

@@ -25,10 +25,10 @@ from ropelens.figures import text
 from ropelens.figures.style import LABELS, OUTSIDE
 from ropelens.figures.text import change_and_interval, short_count
 from ropelens.measure.heads import classify_heads
-from ropelens.measure.terms import NEEDLES, OWN
 from ropelens.measure.truncation_table import summarize_truncation
 from ropelens.report.render import TEMPLATES
 from ropelens.statistics.intervals import ENOUGH_DOCUMENTS
+from ropelens.statistics.variables import NEEDLES, OWN
 
 Record = dict[str, Any]
 """The numbers of a sentence."""

@@ -314,6 +314,12 @@ band (edit) 1: number of the band, 0 the fastest, -1 outside bands
 """)
 """What a truncation sweep says of each of its edits."""
 
+NEEDLES = 8
+"""Needles of a prompt, of which one is asked for: chance is 1 in 8."""
+
+OWN = "own"
+"""The variant of a reach that is the model's own rotation, as it was measured."""
+
 REACH = _table("""
 moved_score (variant, layer, head, distance) nat: mean score of the picked key, moved to a
     distance

@@ -18,7 +18,7 @@ import ropelens as rl
 from ropelens.measure import passes
 from ropelens.measure.measurement import Measurement
 from ropelens.measure.passes import chunk_of, collect
-from ropelens.measure.terms import MEASURES
+from ropelens.measure.truncation_table import MEASURES
 from ropelens.models.subject import as_subject
 from ropelens.rope.planes import Planes, unrotate
 from ropelens.statistics.call import AttentionCall

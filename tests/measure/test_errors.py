@@ -19,7 +19,7 @@ import ropelens as rl
 from ropelens.edit.rope import ModelEdit
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.measure.tasks import Retrieval
-from ropelens.measure.terms import MEASURES
+from ropelens.measure.truncation_table import MEASURES
 
 TOKENS = torch.arange(24).reshape(2, 12) + 3  # of a vocabulary of 96
 

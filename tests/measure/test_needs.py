@@ -85,15 +85,13 @@ def test_a_head_of_which_no_plane_turns() -> None:
     """Planes that are known can drop out, also where an edit has stopped them all."""
     model = tiny("llama_gqa")
     with rl.edit_rope(model, "nope"):
-        with pytest.raises(BadArgument, match=r"No plane of head 0\.1 turns") as refused:
+        with pytest.raises(BadArgument, match=r"No plane of head 0\.1 turns"):
             rl.needed_planes(model, TOKENS, "0.1")
         dropped = rl.needed_planes(model, TOKENS, "0.1", how="drop")
-    assert refused.value.parts["try"].startswith('how="drop", or a head of a layer that turns')
     assert np.isinf(dropped["wavelength"]).all()
     assert dropped["attention_change"].min() > 0
 
 
 def test_a_layer_without_planes() -> None:
-    with pytest.raises(BadArgument, match="there is none to drop") as refused:
+    with pytest.raises(BadArgument, match="there is none to drop"):
         rl.needed_planes(tiny("smollm3"), TOKENS, "3.0", how="drop")
-    assert refused.value.parts["try"].startswith("a head of a layer that turns")
