@@ -93,26 +93,6 @@ def test_models_that_cannot_be_measured(make: Callable[[], nn.Module]) -> None:
             measure(make(), TOKENS)
 
 
-class Stop(Exception):
-    """Raised by a test's own code."""
-
-
-@pytest.mark.parametrize("after", [1, 3])
-def test_an_error_on_the_way_leaves_the_model_as_it_was(after: int):
-    model, left = tiny("llama_gqa"), [after]
-    plain, configured = logits(model), model.config._attn_implementation
-
-    def progress(done: int) -> None:
-        left[0] -= 1
-        if not left[0]:
-            raise Stop
-
-    with pytest.raises(Stop):
-        evaluate(model, edits={"a": "nope", "b": "linear:2"}, progress=telling(progress))
-    assert torch.equal(logits(model), plain)
-    assert model.config._attn_implementation == configured
-
-
 @pytest.mark.parametrize("measure", MEASURES)
 def test_an_error_inside_the_model_leaves_it_as_it_was(
     measure: str, monkeypatch: pytest.MonkeyPatch

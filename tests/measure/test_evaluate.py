@@ -130,10 +130,3 @@ def test_loss_by_position_sums_to_the_loss():
         one = found.sel(edit=entry)
         total = float((one.loss * one.predicted_tokens).sum())
         assert float((one.position_loss * counts).sum()) == pytest.approx(total, rel=1e-9)
-
-
-def test_each_variable_says_what_it_is():
-    found = rl.evaluate(tiny("llama_gqa"), tokens(), edits={"a": "nope"})
-    for name, variable in found.variables.items():
-        assert variable.attrs["long_name"], name
-        assert "units" in variable.attrs, name

@@ -119,19 +119,6 @@ def test_label_changes_have_the_documents_drawn_again():
     assert alone.isnull().all()
 
 
-def test_heads_of_a_layer_that_rotate_differently_have_a_budget_each():
-    model = tiny("llama_gqa")
-    found = evaluate(model, edits={"a head": rl.stop(rl.PlaneNumbers([0, 1]), heads="1.2")})
-    edited, plain = found.sel(edit="a head"), found.sel(edit="none")
-    for name in ("total_bits", "content_bits", "label_changed"):
-        assert edited[name].notnull().all(), name
-    changed = abs(edited.total_bits - plain.total_bits) > 1e-6
-    assert changed.values.nonzero()[0].tolist() == [1]  # no head comes behind layer 1
-    assert changed.values.nonzero()[1].tolist() == [2]
-    assert edited.attention_change.sel(layer=1, head=2) > 0
-    assert edited.loss.notnull().all()
-
-
 def test_under_an_open_edit_that_is_the_model_as_it_is():
     """Also one that makes heads differ, under which every entry has a budget too."""
     model = tiny("llama_gqa")
@@ -228,19 +215,6 @@ def test_standard_errors_are_those_of_the_jackknife():
     np.testing.assert_allclose(found.mean_loss, whole, rtol=1e-12)
     np.testing.assert_allclose(found.mean_loss_se, error, rtol=0.05)
     assert (np.diff(found.group) == (np.diff(document) > 0)).all()
-
-
-def test_the_first_tokens_error_is_that_of_a_mean():
-    """Of sixteen sequences, each a stretch of its own."""
-    found = evaluate(tiny("llama_gqa"), tokens=tokens(sequences=16), measures="loss")
-    # The first bin has one token of every sequence: an ordinary mean.
-    with torch.no_grad():
-        own = torch.log_softmax(tiny("llama_gqa")(tokens(sequences=16)).logits[:, 0], -1)
-    first = -own.gather(1, tokens(sequences=16)[:, 1:2])[:, 0].double()
-    one = found.isel(position_bin=0).sel(edit="none")
-    assert float(one.position_loss) == pytest.approx(float(first.mean()), rel=1e-5)
-    expected = float(first.std() / 16**0.5)
-    assert float(one.position_loss_se) == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_loss_that_is_no_number_is_not_left_out():

@@ -28,26 +28,6 @@ from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.rows import sample_rows
 from ropelens.statistics.sums import Sums
 
-
-def test_norms_do_not_depend_on_the_rotation():
-    """Of layer 0, which sees the same hidden states however its heads turn."""
-    tokens = torch.from_numpy(random_tokens(sequences=3, length=20))
-    model, lengths = tiny("llama_gqa"), torch.tensor([20, 20, 20])
-
-    def measured() -> xr.Dataset:
-        planes = planes_of(model)
-        return summarize(collect(Measurement.of(model, tokens, lengths), planes), planes)
-
-    before = measured()
-    model.model.rotary_emb.inv_freq *= 3.0
-    after = measured()
-    for name in ("q_norm", "k_norm"):
-        np.testing.assert_allclose(after[name][0], before[name][0], rtol=1e-5)
-    # Coherence is that of vectors without their rotation, so of the same vectors.
-    np.testing.assert_allclose(after["q_coherence"][0], before["q_coherence"][0], atol=1e-4)
-    assert np.abs(after["selectivity"][0] - before["selectivity"][0]).max() > 0.01
-
-
 # sums over sequences
 
 
@@ -162,16 +142,6 @@ def test_a_profile_leaves_the_model_as_it_was():
     assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
 
 
-def test_the_pass_that_scores_computes_what_the_model_does():
-    """Losses with and without fits are the same, bit for bit."""
-    tokens = torch.from_numpy(random_tokens(sequences=3, length=30))
-    of = fitted(tiny("gpt_oss"), tokens, torch.tensor([30, 20, 9]))
-    plain = collect(Measurement(as_subject(of.model), of.text), of.planes)
-    assert plain.loss == of.collect().loss
-    assert torch.equal(plain.group_loss, of.collect().group_loss)
-    assert not plain.scores
-
-
 def test_the_same_seed_gives_the_same_numbers():
     model = tiny("llama_gqa")
     tokens = torch.from_numpy(random_tokens(sequences=8, length=90))
@@ -237,13 +207,6 @@ def test_weights_of_sampled_rows_stand_for_all_rows(
         assert torch.equal(
             alone.position[alone.weight > 0], rows.position[part][rows.weight[part] > 0]
         )
-
-
-def test_every_seed_and_every_sequence_draws_its_own_rows():
-    seeds = [0, 1, 2, 2**32, 2**40 + 1, -1]
-    length = torch.tensor([10_000, 10_000, 10_000])
-    drawn = torch.cat([sample_rows(length, count=5, seed=seed).position for seed in seeds])
-    assert len(drawn.unique(dim=0)) == 3 * len(seeds)
 
 
 def test_sampled_rows_agree_with_all_rows():

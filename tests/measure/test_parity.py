@@ -11,7 +11,6 @@ import pytest
 import torch
 import xarray as xr
 from evaluated import telling
-from observed import observed_calls
 from oracles.dense import dense
 from oracles.logit import HeadRows, gain, head_rows, information
 from oracles.recording import attention_calls
@@ -24,13 +23,10 @@ from ropelens.measure.passes import collect
 from ropelens.measure.summary import summarize
 from ropelens.measure.tasks import REPEATS, repeated_tokens, repeats
 from ropelens.models.subject import as_subject
-from ropelens.statistics.block import CallRows
-from ropelens.statistics.budget.held_out import Sample, scored_rows
-from ropelens.statistics.budget.logit import RIDGE, gains
+from ropelens.statistics.budget.logit import RIDGE
 from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.kernel import offset_edges
 from ropelens.statistics.labels import GAINS, attention_budget
-from ropelens.statistics.rows import sample_rows
 from ropelens.statistics.variables import MEASURES, Derived, Statistic
 
 LENGTHS = (40, 23, 31)
@@ -214,30 +210,6 @@ def test_the_budget_of_a_profile_is_that_of_scipys_fits(name: str):
             np.testing.assert_allclose(
                 ours, halves, atol=0.02 * total.mean(), err_msg=gain_name
             )
-
-
-def test_the_budget_of_a_profile_is_what_its_parts_give():
-    """Sample, fit and score one after another, on the model's attention calls."""
-    model = tiny("mistral_sliding")
-    tokens = torch.from_numpy(random_tokens(sequences=4, length=40))
-    lengths = torch.tensor([40, 31, 40, 12])
-    profile = rl.profile(model, tokens, lengths=lengths, surrogates=2, seed=5, batch_size=1)
-    text = Measurement.of(model, tokens, lengths).text
-    sample = Sample.draw(text, seed=5)
-    on_sample, whole = (observed_calls(model, each) for each in (sample.text.tokens, tokens))
-    rows = sample_rows(lengths, count=scored_rows(text), seed=5)
-    for layer, (call, planes) in enumerate(on_sample):
-        fitted = sample.fit(call, planes, surrogates=2, seed=5)
-        of_call = CallRows(whole[layer][0], rows, planes, sinks=fitted.sinks(text))
-        scores = fitted.score(of_call, text)
-        of_models = gains(scores.sum(0))
-        bits = attention_budget(*(of_models[gain_name].numpy() for gain_name in GAINS))
-        for column, values in bits.items():
-            np.testing.assert_allclose(profile[f"{column}_bits"][layer], values, atol=1e-4)
-        found = fitted.found.any(-1).numpy()
-        np.testing.assert_array_equal(profile["found_sink"][layer].notnull(), found)
-        for column, true in fitted.surrogates.items():
-            np.testing.assert_allclose(profile[column][:, layer], true, atol=1e-3)
 
 
 # against transformers itself

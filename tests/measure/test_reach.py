@@ -128,33 +128,6 @@ def test_every_number_of_text_against_loops(name: str):
         np.testing.assert_allclose(found[variable], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_sampled_rows_expect_what_all_rows_give():
-    """Samples of unequal weights lie around the numbers of all rows, not to one side."""
-    model = tiny("llama_gqa")
-    tokens = torch.from_numpy(random_tokens(sequences=24, length=33))
-    lengths = torch.tensor([9, 17, 33] * 8)
-
-    def measured(rows: int | str, seed: int) -> xr.Dataset:
-        return rl.reach(
-            model,
-            tokens,
-            lengths=lengths,
-            variants=("own",),
-            distances=(0, 10),
-            rows=rows,
-            resamples=0,
-            seed=seed,
-        )
-
-    every = measured("all", 0)
-    samples = xr.concat([measured(12, seed) for seed in range(9)], "seed")
-    for name in ("moved_score", "others_level", "win_share", "picked_distance"):
-        off = samples[name].mean("seed") - every[name]
-        error = samples[name].std("seed", ddof=1) / 3
-        assert float(np.abs(off / error).max()) < 4.5, name
-    assert every["horizon_low"].isnull().all()
-
-
 def test_numbers_do_not_depend_on_the_batches(monkeypatch: pytest.MonkeyPatch):
     model, tokens = tiny("llama_gqa"), torch.from_numpy(random_tokens(sequences=8, length=20))
     lengths = torch.tensor([20, 9, 14, 20, 6, 20, 11, 16])
@@ -166,19 +139,6 @@ def test_numbers_do_not_depend_on_the_batches(monkeypatch: pytest.MonkeyPatch):
     few = rl.reach(model, tokens[:7], lengths=lengths[:7], rows=5, distances=(0, 9))
     assert few["horizon_low"].isnull().all(), "of too few groups to draw from"
     xr.testing.assert_allclose(whole, parts, rtol=1e-4)
-
-
-@pytest.mark.parametrize("name", ["smollm3", "gemma2", "deepseek_v3"])
-def test_every_family_has_the_default_variants(name: str):
-    tokens = torch.from_numpy(random_tokens(sequences=2, length=12))
-    found = rl.reach(tiny(name), tokens, distances=(0, 1, 1000), resamples=0)
-    assert found.sizes["variant"] == 6
-    assert np.isfinite(found["moved_score"]).all()
-    still = found.sel(variant="nope")
-    np.testing.assert_allclose(still["moved_score"].std("distance"), 0, atol=1e-9)
-    np.testing.assert_allclose(still["lowest_score"], still["moved_score"][..., 0])
-    below = found["lowest_score"] - 1e-9 <= found["moved_score"]
-    assert below.all()
 
 
 # horizons, ties, intervals
@@ -250,21 +210,6 @@ def test_some_heads_are_those_heads_of_all():
     for layer, head in ((0, 3), (1, 1), (1, 2)):
         one = {"layer": layer, "head": head}
         xr.testing.assert_allclose(some.sel(one), every.sel(one), rtol=1e-5)
-
-
-def test_copies_of_documents_tell_nothing_new():
-    """Ten documents, each thrice, have the horizons and intervals of the ten."""
-    model = tiny("llama_gqa")
-    tokens = torch.from_numpy(random_tokens(sequences=10, length=24))
-    options = {"variants": ("own",), "rows": "all", "distances": (0, 3000)}
-    once = rl.reach(model, tokens, **options)
-    thrice, of = tokens.repeat_interleave(3, dim=0), torch.arange(10).repeat_interleave(3)
-    again = rl.reach(model, thrice, documents=of + 5, **options)
-    for name in ("horizon", "horizon_low", "horizon_high"):
-        np.testing.assert_allclose(again[name], once[name], rtol=1e-5)
-    assert (again.attrs["documents"], once.attrs["documents"]) == (10, 0)
-    alone = rl.reach(model, thrice, **options)  # stretches that cut through the documents
-    assert not np.allclose(alone["horizon_low"], once["horizon_low"], rtol=1e-3)
 
 
 def test_the_interval_is_the_percentile_bootstrap_of_scipy():

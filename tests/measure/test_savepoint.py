@@ -150,24 +150,6 @@ def test_an_evaluation_goes_on(
     assert_same(resumed, uninterrupted[evaluate])
 
 
-def test_what_is_done_stays_done_while_the_next_is_measured(
-    uninterrupted: dict, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a sweep, and the profile after it."""
-
-    def run(**options: object) -> tuple[xr.Dataset, xr.Dataset]:
-        with savepoint(folder, {}):
-            return evaluate(measures=["loss"]), measure(**options)
-
-    with pytest.raises(Stop):
-        run(progress=stop_at(2 * 24 + 1))
-    monkeypatch.setattr("ropelens.measure.evaluate._on_text", never)
-    for found, measured in zip(run(), (evaluate, measure), strict=True):
-        assert_same(found, uninterrupted[measured])
-    module.remove_savepoint(folder)
-    assert not folder.exists()
-
-
 @pytest.mark.parametrize("how", ["another key", "cut", "another file", "empty"])
 def test_what_is_of_no_use_is_removed_with_a_word(
     folder: Path, capfd: pytest.CaptureFixture[str], how: str

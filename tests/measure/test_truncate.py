@@ -175,20 +175,6 @@ def test_what_cannot_be_swept_is_said_in_a_line(changes: dict, words: str) -> No
 # What is measured.
 
 
-def test_losses_are_those_of_the_proportional_config() -> None:
-    model = tiny_llama().eval()
-    dataset = rl.truncate(model, TOKENS, keep=[0.5], controls=0, measures=["loss"])
-    rope = {"rope_type": "proportional", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
-    other = tiny_llama(rope_parameters=rope).eval()
-    other.load_state_dict(model.state_dict())
-    for edit, expected in (("none", model), ("slow 0.5", other)):
-        losses = dataset["loss"].sel(edit=edit).values
-        with torch.no_grad():
-            theirs = [float(expected(row[None], labels=row[None]).loss) for row in TOKENS]
-        np.testing.assert_allclose(losses, theirs, atol=2e-6)
-    assert not np.allclose(*dataset["loss"].sel(edit=["none", "slow 0.5"]).values, atol=1e-3)
-
-
 def test_equal_sets_are_measured_once_and_listed_each(monkeypatch) -> None:
     asked: dict[str, object] = {}
     real = module.measure_edits
