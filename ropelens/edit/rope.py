@@ -23,7 +23,7 @@ from ropelens.errors import BadArgument, Number, public
 from ropelens.models.rotation import edited_planes, planes_now
 from ropelens.models.subject import Model, Subject, as_subject
 from ropelens.models.variants import attention_factor, shape_of
-from ropelens.rope.planes import Planes, Side, turn
+from ropelens.rope.planes import Planes
 from ropelens.rope.select import (
     ALL_HEADS,
     EVERY,
@@ -34,6 +34,7 @@ from ropelens.rope.select import (
     Wavelengths,
     heads_by_layer,
 )
+from ropelens.rope.turn import Side, turn
 from ropelens.rope.variants import Variant, parse_variant
 
 NONE = "none"

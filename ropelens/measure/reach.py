@@ -20,8 +20,8 @@ from ropelens.errors import BadArgument, Count, Number, Whole, public
 from ropelens.files.progress import ShowProgress, silent
 from ropelens.measure.measurement import Batch, Lengths, Measurement, Tokens
 from ropelens.models.subject import Model
-from ropelens.rope.horizon import horizons, lowest_scores, moved_scores
 from ropelens.rope.select import ALL_HEADS, heads_by_layer
+from ropelens.rope.turn import horizons, lowest_scores, moved_scores
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import Documents
 from ropelens.statistics.intervals import ENOUGH_DOCUMENTS

@@ -22,8 +22,7 @@ from ropelens.models.rotation import (
     read_rotations,
 )
 from ropelens.models.subject import Model, as_subject
-from ropelens.rope.planes import Planes, plane_norms
-from ropelens.rope.probe import probe_positions
+from ropelens.rope.planes import Planes, plane_norms, probe_positions
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.variables import ROTATION, described, stack
 

@@ -13,8 +13,7 @@ from transformers import PreTrainedConfig
 
 from ropelens.errors import UnsupportedModel
 from ropelens.models.doorway import AttentionEdit
-from ropelens.rope.planes import Planes
-from ropelens.rope.probe import MeasuredRotation, probe_positions, read_rotation
+from ropelens.rope.planes import MeasuredRotation, Planes, probe_positions, read_rotation
 from ropelens.statistics.call import AttentionCall
 
 if TYPE_CHECKING:  # a subject measures its rotation here

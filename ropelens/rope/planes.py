@@ -1,37 +1,35 @@
-"""The planes that RoPE turns: their coordinates, how fast they go, and how to turn them anew.
+"""The planes that RoPE turns: their coordinates and frequencies, and how to read them off.
 
 Seen as complex numbers, one per plane, RoPE multiplies a query or key x~ at position p by
-exp(i w p) (Su et al. 2021, arXiv 2104.09864, eq. 34). Times exp(i (v - w) p) it is the vector
-that the model would have computed with frequency v in place of w: v = 0 stops the plane.
-Angles are the float32 products that transformers' rotary modules compute, so that the model's
-rounding cancels at far positions.
+exp(i w p) (Su et al. 2021, arXiv 2104.09864, eq. 34).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
 Pairing = Literal["half", "interleaved", "none"]
+PAIRINGS: tuple[Pairing, Pairing] = ("half", "interleaved")
+LARGEST_ANGLE = 1024.0  # rad, up to which a phase is used: float32 is off by 6e-8 of an angle
 
 
 @dataclass(frozen=True)
 class Planes:
     """The planes of one layer's heads, fastest first.
 
-    `inv_freq[f]` is the angular frequency of plane f in rad/token, 0 for a plane that
-    stands still, negative where the model turns clockwise (NanoChat). The F planes fill
-    the coordinates from `offset` to `offset + 2F` as the model stores them: `pairing` "half"
-    pairs f with f + F (Llama), "interleaved" 2f with 2f + 1 (GPT-J), "none" where nothing
-    rotates. RoPE leaves the others alone (partial rotary, NoPE layers); together they are one
-    more term of every score. Where an edit makes heads of the layer differ, `inv_freq` has a
-    row for each query head.
+    `inv_freq[f]` is the angular frequency of plane f in rad/token, 0 for a plane that stands
+    still, negative where the model turns clockwise (NanoChat), with a row for each query head
+    where an edit makes them differ. The F planes fill the coordinates from `offset` to
+    `offset + 2F`: `pairing` "half" pairs f with f + F (Llama), "interleaved" 2f with 2f + 1
+    (GPT-J). RoPE leaves the others alone: together they are one more term of every score.
     """
 
     inv_freq: Float[Tensor, "*head frequency"]
@@ -122,7 +120,11 @@ def unrotate(
     positions: Int[Tensor, " position"],
     planes: Planes,
 ) -> Float[Tensor, "*batch position coordinate"]:
-    """`x` with its rotation taken off: each plane times exp(-i w p)."""
+    """`x` with its rotation taken off: each plane times exp(-i w p).
+
+    The angle is the float32 product that transformers' rotary modules compute, so that the
+    model's rounding cancels at far positions.
+    """
     inv_freq = planes.inv_freq.to(x.device, torch.float32)
     angle = positions.to(x.device, torch.float32)[:, None] * inv_freq[..., None, :]
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
@@ -136,78 +138,104 @@ def unrotate(
     return unrotated
 
 
-@dataclass(frozen=True)
-class Side:
-    """How a layer's queries change, or its keys: a row for each head, or one for all.
+# a rotation, read off vectors that differ by nothing else: a lone token has the same hidden
+# state at every position, so its query at position p is the rotation of that at position 0
 
-    Plane f turns at `inv_freq[..., f]` rad/token (signed as in `Planes`) and becomes
-    `gain[..., f]` times as long. Where `mean[..., f, :]` is not NaN, it replaces the unrotated
-    vector of every token.
+
+@dataclass(frozen=True)
+class MeasuredRotation:
+    """What one layer does to a vector as its position grows.
+
+    `residual` is the largest change of a plane's length, relative to the mean length: 1e-7 for
+    a rotation in float32, above 0.1 for anything else. `resolution[f]` is the relative error
+    to which `planes.inv_freq[f]` is known.
     """
 
-    inv_freq: Float[Tensor, "head frequency"]
-    gain: Float[Tensor, "head frequency"]
-    mean: Float[Tensor, "head frequency 2"]
-
-    @classmethod
-    def of(cls, planes: Planes, *, heads: int) -> Side:
-        """A side that changes nothing."""
-        shape = (heads, len(planes.inv_freq))
-        inv_freq = planes.inv_freq.float().expand(shape)
-        return cls(inv_freq, torch.ones(shape), torch.full((*shape, 2), math.nan))
-
-    def at(
-        self,
-        chosen: Bool[Tensor, "head frequency"],
-        *,
-        inv_freq: Float[Tensor, " frequency"] | None = None,
-        gain: float | None = None,
-        mean: Float[Tensor, "head frequency 2"] | None = None,
-    ) -> Side:
-        """This side with a new frequency, gain or mean of the chosen planes; gain 0 stays."""
-        new: dict[str, Tensor] = {}
-        if inv_freq is not None:
-            new["inv_freq"] = torch.where(chosen, inv_freq.float(), self.inv_freq)
-        if gain is not None:
-            new["gain"] = torch.where(chosen & (self.gain != 0), gain, self.gain)
-        if mean is not None:
-            new["mean"] = torch.where(chosen[..., None], mean.float(), self.mean)
-        return replace(self, **new)
-
-    def shared(self, *, groups: int) -> Side | None:
-        """One row for each of `groups` groups of heads; None where heads of a group differ."""
-        parts = [x.unflatten(0, (groups, -1)) for x in (self.inv_freq, self.gain, self.mean)]
-        same = [(x == x[:, :1]) | (x.isnan() & x[:, :1].isnan()) for x in parts]
-        return Side(*(x[:, 0] for x in parts)) if all(x.all() for x in same) else None
+    planes: Planes
+    residual: float
+    resolution: Float[Tensor, " frequency"]
 
 
-def turn(
-    x: Float[Tensor, "batch head position coordinate"],
-    positions: Int[Tensor, "_ position"],
+def probe_positions(longest: int) -> Int[Tensor, " position"]:
+    """0, 1, 2, 4, 8, ... and `longest`: each doubling refines every frequency."""
+    powers = {2**i for i in range(longest.bit_length())}
+    return torch.tensor(sorted({0, longest} | powers))
+
+
+def read_rotation(
+    vectors: Float[Tensor, "vector position coordinate"],
+    positions: Int[Tensor, " position"],
+    *,
+    noise: float,
+    counts: Iterable[int] = (),
+) -> MeasuredRotation:
+    """The rotation that takes `vectors[:, 0]` to `vectors[:, p]`, for every p.
+
+    `vectors` are queries and keys of lone tokens in one layer, at `positions` 0, 1, 2, 4, ...;
+    `noise` is the eps of their dtype, `counts` the numbers of planes that the model states.
+    The pairing is the one under which lengths stay constant; the frequency comes from the
+    phase against position 0, unwrapped by doubling the distance.
+    """
+    x = vectors.double()
+    head_dim = x.shape[-1]
+    still = Planes(torch.zeros(0), head_dim, "none")
+    size = x.square().mean(dim=(0, 1)).sum().sqrt()
+    # A coordinate of a vector holds size / sqrt(D); rounding moves it by `noise` of that.
+    moved = (x - x[:, :1]).square().mean(dim=0).amax(dim=0).sqrt()
+    changed = (moved > 32 * noise * size / math.sqrt(head_dim)).nonzero()[:, 0].tolist()
+    if not changed:
+        return MeasuredRotation(still, 0.0, torch.zeros(0))
+
+    offset = changed[0] - changed[0] % 2
+    count = (changed[-1] - offset) // 2 + 1
+    stated = [n for n in counts if changed[-1] < 2 * n <= head_dim]
+    shapes: list[tuple[Pairing, int, int]] = [
+        *((pairing, n, 0) for n in stated for pairing in PAIRINGS),
+        ("half", head_dim // 2, 0),
+        *((pairing, count, offset) for pairing in PAIRINGS),
+    ]
+    candidates = [Planes(torch.zeros(n), head_dim, pair, begin) for pair, n, begin in shapes]
+    residuals = [_residual(x, planes) for planes in candidates]
+    # Planes that are 0 fit any count: of shapes that fit alike, the first, most planes.
+    fits = max(2 * min(residuals), 4 * noise)
+    best = next(i for i, residual in enumerate(residuals) if not residual > fits)
+    inv_freq, resolution = _frequencies(x, positions, candidates[best], noise=noise)
+    planes = replace(candidates[best], inv_freq=inv_freq)
+    return MeasuredRotation(planes, residuals[best], resolution)
+
+
+def _residual(x: Float[Tensor, "vector position coordinate"], planes: Planes) -> float:
+    """Largest change of any term's root-mean-square length, relative to the mean length."""
+    lengths = plane_norms(x, planes)
+    change = (lengths - lengths[:, :1]).square().mean(dim=0).sqrt().max()
+    return float(change / lengths.square().mean().sqrt())
+
+
+def _frequencies(
+    x: Float[Tensor, "vector position coordinate"],
+    positions: Int[Tensor, " position"],
     planes: Planes,
-    side: Side,
-) -> Float[Tensor, "batch head position coordinate"]:
-    """`x`, which rotates in `planes`, changed as `side` says; the rest keeps every bit."""
-    same = (side.inv_freq == planes.inv_freq.float()).all()
-    if same and (side.gain == 1).all() and side.mean.isnan().all():
-        return x
-    side = side.shared(groups=1) or side
-    at = positions.to(x.device, torch.float32)[:, None, :, None]
-    old = (at * planes.inv_freq.to(x.device, torch.float32)).double()
-    new = (at * side.inv_freq.to(x.device)[:, None]).double()
-    exact = torch.promote_types(x.dtype, torch.float32)
-    gain, mean = side.gain[:, None].to(x.device, exact), side.mean[:, None].to(x.device, exact)
-    z = torch.stack([x[..., planes.first], x[..., planes.second]]).to(exact)
-    z = _rotated(z, new - old, gain)
-    if not mean.isnan().all():
-        means = mean.movedim(-1, 0)[:, None]
-        z = torch.where(means.isnan(), z, _rotated(means, new, gain))
-    result = x.clone()
-    result[..., planes.first], result[..., planes.second] = z.to(x.dtype)
-    return result
+    *,
+    noise: float,
+) -> tuple[Float[Tensor, " frequency"], Float[Tensor, " frequency"]]:
+    """Angular frequency of each plane (rad/token) and its relative error.
 
-
-def _rotated(z: Float[Tensor, "2 ..."], angle: Tensor, gain: Tensor) -> Float[Tensor, "2 ..."]:
-    """Times gain exp(i angle), for real and imaginary parts of `z`."""
-    cos, sin = angle.cos().to(z.dtype) * gain, angle.sin().to(z.dtype) * gain
-    return torch.stack([z[0] * cos - z[1] * sin, z[1] * cos + z[0] * sin])
+    NaN where queries and keys have no length in a plane: it cannot be seen to turn.
+    """
+    z = torch.complex(x[..., planes.first], x[..., planes.second])
+    turned = (z * z[:, :1].conj()).sum(dim=0)  # [position, frequency]
+    inv_freq = turned[1].angle()
+    baseline = torch.ones_like(inv_freq)
+    for p, product in zip(positions[2:].tolist(), turned[2:], strict=True):
+        expected = inv_freq * p
+        correction = (product * torch.polar(torch.ones_like(expected), -expected)).angle()
+        refined = inv_freq + correction / p
+        usable = refined.abs() * p <= LARGEST_ANGLE
+        inv_freq = torch.where(usable, refined, inv_freq)
+        baseline = torch.where(usable, float(p), baseline)
+    angle = inv_freq.abs() * baseline
+    still = angle < 8 * noise
+    length = z.abs().square().mean(dim=(0, 1)).sqrt()
+    seen = length > 32 * noise * x.square().mean(dim=(0, 1)).sum().sqrt() / x.shape[-1] ** 0.5
+    inv_freq = torch.where(still, 0.0, inv_freq).where(seen, math.nan)
+    return inv_freq, torch.where(still | ~seen, math.inf, noise / angle + 2**-23)

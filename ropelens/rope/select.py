@@ -24,20 +24,13 @@ Selection = Callable[[Planes], Bool[Tensor, " frequency"]]
 
 @dataclass(frozen=True)
 class Slowest:
-    """The slowest `fraction` of the planes.
-
-    All but int((1 - fraction) D // 2) planes of D rotated coordinates: those that p-RoPE with
-    p = 1 - fraction stops (Barbero et al. 2024, arXiv 2410.06205), counted as transformers
-    counts for `rope_type` "proportional".
-    """
+    """The slowest `fraction` of the planes, those that p-RoPE with p = 1 - fraction stops."""
 
     fraction: float | int
 
     def __post_init__(self) -> None:
         if not 0 <= self.fraction <= 1:
-            raise BadArgument(
-                "A fraction of the planes is a number from 0 to 1.", seen=f"{self.fraction}"
-            )
+            raise BadArgument(f"A fraction of planes is from 0 to 1, not {self.fraction}.")
 
     def __call__(self, planes: Planes) -> Bool[Tensor, " frequency"]:
         kept = kept_planes(1 - self.fraction, planes.rotary_dim)
@@ -82,9 +75,10 @@ EVERY = Slowest(1)
 
 
 def kept_planes(p: float | int, rotary_dim: int) -> int:
-    """Planes that p-RoPE keeps of `rotary_dim` coordinates: int(p D // 2), as transformers.
+    """Planes that p-RoPE keeps of D = `rotary_dim` coordinates: int(p D // 2).
 
-    p is rounded to 12 digits, for 1 - 0.9 is a little less than 0.1.
+    As transformers counts for `rope_type` "proportional" (Barbero et al. 2024, arXiv
+    2410.06205); p is rounded to 12 digits, for 1 - 0.9 is a little less than 0.1.
     """
     return int(round(p, 12) * rotary_dim // 2)
 
@@ -195,7 +189,7 @@ def plan_cuts(
 ) -> list[Cut]:
     """The entries of a sweep, "none" first; see `truncate`."""
     if not all(0 <= share <= 1 for share in keep):
-        raise BadArgument("A share of the planes lies between 0 and 1.", seen=f"{list(keep)}")
+        raise BadArgument(f"Shares of planes are from 0 to 1, not {list(keep)}.")
     if not any(layers):
         raise UnsupportedModel("The model has no planes that rotate, so none can be stopped.")
     sizes = {tuple(len(x) - kept_planes(share, 2 * len(x)) for x in layers) for share in keep}

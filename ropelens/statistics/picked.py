@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
-from ropelens.rope.horizon import moved_scores
-from ropelens.rope.planes import Planes, Side, turn
+from ropelens.rope.planes import Planes
+from ropelens.rope.turn import Side, moved_scores, turn
 from ropelens.statistics.block import Block, CallRows
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.rows import Rows

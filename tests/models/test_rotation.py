@@ -21,8 +21,7 @@ import ropelens as rl
 from ropelens.errors import UnsupportedModel
 from ropelens.models.rotation import LayerRotation
 from ropelens.models.subject import as_subject
-from ropelens.rope.planes import Planes
-from ropelens.rope.probe import probe_positions, read_rotation
+from ropelens.rope.planes import Planes, probe_positions, read_rotation
 
 # A row for each thing that dtypes could upset: bases, pairing, rest, direction, NoPE layers.
 ANY_DTYPE = ("gemma3", "gemma4", "glm", "gpt_neox", "deepseek_v3", "nanochat", "smollm3")

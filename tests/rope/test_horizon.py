@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import ropelens as rl
-from ropelens.rope.horizon import horizons, lowest_scores, moved_scores
+from ropelens.rope.turn import horizons, lowest_scores, moved_scores
 
 HEAD_DIM = 16
 SLOW = range(2, 8)  # planes whose quarter turn is longer than the sequences of the tests

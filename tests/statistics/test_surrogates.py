@@ -11,7 +11,8 @@ from observed import observed_calls
 from oracles.tiny import random_tokens, tiny
 from scipy import stats
 
-from ropelens.rope.planes import Planes, Side, turn
+from ropelens.rope.planes import Planes
+from ropelens.rope.turn import Side, turn
 from ropelens.statistics.attention import sum_attention
 from ropelens.statistics.block import CallRows
 from ropelens.statistics.budget.claim import _bounds, correlations, judge, rank_correlation

@@ -1,0 +1,175 @@
+"""Queries and keys under other rotations, and at other distances.
+
+A rotated vector has exp(i w p) x~ in every plane (Su et al. 2021, arXiv 2104.09864, eq. 34).
+Times exp(i (v - w) p) it is the vector that the model would have computed with frequency v in
+place of w: v = 0 stops the plane. A key d tokens back scores Re sum_f c_f exp(i v_f d), with
+c_f = s q~_f conj(k~_f) (Barbero et al. 2024, arXiv 2410.06205).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Complex, Float, Int
+from torch import Tensor
+
+from ropelens.rope.planes import Planes
+
+BLOCK_ELEMENTS = 2**21  # scores of a block
+BISECTIONS = 60  # of a token: more than float64 resolves
+
+
+@dataclass(frozen=True)
+class Side:
+    """How a layer's queries change, or its keys: a row for each head, or one for all.
+
+    Plane f turns at `inv_freq[..., f]` rad/token (signed as in `Planes`) and becomes
+    `gain[..., f]` times as long. Where `mean[..., f, :]` is not NaN, it replaces the unrotated
+    vector of every token.
+    """
+
+    inv_freq: Float[Tensor, "head frequency"]
+    gain: Float[Tensor, "head frequency"]
+    mean: Float[Tensor, "head frequency 2"]
+
+    @classmethod
+    def of(cls, planes: Planes, *, heads: int) -> Side:
+        """A side that changes nothing."""
+        shape = (heads, len(planes.inv_freq))
+        inv_freq = planes.inv_freq.float().expand(shape)
+        return cls(inv_freq, torch.ones(shape), torch.full((*shape, 2), math.nan))
+
+    def at(
+        self,
+        chosen: Bool[Tensor, "head frequency"],
+        *,
+        inv_freq: Float[Tensor, " frequency"] | None = None,
+        gain: float | None = None,
+        mean: Float[Tensor, "head frequency 2"] | None = None,
+    ) -> Side:
+        """This side with a new frequency, gain or mean of the chosen planes; gain 0 stays."""
+        new: dict[str, Tensor] = {}
+        if inv_freq is not None:
+            new["inv_freq"] = torch.where(chosen, inv_freq.float(), self.inv_freq)
+        if gain is not None:
+            new["gain"] = torch.where(chosen & (self.gain != 0), gain, self.gain)
+        if mean is not None:
+            new["mean"] = torch.where(chosen[..., None], mean.float(), self.mean)
+        return replace(self, **new)
+
+    def shared(self, *, groups: int) -> Side | None:
+        """One row for each of `groups` groups of heads; None where heads of a group differ."""
+        parts = [x.unflatten(0, (groups, -1)) for x in (self.inv_freq, self.gain, self.mean)]
+        same = [(x == x[:, :1]) | (x.isnan() & x[:, :1].isnan()) for x in parts]
+        return Side(*(x[:, 0] for x in parts)) if all(x.all() for x in same) else None
+
+
+def turn(
+    x: Float[Tensor, "batch head position coordinate"],
+    positions: Int[Tensor, "_ position"],
+    planes: Planes,
+    side: Side,
+) -> Float[Tensor, "batch head position coordinate"]:
+    """`x`, which rotates in `planes`, changed as `side` says; the rest keeps every bit."""
+    same = (side.inv_freq == planes.inv_freq.float()).all()
+    if same and (side.gain == 1).all() and side.mean.isnan().all():
+        return x
+    side = side.shared(groups=1) or side
+    at = positions.to(x.device, torch.float32)[:, None, :, None]
+    old = (at * planes.inv_freq.to(x.device, torch.float32)).double()
+    new = (at * side.inv_freq.to(x.device)[:, None]).double()
+    exact = torch.promote_types(x.dtype, torch.float32)
+    gain, mean = side.gain[:, None].to(x.device, exact), side.mean[:, None].to(x.device, exact)
+    z = torch.stack([x[..., planes.first], x[..., planes.second]]).to(exact)
+    z = _rotated(z, new - old, gain)
+    if not mean.isnan().all():
+        means = mean.movedim(-1, 0)[:, None]
+        z = torch.where(means.isnan(), z, _rotated(means, new, gain))
+    result = x.clone()
+    result[..., planes.first], result[..., planes.second] = z.to(x.dtype)
+    return result
+
+
+def _rotated(z: Float[Tensor, "2 ..."], angle: Tensor, gain: Tensor) -> Float[Tensor, "2 ..."]:
+    """Times gain exp(i angle), for real and imaginary parts of `z`."""
+    cos, sin = angle.cos().to(z.dtype) * gain, angle.sin().to(z.dtype) * gain
+    return torch.stack([z[0] * cos - z[1] * sin, z[1] * cos + z[0] * sin])
+
+
+# keys moved to other distances
+
+
+def moved_scores(
+    product: Complex[Tensor, "*curve term"],
+    inv_freq: Float[Tensor, " term"],
+    distance: Float[Tensor, " distance"],
+) -> Float[Tensor, "*curve distance"]:
+    """Re sum_f product_f exp(i inv_freq_f d), in the units of `product`, for every distance d.
+
+    `inv_freq` is in rad/token, `distance` in tokens; angles are float64 products.
+    """
+    angle = inv_freq.double()[:, None] * distance.double()
+    waves = torch.cat([angle.cos(), -angle.sin()]).to(product.real.dtype)
+    return torch.cat([product.real, product.imag], dim=-1) @ waves
+
+
+def lowest_scores(
+    product: Complex[Tensor, "*curve term"], inv_freq: Float[Tensor, " term"]
+) -> Float[Tensor, "*curve"]:
+    """A lower bound at all distances: the still terms less the lengths of the rest.
+
+    It is sharp where the frequencies are independent over the rationals (Kronecker's theorem).
+    """
+    still = inv_freq == 0
+    return (product.real * still).sum(-1) - (product.abs() * ~still).sum(-1)
+
+
+def horizons(
+    product: Complex[Tensor, "curve term"],
+    inv_freq: Float[Tensor, " term"],
+    level: Float[Tensor, " curve"],
+    *,
+    within: int,
+    farthest: int,
+) -> Float[Tensor, " curve"]:
+    """The distance in tokens at which each moved score first falls to `level`.
+
+    Every whole distance from 0 to `farthest` is tried. In the token before the first one that
+    is not above the level, after one that is, the root is found by bisection. The horizon is 0
+    where the score is above the level nowhere below `within`, infinite where it never falls.
+    """
+    result = torch.where(lowest_scores(product, inv_freq) > level, torch.inf, 0.0).double()
+    curve = (result == 0).nonzero().flatten()  # those that may still cross
+    above = torch.zeros(len(curve), dtype=torch.bool)
+    begin = 0
+    while len(curve) and begin <= farthest:
+        size = max(64, min(BLOCK_ELEMENTS // len(curve), begin))  # most cross early
+        end = min(begin + size, farthest + 1, within if begin < within else farthest + 1)
+        distance = torch.arange(begin, end, dtype=torch.float64)
+        higher = moved_scores(product[curve], inv_freq, distance) > level[curve, None]
+        falls = torch.cat([above[:, None], higher[:, :-1]], dim=1) & ~higher
+        crossed, at = falls.any(1), begin + falls.byte().argmax(1)
+        done = curve[crossed]
+        result[done] = _bisect(product[done], inv_freq, level[done], at[crossed])
+        going_on = ~crossed & (higher[:, -1] | (end < within))
+        curve, above, begin = curve[going_on], higher[going_on, -1], end
+    result[curve[above]] = torch.inf
+    return result
+
+
+def _bisect(
+    product: Complex[Tensor, "curve term"],
+    inv_freq: Float[Tensor, " term"],
+    level: Float[Tensor, " curve"],
+    end: Int[Tensor, " curve"],
+) -> Float[Tensor, " curve"]:
+    """A root of each curve less its level in the token that ends at the whole number `end`."""
+    low, high = end.double() - 1, end.double()
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        angle = middle[:, None] * inv_freq.double()
+        score = (product.real * angle.cos() - product.imag * angle.sin()).sum(-1)
+        low, high = middle.where(score > level, low), high.where(score > level, middle)
+    return high
