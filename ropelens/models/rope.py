@@ -46,6 +46,8 @@ def measure_rope(model: Model, *, context: Positive | None = None) -> xr.Dataset
     "none") and `rotary_dim` (coordinates of a head that lie in planes). Where RoPE
     leaves coordinates alone, the last frequency is that rest, with inv_freq 0.
 
+    Warns where the model does not rotate as its configuration asks.
+
     Raises `UnsupportedModel` where queries do not rotate, or not as the model states, and
     where a layer hides its attention; `BadArgument` where an edit makes heads differ.
     """

@@ -16,6 +16,7 @@ from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from ropelens.errors import IN_WORDS, BadArgument, UnsupportedModel
+from ropelens.models.configured import warn_of_configuration
 from ropelens.models.device import device_of, devices_of
 from ropelens.models.doorway import (
     AttentionEdit,
@@ -81,6 +82,8 @@ class Subject:
         if at not in self._rotations:
             with self.by_itself():
                 self._rotations[at] = measure_rotations(self, context=context)
+            if at is None and not self.depends_on_length:
+                warn_of_configuration(self, self._rotations[at])
         return self._rotations[at]
 
     def planes(self, context: int | None = None, *, alike: bool = False) -> list[Planes]:

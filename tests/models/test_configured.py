@@ -1,0 +1,52 @@
+"""What a configuration asks for is held against the live model."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from oracles.tiny import SUPPORTED, tiny
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import ropelens as rl
+
+LLAMA3 = {
+    **{"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0},
+    **{"high_freq_factor": 4.0, "original_max_position_embeddings": 64},
+}
+
+
+def llama(**more: object) -> LlamaForCausalLM:
+    sizes = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4}
+    return LlamaForCausalLM(LlamaConfig(**sizes | more)).eval()
+
+
+def test_a_rotary_module_that_ignores_its_configuration() -> None:
+    model = llama(rope_parameters=LLAMA3)
+    model.model.rotary_emb = llama().model.rotary_emb
+    words = r"layer 0: the frequencies are not those of its configuration: plane 3 turns by"
+    with pytest.warns(UserWarning, match=words):
+        rl.measure_rope(model)
+
+
+def test_a_buffer_that_was_rounded() -> None:
+    model = llama()
+    rotary = model.model.rotary_emb
+    rotary.inv_freq = rotary.inv_freq.bfloat16().float()
+    with pytest.warns(UserWarning, match="rounded to half precision: plane"):
+        rl.measure_rope(model)
+
+
+def test_a_share_of_planes_that_the_family_does_not_read() -> None:
+    with pytest.warns(UserWarning, match="asks for 8 rotated coordinates .* rotates 16"):
+        rl.measure_rope(llama(partial_rotary_factor=0.5))
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_families_rotate_as_their_configurations_ask(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        torch.manual_seed(0)
+        rl.measure_rope(tiny(name))
