@@ -20,11 +20,12 @@ from ropelens.models.device import device_of
 from ropelens.models.doorway import (
     AttentionEdit,
     Hooks,
+    between,
     hooked,
     hooks_of,
+    positions,
     silence_outputs,
 )
-from ropelens.models.masks import between, positions
 from ropelens.models.subject import Subject
 from ropelens.statistics.call import AttentionCall
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import os
 import sys
 from collections.abc import Iterator
@@ -17,10 +16,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
+from accelerate import init_empty_weights
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
-from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
 from ropelens.errors import BadArgument, BadCheckpoint, words_of
@@ -78,19 +83,21 @@ def source_of(path: Path) -> tuple[Path, dict[str, str]]:
     return (path.parent, {"gguf_file": path.name}) if path.suffix == GGUF else (path, {})
 
 
-def read_config(path: Path, loading: Loading) -> PreTrainedConfig:
-    """The configuration in a folder or a GGUF file.
+def read_config(path: Path, loading: Loading) -> tuple[PreTrainedConfig, int]:
+    """The configuration in a folder or a GGUF file, and the parameters of its model.
 
-    Raises BadCheckpoint where transformers cannot read it or it states impossible numbers.
+    Raises BadCheckpoint where transformers cannot read it, or make a causal model of it.
     """
+    code = {"trust_remote_code": loading.trust_remote_code}
     try:
         folder, options = source_of(path)
-        code = loading.trust_remote_code
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=code, **options)
+        config = AutoConfig.from_pretrained(folder, **code, **options)
         for name in COUNTS:  # transformers would build such a model for ever
             if not 1 <= stated_number(config, name, 1) < 2**31:
                 raise ValueError(f"impossible {name}")
         vars(config).pop("transformers_weights", None)  # the files are those of weight_files
+        with init_empty_weights():
+            empty = AutoModelForCausalLM.from_config(config, **code)
     except Exception as error:  # the classes of models raise errors of every kind
         raise BadCheckpoint(
             f"transformers cannot read the configuration in {path}.",
@@ -98,7 +105,7 @@ def read_config(path: Path, loading: Loading) -> PreTrainedConfig:
             attempt="a newer transformers; for a model that brings its own code "
             "trust_remote_code=True, once you have read it; an adapter merged into its model",
         ) from error
-    return config
+    return config, empty.num_parameters()
 
 
 def load_tokenizer(name: str | Path, loading: Loading) -> PreTrainedTokenizerBase:
@@ -159,30 +166,13 @@ def weight_files(folder: Path) -> list[Path]:
         )
     try:
         names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-        if any(PurePath(name).name != name for name in names):
-            raise ValueError("it names weights outside the folder")
+        if any(PurePath(name).name != name or not (folder / name).is_file() for name in names):
+            raise ValueError("it names weights that are missing, or outside the folder")
     except Exception as error:  # JSON of every form
         raise BadCheckpoint(
             f"{index} cannot be read.", seen=words_of(error, kind=True)
         ) from error
     return [folder / name for name in names]
-
-
-def count_numbers(files: list[Path]) -> int:
-    """How many numbers safetensors files hold, from their headers."""
-    total = 0
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 (no dict)
-                    total += math.prod(tensors.get_slice(name).get_shape())
-        except (SafetensorError, OSError) as error:
-            raise BadCheckpoint(
-                f"{file} is missing, truncated or damaged.",
-                seen=words_of(error),
-                attempt="fetch it again; `git lfs pull` where git-lfs left a pointer",
-            ) from error
-    return total
 
 
 def fingerprint(path: str | Path) -> str:
@@ -193,15 +183,12 @@ def fingerprint(path: str | Path) -> str:
     """
     path = Path(path)
     files = weight_files(path) if path.is_dir() else [path]
-    digests = []
+    listing = ""
     for file in files:
         with file.open("rb") as stream:
-            digests.append(hashlib.file_digest(stream, "sha256").hexdigest())
-    if len(files) == 1:
-        return digests[0]
-    lines = zip(digests, files, strict=True)
-    listing = "".join(f"{digest}  {file.relative_to(path)}\n" for digest, file in lines)
-    return hashlib.sha256(listing.encode()).hexdigest()
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        listing += f"{digest}  {file.name}\n"
+    return digest if len(files) == 1 else hashlib.sha256(listing.encode()).hexdigest()
 
 
 @contextmanager

@@ -25,9 +25,8 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from ropelens.errors import UnsupportedModel
 from ropelens.models.judge import Judge
-from ropelens.models.masks import hidden_mask, own_keys, positions, real_rows, visible_keys
 from ropelens.rope.planes import Planes
-from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.call import AttentionCall, sees
 
 Observer = Callable[[AttentionCall], None]
 
@@ -49,32 +48,20 @@ class AttentionEdit(Protocol):
         There is a key for each query head where heads of a group differ. `rows` and `keys`
         are their positions, up to a shift that a sequence has in common.
         """
-        ...
 
     def inv_freq(
         self, layer: int, planes: Planes, *, length: int
     ) -> Float[Tensor, "head frequency"]:
         """Frequencies of each head under the edit, in rad/token; `planes` are those without."""
-        ...
 
 
-@runtime_checkable
-class HeadSilence(Protocol):
-    """What stands in for the outputs of some heads, before the output projection."""
+HeadSilence = Callable[..., tuple[Bool[Tensor, " head"], Tensor] | None]
+"""What stands in for the outputs of some heads, before the output projection.
 
-    def __call__(
-        self,
-        layer: int,
-        output: Float[Tensor, "batch row head feature"],
-        real: Bool[Tensor, "_ row"],
-        *,
-        past: int,
-    ) -> tuple[Bool[Tensor, " head"], Tensor] | None:
-        """The silenced heads, and their outputs, as large as `output`; None: no head.
-
-        `real` marks the rows that are no padding; a cache holds `past` tokens before them.
-        """
-        ...
+Called as (layer, output [batch, row, head, feature], real [_, row], past=tokens): it gives the
+silenced heads, and their outputs, as large as `output`; or None. `real` marks the rows that are
+no padding; a cache holds `past` tokens before them.
+"""
 
 
 @dataclass(frozen=True)
@@ -141,9 +128,11 @@ our function after it.
 @contextmanager
 def wrapped_attention(model: PreTrainedModel) -> Iterator[None]:
     """Every attention call of `model` passes through `_attend` while the block runs."""
-    names = {config._attn_implementation for config in _configs(model)} - {None}
+    configs = [vars(module).get("config") for module in model.modules()]
+    own = [config for config in configs if isinstance(config, PreTrainedConfig)]
+    names = {config._attn_implementation for config in own} - {None}
     if "flex_attention" in names:  # before it compiles kernels for nothing
-        raise hidden_mask("flex_attention")
+        raise _hidden_mask("flex_attention")
     names |= {"eager"}
     places = [(place, name) for place in _interfaces(model) for name in sorted(names)]
     with _lock:
@@ -167,12 +156,6 @@ def wrapped_attention(model: PreTrainedModel) -> Iterator[None]:
                         place[name] = own
             if not _wrapped:
                 _uncompiled.close()
-
-
-def _configs(model: PreTrainedModel) -> list[PreTrainedConfig]:
-    """Every configuration that a module of `model` reads."""
-    configs = {id(c): c for c in (vars(m).get("config") for m in model.modules())}
-    return [config for config in configs.values() if isinstance(config, PreTrainedConfig)]
 
 
 def _interfaces(model: PreTrainedModel) -> list[AttentionInterface]:
@@ -288,3 +271,90 @@ def silence_outputs(
             heads, instead = replaced
             silenced = torch.where(heads.to(output.device)[:, None], instead, silenced)
     return silenced
+
+
+# what an attention call says of its rows
+
+
+def own_keys(rows: int, keys: int, mask: Tensor | None, implementation: str) -> range:
+    """Which of the keys are those of the rows themselves.
+
+    A cache holds the past too, a static one also places that are still empty: the last row
+    sees its own key last.
+    """
+    last = keys - 1
+    if rows < keys and mask is None and rows > 1 and implementation == "sdpa":
+        last = rows - 1  # it leaves the mask out where the cache was empty
+    elif rows < keys and mask is not None and mask.ndim == 4:
+        last = int(_visible(mask[:, 0, -1, :keys]).any(0).nonzero().max())
+    return range(last + 1 - rows, last + 1)
+
+
+def positions(
+    own: range, keys: int, position_ids: Tensor | None, device: torch.device
+) -> tuple[Int[Tensor, "_ row"], Int[Tensor, "_ key"]]:
+    """Positions of queries and keys, up to a shift that a sequence has in common.
+
+    Models that keep `position_ids` to themselves count from 0.
+    """
+    index = torch.arange(keys, device=device)[None]
+    if position_ids is None or position_ids.ndim != 2:
+        return index[:, own.start : own.stop], index
+    position_ids = position_ids[:, -len(own) :]  # of all tokens, of which some rows are asked
+    if len(own) == keys:
+        return position_ids, position_ids
+    return position_ids, index + (position_ids[:, -1:] - own[-1])
+
+
+def real_rows(own: range, mask: Tensor | None) -> Bool[Tensor, "_ row"]:
+    """Which rows are tokens, not padding, as far as the mask says: a token sees itself."""
+    if mask is None:
+        return torch.ones(1, len(own), dtype=torch.bool)
+    if mask.ndim == 2:  # of keys alone, as flash attention takes it
+        return mask[:, own.start : own.stop].bool()
+    return _visible(mask[:, 0, :, own.start : own.stop]).diagonal(dim1=1, dim2=2)
+
+
+def visible_keys(
+    own: range, mask: Tensor | None, window: int | None
+) -> tuple[Int[Tensor, "*sequence position"] | None, Bool[Tensor, "batch row key"] | None]:
+    """First key that each row sees; which keys instead, where they are not all up to its own.
+
+    Read from the mask that the model was about to use. There is one row of first keys for all
+    sequences, or one each where padding on the left tells them apart.
+    """
+    if mask is None:
+        window = window or own.stop
+        return (torch.arange(own.start, own.stop) - window + 1).clamp_min(0), None
+    if not isinstance(mask, Tensor) or mask.ndim != 4:
+        raise _hidden_mask(type(mask).__name__)
+    return between(_visible(mask[:, 0, : len(own), : own.stop]).expand(-1, len(own), -1), own)
+
+
+def between(
+    visible: Bool[Tensor, "batch row key"], own: range
+) -> tuple[Int[Tensor, "*sequence position"] | None, Bool[Tensor, "batch row key"] | None]:
+    """First key of each row; `visible` instead where a row does not see all up to its own.
+
+    One row of first keys for all sequences where they are alike.
+    """
+    start = visible.byte().argmax(dim=-1).cpu()
+    row, key = torch.arange(own.start, own.stop), torch.arange(own.stop)
+    interval = sees(start, row.expand_as(start), key).to(visible.device)
+    of_padding = ~visible.any(-1, keepdim=True)
+    if not bool(((visible == interval) | of_padding).all()):
+        return None, visible
+    return start[0] if bool((start == start[0]).all()) else start, None
+
+
+def _visible(mask: Tensor) -> Bool[Tensor, ...]:
+    """Where a mask lets a row see a key, whether it is added or says so."""
+    return mask if mask.dtype == torch.bool else mask > -1
+
+
+def _hidden_mask(seen: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        "This attention implementation hides its mask.",
+        seen=seen,
+        attempt='load the model with attn_implementation="sdpa" or "eager"',
+    )

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import init_empty_weights
 from transformers import (
     AutoModelForCausalLM,
     BitsAndBytesConfig,
@@ -27,7 +26,6 @@ from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel, public
 from ropelens.models.checkpoint import (
     GGUF,
     Checkpoint,
-    count_numbers,
     locate,
     quiet_transformers,
     read_config,
@@ -35,12 +33,7 @@ from ropelens.models.checkpoint import (
     source_of,
     weight_files,
 )
-from ropelens.models.device import (
-    device_of,
-    devices_of_options,
-    free_bytes,
-    room_for_weights,
-)
+from ropelens.models.device import device_of, devices_of_options, free_bytes, room_for_weights
 from ropelens.models.loading import DeviceMap, Dtype, Loading, Quantization
 from ropelens.models.row_order import row_order_losses, words_of_row_order, wrong_order
 
@@ -63,23 +56,20 @@ def load(
     """A causal language model and its tokenizer, ready to be measured.
 
     `name` is a local folder, a GGUF file, "bundled", "bundled:NAME", or a Hub id at `revision`.
-    Only safetensors and GGUF are read, never a pickle; quantized numbers of a GGUF file become
-    `dtype`. The tokenizer is None where the checkpoint has none;
-    the model then takes token ids, not text.
+    Only safetensors and GGUF are read, never a pickle. The tokenizer is None where the
+    checkpoint has none; the model then takes token ids, not text. The model is in evaluation
+    mode, and its weights take no gradients.
 
     `dtype` is float32 by default on every device, so that a measurement does not depend on
     the machine; "saved" is that of the files, "auto" is bfloat16 on a GPU that computes in
-    it, else float32. `device` "auto" is CUDA where there is one.
-    `device_map` in its place spreads a large model: "auto" over the GPUs, then main memory,
-    then disk; or a device, "cpu" or "disk" for each part of the model, as accelerate takes it.
-    `quantize` reads weights into fewer bits: "int8" (torchao), "bnb-int8" or "bnb-nf4"
-    (bitsandbytes). The model is in evaluation mode and its weights take no gradients. The
-    random state of torch does not change.
+    it, else float32. `device` "auto" is CUDA where there is one. `device_map` in its place
+    spreads a large model: "auto" over the GPUs, then main memory, then disk; or a device,
+    "cpu" or "disk" for each part of the model. `quantize` reads weights into fewer bits: "int8"
+    (torchao), "bnb-int8" or "bnb-nf4" (bitsandbytes).
 
     Raises BadCheckpoint for files or weights that are missing or broken, UnsupportedModel
     for a model that is not a causal language model, BadArgument for the other arguments.
-    Warns where the checkpoint holds more than the model uses, or its config sets something
-    that has no effect.
+    Warns where the checkpoint holds more than the model uses.
     """
     loading = Loading(
         dtype=dtype,
@@ -192,7 +182,7 @@ def open_checkpoint(name: str | Path, loading: Loading) -> Opened:
     devices = devices_of_options(loading)
     with quiet_transformers():
         checkpoint = locate(str(name), loading)
-        config = read_config(checkpoint.path, loading)
+        config, parameters = read_config(checkpoint.path, loading)
         files = weight_files(checkpoint.path)
         return Opened(
             checkpoint=checkpoint,
@@ -200,19 +190,13 @@ def open_checkpoint(name: str | Path, loading: Loading) -> Opened:
             devices=devices,
             config=config,
             tokenizer=read_tokenizer(checkpoint.path, loading),
-            parameters=_parameters(config) if files[0].suffix == GGUF else count_numbers(files),
+            parameters=parameters,
             file_bytes=sum(file.stat().st_size for file in files),
         )
 
 
 def _is_quantized(config: PreTrainedConfig) -> bool:
     return bool(config.to_dict().get("quantization_config"))
-
-
-def _parameters(config: PreTrainedConfig) -> int:
-    """Of the model that `config` describes: a GGUF file takes seconds to say."""
-    with init_empty_weights():
-        return AutoModelForCausalLM.from_config(config).num_parameters()
 
 
 def _quantization_config(name: Quantization) -> Any:

@@ -239,7 +239,7 @@ def _agree(
         return LayerRotation(rotation, still[0] if still else None, planes)
     direction = planes.inv_freq.nansum().sign().float()  # the fastest may be stopped or unseen
     for stated in candidates:
-        if _matches(planes, rotation.resolution, stated, longest, subject.noise):
+        if _matches(rotation, stated, longest, subject.noise):
             return LayerRotation(rotation, stated, replace(planes, inv_freq=direction * stated))
     if candidates:
         raise UnsupportedModel(
@@ -253,16 +253,13 @@ def _agree(
 
 
 def _matches(
-    planes: Planes,
-    resolution: Float[Tensor, " frequency"],
-    stated: Float[Tensor, " stated"],
-    longest: int,
-    noise: float,
+    rotation: MeasuredRotation, stated: Float[Tensor, " stated"], longest: int, noise: float
 ) -> bool:
     """Whether stated frequencies are the measured ones, to the measurement's resolution.
 
     Planes in which nothing was seen agree with anything.
     """
+    planes, resolution = rotation.planes, rotation.resolution
     count = len(planes.inv_freq)
     if len(stated) < count or stated[count:].any() or 2 * len(stated) > planes.head_dim:
         return False

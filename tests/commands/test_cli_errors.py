@@ -38,7 +38,7 @@ def in_latin_1(model: Path, text: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "options", "words"),
     [
-        (cut, (), "model.safetensors is missing, truncated or damaged"),
+        (cut, (), "SafetensorError"),
         (without_tokenizer, (), "A text needs the tokenizer of the model"),
         (in_latin_1, (), "is not a text in UTF-8"),
         (None, ("--revision", "main"), "has no revision main"),

@@ -16,7 +16,6 @@ from tiny_checkpoints import edit_config, save_tiny, tiny_llama
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 import ropelens as rl
-from ropelens.analysis.plan import plan_analysis
 from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel
 from ropelens.models.device import (
     device_of,
@@ -95,14 +94,6 @@ def test_weights_leave_room_to_measure_in(monkeypatch: pytest.MonkeyPatch) -> No
     assert room_for_weights([torch.device("cuda", 1)]) == {1: 10**9, "cpu": 5_100_000_000}
     monkeypatch.setattr("ropelens.models.device.free_bytes", lambda _: 10**8)
     assert room_for_weights([CPU]) == {"cpu": 0}
-
-
-def test_a_plan_counts_all_devices_and_the_bits_of_a_weight(tmp_path: Path) -> None:
-    folder = save_tiny(tmp_path / "model")
-    numbers = open_checkpoint(folder, Loading()).parameters
-    options = rl.Options(device_map={"model": "disk", "lm_head": "cpu"}, context=16)
-    source = plan_analysis(folder, "the quick fox " * 20, options).source
-    assert (source.devices, source.weight_bytes) == ([CPU], 4 * numbers)
 
 
 def test_weights_beyond_the_memory_are_not_read(

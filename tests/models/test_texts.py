@@ -79,13 +79,9 @@ def test_files_and_folders_in_order(tmp_path: Path) -> None:
 def test_line_ends_and_marks_are_read_as_python_does(tmp_path: Path) -> None:
     path = tmp_path / "windows.txt"
     path.write_bytes("\ufeffé\r\ntwo\rthree\u2028\r\n".encode())
-    assert read_documents([path]) == ["é\ntwo\nthree\u2028"]
-
-
-def test_a_line_of_jsonl_may_hold_any_separator(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text(json.dumps({"text": "a\u2028b\u0085c\r\nd"}, ensure_ascii=False) + "\n")
-    assert read_documents([path]) == ["a\u2028b\u0085c\r\nd"]
+    lines = tmp_path / "a.jsonl"
+    lines.write_text(json.dumps({"text": "a\u2028b\u0085c\r\nd"}, ensure_ascii=False) + "\n")
+    assert read_documents([path, lines]) == ["é\ntwo\nthree\u2028", "a\u2028b\u0085c\r\nd"]
 
 
 def test_empty_documents_among_others_are_passed_over(tmp_path: Path) -> None:
