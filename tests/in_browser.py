@@ -24,7 +24,8 @@ class Opened:
     """A page in a browser, with a record of everything that it must not do."""
 
     def __init__(self, browser: playwright.Browser, path: Path, **options: object) -> None:
-        self.context = browser.new_context(**options)
+        window = {"viewport": {"width": 1280, "height": 800}}
+        self.context = browser.new_context(**window | options)
         self.page = self.context.new_page()
         self.path, self.url = path, path.as_uri()
         self.console: list[str] = []

@@ -136,11 +136,8 @@ def kernel_arrays(profile: xr.Dataset) -> dict[str, np.ndarray]:
     return {"kernel_measured": measured, "kernel_predicted": predicted}
 
 
-GAPS_FIT = 32
-"""Up to so many tokens, cells stand apart; beyond, gaps would outweigh them."""
-
-FARTHEST = 1024
-"""Tokens that keys are moved away, at most."""
+GAPS_FIT = 32  # up to so many tokens, cells stand apart; beyond, gaps would outweigh them
+FARTHEST = 1024  # tokens that keys are moved away, at most
 
 
 @public

@@ -20,8 +20,7 @@ from ropelens.statistics.budget.claim import correlations
 SIGNS_FIT = 24
 """Up to so many heads a layer, a cell has a sign of its label, or names its offset."""
 
-STRONG = 2.0
-"""Bits of a head that is drawn at full strength."""
+STRONG = 2.0  # bits of a head that is drawn at full strength
 
 
 @public

@@ -21,14 +21,9 @@ from ropelens.figures.wavelengths import (
     wavelength_positions,
 )
 
-MEANS = 150
-"""Height of the panel of means, in pixels; title, legend and axis take as much."""
-
-NAMED = 40
-"""Rows with a name, at most."""
-
-FEWEST_HEADS = 2
-"""A label with fewer heads has no line of means."""
+MEANS = 150  # height of the panel of means, in pixels; title, legend and axis take as much
+NAMED = 40  # rows with a name, at most
+FEWEST_HEADS = 2  # a label with fewer heads has no line of means
 
 
 @public

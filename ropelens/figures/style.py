@@ -49,13 +49,11 @@ MUTED = "#80868d"
 """The second line of a figure: grey enough beside `INK` on a light and on a dark page."""
 DASHED = {"width": 2, "dash": "4px,3px", "color": MUTED}
 """The line of a prediction, or of random planes, beside a measured line."""
-DOTTED = {"width": 1.5, "dash": "dot", "color": MUTED}
-"""The line that marks a place on an axis."""
+DOTTED = {"width": 1.5, "dash": "dot", "color": MUTED}  # the line that marks a place on an axis
 DRAWN_FROM_ONE = {"drawn_from": 1}
 """The layout's `meta` where x is drawn at x + 1, so that 0 has a place on a log axis."""
 SHADE = "rgba(128,132,140,0.22)"
-TEXT_ONLY = "%{text}<extra></extra>"
-"""The `hovertemplate` of a trace whose `text` is its hover."""
+TEXT_ONLY = "%{text}<extra></extra>"  # the `hovertemplate` of a trace whose `text` is its hover
 
 
 def template(theme: Theme) -> go.layout.Template:

@@ -12,12 +12,9 @@ from unicodedata import category
 
 import numpy as np
 
-NOTHING = "–"
-"""What stands where there is no number."""
-ROUNDED_AWAY = 5e-4
-"""Below this, three decimals are all 0."""
-SMALLEST = 1e-6
-"""Changes below this are the rounding of float32 losses."""
+NOTHING = "–"  # what stands where there is no number
+ROUNDED_AWAY = 5e-4  # below this, three decimals are all 0
+SMALLEST = 1e-6  # changes below this are the rounding of float32 losses
 
 VISIBLE = {" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥"}
 INVISIBLE = {"Cc", "Cf", "Co", "Cs", "Cn", "Zl", "Zp", "Zs"}

@@ -33,15 +33,13 @@ KEPT_AXIS = {
     "tickformat": ".0%",
 }
 KEPT_TITLE = "planes that still rotate (% of all)"
-MOST = 16
-"""Heads that are shown."""
+MOST = 16  # heads that are shown
 PANELS = {
     "attention_change": "attention,<br>change (bits)",
     "induction": "induction<br>(0 to 1)",
 }
 """The variables of a sweep that have a panel for one head, and their axes."""
-NAMES = np.array([*style.LABELS, NOTHING])
-"""Labels by their numbers in `head_steps`."""
+NAMES = np.array([*style.LABELS, NOTHING])  # labels by their numbers in `head_steps`
 
 
 def changed_heads_figure(truncation: xr.Dataset) -> go.Figure:

@@ -13,8 +13,7 @@ from ropelens.figures.text import short_count
 
 AXIS_TITLE = "wavelength (tokens, log scale)"
 
-ALONE = 0.35
-"""Half the breadth, in log tokens, of a plane without neighbours."""
+ALONE = 0.35  # half the breadth, in log tokens, of a plane without neighbours
 
 NARROWEST = 1e-3
 """The least half breadth: planes that turn alike (a base of almost 1) still take up room."""

@@ -178,7 +178,7 @@ SWEEP = (
     PageFigure(
         "others",
         lambda sweep, table: plot_truncation(
-            sweep, measures=[name for name in _measured(table) if name != "loss"], table=table
+            sweep, measures=[one for one in _measured(table) if one != "loss"], table=table
         ),
         "The same steps, other measures, each as the change from the model as it is.",
         known=lambda _, table: (
@@ -262,6 +262,7 @@ def bare(figure: go.Figure, **layout: Any) -> dict[str, Any]:
     """A figure for a page's script: title, colours and the legend's place are the page's."""
     figure = go.Figure(figure)
     figure.update_layout(title_text="", template=None, dragmode=False, autosize=True)
+    figure.update_layout(paper_bgcolor="rgba(0,0,0,0)")
     legend = figure.layout.legend
     if legend.yref == "container" and legend.y:  # above an axis that stands on top
         layout = {"legend_y": 1, "legend_yanchor": "top", "margin_t": 90} | layout

@@ -17,15 +17,14 @@ from ropelens.errors import public
 from ropelens.figures.style import MUTED
 from ropelens.files.folder import write_whole
 from ropelens.files.results import read_record
-from ropelens.report.render import asset, content_policy, environment
+from ropelens.report.render import render
 from ropelens.report.words import plural
 
 PAYLOAD = re.compile(r'<script type="text/plain" id="payload">([A-Za-z0-9+/=]*)</script>')
 SENTENCES = re.compile(r"(?<=\.) (?=[A-Z])")
 WIDE, HIGH = 160, 100
 """The size of a picture, in its own units."""
-MOST = 60
-"""Points of a trace that are drawn, at most; of a heat map, rows and columns."""
+MOST = 60  # points of a trace that are drawn, at most; of a heat map, rows and columns
 
 
 @public
@@ -47,17 +46,8 @@ def write_index(folder: str | Path) -> Path:
             "shapes": list(first_figure(page.read_text(encoding="utf-8"))),
         }
         analyses.setdefault(page.parent.parent.name, []).append(entry)
-    text = (
-        environment()
-        .get_template("index.html")
-        .render(
-            analyses=analyses,
-            facts=[plural(len(pages), "page")],
-            size=(WIDE, HIGH),
-            policy=content_policy(),
-            style=asset("page.css"),
-        )
-    )
+    facts = [plural(len(pages), "page")]
+    text = render("index.html", analyses=analyses, facts=facts, size=(WIDE, HIGH))
     return write_whole(folder / "index.html", text)
 
 
@@ -87,11 +77,11 @@ def shapes(figure: dict[str, Any]) -> Iterator[dict[str, Any]]:
         elif trace["type"] in ("scatter", "bar"):
             arrays = [_array(trace[axis]) for axis in "yx" if trace.get(axis)]
             numbers = [one for one in arrays if not isinstance(next(iter(one), 0), str)]
-            values = np.array(numbers[0], float) if numbers else np.zeros(0)
+            values = np.array(numbers[0] if numbers else [], float)
             values = values[np.isfinite(values)]
             if len(values):
                 lines.append((trace, values[:: -(-len(values) // MOST)]))
-    every = np.concatenate([np.zeros(0), *(values for _, values in lines)])
+    every = np.concatenate([[], *(values for _, values in lines)])
     low, high = every.min(initial=np.inf), every.max(initial=-np.inf)
     for trace, values in lines:
         across = WIDE * np.linspace(0.04, 0.96, max(len(values), 2))
@@ -113,11 +103,8 @@ def _cells(trace: dict[str, Any]) -> Iterator[dict[str, Any]]:
     tall, wide, scale = HIGH / len(z), WIDE / z.shape[1], trace["colorscale"]
     for row, column in np.argwhere(np.isfinite(shares)):
         color = min(scale, key=lambda stop: abs(stop[0] - shares[row, column]))[1]
-        place = f"M{column * wide:.1f},{row * tall:.1f}"
-        yield {
-            "d": f"{place}h{wide + 0.2:.1f}v{tall + 0.2:.1f}h-{wide + 0.2:.1f}z",
-            "color": color,
-        }
+        place, across = f"M{column * wide:.1f},{row * tall:.1f}", f"{wide + 0.2:.1f}"
+        yield {"d": f"{place}h{across}v{tall + 0.2:.1f}h-{across}z", "color": color}
 
 
 def _array(values: Any) -> np.ndarray:

@@ -20,9 +20,9 @@ from ropelens.files.folder import write_whole
 from ropelens.measure.truncation_table import summarize_truncation
 from ropelens.report import catalog, tables, words
 from ropelens.report.catalog import bare, card, draw
-from ropelens.report.facts import about, about_comparison, beside_name, short_facts
 from ropelens.report.payload import beside_payload, build_payload, page_templates
 from ropelens.report.render import render
+from ropelens.report.tables import about, about_comparison, beside_name, short_facts
 from ropelens.statistics.labels import Thresholds
 
 SCRIPTS = ["arrays", "inside", "figures", "live", "pair", "tabs", "lists", "choice"]

@@ -20,15 +20,14 @@ from ropelens.figures.text import change_and_interval, plotly_text, visible_toke
 from ropelens.figures.truncated_heads import head_steps, kinds_of, shares_of
 from ropelens.figures.wavelengths import wavelength_positions
 from ropelens.report.catalog import BESIDE, PROFILE, PageFigure, bare, draw
-from ropelens.report.facts import model_name
 from ropelens.report.render import packed
-from ropelens.report.tables import head_columns
+from ropelens.report.tables import head_columns, model_name
 
-BY_HEAD, BY_KV_HEAD = ("layer", "head"), ("layer", "kv_head")
-OF_PROFILE = {
-    **dict.fromkeys(("selectivity_keys", "selectivity_sink", "q_norm", "q_coherence"), BY_HEAD),
-    **dict.fromkeys(("k_norm", "k_coherence"), BY_KV_HEAD),
-}
+BY_HEAD = ("layer", "head")
+OF_PLANES = (
+    *("selectivity_keys", "selectivity_sink"),
+    *("q_norm", "q_coherence", "k_norm", "k_coherence"),
+)
 
 
 def build_payload(
@@ -102,7 +101,7 @@ def model_payload(
 
 
 def _on_page(row: PageFigure, figure: go.Figure, profile: xr.Dataset) -> dict[str, Any]:
-    """A figure as the page lays it out, without what the script fills in.
+    """A figure as the page lays it out.
 
     Views of all heads share the legend in the page's text; a map has 13 pixels a layer where
     there are many.
@@ -110,39 +109,28 @@ def _on_page(row: PageFigure, figure: go.Figure, profile: xr.Dataset) -> dict[st
     layout = {"margin_t": 24, "showlegend": row.name not in ("map", "triangle", "claim")}
     if row.name == "map":
         layout["height"] = max(420, 13 * profile.sizes["layer"] + 90)
-    shown = bare(figure, **(layout | row.layout))
-    if row.name == "attention":
-        for trace in shown["data"]:
-            for name in {"x", "y", "z", "width", "customdata"} & set(trace):
-                trace[name] = []
-    return shown
+    return bare(figure, **(layout | row.layout))
 
 
 def head_arrays(profile: xr.Dataset) -> dict[str, dict]:
     """Every head's arrays by name: `dims` says which indices choose a head's part."""
-    arrays = {
-        name: packed(profile[name].transpose(*dims, "frequency").values, dims=dims)
-        for name, dims in OF_PROFILE.items()
-    }
+    arrays = {}
+    for name in OF_PLANES:
+        dims = ("layer", "kv_head" if name.startswith("k_") else "head")
+        values = profile[name].transpose(*dims, "frequency").values
+        arrays[name] = packed(values, dims=dims)
     for name, kernel in kernel_arrays(profile).items():
         arrays[name] = packed(kernel, dims=BY_HEAD)
     wavelength = profile["wavelength"].values
-    for name, values in {
-        "wavelength": wavelength,
-        "wavelength_position": wavelength_positions(wavelength),
-    }.items():
-        arrays[name] = packed(values, dims=("layer",))
-    return arrays
+    arrays["wavelength"] = packed(wavelength, dims=("layer",))
+    places = wavelength_positions(wavelength)
+    return arrays | {"wavelength_position": packed(places, dims=("layer",))}
 
 
 def page_templates() -> dict[str, dict]:
-    """The light and the dark template, on the page's paper instead of a figure's."""
+    """What the figures look like on a light and on a dark page."""
     themes: tuple[style.Theme, ...] = ("light", "dark")
-    looks = {theme: style.template(theme) for theme in themes}
-    for theme, look in looks.items():
-        look.layout.paper_bgcolor = "rgba(0,0,0,0)"
-        look.layout.hoverlabel.bgcolor = style.PAPER[theme]
-    return {theme: look.to_plotly_json() for theme, look in looks.items()}
+    return {theme: style.template(theme).to_plotly_json() for theme in themes}
 
 
 def beside_payload(

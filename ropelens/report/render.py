@@ -20,11 +20,14 @@ PLOTLY = "plotly/plotly-cartesian.min.js"
 
 
 @functools.cache
-def environment() -> jinja2.Environment:
-    """The templates of this folder; every value is escaped, an unknown name is an error."""
+def environment(folder: str = "") -> jinja2.Environment:
+    """The templates of pages, which escape every value, or the plain ones of a `folder`.
+
+    An unknown name is an error.
+    """
     return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=True,
+        loader=jinja2.FileSystemLoader(TEMPLATES / folder),
+        autoescape=not folder,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -64,40 +67,36 @@ def packed(values: np.ndarray, *, dims: tuple[str, ...] = ()) -> dict[str, objec
     return {"dtype": dtype.name, "shape": list(data.shape), "dims": list(dims), "data": text}
 
 
-def script_hash(script: str) -> str:
-    """A script's source expression for the content security policy."""
-    digest = hashlib.sha256(script.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
-
-
 def content_policy(*scripts: str) -> str:
     """The policy of a page that runs these inline scripts, no other, and loads nothing."""
-    run = f"; script-src {' '.join(map(script_hash, scripts))}" if scripts else ""
+    digests = [hashlib.sha256(script.encode()).digest() for script in scripts]
+    run = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     return (
         "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
-        f"form-action 'none'{run}"
+        f"form-action 'none'; script-src {run}"
     )
 
 
-def script_of(names: Sequence[str]) -> str:
-    """The files as one script that leaves no names on the page."""
-    parts = "\n".join(asset(name) for name in names)
-    return Markup(f'"use strict";\n(async () => {{\n{parts}\n}})();')
+def render(
+    template: str, *, scripts: Sequence[str] = (), payload: object = None, **values: object
+) -> str:
+    """A page: `template` with `values`, plotly, the files `scripts` and what they read.
 
-
-def render(template: str, *, scripts: Sequence[str], payload: object, **values: object) -> str:
-    """A page: `template` with `values`, plotly, the files `scripts` and what they read."""
-    unpack, script = asset("unpack.js"), script_of(scripts)
+    The scripts become one that leaves no names on the page.
+    """
+    parts = "\n".join(map(asset, scripts))
+    script = Markup(f'"use strict";\n(async () => {{\n{parts}\n}})();')
+    run = (asset(PLOTLY), asset("unpack.js"), script) if scripts else ()
     return (
         environment()
         .get_template(template)
         .render(
-            policy=content_policy(asset(PLOTLY), unpack, script),
+            policy=content_policy(*run),
             plotly=packed_plotly(),
-            unpack=unpack,
+            unpack=asset("unpack.js"),
             script=script,
             style=asset("page.css"),
-            payload=packed_json(payload),
+            payload=packed_json(payload) if scripts else "",
             **values,
         )
     )

@@ -26,15 +26,14 @@ from ropelens.figures.style import LABELS, OUTSIDE
 from ropelens.figures.text import change_and_interval, short_count
 from ropelens.measure.heads import classify_heads
 from ropelens.measure.truncation_table import summarize_truncation
-from ropelens.report.render import TEMPLATES
+from ropelens.report import render
 from ropelens.statistics.intervals import ENOUGH_DOCUMENTS
 from ropelens.statistics.variables import NEEDLES, OWN
 
 Record = dict[str, Any]
 """The numbers of a sentence."""
 
-CHANCE = 1 / NEEDLES
-"""Share of needles that a guess among the prompt's values finds."""
+CHANCE = 1 / NEEDLES  # share of needles that a guess among the prompt's values finds
 
 
 @public
@@ -52,7 +51,7 @@ def describe(results: xr.Dataset | pd.DataFrame) -> list[str]:
     if kind == "reach":
         return reach_sentences(results)
     if kind == "comparison":
-        return comparison_sentences(results, summarize_comparison(results))
+        return comparison_sentences(results)
     return [*heads_sentences(classify_heads(results)), *attention_on(results)]
 
 
@@ -73,12 +72,7 @@ def say_all(subject: str, records: Mapping[str, Record | None]) -> dict[str, str
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES / "sentences"),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = render.environment("sentences")
     environment.filters |= {
         "number": text.number,
         "signed": text.signed,
@@ -115,11 +109,8 @@ def ranges(numbers: Sequence[int]) -> str:
 
 # ---- a profile and its heads
 
-DOUBT = 0.8
-"""A label with less confidence may well change with other text."""
-
-MOST_OFFSETS = 4
-"""Offsets of positional heads that are named, at most."""
+DOUBT = 0.8  # a label with less confidence may well change with other text
+MOST_OFFSETS = 4  # offsets of positional heads that are named, at most
 
 
 def heads_sentences(heads: pd.DataFrame) -> list[str]:
@@ -223,8 +214,7 @@ def slow_planes(profile: xr.Dataset) -> str:
 
 # ---- a sweep
 
-FREE = 0.01
-"""Nats/token: a cut whose interval ends below this is called free."""
+FREE = 0.01  # nats/token: a cut whose interval ends below this is called free
 
 QUARTER = 0.75
 ENDS = {"slow": "slowest", "fast": "fastest"}
@@ -294,8 +284,7 @@ def _free(rows: Sequence[Record]) -> Record | None:
 
 # ---- the reach of heads
 
-FAR = 10
-"""Distances from a tenth of the farthest on are called far."""
+FAR = 10  # distances from a tenth of the farthest on are called far
 
 
 def reach_sentences(reach: xr.Dataset) -> list[str]:
@@ -335,8 +324,11 @@ OVER_TEXT = {
 """The units of an interval that is not over seeds."""
 
 
-def comparison_sentences(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
-    """What a comparison shows, and the sentences that its writer added."""
+def comparison_sentences(
+    comparison: xr.Dataset, table: pd.DataFrame | None = None
+) -> list[str]:
+    """What a comparison shows, by its `table`, and the sentences that its writer added."""
+    table = summarize_comparison(comparison) if table is None else table
     rows, attrs = table.to_dict("records"), comparison.attrs
     baseline = str(attrs["baseline"])
     records: dict[str, Record | None] = {}

@@ -45,22 +45,19 @@ def test_every_axis_has_a_name_with_its_unit_and_nothing_is_changed(
     xr.testing.assert_identical(sweep, before)
 
 
-@pytest.mark.parametrize("end", ["slow", "fast"])
 @pytest.mark.parametrize("measure", ["loss", "retrieval"])
-def test_a_line_is_the_change_with_its_interval(
-    sweep: xr.Dataset, end: str, measure: str
-) -> None:
+def test_a_line_is_the_change_with_its_interval(sweep: xr.Dataset, measure: str) -> None:
     table = summarize_truncation(sweep)
-    rows = table[table["kind"].isin(["none", end])].sort_values("kept", ascending=False)
-    figure = rl.plot_truncation(sweep, measures=[measure])
-    (line,) = [trace for trace in figure.data if trace.legendgroup == end]
-    np.testing.assert_array_equal(line.x, rows["kept"])
-    np.testing.assert_array_equal(line.y, rows[f"{measure}_change"])
-    reach = rows[f"{measure}_change_high"] - rows[f"{measure}_change"]
-    np.testing.assert_allclose(line.error_y.array, reach)
-    reach = rows[f"{measure}_change"] - rows[f"{measure}_change_low"]
-    np.testing.assert_allclose(line.error_y.arrayminus, reach)
-    assert "stopped: 14,15, wavelengths 19.9k to 35.3k tokens" in line.text[1] or end == "fast"
+    lines = {t.legendgroup: t for t in rl.plot_truncation(sweep, measures=[measure]).data}
+    for end in ("slow", "fast"):
+        rows = table[table["kind"].isin(["none", end])].sort_values("kept", ascending=False)
+        line, change = lines[end], rows[f"{measure}_change"]
+        np.testing.assert_array_equal(line.x, rows["kept"])
+        np.testing.assert_array_equal(line.y, change)
+        low, high = (rows[f"{measure}_change_{side}"] for side in ("low", "high"))
+        np.testing.assert_allclose(line.error_y.array, high - change)
+        np.testing.assert_allclose(line.error_y.arrayminus, change - low)
+    assert "stopped: 14,15, wavelengths 19.9k to 35.3k tokens" in lines["slow"].text[1]
 
 
 def test_the_control_is_the_mean_of_its_draws_from_nothing_to_everything(

@@ -8,8 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 import xarray as xr
-from in_browser import Opened, fits, playwright
-from synthetic_profile import synthetic_profile
+from in_browser import Opened, fits
 
 from ropelens import plot_claim, plot_head_wavelengths, plot_norms
 from ropelens.analysis.analysis import Analysis, Answer, rewrite_page, write_answer
@@ -17,11 +16,6 @@ from ropelens.errors import BadArgument
 from ropelens.figures.style import new_figure
 
 HOSTILE = "<script>alert(1)</script>"
-
-
-@pytest.fixture(scope="module")
-def small() -> tuple[xr.Dataset, pd.DataFrame]:
-    return synthetic_profile()
 
 
 def drawn_with_legend(**place: object) -> go.Figure:
@@ -55,7 +49,7 @@ def page(
     return write_answer(tmp_path_factory.mktemp("reports") / "analysis", analysis, answer)
 
 
-def test_a_page_of_an_analysis_is_not_replaced(page: Path) -> None:
+def test_a_page_of_an_analysis_is_not_replaced(page: Path):
     names = {"index.html", "profile.nc", "heads.csv", "run.json"}
     assert {path.name for path in page.parent.iterdir()} == names
     assert page.parent.name == "some--script-alert-1---script"
@@ -66,8 +60,8 @@ def test_a_page_of_an_analysis_is_not_replaced(page: Path) -> None:
     assert page.read_bytes() == before
 
 
-def test_shows_every_figure_and_does_no_harm(browser: playwright.Browser, page: Path) -> None:
-    with Opened(browser, page, viewport={"width": 1280, "height": 900}) as opened:
+def test_shows_every_figure_and_does_no_harm(browser, page: Path):
+    with Opened(browser, page) as opened:
         shown = opened.load(ready="html.ready")
         assert shown.locator(".plot .main-svg").count() >= 3
         assert HOSTILE in shown.locator("h1").inner_text()

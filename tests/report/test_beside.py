@@ -12,8 +12,8 @@ from in_browser import Opened, idle, playwright, values, view
 from oracles.tiny import random_tokens, tiny
 
 import ropelens as rl
-from ropelens.report.facts import beside_name
 from ropelens.report.payload import same_text
+from ropelens.report.tables import beside_name
 
 TEXT = torch.from_numpy(random_tokens(sequences=4, length=40))
 BOTH = TEXT[1, :12]
@@ -50,23 +50,17 @@ def opened(
     page = tmp_path_factory.mktemp("beside") / "page.html"
     with pytest.warns(UserWarning, match="other has not read 1 of the 2 pieces of text of one"):
         path = one.report(page, beside=other)
-    opened = Opened(browser, path, viewport={"width": 1280, "height": 800})
-    yield opened
-    opened.context.close()
+    with Opened(browser, path) as opened:
+        yield opened
 
 
 def told(page: playwright.Page) -> str:
     return page.inner_text("#beside-now")
 
 
-def test_the_same_head_of_the_other_model_follows(
-    opened: Opened, analyses: list[rl.Analysis]
-) -> None:
+def test_the_same_head_of_the_other_model_follows(opened, analyses):
     one, other = (analysis.profile["selectivity_keys"] for analysis in analyses)
-    page = opened.load("")
-    page.evaluate("location.hash = '#L0H1&beside=same'")
-    page.wait_for_selector("html[data-shown=L0H1]")
-    idle(page)
+    page = opened.at("#L0H1&beside=same")
     np.testing.assert_allclose(values(page, "plot-selectivity", "y"), one[0, 1], rtol=1e-5)
     np.testing.assert_allclose(values(page, "pinned-selectivity", "y"), other[0, 1], rtol=1e-5)
     wavelength = analyses[1].profile["wavelength"][0]
@@ -75,9 +69,8 @@ def test_the_same_head_of_the_other_model_follows(
     assert np.isinf(wavelength[8:]).all()
     label = analyses[1].heads.set_index(["layer", "head"]).loc[(0, 1), "label"]
     assert told(page).startswith(f"other, layer 0, head 1: {label}")
-    titles = page.locator("#head .plot:visible").evaluate_all(
-        "(all) => all.map((p) => p.dataset.head)"
-    )
+    panes = page.locator("#head .plot:visible")
+    titles = panes.evaluate_all("(all) => all.map((p) => p.dataset.head)")
     assert titles == ["one: L0 H1", "other: L0 H1"]
     ends = "document.getElementById('{}-selectivity')._fullLayout.yaxis.range"
     np.testing.assert_allclose(*(page.evaluate(ends.format(n)) for n in ("plot", "pinned")))
@@ -89,9 +82,7 @@ def test_the_same_head_of_the_other_model_follows(
     assert opened.harmless()
 
 
-def test_any_head_of_the_other_model_is_chosen_and_back_returns(
-    opened: Opened, analyses: list[rl.Analysis]
-) -> None:
+def test_any_head_of_the_other_model_is_chosen_and_back_returns(opened, analyses):
     page = opened.at("#L1H3&beside=same")
     options = page.locator("#beside option").evaluate_all("(all) => all.map((o) => o.value)")
     assert options == ["", "same", "0,0", "0,1", "1,0", "1,1", "2,0", "2,1"]
@@ -117,9 +108,7 @@ def test_any_head_of_the_other_model_is_chosen_and_back_returns(
     assert opened.harmless()
 
 
-def test_a_pair_a_text_and_numbers_of_both(
-    opened: Opened, models: list[torch.nn.Module], analyses: list[rl.Analysis]
-) -> None:
+def test_a_pair_a_text_and_numbers_of_both(opened, models, analyses):
     """The other model's push by plane, where its look goes, and its numbers."""
     page = opened.at("#L1H3&tab=pair&text=2&pair=9-4&beside=L2H1")
     seen = [
@@ -136,9 +125,8 @@ def test_a_pair_a_text_and_numbers_of_both(
     )
     view(page, "text")
     weights = seen[1]["attention"].values[9]
-    words = re.fullmatch(
-        r"other: L2 H1: .* looks at \S+ (\d+)% .*", page.inner_text("#looks-beside")
-    )
+    looks = r"other: L2 H1: .* looks at \S+ (\d+)% .*"
+    words = re.fullmatch(looks, page.inner_text("#looks-beside"))
     assert int(words[1]) == pytest.approx(100 * weights.max(), abs=1)
     page.select_option("#pick-excerpt", "0")
     idle(page)
@@ -147,9 +135,7 @@ def test_a_pair_a_text_and_numbers_of_both(
 
 
 @pytest.mark.parametrize("mode", ["stop", "drop"])
-def test_planes_of_the_same_wavelengths_stop_in_both(
-    opened: Opened, models: list[torch.nn.Module], analyses: list[rl.Analysis], mode: str
-) -> None:
+def test_planes_of_the_same_wavelengths_stop_in_both(opened, models, analyses, mode):
     """On the same text, against the other model with these planes edited by Python."""
     page = opened.at(f"#L1H3&tab=attention&text=2&{mode}=2-4&beside=L2H1")
     one, other = (analysis.profile["wavelength"].values for analysis in analyses)
@@ -170,7 +156,7 @@ def test_planes_of_the_same_wavelengths_stop_in_both(
     assert opened.harmless()
 
 
-def test_text_is_the_same_in_other_tokens(analyses: list[rl.Analysis]) -> None:
+def test_text_is_the_same_in_other_tokens(analyses: list[rl.Analysis]):
     profile = analyses[0].profile.assign_attrs(revision="0123456789abcdef")
     assert beside_name(profile, analyses[0].profile) == "one at 0123456789ab"
     shown = [["<s>", "One", ",", " two"], ["Three"], ["", ""]]

@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 import xarray as xr
-from in_browser import Opened, fits, playwright
+from in_browser import Opened, fits
 from scipy import stats
 from synthetic_comparison import CONTEXT, STEPS, synthetic_comparison
 
@@ -45,7 +45,7 @@ def lines(figure: go.Figure, unit: str) -> dict[str, go.Scatter]:
     raise KeyError(unit)
 
 
-def test_loss_changes_are_pairs_means_and_intervals(comparison: xr.Dataset) -> None:
+def test_loss_changes_are_pairs_means_and_intervals(comparison: xr.Dataset):
     table = summarize_comparison(comparison)
     figure = plot_loss_change(comparison, table)
     pairs = {t.y[0]: t.x for t in figure.data if t.marker.symbol == "circle-open"}
@@ -57,7 +57,7 @@ def test_loss_changes_are_pairs_means_and_intervals(comparison: xr.Dataset) -> N
     assert mean.x[0] - mean.error_x.arrayminus[0] == pytest.approx(row["low"])
 
 
-def test_loss_by_position_and_its_difference(comparison: xr.Dataset) -> None:
+def test_loss_by_position_and_its_difference(comparison: xr.Dataset):
     figure = plot_position_loss(comparison)
     losses = comparison["position_loss"].values
     means = lines(figure, "loss (nats/token)")
@@ -78,7 +78,7 @@ def test_loss_by_position_and_its_difference(comparison: xr.Dataset) -> None:
         assert (trace.x < stop).all()
 
 
-def test_copying_by_distance_and_needles_by_length(comparison: xr.Dataset) -> None:
+def test_copying_by_distance_and_needles_by_length(comparison: xr.Dataset):
     figure = plot_copying(comparison)
     for name, of, unit in (
         ("copy_loss", "copy_distance", "loss of copied tokens (nats/token)"),
@@ -95,7 +95,7 @@ def test_copying_by_distance_and_needles_by_length(comparison: xr.Dataset) -> No
     assert CONTEXT in [x for x, _ in marks]
 
 
-def test_planes_that_stop_stand_where_they_turn_elsewhere(comparison: xr.Dataset) -> None:
+def test_planes_that_stop_stand_where_they_turn_elsewhere(comparison: xr.Dataset):
     place, turning = plane_places(comparison, "p-rope:0.5")
     np.testing.assert_array_equal(place, comparison["wavelength"][0, 0])
     assert turning.tolist() == [True] * 4 + [False] * 4
@@ -114,7 +114,7 @@ def test_planes_that_stop_stand_where_they_turn_elsewhere(comparison: xr.Dataset
         np.testing.assert_allclose(ring.y, [*means[0][4:], *means[1]])
 
 
-def test_growth_counts_heads_by_step(comparison: xr.Dataset) -> None:
+def test_growth_counts_heads_by_step(comparison: xr.Dataset):
     figure = plot_growth(comparison)
     loss = lines(figure, "loss (nats/token)")["rope"]
     np.testing.assert_allclose(loss.y, comparison["growth_loss"][[0, 3]].mean("entry"))
@@ -141,7 +141,7 @@ def test_growth_counts_heads_by_step(comparison: xr.Dataset) -> None:
     assert len({axis.title.text for axis in figure.select_yaxes()}) == 8
 
 
-def test_findings_say_the_order_of_the_losses(comparison: xr.Dataset) -> None:
+def test_findings_say_the_order_of_the_losses(comparison: xr.Dataset):
     said = findings(comparison, summarize_comparison(comparison))
     told = "Loss against that of rope, nats per token with 95% intervals: p-rope:0.5 +0.105 ("
     assert said[0].startswith(told)
@@ -156,7 +156,7 @@ def test_findings_say_the_order_of_the_losses(comparison: xr.Dataset) -> None:
     assert said[-1] == "A finding."
 
 
-def test_findings_say_what_differs_by_more_than_chance(comparison: xr.Dataset) -> None:
+def test_findings_say_what_differs_by_more_than_chance(comparison: xr.Dataset):
     comparison["first_loss"][:] = 10.0
     comparison["repeat_loss"][:] = 5.0
     comparison["repeat_loss"][2::3] -= xr.DataArray([0.5, 0.51], dims="entry")
@@ -184,7 +184,7 @@ def test_findings_say_what_differs_by_more_than_chance(comparison: xr.Dataset) -
     assert past.endswith("nats per token; nope: one pair, so no interval.")
 
 
-def test_numbers_of_heads_are_means(comparison: xr.Dataset) -> None:
+def test_numbers_of_heads_are_means(comparison: xr.Dataset):
     comparison["previous_token"][:] = 0.4
     comparison["previous_token"][0, 1] = comparison["previous_token"][2, 1, 0] = 0.5
     table = summarize_comparison(comparison)
@@ -199,7 +199,7 @@ def test_numbers_of_heads_are_means(comparison: xr.Dataset) -> None:
     assert [row["cells"][at] for row in table_rows(table)] == ["1", "0", "0.5"]
 
 
-def test_findings_say_which_runs_are_missing(comparison: xr.Dataset) -> None:
+def test_findings_say_which_runs_are_missing(comparison: xr.Dataset):
     said = findings(comparison, summarize_comparison(comparison))
     assert not any("different seeds" in s or "not finished" in s for s in said)
     fewer = comparison.isel(entry=[0, 1, 2, 3]).assign_attrs(unfinished="tiny/nope/seed-1")
@@ -209,7 +209,7 @@ def test_findings_say_which_runs_are_missing(comparison: xr.Dataset) -> None:
     assert any(s.startswith(missing) for s in said)
 
 
-def test_the_table_tells_what_is_not_known(comparison: xr.Dataset) -> None:
+def test_the_table_tells_what_is_not_known(comparison: xr.Dataset):
     comparison["label"][:] = "mixed"
     table = summarize_comparison(comparison)
     names = [column.name for column in shown_columns(table)]
@@ -230,8 +230,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return rl.Answer(f"{HOSTILE}?", [HOSTILE], {}).save(folder, comparison)
 
 
-def test_the_page_shows_all_and_does_no_harm(browser: playwright.Browser, page: Path) -> None:
-    with Opened(browser, page, viewport={"width": 1280, "height": 900}) as opened:
+def test_the_page_shows_all_and_does_no_harm(browser, page: Path):
+    with Opened(browser, page) as opened:
         shown = opened.load(ready="html.ready")
         assert shown.locator(".plot .main-svg").count() >= 6
         assert HOSTILE in shown.locator("h1").inner_text()

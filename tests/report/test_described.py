@@ -1,18 +1,19 @@
-"""Sentences about a sweep and about the reach of heads, against the numbers they tell."""
+"""Sentences, against the numbers that they tell; their layout, and words for lists."""
 
 from __future__ import annotations
 
 import re
 
+import jinja2
 import numpy as np
 import pytest
 import torch
-import xarray as xr
 from oracles.tiny import random_tokens, tiny
 from synthetic_truncation import synthetic_truncation
 
 import ropelens as rl
 from ropelens.measure.truncation_table import summarize_truncation
+from ropelens.report.words import in_words, plural, ranges, say
 
 
 def sentence(said: list[str], words: str) -> str:
@@ -50,20 +51,10 @@ def test_planes_are_free_up_to_the_first_that_is_not() -> None:
     assert told.startswith("Stopping the slowest 12.5% of the planes may cost up to +")
 
 
-@pytest.fixture(scope="module")
-def found() -> xr.Dataset:
+def test_reach_is_told_by_variant() -> None:
     tokens = torch.from_numpy(random_tokens(sequences=4, length=16))
-    distances = np.geomspace(1, 3000, 40).round()
-    return rl.reach(
-        tiny("llama_gqa"),
-        tokens,
-        rows="all",
-        variants=["nope", "own"],
-        distances=distances,
-    )
-
-
-def test_reach_is_told_by_variant(found: xr.Dataset) -> None:
+    options = {"rows": "all", "distances": np.geomspace(1, 3000, 40).round()}
+    found = rl.reach(tiny("llama_gqa"), tokens, variants=["nope", "own"], **options)
     said = rl.describe(found)
     trained, far = found.attrs["trained_context"], slice(300, None)
     for variant, under in (("nope", "nope"), ("own", "the model's rotation")):
@@ -87,11 +78,44 @@ def test_heads_with_a_new_label_are_counted_with_their_interval() -> None:
     row = summarize_truncation(sweep).set_index("edit").loc["fast 0.75"]
     told = sentence(rl.describe(sweep), "heads have a new label")
     low, high = row["labels_changed_low"], row["labels_changed_high"]
-    count = (
-        f"{row['labels_changed']:.0f} heads have a new label ({row['labels_changed_share']:.0%}"
-    )
-    assert (
-        f"fastest 25% of the planes stopped, {count}; 95% interval {low:.0f} to {high:.0f}"
-        in told
-    )
+    count, share = row["labels_changed"], row["labels_changed_share"]
+    numbers = f"{count:.0f} heads have a new label ({share:.0%}; 95% interval {low:.0f} to "
+    assert f"fastest 25% of the planes stopped, {numbers}{high:.0f}" in told
     assert f"most in {row['changed_most']} (" in told
+
+
+CLAIM = {
+    **{"rank_correlation": -0.5, "low": -0.7, "high": -0.2, "heads": 12, "p_value": 0.3},
+    **{"null_median": -0.4, "null_low": -0.6, "null_high": -0.1, "null_draws": 40},
+}
+
+
+@pytest.mark.parametrize("verdict", ["holds", "contradicted", "unresolved", "not testable"])
+def test_a_claim_is_worded_by_its_verdict_not_by_a_sign(verdict: str) -> None:
+    said = say("profile", "claim", verdict=verdict, why="no head", **CLAIM)
+    assert f" {verdict} here: " in said
+    tested = verdict != "not testable"
+    for number in ("wavelength is −0.50, ", "−0.60 to −0.10, median", "−0.70 to −0.20."):
+        assert (number in said) == tested
+    assert ("no head" in said) != tested
+
+
+def test_a_verdict_that_nobody_knows_and_a_number_that_lacks_are_errors() -> None:
+    with pytest.raises(jinja2.UndefinedError):
+        say("profile", "claim", verdict="true", why="", **CLAIM)
+    with pytest.raises(jinja2.UndefinedError):
+        say("truncation", "retrieval", share=0.5)
+
+
+def test_names_are_text_and_layout_is_not() -> None:
+    said = say("comparison", "without_rotation", groups=["<b>nope</b>", "{{ 7 * 7 }}"])
+    assert said.startswith("Nothing rotates in <b>nope</b> and {{ 7 * 7 }}: no head there")
+    assert "  " not in said
+    assert "\n" not in said
+
+
+def test_lists_counts_and_ranges_in_words() -> None:
+    assert [in_words(["a", "b", "c"][:n]) for n in (1, 2, 3)] == ["a", "a and b", "a, b and c"]
+    assert [plural(n, "head") for n in (1, 2, 1024)] == ["1 head", "2 heads", "1,024 heads"]
+    for numbers, words in (([3], "3"), ([0, 1, 2, 5], "0–2 and 5"), ([1, 3, 4], "1 and 3–4")):
+        assert ranges(numbers) == words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -28,18 +29,14 @@ def reach() -> xr.Dataset:
 
 
 @pytest.fixture(scope="module")
-def sizes(reach: xr.Dataset) -> dict[str, int]:
-    return {"layers": reach.sizes["layer"], "heads": reach.sizes["head"]}
+def profile(reach: xr.Dataset) -> xr.Dataset:
+    layers, heads = (reach.sizes[name] for name in ("layer", "head"))
+    return synthetic_profile(kv_heads=2, layers=layers, heads=heads)[0]
 
 
 @pytest.fixture(scope="module")
-def profile(sizes: dict[str, int]) -> xr.Dataset:
-    return synthetic_profile(kv_heads=2, **sizes)[0]
-
-
-@pytest.fixture(scope="module")
-def sweep(sizes: dict[str, int]) -> xr.Dataset:
-    sweep = synthetic_truncation(**sizes)
+def sweep(reach: xr.Dataset) -> xr.Dataset:
+    sweep = synthetic_truncation(layers=reach.sizes["layer"], heads=reach.sizes["head"])
     sweep["label"][:, LAYER, HEAD] = "mixed"
     sweep["label"][sweep["edit"].values == "fast 0.5", LAYER, HEAD] = "diffuse"
     return sweep
@@ -57,7 +54,7 @@ def opened(browser, profile, sweep, reach, tmp_path_factory) -> Iterator[Opened]
 
 def table(page: playwright.Page, name: str) -> list[list[str]]:
     """The cells of a folded table below its titles."""
-    rows = f"[...document.querySelectorAll('#rows-{name} tbody tr')]"
+    rows = f"[...document.querySelectorAll('#rows-{name} tr')]"
     return page.evaluate(f"{rows}.map((row) => [...row.cells].map((cell) => cell.textContent))")
 
 
@@ -109,12 +106,49 @@ def test_results_of_another_model_are_refused(profile, reach, tmp_path):
         rl.write_report(profile, tmp_path / "page.html", reach=profile)
 
 
-def test_a_reach_beside_a_profile_is_on_its_page(profile, reach, tmp_path):
+def test_a_reach_beside_a_profile_is_of_its_model(profile, reach, tmp_path):
     rl.save(profile, tmp_path / "profile.nc")
     named = reach.assign_attrs(model=profile.attrs["model"])
     rl.save(named, tmp_path / "reach.nc")
-    xr.testing.assert_identical(rl.open(tmp_path / "reach.nc")["horizon"], named["horizon"])
-    assert 'id="plot-reach"' in rl.open(tmp_path).page()
+    analysis = rl.open(tmp_path)
+    xr.testing.assert_identical(analysis.reach["horizon"], named["horizon"])
+    assert 'id="plot-reach"' in analysis.page()
     rl.save(reach, tmp_path / "reach.nc")
     with pytest.raises(BadArgument, match="is of another model than the profile"):
         rl.open(tmp_path)
+
+
+@pytest.mark.parametrize("at", [{}, {"layer": LAYER, "head": HEAD}])
+def test_a_line_a_variant_with_its_horizon(reach: xr.Dataset, at: dict[str, int]) -> None:
+    before = reach.copy(deep=True)
+    figure = rl.plot_reach(reach, **at)
+    for axis in [*figure.select_xaxes(), *figure.select_yaxes()]:
+        assert re.search(r"\(.+\)$", axis.title.text)
+    names = reach["variant"].values.tolist()
+    lines, diamonds = figure.data[::2], figure.data[1::2]
+    for line, diamond, name in zip(lines, diamonds, names, strict=True):
+        of_variant = reach.sel(variant=name)
+        if at:
+            wins, horizon = (of_variant[n].isel(at) for n in ("win_share", "horizon"))
+        else:
+            wins, horizon = of_variant["win_share"].mean(("layer", "head")), None
+            of_heads = of_variant["horizon"].values
+            horizon = np.median(of_heads[~np.isnan(of_heads)])
+        assert line.name == name
+        np.testing.assert_array_equal(line.x, reach["distance"] + 1)
+        np.testing.assert_allclose(line.y, wins)
+        drawn = float(horizon) + 1 if 0 < float(horizon) < np.inf else np.nan
+        np.testing.assert_allclose(diamond.x, [drawn])
+    looks = [(line.line.color, line.line.dash) for line in lines]
+    assert len(set(looks)) == len(looks)
+    xr.testing.assert_identical(reach, before)
+
+
+def test_what_was_not_measured_is_refused_in_one_line(reach: xr.Dataset) -> None:
+    for head, line in (
+        (0, "The reach of layer 1, head 0 was not measured; try: reach("),
+        (9, "There is no layer 1, head 9; seen: layers 0 to 1"),
+    ):
+        with pytest.raises(BadArgument) as raised:
+            rl.plot_reach(reach, layer=1, head=head)
+        assert raised.value.line.startswith(line)

@@ -50,9 +50,8 @@ def opened(
     browser: playwright.Browser, looked: Looked, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Opened]:
     path = rl.write_report(looked.profile, tmp_path_factory.mktemp("inside") / "page.html")
-    opened = Opened(browser, path, viewport={"width": 1280, "height": 800})
-    yield opened
-    opened.context.close()
+    with Opened(browser, path) as opened:
+        yield opened
 
 
 def captured(looked: Looked, excerpt: int, edit: Edit | None = None) -> xr.Dataset:
@@ -63,9 +62,7 @@ def captured(looked: Looked, excerpt: int, edit: Edit | None = None) -> xr.Datas
 
 
 @pytest.mark.parametrize(("mode", "excerpt"), [("stop", 1), ("drop", 0)])
-def test_attention_is_that_of_the_edited_model(
-    opened: Opened, looked: Looked, mode: str, excerpt: int
-) -> None:
+def test_attention_is_that_of_the_edited_model(opened, looked, mode, excerpt):
     """Against the model under the same edit, run by Python: to a thousandth."""
     part = f"{LAYER}.{HEAD}"
     planes = list(range(9, 16))
@@ -77,7 +74,7 @@ def test_attention_is_that_of_the_edited_model(
     assert opened.harmless()
 
 
-def test_a_pair_is_the_sum_of_its_planes(opened: Opened, looked: Looked) -> None:
+def test_a_pair_is_the_sum_of_its_planes(opened, looked: Looked):
     """Each plane's push is what a capture says, also of a key that is moved away."""
     page = opened.at(f"#L{LAYER}H{HEAD}&tab=pair&pair=9-4")
     seen = captured(looked, 0)
@@ -99,7 +96,7 @@ def test_a_pair_is_the_sum_of_its_planes(opened: Opened, looked: Looked) -> None
     assert opened.harmless()
 
 
-def test_planes_stop_by_the_slider_and_the_lists(opened: Opened, looked: Looked) -> None:
+def test_planes_stop_by_the_slider_and_the_lists(opened, looked: Looked):
     page = opened.at(f"#L{LAYER}H{HEAD}&tab=attention")
     page.locator("#live-p").fill("12")
     idle(page)
@@ -124,7 +121,7 @@ def test_planes_stop_by_the_slider_and_the_lists(opened: Opened, looked: Looked)
     assert page.evaluate("document.getElementById('plot-kernel').data.length") == 2
 
 
-def test_dragging_over_planes_stops_them(opened: Opened) -> None:
+def test_dragging_over_planes_stops_them(opened: Opened):
     page = opened.at(f"#L{LAYER}H{HEAD}")
     box = page.locator("#plot-selectivity .nsewdrag").first.bounding_box()
     page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 20)
@@ -141,23 +138,19 @@ def test_dragging_over_planes_stops_them(opened: Opened) -> None:
     page.wait_for_function(f"() => document.getElementById('plot-selectivity').{taken_off}")
 
 
-def test_the_address_holds_the_choice_and_back_returns_to_it(opened: Opened) -> None:
+def test_the_address_holds_the_choice_and_back_returns_to_it(opened: Opened):
     page = opened.load("")
-    begin = page.inner_text("#head-title")
+    title = "(title) => document.getElementById('head-title').innerText === title"
     view(page, "list")
     page.locator("#list [data-row]").nth(4).click()
-    page.wait_for_function(
-        "(title) => document.getElementById('head-title').innerText !== title", arg=begin
-    )
-    chosen = page.inner_text("#head-title")
-    address = page.url
+    page.wait_for_selector("#list [data-row='4'][aria-current]")
+    idle(page)
+    chosen, address = page.inner_text("#head-title"), page.url
     assert "&view=list" in address
     page.click("#next")
     page.wait_for_function("(url) => location.href !== url", arg=address)
     page.go_back()
-    page.wait_for_function(
-        "(title) => document.getElementById('head-title').innerText === title", arg=chosen
-    )
+    page.wait_for_function(title, arg=chosen)
     assert page.url == address
     again = opened.load(address.partition(".html")[2])
     assert again.inner_text("#head-title") == chosen
@@ -167,39 +160,34 @@ def test_the_address_holds_the_choice_and_back_returns_to_it(opened: Opened) -> 
     assert opened.harmless()
 
 
-def test_numbers_are_saved_as_csv(opened: Opened, looked: Looked) -> None:
+def test_numbers_are_saved_as_csv(opened, looked: Looked):
     page = opened.at("#L2H3&view=list")
 
-    def saved(name: str) -> list[dict[str, str]]:
-        """The rows of a figure's CSV."""
-        view(page, name)
-        page.hover(f"#plot-{name}")
+    def saved(button: str) -> list[dict[str, str]]:
+        """The rows of the CSV that a click on a button saves."""
         with page.expect_download() as download:
-            page.click(f"#plot-{name} [data-title^='Save the numbers']")
+            page.click(button)
         return list(csv.DictReader(Path(download.value.path()).read_text().splitlines()))
 
-    with page.expect_download() as download:
-        page.click("#save-table")
-    rows = list(csv.DictReader(Path(download.value.path()).read_text().splitlines()))
-    heads = rl.classify_heads(looked.profile)
-    for row, (_, expected) in zip(rows, heads.iterrows(), strict=True):
+    heads = rl.classify_heads(looked.profile).to_dict("records")
+    for row, expected in zip(saved("#save-table"), heads, strict=True):
         assert (int(row["layer"]), row["label"]) == (expected["layer"], expected["label"])
         assert float(row["total_bits"]) == pytest.approx(expected["total_bits"], rel=1e-5)
-    rows = saved("attention")
-    weights = np.nan_to_num(captured(looked, 0)["attention"])
+    view(page, "attention")
+    page.hover("#plot-attention")
+    rows = saved("#plot-attention [data-title^='Save the numbers']")
+    seen = captured(looked, 0)
+    weights, names = np.nan_to_num(seen["attention"]), seen["key_token"].values.astype(str)
     assert len(rows) == len(weights) * (len(weights) + 1) // 2
-    names = [str(name) for name in captured(looked, 0)["key_token"].values]
     for row in rows[5:9]:
         query, key = int(row["y"]), int(row["x"])
-        assert (row["query"], row["key"]) == tuple(
-            names[at].replace(" ", "␣") for at in (query, key)
-        )
+        assert row["query"] == names[query].replace(" ", "␣")
+        assert row["key"] == names[key].replace(" ", "␣")
         assert float(row["value"]) == pytest.approx(weights[query, key], abs=1e-3)
 
 
-def test_on_a_phone_the_head_is_a_sheet(browser: playwright.Browser, opened: Opened) -> None:
-    page_path = Path(opened.url.removeprefix("file://"))
-    phone = Opened(browser, page_path, viewport={"width": 400, "height": 800}, has_touch=True)
+def test_on_a_phone_the_head_is_a_sheet(browser, opened: Opened):
+    phone = Opened(browser, opened.path, viewport={"width": 400, "height": 800}, has_touch=True)
     page = phone.load()
     assert not page.locator("#head").is_visible()
     page.evaluate("location.hash = '#L1H1'")
@@ -217,7 +205,7 @@ def test_on_a_phone_the_head_is_a_sheet(browser: playwright.Browser, opened: Ope
     phone.context.close()
 
 
-def test_a_click_shows_the_head_without_scrolling(opened: Opened) -> None:
+def test_a_click_shows_the_head_without_scrolling(opened: Opened):
     """At 1280 x 800: the map and the head's planes are in sight together."""
     page = opened.at("#L0H0&view=map")
     page.evaluate("document.getElementById('explore').scrollIntoView({ behavior: 'instant' })")
@@ -227,7 +215,7 @@ def test_a_click_shows_the_head_without_scrolling(opened: Opened) -> None:
         assert box["y"] + box["height"] <= 800, name
 
 
-def test_a_rotation_that_follows_the_length_is_not_taken_apart() -> None:
+def test_a_rotation_that_follows_the_length_is_not_taken_apart():
     """An excerpt turns by other frequencies than the text: nothing is computed from it."""
     tokens = torch.from_numpy(random_tokens(sequences=2, length=80))
     model = tiny("phi3_longrope", original_max_position_embeddings=50)
@@ -238,7 +226,7 @@ def test_a_rotation_that_follows_the_length_is_not_taken_apart() -> None:
     assert own["excerpt_query_still"].notnull().any()
 
 
-def test_one_sequence_gives_several_pieces_as_they_stand() -> None:
+def test_one_sequence_gives_several_pieces_as_they_stand():
     tokens = torch.from_numpy(random_tokens(sequences=1, length=200))
     tokens[0, 0] = 50  # no BOS
     profile = rl.profile(tiny("llama_gqa"), tokens, surrogates=0)
@@ -249,7 +237,7 @@ def test_one_sequence_gives_several_pieces_as_they_stand() -> None:
         assert any(text[at : at + len(piece)] == piece for at in range(len(text)))
 
 
-def test_no_key_leaves_a_sliding_window() -> None:
+def test_no_key_leaves_a_sliding_window():
     tokens = torch.from_numpy(random_tokens(sequences=2, length=40))
     model = tiny("mistral_sliding")
     profile = rl.profile(model, tokens, excerpts=[tokens[0, :8]], surrogates=0)
@@ -260,9 +248,7 @@ def test_no_key_leaves_a_sliding_window() -> None:
     assert {farthest(whole, layer) for layer in layers} == {39}
 
 
-def test_planes_that_stand_still_do_not_count(
-    browser: playwright.Browser, looked: Looked, tmp_path: Path
-) -> None:
+def test_planes_that_stand_still_do_not_count(browser, looked, tmp_path):
     """Of a layer whose fastest planes stand still p stops the slowest; of a still one none."""
     edits = [rl.stop_fastest(0.25, heads="2.*"), rl.stop_slowest(1, heads="0.*")]
     with rl.edit_rope(looked.model, *edits):
@@ -282,14 +268,11 @@ def test_planes_that_stand_still_do_not_count(
         assert opened.harmless()
 
 
-def test_a_pair_under_the_pointer_is_told_by_planes_and_a_click_opens_it(
-    opened: Opened, looked: Looked
-) -> None:
+def test_a_pair_under_the_pointer_is_told_by_planes_and_a_click_opens_it(opened, looked):
     page = opened.at(f"#L{LAYER}H{HEAD}&tab=attention&text=1")
-    page.evaluate(
-        """() => { const plot = document.getElementById("plot-attention");
-             plot.emit("plotly_hover", { points: [{ x: 4, y: 9 }] }); }"""
-    )
+    emit = "(event) => document.getElementById('plot-attention').emit(event, "
+    emit += "{ points: [{ x: 4, y: 9 }] })"
+    page.evaluate(emit, "plotly_hover")
     pushes = captured(looked, 0)["contribution"].values[:, 9, 4]
     height = "(all) => all.map(({ height }) => height.baseVal.value)"
     tall = page.locator("#pair-pushes rect").evaluate_all(height)
@@ -297,10 +280,7 @@ def test_a_pair_under_the_pointer_is_told_by_planes_and_a_click_opens_it(
     large = scaled > 1
     np.testing.assert_allclose(np.array(tall)[large], scaled[large], atol=0.1)
     assert "the largest pushes are" in page.inner_text("#pair-words")
-    page.evaluate(
-        """() => document.getElementById("plot-attention")
-             .emit("plotly_click", { points: [{ x: 4, y: 9 }] })"""
-    )
+    page.evaluate(emit, "plotly_click")
     page.wait_for_selector("#one-tab-pair[aria-selected=true]")
     assert page.url.endswith("&tab=pair&pair=9-4")
     page.go_back()
@@ -308,9 +288,7 @@ def test_a_pair_under_the_pointer_is_told_by_planes_and_a_click_opens_it(
     assert opened.harmless()
 
 
-def test_a_damaged_page_says_so_and_keeps_its_table(
-    browser: playwright.Browser, opened: Opened, tmp_path: Path
-) -> None:
+def test_a_damaged_page_says_so_and_keeps_its_table(browser, opened, tmp_path):
     text = opened.path.read_text()
     begin = re.search(r'<script [^>]*id="payload"[^>]*>', text).end()
     path = tmp_path / "page.html"
@@ -322,7 +300,7 @@ def test_a_damaged_page_says_so_and_keeps_its_table(
         assert page.locator("tbody tr").count() >= 30
 
 
-def test_axe_finds_nothing_serious(browser: playwright.Browser, opened: Opened) -> None:
+def test_axe_finds_nothing_serious(browser, opened: Opened):
     size = {"width": 1280, "height": 800}
     with Opened(browser, opened.path, bypass_csp=True, viewport=size) as other:
         page = other.load("#L2H3&tab=pair")

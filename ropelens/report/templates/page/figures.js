@@ -89,13 +89,12 @@ function colorMap() {
     const value = row < 0 ? NaN : number(column, row);
     return log ? Math.log10(value) : value;
   }));
-  const ticks = log ? { tickvals: [0, 1, 2, 3, 4, 5, 6], ticktext: ["1", "10", "100", "1k", "10k", "100k", "1M"] } : {};
   const said = words.replace(/[&<>$]/g, (character) => `&#${character.charCodeAt(0)};`);  // no tags for plotly
   const text = z.map((rows) => rows.map((value) => `${said} ${(log ? 10 ** value : value).toPrecision(3)}`));
   return Plotly.restyle(plot("map"), { visible: true, z: [z], text: [text], zmin: log ? null : 0, zauto: log,
     zmax: log ? null : Math.max(...z.flat().filter(Number.isFinite)),
     "colorbar.title.text": said,
-    "colorbar.tickmode": log ? "array" : "auto", "colorbar.tickvals": [ticks.tickvals], "colorbar.ticktext": [ticks.ticktext] }, [last]);
+    "colorbar.tickmode": log ? "array" : "auto", "colorbar.tickvals": [[0, 1, 2, 3, 4, 5, 6]], "colorbar.ticktext": [["1", "10", "100", "1k", "10k", "100k", "1M"]] }, [last]);
 }
 /** What it is drawn with, empty until asked for. */
 page.figures.map.data.push({ type: "heatmap", visible: false, z: [[]], colorscale: "Viridis", hoverongaps: false, xgap: 1, ygap: 1,
@@ -176,7 +175,7 @@ const CLICKS = {
     if (planes.length) stopBand({ from: Math.min(...planes), to: Math.max(...planes), mode: state.mode });
   }),
   attention: (element) => {
-    element.on("plotly_click", ({ points: [point] }) => lookInto(point.y, point.x));
+    element.on("plotly_click", ({ points: [point] }) => choosePair(point.y, point.x, "pair"));
     element.on("plotly_hover", ({ points: [point] }) => tellPair(point.y, point.x));
   },
 };

@@ -12,18 +12,12 @@ function chooseExcerpt(excerpt) {
   return refresh();
 }
 
-function choosePair(query, key) {
-  if (key !== null && key > query) return;
-  Object.assign(state, { query, key, distance: null });
-  remember(false);
-  refresh();
-}
-
-/** Choose a pair where its tab is: "back" returns to where it was found. */
-function lookInto(query, key) {
+/** Choose a pair; where another tab shows it, "back" returns to this one. */
+function choosePair(query, key, tab = state.tab) {
   if (key > query) return;
-  Object.assign(state, { query, key, distance: null, tab: "pair" });
-  remember(true);
+  const step = tab !== state.tab;
+  Object.assign(state, { query, key, distance: null, tab });
+  remember(step);
   showTabs();
   refresh();
 }

@@ -2,20 +2,14 @@
 const digits = (value) => (Number.isFinite(value) ? value.toFixed(3) : "–");
 const percent = (share) => `${Number((100 * share).toPrecision(3))}%`;
 
-/** The folded table of a tab: titles, then rows of cells. */
-function fold(name, titles, rows) {
-  const line = (cells, tag) => {
+/** The folded rows of a tab. */
+function fold(name, rows) {
+  $(`rows-${name}`).replaceChildren(...rows.map((cells) => {
     const row = document.createElement("tr");
-    row.append(...cells.map((textContent, i) => {
-      const cell = Object.assign(document.createElement(i ? tag : "th"), { textContent });
-      if (cell.tagName === "TH") cell.scope = tag === "td" ? "row" : "col";
-      return cell;
-    }));
+    row.append(...cells.map((textContent, i) =>
+      Object.assign(document.createElement(i ? "td" : "th"), { textContent }, i ? {} : { scope: "row" })));
     return row;
-  };
-  const [head, body] = $(`rows-${name}`).children;
-  head.replaceChildren(line(titles, "th"));
-  body.replaceChildren(...rows.map((cells) => line(cells, "td")));
+  }));
 }
 
 // ---- a sweep: what became of the head as planes stop
@@ -28,9 +22,8 @@ function showStopped(element, layer, head) {
   const ends = Object.keys(ENDS).filter((kind) => sweep[kind]).map((kind) => ({ kind, shares: sweep[kind],
     labels: (at("label", kind) ?? []).map((label) => page.labelOrder[label] ?? "–"),
     changes: at("attention_change", kind) ?? [], inductions: at("induction", kind) ?? [] }));
-  fold("stopped", ["planes stopped", "rotate", "label", "attention, change (bits)", "induction (0–1)"],
-    ends.flatMap(({ kind, shares, labels, changes, inductions }) => shares.map((share, i) =>
-      [ENDS[kind], percent(share), labels[i] ?? "–", digits(changes[i]), digits(inductions[i])])));
+  fold("stopped", ends.flatMap(({ kind, shares, labels, changes, inductions }) => shares.map((share, i) =>
+    [ENDS[kind], percent(share), labels[i] ?? "–", digits(changes[i]), digits(inductions[i])])));
   const marked = element.data.flatMap(({ meta }, i) => ends.filter(({ kind, labels }) =>
     labels.length && meta.y.endsWith(`_${kind}`)).map(({ labels }) => [i, labels]));
   const of = (use) => marked.map(([, labels]) => labels.map(use));
@@ -48,7 +41,7 @@ function showReach(element, layer, head) {
   $("told-reach").textContent = measured.length ? `The key it picks is ${tokensBack(of("picked_distance", 0))} tokens back on average.`
     : "The reach of this head was not measured.";
   const end = (value) => Number.isNaN(value) ? "–" : Number.isFinite(value) ? tokensBack(value) : `beyond ${tokensBack(farthest)}`;
-  fold("reach", ["rotation", "horizon (tokens)", "from (95%)", "to", "wins where it stands"], measured.map((at) =>
+  fold("reach", measured.map((at) =>
     [variants[at], ...["horizon", "horizon_low", "horizon_high"].map((name) => end(of(name, at))), percent(of("unmoved_win_share", at))]));
   return refill(element, layer, head);
 }
