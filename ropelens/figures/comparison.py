@@ -86,19 +86,14 @@ def _lines(
                 continue
             mean, low, high = values.mean("entry"), values.min("entry"), values.max("entry")
             several = {"thickness": 1, "width": 2, "visible": values.sizes["entry"] > 1}
+            name = plotly_text(group)
+            data: dict[str, Any] = {"x": mean[mean.dims[0]].values, "y": mean.values}
+            data["error_y"] = style.interval_bars(mean, low, high, **several)
+            marks = {"mode": "lines+markers", "marker": {"symbol": look.symbol, "size": 6}}
+            legend = {"name": name, "legendgroup": group, "showlegend": row == 1}
+            text = f"{name}<br>{hover}<extra></extra>"
             figure.add_scatter(
-                x=mean[mean.dims[0]].values,
-                y=mean.values,
-                error_y=style.interval_bars(mean, low, high, **several),
-                name=plotly_text(group),
-                legendgroup=group,
-                showlegend=row == 1,
-                mode="lines+markers",
-                line=look.line,
-                marker={"symbol": look.symbol, "size": 6},
-                hovertemplate=f"{plotly_text(group)}<br>{hover}<extra></extra>",
-                row=row,
-                col=1,
+                **data, **marks, **legend, line=look.line, hovertemplate=text, row=row, col=1
             )
         figure.update_yaxes(title_text=unit, row=row)
     return figure
@@ -117,22 +112,15 @@ def plot_loss_change(comparison: xr.Dataset, table: pd.DataFrame) -> go.Figure:
         symbol, line = looks(comparison)[row["group"]]
         color, mean, low, high = line["color"], row["loss_change"], row["low"], row["high"]
         pairs = paired_changes(comparison["loss"], row["group"]).values
-        figure.add_scatter(
-            x=pairs,
-            y=[plotly_text(row["group"])] * len(pairs),
-            mode="markers",
-            marker={"size": 13, "symbol": "circle-open", "color": color, "line_width": 1.5},
-            hovertemplate="one pair: %{x:+.4f} nats/token<extra></extra>",
-        )
-        figure.add_scatter(
-            x=[mean],
-            y=[plotly_text(row["group"])],
-            error_x=style.interval_bars([mean], [low], [high], color=color, width=7),
-            mode="markers",
-            marker={"size": 8, "symbol": symbol, "color": color},
-            hovertemplate=f"%{{x:+.4f}} nats/token [{low:+.4f}, {high:+.4f}], "
-            f"95% over {row['over']}<extra></extra>",
-        )
+        ring = {"size": 13, "symbol": "circle-open", "color": color, "line_width": 1.5}
+        hover = "one pair: %{x:+.4f} nats/token<extra></extra>"
+        name, points = plotly_text(row["group"]), {"mode": "markers", "marker": ring}
+        figure.add_scatter(x=pairs, y=[name] * len(pairs), **points, hovertemplate=hover)
+        points["marker"] = {"size": 8, "symbol": symbol, "color": color}
+        bars = style.interval_bars([mean], [low], [high], color=color, width=7)
+        hover = f"%{{x:+.4f}} nats/token [{low:+.4f}, {high:+.4f}], 95% over {row['over']}"
+        hover += "<extra></extra>"
+        figure.add_scatter(x=[mean], y=[name], error_x=bars, **points, hovertemplate=hover)
     figure.add_vline(x=0, line={"color": style.MUTED, "width": 1.5})
     title = "difference in loss (nats per token; right is worse)"
     figure.update_xaxes(title_text=title, exponentformat="none")
@@ -221,18 +209,12 @@ def plot_comparison_planes(comparison: xr.Dataset) -> go.Figure:
     style.set_x(figure, powers, AXIS_TITLE)
     for row, values_of in enumerate(panels.values(), start=1):
         still = [values_of(group).mean("entry")[~turns] for group, (_, turns) in places.items()]
-        figure.add_scatter(
-            x=np.concatenate([one["frequency"] for one in still]),
-            y=np.concatenate(still),
-            mode="markers",
-            marker={"symbol": "circle-open", "size": 13, "color": style.MUTED},
-            name="does not rotate",
-            legendgroup="still",
-            showlegend=row == 1 and any(map(len, still)),
-            hoverinfo="skip",
-            row=row,
-            col=1,
-        )
+        x = np.concatenate([one["frequency"] for one in still])
+        ring = {"symbol": "circle-open", "size": 13, "color": style.MUTED}
+        points = {"mode": "markers", "marker": ring, "hoverinfo": "skip"}
+        legend: dict[str, Any] = {"name": "does not rotate", "legendgroup": "still"}
+        legend["showlegend"] = row == 1 and len(x) > 0
+        figure.add_scatter(x=x, y=np.concatenate(still), **points, **legend, row=row, col=1)
     figure.update_yaxes(nticks=5, rangemode="tozero", zeroline=True, zerolinecolor=style.MUTED)
     mark_wavelengths(figure, comparison, yanchor="bottom")
     return figure.update_layout(margin_t=104, legend_y=1.1)
@@ -261,16 +243,13 @@ def plot_label_counts(table: pd.DataFrame) -> go.Figure:
     rows = table.iloc[::-1]
     figure = style.new_figure("What the heads are", height=150 + 40 * len(rows))
     for label in style.LABELS:
+        counts = [mean_count(count) if count else "" for count in rows[label]]
+        words = {"text": counts, "textposition": "inside", "insidetextanchor": "middle"}
+        look = {"orientation": "h", "marker": {"color": style.COLORS[label]}}
+        hover = f"%{{y}}: %{{x:.2~f}} {label}<extra></extra>"
+        groups = [plotly_text(group) for group in rows["group"]]
         figure.add_bar(
-            x=rows[label],
-            y=[plotly_text(group) for group in rows["group"]],
-            orientation="h",
-            name=label,
-            marker={"color": style.COLORS[label]},
-            text=[mean_count(count) if count else "" for count in rows[label]],
-            textposition="inside",
-            insidetextanchor="middle",
-            hovertemplate=f"%{{y}}: %{{x:.2~f}} {label}<extra></extra>",
+            x=rows[label], y=groups, name=label, **words, **look, hovertemplate=hover
         )
     figure.update_layout(barmode="stack", bargap=0.3, legend_traceorder="normal")
     figure.update_xaxes(title_text="heads (mean over entries)")

@@ -114,18 +114,12 @@ def _ends_figure(
             _add_draws(figure, draws, measure, at=draws["kept"], line=line, **place)
             words, color, symbol = ENDS[end]
             rows = pd.concat([as_it_is, of_end]).sort_values("kept", ascending=False)
-            figure.add_scatter(
-                x=rows["kept"],
-                **_changes(rows, measure),
-                name=words,
-                legendgroup=end,
-                showlegend=row == 1,
-                mode="lines+markers",
-                line={"color": color, "width": 2},
-                marker={"color": color, "symbol": symbol, "size": 7},
-                cliponaxis=False,
-                **place,
-            )
+            look: dict[str, Any] = {"mode": "lines+markers", "cliponaxis": False}
+            look["marker"] = {"color": color, "symbol": symbol, "size": 7}
+            look["line"] = {"color": color, "width": 2}
+            legend = {"name": words, "legendgroup": end, "showlegend": row == 1}
+            data = _changes(rows, measure) | {"x": rows["kept"]}
+            figure.add_scatter(**data, **look, **legend, **place)
         figure.update_yaxes(title_text=measure.title, row=row, col=1)
     figure.update_yaxes(zeroline=True, nticks=6)
     figure.update_xaxes(**KEPT_AXIS, showticklabels=False)
@@ -143,14 +137,10 @@ def _bands_figure(truncation: xr.Dataset, table: pd.DataFrame, measure: Measure)
     spans = _spans(truncation, bands)
     low, high = spans.T
     bars, color = _changes(bands, measure), style.VARIANT_COLORS[2]
-    figure.add_bar(
-        **bars | {"error_y": None},
-        x=(low + high) / 2,
-        width=high - low,
-        name="one band stopped",
-        marker={"color": color, "opacity": 0.55, "line": {"width": 1}},
-        textposition="none",
-    )
+    look = {"color": color, "opacity": 0.55, "line": {"width": 1}}
+    place = {"x": (low + high) / 2, "width": high - low, "error_y": None}
+    name = {"name": "one band stopped", "textposition": "none"}
+    figure.add_bar(**bars | place, **name, marker=look)
     # A bar's own error stands at the middle of its width, which a logarithmic axis moves.
     look = {"mode": "markers", "marker": {"color": color, "size": 6}, "showlegend": False}
     figure.add_scatter(**bars, x=np.sqrt(low * high), **look)
@@ -268,19 +258,14 @@ def plot_silenced(table: pd.DataFrame) -> go.Figure:
     for row in table.to_dict("records"):
         color = style.COLORS.get(row["label"], style.MUTED)
         change, low, high = row["change"], row["low"], row["high"]
-        figure.add_scatter(
-            x=[change],
-            y=[row["what"]],
-            error_x=style.interval_bars([change], [low], [high], color=color),
-            mode="markers",
-            marker={"color": color, "symbol": style.SYMBOLS.get(row["label"], "line-ns-open")},
-            marker_size=9,
-            hovertemplate=f"{row['tokens']}<br>%{{y}}<br>%{{x:+.4f}} nats/token "
-            f"({low:+.4f} to {high:+.4f})<extra></extra>",
-            showlegend=False,
-            row=1,
-            col=kinds.index(row["tokens"]) + 1,
-        )
+        marker = {"color": color, "size": 9}
+        marker["symbol"] = style.SYMBOLS.get(row["label"], "line-ns-open")
+        hover = f"{row['tokens']}<br>%{{y}}<br>%{{x:+.4f}} nats/token ({low:+.4f} to "
+        hover += f"{high:+.4f})<extra></extra>"
+        bars = style.interval_bars([change], [low], [high], color=color)
+        look = {"mode": "markers", "marker": marker, "showlegend": False, "error_x": bars}
+        panel = {"row": 1, "col": kinds.index(row["tokens"]) + 1}
+        figure.add_scatter(x=[change], y=[row["what"]], **look, hovertemplate=hover, **panel)
     figure.update_xaxes(title_text="change (nats/token)", zeroline=True, nticks=6)
     figure.update_xaxes(rangemode="tozero")
     figure.update_yaxes(categoryorder="array", categoryarray=sets[::-1], showgrid=False)

@@ -42,25 +42,19 @@ def plot_selectivity(profile: xr.Dataset, *, layer: Count, head: Count) -> go.Fi
     """
     check_head(profile, layer=layer, head=head)
     wavelength = profile["wavelength"].values
+    places = wavelength_positions(wavelength)[layer]
     title = f"Planes of layer {layer}, head {head}"
     figure = style.stacked(title, 3, height=460, row_heights=[0.4, 0.34, 0.26])
     for row, (unit, names) in enumerate(PANELS.items(), start=1):
         for name, side in names.items():
-            figure.add_scatter(
-                x=wavelength_positions(wavelength)[layer],
-                y=of_head(profile, name, layer=layer, head=head),
-                name=side,
-                legendgroup=side,
-                showlegend=row < 3,
-                mode="lines+markers",
-                **LINES[side],
-                meta={"x": "wavelength_position", "y": name, "customdata": "wavelength"},
-                customdata=wavelength[layer],
-                hovertemplate=f"{side} %{{y:.3f}}<br>wavelength %{{customdata:.3~s}} tokens"
-                "<extra></extra>",
-                row=row,
-                col=1,
-            )
+            data = {"x": places, "y": of_head(profile, name, layer=layer, head=head)}
+            data |= {"customdata": wavelength[layer]}
+            meta = {"x": "wavelength_position", "y": name, "customdata": "wavelength"}
+            look = LINES[side] | {"mode": "lines+markers", "meta": meta}
+            legend = {"name": side, "legendgroup": side, "showlegend": row < 3}
+            hover = f"{side} %{{y:.3f}}<br>wavelength %{{customdata:.3~s}} tokens"
+            hover += "<extra></extra>"
+            figure.add_scatter(**data, **look, **legend, hovertemplate=hover, row=row, col=1)
         figure.update_yaxes(title_text=unit, nticks=5, row=row)
     figure.update_yaxes(zeroline=True, row=1)
     figure.update_yaxes(rangemode="tozero", row=2)
@@ -100,16 +94,10 @@ def plot_kernel(profile: xr.Dataset, *, layer: Count, head: Count) -> go.Figure:
         ("kernel_measured", "fitted to the attention", MEASURED),
         ("kernel_predicted", "predicted from mean q and k", {"line": style.DASHED}),
     ):
-        figure.add_scatter(
-            x=start + 1,
-            y=arrays[name][layer, head],
-            name=words,
-            mode="lines",
-            **look,
-            meta={"y": name},
-            customdata=named,
-            hovertemplate="offset %{customdata}: %{y:.2%} " + words + "<extra></extra>",
-        )
+        hover = f"offset %{{customdata}}: %{{y:.2%}} {words}<extra></extra>"
+        data = {"x": start + 1, "y": arrays[name][layer, head], "customdata": named}
+        trace = {"name": words, "mode": "lines", "meta": {"y": name}, "hovertemplate": hover}
+        figure.add_scatter(**data, **trace, **look)
     context = int(profile["offset_stop"].values[-1])
     ticks = [0, *(2**k for k in range(context.bit_length()) if 2**k < context)]
     ends = [-0.03, float(np.log10(context + 1))]
@@ -177,7 +165,6 @@ def plot_attention(
         # One text a cell, [query token, key token]: cheaper as text of rows and columns.
         customdata=np.stack(np.meshgrid(named, named, indexing="ij"), axis=-1),
         hovertemplate="%{customdata[0]} → %{customdata[1]}: %{z:.1%}<extra></extra>",
-        hoverongaps=False,
         xgap=1 if len(named) <= GAPS_FIT else 0,
         ygap=1 if len(named) <= GAPS_FIT else 0,
     )
@@ -271,29 +258,17 @@ def plot_reach(
     looks = variant_looks([name for name in names if name != OWN])
     for name in names:  # the model's own rotation is drawn in ink
         line = looks[name].line if name in looks else {"width": 2.5}
-        figure.add_scatter(
-            x=distance + 1,
-            y=wins.sel(variant=name).values,
-            name=name,
-            legendgroup=name,
-            mode="lines",
-            line=line,
-            meta={"y": f"win_share {name}"},
-            customdata=distance,
-            hovertemplate=f"{name}<br>%{{y:.0%}} of rows won %{{customdata:,.0f}} tokens back"
-            "<extra></extra>",
-        )
-        figure.add_scatter(
-            x=1 + _drawable(horizon.sel(variant=name).values.reshape(1)),
-            y=[0],
-            legendgroup=name,
-            mode="markers",
-            marker={"symbol": "diamond", "size": 11, "color": line.get("color")},
-            meta={"x": f"horizon {name}"},
-            showlegend=False,
-            hovertemplate=f"{name}<br>horizon<extra></extra>",
-            cliponaxis=False,
-        )
+        hover = f"{name}<br>%{{y:.0%}} of rows won %{{customdata:,.0f}} tokens back"
+        data = {"x": distance + 1, "y": wins.sel(variant=name).values, "customdata": distance}
+        trace = {"name": name, "meta": {"y": f"win_share {name}"}, "line": line}
+        trace |= {"mode": "lines", "legendgroup": name}
+        figure.add_scatter(**data, **trace, hovertemplate=f"{hover}<extra></extra>")
+        diamond = {"symbol": "diamond", "size": 11, "color": line.get("color")}
+        trace = {"mode": "markers", "marker": diamond, "meta": {"x": f"horizon {name}"}}
+        trace |= {"legendgroup": name, "showlegend": False, "cliponaxis": False}
+        x = 1 + _drawable(horizon.sel(variant=name).values.reshape(1))
+        hover = f"{name}<br>horizon<extra></extra>"
+        figure.add_scatter(x=x, y=[0], **trace, hovertemplate=hover)
     figure.update_yaxes(title_text="rows won (% of rows)", tickformat=".0%")
     figure.update_yaxes(range=[-0.03, 1.03])
     farthest = max(float(distance.max()), 1.0)

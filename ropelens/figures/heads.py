@@ -65,7 +65,6 @@ def plot_head_map(
             textfont_color=style.MUTED if label == "diffuse" else style.INK["light"],
             customdata=np.where(here, hovers, ""),
             hovertemplate="%{customdata}<extra></extra>",
-            hoverongaps=False,
             xgap=2 if count <= SIGNS_FIT else 1,
             ygap=2 if layers <= SIGNS_FIT else 1,
         )

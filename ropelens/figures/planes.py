@@ -58,17 +58,10 @@ def plot_head_wavelengths(
     )
     _add_label_lines(figure, wavelength, shares, heads)
     bar = {"thickness": 10, "nticks": 4, "title": {"text": "share<br>(%)"}}
-    figure.add_heatmap(
-        **cells,
-        y=names,
-        colorscale=style.SEQUENTIAL,
-        zmin=0,
-        colorbar=bar | {"len": below / (MEANS + below), "y": 0, "yanchor": "bottom"},
-        hovertemplate="%{y}<br>%{z:.0f}% of its push at %{text} tokens<extra></extra>",
-        hoverongaps=False,
-        row=2,
-        col=1,
-    )
+    bar |= {"len": below / (MEANS + below), "y": 0, "yanchor": "bottom"}
+    hover = "%{y}<br>%{z:.0f}% of its push at %{text} tokens<extra></extra>"
+    look = {"colorscale": style.SEQUENTIAL, "zmin": 0, "colorbar": bar, "hovertemplate": hover}
+    figure.add_heatmap(**cells, y=names, **look, row=2, col=1)
     breadth = np.log10(edges[-1] / edges[0])
     silent = {"mode": "markers", "hoverinfo": "skip", "showlegend": False, "cliponaxis": False}
     for label in style.LABELS[:3]:
@@ -115,17 +108,14 @@ def _add_label_lines(
         flat = pd.DataFrame({name: values.ravel() for name, values in points.items()})
         mean = flat.dropna().groupby("place").mean()
         breaks = np.flatnonzero(np.isinf(mean["wavelength"]))
-        figure.add_scatter(
-            x=np.insert(np.exp(mean.index.to_numpy()), breaks, np.nan),
-            y=np.insert(mean["y"].to_numpy(), breaks, np.nan),
-            text=np.insert([short_count(w) for w in mean["wavelength"]], breaks, ""),
-            name=f"{label} ({len(rows)} heads)",
-            mode="lines+markers",
-            line={"color": style.COLORS[label], "width": 2},
-            marker={"symbol": style.SYMBOLS[label], "size": 8},
-            hovertemplate=f"{label}<br>wavelength %{{text}} tokens<br>%{{y:.1f}}%"
-            "<extra></extra>",
-        )
+        data = {"x": np.exp(mean.index.to_numpy()), "y": mean["y"].to_numpy()}
+        data = {name: np.insert(values, breaks, np.nan) for name, values in data.items()}
+        data["text"] = np.insert([short_count(w) for w in mean["wavelength"]], breaks, "")
+        look = {"line": {"color": style.COLORS[label], "width": 2}, "mode": "lines+markers"}
+        look["marker"] = {"symbol": style.SYMBOLS[label], "size": 8}
+        hover = f"{label}<br>wavelength %{{text}} tokens<br>%{{y:.1f}}%<extra></extra>"
+        name = f"{label} ({len(rows)} heads)"
+        figure.add_scatter(**data, **look, name=name, hovertemplate=hover)
 
 
 def by_position(heads: pd.DataFrame) -> Int[np.ndarray, " row"]:
@@ -166,20 +156,12 @@ def plot_norms(profile: xr.Dataset, *, layer: Count | None = None) -> go.Figure:
         layers = np.arange(len(norms)) if layer is None else np.full(len(norms), layer)
         cells = plane_map(wavelength, norms, layers)
         bar = {"thickness": 10, "nticks": 4, "len": 0.46, "yanchor": "top"}
-        figure.add_heatmap(
-            **cells,
-            y=np.arange(len(norms)),
-            name=f"{side} norm",
-            colorscale=style.SEQUENTIAL,
-            zmin=0,
-            zmax=float(np.nanmax(cells["z"])),
-            colorbar=bar | {"y": 1.0 if row == 1 else 0.46},
-            hovertemplate=f"{what} %{{y}}<br>wavelength %{{text}} tokens<br>"
-            f"{side} norm %{{z:.3f}}<extra></extra>",
-            hoverongaps=False,
-            row=row,
-            col=1,
-        )
+        bar["y"] = 1.0 if row == 1 else 0.46
+        look: dict[str, Any] = {"colorscale": style.SEQUENTIAL, "name": f"{side} norm"}
+        look |= {"zmin": 0, "zmax": float(np.nanmax(cells["z"])), "colorbar": bar}
+        hover = f"{what} %{{y}}<br>wavelength %{{text}} tokens<br>{side} norm %{{z:.3f}}"
+        look["hovertemplate"] = f"{hover}<extra></extra>"
+        figure.add_heatmap(**cells, y=np.arange(len(norms)), **look, row=row, col=1)
         # A colour bar's title would widen the margin.
         place = {"x": 0, "xref": "paper", "xanchor": "left", "y": 1, "yanchor": "bottom"}
         words = {"text": f"{side} norm (model units)", "font_size": 12}

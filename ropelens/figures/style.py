@@ -89,7 +89,7 @@ def template(theme: Theme) -> go.layout.Template:
             "margin": {"l": 48, "r": 12, "t": 64, "b": 44},
         },
         data={
-            "heatmap": [{"textfont": {"size": 11}, "colorbar": bar}],
+            "heatmap": [{"textfont": {"size": 11}, "colorbar": bar, "hoverongaps": False}],
             "scatter": [{"marker": {"line": {"color": paper}}}],
             "scatterternary": [{"marker": {"line": {"color": paper}}}],
         },

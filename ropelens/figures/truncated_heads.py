@@ -82,7 +82,6 @@ def changed_heads_figure(truncation: xr.Dataset) -> go.Figure:
             customdata=labels[:, 1:],
             hovertemplate="%{y}, %{x} of the planes rotate<br>attention changed by "
             "%{z:.3f} bits<br>%{customdata}<extra></extra>",
-            hoverongaps=False,
             xgap=2,
             ygap=2,
             row=1,
@@ -132,15 +131,9 @@ def plot_head_truncation(truncation: xr.Dataset, *, layer: int, head: int) -> go
                     "<extra></extra>",
                     "cliponaxis": False,
                 }
-            figure.add_scatter(
-                x=shares_of(truncation, kind),
-                y=arrays[f"{name}_{kind}"][layer, head],
-                meta={"y": f"{name}_{kind}"},
-                showlegend=row == 1,
-                **look,
-                row=row,
-                col=1,
-            )
+            x, y = shares_of(truncation, kind), arrays[f"{name}_{kind}"][layer, head]
+            trace = look | {"meta": {"y": f"{name}_{kind}"}, "showlegend": row == 1}
+            figure.add_scatter(x=x, y=y, **trace, row=row, col=1)
         figure.update_yaxes(title_text=PANELS[name], rangemode="tozero", nticks=5, row=row)
     style.set_x(figure, KEPT_AXIS, KEPT_TITLE)
     return figure

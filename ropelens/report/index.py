@@ -22,8 +22,7 @@ from ropelens.report.words import plural
 
 PAYLOAD = re.compile(r'<script type="text/plain" id="payload">([A-Za-z0-9+/=]*)</script>')
 SENTENCES = re.compile(r"(?<=\.) (?=[A-Z])")
-WIDE, HIGH = 160, 100
-"""The size of a picture, in its own units."""
+WIDE, HIGH = 160, 100  # the size of a picture, in its own units
 MOST = 60  # points of a trace that are drawn, at most; of a heat map, rows and columns
 
 

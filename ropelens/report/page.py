@@ -77,15 +77,8 @@ def render_page(
     figures = draw(catalog.PROFILE, profile, heads, selected)
     figures |= draw(catalog.SWEEP_OF_HEAD, truncation, selected) | draw(catalog.REACH, reach)
     other = {} if beside is None else _beside(profile, *beside, figures)
-    payload = build_payload(
-        profile,
-        heads,
-        figures,
-        selected=selected,
-        truncation=truncation,
-        table=table,
-        reach=reach,
-    )
+    measured: dict[str, Any] = {"truncation": truncation, "table": table, "reach": reach}
+    payload = build_payload(profile, heads, figures, selected=selected, **measured)
     payload["beside"] = other.pop("payload", None)
     section = None
     if truncation is not None:
@@ -97,7 +90,7 @@ def render_page(
             "cards": [card(row, figure) for row, figure in swept.items()],
         }
     columns, said = tables.head_columns(profile, heads), words.head_words(heads)
-    claim = heads.attrs.get("claim")
+    claim, thresholds = (heads.attrs.get(name) for name in ("claim", "thresholds"))
     return render(
         "page.html",
         scripts=["save.js", *(f"page/{name}.js" for name in SCRIPTS)],
@@ -114,7 +107,7 @@ def render_page(
         notes=said.values(),
         claim_numbers=claim_title(claim),
         verdict=claim["verdict"] if claim else "",
-        label_rules=_label_rules(heads.attrs.get("thresholds")),
+        label_rules=words.say("profile", "label_rules", thresholds=thresholds),
         slow_planes=words.slow_planes(profile),
         map_by={name: by for name, by in MAP_BY.items() if not name or name in heads}
         | {one.name: one.meaning for one in tables.searched_columns(profile, heads)},
@@ -131,17 +124,10 @@ def first_head(heads: pd.DataFrame) -> tuple[int, int]:
     return int(row["layer"]), int(row["head"])
 
 
-def _label_rules(thresholds: Mapping[str, float] | None) -> str:
-    """When a head carries which label, with the thresholds that were used, where known."""
-    return words.say("profile", "label_rules", thresholds=thresholds)
-
-
 def _check(results: xr.Dataset, kind: str, profile: xr.Dataset) -> None:
     """Raise `BadArgument` for results of another kind, or of another number of heads."""
     if results.attrs.get("kind") != kind:
-        raise BadArgument(
-            f"This dataset holds no {kind}.", attempt=f"pass what {kind} measured"
-        )
+        raise BadArgument(f"This dataset holds no {kind}.", attempt=f"pass what {kind} gave")
     of_profile, others = (
         tuple(one.sizes.get(name) for name in ("layer", "head")) for one in (profile, results)
     )
@@ -178,11 +164,7 @@ def render_answer(
     profile: xr.Dataset,
     heads: pd.DataFrame,
 ) -> str:
-    """The page of a script's answer on one model, as text.
-
-    `findings` are sentences with numbers, the most important first; `figures` go by their
-    captions, each explained in a sentence or two, in order.
-    """
+    """The page of a script's answer on one model, as text; `Answer` says what these are."""
     said = {"question": question, "findings": findings}
     return render_figures("answer.html", figures, **said, **about(profile, heads))
 
@@ -198,7 +180,7 @@ def render_comparison(comparison: xr.Dataset, table: pd.DataFrame | None = None)
         findings=words.comparison_sentences(comparison, table),
         columns=tables.comparison_columns(table),
         rows=tables.comparison_rows(table),
-        label_rules=_label_rules(asdict(Thresholds())),
+        label_rules=words.say("profile", "label_rules", thresholds=asdict(Thresholds())),
         **about_comparison(comparison, table),
     )
 

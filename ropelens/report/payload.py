@@ -71,13 +71,12 @@ def build_payload(
 
 def _stopped(table: pd.DataFrame) -> list[dict]:
     """What stopping the slowest planes costs, by the share that is `kept`."""
-    rows = table[(table["kind"] == "slow") & table["loss_change"].notna()]
-    ends = rows[["loss_change", "loss_change_low", "loss_change_high"]].to_numpy(float)
-    texts = [change_and_interval(*one) for one in ends]
-    return [
-        {"kept": float(kept), "words": f"{change} nats/token ({interval})"}
-        for kept, (change, interval) in zip(rows["kept"], texts, strict=True)
-    ]
+    stopped = []
+    for row in table[table["kind"] == "slow"].dropna(subset="loss_change").to_dict("records"):
+        ends = (row[f"loss_change{end}"] for end in ("", "_low", "_high"))
+        change, interval = change_and_interval(*ends)
+        stopped.append({"kept": row["kept"], "words": f"{change} nats/token ({interval})"})
+    return stopped
 
 
 def model_payload(
@@ -175,7 +174,6 @@ def one_range(*figures: go.Figure) -> None:
 
 
 def tokens_of(profile: xr.Dataset) -> list[list[str]]:
-    """The tokens of every excerpt."""
     return [excerpt_tokens(profile, number) for number in range(profile.sizes["excerpt"])]
 
 

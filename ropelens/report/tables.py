@@ -152,6 +152,7 @@ OF_RUN = {
     **dict.fromkeys(("tokens", "sequences", "documents"), "{:,}"),
     "context": "{} tokens",
     "rows": "{} of each sequence",
+    "seed": "{}",
 }
 """The attributes of a profile that a page lists, and how."""
 
@@ -204,23 +205,19 @@ def short_facts(profile: xr.Dataset) -> list[str]:
 
 
 def _loss(attrs: Mapping[str, Any]) -> str:
-    """The mean loss with its standard error, in nats per token."""
-    loss, error = float(attrs["loss"]), float(attrs.get("loss_se", math.nan))
-    if not math.isfinite(error):
-        return f"{loss:.3f} nats per token"
-    return f"{loss:.3f} ± {error:.3f} nats per token (standard error)"
+    error = float(attrs.get("loss_se", math.nan))
+    of_text = f" ± {error:.3f} nats per token (standard error)"
+    return f"{attrs['loss']:.3f}" + (of_text if math.isfinite(error) else " nats per token")
 
 
 def run_facts(profile: xr.Dataset, heads: pd.DataFrame) -> list[tuple[str, str]]:
     """What was run, as pairs of a name and a value with its unit."""
     attrs, sizes = profile.attrs, profile.sizes
     facts = {
-        name: form.format(attrs[name]) if attrs[name] else "not recorded"
+        name: form.format(attrs[name]) if attrs[name] or name == "seed" else "not recorded"
         for name, form in OF_RUN.items()
         if name in attrs
     }
-    if "seed" in attrs:
-        facts["seed"] = str(attrs["seed"])
     if "loss" in attrs:
         facts["loss"] = _loss(attrs)
     if sizes["kv_head"] != sizes["head"]:

@@ -30,8 +30,7 @@ from ropelens.report import render
 from ropelens.statistics.intervals import ENOUGH_DOCUMENTS
 from ropelens.statistics.variables import NEEDLES, OWN
 
-Record = dict[str, Any]
-"""The numbers of a sentence."""
+Record = dict[str, Any]  # the numbers of a sentence
 
 CHANCE = 1 / NEEDLES  # share of needles that a guess among the prompt's values finds
 
@@ -317,11 +316,8 @@ def reach_sentences(reach: xr.Dataset) -> list[str]:
 
 # ---- a comparison
 
-OVER_TEXT = {
-    "sequences": "over the text of one seed",
-    "groups": "over the text, paired",
-}
-"""The units of an interval that is not over seeds."""
+# The units of an interval that is not over seeds.
+OVER_TEXT = {"sequences": "over the text of one seed", "groups": "over the text, paired"}
 
 
 def comparison_sentences(
