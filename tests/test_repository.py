@@ -25,8 +25,8 @@ ROOMS = {
     "files": 360,
     "train": 1_010,
     "comparison": 660,
-    "figures": 2_100,
-    "report": 1_730,
+    "figures": 2_000,
+    "report": 1_600,
     "analysis commands": 1_730,
 }
 PACKAGE, TESTS, NAMES = 20_720, 19_000, 59

@@ -154,7 +154,6 @@ OF_RUN = {
     "rows": "{} of each sequence",
     "seed": "{}",
 }
-"""The attributes of a profile that a page lists, and how."""
 
 
 def about(profile: xr.Dataset, heads: pd.DataFrame) -> dict[str, Any]:
