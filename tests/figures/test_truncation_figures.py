@@ -34,9 +34,7 @@ def named(figure: go.Figure, name: str) -> list:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_axis_has_a_name_with_its_unit_and_nothing_is_changed(
-    sweep: xr.Dataset, family: str
-) -> None:
+def test_every_axis_has_a_name_with_its_unit_and_nothing_is_changed(sweep, family):
     before = sweep.copy(deep=True)
     figure = FAMILIES[family](sweep)
     axes = [*figure.select_xaxes(), *figure.select_yaxes()]
@@ -60,9 +58,7 @@ def test_a_line_is_the_change_with_its_interval(sweep: xr.Dataset, measure: str)
     assert "stopped: 14,15, wavelengths 19.9k to 35.3k tokens" in lines["slow"].text[1]
 
 
-def test_the_control_is_the_mean_of_its_draws_from_nothing_to_everything(
-    sweep: xr.Dataset,
-) -> None:
+def test_the_control_is_the_mean_of_its_draws_from_nothing_to_everything(sweep):
     table = summarize_truncation(sweep)
     random = table[table["kind"] == "random"]
     figure = rl.plot_truncation(sweep)

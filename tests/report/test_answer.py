@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pandas as pd
 import plotly.graph_objects as go
 import pytest
-import xarray as xr
 from in_browser import Opened, fits
 
 from ropelens import plot_claim, plot_head_wavelengths, plot_norms
@@ -26,9 +24,7 @@ def drawn_with_legend(**place: object) -> go.Figure:
 
 
 @pytest.fixture(scope="module")
-def page(
-    small: tuple[xr.Dataset, pd.DataFrame], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def page(small, tmp_path_factory):
     profile, heads = small
     profile = profile.assign_attrs(model=f"some/{HOSTILE}")
     answer = Answer(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -41,11 +40,7 @@ def analyses(models: list[torch.nn.Module]) -> list[rl.Analysis]:
 
 
 @pytest.fixture(scope="module")
-def opened(
-    browser: playwright.Browser,
-    analyses: list[rl.Analysis],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Opened]:
+def opened(browser, analyses, tmp_path_factory):
     one, other = analyses
     page = tmp_path_factory.mktemp("beside") / "page.html"
     with pytest.warns(UserWarning, match="other has not read 1 of the 2 pieces of text of one"):

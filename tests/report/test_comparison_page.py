@@ -141,46 +141,48 @@ def test_growth_counts_heads_by_step(comparison: xr.Dataset):
     assert len({axis.title.text for axis in figure.select_yaxes()}) == 8
 
 
+def said(comparison: xr.Dataset, begin: str) -> str:
+    """The sentence that begins so."""
+    (sentence,) = [one for one in findings(comparison) if one.startswith(begin)]
+    return sentence
+
+
 def test_findings_say_the_order_of_the_losses(comparison: xr.Dataset):
-    said = findings(comparison, summarize_comparison(comparison))
+    first, *_, last = findings(comparison)
     told = "Loss against that of rope, nats per token with 95% intervals: p-rope:0.5 +0.105 ("
-    assert said[0].startswith(told)
-    assert "; nope +0.210 (" in said[0]
-    assert said[0].endswith(", 2 pairs of seeds).")
-    (still,) = [s for s in said if s.startswith("Nothing rotates in ")]
+    assert first.startswith(told)
+    assert "; nope +0.210 (" in first
+    assert first.endswith(", 2 pairs of seeds).")
+    assert last == "A finding."
+    still = said(comparison, "Nothing rotates in ")
     assert still.startswith("Nothing rotates in nope: no head there can be positional through")
-    one_seed = comparison.isel(entry=[0, 2])
-    (told, *_) = findings(one_seed, summarize_comparison(one_seed))
+    told = said(comparison.isel(entry=[0, 2]), "Loss against")
     end = "over the text of one seed). An interval over the text of one seed does not cover"
     assert f"{end} training again." in told
-    assert said[-1] == "A finding."
 
 
 def test_findings_say_what_differs_by_more_than_chance(comparison: xr.Dataset):
+    def repeats(*losses: list[float]) -> str:
+        """The sentence of repeats that cost so much in the runs of p-rope, and of nope."""
+        for entry, values in enumerate(losses, start=1):
+            comparison["repeat_loss"][entry::3] = xr.DataArray(values, dims="entry")
+        return said(comparison, "Random tokens cost less")
+
     comparison["first_loss"][:] = 10.0
     comparison["repeat_loss"][:] = 5.0
-    comparison["repeat_loss"][2::3] -= xr.DataArray([0.5, 0.51], dims="entry")
     comparison["retrieval_hit"][:] = 1.0
-    said = findings(comparison, summarize_comparison(comparison))
-    (repeats,) = [s for s in said if s.startswith("Random tokens cost less")]
-    spread = stats.t.ppf(0.975, 1) * 0.005
+    told, spread = repeats([5, 5], [4.5, 4.49]), stats.t.ppf(0.975, 1) * 0.005
     bounds = f"+{0.505 - spread:.3f} to +{0.505 + spread:.3f}"
-    told = "the change from rope differs from 0 (95% interval) for nope "
-    told += f"+0.505 ({bounds}, 2 pairs of seeds)"
     alike = "the same change in all pairs, so no interval."
-    assert f"; {told}; p-rope:0.5: {alike} The value" in repeats
-    assert repeats.endswith(f"(chance 12.5%); p-rope:0.5, nope: {alike}")
-    comparison["repeat_loss"][2::3] = xr.DataArray([5.5, 5.51], dims="entry")
-    comparison["repeat_loss"][1::3] = xr.DataArray([4.5, 5.51], dims="entry")
-    said = findings(comparison, summarize_comparison(comparison))
-    (repeats,) = [s for s in said if s.startswith("Random tokens cost less")]
-    assert "for nope −0.505 (" in repeats
-    comparison["repeat_loss"][2::3] = xr.DataArray([4.5, 5.51], dims="entry")
-    said = findings(comparison, summarize_comparison(comparison))
-    assert any("; no change from rope differs from 0 (95% interval). The" in s for s in said)
-    one_seed = comparison.isel(entry=[0, 2])
-    said = findings(one_seed, summarize_comparison(one_seed))
-    (past,) = [s for s in said if s.startswith("Past the trained context")]
+    assert (
+        "; the change from rope differs from 0 (95% interval) for nope "
+        f"+0.505 ({bounds}, 2 pairs of seeds); p-rope:0.5: {alike} The value" in told
+    )
+    assert told.endswith(f"(chance 12.5%); p-rope:0.5, nope: {alike}")
+    assert "for nope −0.505 (" in repeats([4.5, 5.51], [5.5, 5.51])
+    told = repeats([4.5, 5.51], [4.5, 5.51])
+    assert "; no change from rope differs from 0 (95% interval). The" in told
+    past = said(comparison.isel(entry=[0, 2]), "Past the trained context")
     assert past.endswith("nats per token; nope: one pair, so no interval.")
 
 
@@ -190,8 +192,7 @@ def test_numbers_of_heads_are_means(comparison: xr.Dataset):
     table = summarize_comparison(comparison)
     for bar in plot_label_counts(table).data:
         assert list(bar.x) == table[bar.name].iloc[::-1].tolist()
-    (told,) = [s for s in findings(comparison, table) if s.startswith("Heads with half")]
-    assert told == (
+    assert said(comparison, "Heads with half") == (
         "Heads with half their attention on the previous token: 1 (rope), 0 (p-rope:0.5), "
         "0.5 (nope); in the first layer: 0 (rope), 0 (p-rope:0.5), 0 (nope)."
     )
@@ -200,13 +201,13 @@ def test_numbers_of_heads_are_means(comparison: xr.Dataset):
 
 
 def test_findings_say_which_runs_are_missing(comparison: xr.Dataset):
-    said = findings(comparison, summarize_comparison(comparison))
-    assert not any("different seeds" in s or "not finished" in s for s in said)
+    told = " ".join(findings(comparison))
+    assert "different seeds" not in told
+    assert "not finished" not in told
     fewer = comparison.isel(entry=[0, 1, 2, 3]).assign_attrs(unfinished="tiny/nope/seed-1")
-    said = findings(fewer, summarize_comparison(fewer))
-    assert "These runs of the study are not finished: tiny/nope/seed-1." in said
-    missing = "Rows have different seeds: p-rope:0.5 has no seed 1; nope has no seed 1."
-    assert any(s.startswith(missing) for s in said)
+    told = " ".join(findings(fewer))
+    assert "These runs of the study are not finished: tiny/nope/seed-1." in told
+    assert "Rows have different seeds: p-rope:0.5 has no seed 1; nope has no seed 1." in told
 
 
 def test_the_table_tells_what_is_not_known(comparison: xr.Dataset):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from in_browser import Opened, idle, playwright, serious, values, view
+from in_browser import Opened, idle, serious, values, view
 from oracles.tiny import random_tokens, tiny
 from torch import nn
 
@@ -46,9 +45,7 @@ def looked() -> Looked:
 
 
 @pytest.fixture(scope="module")
-def opened(
-    browser: playwright.Browser, looked: Looked, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Opened]:
+def opened(browser, looked, tmp_path_factory):
     path = rl.write_report(looked.profile, tmp_path_factory.mktemp("inside") / "page.html")
     with Opened(browser, path) as opened:
         yield opened

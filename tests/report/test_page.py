@@ -331,9 +331,7 @@ def test_missing_heads_are_stepped_over(browser, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def large(
-    browser: playwright.Browser, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Opened]:
+def large(browser, tmp_path_factory):
     """1,024 heads of 64 planes, of which a few are kept whole, as a profile does."""
     profile, heads = synthetic_profile(
         layers=32, heads=32, kv_heads=8, frequencies=64, excerpt=16

@@ -10,8 +10,7 @@ async function drawAll() {
     const { data, layout } = structuredClone(figure);
     plot(index).style.height = `${layout.height}px`;
     delete layout.height;
-    await Plotly.newPlot(plot(index), data, { ...layout, template: theme() },
-      plotOptions(`ropelens-${index}`));
+    await Plotly.newPlot(plot(index), data, { ...layout, template: theme() }, plotOptions(`ropelens-${index}`));
   }
   dark.addEventListener("change", () => page.figures.forEach((_, index) =>
     Plotly.relayout(plot(index), { template: theme() })));

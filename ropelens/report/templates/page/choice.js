@@ -110,8 +110,7 @@ async function refresh() {
 
 function labelWords(row, model = page) {
   const [offset, low, high] = ["offset", "offset_low", "offset_high"].map((name) => number(name, row, model));
-  const looks = !Number.isNaN(offset) ? `, offset ${offset}`
-    : Number.isNaN(low) ? "" : `, offsets ${low} to ${high}`;
+  const looks = !Number.isNaN(offset) ? `, offset ${offset}` : Number.isNaN(low) ? "" : `, offsets ${low} to ${high}`;
   return `${model.labels[row]}${looks}`;
 }
 
@@ -208,8 +207,7 @@ function setBeside(change) {
   showTabs();
   refresh();
 }
-$("pin").addEventListener("click", () =>
-  setBeside({ pin: state.pin ? null : [state.layer, state.head], beside: null }));
+$("pin").addEventListener("click", () => setBeside({ pin: state.pin ? null : [state.layer, state.head], beside: null }));
 if (page.beside) {
   $("beside").append(option("", "none"), option("same", "same head"), ...page.beside.rows.map((row, layer) => {
     const group = Object.assign(document.createElement("optgroup"), { label: `Layer ${layer}` });
@@ -228,10 +226,10 @@ function step(by) {
 }
 const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
 plot("map").addEventListener("keydown", (event) => {
-  const move = steps[event.key];
-  if (!move) return;
+  if (!steps[event.key]) return;
   event.preventDefault();
-  choose(state.layer + move[0], state.head + move[1]);
+  const [down, right] = steps[event.key];
+  choose(state.layer + down, state.head + right);
 });
 $("previous").addEventListener("click", () => step(-1));
 $("next").addEventListener("click", () => step(1));

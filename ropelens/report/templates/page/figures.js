@@ -135,20 +135,16 @@ const SHOW = {
     }
     return colorMap();
   },
-  triangle: ring,
-  claim: ring,
-  selectivity: (element, layer, head, model) => {
-    refill(element, layer, head, model);
-    return markBand(element, layer, head, model);
+  triangle: ring, claim: ring,
+  selectivity: (...shown) => {
+    refill(...shown);
+    return markBand(...shown);
   },
-  kernel: (element, layer, head, model) => {
-    refill(element, layer, head, model);
-    return showDistances(element, layer, head, model);
+  kernel: (...shown) => {
+    refill(...shown);
+    return showDistances(...shown);
   },
-  attention: showAttention,
-  pair: showPair,
-  stopped: showStopped,
-  reach: showReach,
+  attention: showAttention, pair: showPair, stopped: showStopped, reach: showReach,
 };
 
 /** What a click in each figure chooses. */
