@@ -39,8 +39,9 @@ class Opened:
     def __enter__(self) -> Opened:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         self.context.close()
+        assert error or self.harmless()
 
     def load(self, fragment: str = "", *, ready: str = "html[data-shown]") -> playwright.Page:
         """The page at an address, opened anew."""
@@ -61,6 +62,7 @@ class Opened:
         return self.page
 
     def harmless(self) -> bool:
+        """Whether the page asked for itself alone, and said nothing; held when it is closed."""
         loaded = [
             url for url in self.requests if not url.startswith(("data:", "blob:", "about:"))
         ]

@@ -42,8 +42,7 @@ POINT = """([name, x, y]) => {
 }"""
 
 
-NORMS = """Array.from(document.getElementById("plot-norms")._fullData[0].z,
-  (row) => Array.from(row))"""
+NORMS = "Array.from(document.getElementById('plot-norms')._fullData[0].z, (z) => Array.from(z))"
 MARKER = """(chosen) => {
   for (const path of document.querySelectorAll("#plot-triangle .points path")) {
     const { trace } = path.closest(".trace").__data__[0];
@@ -149,7 +148,6 @@ def test_the_other_ways_to_choose_a_head(opened, small):
     page.keyboard.press("ArrowDown")
     shown(page, order.iloc[1].layer, order.iloc[1]["head"])
     page.click("#list button[data-sort=head]")
-    assert opened.harmless()
 
 
 def test_a_click_in_the_triangle_chooses_and_back_returns(opened, small):
@@ -175,7 +173,6 @@ def test_a_click_in_the_triangle_chooses_and_back_returns(opened, small):
              !plot.offsetParent || Math.abs(plot._fullLayout.width - plot.clientWidth) <= 1)"""
     )
     page.set_viewport_size({"width": 1280, "height": 900})
-    assert opened.harmless()
 
 
 def test_a_row_of_the_wavelengths_is_a_head(opened, small):
@@ -192,7 +189,6 @@ def test_a_row_of_the_wavelengths_is_a_head(opened, small):
     shapes = page.evaluate("document.getElementById('plot-wavelengths').layout.shapes")
     (frame,) = (shape for shape in shapes if shape["name"] == "selected")
     assert (frame["y0"], frame["y1"]) == (at - 0.5, at + 0.5)
-    assert opened.harmless()
 
 
 def test_the_map_is_coloured_by_a_number(opened, small):
@@ -215,7 +211,6 @@ def test_the_map_is_coloured_by_a_number(opened, small):
     assert set(page.evaluate(labels)) == {True}
     click_at(page, "plot-map", 2, 1)
     shown(page, 1, 2)
-    assert opened.harmless()
 
 
 def test_the_table_sorts_and_filters(opened, small):
@@ -270,28 +265,28 @@ def test_hostile_names_are_text(browser, tmp_path):
         profile.attrs[name] = f"{HOSTILE}{BOLD}'\"\u2028"
     profile.attrs["model"] = HOSTILE
     path = write_report(profile, tmp_path / "page.html", heads=heads)
-    opened = Opened(browser, path)
-    page = opened.load("#L1H1&tab=text")
-    assert page.inner_text("#tokens button:first-child") == f"{HOSTILE[:23]}…"
-    assert HOSTILE in page.inner_text("h1")
-    assert page.locator("h1 *").count() == 0
-    assert HOSTILE in page.inner_text(".run")
-    view(page, "attention")
-    ticks = page.locator("#plot-attention .ytick text").all_text_contents()
-    assert ticks[:2] == ["<script>ale…", "<b>bold</b>…"]
-    assert page.locator("#plot-attention a, #plot-attention tspan[style*=bold]").count() == 0
-    page.mouse.move(*page.evaluate(POINT, ["plot-attention", 0, 1]))
-    page.wait_for_selector("#plot-attention .hoverlayer text")
-    assert "<b>bold</b>" in page.text_content("#plot-attention .hoverlayer")
-    assert "<b>bold</b>" in page.inner_text("#pair-words")
-    click_at(page, "plot-attention", 0, 1)
-    page.wait_for_selector("#one-tab-pair[aria-selected=true]")
-    assert "<b>bold</b>" in page.inner_text("#pair-query")
-    view(page, "text")
-    page.locator("#tokens button").nth(1).click()
-    assert page.inner_text("#looks code:first-child").startswith("<b>bold</b>")
-    assert opened.harmless()
-    opened.context.close()
+    with Opened(browser, path) as opened:
+        page = opened.load("#L1H1&tab=text")
+        assert page.inner_text("#tokens button:first-child") == f"{HOSTILE[:23]}…"
+        assert HOSTILE in page.inner_text("h1")
+        assert page.locator("h1 *").count() == 0
+        assert HOSTILE in page.inner_text(".run")
+        view(page, "attention")
+        ticks = page.locator("#plot-attention .ytick text").all_text_contents()
+        assert ticks[:2] == ["<script>ale…", "<b>bold</b>…"]
+        assert (
+            page.locator("#plot-attention a, #plot-attention tspan[style*=bold]").count() == 0
+        )
+        page.mouse.move(*page.evaluate(POINT, ["plot-attention", 0, 1]))
+        page.wait_for_selector("#plot-attention .hoverlayer text")
+        assert "<b>bold</b>" in page.text_content("#plot-attention .hoverlayer")
+        assert "<b>bold</b>" in page.inner_text("#pair-words")
+        click_at(page, "plot-attention", 0, 1)
+        page.wait_for_selector("#one-tab-pair[aria-selected=true]")
+        assert "<b>bold</b>" in page.inner_text("#pair-query")
+        view(page, "text")
+        page.locator("#tokens button").nth(1).click()
+        assert page.inner_text("#looks code:first-child").startswith("<b>bold</b>")
 
 
 @pytest.mark.parametrize("why", ["no scripts", "an old browser"])
@@ -306,7 +301,6 @@ def test_without_scripts_the_table_is_there(browser, report, why):
         assert not page.is_visible("#head")
         assert "need JavaScript" in page.inner_text(".finding")
         assert ("too old to draw" in page.inner_text("header")) == (why == "an old browser")
-        assert opened.harmless()
 
 
 def test_missing_heads_are_stepped_over(browser, tmp_path):
@@ -327,7 +321,6 @@ def test_missing_heads_are_stepped_over(browser, tmp_path):
         idle(page)
         z = np.array(page.evaluate(NORMS), float)[:, :15]
         np.testing.assert_allclose(z, np.nanmean(profile.q_norm.values, 1)[:, :15], rtol=1e-5)
-        assert opened.harmless()
 
 
 @pytest.fixture(scope="module")
@@ -341,20 +334,6 @@ def large(browser, tmp_path_factory):
     assert write_report(profile, path, heads=heads).stat().st_size < 5e6
     with Opened(browser, path) as opened:
         yield opened
-
-
-# Chooses heads one after another, each when the one before is shown.
-CHOOSE = """async (heads) => {
-  for (const head of heads) {
-    location.hash = `${head}&view=map`;
-    await new Promise((shown) => {
-      const wait = () => document.documentElement.dataset.shown === head
-        && document.getElementById("explore").getAttribute("aria-busy") === "false"
-        ? requestAnimationFrame(shown) : requestAnimationFrame(wait);
-      wait();
-    });
-  }
-}"""
 
 
 # Work that every page can do: 0.15 CPU seconds where the bounds below were set, idle.
@@ -384,11 +363,12 @@ def test_a_thousand_heads_are_quick(large):
     slow = max(1, spent() / 0.15)
     blank.close()
     spent = clock(large.page)
-    page = large.load("#L0H0&view=map")
+    large.load("#L0H0&view=map")
     assert spent() < 2 * slow
-    page.evaluate(CHOOSE, ["L5H3"])  # once, for what is compiled and cached
+    large.at("#L5H3&view=map")  # once, for what is compiled and cached
     begin = spent()
-    page.evaluate(CHOOSE, ["L20H30", "L1H1"])
+    for head in ("#L20H30", "#L1H1"):
+        large.at(f"{head}&view=map")
     assert (spent() - begin) / 2 < 0.2 * slow  # 0.06 on an idle machine
 
 
@@ -417,4 +397,3 @@ def test_of_a_thousand_rows_those_in_sight_are_there(large):
     page.evaluate(f"{for_each}({down})")  # beyond what was there when it began
     shown(page, 17, 28)
     assert page.get_attribute("tr[aria-current]", "aria-rowindex") == str(17 * 32 + 28 + 2)
-    assert large.harmless()
