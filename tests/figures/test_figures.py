@@ -20,6 +20,7 @@ from ropelens.figures.comparison import variant_looks
 from ropelens.figures.head import kernel_arrays, pair_figure
 from ropelens.figures.heads import claim_title, plot_budget_triangle
 from ropelens.figures.inputs import kv_heads
+from ropelens.figures.planes import PANELS
 from ropelens.figures.style import COLORS, LABELS, PAPER, SIGNS, SYMBOLS, VARIANT_COLORS
 from ropelens.figures.text import number, plotly_text, short_count, visible_token
 from ropelens.figures.wavelengths import common_columns, set_wavelengths, wavelength_positions
@@ -124,16 +125,13 @@ def test_claim_shows_the_heads_that_count_and_the_surrogates(small):
     assert chosen.y[0] == fraction[0, 1, 2]
     assert figure.layout.xaxis.type == "log"
     counts = np.isfinite(fraction[0])
-    rho = [
-        spearmanr(f[counts], w[counts]).statistic
-        for f, w in zip(fraction, wavelength, strict=True)
-    ]
+    pairs = zip(fraction, wavelength, strict=True)
+    rho = [spearmanr(f[counts], w[counts]).statistic for f, w in pairs]
     np.testing.assert_allclose([*model.x, *surrogates.x], rho)
     claim = heads.attrs["claim"]
-    assert f"Rank correlation {number(claim['rank_correlation'])}; of surr" in claim_title(
-        claim
-    )
-    assert figure.layout.title.text == claim_title(claim)
+    told = (number(claim[name]) for name in ("rank_correlation", "null_low", "null_high"))
+    title = "Rank correlation {}; of surrogates {} to {}".format(*told)
+    assert figure.layout.title.text == title
     assert claim_title(dict.fromkeys(claim, float("nan"))).startswith("Too few heads")
     assert "orrelation" not in claim_title(None)
 
@@ -143,9 +141,7 @@ def test_norms_of_layers_or_of_a_layers_heads(measured, layer):
     profile, _ = measured
     finite = np.isfinite(profile.wavelength.values[0])
     figure = rl.plot_norms(profile, layer=layer)
-    for trace, name, dim in zip(
-        figure.data, ("q_norm", "k_norm"), ("head", "kv_head"), strict=True
-    ):
+    for trace, (name, dim) in zip(figure.data, PANELS.values(), strict=True):
         values = profile[name].transpose("layer", dim, "frequency")
         expected = (values.mean(dim) if layer is None else values[layer]).values
         np.testing.assert_allclose(trace.z[:, : finite.sum()], expected[:, finite])
