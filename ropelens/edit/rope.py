@@ -22,7 +22,7 @@ from torch import Tensor
 from ropelens.errors import BadArgument, Number, public
 from ropelens.models.rotation import edited_planes, planes_now
 from ropelens.models.subject import Model, Subject, as_subject
-from ropelens.models.variants import attention_factor, shape_of
+from ropelens.models.variants import attention_factor, shape_of, sharpening
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import (
     ALL_HEADS,
@@ -66,12 +66,14 @@ Action = Callable[[Layer], tuple[Change, Change]]
 class Edit:
     """Some planes (`select`) of some heads (a list such as "3.5,4.*") and what becomes of them.
 
-    Planes are chosen among those that the model has by itself, whatever other edits do.
+    Planes are chosen among those that the model has by itself, whatever other edits do. The
+    scores as a whole are multiplied by `scale`.
     """
 
     select: Selection
     action: Action
     heads: str = ALL_HEADS
+    scale: float = 1.0
 
 
 PlacedEdit = tuple[Edit, Bool[Tensor, "layer head"]]
@@ -203,7 +205,8 @@ def as_edit(variant: Variant, subject: Subject) -> Edit:
     """The edit that makes a live model rotate as `variant`, in every layer that rotates.
 
     Variants that stop planes leave the others as they are; the rest take the model's base
-    and trained context, and replace the frequencies and the attention factor that it has.
+    and trained context, and replace the frequencies, attention factor and sharpening of the
+    scores that it has.
     """
     if variant.stops is not None:
         heads = [f"{n}.*" for n in range(subject.layers) if variant.stops_in(n)]
@@ -216,7 +219,7 @@ def as_edit(variant: Variant, subject: Subject) -> Edit:
         inv_freq, factor = variant.frequencies(shape_of(subject, layer.index, **options))
         return _turning(layer, inv_freq, factor / factor_now)
 
-    return Edit(EVERY, act)
+    return Edit(EVERY, act, scale=1 / sharpening(subject))
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,6 +251,8 @@ class ModelEdit:
         planes = planes_now(self.subject, layer, self.planes[layer], continued=continued)
         of_query, of_key = self.sides(Layer(layer, planes, length=int(rows.max()) + 1))
         query = turn(query, rows, planes, of_query)
+        scales = [edit.scale for edit, _ in self.edits if edit.scale != 1]
+        query = query * scales[-1] if scales else query
         shared = of_key.shared(groups=key.shape[1])
         if shared is None:  # heads of one group differ: a key for each
             key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)

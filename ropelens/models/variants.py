@@ -8,6 +8,7 @@ transformers is imported here.
 from __future__ import annotations
 
 import copy
+import math
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -126,3 +127,15 @@ def attention_factor(subject: Subject) -> float:
             f"{subject.kind} scales its queries in more than one way: {sorted(factors)}."
         )
     return factors.pop() if factors else 1.0
+
+
+def sharpening(subject: Subject) -> float:
+    """By how much the model multiplied its scale for a longer context (DeepSeek's mscale).
+
+    Modules with latent keys fixed their scale when they were built.
+    """
+    module: Any
+    for module in subject.model.modules():
+        if hasattr(module, "scaling") and hasattr(module, "qk_head_dim"):
+            return float(module.scaling * math.sqrt(module.qk_head_dim))
+    return 1.0

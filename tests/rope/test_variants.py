@@ -92,6 +92,17 @@ def test_a_variant_replaces_what_the_model_has():
     assert not planes.inv_freq[4:].any()
 
 
+def test_a_variant_replaces_the_scale_that_a_model_was_built_with():
+    """DeepSeek's mscale sharpens all coordinates of a head, also those without rotation."""
+    scaled = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 40.0}
+    scaled |= {"mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 64}
+    sharpened = tiny("deepseek_v3", rope_parameters=scaled)
+    other = tiny("deepseek_v3", rope_parameters=dict(ROPE))
+    assert (logits(sharpened) - logits(other)).abs().max() > 0.1
+    with rl.edit_rope(sharpened, "rope"):
+        torch.testing.assert_close(logits(sharpened), logits(other), rtol=0, atol=1e-4)
+
+
 def test_layers_without_rotation_in_a_pattern():
     """SmolLM3's own; on a model of any family as an edit."""
     for every in (2, 4, 9):
