@@ -21,7 +21,7 @@ ROOMS = {
     "statistics": 3_310,
     "models": 3_130,
     "edit": 440,
-    "measure": 2_870,
+    "measure": 2_820,
     "files": 360,
     "train": 1_010,
     "comparison": 660,

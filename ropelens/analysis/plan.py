@@ -18,7 +18,7 @@ from torch import Tensor
 from ropelens.analysis.options import Options
 from ropelens.errors import BadArgument
 from ropelens.measure.capture import check_excerpts
-from ropelens.measure.measurement import batch_bytes, sequences_at_once
+from ropelens.measure.measurement import sequences_at_once
 from ropelens.measure.token_sets import attention_on
 from ropelens.measure.truncation_table import MEASURES, wanted_measures
 from ropelens.models.checkpoint import load_tokenizer
@@ -141,8 +141,8 @@ def _sizes(source: Opened, read: Sequences, options: Options) -> tuple[int, dict
         config, sequences=count, free=left // len(devices), **batch
     )
     largest = max(
-        batch_bytes(config, sequences=min(size, count), **batch),
-        pass_bytes(config, sequences=fitted_sequences(count, context), logits=0, **batch),
+        pass_bytes(config, sequences=min(size, count), **batch),
+        pass_bytes(config, sequences=fitted_sequences(count, context), logits=False, **batch),
     )
     bytes_used = source.weight_bytes + largest + LIBRARIES * (devices[0].type == "cpu")
     memory = f"about {bytes_used / 1e9:.1f} GB of {free / 1e9:.1f} GB free"

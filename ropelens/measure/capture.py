@@ -164,20 +164,17 @@ def _read(
     tokenizer: TokenNames | None,
 ) -> Measurement:
     """The one sequence that is looked at."""
-    if not isinstance(text_or_tokens, str):
-        tokens = text_or_tokens
-        one = Measurement.of(
-            subject, torch.atleast_2d(tokens) if isinstance(tokens, Tensor) else tokens
-        )
-        if len(one.text) > 1:
-            raise BadArgument(
-                "capture looks at one sequence.", seen=f"{len(one.text)} sequences"
-            )
-        return one
-    check_document(text_or_tokens)
-    tokens = prompt_tokens(text_or_tokens, tokenizer)
-    warn_beyond(len(tokens), stated_context(subject.config))
-    return Measurement.of(subject, tokens[None])
+    tokens = text_or_tokens
+    if isinstance(tokens, str):
+        check_document(tokens)
+        tokens = prompt_tokens(tokens, tokenizer)
+        warn_beyond(len(tokens), stated_context(subject.config))
+    one = Measurement.of(
+        subject, torch.atleast_2d(tokens) if isinstance(tokens, Tensor) else tokens
+    )
+    if len(one.text) > 1:
+        raise BadArgument("capture looks at one sequence.", seen=f"{len(one.text)} sequences")
+    return one
 
 
 def _allocate(

@@ -62,10 +62,9 @@ def evaluate(
 
     `edits` names what `edit_rope` takes: an edit, the name of a variant such as "p-rope:0.75",
     or several together. The result's `edit` starts with "none", the model as it is (under what
-    is open around the call); the others follow in order. Sequences, rows and random tokens are
-    the same for all, so differences are paired. `tokens`, `lengths`, `documents`, `rows`,
-    `batch_size` and `progress` are as for `profile`; sequences may be longer than the trained
-    context, and of more than 65,536 tokens run in chunks.
+    is open around the call). Sequences, rows and random tokens are the same for all, so
+    differences are paired. The other options are as for `profile`; sequences may be longer than
+    the trained context, and of more than 65,536 tokens run in chunks.
 
     `measures` is any of:
 
@@ -91,11 +90,8 @@ def evaluate(
       model as it is.
 
     Coordinates `inv_freq` (rad/token) and `wavelength` (tokens) say how the model rotates as
-    it is (layer, frequency). docs/measures.md defines all variables. All measures on the text
-    come from one forward pass of an entry. The model is left as it was, on errors too.
-
-    Raises `BadArgument` for measures, tokens, lengths or edits out of range, and otherwise
-    as `profile` and `edit_rope` do.
+    it is (layer, frequency). docs/measures.md defines all variables. Raises `BadArgument` for
+    measures that do not exist, and otherwise what `profile` and `edit_rope` do.
     """
     measurement = Measurement.of(
         model,
@@ -150,7 +146,8 @@ def measure_edits(
     if "loss" in wanted:
         values |= _loss_values(text, edges, measured)
     if "change" in wanted:
-        values["attention_change"] = np.stack([of.attention_change() for of in measured])
+        means = [of.change.numpy() / float(of.sums.row_weight.sum()) for of in measured]
+        values["attention_change"] = np.stack(means) / np.log(2)
     if "labels" in wanted:
         labels, profile = _label_values(entries, fits, [of.sums for of in measured])
         values |= labels
@@ -181,7 +178,11 @@ def _run(
     Processes share the text and the tasks; what is done is saved.
     """
     subject, text = measurement.subject, measurement.text
-    nothing = Measured.nothing(len(edges) - 1, subject)
+    nothing = Measured(
+        no_sums(),
+        losses=torch.zeros(0, len(edges), dtype=torch.float64),
+        change=torch.zeros(subject.layers, subject.heads, dtype=torch.float64),
+    )
     stage = begin_stage(Measured)
     state = stage.state or [[], [nothing for _ in entries], [{} for _ in entries]]
     fits, measured, answers = state
@@ -223,33 +224,17 @@ def _run(
 class Measured:
     """The numbers of one entry on some sequences; those of others add.
 
-    `losses` are summed over bins of positions, `seen_losses` over tokens that their sequence
-    had before; `change` (nats) over rows.
+    `losses` are summed over bins of positions and, last, over tokens that their sequence had
+    before; `change` (nats) over rows.
     """
 
     sums: Sums
     losses: Float[Tensor, "sequence bin"]
-    seen_losses: Float[Tensor, " sequence"]
     change: Float[Tensor, "layer head"]
 
-    @classmethod
-    def nothing(cls, bins: int, subject: Subject) -> Measured:
-        """The numbers on no sequences."""
-        losses = torch.zeros(0, bins, dtype=torch.float64)
-        change = torch.zeros(subject.layers, subject.heads, dtype=torch.float64)
-        return cls(no_sums(), losses, losses.sum(1), change)
-
     def __add__(self, other: Measured) -> Measured:
-        return Measured(
-            self.sums + other.sums,
-            torch.cat([self.losses, other.losses]),
-            torch.cat([self.seen_losses, other.seen_losses]),
-            self.change + other.change,
-        )
-
-    def attention_change(self) -> Float[np.ndarray, "layer head"]:
-        """Mean over rows of `change`, in bits."""
-        return self.change.numpy() / float(self.sums.row_weight.sum()) / np.log(2)
+        losses = torch.cat([self.losses, other.losses])
+        return Measured(self.sums + other.sums, losses, self.change + other.change)
 
 
 def _on_text(
@@ -291,7 +276,7 @@ def _on_text(
     counts = 1 + torch.arange(losses.shape[1] - 1) < text.lengths[:, None]
     by_bin = sum_bins(losses[:, 1:].where(counts, 0.0), edges - 1)
     of_seen = losses.where(text.seen_before, 0.0).sum(1)
-    return Measured(sums, by_bin, of_seen, change)
+    return Measured(sums, torch.cat([by_bin, of_seen[:, None]], dim=1), change)
 
 
 def _position_edges(longest: int, stated: int | None) -> Int[Tensor, " edge"]:
@@ -311,11 +296,11 @@ def _loss_values(
     counts = 1 + torch.arange(text.context - 1) < text.lengths[:, None]
     in_bins = by_group(sum_bins(counts.long(), edges - 1), text.group)
     predicted, seen = text.lengths.numpy() - 1, text.seen_before.sum(1).numpy()
-    losses = np.stack([of.losses.sum(1).numpy() for of in measured])
-    of_seen = np.stack([of.seen_losses.numpy() for of in measured])
+    losses = np.stack([of.losses[:, :-1].sum(1).numpy() for of in measured])
+    of_seen = np.stack([of.losses[:, -1].numpy() for of in measured])
     means, by_bin = [], []
     for of in measured:
-        sums = by_group(of.losses, text.group)
+        sums = by_group(of.losses[:, :-1], text.group)
         means.append(mean_loss(sums.sum(1), in_bins.sum(1)))
         by_bin.append([mean_loss(*of_bin) for of_bin in zip(sums.T, in_bins.T, strict=True)])
     mean, error = np.array(means).T

@@ -37,9 +37,6 @@ Lengths = Integer[Tensor, " sequence"] | Integer[np.ndarray, " sequence"] | Sequ
 
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
 
-LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}
-"""Logits in memory at a time, where a model can be asked for some of them."""
-
 
 @dataclass(frozen=True)
 class Batch:
@@ -183,32 +180,10 @@ def sequences_at_once(
 ) -> int:
     """Sequences that run together: `TOKENS_PER_BATCH`, or fewer where memory is short.
 
-    A batch takes at most half of the `free` bytes; see `batch_bytes`.
+    A batch takes at most half of the `free` bytes; see `pass_bytes`.
     """
     size = max(1, min(sequences, TOKENS_PER_BATCH[device] // context))
     kind: Any = {"context": context, "width": width, "device": device, "scores": scores}
-    while size > 1 and free < 2 * batch_bytes(config, sequences=size, **kind):
+    while size > 1 and free < 2 * pass_bytes(config, sequences=size, **kind):
         size = (size + 1) // 2
     return size
-
-
-def batch_bytes(
-    config: PreTrainedConfig,
-    *,
-    sequences: int,
-    context: int,
-    width: int,
-    device: str,
-    scores: bool = False,
-) -> int:
-    """About the bytes that a batch takes beside the weights; see `pass_bytes`."""
-    logits = sequences * context * config.get_text_config().vocab_size
-    return pass_bytes(
-        config,
-        sequences=sequences,
-        context=context,
-        logits=logits if scores else min(logits, LOGITS_AT_ONCE[device]),
-        width=width,
-        device=device,
-        scores=scores,
-    )

@@ -17,7 +17,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from ropelens.measure.measurement import LOGITS_AT_ONCE, Batch, Measurement
+from ropelens.measure.measurement import Batch, Measurement
+from ropelens.models.device import LOGITS_AT_ONCE
 from ropelens.models.doorway import Observer
 from ropelens.models.processes import gather, shard
 from ropelens.models.subject import Subject

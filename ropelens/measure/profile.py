@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 from operator import add
-from typing import Any
 
 import xarray as xr
 from jaxtyping import Int
@@ -25,13 +24,11 @@ from ropelens.measure.passes import collect, fit_layers
 from ropelens.measure.savepoint import begin_stage
 from ropelens.measure.summary import summarize
 from ropelens.measure.tasks import repeats
-from ropelens.models.paths import check_document
 from ropelens.models.processes import gather, shard
-from ropelens.models.subject import Model, Subject, as_subject, stated_context
-from ropelens.models.texts import encode, tokenize
+from ropelens.models.subject import Model, as_subject
 from ropelens.statistics.budget.surrogates import DRAWS
 from ropelens.statistics.corpus import Documents
-from ropelens.statistics.rows import ALL_ROWS, HowMany
+from ropelens.statistics.rows import HowMany
 from ropelens.statistics.variables import (
     MEASURES,
     STATISTICS,
@@ -44,7 +41,7 @@ from ropelens.statistics.variables import (
 @public
 def profile(
     model: Model,
-    tokens: Tokens | str,
+    tokens: Tokens,
     *,
     lengths: Lengths | None = None,
     documents: Documents | None = None,
@@ -64,9 +61,9 @@ def profile(
     was. The options:
 
     - `tokens` are padded on the right; of sequence s the first `lengths[s]` count (all,
-      without `lengths`). A text is cut by `tokenizer` into sequences of at most 2,048 tokens.
-      Of a BatchEncoding the sequences are those that its `attention_mask` shows, on whichever
-      side the padding is, and that begin anew in its `position_ids` (packed rows).
+      without `lengths`). Of a BatchEncoding the sequences are those that its `attention_mask`
+      shows, on whichever side the padding is, and that begin anew in its `position_ids` (packed
+      rows).
     - `documents[s]` numbers the document that sequence s was cut from; `documents[s, i]` the
       one of each token of packed rows, which are measured as documents alone. Intervals
       resample documents; without them they speak of this text alone.
@@ -99,8 +96,6 @@ def profile(
     `BadArgument` for tokens, lengths, documents or statistics out of range.
     """
     subject, show = as_subject(model, tokenizer), progress or silent
-    if isinstance(tokens, str):
-        tokens, lengths = _read(tokens, tokenizer, subject)
     measurement = Measurement.of(
         subject,
         tokens,
@@ -147,15 +142,3 @@ def profile(
     dataset = dataset.assign(shown).set_coords("excerpt_token")
     dataset.attrs |= {"kind": "profile"} | measurement.facts
     return dataset
-
-
-def _read(
-    text: str, tokenizer: Any, subject: Subject
-) -> tuple[Int[Tensor, "sequence position"], Int[Tensor, " sequence"]]:
-    """A text as sequences of the model's tokens, with their lengths."""
-    check_document(text)
-    bos, ids = encode(text, tokenizer)
-    longest = stated_context(subject.model.config) or ALL_ROWS
-    context = min(longest, ALL_ROWS, len(bos) + len(ids))
-    read = tokenize([text], tokenizer, context=max(context, 2))
-    return read.tokens, read.lengths

@@ -18,6 +18,7 @@ from torch import Tensor
 from ropelens.edit.rope import Layer, ModelEdit, placed
 from ropelens.errors import BadArgument, Count, Number, Whole, public
 from ropelens.files.progress import ShowProgress, silent
+from ropelens.measure.capture import look
 from ropelens.measure.measurement import Batch, Lengths, Measurement, Tokens
 from ropelens.models.subject import Model
 from ropelens.rope.select import ALL_HEADS, heads_by_layer
@@ -84,7 +85,7 @@ def reach(
     measurement = Measurement.of(
         model, tokens, lengths, documents=documents, rows=rows, seed=seed
     )
-    subject, text, show = measurement.subject, measurement.text, progress or silent
+    subject, text = measurement.subject, measurement.text
     planes = subject.planes(text.context, alike=True)
     shape = {"layers": subject.layers, "heads_of_layer": subject.heads}
     chosen = [mask.nonzero().flatten() for mask in heads_by_layer(heads, **shape)]
@@ -97,37 +98,12 @@ def reach(
     edits = [
         ModelEdit(subject, planes, () if n == OWN else (placed(subject, n),)) for n in names
     ]
-    length, groups = int(at.max()) + 1, int(text.group.max()) + 1
+    length = int(at.max()) + 1
     rotations = [
         [Rotation.of(edit.sides(Layer(*layer, length))[0], layer[1]) for edit in edits]
         for layer in enumerate(planes)
     ]
-    sums: dict[int, PickedSums] = {}
-    seen: set[int] = set()
-    with show("scoring", total=int(text.lengths.sum()), unit="tokens") as step:
-        for batch in measurement.batches():
-
-            def see(call: AttentionCall, batch: Batch = batch) -> None:
-                layer = call.layer
-                seen.add(layer)
-                if not len(chosen[layer]):
-                    return
-                part = sum_picked(
-                    call,
-                    batch.rows,
-                    planes[layer],
-                    heads=chosen[layer],
-                    rotations=rotations[layer],
-                    distances=at,
-                    group=batch.text.group,
-                    groups=groups,
-                )
-                sums[layer] = sums[layer] + part if layer in sums else part
-
-            with torch.no_grad(), subject.observe(see):
-                subject.forward(batch.text.tokens, last=1)
-            step(int(batch.text.lengths.sum()))
-    subject.check_layers(seen)
+    sums = _score(measurement, chosen, rotations, at, progress or silent)
     sizes = {
         "variant": len(names),
         "layer": len(planes),
@@ -140,7 +116,7 @@ def reach(
         for row in (*REACH, *REACH_INDICES)
         if row.name != "distance"
     }
-    draws = _draws(groups, resamples, measurement.seed)
+    draws = _draws(int(text.group.max()) + 1, resamples, measurement.seed)
     for layer, turning in enumerate(rotations):
         for place, rotation in enumerate(turning):
             terms = len(rotation.inv_freq)
@@ -163,6 +139,41 @@ def reach(
     )
     dataset.attrs = {"kind": "reach"} | measurement.facts | {"resamples": resamples}
     return described(dataset, REACH_INDICES)
+
+
+def _score(
+    measurement: Measurement,
+    chosen: Sequence[Tensor],
+    rotations: Sequence[list[Rotation]],
+    distances: Float[Tensor, " distance"],
+    show: ShowProgress,
+) -> dict[int, PickedSums]:
+    """The sums of each layer of which heads are `chosen`, over all batches."""
+    subject, text = measurement.subject, measurement.text
+    planes = subject.planes(text.context)
+    sums: dict[int, PickedSums] = {}
+    with show("scoring", total=int(text.lengths.sum()), unit="tokens") as step:
+        for batch in measurement.batches():
+
+            def see(call: AttentionCall, batch: Batch = batch) -> None:
+                layer = call.layer
+                if not len(chosen[layer]):
+                    return
+                part = sum_picked(
+                    call,
+                    batch.rows,
+                    planes[layer],
+                    heads=chosen[layer],
+                    rotations=rotations[layer],
+                    distances=distances,
+                    group=batch.text.group,
+                    groups=int(text.group.max()) + 1,
+                )
+                sums[layer] = sums[layer] + part if layer in sums else part
+
+            look(subject, batch.text.tokens, see)
+            step(int(batch.text.lengths.sum()))
+    return sums
 
 
 def _draws(groups: int, resamples: int, seed: int) -> Float[Tensor, "resample group"]:

@@ -17,6 +17,9 @@ from ropelens.models.loading import Loading
 FIXED = {"cpu": 150_000_000, "cuda": 2_500_000_000}
 """Bytes that measuring takes whatever the batch, for blocks of scores and the like."""
 
+LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}
+"""Logits in memory at a time, where a model can be asked for some of them."""
+
 LIBRARIES = 600_000_000
 """Bytes of main memory that a process takes with Python, torch and transformers in it."""
 
@@ -121,16 +124,16 @@ def pass_bytes(
     *,
     sequences: int,
     context: int,
-    logits: int,
     width: int,
     device: str,
     scores: bool = False,
+    logits: bool = True,
 ) -> int:
     """About how many bytes a pass over some sequences takes at its peak, without the weights.
 
-    `width` is the bytes of one number of the model, `logits` the number of logits in memory at
-    once (0 for a pass that stops before them), `device` "cpu" or "cuda". `scores`: the model
-    stores every score of a layer, as eager attention does. The estimate is 1.0 to 1.4 times
+    `width` is the bytes of one number of the model, `device` "cpu" or "cuda". `scores`: the
+    model stores every score of a layer, as eager attention does, and all `logits`, before which
+    a pass may stop. The estimate is 1.0 to 1.4 times
     what `rl.profile` took from 250 MB on (Llamas of width 512 on a CPU).
     """
     hidden = stated_number(config, "hidden_size", 1)
@@ -144,7 +147,10 @@ def pass_bytes(
     measuring = (3 * query + 5 * key) * 4  # with rotation, without it, and their running sums
     a_token = 4 * hidden * width + max(3 * inner * width, attention + measuring)
     by_offset = 48 * layers * heads * context
-    total = FIXED[device] + sequences * context * a_token + by_offset + logits * width
+    total = FIXED[device] + sequences * context * a_token + by_offset
+    if logits:
+        every = sequences * context * config.get_text_config().vocab_size
+        total += width * (every if scores else min(every, LOGITS_AT_ONCE[device]))
     if scores:
         total += sequences * heads * context**2 * (width + 4)
     if stated_number(config, "sliding_window", 0):

@@ -18,8 +18,9 @@ from transformers import DbrxConfig, LlamaConfig
 import ropelens as rl
 from ropelens.analysis.analysis import write_answer
 from ropelens.analysis.plan import plan_analysis
-from ropelens.measure.measurement import batch_bytes, sequences_at_once
+from ropelens.measure.measurement import sequences_at_once
 from ropelens.models.checkpoint import fingerprint
+from ropelens.models.device import pass_bytes
 
 WORDS = "the quick brown fox jumps over the lazy dog " * 20
 SWEEP = {"keep": (0.5,), "controls": 1, "bands": 2}
@@ -185,15 +186,15 @@ def test_less_memory_makes_smaller_batches() -> None:
     gigabytes = (1_000, 7, 3, 0)
     found = [sequences_at_once(config, free=n * 10**9, **given) for n in gigabytes]
     assert found == [8, 4, 2, 1]
-    few, config.vocab_size = batch_bytes(config, **given), 128_000
-    assert batch_bytes(config, **given) - few > 60e6  # logits are counted, a piece of them
+    few, config.vocab_size = pass_bytes(config, **given), 128_000
+    assert pass_bytes(config, **given) - few > 60e6  # logits are counted, a piece of them
 
 
 def test_a_config_whose_layers_differ_can_be_planned() -> None:
     model = tiny("gemma4").eval()
-    assert batch_bytes(
+    assert pass_bytes(
         model.config, sequences=1, context=16, width=4, device="cpu"
-    ) < batch_bytes(model.config, sequences=2, context=16, width=4, device="cpu")
+    ) < pass_bytes(model.config, sequences=2, context=16, width=4, device="cpu")
 
 
 def test_a_config_with_names_of_its_own_is_planned_by_them() -> None:
@@ -201,4 +202,4 @@ def test_a_config_with_names_of_its_own_is_planned_by_them() -> None:
     usual = LlamaConfig(**shape, num_key_value_heads=1, intermediate_size=2_048, vocab_size=100)
     own = DbrxConfig(d_model=512, n_heads=8, n_layers=4, vocab_size=100)
     given = {"sequences": 2, "context": 512, "width": 4, "device": "cpu"}
-    assert batch_bytes(own, **given) == batch_bytes(usual, **given)
+    assert pass_bytes(own, **given) == pass_bytes(usual, **given)
