@@ -167,13 +167,13 @@ def test_a_model_is_measured_anew_by_each_call(checkpoint: Path) -> None:
 
 def test_a_plan_is_made_before_a_model_is_read(tmp_path: Path) -> None:
     model = save_tiny(tmp_path / "tiny")
-    weights = {"a": torch.zeros(7, 10), "b": torch.zeros(7)}  # as many tensors as layers
+    weights = {"a": torch.zeros(7, 10)}  # of which no model can be made
     save_file(weights, model / "model.safetensors")
     short, long = (
         plan_analysis(model, torch.randint(40, (6, context)), rl.Options())
         for context in (64, 2_049)
     )
-    assert short.facts["model"] == "tiny, 2 layers x 4 heads, 77 parameters in float32"
+    assert short.facts["model"] == "tiny, 2 layers x 4 heads, 18,080 parameters in float32"
     assert short.facts["tokens"] == "384 tokens (6 sequences of up to 64)"
     assert (short.facts["rows"], short.batch_size) == ("all rows", 6)
     assert (long.facts["rows"], long.batch_size) == ("512 rows of each sequence", 1)

@@ -8,8 +8,8 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_checkpoints import save_tiny
@@ -306,7 +306,7 @@ def test_a_model_without_a_tokenizer_is_analyzed_on_tokens(tmp_path: Path) -> No
     for path in bare.glob("tokenizer*"):
         path.unlink()
     text, options = "the quick brown fox " * 20, rl.Options(context=24)
-    found = rl.analyze(bare, np.arange(90).reshape(3, 30) % 40, options)
+    found = rl.analyze(bare, torch.arange(90).reshape(3, 30) % 40, options)
     assert found.profile.attrs["tokens"] == 90
     with pytest.raises(BadArgument, match="A text needs the tokenizer"):
         rl.analyze(bare, text, options)
@@ -314,4 +314,4 @@ def test_a_model_without_a_tokenizer_is_analyzed_on_tokens(tmp_path: Path) -> No
         rl.analyze(bare, text, options, tokenizer=bare)
     assert load_tokenizer(whole, Loading())(text)["input_ids"]
     with pytest.raises(BadArgument, match="not in the model's vocabulary"):
-        rl.analyze(bare, np.full((2, 9), 40), options)
+        rl.analyze(bare, torch.full((2, 9), 40), options)
