@@ -1,5 +1,9 @@
 """The sequences of a measurement, and what is known of them before a model runs.
 
+A sink is a key that takes attention whatever stands there: position 0; every place where the
+token that all sequences begin with stands again (documents packed into one sequence); a token
+that the caller names; and a key that is found to take most rows' attention (see held_out.py).
+
 Sequences of one document are alike, so intervals that resample single sequences are far too
 narrow: they resample groups of sequences.
 """
@@ -17,7 +21,6 @@ from torch import Tensor
 
 from ropelens.errors import BadArgument
 from ropelens.statistics.intervals import ENOUGH_DOCUMENTS
-from ropelens.statistics.sinks import beginning_of, known_sinks
 
 Documents = Int[Tensor, "*_"] | Int[np.ndarray, "*_"] | Sequence[int]
 """The number of the document of each sequence, or of each token of packed rows."""
@@ -27,6 +30,9 @@ GROUPS = 64
 
 BLOCKS = 16
 """Most stretches of neighbouring sequences into which a text of few documents is divided."""
+
+SINKS = ("first", "named", "found")
+"""Kinds of sinks, 1, 2, 3 in tables of them: each has a weight of its own in the models."""
 
 LONG = 0.75
 """A long sequence has this share of the length that half of all tokens reach, or more."""
@@ -128,6 +134,33 @@ def seen_before(
     again = torch.zeros_like(ordered, dtype=torch.bool)
     again[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
     return torch.zeros_like(again).scatter_(1, order, again)
+
+
+def beginning_of(tokens: Int[Tensor, "sequence position"], bos: int | None) -> int | None:
+    """The token that marks a beginning: `bos`, or the first of all of several sequences."""
+    first = tokens[:, 0]
+    alike = bool((first == first[0]).all())
+    return int(first[0]) if alike and (len(first) > 1 or int(first[0]) == bos) else None
+
+
+def known_sinks(
+    tokens: Int[Tensor, "sequence position"],
+    *,
+    beginning: int | None,
+    named: Iterable[int] = (),
+) -> Int[Tensor, "sequence 1 position"]:
+    """The kind of sink that each key is by its place and token (see `SINKS`), or 0.
+
+    Of the first kind are position 0 and every place of the `beginning` token.
+    """
+    tokens = tokens.cpu()
+    named = torch.tensor(list(named), dtype=tokens.dtype)
+    kinds = torch.isin(tokens, named) * (1 + SINKS.index("named"))
+    first = 1 + SINKS.index("first")
+    if beginning is not None:
+        kinds[tokens == beginning] = first
+    kinds[:, 0] = first
+    return kinds[:, None]
 
 
 def _long(lengths: Int[Tensor, " sequence"]) -> Bool[Tensor, " sequence"]:

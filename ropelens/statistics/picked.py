@@ -9,9 +9,11 @@ distance.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 
 import torch
-from jaxtyping import Bool, Complex, Float, Int
+from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 from ropelens.rope.planes import Planes
@@ -93,24 +95,17 @@ def sum_picked(
     rounding = TIE * max(torch.finfo(x).eps for x in (call.query.dtype, torch.float32))
     own = call.of_heads(heads)
     query, key = own.query.to(dtype) * call.scale, own.key.to(dtype)
-    own = replace(own, query=query, key=key, scale=1.0, softcap=None)
-    calls = [own, *(_turned(own, planes, rotation.side) for rotation in rotations)]
-    sides = [CallRows(each, rows, planes) for each in calls]
-    total: PickedSums | None = None
-    every = slice(0, len(heads))
-    for blocks in zip(*(side.blocks(every) for side in sides), strict=True):
-        sums = _sum_block(blocks, rotations, distances, rounding=rounding)
-        by_group = _by_group(sums, group, groups)
-        total = by_group if total is None else total + by_group
-    assert total is not None, "a batch has rows"
-    return total
-
-
-def _turned(call: AttentionCall, planes: Planes, side: Side) -> AttentionCall:
-    """The call under another rotation."""
-    at = torch.arange(call.key.shape[2], device=call.key.device)[None]
-    query, key = (turn(x, at, planes, side) for x in (call.query, call.key))
-    return replace(call, query=query, key=key)
+    calls = [replace(own, query=query, key=key, scale=1.0, softcap=None)]
+    at = torch.arange(key.shape[2], device=key.device)[None]
+    for rotation in rotations:
+        new_query, new_key = (turn(x, at, planes, rotation.side) for x in (query, key))
+        calls.append(replace(calls[0], query=new_query, key=new_key))
+    blocks = (CallRows(each, rows, planes).blocks(slice(0, len(heads))) for each in calls)
+    parts = [
+        _sum_block(each, rotations, distances, group=group, groups=groups, rounding=rounding)
+        for each in zip(*blocks, strict=True)
+    ]
+    return reduce(add, parts)
 
 
 def _sum_block(
@@ -118,19 +113,26 @@ def _sum_block(
     rotations: list[Rotation],
     distances: Float[Tensor, " distance"],
     *,
+    group: Int[Tensor, " batch"],
+    groups: int,
     rounding: float,
 ) -> PickedSums:
-    """The weighted sums over some rows, each sequence a group of its own.
-
-    `blocks` are those of the model itself, and of each rotation.
-    """
+    """The weighted sums over some rows, whose `blocks` are the model's and each rotation's."""
     own, device = blocks[0], blocks[0].k.device
-    picked, others = _pick(own)
+    column = torch.arange(len(own.keys), device=device)
+    choice = own.seen & (column < own.own[..., None]) & (column + own.keys.start > 0)
+    choice = choice[:, None]
+    picked = own.scores[:, :, 0].masked_fill(~choice, -torch.inf).argmax(-1)
+    others = choice & (column != picked[..., None])
     count, product = others.sum(-1), _products(own, picked)
     weight = own.weight.double() * others[:, 0].any(-1)
 
     def total(x: Tensor) -> Tensor:
-        return (x * weight.view(len(x), 1, -1, *[1] * (x.ndim - 3)).to(x.dtype)).sum(2)
+        weighted = x * weight.view(len(x), 1, -1, *[1] * (x.ndim - 3)).to(x.dtype)
+        return weighted.sum(2).cpu()
+
+    def by_group(x: Tensor) -> Tensor:
+        return torch.zeros(groups, *x.shape[1:], dtype=x.dtype).index_add_(0, group, x)
 
     each = []
     for block, rotation in zip(blocks[1:], rotations, strict=True):
@@ -147,24 +149,13 @@ def _sum_block(
         each.append((total(mean), total(wins).sum(0), total(kept).sum(0)))
     levels, all_wins, all_kept = zip(*each, strict=True)
     return PickedSums(
-        weight=weight.sum(1),
-        distance=total((own.own[:, None] - picked).double()),
-        product=total(product),
-        level=torch.stack(levels, dim=-1),
+        weight=by_group(weight.sum(1).cpu()),
+        distance=by_group(total((own.own[:, None] - picked).double())),
+        product=by_group(total(product)),
+        level=by_group(torch.stack(levels, dim=-1)),
         wins=torch.stack(all_wins, dim=1),
         kept=torch.stack(all_kept, dim=-1),
     )
-
-
-def _pick(
-    block: Block,
-) -> tuple[Int[Tensor, "batch head row"], Bool[Tensor, "batch head row key"]]:
-    """The column of each row's picked key, and which others it could have picked."""
-    column = torch.arange(len(block.keys), device=block.k.device)
-    choice = block.seen & (column < block.own[..., None]) & (column + block.keys.start > 0)
-    choice = choice[:, None]
-    picked = block.scores[:, :, 0].masked_fill(~choice, -torch.inf).argmax(-1)
-    return picked, choice & (column != picked[..., None])
 
 
 def _products(
@@ -180,14 +171,3 @@ def _products(
     turned -= query[..., planes.first] * key[..., planes.second]
     imaginary[..., : turned.shape[-1]] = turned
     return torch.complex(real, imaginary)
-
-
-def _by_group(sums: PickedSums, group: Int[Tensor, " batch"], groups: int) -> PickedSums:
-    """Sums of sequences added up to sums of groups, on the CPU."""
-
-    def deal(x: Tensor) -> Tensor:
-        return torch.zeros(groups, *x.shape[1:], dtype=x.dtype).index_add_(0, group, x.cpu())
-
-    summed = {"wins": sums.wins.cpu(), "kept": sums.kept.cpu()}
-    by_sequence = {name: x for name, x in vars(sums).items() if name not in summed}
-    return PickedSums(**summed, **{name: deal(x) for name, x in by_sequence.items()})

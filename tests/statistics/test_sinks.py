@@ -18,9 +18,10 @@ from ropelens.rope.planes import Planes
 from ropelens.statistics import memory
 from ropelens.statistics.attention import sum_attention
 from ropelens.statistics.block import CallRows
+from ropelens.statistics.budget.held_out import find_sinks, with_found
 from ropelens.statistics.call import AttentionCall, attention_map
+from ropelens.statistics.corpus import beginning_of, known_sinks
 from ropelens.statistics.rows import Rows, all_rows, sample_rows
-from ropelens.statistics.sinks import beginning_of, find_sinks, known_sinks, with_found
 from ropelens.statistics.variables import named
 
 few = settings(deadline=None, max_examples=25, derandomize=True)

@@ -19,8 +19,8 @@ from ropelens.statistics.budget.claim import _bounds, correlations, judge, rank_
 from ropelens.statistics.budget.logit import SCORES, fit, score
 from ropelens.statistics.budget.surrogates import _orders, draw_surrogates
 from ropelens.statistics.call import AttentionCall
+from ropelens.statistics.corpus import known_sinks
 from ropelens.statistics.rows import sample_rows
-from ropelens.statistics.sinks import known_sinks
 from ropelens.statistics.variables import named
 
 

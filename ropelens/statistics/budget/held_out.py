@@ -20,10 +20,9 @@ from ropelens.statistics.budget.logit import MODELS, SCORES, fit, score
 from ropelens.statistics.budget.offsets import split
 from ropelens.statistics.budget.surrogates import draw_surrogates
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.corpus import GROUPS, Corpus
+from ropelens.statistics.corpus import GROUPS, SINKS, Corpus
 from ropelens.statistics.kernel import offset_edges
 from ropelens.statistics.rows import Rows, generator_of, sample_rows
-from ropelens.statistics.sinks import find_sinks, with_found
 
 FOLD_ROWS = 256
 """Rows that the models of a fold are fitted to."""
@@ -39,6 +38,12 @@ SCORED_ROWS = 2048
 
 LEAST_SCORED = 32
 """Rows of each sequence that models are scored on, at least."""
+
+LEAST_SHARE = 0.3
+"""Mean attention of the rows behind a key above which it is found to be a sink."""
+
+LEAST_ROWS = 16
+"""Rows that such a mean is over, at least."""
 
 SURROGATE_SEQUENCES = 8
 SURROGATE_ROWS = 256
@@ -132,6 +137,43 @@ class Sample:
         folds = [fit(_of_fold(rows, self.text, fold)[1], fold=fold) for fold in (0, 1)]
         weights = torch.stack(folds, dim=1).float()
         return LayerFit(weights, planes.terms, found, drawn)
+
+
+@torch.no_grad()
+def find_sinks(rows: CallRows) -> Bool[Tensor, "head position"]:
+    """The keys, beside the sinks known, that the rows of most sequences attend to.
+
+    Such a key takes more than 0.3 of the attention of the rows behind it, 16 or more in all,
+    in more than half of the sequences that have such rows. A key is found by its position, so
+    a single sequence, where that says no more than its token, has none.
+    """
+    batch, heads, context = *rows.q.shape[:2], rows.k.shape[2]
+    weight, last = rows.weight.cpu().double(), rows.position.expand(batch, -1)
+    first, behind = rows.call.start.cpu()[last], torch.stack([(weight > 0).double(), weight])
+    ends = torch.zeros(2, batch, context + 1, dtype=torch.float64)
+    ends.scatter_add_(-1, first.expand(2, -1, -1), behind)
+    ends.scatter_add_(-1, last.expand(2, -1, -1), -behind)
+    count, weight = ends.cumsum(-1)[..., :-1]  # of the rows behind each key
+    mass = torch.zeros(batch, heads, context, dtype=torch.float64)
+    for block in rows.blocks():
+        own = block.own[:, None, None, :, None].expand(*block.q.shape[:4], 1)
+        attention = block.attention.scatter_(-1, own, 0.0)
+        taken = (block.weight[:, None, None, None] @ attention)[..., 0, :].flatten(1, 2)
+        keys = slice(block.keys.start, block.keys.stop)
+        mass[:, block.query_heads, keys] += taken.to("cpu", torch.float64)
+    takes = (mass > LEAST_SHARE * weight[:, None]) & (rows.sinks.cpu() == 0)
+    often = takes.sum(0) > (count > 0).sum(0) / 2
+    return often & (count.sum(0) >= LEAST_ROWS) & (batch > 1)
+
+
+def with_found(
+    sinks: Int[Tensor, "batch 1 position"], found: Bool[Tensor, "head longest"]
+) -> Int[Tensor, "batch shared position"]:
+    """The table of sinks with the found ones, a row for each head where there are any."""
+    if not found.any():
+        return sinks
+    kind = found[:, : sinks.shape[-1]] * (1 + SINKS.index("found"))
+    return torch.where(sinks > 0, sinks, kind)
 
 
 def _of_fold(

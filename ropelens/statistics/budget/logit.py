@@ -38,11 +38,11 @@ from ropelens.statistics.budget.offsets import (
     split,
 )
 from ropelens.statistics.budget.solver import Divide, Minimum, fit_log_linear
+from ropelens.statistics.corpus import SINKS
 from ropelens.statistics.kernel import bin_of, offset_edges
 from ropelens.statistics.labels import GAINS
 from ropelens.statistics.memory import BLOCK_ELEMENTS, products, softmax
 from ropelens.statistics.rows import Rows
-from ropelens.statistics.sinks import SINKS
 
 MODELS = ("sink", "position", "content", "both")
 """S, P, C and B."""

@@ -20,8 +20,8 @@ from torch.nn.functional import pad
 from ropelens.statistics.block import CallRows
 from ropelens.statistics.budget.solver import SMOOTH, Divide, Minimum, fit_log_linear
 from ropelens.statistics.call import sees
+from ropelens.statistics.corpus import SINKS
 from ropelens.statistics.kernel import bin_of, offset_edges
-from ropelens.statistics.sinks import SINKS
 
 TOGETHER = 2**18
 """Weights that are fitted at once, of many heads."""
