@@ -6,8 +6,7 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from oracles.handmade import handmade
-from oracles.planted import Expected
+from oracles.handmade import Expected, handmade
 
 import ropelens as rl
 

@@ -1,4 +1,9 @@
-"""A Llama of one layer whose heads are those of planted.py.
+"""A Llama of one layer whose heads do one known thing each.
+
+Barbero et al. 2024 (arXiv 2410.06205), theorem 5.3: with q = a psi and k = R(offset) psi the
+score is a sum of cosines that peaks `offset` tokens back. Keys have the same vector in fast
+planes whatever the token, a code of their token in slow ones, and a mark of BOS in the slowest;
+queries say what a head looks for. Tokens are codes 1, 2, ...; BOS is 0.
 
 The residual stream has each token's code (one-hot) and, in coordinates beside it, noise of the
 token's own; all tokens have the same length, so RMSNorm changes nothing. Projections write for
@@ -7,39 +12,169 @@ each code what the head wants, plus noise in every weight.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from .planted import BASE, BOS, Expected, Floats, Site, coordinates, every_kind, keys
+from ropelens.statistics.call import AttentionCall
 
+from .recording import Floats
+
+Complex = NDArray[np.complex128]
+
+BASE, BOS = 10_000.0, 0
 CONTEXT, SEQUENCES = 96, 8
 NOISE_COORDINATES = 16  # at least
 WEIGHT_NOISE = 0.02  # std of each coordinate of a query or key
 OFFSETS = (0, 1, 3, 17, 60)
 
 
-def residual_stream(site: Site, *, multiple: int) -> Floats:
-    """Embeddings [token, coordinate] of mean square 1; their width is a `multiple`."""
-    tokens = 1 + site.words
-    width = -(-(tokens + NOISE_COORDINATES) // multiple) * multiple
-    noise = site.random.normal(size=(tokens, width - tokens))
-    noise /= np.linalg.norm(noise, axis=1, keepdims=True)
-    return np.concatenate([np.eye(tokens), noise], axis=1) * np.sqrt(width / 2)
+@dataclass(frozen=True)
+class Expected:
+    """What a head does: its label, in words; a positional one's offset, and for a band how far
+    its peak may be from there; about the attention on BOS that was mixed in."""
+
+    label: str
+    description: str
+    offset: int | None = None
+    tolerance: int = 0
+    sink: float = 0.0
 
 
-def projection(site: Site, stream: Floats, wanted: Floats) -> Floats:
-    """Weights [head x coordinate, stream] that turn each code into `wanted`, plus noise.
+Wanted = tuple[Complex, Expected]
+"""The query of each token, by plane, before rotation, and what is expected."""
 
-    `wanted` [head, token, coordinate] makes scores in nats; Llama divides them by sqrt(d).
+
+@dataclass(frozen=True)
+class Site:
+    """The planes of all heads: fast ones tell offsets apart, slow ones hardly turn.
+
+    Each coordinate of a slow plane is the code of a token; the very slowest plane is BOS's.
     """
-    tokens, width = stream.shape
-    weights = site.random.normal(size=(len(wanted) * site.head_dim, width))
-    weights *= WEIGHT_NOISE / np.sqrt(width)
-    scaled = wanted * site.head_dim**0.25 / stream[0, 0]
-    weights[:, :tokens] += scaled.transpose(0, 2, 1).reshape(len(weights), tokens)
-    return weights
+
+    head_dim: int
+    random: np.random.Generator
+
+    @property
+    def inv_freq(self) -> Floats:
+        return BASE ** (-np.arange(0, self.head_dim, 2) / self.head_dim)
+
+    @property
+    def fast(self) -> NDArray[np.int64]:
+        return np.flatnonzero(2 * np.pi / self.inv_freq < 400)
+
+    @property
+    def slow(self) -> NDArray[np.int64]:
+        return np.flatnonzero(2 * np.pi / self.inv_freq > 20 * CONTEXT)[:-1]
+
+    @property
+    def codes(self) -> int:
+        return 2 * len(self.slow)
+
+    def profile(self, gain: Floats, offset: int) -> Floats:
+        """Score at each distance of the context of a head that looks `offset` back."""
+        distance = np.arange(CONTEXT) - offset
+        return np.cos(np.outer(distance, self.inv_freq[self.fast])) @ gain
+
+    def keys(self) -> Complex:
+        """The key of each token, by plane, before rotation: [token, plane]."""
+        key = np.zeros((1 + self.codes, self.head_dim // 2), dtype=complex)
+        key[1:, self.fast] = 1
+        code = np.eye(self.codes)
+        key[1:, self.slow] = code[:, ::2] + 1j * code[:, 1::2]
+        key[BOS, -1] = 1
+        return key
+
+    def head(
+        self,
+        expected: Expected,
+        *,
+        level: float,
+        fast: Complex | None = None,
+        codes: Floats | None = None,
+    ) -> Wanted:
+        """A head with its scores in fast planes, on codes [token, code], and on BOS.
+
+        `level` is the log of the weight of all other keys, beside which BOS has its share.
+        """
+        query = np.zeros((1 + self.codes, self.head_dim // 2), dtype=complex)
+        if fast is not None:
+            query[:, self.fast] = fast
+        if codes is not None:
+            query[1:, self.slow] = codes[:, ::2] + 1j * codes[:, 1::2]
+        if expected.sink:
+            query[:, -1] = level + np.log(expected.sink / (1 - expected.sink))
+        return query, expected
+
+    def offset_head(self, offset: int, sink: float) -> Wanted:
+        """One offset, 4 to 6 nats above any other."""
+        profile = self.profile(np.ones(len(self.fast)), offset)
+        margin = len(self.fast) - np.delete(profile, offset).max()
+        gain = np.full(len(self.fast), self.random.uniform(4, 6) / margin)
+        fast = gain * np.exp(-1j * self.inv_freq[self.fast] * offset)
+        expected = Expected("positional", f"{offset} back", offset=offset, sink=sink)
+        return self.head(expected, level=gain.sum(), fast=fast)
+
+    def band_head(self, sink: float) -> Wanted:
+        """A bump of deviation 4 to 5 tokens, some tokens back, through middle planes."""
+        w = self.inv_freq[self.fast]
+        middle = 2 * np.pi / w > 30
+        deviation, offset = self.random.uniform(4, 5), int(self.random.integers(8, 14))
+        gain = middle / deviation**2 / (w[middle] ** 2).sum()
+        level = float(np.log(np.exp(self.profile(gain, offset)).sum()))
+        expected = Expected("positional", "a band", offset=offset, tolerance=2, sink=sink)
+        return self.head(expected, level=level, fast=gain * np.exp(-1j * w * offset))
+
+    def content_head(self, description: str, sink: float) -> Wanted:
+        """Every token attends to the tokens equal to it, or to one of the tokens."""
+        score = self.random.uniform(6, 8)
+        codes = score * np.eye(self.codes)
+        if description == "a word":
+            codes = codes[[self.random.integers(self.codes)] * self.codes]
+        level = score + np.log(CONTEXT / 2 / self.codes)
+        expected = Expected("semantic", description, sink=sink)
+        return self.head(expected, level=level, codes=codes)
+
+    def every_kind(self) -> Iterator[Wanted]:
+        """Every kind of head alone, then with a sink mixed in; sinks; and a head of noise."""
+        for mixed in (False, True):
+
+            def share(mixed: bool = mixed) -> float:
+                return float(self.random.uniform(0.35, 0.5)) if mixed else 0.0
+
+            yield from (self.offset_head(offset, share()) for offset in OFFSETS)
+            yield self.band_head(share())
+            yield self.content_head("equal tokens", share())
+            yield self.content_head("a word", share())
+        for share_of_all in (0.95, 0.7):
+            expected = Expected("sink", "BOS", sink=share_of_all)
+            yield self.head(expected, level=np.log(CONTEXT / 2))
+        yield self.head(Expected("diffuse", "noise"), level=0.0)
+
+    def residual_stream(self, *, multiple: int) -> Floats:
+        """Embeddings [token, coordinate] of mean square 1; their width is a `multiple`."""
+        tokens = 1 + self.codes
+        width = -(-(tokens + NOISE_COORDINATES) // multiple) * multiple
+        noise = self.random.normal(size=(tokens, width - tokens))
+        noise /= np.linalg.norm(noise, axis=1, keepdims=True)
+        return np.concatenate([np.eye(tokens), noise], axis=1) * np.sqrt(width / 2)
+
+    def projection(self, stream: Floats, wanted: Complex) -> torch.Tensor:
+        """Weights [head x coordinate, stream] that turn each code into `wanted`, plus noise.
+
+        `wanted` [head, token, plane] makes scores in nats; Llama divides them by sqrt(d).
+        """
+        by_coordinate = np.concatenate([wanted.real, wanted.imag], axis=-1)
+        tokens, width = stream.shape
+        weights = self.random.normal(size=(len(wanted) * self.head_dim, width))
+        weights *= WEIGHT_NOISE / np.sqrt(width)
+        scaled = by_coordinate * self.head_dim**0.25 / stream[0, 0]
+        weights[:, :tokens] += scaled.transpose(0, 2, 1).reshape(len(weights), tokens)
+        return torch.from_numpy(weights)
 
 
 def handmade(
@@ -47,9 +182,9 @@ def handmade(
 ) -> tuple[LlamaForCausalLM, NDArray[np.int64], list[Expected]]:
     """The model in eval mode, tokens [SEQUENCES, CONTEXT] that begin with BOS, and what is
     expected of each head. The output of the model means nothing."""
-    site = Site(head_dim, CONTEXT, np.random.default_rng(seed))
-    heads = list(every_kind(site, OFFSETS))
-    stream = residual_stream(site, multiple=len(heads))
+    site = Site(head_dim, np.random.default_rng(seed))
+    heads = list(site.every_kind())
+    stream = site.residual_stream(multiple=len(heads))
     config = LlamaConfig(
         vocab_size=len(stream),
         hidden_size=stream.shape[1],
@@ -69,16 +204,20 @@ def handmade(
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config).eval()
     attention = model.model.layers[0].self_attn
-    query = np.stack([coordinates(query) for query, _ in heads])
-    key = np.stack([coordinates(keys(site))] * len(heads))
-    weights = {
-        model.model.embed_tokens.weight: stream,
-        attention.q_proj.weight: projection(site, stream, query),
-        attention.k_proj.weight: projection(site, stream, key),
-    }
     with torch.no_grad():
-        for weight, values in weights.items():
-            weight.copy_(torch.from_numpy(values))
+        model.model.embed_tokens.weight.copy_(torch.from_numpy(stream))
+        queries = np.stack([query for query, _ in heads])
+        attention.q_proj.weight.copy_(site.projection(stream, queries))
+        keys = np.stack([site.keys()] * len(heads))
+        attention.k_proj.weight.copy_(site.projection(stream, keys))
     tokens = site.random.integers(1, len(stream), size=(SEQUENCES, CONTEXT))
     tokens[:, 0] = BOS
     return model, tokens, [expected for _, expected in heads]
+
+
+def call_of(
+    q: torch.Tensor, k: torch.Tensor, *, scale: float = 1.0, window: int = 10**6
+) -> AttentionCall:
+    """A call of queries and keys [batch, head, position, coordinate], values of no interest."""
+    start = (torch.arange(q.shape[2]) - window + 1).clamp(min=0)
+    return AttentionCall(0, q, k, k, q.transpose(1, 2), scale, None, None, start)

@@ -1,10 +1,8 @@
 """Tiny random models, a row a family, with what is true of how each one rotates.
 
-The truth is stated by hand (pairing, direction, coordinates left alone) or read from the
-live model's own buffers (`inv_freq`), never measured: a rotation probe is tested against it.
-
-Weights have standard deviation 0.3. At transformers' own 0.02 attention is nearly uniform
-at this size, and wrong code passes loose tolerances.
+The truth is stated by hand or read from the live model's own buffers (`inv_freq`), never
+measured: a rotation probe is tested against it. Weights have standard deviation 0.3. At
+transformers' own 0.02 attention is nearly uniform, and wrong code passes loose tolerances.
 """
 
 from __future__ import annotations
@@ -45,13 +43,11 @@ class Family:
 
     - architecture: transformers class; its config class has the same stem.
     - config: keyword arguments over `COMMON`; the value `DROP` leaves one of those out.
-    - pairing: coordinates that share a plane ("half" f, f + n; "interleaved" 2f, 2f + 1,
-      among the 2n coordinates from `first_rotated` on); None for a model without RoPE.
+    - pairing: coordinates that share a plane, among the 2n from `first_rotated` on ("half"
+      f, f + n; "interleaved" 2f, 2f + 1); None for a model without RoPE.
     - direction: 1 if a plane turns by +w_f per token as a complex number, -1 if by -w_f.
-    - first_rotated: where in the head the rotated coordinates begin.
-    - unrotated: coordinates per head that stay put, one number for all layers or one each
-      (in NoPE layers: the whole head). Planes of `inv_freq` 0 count as two of them.
-    - nope_layers: layers without any rotation.
+    - unrotated: coordinates per head that stay put, of all layers or of each (in
+      `nope_layers` the whole head). Planes of `inv_freq` 0 count as two of them.
     - head_norms: what the weights of query and key norms grow by, so that scores spread.
     - supported: whether ropelens must measure it.
     """

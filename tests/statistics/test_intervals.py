@@ -9,15 +9,6 @@ from scipy import stats
 from ropelens.statistics.intervals import mean_and_error, paired_interval
 
 
-@pytest.mark.parametrize("weight", [1.0, 511.0])
-def test_for_equal_weights_it_is_the_paired_t_test(weight: float) -> None:
-    change = np.random.default_rng(0).normal(0.02, 0.1, size=13)
-    mean, low, high = paired_interval(change, np.full(13, weight))
-    theirs = stats.ttest_1samp(change, 0.0).confidence_interval(0.95)
-    assert (low, high) == pytest.approx((theirs.low, theirs.high), rel=1e-12)
-    assert mean == pytest.approx(change.mean())
-
-
 def test_for_clusters_of_one_size_it_is_the_t_test_of_their_means() -> None:
     change = np.random.default_rng(0).normal(0.02, 0.1, size=(9, 4))
     group = np.repeat([f"book {n}" for n in range(9)], 4)

@@ -142,12 +142,11 @@ def test_too_few_heads_at_one_end_make_no_verdict(lift: float, ends: tuple[int, 
     )
 
 
-@pytest.mark.parametrize("draws", [0, 1, 38])
+@pytest.mark.parametrize("draws", [0, 38])
 def test_too_few_surrogates_make_no_verdict(draws: int):
     claim = judge(*heads_of([-0.99] + [0.5] * draws))
     assert claim.verdict == "not testable"
     assert claim.why == f"{draws} surrogates have a correlation; it takes 39"
-    assert claim.rank_correlation < -0.9
     assert claim.p_value == 1 / (1 + draws)
     assert np.isnan(claim.null_median) == (draws == 0)
     assert judge(*heads_of([-0.99] + [0.5] * 39)).verdict == "holds"
@@ -182,13 +181,6 @@ def test_the_correlation_is_scipys(digits: int):
     assert rank_correlation(x, y) == pytest.approx(stats.spearmanr(x, y).statistic)
     assert np.isnan(rank_correlation(x[:3], y[:3]))
     assert np.isnan(rank_correlation(x, np.ones(50)))
-
-
-def test_layers_that_are_copies_say_no_more_than_one():
-    one = heads_of([-0.5, -0.5], layers=1, heads=30)
-    claim = judge(*(x.repeat(5, axis=1) for x in one))
-    assert claim.low == pytest.approx(claim.high)
-    assert np.isnan(judge(*one).low)
 
 
 def test_the_interval_covers_with_few_layers():
