@@ -84,9 +84,7 @@ class CallRows:
         """k~: the keys with their rotation taken off."""
         return unrotate(self.k, self.places, self.planes.of_keys(self.k.shape[1]))
 
-    def plane_norms(
-        self, x: Float[Tensor, "*batch coordinate"]
-    ) -> Float[Tensor, "*batch term"]:
+    def plane_norms(self, x: Float[Tensor, "*batch coordinate"]) -> Tensor:
         """Length of each plane of `x`."""
         return plane_norms(x, self.planes)
 

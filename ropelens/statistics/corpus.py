@@ -25,8 +25,7 @@ from ropelens.statistics.intervals import ENOUGH_DOCUMENTS
 Documents = Int[Tensor, "*_"] | Int[np.ndarray, "*_"] | Sequence[int]
 """The number of the document of each sequence, or of each token of packed rows."""
 
-GROUPS = 64
-"""Most groups: of more documents, neighbours share one."""
+GROUPS = 64  # most groups: of more documents, neighbours share one
 
 BLOCKS = 16
 """Most stretches of neighbouring sequences into which a text of few documents is divided."""

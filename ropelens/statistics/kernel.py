@@ -36,8 +36,7 @@ def bin_of(offset: Int[Tensor, "*shape"], edges: Int[Tensor, " edge"]) -> Int[Te
     return torch.bucketize(offset.contiguous(), edges.to(offset.device), right=True) - 1
 
 
-SEEN_BY = 0.05
-"""Share of rows that must see an offset for it to be called a head's offset."""
+SEEN_BY = 0.05  # share of rows that must see an offset for it to be called a head's offset
 
 
 def describe_kernel(

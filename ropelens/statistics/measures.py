@@ -20,8 +20,7 @@ if TYPE_CHECKING:  # figures read the table of variables, and they do without to
 else:
     Tensor = Block = CallRows = LayerMeans = Any
 
-BITS = 1 / math.log(2)
-"""Bits in a nat."""
+BITS = 1 / math.log(2)  # bits in a nat
 
 
 # Per plane

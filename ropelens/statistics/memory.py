@@ -19,8 +19,7 @@ FEWEST_ROWS = 16
 HIDDEN = -1e30
 """Score of a key that the row does not see: its weight is exactly 0, its product finite."""
 
-STRETCH = 64
-"""Positions that a running sum takes by one product."""
+STRETCH = 64  # positions that a running sum takes by one product
 
 
 def products(

@@ -108,9 +108,7 @@ class LayerMeans:
         count = self.whole.tokens if self._over[name] == "tokens" else self.row_weight.sum()
         return self.sums.sums[name] / count
 
-    def plane_norms(
-        self, x: Float[Tensor, "*batch coordinate"]
-    ) -> Float[Tensor, "*batch term"]:
+    def plane_norms(self, x: Float[Tensor, "*batch coordinate"]) -> Tensor:
         """Length of each plane of `x`."""
         return plane_norms(x, self.planes)
 

@@ -17,8 +17,7 @@ from ropelens.statistics.intervals import LEVEL
 LEAST_HEADS = 3
 """Heads that a verdict takes of either sort: the offset explains more than half, or less."""
 
-TAIL = 0.025
-"""Share of the surrogates beyond either bound."""
+TAIL = 0.025  # share of the surrogates beyond either bound
 
 
 @dataclass(frozen=True)

@@ -24,30 +24,16 @@ from ropelens.statistics.corpus import GROUPS, SINKS, Corpus
 from ropelens.statistics.kernel import offset_edges
 from ropelens.statistics.rows import Rows, generator_of, sample_rows
 
-FOLD_ROWS = 256
-"""Rows that the models of a fold are fitted to."""
+FOLD_ROWS = 256  # rows that the models of a fold are fitted to
+FOLD_SEQUENCES = 8  # sequences that these rows are taken from, at most
 
-FOLD_SEQUENCES = 8
-"""Sequences that these rows are taken from, at most."""
-
-FOLD_TOKENS = 8192
-"""Tokens of these sequences, at most, if two sequences are not longer: they run together."""
-
-SCORED_ROWS = 2048
-"""Rows that models are scored on, at least, where there are so many."""
-
-LEAST_SCORED = 32
-"""Rows of each sequence that models are scored on, at least."""
-
-LEAST_SHARE = 0.3
-"""Mean attention of the rows behind a key above which it is found to be a sink."""
-
-LEAST_ROWS = 16
-"""Rows that such a mean is over, at least."""
-
+FOLD_TOKENS = 8192  # tokens of these, at most, but two sequences at least: they run together
+SCORED_ROWS = 2048  # rows that models are scored on, at least, where there are so many
+LEAST_SCORED = 32  # rows of each sequence that models are scored on, at least
+LEAST_SHARE = 0.3  # mean attention of the rows behind a key above which it is a sink
+LEAST_ROWS = 16  # rows that such a mean is over, at least
 SURROGATE_SEQUENCES = 8
-SURROGATE_ROWS = 256
-"""Rows of so many sequences that surrogates are compared on."""
+SURROGATE_ROWS = 256  # rows of so many sequences that surrogates are compared on
 
 
 def scored_rows(text: Corpus) -> int:

@@ -44,8 +44,7 @@ from ropelens.statistics.labels import GAINS
 from ropelens.statistics.memory import BLOCK_ELEMENTS, products, softmax
 from ropelens.statistics.rows import Rows
 
-MODELS = ("sink", "position", "content", "both")
-"""S, P, C and B."""
+MODELS = ("sink", "position", "content", "both")  # S, P, C and B
 
 SCORES = ("weight", "information", "uniform", *MODELS)
 """Sums over rows: their number, and in nats sum_j A_ij log A_ij and sum_j A_ij log P_i(j)."""
@@ -53,21 +52,18 @@ SCORES = ("weight", "information", "uniform", *MODELS)
 RIDGE = 0.03
 """Weight of half the squared weights beside a sum over rows: as nats of one row in all."""
 
-TOLERANCE = 5e-4
-"""Share of a head's information that a fit may miss."""
-
-CURVATURE_ROWS = 32
-"""Rows whose scores by plane show how the likelihood curves in beta."""
-
-CURVATURE_AT = (0, 8, 24)
-"""Steps of a fit at which that is computed."""
+TOLERANCE = 5e-4  # share of a head's information that a fit may miss
+CURVATURE_ROWS = 32  # rows whose scores by plane show how the likelihood curves in beta
+CURVATURE_AT = (0, 8, 24)  # steps of a fit at which that is computed
 
 
 def log_weights(
     block: Block, weights: Float[Tensor, "kv_head group variable"], *, content: bool = True
 ) -> Float[Tensor, "batch kv_head group row key"]:
     """log P_i(j) + log Z_i of every key; models without kappa and tau have weights for less."""
-    beta, sigma, kappa, tau = split(weights.to(block.q), block.planes.terms, _context(block))
+    beta, sigma, kappa, tau = split(
+        weights.to(block.q), block.planes.terms, len(block.call.start)
+    )
     scores = block.buffer("model")
     if content:
         q = block.q_still * (block.call.scale * beta)[..., None, block.planes.term_of]
@@ -107,7 +103,7 @@ def sums(
     by_kind = on_sinks.new_zeros(*shape, 1 + len(SINKS))
     total.append(by_kind.scatter_add_(-1, kind, on_sinks.sum(-2))[..., 1:])
     if offsets:
-        context = _context(block)
+        context = len(block.call.start)
         first = attention[..., 0].clone()
         by_offset = block.sum_by_offset(attention)
         by_offset = pad(by_offset, (0, context - by_offset.shape[-1]))
@@ -121,50 +117,37 @@ def sums(
 
 
 @torch.no_grad()
-def fit(
-    rows: CallRows, *, ridge: float = RIDGE, fold: int = 0
-) -> Float[Tensor, "model head variable"]:
+def fit(rows: CallRows, *, fold: int = 0) -> Float[Tensor, "model head variable"]:
     """The weights of S, P, C and B of every head, fitted to `rows`.
 
-    Weights that a model does not have are 0. `ridge` keeps weights finite that no row speaks
-    of; with 64 rows of 8 sequences it costs less than 0.01 of the bits. Folds take other rows
-    for their curvature. Nothing larger than a block of scores is in memory.
+    Each model starts from those that it contains. Weights that a model does not have are 0. The
+    ridge keeps weights finite that no row speaks of; with 64 rows of 8 sequences it costs less
+    than 0.01 of the bits. Folds take other rows for their curvature. Nothing larger than a
+    block of scores is in memory.
     """
     kv_heads, group = rows.row_q.shape[1:3]
     rows, count = averaged(rows)
     some, _ = averaged(rows.with_rows(_some(rows.rows, fold)))
     table, cells = OffsetRows.of(rows), rows.weight.numel() * rows.k.shape[2] * group
     together = max(1, BLOCK_ELEMENTS[rows.k.device.type] // 2 // cells)
-    weights = []
-    for first in range(0, kv_heads, together):
-        heads = slice(first, min(first + together, kv_heads))
-        weights.append(_fit_heads(rows, some, table, heads, ridge=ridge / count))
+    terms, weights = rows.planes.terms, []
+    for begin in range(0, kv_heads, together):
+        heads = slice(begin, min(begin + together, kv_heads))
+        blocks = list(rows.blocks(heads)), list(some.blocks(heads))
+        each = ((b.weigh(b.information), sums(b, b.attention)) for b in blocks[0])
+        parts = zip(*each, strict=True)
+        information, observed = (torch.stack(part).sum(0).flatten(0, 1) for part in parts)
+        own = table.of_heads(torch.arange(heads.start * group, heads.stop * group))
+        given: dict[str, Any] = {"ridge": RIDGE / count, "tolerance": tolerance(information)}
+        fits = fit_offsets(observed[:, terms:], own, **given)
+        sink, position = (pad(model.point, (terms, 0)) for model in fits)
+        start = sink[:, : terms + len(SINKS)]
+        content = _fit_content(*blocks, own, observed, start, **given)
+        points = [sink, position, pad(content.point, (0, sink.shape[1] - start.shape[1]))]
+        better = torch.where((fits[1].value < content.value)[:, None], points[1], points[2])
+        both = _fit_content(*blocks, own, observed, better, **given)
+        weights.append(torch.stack([*points, both.point]))
     return torch.cat(weights, dim=1)
-
-
-def _fit_heads(
-    rows: CallRows, some: CallRows, table: OffsetRows, heads: slice, *, ridge: float
-) -> Float[Tensor, "model head variable"]:
-    """The models of these kv heads, each from those it contains.
-
-    `some` are a few of the rows, `table` has the offsets and sinks of all.
-    """
-    group, terms = rows.row_q.shape[2], rows.planes.terms
-    blocks = list(rows.blocks(heads)), list(some.blocks(heads))
-    each = [
-        (block.weigh(block.information), sums(block, block.attention)) for block in blocks[0]
-    ]
-    parts = zip(*each, strict=True)
-    information, observed = (torch.stack(part).sum(0).flatten(0, 1) for part in parts)
-    table = table.of_heads(torch.arange(heads.start * group, heads.stop * group))
-    given: dict[str, Any] = {"ridge": ridge, "tolerance": tolerance(information)}
-    fits = fit_offsets(observed[:, terms:], table, **given)
-    sink, position = (pad(each.point, (terms, 0)) for each in fits)
-    start = sink[:, : terms + len(SINKS)]
-    content = _fit_content(*blocks, table, observed, start, **given)
-    points = [sink, position, pad(content.point, (0, sink.shape[1] - start.shape[1]))]
-    better = torch.where((fits[1].value < content.value)[:, None], points[1], points[2])
-    return torch.stack([*points, _fit_content(*blocks, table, observed, better, **given).point])
 
 
 def _fit_content(
@@ -286,13 +269,9 @@ def tolerance(information: Float[Tensor, "*head"]) -> Float[Tensor, "*head"]:
     return TOLERANCE * information + 1e-6
 
 
-def _context(block: Block) -> int:
-    return len(block.call.start)
-
-
 def _sink_bins(block: Block) -> Int[Tensor, "shared row sink"]:
     """The bin of the offset of each sink."""
-    return bin_of(block.offset[..., block.sinks], offset_edges(_context(block)))
+    return bin_of(block.offset[..., block.sinks], offset_edges(len(block.call.start)))
 
 
 def _at(

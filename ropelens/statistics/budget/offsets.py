@@ -23,8 +23,7 @@ from ropelens.statistics.call import sees
 from ropelens.statistics.corpus import SINKS
 from ropelens.statistics.kernel import bin_of, offset_edges
 
-TOGETHER = 2**18
-"""Weights that are fitted at once, of many heads."""
+TOGETHER = 2**18  # weights that are fitted at once, of many heads
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-DECREASE = 1e-4
-"""Share of the decrease promised by the slope that a step must bring (Armijo)."""
+DECREASE = 1e-4  # share of the decrease promised by the slope that a step must bring (Armijo)
 
 SHORTEST = 1e-6
 """Share of a step below which no shorter one is tried: rounding hides what it would bring."""

@@ -26,8 +26,7 @@ from ropelens.statistics.budget.offsets import OffsetRows, fit_offsets
 from ropelens.statistics.labels import Thresholds, describe_wavelengths
 from ropelens.statistics.rows import generator_of
 
-DRAWS = 40
-"""Surrogates by default."""
+DRAWS = 40  # surrogates by default
 
 
 @torch.no_grad()
