@@ -106,10 +106,7 @@ def moved_scores(
     inv_freq: Float[Tensor, " term"],
     distance: Float[Tensor, " distance"],
 ) -> Float[Tensor, "*curve distance"]:
-    """Re sum_f product_f exp(i inv_freq_f d), in the units of `product`, for every distance d.
-
-    `inv_freq` is in rad/token, `distance` in tokens; angles are float64 products.
-    """
+    """Re sum_f product_f exp(i inv_freq_f d) at every distance d, in the units of `product`."""
     angle = inv_freq.double()[:, None] * distance.double()
     waves = torch.cat([angle.cos(), -angle.sin()]).to(product.real.dtype)
     return torch.cat([product.real, product.imag], dim=-1) @ waves
@@ -118,10 +115,7 @@ def moved_scores(
 def lowest_scores(
     product: Complex[Tensor, "*curve term"], inv_freq: Float[Tensor, " term"]
 ) -> Float[Tensor, "*curve"]:
-    """A lower bound at all distances: the still terms less the lengths of the rest.
-
-    It is sharp where the frequencies are independent over the rationals (Kronecker's theorem).
-    """
+    """A lower bound at all distances, sharp for frequencies independent over the rationals."""
     still = inv_freq == 0
     return (product.real * still).sum(-1) - (product.abs() * ~still).sum(-1)
 
@@ -151,25 +145,16 @@ def horizons(
         higher = moved_scores(product[curve], inv_freq, distance) > level[curve, None]
         falls = torch.cat([above[:, None], higher[:, :-1]], dim=1) & ~higher
         crossed, at = falls.any(1), begin + falls.byte().argmax(1)
-        done = curve[crossed]
-        result[done] = _bisect(product[done], inv_freq, level[done], at[crossed])
+        done, high = curve[crossed], at[crossed].double()
+        low = high - 1
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            angle, c = middle[:, None] * inv_freq.double(), product[done]
+            score = (c.real * angle.cos() - c.imag * angle.sin()).sum(-1)
+            wins = score > level[done]
+            low, high = middle.where(wins, low), high.where(wins, middle)
+        result[done] = high
         going_on = ~crossed & (higher[:, -1] | (end < within))
         curve, above, begin = curve[going_on], higher[going_on, -1], end
     result[curve[above]] = torch.inf
     return result
-
-
-def _bisect(
-    product: Complex[Tensor, "curve term"],
-    inv_freq: Float[Tensor, " term"],
-    level: Float[Tensor, " curve"],
-    end: Int[Tensor, " curve"],
-) -> Float[Tensor, " curve"]:
-    """A root of each curve less its level in the token that ends at the whole number `end`."""
-    low, high = end.double() - 1, end.double()
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        angle = middle[:, None] * inv_freq.double()
-        score = (product.real * angle.cos() - product.imag * angle.sin()).sum(-1)
-        low, high = middle.where(score > level, low), high.where(score > level, middle)
-    return high

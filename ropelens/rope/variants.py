@@ -28,16 +28,12 @@ OWN = "ropelens-"
 
 @dataclass(frozen=True)
 class Shape:
-    """The model that a variant is put to.
+    """The model that a variant is put to."""
 
-    `head_dim` coordinates rotate; `base` is for variants that name none; `context` is the
-    trained length in tokens, before the variant; `length` is that of the sequence (`_dynamic`).
-    """
-
-    head_dim: int
-    base: float = 10_000.0
-    context: int = 2048
-    length: int = 0
+    head_dim: int  # coordinates that rotate
+    base: float = 10_000.0  # for variants that name none
+    context: int = 2048  # trained length in tokens, before the variant
+    length: int = 0  # of the sequence, for `_dynamic`
 
 
 Rates = tuple[Float[Tensor, " frequency"], float]

@@ -116,15 +116,9 @@ def test_attention_factors_do_not_add_up(llama: LlamaForCausalLM):
             torch.testing.assert_close(logits(llama), dropped, rtol=0, atol=1e-5)
 
 
-def copied(model: PreTrainedModel) -> PreTrainedModel:
-    return copy.deepcopy(model)
-
-
-def pickled(model: PreTrainedModel) -> PreTrainedModel:
-    return pickle.loads(pickle.dumps(model))
-
-
-@pytest.mark.parametrize("take", [copied, pickled])
+@pytest.mark.parametrize(
+    "take", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))]
+)
 def test_a_copy_made_inside_a_block_is_the_plain_model(
     llama: LlamaForCausalLM, take: Callable[[PreTrainedModel], PreTrainedModel]
 ):
@@ -144,7 +138,7 @@ def test_blocks_hold_in_every_thread(llama: LlamaForCausalLM):
     with rl.edit_rope(llama, "nope"), ThreadPoolExecutor(1) as pool:
         edited = logits(llama)
         assert torch.equal(pool.submit(logits, llama).result(), edited)
-        assert torch.equal(pool.submit(logits, copied(llama)).result(), plain)
+        assert torch.equal(pool.submit(logits, copy.deepcopy(llama)).result(), plain)
 
 
 def test_blocks_that_do_not_nest_leave_nothing_behind(llama: LlamaForCausalLM):
