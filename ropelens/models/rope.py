@@ -141,12 +141,15 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
       heads or keys that turn otherwise, what lies in no plane), relative to the mean length.
     - `strength_ratio` (layer): scale times the mean square of queries and keys, of `other` to
       `one`; 1 where both scale alike (YaRN's attention factor is part of it).
+    - `score_difference` (layer, frequency): between what the plane adds to the scores of tokens
+      at one position, relative to the scores. Weights whose rows are in another order keep
+      their angles, and differ here.
     - attributes `verdict` ("same", "different") and `why`, a sentence.
 
     They are the same where differences stay below 1e-3 rad and the rounding of an angle in
-    float32, residuals and ratios within 1e-3 (in half precision, of what it rounds). Raises
-    `BadArgument` where layers or heads are not of one shape, and `UnsupportedModel` for an
-    implementation that hides its attention.
+    float32, and residuals, ratios and scores within 1e-3 (in half precision, of what it
+    rounds). Raises `BadArgument` where layers or heads are not of one shape, and
+    `UnsupportedModel` for an implementation that hides its attention.
     """
     sides = [as_subject(one), as_subject(other)]
     positions = probe_positions((context or sides[0].context) - 1)
@@ -173,6 +176,7 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
         "difference": (("layer", "frequency", "position"), apart.abs().numpy()),
         "residual": (by_layer, [list(map(_change, layers, planes)) for layers in lone]),
         "strength_ratio": ("layer", (strength[1] / strength[0]).numpy()),
+        "score_difference": (("layer", "frequency"), stack(map(_scores_apart, *lone, planes))),
     }
     coords = {"implementation": ["one", "other"], "position": positions.numpy()}
     dataset = xr.Dataset(values, coords=coords | {"layer": range(len(planes))})
@@ -207,6 +211,22 @@ def _turned(
     return (z * z[:, :1].conj()).sum(dim=0).angle()
 
 
+def _scores_apart(
+    one: LoneTokens, other: LoneTokens, planes: Planes
+) -> Float[Tensor, " frequency"]:
+    """Root mean square of what each plane adds to scores otherwise, against that of scores."""
+    parts = []
+    for layer in (one, other):
+        tokens, _, kv_heads, _ = layer.values.shape
+        x = layer.vectors[:, 0].unflatten(0, (tokens, -1))
+        z = torch.complex(x[..., planes.first], x[..., planes.second])
+        query, key = z[:, :-kv_heads], z[:, -kv_heads:]
+        key = key.repeat_interleave(query.shape[1] // kv_heads, dim=1)
+        parts.append(layer.scale * (query[:, None] * key.conj()).real)
+    scores = parts[0].sum(-1).square().mean().sqrt()
+    return (parts[0] - parts[1]).square().mean((0, 1, 2)).sqrt() / scores.clamp(min=1e-30)
+
+
 def _change(layer: LoneTokens, planes: Planes) -> float:
     """Change with position of all that one common turn of these planes would leave as it is."""
     x = layer.vectors
@@ -232,6 +252,12 @@ def _what_differs(compared: xr.Dataset, planes: Planes, limit: float) -> str:
         why = f"planes turn otherwise: {_largest(compared)}"
     elif not abs(ratio - 1) <= limit:
         why = f"planes turn alike, but scores are {ratio:.4g} times as large"
+    elif (at["score_difference"].values > limit).any():
+        plane = int(at["score_difference"].values.argmax())
+        why = (
+            f"planes turn alike, but plane {plane} adds something else to the scores, as where "
+            "rows of q and k are in another order"
+        )
     else:
         return ""
     return f"Layer {int(at['layer'])}: {why}."

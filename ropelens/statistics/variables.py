@@ -350,6 +350,7 @@ wavelength (layer, frequency) token: tokens per turn
 residual (layer) 1: change with position beside a rotation
 rotary_dim (layer) 1: coordinates of a head that rotate
 strength_ratio (layer) 1: scale times lengths of queries and keys, other to one
+score_difference (layer, frequency) 1: between what the plane adds to scores, relative to them
 pairing (layer): which coordinates share a plane
 angle (implementation, layer, frequency, position) rad: turned since position 0
 difference (layer, frequency, position) rad: angle between the two implementations

@@ -144,6 +144,19 @@ def test_a_wrong_implementation(turn: Callable, why: str, monkeypatch: pytest.Mo
     assert back.attrs["verdict"] == "different"
 
 
+def test_rows_in_another_order_keep_their_angles_and_are_found():
+    one, other = tiny("llama_gqa"), tiny("llama_gqa")
+    for layer in other.model.layers:
+        for weight in (layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight):
+            pairs = weight.data.unflatten(0, (-1, 2, one.config.head_dim // 2))
+            weight.data = pairs.transpose(1, 2).reshape(weight.shape)
+    found = rl.compare_rope(one, other, context=64)
+    assert found["difference"].max() < 1e-3
+    assert found.attrs["verdict"] == "different"
+    assert "rows of q and k are in another order" in found.attrs["why"]
+    assert rl.compare_rope(one, one, context=64)["score_difference"].max() == 0
+
+
 def test_more_than_the_planes_turns():
     """The other turns all of a head, the one a half of it."""
     one = tiny("phi")
