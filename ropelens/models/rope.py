@@ -168,7 +168,7 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
     angle = torch.stack([_angles(*by, planes) for by in zip(lone, noise, strict=True)])
     apart = torch.remainder(angle[1] - angle[0] + math.pi, 2 * math.pi) - math.pi
     strength = torch.tensor(
-        [[of.scale * of.vectors.square().mean() for of in layers] for layers in lone]
+        [[of.scale * float(of.vectors.square().mean()) for of in layers] for layers in lone]
     )
     by_layer = ("implementation", "layer")
     values = {
