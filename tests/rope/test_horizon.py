@@ -99,16 +99,6 @@ def test_a_stopped_plane_has_no_horizon_and_the_others_keep_theirs(by_plane):
     np.testing.assert_allclose(score, np.broadcast_to(score[:, :1], score.shape))
 
 
-def test_the_picked_key_wins_up_to_the_horizon_only(by_plane):
-    _, found = by_plane
-    plain = found.sel(variant="own", layer=0)
-    won = plain["win_share"].transpose("distance", "head").values
-    distance = found["distance"].values[:, None]
-    horizon = plain["horizon"].values
-    assert (won[(distance < horizon)] > 0.8).all()  # the first rows do not see token 1
-    assert (won[(distance > 1.01 * horizon) & (distance < 2.99 * horizon)] == 0).all()
-
-
 # the curve itself
 
 
