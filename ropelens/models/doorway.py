@@ -187,11 +187,9 @@ def _wrapper(own: Callable[..., Any] | None, name: str) -> Callable[..., Any]:
 
 def _eager(module: nn.Module) -> Callable[..., Any]:
     """The eager attention in the file that defines the module, or a class that it extends."""
-    for cls in type(module).__mro__:
-        eager = vars(sys.modules[cls.__module__]).get("eager_attention_forward")
-        if eager is not None:
-            return eager
-    raise UnsupportedModel(f"{type(module).__name__} has no eager attention of its own.")
+    name = "eager_attention_forward"
+    files = [vars(sys.modules[cls.__module__]) for cls in type(module).__mro__]
+    return next(file[name] for file in files if name in file)
 
 
 def _attend(
