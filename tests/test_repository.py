@@ -19,7 +19,7 @@ ROOMS = {
     "errors.py": 100,
     "rope": 880,
     "statistics": 3_310,
-    "models": 3_170,
+    "models": 3_160,
     "edit": 440,
     "measure": 2_820,
     "files": 360,
