@@ -9,7 +9,6 @@ import pandas as pd
 import xarray as xr
 
 from ropelens.errors import BadArgument
-from ropelens.statistics.intervals import paired_interval
 from ropelens.statistics.variables import SWEEP
 
 MEASURES = ("loss", "induction", "retrieval", "change", "labels")
@@ -62,6 +61,10 @@ def summarize_truncation(truncation: xr.Dataset) -> pd.DataFrame:
     sequences drawn again.
     `largest_attention_change` (bits) is that of the head in `changed_most`, such as "L0 H3".
     """
+    from ropelens.statistics.intervals import (
+        paired_interval,
+    )  # scipy: a command refuses without
+
     if "kind" not in truncation.coords or truncation["kind"].values[0] != "none":
         raise BadArgument(
             "This is no truncation sweep that begins with the model as it is.",

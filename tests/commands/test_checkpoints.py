@@ -45,7 +45,7 @@ def test_what_is_stopped_goes_on_with_those_that_are_left(
     whole, models = last.read_bytes(), [run / "history" / step for step in STEPS]
     last.write_bytes(whole[:-100])
     ended = ropelens("analyze", *models, *options)
-    assert (ended.code, ended.out, ended.err.count("plan: ")) == (1, "", 1)
+    assert (ended.code, ended.out, ended.err.count("plan: ")) == (1, "", 2)
     assert [path.name for path in out.iterdir()] == [STEPS[0]]
     last.write_bytes(whole)
     ended = ropelens("analyze", *models, *options)

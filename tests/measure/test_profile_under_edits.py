@@ -95,5 +95,5 @@ def test_what_is_of_whole_layers_is_refused(measure):
     edit = rl.stop(rl.PlaneNumbers(PLANES), heads="1.2")
     with rl.edit_rope(model, edit), pytest.raises(BadArgument) as refused:
         measure(model)
-    assert refused.value.what == "Under this edit the heads of layer 1 rotate differently."
+    assert refused.value.what == "Under this edit heads of one layer rotate differently."
     assert 'heads="3.*"' in refused.value.parts["try"]
