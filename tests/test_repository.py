@@ -21,7 +21,7 @@ ROOMS = {
     "statistics": 3_240,
     "models": 3_160,
     "edit": 440,
-    "measure": 2_820,
+    "measure": 2_830,
     "files": 360,
     "train": 1_010,
     "comparison": 660,
