@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from oracles.tiny import tiny
+from oracles.tiny import not_as_configured, tiny
 from safetensors.torch import save_file
 from tiny_checkpoints import save_tiny, tiny_llama
 from transformers import DbrxConfig, LlamaConfig
@@ -154,6 +154,7 @@ def test_stages_are_shown(checkpoint: Path) -> None:
     assert all(total == sum(done) for what, total, done in stages if total > 1)
 
 
+@not_as_configured
 def test_a_model_is_measured_anew_by_each_call(checkpoint: Path) -> None:
     """The planes are remembered within a call only: weights may change after it."""
     model, tokenizer = rl.load(checkpoint)

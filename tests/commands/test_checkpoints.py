@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from cli_runs import NAMES, Command, ropelens
+from cli_runs import NAMES, Command, ropelens, text
 from same import assert_same
 from tiny_checkpoints import edit_weights, save_tiny
 
@@ -16,16 +16,9 @@ from ropelens.analysis.plan import plan_analysis
 from ropelens.errors import BadArgument
 from ropelens.models.paths import name_checkpoints
 
-__all__ = ["ropelens"]
+__all__ = ["ropelens", "text"]
 
 STEPS = ("step-000001", "step-000002")
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "text.txt"
-    path.write_text("the quick brown fox jumps over the lazy dog " * 9)
-    return path
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from oracles.recording import attention_calls
-from oracles.tiny import SUPPORTED, random_tokens, rotations, tiny
+from oracles.tiny import SUPPORTED, not_as_configured, random_tokens, rotations, tiny
 from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -132,6 +132,7 @@ def test_rescaled_planes_keep_their_direction(name: str):
         assert (logits(model) - expected).abs().max() < 1e-5 * scale
 
 
+@not_as_configured
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_every_dtype(dtype: torch.dtype):
     model = tiny("llama_gqa").to(dtype)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from oracles.recording import attention_calls
-from oracles.tiny import FAMILIES, SUPPORTED, WINDOW, random_tokens, tiny
+from oracles.tiny import FAMILIES, SUPPORTED, WINDOW, not_as_configured, random_tokens, tiny
 from torch.nn.functional import cross_entropy
 from transformers import (
     CONFIG_MAPPING,
@@ -94,6 +94,7 @@ def test_padding_masks_reach_the_model(llama: LlamaForCausalLM):
         assert not torch.allclose(plain, logits(llama, ids), atol=1e-3)
 
 
+@not_as_configured
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_every_dtype_passes_the_check(dtype: torch.dtype):
     model = tiny("gemma2").to(dtype)

@@ -11,6 +11,7 @@ from oracles.tiny import (
     FAMILIES,
     SUPPORTED,
     UNSUPPORTED,
+    not_as_configured,
     rotations,
     tiny,
 )
@@ -88,6 +89,7 @@ def test_the_dataset_says_what_was_measured(name: str):
         assert "units" in rope[name].attrs
 
 
+@not_as_configured
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("name", ["llama_gqa", *ANY_DTYPE])
 def test_every_dtype(name: str, dtype: torch.dtype):
@@ -178,6 +180,7 @@ def test_planes_stopped_by_p_rope(factor: float):
         assert layer.planes.terms == 8
 
 
+@not_as_configured
 @pytest.mark.parametrize("name", ["llama_gqa", "nanochat"])
 def test_the_fastest_planes_may_be_the_ones_that_stopped(name: str):
     model = tiny(name)

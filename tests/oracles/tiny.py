@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+import pytest
 import torch
 import transformers
 from numpy.typing import NDArray
@@ -263,6 +264,8 @@ TEN = (
     *("nanochat", "smollm3", "cohere", "deepseek_v3", "gpt_neox"),
 )
 """Families that stand for all: every mask, pairing, direction and way to leave coordinates."""
+not_as_configured = pytest.mark.filterwarnings("ignore:.*what is measured is the model")
+"""Of a test whose model rotates otherwise than its configuration asks."""
 UNSUPPORTED = tuple(name for name, family in FAMILIES.items() if not family.supported)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from observed import observed_calls
 from oracles.handmade import call_of
-from oracles.tiny import random_tokens, tiny
+from oracles.tiny import not_as_configured, random_tokens, tiny
 from torch import Tensor
 
 import ropelens as rl
@@ -268,6 +268,7 @@ def test_offsets_that_few_rows_see_are_left_out_of_kernels(name: str):
         assert has.all() if seen else not has.any(), offset
 
 
+@not_as_configured
 def test_without_rotation_nothing_is_positional():
     """p = 0: what a head does without rotation is all that it does."""
     model = tiny("llama_gqa")
