@@ -61,9 +61,8 @@ def summarize_truncation(truncation: xr.Dataset) -> pd.DataFrame:
     sequences drawn again.
     `largest_attention_change` (bits) is that of the head in `changed_most`, such as "L0 H3".
     """
-    from ropelens.statistics.intervals import (
-        paired_interval,
-    )  # scipy: a command refuses without
+    # Imports scipy, for which a command that refuses a measure does not wait.
+    from ropelens.statistics.intervals import paired_interval
 
     if "kind" not in truncation.coords or truncation["kind"].values[0] != "none":
         raise BadArgument(

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from ropelens.models.variants import stated_shape
+from ropelens.rope.variants import parse_variant
 
 if TYPE_CHECKING:
     from ropelens.models.rotation import LayerRotation
@@ -24,9 +27,9 @@ EXACT, HALF = 1e-6, 4e-3
 
 
 def warn_of_configuration(subject: Subject, layers: Sequence[LayerRotation]) -> None:
-    """Warn of frequencies that differ from those of the configuration, and of idle keys in it.
+    """Warn of frequencies, or a number of them, that differ from those of the configuration.
 
-    The configuration's are computed by transformers' functions of it alone, without the model.
+    The configuration's are computed from it alone, without the model.
     """
     config = subject.config
     types = config.to_dict().get("layer_types") or [None] * len(layers)
@@ -51,12 +54,9 @@ def asked_inv_freq(config: Any, kind: str | None) -> Float[Tensor, " frequency"]
     try:
         if name in ROPE_INIT_FUNCTIONS:
             return ROPE_INIT_FUNCTIONS[name](config, "cpu", **of_kind)[0].double()
-        size = config.to_dict().get("head_dim")
-        size = size or config.hidden_size // config.num_attention_heads
-        rotary = int(size * (parameters.get("partial_rotary_factor") or 1))
-        return float(parameters["rope_theta"]) ** -(
-            torch.arange(0, rotary, 2).double() / rotary
-        )
+        shape = stated_shape(config, parameters)
+        rotary = int(shape.head_dim * (parameters.get("partial_rotary_factor") or 1))
+        return parse_variant("rope").frequencies(replace(shape, head_dim=rotary))[0].double()
     except (AttributeError, KeyError, TypeError, ValueError):  # a family with other names
         return None
 

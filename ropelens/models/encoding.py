@@ -16,12 +16,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ropelens.errors import BadArgument
 
-Sequences = tuple[Tensor, Int[Tensor, " sequence"], Int[Tensor, " sequence"] | None]
-"""Tokens [sequence, position], their lengths, and the document of each sequence."""
 
-
-def cut(encoding: Mapping[str, Any], documents: Any = None) -> Sequences:
-    """The sequences in the rows of `encoding`, each of at least 2 tokens.
+def cut(
+    encoding: Mapping[str, Any], documents: Any = None
+) -> tuple[
+    Int[Tensor, "sequence position"], Int[Tensor, " sequence"], Int[Tensor, " sequence"] | None
+]:
+    """Ids, lengths and documents of the sequences in `encoding`, each of at least 2 tokens.
 
     `encoding` has `input_ids` and may have an `attention_mask`, whose zeros are padding on
     either side, and `position_ids`, which begin anew with every document of a packed row.
@@ -72,8 +73,9 @@ def check_left_padding(
     """Raise `BadArgument` where a sequence begins with padding that its length counts."""
     if pad is None:
         return
+    real = tokens.cpu() != pad
     beyond = torch.arange(tokens.shape[1]) >= lengths[:, None]
-    wrong = (tokens.cpu()[:, 0] == pad) & (beyond & (tokens.cpu() != pad)).any(1)
+    wrong = ~real[:, 0] & (beyond & real).any(1)
     if bool(wrong.any()):
         raise BadArgument(
             "tokens must be padded on the right: lengths count from the left.",

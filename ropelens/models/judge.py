@@ -26,7 +26,7 @@ class Judge:
 
     kind: str
     judged: set[tuple[object, ...]] = field(default_factory=set)
-    """Layer and rows of what was compared, and what its mask was like."""
+    """Layer, rows, past and mask of what was compared."""
 
     def __call__(self, call: AttentionCall, real: Bool[Tensor, "_ row"]) -> None:
         """Raise `UnsupportedModel` where attention as observed misses the call's own output.
@@ -36,8 +36,8 @@ class Judge:
         is NaN or infinite is not compared.
         """
         rows = call.query.shape[2]
-        ndim = None if call.interval is None else call.interval.ndim
-        like = (call.layer, rows, call.visible is None, call.past > 0, ndim)
+        mask = None if call.interval is None else call.interval.ndim
+        like = (call.layer, rows, call.past > 0, mask)
         if like in self.judged:
             return
         row = torch.linspace(0, rows - 1, min(rows, ROWS)).long()

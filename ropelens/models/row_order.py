@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.func import functional_call
 from transformers import PreTrainedModel
 
 from ropelens.models.device import device_of
@@ -30,36 +31,37 @@ MARGIN = 0.1
 def row_order_losses(model: PreTrainedModel, tokenizer: Any) -> tuple[float, float] | None:
     """Losses on a short story (nats/token): as the rows stand, and in the better other order.
 
-    The other orders undo a permutation from pairs to halves, or make it. The weights are as
-    before when it returns. None for a model without `q_proj` and `k_proj` of floats, or whose
-    heads rotate in part.
+    The other orders undo a permutation from pairs to halves, or make it. None for a model
+    without `q_proj` and `k_proj` of floats, or whose heads rotate in part.
     """
     config = model.config.get_text_config()
     queries = config.num_attention_heads
     heads = {"q_proj": queries, "k_proj": getattr(config, "num_key_value_heads", queries)}
-    weights = [
-        (part.weight, heads[name.rpartition(".")[2]])
+    weights = {
+        f"{name}.weight": (part.weight, heads[name.rpartition(".")[2]])
         for name, part in model.named_modules()
         if isinstance(part, nn.Linear) and name.endswith(tuple(heads))
-    ]
+    }
     in_part = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1)
-    if not weights or in_part != 1 or not all(w.is_floating_point() for w, _ in weights):
+    if (
+        not weights
+        or in_part != 1
+        or not all(w.is_floating_point() for w, _ in weights.values())
+    ):
         return None
     bos, ids = encode(STORY, tokenizer)
     tokens = torch.tensor([bos + ids], device=device_of(model))
 
-    def loss_after(order: str) -> float:
-        saved = [weight.clone() for weight, _ in weights]
-        try:
-            for weight, count in weights:
-                rows = torch.arange(len(weight), device=weight.device).view(count, -1)
-                weight.copy_(weight[_permuted(rows, order).flatten()])
-            return float(model(tokens, labels=tokens, use_cache=False).loss)
-        finally:
-            for (weight, _), before in zip(weights, saved, strict=True):
-                weight.copy_(before)
+    def loss(shape: tuple[int, int] | None = None) -> float:
+        """With the rows of each head, laid out in `shape`, read column by column."""
+        permuted = {}
+        for name, (weight, count) in weights.items() if shape else ():
+            rows = torch.arange(len(weight), device=weight.device).view(count, -1)
+            permuted[name] = weight[rows.unflatten(1, shape).mT.flatten()]
+        options = {"labels": tokens, "use_cache": False}
+        return float(functional_call(model, permuted, (tokens,), options).loss)
 
-    return loss_after(""), min(loss_after("halves"), loss_after("pairs"))
+    return loss(), min(loss((-1, 2)), loss((2, -1)))
 
 
 def words_of_row_order(as_is: float, other: float) -> str:
@@ -78,9 +80,3 @@ def words_of_row_order(as_is: float, other: float) -> str:
 def wrong_order(as_is: float, other: float) -> bool:
     """Whether another order of the rows is the right one, by the losses of both."""
     return other < as_is - MARGIN
-
-
-def _permuted(rows: Tensor, order: str) -> Tensor:
-    """Rows of each head in another order; "" leaves them."""
-    shape = {"halves": (-1, 2), "pairs": (2, rows.shape[1] // 2)}.get(order)
-    return rows if shape is None else rows.unflatten(1, shape).mT.flatten(1)

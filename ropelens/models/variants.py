@@ -41,7 +41,7 @@ def _rates(
     """inv_freq and attention factor of a `rope_type` of ours; transformers' signature."""
     parameters = config.rope_parameters
     parameters = parameters if layer_type is None else parameters[layer_type]
-    inv_freq, factor = _variant(parameters).frequencies(_stated_shape(config, parameters))
+    inv_freq, factor = _variant(parameters).frequencies(stated_shape(config, parameters))
     return inv_freq.to(device), factor
 
 
@@ -54,7 +54,7 @@ def _variant(parameters: dict[str, Any]) -> Variant:
     return parse_variant(f"{parameters['rope_type'].removeprefix(OWN)}:{parameters.get('p')}")
 
 
-def _stated_shape(config: Any, parameters: dict[str, Any]) -> Shape:
+def stated_shape(config: Any, parameters: dict[str, Any]) -> Shape:
     """The head that the rope_parameters of a config, or of one kind of its layers, rotate."""
     context = parameters.get("original_max_position_embeddings")
     head_dim = config.to_dict().get("head_dim")
@@ -87,8 +87,8 @@ def variant_config(config: Config, variant: Variant | str) -> Config:
             attempt="the variant as an edit of the live model, ropelens.edit_rope",
         )
     text.rope_parameters = {
-        key: variant.rope_parameters(_stated_shape(text, part)) for key, part in by_type.items()
-    } or variant.rope_parameters(_stated_shape(text, parameters))
+        key: variant.rope_parameters(stated_shape(text, part)) for key, part in by_type.items()
+    } or variant.rope_parameters(stated_shape(text, parameters))
     return changed
 
 

@@ -31,7 +31,6 @@ BY_PLANE = ("layer", "head", "frequency")
 BY_KEY_PLANE = ("layer", "kv_head", "frequency")
 BY_COORDINATE = ("layer", "head", "coordinate")
 BY_OFFSET = ("layer", "head", "offset_bin")
-BY_DRAW = ("draw", "layer", "head")
 
 
 @dataclass(frozen=True)
