@@ -66,7 +66,7 @@ class Corpus:
         named: Iterable[int] = (),
     ) -> Corpus:
         """Sequences cut from `documents`; `bos` at the start and `named` tokens are sinks."""
-        kinds = known_sinks(tokens, beginning=beginning_of(tokens, bos), named=named)
+        kinds = known_sinks(tokens, bos=bos, named=named)
         padding = torch.arange(tokens.shape[1]) >= lengths[:, None]
         sinks = kinds.masked_fill(padding[:, None], 0)
         group, long = deal(documents, len(tokens)), _long(lengths)
@@ -135,29 +135,20 @@ def seen_before(
     return torch.zeros_like(again).scatter_(1, order, again)
 
 
-def beginning_of(tokens: Int[Tensor, "sequence position"], bos: int | None) -> int | None:
-    """The token that marks a beginning: `bos`, or the first of all of several sequences."""
-    first = tokens[:, 0]
-    alike = bool((first == first[0]).all())
-    return int(first[0]) if alike and (len(first) > 1 or int(first[0]) == bos) else None
-
-
 def known_sinks(
-    tokens: Int[Tensor, "sequence position"],
-    *,
-    beginning: int | None,
-    named: Iterable[int] = (),
+    tokens: Int[Tensor, "sequence position"], *, bos: int | None, named: Iterable[int] = ()
 ) -> Int[Tensor, "sequence 1 position"]:
     """The kind of sink that each key is by its place and token (see `SINKS`), or 0.
 
-    Of the first kind are position 0 and every place of the `beginning` token.
+    Of the first kind are position 0 and every copy of the token that all of several sequences
+    begin with; a single sequence begins with one where it is `bos`.
     """
     tokens = tokens.cpu()
-    named = torch.tensor(list(named), dtype=tokens.dtype)
-    kinds = torch.isin(tokens, named) * (1 + SINKS.index("named"))
-    first = 1 + SINKS.index("first")
-    if beginning is not None:
-        kinds[tokens == beginning] = first
+    kinds = torch.isin(tokens, torch.tensor(list(named), dtype=tokens.dtype)).long()
+    kinds *= 1 + SINKS.index("named")
+    first, begins = 1 + SINKS.index("first"), tokens[:, 0]
+    if (begins == begins[0]).all() and (len(begins) > 1 or int(begins[0]) == bos):
+        kinds[tokens == begins[0]] = first
     kinds[:, 0] = first
     return kinds[:, None]
 

@@ -21,7 +21,7 @@ from ropelens.statistics.attention import sum_attention
 from ropelens.statistics.block import CallRows
 from ropelens.statistics.budget.held_out import find_sinks, with_found
 from ropelens.statistics.call import AttentionCall, attention_map
-from ropelens.statistics.corpus import beginning_of, known_sinks
+from ropelens.statistics.corpus import known_sinks
 from ropelens.statistics.rows import Rows, all_rows, sample_rows
 from ropelens.statistics.variables import named
 
@@ -115,7 +115,7 @@ def test_blocks_that_see_no_sink(by_head: bool, monkeypatch: pytest.MonkeyPatch)
 
 def kinds(tokens: list[list[int]], *, bos: int | None, named: tuple[int, ...] = ()) -> list:
     table = torch.tensor(tokens)
-    return known_sinks(table, beginning=beginning_of(table, bos), named=named)[:, 0].tolist()
+    return known_sinks(table, bos=bos, named=named)[:, 0].tolist()
 
 
 def test_the_first_token_marks_a_sink_where_all_sequences_begin_with_it():

@@ -28,7 +28,7 @@ from ropelens.statistics.variables import named
 def test_a_surrogate_is_the_layer_turned_by_other_frequencies(name: str):
     """Each draw, built as an edit would build it and measured as a profile would measure it."""
     tokens = torch.from_numpy(random_tokens(sequences=4, length=40))
-    sinks = known_sinks(tokens, beginning=1)
+    sinks = known_sinks(tokens, bos=1)
     rows, of_keys = (
         sample_rows(torch.full((4,), 40), count=12, seed=0),
         named("selectivity_keys"),
@@ -75,7 +75,7 @@ def test_heads_that_choose_nothing_or_a_sink_alone_do_not_count():
     call = AttentionCall(0, q, k, k, q.transpose(1, 2), 1.0, None, None, torch.zeros(50).long())
     planes = Planes(torch.tensor([1.0, 0.1, 0.01, 0.001]), 8, "half")
     tokens = torch.ones(1, 50, dtype=torch.long)
-    sinks = known_sinks(tokens, beginning=None)
+    sinks = known_sinks(tokens, bos=None)
     rows = sample_rows(torch.tensor([50]), count=40, seed=0)
     drawn = draw_surrogates(CallRows(call, rows, planes, sinks=sinks), draws=3)
     for numbers in drawn.values():

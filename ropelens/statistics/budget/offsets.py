@@ -7,7 +7,6 @@ cost grows with the context and not with its square.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -132,42 +131,7 @@ def fit_offsets(
     means over the rows, whose weights sum to one. S has sigma alone. P starts from S. Most
     heads take few evaluations, so those that take more go on without the others.
     """
-    (heads, size), kinds = observed.shape, len(SINKS)
-    given: dict[str, Any] = {"ridge": ridge, "reach": table.reach}
-    first = observed[:, :kinds]
-    start = torch.zeros_like(first)
-    sink = _fit(table.expect_sinks, first, start=start, tolerance=tolerance, **given)
-    point = pad(sink.point, (0, size - kinds))
-    sink = replace(sink, point=point.clone())
-    value, done = torch.zeros_like(tolerance), torch.zeros_like(tolerance, dtype=torch.bool)
-    for together in torch.arange(heads).split(max(1, TOGETHER // size)):
-        for more in (6, 12, 80):
-            some = together[~done[together]]
-            if not len(some):
-                break
-            position = _fit(
-                table.of_heads(some).expect,
-                observed[some],
-                start=point[some],
-                tolerance=tolerance[some],
-                max_evaluations=more,
-                memory=1,
-                **given,
-            )
-            point[some], value[some], done[some] = vars(position).values()
-    return sink, Minimum(point, value, done)
-
-
-def _fit(
-    expect: Callable[[Tensor], tuple[Tensor, Tensor]],
-    observed: Float[Tensor, "head variable"],
-    *,
-    reach: Float[Tensor, " offset"],
-    ridge: float,
-    **given: Any,
-) -> Minimum:
-    """Heads that are fitted together: all weights, or sigma alone, as `expect` has them."""
-    kinds = len(SINKS)
+    (heads, size), kinds, reach = observed.shape, len(SINKS), table.reach
 
     def curvature(_: int, __: Tensor, expected: Tensor) -> Divide:
         share = expected[:, :kinds].clamp(0, 1)
@@ -177,8 +141,31 @@ def _fit(
             [values[:, :kinds] / of_sinks, of_offsets(values[:, kinds:])], dim=-1
         )
 
-    smooth = slice(kinds, kinds + len(reach))
-    return fit_log_linear(expect, curvature, observed, ridge=ridge, smooth=smooth, **given)
+    given: dict[str, Any] = {"ridge": ridge, "smooth": slice(kinds, kinds + len(reach))}
+    first = observed[:, :kinds]
+    start = torch.zeros_like(first)
+    of_sinks: dict[str, Any] = {"start": start, "tolerance": tolerance, **given}
+    sink = fit_log_linear(table.expect_sinks, curvature, first, **of_sinks)
+    point = pad(sink.point, (0, size - kinds))
+    sink = replace(sink, point=point.clone())
+    value, done = torch.zeros_like(tolerance), torch.zeros_like(tolerance, dtype=torch.bool)
+    for together in torch.arange(heads).split(max(1, TOGETHER // size)):
+        for more in (6, 12, 80):
+            some = together[~done[together]]
+            if not len(some):
+                break
+            position = fit_log_linear(
+                table.of_heads(some).expect,
+                curvature,
+                observed[some],
+                start=point[some],
+                tolerance=tolerance[some],
+                max_evaluations=more,
+                memory=1,
+                **given,
+            )
+            point[some], value[some], done[some] = vars(position).values()
+    return sink, Minimum(point, value, done)
 
 
 def offset_curvature(
