@@ -23,7 +23,7 @@ ROOMS = {
     "edit": 440,
     "measure": 2_830,
     "files": 360,
-    "train": 1_010,
+    "train": 1_000,
     "comparison": 660,
     "figures": 2_000,
     "report": 1_600,

@@ -35,8 +35,6 @@ OPTIONS = {
     "vocabulary": 300,
     "steps": 60,
     "precision": "bf16",
-    "log_every": 5,
-    "eval_every": 20,
 }
 
 

@@ -37,7 +37,9 @@ Progress = tuple[int, list[dict[str, float]], Float[Tensor, ""]]
 the last row that has one, in float32."""
 
 COLUMNS = ("step", "tokens", "train_loss", "valid_loss", "learning_rate", "tokens_per_second")
-FEW_TOKENS = 128
+LOG_EVERY, EVAL_EVERY = 10, 250
+"""Steps of a row of metrics.csv, and between validations; the last step is validated too."""
+
 VALID_SEQUENCES = 128
 """Sequences of each validation: 65,000 tokens at context 512."""
 
@@ -92,9 +94,9 @@ def fit(
             for part in learn(model, optimizer, batch, settings, rate=rate, step=step):
                 loss += part
             row: dict[str, float] = {}
-            if step % settings.log_every == 0:
+            if step % LOG_EVERY == 0:
                 now = time.perf_counter()
-                row["train_loss"] = float(loss.double() / settings.log_every)
+                row["train_loss"] = float(loss.double() / LOG_EVERY)
                 row["learning_rate"] = rate
                 row["tokens_per_second"] = round(
                     (step - timed_from) * per_step / (now - timed_at)
@@ -102,7 +104,7 @@ def fit(
                 loss, timed_at, timed_from = torch.zeros_like(loss), now, step
                 note["loss"] = f"loss {row['train_loss']:.4f}"
             last = step == settings.steps
-            if last or step % settings.eval_every == 0:
+            if last or step % EVAL_EVERY == 0:
                 row["valid_loss"] = validation_loss(model, held_out, settings)
                 note["valid"] = f"validation loss {row['valid_loss']:.4f}"
             if row:
@@ -223,7 +225,7 @@ def loss_of(
 ) -> Float[Tensor, ""]:
     """The loss of `model` on `tokens`, nats, summed and divided by `predicted`."""
     # The backward pass of flash attention is slow on a CPU: 40 % of a bf16 step at 64 tokens.
-    few = tokens.device.type == "cpu" and tokens.shape[1] <= FEW_TOKENS
+    few = tokens.device.type == "cpu" and tokens.shape[1] <= 128
     model.set_attn_implementation("eager" if few else "sdpa")
     with torch.autocast(tokens.device.type, torch.bfloat16, enabled=settings.bf16):
         return model(

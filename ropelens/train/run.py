@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,6 @@ from ropelens.train.data import (
 from ropelens.train.loop import CHECKPOINT, fit, write_model
 from ropelens.train.settings import Settings
 
-ROPE_BASE = 10_000.0
-CHECKPOINT_SECONDS = 60.0
 STUDY = "study.json"
 """The file of a study's folder that says which study it is."""
 
@@ -54,7 +52,7 @@ def train(
     text: Sequence[Path] = (),
     valid: Sequence[Path] = (),
     data: Path | None = None,
-    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    checkpoint_seconds: float = 60.0,
 ) -> Path:
     """Train a LLaMA-style model in the folder `out`, and return that folder.
 
@@ -90,7 +88,7 @@ def train(
                 "data": os.path.relpath(data, out),
                 "versions": versions() | {"accelerate": version("accelerate")},
                 "threads": torch.get_num_threads(),
-                "started": _clock(),
+                "started": datetime.now(UTC).isoformat(timespec="seconds"),
                 "command": sys.argv,
             }
             write_json(out / RECORD, record)
@@ -105,7 +103,8 @@ def train(
         fit(model, settings, out=out, data=data, checkpoint_seconds=checkpoint_seconds)
         write_model(model, out)
         tokens = settings.steps * settings.tokens_per_step
-        write_json(out / RECORD, record | {"finished": _clock(), "tokens": tokens})
+        finished = datetime.now(UTC).isoformat(timespec="seconds")
+        write_json(out / RECORD, record | {"finished": finished, "tokens": tokens})
         (out / CHECKPOINT).unlink()
     return out
 
@@ -131,7 +130,7 @@ def model_config(
         num_key_value_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         max_position_embeddings=settings.context,
-        rope_parameters={"rope_type": "default", "rope_theta": ROPE_BASE},
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id if tokenizer else 0,
         eos_token_id=tokenizer.eos_token_id if tokenizer else 1,
@@ -165,7 +164,3 @@ def alone(out: Path) -> Iterator[None]:
         raise Busy(f"another process is at work on the run in {out}.") from error
     with lock:
         yield
-
-
-def _clock() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -135,17 +135,10 @@ class Settings(Checked):
         int,
         option("N", "Of the weights at first and the order of text.", min=0, max=2**32 - 1),
     ] = 0
-    log_every: Annotated[int, option("N", "Steps of a row of metrics.csv.", min=1)] = 10
-    eval_every: Annotated[int, option("N", "Steps between validations.", min=1)] = 250
     history_every: Annotated[
         int, option("N", "Also keep a model every N steps; 0: none.", min=0)
     ] = 0
-    compile: Annotated[
-        bool,
-        option(
-            None, "torch.compile: up to 1.6 times as fast, other last bits.", name="--compile"
-        ),
-    ] = False
+    compile: Annotated[bool, option(None, "Run the model by torch.compile.")] = False
 
     @property
     def shape(self) -> Size:

@@ -40,9 +40,6 @@ from ropelens.train.study import run_study
 __all__ = ["comparison", "measured", "study"]
 
 
-# on which tokens
-
-
 def test_validation_text_is_spread_and_was_held_out(study: Path) -> None:
     run = runs_in(study)[0]
     (few, _), (every, documents) = (validation(run, sequences=n) for n in (3, 10**6))
@@ -151,9 +148,6 @@ def test_heads_and_planes_are_those_of_a_profile(comparison: xr.Dataset, study: 
     assert stopped.values.tolist() == [False] * 4 + [True] * 4
 
 
-# in which pairs
-
-
 def test_pairs_are_of_one_seed(comparison: xr.Dataset) -> None:
     assert comparison["partner"].values.tolist() == [0, 0, 0, 3, 3, 3]
     table = summarize_comparison(comparison).set_index("group")
@@ -172,23 +166,13 @@ def test_pairs_are_of_one_seed(comparison: xr.Dataset) -> None:
     assert table.loc["rope", ["loss_change", "low", "high"]].isna().all()
 
 
-def test_one_seed_is_compared_over_sequences(comparison: xr.Dataset) -> None:
-    of_one = comparison.isel(entry=[0, 1, 2])
-    row = summarize_comparison(of_one).set_index("group").loc["nope"]
-    losses, group = of_one["sequence_loss"].values, of_one["sequence_group"].values[0]
-    error, groups = jackknife(losses[2] - losses[0], group)
-    half = stats.t(groups - 1).ppf(0.975) * error
-    assert (row["high"] - row["low"]) / 2 == pytest.approx(half, rel=0.05)
-    assert row["low"] + row["high"] == pytest.approx(2 * row["loss_change"])
-    assert (row["over"], row["pairs"]) == ("sequences", 1)
-
-
 def test_sequences_of_one_document_differ_together() -> None:
-    """Of documents of two sequences each, it is the t-test of their means."""
+    """One pair of documents of two sequences each: it is the t-test of their means."""
     group = ("entry", "sequence"), np.tile(np.arange(8) // 2, (6, 1))
     of_one = synthetic_comparison().assign(sequence_group=group).isel(entry=[0, 1, 2])
     row = summarize_comparison(of_one).set_index("group").loc["nope"]
     losses = of_one["sequence_loss"].values
+    assert (row["over"], row["pairs"]) == ("sequences", 1)
     means = (losses[2] - losses[0]).reshape(4, 2).mean(1)
     expected = stats.ttest_1samp(means, 0).confidence_interval(0.95)
     assert (row["low"], row["high"]) == pytest.approx(tuple(expected))
@@ -265,9 +249,6 @@ def test_what_runs_do_has_intervals_too(comparison: xr.Dataset) -> None:
             np.testing.assert_allclose(found, [*expected], atol=1e-9)
     assert np.isfinite(two["loss_past_context_low"])
     assert np.isnan(one["loss_past_context_low"])
-
-
-# kept for another time
 
 
 def test_what_was_measured_is_not_measured_again(

@@ -54,7 +54,7 @@ def test_killed_and_resumed_is_bit_for_bit_the_same(
 def test_a_stop_after_any_step(
     run: Path, text: Path, tmp_path: Path, step: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Between rows of metrics.csv, each the mean of five steps, and after the last."""
+    """Between rows of metrics.csv, each the mean of ten steps, and after the last."""
     save = loop.save_checkpoint
 
     def save_and_stop(path: Path, *state: object) -> None:
@@ -80,6 +80,8 @@ def test_a_stop_after_any_step(
 def test_what_a_failed_start_wrote_is_not_read(text: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     (tmp_path / "short.txt").write_text("Too short.")
+    with pytest.raises(BadText, match=r"0 sequences for train\.npy of the 4 that are needed"):
+        train([tmp_path / "short.txt"], out=out, **OPTIONS)
     with pytest.raises(BadText, match=r"too short at a context of 32[\s\S]*for valid\.npy"):
         train([text], valid=[tmp_path / "short.txt"], out=out, **OPTIONS)
     assert (out / "data" / "train.npy").exists()

@@ -69,18 +69,6 @@ def test_a_trained_model_rotates_as_its_variant(study: Path, name: str, turning:
         assert int((measure_rope(model)["inv_freq"][0] > 0).sum()) == turning
 
 
-def test_a_study_is_the_same_as_its_runs_alone(
-    study: Path, story: Path, tmp_path: Path
-) -> None:
-    options = OPTIONS | {"steps": 2, "log_every": 10, "eval_every": 250, "variant": "nope"}
-    alone = train([story], out=tmp_path / "run", **options)
-    theirs = load_file(study / "nano/nope/seed-0/model.safetensors")
-    assert all(
-        torch.equal(weight, theirs[name])
-        for name, weight in load_file(alone / "model.safetensors").items()
-    )
-
-
 def test_what_is_done_is_passed_over(study: Path, capfd: pytest.CaptureFixture[str]) -> None:
     before = {p: p.stat().st_mtime_ns for p in study.rglob("*.safetensors")}
     run_study(study.parent / "study.toml", out=study)
@@ -139,6 +127,7 @@ def test_a_study_and_a_run_do_not_share_a_folder(study: Path, story: Path) -> No
         ("variants = [", "is no study"),
         ("seeds = [1]", "KeyError: 'variants'"),
         ('variants = ["rope"]\nlayers = 3', "unexpected keyword argument 'layers'"),
+        ('variants = ["rope"]\ncontext = 2', "context cannot be 2"),
         ('variants = ["warp"]', "No RoPE variant is called 'warp'"),
         ('variants = ["rope", "nope-every:2"]', "cannot express nope-every:2"),
         ('variants = ["rope"]\nsizes = ["huge"]', "No model has the size 'huge'"),
