@@ -17,12 +17,18 @@ import ropelens as rl
 BASE = 10_000.0
 SCALE = 0.4
 KINDS = ("positional", "semantic", "mixed", "sink", "diffuse")
+HEAD, PLANE = ("layer", "head"), ("layer", "head", "frequency")
 STORY = (
     " Once upon a time , there was a little girl named Lily . She loved to play in the park"
     " with her big red ball .\n One day , Lily saw a small cat in the park . The cat loved"
     " the big red ball too . Lily and the cat played in the park all day .\n They were"
     " happy ."
 )
+UNITS = {
+    **dict.fromkeys(("selectivity", "predicted_kernel"), "nats"),
+    **dict.fromkeys(("wavelength", "offset_start", "offset_stop"), "tokens"),
+    "inv_freq": "rad/token",
+}
 
 
 def synthetic_profile(
@@ -40,9 +46,15 @@ def synthetic_profile(
     """A seeded profile and its heads; `unrotated` adds the remainder of partial rotary."""
     rng = np.random.default_rng(seed)
     kv_heads = kv_heads or max(1, heads // 2)
-    kinds = _kinds(layers, heads, rng)
+    kinds = np.empty((layers, heads), dtype=object)
+    for layer in range(layers):
+        depth = layer / max(layers - 1, 1)
+        weights = np.array([0.6 - 0.45 * depth, 0.12 + 0.45 * depth, 0.13, 0.08, 0.07])
+        kinds[layer] = rng.choice(KINDS, size=heads, p=weights / weights.sum())
     looks_back = rng.integers(0, 5, size=(layers, heads))
-    wavelength = _wavelengths(layers, frequencies, unrotated)
+    rotated = frequencies - unrotated
+    wavelength = 2 * np.pi * BASE ** (np.arange(rotated) / rotated)
+    wavelength = np.tile(np.append(wavelength, [np.inf] * unrotated), (layers, 1))
     start, stop = offset_bins(context)
     data = {
         **_planes(kinds, kv_heads, wavelength, rng),
@@ -56,15 +68,34 @@ def synthetic_profile(
         coords={
             "inv_freq": (("layer", "frequency"), 2 * np.pi / wavelength),
             "wavelength": (("layer", "frequency"), wavelength),
-            "offset_start": (("offset_bin",), start),
-            "offset_stop": (("offset_bin",), stop),
+            "offset_start": ("offset_bin", start),
+            "offset_stop": ("offset_bin", stop),
         },
-        attrs=_attributes(context, layers),
-    )
-    profile = profile.set_coords("excerpt_token")
+        attrs={
+            "kind": "profile",
+            "model": "toy/llama-5l",
+            "revision": "0123abcd",
+            "dtype": "float32",
+            "seed": 0,
+            "context": context,
+            "sequences": 32,
+            "rows": "all",
+            "tokens": 32 * context,
+            "loss": 1.2345,
+            "loss_se": 0.0123,
+            "versions": '{"ropelens": "0.1.0", "torch": "2.13.0", "transformers": "5.23.0"}',
+            "command": "ropelens analyze toy/llama-5l --text stories --out out",
+            "text": "stories (5 files, 16,384 tokens)",
+            "created": "2026-01-02T03:04:05+00:00",
+        },
+    ).set_coords("excerpt_token")
     for name, variable in profile.variables.items():
-        variable.attrs = {"long_name": str(name).replace("_", " "), "units": _units(str(name))}
-    return profile, head_table(profile, rng)
+        bits = str(name).endswith(("_bits", "_gain"))
+        units = "bits" if bits else UNITS.get(str(name), "1")
+        variable.attrs = {"long_name": str(name).replace("_", " "), "units": units}
+    table = rl.classify_heads(profile, resamples=2)
+    table["confidence"] = np.round(0.45 + 0.55 * rng.beta(4, 0.7, size=len(table)), 3)
+    return profile, table
 
 
 def offset_bins(context: int) -> tuple[np.ndarray, np.ndarray]:
@@ -83,63 +114,53 @@ def excerpt_tokens(count: int) -> list[str]:
     return (tokens * (count // len(tokens) + 1))[:count]
 
 
-def _kinds(layers: int, heads: int, rng: np.random.Generator) -> np.ndarray:
-    kinds = np.empty((layers, heads), dtype=object)
-    for layer in range(layers):
-        depth = layer / max(layers - 1, 1)
-        weights = np.array([0.6 - 0.45 * depth, 0.12 + 0.45 * depth, 0.13, 0.08, 0.07])
-        kinds[layer] = rng.choice(KINDS, size=heads, p=weights / weights.sum())
-    return kinds
-
-
-def _wavelengths(layers: int, frequencies: int, unrotated: bool) -> np.ndarray:
-    rotated = frequencies - unrotated
-    wavelength = 2 * np.pi * BASE ** (np.arange(rotated) / rotated)
-    if unrotated:
-        wavelength = np.append(wavelength, np.inf)
-    return np.tile(wavelength, (layers, 1))
+def by_kind(kinds: np.ndarray, otherwise: object, **values: object) -> np.ndarray:
+    """A number a head, by its kind."""
+    return np.select([kinds == kind for kind in values], [*values.values()], otherwise)
 
 
 def _planes(
     kinds: np.ndarray, kv_heads: int, wavelength: np.ndarray, rng: np.random.Generator
 ) -> dict:
-    layers = kinds.shape[0]
     frequencies = wavelength.shape[1]
     place = np.linspace(0, 1, frequencies)
-    centre = np.select([kinds == "positional", kinds == "mixed"], [0.22, 0.45], 0.78)
+    centre = by_kind(kinds, 0.78, positional=0.22, mixed=0.45)
     centre = centre + rng.normal(0, 0.06, size=kinds.shape)
     bump = np.exp(-(((place - centre[..., None]) / 0.16) ** 2))
     wobble = rng.gamma(8, 1 / 8, size=bump.shape)
-    strength = np.select([kinds == "diffuse", kinds == "sink"], [0.05, 0.4], 1.0)
-    q_norm = (0.5 + 2.2 * bump * strength[..., None]) * wobble
-    k_norm = q_norm.reshape(layers, kv_heads, -1, frequencies).mean(2)
+    strength = by_kind(kinds, 1.0, diffuse=0.05, sink=0.4)[..., None]
+    q_norm = (0.5 + 2.2 * bump * strength) * wobble
+
+    def by_key(values: np.ndarray) -> np.ndarray:
+        return values.reshape(len(kinds), kv_heads, -1, frequencies).mean(2)
+
+    k_norm = by_key(q_norm)
     k_norm = k_norm * rng.gamma(12, 1 / 12, size=k_norm.shape) + 0.8 * np.exp(
         -(((place - 0.92) / 0.05) ** 2)
     )
-    coherence = np.select([kinds == "positional", kinds == "mixed"], [0.85, 0.5], 0.15)
-    q_coherence = np.clip(coherence[..., None] * bump + 0.1 * wobble, 0, 1)
-    selectivity = strength[..., None] * (1.6 * bump * wobble - 0.06)
+    coherence = by_kind(kinds, 0.15, positional=0.85, mixed=0.5)[..., None]
+    q_coherence = np.clip(coherence * bump + 0.1 * wobble, 0, 1)
+    selectivity = strength * (1.6 * bump * wobble - 0.06)
     return {
-        "q_norm": (("layer", "head", "frequency"), q_norm),
+        "q_norm": (PLANE, q_norm),
         "k_norm": (("layer", "kv_head", "frequency"), k_norm),
-        "q_coherence": (("layer", "head", "frequency"), q_coherence),
-        "k_coherence": (
-            ("layer", "kv_head", "frequency"),
-            q_coherence.reshape(layers, kv_heads, -1, frequencies).mean(2),
-        ),
-        "selectivity": (("layer", "head", "frequency"), 1.1 * selectivity),
-        "selectivity_keys": (("layer", "head", "frequency"), selectivity),
-        "selectivity_sink": (("layer", "head", "frequency"), 0.1 * selectivity),
+        "q_coherence": (PLANE, q_coherence),
+        "k_coherence": (("layer", "kv_head", "frequency"), by_key(q_coherence)),
+        "selectivity": (PLANE, 1.1 * selectivity),
+        "selectivity_keys": (PLANE, selectivity),
+        "selectivity_sink": (PLANE, 0.1 * selectivity),
     }
 
 
 def _budget(kinds: np.ndarray, rng: np.random.Generator) -> dict:
     total = np.where(kinds == "diffuse", 0.06, 1.0 + 3.5 * rng.beta(2, 2, size=kinds.shape))
     sink = np.where(kinds == "sink", 0.95, 0.04 + 0.3 * rng.beta(1, 3, size=kinds.shape))
-    lean = np.select(
-        [kinds == "positional", kinds == "mixed"],
-        [0.72 + 0.26 * rng.random(kinds.shape), 0.4 + 0.2 * rng.random(kinds.shape)],
-        0.02 + 0.28 * rng.random(kinds.shape),
+    positional, mixed, others = (rng.random(kinds.shape) for _ in range(3))
+    lean = by_kind(
+        kinds,
+        0.02 + 0.28 * others,
+        positional=0.72 + 0.26 * positional,
+        mixed=0.4 + 0.2 * mixed,
     )
     share = rng.random(kinds.shape)
     per_head = {
@@ -158,8 +179,8 @@ def _budget(kinds: np.ndarray, rng: np.random.Generator) -> dict:
     }
     trials = per_head["induction"] * np.linspace(0.9, 1.1, 8)[:, None, None]
     return {
-        "trial_induction": (("trial", "layer", "head"), trials),
-        **{name: (("layer", "head"), values) for name, values in per_head.items()},
+        "trial_induction": (("trial", *HEAD), trials),
+        **{name: (HEAD, values) for name, values in per_head.items()},
     }
 
 
@@ -170,32 +191,33 @@ def _offsets(
     stop: np.ndarray,
     rng: np.random.Generator,
 ) -> dict:
-    layers, heads = kinds.shape
-    context = int(stop[-1])
+    context, width = int(stop[-1]), stop - start
     peak = np.exp(-np.abs(start - looks_back[..., None]) * 1.8)
     decay = (1.0 + start) ** -1.1
-    height = np.select([kinds == "positional", kinds == "mixed"], [6.0, 1.0], 0.03)[..., None]
-    kernel = height * peak + decay * rng.gamma(20, 1 / 20, size=(layers, heads, len(start)))
+    height = by_kind(kinds, 0.03, positional=6.0, mixed=1.0)[..., None]
+    kernel = height * peak + decay * rng.gamma(20, 1 / 20, size=(*kinds.shape, len(start)))
     sink = np.where(kinds == "sink", 0.9, 0.1)
-    kernel *= ((1 - sink) / (kernel * (stop - start)).sum(-1))[..., None]
-    mass = kernel * (stop - start) * (1 - start / context)
+    kernel *= ((1 - sink) / (kernel * width).sum(-1))[..., None]
+    mass = kernel * width * (1 - start / context)
     wave = np.cos(2 * np.pi * (start - looks_back[..., None]) / 9.0)
     predicted = np.log(height * peak + decay) + 0.5 * wave * (kinds == "positional")[..., None]
-    dims = ("layer", "head", "offset_bin")
-    share = kernel / (kernel * (stop - start)).sum(-1, keepdims=True)
-    below = (share * (stop - start)).cumsum(-1)
+    share = kernel / (kernel * width).sum(-1, keepdims=True)
+    below = (share * width).cumsum(-1)
     per_head = {
         "offset": start[kernel.argmax(-1)],
         "offset_weight": share.max(-1),
         "offset_low": start[(below < 0.25).sum(-1)],
         "offset_high": stop[(below < 0.75).sum(-1)] - 1,
     }
+    per_bin = {
+        "kernel": kernel,
+        "offset_mass": mass / mass.sum(-1, keepdims=True) * (1 - sink)[..., None],
+        "predicted_kernel": predicted,
+    }
     return {
-        **{name: (("layer", "head"), values) for name, values in per_head.items()},
-        "kernel": (dims, kernel),
-        "offset_mass": (dims, mass / mass.sum(-1, keepdims=True) * (1 - sink)[..., None]),
-        "predicted_kernel": (dims, predicted),
-        "offset_share": (("offset_bin",), 1 - start / context),
+        **{name: (HEAD, values) for name, values in per_head.items()},
+        **{name: ((*HEAD, "offset_bin"), values) for name, values in per_bin.items()},
+        "offset_share": ("offset_bin", 1 - start / context),
     }
 
 
@@ -209,10 +231,8 @@ def _excerpts(
     """Two excerpts, the second half as long; attention follows from queries and keys."""
     layers, heads = kinds.shape
     planes = int(np.isfinite(wavelength[0]).sum())
-    rest = wavelength.shape[1] - planes
-    coordinates, lengths = 2 * (planes + rest), (count, count // 2)
-    shape = (2, layers, heads, count, coordinates)
-    query = rng.normal(0, 1, shape)
+    coordinates, lengths = 2 * wavelength.shape[1], (count, count // 2)
+    query = rng.normal(0, 1, (2, layers, heads, count, coordinates))
     key = rng.normal(0, 1, (2, layers, kv_heads, count, coordinates))
     plain = (kinds == "positional")[None, :, :, None, None]
     query = np.where(plain, query.mean(3, keepdims=True) + 0.2 * query, query)
@@ -222,22 +242,15 @@ def _excerpts(
     for one, length in enumerate(lengths):
         query[one, :, :, length:], key[one, :, :, length:] = np.nan, np.nan
         tokens[one, :length] = excerpt_tokens(length)
-        for layer in range(layers):
+        for layer, head in np.ndindex(layers, heads):
             turns = np.exp(2j * np.pi * np.arange(length)[:, None] / wavelength[layer, :planes])
-            for head in range(heads):
-                q, k = (
-                    _turned(x[:length], turns)
-                    for x in (
-                        query[one, layer, head],
-                        key[one, layer, head * kv_heads // heads],
-                    )
-                )
-                scores = SCALE * (q @ k.conj().T).real
-                scores[np.triu_indices(length, 1)] = -np.inf
-                weights = np.exp(scores - scores.max(-1, keepdims=True))
-                attention[one, layer, head, :length, :length] = weights / weights.sum(
-                    -1, keepdims=True
-                )
+            q = _turned(query[one, layer, head, :length], turns)
+            k = _turned(key[one, layer, head * kv_heads // heads, :length], turns)
+            scores = SCALE * (q @ k.conj().T).real
+            scores[np.triu_indices(length, 1)] = -np.inf
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            weights /= weights.sum(-1, keepdims=True)
+            attention[one, layer, head, :length, :length] = weights
     sides = ("excerpt", "layer", "head", "excerpt_query", "excerpt_key", "coordinate")
     return {
         "excerpt_token": (sides[::4], tokens),
@@ -271,13 +284,10 @@ def _groups(data: dict, groups: int, rng: np.random.Generator) -> dict:
         "both_gain": sink + position + content,
     }
     spread = rng.gamma(60, 1 / 60, (groups, *total.shape))
-    return {
-        "group_rows": (("group",), np.full(groups, 2044)),
-        "group_scored": (("group",), np.full(groups, 256)),
-        **{
-            f"group_{name}": (("group", "layer", "head"), values * spread)
-            for name, values in gains.items()
-        },
+    named = {f"group_{name}": (("group", *HEAD), x * spread) for name, x in gains.items()}
+    return named | {
+        "group_rows": ("group", np.full(groups, 2044)),
+        "group_scored": ("group", np.full(groups, 256)),
     }
 
 
@@ -286,51 +296,12 @@ def _surrogates(data: dict, wavelength: np.ndarray, rng: np.random.Generator) ->
     push = data["selectivity_keys"][1].clip(min=1e-9) * np.isfinite(wavelength)[:, None]
     log = np.log(np.where(np.isfinite(wavelength), wavelength, 1.0))[:, None]
     mean = (push * log).sum(-1) / push.sum(-1)
-    bits = {name: data[f"{name}_bits"][1] for name in ("total", "sink", "position")}
-    fraction = bits["position"] / (bits["total"] - bits["sink"])
-    counts = (bits["total"] >= 0.1) & (bits["sink"] <= 0.9 * bits["total"])
+    total, sink, position = (data[f"{name}_bits"][1] for name in ("total", "sink", "position"))
+    counts = (total >= 0.1) & (sink <= 0.9 * total)
     noise = rng.normal(0, 1, (41, *mean.shape))
     noise[0] = 0
     values = {
-        "surrogate_offset_fraction": np.broadcast_to(fraction, noise.shape),
+        "surrogate_offset_fraction": np.broadcast_to(position / (total - sink), noise.shape),
         "surrogate_log_wavelength": mean + noise,
     }
-    dims = ("draw", "layer", "head")
-    return {name: (dims, np.where(counts, x, np.nan)) for name, x in values.items()}
-
-
-def _attributes(context: int, layers: int) -> dict[str, str | int | float]:
-    return {
-        "kind": "profile",
-        "model": "toy/llama-5l",
-        "revision": "0123abcd",
-        "dtype": "float32",
-        "seed": 0,
-        "context": context,
-        "sequences": 32,
-        "rows": "all",
-        "tokens": 32 * context,
-        "loss": 1.2345,
-        "loss_se": 0.0123,
-        "versions": '{"ropelens": "0.1.0", "torch": "2.13.0", "transformers": "5.23.0"}',
-        "command": "ropelens analyze toy/llama-5l --text stories --out out",
-        "text": "stories (5 files, 16,384 tokens)",
-        "created": "2026-01-02T03:04:05+00:00",
-    }
-
-
-def _units(name: str) -> str:
-    if name.endswith("_bits") or name.endswith("_gain"):
-        return "bits"
-    if name in ("selectivity", "predicted_kernel"):
-        return "nats"
-    if name in ("wavelength", "offset_start", "offset_stop"):
-        return "tokens"
-    return "rad/token" if name == "inv_freq" else "1"
-
-
-def head_table(profile: xr.Dataset, rng: np.random.Generator) -> pd.DataFrame:
-    """The heads of a profile as they are classified, but for confidences, made up."""
-    heads = rl.classify_heads(profile, resamples=2)
-    heads["confidence"] = np.round(0.45 + 0.55 * rng.beta(4, 0.7, size=len(heads)), 3)
-    return heads
+    return {name: (("draw", *HEAD), np.where(counts, x, np.nan)) for name, x in values.items()}

@@ -89,17 +89,6 @@ def wrong_rotations(truth: LayerRotation) -> list[LayerRotation]:
     ]
 
 
-# the dense computation
-
-
-def test_a_window_hides_what_lies_outside():
-    r = measured("gemma2")
-    sliding, full = r["offset_mass"]
-    assert sliding[:, 12:].max() == 0
-    assert full[:, 12:].max() > 0
-    np.testing.assert_array_equal(r["offset_share"][0, 12:], 0)
-
-
 # the conditional logit
 
 

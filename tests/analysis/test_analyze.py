@@ -79,10 +79,8 @@ def test_models_documents_and_tokens_are_taken_alike(
     [
         ({"rows": 0}, "rows cannot be 0"),
         ({"context": 1}, r"context cannot be 1(.|\n)*at least 3"),
-        ({"sequences": "all"}, "sequences cannot be 'all'"),
         ({"prompts": "a text"}, r"prompts cannot be 'a text'(.|\n)*list\[str\]"),
         ({"backend": "jax"}, r"backend cannot be 'jax'(.|\n)*'transformer-lens'"),
-        ({"dtype": "float7"}, "dtype cannot be 'float7'"),
     ],
 )
 def test_an_option_that_cannot_be(options: dict[str, object], words: str) -> None:

@@ -59,7 +59,7 @@ def one_thread() -> Iterator[None]:
 
 
 OPTIONS = rl.Options(context=32, sequences=5, rows=8, surrogates=2)
-SWEEP = {"keep": [0.5], "controls": 0}
+SWEEP = {"keep": [0.5], "controls": 0, "measures": ("loss", "induction", "change")}
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_a_sweep_in_three_processes_is_that_of_one(
 ) -> None:
     """Rows, surrogates and trials are drawn alike; of five sequences one is of the first."""
     out = tmp_path / "three"
-    sweep = ("--keep", 0.5, "--controls", 0)
+    sweep = ("--keep", 0.5, "--controls", 0, "--measures", "loss,induction,change")
     ended = forked(3, MAIN, "truncate", *args, *sweep, "--out", out)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == f"{out / 'index.html'}\n"
