@@ -178,12 +178,10 @@ def open_analysis(folder: str | Path) -> Analysis:
 def earlier_analysis(folder: Path, weights: str | None) -> Analysis | None:
     """The analysis in `folder`, where it is whole and of these weights; else None."""
     record = read_record(folder)
-    if record.get("kind") not in ("analysis", "truncation") or weights is None:
-        return None
-    if record.get("model", {}).get("fingerprint") != weights:
-        return None
+    same = weights is not None and record.get("model", {}).get("fingerprint") == weights
     with contextlib.suppress(BadArgument):  # a damaged one is replaced
-        return open_analysis(folder)
+        if same and record["kind"] in ("analysis", "truncation"):
+            return open_analysis(folder)
     return None
 
 

@@ -70,19 +70,18 @@ def analyze(
     `truncation` asks for a sweep too: the arguments keep, ends, bands, controls and measures
     of `ropelens.truncate`, {} for their defaults. It has the same sequences, rows and seed.
 
-    `folder` is where the results will be saved. The measurement of a model that is named is
-    saved there once a minute, so that the same call goes on after a kill; `Analysis.save`
-    removes what is left of that.
-    A sweep joins an analysis of the same weights and text in `folder`, whose profile is then
-    not measured again. `progress` opens each stage of the work.
+    `folder` is where the results will be saved. The measurement of a checkpoint is saved there
+    once a minute, until `Analysis.save`, so that the same call goes on after a kill. A sweep
+    joins an analysis of the same weights and text in `folder`, whose profile is then not
+    measured again. `progress` opens each stage of the work.
 
     Raises `BadText` and `BadCheckpoint` for what cannot be read, and what `ropelens.load`,
     `profile` and `truncate` raise.
     """
     show = progress or silent
-    inputs: dict[str, Any] = {"tokenizer": tokenizer, "lengths": lengths}
+    more: dict[str, Any] = {"lengths": lengths, "truncation": truncation}
     with opening(show, "reading"):
-        plan = plan_analysis(model, text, options, truncation=truncation, **inputs)
+        plan = plan_analysis(model, text, options, tokenizer=tokenizer, **more)
     analysis = run_plan(plan, folder=folder, progress=show)
     shown: Any = analysis.model if isinstance(model, (str, Path)) else model
     return replace(analysis, model=shown)

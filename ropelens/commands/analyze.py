@@ -92,10 +92,10 @@ def analyze(
             say(f"{name} is measured already", by="")
         else:
             _measure(planned, folder)
-    if not plan and processes().is_main_process:
-        if several:
-            with opening(show_progress, "writing"):
-                write_checkpoints(out, list(checkpoints))
+    if several and not plan and processes().is_main_process:
+        with opening(show_progress, "writing"):
+            write_checkpoints(out, list(checkpoints))
+    if not plan:
         finish(out)
 
 
@@ -187,7 +187,6 @@ def truncate(
     check_text(model, text or ())
     with opening(show_progress, "starting"):  # torch and transformers take seconds
         from ropelens.analysis.plan import plan_analysis
-        from ropelens.models.processes import processes
     sweep = {
         "keep": keep,
         "ends": ["slow", "fast"] if end is None else [end],
@@ -198,5 +197,4 @@ def truncate(
     with opening(show_progress, "reading"):
         plan = plan_analysis(model, text, options, tokenizer=tokenizer, truncation=sweep)
     _measure(plan, out)
-    if processes().is_main_process:
-        finish(out)
+    finish(out)
