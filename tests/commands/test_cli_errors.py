@@ -98,7 +98,7 @@ def test_a_place_that_cannot_be_written_to(
 ) -> None:
     before, content = sorted(tmp_path.rglob("*")), text.read_bytes()
     ended = ropelens("analyze", model, "--text", text, "--out", text)
-    assert (ended.code, "text.txt is not a folder" in ended.problem) == (1, True)
+    assert (ended.code, "text.txt cannot be written to" in ended.problem) == (1, True)
     assert (sorted(tmp_path.rglob("*")), text.read_bytes()) == (before, content)
 
 
