@@ -77,5 +77,5 @@ bench: .venv/.report
 
 .venv/.work: .venv/.report requirements/work.txt
 	$(LOCKED) --requirement requirements/work.txt
-	$(PIP) $(EDITABLE) '.[test,lint,docs]'
+	$(PIP) $(EDITABLE) '.[test,lint,docs,export]'
 	@touch $@
