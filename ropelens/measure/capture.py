@@ -22,7 +22,7 @@ from ropelens.rope.planes import Planes, unrotate
 from ropelens.rope.select import ALL_HEADS, heads_by_layer
 from ropelens.statistics.call import AttentionCall, attention_map, write_head
 from ropelens.statistics.rows import generator_of
-from ropelens.statistics.variables import CAPTURE, CAPTURE_INDICES, EXCERPTS, labelled, stack
+from ropelens.statistics.variables import AXES, CAPTURE, CAPTURE_INDICES, labelled, stack
 
 LARGEST = 2**30
 """Bytes that a capture may take by default."""
@@ -351,4 +351,4 @@ def excerpt_variables(
         "length": np.array([len(piece) for piece in pieces]),
         "planes": np.array([layer.rotary_dim // 2 for layer in planes]),
     }
-    return labelled({f"excerpt_{name}": of for name, of in values.items()}, EXCERPTS)
+    return labelled({f"excerpt_{name}": of for name, of in values.items()}, AXES)

@@ -25,14 +25,13 @@ from ropelens.measure.tasks import Retrieval, Task, copies, needles, repeats
 from ropelens.measure.truncation_table import MEASURES, wanted_measures
 from ropelens.models.processes import gather, shard
 from ropelens.models.subject import Model, Subject, stated_context
-from ropelens.statistics.attention import attention_change
 from ropelens.statistics.budget.held_out import LayerFit
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import Corpus, Documents
 from ropelens.statistics.kernel import sum_bins
 from ropelens.statistics.labels import Thresholds
 from ropelens.statistics.rows import HowMany
-from ropelens.statistics.sums import Sums, by_group, mean_loss, no_sums
+from ropelens.statistics.sums import Sums, attention_change, by_group, mean_loss, no_sums
 from ropelens.statistics.variables import EVALUATED, STATISTICS, columns, labelled, of_planes
 
 ON_TEXT = {"loss", "change", "labels"}

@@ -23,12 +23,18 @@ from ropelens.models.doorway import Observer
 from ropelens.models.processes import gather, shard
 from ropelens.models.subject import Subject
 from ropelens.rope.planes import Planes
-from ropelens.statistics.attention import SequenceSums, sum_attention
 from ropelens.statistics.block import CallRows
 from ropelens.statistics.budget.held_out import LayerFit, Sample
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.rows import Rows
-from ropelens.statistics.sums import LayerSums, Sums, by_group, no_sums
+from ropelens.statistics.sums import (
+    LayerSums,
+    SequenceSums,
+    Sums,
+    by_group,
+    no_sums,
+    sum_attention,
+)
 from ropelens.statistics.variables import STATISTICS, Statistic
 
 LOSS_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
@@ -304,7 +310,6 @@ class _Summing:
             self.scores[call.layer] = fit.score(scored, text)
         sums = self.in_chunks.pop(call.layer, {})
         rest = [row for row in self.statistics if row.name not in sums]
-        if rest:
-            rows = CallRows(call, self.batch.rows, planes, sinks=sinks, tokens=text.tokens)
-            sums |= sum_attention(rows, rest)
-        self.layers[call.layer] = LayerSums.of(sums, call, self.statistics)
+        rows = CallRows(call, self.batch.rows, planes, sinks=sinks, tokens=text.tokens)
+        sums |= sum_attention(rows, rest)
+        self.layers[call.layer] = LayerSums.of(sums, rows, self.statistics)

@@ -238,8 +238,8 @@ def _numbers(
         )
     return {
         **{name: torch.stack([part[name] for part in parts]) for name in parts[0]},
-        "win_share": sums.wins.transpose(0, 1) / sums.weight.sum(),
-        "unmoved_win_share": sums.kept.T / sums.weight.sum(),
+        "win_share": sums.wins.sum(0).transpose(0, 1) / sums.weight.sum(),
+        "unmoved_win_share": sums.kept.sum(0).T / sums.weight.sum(),
         "picked_distance": mean(sums.distance)[0],
         "product_real": product[0].real,
         "product_imag": product[0].imag,

@@ -18,7 +18,6 @@ from ropelens.statistics.labels import attention_budget
 from ropelens.statistics.sums import LayerMeans, Sums
 from ropelens.statistics.variables import (
     AXES,
-    INDICES,
     MEASURES,
     Derived,
     Statistic,
@@ -51,8 +50,7 @@ def summarize(
     )
     for row in extra:
         dataset[row.name].attrs |= {"column": row.column} if row.column else {}
-    edges, starts = layers[0].edges.numpy(), [sums.layers[n].start for n in sorted(sums.layers)]
-    farthest = [int((np.arange(len(start)) - start.numpy()).max()) for start in starts]
+    edges, farthest = layers[0].edges.numpy(), [layer.sums.farthest for layer in layers]
     dataset = dataset.assign(labelled({"farthest_offset": np.array(farthest)}, AXES))
     dataset = dataset.assign_coords(
         plane_coordinates(planes)
@@ -83,9 +81,9 @@ def _values(row: Statistic | Derived, layers: Sequence[LayerMeans]) -> np.ndarra
 
 def number_dims(dataset: xr.Dataset) -> xr.Dataset:
     """`dataset` with its layers, heads and planes numbered."""
-    sizes = {row.name: dataset.sizes[row.name] for row in INDICES if row.name in dataset.sizes}
-    numbers = {dim: np.arange(size) for dim, size in sizes.items()}
-    return dataset.assign_coords(labelled(numbers, INDICES))
+    names = {row.name for row in AXES} & set(dataset.sizes)
+    numbers = {name: np.arange(dataset.sizes[name]) for name in sorted(names)}
+    return dataset.assign_coords(labelled(numbers, AXES))
 
 
 def plane_coordinates(planes: Sequence[Planes]) -> dict[str, xr.Variable]:
@@ -134,11 +132,8 @@ def _budget(sums: Sums, fits: Sequence[LayerFit]) -> dict[str, xr.Variable]:
 
 def _kernel(sums: Sums, layer: int, fit: LayerFit) -> dict[str, Tensor]:
     """The kernel of every head by bin of offsets, and its peak."""
-    start, row_weight = sums.layers[layer].start, sums.row_weight.sum(0)
-    farthest = torch.arange(len(start)) - start
-    ends_at = torch.zeros_like(row_weight).index_add_(0, farthest, row_weight)
-    seen_by = ends_at.flip(0).cumsum(0).flip(0) / row_weight.sum()
-    found, edges = describe_kernel(fit.kappa, seen_by), offset_edges(len(start))
+    seen_by = sums.layers[layer].reach[0] / sums.row_weight.sum()
+    found, edges = describe_kernel(fit.kappa, seen_by), offset_edges(len(seen_by))
     return found | {"kernel": sum_bins(found["kernel"], edges) / edges.diff()}
 
 

@@ -16,10 +16,10 @@ from ropelens.measure.measurement import TOKENS_PER_BATCH, Measurement
 from ropelens.measure.passes import Progress, chunk_of, logits_of, observing, token_losses
 from ropelens.models.subject import Subject
 from ropelens.rope.planes import Planes
-from ropelens.statistics.attention import sum_attention
 from ropelens.statistics.block import CallRows
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.rows import Rows, generator_of
+from ropelens.statistics.sums import sum_attention
 from ropelens.statistics.variables import NEEDLES, named, stack
 
 REPEATED_TOKENS = 64

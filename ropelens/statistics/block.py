@@ -68,9 +68,8 @@ class CallRows:
         of_each = ("query", "key", "value", "output")
         call = replace(self.call, **{name: vars(self.call)[name][chosen] for name in of_each})
         rows = self.rows
-        tables = rows.position[chosen], rows.weight[chosen], rows.length[chosen]
+        rows = Rows(rows.position[chosen], rows.weight[chosen], rows.length[chosen], rows.dense)
         sinks, tokens = self.sinks[chosen], self.tokens[chosen]
-        rows = Rows(*tables, rows.dense)
         return CallRows(call, rows, self.planes, sinks=sinks, tokens=tokens)
 
     @cached_property
@@ -99,41 +98,55 @@ class CallRows:
         return self._of_rows(self.q_still)
 
     def _of_rows(self, x: Float[Tensor, "batch head _ coordinate"]) -> Tensor:
-        at = self.call.at
-        if self.rows.dense and at is None:  # a view
-            x = x[:, :, 1 : self.position.shape[1] + 1]
-        elif at is None:
-            x = memory.pick(x, self.position)
+        at = self.position
+        if self.call.at is not None:
+            at = torch.searchsorted(self.call.at.cpu(), at.contiguous())
+            x = memory.pick(x, at)
+        elif self.rows.dense:  # a view
+            x = x[:, :, 1 : at.shape[1] + 1]
         else:
-            x = memory.pick(x, torch.searchsorted(at.cpu(), self.position.contiguous()))
+            x = memory.pick(x, at)
         return x.unflatten(1, (self.k.shape[1], -1))
 
     @cached_property
-    def mean_key(self) -> Float[Tensor, "batch kv_head row coordinate"]:
+    def first(self) -> Int[Tensor, "shared row"]:
+        """The first key that each row sees."""
+        return self.call.start[self.position]
+
+    @property
+    def reach(self) -> Float[Tensor, "2 offset"]:
+        """Weight of the rows that see each offset, at any key, and at one but the first."""
+        weight = self.rows.weight.double().flatten()
+        ends = weight.new_zeros(2, self.k.shape[2])
+        for nearest, at in enumerate(ends):
+            farthest = self.position - self.first.clamp(min=nearest)
+            at.index_add_(0, farthest.expand(self.rows.weight.shape).flatten(), weight)
+        return ends.flip(1).cumsum(1).flip(1)
+
+    @cached_property
+    def mean_key(self) -> Float[Tensor, "batch kv_head 1 row coordinate"]:
         """U K: the mean of the keys that each row sees."""
-        count = self.position + 1 - self.call.start[self.position]
-        total = self._sum_seen(self.k)
-        return total.div_(count.to(total.device)[:, None, :, None])
+        return self._mean_seen(torch.ones_like(self.sink_kind[:, :1, :1], dtype=torch.bool))
 
     @cached_property
     def mean_other_key(self) -> Float[Tensor, "batch kv_head shared_group row coordinate"]:
         """The mean of the keys that each row sees and that are no sinks; 0 without any."""
-        other = (self.sink_kind == 0)[..., None]
-        count = self._sum_seen(other.to(self.k.dtype).flatten(1, 2)).clamp(min=1)
-        total = self._sum_seen((self.k[:, :, None] * other).flatten(1, 2))
-        return total.unflatten(1, (self.k.shape[1], -1)) / count.unflatten(1, other.shape[1:3])
+        return self._mean_seen(self.sink_kind == 0)
 
-    def _sum_seen(
-        self, x: Float[Tensor, "batch any_head position value"]
-    ) -> Float[Tensor, "batch any_head row value"]:
-        """Sum over the keys that each row sees, from their running sum."""
-        start = self.call.start[self.position]
-        total = memory.running_sum(x)
+    def _mean_seen(
+        self, among: Bool[Tensor, "batch shared_kv_head shared_group position"]
+    ) -> Float[Tensor, "batch kv_head shared_group row coordinate"]:
+        """The mean of the keys `among` those that each row sees, from their running sums."""
+        count = self._sum_seen(among[..., None].to(self.k.dtype))
+        return self._sum_seen(self.k[:, :, None] * among[..., None]) / count.clamp(min=1)
+
+    def _sum_seen(self, x: Float[Tensor, "*head position value"]) -> Tensor:
+        total = memory.running_sum(x.flatten(1, 2))
         seen = memory.pick(total, self.position)
-        if start.any():
-            before = memory.pick(total, (start - 1).clamp(min=0))
-            seen -= before * (start > 0).to(x.device)[:, None, :, None]
-        return seen
+        if self.first.any():
+            before = memory.pick(total, (self.first - 1).clamp(min=0))
+            seen -= before * (self.first > 0).to(x.device)[:, None, :, None]
+        return seen.unflatten(1, x.shape[1:3])
 
     @cached_property
     def sink_positions(self) -> Int[Tensor, " sink"]:
@@ -183,7 +196,7 @@ class Block:
         self.of_call, self.call, self.planes = rows, rows.call, rows.planes
         self.heads, self._part = heads, part
         self.position, self.weight = rows.position[:, part], rows.weight[:, part]
-        self._first = self.call.start[self.position]
+        self._first = rows.first[:, part]
         # One key more than any row sees, where there is one: its weight is 0 in every row.
         low, high = max(int(self._first.min()) - 1, 0), int(self.position.max()) + 1
         self.keys, self._columns = range(low, high), slice(low, high)
@@ -207,7 +220,9 @@ class Block:
     @cached_property
     def scores(self) -> Float[Tensor, "batch kv_head group row key"]:
         """L_ij = s q_i k_j, after a soft-cap; so low where row i does not see j that A is 0."""
-        return self._scores("scores")
+        k = self.of_call.k_scaled[:, self.heads, self._columns]  # s k
+        scores = memory.products(self.q, k, out=self.buffer("scores"))
+        return self.hide(self.call.squash(scores))
 
     @property
     def attention(self) -> Float[Tensor, "batch kv_head group row key"]:
@@ -221,42 +236,7 @@ class Block:
 
     @cached_property
     def _softmax(self) -> tuple[Tensor, Tensor]:
-        """A and its logarithmic norm; A takes the memory of scores that nobody else reads."""
-        if self.call.softcap is None and "scores" not in vars(self):
-            return memory.softmax(self._scores("attention"))
         return memory.softmax(self.scores, out=self.buffer("attention"))
-
-    def _scores(self, name: str) -> Float[Tensor, "batch kv_head group row key"]:
-        k = self.of_call.k_scaled[:, self.heads, self._columns]  # s k
-        return self.hide(self.call.squash(memory.products(self.q, k, out=self.buffer(name))))
-
-    def buffer(self, name: str) -> Float[Tensor, "batch kv_head group row key"]:
-        """A matrix of this block, in memory that serves every block: fresh pages cost more."""
-        shape = (*self.q.shape[:4], len(self.keys))
-        size, buffers = math.prod(shape), self.of_call.buffers
-        if name not in buffers or len(buffers[name]) < size:
-            buffers[name] = self.k.new_empty(size)
-        return buffers[name][:size].view(shape)
-
-    def hide(
-        self, scores: Float[Tensor, "batch kv_head group row key"]
-    ) -> Float[Tensor, "batch kv_head group row key"]:
-        """`scores`, changed in place: `HIDDEN` at the keys that a row does not see."""
-        for columns, penalty in self._hidden:
-            scores[..., columns] += penalty
-        return scores
-
-    @cached_property
-    def _hidden(self) -> list[tuple[slice, Tensor]]:
-        """The columns that some row does not see, and what hides them from it."""
-        low, hidden = self.keys.start, []
-        seen_by_all = int(self._first.max()), int(self.position.min()) + 1
-        for begin, end in ((low, seen_by_all[0]), (seen_by_all[1], self.keys.stop)):
-            if begin < end:
-                seen = sees(self._first, self.position, torch.arange(begin, end))
-                penalty = torch.where(seen, 0.0, memory.HIDDEN)[:, None, None].to(self.k.device)
-                hidden.append((slice(begin - low, end - low), penalty))
-        return hidden
 
     @cached_property
     def read(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
@@ -266,12 +246,27 @@ class Block:
     @property
     def mean_key(self) -> Float[Tensor, "batch kv_head 1 row coordinate"]:
         """U K: the mean of the keys that each row sees."""
-        return self.of_call.mean_key[:, self.heads, None, self._part]
+        return self.of_call.mean_key[:, self.heads, :, self._part]
 
     @property
-    def mean_other_key(self) -> Float[Tensor, "batch kv_head shared_group row coordinate"]:
-        """The mean of the keys that each row sees and that are no sinks."""
-        return self.of_call.mean_other_key[:, self.heads, :, self._part]
+    def expected_score(self) -> Float[Tensor, "batch kv_head group row"]:
+        """sum_j A_ij L_ij, which without a soft-cap is s q_i (A K)_i."""
+        if self.call.softcap is None:
+            return self.call.scale * torch.linalg.vecdot(self.q, self.read)
+        return torch.linalg.vecdot(self.attention, self.scores)
+
+    @property
+    def information(self) -> Float[Tensor, "batch kv_head group row"]:
+        """KL(A_i || U_i): log of the keys that row i sees, less the entropy of A_i."""
+        expected = torch.linalg.vecdot(self.attention, self.scores)
+        return self.log_keys - (self.log_norm - expected)
+
+    @property
+    def log_keys(self) -> Float[Tensor, "shared 1 1 row"]:
+        """Logarithm of the number of keys that each row sees."""
+        return (self.position + 1 - self._first)[:, None, None].to(self.q).log()
+
+    # sinks
 
     @cached_property
     def sinks(self) -> Int[Tensor, " sink"]:
@@ -297,35 +292,52 @@ class Block:
         return (self.sink_attention.flatten(2, 3) @ self.k[:, :, self.sinks]).view_as(self.q)
 
     @property
-    def expected_score(self) -> Float[Tensor, "batch kv_head group row"]:
-        """sum_j A_ij L_ij, which without a soft-cap is s q_i (A K)_i."""
-        if self.call.softcap is None:
-            return self.call.scale * torch.linalg.vecdot(self.q, self.read)
-        return torch.linalg.vecdot(self.attention, self.scores)
+    def mean_other_key(self) -> Float[Tensor, "batch kv_head shared_group row coordinate"]:
+        """The mean of the keys that each row sees and that are no sinks."""
+        return self.of_call.mean_other_key[:, self.heads, :, self._part]
 
-    @property
-    def information(self) -> Float[Tensor, "batch kv_head group row"]:
-        """KL(A_i || U_i): log of the keys that row i sees, less the entropy of A_i."""
-        scores = self.scores  # read first, so that A does not take their memory
-        expected = torch.linalg.vecdot(self.attention, scores)
-        return self.log_keys - (self.log_norm - expected)
-
-    @property
-    def log_keys(self) -> Float[Tensor, "shared 1 1 row"]:
-        """Logarithm of the number of keys that each row sees."""
-        return (self.position + 1 - self._first)[:, None, None].to(self.q).log()
+    # keys and offsets
 
     @property
     def seen(self) -> Bool[Tensor, "shared row key"]:
         """Which keys each row sees."""
-        key = torch.arange(self.keys.start, self.keys.stop)
+        return self._sees(self.keys.start, self.keys.stop)
+
+    def _sees(self, begin: int, end: int) -> Bool[Tensor, "shared row key"]:
+        key = torch.arange(begin, end)
         return sees(self._first, self.position, key).to(self.k.device)
+
+    def hide(
+        self, scores: Float[Tensor, "batch kv_head group row key"]
+    ) -> Float[Tensor, "batch kv_head group row key"]:
+        """`scores`, changed in place: `HIDDEN` at the keys that a row does not see."""
+        for columns, penalty in self._hidden:
+            scores[..., columns] += penalty
+        return scores
+
+    @cached_property
+    def _hidden(self) -> list[tuple[slice, Tensor]]:
+        """The columns that some row does not see, and what hides them from it."""
+        low, hidden = self.keys.start, []
+        seen_by_all = int(self._first.max()), int(self.position.min()) + 1
+        for begin, end in ((low, seen_by_all[0]), (seen_by_all[1], self.keys.stop)):
+            if begin < end:
+                penalty = torch.where(self._sees(begin, end), 0.0, memory.HIDDEN)
+                hidden.append((slice(begin - low, end - low), penalty[:, None, None]))
+        return hidden
 
     @cached_property
     def offset(self) -> Int[Tensor, "shared row key"]:
         """How many tokens each key is behind the row; 0 for keys ahead."""
         column = torch.arange(len(self.keys), device=self.k.device)
         return (self.own[..., None] - column).clamp(min=0)
+
+    def sum_by_offset(
+        self, values: Float[Tensor, "batch kv_head group row key"]
+    ) -> Float[Tensor, "batch kv_head group offset"]:
+        """Weighted sum over the rows at each offset, without the first key: it is set to 0."""
+        dense = self.of_call.rows.dense
+        return memory.sum_by_offset(values, self.weight, None if dense else self.offset)
 
     def weigh(
         self, by_row: Float[Tensor, "batch kv_head group row"]
@@ -334,9 +346,10 @@ class Block:
         weighted = by_row * self.weight[:, None, None]
         return weighted.sum(-1).to("cpu", torch.float64).sum(0)
 
-    def sum_by_offset(
-        self, values: Float[Tensor, "batch kv_head group row key"]
-    ) -> Float[Tensor, "batch kv_head group offset"]:
-        """Weighted sum over the rows at each offset, without the first key: it is set to 0."""
-        dense = self.of_call.rows.dense
-        return memory.sum_by_offset(values, self.weight, None if dense else self.offset)
+    def buffer(self, name: str) -> Float[Tensor, "batch kv_head group row key"]:
+        """A matrix of this block, in memory that serves every block: fresh pages cost more."""
+        shape = (*self.q.shape[:4], len(self.keys))
+        size, buffers = math.prod(shape), self.of_call.buffers
+        if name not in buffers or len(buffers[name]) < size:
+            buffers[name] = self.k.new_empty(size)
+        return buffers[name][:size].view(shape)

@@ -54,6 +54,11 @@ class AttentionCall:
             )
         return self.interval
 
+    @property
+    def farthest(self) -> int:
+        """The farthest offset that any row sees."""
+        return int((torch.arange(len(self.start)) - self.start).max())
+
     def seen_by(self, row: Int[Tensor, " some"]) -> Bool[Tensor, "_ some key"]:
         """Which keys some rows of `query` see, in one table for all sequences or one each."""
         if self.visible is not None:

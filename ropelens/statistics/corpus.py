@@ -11,7 +11,7 @@ narrow: they resample groups of sequences.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -66,11 +66,11 @@ class Corpus:
         named: Iterable[int] = (),
     ) -> Corpus:
         """Sequences cut from `documents`; `bos` at the start and `named` tokens are sinks."""
-        kinds = known_sinks(tokens, bos=bos, named=named)
         padding = torch.arange(tokens.shape[1]) >= lengths[:, None]
-        sinks = kinds.masked_fill(padding[:, None], 0)
-        group, long = deal(documents, len(tokens)), _long(lengths)
-        fold = _folds(lengths, group)
+        sinks = known_sinks(tokens, bos=bos, named=named).masked_fill(padding[:, None], 0)
+        group, ordered = deal(documents, len(tokens)), lengths.sort(descending=True).values
+        half = (2 * ordered.cumsum(0) < ordered.sum()).sum()
+        long, fold = lengths >= LONG * ordered[half], _folds(lengths, group)
         return cls(tokens, lengths, group, sinks, fold, long, len(fold[long].unique()) < 2)
 
     def __len__(self) -> int:
@@ -90,15 +90,9 @@ class Corpus:
     def part(self, chosen: slice | list[int], *, width: int | None = None) -> Corpus:
         """Some of the sequences, to their longest or to `width` positions."""
         width = int(self.lengths[chosen].max()) if width is None else width
-        return Corpus(
-            self.tokens[chosen, :width],
-            self.lengths[chosen],
-            self.group[chosen],
-            self.sinks[chosen, :, :width],
-            self.fold[chosen],
-            self.long[chosen],
-            self.alone,
-        )
+        each = {name: vars(self)[name][chosen] for name in ("lengths", "group", "fold", "long")}
+        tokens, sinks = self.tokens[chosen, :width], self.sinks[chosen, :, :width]
+        return replace(self, tokens=tokens, sinks=sinks, **each)
 
 
 def deal(documents: Documents | None, sequences: int) -> Int[Tensor, " sequence"]:
@@ -151,13 +145,6 @@ def known_sinks(
         kinds[tokens == begins[0]] = first
     kinds[:, 0] = first
     return kinds[:, None]
-
-
-def _long(lengths: Int[Tensor, " sequence"]) -> Bool[Tensor, " sequence"]:
-    """Which sequences are not much shorter than those of most tokens."""
-    ordered = lengths.sort(descending=True).values
-    half = (2 * ordered.cumsum(0) < ordered.sum()).sum()
-    return lengths >= LONG * ordered[half]
 
 
 def _folds(

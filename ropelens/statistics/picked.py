@@ -54,21 +54,21 @@ class Rotation:
 
 @dataclass(frozen=True)
 class PickedSums:
-    """Sums over the rows of each group of sequences, weighted; scores in nats.
+    """Weighted sums over the rows of each sequence, or group of sequences; scores in nats.
 
     `product` is s q~ conj(k~) of the picked key by term, `distance` how many tokens back it
     stands. `level` is the mean score of the other keys, at their own places under each
-    rotation. `wins` counts, over all groups, the rows in which the picked key scores above all
-    of them when moved to a distance, `kept` those in which it does so at its own place. A tie
-    is no win. `weight` counts the rows.
+    rotation. `wins` counts the rows in which the picked key scores above all of them when moved
+    to a distance, `kept` those in which it does so at its own place. A tie is no win. `weight`
+    counts the rows.
     """
 
     weight: Float[Tensor, " group"]
     distance: Float[Tensor, "group head"]
     product: Complex[Tensor, "group head term"]
     level: Float[Tensor, "group head rotation"]
-    wins: Float[Tensor, "head rotation distance"]
-    kept: Float[Tensor, "head rotation"]
+    wins: Float[Tensor, "group head rotation distance"]
+    kept: Float[Tensor, "group head rotation"]
 
     def __add__(self, other: PickedSums) -> PickedSums:
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
@@ -101,24 +101,26 @@ def sum_picked(
         new_query, new_key = (turn(x, at, planes, rotation.side) for x in (query, key))
         calls.append(replace(calls[0], query=new_query, key=new_key))
     blocks = (CallRows(each, rows, planes).blocks(slice(0, len(heads))) for each in calls)
-    parts = [
-        _sum_block(each, rotations, distances, group=group, groups=groups, rounding=rounding)
+    parts = (
+        _sum_block(*each, rotations=rotations, distances=distances, rounding=rounding)
         for each in zip(*blocks, strict=True)
-    ]
-    return reduce(add, parts)
+    )
+    of_sequences = reduce(add, parts)
+    sums = (x.cpu() for x in vars(of_sequences).values())
+    return PickedSums(
+        *(x.new_zeros(groups, *x.shape[1:]).index_add_(0, group, x) for x in sums)
+    )
 
 
 def _sum_block(
-    blocks: tuple[Block, ...],
+    own: Block,
+    *turned: Block,
     rotations: list[Rotation],
     distances: Float[Tensor, " distance"],
-    *,
-    group: Int[Tensor, " batch"],
-    groups: int,
     rounding: float,
 ) -> PickedSums:
-    """The weighted sums over some rows, whose `blocks` are the model's and each rotation's."""
-    own, device = blocks[0], blocks[0].k.device
+    """The sums over some rows of each sequence: the model's block, and each rotation's."""
+    device = own.k.device
     column = torch.arange(len(own.keys), device=device)
     choice = own.seen & (column < own.own[..., None]) & (column + own.keys.start > 0)
     choice = choice[:, None]
@@ -127,15 +129,11 @@ def _sum_block(
     count, product = others.sum(-1), _products(own, picked)
     weight = own.weight.double() * others[:, 0].any(-1)
 
-    def total(x: Tensor) -> Tensor:
-        weighted = x * weight.view(len(x), 1, -1, *[1] * (x.ndim - 3)).to(x.dtype)
-        return weighted.sum(2).cpu()
+    def total(x: Float[Tensor, "batch head row *value"]) -> Tensor:
+        return torch.einsum("br,bhr...->bh...", weight.to(x.dtype), x)
 
-    def by_group(x: Tensor) -> Tensor:
-        return torch.zeros(groups, *x.shape[1:], dtype=x.dtype).index_add_(0, group, x)
-
-    each = []
-    for block, rotation in zip(blocks[1:], rotations, strict=True):
+    levels, wins, kept = [], [], []
+    for block, rotation in zip(turned, rotations, strict=True):
         scores = block.scores[:, :, 0]
         mean = scores.masked_fill(~others, 0).sum(-1, dtype=torch.float64) / count.clamp(min=1)
         largest = scores.masked_fill(~others, -torch.inf).amax(-1).double()
@@ -143,18 +141,17 @@ def _sum_block(
         term = product * rotation.gain.to(device)
         to_beat = largest + rounding * term.abs().sum(-1)
         moved = moved_scores(term, rotation.inv_freq.to(device), distances.to(device))
-        wins = (moved > to_beat[..., None]).double()
-        unmoved = scores.gather(-1, picked[..., None])[..., 0].double()
-        kept = (unmoved > to_beat).double()
-        each.append((total(mean), total(wins).sum(0), total(kept).sum(0)))
-    levels, all_wins, all_kept = zip(*each, strict=True)
+        unmoved = scores.gather(-1, picked[..., None])[..., 0]
+        levels.append(total(mean))
+        wins.append(total((moved > to_beat[..., None]).double()))
+        kept.append(total((unmoved > to_beat).double()))
     return PickedSums(
-        weight=by_group(weight.sum(1).cpu()),
-        distance=by_group(total((own.own[:, None] - picked).double())),
-        product=by_group(total(product)),
-        level=by_group(torch.stack(levels, dim=-1)),
-        wins=torch.stack(all_wins, dim=1),
-        kept=torch.stack(all_kept, dim=-1),
+        weight=weight.sum(1),
+        distance=total((own.own[:, None] - picked).double()),
+        product=total(product),
+        level=torch.stack(levels, dim=-1),
+        wins=torch.stack(wins, dim=2),
+        kept=torch.stack(kept, dim=-1),
     )
 
 

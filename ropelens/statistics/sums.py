@@ -1,10 +1,9 @@
-"""Running sums over a corpus, how two of them add, and the means of a layer."""
+"""Running sums over the attention of a layer: of one call, of a corpus, and their means."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,46 +11,105 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ropelens.errors import BadArgument
 from ropelens.rope.planes import Planes, plane_norms
-from ropelens.statistics.attention import SequenceSums
+from ropelens.statistics.block import Block, CallRows
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import GROUPS
 from ropelens.statistics.intervals import mean_and_error
 from ropelens.statistics.kernel import offset_edges, sum_bins
+from ropelens.statistics.rows import Rows
 from ropelens.statistics.variables import Statistic
+
+SequenceSums = dict[str, Float[Tensor, "batch _ ..."]]
+"""Sums over the tokens or rows of each sequence, by the names of the statistics, in float64."""
+
+
+def sum_attention(rows: CallRows, statistics: Sequence[Statistic]) -> SequenceSums:
+    """The sums of one attention call over its tokens and `rows`; padding has no weight.
+
+    Raises `BadArgument` for a statistic that has no value for every row of a block.
+    """
+    sums: SequenceSums = {}
+    padding = rows.places >= rows.rows.length.to(rows.places.device)[:, None]
+    for statistic in statistics:
+        if statistic.over == "tokens":
+            values = statistic.of(rows).masked_fill(padding[:, None, :, None], 0)
+            sums[statistic.name] = values.sum(2).double()
+    by_row = [statistic for statistic in statistics if statistic.over != "tokens"]
+    heads, keys = rows.q.shape[1], rows.k.shape[2]
+    for block in rows.blocks() if by_row else ():
+        # All functions have run before sums by offset set the first key of their values to 0.
+        values = {row.name: _values(row, block) for row in by_row}
+        for row in by_row:
+            part = _sum_rows(row, values[row.name], block)
+            if row.over == "offsets":
+                part = pad(part, (0, keys - part.shape[-1]))
+            if row.name not in sums:
+                shape = (len(part), heads, *part.shape[3:])
+                sums[row.name] = part.new_zeros(shape, dtype=torch.float64)
+            sums[row.name][:, block.query_heads] += part.flatten(1, 2)
+    return {name: x.cpu() for name, x in sums.items()}  # once: a GPU does not wait for blocks
+
+
+def _values(statistic: Statistic, block: Block) -> Tensor:
+    """The values of a statistic on a block, which must be there for every row."""
+    values, keys = statistic.of(block), [len(block.keys)] * (statistic.over == "offsets")
+    wanted = (*block.q.shape[:4], *keys)
+    if values.shape[: len(wanted)] != wanted or values.ndim > 5:
+        raise BadArgument(
+            f"The statistic {statistic.name!r} has no value for every row.",
+            seen=f"shape {tuple(values.shape)}; a block has {tuple(wanted)}",
+            attempt="values [batch, kv_head, group, row], over offsets [..., row, key]",
+        )
+    return values
+
+
+def _sum_rows(
+    statistic: Statistic, values: Tensor, block: Block
+) -> Float[Tensor, "batch kv_head group *value"]:
+    """The weighted sum over the rows of a block."""
+    if statistic.over == "offsets":
+        return block.sum_by_offset(values)
+    if values.ndim == 4:
+        return (values @ block.weight[:, None, :, None])[..., 0]
+    scale = block.call.scale if statistic.dims[-1] == "coordinate" else 1
+    return scale * (block.weight[:, None, None, None] @ values)[..., 0, :]
 
 
 @dataclass(frozen=True)
 class LayerSums:
     """Sums of one layer by the names of the statistics, in their units.
 
-    `start[i]` is the first key that the row at position i sees, `scale` that of the scores.
-    Sums by offset are sums by bin of offsets.
+    `scale` is that of the scores. Rows see offsets up to `farthest`; `reach` has the weight of
+    those that see each offset, at any key and at a key other than position 0. Sums by offset
+    are sums by bin of offsets.
     """
 
-    start: Int[Tensor, " position"]
     scale: float
+    farthest: int
+    reach: Float[Tensor, "2 offset"]
     sums: dict[str, Float[Tensor, "_ ..."]]
 
     @classmethod
     def of(
-        cls, sums: SequenceSums, call: AttentionCall, statistics: Sequence[Statistic]
+        cls, sums: SequenceSums, rows: CallRows, statistics: Sequence[Statistic]
     ) -> LayerSums:
         """Sums of a batch of sequences."""
-        edges = offset_edges(len(call.start))
+        edges = offset_edges(rows.k.shape[2])
         by_offset = [row.name for row in statistics if row.over == "offsets"]
         binned = {name: sum_bins(sums[name], edges) for name in by_offset}
         pooled = {name: x.sum(0) for name, x in (sums | binned).items()}
-        return cls(start=call.start, scale=call.scale, sums=pooled)
+        return cls(rows.call.scale, rows.call.farthest, reach=rows.reach, sums=pooled)
 
     def __add__(self, other: LayerSums) -> LayerSums:
         """The sums of both corpora; the longer context sets the bins."""
-        longer, shorter = self, other
-        if len(longer.start) < len(shorter.start):
-            longer, shorter = other, self
-        assert torch.equal(longer.start[: len(shorter.start)], shorter.start)
-        sums = {name: _add(x, shorter.sums[name]) for name, x in longer.sums.items()}
-        return replace(longer, sums=sums)
+        return LayerSums(
+            self.scale,
+            farthest=max(self.farthest, other.farthest),
+            reach=_add(self.reach, other.reach),
+            sums={name: _add(x, other.sums[name]) for name, x in self.sums.items()},
+        )
 
 
 @dataclass(frozen=True)
@@ -101,7 +159,7 @@ class LayerMeans:
         self.sums, self.whole, self.planes, self.scale = sums, whole, planes, sums.scale
         self._over = {row.name: row.over for row in statistics}
         self.row_weight = whole.row_weight.sum(0)
-        self.edges: Int[Tensor, " edge"] = offset_edges(len(sums.start))
+        self.edges: Int[Tensor, " edge"] = offset_edges(sums.reach.shape[1])
 
     def __getitem__(self, name: str) -> Float[Tensor, " head *value"]:
         """The mean of a statistic over tokens or rows."""
@@ -112,13 +170,11 @@ class LayerMeans:
         """Length of each plane of `x`."""
         return plane_norms(x, self.planes)
 
-    @cached_property
+    @property
     def offset_share(self) -> Float[Tensor, " bin"]:
         """Share of rows that see each bin's first offset at a key other than position 0."""
-        start = self.sums.start
-        choices = torch.arange(len(start)) - start.clamp(min=1) + 1
-        reached = choices[:, None] > self.edges[:-1]
-        return (self.row_weight @ reached.double()) / self.row_weight.sum()
+        reach = pad(self.sums.reach[1], (0, int(self.edges[-1])))
+        return reach[self.edges[:-1]] / self.row_weight.sum()
 
 
 def mean_loss(
@@ -148,12 +204,45 @@ def by_group(
     return values.new_zeros(GROUPS, *values.shape[1:]).index_add_(0, group, values)
 
 
-def _add(longer: Tensor, shorter: Tensor) -> Tensor:
+def _add(one: Tensor, other: Tensor) -> Tensor:
     """Sum of two arrays, the shorter along the last axis filled up with 0."""
-    missing = longer.shape[-1] - shorter.shape[-1]
-    return pad(longer, (0, max(-missing, 0))) + pad(shorter, (0, max(missing, 0)))
+    missing = one.shape[-1] - other.shape[-1]
+    return pad(one, (0, max(-missing, 0))) + pad(other, (0, max(missing, 0)))
 
 
 def _merged(one: dict[int, Any], other: dict[int, Any]) -> dict[int, Any]:
     """The union of both, with a sum for each layer that both have."""
     return one | {layer: one[layer] + x if layer in one else x for layer, x in other.items()}
+
+
+def attention_change(
+    before: AttentionCall, after: AttentionCall, rows: Rows
+) -> Float[Tensor, "batch head"]:
+    """Sum over `rows` of KL(A_before || A_after), in nats, by their weights.
+
+    The divergence between the weights of a row over the keys that it sees, the same in both
+    calls: after soft-cap and mask, with the weight of a learned sink as one key more. Exactly 0
+    where both calls have the same queries and keys. As torch.distributions.kl_divergence of two
+    `Categorical`s.
+    """
+    still = Planes(torch.zeros(0), after.query.shape[-1], "none")
+    total = torch.zeros(after.query.shape[:2], dtype=torch.float64)
+    sides = [CallRows(call, rows, still) for call in (before, after)]
+    blocks = (side.blocks(slice(0, side.k.shape[1])) for side in sides)
+    for pair in zip(*blocks, strict=True):
+        before_log, after_log = map(_log_weights, pair)
+        # Where chances are 0 so is the term: hidden keys have the same finite score twice.
+        ratio = before_log - after_log
+        divergence = before_log.exp_().mul_(ratio).sum(-1)
+        weighted = divergence * pair[0].weight[:, None]
+        total += weighted.sum(-1).to("cpu", torch.float64)
+    return total
+
+
+def _log_weights(block: Block) -> Float[Tensor, "batch head row key"]:
+    """Logarithms of the weights of the rows; a learned sink comes last."""
+    scores = block.scores.flatten(1, 2)
+    if block.call.sink_logits is not None:
+        sink = block.call.sink_logits.to(scores)[None, :, None, None]
+        scores = torch.cat([scores, sink.expand(*scores.shape[:3], 1)], dim=-1)
+    return scores.log_softmax(-1)

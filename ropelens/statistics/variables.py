@@ -201,24 +201,17 @@ What is neither `Statistic` nor `Derived` comes from models fitted to some rows
 
 STATISTICS = tuple(row for row in MEASURES if isinstance(row, Statistic))
 
-INDICES = _table("""
+AXES = _table("""
 layer (layer): index of the layer
 head (head): index of the query head in its layer
 kv_head (kv_head): index of the key-value head in its layer
 frequency (frequency): index of the plane, 0 turns fastest
-""")
-
-AXES = _table("""
 inv_freq (layer, frequency) rad/token: angular frequency of the plane
 wavelength (layer, frequency) token: tokens per turn of the plane
 head_wavelength (layer, head, frequency) token: tokens per turn of the plane in the head
 offset_start (offset_bin) token: first offset of the bin
 offset_stop (offset_bin) token: first offset beyond the bin
 farthest_offset (layer) token: farthest offset that a row of the layer sees
-""")
-"""What a profile says of its planes and bins of offsets."""
-
-EXCERPTS = _table("""
 excerpt_token (excerpt, excerpt_key): token of the excerpt
 excerpt_length (excerpt) token: tokens
 excerpt_attention (excerpt, layer, head, excerpt_query, excerpt_key) 1: attention on the excerpt
@@ -229,7 +222,7 @@ excerpt_key_still (excerpt, layer, kv_head, excerpt_key, coordinate) 1: key with
 excerpt_scale (layer) 1: scale of the scores
 excerpt_planes (layer): planes
 """)
-"""What a profile has of excerpts of its text."""
+"""What a profile says of its planes, its bins of offsets, and excerpts of its text."""
 
 CAPTURE = _table("""
 q_still (head, query, frequency, part) 1: query without its rotation

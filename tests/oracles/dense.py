@@ -41,7 +41,7 @@ def row_sums(
 ) -> dict[str, Tensor]:
     """One head's sums over the rows from position 1 on.
 
-    `offset_mass` leaves position 0 out; `previous_token` counts it, in the row of position 1.
+    `offset_mass` and `offset_share` leave position 0 out.
     """
     query, key = call.query[head], call.key[head // (len(call.query) // len(call.key))]
     visible, attention = call.visible[1:], call.attention[head][1:]
@@ -72,8 +72,6 @@ def row_sums(
         "offset_mass": by_offset,
         "offset_share": sees,
         "sink_mass": (a * sinks).sum(),
-        "self_mass": a.diagonal(1).sum(),
-        "previous_token": a.diagonal(0).sum(),
         "entropy_bits": -negative_entropy.sum() * BITS,
         "total_bits": (log_count + negative_entropy).sum() * BITS,
         "learned_sink_mass": (1 - of_keys).sum(),
@@ -173,6 +171,8 @@ def layer_statistics(
         coherence = np.divide(length, norm, out=np.zeros_like(norm), where=norm > 0)
         result[f"{name}_norm"] = by_frequency(norm)
         result[f"{name}_coherence"] = by_frequency(coherence)
+    for offset, name in enumerate(["self_mass", "previous_token"]):  # of rows that see it
+        result[name] = mean["offset_mass"][:, offset] / mean["offset_share"][:, offset]
     result["offset_mass"] = np.stack(
         [mean["offset_mass"][..., a:b].sum(-1) for a, b in bins], axis=-1
     )

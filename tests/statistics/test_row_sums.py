@@ -13,10 +13,10 @@ from torch import Tensor
 
 from ropelens.rope.planes import Planes, plane_norms, unrotate
 from ropelens.statistics import memory
-from ropelens.statistics.attention import sum_attention
 from ropelens.statistics.block import CallRows
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.rows import all_rows, sample_rows
+from ropelens.statistics.sums import sum_attention
 from ropelens.statistics.variables import STATISTICS
 
 few = settings(deadline=None, max_examples=25, derandomize=True)
@@ -78,8 +78,8 @@ def test_terms_add_up_to_the_score_and_lengths_bound_them(planes: Planes, seed: 
 
 
 @st.composite
-def any_call(draw: st.DrawFn) -> tuple[AttentionCall, Planes, Tensor]:
-    """An attention call of any shape, its planes, and lengths of which one is full."""
+def any_call(draw: st.DrawFn) -> tuple[AttentionCall, Planes, Tensor, Tensor]:
+    """An attention call of any shape, its planes, lengths of which one is full, and sinks."""
     planes = draw(any_planes())
     batch, kv_heads, group = (draw(st.integers(1, 3)) for _ in range(3))
     context = draw(st.sampled_from([2, 3, 17, 40]))
@@ -88,6 +88,11 @@ def any_call(draw: st.DrawFn) -> tuple[AttentionCall, Planes, Tensor]:
     q = normal(batch, kv_heads * group, context, planes.head_dim, seed=seed)
     k = normal(batch, kv_heads, context, planes.head_dim, seed=seed + 1)
     lengths = torch.tensor([context, *draw(st.permutations(range(2, context + 2)))][:batch])
+    generator = torch.Generator().manual_seed(seed)
+    shared = draw(st.sampled_from([1, kv_heads * group]))
+    sinks = torch.randint(0, 9, (batch, shared, context), generator=generator)
+    sinks = sinks * (sinks <= 3)
+    sinks[..., 0] = draw(st.integers(0, 1))
     call = AttentionCall(
         layer=0,
         query=q,
@@ -99,13 +104,13 @@ def any_call(draw: st.DrawFn) -> tuple[AttentionCall, Planes, Tensor]:
         sink_logits=draw(st.sampled_from([None, normal(kv_heads * group, seed=seed)])),
         interval=(torch.arange(context) - window + 1).clamp_min(0),
     )
-    return call, planes, lengths.clamp(max=context)
+    return call, planes, lengths.clamp(max=context), sinks
 
 
 def brute_force(
     call: AttentionCall,
-    planes: Planes,
     rows: list[tuple[int, float]],
+    sinks: Tensor,
     *,
     sequence: int,
     head: int,
@@ -113,6 +118,8 @@ def brute_force(
     """Sums over `rows` (position, weight) of one head, one row and one key at a time."""
     kv_head = head // (call.query.shape[1] // call.key.shape[1])
     q, k = call.query[sequence, head], call.key[sequence, kv_head]
+    seen = call.seen_by(torch.arange(len(q)))
+    seen = seen[min(sequence, len(seen) - 1)]
 
     def squashed(x: Tensor) -> Tensor:
         return x if call.softcap is None else call.softcap * torch.tanh(x / call.softcap)
@@ -120,20 +127,22 @@ def brute_force(
     names = ("sink_mass", "entropy", "learned_sink_mass", "law")
     sums = {name: torch.zeros(1, dtype=torch.float64) for name in names}
     sums["offset_mass"] = torch.zeros(len(q), dtype=torch.float64)
-    sums["selectivity"] = torch.zeros_like(q[0])
+    sums["selectivity"], sums["selectivity_keys"] = torch.zeros(2, q.shape[1]).double()
     for i, weight in rows:
-        keys = range(int(call.start[i]), i + 1)
+        keys = [j for j in range(len(k)) if seen[i, j]]
         terms = torch.stack([call.scale * q[i] * k[j] for j in keys])
         scores = squashed(terms.sum(1))
         log_a = scores.log_softmax(0)
-        a = log_a.exp()
+        a, other = log_a.exp(), sinks[keys] == 0
         sums["selectivity"] += weight * ((a - 1 / len(keys))[:, None] * terms).sum(0)
         sums["law"] += weight * ((a - 1 / len(keys)) * terms.sum(1)).sum()
         sums["entropy"] -= weight * (a * log_a).sum()
+        sums["sink_mass"] += weight * a[~other].sum()
+        if other.any():
+            evenly = (1 - a[~other].sum()) * terms[other].mean(0)
+            sums["selectivity_keys"] += weight * (a[other] @ terms[other] - evenly)
         for j, mass in zip(keys, a, strict=True):
-            if j == 0:
-                sums["sink_mass"] += weight * mass
-            else:
+            if 0 < j <= i:
                 sums["offset_mass"][i - j] += weight * mass
         if call.sink_logits is not None:
             everything = torch.cat([scores, call.sink_logits[head, None]])
@@ -141,33 +150,27 @@ def brute_force(
     return sums
 
 
-@settings(deadline=None, max_examples=60, derandomize=True)
+@settings(deadline=None, max_examples=80, derandomize=True)
 @given(
     made=any_call(), count=st.sampled_from([None, 1, 4, 16]), block=st.sampled_from([1, 2**19])
 )
-def test_row_sums_by_brute_force(
-    made: tuple[AttentionCall, Planes, Tensor], count: int | None, block: int
-):
+def test_row_sums_by_brute_force(made: tuple, count: int | None, block: int):
     """Any heads, windows, soft-caps, sinks, padding, samples and blocks."""
-    call, planes, lengths = made
+    call, planes, lengths, sinks = made
     rows = all_rows(lengths) if count is None else sample_rows(lengths, count=count, seed=3)
     before, memory.BLOCK_ELEMENTS["cpu"] = memory.BLOCK_ELEMENTS["cpu"], block
     try:
-        sums = sum_attention(CallRows(call, rows, planes), STATISTICS)
+        sums = sum_attention(CallRows(call, rows, planes, sinks=sinks), STATISTICS)
     finally:
         memory.BLOCK_ELEMENTS["cpu"] = before
     for sequence, head in itertools.product(*map(range, call.query.shape[:2])):
-        taken = [
-            (int(position), float(weight))
-            for position, weight in zip(
-                rows.position[min(sequence, len(rows.position) - 1)],
-                rows.weight[sequence],
-                strict=True,
-            )
-            if weight
-        ]
+        each = zip(
+            rows.position[sequence].tolist(), rows.weight[sequence].tolist(), strict=True
+        )
+        taken = [(position, weight) for position, weight in each if weight]
         assert all(1 <= position < lengths[sequence] for position, _ in taken)
-        expected = brute_force(call, planes, taken, sequence=sequence, head=head)
+        kind = sinks[sequence, head % sinks.shape[1]]
+        expected = brute_force(call, taken, kind, sequence=sequence, head=head)
         law = sums["selectivity"][sequence, head].sum()
         torch.testing.assert_close(law[None], expected.pop("law"), rtol=1e-9, atol=1e-9)
         for name, value in expected.items():

@@ -1,116 +1,29 @@
-"""Sinks wherever they stand, and selectivity split into what they take and the rest."""
+"""Which keys are sinks: by their place, by their token, by the attention that they take."""
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from oracles.handmade import call_of
 from oracles.tiny import random_tokens, tiny
 from torch import Tensor
 
 import ropelens as rl
 from ropelens.rope.planes import Planes
-from ropelens.statistics import memory
-from ropelens.statistics.attention import sum_attention
 from ropelens.statistics.block import CallRows
 from ropelens.statistics.budget.held_out import find_sinks, with_found
 from ropelens.statistics.call import AttentionCall, attention_map
 from ropelens.statistics.corpus import known_sinks
 from ropelens.statistics.rows import Rows, all_rows, sample_rows
-from ropelens.statistics.variables import named
-
-few = settings(deadline=None, max_examples=25, derandomize=True)
-seeds = st.integers(0, 2**20)
-
-
-def random_call(*, seed: int, context: int, window: int, sharpness: float) -> AttentionCall:
-    generator = torch.Generator().manual_seed(seed)
-    q = torch.randn(3, 4, context, 8, generator=generator, dtype=torch.float64)
-    k = torch.randn(3, 2, context, 8, generator=generator, dtype=torch.float64)
-    return call_of(q, k, scale=sharpness, window=window)
-
 
 PLANES = Planes(torch.tensor([1.0, 0.1, 0.01]), head_dim=8, pairing="half")
 
 
 def found_in(call: AttentionCall, rows: Rows, known: Tensor) -> Tensor:
     return find_sinks(CallRows(call, rows, PLANES, sinks=known))
-
-
-def both_parts(call: AttentionCall, rows: Rows, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """By plane [batch, head, term]: of sinks, of keys; and the attention on sinks."""
-    of_rows = named("selectivity", "selectivity_keys", "sink_mass")
-    sums = sum_attention(CallRows(call, rows, PLANES, sinks=sinks), of_rows)
-    whole, keys = (PLANES.sum_coordinates(sums[row.name]) for row in of_rows[:2])
-    return whole - keys, keys, sums["sink_mass"]
-
-
-def dense(call: AttentionCall, rows: Rows, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The formulas, one row at a time: as `both_parts`."""
-    attention = attention_map(call)
-    shape = (*call.query.shape[:2], PLANES.terms)
-    on_sinks, on_keys = torch.zeros(shape).double(), torch.zeros(shape).double()
-    mass = torch.zeros(shape[:2]).double()
-    for b, h in itertools.product(*map(range, shape[:2])):
-        kind = sinks[b, h if sinks.shape[1] > 1 else 0]
-        for i, weight in zip(rows.position[b], rows.weight[b], strict=True):
-            keys = torch.arange(int(call.start[i]), int(i) + 1)
-            c = PLANES.sum_coordinates(call.query[b, h, i] * call.key[b, h // 2, keys])
-            c, a, other = call.scale * c, attention[b, h, i, keys], kind[keys] == 0
-            mass[b, h] += weight * a[~other].sum()
-            rest = torch.zeros(PLANES.terms).double()
-            if other.any():
-                rest = a[other] @ c[other] - (1 - a[~other].sum()) * c[other].mean(0)
-            on_keys[b, h] += weight * rest
-            on_sinks[b, h] += weight * (a @ c - c.mean(0) - rest)
-    return on_sinks, on_keys, mass
-
-
-@few
-@given(
-    seed=seeds,
-    window=st.sampled_from([3, 1000]),
-    sharpness=st.sampled_from([0.1, 1.0]),
-    sampled=st.booleans(),
-    by_head=st.booleans(),
-)
-def test_both_parts_by_brute_force_and_their_sum(seed, window, sharpness, sampled, by_head):
-    call = random_call(seed=seed, context=19, window=window, sharpness=sharpness)
-    length = torch.tensor([19, 12, 2])
-    rows = sample_rows(length, count=5, seed=seed) if sampled else all_rows(length)
-    generator = torch.Generator().manual_seed(seed)
-    sinks = torch.randint(0, 9, (3, 4 if by_head else 1, 19), generator=generator)
-    sinks = sinks * (sinks <= 3)
-    sinks[..., 0] = 1
-    ours = both_parts(call, rows, sinks)
-    for part, true in zip(ours, dense(call, rows, sinks), strict=True):
-        torch.testing.assert_close(part.view_as(true), true)
-
-
-@pytest.mark.parametrize("by_head", [False, True])
-def test_blocks_that_see_no_sink(by_head: bool, monkeypatch: pytest.MonkeyPatch):
-    """A window beyond position 0: rows see no sink, and all that they choose is keys."""
-    call = random_call(seed=1, context=30, window=4, sharpness=1.0)
-    length = torch.tensor([30, 30, 30])
-    sinks = torch.zeros(3, 4 if by_head else 1, 30, dtype=torch.long)
-    sinks[..., 0] = 1
-    monkeypatch.setitem(memory.BLOCK_ELEMENTS, "cpu", 1)
-    for rows in (all_rows(length), sample_rows(length, count=6, seed=0)):
-        for part, true in zip(
-            both_parts(call, rows, sinks), dense(call, rows, sinks), strict=True
-        ):
-            torch.testing.assert_close(part.view_as(true), true)
-    nothing = torch.zeros_like(sinks)
-    on_sinks, _, mass = both_parts(call, rows, nothing)
-    torch.testing.assert_close(on_sinks, torch.zeros_like(on_sinks))
-    assert not mass.any()
-    assert not found_in(call, all_rows(length), nothing).any()
 
 
 def kinds(tokens: list[list[int]], *, bos: int | None, named: tuple[int, ...] = ()) -> list:
@@ -189,7 +102,10 @@ def test_keys_that_take_most_rows_attention_are_found(key, share, only, found):
 
 def test_sinks_are_found_by_the_rows_behind_them_by_brute_force():
     """Sampled rows, windows and sequences of different lengths: means one key at a time."""
-    call = random_call(seed=3, context=60, window=40, sharpness=2.0)
+    generator = torch.Generator().manual_seed(3)
+    q = torch.randn(3, 4, 60, 8, generator=generator, dtype=torch.float64)
+    k = torch.randn(3, 2, 60, 8, generator=generator, dtype=torch.float64)
+    call = call_of(q, k, scale=2.0, window=40)
     lengths = torch.tensor([60, 50, 41])
     call.key[:, 0, 6] *= 5  # so that some keys take much
     for rows in (all_rows(lengths), sample_rows(lengths, count=30, seed=1)):

@@ -13,7 +13,6 @@ from scipy import stats
 
 from ropelens.rope.planes import Planes
 from ropelens.rope.turn import Side, turn
-from ropelens.statistics.attention import sum_attention
 from ropelens.statistics.block import CallRows
 from ropelens.statistics.budget.claim import _bounds, correlations, judge, rank_correlation
 from ropelens.statistics.budget.logit import SCORES, fit, score
@@ -21,6 +20,7 @@ from ropelens.statistics.budget.surrogates import _orders, draw_surrogates
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import known_sinks
 from ropelens.statistics.rows import sample_rows
+from ropelens.statistics.sums import sum_attention
 from ropelens.statistics.variables import named
 
 
