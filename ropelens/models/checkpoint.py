@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePath
+from typing import Any
 
 from accelerate import init_empty_weights
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -42,7 +42,6 @@ TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model"),
     *("sentencepiece.bpe.model", "tekken.json", "tiktoken.model", "*.tiktoken"),
 )
-GGUF = ".gguf"
 COUNTS = ("vocab_size", "hidden_size", "num_attention_heads", "num_hidden_layers")
 
 
@@ -68,19 +67,35 @@ def locate(name: str, loading: Loading, *, weights: bool = True) -> Checkpoint:
     first, _, which = name.partition(":")
     path = bundled_path(which or "rope") if first == "bundled" else at_home(name)
     if os.path.isdir(path):  # noqa: PTH112 (False for a name of any length)
-        whole, files = path / "config.json", list(path.glob(f"*{GGUF}"))
+        whole, files = path / "config.json", list(path.glob("*.gguf"))
         path = files[0] if len(files) == 1 and not whole.is_file() else path
-    elif not (path.suffix == GGUF and path.is_file()):
-        folder = _from_hub(name, loading, weights=weights)
-        return Checkpoint(name, folder, revision=folder.name)
+    elif not (path.suffix == ".gguf" and path.is_file()):
+        at = f" at revision {loading.revision}" * bool(loading.revision)
+        with explained(
+            f"There is no checkpoint called {name:.80}{at}, and no folder here.",
+            "a model of the Hub that is not in the cache needs the network (and "
+            "HF_HUB_OFFLINE unset), a gated one `hf auth login`",
+        ):
+            folder = snapshot_download(
+                name,
+                revision=loading.revision,
+                local_files_only=loading.local_files_only,
+                allow_patterns=[*WITHOUT_WEIGHTS, *["*.safetensors"] * weights],
+                ignore_patterns=NOT_FETCHED,
+            )
+        return Checkpoint(name, Path(folder), revision=Path(folder).name)
     if loading.revision is not None:
         raise BadArgument(f"{name} has no revision {loading.revision}: it is on this machine.")
     return Checkpoint(f"bundled:{path.name}" if first == "bundled" else name, path, "")
 
 
-def source_of(path: Path) -> tuple[Path, dict[str, str]]:
-    """The folder that transformers reads, and the option that names a GGUF file in it."""
-    return (path.parent, {"gguf_file": path.name}) if path.suffix == GGUF else (path, {})
+def source_of(path: Path, loading: Loading) -> dict[str, Any]:
+    """The arguments by which transformers reads a folder, or a GGUF file."""
+    gguf = {} if path.is_dir() else {"gguf_file": path.name}
+    folder = path.parent if gguf else path
+    code = loading.trust_remote_code
+    where = {"pretrained_model_name_or_path": folder, "local_files_only": True}
+    return {**where, "trust_remote_code": code, **gguf}
 
 
 def read_config(path: Path, loading: Loading) -> tuple[PreTrainedConfig, int]:
@@ -88,23 +103,19 @@ def read_config(path: Path, loading: Loading) -> tuple[PreTrainedConfig, int]:
 
     Raises BadCheckpoint where transformers cannot read it, or make a causal model of it.
     """
-    code = {"trust_remote_code": loading.trust_remote_code}
-    try:
-        folder, options = source_of(path)
-        config = AutoConfig.from_pretrained(folder, **code, **options)
+    with explained(
+        f"transformers cannot read the configuration in {path}.",
+        attempt="a newer transformers; for a model that brings its own code "
+        "trust_remote_code=True, once you have read it; an adapter merged into its model",
+    ):
+        config = AutoConfig.from_pretrained(**source_of(path, loading))
         for name in COUNTS:  # transformers would build such a model for ever
             if not 1 <= stated_number(config, name, 1) < 2**31:
                 raise ValueError(f"impossible {name}")
         vars(config).pop("transformers_weights", None)  # the files are those of weight_files
         with init_empty_weights():
-            empty = AutoModelForCausalLM.from_config(config, **code)
-    except Exception as error:  # the classes of models raise errors of every kind
-        raise BadCheckpoint(
-            f"transformers cannot read the configuration in {path}.",
-            seen=words_of(error, kind=True),
-            attempt="a newer transformers; for a model that brings its own code "
-            "trust_remote_code=True, once you have read it; an adapter merged into its model",
-        ) from error
+            code = loading.trust_remote_code
+            empty = AutoModelForCausalLM.from_config(config, trust_remote_code=code)
     return config, empty.num_parameters()
 
 
@@ -126,33 +137,21 @@ def read_tokenizer(path: Path, loading: Loading) -> PreTrainedTokenizerBase | No
     Raises BadCheckpoint where transformers cannot read it or it cannot encode a letter.
     """
     # Without any of these files AutoTokenizer makes an empty tokenizer of the model's family.
-    folder, options = source_of(path)
-    if not options and not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
+    if path.is_dir() and not any(any(path.glob(pattern)) for pattern in TOKENIZER_FILES):
         return None
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            folder,
-            trust_remote_code=loading.trust_remote_code,
-            local_files_only=True,
-            **options,
-        )
+    with explained(f"The tokenizer in {path} cannot be read.", "fetch its files again"):
+        tokenizer = AutoTokenizer.from_pretrained(**source_of(path, loading))
         encode("a", tokenizer)
-    except Exception as error:  # a damaged file raises errors of every kind
-        raise BadCheckpoint(
-            f"The tokenizer in {path} cannot be read.",
-            seen=words_of(error, kind=True),
-            attempt="fetch its files again",
-        ) from error
     return tokenizer
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that transformers loads the checkpoint in `folder` from, or a GGUF file.
+    """The files that transformers loads the checkpoint in `folder` from; a file itself.
 
     Raises BadCheckpoint for a checkpoint in another format, and for a list of files that is
     damaged or names a file outside `folder`.
     """
-    if folder.suffix == GGUF:
+    if folder.is_file():
         return [folder]
     whole, index = folder / "model.safetensors", folder / INDEX
     if whole.is_file():
@@ -164,14 +163,10 @@ def weight_files(folder: Path) -> list[Path]:
             attempt="AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER), "
             "where you trust the author",
         )
-    try:
+    with explained(f"{index} cannot be read."):
         names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
         if any(PurePath(name).name != name or not (folder / name).is_file() for name in names):
             raise ValueError("it names weights that are missing, or outside the folder")
-    except Exception as error:  # JSON of every form
-        raise BadCheckpoint(
-            f"{index} cannot be read.", seen=words_of(error, kind=True)
-        ) from error
     return [folder / name for name in names]
 
 
@@ -181,9 +176,7 @@ def fingerprint(path: str | Path) -> str:
     For one file it is what `sha256sum` prints; for several, that of the listing which
     `sha256sum FILE...` prints. Raises BadCheckpoint for a folder without weights.
     """
-    path = Path(path)
-    files = weight_files(path) if path.is_dir() else [path]
-    listing = ""
+    files, listing = weight_files(Path(path)), ""
     for file in files:
         with file.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
@@ -193,39 +186,25 @@ def fingerprint(path: str | Path) -> str:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No messages of transformers and accelerate, and progress bars on a terminal only."""
-    levels = {name: logging.getLogger(name).level for name in ("transformers", "accelerate")}
+    """No messages of libraries but errors, and progress bars on a terminal only."""
+    before = logging.root.manager.disable
     on_terminal = sys.stderr is not None and sys.stderr.isatty()
     hide_bars = transformers_logging.is_progress_bar_enabled() and not on_terminal
-    for name in levels:
-        logging.getLogger(name).setLevel(logging.ERROR)
+    logging.disable(logging.WARNING)
     if hide_bars:
         transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
+        logging.disable(before)
         if hide_bars:
             transformers_logging.enable_progress_bar()
 
 
-def _from_hub(name: str, loading: Loading, *, weights: bool) -> Path:
+@contextmanager
+def explained(what: str, attempt: str = "") -> Iterator[None]:
+    """Raise `BadCheckpoint` for errors of other libraries, which are of every kind."""
     try:
-        return Path(
-            snapshot_download(
-                name,
-                revision=loading.revision,
-                local_files_only=loading.local_files_only,
-                allow_patterns=[*WITHOUT_WEIGHTS, *["*.safetensors"] * weights],
-                ignore_patterns=NOT_FETCHED,
-            )
-        )
-    except (OSError, HFValidationError) as error:  # those of the network are OSErrors
-        where = f"{name:.80}" + f" at revision {loading.revision}" * bool(loading.revision)
-        raise BadCheckpoint(
-            f"There is no checkpoint called {where}.",
-            seen="no folder of that name here; " + words_of(error),
-            attempt="a model of the Hub that is not in the cache needs the network (and "
-            "HF_HUB_OFFLINE unset), a gated one `hf auth login`",
-        ) from error
+        yield
+    except Exception as error:
+        raise BadCheckpoint(what, seen=words_of(error, kind=True), attempt=attempt) from error

@@ -22,10 +22,10 @@ from transformers import (
     TorchAoConfig,
 )
 
-from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel, public, words_of
+from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel, public
 from ropelens.models.checkpoint import (
-    GGUF,
     Checkpoint,
+    explained,
     locate,
     quiet_transformers,
     read_config,
@@ -105,7 +105,7 @@ class Opened:
         if self.loading.quantize is not None:
             return self.parameters * BITS[self.loading.quantize] // 8
         size = self.parameters * self.torch_dtype.itemsize
-        if self.checkpoint.path.suffix == GGUF:
+        if self.checkpoint.path.is_file():
             return 2 * size  # transformers holds the weights twice while it reads them
         as_saved = self.loading.dtype == "saved" or _is_quantized(self.config)
         return self.file_bytes if as_saved else size
@@ -139,7 +139,7 @@ class Opened:
             model.config._name_or_path = self.checkpoint.name
             model.eval().requires_grad_(False)
             _check_causal(model)
-        if self.checkpoint.path.suffix == GGUF and self.tokenizer is not None:
+        if self.checkpoint.path.is_file() and self.tokenizer is not None:
             losses = row_order_losses(model, self.tokenizer)
             if losses is not None and wrong_order(*losses):
                 warnings.warn(words_of_row_order(*losses), stacklevel=4)  # who called load
@@ -147,32 +147,25 @@ class Opened:
 
     def _from_pretrained(self) -> PreTrainedModel:
         loading, path = self.loading, self.checkpoint.path
-        folder, gguf = source_of(path)
-        options: dict[str, Any] = {"device_map": loading.device_map or {"": self.devices[0]}}
-        options |= gguf if gguf else {"use_safetensors": True}
+        options = source_of(path, loading)
+        options["device_map"] = loading.device_map or {"": self.devices[0]}
+        if path.is_dir():
+            options["use_safetensors"] = True
         if loading.device_map == "auto":
             options["max_memory"] = room_for_weights(self.devices)
         auto: Any = AutoModelForCausalLM  # whose types know one model of what it returns
-        try:
+        with explained(f"transformers cannot load the model in {path}."):
             if loading.quantize is not None:
                 options["quantization_config"] = _quantization_config(loading.quantize)
             model, weights = auto.from_pretrained(
-                folder,
                 config=self.config,
                 dtype="auto" if loading.dtype == "saved" else self.torch_dtype,
-                trust_remote_code=loading.trust_remote_code,
-                local_files_only=True,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # _check_weights names them
                 **options,
             )
-        except Exception as error:  # the classes of models raise errors of every kind
-            raise BadCheckpoint(
-                f"transformers cannot load the model in {path}.",
-                seen=words_of(error, kind=True),
-            ) from error
         _check_weights(type(model).__name__, weights)
-        if gguf:  # in floats by now, and to be saved so
+        if path.is_file():  # in floats by now, and to be saved so
             del model.config.quantization_config, model.hf_quantizer
         return model
 
@@ -247,16 +240,13 @@ def _check_causal(model: PreTrainedModel) -> None:
     tokens = torch.arange(length, device=device_of(model)) % vocabulary
     pair = torch.stack([tokens, tokens])
     pair[1, -1] = (pair[1, -1] + 1) % vocabulary
-    try:
+    with explained(
+        f"{type(model).__name__} does not run in {model.dtype}.",
+        attempt="another dtype (float32 or bfloat16), or another checkpoint",
+    ):
         logits = model(input_ids=pair, use_cache=False).logits
         if not torch.isfinite(logits).all():
             raise ValueError("its logits are NaN or infinite")
-    except Exception as error:  # the config's fault: nothing of ours runs inside
-        raise BadCheckpoint(
-            f"{type(model).__name__} does not run in {model.dtype}.",
-            seen=words_of(error, kind=True),
-            attempt="another dtype (float32 or bfloat16), or another checkpoint",
-        ) from error
     change = (logits[0] - logits[1]).abs().amax(-1)
     tolerance = max(1e-4, 4 * torch.finfo(model.dtype).eps)
     before, own = float(change[:-1].max()), float(change[-1])

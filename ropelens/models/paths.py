@@ -28,7 +28,7 @@ def name_checkpoints(models: Sequence[str]) -> dict[str, str]:
 
     Raises BadArgument for two of the same name.
     """
-    places = [Path(name).resolve() for name in models]
+    places = [Path(name).absolute() for name in models]
     distinct = len(set(places)) == len(places)
     names = [file_name(n).strip(".-") for n in short_names(places)] if distinct else []
     if len(set(names)) < len(places) or not all(names):
