@@ -25,8 +25,8 @@ ROOMS = {
     "files": 360,
     "train": 1_000,
     "comparison": 660,
-    "figures": 2_000,
-    "report": 1_600,
+    "figures": 2_020,
+    "report": 1_580,
     "analysis commands": 1_720,
 }
 PACKAGE, TESTS, NAMES = 18_000, 17_440, 59

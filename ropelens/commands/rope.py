@@ -106,7 +106,7 @@ def _alike(rope: xr.Dataset) -> bool:
 
 def _table(rope: xr.Dataset) -> str:
     """The planes of layers that rotate alike: a title, and a row a plane."""
-    from ropelens.report.words import ranges
+    from ropelens.figures.text import ranges
 
     first, names = rope.isel(layer=0), ["inv_freq", "wavelength", "inv_freq_stated"]
     layers, rotary_dim = rope["layer"].values.tolist(), int(first["rotary_dim"])

@@ -22,6 +22,7 @@ PANELS = {
     "norm<br>(model units)": {"q_norm": "query", "k_norm": "key"},
     "coherence<br>(0 to 1)": {"q_coherence": "query", "k_coherence": "key"},
 }
+MARKED = 32  # up to so many planes every line has markers: of more they merge, and take long
 FILLED = {"marker": {"size": 4}, "fill": "tozeroy", "fillcolor": style.SHADE}
 LINES: dict[str, dict[str, Any]] = {
     "on keys": FILLED | {"line": {"width": 1.5, "shape": "hvh"}},
@@ -50,7 +51,8 @@ def plot_selectivity(profile: xr.Dataset, *, layer: Count, head: Count) -> go.Fi
             data = {"x": places, "y": of_head(profile, name, layer=layer, head=head)}
             data |= {"customdata": wavelength[layer]}
             meta = {"x": "wavelength_position", "y": name, "customdata": "wavelength"}
-            look = LINES[side] | {"mode": "lines+markers", "meta": meta}
+            marked = name == "selectivity_keys" or len(places) <= MARKED
+            look = LINES[side] | {"mode": "lines+markers" if marked else "lines", "meta": meta}
             legend = {"name": side, "legendgroup": side, "showlegend": row < 3}
             hover = f"{side} %{{y:.3f}}<br>wavelength %{{customdata:.3~s}} tokens"
             hover += "<extra></extra>"

@@ -8,6 +8,7 @@ label ("<b>", "<a href=...>", "&lt;") and hands "$...$" to MathJax where a noteb
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from unicodedata import category
 
 import numpy as np
@@ -84,3 +85,22 @@ def visible_token(token: str, *, longest: int = 24) -> str:
 def plotly_text(text: str) -> str:
     """`text` so that plotly shows it letter by letter, in labels, ticks and hovers."""
     return text.translate(ENTITIES)
+
+
+def plural(count: int, noun: str) -> str:
+    """ "1 head", "2 heads", "1,024 heads"."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def in_words(parts: Sequence[object]) -> str:
+    """["a", "b", "c"] as "a, b and c"."""
+    *some, end = map(str, parts)
+    return f"{', '.join(some)} and {end}" if some else end
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """[0, 1, 2, 5] as "0–2 and 5"; `numbers` rise."""
+    firsts = [n for n in numbers if n - 1 not in numbers]
+    lasts = [n for n in numbers if n + 1 not in numbers]
+    runs = zip(firsts, lasts, strict=True)
+    return in_words([f"{a}" if a == b else f"{a}–{b}" for a, b in runs])

@@ -15,10 +15,10 @@ import numpy as np
 
 from ropelens.errors import public
 from ropelens.figures.style import MUTED
+from ropelens.figures.text import plural
 from ropelens.files.folder import write_whole
 from ropelens.files.results import read_record
 from ropelens.report.render import render
-from ropelens.report.words import plural
 
 PAYLOAD = re.compile(r'<script type="text/plain" id="payload">([A-Za-z0-9+/=]*)</script>')
 SENTENCES = re.compile(r"(?<=\.) (?=[A-Z])")
@@ -85,12 +85,10 @@ def shapes(figure: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for trace, values in lines:
         across = WIDE * np.linspace(0.04, 0.96, max(len(values), 2))
         along = HIGH * (0.96 - 0.92 * (values - low) / ((high - low) or 1))
-        points = zip(across, along, strict=False)
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, along, strict=False))
         color = trace.get("line", {}).get("color") or trace.get("marker", {}).get("color")
-        yield {
-            "points": " ".join(f"{x:.1f},{y:.1f}" for x, y in points),
-            "color": color if isinstance(color, str) else MUTED,
-        }
+        stroke = color if isinstance(color, str) else MUTED
+        yield {"d": f"M{points}", "stroke": stroke, "fill": "none"}
 
 
 def _cells(trace: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -103,7 +101,8 @@ def _cells(trace: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for row, column in np.argwhere(np.isfinite(shares)):
         color = min(scale, key=lambda stop: abs(stop[0] - shares[row, column]))[1]
         place, across = f"M{column * wide:.1f},{row * tall:.1f}", f"{wide + 0.2:.1f}"
-        yield {"d": f"{place}h{across}v{tall + 0.2:.1f}h-{across}z", "color": color}
+        cell = f"{place}h{across}v{tall + 0.2:.1f}h-{across}z"
+        yield {"d": cell, "stroke": "none", "fill": color}
 
 
 def _array(values: Any) -> np.ndarray:

@@ -78,32 +78,13 @@ def _environment() -> jinja2.Environment:
         "short": short_count,
         "mean_count": text.mean_count,
         "percent": lambda share: f"{100 * share:.3g}%",
-        "plural": plural,
-        "in_words": in_words,
-        "ranges": ranges,
+        "plural": text.plural,
+        "in_words": text.in_words,
+        "ranges": text.ranges,
     }
     numbers = {"NOTHING": text.NOTHING, "nan": math.nan}
     environment.globals |= numbers | {"change_and_interval": change_and_interval}
     return environment
-
-
-def plural(count: int, noun: str) -> str:
-    """ "1 head", "2 heads", "1,024 heads"."""
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
-
-
-def in_words(parts: Sequence[object], last: str = "and") -> str:
-    """["a", "b", "c"] as "a, b and c"."""
-    *some, end = map(str, parts)
-    return f"{', '.join(some)} {last} {end}" if some else end
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """[0, 1, 2, 5] as "0–2 and 5"; `numbers` rise."""
-    firsts = [n for n in numbers if n - 1 not in numbers]
-    lasts = [n for n in numbers if n + 1 not in numbers]
-    runs = zip(firsts, lasts, strict=True)
-    return in_words([f"{a}" if a == b else f"{a}–{b}" for a, b in runs])
 
 
 # ---- a profile and its heads
@@ -351,10 +332,9 @@ def comparison_sentences(
     still = [name for name, e in of.items() if not np.isfinite(e["wavelength"]).any()]
     records["without_rotation"] = {"groups": still} if still else None
     if "verdict" in comparison:
-        verdicts = [_verdicts(group, entries) for group, entries in of.items()]
-        records["claims"] = {"groups": verdicts}
-    if runs := attrs.get("unfinished"):
-        records["unfinished"] = {"runs": runs}
+        records["claims"] = {"groups": [_verdicts(*group) for group in of.items()]}
+    runs = attrs.get("unfinished")
+    records["unfinished"] = {"runs": runs} if runs else None
     missing = _missing_seeds(comparison)
     records["unlike_seeds"] = {"missing": missing} if missing else None
     lead, added = (str(attrs.get(name, "")) for name in ("lead", "findings"))
@@ -405,13 +385,9 @@ def _verdicts(group: str, entries: xr.Dataset) -> Record:
 
 def _missing_seeds(comparison: xr.Dataset) -> list[tuple[str, list[int]]]:
     """The groups without a seed that another of their size has, and these seeds."""
-    of: dict[str, dict[str, set[int]]] = {}
     names = ("size", "group", "seed")
-    for size, group, seed in zip(*(comparison[n].values.tolist() for n in names), strict=True):
-        of.setdefault(size, {}).setdefault(group, set()).add(seed)
-    missing = [
-        (group, sorted(set().union(*of_size.values()) - seeds))
-        for of_size in of.values()
-        for group, seeds in of_size.items()
-    ]
+    runs = pd.DataFrame({name: comparison[name].values for name in names})
+    every = runs.groupby("size")["seed"].agg(set)
+    of_groups = runs.groupby(["size", "group"], sort=False)["seed"].agg(set)
+    missing = [(group, sorted(every[size] - of)) for (size, group), of in of_groups.items()]
     return [(group, seeds) for group, seeds in missing if seeds]

@@ -22,11 +22,16 @@ BOLD = "<b>bold</b><a href='https://example.com'>x</a>&lt;"
 
 @pytest.fixture(scope="module")
 def small() -> tuple[xr.Dataset, pd.DataFrame]:
-    """With heads searched by the tokens that they attend to."""
+    """With heads searched by the tokens that they attend to, and names that are no markup."""
     profile, heads = synthetic_profile()
     on = np.random.default_rng(0).uniform(0, 1, profile["total_bits"].shape)
     said = {"units": "1", "long_name": f"mean attention on tokens {BOLD}", "column": "score"}
     profile[SEARCHED] = (("layer", "head"), on, said)
+    tokens = [HOSTILE, BOLD, "{{ 7 * 7 }}", "%{x}", "\u202e</title>", "$x$", "`${1}`"]
+    profile["excerpt_token"].values[0, : len(tokens)] = tokens
+    for name in ("text", "command", "revision", "warnings"):
+        profile.attrs[name] = f"{HOSTILE}{BOLD}'\"\u2028"
+    profile.attrs["model"] = HOSTILE
     return profile, heads.assign(**{SEARCHED: on[heads["layer"], heads["head"]]})
 
 
@@ -53,15 +58,15 @@ MARKER = """(chosen) => {
 }"""
 
 
-def click_at(page: playwright.Page, name: str, x: float, y: float) -> None:
+def place(page: playwright.Page, name: str, x: float, y: float) -> list[float]:
+    """Where a point of a figure is in the window."""
     page.locator(f"#{name}").scroll_into_view_if_needed()
-    page.mouse.click(*page.evaluate(POINT, [name, x, y]))
+    return page.evaluate(POINT, [name, x, y])
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory, small) -> Path:
-    profile, heads = small
-    return write_report(profile, tmp_path_factory.mktemp("page") / "page.html", heads=heads)
+def report(tmp_path_factory, small) -> Path:
+    return write_report(small[0], tmp_path_factory.mktemp("page") / "page.html", heads=small[1])
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +84,7 @@ def test_a_click_on_the_map_shows_the_head_everywhere(opened, small):
     profile, heads = small
     page = opened.page
     view(page, "map")
-    click_at(page, "plot-map", 3, 1)
+    page.mouse.click(*place(page, "plot-map", 3, 1))
     shown(page, 1, 3)
     row = heads[(heads.layer == 1) & (heads["head"] == 3)].iloc[0]
     title = page.inner_text("#head-title")
@@ -112,10 +117,10 @@ def test_a_click_on_the_map_shows_the_head_everywhere(opened, small):
     fraction = float(profile.surrogate_offset_fraction[0, 1, 3])
     ring = "document.getElementById('plot-{}').data.findIndex((trace) => trace.meta?.role)"
     places = {"claim": ("y", fraction), "triangle": ("a", row.positional_fraction)}
-    for name, (axis, place) in places.items():
+    for name, (axis, value) in places.items():
         view(page, name)
         at = values(page, f"plot-{name}", axis, page.evaluate(ring.format(name)))
-        assert at[0] == pytest.approx(place)
+        assert at[0] == pytest.approx(value)
 
 
 def test_the_other_ways_to_choose_a_head(opened, small):
@@ -123,7 +128,8 @@ def test_the_other_ways_to_choose_a_head(opened, small):
     page = opened.page
     row = heads[heads.label == "mixed"].iloc[0]
     view(page, "claim")
-    click_at(page, "plot-claim", float(row.mean_wavelength), float(row.positional_fraction))
+    at = float(row.mean_wavelength), float(row.positional_fraction)
+    page.mouse.click(*place(page, "plot-claim", *at))
     shown(page, row.layer, row["head"])
     page.select_option("#pick-layer", "2")
     shown(page, 2, row["head"])
@@ -172,7 +178,6 @@ def test_a_click_in_the_triangle_chooses_and_back_returns(opened, small):
         """() => [...document.querySelectorAll("#explore .plot")].every((plot) =>
              !plot.offsetParent || Math.abs(plot._fullLayout.width - plot.clientWidth) <= 1)"""
     )
-    page.set_viewport_size({"width": 1280, "height": 900})
 
 
 def test_a_row_of_the_wavelengths_is_a_head(opened, small):
@@ -209,7 +214,7 @@ def test_the_map_is_coloured_by_a_number(opened, small):
     assert f"attention on tokens {BOLD}" in page.text_content("#plot-map .hoverlayer")
     page.select_option("#map-by", "")
     assert set(page.evaluate(labels)) == {True}
-    click_at(page, "plot-map", 2, 1)
+    page.mouse.click(*place(page, "plot-map", 2, 1))
     shown(page, 1, 2)
 
 
@@ -247,60 +252,53 @@ def test_the_table_sorts_and_filters(opened, small):
 
 def test_offers_no_upload(opened):
     """plotly.js shows a button that sends a chart to its maker's servers, unless told."""
-    titles = opened.page.locator("[id^=plot-] .modebar-btn").evaluate_all(
-        "(all) => all.map((b) => b.dataset.title)"
-    )
-    assert {title.partition(":")[0] for title in titles} <= {
-        "Save the picture (SVG)", "Save the numbers (CSV)", "Zoom", "Pan", "Reset axes",
-    }  # fmt: skip
+    buttons = opened.page.locator("[id^=plot-] .modebar-btn")
+    titles = buttons.evaluate_all("(all) => all.map((b) => b.dataset.title)")
+    known = {"Save the picture (SVG)", "Save the numbers (CSV)", "Zoom", "Pan", "Reset axes"}
+    assert {title.partition(":")[0] for title in titles} <= known
     named = [title for title in titles if title.startswith("Save")]
     assert len(named) == len(set(named)), "a button says what of"
 
 
-def test_hostile_names_are_text(browser, tmp_path):
-    profile, heads = synthetic_profile(layers=2, heads=3, kv_heads=3)
-    tokens = [HOSTILE, BOLD, "{{ 7 * 7 }}", "%{x}", "\u202e</title>", "$x$", "`${1}`"]
-    profile["excerpt_token"].values[0, : len(tokens)] = tokens
-    for name in ("text", "command", "revision", "warnings"):
-        profile.attrs[name] = f"{HOSTILE}{BOLD}'\"\u2028"
-    profile.attrs["model"] = HOSTILE
-    path = write_report(profile, tmp_path / "page.html", heads=heads)
-    with Opened(browser, path) as opened:
-        page = opened.load("#L1H1&tab=text")
-        assert page.inner_text("#tokens button:first-child") == f"{HOSTILE[:23]}…"
-        assert HOSTILE in page.inner_text("h1")
-        assert page.locator("h1 *").count() == 0
-        assert HOSTILE in page.inner_text(".run")
-        view(page, "attention")
-        ticks = page.locator("#plot-attention .ytick text").all_text_contents()
-        assert ticks[:2] == ["<script>ale…", "<b>bold</b>…"]
-        assert (
-            page.locator("#plot-attention a, #plot-attention tspan[style*=bold]").count() == 0
-        )
-        page.mouse.move(*page.evaluate(POINT, ["plot-attention", 0, 1]))
-        page.wait_for_selector("#plot-attention .hoverlayer text")
-        assert "<b>bold</b>" in page.text_content("#plot-attention .hoverlayer")
-        assert "<b>bold</b>" in page.inner_text("#pair-words")
-        click_at(page, "plot-attention", 0, 1)
-        page.wait_for_selector("#one-tab-pair[aria-selected=true]")
-        assert "<b>bold</b>" in page.inner_text("#pair-query")
-        view(page, "text")
-        page.locator("#tokens button").nth(1).click()
-        assert page.inner_text("#looks code:first-child").startswith("<b>bold</b>")
+def test_hostile_names_are_text(opened):
+    page = opened.at("#L1H1&tab=text")
+    assert page.inner_text("#tokens button:first-child") == f"{HOSTILE[:23]}…"
+    assert HOSTILE in page.inner_text("h1")
+    assert page.locator("h1 *").count() == 0
+    assert HOSTILE in page.inner_text(".run")
+    view(page, "attention")
+    ticks = page.locator("#plot-attention .ytick text").all_text_contents()
+    assert ticks[:2] == ["<script>ale…", "<b>bold</b>…"]
+    assert page.locator("#plot-attention a, #plot-attention tspan[style*=bold]").count() == 0
+    at = place(page, "plot-attention", 0, 1)
+    page.mouse.move(*at)
+    page.wait_for_selector("#plot-attention .hoverlayer text")
+    assert "<b>bold</b>" in page.text_content("#plot-attention .hoverlayer")
+    assert "<b>bold</b>" in page.inner_text("#pair-words")
+    page.mouse.click(*at)
+    page.wait_for_selector("#one-tab-pair[aria-selected=true]")
+    assert "<b>bold</b>" in page.inner_text("#pair-query")
+    view(page, "text")
+    page.locator("#tokens button").nth(1).click()
+    assert page.inner_text("#looks code:first-child").startswith("<b>bold</b>")
 
 
-@pytest.mark.parametrize("why", ["no scripts", "an old browser"])
-def test_without_scripts_the_table_is_there(browser, report, why):
-    with Opened(browser, report, java_script_enabled=why != "no scripts") as opened:
+@pytest.mark.parametrize("why", ["no scripts", "an old browser", "a damaged file"])
+def test_without_figures_the_table_is_there(browser, report, why, tmp_path):
+    path = report
+    if why == "a damaged file":
+        text, path = report.read_text(), tmp_path / "page.html"
+        begin = text.index('id="payload">') + 2000
+        path.write_text(text[:begin] + "A" * 400 + text[begin + 400 :])
+    with Opened(browser, path, java_script_enabled=why != "no scripts") as opened:
         page = opened.page
         if why == "an old browser":
             page.add_init_script("delete window.DecompressionStream")
         page.goto(opened.url)
-        assert page.locator("tbody tr").count() == 40
-        assert page.is_visible("tbody tr:first-child")
+        page.wait_for_selector("tbody tr:nth-child(40)")
         assert not page.is_visible("#head")
         assert "need JavaScript" in page.inner_text(".finding")
-        assert ("too old to draw" in page.inner_text("header")) == (why == "an old browser")
+        assert ("cannot be read" in page.inner_text("header")) == (why != "no scripts")
 
 
 def test_missing_heads_are_stepped_over(browser, tmp_path):

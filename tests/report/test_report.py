@@ -50,19 +50,6 @@ def test_one_file_with_everything_and_nothing_to_load(tmp_path):
         assert fact in own
 
 
-def unpacked(text: str) -> object:
-    return json.loads(gzip.decompress(base64.b64decode(text)))
-
-
-def test_json_cannot_leave_its_script():
-    hostile = {"a": "</script><!--\u2028'&", "b": "\ud800"}
-    packed = render.packed_json(hostile)
-    assert re.fullmatch("[A-Za-z0-9+/=]+", packed)
-    assert unpacked(packed) == hostile
-    with pytest.raises(ValueError, match="Out of range"):
-        render.packed_json(float("nan"))
-
-
 def test_arrays_travel_as_bytes(small):
     profile, heads = small
     sent = packed(np.array([[1.5, np.nan]]), dims=("layer",))
@@ -75,7 +62,9 @@ def test_arrays_travel_as_bytes(small):
     np.testing.assert_allclose((cells / 255) ** 2, weights[..., below], atol=0.004)
     figures = draw(PROFILE, profile, heads, (0, 0))
     payload = build_payload(profile, heads, figures, selected=(0, 0))
-    read = unpacked(render.packed_json(payload))
+    sent = render.packed_json(payload)
+    assert re.fullmatch("[A-Za-z0-9+/=]+", sent), "what cannot end a script"
+    read = json.loads(gzip.decompress(base64.b64decode(sent)))
     side = read["excerpts"][0]["query"]
     assert side["steps"]["dtype"] == "int16"
     steps = np.frombuffer(base64.b64decode(side["steps"]["data"]), "<i2")
@@ -99,7 +88,6 @@ def test_words_count_and_judge(small):
 
 
 def test_words_tell_of_what_text_they_speak():
-    """Of fewer than 8 documents, or of an unknown number: of these alone."""
     only = "numbers and intervals hold for this text alone, not for other text like it."
     assert words.scope({"documents": 0}) == f"The text was not split into documents: {only}"
     assert words.scope({"documents": 7}) == f"All text is from 7 documents: {only}"
@@ -157,7 +145,7 @@ def test_the_gallery_has_a_sentence_and_a_picture_a_page(tmp_path, small):
     assert "and fast ones" not in text
     assert "<b>" not in text
     pictures = re.findall("<svg.*?</svg>", text, re.S)
-    assert ["<polyline" in picture for picture in pictures] == [True, False, False, False]
+    assert ['fill="none"' in picture for picture in pictures] == [True, False, False, False]
     assert "No reports yet" in write_index(tmp_path / "empty").read_text()
 
 
@@ -167,7 +155,7 @@ def test_a_picture_is_the_first_panel_of_the_figure(small):
     cells = list(shapes(json.loads(plot_head_map(profile, heads).to_json())))
     assert len(cells) == bits.size
     kernel = json.loads(plot_kernel(profile, layer=1, head=2).to_json())
-    first, second = (shape["points"].split() for shape in shapes(kernel))
+    first, second = (shape["d"][1:].split() for shape in shapes(kernel))
     points = np.array([point.split(",") for point in first], float)
     weights = profile["kernel"].values[1, 2, ::2]  # 60 points at most
     assert len(second) == len(first) == len(weights)

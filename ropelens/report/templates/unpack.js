@@ -1,15 +1,5 @@
 "use strict";
-/** Whether what lies compressed in the page can be read; else it stays the page without scripts. */
-const unpacks = Boolean(window.DecompressionStream);
-document.documentElement.classList.toggle("scripted", unpacks);
-if (!unpacks) goWithout("This browser is too old to draw the figures.");
-
-/** The page without scripts, and why. */
-function goWithout(words) {
-  document.documentElement.classList.remove("scripted");
-  document.querySelector("header").append(words);
-  for (const whole of document.querySelectorAll("noscript")) whole.outerHTML = whole.textContent;
-}
+document.documentElement.classList.add("scripted");
 
 /** What base64 stands for; in older browsers a loop, for a function a byte takes far longer. */
 function bytesOf(base64) {
@@ -19,15 +9,17 @@ function bytesOf(base64) {
   return bytes;
 }
 
-/** The text that lies in an element; where it cannot be read all who ask wait for ever. */
+/** The text that lies in an element. Where it cannot be read the page says so, becomes the one
+ * without scripts, and all who ask wait for ever. */
 async function unpack(id) {
-  if (!unpacks) return new Promise(() => {});
   try {
     const packed = bytesOf(document.getElementById(id).textContent);
     const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
     return await new Response(stream).text();
   } catch {
-    goWithout("This file is damaged: make the page again with ropelens report.");
+    document.documentElement.classList.remove("scripted");
+    document.querySelector("header").append("The figures cannot be read: this browser is too old, or the file is damaged (ropelens report makes it again).");
+    for (const whole of document.querySelectorAll("noscript")) whole.outerHTML = whole.textContent;
     return new Promise(() => {});
   }
 }

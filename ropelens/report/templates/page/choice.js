@@ -88,12 +88,14 @@ async function refresh() {
   const mine = ++turn;
   $("explore").setAttribute("aria-busy", "true");
   tellBeside();
-  for (const name of Object.keys(page.figures)) {
+  // Asked for at once: after each figure that changes the browser would lay out the page again.
+  const inSight = Object.keys(page.figures).map((name) => [name, panesOf(name).map((pane) => [...pane, pane[0].clientWidth])]);
+  for (const [name, all] of inSight) {
     const panes = [];
-    for (const [element, shown] of panesOf(name)) {
+    for (const [element, shown, width] of all) {
       const { model, layer, head } = shown;
       if (drawnOf.get(element) !== model) await draw(name, element, model);
-      else if (Math.abs(element._fullLayout.width - element.clientWidth) > 1) await Plotly.Plots.resize(element);
+      else if (Math.abs(element._fullLayout.width - width) > 1) await Plotly.Plots.resize(element);
       element.dataset.head = nameOf(shown);
       if (mine !== turn) return;
       SHOW[name]?.(element, layer, head, model);

@@ -46,7 +46,8 @@ function keptOf(band, layer = state.layer) {
   const moving = turns(layer), kept = moving.filter((plane) => plane < band.from).length;
   return kept < moving.length && band.to >= moving.at(-1) ? kept : null;
 }
-const span = (frequency) => frequency > 0 ? (2 * Math.PI / frequency).toLocaleString("en", { maximumSignificantDigits: 3 }) : "∞";
+const threeDigits = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
+const span = (frequency) => frequency > 0 ? threeDigits.format(2 * Math.PI / frequency) : "∞";
 
 const NOT_LIVE = "The planes of this head cannot be stopped here: the profile lacks its queries and keys, or a soft-cap, window or sink also shapes its attention.";
 function showBand() {
