@@ -209,9 +209,10 @@ def as_edit(variant: Variant, subject: Subject) -> Edit:
     scores that it has.
     """
     if variant.stops is not None:
-        heads = [f"{n}.*" for n in range(subject.layers) if variant.stops_in(n)]
+        every = variant.value if variant.usage == "nope-every:n" else 1
+        heads = ",".join(f"{n}.*" for n in range(every - 1, subject.layers, every))
         select = variant.stops(variant.value) if heads else PlaneNumbers(())
-        return stop(select, heads=",".join(heads) or ALL_HEADS)
+        return stop(select, heads=heads or ALL_HEADS)
     factor_now = attention_factor(subject)
 
     def act(layer: Layer) -> tuple[Change, Change]:

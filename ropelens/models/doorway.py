@@ -1,9 +1,9 @@
 """The one place where ropelens meets a model: its attention calls.
 
-transformers finds an attention function by the name in the config. While a block runs, a
-function of ours stands under that name and hands every call on to the model's own. The config
-is not touched: the model takes the branches that it always takes, makes the masks that it
-always makes, and computes the same bits.
+A model asks transformers for an attention function by the name in its config. While a block
+runs, it is given one of ours, which hands every call on to the function that it asked for. The
+config is not touched: the model takes the branches that it always takes, makes the masks that
+it always makes, and computes the same bits.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def attention_modules(model: PreTrainedModel) -> list[nn.Module]:
     return [model, *(m for m in model.modules() if hasattr(m, "layer_idx") and m is not model)]
 
 
-_wrapped: Counter[tuple[int, str]] = Counter()
-"""Open blocks that need a name wrapped, by interface and name."""
+_shown: Counter[int] = Counter()
+"""Open blocks that need an interface to show its calls, by the interface's id."""
 
 _uncompiled = ExitStack()
 """Holds compiled models to their Python code while a block is open anywhere.
@@ -130,31 +130,26 @@ def wrapped_attention(model: PreTrainedModel) -> Iterator[None]:
     """Every attention call of `model` passes through `_attend` while the block runs."""
     configs = [vars(module).get("config") for module in model.modules()]
     own = [config for config in configs if isinstance(config, PreTrainedConfig)]
-    names = {config._attn_implementation for config in own} - {None}
-    if "flex_attention" in names:  # before it compiles kernels for nothing
-        raise _hidden_mask("flex_attention")
-    names |= {"eager"}
-    places = [(place, name) for place in _interfaces(model) for name in sorted(names)]
+    if "flex_attention" in {config._attn_implementation for config in own}:
+        raise _hidden_mask("flex_attention")  # before it compiles kernels for nothing
+    places = _interfaces(model)
     with _lock:
-        if not _wrapped:
+        if not _shown:
             _uncompiled.enter_context(torch.compiler.set_stance("force_eager"))
-        for place, name in places:
-            if not _wrapped[id(place), name]:
-                place[name] = _wrapper(place.get(name), name)
-            _wrapped[id(place), name] += 1
+        for place in places:
+            if not _shown[id(place)]:
+                place.__class__ = _showing(type(place))
+            _shown[id(place)] += 1
     try:
         yield
     finally:
         with _lock:
-            for place, name in places:
-                _wrapped[id(place), name] -= 1
-                if not _wrapped[id(place), name]:
-                    del _wrapped[id(place), name]
-                    own = place[name].own
-                    del place[name]
-                    if place.get(name) is not own:  # which one interface alone has
-                        place[name] = own
-            if not _wrapped:
+            for place in places:
+                _shown[id(place)] -= 1
+                if not _shown[id(place)]:
+                    del _shown[id(place)]
+                    place.__class__ = type(place).__base__  # type: ignore[assignment]
+            if not _shown:
                 _uncompiled.close()
 
 
@@ -168,28 +163,29 @@ def _interfaces(model: PreTrainedModel) -> list[AttentionInterface]:
     return list({id(p): p for p in places if isinstance(p, AttentionInterface)}.values())
 
 
-def _wrapper(own: Callable[..., Any] | None, name: str) -> Callable[..., Any]:
-    """What stands under `name` in place of the function `own`.
+def _showing(kind: type[AttentionInterface]) -> type[AttentionInterface]:
+    """An interface that gives out its functions wrapped, and eager ones, which it has not."""
 
-    None is eager attention, which no interface holds: it stands in the file of each module.
-    """
+    class Showing(kind):  # type: ignore[misc, valid-type]
+        def __getitem__(self, name: str) -> Callable[..., Any]:
+            return _wrapper(super().__getitem__(name), name)
+
+        def get_interface(self, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
+            return super().get_interface(name, _wrapper(default, name))
+
+    return Showing
+
+
+def _wrapper(run: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """What a model gets under `name` in place of the function `run`, which it asked for."""
 
     def attend(module: nn.Module, *arguments: Any, **options: Any) -> Any:
-        run = own or _eager(module)
         hooks = hooks_of(module)
         if hooks is None:
             return run(module, *arguments, **options)
         return _attend(module, *arguments, hooks=hooks, run=run, name=name, **options)
 
-    attend.own = own  # type: ignore[attr-defined]
     return attend
-
-
-def _eager(module: nn.Module) -> Callable[..., Any]:
-    """The eager attention in the file that defines the module, or a class that it extends."""
-    name = "eager_attention_forward"
-    files = [vars(sys.modules[cls.__module__]) for cls in type(module).__mro__]
-    return next(file[name] for file in files if name in file)
 
 
 def _attend(

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Complex, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -163,81 +164,57 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
             "These are not two implementations of one model.",
             seen=" and ".join(f"{len(s)} layers, heads of {s[0][1]}" for s in shapes),
         )
-    one_by_one = read_rotations(sides[0], lone[0], positions)
-    planes, noise = [rotation.planes for rotation in one_by_one], [s.noise for s in sides]
-    angle = torch.stack([_angles(*by, planes) for by in zip(lone, noise, strict=True)])
-    apart = torch.remainder(angle[1] - angle[0] + math.pi, 2 * math.pi) - math.pi
-    strength = torch.tensor(
-        [[of.scale * float(of.vectors.square().mean()) for of in layers] for layers in lone]
-    )
+    planes = [layer.planes for layer in read_rotations(sides[0], lone[0], positions)]
+    noise = torch.tensor([side.noise for side in sides])
+    layers = [_compared(*layer, noise=noise) for layer in zip(*lone, planes, strict=True)]
+    angle, difference, residual, ratio, apart = zip(*layers, strict=True)
     by_layer = ("implementation", "layer")
     values = {
-        "angle": ((*by_layer, "frequency", "position"), angle.numpy()),
-        "difference": (("layer", "frequency", "position"), apart.abs().numpy()),
-        "residual": (by_layer, [list(map(_change, layers, planes)) for layers in lone]),
-        "strength_ratio": ("layer", (strength[1] / strength[0]).numpy()),
-        "score_difference": (("layer", "frequency"), stack(map(_scores_apart, *lone, planes))),
+        "angle": ((*by_layer, "frequency", "position"), stack(angle).swapaxes(0, 1)),
+        "difference": (("layer", "frequency", "position"), stack(difference)),
+        "residual": (by_layer, stack(residual).T),
+        "strength_ratio": ("layer", list(map(float, ratio))),
+        "score_difference": (("layer", "frequency"), stack(apart)),
     }
     coords = {"implementation": ["one", "other"], "position": positions.numpy()}
     dataset = xr.Dataset(values, coords=coords | {"layer": range(len(planes))})
     compared = described(dataset, ROTATION)
-    limit = max(LARGEST_DIFFERENCE, 16 * max(noise))
-    whys = [
-        _what_differs(compared.isel(layer=[at]), one, limit) for at, one in enumerate(planes)
-    ]
+    limit = max(LARGEST_DIFFERENCE, 16 * float(noise.max()))
+    whys = [_what_differs(compared.isel(layer=[at]), of, limit) for at, of in enumerate(planes)]
     why = next(filter(None, whys), "")
     alike = f"All planes of {len(planes)} layers turn alike: {_largest(compared)}."
     return compared.assign_attrs(verdict="different" if why else "same", why=why or alike)
 
 
-def _angles(
-    lone: list[LoneTokens], noise: float, planes: list[Planes]
-) -> Float[Tensor, "layer frequency position"]:
-    """How far queries and keys have turned in these planes since position 0, in rad."""
-    layers = []
-    for layer, own in zip(lone, planes, strict=True):
-        x = layer.vectors
-        z = torch.complex(x[..., own.first], x[..., own.second])
-        length = z.abs().square().mean(dim=(0, 1)).sqrt()
-        unseen = length <= 32 * noise * x.square().mean().sqrt()
-        layers.append(_turned(z).masked_fill(unseen, math.nan).T)
-    return torch.from_numpy(stack(layers))
-
-
-def _turned(
-    z: Complex[Tensor, "vector position frequency"],
-) -> Float[Tensor, "position frequency"]:
-    """The angle that all vectors of a plane have in common, against position 0."""
-    return (z * z[:, :1].conj()).sum(dim=0).angle()
-
-
-def _scores_apart(
-    one: LoneTokens, other: LoneTokens, planes: Planes
-) -> Float[Tensor, " frequency"]:
-    """Root mean square of what each plane adds to scores otherwise, against that of scores."""
-    parts = []
-    for layer in (one, other):
-        tokens, _, kv_heads, _ = layer.values.shape
-        x = layer.vectors[:, 0].unflatten(0, (tokens, -1))
-        z = torch.complex(x[..., planes.first], x[..., planes.second])
-        query, key = z[:, :-kv_heads], z[:, -kv_heads:]
-        key = key.repeat_interleave(query.shape[1] // kv_heads, dim=1)
-        parts.append(layer.scale * (query[:, None] * key.conj()).real)
-    scores = parts[0].sum(-1).square().mean().sqrt()
-    return (parts[0] - parts[1]).square().mean((0, 1, 2)).sqrt() / scores.clamp(min=1e-30)
-
-
-def _change(layer: LoneTokens, planes: Planes) -> float:
-    """Change with position of all that one common turn of these planes would leave as it is."""
-    x = layer.vectors
+def _compared(
+    one: LoneTokens, other: LoneTokens, planes: Planes, *, noise: Float[Tensor, " 2"]
+) -> tuple[Tensor, ...]:
+    """Of one layer the variables of `compare_rope`, in their order there."""
+    x = torch.stack([one.vectors, other.vectors])
     z = torch.complex(x[..., planes.first], x[..., planes.second])
-    angle = _turned(z)
-    turned_back = z * torch.polar(torch.ones_like(angle), -angle)
+    turned = (z * z[:, :, :1].conj()).sum(1, keepdim=True).angle()
+    # what one common turn of these planes would leave as it is
+    turned_back = z * torch.polar(torch.ones_like(turned), -turned)
     rest = torch.ones(x.shape[-1], dtype=torch.bool)
     rest[planes.first] = rest[planes.second] = False
-    moved = [(turned_back - z[:, :1]).abs(), (x - x[:, :1])[..., rest].abs()]
-    change = torch.cat(moved, dim=-1).square().mean(dim=0).sqrt().max()
-    return float(change / plane_norms(x, planes).square().mean().sqrt())
+    moved = [(turned_back - z[:, :, :1]).abs(), (x - x[:, :, :1])[..., rest].abs()]
+    change = torch.cat(moved, dim=-1).square().mean(1).sqrt().amax((1, 2))
+    residual = change / plane_norms(x, planes).square().mean((1, 2, 3)).sqrt()
+
+    length, size = z.abs().square().mean((1, 2)), x.square().mean((1, 2, 3))
+    unseen = length.sqrt() <= 32 * (noise * size.sqrt())[:, None]
+    angle = turned[:, 0].masked_fill(unseen[:, None], math.nan).mT
+    difference = (torch.remainder(angle[1] - angle[0] + math.pi, 2 * math.pi) - math.pi).abs()
+
+    scale = torch.tensor([one.scale, other.scale], dtype=torch.float64)
+    tokens, _, kv_heads, _ = one.values.shape
+    query, key = z[:, :, 0].unflatten(1, (tokens, -1)).tensor_split([-kv_heads], dim=2)
+    key = key.repeat_interleave(query.shape[2] // kv_heads, dim=2)
+    parts = scale.view(2, 1, 1, 1, 1) * (query[:, :, None] * key[:, None].conj()).real
+    scores = parts[0].sum(-1).square().mean().sqrt().clamp(min=1e-30)
+    apart = (parts[0] - parts[1]).square().mean((0, 1, 2)).sqrt() / scores
+    strength = scale * size
+    return angle, difference, residual, strength[1] / strength[0], apart
 
 
 def _what_differs(compared: xr.Dataset, planes: Planes, limit: float) -> str:
@@ -246,17 +223,17 @@ def _what_differs(compared: xr.Dataset, planes: Planes, limit: float) -> str:
     inv_freq = planes.inv_freq.nan_to_num(0).abs()[:, None].double().numpy()
     rounding = 4 * torch.finfo(torch.float32).eps * inv_freq * at["position"].values
     residual, ratio = float(at["residual"].max()), float(at["strength_ratio"])
+    scores = at["score_difference"].values
     if residual > limit:
         why = f"something else than the angles of planes changes (residual {residual:.2g})"
     elif (at["difference"].values[: len(inv_freq)] > limit + rounding).any():
         why = f"planes turn otherwise: {_largest(compared)}"
     elif not abs(ratio - 1) <= limit:
         why = f"planes turn alike, but scores are {ratio:.4g} times as large"
-    elif (at["score_difference"].values > limit).any():
-        plane = int(at["score_difference"].values.argmax())
+    elif (scores > limit).any():
         why = (
-            f"planes turn alike, but plane {plane} adds something else to the scores, as where "
-            "rows of q and k are in another order"
+            f"planes turn alike, but plane {np.nanargmax(scores)} adds something else to the "
+            "scores, as where rows of q and k are in another order"
         )
     else:
         return ""

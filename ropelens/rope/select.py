@@ -149,7 +149,8 @@ class Cut:
             return "none"
         place = f"{self.kept(layers):.4g}" if self.band < 0 else f"{self.band}"
         kind, *control = self.kind.split()
-        return " ".join([kind, place, *control, *([f"#{self.draw}"] * (self.draw >= 0))])
+        draw = [f"#{self.draw}"] if self.draw >= 0 else []
+        return " ".join([kind, place, *control, *draw])
 
     @property
     def layers_of(self) -> dict[Numbers, list[int]]:
@@ -165,12 +166,10 @@ class Cut:
 
         Where layers stop different ones, each set with its layers: "0 2: 0,1; 3: 5".
         """
-        sets = {",".join(map(str, numbers)): of for numbers, of in self.layers_of.items()}
-        if len(sets) == 1:
-            return next(iter(sets))
-        return "; ".join(
-            f"{' '.join(map(str, of))}: {text}" for text, of in sets.items() if text
-        )
+        sets = [(numbers, of) for numbers, of in self.layers_of.items() if numbers]
+        if len(self.layers_of) == 1:
+            return ",".join(map(str, self.stopped[0]))
+        return "; ".join(f"{' '.join(map(str, of))}: {','.join(map(str, n))}" for n, of in sets)
 
     def wavelengths(self, layers: Sequence[Turning]) -> list[float]:
         """Wavelengths (tokens) of the planes that stop."""

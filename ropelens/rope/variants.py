@@ -73,10 +73,6 @@ class Variant:
         base = {"rope_type": self.rope_type, "rope_theta": shape.base}
         return base | self.parameters(self.value, shape)
 
-    def stops_in(self, layer: int) -> bool:
-        """Whether the planes that the variant stops are stopped in this layer."""
-        return self.usage != "nope-every:n" or (layer + 1) % self.value == 0
-
 
 def parse_variant(text: str) -> Variant:
     """The variant written as NAME or NAME:VALUE.

@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 import ropelens as rl
 from ropelens.errors import UnsupportedModel
@@ -44,6 +45,7 @@ def nothing_stays_wrapped() -> Iterator[None]:
     before = dict(ALL_ATTENTION_FUNCTIONS)
     yield
     assert dict(ALL_ATTENTION_FUNCTIONS) == before
+    assert type(ALL_ATTENTION_FUNCTIONS) is AttentionInterface
 
 
 def tokens(*, sequences: int = 2, length: int = LENGTH) -> torch.Tensor:
@@ -144,6 +146,22 @@ def test_model_code_takes_the_branch_of_its_implementation(
     with as_subject(model).observe(calls.append):
         assert torch.equal(logits(model, tokens()), plain)
     assert [call.layer for call in calls] == [0, 1]
+
+
+def test_the_function_that_runs_is_the_one_that_the_model_asks_for(
+    llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+):
+    """Not one that the file of the class has under the usual name."""
+
+    class OfAnotherFile(LlamaAttention):
+        pass
+
+    file = sys.modules[__name__]
+    monkeypatch.setattr(file, "eager_attention_forward", windowed_attention, raising=False)
+    llama.model.layers[0].self_attn.__class__ = OfAnotherFile
+    plain = logits(llama, tokens())
+    with as_subject(llama).observe(lambda call: None):
+        assert torch.equal(logits(llama, tokens()), plain)
 
 
 # what is shown is what was computed

@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
-from typing import Any
 
 import gguf
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 import ropelens as rl
@@ -36,10 +35,6 @@ PLACES = {
 def as_pairs(x: torch.Tensor, heads: int) -> torch.Tensor:
     """Coordinates j and j + size / 2 of each head become 2j and 2j + 1."""
     return x.view(heads, 2, -1, x.shape[1]).transpose(1, 2).reshape(x.shape)
-
-
-def as_halves(x: torch.Tensor, heads: int) -> torch.Tensor:
-    return x.view(heads, -1, 2, x.shape[1]).transpose(1, 2).reshape(x.shape)
 
 
 def write_bundled(file: Path, *, permutations: int = 1) -> None:
@@ -77,39 +72,6 @@ def write_bundled(file: Path, *, permutations: int = 1) -> None:
     writer.close()
 
 
-def converted_by_hand(file: Path) -> LlamaForCausalLM:
-    """The model in a GGUF file, by its numbers and names."""
-    reader = gguf.GGUFReader(file)
-    stated = {
-        name.removeprefix("llama."): reader.fields[name].contents()
-        for name in reader.fields
-        if name.startswith("llama.")
-    }
-    config = LlamaConfig(
-        vocab_size=stated["vocab_size"],
-        hidden_size=stated["embedding_length"],
-        intermediate_size=stated["feed_forward_length"],
-        num_hidden_layers=stated["block_count"],
-        num_attention_heads=(heads := stated["attention.head_count"]),
-        num_key_value_heads=(groups := stated["attention.head_count_kv"]),
-        rms_norm_eps=stated["attention.layer_norm_rms_epsilon"],
-        rope_parameters={"rope_type": "default", "rope_theta": stated["rope.freq_base"]},
-        tie_word_embeddings=True,
-    )
-    weights = {}
-    for tensor in reader.tensors:
-        *layer, place, _ = tensor.name.split(".")
-        x = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy())
-        if place in ("attn_q", "attn_k"):
-            x = as_halves(x, heads if place == "attn_q" else groups)
-        above = f"model.layers.{layer[1]}." if layer else ""
-        weights[f"{above}{PLACES[place]}.weight"] = x
-    weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-    model = LlamaForCausalLM(config).eval()
-    model.load_state_dict(weights)
-    return model
-
-
 @pytest.fixture(scope="module")
 def bundled_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("gguf") / "bundled.gguf"
@@ -117,20 +79,9 @@ def bundled_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def check_logits(model: PreTrainedModel, tokenizer: Any, file: Path) -> torch.Tensor:
-    """Those of a conversion made apart; returned."""
-    tokens = tokenizer("The capital of France is Paris, on the Seine.", return_tensors="pt")
-    with torch.no_grad():
-        ours = model(tokens.input_ids).logits
-        theirs = converted_by_hand(file)(tokens.input_ids).logits
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
-    return ours
-
-
 def test_a_file_is_the_model_it_was_made_of(bundled_file: Path, tmp_path: Path) -> None:
     """And can be saved as a folder."""
     model, tokenizer = rl.load(bundled_file.parent)  # a folder that holds one file
-    logits = check_logits(model, tokenizer, bundled_file)
     original, _ = rl.load("bundled")
     text = "Call me Ishmael. The old man lived by the sea."
     tokens = tokenizer(text, return_tensors="pt").input_ids
@@ -140,13 +91,14 @@ def test_a_file_is_the_model_it_was_made_of(bundled_file: Path, tmp_path: Path) 
     again, same = rl.load(tmp_path)
     assert torch.equal(same(text, return_tensors="pt").input_ids, tokens)
     assert torch.equal(again(tokens).logits, model(tokens).logits)
-    assert logits.isfinite().all()
 
 
 @needs_smollm2
-def test_quantized_weights_are_those_of_a_conversion_made_apart() -> None:
+def test_a_quantized_file_knows_what_its_model_knows() -> None:
     model, tokenizer = rl.load(FILE)
-    logits = check_logits(model, tokenizer, FILE)
+    tokens = tokenizer("The capital of France is Paris, on the Seine.", return_tensors="pt")
+    with torch.no_grad():
+        logits = model(tokens.input_ids).logits
     assert tokenizer.decode(logits[0, 4].argmax()) == " Paris"
     as_is, other = row_order_losses(model, tokenizer)
     assert as_is < 2.5 < 3 < other

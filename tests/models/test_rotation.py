@@ -299,11 +299,7 @@ REFUSED = {
 }
 
 
-def test_every_unsupported_family_has_its_row():
-    assert set(REFUSED) == set(UNSUPPORTED)
-
-
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", UNSUPPORTED)
 def test_unsupported_families_are_refused(name: str):
     model = tiny(name)
     what, seen = REFUSED[name]
