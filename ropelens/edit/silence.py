@@ -132,7 +132,8 @@ def _means(
     lengths: Int[Tensor, " sequence"] | None,
 ) -> Means:
     """The mean output of every head of the layers that have chosen ones, over `tokens`."""
-    tokens, lengths = check_tokens(tokens, lengths, vocabulary=subject.vocabulary)
+    pad, vocabulary = subject.config.pad_token_id, subject.vocabulary
+    tokens, lengths = check_tokens(tokens, lengths, vocabulary=vocabulary, pad=pad)
     sums: dict[int, Tensor] = {}
 
     def add(call: AttentionCall) -> None:

@@ -104,21 +104,23 @@ def capture(
     - coordinates `inv_freq` (rad/token), `wavelength` (tokens), both (head, frequency), and
       `scale` (head).
 
-    Layers of fewer planes than others end in NaN. Numbers are float32, of a float64 model
-    float64. `ropelens.save` and `to_netcdf` write it.
-
-    The arrays take heads x tokens^2 x (frequencies + 2) numbers and a little more: 12 heads of
-    64 planes and 500 tokens 0.8 GB. More than `max_bytes` is refused before anything is
-    allocated; the forward pass itself is not counted.
-
-    Raises `BadArgument` for heads that do not exist, tokens out of range, a text without a
-    tokenizer, or too much memory; `BadText` for a text of fewer than 3 tokens, or one that is
-    the name of a file; `UnsupportedModel` as `profile` does.
+    Layers of fewer planes than others end in NaN.
+    12 heads of 64 planes and 500 tokens take 0.8 GB. More than `max_bytes` is refused with
+    `BadArgument`, before anything is allocated. Raises `BadText` for a text of fewer than 3
+    tokens, or one that is the name of a file, and what `profile` raises.
     """
     subject = as_subject(model, tokenizer)
-    tokenizer = tokenizer or subject.tokenizer
-    measurement = _read(subject, text_or_tokens, tokenizer)
-    tokens, length = measurement.text.tokens, measurement.text.context
+    tokenizer, given = tokenizer or subject.tokenizer, text_or_tokens
+    if isinstance(given, str):
+        check_document(given)
+        given = prompt_tokens(given, tokenizer)
+        warn_beyond(len(given), stated_context(subject.config))
+    measurement = Measurement.of(
+        subject, given if isinstance(given, Mapping) else torch.atleast_2d(given)
+    )
+    text, length = measurement.text, measurement.text.context
+    if len(text) > 1:
+        raise BadArgument("capture looks at one sequence.", seen=f"{len(text)} sequences")
     shape = {"layers": subject.layers, "heads_of_layer": subject.heads}
     chosen = heads_by_layer(heads, **shape)
     planes = subject.planes(length)
@@ -140,8 +142,8 @@ def capture(
             into = {name: array[places[call.layer, head]] for name, array in arrays.items()}
             write_head(call, head, replace(turning, inv_freq=inv_freq[head]), into)
 
-    look(subject, tokens, see)
-    names = np.array(token_names(tokens[0], tokenizer), dtype=object)
+    look(subject, text.tokens, see)
+    names = np.array(token_names(text.tokens[0], tokenizer), dtype=object)
     layer, number = (np.array(column) for column in zip(*places, strict=True))
     indices = {
         "head": np.array([f"{layer}.{head}" for layer, head in places]),
@@ -156,25 +158,6 @@ def capture(
     dataset = xr.Dataset(labels, coords=labelled(indices, CAPTURE_INDICES))
     dataset.attrs = {"kind": "capture"} | measurement.facts
     return dataset.set_coords(["inv_freq", "wavelength", "scale"])
-
-
-def _read(
-    subject: Subject,
-    text_or_tokens: str | Tensor | Mapping[str, Any],
-    tokenizer: TokenNames | None,
-) -> Measurement:
-    """The one sequence that is looked at."""
-    tokens = text_or_tokens
-    if isinstance(tokens, str):
-        check_document(tokens)
-        tokens = prompt_tokens(tokens, tokenizer)
-        warn_beyond(len(tokens), stated_context(subject.config))
-    one = Measurement.of(
-        subject, torch.atleast_2d(tokens) if isinstance(tokens, Tensor) else tokens
-    )
-    if len(one.text) > 1:
-        raise BadArgument("capture looks at one sequence.", seen=f"{len(one.text)} sequences")
-    return one
 
 
 def _allocate(
@@ -265,20 +248,6 @@ def chosen_excerpts(measurement: Measurement) -> list[Int[Tensor, " position"]]:
     begin with, those of the most bits: attention against even attention, the first key
     apart, summed over all heads and averaged over queries.
     """
-    pieces = _candidates(measurement)
-
-    def bits(call: AttentionCall) -> Float[Tensor, " piece"]:
-        weights = attention_map(call)[..., 1:, 1:].double().cpu()
-        keys = torch.arange(1, weights.shape[-1] + 1).double()[:, None]
-        of_rest = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
-        return (weights * (of_rest * keys).clamp(min=1e-30).log2()).sum(-1).mean(-1).sum(-1)
-
-    total = sum(look(measurement.subject, pieces, bits), torch.zeros(len(pieces)).double())
-    return list(pieces[total.argsort(descending=True, stable=True)[:COUNT]])
-
-
-def _candidates(measurement: Measurement) -> Int[Tensor, "piece position"]:
-    """Pieces of equal length, each of another sequence where there are enough."""
     config, text = measurement.subject.config, measurement.text
     first = text.tokens[:, 0]
     # Such as BOS, without which models are lost; of one sequence it may be any word.
@@ -296,7 +265,18 @@ def _candidates(measurement: Measurement) -> Int[Tensor, "piece position"]:
         if begins:
             piece[0] = first[0]
         pieces.append(piece)
-    return torch.stack(pieces).unique(dim=0)
+    candidates = torch.stack(pieces).unique(dim=0)
+
+    def bits(call: AttentionCall) -> Float[Tensor, " piece"]:
+        weights = attention_map(call)[..., 1:, 1:].double().cpu()
+        keys = torch.arange(1, weights.shape[-1] + 1).double()[:, None]
+        of_rest = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
+        return (weights * (of_rest * keys).clamp(min=1e-30).log2()).sum(-1).mean(-1).sum(-1)
+
+    total = sum(
+        look(measurement.subject, candidates, bits), torch.zeros(len(candidates)).double()
+    )
+    return list(candidates[total.argsort(descending=True, stable=True)[:COUNT]])
 
 
 def check_excerpts(

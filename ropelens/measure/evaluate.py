@@ -34,9 +34,6 @@ from ropelens.statistics.rows import HowMany
 from ropelens.statistics.sums import Sums, attention_change, by_group, mean_loss, no_sums
 from ropelens.statistics.variables import EVALUATED, STATISTICS, columns, labelled, of_planes
 
-ON_TEXT = {"loss", "change", "labels"}
-COORDINATES = {"group", "position_start", "position_stop"}
-
 RESAMPLES = 400
 """Draws of the sequences that intervals of label changes come from."""
 
@@ -93,34 +90,8 @@ def evaluate(
     measures that do not exist, and otherwise what `profile` and `edit_rope` do.
     """
     measurement = Measurement.of(
-        model,
-        tokens,
-        lengths,
-        documents=documents,
-        rows=rows,
-        seed=seed,
-        batch_size=batch_size,
+        model, tokens, lengths, documents=documents, rows=rows, seed=seed, batch_size=batch_size
     )
-    return measure_edits(
-        measurement,
-        edits or {},
-        measures,
-        retrieval=retrieval or Retrieval(),
-        distances=distances,
-        progress=progress,
-    )
-
-
-def measure_edits(
-    measurement: Measurement,
-    edits: Mapping[str, Edit | str | Sequence[Edit | str]],
-    measures: str | Sequence[str],
-    *,
-    retrieval: Retrieval | None = None,
-    distances: Sequence[int] | None = None,
-    progress: ShowProgress | None = None,
-) -> xr.Dataset:
-    """What `evaluate` gives, of a measurement that is already at hand."""
     subject, text = measurement.subject, measurement.text
     wanted = wanted_measures(measures)
     if distances is not None and "copying" not in wanted:
@@ -128,7 +99,7 @@ def measure_edits(
             "distances are those of copies, which are not measured.",
             attempt='measures=[..., "copying"]',
         )
-    entries = entries_of(subject, edits, context=text.context)
+    entries = entries_of(subject, edits or {}, context=text.context)
     tasks: dict[str, Task] = {}
     if "induction" in wanted:
         tasks["induction"] = repeats(measurement, entries[0].planes)  # any do for attention
@@ -156,7 +127,8 @@ def measure_edits(
         values |= {key: np.stack([of[key].numpy() for of in each]) for key in each[0]}
         values |= task.coordinates
     dataset = dataset.assign(labelled(values, EVALUATED))
-    dataset = number_dims(dataset.set_coords(COORDINATES & values.keys()))
+    coordinates = {"group", "position_start", "position_stop"} & values.keys()
+    dataset = number_dims(dataset.set_coords(coordinates))
     dataset.attrs = measurement.facts
     return dataset
 
@@ -197,7 +169,7 @@ def _run(
                     )
                 stage.save(state)
     done = measured[0].sums.sequences
-    unseen = shard(len(text))[done:] if wanted & ON_TEXT else range(0)
+    unseen = shard(len(text))[done:] if wanted & {"loss", "change", "labels"} else range(0)
     mine = [(n, name) for name in tasks for n in shard(len(entries)) if name not in answers[n]]
     left = len(entries) * int(text.lengths[unseen.start : unseen.stop].sum())
     left += sum(tasks[name].tokens for _, name in mine)
@@ -295,8 +267,7 @@ def _loss_values(
     counts = 1 + torch.arange(text.context - 1) < text.lengths[:, None]
     in_bins = by_group(sum_bins(counts.long(), edges - 1), text.group)
     predicted, seen = text.lengths.numpy() - 1, text.seen_before.sum(1).numpy()
-    losses = np.stack([of.losses[:, :-1].sum(1).numpy() for of in measured])
-    of_seen = np.stack([of.losses[:, -1].numpy() for of in measured])
+    losses = np.stack([of.losses.numpy() for of in measured])
     means, by_bin = [], []
     for of in measured:
         sums = by_group(of.losses[:, :-1], text.group)
@@ -305,9 +276,9 @@ def _loss_values(
     mean, error = np.array(means).T
     position, position_error = np.moveaxis(np.array(by_bin), -1, 0)
     with np.errstate(invalid="ignore"):  # NaN where a sequence repeats nothing
-        seen_loss = of_seen / seen
+        seen_loss = losses[..., -1] / seen
     return {
-        "loss": losses / predicted,
+        "loss": losses[..., :-1].sum(-1) / predicted,
         "predicted_tokens": predicted,
         "group": text.group.numpy(),
         "seen_loss": seen_loss,

@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig
 
 from ropelens.errors import BadArgument
 from ropelens.models.device import devices_of, free_bytes, pass_bytes
-from ropelens.models.encoding import check_left_padding, cut
+from ropelens.models.encoding import cut
 from ropelens.models.paths import short_name
 from ropelens.models.subject import Model, Subject, as_subject
 from ropelens.models.texts import check_tokens
@@ -86,8 +86,8 @@ class Measurement:
                 raise BadArgument("lengths are of sequences, not of padded or packed rows.")
             held = tokens if isinstance(tokens, Mapping) else {"input_ids": tokens}
             tokens, lengths, documents = cut(held, documents)
-        tokens, lengths = check_tokens(tokens, lengths, vocabulary=subject.vocabulary)
-        check_left_padding(tokens, lengths, subject.config.pad_token_id)
+        pad, vocabulary = subject.config.pad_token_id, subject.vocabulary
+        tokens, lengths = check_tokens(tokens, lengths, vocabulary=vocabulary, pad=pad)
         if documents is not None:
             documents = torch.as_tensor(documents).long()
         bos = subject.config.bos_token_id

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -11,7 +11,7 @@ import torch
 
 from ropelens.edit.rope import Change, Edit, Layer, drop, stop
 from ropelens.errors import BadArgument, Whole, public
-from ropelens.measure.evaluate import measure_edits
+from ropelens.measure.evaluate import evaluate
 from ropelens.measure.measurement import Lengths, Measurement, Tokens
 from ropelens.measure.passes import collect
 from ropelens.models.subject import Model
@@ -47,13 +47,11 @@ def needed_planes(
     95 % interval over documents, `loss_change_low` and `loss_change_high`. Planes that do not
     turn cannot stop and are left out of "stop".
 
-    Raises `BadArgument` for more than one head, or one that does not exist; for "stop" where
-    no plane of the head turns, and for "drop" where its layer has none (a plane that is known
-    but stands still can drop out); and what `evaluate` raises.
+    Raises `BadArgument` for more than one head, for "stop" where no plane of the head turns,
+    for "drop" where its layer has none, and what `evaluate` raises.
     """
-    measurement = Measurement.of(
-        model, tokens, lengths, documents=documents, rows=rows, seed=seed
-    )
+    common: dict[str, Any] = {"documents": documents, "rows": rows, "seed": seed}
+    measurement = Measurement.of(model, tokens, lengths, **common)
     subject = measurement.subject
     shape = {"layers": subject.layers, "heads_of_layer": subject.heads}
     (layer, number), *others = heads_by_layer(head, **shape).nonzero().tolist()
@@ -71,7 +69,10 @@ def needed_planes(
         )
     action = stop if how == "stop" else drop
     edits = {str(plane): action(PlaneNumbers((plane,)), heads=head) for plane in tried}
-    results = measure_edits(measurement, edits, ["loss", "change"])
+    measures = ["loss", "change"]
+    results = evaluate(
+        subject, tokens, lengths=lengths, edits=edits, measures=measures, **common
+    )
     weight = results["predicted_tokens"].values.astype(float)
     group = results["group"].values
     changes = results["loss"].values[1:] - results["loss"].values[0]
@@ -98,7 +99,7 @@ def mean_ablate(
     right; of sequence s the first `lengths[s]` count. The length of the mean over the mean
     length is the coherence of a profile.
 
-    Raises as `measure_rope` does, and `BadArgument` for tokens or lengths out of range.
+    Raises what `profile` raises.
     """
     measurement = Measurement.of(model, tokens, lengths)
     planes = measurement.subject.planes(measurement.text.context, alike=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -241,14 +241,33 @@ def sum_batch(
     calls = subject.layers * -(-width // (chunk_of(subject, width) or width))
     tokens = int(text.lengths.sum())
     share = tokens // (calls + 1)  # of a call, and of the losses
-    summing = _Summing(batch, planes, statistics, fits)
+    over_tokens = [row for row in statistics if row.over == "tokens"]
+    layers: dict[int, LayerSums] = {}
+    scores: dict[int, Float[Tensor, "group head score"]] = {}
+    in_chunks: dict[int, SequenceSums] = {}
 
     def see_part(call: AttentionCall, first: int) -> None:
-        summing.add_tokens(call, first)
+        turning, here = planes[call.layer], slice(first, first + call.key.shape[2])
+        if over_tokens:
+            of_part = {"sinks": text.sinks[..., here], "tokens": text.tokens[:, here]}
+            rows = CallRows(call, batch.rows, turning, **of_part, first=first)
+            before = in_chunks.setdefault(call.layer, {})
+            for name, x in sum_attention(rows, over_tokens).items():
+                before[name] = before[name] + x if name in before else x
         progress(share)
 
     def see(call: AttentionCall) -> None:
-        summing.add(call)
+        turning, sinks = planes[call.layer], text.sinks
+        if fits:
+            fit = fits[call.layer]
+            sinks = fit.sinks(text)
+            scored = CallRows(call, batch.scored, turning, sinks=sinks)
+            scores[call.layer] = fit.score(scored, text)
+        sums = in_chunks.pop(call.layer, {})
+        rest = [row for row in statistics if row.name not in sums]
+        rows = CallRows(call, batch.rows, turning, sinks=sinks, tokens=text.tokens)
+        sums |= sum_attention(rows, rest)
+        layers[call.layer] = LayerSums.of(sums, rows, statistics)
         also(call)
         if call.at is None:  # else its chunks were counted
             progress(share)
@@ -256,60 +275,14 @@ def sum_batch(
     with observing(subject, text.tokens, (batch.rows, batch.scored), see, see_part):
         losses = token_losses(subject, text.tokens, text.lengths)
     progress(tokens - share * calls)
-    subject.check_layers(set(summing.layers))
+    subject.check_layers(set(layers))
     sums = Sums(
         row_weight=by_group(batch.rows.by_position(width), text.group),
         tokens=tokens,
         sequences=len(text),
         group_loss=by_group(losses.nansum(1), text.group),
         group_predicted=by_group(text.lengths - 1, text.group),
-        layers=summing.layers,
-        scores=summing.scores,
+        layers=layers,
+        scores=scores,
     )
     return sums, losses
-
-
-@dataclass(frozen=True)
-class _Summing:
-    """The sums and scores of a batch, layer by layer as its calls come."""
-
-    batch: Batch
-    planes: Sequence[Planes]
-    statistics: Sequence[Statistic]
-    fits: Sequence[LayerFit]
-    layers: dict[int, LayerSums] = field(default_factory=dict)
-    scores: dict[int, Float[Tensor, "group head score"]] = field(default_factory=dict)
-    in_chunks: dict[int, SequenceSums] = field(default_factory=dict)
-
-    def add_tokens(self, call: AttentionCall, first: int) -> None:
-        """What is summed over tokens, of a chunk that begins at position `first`."""
-        text, here = self.batch.text, slice(first, first + call.key.shape[2])
-        statistics = [row for row in self.statistics if row.over == "tokens"]
-        if not statistics:
-            return
-        rows = CallRows(
-            call,
-            self.batch.rows,
-            self.planes[call.layer],
-            sinks=text.sinks[..., here],
-            tokens=text.tokens[:, here],
-            first=first,
-        )
-        sums = sum_attention(rows, statistics)
-        before = self.in_chunks.setdefault(call.layer, {})
-        for name, x in sums.items():
-            before[name] = before[name] + x if name in before else x
-
-    def add(self, call: AttentionCall) -> None:
-        """The rest, of a layer's one call."""
-        text, planes, sinks = self.batch.text, self.planes[call.layer], self.batch.text.sinks
-        if self.fits:
-            fit = self.fits[call.layer]
-            sinks = fit.sinks(text)
-            scored = CallRows(call, self.batch.scored, planes, sinks=sinks)
-            self.scores[call.layer] = fit.score(scored, text)
-        sums = self.in_chunks.pop(call.layer, {})
-        rest = [row for row in self.statistics if row.name not in sums]
-        rows = CallRows(call, self.batch.rows, planes, sinks=sinks, tokens=text.tokens)
-        sums |= sum_attention(rows, rest)
-        self.layers[call.layer] = LayerSums.of(sums, rows, self.statistics)

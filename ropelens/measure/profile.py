@@ -29,13 +29,7 @@ from ropelens.models.subject import Model, as_subject
 from ropelens.statistics.budget.surrogates import DRAWS
 from ropelens.statistics.corpus import Documents
 from ropelens.statistics.rows import HowMany
-from ropelens.statistics.variables import (
-    MEASURES,
-    STATISTICS,
-    Statistic,
-    check_new,
-    labelled,
-)
+from ropelens.statistics.variables import MEASURES, STATISTICS, Statistic, check_new, labelled
 
 
 @public
@@ -92,8 +86,7 @@ def profile(
     head that turns fastest in the plane. Where heads that share a key differ, each of the
     layer has a `kv_head` of its own.
 
-    Raises `UnsupportedModel` for a model without RoPE or with hidden attention, and
-    `BadArgument` for tokens, lengths, documents or statistics out of range.
+    Raises `UnsupportedModel` for a model without RoPE or with hidden attention.
     """
     subject, show = as_subject(model, tokenizer), progress or silent
     measurement = Measurement.of(

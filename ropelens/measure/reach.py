@@ -7,7 +7,6 @@ at distances that were not run, under the model's own rotation and under that of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +19,8 @@ from ropelens.errors import BadArgument, Count, Number, Whole, public
 from ropelens.files.progress import ShowProgress, silent
 from ropelens.measure.capture import look
 from ropelens.measure.measurement import Batch, Lengths, Measurement, Tokens
-from ropelens.models.subject import Model
+from ropelens.models.subject import Model, Subject
+from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, heads_by_layer
 from ropelens.rope.turn import horizons, lowest_scores, moved_scores
 from ropelens.statistics.call import AttentionCall
@@ -79,8 +79,8 @@ def reach(
     `unmoved_win_share` says what the variant alone leaves of that, before any distance. Heads
     that are not among `heads` are NaN.
 
-    Raises `BadArgument` for heads or variants that do not exist, and otherwise as `profile`
-    does; `UnsupportedModel` for a variant that the family cannot express.
+    Raises `UnsupportedModel` for a variant that the family cannot express, and otherwise as
+    `profile` does.
     """
     measurement = Measurement.of(
         model, tokens, lengths, documents=documents, rows=rows, seed=seed
@@ -89,56 +89,64 @@ def reach(
     planes = subject.planes(text.context, alike=True)
     shape = {"layers": subject.layers, "heads_of_layer": subject.heads}
     chosen = [mask.nonzero().flatten() for mask in heads_by_layer(heads, **shape)]
-    names, at = list(variants), torch.from_numpy(np.array(distances, dtype=np.float64))
-    if subject.open_edit is not None and names != [OWN]:
+    rotations = _rotations(subject, planes, variants, length=int(max(distances)) + 1)
+    at = torch.from_numpy(np.array(distances, dtype=np.float64))
+    sums = _score(measurement, chosen, rotations, at, progress or silent)
+    sizes = {
+        "variant": len(variants),
+        "layer": subject.layers,
+        "head": subject.heads,
+        "frequency": max(layer.terms for layer in planes),
+        "distance": len(at),
+    }
+    unknown = {
+        row.name: np.full([sizes[dim] for dim in row.dims], np.nan)
+        for row in (*REACH, *REACH_INDICES)
+        if row.name != "distance"
+    }
+    names = np.array(variants, dtype=object)
+    indices = {"layer": range(subject.layers), "head": range(subject.heads)}
+    dataset = xr.Dataset(
+        labelled(unknown, (*REACH, *REACH_INDICES)),
+        coords={"variant": names, **indices, "distance": at.numpy()},
+    )
+    draws = _draws(int(text.group.max()) + 1, resamples, measurement.seed)
+    for layer, of_layer in enumerate(rotations):
+        numbers: dict[str, Tensor] = {
+            "variant_inv_freq": torch.stack([one.inv_freq for one in of_layer]),
+            "variant_gain": torch.stack([one.gain for one in of_layer]),
+        }
+        if layer in sums:
+            numbers |= _numbers(sums[layer], of_layer, draws, at, within=text.context)
+        place = {
+            "layer": layer,
+            "head": chosen[layer].numpy(),
+            "frequency": slice(len(of_layer[0].inv_freq)),
+        }
+        for name, values in numbers.items():
+            array = dataset[name]
+            array[{dim: index for dim, index in place.items() if dim in array.dims}] = values
+    dataset.attrs = {"kind": "reach"} | measurement.facts | {"resamples": resamples}
+    return described(dataset, REACH_INDICES)
+
+
+def _rotations(
+    subject: Subject, planes: Sequence[Planes], variants: Sequence[str], *, length: int
+) -> list[list[Rotation]]:
+    """How each layer rotates under each of the variants, in a sequence of this length."""
+    if subject.open_edit is not None and [*variants] != [OWN]:
         raise BadArgument(
             "Variants are put to a model as it is, not to an edited one.",
             attempt=f'outside edit_rope, or variants=["{OWN}"] for the edited rotation',
         )
     edits = [
-        ModelEdit(subject, planes, () if n == OWN else (placed(subject, n),)) for n in names
+        ModelEdit(subject, planes, () if name == OWN else (placed(subject, name),))
+        for name in variants
     ]
-    length = int(at.max()) + 1
-    rotations = [
+    return [
         [Rotation.of(edit.sides(Layer(*layer, length))[0], layer[1]) for edit in edits]
         for layer in enumerate(planes)
     ]
-    sums = _score(measurement, chosen, rotations, at, progress or silent)
-    sizes = {
-        "variant": len(names),
-        "layer": len(planes),
-        "head": subject.heads,
-        "frequency": max(layer.terms for layer in planes),
-        "distance": len(at),
-    }
-    values = {
-        row.name: np.full([sizes[dim] for dim in row.dims], np.nan)
-        for row in (*REACH, *REACH_INDICES)
-        if row.name != "distance"
-    }
-    draws = _draws(int(text.group.max()) + 1, resamples, measurement.seed)
-    for layer, turning in enumerate(rotations):
-        for place, rotation in enumerate(turning):
-            terms = len(rotation.inv_freq)
-            values["variant_inv_freq"][place, layer, :terms] = rotation.inv_freq
-            values["variant_gain"][place, layer, :terms] = rotation.gain
-        if layer not in sums:
-            continue
-        numbers = _numbers(sums[layer], turning, draws, at, within=text.context)
-        for row in REACH:
-            at_heads: tuple[Any, ...] = (layer, chosen[layer].numpy())
-            if row.dims[0] == "variant":
-                at_heads = (slice(None), *at_heads)
-            elif row.dims[-1] == "frequency":
-                at_heads = (*at_heads, slice(terms))
-            values[row.name][at_heads] = numbers[row.name].numpy()
-    indices = {"layer": range(len(planes)), "head": range(subject.heads)}
-    dataset = xr.Dataset(
-        labelled(values, (*REACH, *REACH_INDICES)),
-        coords={"variant": np.array(names, dtype=object), **indices, "distance": at.numpy()},
-    )
-    dataset.attrs = {"kind": "reach"} | measurement.facts | {"resamples": resamples}
-    return described(dataset, REACH_INDICES)
 
 
 def _score(
@@ -220,20 +228,17 @@ def _numbers(
             within=within,
             farthest=int(distances.max()),
         ).view(level.shape)
-        ends = torch.full((2, *level.shape[1:]), torch.nan, dtype=torch.float64)
+        ends = np.full((2, *level.shape[1:]), np.nan)
         if len(horizon) > 1:  # resampled values themselves, for some are infinite
-            resampled = horizon[1:].numpy()
-            ends = torch.from_numpy(
-                np.percentile(resampled, INTERVAL, axis=0, method="inverted_cdf")
-            )
+            ends = np.percentile(horizon[1:], INTERVAL, axis=0, method="inverted_cdf")
         parts.append(
             {
                 "moved_score": moved_scores(turned[0], inv_freq, distances),
                 "others_level": level[0],
                 "lowest_score": lowest_scores(turned[0], inv_freq),
                 "horizon": horizon[0],
-                "horizon_low": ends[0],
-                "horizon_high": ends[1],
+                "horizon_low": torch.from_numpy(ends[0]),
+                "horizon_high": torch.from_numpy(ends[1]),
             }
         )
     return {

@@ -43,18 +43,16 @@ class Stage:
         tensors: dict[str, Any] = {}
 
         def form(value: Any) -> dict[str, Any]:
-            """A tensor or dataclass in JSON's types; see `begin_stage`."""
             if not isinstance(value, Tensor):
                 return {"kind": type(value).__name__} | vars(value)
             tensors[str(len(tensors))] = value.cpu().contiguous().numpy()
             return {"tensor": str(len(tensors) - 1), "device": str(value.device)}
 
-        metadata = {"key": self.key, "form": json.dumps(state, default=form)}
-        aside = self.path.with_suffix(".part")
+        written, aside = json.dumps(state, default=form), self.path.with_suffix(".part")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             aside.unlink(missing_ok=True)  # a link there would be followed
-            save_file(tensors, aside, metadata)
+            save_file(tensors, aside, {"key": self.key, "form": written})
             aside.replace(self.path)
         except (OSError, SafetensorError) as error:
             self.path = None
@@ -93,11 +91,9 @@ def remove_savepoint(folder: Path) -> None:
 def begin_stage(*kinds: type) -> Stage:
     """The next measurement of the open savepoint, in the state that was saved.
 
-    A state holds tensors, numbers, texts, lists, dictionaries, sums, fits, and dataclasses of
-    these `kinds`.
+    A state holds what JSON does, tensors, sums, fits and dataclasses of these `kinds`.
     """
-    opened = _open.get()
-    if opened is None:
+    if (opened := _open.get()) is None:
         return Stage()
     folder, key, begun = opened
     opened[2] += 1
@@ -120,5 +116,6 @@ def begin_stage(*kinds: type) -> Stage:
         print(f"{word} what was measured in {folder}", file=sys.stderr, flush=True)
         if state is None:
             remove_savepoint(folder)
-    all_go_on = all(gather(state is not None))  # of the processes that share the measurement
-    return Stage(path, key, state if all_go_on else None, time.monotonic() + SECONDS)
+    if not all(gather(state is not None)):  # of the processes that share the measurement
+        state = None
+    return Stage(path, key, state, time.monotonic() + SECONDS)

@@ -122,7 +122,10 @@ def _budget(sums: Sums, fits: Sequence[LayerFit]) -> dict[str, xr.Variable]:
     values = {
         **{f"{name}_bits": values for name, values in bits.items()},
         **{name: stack(kernel[name] for kernel in kernels) for name in kernels[0]},
-        "found_sink": stack(_first_found(fit) for fit in fits),
+        "found_sink": stack(
+            torch.where(fit.found.any(-1), fit.found.int().argmax(-1).double(), torch.nan)
+            for fit in fits
+        ),
         "group_scored": rows[rows > 0].numpy(),
         **group_gains,
         **{name: np.moveaxis(stack(x[name] for x in drawn), 0, 1) for name in drawn[0]},
@@ -135,9 +138,3 @@ def _kernel(sums: Sums, layer: int, fit: LayerFit) -> dict[str, Tensor]:
     seen_by = sums.layers[layer].reach[0] / sums.row_weight.sum()
     found, edges = describe_kernel(fit.kappa, seen_by), offset_edges(len(seen_by))
     return found | {"kernel": sum_bins(found["kernel"], edges) / edges.diff()}
-
-
-def _first_found(fit: LayerFit) -> Tensor:
-    """The position of the first key found to be a sink of each head; NaN without."""
-    position = fit.found.int().argmax(-1).double()
-    return torch.where(fit.found.any(-1), position, torch.nan)

@@ -18,10 +18,10 @@ import xarray as xr
 from ropelens.edit.rope import Edit, stop
 from ropelens.errors import Count, Number, Positive, Whole, public
 from ropelens.files.progress import ShowProgress, opening, silent
-from ropelens.measure.evaluate import measure_edits
-from ropelens.measure.measurement import Lengths, Measurement, Tokens
+from ropelens.measure.evaluate import evaluate
+from ropelens.measure.measurement import Lengths, Tokens
 from ropelens.measure.truncation_table import MEASURES
-from ropelens.models.subject import Model
+from ropelens.models.subject import Model, as_subject
 from ropelens.rope.select import Cut, PlaneNumbers, Turning, plan_cuts, turning
 from ropelens.statistics.corpus import Documents
 from ropelens.statistics.rows import HowMany
@@ -67,24 +67,27 @@ def truncate(
     Raises `BadArgument` for shares outside [0, 1], `UnsupportedModel` for a model that does not
     rotate, and what `evaluate` raises.
     """
-    measurement = Measurement.of(
-        model,
-        tokens,
-        lengths,
-        documents=documents,
-        rows=rows,
-        seed=seed,
-        batch_size=batch_size,
-    )
+    subject = as_subject(model)
     with opening(progress or silent, "probing"):
-        layers = [turning(layer) for layer in measurement.subject.planes(alike=True)]
+        layers = [turning(layer) for layer in subject.planes(alike=True)]
     cuts = plan_cuts(
         layers, keep=keep, ends=ends, bands=bands, controls=controls, seed=int(seed)
     )
     # Cuts that stop the same planes are measured under the name of the first.
     names = {cut.stopped: cut.name(layers) for cut in reversed(cuts)}
     edits = {names[cut.stopped]: edits_of(cut) for cut in cuts if cut.kind != "none"}
-    measured = measure_edits(measurement, edits, measures, progress=progress)
+    measured = evaluate(
+        subject,
+        tokens,
+        lengths=lengths,
+        documents=documents,
+        edits=edits,
+        measures=measures,
+        rows=rows,
+        seed=seed,
+        batch_size=batch_size,
+        progress=progress,
+    )
     entries = measured.sel(edit=[names[cut.stopped] for cut in cuts])
     return named_entries(entries, cuts, layers)
 
@@ -93,18 +96,15 @@ def named_entries(
     measured: xr.Dataset, cuts: Sequence[Cut], layers: Sequence[Turning]
 ) -> xr.Dataset:
     """`measured`, an entry a cut in the order of `cuts`, with coordinates that describe it."""
+    stopped = [[*cut.wavelengths(layers)] for cut in cuts]
     values = {
         "edit": np.array([cut.name(layers) for cut in cuts], dtype=object),
         "kind": np.array([cut.kind for cut in cuts], dtype=object),
         "kept": np.array([cut.kept(layers) for cut in cuts]),
         "planes": np.array([cut.planes for cut in cuts], dtype=object),
         "planes_stopped": np.array([max(map(len, cut.stopped)) for cut in cuts]),
-        "wavelength_low": np.array(
-            [min(c.wavelengths(layers), default=math.nan) for c in cuts]
-        ),
-        "wavelength_high": np.array(
-            [max(c.wavelengths(layers), default=math.nan) for c in cuts]
-        ),
+        "wavelength_low": np.array([min(of, default=math.nan) for of in stopped]),
+        "wavelength_high": np.array([max(of, default=math.nan) for of in stopped]),
         "draw": np.array([cut.draw for cut in cuts]),
         "band": np.array([cut.band for cut in cuts]),
     }

@@ -64,11 +64,6 @@ def summarize_truncation(truncation: xr.Dataset) -> pd.DataFrame:
     # Imports scipy, for which a command that refuses a measure does not wait.
     from ropelens.statistics.intervals import paired_interval
 
-    if "kind" not in truncation.coords or truncation["kind"].values[0] != "none":
-        raise BadArgument(
-            "This is no truncation sweep that begins with the model as it is.",
-            attempt="pass what ropelens.truncate(model, tokens) gives",
-        )
     table = pd.DataFrame({row.name: truncation[row.name].values for row in SWEEP})
     for name, values, weight, group in _paired(truncation):
         table[name] = (values * weight).sum(axis=1) / weight.sum()

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from ropelens.errors import BadArgument, BadText, Count, Positive, public, words_of
-from ropelens.models.encoding import cut
+from ropelens.models.encoding import check_left_padding, cut
 from ropelens.models.paths import TEXT_SUFFIXES, check_document
 from ropelens.statistics.rows import generator_of
 
@@ -224,12 +224,16 @@ def prompt_tokens(text: str, tokenizer: Any) -> Int[Tensor, " position"]:
 
 
 def check_tokens(
-    tokens: ArrayLike | Mapping[str, Any], lengths: ArrayLike | None, *, vocabulary: int
+    tokens: ArrayLike | Mapping[str, Any],
+    lengths: ArrayLike | None,
+    *,
+    vocabulary: int,
+    pad: int | None = None,
 ) -> tuple[Int[Tensor, "sequence position"], Int[Tensor, " sequence"]]:
     """`tokens` and `lengths` as tensors (lengths on the CPU); without `lengths` all count.
 
-    `vocabulary` is the number of ids that the model knows. Raises `BadArgument` for tokens or
-    lengths out of range.
+    `vocabulary` is the number of ids that the model knows, `pad` the one of its padding. Raises
+    `BadArgument` for tokens or lengths out of range, and for lengths that count padding.
     """
     if isinstance(tokens, Mapping):
         tokens, lengths, _ = cut(tokens)
@@ -253,4 +257,5 @@ def check_tokens(
             "lengths must say, for every sequence, how many of its tokens count (2 or more).",
             seen=f"lengths {lengths.tolist()} for tokens of shape {tuple(tokens.shape)}"[:200],
         )
+    check_left_padding(tokens, lengths, pad)
     return tokens.long(), lengths

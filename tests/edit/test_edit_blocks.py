@@ -93,13 +93,6 @@ def test_edits_nest_and_add_up(llama: LlamaForCausalLM):
         assert torch.equal(logits(llama), both)
 
 
-def test_the_inner_edit_has_the_last_word(llama: LlamaForCausalLM):
-    own = llama.model.rotary_emb.inv_freq
-    plain = logits(llama)
-    with rl.edit_rope(llama, rl.stop_slowest(0.5)), rl.edit_rope(llama, rl.rescale(own)):
-        assert torch.equal(logits(llama), plain)
-
-
 def test_attention_factors_do_not_add_up(llama: LlamaForCausalLM):
     """As frequencies: the inner edit's, while what was dropped stays dropped."""
     plain = logits(llama)

@@ -113,13 +113,6 @@ def test_as_many_planes_are_kept_as_transformers_keeps(head_dim: int):
         assert int((~rl.Fastest(1 - p)(planes)).sum()) == expected
 
 
-def test_everything_stopped_is_nope():
-    """SmolLM3 can be built without any rotation, in code of its own."""
-    model, nope = tiny("smollm3"), tiny("smollm3", no_rope_layers=[0, 0, 0, 0])
-    with rl.edit_rope(model, rl.stop(rl.Slowest(1))):
-        torch.testing.assert_close(logits(model), logits(nope), rtol=0, atol=1e-4)
-
-
 @pytest.mark.parametrize("name", ["nanochat", "glm", "gpt_neox", "deepseek_v3", "cohere"])
 def test_rescaled_planes_keep_their_direction(name: str):
     """Clockwise, in part of a head, paired either way: all of them at half their speed."""

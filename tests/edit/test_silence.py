@@ -288,6 +288,14 @@ def test_mistakes(llama: LlamaForCausalLM, options: dict[str, object]):
         rl.silence_heads(llama, "0.1", **options).__enter__()
 
 
+def test_lengths_that_count_padding_on_the_left(llama: LlamaForCausalLM):
+    llama.config.pad_token_id = 5
+    reference = tokens(sequences=2).masked_fill(torch.arange(LENGTH) < 6, 5)
+    options = {"tokens": reference, "lengths": torch.tensor([14, 14])}
+    with pytest.raises(BadArgument, match="tokens must be padded on the right"):
+        rl.silence_heads(llama, "0.1", to="mean", **options).__enter__()
+
+
 def test_what_cannot_be_resampled(llama: LlamaForCausalLM):
     mask = torch.ones_like(tokens())
     mask[1, 14:] = 0

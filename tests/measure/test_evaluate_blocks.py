@@ -75,15 +75,12 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
 
 def test_text_is_read_once_by_each_entry(shapes: list[tuple[int, ...]]):
-    """One forward pass a batch and entry."""
+    """One forward pass a batch and entry; labels take one more, of half a fold each."""
     edits = {"a": "nope", "b": "p-rope:0.5", "c": "linear:2"}
     measures = ["loss", "change"]
     evaluate(tiny("llama_gqa"), edits=edits, measures=measures, rows=7, batch_size=2)
     assert shapes.count((2, 40)) == shapes.count((1, 40)) == 4
-
-
-def test_labels_take_one_more_pass_of_a_sample(shapes: list[tuple[int, ...]]):
-    """As many sequences of either fold, to fit the models of the budget to."""
+    shapes.clear()
     evaluate(tiny("llama_gqa"), measures=["loss", "labels"])
     assert [shape for shape in shapes if shape[1] == 40] == [(2, 40), (3, 40)]
 
@@ -226,3 +223,14 @@ def test_a_loss_that_is_no_number_is_not_left_out():
     found = evaluate(model, tokens=text, measures="loss")
     assert found.loss.isnull().values.tolist() == [[False, True, False]]
     assert found.mean_loss.isnull().all()
+
+
+def test_the_first_tokens_error_is_that_of_a_mean():
+    """Of sixteen sequences, each a stretch of its own: the first bin has one token of each."""
+    text = tokens(sequences=16)
+    one = evaluate(tiny("llama_gqa"), tokens=text, measures="loss").isel(edit=0, position_bin=0)
+    with torch.no_grad():
+        first = tiny("llama_gqa")(text).logits[:, 0].double().log_softmax(-1)
+    loss = -first.gather(1, text[:, 1:2])[:, 0]
+    assert float(one.position_loss) == pytest.approx(float(loss.mean()), rel=1e-5)
+    assert float(one.position_loss_se) == pytest.approx(float(loss.std() / 4), rel=1e-5)

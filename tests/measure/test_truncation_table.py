@@ -8,7 +8,6 @@ import xarray as xr
 from scipy import stats
 from synthetic_truncation import synthetic_truncation
 
-from ropelens.errors import BadArgument
 from ropelens.measure.truncation_table import COLUMNS, best_head, summarize_truncation
 
 
@@ -97,9 +96,3 @@ def test_what_was_not_measured_is_unknown(sweep: xr.Dataset) -> None:
     assert table["loss_change"].notna().all()
     for name in ("repeat_loss", "retrieval_change", "labels_changed", "changed_most"):
         assert table[name].isna().all()
-
-
-def test_other_datasets_are_no_sweep(sweep: xr.Dataset) -> None:
-    for other in (xr.Dataset(), sweep.isel(edit=slice(1, None))):
-        with pytest.raises(BadArgument, match="This is no truncation sweep that begins with"):
-            summarize_truncation(other)
