@@ -21,7 +21,7 @@ ROOMS = {
     "statistics": 3_220,
     "models": 3_160,
     "edit": 440,
-    "measure": 2_730,
+    "measure": 2_740,
     "files": 360,
     "train": 1_000,
     "comparison": 660,
