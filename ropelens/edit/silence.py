@@ -21,9 +21,6 @@ from ropelens.rope.select import heads_by_layer
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.rows import generator_of
 
-Instead = Literal["zero", "mean", "resample"]
-Means = Mapping[int, Float[Tensor, "head feature"]]
-
 
 @public
 @contextmanager
@@ -31,7 +28,7 @@ def silence_heads(
     model: Model,
     heads: str,
     *,
-    to: Instead = "zero",
+    to: Literal["zero", "mean", "resample"] = "zero",
     tokens: Int[Tensor, "sequence position"] | None = None,
     lengths: Int[Tensor, " sequence"] | None = None,
     seed: Whole = 0,
@@ -130,7 +127,7 @@ def _means(
     chosen: Bool[Tensor, "layer head"],
     tokens: Int[Tensor, "sequence position"],
     lengths: Int[Tensor, " sequence"] | None,
-) -> Means:
+) -> Mapping[int, Float[Tensor, "head feature"]]:
     """The mean output of every head of the layers that have chosen ones, over `tokens`."""
     pad, vocabulary = subject.config.pad_token_id, subject.vocabulary
     tokens, lengths = check_tokens(tokens, lengths, vocabulary=vocabulary, pad=pad)

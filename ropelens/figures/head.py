@@ -183,11 +183,12 @@ def square_root_scale(name: str) -> list[list]:
 
 
 def pair_figure(profile: xr.Dataset) -> go.Figure:
-    """What each plane adds to the score of a pair, above the score by distance; without data.
+    """Each plane's push on a pair, above the score by distance; without data.
 
-    Above, the terms of the score at the pair's distance, in nats, over wavelengths. Below, the
-    score of the same query and key if they were 0, 1, 2, ... tokens apart; a circle marks
-    their distance. The page's script computes them.
+    Above, contrasts at the pair's distance, in nats, over wavelengths: what a plane adds to the
+    score of the key beyond what it adds to those of the row's other keys. Below, the score of
+    the same query and key if they were 0, 1, 2, ... tokens apart; a circle marks their
+    distance. The page's script computes them.
     """
     panels = {"rows": 2, "cols": 1, "vertical_spacing": 0.2, "row_heights": [0.5, 0.5]}
     figure = style.new_figure("One query, one key", height=380, **panels)

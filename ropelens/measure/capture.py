@@ -24,7 +24,7 @@ from ropelens.statistics.call import AttentionCall, attention_map, write_head
 from ropelens.statistics.rows import generator_of
 from ropelens.statistics.variables import AXES, CAPTURE, CAPTURE_INDICES, labelled, stack
 
-LARGEST = 2**30
+LARGEST = 2**31
 """Bytes that a capture may take by default."""
 
 COUNT, LENGTH = 3, 40
@@ -74,6 +74,7 @@ def capture(
     *,
     heads: str = ALL_HEADS,
     tokenizer: TokenNames | None = None,
+    runner_up: Count | None = None,
     values: bool = False,
     max_bytes: Count = LARGEST,
 ) -> xr.Dataset:
@@ -98,6 +99,9 @@ def capture(
       frequency, query, key), nats: what each plane adds to it,
       scale Re(q~ conj(k~) exp(i inv_freq (query - key))). Contributions sum over frequency
       to the score. NaN where the query does not see the key.
+    - `contrast` (head, frequency, query, key), nats: how hard each plane pushes toward the key.
+      It is the contribution less that to the row's other keys, weighted by their attention, or
+      to the key at the position `runner_up`, against which contrasts sum to the log-odds.
     - `attention` (head, query, key), after the soft-cap; 0 where the key is not seen. Rows sum
       to less than 1 where a sink logit takes part.
     - `value_norm` (head, key), model units, with `values`.
@@ -105,7 +109,7 @@ def capture(
       `scale` (head).
 
     Layers of fewer planes than others end in NaN.
-    12 heads of 64 planes and 500 tokens take 0.8 GB. More than `max_bytes` is refused with
+    12 heads of 64 planes and 500 tokens take 1.6 GB. More than `max_bytes` is refused with
     `BadArgument`, before anything is allocated. Raises `BadText` for a text of fewer than 3
     tokens, or one that is the name of a file, and what `profile` raises.
     """
@@ -140,7 +144,8 @@ def capture(
         inv_freq = turning.inv_freq.expand(subject.heads, -1)
         for head in chosen[call.layer].nonzero().flatten().tolist():
             into = {name: array[places[call.layer, head]] for name, array in arrays.items()}
-            write_head(call, head, replace(turning, inv_freq=inv_freq[head]), into)
+            of_head = replace(turning, inv_freq=inv_freq[head])
+            write_head(call, head, of_head, into, runner_up=runner_up)
 
     look(subject, text.tokens, see)
     names = np.array(token_names(text.tokens[0], tokenizer), dtype=object)

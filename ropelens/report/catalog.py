@@ -76,15 +76,16 @@ PROFILE = (
         layout={"margin_t": 36, "margin_l": 72, "height": 415} | FIXED),
     PageFigure("attention",
         lambda profile, _, at: head.plot_attention(profile, layer=at[0], head=at[1]),
-        "Each row is a token looking back; bright cells are what it looks at. Bars are what "
-        "each plane adds to the pair under the pointer, the fastest first. Click a cell to "
+        "Each row is a token looking back; bright cells are what it looks at. Bars are "
+        "each plane's push on the pair under the pointer, the fastest first. Click a cell to "
         "open the pair.",
         title="Attention on an excerpt", section="head", tab="Attention",
         layout={"height": 470, "margin_t": 12}),
     PageFigure("pair", lambda profile, *_: head.pair_figure(profile),
-        "A dial is a plane. Its hand turns with the distance: to the right it pushes toward "
-        "the key, to the left (dashed) away; a longer hand can push more. Below, what each "
-        "plane adds to the score, and the score with the key at any distance.",
+        "A dial is a plane. Its hand turns with the distance: to the right it adds to the "
+        "key's score, to the left (dashed) it takes away. Below, each plane's push: how much "
+        "more it adds to this key than to the row's other keys, weighted by their attention. "
+        "Last, the score with the key at any distance.",
         title="One query, one key", section="head", tab="Pair",
         layout={"height": 330, "margin_t": 12}),
     PageFigure("kernel",

@@ -125,8 +125,37 @@ def output_residual(call: AttentionCall, weights: Float[Tensor, "batch head row 
     return float((ours - theirs).norm() / theirs.norm().clamp(min=1e-30))
 
 
+def contrasts(
+    contribution: Float[Tensor, "term query key"],
+    attention: Float[Tensor, "query key"],
+    *,
+    runner_up: int | None = None,
+) -> Float[Tensor, "term query key"]:
+    """What each term adds to a key beyond the row's other keys, weighted by their attention.
+
+    Softmax ignores what all keys of a row share, and so does this. Beyond the key `runner_up`
+    alone where it is given: then terms sum to the log-odds of the two. NaN where no other key
+    of the row has any attention.
+    """
+    if runner_up is not None:
+        return contribution - contribution[..., runner_up, None]
+    top = attention == attention.amax(-1, keepdim=True)
+    terms, rest = contribution.nan_to_num(), attention.masked_fill(top, 0.0)
+
+    def of_others(x: Tensor) -> Tensor:  # of a top key summed: its 1 - A would be rounding
+        every = (attention * x).sum(-1, keepdim=True) - attention * x
+        return every.where(~top, (rest * x).sum(-1, keepdim=True))
+
+    return contribution - of_others(terms) / of_others(torch.ones_like(attention))
+
+
 def write_head(
-    call: AttentionCall, head: int, planes: Planes, into: Mapping[str, Tensor]
+    call: AttentionCall,
+    head: int,
+    planes: Planes,
+    into: Mapping[str, Tensor],
+    *,
+    runner_up: int | None = None,
 ) -> None:
     """One query head on one sequence: its vectors by plane, and every term of its scores.
 
@@ -151,6 +180,9 @@ def write_head(
     for term in range(terms):
         into["contribution"][term].copy_(scores(term_of == term))
     into["attention"].copy_(attention[0, 0])
+    into["contrast"].copy_(
+        contrasts(into["contribution"], into["attention"], runner_up=runner_up)
+    )
     if "value_norm" in into:
         into["value_norm"].copy_(torch.linalg.vector_norm(value, dim=-1))
     into["inv_freq"][:terms] = planes.term_inv_freq

@@ -231,6 +231,7 @@ q_norm (head, query, frequency) 1: length of the query in the plane
 k_norm (head, key, frequency) 1: length of the key in the plane
 score (head, query, key) nat: score of the key, before a soft-cap
 contribution (head, frequency, query, key) nat: contribution of the plane to the score
+contrast (head, frequency, query, key) nat: contribution beyond that to the row's other keys
 attention (head, query, key) 1: attention of the query on the key
 value_norm (head, key) 1: length of the value
 inv_freq (head, frequency) rad/token: angular frequency; negative: clockwise

@@ -17,6 +17,7 @@ import ropelens as rl
 from ropelens.edit.rope import Layer
 from ropelens.errors import BadArgument
 from ropelens.models.subject import as_subject
+from ropelens.statistics.call import contrasts
 
 LENGTH, HEADS = 20, 4
 
@@ -100,6 +101,44 @@ def test_contributions_follow_from_vectors_without_rotation(name: str):
     assert float(abs(difference).max()) < 1e-4 * float(abs(expected).max())
     bound = seen["scale"] * seen["q_norm"] * seen["k_norm"]
     assert (abs(seen["contribution"]) <= bound + 1e-4).where(seen_pairs, True).all()
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "glm", "gpt_oss", "mistral_sliding"])
+def test_a_contrast_leaves_out_what_the_other_keys_share(name: str):
+    """By loops over every pair; against a runner-up, contrasts sum to the log-odds."""
+    model = tiny(name).double()
+    seen = rl.capture(model, tokens(length=9))
+    for head, query, key in np.ndindex(seen["attention"].shape):
+        of_row = seen.isel(head=head, query=query)
+        weight, terms = of_row["attention"].values, of_row["contribution"].values
+        others = np.flatnonzero(weight * (np.arange(9) != key))
+        found = of_row["contrast"].values[:, key]
+        if weight[key] == 0 or not len(others):
+            assert np.isnan(found).all()
+            continue
+        mean = terms[:, others] @ weight[others] / weight[others].sum()
+        np.testing.assert_allclose(found, terms[:, key] - mean, rtol=1e-9, atol=1e-9)
+    seen = rl.capture(model, tokens(length=9), runner_up=4)
+    for head in seen["head"].values:
+        weight = seen["attention"].sel(head=head).values[4:]
+        total = seen["contrast"].sel(head=head).sum("frequency", min_count=1).values[4:]
+        there = (weight > 0) & (weight[:, 4:5] > 0)
+        odds = np.log(weight, where=there, out=weight * 0) - np.log(weight[:, 4:5])
+        np.testing.assert_allclose(total[there], odds[there], rtol=0, atol=1e-8)
+
+
+def test_what_a_row_shares_is_in_no_contrast():
+    """Also where one key has all the attention but for rounding."""
+    generator = torch.Generator().manual_seed(0)
+    terms = 10 * torch.randn(5, 30, 30, generator=generator, dtype=torch.float64)
+    attention = terms.sum(0).softmax(-1)
+    shift = 100 * torch.randn(5, 30, 1, generator=generator, dtype=torch.float64)
+    for options in ({}, {"runner_up": 2}):
+        alone = contrasts(terms, attention, **options)
+        torch.testing.assert_close(contrasts(terms + shift, attention, **options), alone)
+        single = contrasts(terms.float(), terms.float().sum(0).softmax(-1), **options)
+        torch.testing.assert_close(single.double(), alone, rtol=0, atol=0.01)
+    assert float(attention.max()) > 1 - 1e-9
 
 
 def test_the_chosen_heads_are_those_of_all(llama: LlamaForCausalLM):

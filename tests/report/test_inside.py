@@ -49,9 +49,11 @@ def opened(browser, looked, tmp_path_factory):
         yield opened
 
 
-def captured(looked: Looked, excerpt: int, edit: Edit | None = None) -> xr.Dataset:
+def captured(
+    looked: Looked, excerpt: int, edit: Edit | None = None, **more: object
+) -> xr.Dataset:
     """The head on a prompt by the model itself, with the planes of this head alone edited."""
-    options = {"heads": f"{LAYER}.{HEAD}", "tokenizer": looked.tokenizer}
+    options = {"heads": f"{LAYER}.{HEAD}", "tokenizer": looked.tokenizer, **more}
     with contextlib.nullcontext() if edit is None else rl.edit_rope(looked.model, edit):
         return rl.capture(looked.model, PROMPTS[excerpt], **options).isel(head=0)
 
@@ -69,11 +71,16 @@ def test_attention_is_that_of_the_edited_model(opened, looked, mode, excerpt):
 
 
 def test_a_pair_is_the_sum_of_its_planes(opened, looked: Looked):
-    """Each plane's push is what a capture says, also of a key that is moved away."""
+    """Each plane's push is the contrast of a capture, against other keys or a chosen one."""
     page = opened.at(f"#L{LAYER}H{HEAD}&tab=pair&pair=9-4")
     seen = captured(looked, 0)
-    pushes = values(page, "plot-pair", "y")
-    np.testing.assert_allclose(pushes, seen["contribution"].values[:, 9, 4], atol=2e-3)
+    for runner_up, shown in ((None, seen), (2, captured(looked, 0, runner_up=2))):
+        page.select_option("#pair-against", "" if runner_up is None else str(runner_up))
+        idle(page)
+        pushes = values(page, "plot-pair", "y")
+        np.testing.assert_allclose(pushes, shown["contrast"].values[:, 9, 4], atol=2e-3)
+    odds = float(np.log(seen["attention"][9, 4] / seen["attention"][9, 2]))
+    assert sum(pushes) == pytest.approx(odds, abs=1e-2)
     assert page.locator("#dials svg").count() == 16
     score = float(seen["score"][9, 4])
     assert f"5 back: {score:+.2f}".replace("-", "−") in page.inner_text("#pair-score")
@@ -255,7 +262,7 @@ def test_a_pair_under_the_pointer_is_told_by_planes_and_a_click_opens_it(opened,
     emit = "(event) => document.getElementById('plot-attention').emit(event, "
     emit += "{ points: [{ x: 4, y: 9 }] })"
     page.evaluate(emit, "plotly_hover")
-    pushes = captured(looked, 0)["contribution"].values[:, 9, 4]
+    pushes = captured(looked, 0)["contrast"].values[:, 9, 4]
     height = "(all) => all.map(({ height }) => height.baseVal.value)"
     tall = page.locator("#pair-pushes rect").evaluate_all(height)
     scaled = 18 * np.abs(pushes) / np.abs(pushes).max()

@@ -3,7 +3,7 @@
 // or "same": the head of the chosen one's place.
 const FIRST = { layer: page.selected[0], head: page.selected[1], view: $("all").querySelector("[role=tab]").dataset.tab,
   tab: $("one-tab-selectivity").dataset.tab, excerpt: 0, query: page.excerpts[0].tokens.length - 1, key: null,
-  distance: null, band: null, mode: "stop", by: "", pin: null, beside: page.beside ? "same" : null };
+  against: null, distance: null, band: null, mode: "stop", by: "", pin: null, beside: page.beside ? "same" : null };
 const state = { ...FIRST };
 
 // ---- the address
@@ -39,7 +39,7 @@ function recall() {
   const mode = given.stop === undefined && given.drop !== undefined ? "drop" : "stop", band = pair(given[mode]);
   const pin = there(headOf(given.pin)) ? headOf(given.pin) : null;
   const beside = given.beside === "same" && page.beside ? "same" : headOf(given.beside);
-  Object.assign(state, { layer: place[0], head: place[1], excerpt, distance: null, mode,
+  Object.assign(state, { layer: place[0], head: place[1], excerpt, against: null, distance: null, mode,
     view: $(`all-tab-${given.view}`) ? given.view : FIRST.view,
     by: [...$("map-by").options].some(({ value }) => value === given.by) ? given.by : "",
     tab: $(`one-tab-${given.tab}`) ? given.tab : FIRST.tab,

@@ -5,7 +5,7 @@ const nats = (value) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(2);
 
 function chooseExcerpt(excerpt) {
   const length = page.excerpts[excerpt].tokens.length;
-  Object.assign(state, { excerpt, query: length - 1, key: null, distance: null });
+  Object.assign(state, { excerpt, query: length - 1, key: null, against: null, distance: null });
   listTokens();
   showTabs();
   remember(false);
@@ -16,7 +16,7 @@ function chooseExcerpt(excerpt) {
 function choosePair(query, key, tab = state.tab) {
   if (key > query) return;
   const step = tab !== state.tab;
-  Object.assign(state, { query, key, distance: null, tab });
+  Object.assign(state, { query, key, against: state.against < query ? state.against : null, distance: null, tab });
   remember(step);
   showTabs();
   refresh();
@@ -31,11 +31,23 @@ function keyOf(query) {
   return best;
 }
 
+/** A pair, and what each plane adds to the scores of its rivals: the row's other keys, weighted by
+ * their attention, or one that is chosen. NaN where a row has no other key. */
 function pairOf(query, key, layer = state.layer, head = state.head, model = page) {
   if (!model.live[layer][head] || !sameTokens(model)) return null;
-  return { product: products(excerptOf(model), layer, head, query, key, model),
-    frequencies: turning(layer, bandOf(layer, model), model) };
+  const frequencies = turning(layer, bandOf(layer, model), model), row = shownWeights(layer, head, model)[query];
+  const productOf = (other) => products(excerptOf(model), layer, head, query, other, model);
+  const termsOf = (other) => terms(productOf(other), frequencies, query - other);
+  const isRival = (other) => other !== key && other <= query && [null, other].includes(state.against);
+  const rivals = [...row.keys()].filter(isRival), weight = (other) => state.against === null ? row[other] : 1;
+  const sum = rivals.reduce((total, other) => total + weight(other), 0), others = termsOf(key).fill(sum > 0 ? 0 : NaN);
+  for (const other of rivals) termsOf(other).forEach((term, plane) => { others[plane] += weight(other) / sum * term; });
+  return { product: productOf(key), frequencies, others };
 }
+
+/** Each plane's push, in nats: what it adds to the key's score beyond what it adds to its rivals'. */
+const contrasts = ({ product, frequencies, others }, distance) =>
+  terms(product, frequencies, distance).map((term, plane) => term - others[plane]);
 
 /** Whether a model reads the chosen text, cut into the same tokens. */
 function sameTokens(model) {
@@ -43,21 +55,23 @@ function sameTokens(model) {
   return tokens?.length === tokensOf().length && tokens.every((token, i) => token === tokensOf()[i]);
 }
 
-/** A pair in words: its weight, its score, and the planes that push most. */
+/** A pair in words: its weight, its lead over its rivals, and the planes that push most. */
 function tellPair(query, key) {
   if (key === null || key > query) return;
   const weight = shownWeights(state.layer, state.head)[query][key];
   const words = [code(query), " looks at ", code(key), `, ${query - key} back: ${(100 * weight).toFixed(1)}%`];
   const pair = pairOf(query, key);
   $("pair-pushes").replaceChildren();
-  if (pair) {
-    const pushes = terms(pair.product, pair.frequencies, query - key);
+  const pushes = pair ? contrasts(pair, query - key) : [];
+  if (pushes.some(Number.isFinite)) {
     const most = pushes.map((push, plane) => [push, plane]).filter(([push]) => push !== 0)
       .sort(([a], [b]) => Math.abs(b) - Math.abs(a)).slice(0, 3);
     const named = most.map(([push, plane]) => `${nats(push)} ${plane < page.planes[state.layer]
       ? `from ${span(page.frequencies[state.layer][plane])} tokens` : "from what does not rotate"}`);
     drawPushes(pushes);
-    words.push(`. Score ${nats(pushes.reduce((a, b) => a + b, 0))} nats; the largest pushes are ${named.join(", ")}`);
+    const rivals = state.against === null ? ["the other keys"] : [code(state.against), ` (${query - state.against} back)`];
+    words.push(". Against ", ...rivals, ` its score is ${nats(pushes.reduce((a, b) => a + b, 0))} nats; `
+      + `the largest pushes are ${named.join(", ")}`);
   }
   $("pair-words").replaceChildren(...words, ".");
 }
@@ -96,6 +110,7 @@ function listTokens() {
   for (const id of ["pair-query", "pair-key"]) {
     $(id).replaceChildren(...tokensOf().map((token, at) => option(at, `${at}: ${token}`)));
   }
+  $("pair-against").replaceChildren(option("", "its other keys"), ...tokensOf().map((token, at) => option(at, `${at}: ${token}`)));
 }
 
 function showText() {
@@ -135,7 +150,7 @@ function showPair(element, layer, head, model) {
   const role = (name) => element.data.findIndex(({ meta }) => meta?.role === name);
   const at = [role("push"), role("score"), role("here")];
   if (!pair) return Plotly.restyle(element, { x: [[], [], []], y: [[], [], []] }, at);
-  const pushes = terms(pair.product, pair.frequencies, distance);
+  const pushes = contrasts(pair, distance);
   const own = part(model.arrays.wavelength_position, layer, 0, model);
   const shown = pushes.slice(0, own.findLastIndex(Number.isFinite) + 1);
   const score = Array.from({ length: Math.max(page.farthest[state.layer], distance) + 1 }, (_, d) => scoreAt(pair, d));
@@ -150,7 +165,9 @@ const scoreAt = ({ product, frequencies }, distance) => terms(product, frequenci
 function showControls(query, key, distance, pair) {
   $("pair-query").value = query;
   $("pair-key").value = key;
+  $("pair-against").value = state.against ?? "";
   [...$("pair-key").options].forEach((option, i) => { option.disabled = i > query; });
+  [...$("pair-against").options].forEach((option, i) => { option.disabled = i > query + 1 || i === key + 1; });
   $("pair-distance").max = page.farthest[state.layer];
   $("pair-distance").value = distance;
   $("pair-distance").disabled = !pair;
@@ -189,6 +206,10 @@ function drawDials({ product, frequencies }, distance) {
 
 $("pair-query").addEventListener("change", ({ target: { value } }) => choosePair(Number(value), null));
 $("pair-key").addEventListener("change", ({ target: { value } }) => choosePair(state.query, Number(value)));
+$("pair-against").addEventListener("change", ({ target: { value } }) => {
+  state.against = value === "" ? null : Number(value);
+  refresh();
+});
 $("pair-distance").addEventListener("input", ({ target: { value } }) => {
   state.key = keyOf(state.query);
   state.distance = Number(value);
