@@ -13,7 +13,7 @@ from functools import reduce
 from operator import add
 
 import torch
-from jaxtyping import Complex, Float, Int
+from jaxtyping import Complex, Float, Int, Shaped
 from torch import Tensor
 
 from ropelens.rope.planes import Planes
@@ -129,7 +129,7 @@ def _sum_block(
     count, product = others.sum(-1), _products(own, picked)
     weight = own.weight.double() * others[:, 0].any(-1)
 
-    def total(x: Float[Tensor, "batch head row *value"]) -> Tensor:
+    def total(x: Shaped[Tensor, "batch head row *value"]) -> Tensor:
         return torch.einsum("br,bhr...->bh...", weight.to(x.dtype), x)
 
     levels, wins, kept = [], [], []
