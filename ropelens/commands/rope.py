@@ -56,9 +56,10 @@ def rope(
 ) -> None:
     """Measure how each layer of a model rotates, from one forward pass, and print it.
 
-    A row a plane: its angular frequency and wavelength as measured, and the frequency
-    that the model states. With --variant, the rotation that an edit makes of it. With
-    --against, whether two implementations of the model rotate alike, and where not.
+    A row a plane: its angular frequency and wavelength as measured, the frequency that the
+    model's buffer states and the one that its configuration asks for, and how far, relative to
+    the stated one, the measured one is off. With --variant, the rotation that an edit makes of
+    it. With --against, whether two implementations of the model rotate alike, and where not.
 
     \b
     Examples:
@@ -97,10 +98,10 @@ def rope(
 def _alike(rope: xr.Dataset) -> bool:
     """Whether two layers rotate alike: as stated, and as measured up to its noise."""
     one, other = rope.isel(layer=0), rope.isel(layer=1)
-    stated = ("pairing", "rotary_dim", "inv_freq_stated")
-    apart = abs(one["inv_freq"] / other["inv_freq"] - 1)  # NaN where nothing turns
-    return all(one[n].variable.equals(other[n].variable) for n in stated) and not bool(
-        (apart > ALIKE).any()
+    stated = ("pairing", "rotary_dim", "inv_freq_stated", "inv_freq_configured")
+    ratios = [one[n] / other[n] for n in ("inv_freq", "query_scale")]  # NaN: nothing turns
+    return all(one[n].variable.equals(other[n].variable) for n in stated) and not any(
+        bool((abs(ratio - 1) > ALIKE).any()) for ratio in ratios
     )
 
 
@@ -108,21 +109,28 @@ def _table(rope: xr.Dataset) -> str:
     """The planes of layers that rotate alike: a title, and a row a plane."""
     from ropelens.figures.text import ranges
 
-    first, names = rope.isel(layer=0), ["inv_freq", "wavelength", "inv_freq_stated"]
+    names = ["inv_freq", "wavelength", "inv_freq_stated", "inv_freq_configured"]
+    first = rope.isel(layer=0)
     layers, rotary_dim = rope["layer"].values.tolist(), int(first["rotary_dim"])
     planes = first[names].to_dataframe()[names].dropna(subset="inv_freq")
     stated = planes["inv_freq_stated"]
-    planes["apart"] = (planes["inv_freq"] / stated - 1).where(stated > 0)
+    planes["apart"] = (planes["inv_freq"] / stated - 1).where(stated != 0)
     planes.insert(0, "plane", [str(n) if 2 * n < rotary_dim else "rest" for n in planes.index])
     rows = planes.to_string(
         index=False,
         na_rep="",
-        header=["plane", "rad/token", "wavelength (tokens)", "stated", "measured/stated − 1"],
+        header=["plane", "rad/token", "wavelength", "stated", "configured", "off by"],
         formatters=[
-            *(str, "{:.9g}".format, "{:,.2f}".format, "{:.9g}".format, "{:.1e}".format)
+            *(str, "{:.9g}".format, "{:,.2f}".format),
+            *("{:.9g}".format, "{:.9g}".format, "{:.1e}".format),
         ],
     )
     what = f"{rotary_dim // 2} planes, {first['pairing'].item()} pairing"
     title = f"layer{'s' * (len(layers) > 1)} {ranges(layers)}: "
     title += f"{what if rotary_dim else 'no rotation'} (residual {rope['residual'].max():.1e})"
+    scale = first["query_scale"]
+    grows = scale[scale != 1][::-1]  # the farthest first
+    if grows.size:
+        at = [f"{float(x):.4g} at position {int(x['position']):,}" for x in grows[[0, -1]]]
+        title += f"; queries grow with position, to {at[0]}, from {at[1]}"
     return f"{textwrap.fill(title, WIDTH)}\n{rows if len(planes) else ''}\n"

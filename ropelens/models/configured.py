@@ -8,44 +8,84 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Float
 from torch import Tensor
+from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from ropelens.models.rotation import LayerRotation, rope_parameters
 from ropelens.models.variants import stated_shape
 from ropelens.rope.variants import parse_variant
 
 if TYPE_CHECKING:
-    from ropelens.models.rotation import LayerRotation
     from ropelens.models.subject import Subject
 
 EXACT, HALF = 1e-6, 4e-3
 """Relative difference of frequencies that rounding makes in float32, and in half precision."""
 
 
+SCALING = {"factor", "attention_factor", "beta_fast", "beta_slow", "low_freq_factor"}
+SCALING |= {"high_freq_factor", "short_factor", "long_factor"}
+"""Parameters that nothing reads where the rope_type is "default"."""
+
+
 def warn_of_configuration(subject: Subject, layers: Sequence[LayerRotation]) -> None:
     """Warn of frequencies, or a number of them, that differ from those of the configuration.
 
-    The configuration's are computed from it alone, without the model.
+    The configuration's are computed from it alone, without the model. Warns also of keys of the
+    configuration that the model does not read.
     """
-    config = subject.config
-    types = config.to_dict().get("layer_types") or [None] * len(layers)
-    told: set[str] = set()
-    for number, (layer, kind) in enumerate(zip(layers, types, strict=False)):
-        asked = asked_inv_freq(config, kind)
-        if layer.stated is None or asked is None:
-            continue
-        words = _difference(layer.stated.double(), asked, layer.planes.rotary_dim)
-        if words and words not in told:
-            told.add(words)
-            warnings.warn(f"{subject.kind}, layer {number}: {words}", stacklevel=2)
+    rotary = {layer.planes.rotary_dim for layer in layers} - {0}
+    idle = "; ".join(_idle_keys(subject.config, rotary))
+    told = {f"the configuration sets what the model does not read: {idle}"} if idle else set()
+    configured = asked_inv_freqs(subject)
+    for number, (layer, asked) in enumerate(zip(layers, configured, strict=True)):
+        if layer.stated is not None and asked is not None:
+            words = _difference(layer.stated.double(), asked, layer.planes.rotary_dim)
+            if words and not any(words in earlier for earlier in told):
+                told.add(f"layer {number}: {words}")
+    for words in sorted(told):
+        warnings.warn(f"{subject.kind}, {words}", stacklevel=2)
 
 
-def asked_inv_freq(config: Any, kind: str | None) -> Float[Tensor, " frequency"] | None:
-    """The frequencies (rad/token) of a kind of layer; None where the configuration has none."""
+def _idle_keys(config: PreTrainedConfig, rotary: set[int]) -> list[str]:
+    """Keys of a configuration, as it was written, that do not reach a rotation."""
+    facts, parts = config.to_dict(), rope_parameters(config)
+    with suppress(OSError, ValueError):  # the file has keys that transformers drops as it reads
+        written, _ = config.get_config_dict(config.name_or_path, local_files_only=True)
+        facts = written | written.get("text_config", {}) | facts
+    base, bases = facts.get("rope_theta"), {part.get("rope_theta") for part in parts}
+    idle = []
+    if base is not None and base not in bases:
+        idle.append(f"rope_theta {base:g}, beside another in rope_parameters")
+    if facts.get("rotary_dim") not in (None, *rotary):
+        idle.append(f"rotary_dim {facts['rotary_dim']}, where {max(rotary)} coordinates turn")
+    for part in parts:
+        if part.get("rope_type", "default") == "default":
+            idle += [f'{key}, under rope_type "default"' for key in sorted(SCALING & {*part})]
+    return list(dict.fromkeys(idle))
+
+
+def asked_inv_freqs(
+    subject: Subject, *, length: int | None = None
+) -> list[Float[Tensor, " frequency"] | None]:
+    """The frequencies (rad/token) that the configuration asks for, layer by layer.
+
+    None where it does not say, or says it in words that only its family knows.
+    """
+    kinds = subject.config.to_dict().get("layer_types") or [None]
+    by_kind = {kind: _asked_inv_freq(subject.config, kind, length) for kind in kinds}
+    return [by_kind[kinds[layer % len(kinds)]] for layer in range(subject.layers)]
+
+
+def _asked_inv_freq(
+    config: Any, kind: str | None, length: int | None
+) -> Float[Tensor, " frequency"] | None:
+    """The frequencies of a kind of layer."""
     parameters = config.to_dict().get("rope_parameters") or {}
     by_kind = kind is not None and isinstance(parameters.get(kind), dict)
     parameters = parameters[kind] if by_kind else parameters
@@ -53,7 +93,8 @@ def asked_inv_freq(config: Any, kind: str | None) -> Float[Tensor, " frequency"]
     of_kind = {"layer_type": kind} if by_kind else {}
     try:
         if name in ROPE_INIT_FUNCTIONS:
-            return ROPE_INIT_FUNCTIONS[name](config, "cpu", **of_kind)[0].double()
+            rates = ROPE_INIT_FUNCTIONS[name](config, "cpu", seq_len=length, **of_kind)
+            return rates[0].double()
         shape = stated_shape(config, parameters)
         rotary = int(shape.head_dim * (parameters.get("partial_rotary_factor") or 1))
         return parse_variant("rope").frequencies(replace(shape, head_dim=rotary))[0].double()

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ropelens.errors import BadArgument, Positive, public
+from ropelens.models.configured import asked_inv_freqs
 from ropelens.models.rotation import (
     LoneTokens,
     edited_planes,
@@ -40,12 +41,15 @@ def measure_rope(model: Model, *, context: Positive | None = None) -> xr.Dataset
     changes with the length (dynamic, longrope) is measured as it is at `context` tokens; None
     means within the trained context. Under `edit_rope`, what the edit leaves.
 
-    Returns a dataset over `layer` and `frequency`: `inv_freq` (rad/token, measured),
-    `wavelength` (tokens; infinite where nothing turns), `inv_freq_stated` (rad/token,
-    the model's own; NaN where it states none), `residual` (change of a plane's length
-    between positions, relative to the mean length), `pairing` ("half", "interleaved",
-    "none") and `rotary_dim` (coordinates of a head that lie in planes). Where RoPE
-    leaves coordinates alone, the last frequency is that rest, with inv_freq 0.
+    Returns a dataset over `layer` and `frequency`: `inv_freq` (rad/token, measured;
+    negative in planes that turn against the others), `wavelength` (tokens; infinite where
+    nothing turns), `inv_freq_stated` (rad/token, the buffer of the model; NaN where it has
+    none), `inv_freq_configured` (rad/token, what its configuration asks for; NaN where that is
+    not known), `residual` (change of a plane's length between positions, relative to the mean
+    length), `pairing` ("half", "interleaved", "none"), `rotary_dim` (coordinates of a head
+    that lie in planes), and over `position` also `query_scale`: by how much queries are longer
+    than at position 0 (Ministral 3, Llama 4). Where RoPE leaves coordinates alone, the last
+    frequency is that rest, with inv_freq 0.
 
     Warns where the model does not rotate as its configuration asks.
 
@@ -54,24 +58,31 @@ def measure_rope(model: Model, *, context: Positive | None = None) -> xr.Dataset
     """
     subject = as_subject(model)
     layers, edited = subject.rotations(context), subject.planes(context, alike=True)
-    planes, stated = [], []
-    for layer, now in zip(layers, edited, strict=True):
+    configured = asked_inv_freqs(subject, length=context)
+    planes, measured, voices = [], [], ([], [])
+    for layer, now, asked in zip(layers, edited, configured, strict=True):
         same = torch.equal(now.inv_freq, layer.planes.inv_freq)
         planes.append(layer.measured.planes if same else now)
-        known = layer.stated if same else now.inv_freq.abs()
-        known = torch.zeros(0) if known is None else known[: planes[-1].terms].double()
-        stated.append(pad(known, (0, planes[-1].terms - len(known)), value=math.nan))
-    measured = [layer.term_inv_freq.abs() for layer in planes]
-    per_plane = ("layer", "frequency")
+        measured.append(layer.direction * planes[-1].term_inv_freq)
+        edit = layer.direction * now.inv_freq
+        asked = None if layer.planes.pairing == "none" else asked
+        for voice, known in zip(voices, (layer.stated, asked), strict=True):
+            known = known if same else edit
+            known = torch.zeros(0) if known is None else known[: planes[-1].terms].double()
+            voice.append(pad(known, (0, planes[-1].terms - len(known)), value=math.nan))
+    per_plane, scales = ("layer", "frequency"), [layer.query_scale for layer in layers]
     values = {
         "inv_freq": (per_plane, stack(measured)),
-        "wavelength": (per_plane, stack(2 * math.pi / w.double() for w in measured)),
-        "inv_freq_stated": (per_plane, stack(stated)),
+        "wavelength": (per_plane, stack(2 * math.pi / w.double().abs() for w in measured)),
+        "inv_freq_stated": (per_plane, stack(voices[0])),
+        "inv_freq_configured": (per_plane, stack(voices[1])),
         "residual": ("layer", [layer.measured.residual for layer in layers]),
         "pairing": ("layer", [layer.pairing for layer in planes]),
         "rotary_dim": ("layer", [layer.rotary_dim for layer in planes]),
+        "query_scale": (("layer", "position"), [list(scale.values()) for scale in scales]),
     }
-    return described(xr.Dataset(values, coords={"layer": range(len(layers))}), ROTATION)
+    coords = {"layer": range(len(layers)), "position": list(scales[0])}
+    return described(xr.Dataset(values, coords=coords), ROTATION)
 
 
 @public
@@ -139,7 +150,8 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
       and keys have turned from position 0. NaN in planes where they have no length.
     - `difference` (layer, frequency, position), rad from 0 to pi: between the two.
     - `residual` (implementation, layer): what changes with position beside that angle (lengths,
-      heads or keys that turn otherwise, what lies in no plane), relative to the mean length.
+      heads or keys that turn otherwise, what lies in no plane), relative to the mean length;
+      for `other` also what scales its queries with position otherwise.
     - `strength_ratio` (layer): scale times the mean square of queries and keys, of `other` to
       `one`; 1 where both scale alike (YaRN's attention factor is part of it).
     - `score_difference` (layer, frequency): between what the plane adds to the scores of tokens
@@ -200,6 +212,7 @@ def _compared(
     moved = [(turned_back - z[:, :, :1]).abs(), (x - x[:, :, :1])[..., rest].abs()]
     change = torch.cat(moved, dim=-1).square().mean(1).sqrt().amax((1, 2))
     residual = change / plane_norms(x, planes).square().mean((1, 2, 3)).sqrt()
+    residual[1] += (other.query_scale / one.query_scale - 1).abs().max()
 
     length, size = z.abs().square().mean((1, 2)), x.square().mean((1, 2, 3))
     unseen = length.sqrt() <= 32 * (noise * size.sqrt())[:, None]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,11 +34,14 @@ class LoneTokens:
 
     A sequence of one token has the same hidden state whatever its position. `vectors` are its
     queries and keys, a few tokens times all heads; `values` those of all key-value heads.
+    `query_scale` is by how much queries are longer than at position 0 (Ministral 3, Llama 4),
+    which is taken off `vectors`.
     """
 
     vectors: Float[Tensor, "vector position coordinate"]
     values: Float[Tensor, "token position kv_head feature"]
     scale: float
+    query_scale: Float[Tensor, " position"]
 
 
 @dataclass(frozen=True)
@@ -44,12 +49,20 @@ class LayerRotation:
     """One layer: what was `measured`, what the model `stated`, and the `planes` to use.
 
     `planes` carries the stated frequencies where there are any, exact to the bit, and
-    the measured ones otherwise.
+    the measured ones otherwise. Queries at each position are `query_scale` times as long.
     """
 
     measured: MeasuredRotation
     stated: Float[Tensor, " frequency"] | None
     planes: Planes
+    query_scale: dict[int, float]
+
+    @property
+    def direction(self) -> int:
+        """-1 where the model turns against the frequencies that it states (NanoChat)."""
+        if self.stated is not None:
+            return 1 if torch.equal(self.planes.inv_freq, self.stated) else -1
+        return -1 if self.planes.inv_freq.sum() < 0 else 1
 
 
 def measure_rotations(subject: Subject, *, context: int | None) -> list[LayerRotation]:
@@ -62,8 +75,13 @@ def measure_rotations(subject: Subject, *, context: int | None) -> list[LayerRot
     measured = read_rotations(subject, lone, positions)
     _check_rotates(subject, measured)
     _check_values(subject, lone)
-    longest = int(positions[-1])
-    return [_agree(subject, layer, one, longest) for layer, one in enumerate(measured)]
+    scales = [
+        dict(zip(positions.tolist(), at.query_scale.tolist(), strict=True)) for at in lone
+    ]
+    return [
+        LayerRotation(*_agree(subject, layer, one, int(positions[-1])), scales[layer])
+        for layer, one in enumerate(measured)
+    ]
 
 
 def lone_tokens(subject: Subject, positions: Int[Tensor, " position"]) -> list[LoneTokens]:
@@ -73,6 +91,12 @@ def lone_tokens(subject: Subject, positions: Int[Tensor, " position"]) -> list[L
     """
     tokens = torch.arange(1, PROBED_TOKENS + 1) * subject.vocabulary // (PROBED_TOKENS + 2)
     layers: dict[int, LoneTokens] = {}
+    rows = {  # of layers that scale a query by its row, which lone tokens do not show: Llama 4
+        module["layer_idx"]: 1
+        + module["attn_scale"] * ((positions + 1) // module["floor_scale"]).double().log1p()
+        for module in map(vars, subject.model.modules())
+        if module.get("attn_temperature_tuning") and not module["use_rope"]
+    }
 
     def collect(call: AttentionCall) -> None:
         if call.layer in layers:
@@ -80,10 +104,17 @@ def lone_tokens(subject: Subject, positions: Int[Tensor, " position"]) -> list[L
                 f"{subject.kind} attends more than once in a layer.",
                 seen=f"a second attention call of layer {call.layer} in one pass",
             )
-        both = torch.cat([call.query, call.key], dim=1)[:, :, 0].double().cpu()
-        vectors = both.unflatten(0, (len(tokens), -1)).transpose(1, 2).flatten(0, 1)
-        values = call.value[:, :, 0].double().cpu().unflatten(0, (len(tokens), -1))
-        layers[call.layer] = LoneTokens(vectors, values, float(call.scale))
+        query, key, values = (
+            x[:, :, 0].double().cpu().unflatten(0, (len(tokens), -1))
+            for x in (call.query, call.key, call.value)
+        )
+        length = query.square().sum((0, 2, 3)).sqrt()
+        scale = (length / length[0]).nan_to_num(1)
+        scale = scale.where((scale - 1).abs() > subject.tolerance, 1)
+        both = torch.cat([query / scale[:, None, None], key], dim=2)
+        vectors = both.transpose(1, 2).flatten(0, 1)
+        scale = scale * rows.get(call.layer, 1)
+        layers[call.layer] = LoneTokens(vectors, values, float(call.scale), scale)
 
     with torch.no_grad():
         if subject.depends_on_length:
@@ -224,7 +255,7 @@ def _check_values(subject: Subject, lone: list[LoneTokens]) -> None:
 
 def _agree(
     subject: Subject, layer: int, rotation: MeasuredRotation, longest: int
-) -> LayerRotation:
+) -> tuple[MeasuredRotation, Float[Tensor, " stated"] | None, Planes]:
     """Hold a measured rotation against the stated one; refuse where they disagree.
 
     A layer that stands still while its model states frequencies is a NoPE layer
@@ -236,11 +267,13 @@ def _agree(
         still = [w for w in candidates if not w.any() and 2 * len(w) <= planes.head_dim]
         if still:
             planes = replace(planes, inv_freq=still[0], pairing="half")
-        return LayerRotation(rotation, still[0] if still else None, planes)
-    direction = planes.inv_freq.nansum().sign().float()  # the fastest may be stopped or unseen
-    for stated in candidates:
-        if _matches(rotation, stated, longest, subject.noise):
-            return LayerRotation(rotation, stated, replace(planes, inv_freq=direction * stated))
+        return rotation, still[0] if still else None, planes
+    for stated, direction in product(candidates, (1, -1)):
+        used = replace(planes, inv_freq=direction * stated)
+        turns = _turns_apart(rotation, used.inv_freq, longest, subject.noise)
+        if turns is not None:
+            seen = replace(planes, inv_freq=planes.inv_freq + 2 * math.pi * turns)
+            return replace(rotation, planes=seen), stated, used
     if candidates:
         raise UnsupportedModel(
             f"{subject.kind} does not rotate as it states.",
@@ -248,23 +281,26 @@ def _agree(
             f"{planes.inv_freq[0]:.6g} rad/token; its inv_freq holds "
             f"{len(candidates[0])}, the fastest at {candidates[0][0]:.6g}",
         )
-    seen = replace(planes, inv_freq=planes.inv_freq.nan_to_num(0))
-    return LayerRotation(rotation, None, seen)
+    return rotation, None, replace(planes, inv_freq=planes.inv_freq.nan_to_num(0))
 
 
-def _matches(
+def _turns_apart(
     rotation: MeasuredRotation, stated: Float[Tensor, " stated"], longest: int, noise: float
-) -> bool:
-    """Whether stated frequencies are the measured ones, to the measurement's resolution.
+) -> Float[Tensor, " frequency"] | None:
+    """Whole turns a token by which stated frequencies differ from the measured ones.
 
-    Planes in which nothing was seen agree with anything.
+    Tokens stand at whole positions, which do not show such turns. None where they differ by
+    more, beyond the measurement's resolution. Planes in which nothing was seen agree with
+    anything.
     """
     planes, resolution = rotation.planes, rotation.resolution
     count = len(planes.inv_freq)
     if len(stated) < count or stated[count:].any() or 2 * len(stated) > planes.head_dim:
-        return False
-    difference = (planes.inv_freq.double().abs() - stated[:count].double()).abs()
+        return None
+    difference = (stated[:count].double() - planes.inv_freq.double()).nan_to_num(0)
+    turns = (difference / (2 * math.pi)).round()
     allowed = 32 * torch.where(
         resolution.isfinite(), resolution * stated[:count].abs(), noise / longest
     )
-    return bool((difference.isnan() | (difference <= allowed)).all())
+    agree = (difference - 2 * math.pi * turns).abs() <= allowed
+    return turns if agree.all() else None

@@ -339,6 +339,8 @@ distance (distance) token: distance that the picked key is moved to
 ROTATION = _table("""
 inv_freq (layer, frequency) rad/token: angular frequency, measured
 inv_freq_stated (layer, frequency) rad/token: angular frequency that the model states
+inv_freq_configured (layer, frequency) rad/token: angular frequency that it is configured for
+query_scale (layer, position) 1: length of queries, against position 0
 wavelength (layer, frequency) token: tokens per turn
 residual (layer) 1: change with position beside a rotation
 rotary_dim (layer) 1: coordinates of a head that rotate

@@ -22,14 +22,15 @@ def test_a_table_for_layers_that_rotate_alike(ropelens: Command, tmp_path: Path)
     titles = [line for line in lines if line.startswith("layer")]
     assert re.match(r"layers 0–1 and 3–4: 8 planes, half pairing \(residual \S+\)$", titles[0])
     assert re.match(r"layers 2 and 5: no rotation \(residual 0\.0e\+00\)$", titles[1])
-    assert lines[1].split("  ")[-1].split() == ["stated", "measured/stated", "−", "1"]
+    assert lines[1].split()[-4:] == ["stated", "configured", "off", "by"]
     rows = [line.split() for line in lines if re.match(r" +(\d|rest)", line)]
     assert [row[0] for row in rows] == [*map(str, range(8)), "rest"]
     assert rows[0][:4] == ["0", "1", "6.28", "1"]
-    for plane, (_, inv_freq, wavelength, stated, apart) in enumerate(rows[:8]):
+    for plane, (_, inv_freq, wavelength, stated, asked, apart) in enumerate(rows[:8]):
         expected = 2_000_000 ** (-plane / 8)
         assert float(inv_freq) == pytest.approx(expected, rel=1e-6)
         assert float(stated) == pytest.approx(expected, rel=1e-6)
+        assert float(asked) == pytest.approx(expected, rel=1e-6)
         assert 0 < abs(float(apart)) < 1e-6  # a measurement, not a copy
         shown = float(wavelength.replace(",", ""))
         assert shown == pytest.approx(2 * np.pi / expected, rel=1e-3)

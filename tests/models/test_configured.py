@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import warnings
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import ropelens as rl
 
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
 LLAMA3 = {
     **{"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0},
     **{"high_freq_factor": 4.0, "original_max_position_embeddings": 64},
@@ -42,6 +46,28 @@ def test_a_buffer_that_was_rounded() -> None:
 def test_a_share_of_planes_that_the_family_does_not_read() -> None:
     with pytest.warns(UserWarning, match="asks for 8 rotated coordinates .* rotates 16"):
         rl.measure_rope(llama(partial_rotary_factor=0.5))
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"rotary_dim": 8}, "rotary_dim 8, where 16 coordinates turn"),
+        ({"rope_parameters": {**ROPE, "factor": 8.0}}, 'factor, under rope_type "default"'),
+    ],
+)
+def test_keys_that_the_model_does_not_read(more: dict[str, Any], words: str) -> None:
+    with pytest.warns(UserWarning, match=f"sets what the model does not read: {words}"):
+        rl.measure_rope(llama(**more))
+
+
+def test_a_base_beside_that_of_rope_parameters(tmp_path: Path) -> None:
+    """transformers drops it as it reads the file."""
+    llama().save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"rope_theta": 5e5}))
+    model = LlamaForCausalLM.from_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match="rope_theta 500000, beside another"):
+        rl.measure_rope(model)
 
 
 @pytest.mark.parametrize("name", SUPPORTED)

@@ -16,7 +16,9 @@ from oracles.tiny import (
     tiny,
 )
 from torch import nn
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
 
 import ropelens as rl
 from ropelens.errors import UnsupportedModel
@@ -162,6 +164,59 @@ def test_reading_vectors_that_were_rotated_by_hand(kind: str, direction: int):
     assert (found.planes.offset, found.planes.rotary_dim) == (4, 10)
     torch.testing.assert_close(found.planes.inv_freq, speeds, rtol=1e-9, atol=0)
     assert found.residual < 1e-9
+
+
+@not_as_configured
+def test_planes_of_more_than_half_a_turn_a_token_and_backward_ones():
+    """Whole turns a token do not show at whole positions; the sign of a phase does."""
+    model = tiny("llama_gqa")
+    stated = model.model.rotary_emb.inv_freq
+    stated *= torch.tensor([4.0, 40.0, 1.0, -1.0, 1.0, -1.0, 1.0, 2 * math.pi * 1000])
+    rope = rl.measure_rope(model)
+    np.testing.assert_allclose(rope["inv_freq"][0], stated, rtol=1e-4)
+    np.testing.assert_array_equal(rope["inv_freq_stated"][0], stated.double())
+    np.testing.assert_allclose(rope["wavelength"][0], 2 * math.pi / stated.abs(), rtol=1e-4)
+    for layer in layers_of(model):
+        assert torch.equal(layer.planes.inv_freq, stated)
+
+
+SCALED = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "mscale": 1.0}
+SCALED |= {"mscale_all_dim": 1.0, "original_max_position_embeddings": 256}
+
+
+def ministral(**more: float) -> nn.Module:
+    sizes = {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 1, "head_dim": 16}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}
+    config = CONFIG_MAPPING["ministral3"](**sizes, rope_parameters=SCALED | more)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.mark.parametrize("context", [128, 4096])
+def test_queries_that_grow_with_position(context: int):
+    """Within the context where they do not, and beyond it; against transformers' formula."""
+    model = ministral(llama_4_scaling_beta=0.1)
+    rope = rl.measure_rope(model, context=context)
+    expected = get_llama_4_attn_scale(torch.tensor(rope["position"].values)[None], 0.1, 256)
+    np.testing.assert_allclose(rope["query_scale"][0], expected.flatten(), rtol=1e-6)
+    np.testing.assert_allclose(rope["inv_freq"], rope["inv_freq_stated"], rtol=1e-6)
+    assert rl.compare_rope(model, model, context=4096).attrs["verdict"] == "same"
+    without = rl.compare_rope(model, ministral(llama_4_scaling_beta=0.0), context=4096)
+    assert without.attrs["verdict"] == "different"
+    assert rl.profile(model, torch.arange(600).view(2, 300) % 96, surrogates=0).sizes["layer"]
+
+
+def test_queries_that_grow_with_their_row():
+    """Llama 4's, in layers without rotation: a lone token is always in row 0."""
+    model, lengths = tiny("llama4", attn_temperature_tuning=True, floor_scale=16), {}
+    rope = rl.measure_rope(model)
+    note = lambda call, _: lengths.update({call.layer: call.query[0, 0].norm(dim=-1)})  # noqa: E731
+    with torch.no_grad(), rl.observe(model, note):
+        model(torch.full((1, 65), 5), use_cache=False)
+    for layer, length in lengths.items():
+        scale = rope["query_scale"].sel(layer=layer, position=[1, 16, 64])
+        np.testing.assert_allclose(scale, (length / length[0])[[1, 16, 64]], rtol=1e-5)
 
 
 # planes that stand still
