@@ -28,6 +28,7 @@ from .measure.truncate import truncate as truncate
 # edit
 from .edit.rope import edit_rope as edit_rope
 from .edit.silence import silence_heads as silence_heads
+from .edit.patch import patch_planes as patch_planes
 from .edit.rope import stop as stop
 from .edit.rope import stop_slowest as stop_slowest
 from .edit.rope import stop_fastest as stop_fastest

@@ -20,6 +20,7 @@ from ropelens.models.device import device_of
 from ropelens.models.doorway import (
     AttentionEdit,
     Hooks,
+    Patch,
     between,
     hooked,
     hooks_of,
@@ -119,18 +120,29 @@ class _Calls:
         edit = hooks.edit
         if part == "output":
             return self._end(value, hooks)
-        self.parts[part] = value
-        if part == "scores" and value.shape[2] != value.shape[3] and (edit or hooks.observers):
+        changes = edit or hooks.observers or hooks.patches
+        if part == "scores" and value.shape[2] != value.shape[3] and changes:
             raise UnsupportedModel(
                 "A bridge is neither observed nor edited with a key-value cache: hook_rot_k "
                 "fires for the keys of the rows alone.",
                 attempt="use_past_kv_cache=False, or the transformers model itself",
             )
+        if part != "scores":
+            for patch in hooks.patches:
+                value = self._patched(patch, part, value)
+        self.parts[part] = value
         if part in ("query", "key") and edit is not None:
             self.parts[f"{part} by itself"] = value
             self.parts[part] = self._edited(edit, part)
-            return self.parts[part]
-        return None
+        return self.parts[part]
+
+    def _patched(self, patch: Patch, part: Any, value: Tensor) -> Tensor:
+        x, given = value.transpose(1, 2), self.parts.get("position_ids")
+        places = range(x.shape[2])
+        _, where = positions(places, len(places), given, x.device)
+        patched = patch(self.layer, part, x, places, where)
+        self._check_heads(patched, x)
+        return patched.transpose(1, 2)
 
     def _edited(self, edit: AttentionEdit, part: str) -> Tensor:
         """Queries or keys as an edit has them: it takes both, and here they come one by one."""
@@ -140,12 +152,16 @@ class _Calls:
         given = self.parts.get("position_ids")
         where = positions(range(count), count, given, query.device)
         changed = edit(self.layer, query, key, *where)[part == "key"]
-        if changed.shape[1] != self.parts[part].shape[2]:
+        self._check_heads(changed, self.parts[part].transpose(1, 2))
+        return changed.transpose(1, 2)
+
+    @staticmethod
+    def _check_heads(changed: Tensor, given: Tensor) -> None:
+        if changed.shape[1] != given.shape[1]:
             raise UnsupportedModel(
                 "A bridge has one key for all query heads of a group, at hook_rot_k.",
                 attempt="an edit of whole groups, or the transformers model itself",
             )
-        return changed.transpose(1, 2)
 
     def _end(self, output: Tensor, hooks: Hooks) -> Tensor:
         """The call is complete: it is shown, then silenced."""

@@ -12,11 +12,11 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
 from threading import Lock
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -64,11 +64,25 @@ no padding; a cache holds `past` tokens before them.
 """
 
 
+Side = Literal["query", "key", "value"]
+
+
+Patch = Callable[[int, Side, Tensor, range, Tensor], Tensor]
+"""What chosen heads are given in place of their queries, keys or values.
+
+Called as (layer, side, x [batch, head, place, coordinate], places, positions [_, place]): it
+gives `x`, patched, with a head for each query head where heads of a group differ. `places`
+count the tokens of a sequence from 0; `positions` are where they stand, up to a shift that a
+sequence has in common.
+"""
+
+
 @dataclass(frozen=True)
 class Hooks:
-    """What the attention calls of one model meet."""
+    """What the attention calls of one model meet: patches first, then the edit."""
 
     observers: tuple[Observer, ...] = ()
+    patches: tuple[Patch, ...] = ()
     edit: AttentionEdit | None = None
     silences: tuple[HeadSilence, ...] = ()
     judge: Judge | None = None
@@ -203,14 +217,18 @@ def _attend(
     """One attention call: edited, run by the model's own function, shown, then silenced."""
     layer: int = module.layer_idx  # type: ignore[assignment]
     own = own_keys(query.shape[2], key.shape[2], attention_mask, name)
-    keys: AbstractContextManager[None] = nullcontext()
-    if hooks.edit is not None:
+    given = key.shape[1]
+    if hooks.edit is not None or hooks.patches:
         where = positions(own, key.shape[2], options.get("position_ids"), query.device)
-        query, key = hooks.edit(layer, query, key, *where)
-        if key.shape[1] != value.shape[1]:
-            value = value.repeat_interleave(key.shape[1] // value.shape[1], dim=1)
-            keys = _a_key_for_every_query(module)
-    with keys:
+        for patch in hooks.patches:
+            query = patch(layer, "query", query, own, where[0])
+            key = patch(layer, "key", key, range(key.shape[2]), where[1])
+            value = patch(layer, "value", value, range(key.shape[2]), where[1])
+        if hooks.edit is not None:
+            query, key = hooks.edit(layer, query, key, *where)
+        most = max(key.shape[1], value.shape[1])
+        key, value = (x.repeat_interleave(most // x.shape[1], dim=1) for x in (key, value))
+    with nullcontext() if key.shape[1] == given else _a_key_for_every_query(module):
         result = run(module, query, key, value, attention_mask, **options)
     real = real_rows(own, attention_mask).to(query.device)
     if hooks.observers:

@@ -23,6 +23,7 @@ from ropelens.models.doorway import (
     HeadSilence,
     Hooks,
     Observer,
+    Patch,
     attention_modules,
     hooked,
     hooks_of,
@@ -189,12 +190,16 @@ class Subject:
         """Pass every query and key through `edit`, in place of an open one."""
         return self._hooked(lambda hooks: replace(hooks, edit=edit))
 
+    def patch(self, patch: Patch) -> AbstractContextManager[None]:
+        """Pass queries, keys and values through `patch`, after those that are open."""
+        return self._hooked(lambda hooks: replace(hooks, patches=(*hooks.patches, patch)))
+
     def silence(self, silence: HeadSilence) -> AbstractContextManager[None]:
         """Replace outputs of heads by `silence`; the inner block has the last word."""
         return self._hooked(lambda hooks: replace(hooks, silences=(*hooks.silences, silence)))
 
     def by_itself(self) -> AbstractContextManager[None]:
-        """Suspend every open edit, silence and observer while the block runs."""
+        """Suspend every open edit, patch, silence and observer while the block runs."""
         blocks = [module for module in self._modules if hooks_of(module) is not None]
         return hooked(blocks, lambda _: Hooks())
 

@@ -92,6 +92,20 @@ def turn(
     return result
 
 
+def moved(
+    x: Float[Tensor, "batch head position coordinate"],
+    angle: Float[Tensor, "_ position frequency"],
+    planes: Planes,
+) -> Float[Tensor, "batch head position coordinate"]:
+    """`x` turned by `angle` rad in every plane; where that is 0, its bits."""
+    exact = torch.promote_types(x.dtype, torch.float32)
+    z = torch.stack([x[..., planes.first], x[..., planes.second]]).to(exact)
+    result = x.clone()
+    z = _rotated(z, angle[:, None].double(), torch.ones((), dtype=exact, device=x.device))
+    result[..., planes.first], result[..., planes.second] = z.to(x.dtype)
+    return result
+
+
 def _rotated(z: Float[Tensor, "2 ..."], angle: Tensor, gain: Tensor) -> Float[Tensor, "2 ..."]:
     """Times gain exp(i angle), for real and imaginary parts of `z`."""
     cos, sin = angle.cos().to(z.dtype) * gain, angle.sin().to(z.dtype) * gain

@@ -1,0 +1,246 @@
+"""Chosen planes of chosen heads take queries and keys from another prompt while a block runs.
+
+with rl.patch_planes(model, other_tokens, heads="2.3", of="key", planes=rl.Slowest(0.25)):
+    model(tokens)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int, Integer
+from torch import Tensor
+
+from ropelens.edit.rope import placed, stop
+from ropelens.errors import BadArgument, public
+from ropelens.models.doorway import Side
+from ropelens.models.rotation import planes_now
+from ropelens.models.subject import Model, Subject, as_subject
+from ropelens.models.texts import check_tokens, prompt_tokens
+from ropelens.rope.planes import Planes
+from ropelens.rope.select import ALL_HEADS, Selection, heads_by_layer
+from ropelens.rope.turn import moved
+from ropelens.statistics.call import AttentionCall
+
+Of = Literal["query", "key", "both", "value", "output"]
+Source = str | Integer[Tensor, "*sequence position"] | Mapping[str, Any]
+
+
+@public
+@contextmanager
+def patch_planes(
+    model: Model,
+    source: Source,
+    *,
+    planes: Selection | None = None,
+    heads: str = ALL_HEADS,
+    positions: Sequence[int] | Mapping[int, int] | None = None,
+    of: Of = "both",
+    tokenizer: Any = None,
+) -> Iterator[None]:
+    """Parts of `heads` are those of the prompt `source` while the block runs.
+
+    Activation patching (Vig et al. 2020, arXiv 2004.12265), plane by plane. `source` is a text,
+    tokens [position] or [sequence, position] of one length, or a BatchEncoding; it runs once
+    when the block opens, with the edits, silences and patches that are open then. One sequence
+    is patched into every sequence of a batch, several into as many.
+
+    `of` says what is taken: "query", "key", "both", "value", or the "output" of a head before
+    the output projection. `planes` chooses planes of queries and keys, such as
+    `Slowest(0.25)`; by default their whole vectors are taken, with coordinates that RoPE leaves
+    alone. Vectors are turned from where they stood to where they stand now. `heads` is a list
+    such as "2.3,4.*" (with grouped keys, query heads: the others keep their keys and values).
+
+    `positions` are places in the sequence, counted from 0, that are patched from the same
+    places of `source`, or a mapping {place: place in source}. By default all that both have.
+
+    Blocks nest, beside `edit_rope`, `silence_heads` and `observe`: edits turn what was patched,
+    and of two patches of one vector the inner counts. The model may generate; a batch is not
+    padded on the left. Restored on exit, on errors too. A patch from the same tokens changes
+    no bit.
+
+    Raises `BadArgument` for heads, planes or positions that do not exist, planes of values
+    and outputs, and when the model runs with another number of sequences than `source`;
+    `UnsupportedModel` for a model that hides its attention, and on a bridge where heads that
+    share a key differ.
+    """
+    subject = as_subject(model, tokenizer)
+    if of in ("value", "output"):
+        if planes is not None:
+            raise BadArgument(f"A head's {of} does not rotate: it is patched whole.")
+        chosen = heads_by_layer(heads, layers=subject.layers, heads_of_layer=subject.heads)
+        rotations: list[Planes] = []  # nothing turns
+    else:
+        _, chosen = placed(subject, stop(planes or _none, heads=heads))
+        rotations = [layer.planes for layer in subject.rotations()]
+    taken = _run(subject, _read(subject, source), chosen, rotations)
+    patch = _Patch(
+        subject, chosen, rotations, planes, of, _pairs(positions, taken.length), taken
+    )
+    with ExitStack() as stack:
+        if of == "output":
+            stack.enter_context(subject.silence(patch.outputs))
+        else:
+            stack.enter_context(subject.patch(patch))
+        yield
+
+
+def _none(planes: Planes) -> Bool[Tensor, " frequency"]:
+    return torch.zeros(len(planes.inv_freq), dtype=torch.bool)
+
+
+def _read(subject: Subject, source: Source) -> Int[Tensor, "sequence position"]:
+    if isinstance(source, str):
+        source = prompt_tokens(source, subject.tokenizer)
+    source = torch.atleast_2d(source) if isinstance(source, Tensor) else source
+    tokens, lengths = check_tokens(source, None, vocabulary=subject.vocabulary)
+    if int(lengths.min()) < tokens.shape[1]:
+        raise BadArgument(
+            "Sequences to patch from must have one length.",
+            seen=f"lengths {lengths.tolist()}"[:80],
+        )
+    return tokens
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """What chosen layers were given in the source, and what their heads put out.
+
+    `vectors` are [sequence, head, place, coordinate], outputs among them, by layer and what
+    they are; `turned` is the angle of each plane [_, place, frequency] in rad, by layer.
+    """
+
+    length: int
+    vectors: dict[tuple[int, str], Tensor]
+    turned: dict[int, Tensor]
+
+
+def _run(
+    subject: Subject,
+    tokens: Int[Tensor, "sequence position"],
+    chosen: Bool[Tensor, "layer head"],
+    rotations: Sequence[Planes],
+) -> _Taken:
+    """One pass over the source, in which nothing changes."""
+    taken = _Taken(tokens.shape[1], {}, {})
+    seen: set[int] = set()
+
+    def take(layer: int, side: Side, x: Tensor, places: range, positions: Tensor) -> Tensor:
+        if chosen[layer].any():
+            taken.vectors[layer, side] = x.detach()
+            if side == "query" and rotations:
+                taken.turned[layer] = _angles(subject, layer, rotations, positions)
+        return x
+
+    def see(call: AttentionCall) -> None:
+        seen.add(call.layer)
+        if chosen[call.layer].any():
+            taken.vectors[call.layer, "output"] = call.output.transpose(1, 2)
+
+    with torch.no_grad(), subject.patch(take), subject.observe(see):
+        subject.forward(tokens, last=1)
+    subject.check_layers(seen)
+    return taken
+
+
+def _angles(
+    subject: Subject, layer: int, rotations: Sequence[Planes], positions: Tensor
+) -> Float[Tensor, "_ place frequency"]:
+    """How far each plane has turned, as the model computes it now."""
+    planes = planes_now(subject, layer, rotations[layer], continued=False)
+    inv_freq = planes.inv_freq.to(positions.device, torch.float32).nan_to_num()
+    return positions.float()[..., None] * inv_freq
+
+
+def _pairs(
+    positions: Sequence[int] | Mapping[int, int] | None, length: int
+) -> tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]:
+    """Places that are patched, and the place in the source for each."""
+    if positions is None:
+        positions = range(length)
+    pairs = dict(positions) if isinstance(positions, Mapping) else {at: at for at in positions}
+    if not pairs or min(*pairs, *pairs.values()) < 0 or max(pairs.values()) >= length:
+        raise BadArgument(
+            "Positions to patch are places in both sequences, counted from 0.",
+            seen=f"{pairs}; the source has {length} tokens"[:200],
+        )
+    return torch.tensor([*pairs]), torch.tensor([*pairs.values()])
+
+
+@dataclass(frozen=True)
+class _Patch:
+    """What was `taken` of the source, put where `pairs` say; see `doorway.Patch`."""
+
+    subject: Subject
+    chosen: Bool[Tensor, "layer head"]
+    rotations: Sequence[Planes]
+    select: Selection | None
+    of: Of
+    pairs: tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]
+    taken: _Taken
+
+    def __call__(
+        self, layer: int, side: Side, x: Tensor, places: range, positions: Tensor
+    ) -> Tensor:
+        wanted = ("query", "key") if self.of == "both" else (self.of,)
+        heads = self.chosen[layer]
+        if side not in wanted or not heads.any():
+            return x
+        by_key = heads.unflatten(0, (x.shape[1], -1))
+        if not by_key[by_key.any(1)].all():  # heads of a group differ: one for each
+            x = x.repeat_interleave(by_key.shape[1], dim=1)
+            by_key = heads[:, None]
+        mine = by_key.any(1).nonzero()
+        rows, source = self._within(places)
+        given = self._vectors(layer, side, heads=x.shape[1], sequences=len(x))
+        new = given[:, mine, source]
+        if side != "value":
+            planes = self.rotations[layer]
+            now = _angles(self.subject, layer, self.rotations, positions)[:, rows]
+            new = moved(new, now - self.taken.turned[layer][:, source], planes)
+            coordinates = self._coordinates(planes).to(x.device)
+            new = torch.where(coordinates, new, x[:, mine, rows])
+        x = x.clone()
+        x[:, mine, rows] = new
+        return x
+
+    def outputs(
+        self, layer: int, output: Tensor, real: Tensor, *, past: int
+    ) -> tuple[Tensor, Tensor] | None:
+        """What stands in for the outputs of the chosen heads; see `HeadSilence`."""
+        heads = self.chosen[layer]
+        if not heads.any():
+            return None
+        rows, source = self._within(range(past, past + output.shape[1]))
+        shape = {"heads": len(heads), "sequences": len(output)}
+        output = output.clone()
+        output[:, rows] = self._vectors(layer, "output", **shape)[:, :, source].transpose(1, 2)
+        return heads, output
+
+    def _within(self, places: range) -> tuple[Tensor, Tensor]:
+        """Of the pairs among these places, the index there and the place in the source."""
+        at, source = self.pairs
+        within = (at >= places.start) & (at < places.stop)
+        return at[within] - places.start, source[within]
+
+    def _vectors(self, layer: int, side: str, *, heads: int, sequences: int) -> Tensor:
+        """What was taken of a layer, [sequence, head, place, coordinate]."""
+        vectors = self.taken.vectors[layer, side]
+        if len(vectors) not in (1, sequences):
+            raise BadArgument(
+                "A patch needs one sequence in the source, or as many as the batch has.",
+                seen=f"{len(vectors)} in the source, {sequences} in the batch",
+            )
+        return vectors.repeat_interleave(heads // vectors.shape[1], dim=1)
+
+    def _coordinates(self, planes: Planes) -> Bool[Tensor, " coordinate"]:
+        """The coordinates that are patched."""
+        if self.select is None:
+            return torch.ones(planes.head_dim, dtype=torch.bool)
+        chosen = torch.zeros(planes.head_dim, dtype=torch.bool)
+        chosen[planes.first] = chosen[planes.second] = self.select(planes)
+        return chosen

@@ -1,0 +1,202 @@
+"""Patches between prompts, held to hooks at the projections and to what the source computes."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from oracles.tiny import random_tokens, tiny
+from tiny_checkpoints import save_tiny
+from torch import nn
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+import ropelens as rl
+from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.models.bridge import bridge
+from ropelens.rope.planes import Planes
+from ropelens.rope.select import PlaneNumbers
+from ropelens.statistics.call import AttentionCall
+
+FAMILIES = (
+    *("llama_gqa", "llama_dynamic", "gemma2", "gpt_oss", "cohere", "phi", "deepseek_v3"),
+    *("nanochat", "phi3_longrope"),
+)
+PARTS = ("query", "key", "both", "value", "output")
+LENGTH = 20
+
+
+def tokens(seed: int = 0, *, sequences: int = 1, length: int = LENGTH) -> torch.Tensor:
+    return torch.from_numpy(random_tokens(sequences=sequences, length=length, seed=seed))
+
+
+@torch.no_grad()
+def logits(model: PreTrainedModel, given: torch.Tensor) -> torch.Tensor:
+    return model(given, use_cache=False).logits
+
+
+def head_outputs(model: PreTrainedModel, given: torch.Tensor, *, layer: int) -> torch.Tensor:
+    """What the heads of a layer give the output projection, [batch, row, head, feature]."""
+    outputs: dict[int, torch.Tensor] = {}
+
+    def see(call: AttentionCall, planes: Planes) -> None:
+        outputs[call.layer] = call.output
+
+    with rl.observe(model, see):
+        logits(model, given)
+    return outputs[layer]
+
+
+@pytest.fixture
+def llama() -> LlamaForCausalLM:
+    return tiny("llama_gqa")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_patch_from_itself_changes_no_bit(name: str) -> None:
+    model = tiny(name)
+    plain = logits(model, tokens())
+    for of in PARTS:
+        with rl.patch_planes(model, tokens(), of=of):
+            assert torch.equal(logits(model, tokens()), plain), of
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_all_of_a_layer_patched_is_the_attention_of_the_source(name: str) -> None:
+    model = tiny(name)
+    source = head_outputs(model, tokens(1), layer=1)
+    with ExitStack() as stack:
+        for of in ("query", "key", "value"):
+            stack.enter_context(rl.patch_planes(model, tokens(1), heads="1.*", of=of))
+        patched = head_outputs(model, tokens(), layer=1)
+        by_parts = logits(model, tokens())
+    torch.testing.assert_close(patched, source, rtol=1e-5, atol=1e-5)
+    with rl.patch_planes(model, tokens(1), heads="1.*", of="output"):
+        whole = logits(model, tokens())
+    torch.testing.assert_close(by_parts, whole, rtol=1e-5, atol=1e-4)
+    assert not torch.allclose(whole, logits(model, tokens()), atol=1e-2)
+
+
+@pytest.mark.parametrize("select", [None, PlaneNumbers((0, 3)), rl.Slowest(0.5)])
+@pytest.mark.parametrize("of", ["query", "key", "value"])
+def test_hooks_at_the_projections_give_the_same(
+    llama: LlamaForCausalLM, of: Any, select: Any
+) -> None:
+    if of == "value" and select is not None:
+        return
+    name, group = f"{of[0]}_proj", 1 if of == "query" else 2
+    projection: nn.Module = getattr(llama.model.layers[1].self_attn, name)
+    size = llama.config.head_dim
+    numbers = {None: range(size // 2), PlaneNumbers((0, 3)): (0, 3)}
+    planes = numbers.get(select, range(size // 4, size // 2))
+    chosen = torch.tensor([at % (size // 2) in planes for at in range(size)])
+    places = slice(4, 11)
+    recorded: list[torch.Tensor] = []
+    handle = projection.register_forward_hook(lambda m, i, out: recorded.append(out))
+    logits(llama, tokens(1))
+    handle.remove()
+
+    def put(module: nn.Module, inputs: Any, out: torch.Tensor) -> torch.Tensor:
+        out, source = (
+            out.unflatten(-1, (-1, size)).clone(),
+            recorded[0].unflatten(-1, (-1, size)),
+        )
+        head = 3 // group
+        out[:, places, head] = torch.where(
+            chosen, source[:, places, head], out[:, places, head]
+        )
+        return out.flatten(-2)
+
+    handle = projection.register_forward_hook(put)
+    expected = logits(llama, tokens())
+    handle.remove()
+    heads = "1.3" if of == "query" else "1.2,1.3"
+    options = {"heads": heads, "positions": range(4, 11), "of": of, "planes": select}
+    with rl.patch_planes(llama, tokens(1), **options):
+        torch.testing.assert_close(logits(llama, tokens()), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_vectors_turn_to_where_they_stand_now(llama: LlamaForCausalLM, edited: bool) -> None:
+    """q~ and k~ come over from other places, whatever the model makes of them then."""
+    moved = {9: 2, 15: 17}
+    with ExitStack() as stack:
+        if edited:
+            stack.enter_context(rl.edit_rope(llama, rl.stop_slowest(0.5)))
+        source = rl.capture(llama, tokens(1), heads="0.*")
+        stack.enter_context(rl.patch_planes(llama, tokens(1), heads="0.*", positions=moved))
+        patched = rl.capture(llama, tokens(), heads="0.*")
+    for side, dim in (("q_still", "query"), ("k_still", "key")):
+        here = patched[side].sel({dim: [*moved]}).values
+        there = source[side].sel({dim: [*moved.values()]}).values
+        assert abs(here - there).max() < 1e-5
+
+
+def test_heads_that_share_a_key_keep_theirs(llama: LlamaForCausalLM) -> None:
+    plain = head_outputs(llama, tokens(), layer=0)
+    for of in ("key", "value"):
+        with rl.patch_planes(llama, tokens(1), heads="0.2", of=of):
+            output = head_outputs(llama, tokens(), layer=0)
+        changed = (output - plain).abs().amax((0, 1, 3)) > 1e-3
+        assert changed.tolist() == [False, False, True, False]
+
+
+def test_every_sequence_of_a_batch_has_its_own_source(llama: LlamaForCausalLM) -> None:
+    source, batch = tokens(1, sequences=3), tokens(sequences=3)
+    with rl.patch_planes(llama, source, heads="*.1"):
+        together = logits(llama, batch)
+        with pytest.raises(BadArgument, match="3 in the source, 2 in the batch"):
+            logits(llama, batch[:2])
+    for one, other, expected in zip(source, batch, together, strict=True):
+        with rl.patch_planes(llama, one, heads="*.1"):
+            alone = logits(llama, other[None])[0]
+        torch.testing.assert_close(alone, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("of", PARTS)
+def test_generation_with_a_cache_is_that_without(llama: LlamaForCausalLM, of: Any) -> None:
+    prompt = tokens(length=12)
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    with rl.patch_planes(llama, tokens(1), heads="1.1,0.*", of=of):
+        cached = llama.generate(prompt, **options)
+        assert torch.equal(cached, llama.generate(prompt, use_cache=False, **options))
+    assert not torch.equal(cached, llama.generate(prompt, **options))
+
+
+@pytest.mark.parametrize("of", PARTS)
+def test_a_bridge_is_patched_alike(of: Any, tmp_path: Path) -> None:
+    model, tokenizer = rl.load(save_tiny(tmp_path))
+    patch = partial(rl.patch_planes, source=tokens(1) % 28, heads="1.2,1.3,0.*", of=of)
+    given = tokens() % 28
+    with patch(model):
+        expected = logits(model, given)
+    wrapped = bridge(model, tokenizer)
+    with patch(wrapped), torch.no_grad():
+        torch.testing.assert_close(wrapped(given), expected, rtol=1e-4, atol=1e-4)
+    if of == "key":
+        with (
+            rl.patch_planes(wrapped, tokens(1) % 28, heads="1.2", of=of),
+            pytest.raises(UnsupportedModel, match="one key for all"),
+        ):
+            wrapped(given)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"heads": "7.0"}, "no head"),
+        ({"planes": PlaneNumbers((99,))}, "no plane"),
+        ({"planes": rl.Slowest(0.5), "of": "value"}, "does not rotate"),
+        ({"positions": [LENGTH]}, f"the source has {LENGTH} tokens"),
+        ({"positions": {-1: 3}}, "counted from 0"),
+        ({"positions": []}, "counted from 0"),
+    ],
+)
+def test_what_does_not_exist_is_refused(
+    llama: LlamaForCausalLM, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BadArgument, match=message), rl.patch_planes(llama, tokens(), **options):
+        pass
