@@ -95,7 +95,7 @@ SIZES: dict[str, Any] = {
     "v_head_dim": 16,
     "index_n_heads": 4,
     "index_head_dim": 16,
-    "index_topk": 64,
+    "index_topk": 8,
     # of state-space and linear layers
     "mamba_n_heads": 4,
     "mamba_num_heads": 4,

@@ -226,7 +226,9 @@ def read_excerpts(
         stack(torch.from_numpy(stack(of_piece)) for of_piece in part).astype(np.float32)
         for part in zip(*layers, strict=True)
     )
-    query, key = (x.astype(np.float16).astype(np.float32) for x in (query, key))  # pack well
+    for x in (query, key):  # to the 11 bits of a float16, which pack well, but of any size
+        mantissa, exponent = np.frexp(x)
+        np.ldexp((mantissa * 2048).round() / 2048, exponent, out=x)
     for length in {len(piece) for piece in pieces}:
         short = zip(subject.planes(length), planes, strict=True)
         if not all(torch.equal(one.inv_freq, whole.inv_freq) for one, whole in short):

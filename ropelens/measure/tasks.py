@@ -71,8 +71,8 @@ def repeats(measurement: Measurement, planes: Sequence[Planes]) -> Task:
 
     `induction` (layer, head): on the token after the earlier occurrence (Olsson et al. 2022,
     arXiv 2209.11895, the prefix-matching score); `trial_induction` (trial, layer, head): the
-    same of each sequence; `duplicate_token`: on that occurrence itself. NaN where a sliding
-    window hides it. `first_loss` and `repeat_loss` (nats/token) leave out the first token of
+    same of each sequence; `duplicate_token`: on that occurrence itself. NaN where the
+    mask hides it. `first_loss` and `repeat_loss` (nats/token) leave out the first token of
     each time, which nothing announces. As many tokens are repeated as the context holds.
     """
     subject = measurement.subject
@@ -88,8 +88,8 @@ def repeats(measurement: Measurement, planes: Sequence[Planes]) -> Task:
         def see(call: AttentionCall) -> None:
             of_call = CallRows(call, rows, planes[call.layer])
             sums = sum_attention(of_call, by_offset)
-            hidden = bool((call.start[second[0]] > second[0] - length).any())
-            mass[call.layer] = sums["offset_mass"].masked_fill(torch.tensor(hidden), torch.nan)
+            seen = call.seen_by(second[0]).cpu()[:, torch.arange(length), second[0] - length]
+            mass[call.layer] = sums["offset_mass"].masked_fill(~seen.any(), torch.nan)
 
         _forget_length(subject)
         with observing(subject, tokens, (rows,), see):

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from ropelens.rope.planes import Planes, plane_norms, unrotate
@@ -65,8 +65,10 @@ class CallRows:
 
     def of_sequences(self, chosen: slice | Bool[Tensor, " batch"]) -> CallRows:
         """The rows of some of the sequences."""
-        of_each = ("query", "key", "value", "output")
-        call = replace(self.call, **{name: vars(self.call)[name][chosen] for name in of_each})
+        of_each = {name: vars(self.call)[name] for name in ("query", "key", "value", "output")}
+        if self.call.visible is not None:
+            of_each["visible"] = self.call.visible.expand(len(self.q), -1, -1)
+        call = replace(self.call, **{name: x[chosen] for name, x in of_each.items()})
         rows = self.rows
         rows = Rows(rows.position[chosen], rows.weight[chosen], rows.length[chosen], rows.dense)
         sinks, tokens = self.sinks[chosen], self.tokens[chosen]
@@ -90,38 +92,67 @@ class CallRows:
     @cached_property
     def row_q(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
         """The queries of the rows, beside the kv head that they read."""
-        return self._of_rows(self.q)
+        return self._of_rows(self.q).unflatten(1, (self.k.shape[1], -1))
 
     @cached_property
     def row_q_still(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
         """q~ of the rows."""
-        return self._of_rows(self.q_still)
+        return self._of_rows(self.q_still).unflatten(1, (self.k.shape[1], -1))
 
-    def _of_rows(self, x: Float[Tensor, "batch head _ coordinate"]) -> Tensor:
+    def _of_rows(self, x: Shaped[Tensor, "batch head _ value"]) -> Tensor:
         at = self.position
         if self.call.at is not None:
-            at = torch.searchsorted(self.call.at.cpu(), at.contiguous())
-            x = memory.pick(x, at)
-        elif self.rows.dense:  # a view
-            x = x[:, :, 1 : at.shape[1] + 1]
-        else:
-            x = memory.pick(x, at)
-        return x.unflatten(1, (self.k.shape[1], -1))
+            return memory.pick(x, torch.searchsorted(self.call.at.cpu(), at.contiguous()))
+        return x[:, :, 1 : at.shape[1] + 1] if self.rows.dense else memory.pick(x, at)
+
+    @cached_property
+    def visible(self) -> Bool[Tensor, "batch row key"] | None:
+        """Which keys each row sees; None where they are those from `first` to its own."""
+        mask = self.call.visible
+        if mask is None:
+            return None
+        return self._of_rows(mask.expand(len(self.q), -1, -1)[:, None])[:, 0]
+
+    @cached_property
+    def ahead(self) -> bool:
+        """Whether a row sees a key ahead of its own."""
+        key = self.places - self.places[0]
+        seen = self.visible
+        return seen is not None and bool(
+            (seen & (key > self.position.to(key)[..., None])).any()
+        )
 
     @cached_property
     def first(self) -> Int[Tensor, "shared row"]:
-        """The first key that each row sees."""
+        """The first key that rows may see."""
+        if self.visible is not None:
+            return torch.zeros_like(self.position)
         return self.call.start[self.position]
+
+    @property
+    def count(self) -> Int[Tensor, "shared row"]:
+        """How many keys each row sees."""
+        if self.visible is not None:
+            return self.visible.sum(-1).clamp(min=1)
+        return self.position + 1 - self.first
 
     @property
     def reach(self) -> Float[Tensor, "2 offset"]:
         """Weight of the rows that see each offset, at any key, and at one but the first."""
-        weight = self.rows.weight.double().flatten()
-        ends = weight.new_zeros(2, self.k.shape[2])
-        for nearest, at in enumerate(ends):
+        weight = self.rows.weight.double()
+        total = weight.new_zeros(2, self.k.shape[2])
+        if self.visible is not None:
+            offset = self.position[..., None] - torch.arange(self.k.shape[2])
+            seen = weight[..., None] * (self.visible.cpu() & (offset >= 0))
+            offset = offset.clamp(min=0).expand(seen.shape)
+            for nearest, at in enumerate(total):
+                here = (..., slice(nearest, None))
+                at.index_add_(0, offset[here].flatten(), seen[here].flatten())
+            return total
+        for nearest, at in enumerate(total):
             farthest = self.position - self.first.clamp(min=nearest)
-            at.index_add_(0, farthest.expand(self.rows.weight.shape).flatten(), weight)
-        return ends.flip(1).cumsum(1).flip(1)
+            at.index_add_(0, farthest.expand(weight.shape).flatten(), weight.flatten())
+        return total.flip(1).cumsum(1).flip(1)
 
     @cached_property
     def mean_key(self) -> Float[Tensor, "batch kv_head 1 row coordinate"]:
@@ -141,6 +172,9 @@ class CallRows:
         return self._sum_seen(self.k[:, :, None] * among[..., None]) / count.clamp(min=1)
 
     def _sum_seen(self, x: Float[Tensor, "*head position value"]) -> Tensor:
+        if self.visible is not None:
+            seen = torch.einsum("brk,bhkv->bhrv", self.visible.to(x.dtype), x.flatten(1, 2))
+            return seen.unflatten(1, x.shape[1:3])
         total = memory.running_sum(x.flatten(1, 2))
         seen = memory.pick(total, self.position)
         if self.first.any():
@@ -199,6 +233,7 @@ class Block:
         self._first = rows.first[:, part]
         # One key more than any row sees, where there is one: its weight is 0 in every row.
         low, high = max(int(self._first.min()) - 1, 0), int(self.position.max()) + 1
+        high = rows.k.shape[2] if rows.ahead else high
         self.keys, self._columns = range(low, high), slice(low, high)
         self.q = rows.row_q[:, heads, :, part]
         self.k = rows.k[:, heads, self._columns]
@@ -264,7 +299,7 @@ class Block:
     @property
     def log_keys(self) -> Float[Tensor, "shared 1 1 row"]:
         """Logarithm of the number of keys that each row sees."""
-        return (self.position + 1 - self._first)[:, None, None].to(self.q).log()
+        return self.of_call.count[:, None, None, self._part].to(self.q).log()
 
     # sinks
 
@@ -304,6 +339,8 @@ class Block:
         return self._sees(self.keys.start, self.keys.stop)
 
     def _sees(self, begin: int, end: int) -> Bool[Tensor, "shared row key"]:
+        if self.of_call.visible is not None:
+            return self.of_call.visible[:, self._part, begin:end]
         key = torch.arange(begin, end)
         return sees(self._first, self.position, key).to(self.k.device)
 
@@ -320,6 +357,8 @@ class Block:
         """The columns that some row does not see, and what hides them from it."""
         low, hidden = self.keys.start, []
         seen_by_all = int(self._first.max()), int(self.position.min()) + 1
+        if self.of_call.visible is not None:
+            seen_by_all = low, low
         for begin, end in ((low, seen_by_all[0]), (seen_by_all[1], self.keys.stop)):
             if begin < end:
                 penalty = torch.where(self._sees(begin, end), 0.0, memory.HIDDEN)
@@ -336,7 +375,7 @@ class Block:
         self, values: Float[Tensor, "batch kv_head group row key"]
     ) -> Float[Tensor, "batch kv_head group offset"]:
         """Weighted sum over the rows at each offset, without the first key: it is set to 0."""
-        dense = self.of_call.rows.dense
+        dense = self.of_call.rows.dense and self.of_call.visible is None
         return memory.sum_by_offset(values, self.weight, None if dense else self.offset)
 
     def weigh(

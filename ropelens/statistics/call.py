@@ -24,7 +24,7 @@ class AttentionCall:
     from `start[r]` to i. A call of some rows has those `at` these positions, ascending, of all
     sequences or of each: row r is i = at[r], and sees the keys from `start[i]` to i. Where the
     keys of some row are no such interval (a mask with gaps, a prefix, the top k), `visible`
-    says which they are, and `start` raises `UnsupportedModel`.
+    says which they are.
 
     Scores are `scale` q . k, squashed to `softcap` tanh(score / softcap) where the model does
     so; `sink_logits` (gpt-oss) take part in the softmax without a key.
@@ -45,19 +45,25 @@ class AttentionCall:
 
     @property
     def start(self) -> Int[Tensor, "*sequence position"]:
-        """First key that the row at each position sees, of all up to its own."""
+        """First key that the row at each position sees, of all up to its own.
+
+        Raises `UnsupportedModel` where they are no interval.
+        """
         if self.interval is None:
             raise UnsupportedModel(
                 "Some rows do not see all keys from a first one to their own.",
                 seen=f"layer {self.layer}: a mask with gaps, or with keys ahead of their row",
-                attempt="ropelens.capture, or call.visible in ropelens.observe",
+                attempt="call.visible; to measure, sequences that run in one pass",
             )
         return self.interval
 
     @property
     def farthest(self) -> int:
         """The farthest offset that any row sees."""
-        return int((torch.arange(len(self.start)) - self.start).max())
+        first = self.interval
+        if first is None:
+            first = self.visible.byte().argmax(-1).cpu()
+        return int((torch.arange(first.shape[-1]) - first).max())
 
     def seen_by(self, row: Int[Tensor, " some"]) -> Bool[Tensor, "_ some key"]:
         """Which keys some rows of `query` see, in one table for all sequences or one each."""

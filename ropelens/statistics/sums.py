@@ -34,8 +34,8 @@ def sum_attention(rows: CallRows, statistics: Sequence[Statistic]) -> SequenceSu
     padding = rows.places >= rows.rows.length.to(rows.places.device)[:, None]
     for statistic in statistics:
         if statistic.over == "tokens":
-            values = statistic.of(rows).masked_fill(padding[:, None, :, None], 0)
-            sums[statistic.name] = values.sum(2).double()
+            of_tokens = statistic.of(rows).masked_fill(padding[:, None, :, None], 0)
+            sums[statistic.name] = of_tokens.sum(2).double()
     by_row = [statistic for statistic in statistics if statistic.over != "tokens"]
     heads, keys = rows.q.shape[1], rows.k.shape[2]
     for block in rows.blocks() if by_row else ():
@@ -223,10 +223,13 @@ def attention_change(
     The divergence between the weights of a row over the keys that it sees, the same in both
     calls: after soft-cap and mask, with the weight of a learned sink as one key more. Exactly 0
     where both calls have the same queries and keys. As torch.distributions.kl_divergence of two
-    `Categorical`s.
+    `Categorical`s. NaN where rows see other keys in both calls.
     """
     still = Planes(torch.zeros(0), after.query.shape[-1], "none")
     total = torch.zeros(after.query.shape[:2], dtype=torch.float64)
+    masks = [call.visible for call in (before, after) if call.visible is not None]
+    if masks and not (len(masks) == 2 and torch.equal(*masks)):
+        return total + torch.nan
     sides = [CallRows(call, rows, still) for call in (before, after)]
     blocks = (side.blocks(slice(0, side.k.shape[1])) for side in sides)
     for pair in zip(*blocks, strict=True):

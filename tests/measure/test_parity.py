@@ -13,7 +13,7 @@ import xarray as xr
 from evaluated import telling
 from oracles.dense import dense
 from oracles.logit import HeadRows, gain, head_rows, information
-from oracles.recording import attention_calls
+from oracles.recording import MASKS, attention_calls, with_mask
 from oracles.tiny import SUPPORTED, random_tokens, rotations, tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
@@ -131,6 +131,16 @@ def test_beyond_the_exact_bins(name: str):
     assert_profile_agrees(profile, true, rtol=2e-6)
 
 
+@pytest.mark.parametrize("name", ["llama_gqa", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("mask", MASKS)
+def test_masks_that_are_no_interval(mask: str, name: str):
+    model = with_mask(tiny(name).double(), MASKS[mask])
+    tokens = random_tokens(sequences=len(LENGTHS), length=max(LENGTHS))
+    profile = measured(model, tokens, LENGTHS, batch_size=2)
+    true = true_values(model, tokens, LENGTHS, name=name)
+    assert_profile_agrees(profile, true, rtol=2e-6)
+
+
 VARIANTS = {
     "chunks that do not see each other": ("llama4", {"attention_chunk_size": 8}),
     "kv heads that differ between layers": (
@@ -173,10 +183,14 @@ def test_float32_of_a_real_checkpoint(shared: Path):
 # the budget, against scipy
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", "gpt_oss"])
-def test_the_budget_of_a_profile_is_that_of_scipys_fits(name: str):
+@pytest.mark.parametrize(
+    ("name", "mask"),
+    [("llama_gqa", ""), ("gpt_oss", ""), ("llama_gqa", "a choice"), ("llama_gqa", "a prefix")],
+)
+def test_the_budget_of_a_profile_is_that_of_scipys_fits(name: str, mask: str):
     """Fitted on every other sequence and scored on those between, both ways, all rows."""
     model, tokens = tiny(name, seed=3), random_tokens(sequences=6, length=30, vocabulary=12)
+    model = with_mask(model, MASKS[mask]) if mask else model
     profile = rl.profile(model, torch.from_numpy(tokens), surrogates=0)
     rows = profile["group_scored"].values
     assert rows.tolist() == [29] * 6

@@ -55,10 +55,10 @@ def row_sums(
     of_keys = attention.sum(1, keepdim=True)  # below 1 where a learned sink takes some
     assert (a - attention / of_keys).abs().max() < 1e-5, "scores do not give the attention"
     offset = torch.arange(1, len(query))[:, None] - torch.arange(1, len(query))
-    offset = offset.clamp_min(0).flatten()
     by_offset, sees = torch.zeros(2, context, dtype=torch.float64)
-    by_offset.index_add_(0, offset, a[:, 1:].flatten())
-    sees.index_add_(0, offset, visible[:, 1:].double().flatten())
+    behind = offset >= 0  # a key ahead of its row is at no offset
+    by_offset.index_add_(0, offset[behind], a[:, 1:][behind])
+    sees.index_add_(0, offset[behind], visible[:, 1:][behind].double())
     negative_entropy = (a * log_a).sum(1)
     others = visible & ~sinks
     even = others / others.sum(1, keepdim=True).clamp(min=1)

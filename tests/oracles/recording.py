@@ -20,6 +20,30 @@ from torch import Tensor
 
 Floats = NDArray[np.float64]
 
+MASKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "a hole": lambda i, j: (j <= i) & ~((j >= 3) & (j < 6) & (i > 8)),
+    "a prefix": lambda i, j: (j <= i) | ((j < 7) & (i < 7)),
+    "sinks and a window": lambda i, j: (j <= i) & ((j < 2) | (i - j < 6)),
+    "a choice": lambda i, j: (j <= i) & ((i + j) % 3 == 0) | (j == i // 2),
+}
+"""Whether row i sees key j: what is no interval that ends at the row's own key."""
+
+
+def with_mask(
+    model: transformers.PreTrainedModel, sees: Callable[[Tensor, Tensor], Tensor]
+) -> transformers.PreTrainedModel:
+    """`model`, whose attention is given this mask whatever it reads."""
+
+    def give(_: Any, arguments: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        rows, length = (options["input_ids"] if "input_ids" in options else arguments[0]).shape
+        seen = sees(torch.arange(length)[:, None], torch.arange(length))
+        mask = torch.zeros(length, length, dtype=model.dtype)
+        mask = mask.masked_fill(~seen, torch.finfo(model.dtype).min)
+        return arguments, options | {"attention_mask": mask.expand(rows, 1, -1, -1)}
+
+    model.base_model.register_forward_pre_hook(give, with_kwargs=True)
+    return model
+
 
 @dataclass(frozen=True)
 class LayerRotation:

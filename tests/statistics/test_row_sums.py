@@ -93,6 +93,11 @@ def any_call(draw: st.DrawFn) -> tuple[AttentionCall, Planes, Tensor, Tensor]:
     sinks = torch.randint(0, 9, (batch, shared, context), generator=generator)
     sinks = sinks * (sinks <= 3)
     sinks[..., 0] = draw(st.integers(0, 1))
+    start, mask = (torch.arange(context) - window + 1).clamp_min(0), None
+    if draw(st.booleans()):
+        start, mask = None, torch.rand(batch, context, context, generator=generator) < 0.4
+        mask |= torch.eye(context).bool().roll(draw(st.integers(-1, 1)), 0)
+        mask &= torch.ones(context, context).tril(draw(st.sampled_from([1, context]))).bool()
     call = AttentionCall(
         layer=0,
         query=q,
@@ -102,7 +107,8 @@ def any_call(draw: st.DrawFn) -> tuple[AttentionCall, Planes, Tensor, Tensor]:
         scale=sharpness / math.sqrt(planes.head_dim),
         softcap=draw(st.sampled_from([None, 2.0])),
         sink_logits=draw(st.sampled_from([None, normal(kv_heads * group, seed=seed)])),
-        interval=(torch.arange(context) - window + 1).clamp_min(0),
+        interval=start,
+        visible=mask,
     )
     return call, planes, lengths.clamp(max=context), sinks
 
@@ -155,7 +161,7 @@ def brute_force(
     made=any_call(), count=st.sampled_from([None, 1, 4, 16]), block=st.sampled_from([1, 2**19])
 )
 def test_row_sums_by_brute_force(made: tuple, count: int | None, block: int):
-    """Any heads, windows, soft-caps, sinks, padding, samples and blocks."""
+    """Any heads, windows, masks, soft-caps, sinks, padding, samples and blocks."""
     call, planes, lengths, sinks = made
     rows = all_rows(lengths) if count is None else sample_rows(lengths, count=count, seed=3)
     before, memory.BLOCK_ELEMENTS["cpu"] = memory.BLOCK_ELEMENTS["cpu"], block

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -98,6 +99,21 @@ def test_keys_that_take_most_rows_attention_are_found(key, share, only, found):
         assert (table[:, :, 0] == 1).all()
         assert not found_in(call, rows, table).any(), "a known sink is not found"
     assert math.isclose(float(seen.sum()), float(found))
+
+
+@pytest.mark.parametrize(
+    ("key", "share", "found"),
+    [(1, 0.5, True), (1, 0.2, False), (12, 0.5, True), (20, 0.5, False)],
+)
+def test_one_sequence_finds_sinks_by_its_earlier_and_its_later_rows(key, share, found):
+    """Of 59 rows 29 are early; behind position 20 stand 9 of these."""
+    call = at_key(key, share=share, sequences=1, only=1)
+    known = (torch.arange(60) == 0).long()[None, None]
+    rows = all_rows(torch.tensor([60]))
+    assert found_in(call, rows, known)[1].nonzero().flatten().tolist() == [key] * found
+    late = call.query.clone()
+    late[:, :, 31:] = 0  # by the early rows alone no key is a sink
+    assert not found_in(replace(call, query=late), rows, known).any()
 
 
 def test_sinks_are_found_by_the_rows_behind_them_by_brute_force():

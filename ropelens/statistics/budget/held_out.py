@@ -64,7 +64,7 @@ class LayerFit:
 
     def score(self, rows: CallRows, text: Corpus) -> Float[Tensor, "group head score"]:
         """The `SCORES` of the rows of each group under the models of the other fold."""
-        context = len(rows.call.start)
+        context = rows.k.shape[2]
         beta, sigma, kappa, tau = split(self.weights, self.terms, self.found.shape[1])
         tau = tau[..., : len(offset_edges(context)) - 1]
         weights = torch.cat([beta, sigma, kappa[..., :context], tau], dim=-1)
@@ -130,26 +130,36 @@ def find_sinks(rows: CallRows) -> Bool[Tensor, "head position"]:
     """The keys, beside the sinks known, that the rows of most sequences attend to.
 
     Such a key takes more than 0.3 of the attention of the rows behind it, 16 or more in all,
-    in more than half of the sequences that have such rows. A key is found by its position, so
-    a single sequence, where that says no more than its token, has none.
+    in more than half of the sequences that have such rows. A single sequence counts as two, its
+    earlier and its later rows: both take so much, and are 16 or more.
     """
+    alone, rank = len(rows.q) == 1, torch.arange(rows.rows.position.shape[1])
+    halves = [rank < len(rank) // 2, rank >= len(rank) // 2] if alone else [rank >= 0]
+    each = [_taken(rows.with_rows(rows.rows.some(half))) for half in halves]
+    takes, count = (torch.cat(x) for x in zip(*each, strict=True))
+    often = takes.sum(0) > (count > 0).sum(0) / 2
+    return often & ((count.amin(0) if alone else count.sum(0)) >= LEAST_ROWS)
+
+
+def _taken(
+    rows: CallRows,
+) -> tuple[Bool[Tensor, "batch head position"], Float[Tensor, "batch position"]]:
+    """Where a key that is no known sink takes much of the rows behind it, and their number."""
     batch, heads, context = *rows.q.shape[:2], rows.k.shape[2]
-    weight, last = rows.weight.cpu().double(), rows.position.expand(batch, -1)
-    first, behind = rows.call.start.cpu()[last], torch.stack([(weight > 0).double(), weight])
-    ends = torch.zeros(2, batch, context + 1, dtype=torch.float64)
-    ends.scatter_add_(-1, first.expand(2, -1, -1), behind)
-    ends.scatter_add_(-1, last.expand(2, -1, -1), -behind)
-    count, weight = ends.cumsum(-1)[..., :-1]  # of the rows behind each key
+    count, weight = torch.zeros(2, batch, context, dtype=torch.float64)
     mass = torch.zeros(batch, heads, context, dtype=torch.float64)
     for block in rows.blocks():
-        own = block.own[:, None, None, :, None].expand(*block.q.shape[:4], 1)
+        keys, row_weight = slice(block.keys.start, block.keys.stop), block.weight[:, None]
+        own = block.own[..., None]
+        if block.heads.start == 0:
+            behind = block.seen.to(block.weight.dtype).scatter(-1, own, 0.0)
+            count[:, keys] += ((row_weight > 0).to(behind) @ behind)[:, 0].cpu()
+            weight[:, keys] += (row_weight @ behind)[:, 0].cpu()
+        own = own[:, None, None].expand(*block.q.shape[:4], 1)
         attention = block.attention.scatter_(-1, own, 0.0)
-        taken = (block.weight[:, None, None, None] @ attention)[..., 0, :].flatten(1, 2)
-        keys = slice(block.keys.start, block.keys.stop)
+        taken = (row_weight[:, :, None, None] @ attention)[..., 0, :].flatten(1, 2)
         mass[:, block.query_heads, keys] += taken.to("cpu", torch.float64)
-    takes = (mass > LEAST_SHARE * weight[:, None]) & (rows.sinks.cpu() == 0)
-    often = takes.sum(0) > (count > 0).sum(0) / 2
-    return often & (count.sum(0) >= LEAST_ROWS) & (batch > 1)
+    return (mass > LEAST_SHARE * weight[:, None]) & (rows.sinks.cpu() == 0), count
 
 
 def with_found(

@@ -62,7 +62,7 @@ def log_weights(
 ) -> Float[Tensor, "batch kv_head group row key"]:
     """log P_i(j) + log Z_i of every key; models without kappa and tau have weights for less."""
     beta, sigma, kappa, tau = split(
-        weights.to(block.q), block.planes.terms, len(block.call.start)
+        weights.to(block.q), block.planes.terms, block.call.key.shape[2]
     )
     scores = block.buffer("model")
     if content:
@@ -103,12 +103,15 @@ def sums(
     by_kind = on_sinks.new_zeros(*shape, 1 + len(SINKS))
     total.append(by_kind.scatter_add_(-1, kind, on_sinks.sum(-2))[..., 1:])
     if offsets:
-        context = len(block.call.start)
+        context = block.call.key.shape[2]
         first = attention[..., 0].clone()
         by_offset = block.sum_by_offset(attention)
         by_offset = pad(by_offset, (0, context - by_offset.shape[-1]))
         at_first = block.own[:, None, None].expand_as(first)
-        total.append(by_offset.scatter_add_(-1, at_first, first * block.weight[:, None, None]))
+        by_offset.scatter_add_(-1, at_first, first * block.weight[:, None, None])
+        if block.of_call.ahead:  # what no offset has: rows sum to one
+            by_offset[..., 0] += block.weight.sum(-1)[:, None, None] - by_offset.sum(-1)
+        total.append(by_offset)
         by_bin = on_sinks.new_zeros(*shape, len(offset_edges(context)) - 1)
         bins = _sink_bins(block)[:, None, None].expand_as(on_sinks).flatten(-2)
         on_sinks *= block.sink_kind > 0
@@ -271,7 +274,7 @@ def tolerance(information: Float[Tensor, "*head"]) -> Float[Tensor, "*head"]:
 
 def _sink_bins(block: Block) -> Int[Tensor, "shared row sink"]:
     """The bin of the offset of each sink."""
-    return bin_of(block.offset[..., block.sinks], offset_edges(len(block.call.start)))
+    return bin_of(block.offset[..., block.sinks], offset_edges(block.call.key.shape[2]))
 
 
 def _at(

@@ -27,10 +27,11 @@ TOGETHER = 2**18  # weights that are fitted at once, of many heads
 
 @dataclass(frozen=True)
 class OffsetRows:
-    """The number of offsets that each row sees, from 0 on, and its sinks.
+    """The number of keys that each row sees, and its sinks.
 
-    The sinks of a row are listed in tables, one for all heads or one for each: the `kind` of
-    each (0 fills a list up), its `offset` and the `bin` of that.
+    They stand at offsets from 0 on; else `keys` has their number at each offset, and keys ahead
+    of their row count at offset 0. The sinks of a row are listed in tables, one for all heads
+    or one for each: the `kind` of each (0 fills a list up), its `offset` and the `bin` of that.
     """
 
     seen: Int[Tensor, " row"]
@@ -39,28 +40,37 @@ class OffsetRows:
     offset: Int[Tensor, "shared row sink"]
     bin: Int[Tensor, "shared row sink"]
     context: int
+    keys: Float[Tensor, "row offset"] | None = None
 
     @classmethod
     def of(cls, rows: CallRows) -> OffsetRows:
         """The rows of all sequences in turn."""
-        batch, start, sinks = len(rows.sinks), rows.call.start.cpu(), rows.sinks.cpu()
-        position = rows.position.expand(batch, -1).flatten()
-        first = start[position]
+        batch, sinks, context = len(rows.sinks), rows.sinks.cpu(), rows.k.shape[2]
+        position, count = (x.expand(batch, -1).flatten() for x in (rows.position, rows.count))
         # Of few keys: a table of all rows and keys is large, and one of all heads larger.
         is_sink = (sinks > 0).flatten(0, 1).any(0)
         is_sink[0] = True
         key = is_sink.nonzero()[:, 0]
         kind = sinks[..., key].repeat_interleave(rows.position.shape[1], dim=0)
-        kind = kind.transpose(0, 1) * sees(first, position, key)
+        keys = None
+        if rows.visible is None:
+            seen = sees(rows.first.expand(batch, -1).flatten(), position, key)
+        else:
+            mask = rows.visible.flatten(0, 1).cpu()
+            offset = (position[:, None] - torch.arange(context)).clamp(min=0)
+            keys = torch.zeros(mask.shape).double().scatter_add_(1, offset, mask.double())
+            seen = mask[:, key]
+        kind = kind.transpose(0, 1) * seen
         listed = kind.topk(max(1, int((kind > 0).sum(-1).max())), dim=-1)
         offset = (position[:, None] - key[listed.indices]).clamp(min=0)
         return cls(
-            seen=position - first + 1,
+            seen=count.cpu(),
             weight=rows.weight.flatten().cpu().double(),
             kind=listed.values,
             offset=offset,
-            bin=bin_of(offset, offset_edges(len(start))),
-            context=len(start),
+            bin=bin_of(offset, offset_edges(context)),
+            context=context,
+            keys=keys,
         )
 
     def of_heads(self, heads: Int[Tensor, " head"]) -> OffsetRows:
@@ -73,8 +83,20 @@ class OffsetRows:
     @cached_property
     def reach(self) -> Float[Tensor, " offset"]:
         """Weight of the rows that see each offset."""
-        ends = self.weight.new_zeros(self.context + 1)
-        return _from_here_on(ends.index_add_(0, self.seen, self.weight))[1:]
+        return self._at_offsets(self.weight[None])[0]
+
+    def _of_rows(self, kernel: Float[Tensor, "head offset"]) -> Float[Tensor, "head row"]:
+        """The sum of a kernel over the offsets that each row sees."""
+        if self.keys is not None:
+            return kernel @ self.keys.to(kernel).mT
+        return pad(kernel.cumsum(-1), (1, 0)).index_select(1, self.seen)
+
+    def _at_offsets(self, rate: Float[Tensor, "head row"]) -> Float[Tensor, "head offset"]:
+        """The sum over the rows that see each offset."""
+        if self.keys is not None:
+            return rate @ self.keys.to(rate)
+        ends = rate.new_zeros(len(rate), self.context + 1).index_add_(1, self.seen, rate)
+        return _from_here_on(ends)[:, 1:]
 
     def expect(
         self, weights: Float[Tensor, "head variable"]
@@ -91,17 +113,15 @@ class OffsetRows:
         as_keys = _at(kernel, self.offset) * is_sink
         log_factor = _at(pad(sigma, (1, 0)), self.kind) + _at(tau, self.bin)
         sinks = (_at(kappa - level, self.offset) + log_factor).exp() * is_sink
-        below = pad(kernel.cumsum(-1), (1, 0)).index_select(1, self.seen)
-        norms = (below - as_keys.sum(-1)).clamp(min=0) + sinks.sum(-1)
+        norms = (self._of_rows(kernel) - as_keys.sum(-1)).clamp(min=0) + sinks.sum(-1)
         log_norms = torch.where(norms > 0, norms.log(), torch.inf) + level
 
         rate = self.weight / norms
-        ends = rate.new_zeros(len(rate), self.context + 1).index_add_(1, self.seen, rate)
         as_keys = (rate[..., None] * is_sink).flatten(1)
         taken = _add_at(torch.zeros_like(kernel), self.offset, as_keys)
         mass = (rate[..., None] * sinks).flatten(1)
         by_kind = _add_at(rate.new_zeros(len(rate), 1 + len(SINKS)), self.kind, mass)[:, 1:]
-        by_offset = kernel * (_from_here_on(ends)[:, 1:] - taken)
+        by_offset = kernel * (self._at_offsets(rate) - taken)
         _add_at(by_offset, self.offset, mass)
         by_bin = _add_at(torch.zeros_like(tau), self.bin, mass)
         return log_norms @ self.weight, torch.cat([by_kind, by_offset, by_bin], dim=-1)

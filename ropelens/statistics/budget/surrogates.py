@@ -97,8 +97,15 @@ def _turned(
     here_cos, here_sin = (x[:, at].movedim(0, 1)[:, :, None] for x in (cos, sin))
     query = _rotate(rows.row_q_still * rows.call.scale, here_cos, here_sin, rows.planes)
     query, key = query.flatten(1, 2), _rotate(rows.k_still, cos, sin, rows.planes)
-    output = query.transpose(1, 2)  # nobody reads it
-    call = replace(rows.call, query=query, key=key, output=output, at=at, scale=1.0)
+    call = replace(
+        rows.call,
+        query=query,
+        key=key,
+        output=query.transpose(1, 2),  # nobody reads it
+        at=at,
+        visible=rows.visible,
+        scale=1.0,
+    )
     return CallRows(call, rows.rows, rows.planes, sinks=rows.sinks)
 
 
