@@ -243,6 +243,8 @@ def plot_label_counts(table: pd.DataFrame) -> go.Figure:
     rows = table.iloc[::-1]
     figure = style.new_figure("What the heads are", height=150 + 40 * len(rows))
     for label in style.LABELS:
+        if label == "untested" and not rows[label].any():
+            continue
         counts = [mean_count(count) if count else "" for count in rows[label]]
         words = {"text": counts, "textposition": "inside", "insidetextanchor": "middle"}
         look = {"orientation": "h", "marker": {"color": style.COLORS[label]}}

@@ -1,6 +1,6 @@
 """Colours, symbols and the two plotly templates that every figure shares.
 
-The five label colours stay apart for people with protanopia, deuteranopia and tritanopia
+The label colours stay apart for people with protanopia, deuteranopia and tritanopia
 (CIELAB distance 22 or more between any two, simulated after Machado et al. 2009) and stand out
 from a white and from a near-black page, so one set serves both. Markers differ in shape too.
 """
@@ -17,8 +17,8 @@ from plotly.subplots import make_subplots
 
 Theme = Literal["light", "dark"]
 
-LABELS = ("positional", "mixed", "semantic", "sink", "diffuse")
-OUTSIDE = ("sink", "diffuse")
+LABELS = ("positional", "mixed", "semantic", "sink", "diffuse", "untested")
+OUTSIDE = ("sink", "diffuse", "untested")
 """Labels whose heads choose too little for a share of the rest to mean much: drawn hollow."""
 COLORS = {
     "positional": "#2a8fe0",
@@ -26,6 +26,7 @@ COLORS = {
     "semantic": "#d9700f",
     "sink": "#1f7443",
     "diffuse": "#b5b5b0",
+    "untested": "#6c3cf0",
 }
 SYMBOLS = {
     "positional": "circle",
@@ -33,8 +34,9 @@ SYMBOLS = {
     "semantic": "square",
     "sink": "triangle-up",
     "diffuse": "x",
+    "untested": "pentagon",
 }
-SIGNS = {"positional": "●", "mixed": "◆", "semantic": "■", "sink": "▲", "diffuse": "✕"}
+SIGNS = dict(zip(LABELS, "●◆■▲✕?", strict=True))
 """The symbols as characters, for cells and sentences."""
 VARIANT_COLORS = ("#6b66cc", "#c20074", "#479dc2", "#cc7566", "#a90aff", "#e60000")
 """Apart from the colours of labels, and from each other also for colour-blind eyes."""

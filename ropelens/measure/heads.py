@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pandas as pd
@@ -49,7 +49,7 @@ def classify_heads(
 
     `confidence` is the share of `resamples` bootstrap resamples of the groups of sequences
     (documents, where there are 8 or more) that give the same label; NaN with fewer than two
-    groups, or without resamples.
+    groups, without resamples, or of heads that are "untested": see `Thresholds`.
     The three fractions are shares of the bits that sinks do not explain; NaN without any.
     `offset` is the peak of the fitted kernel, of positional heads where it has 0.3 of the
     kernel or more; `offset_low` to `offset_high` holds the middle half of it, of all positional
@@ -68,7 +68,8 @@ def classify_heads(
     table["confidence"] = np.full(table["label"].shape, np.nan)
     if profile.sizes["group"] > 1 and resamples:
         resampled = resample_labels(profile, thresholds, resamples=resamples, seed=seed)
-        table["confidence"] = (resampled == table["label"]).mean(axis=0)
+        known = table["label"] != "untested"
+        table["confidence"] = np.where(known, (resampled == table["label"]).mean(0), np.nan)
     table["share_low"], table["share_high"] = share_interval(profile, table)
     given = [str(name) for name in profile.data_vars if "column" in profile[name].attrs]
     table |= {name: profile[name].values for name in (*columns("score"), *given)}
@@ -77,7 +78,11 @@ def classify_heads(
     whole = ("offset", "offset_low", "offset_high", "planes_to_half")
     heads = heads.astype(dict.fromkeys(whole, "Int64"))
     heads.attrs["thresholds"] = asdict(thresholds)
-    heads.attrs["claim"] = asdict(judge(*claim_numbers(profile)))
+    claim = judge(*claim_numbers(profile))
+    if (heads["label"] == "untested").any():
+        why = f"labels take {thresholds.rows} scored rows, more than this text has"
+        claim = replace(claim, verdict="not testable", why=why)
+    heads.attrs["claim"] = asdict(claim)
     return heads
 
 
@@ -95,7 +100,7 @@ def head_values(profile: xr.Dataset, thresholds: Thresholds) -> dict[str, np.nda
     """The columns of heads.csv that follow from a profile, each [layer, head]."""
     columns_of_bits = {name: profile[name].values for name in columns("budget")}
     bits = {name.removesuffix("_bits"): x for name, x in columns_of_bits.items()}
-    label = label_heads(thresholds, **{name: bits[name] for name in LABELLED_BY})
+    label = _labels(profile, thresholds, bits)
     by_head = "head_wavelength" if "head_wavelength" in profile else "wavelength"
     push, wavelength = xr.broadcast(profile["selectivity_keys"], profile[by_head])
     positional = label == "positional"
@@ -164,4 +169,11 @@ def resample_labels(
     weight = weight / weight.sum(axis=1, keepdims=True)
     gains = (profile[f"group_{name}"].values for name in GAINS)
     bits = attention_budget(*(np.einsum("rg,glh->rlh", weight, gain) for gain in gains))
-    return label_heads(thresholds, **{name: bits[name] for name in LABELLED_BY})
+    return _labels(profile, thresholds, bits)
+
+
+def _labels(
+    profile: xr.Dataset, thresholds: Thresholds, bits: dict[str, np.ndarray]
+) -> np.ndarray:
+    scored = float(profile["group_scored"].sum())
+    return label_heads(thresholds, **{name: bits[name] for name in LABELLED_BY}, rows=scored)

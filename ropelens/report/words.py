@@ -172,6 +172,9 @@ def cautions(profile: xr.Dataset, heads: pd.DataFrame) -> list[str]:
     limit = heads.attrs.get("thresholds", {}).get("faint", np.nan)
     faint = int((named & (heads["total_bits"] < limit)).sum())
     doubtful, count = int((heads["confidence"] < DOUBT).sum()), len(heads)
+    if (heads["label"] == "untested").any():
+        stated.append(say("profile", "untested", rows=int(profile["group_scored"].sum())))
+        return [*filter(None, stated)]
     weak = {
         "no_confidence": {"heads": count} if heads["confidence"].isna().all() else None,
         "faint": {"count": faint, "heads": named.sum(), "limit": limit} if faint else None,

@@ -114,15 +114,6 @@ class CallRows:
         return self._of_rows(mask.expand(len(self.q), -1, -1)[:, None])[:, 0]
 
     @cached_property
-    def ahead(self) -> bool:
-        """Whether a row sees a key ahead of its own."""
-        key = self.places - self.places[0]
-        seen = self.visible
-        return seen is not None and bool(
-            (seen & (key > self.position.to(key)[..., None])).any()
-        )
-
-    @cached_property
     def first(self) -> Int[Tensor, "shared row"]:
         """The first key that rows may see."""
         if self.visible is not None:
@@ -141,18 +132,18 @@ class CallRows:
         """Weight of the rows that see each offset, at any key, and at one but the first."""
         weight = self.rows.weight.double()
         total = weight.new_zeros(2, self.k.shape[2])
-        if self.visible is not None:
-            offset = self.position[..., None] - torch.arange(self.k.shape[2])
-            seen = weight[..., None] * (self.visible.cpu() & (offset >= 0))
-            offset = offset.clamp(min=0).expand(seen.shape)
+        if self.visible is None:
             for nearest, at in enumerate(total):
-                here = (..., slice(nearest, None))
-                at.index_add_(0, offset[here].flatten(), seen[here].flatten())
-            return total
+                farthest = self.position - self.first.clamp(min=nearest)
+                at.index_add_(0, farthest.expand(weight.shape).flatten(), weight.flatten())
+            return total.flip(1).cumsum(1).flip(1)
+        offset = self.position[..., None] - torch.arange(self.k.shape[2])
+        seen = weight[..., None] * (self.visible.cpu() & (offset >= 0))
         for nearest, at in enumerate(total):
-            farthest = self.position - self.first.clamp(min=nearest)
-            at.index_add_(0, farthest.expand(weight.shape).flatten(), weight.flatten())
-        return total.flip(1).cumsum(1).flip(1)
+            keys = slice(nearest, None)
+            here = offset.clamp(min=0).expand(seen.shape)[..., keys].flatten()
+            at.index_add_(0, here, seen[..., keys].flatten())
+        return total
 
     @cached_property
     def mean_key(self) -> Float[Tensor, "batch kv_head 1 row coordinate"]:
@@ -233,7 +224,7 @@ class Block:
         self._first = rows.first[:, part]
         # One key more than any row sees, where there is one: its weight is 0 in every row.
         low, high = max(int(self._first.min()) - 1, 0), int(self.position.max()) + 1
-        high = rows.k.shape[2] if rows.ahead else high
+        high = high if rows.visible is None else rows.k.shape[2]
         self.keys, self._columns = range(low, high), slice(low, high)
         self.q = rows.row_q[:, heads, :, part]
         self.k = rows.k[:, heads, self._columns]

@@ -20,7 +20,7 @@ GAINS = {
 """What a budget is made of: bits per row over uniform attention. On rows that a model is not
 fitted to, a gain may be negative."""
 
-LABELS = ("diffuse", "sink", "positional", "mixed", "semantic")
+LABELS = ("untested", "diffuse", "sink", "positional", "mixed", "semantic")
 
 
 def attention_budget(
@@ -52,7 +52,9 @@ def attention_budget(
 class Thresholds:
     """Where one label ends and the next begins; shares, and bits per row.
 
-    A head is "diffuse" below `diffuse` total bits; else "sink" where sink bits exceed `sink`
+    A head is "untested" where its models are scored on fewer than `rows` rows: bits differ by
+    about 1 from row to row, so that the error of their mean is `diffuse` at 100 rows. It is
+    "diffuse" below `diffuse` total bits; else "sink" where sink bits exceed `sink`
     of the total; else "positional" or "semantic" where position or content bits are `named`
     or more of the rest; else "mixed". Below `faint` bits it is said to be faint. A positional
     head has an offset where one offset has `offset` of its kernel or more, else a band.
@@ -63,6 +65,7 @@ class Thresholds:
     named: float = 2 / 3
     faint: float = 0.5
     offset: float = 0.3
+    rows: int = 100
 
 
 def label_heads(
@@ -72,11 +75,13 @@ def label_heads(
     sink: Float[np.ndarray, "*shape"],
     position: Float[np.ndarray, "*shape"],
     content: Float[np.ndarray, "*shape"],
+    rows: float,
 ) -> np.ndarray:
-    """The label of each head, from its bits: the first rule that fits, "" of NaN."""
+    """The label of each head, from its bits on `rows` rows: the first rule, "" of NaN."""
     rest = total - sink
     rules = {
         "": np.isnan(total),
+        "untested": np.full(total.shape, rows < thresholds.rows),
         "diffuse": total < thresholds.diffuse,
         "sink": sink > thresholds.sink * total,
         "positional": (position >= thresholds.named * rest) & (rest > 0),

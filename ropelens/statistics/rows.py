@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ropelens.errors import Positive
@@ -50,10 +50,6 @@ class Rows:
         position = torch.cat([self.position, self.position[:, even:]], dim=1)
         weight = torch.cat([self.weight, 0 * self.weight[:, even:]], dim=1)
         return Rows(position[:, first::2], weight[:, first::2], self.length, dense=False)
-
-    def some(self, chosen: Bool[Tensor, " row"]) -> Rows:
-        """Some of the rows of each sequence."""
-        return Rows(self.position[:, chosen], self.weight[:, chosen], self.length, dense=False)
 
     def by_position(self, context: int) -> Float[Tensor, "batch position"]:
         """Total weight of the rows at each position."""

@@ -15,6 +15,7 @@ from scipy import stats
 
 import ropelens as rl
 from ropelens.measure.heads import classify_heads, resample_labels
+from ropelens.report.words import cautions, heads_sentences
 from ropelens.statistics.labels import GAINS, Thresholds, attention_budget
 from ropelens.statistics.variables import columns
 
@@ -49,7 +50,7 @@ def profile_of(groups: list[tuple[float, list[Gains]]]) -> xr.Dataset:
     return xr.Dataset(
         {
             **variables,
-            "group_scored": ("group", rows),
+            "group_scored": ("group", 100 * rows),
             "selectivity_keys": (("layer", "head", "frequency"), np.ones((*shape, 2))),
             "surrogate_offset_fraction": (("draw", "layer", "head"), drawn[0]),
             "surrogate_log_wavelength": (("draw", "layer", "head"), drawn[1]),
@@ -89,6 +90,22 @@ def test_columns_of_two_heads():
     np.testing.assert_allclose(heads["mean_wavelength"], [100.0, 1000.0])
     assert heads["planes_to_half"].tolist() == [1, 1]
     assert heads["induction"].tolist() == [0.25, 0.25]
+
+
+def test_too_few_rows_label_no_head():
+    profile = profile_of([(0.5, [POSITIONAL, SEMANTIC]), (0.49, [POSITIONAL, SEMANTIC])])
+    heads = classify_heads(profile)
+    assert heads["label"].tolist() == ["untested"] * 2
+    assert heads[["confidence", "offset"]].isna().all(axis=None)
+    assert heads.attrs["claim"]["verdict"] == "not testable"
+    assert heads_sentences(heads)[0].startswith("Of 2 heads, 2 are untested. ")
+    assert cautions(profile, heads)[0].startswith(
+        "Heads are untested: 99 rows of attention are"
+    )
+    assert classify_heads(profile, thresholds=Thresholds(rows=99))["confidence"].tolist() == [
+        1,
+        1,
+    ]
 
 
 def test_an_offset_where_one_stands_out_and_a_band_otherwise():

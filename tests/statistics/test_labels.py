@@ -35,15 +35,21 @@ RULES = [  # total, sink, position, content -> label
 ]
 
 
-def labelled(thresholds: Thresholds, bits: tuple[float, ...]) -> str:
+def labelled(thresholds: Thresholds, bits: tuple[float, ...], rows: float = 100) -> str:
     parts = zip(("total", "sink", "position", "content"), bits, strict=True)
-    return label_heads(thresholds, **{name: np.array([value]) for name, value in parts})[0]
+    values = {name: np.array([value]) for name, value in parts}
+    return label_heads(thresholds, **values, rows=rows)[0]
 
 
 @pytest.mark.parametrize(("bits", "label"), RULES)
 def test_the_first_rule_that_fits(bits: tuple[float, ...], label: str):
     assert labelled(Thresholds(), bits) == label
     assert label in (*LABELS, "")
+
+
+@pytest.mark.parametrize(("bits", "label"), RULES)
+def test_few_rows_are_a_label_of_their_own(bits: tuple[float, ...], label: str):
+    assert labelled(Thresholds(), bits, rows=99) == ("untested" if label else "")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ sequence is alone in its length, every other of its rows belongs to a fold.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -134,8 +134,10 @@ def find_sinks(rows: CallRows) -> Bool[Tensor, "head position"]:
     earlier and its later rows: both take so much, and are 16 or more.
     """
     alone, rank = len(rows.q) == 1, torch.arange(rows.rows.position.shape[1])
-    halves = [rank < len(rank) // 2, rank >= len(rank) // 2] if alone else [rank >= 0]
-    each = [_taken(rows.with_rows(rows.rows.some(half))) for half in halves]
+    early = rank < len(rank) // 2
+    parts = [early, ~early] if alone else [rank >= 0]
+    weights = (rows.rows.weight * part for part in parts)
+    each = [_taken(rows.with_rows(replace(rows.rows, weight=weight))) for weight in weights]
     takes, count = (torch.cat(x) for x in zip(*each, strict=True))
     often = takes.sum(0) > (count > 0).sum(0) / 2
     return often & ((count.amin(0) if alone else count.sum(0)) >= LEAST_ROWS)

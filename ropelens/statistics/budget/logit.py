@@ -109,7 +109,7 @@ def sums(
         by_offset = pad(by_offset, (0, context - by_offset.shape[-1]))
         at_first = block.own[:, None, None].expand_as(first)
         by_offset.scatter_add_(-1, at_first, first * block.weight[:, None, None])
-        if block.of_call.ahead:  # what no offset has: rows sum to one
+        if block.of_call.visible is not None:  # on keys ahead: rows sum to one
             by_offset[..., 0] += block.weight.sum(-1)[:, None, None] - by_offset.sum(-1)
         total.append(by_offset)
         by_bin = on_sinks.new_zeros(*shape, len(offset_edges(context)) - 1)
