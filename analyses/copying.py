@@ -30,6 +30,8 @@ import xarray as xr
 from scipy import stats
 
 import ropelens as rl
+from ropelens.commands.terminal import run_script
+from ropelens.report import write_index
 
 REPORTS = Path(__file__).parent.parent / "reports"
 RUN = ["variant", "seed"]
@@ -82,7 +84,7 @@ def main(
     )
     lead = who_copies(comparison)
     page = answer.save(REPORTS / "copying" / runs[0].name, comparison, lead=lead)
-    rl.write_index(REPORTS)
+    write_index(REPORTS)
     typer.echo(page)
 
 
@@ -393,4 +395,4 @@ def say(change: np.ndarray) -> str:
 
 
 if __name__ == "__main__":
-    rl.run_script(main)
+    run_script(main)

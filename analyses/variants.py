@@ -27,6 +27,8 @@ import typer
 import xarray as xr
 
 import ropelens as rl
+from ropelens.commands.terminal import run_script
+from ropelens.report import write_index
 
 HERE = Path(__file__).parent
 REPORTS = HERE.parent / "reports"
@@ -48,7 +50,7 @@ def main(
     question = "Trained from the start, how do variants of RoPE differ?"
     answer = rl.Answer(question, findings, figures={})
     page = answer.save(REPORTS / "variants" / study.stem, comparison)
-    rl.write_index(REPORTS)
+    write_index(REPORTS)
     typer.echo(page)
 
 
@@ -115,4 +117,4 @@ def shares(entries: xr.Dataset, still: xr.DataArray) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    rl.run_script(main)
+    run_script(main)

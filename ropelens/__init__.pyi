@@ -13,6 +13,7 @@ from .analysis.options import Options as Options
 from .models.rope import measure_rope as measure_rope
 from .models.rope import compare_rope as compare_rope
 from .measure.capture import capture as capture
+from .measure.attribute import attribute_planes as attribute_planes
 from .models.rope import observe as observe
 from .measure.profile import profile as profile
 from .statistics.variables import Statistic as Statistic
@@ -63,14 +64,12 @@ from .figures.edits import plot_truncation as plot_truncation
 # write and read
 from .report import write_report as write_report
 from .analysis.analysis import Answer as Answer
-from .report import write_index as write_index
 from .report import describe as describe
 from .files.results import save as save
 from .analysis.analysis import open as open
 
 # scripts and errors
 from .commands.terminal import run_analysis as run_analysis
-from .commands.terminal import run_script as run_script
 from .errors import RopelensError as RopelensError
 from .errors import UnsupportedModel as UnsupportedModel
 from .errors import BadCheckpoint as BadCheckpoint

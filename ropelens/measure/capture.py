@@ -114,17 +114,9 @@ def capture(
     tokens, or one that is the name of a file, and what `profile` raises.
     """
     subject = as_subject(model, tokenizer)
-    tokenizer, given = tokenizer or subject.tokenizer, text_or_tokens
-    if isinstance(given, str):
-        check_document(given)
-        given = prompt_tokens(given, tokenizer)
-        warn_beyond(len(given), stated_context(subject.config))
-    measurement = Measurement.of(
-        subject, given if isinstance(given, Mapping) else torch.atleast_2d(given)
-    )
+    tokenizer = tokenizer or subject.tokenizer
+    measurement = one_sequence(subject, text_or_tokens, tokenizer)
     text, length = measurement.text, measurement.text.context
-    if len(text) > 1:
-        raise BadArgument("capture looks at one sequence.", seen=f"{len(text)} sequences")
     shape = {"layers": subject.layers, "heads_of_layer": subject.heads}
     chosen = heads_by_layer(heads, **shape)
     planes = subject.planes(length)
@@ -163,6 +155,22 @@ def capture(
     dataset = xr.Dataset(labels, coords=labelled(indices, CAPTURE_INDICES))
     dataset.attrs = {"kind": "capture"} | measurement.facts
     return dataset.set_coords(["inv_freq", "wavelength", "scale"])
+
+
+def one_sequence(
+    subject: Subject, given: str | Tensor | Mapping[str, Any], tokenizer: TokenNames | None
+) -> Measurement:
+    """The one sequence that `capture` looks at."""
+    if isinstance(given, str):
+        check_document(given)
+        given = prompt_tokens(given, tokenizer)
+        warn_beyond(len(given), stated_context(subject.config))
+    given = given if isinstance(given, Mapping) else torch.atleast_2d(given)
+    measurement = Measurement.of(subject, given)
+    if len(measurement.text) > 1:
+        sequences = f"{len(measurement.text)} sequences"
+        raise BadArgument("One sequence can be looked at.", seen=sequences)
+    return measurement
 
 
 def _allocate(

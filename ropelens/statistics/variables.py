@@ -240,6 +240,16 @@ scale (head) 1: scale of the scores
 """)
 """What a capture holds, as `write_head` fills it."""
 
+ATTRIBUTION = _table("""
+attribution (layer, head, frequency) 1: gradient of the answer times the plane's contributions
+pair_attribution (pair_head, frequency, query, key) 1: the same, for each pair of tokens
+dropped (layer, head, frequency) 1: change of the answer when the plane alone is dropped
+pair_head (pair_head): layer.head
+inv_freq (layer, frequency) rad/token: angular frequency; negative: clockwise
+wavelength (layer, frequency) token: tokens per turn
+""")
+"""What `attribute_planes` gives; `attribution` and `dropped` are in units of the answer."""
+
 CAPTURE_INDICES = _table("""
 head (head): layer.head
 layer (head): layer of the head

@@ -1,0 +1,247 @@
+"""How much each plane of each head does for an answer, by the gradient of its scores.
+
+A score is a sum of contributions c_f, a plane each. The gradient of an answer times c_f, summed
+over pairs of tokens, is the gradient along a gate on the plane's queries, which is how it is
+computed here: one backward pass, and no attention matrix. Softmax ignores what all keys of a
+row share, and so does the gradient: its sum over the keys of a row is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float, Int, Integer
+from scipy.stats import spearmanr
+from torch import Tensor
+
+from ropelens.edit.rope import drop, stack_edits
+from ropelens.errors import BadArgument, Count, Positive, public
+from ropelens.measure.capture import one_sequence
+from ropelens.models.doorway import Side
+from ropelens.models.subject import Model, Subject, as_subject
+from ropelens.models.texts import prompt_tokens
+from ropelens.rope.planes import Planes
+from ropelens.rope.select import ALL_HEADS, PlaneNumbers, heads_by_layer
+from ropelens.statistics.call import AttentionCall, attention_map
+from ropelens.statistics.variables import ATTRIBUTION, labelled, stack
+
+Token = str | int
+Answer = Token | tuple[Token, Token] | Callable[[Tensor], Tensor]
+
+
+@public
+def attribute_planes(
+    model: Model,
+    text_or_tokens: str
+    | Integer[Tensor, " position"]
+    | Integer[Tensor, "1 position"]
+    | Mapping[str, Any],
+    answer: Answer,
+    *,
+    heads: str = ALL_HEADS,
+    pairs: str = "",
+    steps: Positive = 1,
+    check: Count = 0,
+    tokenizer: Any = None,
+) -> xr.Dataset:
+    """What each plane of each head adds to an answer, over (layer, head, frequency).
+
+    `answer` is a token, whose logit at the last position counts; two, of which the second's
+    logit is taken off; or a function of the logits [position, token] that gives one number.
+    Tokens are ids, or texts of one token each. `text_or_tokens` is as `capture` takes it. The
+    model runs as it is, under the edits, silences and patches that are open.
+
+    - `attribution` (layer, head, frequency), in units of the answer: its gradient times the
+      plane's contribution to the scores, summed over all pairs of tokens. To first order it is
+      what the answer loses when the plane is dropped. The rest that RoPE leaves alone is the
+      last frequency. NaN for heads that are not in `heads`.
+    - `pair_attribution` (pair_head, frequency, query, key), with `pairs`, a list of heads: the
+      same for each pair of tokens, NaN where the query does not see the key.
+    - `dropped` (layer, head, frequency), with `check=N`: the change of the answer when that
+      plane alone is dropped (`drop`), for the N planes of the largest attribution and N others,
+      drawn at random; NaN elsewhere. `attrs["rank_correlation"]` is that of `attribution` with
+      -`dropped` over the random ones, `attrs["worst"]` the largest difference of all.
+    - coordinates `inv_freq` (rad/token), `wavelength` (tokens), both (layer, frequency).
+    - `attrs["answer"]`, and with more than one step `attrs["answer_without"]`.
+
+    `steps` integrates the gradient while the scores of `heads` grow from 0 to what they are
+    (integrated gradients: Sundararajan et al. 2017, arXiv 1703.01365). Attributions then sum to
+    `answer` - `answer_without`, the answer with even attention in these heads. One step is the
+    gradient where the model stands, which misses what is saturated.
+
+    Memory is that of a backward pass over one sequence. Raises `BadArgument` for heads or
+    tokens that do not exist and an answer that is not one number, and what `capture` raises.
+    """
+    subject = as_subject(model, tokenizer)
+    measurement = one_sequence(subject, text_or_tokens, tokenizer or subject.tokenizer)
+    tokens = measurement.text.tokens
+    shape = {"layers": subject.layers, "heads_of_layer": subject.heads}
+    chosen = heads_by_layer(heads, **shape)
+    planes = subject.planes(tokens.shape[1])
+    number = _number_of(answer, tokenizer or subject.tokenizer, subject.vocabulary)
+
+    facts: dict[str, Any] = {"answer": _answer(subject, tokens, number)}
+    looked_at = heads_by_layer(pairs, **shape) if pairs else torch.zeros_like(chosen)
+    of_pairs: dict[tuple[int, int], list[Tensor]] = {
+        (layer, head): [] for layer, head in looked_at.nonzero().tolist()
+    }
+
+    def run(size: float) -> tuple[float, list[Tensor]]:
+        """The answer, and its gradient along a gate of this size on every plane."""
+        gates = [torch.full((subject.heads, at.terms), size) for at in planes]
+        opened = [gate.requires_grad_() for gate in gates]
+        calls: dict[int, AttentionCall] = {}
+        outputs: dict[int, Tensor] = {}
+
+        def see(call: AttentionCall) -> None:
+            calls[call.layer] = call
+
+        def keep(layer: int, output: Tensor, real: Tensor, *, past: int) -> None:
+            if looked_at[layer].any():
+                outputs[layer] = output
+
+        with ExitStack() as stack:
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(subject.patch(_gated(opened, chosen, planes)))
+            if pairs:
+                stack.enter_context(subject.observe(see))
+                stack.enter_context(subject.silence(keep))
+            value = number(_logits(subject, tokens))
+        wanted = [*opened, *outputs.values()]
+        gradients = torch.autograd.grad(value, wanted, materialize_grads=True)
+        of_output = dict(zip(outputs, gradients[len(opened) :], strict=True))
+        for (layer, head), parts in of_pairs.items():
+            part = _by_pair(calls[layer], head, planes[layer], of_output[layer])
+            parts.append(part / (size * steps))
+        return float(value), list(gradients[: len(opened)])
+
+    sizes = [1.0] if steps == 1 else [(step + 0.5) / steps for step in range(steps)]
+    total = [torch.zeros(subject.heads, at.terms) for at in planes]
+    for size in sizes:
+        total = [t + g / steps for t, g in zip(total, run(size)[1], strict=True)]
+    total = [t.where(of[:, None], torch.nan) for t, of in zip(total, chosen, strict=True)]
+    values = {
+        "attribution": stack(total),
+        "inv_freq": stack(at.term_inv_freq.reshape(-1, at.terms)[0] for at in planes),
+        "wavelength": stack(at.wavelength.reshape(-1, at.terms)[0] for at in planes),
+    }
+    if pairs:
+        values["pair_attribution"] = stack(sum(parts) for parts in of_pairs.values())
+        values["pair_head"] = np.array([f"{layer}.{head}" for layer, head in of_pairs])
+    if steps > 1:
+        none = [torch.zeros_like(of_layer) for of_layer in total]
+        with subject.patch(_gated(none, chosen, planes)):
+            facts["answer_without"] = _answer(subject, tokens, number)
+    if check:
+        values["dropped"] = _dropped(
+            subject, tokens, number, values["attribution"], check, facts
+        )
+    dataset = xr.Dataset(labelled(values, ATTRIBUTION))
+    dataset.attrs = {"kind": "attribution", "steps": steps} | measurement.facts | facts
+    return dataset.set_coords(["inv_freq", "wavelength"])
+
+
+def _logits(subject: Subject, tokens: Tensor) -> Float[Tensor, "position token"]:
+    logits = subject.forward(tokens)[0]
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def _gated(gates: Sequence[Tensor], chosen: Tensor, planes: Sequence[Planes]) -> Any:
+    """A patch that multiplies the planes of queries of the chosen heads by their gates."""
+
+    def gate(layer: int, side: Side, x: Tensor, places: range, positions: Tensor) -> Tensor:
+        if side != "query":
+            return x
+        of_layer = gates[layer].where(chosen[layer][:, None], 1.0)
+        return x * of_layer[:, planes[layer].term_of][:, None].to(x)
+
+    return gate
+
+
+def _by_pair(
+    call: AttentionCall, head: int, planes: Planes, of_output: Tensor
+) -> Float[Tensor, "term query key"]:
+    """The gradient of each score of a head times its contributions, by plane.
+
+    With attention A, outputs o = A v and g the answer's gradient by o, the gradient of a score
+    is A (g . v - g . o).
+    """
+    call = call.of_heads(torch.tensor([head]))
+    attention = attention_map(call)[0, 0]
+    q, k, v = (x[0, 0].to(attention) for x in (call.query, call.key, call.value))
+    g, output = of_output[0, :, head].to(attention), call.output[0, :, 0].to(attention)
+    slope = attention * (g @ v.mT - (g * output).sum(-1, keepdim=True))
+    if call.softcap is not None:
+        slope = slope * (1 - (call.scale * q @ k.mT / call.softcap).tanh().square())
+    slope = slope.masked_fill(~call.seen_by(torch.arange(len(q)))[0].to(q.device), torch.nan)
+    of_term = [planes.term_of == term for term in range(planes.terms)]
+    return torch.stack([slope * (call.scale * q[:, c] @ k[:, c].mT) for c in of_term])
+
+
+def _number_of(
+    answer: Answer, tokenizer: Any, vocabulary: int
+) -> Callable[[Float[Tensor, "position token"]], Float[Tensor, ""]]:
+    """The answer as a function of the logits."""
+    if callable(answer):
+        return answer
+    pair = answer if isinstance(answer, tuple) else (answer,)
+    ids = [_id_of(token, tokenizer, vocabulary) for token in pair]
+
+    def number(logits: Float[Tensor, "position token"]) -> Float[Tensor, ""]:
+        return logits[-1, ids[0]] - (logits[-1, ids[1]] if len(ids) > 1 else 0)
+
+    return number
+
+
+def _id_of(token: Token, tokenizer: Any, vocabulary: int) -> int:
+    if isinstance(token, str):
+        bos = tokenizer is not None and tokenizer.bos_token_id is not None
+        ids = prompt_tokens(token, tokenizer)[int(bos) :].tolist()
+        if len(ids) != 1:
+            raise BadArgument(f"{token!r} is not one token of the model.", seen=f"{len(ids)}")
+        return ids[0]
+    if not 0 <= token < vocabulary:
+        raise BadArgument(f"The model has no token {token}.", seen=f"{vocabulary} tokens")
+    return token
+
+
+@torch.no_grad()
+def _answer(subject: Subject, tokens: Tensor, number: Callable[[Tensor], Tensor]) -> float:
+    value = number(_logits(subject, tokens))
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        raise BadArgument("answer must give one number for the logits [position, token].")
+    return float(value)
+
+
+def _dropped(
+    subject: Subject,
+    tokens: Int[Tensor, "1 position"],
+    number: Callable[[Tensor], Tensor],
+    attribution: Float[np.ndarray, "layer head frequency"],
+    check: int,
+    facts: dict[str, Any],
+) -> Float[np.ndarray, "layer head frequency"]:
+    """Changes of the answer when planes are dropped one by one, and how well foretold."""
+    planes = [at.planes for at in subject.rotations()]
+    turning = np.array([len(at.inv_freq) for at in planes])[:, None, None]
+    able = np.isfinite(attribution) & (np.arange(attribution.shape[-1]) < turning)
+    places = np.flatnonzero(able)
+    order = places[np.argsort(-np.abs(attribution.flat[places]), kind="stable")]
+    others = np.random.default_rng(0).permutation(order[check:])[:check]
+    changes = np.full(attribution.shape, np.nan)
+    for place in [*order[:check], *others]:
+        layer, head, plane = np.unravel_index(place, attribution.shape)
+        edit = drop(PlaneNumbers((int(plane),)), heads=f"{layer}.{head}")
+        with subject.edit(stack_edits(subject, [edit])):
+            changes.flat[place] = _answer(subject, tokens, number) - facts["answer"]
+    missed = np.abs(attribution + changes)
+    facts["worst"] = float(np.nanmax(missed))
+    if len(others) > 2:
+        foretold = spearmanr(attribution.flat[others], -changes.flat[others])
+        facts["rank_correlation"] = float(foretold.statistic)
+    return changes

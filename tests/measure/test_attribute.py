@@ -1,0 +1,100 @@
+"""Attributions, held to edits that rescale planes and to the law of integrated gradients."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from oracles.tiny import random_tokens, tiny
+
+import ropelens as rl
+from ropelens.errors import BadArgument
+from ropelens.models.subject import as_subject
+from ropelens.rope.select import PlaneNumbers
+
+FAMILIES = ("llama_gqa", "gemma2", "cohere", "phi", "deepseek_v3", "nanochat")
+TOKENS = torch.from_numpy(random_tokens(sequences=1, length=16, seed=3))
+
+
+def lost(logits: torch.Tensor) -> torch.Tensor:
+    """The loss of the tokens after the eighth."""
+    return torch.nn.functional.cross_entropy(logits[8:-1], TOKENS[0, 9:])
+
+
+@torch.no_grad()
+def loss_of(model) -> float:
+    return float(lost(model(TOKENS).logits[0]))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_attribution_is_the_slope_along_a_plane(name: str) -> None:
+    """Queries and keys a little longer in one plane, by `rescale`, move the answer so much."""
+    model = tiny(name).double()
+    found = rl.attribute_planes(model, TOKENS, lost, pairs="1.*")
+    rotations = as_subject(model).rotations()
+    there = found["attribution"].values
+    turning = there[..., : len(rotations[0].planes.inv_freq)]
+    for place in np.argsort(-np.abs(turning), axis=None)[:3]:
+        layer, head, plane = map(int, np.unravel_index(place, turning.shape))
+        inv_freq = rotations[layer].planes.inv_freq.abs()
+        ends = []
+        for size in (1.01, 0.99):
+            edit = rl.rescale(
+                inv_freq,
+                attention_factor=math.sqrt(size),
+                select=PlaneNumbers((plane,)),
+                heads=f"{layer}.{head}",
+            )
+            with rl.edit_rope(model, edit):
+                ends.append(loss_of(model))
+        slope = (ends[0] - ends[1]) / 0.02
+        assert there[layer, head, plane] == pytest.approx(slope, rel=2e-2)
+    by_pair = found["pair_attribution"].sum(["query", "key"])
+    whole = found["attribution"].sel(layer=1)
+    np.testing.assert_allclose(by_pair, whole, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "phi"])
+def test_over_many_steps_they_sum_to_what_even_attention_lacks(name: str) -> None:
+    model = tiny(name)
+    found = rl.attribute_planes(model, TOKENS, (3, 5), heads="0.*,1.1", steps=200)
+    whole = found.attrs["answer"] - found.attrs["answer_without"]
+    assert float(found["attribution"].sum()) == pytest.approx(whole, rel=0.02, abs=0.02)
+    assert abs(whole) > 0.1
+
+
+def test_a_row_shares_nothing_that_counts() -> None:
+    """The gradient of the scores of a row sums to 0: what all keys share is ignored."""
+    model = tiny("llama_gqa")
+    found = rl.attribute_planes(model, TOKENS, 7, pairs="1.2")
+    inside = rl.capture(model, TOKENS, heads="1.2")
+    slope = found["pair_attribution"][0].sum("frequency") / inside["score"][0].values
+    assert abs(slope.sum("key")).max() < 1e-4
+    assert abs(slope).max() > 1e-2
+
+
+def test_planes_are_dropped_beside() -> None:
+    model = tiny("llama_gqa")
+    found = rl.attribute_planes(model, TOKENS, (3, 5), heads="1.*", check=4)
+    assert int(found["dropped"].notnull().sum()) == 8
+    place = abs(found["attribution"]).argmax(...)
+    layer, head, plane = (int(place[dim]) for dim in ("layer", "head", "frequency"))
+    edit = rl.drop(PlaneNumbers((plane,)), heads=f"{layer}.{head}")
+    with rl.edit_rope(model, edit), torch.no_grad():
+        logits = model(TOKENS).logits[0, -1]
+    changed = float(logits[3] - logits[5]) - found.attrs["answer"]
+    assert float(found["dropped"][layer, head, plane]) == pytest.approx(changed, abs=1e-5)
+    assert np.isnan(found["attribution"].sel(layer=0)).all()
+    assert {"rank_correlation", "worst"} <= set(found.attrs)
+
+
+def test_what_is_no_answer_is_refused() -> None:
+    model = tiny("llama_gqa")
+    with pytest.raises(BadArgument, match="no token 99999"):
+        rl.attribute_planes(model, TOKENS, 99_999)
+    with pytest.raises(BadArgument, match="needs the tokenizer"):
+        rl.attribute_planes(model, TOKENS, "a")
+    with pytest.raises(BadArgument, match="one number"):
+        rl.attribute_planes(model, TOKENS, lambda logits: logits[-1])
