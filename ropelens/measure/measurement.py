@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,6 +21,7 @@ from ropelens.errors import BadArgument
 from ropelens.models.device import devices_of, free_bytes, pass_bytes
 from ropelens.models.encoding import cut
 from ropelens.models.paths import short_name
+from ropelens.models.rotation import turned_otherwise
 from ropelens.models.subject import Model, Subject, as_subject
 from ropelens.models.texts import check_tokens
 from ropelens.statistics.budget.held_out import scored_rows
@@ -92,6 +94,12 @@ class Measurement:
             documents = torch.as_tensor(documents).long()
         bos = subject.config.bos_token_id
         text = Corpus.of(tokens, lengths, bos=bos, documents=documents, named=sinks)
+        if apart := turned_otherwise(subject, text.lengths):
+            warnings.warn(
+                f"{apart:,} of {len(text):,} sequences are measured with the RoPE of the "
+                f"longest ({text.context:,} tokens): alone they rotate otherwise",
+                stacklevel=3,
+            )
         count = count_documents(documents)
         return cls(subject, text, rows_for(rows, text.context), int(seed), batch_size, count)
 

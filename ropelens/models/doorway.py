@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from threading import Lock
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -40,13 +40,14 @@ class AttentionEdit(Protocol):
         layer: int,
         query: Float[Tensor, "batch head row coordinate"],
         key: Float[Tensor, "batch kv_head key coordinate"],
-        rows: Int[Tensor, "_ row"],
-        keys: Int[Tensor, "_ key"],
+        rows: Int[Tensor, "_ row *axis"],
+        keys: Int[Tensor, "_ key *axis"],
     ) -> tuple[Tensor, Tensor]:
         """The changed queries and keys.
 
         There is a key for each query head where heads of a group differ. `rows` and `keys`
-        are their positions, up to a shift that a sequence has in common.
+        are their positions, up to a shift that a sequence has in common; on each axis where
+        planes turn with axes of their own (M-RoPE).
         """
 
     def inv_freq(
@@ -95,6 +96,12 @@ _open: dict[int, list[Change]] = {}
 
 _lock = Lock()
 
+_axes: dict[int, Tensor] = {}
+"""Positions [_, row, axis] that a rotary module was last given, by the id of its attention."""
+
+_passed: dict[int, Tensor] = {}
+"""Positions of the keys that an edit met last, by the id of their attention module."""
+
 
 def hooks_of(module: object) -> Hooks | None:
     """The hooks that calls of `module` meet, in every thread; None outside all blocks."""
@@ -118,6 +125,7 @@ def hooked(modules: Iterable[object], change: Change) -> Iterator[None]:
             _open[at].remove(change)
             if not _open[at]:
                 del _open[at]
+                _axes.pop(at, None), _passed.pop(at, None)
 
 
 # transformers' attention functions, wrapped
@@ -154,9 +162,14 @@ def wrapped_attention(model: PreTrainedModel) -> Iterator[None]:
             if not _shown[id(place)]:
                 place.__class__ = _showing(type(place))
             _shown[id(place)] += 1
+    rotary = [module for module in model.modules() if "inv_freq" in module._buffers]
+    note = partial(_note_axes, attention_modules(model))
+    notes = [module.register_forward_pre_hook(note, with_kwargs=True) for module in rotary]
     try:
         yield
     finally:
+        for handle in notes:
+            handle.remove()
         with _lock:
             for place in places:
                 _shown[id(place)] -= 1
@@ -165,6 +178,15 @@ def wrapped_attention(model: PreTrainedModel) -> Iterator[None]:
                     place.__class__ = type(place).__base__  # type: ignore[assignment]
             if not _shown:
                 _uncompiled.close()
+
+
+def _note_axes(
+    modules: list[nn.Module], rotary: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Positions on several axes do not reach attention calls: Qwen2-VL and its kin."""
+    given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)][-1]
+    if given.ndim == 3 and len(given) == 3 and not given.is_floating_point():
+        _axes.update({id(module): given.movedim(0, -1) for module in modules})
 
 
 def _interfaces(model: PreTrainedModel) -> list[AttentionInterface]:
@@ -217,9 +239,14 @@ def _attend(
     """One attention call: edited, run by the model's own function, shown, then silenced."""
     layer: int = module.layer_idx  # type: ignore[assignment]
     own = own_keys(query.shape[2], key.shape[2], attention_mask, name)
-    given = key.shape[1]
+    by_module = key.shape[1]
     if hooks.edit is not None or hooks.patches:
-        where = positions(own, key.shape[2], options.get("position_ids"), query.device)
+        given = _axes.get(id(module), options.get("position_ids"))
+        where = positions(own, key.shape[2], given, query.device)
+        if len(own) < key.shape[2] and given is not None:
+            where = where[0], _cached(module, own, key.shape[2], where[0], attention_mask)
+        elif given is not None:
+            _passed[id(module)] = where[1]
         for patch in hooks.patches:
             query = patch(layer, "query", query, own, where[0])
             key = patch(layer, "key", key, range(key.shape[2]), where[1])
@@ -228,7 +255,7 @@ def _attend(
             query, key = hooks.edit(layer, query, key, *where)
         most = max(key.shape[1], value.shape[1])
         key, value = (x.repeat_interleave(most // x.shape[1], dim=1) for x in (key, value))
-    with nullcontext() if key.shape[1] == given else _a_key_for_every_query(module):
+    with nullcontext() if key.shape[1] == by_module else _a_key_for_every_query(module):
         result = run(module, query, key, value, attention_mask, **options)
     real = real_rows(own, attention_mask).to(query.device)
     if hooks.observers:
@@ -303,19 +330,48 @@ def own_keys(rows: int, keys: int, mask: Tensor | None, implementation: str) -> 
 
 
 def positions(
-    own: range, keys: int, position_ids: Tensor | None, device: torch.device
-) -> tuple[Int[Tensor, "_ row"], Int[Tensor, "_ key"]]:
+    own: range, keys: int, given: Tensor | None, device: torch.device
+) -> tuple[Int[Tensor, "_ row *axis"], Int[Tensor, "_ key *axis"]]:
     """Positions of queries and keys, up to a shift that a sequence has in common.
 
-    Models that keep `position_ids` to themselves count from 0.
+    Models that keep the positions `given` to themselves count from 0.
     """
     index = torch.arange(keys, device=device)[None]
-    if position_ids is None or position_ids.ndim != 2:
+    if given is None or given.ndim == 1:
         return index[:, own.start : own.stop], index
-    position_ids = position_ids[:, -len(own) :]  # of all tokens, of which some rows are asked
-    if len(own) == keys:
-        return position_ids, position_ids
-    return position_ids, index + (position_ids[:, -1:] - own[-1])
+    rows = given[:, -len(own) :]  # of all tokens, of which some rows are asked
+    return rows, rows
+
+
+def _cached(
+    module: nn.Module, own: range, keys: int, rows: Tensor, mask: Tensor | None
+) -> Int[Tensor, "_ key *axis"]:
+    """Positions of the keys of a call that continues a cache, whose rows stand at `rows`.
+
+    They are those at which the keys passed the doorway; of a cache from before it, one after
+    the other. Raises `UnsupportedModel` where a cache holds more or fewer keys than that.
+    """
+    past, config = own.start, vars(module.config)  # type: ignore[arg-type]
+    nothing = rows[:, :0]
+    passed = _passed.get(id(module), nothing) if past else nothing
+    widths = {config.get(name) for name in ("sliding_window", "attention_chunk_size")} - {None}
+    slides = any(past >= width - 1 for width in widths)
+    if slides and passed.shape[1] > past and bool((passed[:, -1] + 1 == rows[:, 0]).all()):
+        passed = passed[:, passed.shape[1] - past :]
+    if passed.shape[1] != past:
+        count = torch.arange(-past, 0, device=rows.device).view(1, -1, *[1] * (rows.ndim - 2))
+        passed = rows[:, :1] + count
+        first = rows[:, 0] if rows.ndim == 2 else rows[:, 0].mT
+        if not slides and bool((first + _first_seen(mask).to(rows.device) != past).any()):
+            raise UnsupportedModel(
+                "It cannot be told where the keys in this cache stand.",
+                seen=f"{past} keys, and a token at position {int(rows[:, 0].max())}",
+                attempt="open the block before the cache is filled, or use_cache=False",
+            )
+    where = torch.cat([passed.expand(len(rows), *passed.shape[1:]), rows], dim=1)
+    _passed[id(module)] = where
+    empty = where[:, -1:].expand(-1, keys - own.stop, *where.shape[2:])  # in a static cache
+    return torch.cat([where, empty], dim=1)
 
 
 def real_rows(own: range, mask: Tensor | None) -> Bool[Tensor, "_ row"]:
@@ -357,6 +413,13 @@ def between(
     if not bool(((visible == interval) | of_padding).all()):
         return None, visible
     return start[0] if bool((start == start[0]).all()) else start, None
+
+
+def _first_seen(mask: Tensor | None) -> Int[Tensor, " _"]:
+    """The first key that the last row of each sequence sees."""
+    if mask is None:
+        return torch.zeros(1, dtype=torch.long)
+    return (mask if mask.ndim == 2 else _visible(mask[:, 0, -1])).byte().argmax(1)
 
 
 def _visible(mask: Tensor) -> Bool[Tensor, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -78,13 +79,19 @@ def measure_rotations(subject: Subject, *, context: int | None) -> list[LayerRot
     scales = [
         dict(zip(positions.tolist(), at.query_scale.tolist(), strict=True)) for at in lone
     ]
-    return [
+    layers = [
         LayerRotation(*_agree(subject, layer, one, int(positions[-1])), scales[layer])
         for layer, one in enumerate(measured)
     ]
+    if not any("mrope_section" in vars(module) for module in subject.model.modules()):
+        return layers
+    return [
+        replace(layer, planes=replace(layer.planes, axis=axis))
+        for layer, axis in zip(layers, _axes(subject, layers, positions), strict=True)
+    ]
 
 
-def lone_tokens(subject: Subject, positions: Int[Tensor, " position"]) -> list[LoneTokens]:
+def lone_tokens(subject: Subject, positions: Int[Tensor, "*axis position"]) -> list[LoneTokens]:
     """Some tokens, each alone at each of `positions`, as every layer's attention sees them.
 
     Raises `UnsupportedModel` where a layer hides its attention, or attends more than once.
@@ -121,11 +128,25 @@ def lone_tokens(subject: Subject, positions: Int[Tensor, " position"]) -> list[L
             subject.forward(tokens[:1, None])  # dynamic RoPE forgets what was longer before
         with subject.observe(collect):
             subject.forward(
-                tokens.repeat_interleave(len(positions))[:, None],
-                positions.repeat(len(tokens))[:, None],
+                tokens.repeat_interleave(positions.shape[-1])[:, None],
+                positions.repeat(*(1,) * (positions.ndim - 1), len(tokens))[..., None],
             )
     subject.check_layers(set(layers))
     return [layers[layer] for layer in sorted(layers)]
+
+
+def _axes(
+    subject: Subject, layers: list[LayerRotation], positions: Int[Tensor, " position"]
+) -> Iterable[Int[Tensor, " frequency"]]:
+    """Which of a token's three positions turns each plane, from tokens that move along one."""
+    turned = []
+    for axis in range(3):
+        alone = positions * (torch.arange(3) == axis)[:, None]
+        for layer, lone in zip(layers, lone_tokens(subject, alone), strict=True):
+            x = lone.vectors[..., layer.planes.first]
+            change = (x - x[:, :1]).square().mean((0, 1)).sqrt()
+            turned.append(change > 32 * subject.noise * x.square().mean().sqrt())
+    return torch.stack(turned).view(3, len(layers), -1).byte().argmax(0)
 
 
 def read_rotations(
@@ -160,19 +181,22 @@ def planes_now(subject: Subject, layer: int, planes: Planes, *, continued: bool)
     """How the model rotates without edits in the call that runs, whose length may matter.
 
     `planes` is how the layer rotates within the trained context. Raises `UnsupportedModel`
-    for a call that continues a cache of keys which may have been rotated otherwise.
+    for a call that continues a cache of keys which may have been rotated otherwise: by a longer
+    call, of which the cache was cropped, or before the block.
     """
     if not subject.depends_on_length:
         return planes
     count = len(planes.inv_freq)
     stated = next(w for w in stated_inv_freq(subject, layer) if len(w) == count)
     now = -stated if planes.inv_freq.sum() < 0 else stated
-    if continued and not torch.equal(now, planes.inv_freq):
+    before = subject.turned.get(layer)
+    if continued and (before is None or not torch.equal(now, before)):
         raise UnsupportedModel(
             "It cannot be told how the keys in this cache were rotated.",
-            seen="a RoPE that changes with the length, past the length it was trained for",
+            seen="a RoPE that changes with the length, and keys of another length or block",
             attempt="call the model with use_cache=False",
         )
+    subject.turned[layer] = now
     return replace(planes, inv_freq=now)
 
 
@@ -214,9 +238,24 @@ def _longest_position(subject: Subject, context: int | None) -> int:
         return subject.context - 1  # positions may index a table
     if not subject.depends_on_length:
         return LONGEST_PROBE
+    return max(context or 0, _trained_length(config)) - 1
+
+
+def _trained_length(config: PreTrainedConfig) -> int:
+    """Tokens up to which a RoPE that changes with the length does not."""
     lengths = [p.get("original_max_position_embeddings") for p in rope_parameters(config)]
-    trained = min(int(length or config.max_position_embeddings) for length in lengths)
-    return max(context or 0, trained) - 1
+    return min(int(length or config.max_position_embeddings) for length in lengths)
+
+
+def turned_otherwise(subject: Subject, lengths: Int[Tensor, " sequence"]) -> int:
+    """How many sequences do not turn as the longest, with which they run, makes them."""
+    if not subject.depends_on_length:
+        return 0
+    trained = _trained_length(subject.config)
+    kinds = {part.get("rope_type") for part in rope_parameters(subject.config)}
+    # dynamic changes with every token past the trained length, longrope once
+    alone = lengths.clamp(min=trained) if "dynamic" in kinds else lengths > trained
+    return int((alone != alone.max()).sum())
 
 
 # what is refused

@@ -69,6 +69,7 @@ class Subject:
         self.noise = torch.finfo(model.dtype).eps
         self.tolerance = max(LARGEST_RESIDUAL, 16 * self.noise)
         self.depends_on_length = depends_on_length(self.config)
+        self.turned: dict[int, Tensor] = {}  # frequencies of each layer's last call
         self._rotations: dict[int | None, list[LayerRotation]] = {}
         self._judge = Judge(self.kind)
 
@@ -110,7 +111,7 @@ class Subject:
     def forward(
         self,
         tokens: Int[Tensor, "sequence position"],
-        positions: Int[Tensor, "sequence position"] | None = None,
+        positions: Int[Tensor, "*axis sequence position"] | None = None,
         *,
         last: int = 0,
     ) -> Float[Tensor, "sequence some token"]:
@@ -217,6 +218,24 @@ class Subject:
     def _hooked(self, change: Callable[[Hooks], Hooks]) -> Iterator[None]:
         with wrapped_attention(self.model), hooked(self._modules, change):
             yield
+
+    @torch.no_grad()
+    def check_looking(self, tokens: Int[Tensor, "sequence position"]) -> None:
+        """Raise `UnsupportedModel` unless logits are the same to the bit while observed.
+
+        A model that does not repeat its own logits, as some kernels do, is not refused.
+        """
+        plain = self.forward(tokens, last=1)
+        with self.observe(lambda call: None):
+            observed = self.forward(tokens, last=1)
+        if not torch.equal(plain, observed) and torch.equal(
+            plain, self.forward(tokens, last=1)
+        ):
+            residual = float((plain - observed).abs().max() / plain.abs().max())
+            raise UnsupportedModel(
+                f"{self.kind} computes something else while it is observed.",
+                seen=f"logits of {tokens.shape[1]} tokens: a relative change of {residual:.2g}",
+            )
 
     def check_layers(self, seen: set[int]) -> None:
         """Raise `UnsupportedModel` unless every layer showed its attention."""

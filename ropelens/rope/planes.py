@@ -30,12 +30,14 @@ class Planes:
     where an edit makes them differ. The F planes fill the coordinates from `offset` to
     `offset + 2F`: `pairing` "half" pairs f with f + F (Llama), "interleaved" 2f with 2f + 1
     (GPT-J). RoPE leaves the others alone: together they are one more term of every score.
+    `axis[f]` is the one of several positions of a token that turns plane f (M-RoPE).
     """
 
     inv_freq: Float[Tensor, "*head frequency"]
     head_dim: int
     pairing: Pairing
     offset: int = 0
+    axis: Int[Tensor, " frequency"] | None = None
 
     @property
     def rotary_dim(self) -> int:

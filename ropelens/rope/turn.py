@@ -68,16 +68,20 @@ class Side:
 
 def turn(
     x: Float[Tensor, "batch head position coordinate"],
-    positions: Int[Tensor, "_ position"],
+    positions: Int[Tensor, "_ position *axis"],
     planes: Planes,
     side: Side,
 ) -> Float[Tensor, "batch head position coordinate"]:
-    """`x`, which rotates in `planes`, changed as `side` says; the rest keeps every bit."""
+    """`x`, which rotates in `planes`, changed as `side` says; the rest keeps every bit.
+
+    Of positions on several axes each plane turns with its own.
+    """
     same = (side.inv_freq == planes.inv_freq.float()).all()
     if same and (side.gain == 1).all() and side.mean.isnan().all():
         return x
     side = side.shared(groups=1) or side
-    at = positions.to(x.device, torch.float32)[:, None, :, None]
+    at = positions.to(x.device, torch.float32)
+    at = (at[..., None] if at.ndim == 2 else at[..., planes.axis])[:, None]
     old = (at * planes.inv_freq.to(x.device, torch.float32)).double()
     new = (at * side.inv_freq.to(x.device)[:, None]).double()
     exact = torch.promote_types(x.dtype, torch.float32)

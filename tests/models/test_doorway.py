@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from types import MethodType
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.llama.modeling_llama import LlamaAttention
+from transformers.models.llama.modeling_llama import LlamaAttention, eager_attention_forward
 
 import ropelens as rl
 from ropelens.errors import UnsupportedModel
@@ -162,6 +163,23 @@ def test_the_function_that_runs_is_the_one_that_the_model_asks_for(
     plain = logits(llama, tokens())
     with as_subject(llama).observe(lambda call: None):
         assert torch.equal(logits(llama, tokens()), plain)
+
+
+def test_a_model_that_does_otherwise_while_it_is_observed_is_refused(llama: LlamaForCausalLM):
+    """Here one that asks for the function by itself, and is told by its name."""
+    layer, other = llama.model.layers[1], LlamaAttention.forward
+
+    def forward(self: LlamaAttention, *args: object, **kwargs: object) -> tuple:
+        output, weights = other(self, *args, **kwargs)
+        named = ALL_ATTENTION_FUNCTIONS.get_interface("eager", eager_attention_forward)
+        return output * (1 if named is eager_attention_forward else 1.001), weights
+
+    layer.self_attn.forward = MethodType(forward, layer.self_attn)
+    with pytest.raises(
+        UnsupportedModel, match="something else while it is observed"
+    ) as refused:
+        rl.profile(llama, tokens(sequences=32), surrogates=0)
+    assert "logits of 30 tokens: a relative change of" in refused.value.parts["seen"]
 
 
 # what is shown is what was computed

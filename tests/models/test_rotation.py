@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -390,3 +391,19 @@ def test_a_plane_without_length_is_unseen_not_a_lie(family: str, plane: int) -> 
     layer = as_subject(model).rotations()[0]
     assert layer.measured.planes.inv_freq.isnan().nonzero().flatten().tolist() == [plane]
     assert torch.equal(layer.planes.inv_freq, known.inv_freq)
+
+
+def test_sequences_that_turn_otherwise_alone_are_counted():
+    """Those of another length, past the trained one; with longrope those within it."""
+    tokens, lengths = torch.arange(120).view(3, 40) % 90, [40, 30, 10]
+    for name, count in (("llama_dynamic", 2), ("llama_longrope", 1), ("llama_gqa", 0)):
+        model = tiny(name, max_position_embeddings=16)
+        if name == "llama_longrope":
+            model.config.rope_parameters["original_max_position_embeddings"] = 16
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            rl.evaluate(model, tokens, lengths=lengths, edits={}, measures=["loss"])
+        words = [str(one.message) for one in warned if "the longest (40" in str(one.message)]
+        assert [word.startswith(f"{count} of 3 sequences") for word in words] == [True] * (
+            count > 0
+        )

@@ -1,0 +1,127 @@
+"""Where tokens stand: an edit turns each key by the position at which the model turned it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from oracles.tiny import random_tokens, tiny
+from torch import nn
+from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, DynamicCache
+
+import ropelens as rl
+from ropelens.errors import UnsupportedModel
+
+TOKENS = torch.from_numpy(random_tokens(sequences=2, length=24, vocabulary=80))
+EDIT = rl.stop_slowest(0.5)
+
+
+def sighted(kind: str) -> nn.Module:
+    """A tiny model that reads images, whose planes turn with three positions of a token."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+    sizes = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    text = sizes | {"rope_parameters": rope, "initializer_range": 0.3}
+    eyes = {
+        "depth": 1,
+        "embed_dim": 32,
+        "num_heads": 2,
+        "hidden_size": 64,
+        "out_hidden_size": 64,
+    }
+    special = {"image_token_id": 90, "video_token_id": 91, "vision_start_token_id": 92}
+    config = CONFIG_MAPPING[kind](text_config=text, vision_config=eyes, **special)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return AutoModelForImageTextToText.from_config(config).eval()
+
+
+def stopped(model: nn.Module) -> nn.Module:
+    """The model that `EDIT` describes."""
+    other = copy.deepcopy(model)
+    for name, module in other.named_modules():
+        if name.endswith(".rotary_emb"):
+            module.inv_freq[4:] = 0
+    return other
+
+
+def on_a_grid() -> torch.Tensor:
+    """Six tokens of text, an image of 3 x 4 patches, and text behind it."""
+    patches = torch.stack([torch.zeros(12), torch.arange(12) // 4, torch.arange(12) % 4]).long()
+    rows = [torch.arange(6).expand(3, -1), 6 + patches, 10 + torch.arange(6).expand(3, -1)]
+    return torch.cat(rows, dim=1)[:, None].expand(-1, 2, -1)
+
+
+@torch.no_grad()
+def in_steps(model: nn.Module, positions: torch.Tensor, *, first: int = 20) -> torch.Tensor:
+    """Logits of a prompt and of what follows it, token by token, on its cache."""
+    cache, logits = DynamicCache(), []
+    for begin, end in [(0, first), *((n, n + 1) for n in range(first, 24))]:
+        part = {"input_ids": TOKENS[:, begin:end], "position_ids": positions[..., begin:end]}
+        logits.append(model(**part, past_key_values=cache).logits)
+    return torch.cat(logits, dim=1)
+
+
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_each_plane_turns_with_its_own_axis(kind: str) -> None:
+    model = sighted(kind)
+    expected = in_steps(stopped(model), on_a_grid())
+    with rl.edit_rope(model, EDIT):
+        edited = in_steps(model, on_a_grid())
+    torch.testing.assert_close(edited, expected, rtol=0, atol=1e-4)
+    assert (in_steps(model, on_a_grid()) - expected).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding", "cohere"])
+def test_keys_keep_the_positions_at_which_they_passed(name: str) -> None:
+    model, apart = tiny(name), 3 * torch.arange(24)[None].expand(2, -1)
+    expected = in_steps(stopped(model), apart)
+    with rl.edit_rope(model, EDIT):
+        torch.testing.assert_close(in_steps(model, apart), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("cropped", "step", "known"), [(0, 1, True), (4, 1, True), (4, 3, False)]
+)
+@pytest.mark.parametrize("inside", [False, True])
+@torch.no_grad()
+def test_a_cache_whose_positions_cannot_be_known_is_refused(
+    cropped: int, step: int, known: bool, inside: bool
+) -> None:
+    """Filled before the block, or cropped in it: known if its keys are all up to the token."""
+    model = tiny("llama_gqa", num_hidden_layers=1)  # whose keys are the same under an edit
+    positions = step * torch.arange(24)[None].expand(2, -1)
+
+    def begin(model: nn.Module) -> DynamicCache:
+        cache = DynamicCache()
+        ids, where = TOKENS[:, :20], positions[:, :20]
+        model(ids, position_ids=where, past_key_values=cache)
+        cache.crop(-cropped)
+        return cache
+
+    def go_on(model: nn.Module, cache: DynamicCache) -> torch.Tensor:
+        at = slice(20 - cropped, 21 - cropped)
+        part = {"input_ids": TOKENS[:, at], "position_ids": positions[:, at]}
+        return model(**part, past_key_values=cache).logits
+
+    expected = go_on(stopped(model), begin(stopped(model)))
+    cache = begin(model)
+    with rl.edit_rope(model, EDIT):
+        cache = begin(model) if inside else cache
+        if known:
+            torch.testing.assert_close(go_on(model, cache), expected, rtol=0, atol=1e-4)
+        else:
+            with pytest.raises(UnsupportedModel, match="where the keys in this cache stand"):
+                go_on(model, cache)
+
+
+@torch.no_grad()
+def test_a_cropped_cache_of_keys_that_turned_otherwise_is_refused() -> None:
+    """Dynamic RoPE forgets the 24 tokens; the keys that they left do not."""
+    model, cache = tiny("llama_dynamic", max_position_embeddings=16), DynamicCache()
+    with rl.edit_rope(model, EDIT), rl.observe(model, lambda call, planes: None):
+        model(TOKENS, past_key_values=cache)
+        cache.crop(-16)
+        with pytest.raises(UnsupportedModel, match="how the keys in this cache were rotated"):
+            model(TOKENS[:, 8:9], past_key_values=cache)
