@@ -23,7 +23,7 @@ from ropelens.models.subject import Model, Subject, as_subject
 from ropelens.models.texts import check_tokens, prompt_tokens
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, Selection, heads_by_layer
-from ropelens.rope.turn import moved
+from ropelens.rope.turn import by_plane, moved
 from ropelens.statistics.call import AttentionCall
 
 Of = Literal["query", "key", "both", "value", "output"]
@@ -153,7 +153,7 @@ def _angles(
     """How far each plane has turned, as the model computes it now."""
     planes = planes_now(subject, layer, rotations[layer], continued=False)
     inv_freq = planes.inv_freq.to(positions.device, torch.float32).nan_to_num()
-    return positions.float()[..., None] * inv_freq
+    return by_plane(positions, planes).float() * inv_freq
 
 
 def _pairs(

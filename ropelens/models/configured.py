@@ -56,7 +56,7 @@ def _idle_keys(config: PreTrainedConfig, rotary: set[int]) -> list[str]:
     """Keys of a configuration, as it was written, that do not reach a rotation."""
     facts, parts = config.to_dict(), rope_parameters(config)
     with suppress(OSError, ValueError):  # the file has keys that transformers drops as it reads
-        written, _ = config.get_config_dict(config.name_or_path, local_files_only=True)
+        written, _ = config.get_config_dict(str(config.name_or_path), local_files_only=True)
         facts = written | written.get("text_config", {}) | facts
     base, bases = facts.get("rope_theta"), {part.get("rope_theta") for part in parts}
     idle = []

@@ -71,8 +71,8 @@ Side = Literal["query", "key", "value"]
 Patch = Callable[[int, Side, Tensor, range, Tensor], Tensor]
 """What chosen heads are given in place of their queries, keys or values.
 
-Called as (layer, side, x [batch, head, place, coordinate], places, positions [_, place]): it
-gives `x`, patched, with a head for each query head where heads of a group differ. `places`
+Called as (layer, side, x [batch, head, place, coordinate], places, positions [_, place *axis]):
+it gives `x`, patched, with a head for each query head where heads of a group differ. `places`
 count the tokens of a sequence from 0; `positions` are where they stand, up to a shift that a
 sequence has in common.
 """
@@ -243,9 +243,9 @@ def _attend(
     if hooks.edit is not None or hooks.patches:
         given = _axes.get(id(module), options.get("position_ids"))
         where = positions(own, key.shape[2], given, query.device)
-        if len(own) < key.shape[2] and given is not None:
+        if where[1].shape[1] < key.shape[2]:
             where = where[0], _cached(module, own, key.shape[2], where[0], attention_mask)
-        elif given is not None:
+        else:
             _passed[id(module)] = where[1]
         for patch in hooks.patches:
             query = patch(layer, "query", query, own, where[0])
@@ -332,15 +332,15 @@ def own_keys(rows: int, keys: int, mask: Tensor | None, implementation: str) -> 
 def positions(
     own: range, keys: int, given: Tensor | None, device: torch.device
 ) -> tuple[Int[Tensor, "_ row *axis"], Int[Tensor, "_ key *axis"]]:
-    """Positions of queries and keys, up to a shift that a sequence has in common.
+    """Positions of queries and keys, without those that a cache holds before them.
 
-    Models that keep the positions `given` to themselves count from 0.
+    They are true up to a shift that a sequence has in common. Models to whose attention none
+    are `given` count from 0.
     """
     index = torch.arange(keys, device=device)[None]
     if given is None or given.ndim == 1:
         return index[:, own.start : own.stop], index
-    rows = given[:, -len(own) :]  # of all tokens, of which some rows are asked
-    return rows, rows
+    return given[:, -len(own) :], given  # of all tokens, of which some rows are asked
 
 
 def _cached(
@@ -351,14 +351,14 @@ def _cached(
     They are those at which the keys passed the doorway; of a cache from before it, one after
     the other. Raises `UnsupportedModel` where a cache holds more or fewer keys than that.
     """
-    past, config = own.start, vars(module.config)  # type: ignore[arg-type]
+    past, config = own.start, vars(module.config)
     nothing = rows[:, :0]
     passed = _passed.get(id(module), nothing) if past else nothing
-    widths = {config.get(name) for name in ("sliding_window", "attention_chunk_size")} - {None}
-    slides = any(past >= width - 1 for width in widths)
+    widths = [config.get(name) for name in ("sliding_window", "attention_chunk_size")]
+    slides = any(past + 1 >= width for width in widths if width is not None)
     if slides and passed.shape[1] > past and bool((passed[:, -1] + 1 == rows[:, 0]).all()):
         passed = passed[:, passed.shape[1] - past :]
-    if passed.shape[1] != past:
+    if passed.shape[1] != past or len({len(passed), len(rows)} - {1}) > 1:
         count = torch.arange(-past, 0, device=rows.device).view(1, -1, *[1] * (rows.ndim - 2))
         passed = rows[:, :1] + count
         first = rows[:, 0] if rows.ndim == 2 else rows[:, 0].mT
@@ -368,7 +368,8 @@ def _cached(
                 seen=f"{past} keys, and a token at position {int(rows[:, 0].max())}",
                 attempt="open the block before the cache is filled, or use_cache=False",
             )
-    where = torch.cat([passed.expand(len(rows), *passed.shape[1:]), rows], dim=1)
+    batch = max(len(passed), len(rows))
+    where = torch.cat([x.expand(batch, *x.shape[1:]) for x in (passed, rows)], dim=1)
     _passed[id(module)] = where
     empty = where[:, -1:].expand(-1, keys - own.stop, *where.shape[2:])  # in a static cache
     return torch.cat([where, empty], dim=1)

@@ -59,7 +59,8 @@ def measure_rope(model: Model, *, context: Positive | None = None) -> xr.Dataset
     subject = as_subject(model)
     layers, edited = subject.rotations(context), subject.planes(context, alike=True)
     configured = asked_inv_freqs(subject, length=context)
-    planes, measured, voices = [], [], ([], [])
+    planes, measured = [], []
+    voices: tuple[list[Tensor], list[Tensor]] = ([], [])
     for layer, now, asked in zip(layers, edited, configured, strict=True):
         same = torch.equal(now.inv_freq, layer.planes.inv_freq)
         planes.append(layer.measured.planes if same else now)

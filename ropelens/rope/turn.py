@@ -80,8 +80,7 @@ def turn(
     if same and (side.gain == 1).all() and side.mean.isnan().all():
         return x
     side = side.shared(groups=1) or side
-    at = positions.to(x.device, torch.float32)
-    at = (at[..., None] if at.ndim == 2 else at[..., planes.axis])[:, None]
+    at = by_plane(positions, planes).to(x.device, torch.float32)[:, None]
     old = (at * planes.inv_freq.to(x.device, torch.float32)).double()
     new = (at * side.inv_freq.to(x.device)[:, None]).double()
     exact = torch.promote_types(x.dtype, torch.float32)
@@ -108,6 +107,13 @@ def moved(
     z = _rotated(z, angle[:, None].double(), torch.ones((), dtype=exact, device=x.device))
     result[..., planes.first], result[..., planes.second] = z.to(x.dtype)
     return result
+
+
+def by_plane(
+    positions: Int[Tensor, "_ position *axis"], planes: Planes
+) -> Int[Tensor, "_ position frequency"]:
+    """The positions by which each plane turns; one for all where they have no axes."""
+    return positions[..., None] if positions.ndim == 2 else positions[..., planes.axis]
 
 
 def _rotated(z: Float[Tensor, "2 ..."], angle: Tensor, gain: Tensor) -> Float[Tensor, "2 ..."]:
