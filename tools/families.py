@@ -10,7 +10,7 @@ process of its own. A class is supported where all of this is so:
 - its rotation is measured, and is the one that it states;
 - attention recomputed from the captured queries and keys is the model's own;
 - a profile is made;
-- observed, it gives the same logits to the bit;
+- observed, it gives the same logits to the bit, also where the last alone are asked for;
 - with its slowest quarter stopped it rotates as the edit says, attends as captured, and gives
   other logits; so it does with a head silenced; afterwards it gives the first ones to the bit.
 
@@ -24,8 +24,9 @@ import multiprocessing
 import resource
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 import ropelens as rl
 from ropelens.errors import RopelensError, words_of
+from ropelens.statistics.call import AttentionCall
 
 PAGE = Path(__file__).parents[1] / "docs" / "families.md"
 VOCABULARY, LONGEST = 96, 8192
@@ -145,14 +147,15 @@ SPECIAL: dict[str, dict[str, Any]] = {
     },
     "Dots1ForCausalLM": {"n_routed_experts": 4, "n_shared_experts": 1},
     "FalconH1ForCausalLM": {"mamba_d_ssm": 128},
-    "Gemma3nForCausalLM": {"num_kv_shared_layers": 0, "layer_types": _LOCAL_GLOBAL},
+    "Gemma3nForCausalLM": {"num_kv_shared_layers": 2, "layer_types": _LOCAL_GLOBAL},
+    "Gemma4ForCausalLM": {"num_kv_shared_layers": 2, "layer_types": _LOCAL_GLOBAL},
     "Lfm2ForCausalLM": {"layer_types": _CONVOLUTION},
     "Lfm2MoeForCausalLM": {"layer_types": _CONVOLUTION},
     "Qwen4ExpForCausalLM": {
         "indexer_n_heads": 4,
         "indexer_kv_heads": 1,
         "indexer_head_dim": 16,
-        "indexer_budget": 64,
+        "indexer_budget": 8,
         "indexer_compress_ratio": 4,
     },
     "Zamba2ForCausalLM": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
@@ -163,16 +166,20 @@ SPECIAL: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """What came of a class: how its layers rotate, or why it is refused or was not tried."""
+    """What came of a class: how its layers rotate, or why it is refused or was not tried.
+
+    `met` is what its attention has beside all earlier keys, on which all was tried.
+    """
 
     name: str
     types: str
     rotation: str = ""
+    met: str = ""
     refused: str = ""
     untried: str = ""
 
     def __str__(self) -> str:
-        words = self.rotation or self.refused or self.untried
+        words = self.refused or self.untried or f"{self.rotation} | {self.met}"
         return f"| `{self.name}` | {self.types} | {words} |"
 
 
@@ -236,7 +243,8 @@ def row(name: str, types: str) -> Row:
     except Exception as error:
         return Row(name, types, untried=words_of(error, kind=True)[:160])
     try:
-        return Row(name, types, rotation=tried(model))
+        rotation, met = tried(model)
+        return Row(name, types, rotation=rotation, met=met)
     except RopelensError as error:
         reason = error.parts["seen"]
         return Row(
@@ -245,8 +253,11 @@ def row(name: str, types: str) -> Row:
 
 
 @torch.no_grad()
-def tried(model: PreTrainedModel) -> str:
-    """How the layers of `model` rotate, once all that ropelens does to a model was done."""
+def tried(model: PreTrainedModel) -> tuple[str, str]:
+    """How the layers of `model` rotate, and what their attention has.
+
+    All that ropelens does to a model was done then.
+    """
     vocabulary = model.config.get_text_config().vocab_size
     tokens = torch.randint(3, vocabulary, (2, 40), generator=torch.manual_seed(0))
     tokens[:, 0] = 1
@@ -255,8 +266,17 @@ def tried(model: PreTrainedModel) -> str:
     rope = rl.measure_rope(model)
     rl.capture(model, tokens[0])
     rl.profile(model, tokens, surrogates=0)
-    with rl.observe(model, lambda call, planes: None):
+    met: set[str] = set()
+    with rl.observe(model, lambda call, planes: met.update(special(call))):
         assert torch.equal(run(), logits), "observing changes the logits"
+    if model.config.get_text_config().to_dict().get("num_kv_shared_layers"):
+        met.add("layers that share keys")
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        last = partial(model, tokens, use_cache=False, logits_to_keep=1)
+        alone = last().logits
+        with rl.observe(model, lambda call, planes: None):
+            assert torch.equal(last().logits, alone), "observing changes the last logits"
+        met.add("last logits alone")
     with rl.edit_rope(model, rl.stop_slowest(0.25)):
         edited = rl.measure_rope(model)
         assert bool((edited["inv_freq"] == 0).sum() > (rope["inv_freq"] == 0).sum())
@@ -265,7 +285,19 @@ def tried(model: PreTrainedModel) -> str:
     with rl.silence_heads(model, "0.0"):
         assert not torch.equal(run(), logits), "silence does nothing"
     assert torch.equal(run(), logits), "an edit or a silence stays"
-    return described(rope)
+    return described(rope), ", ".join(sorted(met))
+
+
+def special(call: AttentionCall) -> Iterator[str]:
+    """What a call has beside keys up to each row's own."""
+    if call.interval is None:
+        yield "sparse mask"
+    elif bool((call.interval > 0).any()):
+        yield "window"
+    if call.softcap is not None:
+        yield "soft-cap"
+    if call.sink_logits is not None:
+        yield "learned sinks"
 
 
 def described(rope: xr.Dataset) -> str:
@@ -313,12 +345,14 @@ def page(rows: list[Row]) -> str:
         untried=len(untried),
     )
     tables = [
-        ("Supported", "rotation of a tiny model", supported),
+        ("Supported", "rotation of a tiny model | tried with", supported),
         ("Refused", "what it says, and what was seen", refused),
         ("Not tried", "why no tiny one ran here", untried),
     ]
     parts = [
-        f"## {title}\n\n| class | model types | {words} |\n|---|---|---|\n"
+        f"## {title}\n\n| class | model types | {words} |\n|---|---|---|"
+        + "---|\n" * ("|" in words)
+        + "\n" * ("|" not in words)
         + "".join(f"{row}\n" for row in some)
         for title, words, some in tables
         if some
@@ -336,12 +370,24 @@ configuration with random weights, and tries it. Supported means that
 - its rotation is measured, and is the one that it states;
 - attention recomputed from the captured queries and keys is the model's own, and a profile is
   made;
-- observed, it gives the same logits to the bit;
+- observed, it gives the same logits to the bit, also where the last alone are asked for;
 - under `edit_rope` it rotates as the edit says and attends as captured; `silence_heads` changes
   its logits; after both blocks the logits are the first ones again, to the bit.
 
-A tiny model has four layers, and what its class does by itself: a checkpoint with other kinds
-of layers (linear attention, convolutions, state spaces) is refused when it is measured.
+A tiny model has four layers, and what its class does by itself. It reads 40 tokens: sliding
+windows are of 12, sparse masks of the top 8 keys, and where its class can share keys between
+layers, two layers do. The last column says which of these its attention had when all was tried.
+
+## What holds while a model is observed
+
+A model asks transformers for an attention function, and is given one that hands the call on,
+unchanged, to the function that it asked for. The configuration is not touched, so the model
+takes the same branches and makes the same masks. In a profile of 32 sequences or more, logits of
+the longest are compared with those of a plain pass too, to the bit. That takes less than 2 % of
+such a profile, and would take more of a smaller one.
+
+Attention from what was observed is compared with the output of the call itself, on 16 rows, for
+every layer and kind of call, once.
 """
 
 

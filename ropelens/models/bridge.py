@@ -24,7 +24,6 @@ from ropelens.models.doorway import (
     between,
     hooked,
     hooks_of,
-    positions,
     silence_outputs,
 )
 from ropelens.models.subject import Subject
@@ -137,21 +136,22 @@ class _Calls:
         return self.parts[part]
 
     def _patched(self, patch: Patch, part: Any, value: Tensor) -> Tensor:
-        x, given = value.transpose(1, 2), self.parts.get("position_ids")
-        places = range(x.shape[2])
-        _, where = positions(places, len(places), given, x.device)
-        patched = patch(self.layer, part, x, places, where)
+        x = value.transpose(1, 2)
+        patched = patch(self.layer, part, x, range(x.shape[2]), self._positions(x))
         self._check_heads(patched, x)
         return patched.transpose(1, 2)
+
+    def _positions(self, x: Tensor) -> Tensor:
+        """Where the rows of a call stand; without a cache they are its keys too."""
+        index = torch.arange(x.shape[2], device=x.device)[None]
+        return self.parts.get("position_ids", index)
 
     def _edited(self, edit: AttentionEdit, part: str) -> Tensor:
         """Queries or keys as an edit has them: it takes both, and here they come one by one."""
         query = self.parts["query by itself"].transpose(1, 2)
         key = self.parts["key by itself"].transpose(1, 2) if part == "key" else query[:, :1]
-        count = query.shape[2]
-        given = self.parts.get("position_ids")
-        where = positions(range(count), count, given, query.device)
-        changed = edit(self.layer, query, key, *where)[part == "key"]
+        where = self._positions(query)
+        changed = edit(self.layer, query, key, where, where)[part == "key"]
         self._check_heads(changed, self.parts[part].transpose(1, 2))
         return changed.transpose(1, 2)
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from threading import Lock
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -25,6 +25,7 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from ropelens.errors import UnsupportedModel
 from ropelens.models.judge import Judge
+from ropelens.models.positions import axes_noted, forget_positions, positions
 from ropelens.rope.planes import Planes
 from ropelens.statistics.call import AttentionCall, sees
 
@@ -96,12 +97,6 @@ _open: dict[int, list[Change]] = {}
 
 _lock = Lock()
 
-_axes: dict[int, Tensor] = {}
-"""Positions [_, row, axis] that a rotary module was last given, by the id of its attention."""
-
-_passed: dict[int, Tensor] = {}
-"""Positions of the keys that an edit met last, by the id of their attention module."""
-
 
 def hooks_of(module: object) -> Hooks | None:
     """The hooks that calls of `module` meet, in every thread; None outside all blocks."""
@@ -125,7 +120,7 @@ def hooked(modules: Iterable[object], change: Change) -> Iterator[None]:
             _open[at].remove(change)
             if not _open[at]:
                 del _open[at]
-                _axes.pop(at, None), _passed.pop(at, None)
+                forget_positions(at)
 
 
 # transformers' attention functions, wrapped
@@ -162,14 +157,10 @@ def wrapped_attention(model: PreTrainedModel) -> Iterator[None]:
             if not _shown[id(place)]:
                 place.__class__ = _showing(type(place))
             _shown[id(place)] += 1
-    rotary = [module for module in model.modules() if "inv_freq" in module._buffers]
-    note = partial(_note_axes, attention_modules(model))
-    notes = [module.register_forward_pre_hook(note, with_kwargs=True) for module in rotary]
     try:
-        yield
+        with axes_noted(model, attention_modules(model)):
+            yield
     finally:
-        for handle in notes:
-            handle.remove()
         with _lock:
             for place in places:
                 _shown[id(place)] -= 1
@@ -178,15 +169,6 @@ def wrapped_attention(model: PreTrainedModel) -> Iterator[None]:
                     place.__class__ = type(place).__base__  # type: ignore[assignment]
             if not _shown:
                 _uncompiled.close()
-
-
-def _note_axes(
-    modules: list[nn.Module], rotary: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    """Positions on several axes do not reach attention calls: Qwen2-VL and its kin."""
-    given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)][-1]
-    if given.ndim == 3 and len(given) == 3 and not given.is_floating_point():
-        _axes.update({id(module): given.movedim(0, -1) for module in modules})
 
 
 def _interfaces(model: PreTrainedModel) -> list[AttentionInterface]:
@@ -241,12 +223,7 @@ def _attend(
     own = own_keys(query.shape[2], key.shape[2], attention_mask, name)
     by_module = key.shape[1]
     if hooks.edit is not None or hooks.patches:
-        given = _axes.get(id(module), options.get("position_ids"))
-        where = positions(own, key.shape[2], given, query.device)
-        if where[1].shape[1] < key.shape[2]:
-            where = where[0], _cached(module, own, key.shape[2], where[0], attention_mask)
-        else:
-            _passed[id(module)] = where[1]
+        where = positions(module, own, key, options.get("position_ids"), attention_mask)
         for patch in hooks.patches:
             query = patch(layer, "query", query, own, where[0])
             key = patch(layer, "key", key, range(key.shape[2]), where[1])
@@ -329,52 +306,6 @@ def own_keys(rows: int, keys: int, mask: Tensor | None, implementation: str) -> 
     return range(last + 1 - rows, last + 1)
 
 
-def positions(
-    own: range, keys: int, given: Tensor | None, device: torch.device
-) -> tuple[Int[Tensor, "_ row *axis"], Int[Tensor, "_ key *axis"]]:
-    """Positions of queries and keys, without those that a cache holds before them.
-
-    They are true up to a shift that a sequence has in common. Models to whose attention none
-    are `given` count from 0.
-    """
-    index = torch.arange(keys, device=device)[None]
-    if given is None or given.ndim == 1:
-        return index[:, own.start : own.stop], index
-    return given[:, -len(own) :], given  # of all tokens, of which some rows are asked
-
-
-def _cached(
-    module: nn.Module, own: range, keys: int, rows: Tensor, mask: Tensor | None
-) -> Int[Tensor, "_ key *axis"]:
-    """Positions of the keys of a call that continues a cache, whose rows stand at `rows`.
-
-    They are those at which the keys passed the doorway; of a cache from before it, one after
-    the other. Raises `UnsupportedModel` where a cache holds more or fewer keys than that.
-    """
-    past, config = own.start, vars(module.config)
-    nothing = rows[:, :0]
-    passed = _passed.get(id(module), nothing) if past else nothing
-    widths = [config.get(name) for name in ("sliding_window", "attention_chunk_size")]
-    slides = any(past + 1 >= width for width in widths if width is not None)
-    if slides and passed.shape[1] > past and bool((passed[:, -1] + 1 == rows[:, 0]).all()):
-        passed = passed[:, passed.shape[1] - past :]
-    if passed.shape[1] != past or len({len(passed), len(rows)} - {1}) > 1:
-        count = torch.arange(-past, 0, device=rows.device).view(1, -1, *[1] * (rows.ndim - 2))
-        passed = rows[:, :1] + count
-        first = rows[:, 0] if rows.ndim == 2 else rows[:, 0].mT
-        if not slides and bool((first + _first_seen(mask).to(rows.device) != past).any()):
-            raise UnsupportedModel(
-                "It cannot be told where the keys in this cache stand.",
-                seen=f"{past} keys, and a token at position {int(rows[:, 0].max())}",
-                attempt="open the block before the cache is filled, or use_cache=False",
-            )
-    batch = max(len(passed), len(rows))
-    where = torch.cat([x.expand(batch, *x.shape[1:]) for x in (passed, rows)], dim=1)
-    _passed[id(module)] = where
-    empty = where[:, -1:].expand(-1, keys - own.stop, *where.shape[2:])  # in a static cache
-    return torch.cat([where, empty], dim=1)
-
-
 def real_rows(own: range, mask: Tensor | None) -> Bool[Tensor, "_ row"]:
     """Which rows are tokens, not padding, as far as the mask says: a token sees itself."""
     if mask is None:
@@ -414,13 +345,6 @@ def between(
     if not bool(((visible == interval) | of_padding).all()):
         return None, visible
     return start[0] if bool((start == start[0]).all()) else start, None
-
-
-def _first_seen(mask: Tensor | None) -> Int[Tensor, " _"]:
-    """The first key that the last row of each sequence sees."""
-    if mask is None:
-        return torch.zeros(1, dtype=torch.long)
-    return (mask if mask.ndim == 2 else _visible(mask[:, 0, -1])).byte().argmax(1)
 
 
 def _visible(mask: Tensor) -> Bool[Tensor, ...]:
