@@ -86,7 +86,7 @@ def kept_planes(p: float | int, rotary_dim: int) -> int:
 def heads_by_layer(
     heads: str, *, layers: int, heads_of_layer: int
 ) -> Bool[Tensor, "layer head"]:
-    """Which heads a list such as "3.5,4.*" (layer.head) names.
+    """Which heads a list such as "3.5,4.*,12-29.0" (layer.head) names.
 
     Raises `BadArgument` for a part that names none.
     """
@@ -98,14 +98,18 @@ def heads_by_layer(
             raise BadArgument(
                 f"The model has no head {part.strip()!r}.",
                 seen=f"layers 0 to {layers - 1}, heads 0 to {heads_of_layer - 1}",
-                attempt='"3.5" for head 5 of layer 3, "4.*" for all of layer 4, "*.0,3.5"',
+                attempt='"3.5" for head 5 of layer 3, "4.*" for all of layer 4, "2-6.0,*.5"',
             )
         chosen |= named
     return chosen
 
 
 def _numbered(name: str, count: int) -> Bool[Tensor, " number"]:
-    return torch.tensor([name in ("*", str(number)) for number in range(count)])
+    first, dash, last = name.partition("-")
+    ends = [0, count] if name == "*" else [first, last if dash else first]
+    within = all(str(end).isdecimal() for end in ends)
+    number = torch.arange(count)
+    return (number >= int(ends[0])) & (number <= int(ends[1])) if within else number < 0
 
 
 # the planes that a truncation sweep stops
