@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,9 +119,10 @@ def tokenize(
     last, shorter sequence is padded; one of fewer than 2 tokens is dropped, since it has
     nothing to predict.
 
-    `sequences=N` draws N of them at random without replacement by `seed` and leaves them in
-    order. Sequences shorter than an eighth of their document's first are drawn only where
-    there are too few others. Where there are fewer than N, all are taken, with a warning.
+    `sequences=N` draws N of them at random by `seed`, as many from each document as it can, and
+    leaves them in order. Sequences shorter than an eighth of their document's first are drawn
+    only where there are too few others. Where there are fewer than N, all are taken, with a
+    warning.
 
     Raises BadText for a text of fewer than `context` tokens in total and for a text that is
     the name of a file, BadArgument for a context below 2 and without a tokenizer.
@@ -162,14 +164,22 @@ def _cut(bos: list[int], ids: list[int], context: int) -> list[list[int]]:
 
 
 def _sample(rows: list[Row], sequences: int, seed: int) -> list[Row]:
-    """So many rows at random, in their order; all, with a warning, where there are fewer."""
+    """So many rows at random, evenly from all documents, in their order.
+
+    All, with a warning, where there are fewer.
+    """
     if sequences > len(rows):
         warnings.warn(
             f"all {len(rows):,} sequences of the text are used: {sequences:,} were asked for",
             stacklevel=4,
         )
-    drawn = torch.randperm(len(rows), generator=generator_of(seed))[:sequences]
-    return [rows[index] for index in sorted(drawn.tolist())]
+    taken: Counter[int] = Counter()
+    turns: list[tuple[int, int, int]] = []  # the first of every document, then the second, ...
+    for place, index in enumerate(torch.randperm(len(rows), generator=generator_of(seed))):
+        document = rows[index][1]
+        turns.append((taken[document], place, int(index)))
+        taken[document] += 1
+    return [rows[index] for index in sorted(index for *_, index in sorted(turns)[:sequences])]
 
 
 def fingerprint_of(documents: Iterable[str]) -> str:

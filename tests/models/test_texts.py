@@ -194,6 +194,18 @@ def test_short_tails_are_drawn_only_where_there_are_too_few_others() -> None:
     assert drawn(None, 0) == drawn(10, 0) == [2, 2, 4, 9, 17, 17, 17, 17, 17, 17]
 
 
+@given(st.integers(4, 30), st.integers(0, 99))
+def test_documents_are_drawn_from_evenly(sequences: int, seed: int) -> None:
+    """However long they are: as many of each, as far as it has so many."""
+    text = ["a" * 8, "b" * 800, "c" * 80, "d" * 16]  # 4, 400, 40 and 8 sequences
+    cut = tokenize(text, WITH_BOS, context=3, sequences=sequences, seed=seed)
+    counts = torch.bincount(cut.documents, minlength=4)
+    assert counts.sum() == sequences
+    free = counts[counts < torch.tensor([4, 400, 40, 8])]
+    assert free.max() - free.min() <= 1
+    assert counts.max() == free.max()
+
+
 def test_more_sequences_than_there_are_gives_all_with_a_warning() -> None:
     with pytest.warns(UserWarning, match="all 2 sequences of the text are used: 9 were asked"):
         cut = tokenize(["abcd"], WITH_BOS, context=3, sequences=9)
