@@ -134,6 +134,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "layer_types": _LOCAL_GLOBAL,
         "rope_parameters": {kind: dict(_ROPE) for kind in _LOCAL_GLOBAL},
     },
+    "BailingHybridForCausalLM": {"layer_types": ["linear_attention", "full_attention"] * 2},
+    "BambaForCausalLM": {"attn_layer_indices": [1, 3]},
     "BltForCausalLM": {
         "patch_size": 4,
         "encoder_hash_byte_group_vocab": VOCABULARY,
@@ -149,8 +151,14 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "FalconH1ForCausalLM": {"mamba_d_ssm": 128},
     "Gemma3nForCausalLM": {"num_kv_shared_layers": 2, "layer_types": _LOCAL_GLOBAL},
     "Gemma4ForCausalLM": {"num_kv_shared_layers": 2, "layer_types": _LOCAL_GLOBAL},
+    "GraniteMoeHybridForCausalLM": {
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "position_embedding_type": "rope",
+    },
+    "JambaForCausalLM": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "Lfm2ForCausalLM": {"layer_types": _CONVOLUTION},
     "Lfm2MoeForCausalLM": {"layer_types": _CONVOLUTION},
+    "Lfm3ForCausalLM": {"layer_types": ["conv", *_LOCAL_GLOBAL[:2], "conv"]},
     "Qwen4ExpForCausalLM": {
         "indexer_n_heads": 4,
         "indexer_kv_heads": 1,
@@ -282,7 +290,8 @@ def tried(model: PreTrainedModel) -> tuple[str, str]:
         assert bool((edited["inv_freq"] == 0).sum() > (rope["inv_freq"] == 0).sum())
         rl.capture(model, tokens[0])
         assert not torch.equal(run(), logits), "an edit does nothing"
-    with rl.silence_heads(model, "0.0"):
+    attend = rope["residual"].notnull().values
+    with rl.silence_heads(model, f"{attend.argmax()}.0"):
         assert not torch.equal(run(), logits), "silence does nothing"
     assert torch.equal(run(), logits), "an edit or a silence stays"
     return described(rope), ", ".join(sorted(met))
@@ -303,9 +312,12 @@ def special(call: AttentionCall) -> Iterator[str]:
 def described(rope: xr.Dataset) -> str:
     """The rotation of all layers in words, layers alike together."""
     turning = (rope["inv_freq"] > 0).sum("frequency").values
+    attends = rope["residual"].notnull().values
     kinds = [
-        f"{planes} planes, {pairing}" if planes else "none"
-        for planes, pairing in zip(turning, rope["pairing"].values, strict=True)
+        f"{planes} planes, {pairing}" if planes else "none" if attend else "no attention"
+        for planes, pairing, attend in zip(
+            turning, rope["pairing"].values, attends, strict=True
+        )
     ]
     counts = dict(zip(*np.unique(kinds, return_counts=True), strict=True))
     if len(counts) == 1:
@@ -377,6 +389,8 @@ configuration with random weights, and tries it. Supported means that
 A tiny model has four layers, and what its class does by itself. It reads 40 tokens: sliding
 windows are of 12, sparse masks of the top 8 keys, and where its class can share keys between
 layers, two layers do. The last column says which of these its attention had when all was tried.
+Layers that do not attend (linear attention, convolutions, state spaces, experts) are left empty
+in all results: "no attention".
 
 ## What holds while a model is observed
 

@@ -22,7 +22,7 @@ from ropelens.models.rotation import planes_now
 from ropelens.models.subject import Model, Subject, as_subject
 from ropelens.models.texts import check_tokens, prompt_tokens
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import ALL_HEADS, Selection, heads_by_layer
+from ropelens.rope.select import ALL_HEADS, Selection
 from ropelens.rope.turn import by_plane, moved
 from ropelens.statistics.call import AttentionCall
 
@@ -72,7 +72,7 @@ def patch_planes(
     if of in ("value", "output"):
         if planes is not None:
             raise BadArgument(f"A head's {of} does not rotate: it is patched whole.")
-        chosen = heads_by_layer(heads, layers=subject.layers, heads_of_layer=subject.heads)
+        chosen = subject.heads_of(heads)
         rotations: list[Planes] = []  # nothing turns
     else:
         _, chosen = placed(subject, stop(planes or _none, heads=heads))

@@ -32,7 +32,6 @@ from ropelens.rope.select import (
     Selection,
     Slowest,
     Wavelengths,
-    heads_by_layer,
 )
 from ropelens.rope.turn import Side, turn
 from ropelens.rope.variants import Variant, parse_variant
@@ -183,7 +182,7 @@ def placed(subject: Subject, edit: Edit | str) -> PlacedEdit:
     Raises `BadArgument` for heads and planes that the model does not have.
     """
     edit = as_edit(parse_variant(edit), subject) if isinstance(edit, str) else edit
-    heads = heads_by_layer(edit.heads, layers=subject.layers, heads_of_layer=subject.heads)
+    heads = subject.heads_of(edit.heads)
     layers = [Layer(index, one.planes) for index, one in enumerate(subject.rotations())]
     used = [layer for layer in layers if edit.select(layer.planes).any()]
     most = max(len(layer.planes.inv_freq) for layer in layers)

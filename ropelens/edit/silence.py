@@ -17,7 +17,6 @@ from torch import Tensor
 from ropelens.errors import BadArgument, Whole, public
 from ropelens.models.subject import Model, Subject, as_subject
 from ropelens.models.texts import check_tokens
-from ropelens.rope.select import heads_by_layer
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.rows import generator_of
 
@@ -65,8 +64,7 @@ def silence_heads(
             'tokens are for to="mean", and lengths are those of tokens.',
             attempt='to="mean" with tokens=; the padding of a batch is its attention mask',
         )
-    shape = {"layers": subject.layers, "heads_of_layer": subject.heads}
-    chosen = heads_by_layer(heads, **shape)
+    chosen = subject.heads_of(heads)
     _check_shown(subject)
     means = None if tokens is None else _means(subject, chosen, tokens, lengths)
 
@@ -129,7 +127,7 @@ def _means(
     lengths: Int[Tensor, " sequence"] | None,
 ) -> Mapping[int, Float[Tensor, "head feature"]]:
     """The mean output of every head of the layers that have chosen ones, over `tokens`."""
-    pad, vocabulary = subject.config.pad_token_id, subject.vocabulary
+    pad, vocabulary = subject.pad, subject.vocabulary
     tokens, lengths = check_tokens(tokens, lengths, vocabulary=vocabulary, pad=pad)
     sums: dict[int, Tensor] = {}
 

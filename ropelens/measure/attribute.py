@@ -26,7 +26,7 @@ from ropelens.models.doorway import Side
 from ropelens.models.subject import Model, Subject, as_subject
 from ropelens.models.texts import prompt_tokens
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import ALL_HEADS, PlaneNumbers, heads_by_layer
+from ropelens.rope.select import ALL_HEADS, PlaneNumbers
 from ropelens.statistics.call import AttentionCall, attention_map
 from ropelens.statistics.variables import ATTRIBUTION, labelled, stack
 
@@ -80,13 +80,12 @@ def attribute_planes(
     subject = as_subject(model, tokenizer)
     measurement = one_sequence(subject, text_or_tokens, tokenizer or subject.tokenizer)
     tokens = measurement.text.tokens
-    shape = {"layers": subject.layers, "heads_of_layer": subject.heads}
-    chosen = heads_by_layer(heads, **shape)
+    chosen = subject.heads_of(heads)
     planes = subject.planes(tokens.shape[1])
     number = _number_of(answer, tokenizer or subject.tokenizer, subject.vocabulary)
 
     facts: dict[str, Any] = {"answer": _answer(subject, tokens, number)}
-    looked_at = heads_by_layer(pairs, **shape) if pairs else torch.zeros_like(chosen)
+    looked_at = subject.heads_of(pairs) if pairs else torch.zeros_like(chosen)
     of_pairs: dict[tuple[int, int], list[Tensor]] = {
         (layer, head): [] for layer, head in looked_at.nonzero().tolist()
     }
@@ -127,8 +126,8 @@ def attribute_planes(
     total = [t.where(of[:, None], torch.nan) for t, of in zip(total, chosen, strict=True)]
     values = {
         "attribution": stack(total),
-        "inv_freq": stack(at.term_inv_freq.reshape(-1, at.terms)[0] for at in planes),
-        "wavelength": stack(at.wavelength.reshape(-1, at.terms)[0] for at in planes),
+        "inv_freq": stack(torch.atleast_2d(at.term_inv_freq)[0] for at in planes),
+        "wavelength": stack(torch.atleast_2d(at.wavelength)[0] for at in planes),
     }
     if pairs:
         values["pair_attribution"] = stack(sum(parts) for parts in of_pairs.values())

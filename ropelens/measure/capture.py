@@ -19,10 +19,17 @@ from ropelens.models.paths import check_document
 from ropelens.models.subject import Model, Subject, as_subject, stated_context
 from ropelens.models.texts import check_tokens, prompt_tokens, warn_beyond
 from ropelens.rope.planes import Planes, unrotate
-from ropelens.rope.select import ALL_HEADS, heads_by_layer
+from ropelens.rope.select import ALL_HEADS
 from ropelens.statistics.call import AttentionCall, attention_map, write_head
 from ropelens.statistics.rows import generator_of
-from ropelens.statistics.variables import AXES, CAPTURE, CAPTURE_INDICES, labelled, stack
+from ropelens.statistics.variables import (
+    AXES,
+    CAPTURE,
+    CAPTURE_INDICES,
+    by_layer,
+    labelled,
+    stack,
+)
 
 LARGEST = 2**31
 """Bytes that a capture may take by default."""
@@ -51,7 +58,7 @@ def look(
     subject: Subject,
     tokens: Int[Tensor, "sequence position"],
     see: Callable[[AttentionCall], Seen],
-) -> list[Seen]:
+) -> dict[int, Seen]:
     """What `see` makes of the call of each layer on short sequences."""
     layers: dict[int, Seen] = {}
 
@@ -61,7 +68,7 @@ def look(
     with torch.no_grad(), subject.observe(keep):
         subject.forward(tokens, last=1)
     subject.check_layers(set(layers))
-    return [layers[layer] for layer in sorted(layers)]
+    return {layer: layers[layer] for layer in sorted(layers)}
 
 
 @public
@@ -117,8 +124,7 @@ def capture(
     tokenizer = tokenizer or subject.tokenizer
     measurement = one_sequence(subject, text_or_tokens, tokenizer)
     text, length = measurement.text, measurement.text.context
-    shape = {"layers": subject.layers, "heads_of_layer": subject.heads}
-    chosen = heads_by_layer(heads, **shape)
+    chosen = subject.heads_of(heads)
     planes = subject.planes(length)
     places = {(layer, head): at for at, (layer, head) in enumerate(chosen.nonzero().tolist())}
     sizes = {
@@ -228,11 +234,14 @@ def read_excerpts(
         scale[call.layer] = float(call.scale)
         return attention, _still(call.query[0], turning), _still(call.key[0], turning)
 
-    scale = np.zeros(subject.layers)
-    layers = [zip(*look(subject, piece[None], see), strict=True) for piece in pieces]
+    scale = np.full(subject.layers, np.nan)
+    of_pieces = [look(subject, piece[None], see) for piece in pieces]
     attention, query, key = (
-        stack(torch.from_numpy(stack(of_piece)) for of_piece in part).astype(np.float32)
-        for part in zip(*layers, strict=True)
+        stack(
+            torch.from_numpy(by_layer({n: x[part] for n, x in of.items()}, subject.layers))
+            for of in of_pieces
+        ).astype(np.float32)
+        for part in range(3)
     )
     for x in (query, key):  # to the 11 bits of a float16, which pack well, but of any size
         mantissa, exponent = np.frexp(x)
@@ -267,7 +276,7 @@ def chosen_excerpts(measurement: Measurement) -> list[Int[Tensor, " position"]]:
     first = text.tokens[:, 0]
     # Such as BOS, without which models are lost; of one sequence it may be any word.
     alike = len(first) > 1 and bool((first == first[0]).all())
-    begins = alike or int(first[0]) == config.bos_token_id
+    begins = alike or int(first[0]) == measurement.subject.bos
     length = min(LENGTH, _longest(config), text.context)
     long = (text.lengths >= length).nonzero().flatten()
     generator = generator_of(measurement.seed, len(long))
@@ -288,9 +297,8 @@ def chosen_excerpts(measurement: Measurement) -> list[Int[Tensor, " position"]]:
         of_rest = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
         return (weights * (of_rest * keys).clamp(min=1e-30).log2()).sum(-1).mean(-1).sum(-1)
 
-    total = sum(
-        look(measurement.subject, candidates, bits), torch.zeros(len(candidates)).double()
-    )
+    of_layers = look(measurement.subject, candidates, bits).values()
+    total = sum(of_layers, torch.zeros(len(candidates)).double())
     return list(candidates[total.argsort(descending=True, stable=True)[:COUNT]])
 
 

@@ -143,24 +143,23 @@ def _run(
     tasks: Mapping[str, Task],
     edges: Int[Tensor, " edge"],
     show: ShowProgress,
-) -> tuple[list[list[LayerFit]], list[Measured], list[dict[str, dict[str, Tensor]]]]:
+) -> tuple[list[dict[int, LayerFit]], list[Measured], list[dict[str, dict[str, Tensor]]]]:
     """Of each entry the models of its budget, its numbers on the text, and on the tasks.
 
     Processes share the text and the tasks; what is done is saved.
     """
     subject, text = measurement.subject, measurement.text
-    nothing = Measured(
-        no_sums(),
-        losses=torch.zeros(0, len(edges), dtype=torch.float64),
-        change=torch.zeros(subject.layers, subject.heads, dtype=torch.float64),
-    )
+    unmoved = torch.full((subject.layers, subject.heads), torch.nan, dtype=torch.float64)
+    unmoved[subject.attending] = 0
+    losses = torch.zeros(0, len(edges), dtype=torch.float64)
+    nothing = Measured(no_sums(), losses, unmoved)
     stage = begin_stage(Measured)
     state = stage.state or [[], [nothing for _ in entries], [{} for _ in entries]]
     fits, measured, answers = state
     if "labels" in wanted:
         # Processes fit together, so one that saved later than another fits again.
         del fits[min(gather(len(fits))) :]
-        layers = (len(entries) - len(fits)) * len(shard(subject.layers))
+        layers = (len(entries) - len(fits)) * len(shard(len(subject.attending)))
         with show("fitting budgets", total=layers, unit="layers") as step:
             for entry in entries[len(fits) :]:
                 with entry.open(subject):
@@ -177,7 +176,7 @@ def _run(
         for batch in measurement.batches(unseen):
             as_is: dict[int, AttentionCall] = {}
             for n, entry in enumerate(entries):
-                budget = fits[n] if fits else ()
+                budget = fits[n] if fits else {}
                 change = as_is if "change" in wanted else None
                 measured[n] += _on_text(subject, batch, entry, budget, change, edges, step)
             stage.save(state)
@@ -212,7 +211,7 @@ def _on_text(
     subject: Subject,
     batch: Batch,
     entry: Entry,
-    fits: Sequence[LayerFit],
+    fits: Mapping[int, LayerFit],
     as_is: dict[int, AttentionCall] | None,
     edges: Int[Tensor, " edge"],
     progress: Progress,
@@ -293,7 +292,7 @@ def _loss_values(
 
 
 def _label_values(
-    entries: Sequence[Entry], fits: Sequence[Sequence[LayerFit]], sums: Sequence[Sums]
+    entries: Sequence[Entry], fits: Sequence[Mapping[int, LayerFit]], sums: Sequence[Sums]
 ) -> tuple[dict[str, np.ndarray], xr.Dataset]:
     """The budget and label of every head of every entry; the profile of the model as it is.
 

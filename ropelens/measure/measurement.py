@@ -88,12 +88,11 @@ class Measurement:
                 raise BadArgument("lengths are of sequences, not of padded or packed rows.")
             held = tokens if isinstance(tokens, Mapping) else {"input_ids": tokens}
             tokens, lengths, documents = cut(held, documents)
-        pad, vocabulary = subject.config.pad_token_id, subject.vocabulary
+        pad, vocabulary = subject.pad, subject.vocabulary
         tokens, lengths = check_tokens(tokens, lengths, vocabulary=vocabulary, pad=pad)
         if documents is not None:
             documents = torch.as_tensor(documents).long()
-        bos = subject.config.bos_token_id
-        text = Corpus.of(tokens, lengths, bos=bos, documents=documents, named=sinks)
+        text = Corpus.of(tokens, lengths, bos=subject.bos, documents=documents, named=sinks)
         if apart := turned_otherwise(subject, text.lengths):
             warnings.warn(
                 f"{apart:,} of {len(text):,} sequences are measured with the RoPE of the "

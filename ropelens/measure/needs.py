@@ -15,7 +15,7 @@ from ropelens.measure.evaluate import evaluate
 from ropelens.measure.measurement import Lengths, Measurement, Tokens
 from ropelens.measure.passes import collect
 from ropelens.models.subject import Model
-from ropelens.rope.select import ALL_HEADS, EVERY, PlaneNumbers, Selection, heads_by_layer
+from ropelens.rope.select import ALL_HEADS, EVERY, PlaneNumbers, Selection
 from ropelens.statistics.corpus import Documents
 from ropelens.statistics.intervals import paired_interval
 from ropelens.statistics.rows import HowMany
@@ -53,8 +53,7 @@ def needed_planes(
     common: dict[str, Any] = {"documents": documents, "rows": rows, "seed": seed}
     measurement = Measurement.of(model, tokens, lengths, **common)
     subject = measurement.subject
-    shape = {"layers": subject.layers, "heads_of_layer": subject.heads}
-    (layer, number), *others = heads_by_layer(head, **shape).nonzero().tolist()
+    (layer, number), *others = subject.heads_of(head).nonzero().tolist()
     if others:
         raise BadArgument("Planes are asked for of one head at a time.", seen=repr(head))
     planes = subject.planes(measurement.text.context)[layer]
@@ -105,12 +104,13 @@ def mean_ablate(
     planes = measurement.subject.planes(measurement.text.context, alike=True)
     still = named("q_still", "k_still")
     sums = collect(measurement, planes, statistics=still)
-    means: dict[str, list[torch.Tensor]] = {row.name: [] for row in still}
-    for layer, turning in enumerate(planes):
-        of_layer = LayerMeans(sums.layers[layer], sums, turning, still)
+    means: dict[str, dict[int, torch.Tensor]] = {row.name: {} for row in still}
+    for layer, of in sums.layers.items():
+        turning = planes[layer]
+        of_layer = LayerMeans(of, sums, turning, still)
         for name, of_side in means.items():
             parts = [of_layer[name][:, part] for part in (turning.first, turning.second)]
-            of_side.append(torch.stack(parts, dim=-1).float())
+            of_side[layer] = torch.stack(parts, dim=-1).float()
 
     def hold(layer: Layer) -> tuple[Change, Change]:
         query, key = means["q_still"][layer.index], means["k_still"][layer.index]

@@ -7,7 +7,7 @@ last chunk the cache holds all keys, and each layer has one call of these rows a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -154,14 +154,15 @@ def fit_layers(
     *,
     surrogates: int,
     progress: Progress = lambda _: None,
-) -> list[LayerFit]:
+) -> dict[int, LayerFit]:
     """The budget's models of every layer, from one pass over a sample of the sequences.
 
     They are fitted at each layer's attention call, of which only weights are kept; then
     `progress` is called. Processes that share the measurement share the layers.
     """
     subject, seed = measurement.subject, measurement.seed
-    sample, mine = Sample.draw(measurement.text, seed=seed), shard(len(planes))
+    sample = Sample.draw(measurement.text, seed=seed)
+    mine = [subject.attending[n] for n in shard(len(subject.attending))]
     fits: dict[int, LayerFit] = {}
 
     def fit(call: AttentionCall) -> None:
@@ -180,7 +181,7 @@ def fit_layers(
                 pass
     fits = {layer: fit for part in gather(fits) for layer, fit in part.items()}
     subject.check_layers(set(fits))
-    return [fits[layer] for layer in sorted(fits)]
+    return {layer: fits[layer] for layer in sorted(fits)}
 
 
 class _AllFitted(Exception):
@@ -195,7 +196,7 @@ def collect(
     planes: Sequence[Planes],
     *,
     statistics: Sequence[Statistic] = STATISTICS,
-    fits: Sequence[LayerFit] = (),
+    fits: Mapping[int, LayerFit] | None = None,
     chosen: range | None = None,
     progress: Progress = lambda _: None,
     sums: Sums | None = None,
@@ -214,7 +215,7 @@ def collect(
             batch,
             planes,
             statistics=statistics,
-            fits=fits,
+            fits=fits or {},
             progress=progress,
         )
         sums = sums + part
@@ -228,7 +229,7 @@ def sum_batch(
     planes: Sequence[Planes],
     *,
     statistics: Sequence[Statistic],
-    fits: Sequence[LayerFit],
+    fits: Mapping[int, LayerFit],
     progress: Progress,
     also: Observer = lambda call: None,
 ) -> tuple[Sums, Float[Tensor, "sequence position"]]:
@@ -238,7 +239,7 @@ def sum_batch(
     `also` is called with the call of each layer.
     """
     text, width = batch.text, batch.text.tokens.shape[1]
-    calls = subject.layers * -(-width // (chunk_of(subject, width) or width))
+    calls = len(subject.attending) * -(-width // (chunk_of(subject, width) or width))
     tokens = int(text.lengths.sum())
     share = tokens // (calls + 1)  # of a call, and of the losses
     over_tokens = [row for row in statistics if row.over == "tokens"]

@@ -115,7 +115,7 @@ def profile(
     stage = begin_stage()
     fits, sums = stage.state or (None, None)
     if fits is None:
-        layers = len(shard(subject.layers))
+        layers = len(shard(len(subject.attending)))
         with show("fitting the budget", total=layers, unit="layers") as step:
             fits = fit_layers(measurement, planes, surrogates=surrogates, progress=step)
         stage.save([fits, None])

@@ -21,7 +21,7 @@ from ropelens.measure.capture import look
 from ropelens.measure.measurement import Batch, Lengths, Measurement, Tokens
 from ropelens.models.subject import Model, Subject
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import ALL_HEADS, heads_by_layer
+from ropelens.rope.select import ALL_HEADS
 from ropelens.rope.turn import horizons, lowest_scores, moved_scores
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import Documents
@@ -87,8 +87,7 @@ def reach(
     )
     subject, text = measurement.subject, measurement.text
     planes = subject.planes(text.context, alike=True)
-    shape = {"layers": subject.layers, "heads_of_layer": subject.heads}
-    chosen = [mask.nonzero().flatten() for mask in heads_by_layer(heads, **shape)]
+    chosen = [mask.nonzero().flatten() for mask in subject.heads_of(heads)]
     rotations = _rotations(subject, planes, variants, length=int(max(distances)) + 1)
     at = torch.from_numpy(np.array(distances, dtype=np.float64))
     sums = _score(measurement, chosen, rotations, at, progress or silent)

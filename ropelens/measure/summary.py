@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -29,22 +29,20 @@ from ropelens.statistics.variables import (
 def summarize(
     sums: Sums,
     planes: Sequence[Planes],
-    fits: Sequence[LayerFit] = (),
+    fits: Mapping[int, LayerFit] | None = None,
     *,
     extra: Sequence[Statistic] = (),
 ) -> xr.Dataset:
     """The profile of `sums`: everything that does not need the model again.
 
     Sums of two halves of a corpus, added, give the profile of the whole. Heads and planes
-    that a layer does not have are NaN. `fits` are the models of the attention budget, `extra`
-    statistics beside those of every profile.
+    that a layer does not have are NaN, and all of a layer that does not attend. `fits` are the
+    models of the attention budget, `extra` statistics beside those of every profile.
     """
     rows = [row for row in (*MEASURES, *extra) if isinstance(row, Statistic | Derived)]
     statistics = [row for row in rows if isinstance(row, Statistic)]
-    layers = [
-        LayerMeans(sums.layers[layer], sums, plane, statistics)
-        for layer, plane in zip(sorted(sums.layers), planes, strict=True)
-    ]
+    numbers = sorted(sums.layers)
+    layers = [LayerMeans(sums.layers[n], sums, planes[n], statistics) for n in numbers]
     dataset = xr.Dataset(
         labelled({row.name: _values(row, layers) for row in rows if row.saved}, rows)
     )
@@ -53,7 +51,7 @@ def summarize(
     edges, farthest = layers[0].edges.numpy(), [layer.sums.farthest for layer in layers]
     dataset = dataset.assign(labelled({"farthest_offset": np.array(farthest)}, AXES))
     dataset = dataset.assign_coords(
-        plane_coordinates(planes)
+        plane_coordinates([planes[n] for n in numbers])
         | labelled({"offset_start": edges[:-1], "offset_stop": edges[1:]}, AXES)
     )
     loss, loss_se = sums.loss
@@ -65,7 +63,12 @@ def summarize(
         "loss_se": loss_se,
     }
     dataset = number_dims(dataset)
-    return dataset.assign(_budget(sums, fits)) if fits else dataset
+    dataset = dataset.assign(_budget(sums, fits)) if fits else dataset
+    if len(numbers) == len(planes):
+        return dataset
+    every = dataset.assign_coords(layer=numbers)
+    whole = {"farthest_offset": 0}
+    return number_dims(every.reindex(layer=range(len(planes)), fill_value=whole))
 
 
 def _values(row: Statistic | Derived, layers: Sequence[LayerMeans]) -> np.ndarray:
@@ -92,7 +95,7 @@ def plane_coordinates(planes: Sequence[Planes]) -> dict[str, xr.Variable]:
     Where an edit makes heads of a layer differ they are of the head that turns fastest in the
     plane, beside `head_wavelength` (layer, head, frequency).
     """
-    fastest = [layer.term_inv_freq.abs().reshape(-1, layer.terms).amax(0) for layer in planes]
+    fastest = [torch.atleast_2d(layer.term_inv_freq.abs()).amax(0) for layer in planes]
     wavelengths = (2 * math.pi / inv_freq.double() for inv_freq in fastest)
     values = {"inv_freq": stack(fastest), "wavelength": stack(wavelengths)}
     heads = [len(layer.inv_freq) for layer in planes if layer.inv_freq.ndim == 2]
@@ -105,7 +108,7 @@ def plane_coordinates(planes: Sequence[Planes]) -> dict[str, xr.Variable]:
 # the budget
 
 
-def _budget(sums: Sums, fits: Sequence[LayerFit]) -> dict[str, xr.Variable]:
+def _budget(sums: Sums, fits: Mapping[int, LayerFit]) -> dict[str, xr.Variable]:
     """The variables of a profile that come from the models of the budget."""
     layers = sorted(sums.scores)
     scores = [sums.scores[layer] for layer in layers]
@@ -117,14 +120,14 @@ def _budget(sums: Sums, fits: Sequence[LayerFit]) -> dict[str, xr.Variable]:
         f"group_{name}": np.moveaxis(stack(each[name] for each in by_group), 0, 1)
         for name in by_group[0]
     }
-    kernels = [_kernel(sums, layer, fit) for layer, fit in zip(layers, fits, strict=True)]
-    drawn = [fit.surrogates for fit in fits]
+    kernels = [_kernel(sums, layer, fits[layer]) for layer in layers]
+    drawn = [fits[layer].surrogates for layer in layers]
     values = {
         **{f"{name}_bits": values for name, values in bits.items()},
         **{name: stack(kernel[name] for kernel in kernels) for name in kernels[0]},
         "found_sink": stack(
             torch.where(fit.found.any(-1), fit.found.int().argmax(-1).double(), torch.nan)
-            for fit in fits
+            for fit in (fits[layer] for layer in layers)
         ),
         "group_scored": rows[rows > 0].numpy(),
         **group_gains,

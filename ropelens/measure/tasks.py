@@ -20,7 +20,7 @@ from ropelens.statistics.block import CallRows
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.rows import Rows, generator_of
 from ropelens.statistics.sums import sum_attention
-from ropelens.statistics.variables import NEEDLES, named, stack
+from ropelens.statistics.variables import NEEDLES, by_layer, named
 
 REPEATED_TOKENS = 64
 """Random tokens before they are repeated, where the context holds twice as many."""
@@ -96,7 +96,9 @@ def repeats(measurement: Measurement, planes: Sequence[Planes]) -> Task:
             losses = token_losses(subject, tokens, whole)
         progress(tokens.numel())
         after, same = (
-            torch.from_numpy(stack(mass[layer][..., offset] for layer in sorted(mass)))
+            torch.from_numpy(
+                by_layer({n: x[..., offset] for n, x in mass.items()}, subject.layers)
+            )
             for offset in (length - 1, length)
         )
         return {

@@ -22,6 +22,7 @@ from huggingface_hub import snapshot_download
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
@@ -115,8 +116,18 @@ def read_config(path: Path, loading: Loading) -> tuple[PreTrainedConfig, int]:
         vars(config).pop("transformers_weights", None)  # the files are those of weight_files
         with init_empty_weights():
             code = loading.trust_remote_code
-            empty = AutoModelForCausalLM.from_config(config, trust_remote_code=code)
+            empty = auto_class(config).from_config(config, trust_remote_code=code)
     return config, empty.num_parameters()
+
+
+def auto_class(config: PreTrainedConfig) -> Any:
+    """What transformers makes a model of this configuration by.
+
+    Models that see are measured on text: their language model runs as it does without images.
+    """
+    sees = type(config) in AutoModelForImageTextToText._model_mapping
+    speaks = type(config) in AutoModelForCausalLM._model_mapping
+    return AutoModelForImageTextToText if sees and not speaks else AutoModelForCausalLM
 
 
 def load_tokenizer(name: str | Path, loading: Loading) -> PreTrainedTokenizerBase:

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from transformers import (
-    AutoModelForCausalLM,
     BitsAndBytesConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -25,6 +24,7 @@ from transformers import (
 from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel, public
 from ropelens.models.checkpoint import (
     Checkpoint,
+    auto_class,
     explained,
     locate,
     quiet_transformers,
@@ -153,11 +153,10 @@ class Opened:
             options["use_safetensors"] = True
         if loading.device_map == "auto":
             options["max_memory"] = room_for_weights(self.devices)
-        auto: Any = AutoModelForCausalLM  # whose types know one model of what it returns
         with explained(f"transformers cannot load the model in {path}."):
             if loading.quantize is not None:
                 options["quantization_config"] = _quantization_config(loading.quantize)
-            model, weights = auto.from_pretrained(
+            model, weights = auto_class(self.config).from_pretrained(
                 config=self.config,
                 dtype="auto" if loading.dtype == "saved" else self.torch_dtype,
                 output_loading_info=True,

@@ -167,17 +167,19 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
     """
     sides = [as_subject(one), as_subject(other)]
     positions = probe_positions((context or sides[0].context) - 1)
-    lone = []
+    tokens = []
     for side in sides:
         with side.by_itself():
-            lone.append(lone_tokens(side, positions))
+            tokens.append(lone_tokens(side, positions))
+    lone = [list(of.values()) for of in tokens]
     shapes = [[tuple(layer.vectors.shape[::2]) for layer in layers] for layers in lone]
     if shapes[0] != shapes[1]:
         raise BadArgument(
             "These are not two implementations of one model.",
             seen=" and ".join(f"{len(s)} layers, heads of {s[0][1]}" for s in shapes),
         )
-    planes = [layer.planes for layer in read_rotations(sides[0], lone[0], positions)]
+    one_by_one = read_rotations(sides[0], tokens[0], positions)
+    planes = [layer.planes for layer in one_by_one.values()]
     noise = torch.tensor([side.noise for side in sides])
     layers = [_compared(*layer, noise=noise) for layer in zip(*lone, planes, strict=True)]
     angle, difference, residual, ratio, apart = zip(*layers, strict=True)
@@ -190,7 +192,7 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
         "score_difference": (("layer", "frequency"), stack(apart)),
     }
     coords = {"implementation": ["one", "other"], "position": positions.numpy()}
-    dataset = xr.Dataset(values, coords=coords | {"layer": range(len(planes))})
+    dataset = xr.Dataset(values, coords=coords | {"layer": list(tokens[0])})
     compared = described(dataset, ROTATION)
     limit = max(LARGEST_DIFFERENCE, 16 * float(noise.max()))
     whys = [_what_differs(compared.isel(layer=[at]), of, limit) for at, of in enumerate(planes)]

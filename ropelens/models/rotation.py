@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -66,6 +65,11 @@ class LayerRotation:
         return -1 if self.planes.inv_freq.sum() < 0 else 1
 
 
+_NOTHING = Planes(torch.zeros(0), 0, "none")
+_NO_ATTENTION = (MeasuredRotation(_NOTHING, math.nan, torch.zeros(0)), None, _NOTHING)
+"""Of a layer without queries and keys."""
+
+
 def measure_rotations(subject: Subject, *, context: int | None) -> list[LayerRotation]:
     """The rotation of each layer of a subject without edits; see `measure_rope`.
 
@@ -76,23 +80,23 @@ def measure_rotations(subject: Subject, *, context: int | None) -> list[LayerRot
     measured = read_rotations(subject, lone, positions)
     _check_rotates(subject, measured)
     _check_values(subject, lone)
-    scales = [
-        dict(zip(positions.tolist(), at.query_scale.tolist(), strict=True)) for at in lone
-    ]
-    layers = [
-        LayerRotation(*_agree(subject, layer, one, int(positions[-1])), scales[layer])
-        for layer, one in enumerate(measured)
-    ]
-    if not any("mrope_section" in vars(module) for module in subject.model.modules()):
-        return layers
-    return [
-        replace(layer, planes=replace(layer.planes, axis=axis))
-        for layer, axis in zip(layers, _axes(subject, layers, positions), strict=True)
-    ]
+    places, longest = positions.tolist(), int(positions[-1])
+    empty = LayerRotation(*_NO_ATTENTION, dict.fromkeys(places, math.nan))
+    layers = [empty] * subject.layers
+    for layer, one in measured.items():
+        scale = dict(zip(places, lone[layer].query_scale.tolist(), strict=True))
+        layers[layer] = LayerRotation(*_agree(subject, layer, one, longest), scale)
+    if any("mrope_section" in vars(module) for module in subject.model.modules()):
+        for layer, axis in _axes(subject, layers, positions).items():
+            planes = replace(layers[layer].planes, axis=axis)
+            layers[layer] = replace(layers[layer], planes=planes)
+    return layers
 
 
-def lone_tokens(subject: Subject, positions: Int[Tensor, "*axis position"]) -> list[LoneTokens]:
-    """Some tokens, each alone at each of `positions`, as every layer's attention sees them.
+def lone_tokens(
+    subject: Subject, positions: Int[Tensor, "*axis position"]
+) -> dict[int, LoneTokens]:
+    """Some tokens, each alone at each of `positions`, as each layer's attention sees them.
 
     Raises `UnsupportedModel` where a layer hides its attention, or attends more than once.
     """
@@ -132,32 +136,33 @@ def lone_tokens(subject: Subject, positions: Int[Tensor, "*axis position"]) -> l
                 positions.repeat(*(1,) * (positions.ndim - 1), len(tokens))[..., None],
             )
     subject.check_layers(set(layers))
-    return [layers[layer] for layer in sorted(layers)]
+    return {layer: layers[layer] for layer in sorted(layers)}
 
 
 def _axes(
     subject: Subject, layers: list[LayerRotation], positions: Int[Tensor, " position"]
-) -> Iterable[Int[Tensor, " frequency"]]:
+) -> dict[int, Int[Tensor, " frequency"]]:
     """Which of a token's three positions turns each plane, from tokens that move along one."""
-    turned = []
+    turned: dict[int, list[Tensor]] = {}
     for axis in range(3):
         alone = positions * (torch.arange(3) == axis)[:, None]
-        for layer, lone in zip(layers, lone_tokens(subject, alone), strict=True):
-            x = lone.vectors[..., layer.planes.first]
+        for layer, lone in lone_tokens(subject, alone).items():
+            x = lone.vectors[..., layers[layer].planes.first]
             change = (x - x[:, :1]).square().mean((0, 1)).sqrt()
-            turned.append(change > 32 * subject.noise * x.square().mean().sqrt())
-    return torch.stack(turned).view(3, len(layers), -1).byte().argmax(0)
+            moved = change > 32 * subject.noise * x.square().mean().sqrt()
+            turned.setdefault(layer, []).append(moved)
+    return {layer: torch.stack(of).byte().argmax(0) for layer, of in turned.items()}
 
 
 def read_rotations(
-    subject: Subject, lone: list[LoneTokens], positions: Int[Tensor, " position"]
-) -> list[MeasuredRotation]:
+    subject: Subject, lone: dict[int, LoneTokens], positions: Int[Tensor, " position"]
+) -> dict[int, MeasuredRotation]:
     """The rotation of each layer, read off its lone tokens at these positions."""
-    stated = [[len(w) for w in stated_inv_freq(subject, at)] for at in range(len(lone))]
-    return [
-        read_rotation(tokens.vectors, positions, noise=subject.noise, counts=counts)
-        for tokens, counts in zip(lone, stated, strict=True)
-    ]
+    stated = {at: [len(w) for w in stated_inv_freq(subject, at)] for at in lone}
+    return {
+        at: read_rotation(of.vectors, positions, noise=subject.noise, counts=stated[at])
+        for at, of in lone.items()
+    }
 
 
 # under edits, and as the length changes
@@ -261,17 +266,20 @@ def turned_otherwise(subject: Subject, lengths: Int[Tensor, " sequence"]) -> int
 # what is refused
 
 
-def _check_rotates(subject: Subject, measured: list[MeasuredRotation]) -> None:
+def _check_rotates(subject: Subject, measured: dict[int, MeasuredRotation]) -> None:
     """Refuse a model whose queries change by anything but a rotation, or not at all."""
     seen = ""
-    for layer, rotation in reversed(list(enumerate(measured))):
+    for layer, rotation in reversed(measured.items()):
         if not rotation.residual <= subject.tolerance:
             seen = (
                 f"layer {layer}: the lengths of its planes change with position (residual "
                 f"{rotation.residual:.2g}; a rotation keeps them to {subject.tolerance:.0e})"
             )
     stops_all = any(len(w) and not w.any() for w in stated_inv_freq(subject, 0))
-    if all(rotation.planes.pairing == "none" for rotation in measured) and not stops_all:
+    if (
+        all(rotation.planes.pairing == "none" for rotation in measured.values())
+        and not stops_all
+    ):
         seen = "queries and keys are the same at every position (residual 0)"
     if seen:
         raise UnsupportedModel(
@@ -281,9 +289,9 @@ def _check_rotates(subject: Subject, measured: list[MeasuredRotation]) -> None:
         )
 
 
-def _check_values(subject: Subject, lone: list[LoneTokens]) -> None:
+def _check_values(subject: Subject, lone: dict[int, LoneTokens]) -> None:
     """Refuse a model whose values turn too: no edit would reach them (DeepSeek V4)."""
-    for layer, tokens in enumerate(lone):
+    for layer, tokens in lone.items():
         change = (tokens.values - tokens.values[:, :1]).square().mean().sqrt()
         if change > subject.tolerance * tokens.values.square().mean().sqrt():
             raise UnsupportedModel(

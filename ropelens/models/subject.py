@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
@@ -37,9 +37,13 @@ from ropelens.models.rotation import (
     measure_rotations,
 )
 from ropelens.rope.planes import Planes
+from ropelens.rope.select import heads_by_layer
 
 LARGEST_RESIDUAL = 1e-3
 """In float32: of plane lengths that a rotation keeps, and of outputs that attention gives."""
+
+WITHOUT_ATTENTION = {"linear_attention", "conv", "moe", "mlp"}
+"""What transformers calls layers that choose no keys (state spaces, convolutions, experts)."""
 
 UNSTATED_CONTEXT = 1024
 """Positions, of a model whose configuration does not say how many it was made for."""
@@ -49,7 +53,9 @@ class Subject:
     """A transformers model, run as it is and observed through its attention interface.
 
     `model` is without what was wrapped around it; its modules and `config` state the RoPE.
-    `heads` are the query heads of a layer, `context` the tokens that it was trained for.
+    `bos` and `pad` are ids of its tokens, None where its configuration names none.
+    `heads` are the query heads of a layer, `kinds` what the configuration calls the layers,
+    `attending` the numbers of those that attend, `context` the tokens that it was trained for.
     `noise` is the relative rounding of its numbers, `tolerance` what a residual may have of it.
     `depends_on_length`: the RoPE changes with the length of a batch (dynamic, longrope).
     """
@@ -63,6 +69,14 @@ class Subject:
         self.kind = type(model).__name__
         self.layers: int = getattr(self.config, "num_hidden_layers", 0)
         self.heads: int = getattr(self.config, "num_attention_heads", 0)
+        kinds = getattr(self.config, "layer_types", None) or ["full_attention"] * self.layers
+        self.kinds: list[str] = list(kinds)[: self.layers]
+        self.attending = [n for n, k in enumerate(self.kinds) if k not in WITHOUT_ATTENTION]
+        # Other layers hold a state, not keys; "hybrid" ones hold both.
+        stateless = not any(k.startswith("hybrid") for k in self.kinds)
+        self.in_chunks &= stateless and len(self.attending) == self.layers
+        facts = self.config.to_dict()
+        self.bos, self.pad = facts.get("bos_token_id"), facts.get("pad_token_id")
         self.vocabulary: int = self.config.vocab_size
         self.context = stated_context(model.config) or UNSTATED_CONTEXT
         self.device = device_of(model)  # which takes the tokens
@@ -237,14 +251,28 @@ class Subject:
                 seen=f"logits of {tokens.shape[1]} tokens: a relative change of {residual:.2g}",
             )
 
+    def heads_of(self, heads: str) -> Bool[Tensor, "layer head"]:
+        """Which heads a list such as "1.3,2.*" names, of the layers that attend.
+
+        Raises `BadArgument` for heads that do not exist.
+        """
+        attend = torch.tensor([n in self.attending for n in range(self.layers)])[:, None]
+        for part in (*(part for part in heads.split(",") if "*" not in part), heads):
+            chosen = heads_by_layer(part, layers=self.layers, heads_of_layer=self.heads)
+            if not (chosen & attend).any():
+                layer = int(chosen.any(1).nonzero()[0])
+                raise BadArgument(f"Layer {layer} has no heads: it is {self.kinds[layer]}.")
+        return chosen & attend
+
     def check_layers(self, seen: set[int]) -> None:
-        """Raise `UnsupportedModel` unless every layer showed its attention."""
-        missing = sorted(set(range(self.layers)) - seen)
-        if missing:
+        """Raise `UnsupportedModel` unless every layer that attends showed its attention."""
+        missing = sorted(set(self.attending) - seen)
+        if missing or not seen:
+            count = len(self.attending)
             raise UnsupportedModel(
-                f"{self.kind} hides its attention.",
-                seen=f"{self.layers - len(missing)} of {self.layers} layers showed their "
-                f"queries and keys; the first that did not is layer {missing[0]}",
+                f"{self.kind} {'hides its' if count and self.heads else 'has no'} attention.",
+                seen=f"{count - len(missing)} of {count} layers showed their queries and keys; "
+                f"the first that did not is layer {[*missing, 0][0]}",
                 attempt="a family that uses transformers' attention interface (Llama, Qwen, "
                 "Gemma, Mistral, GPT-NeoX, Phi, OLMo and most others)",
             )

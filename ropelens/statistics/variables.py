@@ -393,6 +393,13 @@ def stack(arrays: Iterable[Tensor]) -> np.ndarray:
     return stacked
 
 
+def by_layer(arrays: Mapping[int, Tensor], layers: int) -> np.ndarray:
+    """Arrays of some layers stacked along a new first axis; NaN for the other layers."""
+    some = next(iter(arrays.values()))
+    nothing = some[(slice(0),) * some.ndim]
+    return stack(arrays.get(layer, nothing) for layer in range(layers))
+
+
 def named(*names: str) -> list[Any]:
     """The rows of a profile with these names, in this order."""
     by_name = {row.name: row for row in MEASURES}

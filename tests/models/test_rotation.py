@@ -348,7 +348,7 @@ REFUSED = {
     "opt": ("OPTForCausalLM does not rotate its queries.", CHANGES),
     "bert": ("BertForMaskedLM does not rotate its queries.", CHANGES),
     "bloom": ("BloomForCausalLM hides its attention.", SILENT),
-    "mamba": ("MambaForCausalLM hides its attention.", SILENT),
+    "mamba": ("MambaForCausalLM has no attention.", SILENT),
     "falcon": ("FalconForCausalLM hides its attention.", SILENT),
     "gptj": ("GPTJForCausalLM hides its attention.", SILENT),
     "codegen": ("CodeGenForCausalLM hides its attention.", SILENT),

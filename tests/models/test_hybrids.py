@@ -1,0 +1,104 @@
+"""Hybrid models, where only some layers attend, and models that also see: as transformers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tiny_checkpoints import SIZES, save_tiny
+from transformers import AutoModelForImageTextToText, PreTrainedModel
+
+import ropelens as rl
+from ropelens.errors import BadArgument
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+import families
+
+HYBRIDS = (
+    *("Qwen3_5", "Qwen3Next", "Lfm2", "Lfm3", "FalconH1", "Bamba", "GraniteMoeHybrid"),
+    *("MiniMax", "OlmoHybrid"),
+)
+SEEING = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe")
+TOKENS = torch.randint(3, 39, (4, 24), generator=torch.Generator().manual_seed(0))
+
+
+def attend_alike(model: PreTrainedModel, plain: PreTrainedModel) -> list[int]:
+    """The layers that attend, after their attention was compared with transformers' own."""
+    seen = rl.capture(model, TOKENS[0])
+    layers = sorted(set(seen["layer"].values.tolist()))
+    with torch.no_grad():
+        given = plain(TOKENS[:1], output_attentions=True, use_cache=False).attentions
+    theirs = [x for x in given if x is not None and x.shape[-1] == TOKENS.shape[1]]
+    assert len(theirs) == len(layers)
+    np.testing.assert_allclose(seen["attention"], torch.cat(theirs, 1)[0], atol=1e-5)
+    return layers
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_layers_of_a_hybrid_that_attend_are_measured(name: str) -> None:
+    model = families.tiny(f"{name}ForCausalLM")
+    layers = attend_alike(model, model)
+    kinds = model.config.get_text_config().layer_types
+    assert layers == [n for n, kind in enumerate(kinds) if "linear" not in kind != "conv"]
+    rope = rl.measure_rope(model)
+    assert rope["residual"].notnull().values.nonzero()[0].tolist() == layers
+    assert rope["inv_freq"].notnull().any("frequency").values.nonzero()[0].tolist() == layers
+    last = int((rope["inv_freq"] > 0).sum("frequency").max()) - 1
+    with torch.no_grad():
+        with rl.edit_rope(model, rl.stop(rl.PlaneNumbers((last,)))):
+            edited = model(TOKENS, use_cache=False).logits
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("inv_freq") and len(buffer) > last:
+                buffer[last] = 0
+        plain = model(TOKENS, use_cache=False).logits
+    torch.testing.assert_close(edited, plain, rtol=1e-5, atol=1e-4)
+
+
+def test_layers_that_do_not_attend_are_empty_in_all_results() -> None:
+    model = families.tiny("Lfm2ForCausalLM")
+    profile = rl.profile(model, TOKENS, surrogates=2)
+    for name in ("q_norm", "selectivity", "induction", "total_bits", "excerpt_attention"):
+        by_layer = profile[name].notnull().any([d for d in profile[name].dims if d != "layer"])
+        assert by_layer.values.tolist() == [False, True, False, True], name
+    heads = rl.classify_heads(profile)
+    assert heads["layer"].tolist() == [1] * 4 + [3] * 4
+    swept = rl.truncate(model, TOKENS, keep=[1, 0.5], controls=0, measures=["change", "labels"])
+    assert swept["attention_change"][:, [0, 2]].isnull().all()
+    assert (swept["attention_change"][1:, [1, 3]] > 0).all()
+    reached = rl.reach(model, TOKENS)["moved_score"].notnull().any(("variant", "distance"))
+    assert reached.all("head").values.tolist() == [False, True, False, True]
+    edits = {"mean": rl.mean_ablate(model, TOKENS), "nope": "nope"}
+    losses = rl.evaluate(model, TOKENS, edits=edits, measures=["loss"])["mean_loss"].values
+    assert len(set(losses.round(4))) == 3
+    assert len(rl.needed_planes(model, TOKENS, head="1.0")) == 8
+    assert set(rl.capture(model, TOKENS[0], heads="*.1")["head"].values) == {"1.1", "3.1"}
+    for heads in ("0.1", "0.*", "1.0,2.3"):
+        with pytest.raises(BadArgument, match=r"Layer \d has no heads: it is conv"):
+            rl.capture(model, TOKENS[0], heads=heads)
+
+
+@pytest.mark.parametrize("name", SEEING)
+def test_a_model_that_sees_is_loaded_and_measured_on_text(name: str, tmp_path: Path) -> None:
+    kind = getattr(transformers, f"{name}ForConditionalGeneration")
+    eye = {"depth": 1, "hidden_size": 32, "embed_dim": 32, "num_heads": 2, "patch_size": 4}
+    eye |= {"intermediate_size": 32, "out_hidden_size": SIZES["hidden_size"]}
+    eye |= {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+    text = {**SIZES, "head_dim": 8, "num_key_value_heads": 2, "rope_parameters": rope}
+    text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    model = kind(kind.config_class(text_config=text, vision_config=eye))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(std=0.3 if weight.ndim > 1 else 0.1)
+    folder = save_tiny(tmp_path)
+    model.save_pretrained(folder)
+    loaded, tokenizer = rl.load(folder)
+    plain = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager")
+    assert attend_alike(loaded, plain.eval()) == list(range(SIZES["num_hidden_layers"]))
+    assert tokenizer is not None
+    assert rl.profile(loaded, TOKENS, surrogates=2)["total_bits"].notnull().all()
+    assert rl.measure_rope(loaded).sizes["frequency"] == 4
