@@ -1,0 +1,514 @@
+"""The ledger: which published claims about RoPE hold in a model, each beside its null.
+
+A claim is a number of the model and the same number where only chance and geometry speak. Its
+row in `CLAIMS` names the arrays that the number is made of, the function that makes it, and the
+null, which draws these arrays anew. Those that change the model are in tried_claims.py.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+from jaxtyping import Float
+from scipy import stats
+
+from ropelens.errors import Positive, Whole, public
+from ropelens.measure.heads import claim_numbers
+from ropelens.statistics.budget.claim import TAIL, correlations, judge, rank_correlation
+from ropelens.statistics.intervals import LEVEL
+from ropelens.statistics.labels import Thresholds
+
+VERDICTS = ("holds", "contradicted", "unresolved", "not testable")
+SAME = 1e-9  # numbers closer than this are equal but for rounding
+EVEN = 0.1  # sd over mean of the planes' lengths below which none is long
+MOST = 0.5  # less is not most: of heads, or of a curve
+FIXED = 0.95  # coherence of a plane that carries a fixed vector (TriAttention)
+TRIFLING = 0.2  # a rank correlation below this is none
+SINKS = 0.05  # share of the bits below which a model has no sinks to speak of
+BAND_RATIO = 3.657  # Oka et al. 2026: the band is at plane (D/2) log_base(context / 3.657)
+
+Arrays = tuple[np.ndarray, ...]
+
+
+@dataclass(frozen=True)
+class Tested:
+    """The number of a claim with its 95 % interval, and the same number of draws of its null.
+
+    `over`: what the interval covers, documents or layers. `verdict`: where it is known already,
+    with its reason.
+    """
+
+    number: float
+    null: Float[np.ndarray, " draw"]
+    interval: tuple[float, float] = (math.nan, math.nan)
+    over: str = ""
+    verdict: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Null:
+    """How arrays are drawn anew where the claim says nothing, and what a test of it takes.
+
+    `possible` counts the different draws of the first array: fewer than 40 decide nothing.
+    """
+
+    how: str
+    takes: str
+    draw: Callable[[Arrays, np.random.Generator, int], Iterator[Arrays]]
+    possible: Callable[[np.ndarray], int]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A published claim: a row of the ledger.
+
+    `number` makes one of the arrays `of` (names of `claim_arrays`), those of the model and
+    those that `null` draws. The claim says that it is large, or small where `sign` is -1; less
+    than `floor` counts as none.
+    `test` takes the place of both where a number comes with its null. `absent` is what it
+    means if there is no number.
+    """
+
+    name: str
+    statement: str
+    source: str
+    what: str
+    call: str
+    null: Null
+    of: tuple[str, ...] = ()
+    number: Callable[..., float] | None = None
+    sign: int = 1
+    floor: float = -math.inf
+    test: Callable[[xr.Dataset], Tested] | None = None
+    absent: str = "there is nothing of the kind to measure"
+
+
+# ---- nulls
+
+
+def _planes(arrays: Arrays, random: np.random.Generator, draws: int) -> Iterator[Arrays]:
+    moved, *others = arrays
+    for _ in range(draws):
+        yield moved[..., random.permutation(moved.shape[-1])], *others
+
+
+def _layers(arrays: Arrays, random: np.random.Generator, draws: int) -> Iterator[Arrays]:
+    for _ in range(draws):
+        yield (arrays[0][random.permutation(len(arrays[0]))],)
+
+
+def _pairs(arrays: Arrays, random: np.random.Generator, draws: int) -> Iterator[Arrays]:
+    layers = np.arange(len(arrays[0]))
+    for first, last in combinations(layers, 2):
+        if last - first < len(layers) - 1:
+            yield (arrays[0][[first, *np.delete(layers, [first, last]), last]],)
+
+
+def _partners(arrays: Arrays, random: np.random.Generator, draws: int) -> Iterator[Arrays]:
+    for _ in range(draws):
+        order = random.random(arrays[0].shape[:2]).argsort(1)
+        yield (np.take_along_axis(arrays[0], order[..., None], 1),)
+
+
+def _roles(arrays: Arrays, random: np.random.Generator, draws: int) -> Iterator[Arrays]:
+    for _ in range(draws):
+        yield tuple(random.permuted(np.stack(arrays), axis=0))
+
+
+def _signs(arrays: Arrays, random: np.random.Generator, draws: int) -> Iterator[Arrays]:
+    for _ in range(draws):
+        yield (arrays[0] * random.choice([-1, 1], len(arrays[0])),)
+
+
+def _offsets(arrays: Arrays, random: np.random.Generator, draws: int) -> Iterator[Arrays]:
+    for offset in range(2, arrays[0].shape[-1]):
+        yield (arrays[0][..., [offset, offset]],)
+
+
+# fmt: off
+PLANES = Null("planes in a random order, the same in all layers and heads",
+    "8 planes", _planes, lambda x: math.factorial(x.shape[-1]))
+LAYERS = Null("layers in a random order", "5 layers", _layers, lambda x: math.factorial(len(x)))
+PAIRS = Null("every other pair of layers as the first and last",
+    "10 layers", _pairs, lambda x: math.comb(len(x), 2))
+PARTNERS = Null("the mean query and key of another head of the layer",
+    "4 heads, or 3 layers of 3", _partners,
+    lambda x: math.factorial(x.shape[1]) ** len(x))
+ROLES = Null("queries, keys and values change places at random in each layer",
+    "4 layers", _roles, lambda x: 3 ** len(x))
+SIGNS = Null("the curves of each layer turned over at random",
+    "6 layers", _signs, lambda x: 2 ** len(x))
+OFFSETS = Null("every other offset from 2 on",
+    "a context of 42", _offsets, lambda x: x.shape[-1] - 2)
+FREQUENCIES = Null("the frequencies of each kv head in a random order", "39 surrogates",
+    _planes, len)
+# fmt: on
+
+
+# ---- numbers
+
+
+def _shares(length: Float[np.ndarray, "layer frequency"]) -> Float[np.ndarray, "layer _"]:
+    return length / length.sum(-1, keepdims=True)
+
+
+def _uneven(length: Float[np.ndarray, "layer frequency"]) -> bool:
+    share = _shares(length).mean(0)
+    return bool(share.std() >= EVEN * share.mean())
+
+
+def _slow(length: Float[np.ndarray, "layer frequency"]) -> float:
+    planes = length.shape[-1]
+    return float(_shares(length)[:, np.arange(planes) >= planes / 2].sum(-1).mean())
+
+
+def slow_half(length: Float[np.ndarray, "layer frequency"]) -> float:
+    """Share of the slower half of the planes, mean over layers; NaN if planes are alike."""
+    return _slow(length) if _uneven(length) else math.nan
+
+
+def slow_half_of_all(count: Float[np.ndarray, "layer frequency"]) -> float:
+    """Share of the slower half of the planes in what all layers have together."""
+    return _slow(count.sum(0, keepdims=True)) if count.any() else math.nan
+
+
+def fast_at_the_ends(length: Float[np.ndarray, "layer frequency"]) -> float:
+    """Share of the fastest quarter in the first and last layer, less that of the others."""
+    fast = _shares(length)[:, : max(1, length.shape[-1] // 4)].sum(1)
+    return float(fast[[0, -1]].mean() - fast[1:-1].mean()) if len(fast) > 2 else math.nan
+
+
+def distance_to_band(
+    length: Float[np.ndarray, "layer frequency"], band: Float[np.ndarray, " layer"]
+) -> float:
+    """Planes between each layer's longest plane and the predicted one, mean over layers."""
+    return float(np.abs(length.argmax(-1) - band).mean()) if _uneven(length) else math.nan
+
+
+def push_of_long_planes(
+    push: Float[np.ndarray, "layer frequency"], slow: Float[np.ndarray, "layer frequency"]
+) -> float:
+    """Share of the push toward sinks in planes that do not turn once in the context."""
+    return float((push * slow).sum() / push.sum()) if 0 < slow.mean() < 1 else math.nan
+
+
+def rank_with_depth(by_layer: Float[np.ndarray, " layer"]) -> float:
+    """Rank correlation with the number of the layer."""
+    known = np.isfinite(by_layer)
+    return rank_correlation(np.flatnonzero(known).astype(float), by_layer[known])
+
+
+def fixed_in_longest(
+    coherence: Float[np.ndarray, "layer head frequency"],
+    length: Float[np.ndarray, "layer head frequency"],
+) -> float:
+    """Share of the heads whose longest plane has a coherence above 0.95.
+
+    The mean vector is part of the length, so the longest plane of random weights is the more
+    coherent one too: of a few heads, by chance, which say nothing of most.
+    """
+    longest = np.nan_to_num(length).argmax(-1)[..., None]
+    of_longest = np.take_along_axis(coherence, longest, -1)
+    return float((of_longest > FIXED).sum() / np.isfinite(of_longest).sum())
+
+
+def predicted_share(agreement: Float[np.ndarray, "layer head of_head"]) -> float:
+    """What each head's predicted curve explains of its fitted one, mean over heads."""
+    own = np.diagonal(agreement, axis1=1, axis2=2)
+    return float(np.nanmean(own)) if np.isfinite(own).any() else math.nan
+
+
+def more_than_values(*by_layer: Float[np.ndarray, " layer"]) -> float:
+    """Mean of queries and keys less that of values."""
+    queries, keys, values = by_layer
+    return float(((queries + keys) / 2 - values).mean())
+
+
+def weight_of(place: int) -> Callable[[Float[np.ndarray, "layer head offset"]], float]:
+    """The largest weight of offset 0 or 1 in a head's kernel."""
+    return lambda kernel: float(np.nanmax(kernel[..., place], initial=0))
+
+
+def mean_rank(by_layer: Float[np.ndarray, " layer"]) -> float:
+    """Mean rank correlation over layers; 0 where it is trifling."""
+    mean = float(by_layer.mean())
+    return mean if abs(mean) >= TRIFLING else 0.0
+
+
+def wavelengths_of_labels(profile: xr.Dataset) -> Tested:
+    """What `heads.attrs["claim"]` says, beside surrogates that the profile has."""
+    numbers = claim_numbers(profile)
+    claim, rho = judge(*numbers), correlations(*numbers)
+    known, words = rho[1:][np.isfinite(rho[1:])], (claim.verdict, claim.why)
+    return Tested(rho[0], known, (claim.low, claim.high), "layers", words)
+
+
+# ---- the table
+
+BARBERO, TRI = "Barbero et al. 2024, arXiv 2410.06205", "TriAttention 2026, arXiv 2604.04921"
+ALIKE = "queries and keys are about as long in every plane"
+# fmt: off
+CLAIMS: tuple[Claim, ...] = (
+    Claim("slow_norms", "Slow planes have the longest queries and keys",
+        f"{BARBERO}, Figs 3, 4",
+        "share of |q||k| in the slower half of the planes", "rl.plot_norms(profile)",
+        PLANES, ("length",), slow_half, absent=ALIKE),
+    Claim("fast_at_the_ends", "The first and last layers use fast planes more than the others",
+        f"{BARBERO}, Figs 3, 4",
+        "share of |q||k| in the fastest quarter: the two layers less the others",
+        "rl.plot_norms(profile)", PAIRS, ("length",), fast_at_the_ends),
+    Claim("flat_values", "Values are spread over the planes more evenly than queries and keys",
+        f"{BARBERO}, Figs 10, 13",
+        "sd over mean of the planes' lengths: of q and k less of v", 'profile["v_norm"]',
+        ROLES, ("q_uneven", "k_uneven", "v_uneven"), more_than_values),
+    Claim("band", "Queries and keys are longest in the band at plane (D/2) log_b(L / 3.657)",
+        "Oka et al. 2026, ICLR", "planes between a layer's longest plane and the predicted one",
+        "rl.plot_norms(profile)", PLANES, ("length", "band"), distance_to_band, sign=-1,
+        absent=ALIKE),
+    Claim("massive_slow", "Massive values of queries and keys are in slow planes",
+        "Jin et al. 2025, arXiv 2502.01563",
+        "share of coordinates over 5 times the mean in the slower half of the planes",
+        'profile[["q_massive", "k_massive"]]', PLANES, ("massive",), slow_half_of_all,
+        absent="no coordinate is over 5 times the mean"),
+    Claim("massive_not_in_values", "Queries and keys have massive values, and values have none",
+        "Jin et al. 2025, arXiv 2502.01563",
+        "coordinates over 5 times the mean a head: of q and k less of v",
+        'profile["v_massive"]', ROLES, ("q_count", "k_count", "v_count"), more_than_values),
+    Claim("sinks_slow", "Sinks are held by planes that do not turn once in the context",
+        "Jonasson 2025, arXiv 2503.01832", "share of these planes in the push toward sinks",
+        'profile["selectivity_sink"]', PLANES, ("sink_push", "slow"), push_of_long_planes,
+        absent="sinks explain less than 5 % of the bits, or all planes turn, or none"),
+    Claim("positional_fast", "Positional heads use short wavelengths, semantic heads long ones",
+        f"{BARBERO}, sections 5, 6",
+        "rank correlation of what the offset explains with the mean log wavelength",
+        'rl.plot_claim(profile), heads.attrs["claim"]', FREQUENCIES, sign=-1,
+        test=wavelengths_of_labels),
+    Claim("positional_early", "Early layers are positional, late ones are not",
+        "Urrutia et al. 2025, arXiv 2511.11579",
+        "rank correlation of a layer's median positional share with its number",
+        "rl.plot_head_map(profile)", LAYERS, ("positional",), rank_with_depth, sign=-1),
+    Claim("fixed_vectors", "The longest planes of most heads carry a fixed vector",
+        TRI, "share of heads whose queries' longest plane has a coherence above 0.95",
+        'profile["q_coherence"]', PLANES, ("q_coherence", "q_norm"), fixed_in_longest,
+        floor=MOST),
+    Claim("mean_vectors_predict", "Mean queries and keys predict most of how heads look back",
+        TRI, "share that the predicted kernel explains of the log of the fitted one",
+        "rl.plot_kernel(profile, layer=0, head=0)",
+        PARTNERS, ("agreement",), predicted_share, floor=MOST,
+        absent="every head is diffuse"),
+    Claim("decay", "Scores decay with distance", "Su et al. 2021, arXiv 2104.09864",
+        "rank correlation of the mean vectors' score with nearness",
+        "rl.plot_kernel(profile, layer=0, head=0)", SIGNS, ("nearness",), mean_rank),
+    Claim("previous_token", "Some head attends to the previous token", f"{BARBERO}, section 5",
+        "largest weight of offset 1 in a head's kernel", 'heads.nlargest(3, "previous_token")',
+        OFFSETS, ("kernel",), weight_of(1), floor=Thresholds.offset),
+    Claim("diagonal", "Some head attends to its own token", f"{BARBERO}, section 5",
+        "largest weight of offset 0 in a head's kernel", 'heads.nlargest(3, "self_mass")',
+        OFFSETS, ("kernel",), weight_of(0), floor=Thresholds.offset),
+)
+# fmt: on
+
+
+@public
+def test_claims(
+    profile: xr.Dataset,
+    *,
+    draws: Positive = 1000,  # noqa: PT028  # no test, but for its name
+    seed: Whole = 0,  # noqa: PT028
+) -> pd.DataFrame:
+    """Which published claims about RoPE hold in the model of a profile; a row a claim.
+
+    `number` is what the claim speaks of (`what`), `low` to `high` its 95 % interval by the
+    jackknife (`over` layers or documents; NaN where there are too few). `null` says how the
+    same number is drawn where only chance and geometry speak; `null_low` to `null_high` holds
+    95 % of the `null_draws`. At most `draws` are made, with `seed`. `p_value` is the share of
+    the number and its draws that are as far on the claimed side, `q_value` the false discovery
+    rate at which the claim would count among all that are tested (Benjamini and Hochberg 1995).
+
+    `verdict` is "holds" where at most 2.5 % are as far, "contradicted" where at most 2.5 % are
+    as far on the other side, "unresolved" between, and "not testable" where no number could be
+    so rare; `why` says it in words. `call` shows what the number is made of. docs/measures.md
+    defines each number.
+    """
+    arrays, rows = claim_arrays(profile), []
+    for claim in CLAIMS:
+        random = np.random.default_rng([int(seed) % 2**64, *claim.name.encode()])
+        rows.append(judged(claim, measured(claim, profile, arrays, random, draws)))
+    return ledger(rows)
+
+
+test_claims.__test__ = False  # type: ignore[attr-defined]  # pytest takes it for a test
+
+
+def ledger(rows: Sequence[dict[str, object]]) -> pd.DataFrame:
+    """The table of claims, with the false discovery rate of each."""
+    table = pd.DataFrame(rows)
+    known = table["verdict"] != "not testable"
+    table.loc[known, "q_value"] = stats.false_discovery_control(table.loc[known, "p_value"])
+    return table
+
+
+def measured(
+    claim: Claim,
+    profile: xr.Dataset,
+    arrays: Mapping[str, np.ndarray],
+    random: np.random.Generator,
+    draws: int,
+) -> Tested | str:
+    """The number and its null; or why there are none."""
+    if claim.test is not None:
+        return claim.test(profile)
+    assert claim.number is not None
+    if missing := [name for name in claim.of if name not in arrays]:
+        return f"the profile has no {', '.join(missing)}"
+    of = tuple(arrays[name] for name in claim.of)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        if (possible := claim.null.possible(of[0])) * TAIL < 1:
+            why = f"{possible} draws are possible; it takes {claim.null.takes} or more"
+            return Tested(claim.number(*of), np.empty(0), verdict=("not testable", why))
+        null = [claim.number(*drawn) for drawn in claim.null.draw(of, random, draws)]
+        layers = range(0 if claim.null in (OFFSETS, LAYERS) else len(of[0]))
+        without = [claim.number(*(np.delete(x, layer, 0) for x in of)) for layer in layers]
+    number = claim.number(*of)
+    return Tested(number, np.array(null), jackknife(number, without), "layers")
+
+
+def jackknife(value: float, without: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of `value`, from what it is without each of its units.
+
+    Student's t with the jackknife's standard error (Efron and Tibshirani 1993, *An Introduction
+    to the Bootstrap*, eq. 11.5); NaN for fewer than 3 units.
+    """
+    count = len(without)
+    if count < 3 or not np.isfinite(without).all():
+        return math.nan, math.nan
+    half = stats.t.ppf((1 + LEVEL) / 2, count - 1) * np.sqrt((count - 1) * np.var(without))
+    return value - half, value + half
+
+
+def judged(claim: Claim, tested: Tested | str) -> dict[str, object]:
+    """The row of a claim, from its number and null, or from why there are none."""
+    why, verdict, p_value = str(tested), "not testable", math.nan
+    tested = Tested(math.nan, np.empty(0)) if isinstance(tested, str) else tested
+    null = tested.null[np.isfinite(tested.null)]
+    ends = np.quantile(null, [TAIL, 0.5, 1 - TAIL]) if len(null) else np.full(3, np.nan)
+    if math.isfinite(tested.number) and len(null):
+        verdict, why, p_value = _verdict(tested.number, null, ends, claim)
+    elif len(tested.null):
+        why = claim.absent
+    if tested.verdict is not None:
+        verdict, why = tested.verdict
+    return {
+        "claim": claim.name,
+        "statement": claim.statement,
+        "source": claim.source,
+        "what": claim.what,
+        "number": tested.number,
+        "low": tested.interval[0],
+        "high": tested.interval[1],
+        "over": tested.over if math.isfinite(tested.interval[0]) else "",
+        "null": claim.null.how,
+        "null_median": ends[1],
+        "null_low": ends[0],
+        "null_high": ends[2],
+        "null_draws": len(null),
+        "side": claim.sign,
+        "p_value": p_value if verdict != "not testable" else math.nan,
+        "q_value": math.nan,
+        "verdict": verdict,
+        "why": why,
+        "call": claim.call,
+    }
+
+
+def _verdict(
+    number: float, null: Float[np.ndarray, " draw"], ends: Float[np.ndarray, " 3"], claim: Claim
+) -> tuple[str, str, float]:
+    """The verdict, the reason, and the share of draws that are as far as the number."""
+    value, drawn = (np.maximum(claim.sign * x, claim.floor) for x in (number, null))
+
+    def share(as_far: np.ndarray) -> float:
+        return float(1 + as_far.sum()) / (1 + len(null))
+
+    p_value, other = share(drawn >= value - SAME), share(drawn <= value + SAME)
+    beside = f"{number:.3g} beside {ends[0]:.3g} to {ends[2]:.3g} of {len(null)} draws"
+    if np.ptp([*null, number]) < SAME:
+        return "not testable", claim.absent, math.nan
+    if p_value <= TAIL:
+        return "holds", f"{beside}: beyond what chance and geometry give", p_value
+    if other <= TAIL:
+        return "contradicted", f"{beside}: beyond them on the other side", p_value
+    if value == claim.floor:
+        return "unresolved", f"{beside}: less than {claim.floor:g} counts as none", p_value
+    rarest = max(1, (drawn >= drawn.max() - SAME).sum()) / (1 + len(null))
+    if rarest > TAIL:
+        why = f"{rarest:.1%} of the draws are as extreme as any can be"
+        return "not testable", f"{why}; it takes {claim.null.takes} or more", math.nan
+    return "unresolved", f"{beside}: chance and geometry give as much", p_value
+
+
+def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, "layer ..."]]:
+    """The arrays that claims are about, of the layers and planes that rotate.
+
+    Without those that the profile has no variables for.
+    """
+    wavelength = profile["wavelength"].transpose("layer", "frequency").values
+    turns = np.isfinite(wavelength)
+    layers = np.flatnonzero(turns.any(1))
+    planes = np.flatnonzero(turns[layers].all(0))
+    wavelength = wavelength[np.ix_(layers, planes)]
+    of = profile.isel(layer=layers)
+
+    def by_plane(name: str) -> np.ndarray:
+        return of[name].isel(frequency=planes).values
+
+    context, trained = (int(profile.attrs[n]) for n in ("context", "trained_context"))
+    wanted = np.log(2 * np.pi * trained / BAND_RATIO)
+    q, k, coherence = map(by_plane, ("q_norm", "k_norm", "q_coherence"))
+    kernel, predicted = of["kernel"].values, of["predicted_kernel"].values
+    single = (profile["offset_stop"] - profile["offset_start"] == 1).values
+    chooses = of["total_bits"].values >= Thresholds.diffuse
+    sinks = float(of["sink_bits"].sum()) >= SINKS * float(of["total_bits"].sum())
+    fitted = np.log(np.where(kernel > 0, kernel, np.nan))
+    agreement = _correlate(predicted[:, :, None], fitted[:, None])
+    agreement = np.where(chooses[:, None], agreement, np.nan)
+    near = np.broadcast_to(-np.arange(predicted.shape[-1], dtype=float), predicted.shape)
+    nearness = _correlate(stats.rankdata(predicted, axis=-1), near)
+    none = np.full(wavelength.shape, np.nan)
+    return {
+        "length": np.nanmean(q, 1) * np.nanmean(k, 1),
+        "band": np.array([np.interp(wanted, np.log(w), np.arange(len(w))) for w in wavelength]),
+        "slow": (wavelength > context).astype(float),
+        "sink_push": np.nanmean(by_plane("selectivity_sink").clip(min=0), 1) if sinks else none,
+        "positional": _positional(of),
+        "q_coherence": coherence,
+        "q_norm": q,
+        "agreement": agreement * np.abs(agreement),
+        "nearness": np.nanmean(nearness, 1),
+        "kernel": kernel[..., single],
+    }
+
+
+def _correlate(
+    x: Float[np.ndarray, "*batch point"], y: Float[np.ndarray, "*other point"]
+) -> Float[np.ndarray, "*both"]:
+    """Pearson's correlation along the last axis, over the points that both have."""
+    x, y = (np.where(np.isfinite(x + y), of, np.nan) for of in (x, y))
+    with np.errstate(invalid="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # no point at all: NaN
+        x, y = (of - np.nanmean(of, axis=-1, keepdims=True) for of in (x, y))
+        return np.nansum(x * y, -1) / np.sqrt(np.nansum(x * x, -1) * np.nansum(y * y, -1))
+
+
+def _positional(profile: xr.Dataset) -> Float[np.ndarray, " layer"]:
+    """The median, over the heads of a layer that are not diffuse, of the positional share."""
+    rest = profile["total_bits"] - profile["sink_bits"]
+    counts = (profile["total_bits"] >= Thresholds.diffuse) & (rest > 0)
+    return (profile["position_bits"] / rest).where(counts).median("head").values

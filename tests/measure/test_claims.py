@@ -1,0 +1,202 @@
+"""The ledger: planted claims, simulated nulls, and models of random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from synthetic_profile import synthetic_profile
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import ropelens as rl
+from ropelens.measure.claims import CLAIMS, VERDICTS, Claim, judged, measured
+
+LAYERS, HEADS, PLANES, OFFSETS = 12, 4, 16, 64
+RAMP, PLACE = np.linspace(1, 4, PLANES), np.arange(PLANES)
+OWN = np.broadcast_to(np.eye(HEADS), (LAYERS, HEADS, HEADS))
+OF_ARRAYS = [claim for claim in CLAIMS if claim.of]
+
+
+def by_plane(row: np.ndarray) -> np.ndarray:
+    return np.broadcast_to(row, (LAYERS, PLANES))
+
+
+def by_head(row: np.ndarray) -> np.ndarray:
+    return np.broadcast_to(row, (LAYERS, HEADS, PLANES))
+
+
+def at(*layers: int) -> np.ndarray:
+    """Planes that are even, but for the fastest in some layers."""
+    length = np.ones((LAYERS, PLANES))
+    length[list(layers), 0] = 9
+    return length
+
+
+def peaks(planes: tuple[int, int]) -> np.ndarray:
+    """The longest plane of layers, in turn."""
+    return (np.array(planes)[np.arange(LAYERS) % 2, None] == PLACE) + 0.1
+
+
+def kernel(weights: dict[int, float], others: float = 0.01) -> np.ndarray:
+    row = np.full(OFFSETS, others)
+    row[list(weights)] = list(weights.values())
+    return np.broadcast_to(row, (LAYERS, HEADS, OFFSETS))
+
+
+ONE_A_LAYER = np.broadcast_to(np.eye(LAYERS, PLANES)[:, None], (LAYERS, HEADS, PLANES))
+
+
+BAND, ONES = np.full(LAYERS, 3.5), np.ones(LAYERS)
+PLANTED: dict[str, tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]] = {
+    "slow_norms": ((by_plane(RAMP),), (by_plane(RAMP[::-1]),)),
+    "fast_at_the_ends": ((at(0, -1),), (at(*range(1, LAYERS - 1)),)),
+    "flat_values": ((ONES, ONES, 0.1 * ONES), (0.1 * ONES, 0.1 * ONES, ONES)),
+    "band": ((peaks((3, 4)), BAND), (peaks((14, 15)), BAND)),
+    "massive_slow": ((by_plane(PLACE >= 8) * 1.0,), (by_plane(PLACE < 8) * 1.0,)),
+    "massive_not_in_values": ((2 * ONES, 3 * ONES, 0 * ONES), (0 * ONES, 0 * ONES, 2 * ONES)),
+    "sinks_slow": tuple(
+        (by_plane(push * 1.0 + 0.1), by_plane(PLACE > 9) * 1.0)
+        for push in (PLACE > 9, PLACE <= 9)
+    ),
+    "positional_early": ((np.linspace(1, 0, LAYERS),), (np.linspace(0, 1, LAYERS),)),
+    "fixed_vectors": ((0.1 + 0.89 * ONE_A_LAYER, ONE_A_LAYER), (1 - ONE_A_LAYER, ONE_A_LAYER)),
+    "mean_vectors_predict": ((OWN,), (1 - OWN,)),
+    "decay": ((ONES,), (-ONES,)),
+    "previous_token": ((kernel({1: 0.9}),), (kernel({1: 0.01}, others=0.9),)),
+    "diagonal": ((kernel({0: 0.9}),), (kernel({0: 0.01}, others=0.9),)),
+}  # fmt: skip
+
+
+def verdict(claim: Claim, *arrays: np.ndarray, seed: int = 0, draws: int = 400) -> dict:
+    named = dict(zip(claim.of, arrays, strict=True))
+    random = np.random.default_rng(seed)
+    return judged(claim, measured(claim, xr.Dataset(), named, random, draws))
+
+
+@pytest.mark.parametrize("claim", OF_ARRAYS, ids=lambda claim: claim.name)
+def test_what_is_planted_holds_and_its_opposite_is_contradicted(claim: Claim) -> None:
+    held, contradicted = PLANTED[claim.name]
+    assert verdict(claim, *held)["verdict"] == "holds"
+    assert verdict(claim, *contradicted)["verdict"] == "contradicted"
+
+
+@pytest.mark.parametrize("claim", OF_ARRAYS, ids=lambda claim: claim.name)
+def test_where_chance_alone_speaks_a_claim_holds_in_a_fortieth_of_cases(claim: Claim) -> None:
+    random = np.random.default_rng(1)
+    shapes = [array.shape for array in PLANTED[claim.name][0]]
+    centre = float(claim.name == "decay")  # whose curves fall as often as they rise
+
+    def drawn(seed: int) -> dict:
+        arrays = (random.gamma(4, 0.25, shape) - centre for shape in shapes)
+        return verdict(claim, *arrays, seed=seed, draws=100)
+
+    rows = [drawn(seed) for seed in range(120)]
+    for word in ("holds", "contradicted"):  # 2.5 %, and three standard errors of 120 cases
+        assert np.mean([row["verdict"] == word for row in rows]) <= 0.025 + 0.043
+
+
+@pytest.mark.parametrize("claim", OF_ARRAYS, ids=lambda claim: claim.name)
+def test_constant_numbers_are_not_testable(claim: Claim) -> None:
+    row = verdict(claim, *(np.full(array.shape, 0.1) for array in PLANTED[claim.name][0]))
+    assert row["verdict"] == "not testable"
+    assert row["why"]
+
+
+@pytest.mark.parametrize(
+    ("name", "cut", "why"),
+    [
+        ("slow_norms", lambda x: x[:, :4], "24 draws are possible; it takes 8 planes or more"),
+        ("slow_norms", lambda x: x[:, :6], "% of the draws are as extreme as any can be"),
+        ("fast_at_the_ends", lambda x: x[:9], "36 draws are possible; it takes 10 layers"),
+        ("decay", lambda x: x[:5], "32 draws are possible; it takes 6 layers"),
+        ("positional_early", lambda x: x[:4], "24 draws are possible; it takes 5 layers"),
+        ("flat_values", lambda x: x[:3], "27 draws are possible; it takes 4 layers"),
+        ("previous_token", lambda x: x[..., :40], "38 draws are possible; it takes a context"),
+    ],
+)
+def test_too_few_draws_are_not_testable_and_say_what_it_takes(
+    name: str, cut: Callable[[np.ndarray], np.ndarray], why: str
+) -> None:
+    claim = next(one for one in CLAIMS if one.name == name)
+    row = verdict(claim, *map(cut, PLANTED[name][0]))
+    assert row["verdict"] == "not testable"
+    assert why in row["why"]
+    assert np.isfinite(row["number"])  # which needs no null
+
+
+@pytest.fixture(scope="module")
+def profile() -> xr.Dataset:
+    made, _ = synthetic_profile(layers=6)
+    made.attrs["trained_context"] = made.attrs["context"]
+    return made
+
+
+def test_the_ledger_has_a_row_a_claim_and_is_the_same_for_a_seed(profile: xr.Dataset) -> None:
+    table = rl.test_claims(profile, draws=200)
+    assert table["claim"].tolist() == [claim.name for claim in CLAIMS]
+    assert set(table["verdict"]) <= set(VERDICTS)
+    assert table.equals(rl.test_claims(profile, draws=200))
+    decided = table[table["verdict"] != "not testable"]
+    assert (decided["q_value"] >= decided["p_value"] - 1e-12).all()
+    assert (decided["p_value"] <= 1).all()
+    assert table.loc[table["verdict"] == "holds", "p_value"].le(0.025).all()
+    texts = table[["statement", "source", "what", "null", "why", "call"]]
+    assert texts.map(len).to_numpy().min() > 0
+
+
+def test_the_claim_on_wavelengths_is_that_of_the_heads(profile: xr.Dataset) -> None:
+    row = rl.test_claims(profile, draws=50).set_index("claim").loc["positional_fast"]
+    claim = rl.classify_heads(profile, resamples=0).attrs["claim"]
+    assert row["number"] == claim["rank_correlation"]
+    assert row["verdict"] == claim["verdict"]
+    assert row["p_value"] == pytest.approx(claim["p_value"])
+    assert (row["low"], row["high"]) == (claim["low"], claim["high"])
+
+
+def test_what_a_profile_lacks_is_not_testable(profile: xr.Dataset) -> None:
+    table = rl.test_claims(profile.drop_vars("k_coherence"), draws=50).set_index("claim")
+    assert table.loc["slow_norms", "verdict"] != "not testable"
+
+
+def random_profile(seed: int) -> xr.Dataset:
+    """A profile of a LLaMA of random weights: four sizes, four initial scales."""
+    layers, heads, kv_heads, size = (
+        (4, 4, 2, 16),
+        (6, 4, 4, 32),
+        (12, 4, 2, 16),
+        (8, 6, 3, 32),
+    )[seed % 4]
+    config = LlamaConfig(
+        vocab_size=96,
+        hidden_size=heads * size,
+        intermediate_size=2 * heads * size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=size,
+        max_position_embeddings=256,
+        initializer_range=(0.02, 0.1, 0.3, 1.0)[seed // 4 % 4],
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config).eval()
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(3, 96, (16, 96), generator=generator)
+    tokens[:, 0] = 1
+    return rl.profile(model, tokens, documents=list(range(16)))
+
+
+@pytest.mark.parametrize("seed", [0, 4])
+def test_random_weights_earn_nothing(seed: int) -> None:
+    table = rl.test_claims(random_profile(seed), draws=400)
+    assert not (table["verdict"] == "holds").any(), table[table["verdict"] == "holds"]
+
+
+@pytest.mark.slow
+def test_of_forty_random_models_a_claim_holds_in_one_at_most() -> None:
+    tables = [rl.test_claims(random_profile(seed)) for seed in range(40)]
+    held = sum((table.set_index("claim")["verdict"] == "holds").astype(int) for table in tables)
+    assert held.max() <= 1, held
