@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import runpy
 import signal
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,9 +24,6 @@ PLAN = "ropelens: plan: "
 RECORD = '{"kind": "analysis", "findings": ["an earlier one"]}'
 NAMES = ("heads.csv", "index.html", "profile.nc", "run.json")
 MAIN = "from ropelens.commands.app import main; main()"
-
-# A shell starts what runs in the background deaf to Ctrl-C, and its children with it.
-LISTENING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
 
 
 @dataclass(frozen=True)
@@ -112,28 +108,6 @@ def out(tmp_path: Path) -> Path:
     folder = tmp_path / "results" / "out"
     folder.mkdir(parents=True)
     return folder
-
-
-def start(*args: object, before: str = "", **options: object) -> subprocess.Popen[str]:
-    """`ropelens *args` in a process of its own, which first runs the code `before`."""
-    settings = {
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "text": True,
-        "errors": "surrogateescape",  # names of files may be any bytes
-        "env": os.environ | {"COLUMNS": "80"},
-    }
-    return subprocess.Popen(
-        [sys.executable, "-c", f"{LISTENING}\n{before}\n{MAIN}", *map(str, args)],
-        **settings | options,  # type: ignore[call-overload]
-    )
-
-
-def apart(*args: object, before: str = "") -> Ended:
-    """`start`, waited for."""
-    process = start(*args, before=before)
-    out, err = process.communicate(timeout=300)
-    return Ended(process.returncode, out, err)
 
 
 def save_family(folder: Path, name: str, **config: object) -> Path:

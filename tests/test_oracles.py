@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from oracles.dense import dense
 from oracles.logit import HeadRows, bin_of_offset, gain, information
-from oracles.recording import LayerRotation, attention_calls
-from oracles.tiny import (
-    FAMILIES,
-    SUPPORTED,
-    TEN,
-    random_tokens,
-    rotations,
-    tiny,
-)
+from oracles.tiny import TEN, random_tokens, rotations, tiny
 
 LENGTHS = (30, 17, 24)
 
@@ -24,9 +15,6 @@ def measured(name: str) -> dict[str, np.ndarray]:
     model = tiny(name)
     tokens = random_tokens(sequences=len(LENGTHS), length=max(LENGTHS))
     return dense(model, tokens, LENGTHS, rotations=rotations(model, name=name))
-
-
-# the dense computation, and the table of families
 
 
 @pytest.mark.parametrize("name", TEN)
@@ -45,51 +33,6 @@ def test_laws(name: str):
         assert np.nanmax(coherence) <= 1 + 1e-12
     assert (r["total_bits"] > 0.1).any(), "attention is not nearly uniform"
     assert (r["learned_sink_mass"].max() > 0.01) == (name == "gpt_oss")
-
-
-@pytest.mark.parametrize("name", SUPPORTED)
-def test_table_states_the_rotation_of_the_live_model(name: str):
-    """One token repeated: taking back the stated rotation leaves one vector everywhere."""
-    model = tiny(name).double()
-    for parameter, weight in model.named_parameters():
-        if parameter.endswith("sinks"):  # they take less where there are more keys, so that
-            weight.data.fill_(-1e9)  # the hidden state would change with position
-    calls, _ = attention_calls(model, np.full(9, 5))
-    for layer, (call, truth) in enumerate(zip(calls, rotations(model, name=name), strict=True)):
-        assert len(truth.rest) == FAMILIES[name].unrotated_by_layer(len(calls))[layer]
-        assert (layer in FAMILIES[name].nope_layers) == (len(truth.pairs) == 0)
-        for x in (call.query, call.key):
-            assert drift(truth.unrotate(x)) < 1e-5
-            for wrong in wrong_rotations(truth):
-                assert drift(wrong.unrotate(x)) > 1e-2
-
-
-def drift(x: torch.Tensor) -> float:
-    """Largest change of x [head, position, coordinate] from position 0, relative."""
-    return float((x - x[:, :1]).norm(dim=-1).max() / x.norm(dim=-1).max())
-
-
-def wrong_rotations(truth: LayerRotation) -> list[LayerRotation]:
-    """The other direction, the other pairing, and 3% off in speed (none for NoPE layers)."""
-    if not len(truth.pairs):
-        return []
-    coordinates = np.sort(truth.pairs.flatten())
-    half = coordinates.reshape(2, -1).T
-    repaired = coordinates.reshape(-1, 2) if (truth.pairs == half).all() else half
-    if len(truth.rest) and truth.rest[0] < coordinates[-1]:  # p-RoPE: planes lie apart
-        repaired = coordinates.reshape(-1, 2)
-    variants = [
-        (truth.pairs, -truth.inv_freq),
-        (repaired, truth.inv_freq),
-        (truth.pairs, truth.inv_freq * 1.03),
-    ]
-    return [
-        LayerRotation(pairs=pairs, inv_freq=inv_freq, head_dim=truth.head_dim)
-        for pairs, inv_freq in variants
-    ]
-
-
-# the conditional logit
 
 
 def rows_of(scores: np.ndarray, *, planes: np.ndarray, window: int = 10**6) -> HeadRows:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from typing import Any, Literal
 
@@ -38,6 +39,8 @@ Tokens = (
 Lengths = Integer[Tensor, " sequence"] | Integer[np.ndarray, " sequence"] | Sequence[int]
 
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
+
+_version = cache(version)  # which parses a file
 
 
 @dataclass(frozen=True)
@@ -172,7 +175,7 @@ def fingerprint(text: Corpus) -> str:
 def versions() -> dict[str, str]:
     """Versions of ropelens and of the libraries that the numbers depend on."""
     names = ("ropelens", "torch", "transformers", "transformer-lens", "numpy", "xarray")
-    return {name: version(name) for name in names}
+    return {name: _version(name) for name in names}
 
 
 def sequences_at_once(

@@ -89,7 +89,7 @@ ROPE = st.fixed_dictionaries(
 CHANGES = st.dictionaries(st.sampled_from(CONFIG), VALUES, min_size=1, max_size=2)
 
 
-@cases(60)
+@cases(40)
 @given(changes=CHANGES | ROPE.map(lambda rope: {"rope_parameters": rope}))
 def test_configs(model: Path, changes: dict[str, object]) -> None:
     whole = (model / "config.json").read_text()
@@ -117,7 +117,8 @@ def analyzed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that a sweep could join, once its run.json says so."""
     folder = tmp_path_factory.mktemp("reports") / "analysis" / "tiny"
     folder.mkdir(parents=True)
-    save(synthetic_profile()[0].assign_attrs(kind="profile"), folder / "profile.nc")
+    made, _ = synthetic_profile(layers=1, heads=2, frequencies=2, context=64, excerpt=8)
+    save(made, folder / "profile.nc")
     (folder / "index.html").touch()
     return folder
 
@@ -165,7 +166,7 @@ def command_lines(draw: st.DrawFn) -> list[str]:
     return [command, *(part for option in options for part in option)]
 
 
-@cases(80)
+@cases(60)
 @given(args=command_lines())
 def test_arguments(tmp_path_factory: pytest.TempPathFactory, args: list[str]) -> None:
     """No model is loaded: none of these names is one."""

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import trained
 from cli_runs import MAIN
 from forked import forked, together
+from safetensors.torch import load_file
 from same import assert_same
 from tiny_checkpoints import edit_weights, save_tiny
+from trained import metrics, run, text, train
 
 import ropelens as rl
+from ropelens.train import loop
 
-# The second process saves after each batch, and is killed after its second batch.
+__all__ = ["run", "text"]
+
+# All save after each batch; the last process is killed after its second batch of a stage.
 DIES = """
 import os, signal
 from ropelens.commands.app import main
@@ -25,9 +32,9 @@ savepoint.SECONDS = 0
 save, batches = savepoint.Stage.save, []
 def die(self, state):
     save(self, state)
-    if state[1] is not None:
+    if state[1] is not None and self.path.name.startswith("{stage}-"):
         batches.append(1)
-    if len(batches) == 2 and os.environ["RANK"] == "1":
+    if len(batches) == 2 and int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
         os.kill(os.getpid(), signal.SIGKILL)
 savepoint.Stage.save = die
 main()
@@ -58,8 +65,27 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+# One process, killed after its third step.
+DIES_LEARNING = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from ropelens.train import loop
+from trained import OPTIONS, train
+save = loop.save_checkpoint
+def save_and_die(path, *state):
+    save(path, *state)
+    if state[-1][0] == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+loop.save_checkpoint = save_and_die
+text, out, threads = sys.argv[1:]
+torch.set_num_threads(int(threads))
+train([Path(text)], out=Path(out), checkpoint_seconds=0, **OPTIONS)
+"""
+
 OPTIONS = rl.Options(context=32, sequences=5, rows=8, surrogates=2)
 SWEEP = {"keep": [0.5], "controls": 0, "measures": ("loss", "induction", "change")}
+SWEPT = ("--keep", 0.5, "--controls", 0, "--measures", "loss,induction,change")
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +110,7 @@ def test_a_sweep_in_three_processes_is_that_of_one(
 ) -> None:
     """Rows, surrogates and trials are drawn alike; of five sequences one is of the first."""
     out = tmp_path / "three"
-    sweep = ("--keep", 0.5, "--controls", 0, "--measures", "loss,induction,change")
-    ended = forked(3, MAIN, "truncate", *args, *sweep, "--out", out)
+    ended = forked(3, MAIN, "truncate", *args, *SWEPT, "--out", out)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == f"{out / 'index.html'}\n"
     (plan,) = voices(ended.stderr)
@@ -116,14 +141,18 @@ def test_checkpoints_that_are_left_are_shared_one_after_another(
     assert first != pytest.approx(third, rel=1e-6)
 
 
+@pytest.mark.parametrize("how", ["forked", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_a_process_that_dies_ends_all_and_they_go_on(
-    args: tuple, one: rl.Analysis, tmp_path: Path
+    args: tuple, one: rl.Analysis, tmp_path: Path, how: str
 ) -> None:
     out, script = tmp_path / "out", tmp_path / "dies.py"
-    script.write_text(DIES)
+    script.write_text(DIES.format(stage=0))
     command = ("analyze", *args, "--batch-size", 1, "--out", out)
-    ended = together(*TORCHRUN, 2, script, *command)
-    assert (ended.returncode, ended.stdout) == (1, "")
+    if how == "forked":
+        ended = forked(2, DIES.format(stage=0), *command)
+    else:
+        ended = together(*TORCHRUN, 2, script, *command)
+    assert (ended.returncode != 0, ended.stdout) == (True, "")
     assert len(voices(ended.stderr)) == 2, ended.stderr
     lost = voices(ended.stderr)[1]
     # It saw that the other was gone, or torchrun did and stopped it.
@@ -134,3 +163,29 @@ def test_a_process_that_dies_ends_all_and_they_go_on(
     assert ended.stderr.count("going on from what was measured in ") == 1
     assert not (out / ".unfinished").exists()
     assert_same(rl.open(out).profile, one.profile)
+
+
+def test_a_killed_sweep_goes_on(args: tuple, one: rl.Analysis, tmp_path: Path) -> None:
+    """In the profile after the sweep."""
+    out = tmp_path / "out"
+    command = ("truncate", *args, *SWEPT, "--batch-size", 1, "--out", out)
+    assert forked(1, DIES.format(stage=1), *command).returncode == -signal.SIGKILL
+    assert [path.name for path in out.iterdir()] == [".unfinished"]
+    ended = forked(1, MAIN, *command)
+    assert (ended.returncode, ended.stdout) == (0, f"{out / 'index.html'}\n"), ended.stderr
+    assert ended.stderr.count("going on from what was measured in ") == 2
+    assert not (out / ".unfinished").exists()
+    assert_same(rl.open(out).profile, one.profile)
+    assert_same(rl.open(out).truncation, one.truncation)
+
+
+def test_a_killed_run_ends_bit_for_bit_the_same(run: Path, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "killed"
+    ended = forked(1, DIES_LEARNING, text, out, torch.get_num_threads())
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert not (out / "model.safetensors").exists()
+    (out / f".{loop.CHECKPOINT}.part").write_text("as a kill while it is written leaves it")
+    train([text], out=out, **trained.OPTIONS)
+    assert metrics(out) == metrics(run)
+    resumed, whole = load_file(out / "model.safetensors"), load_file(run / "model.safetensors")
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)

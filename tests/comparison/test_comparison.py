@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from pathlib import Path
 
@@ -34,8 +33,6 @@ from ropelens.comparison.measure import past_context, validation
 from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument
 from ropelens.train.data import documents_of, sequences_of, train_tokenizer
-from ropelens.train.settings import SIZES
-from ropelens.train.study import run_study
 
 __all__ = ["comparison", "measured", "study"]
 
@@ -183,32 +180,9 @@ def test_an_entry_without_its_like_in_the_baseline_is_alone() -> None:
     entries = [Entry("", group, Path(), variant=group, seed=seed) for group, seed in of]
     assert partners(entries) == [0, 0, -1, 3]
     assert partners(entries, ["a", "b", "a", "c"]) == [0, -1, 0, 3]
-
-
-def test_two_sizes_have_a_baseline_each(
-    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pico = dataclasses.replace(NANO, layers=1, heads=4, kv_heads=2, head_dim=8)
-    monkeypatch.setitem(SIZES, "pico", pico)
-    (tmp_path / "story.txt").write_text(story(2000), encoding="utf-8")
-    (tmp_path / "both.toml").write_text(
-        'variants = ["rope", "nope"]\nsizes = ["nano", "pico"]\ntext = ["story.txt"]\n'
-        "context = 32\nvocabulary = 300\nsteps = 1\n"
-    )
-    runs = run_study(tmp_path / "both.toml", out=tmp_path / "runs")
-    both = rl.compare([runs], cache=str(tmp_path / "cache"), sequences=4)
-    names = ["nano rope", "nano nope", "pico rope", "pico nope"]
-    assert both["group"].values.tolist() == names
-    assert both["partner"].values.tolist() == [0, 0, 2, 2]
-    small = both.isel(entry=[2, 3])
-    assert (small["label"].sel(layer=1) == "").all()  # a layer that they do not have
-    assert small["selectivity_keys"].sel(layer=1).isnull().all()
-    assert (small["label"].sel(layer=0) != "").all()
-    table = summarize_comparison(both).set_index("group")
-    loss = both["loss"].values
-    changes = table["loss_change"].values
-    assert changes[[1, 3]] == pytest.approx([loss[1] - loss[0], loss[3] - loss[2]])
-    assert np.isnan(changes[[0, 2]]).all()
+    sizes = [(size, variant) for size in ("nano", "pico") for variant in ("rope", "nope")]
+    entries = [Entry("", f"{s} {v}", Path(), size=s, variant=v) for s, v in sizes]
+    assert partners(entries) == [0, 0, 2, 2]
 
 
 def test_the_table_counts_heads(comparison: xr.Dataset) -> None:

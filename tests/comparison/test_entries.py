@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from trained import VARIANTS, copy_of, run_folder, runs_in, study
+from trained import NANO, VARIANTS, copy_of, run_folder, runs_in, study
 
 from ropelens.comparison.entries import find_entries
 from ropelens.errors import BadArgument, RopelensError
@@ -51,23 +52,24 @@ def test_what_cannot_be_compared_is_refused(study: Path, tmp_path: Path) -> None
             find_entries(paths)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"learning_rate": 1.0}, "learning_rate: 0.01 and 1.0"),
-        ({"context": 64, "steps": 9}, "context: 32 and 64; steps: 2 and 9"),
-    ],
-)
-def test_runs_that_learnt_otherwise_are_refused(
-    study: Path, tmp_path: Path, change: dict[str, object], words: str
-) -> None:
+def change(run: Path, **settings: object) -> None:
+    record = json.loads((run / "run.json").read_text())
+    record["settings"] |= settings
+    (run / "run.json").write_text(json.dumps(record))
+
+
+def test_runs_that_learnt_otherwise_are_refused(study: Path, tmp_path: Path) -> None:
     copy = copy_of(study, tmp_path)
-    other = run_folder(copy, "nope", 0)
-    record = json.loads((other / "run.json").read_text())
-    record["settings"] |= change
-    (other / "run.json").write_text(json.dumps(record))
-    with pytest.raises(RopelensError, match=words):
-        find_entries([run_folder(copy, "rope", 0), other])
+    first, other = (run_folder(copy, name, 0) for name in ("rope", "nope"))
+    change(other, learning_rate=1.0)
+    with pytest.raises(RopelensError, match=r"learning_rate: 0\.01 and 1\.0"):
+        find_entries([first, other])
+    change(other, size=asdict(replace(NANO, layers=3)))  # which has a rate of its own
+    entries, _ = find_entries([first, other])
+    assert [entry.group for entry in entries] == ["nano rope", "3x32x2x1 nope"]
+    change(other, context=64, steps=9)
+    with pytest.raises(RopelensError, match="context: 32 and 64; steps: 2 and 9"):
+        find_entries([first, other])
 
 
 def test_damaged_records_are_one_error(study: Path, tmp_path: Path) -> None:

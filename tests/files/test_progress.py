@@ -42,7 +42,6 @@ def test_a_bar_with_the_time_left_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     terminal, end = pty.openpty()
-    os.set_blocking(terminal, False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
     with os.fdopen(end, "w") as stderr:
@@ -54,9 +53,11 @@ def test_a_bar_with_the_time_left_on_a_terminal(
             advance(800, note="loss 2")
             if fails:
                 raise KeyboardInterrupt
-        monkeypatch.undo()
-        shown = os.read(terminal, 65_536).decode()
-    os.close(terminal)
+    monkeypatch.undo()
+    with os.fdopen(terminal) as screen, contextlib.suppress(OSError):  # which ends it
+        shown = ""
+        while letter := screen.read(1):
+            shown += letter
     words = re.sub(r"\x1b\[[\d;]*m", "", shown)  # without colours
     assert re.search(r"measuring [━╺╸]+ +80% [-\d:]+ loss 2", words)
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1  # the cursor comes back

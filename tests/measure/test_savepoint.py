@@ -3,43 +3,24 @@
 from __future__ import annotations
 
 import shutil
-import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 import xarray as xr
-from cli_runs import Command, ropelens, start
 from evaluated import FEW, telling
 from same import assert_same
-from tiny_checkpoints import save_tiny, tiny_llama
+from tiny_checkpoints import tiny_llama
 
 import ropelens as rl
 from ropelens.measure import savepoint as module
 from ropelens.measure.savepoint import Stage, begin_stage, savepoint
 from ropelens.models.subject import Subject
 
-__all__ = ["ropelens"]
-
 TOKENS = torch.randint(2, 40, (6, 24), generator=torch.Generator().manual_seed(0))
 MODEL = tiny_llama(num_hidden_layers=1, num_attention_heads=2).eval()
 EDITS = {"half": rl.stop_slowest(0.5), "one head": rl.stop_slowest(0.5, heads="0.1")}
-
-# A batch of a sequence is saved, and then a pause follows in which it can be killed.
-SLOWLY = """
-import time
-from ropelens.measure import savepoint
-savepoint.SECONDS = 0
-save, saved = savepoint.Stage.save, []
-def pause(self, state):
-    save(self, state)
-    if self.path.name.startswith("1-") and state[1] is not None:
-        saved.append(1)
-        print("paused", len(saved), flush=True)
-        time.sleep(60 * (len(saved) - 1))
-savepoint.Stage.save = pause
-"""
 
 
 class Stop(Exception):
@@ -207,33 +188,6 @@ def test_ctrl_c_says_how_to_go_on(folder: Path) -> None:
     told = f"^stopped; the same command goes on from {folder}"
     with pytest.raises(KeyboardInterrupt, match=told), savepoint(folder, {}):
         raise KeyboardInterrupt
-
-
-def test_a_killed_command_goes_on(tmp_path: Path, ropelens: Command) -> None:
-    """By SIGKILL, in the profile after a sweep; as analyze, which has no sweep, does."""
-    text = tmp_path / "text.txt"
-    text.write_text("the quick brown fox jumps over the lazy dog " * 20)
-    model = save_tiny(tmp_path / "model", num_hidden_layers=1)
-    options = ("--text", text, "--context", 32, "--sequences", 3, "--batch-size", 1)
-    sweep = ("--measures", "loss", "--keep", "0.5", "--controls", 0)
-    run = ("truncate", model, *options, *sweep, "--out")
-    with start(*run, tmp_path / "killed", before=SLOWLY) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "paused 1\n"
-        assert process.stdout.readline() == "paused 2\n"
-        process.kill()
-        process.communicate()
-    assert process.returncode == -signal.SIGKILL
-    assert [path.name for path in (tmp_path / "killed").iterdir()] == [".unfinished"]
-    ended = ropelens(*run, tmp_path / "killed")
-    assert (ended.code, ended.out) == (0, f"{tmp_path / 'killed' / 'index.html'}\n")
-    assert ended.err.count("going on from what was measured in ") == 2
-    assert not (tmp_path / "killed" / ".unfinished").exists()
-    sweep = {"measures": ["loss"], "keep": [0.5], "controls": 0}
-    whole = rl.analyze(model, text, rl.Options(context=32, sequences=3), truncation=sweep)
-    found = rl.open(tmp_path / "killed")
-    assert_same(found.profile, whole.profile)
-    assert_same(found.truncation, whole.truncation)
 
 
 def test_a_link_in_place_of_a_savepoint_is_not_followed(tmp_path: Path) -> None:

@@ -2,52 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 from trained import OPTIONS, metrics, run, text, train
 
 from ropelens.errors import BadText
 from ropelens.train import loop
 
 __all__ = ["run", "text"]
-
-HERE = os.pathsep.join(sys.path)  # where the tests import from
-
-
-def test_killed_and_resumed_is_bit_for_bit_the_same(
-    run: Path, text: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "killed"
-    script = (
-        "from pathlib import Path; from trained import train\n"
-        f"train([Path({str(text)!r})], out=Path({str(out)!r}), checkpoint_seconds=0, "
-        f"**{OPTIONS!r})"
-    )
-    threads = str(torch.get_num_threads())
-    process = subprocess.Popen(
-        [sys.executable, "-c", script],
-        env=os.environ | {"OMP_NUM_THREADS": threads, "PYTHONPATH": HERE},
-    )
-    try:
-        while not (out / loop.CHECKPOINT).exists():
-            assert process.poll() is None
-            time.sleep(0.01)
-    finally:
-        process.kill()
-        process.wait()
-    assert not (out / "model.safetensors").exists()
-    (out / f".{loop.CHECKPOINT}.part").write_text("as a kill while it is written leaves it")
-    train([text], out=out, checkpoint_seconds=0, **OPTIONS)
-    assert metrics(out) == metrics(run)
-    resumed, whole = load_file(out / "model.safetensors"), load_file(run / "model.safetensors")
-    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
 
 
 @pytest.mark.parametrize("step", [24, 60])
