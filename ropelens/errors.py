@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, wraps
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_type_hints
@@ -67,6 +68,19 @@ class BadText(RopelensError):
 
 class BadArgument(RopelensError):
     """A value outside what the function can work with."""
+
+
+@contextmanager
+def explained(
+    what: str, attempt: str = "", *, error: type[RopelensError] = BadCheckpoint
+) -> Iterator[None]:
+    """Raise `error` for errors of other libraries, which are of every kind; ours pass."""
+    try:
+        yield
+    except RopelensError:
+        raise
+    except Exception as cause:
+        raise error(what, seen=words_of(cause, kind=True), attempt=attempt) from cause
 
 
 def words_of(error: BaseException, *, kind: bool = False) -> str:

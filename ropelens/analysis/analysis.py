@@ -18,9 +18,16 @@ from torch import nn
 from ropelens.analysis.plan import Plan, this_command
 from ropelens.comparison.compare import compare
 from ropelens.comparison.table import summarize_comparison
-from ropelens.errors import BadArgument, public
+from ropelens.errors import BadArgument, explained, public, words_of
 from ropelens.files.folder import file_name, write_whole
-from ropelens.files.results import PAGE, open_results, read_record, write_folder
+from ropelens.files.results import (
+    PAGE,
+    NotDrawn,
+    drawing,
+    open_results,
+    read_record,
+    write_folder,
+)
 from ropelens.measure.heads import classify_heads
 from ropelens.measure.measurement import versions
 from ropelens.measure.savepoint import UNFINISHED, remove_savepoint
@@ -116,8 +123,9 @@ class Analysis:
 
         A sweep is written to truncation.nc and truncation.csv. A sweep or a reach of the same
         weights that `folder` has already stays, and is on the page. After an error `folder`
-        is as it was before. Raises `BadArgument` for a folder that cannot be written to, or
-        that holds a model or results of another kind.
+        is as it was before; after one in drawing the page it has the numbers. Raises
+        `BadArgument` for a folder that cannot be written to, or that holds a model or results
+        of another kind, and `RopelensError` for a page that cannot be drawn.
         """
         weights, whole = self.provenance.get("model", {}).get("fingerprint"), self
         if earlier := earlier_analysis(Path(folder), weights):
@@ -126,8 +134,20 @@ class Analysis:
             whole = replace(self, truncation=swept, reach=reach)
         kind = "analysis" if whole.truncation is None else "truncation"
         record = self.provenance | {"kind": kind, "findings": whole.findings}
-        page = write_folder(folder, record=record, results=whole.results, page=whole.page)
-        remove_savepoint(Path(folder) / UNFINISHED)
+        unfinished = Path(folder) / UNFINISHED
+        try:
+            page = write_folder(folder, record=record, results=whole.results, page=whole.page)
+        except NotDrawn:
+            remove_savepoint(unfinished)
+            raise
+        except OSError as error:
+            goes_on = f"the same command, which goes on from {unfinished}"
+            raise BadArgument(
+                f"The results cannot be written to {folder}.",
+                seen=words_of(error),
+                attempt=goes_on * unfinished.exists(),
+            ) from error
+        remove_savepoint(unfinished)
         return page
 
     def __repr__(self) -> str:
@@ -166,9 +186,12 @@ def open_analysis(folder: str | Path) -> Analysis:
                 f"{folder / 'reach.nc'} is of {reach.attrs.get('model')}, and the profile "
                 f"beside it of {profile.attrs.get('model')}."
             )
+    what = f"{folder / 'profile.nc'} lacks numbers that labels are made of."
+    with explained(what, "measure again", error=BadArgument):
+        heads = classify_heads(profile, seed=profile.attrs["seed"])
     return Analysis(
         profile,
-        classify_heads(profile, seed=profile.attrs["seed"]),
+        heads,
         record,
         truncation=open_results(folder / "truncation.nc", "truncation") if swept else None,
         reach=reach,
@@ -281,9 +304,14 @@ def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Pat
         )
     if kind == "comparison" and beside is None:
         comparison = open_results(folder / "comparison.nc", "comparison")
-        return write_whole(folder / PAGE, render_comparison(comparison))
-    other = None if beside is None else open_analysis(beside)
-    return write_whole(folder / PAGE, open_analysis(folder).page(beside=other))
+        with drawing(folder):
+            page = render_comparison(comparison)
+    else:
+        other = None if beside is None else open_analysis(beside)
+        analysis = open_analysis(folder)
+        with drawing(folder):
+            page = analysis.page(beside=other)
+    return write_whole(folder / PAGE, page)
 
 
 def is_measured(folder: Path, plan: Plan) -> bool:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from ropelens.analysis.options import Model, Options, Text, with_options
-from ropelens.errors import RopelensError
+from ropelens.errors import RopelensError, explained
 
 if TYPE_CHECKING:
     from ropelens.analysis.analysis import Analysis, Answer
@@ -170,6 +170,8 @@ def run_app(app: typer.Typer, *, name: str = "ropelens") -> None:
     code, words = 1, ""
     silence_others()
     try:
+        with explained("The working directory is gone.", "cd to another", error=RopelensError):
+            Path.cwd()  # without one torch ends the process
         code = app(prog_name=name, standalone_mode=False) or 0
         print(end="", flush=True)
     except (Exception, KeyboardInterrupt) as error:

@@ -16,7 +16,7 @@ import xarray as xr
 from ropelens.comparison.entries import Entry, find_entries
 from ropelens.comparison.measure import head_measures, measure
 from ropelens.comparison.table import ALONE
-from ropelens.errors import BadArgument, Count, Positive, public
+from ropelens.errors import BadArgument, Count, Positive, explained, public
 from ropelens.files.folder import file_name
 from ropelens.files.progress import Advance, ShowProgress, silent
 from ropelens.files.results import open_results, save
@@ -75,7 +75,8 @@ def compare(
         dataset = _measure_runs(entries, measured, progress or silent)
         dataset.attrs["unfinished"] = ", ".join(unfinished)
     else:
-        dataset = _analyses(entries)
+        with explained("A profile lacks numbers.", "measure it again", error=BadArgument):
+            dataset = _analyses(entries)
     texts = dataset["text"].values.tolist() if "text" in dataset.coords else ()
     dataset = dataset.assign_coords(partner=("entry", partners(entries, texts)))
     dataset.attrs |= {

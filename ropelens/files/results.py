@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from ropelens.errors import BadArgument, public, words_of
+from ropelens.errors import BadArgument, RopelensError, explained, public
 from ropelens.files.folder import check_writable, output_folder, write_whole
 
 RECORD, PAGE = "run.json", "index.html"
@@ -38,6 +39,10 @@ TRAINED = ("config.json", "study.json", "history", "checkpoint.pt", ".lock")
 """What lies in the folder of a model, of a training run or of a study."""
 
 
+class NotDrawn(RopelensError):
+    """A page could not be drawn, and its numbers are saved."""
+
+
 def write_folder(
     folder: str | Path,
     *,
@@ -50,9 +55,11 @@ def write_folder(
     `record` becomes run.json. `results` go by the names of their files: a
     dataset becomes netCDF, whose kind is its name ("profile.nc"), a table becomes CSV, where
     a text that a spreadsheet would run as a formula gets a "'" before it. `page` draws the
-    page. Raises `BadArgument` as `check_out`.
+    page. Raises `BadArgument` as `check_out`, and `NotDrawn` for an error in drawing: the
+    numbers are written before it is raised, and an earlier page is removed.
     """
     check_out(Path(folder), record["kind"])
+    failed: NotDrawn | None = None
     with output_folder(folder) as new:
         for name, result in results.items():
             if isinstance(result, xr.Dataset):
@@ -60,9 +67,23 @@ def write_folder(
             else:
                 table = result.map(_no_formula)
                 write_whole(new / name, table.to_csv(index=False, lineterminator="\n"))
-        write_whole(new / PAGE, page())
+        try:
+            with drawing(folder):
+                text = page()
+            write_whole(new / PAGE, text)
+        except NotDrawn as error:
+            failed = error
         write_whole(new / RECORD, json.dumps(dict(record), indent=2, allow_nan=False) + "\n")
+    if failed is not None:
+        (Path(folder) / PAGE).unlink(missing_ok=True)  # of other numbers
+        raise failed
     return Path(folder) / PAGE
+
+
+def drawing(folder: str | Path) -> AbstractContextManager[None]:
+    """Errors of the block are `NotDrawn`, but for what a user can cause."""
+    what = f"The page of {folder} could not be drawn; its numbers are saved."
+    return explained(what, "ropelens.open reads them; please report this", error=NotDrawn)
 
 
 def read_record(folder: str | Path) -> dict[str, Any]:
@@ -136,7 +157,8 @@ def open_results(path: str | Path, kind: str | None = None) -> xr.Dataset:
     Raises `BadArgument` for a file that is missing, damaged or of another kind.
     """
     path, what = Path(path), kind or "netCDF file of ropelens"
-    try:
+    advice = "a file that ropelens wrote; if it is damaged, measure again"
+    with explained(f"{path} is no {what}.", advice, error=BadArgument):
         _require_plain(path)
         results = xr.load_dataset(path, engine="h5netcdf")
         contents = set(str(results.attrs.pop(CONTENTS, "")).split())
@@ -144,12 +166,6 @@ def open_results(path: str | Path, kind: str | None = None) -> xr.Dataset:
         if not contents or not contents <= set(results.variables) or kind not in (None, states):
             lacks = ", ".join(sorted(contents - set(results.variables)))
             raise ValueError(f"its kind is {states}" + f"; it lacks {lacks}" * bool(lacks))
-    except Exception as error:  # whatever a damaged file makes HDF5, h5py and xarray raise
-        raise BadArgument(
-            f"{path} is no {what}.",
-            seen=words_of(error, kind=True),
-            attempt="a file that ropelens wrote; if it is damaged, measure again",
-        ) from error
     plain = (v.item() if isinstance(v, np.generic) else v for v in results.attrs.values())
     results.attrs = dict(zip(results.attrs, plain, strict=True))
     return results

@@ -55,6 +55,9 @@ class Stage:
             save_file(tensors, aside, {"key": self.key, "form": written})
             aside.replace(self.path)
         except (OSError, SafetensorError) as error:
+            with suppress(OSError):  # empty folders go
+                self.path.parent.rmdir()
+                self.path.parent.parent.rmdir()
             self.path = None
             warnings.warn(f"the measurement so far could not be saved: {error}", stacklevel=2)
         self.due = time.monotonic() + SECONDS

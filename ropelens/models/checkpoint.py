@@ -29,7 +29,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from ropelens.errors import BadArgument, BadCheckpoint, words_of
+from ropelens.errors import BadArgument, BadCheckpoint, explained
 from ropelens.models.device import stated_number
 from ropelens.models.loading import Loading
 from ropelens.models.paths import at_home, bundled_path
@@ -210,12 +210,3 @@ def quiet_transformers() -> Iterator[None]:
         logging.disable(before)
         if hide_bars:
             transformers_logging.enable_progress_bar()
-
-
-@contextmanager
-def explained(what: str, attempt: str = "") -> Iterator[None]:
-    """Raise `BadCheckpoint` for errors of other libraries, which are of every kind."""
-    try:
-        yield
-    except Exception as error:
-        raise BadCheckpoint(what, seen=words_of(error, kind=True), attempt=attempt) from error

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from transformers import (
     BitsAndBytesConfig,
     PreTrainedConfig,
@@ -21,11 +22,10 @@ from transformers import (
     TorchAoConfig,
 )
 
-from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel, public
+from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel, explained, public
 from ropelens.models.checkpoint import (
     Checkpoint,
     auto_class,
-    explained,
     locate,
     quiet_transformers,
     read_config,
@@ -154,6 +154,8 @@ class Opened:
         if loading.device_map == "auto":
             options["max_memory"] = room_for_weights(self.devices)
         with explained(f"transformers cannot load the model in {path}."):
+            if not (path.is_file() or _is_quantized(self.config)):
+                _require_floats(weight_files(path))
             if loading.quantize is not None:
                 options["quantization_config"] = _quantization_config(loading.quantize)
             model, weights = auto_class(self.config).from_pretrained(
@@ -200,6 +202,18 @@ def _quantization_config(name: Quantization) -> Any:
     if name == "bnb-int8":
         return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+
+
+def _require_floats(files: Iterable[Path]) -> None:
+    """Raise ValueError for integers, whose bits transformers would read as weights."""
+    for file in files:
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                dtype = tensors.get_slice(name).get_dtype()
+                if name.endswith(".weight") and dtype.startswith(("I", "U")):
+                    raise ValueError(
+                        f"{name} is {dtype}, and config.json states no quantization"
+                    )
 
 
 def _check_weights(name: str, weights: dict[str, set]) -> None:

@@ -6,6 +6,7 @@ Commands make their options of the fields of `Loading`, so torch is not imported
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_type_hints
@@ -36,13 +37,17 @@ class Checked:
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(type(self), include_extras=True).items():
             value, info = getattr(self, name), hint.__metadata__[0]
-            least = info.min if info.min is not None else -math.inf
-            if not is_bearable(value, hint) or (isinstance(value, int) and value < least):
-                kind = str(hint.__origin__).removeprefix("<class '").removesuffix("'>")
-                raise BadArgument(
-                    f"The option {name} cannot be {value!r}."[:80],
-                    attempt=kind + f", at least {info.min}" * (info.min is not None),
-                )
+            least, most = (
+                sign * math.inf if bound is None else bound
+                for sign, bound in ((-1, info.min), (1, info.max))
+            )
+            is_number = isinstance(value, (int, float))
+            fits = not is_number or (least <= value <= most and abs(value) < math.inf)
+            if not (fits and is_bearable(value, hint)):
+                kind = re.sub(r"<class '|'>|\b[a-z_.]+\.(?=[A-Z])", "", str(hint.__origin__))
+                kind += f", at least {info.min}" * (info.min is not None)
+                kind += f", at most {info.max}" * (info.max is not None)
+                raise BadArgument(f"The option {name} cannot be {value!r}."[:80], attempt=kind)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ def name_checkpoints(models: Sequence[str]) -> dict[str, str]:
     names = [file_name(n).strip(".-") for n in short_names(places)] if distinct else []
     if len(set(names)) < len(places) or not all(names):
         raise BadArgument(
-            "Checkpoints are named twice, or too much alike for a folder each.",
+            "Checkpoints need names that differ in letters or digits: each gets a folder.",
             seen=", ".join(models)[:200],
         )
     return dict(zip(names, models, strict=True))

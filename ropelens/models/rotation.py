@@ -119,6 +119,12 @@ def lone_tokens(
             x[:, :, 0].double().cpu().unflatten(0, (len(tokens), -1))
             for x in (call.query, call.key, call.value)
         )
+        if not (query.isfinite().all() and key.isfinite().all()):
+            raise UnsupportedModel(
+                f"{subject.kind} has queries or keys that are NaN or infinite.",
+                seen=f"layer {call.layer}",
+                attempt="whole weights, and rope_parameters that give frequencies",
+            )
         length = query.square().sum((0, 2, 3)).sqrt()
         scale = (length / length[0]).nan_to_num(1)
         scale = scale.where((scale - 1).abs() > subject.tolerance, 1)

@@ -80,7 +80,7 @@ def _read(path: Path) -> list[str]:
         text = path.read_text("utf-8-sig")
     except (OSError, UnicodeError) as error:
         raise BadText(
-            f"{path} is not a text in UTF-8.",
+            f"{path} cannot be read as text in UTF-8.",
             seen=words_of(error),
             attempt="a text file, or a folder of *.txt, *.md and *.jsonl; "
             "iconv -f LATIN1 -t UTF-8 for an older one",

@@ -21,7 +21,7 @@ from filelock import FileLock
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from ropelens.errors import BadArgument, BadText
+from ropelens.errors import BadArgument, BadText, explained
 from ropelens.files.folder import write_whole
 from ropelens.models.checkpoint import fingerprint
 from ropelens.models.texts import fingerprint_of, pieces, read_documents
@@ -48,10 +48,8 @@ def say(line: str) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object that `write_json` wrote; BadArgument for anything else."""
-    try:
+    with explained(f"{path} cannot be read.", error=BadArgument):
         return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, TypeError, ValueError) as error:
-        raise BadArgument(f"{path} cannot be read.", seen=str(error)) from error
 
 
 def write_json(path: Path, value: Any) -> None:

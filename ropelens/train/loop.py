@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from ropelens.errors import RopelensError
+from ropelens.errors import BadArgument, RopelensError, explained
 from ropelens.files.folder import write_whole
 from ropelens.files.progress import show_progress
 from ropelens.models.device import device_named
@@ -263,7 +263,8 @@ def write_model(model: PreTrainedModel, folder: Path) -> None:
     shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()  # there would be one for each model
     try:
-        model.save_pretrained(aside)
+        with explained(f"The model cannot be written to {folder}.", error=BadArgument):
+            model.save_pretrained(aside)
     finally:
         if shown:
             transformers_logging.enable_progress_bar()

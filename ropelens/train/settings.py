@@ -119,7 +119,7 @@ class Settings(Checked):
     ] = 2048
     steps: Annotated[int, option("N", "Optimizer steps.", min=1)] = 2500
     learning_rate: Annotated[
-        float | None, option("RATE", "Peak rate. [default: the size's]")
+        float | None, option("RATE", "Peak rate. [default: the size's]", min=0)
     ] = None
     decay: Annotated[
         float, option("SHARE", "Share of the steps in which the rate falls.", min=0, max=1)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ropelens.errors import BadArgument, public, words_of
+from ropelens.errors import BadArgument, explained, public
 from ropelens.files.folder import file_name
 from ropelens.train.data import read_texts, require_same, say, write_json
 from ropelens.train.loop import TrainingFailed
@@ -42,15 +42,16 @@ def read_study(path: Path) -> tuple[dict[str, Any], list[Path], list[Path]]:
     Raises:
         BadArgument: the file cannot be read, or a key, variant, size or value is wrong.
     """
-    try:
+    with explained(f"{path} is no study.", error=BadArgument):
         study = tomllib.loads(path.read_text(encoding="utf-8"))
         text, valid = (
             [path.parent / name for name in study.pop(part, ())] for part in ("text", "valid")
         )
-        for settings in runs_of(study).values():
+        runs = runs_of(study)
+        if not runs:
+            raise ValueError("it names no run")
+        for settings in runs.values():
             model_config(settings)
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise BadArgument(f"{path} is no study.", seen=words_of(error, kind=True)) from error
     return study, text, valid
 
 

@@ -77,5 +77,5 @@ def test_names_tell_checkpoints_apart(run: Path) -> None:
     assert name_checkpoints(models) == in_order
     assert list(name_checkpoints(["a/model", "b/model"])) == ["a-model", "b-model"]
     for same in ([models[0], f"{models[0]}/."], ["a/m", "a/m"], ["a:m", "a?m"]):
-        with pytest.raises(BadArgument, match="named twice, or too much alike"):
+        with pytest.raises(BadArgument, match="need names that differ in letters or digits"):
             name_checkpoints(same)

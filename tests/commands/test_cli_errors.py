@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import nan
 from pathlib import Path
 
 import pytest
 import torch
-from cli_runs import Command, out, ropelens, save_family, text, unharmed
+from cli_runs import NAMES, Command, Ended, out, ropelens, save_family, text, unharmed
 from disk import full_disk
-from tiny_checkpoints import save_tiny
+from tiny_checkpoints import edit_config, edit_weights, save_tiny
+
+from ropelens.files.results import PAGE
 
 __all__ = ["out", "ropelens", "text"]
 
@@ -27,6 +30,22 @@ def cut(model: Path, text: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-100])
 
 
+def integers(model: Path, text: Path) -> None:
+    def change(weights: dict[str, torch.Tensor]) -> None:
+        for name, weight in weights.items():
+            weights[name] = weight.view(torch.int32)
+
+    edit_weights(model, change)
+
+
+def no_numbers(model: Path, text: Path) -> None:
+    edit_weights(model, lambda held: held["model.layers.1.self_attn.q_proj.weight"].mul_(nan))
+
+
+def no_frequencies(model: Path, text: Path) -> None:
+    edit_config(model, rope_parameters={"rope_type": "default", "rope_theta": 0})
+
+
 def in_latin_1(model: Path, text: Path) -> None:
     text.write_bytes("naïve".encode("latin-1"))
 
@@ -35,7 +54,10 @@ def in_latin_1(model: Path, text: Path) -> None:
     ("damage", "options", "words"),
     [
         (cut, (), "SafetensorError"),
-        (in_latin_1, (), "is not a text in UTF-8"),
+        (integers, (), "weight is I32, and config.json states no quantization"),
+        (no_numbers, (), "has queries or keys that are NaN or infinite; seen: layer 1"),
+        (no_frequencies, (), "has queries or keys that are NaN or infinite; seen: layer 0"),
+        (in_latin_1, (), "cannot be read as text in UTF-8"),
         (lambda *_: None, ("--device", "toaster"), "There is no device 'toaster'"),
     ],
 )
@@ -102,11 +124,53 @@ def test_a_place_that_cannot_be_written_to(
     assert (sorted(tmp_path.rglob("*")), text.read_bytes()) == (before, content)
 
 
-def test_a_disk_that_runs_full(ropelens: Command, model: Path, text: Path, out: Path) -> None:
+def test_a_page_that_cannot_be_drawn_loses_no_number(
+    ropelens: Command, model: Path, text: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> str:
+        raise ValueError("no axis")
+
+    (out / "index.html").write_text("<title>ropelens</title>, of an earlier run")
+    commands = ("analyze", model, "--text", text, "--surrogates", 2, "--out"), ("report",)
+    with monkeypatch.context() as patch:
+        patch.setattr("ropelens.analysis.analysis.render_page", fails)
+        for command in commands:
+            ended = ropelens(*command, out)
+            assert ended.code == 1
+            assert "its numbers are saved; seen: ValueError: no axis" in ended.problem
+            assert [path.name for path in sorted(out.iterdir())] == sorted({*NAMES} - {PAGE})
+    assert ropelens("report", out) == Ended(0, f"{out / PAGE}\n", "")
+
+
+def test_a_working_directory_that_is_gone(
+    ropelens: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for command in ("analyze", "rope", "truncate", "compare", "report", "train", "list"):
+        ended = ropelens(command)
+        assert (ended.code, "The working directory is gone" in ended.problem) == (1, True)
+
+
+def test_a_disk_that_runs_full(
+    ropelens: Command, model: Path, text: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    analyze = ("analyze", model, "--text", text, "--out")
     with unharmed(out), full_disk(200_000):
-        ended = ropelens("analyze", model, "--text", text, "--out", out)
-    assert ended.code == 1
-    assert "File too large" in ended.problem
+        ended = ropelens(*analyze, out)
+    assert (ended.code, "File too large" in ended.problem) == (1, True)
+    monkeypatch.setattr("ropelens.measure.savepoint.SECONDS", 0)
+    with full_disk(200_000):
+        ended = ropelens(*analyze, out / "new")
+    assert ended.problem.endswith(f"goes on from {out / 'new' / '.unfinished'}")
+    with full_disk(10_000):
+        ended = ropelens(*analyze, out / "none")
+        size = ("--size", "1x16x1x1", "--context", 16, "--vocabulary", 258, "--steps", 1)
+        learning = ropelens("train", "--text", text, *size, "--out", out / "run")
+    assert (ended.code, learning.code) == (1, 1)
+    assert not (out / "none").exists()
+    assert learning.err.splitlines()[-1].startswith("ropelens: The model cannot be written")
 
 
 def test_memory_that_runs_out_is_one_line_and_a_bug_is_not(

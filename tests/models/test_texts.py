@@ -105,7 +105,7 @@ BAD_FILES: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
     "empty folder": (lambda f: f, ["There is no text in"]),
     "Latin-1": (
         write("a.txt", b"caf\xe9 au lait"),
-        ["not a text in UTF-8", "byte 0xe9 in position 3", "iconv"],
+        ["cannot be read as text in UTF-8", "byte 0xe9 in position 3", "iconv"],
     ),
     "jsonl malformed": (
         write("a.jsonl", b'{"text": "good"}\n\n{"text": bad}\n'),
