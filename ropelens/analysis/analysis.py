@@ -20,14 +20,7 @@ from ropelens.comparison.compare import compare
 from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument, explained, public, words_of
 from ropelens.files.folder import file_name, write_whole
-from ropelens.files.results import (
-    PAGE,
-    NotDrawn,
-    drawing,
-    open_results,
-    read_record,
-    write_folder,
-)
+from ropelens.files.results import open_results, read_record, write_folder, write_page
 from ropelens.measure.heads import classify_heads
 from ropelens.measure.measurement import versions
 from ropelens.measure.savepoint import UNFINISHED, remove_savepoint
@@ -122,10 +115,9 @@ class Analysis:
         """Write index.html, profile.nc, heads.csv and run.json to `folder`; the page's path.
 
         A sweep is written to truncation.nc and truncation.csv. A sweep or a reach of the same
-        weights that `folder` has already stays, and is on the page. After an error `folder`
-        is as it was before; after one in drawing the page it has the numbers. Raises
-        `BadArgument` for a folder that cannot be written to, or that holds a model or results
-        of another kind, and `RopelensError` for a page that cannot be drawn.
+        weights that `folder` has already stays, and is on the page. The numbers are written
+        all or none, before the page is drawn. Raises `BadArgument` for a folder that cannot be
+        written to, or that holds a model or results of another kind.
         """
         weights, whole = self.provenance.get("model", {}).get("fingerprint"), self
         if earlier := earlier_analysis(Path(folder), weights):
@@ -135,20 +127,17 @@ class Analysis:
         kind = "analysis" if whole.truncation is None else "truncation"
         record = self.provenance | {"kind": kind, "findings": whole.findings}
         unfinished = Path(folder) / UNFINISHED
+
+        def page() -> str:
+            remove_savepoint(unfinished)  # its numbers stand by now
+            return whole.page()
+
         try:
-            page = write_folder(folder, record=record, results=whole.results, page=whole.page)
-        except NotDrawn:
-            remove_savepoint(unfinished)
-            raise
+            return write_folder(folder, record=record, results=whole.results, page=page)
         except OSError as error:
-            goes_on = f"the same command, which goes on from {unfinished}"
-            raise BadArgument(
-                f"The results cannot be written to {folder}.",
-                seen=words_of(error),
-                attempt=goes_on * unfinished.exists(),
-            ) from error
-        remove_savepoint(unfinished)
-        return page
+            goes_on = f"the same command goes on from {unfinished}" * unfinished.exists()
+            what = f"Not all results could be written to {folder}."
+            raise BadArgument(what, seen=words_of(error), attempt=goes_on) from error
 
     def __repr__(self) -> str:
         return f"<Analysis of {self.profile.attrs['model']}: {self.findings[0]}>"
@@ -225,8 +214,8 @@ class Answer:
     def save(self, folder: str | Path, comparison: xr.Dataset, *, lead: str = "") -> Path:
         """Write what `compare` returns, and its table, to `folder`; the path of the page.
 
-        `folder` gets index.html, comparison.nc, comparison.csv, run.json and `more`, all of
-        them or, after an error, none. The sentence `lead` comes first, `findings` after the
+        `folder` gets index.html, comparison.nc, comparison.csv, run.json and `more`; the
+        page is drawn last. The sentence `lead` comes first, `findings` after the
         sentences that the numbers give by themselves.
         """
         comparison = comparison.assign_attrs(
@@ -264,8 +253,8 @@ def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path
     """Write what a script answers about one model; the path of its page.
 
     The results go into a folder in the script's `folder` that is named after the model:
-    index.html, run.json, and the numbers of `analysis` and of the answer. All of them are
-    written or, after an error, none.
+    index.html, run.json, and the numbers of `analysis` and of the answer; the page is
+    drawn last.
     """
     attrs = analysis.profile.attrs
     folder = Path(folder) / (file_name(str(attrs["model"])).strip(".-") or "model")
@@ -304,14 +293,10 @@ def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Pat
         )
     if kind == "comparison" and beside is None:
         comparison = open_results(folder / "comparison.nc", "comparison")
-        with drawing(folder):
-            page = render_comparison(comparison)
-    else:
-        other = None if beside is None else open_analysis(beside)
-        analysis = open_analysis(folder)
-        with drawing(folder):
-            page = analysis.page(beside=other)
-    return write_whole(folder / PAGE, page)
+        return write_page(folder, lambda: render_comparison(comparison))
+    other = None if beside is None else open_analysis(beside)
+    analysis = open_analysis(folder)
+    return write_page(folder, lambda: analysis.page(beside=other))
 
 
 def is_measured(folder: Path, plan: Plan) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +38,6 @@ TRAINED = ("config.json", "study.json", "history", "checkpoint.pt", ".lock")
 """What lies in the folder of a model, of a training run or of a study."""
 
 
-class NotDrawn(RopelensError):
-    """A page could not be drawn, and its numbers are saved."""
-
-
 def write_folder(
     folder: str | Path,
     *,
@@ -50,16 +45,14 @@ def write_folder(
     results: Mapping[str, xr.Dataset | pd.DataFrame],
     page: Callable[[], str],
 ) -> Path:
-    """Write a result folder, whole or not at all; returns the path of its page.
+    """Write a result folder, its numbers first; returns the path of its page.
 
     `record` becomes run.json. `results` go by the names of their files: a
     dataset becomes netCDF, whose kind is its name ("profile.nc"), a table becomes CSV, where
-    a text that a spreadsheet would run as a formula gets a "'" before it. `page` draws the
-    page. Raises `BadArgument` as `check_out`, and `NotDrawn` for an error in drawing: the
-    numbers are written before it is raised, and an earlier page is removed.
+    a text that a spreadsheet would run as a formula gets a "'" before it. They are written
+    all or none; then `page` draws the page. Raises `BadArgument` as `check_out`.
     """
     check_out(Path(folder), record["kind"])
-    failed: NotDrawn | None = None
     with output_folder(folder) as new:
         for name, result in results.items():
             if isinstance(result, xr.Dataset):
@@ -67,23 +60,17 @@ def write_folder(
             else:
                 table = result.map(_no_formula)
                 write_whole(new / name, table.to_csv(index=False, lineterminator="\n"))
-        try:
-            with drawing(folder):
-                text = page()
-            write_whole(new / PAGE, text)
-        except NotDrawn as error:
-            failed = error
         write_whole(new / RECORD, json.dumps(dict(record), indent=2, allow_nan=False) + "\n")
-    if failed is not None:
-        (Path(folder) / PAGE).unlink(missing_ok=True)  # of other numbers
-        raise failed
-    return Path(folder) / PAGE
+    (Path(folder) / PAGE).unlink(missing_ok=True)  # of other numbers
+    return write_page(folder, page)
 
 
-def drawing(folder: str | Path) -> AbstractContextManager[None]:
-    """Errors of the block are `NotDrawn`, but for what a user can cause."""
+def write_page(folder: str | Path, page: Callable[[], str]) -> Path:
+    """Write what `page` draws of the numbers in `folder`; the path of the page."""
     what = f"The page of {folder} could not be drawn; its numbers are saved."
-    return explained(what, "ropelens.open reads them; please report this", error=NotDrawn)
+    with explained(what, "ropelens.open reads them; please report this", error=RopelensError):
+        text = page()
+    return write_whole(Path(folder) / PAGE, text)
 
 
 def read_record(folder: str | Path) -> dict[str, Any]:

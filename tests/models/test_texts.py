@@ -100,7 +100,7 @@ def write(name: str, data: bytes) -> Callable[[Path], Path]:
 
 
 BAD_FILES: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
-    "missing": (lambda f: f / "no.txt", ["no.txt is not a text", "No such file", "*.txt"]),
+    "missing": (lambda f: f / "no.txt", ["no.txt cannot be read", "No such file", "*.txt"]),
     "empty": (write("a.txt", b""), ["There is no text in"]),
     "empty folder": (lambda f: f, ["There is no text in"]),
     "Latin-1": (
