@@ -6,7 +6,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Integer
+from jaxtyping import Int, Integer
 from torch import Tensor
 from transformers import PreTrainedConfig
 
@@ -26,6 +26,7 @@ from ropelens.models.rotation import turned_otherwise
 from ropelens.models.subject import Model, Subject, as_subject
 from ropelens.models.texts import check_tokens
 from ropelens.statistics.budget.held_out import scored_rows
+from ropelens.statistics.call import AttentionCall, attention_map
 from ropelens.statistics.corpus import Corpus, Documents, count_documents
 from ropelens.statistics.rows import HowMany, Rows, all_rows, rows_for, sample_rows
 
@@ -38,6 +39,7 @@ Tokens = (
 
 Lengths = Integer[Tensor, " sequence"] | Integer[np.ndarray, " sequence"] | Sequence[int]
 
+ROWS_ACROSS = 128  # rows of a packed row whose attention across documents is measured
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
 
 _version = cache(version)  # which parses a file
@@ -57,7 +59,8 @@ class Measurement:
     """`subject` reads `text`; `rows` of each sequence, drawn with `seed`, are looked at.
 
     `batch_size` sequences run together; None: as many as memory takes. `documents` counts
-    those that the sequences were cut from, 0 where it is not known.
+    those that the sequences were cut from, 0 where it is not known; `across` is what
+    `attention_across` found in packed rows.
     """
 
     subject: Subject
@@ -66,6 +69,7 @@ class Measurement:
     seed: int = 0
     batch_size: int | None = None
     documents: int = 0
+    across: float = 0.0
 
     @classmethod
     def of(
@@ -85,12 +89,13 @@ class Measurement:
         Raises `BadArgument` for tokens, lengths or documents out of range.
         """
         subject = as_subject(model)
-        packed = documents is not None and torch.as_tensor(documents).ndim == 2
+        packed, across = documents is not None and torch.as_tensor(documents).ndim == 2, 0.0
         if isinstance(tokens, Mapping) or packed:
             if lengths is not None:
                 raise BadArgument("lengths are of sequences, not of padded or packed rows.")
             held = tokens if isinstance(tokens, Mapping) else {"input_ids": tokens}
-            tokens, lengths, documents = cut(held, documents)
+            tokens, lengths, documents, number = cut(held, documents)
+            across = attention_across(subject, held, number)
         pad, vocabulary = subject.pad, subject.vocabulary
         tokens, lengths = check_tokens(tokens, lengths, vocabulary=vocabulary, pad=pad)
         if documents is not None:
@@ -103,7 +108,8 @@ class Measurement:
                 stacklevel=3,
             )
         count = count_documents(documents)
-        return cls(subject, text, rows_for(rows, text.context), int(seed), batch_size, count)
+        rows = rows_for(rows, text.context)
+        return cls(subject, text, rows, int(seed), batch_size, count, across)
 
     def batches(self, chosen: range | None = None) -> Iterator[Batch]:
         """The `chosen` sequences, by default all, batch by batch.
@@ -143,7 +149,7 @@ class Measurement:
         return min(self.subject.context, self.text.context)
 
     @property
-    def facts(self) -> dict[str, str | int]:
+    def facts(self) -> dict[str, str | int | float]:
         """The attributes of results: model, tokens, options and versions."""
         subject, text = self.subject, self.text
         config = subject.model.config
@@ -161,7 +167,42 @@ class Measurement:
             "tokens_sha256": fingerprint(text),
             "versions": json.dumps(versions()),
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            **({"attention_across_documents": self.across} if self.across else {}),
         }
+
+
+def attention_across(
+    subject: Subject, encoding: Mapping[str, Any], number: Int[Tensor, "row position"]
+) -> float:
+    """Share of its attention that a packed row gives to other documents, and a warning of it.
+
+    The model reads the first packed row of `encoding` as it is: it may keep documents apart.
+    `number` counts the documents of each row. The share is a mean over heads, layers and up to
+    128 rows of attention; 0 where no row is packed.
+    """
+    packed = (number.amax(1) > 1).nonzero().flatten()[:1]
+    if not len(packed):
+        return 0.0
+    of, shares = number[packed[0]].to(subject.device), []
+    at = torch.linspace(1, len(of) - 1, min(len(of) - 1, ROWS_ACROSS)).long()
+
+    def see(call: AttentionCall) -> None:
+        some = replace(call, query=call.query[:, :, at], visible=call.seen_by(at))
+        others = (attention_map(some) * (of[at, None] != of)).sum(-1)
+        shares.append(float(others[..., of[at] > 0].mean()))
+
+    names = encoding.keys() & {"input_ids", "attention_mask", "position_ids"}
+    given = {name: torch.atleast_2d(torch.as_tensor(encoding[name]))[packed] for name in names}
+    with torch.no_grad(), subject.observe(see):
+        given = {name: x.to(subject.device) for name, x in given.items()}
+        subject.model(**given, use_cache=False)
+    if share := sum(shares) / max(1, len(shares)):
+        warnings.warn(
+            f"in packed rows this model gives {share:.0%} of its attention to other documents; "
+            "here each document is measured alone",
+            stacklevel=4,
+        )
+    return share
 
 
 def fingerprint(text: Corpus) -> str:

@@ -20,9 +20,14 @@ from ropelens.errors import BadArgument
 def cut(
     encoding: Mapping[str, Any], documents: Any = None
 ) -> tuple[
-    Int[Tensor, "sequence position"], Int[Tensor, " sequence"], Int[Tensor, " sequence"] | None
+    Int[Tensor, "sequence position"],
+    Int[Tensor, " sequence"],
+    Int[Tensor, " sequence"] | None,
+    Int[Tensor, "row position"],
 ]:
     """Ids, lengths and documents of the sequences in `encoding`, each of at least 2 tokens.
+
+    Last comes which of its row's sequences each token is of, from 1 on; 0 in padding.
 
     `encoding` has `input_ids` and may have an `attention_mask`, whose zeros are padding on
     either side, and `position_ids`, which begin anew with every document of a packed row.
@@ -61,10 +66,12 @@ def cut(
         documents = documents[begins]
     elif int(begins.sum(1).max()) > 1:
         documents = torch.arange(int(begins.sum()))
+    number = begins.cumsum(1) * real
     lengths = (begins.flatten().cumsum(0)[real.flatten()] - 1).bincount()
     tokens = pad_sequence(ids[real].split(lengths.tolist()), batch_first=True)
     long = lengths >= 2
-    return tokens[long], lengths[long], None if documents is None else documents[long]
+    documents = None if documents is None else documents[long]
+    return tokens[long], lengths[long], documents, number
 
 
 def check_left_padding(

@@ -246,7 +246,7 @@ def check_tokens(
     `BadArgument` for tokens or lengths out of range, and for lengths that count padding.
     """
     if isinstance(tokens, Mapping):
-        tokens, lengths, _ = cut(tokens)
+        tokens, lengths, *_ = cut(tokens)
     tokens = tokens if isinstance(tokens, Tensor) else torch.tensor(np.asarray(tokens))
     if tokens.is_floating_point() or tokens.ndim != 2 or not len(tokens) or len(tokens[0]) < 3:
         raise BadArgument(

@@ -60,9 +60,8 @@ class AttentionCall:
     @property
     def farthest(self) -> int:
         """The farthest offset that any row sees."""
-        first = self.interval
-        if first is None:
-            first = self.visible.byte().argmax(-1).cpu()
+        mask = self.visible
+        first = self.start if mask is None else mask.byte().argmax(-1).cpu()
         return int((torch.arange(first.shape[-1]) - first).max())
 
     def seen_by(self, row: Int[Tensor, " some"]) -> Bool[Tensor, "_ some key"]:

@@ -49,6 +49,7 @@ def packed_by_document() -> dict[str, Any]:
     return {"tokens": torch.cat(SEQUENCES)[None], "documents": number}
 
 
+@pytest.mark.filterwarnings("ignore:in packed rows this model gives")
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("held", [left_padded, packed_by_position, packed_by_document])
 def test_numbers_are_those_of_the_sequences_alone(held: Any, name: str) -> None:
@@ -65,6 +66,19 @@ def test_numbers_are_those_of_the_sequences_alone(held: Any, name: str) -> None:
             for x in (right_padded(), held)
         ]
         np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+
+
+@torch.no_grad()
+def test_attention_across_documents_is_measured_where_the_model_has_some() -> None:
+    model, packed = tiny("llama_gqa"), packed_by_document()
+    with pytest.warns(UserWarning, match="this model gives 4.% of its attention to other"):
+        across = rl.profile(model, **packed, surrogates=0).attrs["attention_across_documents"]
+    weights = torch.stack(model(packed["tokens"], output_attentions=True).attentions)
+    number = packed["documents"][0]
+    others = (weights * (number[:, None] != number)).sum(-1)[..., 1:].mean()
+    assert across == pytest.approx(float(others), rel=1e-5)
+    apart = rl.profile(model, **packed_by_position(), surrogates=0)  # transformers keeps them
+    assert "attention_across_documents" not in apart.attrs
 
 
 def test_a_capture_is_of_the_tokens_that_the_mask_shows() -> None:
@@ -95,10 +109,11 @@ def test_what_was_packed_and_padded_is_cut_again(
     numbers = torch.zeros_like(ids)
     numbers[0, before : before + total] = torch.repeat_interleave(torch.tensor(lengths))
     encoding = {"input_ids": ids, "attention_mask": mask}
-    tokens, found, documents = cut(
+    tokens, found, documents, number = cut(
         encoding | ({"position_ids": place} if packed else {}), None if packed else numbers
     )
     assert found.tolist() == lengths
+    assert torch.equal(number, numbers + mask)
     assert torch.cat(
         [row[:n] for row, n in zip(tokens, lengths, strict=True)]
     ).tolist() == list(range(before, before + total))
