@@ -21,7 +21,7 @@ ROOMS = {
     "statistics": 3_320,
     "models": 3_410,
     "edit": 690,
-    "measure": 3_560,
+    "measure": 3_590,
     "files": 360,
     "train": 1_000,
     "comparison": 660,
