@@ -127,9 +127,11 @@ def _table(rope: xr.Dataset) -> str:
     )
     what = f"{rotary_dim // 2} planes, {first['pairing'].item()} pairing"
     title = f"layer{'s' * (len(layers) > 1)} {ranges(layers)}: "
+    if rope["residual"].isnull().all():
+        return f"{title}no attention\n"
     title += f"{what if rotary_dim else 'no rotation'} (residual {rope['residual'].max():.1e})"
     scale = first["query_scale"]
-    grows = scale[scale != 1][::-1]  # the farthest first
+    grows = scale[abs(scale - 1) > 0][::-1]  # the farthest first; NaN without attention
     if grows.size:
         at = [f"{float(x):.4g} at position {int(x['position']):,}" for x in grows[[0, -1]]]
         title += f"; queries grow with position, to {at[0]}, from {at[1]}"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from cli_runs import Command, ropelens, save_family
 from tiny_checkpoints import save_tiny
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+import families
 
 __all__ = ["ropelens"]
 
@@ -35,6 +39,20 @@ def test_a_table_for_layers_that_rotate_alike(ropelens: Command, tmp_path: Path)
         shown = float(wavelength.replace(",", ""))
         assert shown == pytest.approx(2 * np.pi / expected, rel=1e-3)
     assert rows[8] == ["rest", "0", "inf"]
+
+
+def test_layers_that_do_not_attend(ropelens: Command, tmp_path: Path) -> None:
+    families.tiny("Lfm2ForCausalLM").save_pretrained(tmp_path)
+    out = ropelens("rope", tmp_path).out
+    assert "layers 0 and 2: no attention\n" in out
+    assert re.search(r"^layers 1 and 3: 8 planes, half pairing \(residual \S+\)$", out, re.M)
+
+
+def test_queries_that_grow_with_position(ropelens: Command, tmp_path: Path) -> None:
+    config = {"attn_temperature_tuning": True, "floor_scale": 256}
+    out = ropelens("rope", save_family(tmp_path / "model", "llama4", **config)).out
+    assert "queries grow with position, to" in " ".join(out.split())
+    assert "from 1.069 at position 256" in " ".join(out.split())
 
 
 def test_verbose_prints_every_layer(ropelens: Command, tmp_path: Path) -> None:
