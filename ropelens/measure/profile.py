@@ -31,9 +31,6 @@ from ropelens.statistics.corpus import Documents
 from ropelens.statistics.rows import HowMany
 from ropelens.statistics.variables import MEASURES, STATISTICS, Statistic, check_new, labelled
 
-MANY = 32
-"""Sequences of which running one twice more takes less than 2 % of a profile."""
-
 
 @public
 def profile(
@@ -106,7 +103,7 @@ def profile(
     check_new(statistics)
     with opening(show, "probing"):
         planes = subject.planes(text.context)
-        if len(text) >= MANY and chunk_of(subject, text.context) is None:
+        if chunk_of(subject, text.context) is None:
             subject.check_looking(text.tokens[text.lengths.argmax()][None])
         pieces = check_excerpts(subject.config, excerpts) or chosen_excerpts(measurement)
         read = read_excerpts(subject, pieces, planes)

@@ -178,7 +178,7 @@ def test_a_model_that_does_otherwise_while_it_is_observed_is_refused(llama: Llam
     with pytest.raises(
         UnsupportedModel, match="something else while it is observed"
     ) as refused:
-        rl.profile(llama, tokens(sequences=32), surrogates=0)
+        rl.profile(llama, tokens(), surrogates=0)
     assert "logits of 30 tokens: a relative change of" in refused.value.parts["seen"]
 
 
