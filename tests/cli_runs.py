@@ -18,6 +18,7 @@ from oracles.tiny import tiny
 from tiny_checkpoints import save_tiny
 
 from ropelens.commands.app import main
+from ropelens.errors import RopelensError
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PLAN = "ropelens: plan: "
@@ -116,6 +117,20 @@ def save_family(folder: Path, name: str, **config: object) -> Path:
     (folder / "model.safetensors").unlink()
     tiny(name, max_position_embeddings=64, **config).save_pretrained(folder)
     return folder
+
+
+@contextmanager
+def works_or_is_refused() -> Iterator[None]:
+    """A RopelensError whose one line is short, or nothing; warnings do not count."""
+    line = ""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        except RopelensError as error:
+            line = error.line
+    assert "\n" not in line
+    assert len(line) < 1000
 
 
 @contextmanager

@@ -207,8 +207,12 @@ def partners(entries: Sequence[Entry], texts: Sequence[str] = ()) -> list[int]:
 def _side_by_side(datasets: Sequence[xr.Dataset], entries: Sequence[Entry]) -> xr.Dataset:
     """The datasets over `entry`; missing numbers are NaN, missing labels ""."""
     names = np.array([entry.name for entry in entries], dtype=object)
+    dims = ("layer", "head", "kv_head", "frequency", "sequence_group")  # whose sizes differ
     joined = xr.concat(
-        [_numbered(dataset) for dataset in datasets],
+        [
+            of.assign_coords({d: np.arange(of.sizes[d]) for d in dims if d in of.sizes})
+            for of in datasets
+        ],
         xr.Variable("entry", names),
         join="outer",
         combine_attrs="override",
@@ -220,9 +224,3 @@ def _side_by_side(datasets: Sequence[xr.Dataset], entries: Sequence[Entry]) -> x
     }
     seeds = [entry.seed for entry in entries]
     return joined.assign_coords({"entry": names, **texts, "seed": ("entry", seeds)})
-
-
-def _numbered(dataset: xr.Dataset) -> xr.Dataset:
-    """`dataset` with an index on every dim whose size may differ, for alignment."""
-    dims = {"layer", "head", "kv_head", "frequency", "sequence_group"} & set(dataset.sizes)
-    return dataset.assign_coords({str(dim): np.arange(dataset.sizes[dim]) for dim in dims})

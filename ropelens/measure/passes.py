@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from ropelens.errors import UnsupportedModel
 from ropelens.measure.measurement import Batch, Measurement
 from ropelens.models.device import LOGITS_AT_ONCE
 from ropelens.models.doorway import Observer
@@ -169,7 +170,14 @@ def fit_layers(
         if call.layer not in mine:
             return
         of_layer = planes[call.layer]
-        fits[call.layer] = sample.fit(call, of_layer, surrogates=surrogates, seed=seed)
+        try:
+            fits[call.layer] = sample.fit(call, of_layer, surrogates=surrogates, seed=seed)
+        except torch.linalg.LinAlgError as error:
+            query, key = (f"{float(x.abs().max()):.0e}" for x in (call.query, call.key))
+            raise UnsupportedModel(
+                f"The attention budget of layer {call.layer} cannot be fitted.",
+                seen=f"queries up to {query}, keys up to {key}, whose squares are infinite",
+            ) from error
         progress(1)
         if len(fits) == len(mine):
             raise _AllFitted

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 import warnings
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from cli_runs import NAMES, PLAN, Command, Ended, ropelens
+from cli_runs import NAMES, PLAN, Command, ropelens
 from tiny_checkpoints import save_tiny
 
 import ropelens as rl
@@ -205,21 +204,6 @@ def test_transformer_lens_gives_the_same_heads(
     assert theirs["label"].equals(ours["label"])
     np.testing.assert_allclose(theirs["total_bits"], ours["total_bits"], rtol=1e-4, atol=1e-5)
     assert rl.open(other / "profile.nc").attrs["backend"] == "transformer-lens"
-
-
-def test_report_makes_the_same_page_again(
-    ropelens: Command, analyzed: Path, tmp_path: Path
-) -> None:
-    out = Path(shutil.copytree(analyzed, tmp_path / "out"))
-    page = (out / "index.html").read_bytes()
-    others = {name: (out / name).read_bytes() for name in NAMES if name != "index.html"}
-    beside = ropelens("report", out, "--beside", out)
-    assert beside == Ended(0, f"{out / 'index.html'}\n", "")
-    assert b'<select id="beside"' in (out / "index.html").read_bytes()
-    assert ropelens("report", out) == beside
-    assert (out / "index.html").read_bytes() == page
-    assert {name: (out / name).read_bytes() for name in others} == others
-    assert sorted(path.name for path in out.iterdir()) == list(NAMES)
 
 
 def test_without_a_command_the_help_comes_as_an_error(ropelens: Command) -> None:

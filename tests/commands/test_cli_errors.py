@@ -42,6 +42,11 @@ def no_numbers(model: Path, text: Path) -> None:
     edit_weights(model, lambda held: held["model.layers.1.self_attn.q_proj.weight"].mul_(nan))
 
 
+def huge(model: Path, text: Path) -> None:
+    names = [f"model.layers.1.self_attn.{part}_proj.weight" for part in "qk"]
+    edit_weights(model, lambda held: [held[name].mul_(1e12) for name in names])
+
+
 def no_frequencies(model: Path, text: Path) -> None:
     edit_config(model, rope_parameters={"rope_type": "default", "rope_theta": 0})
 
@@ -57,6 +62,7 @@ def in_latin_1(model: Path, text: Path) -> None:
         (integers, (), "weight is I32, and config.json states no quantization"),
         (no_numbers, (), "has queries or keys that are NaN or infinite; seen: layer 1"),
         (no_frequencies, (), "has queries or keys that are NaN or infinite; seen: layer 0"),
+        (huge, (), "The attention budget of layer 1 cannot be fitted; seen: queries up to "),
         (in_latin_1, (), "cannot be read as text in UTF-8"),
         (lambda *_: None, ("--device", "toaster"), "There is no device 'toaster'"),
     ],
@@ -95,7 +101,6 @@ def test_a_model_that_cannot_be_measured(
         (["train"], "Missing option '--out'; see ropelens train --help"),
         (["analyze", "--rows", "few"], "'--rows': invalid literal for int()"),
         (["analyze", "--seed", str(2**70)], "'--seed': Input should be less than or equal to"),
-        (["analyze", "--backend", "jax"], "'--backend': 'jax' is not one of 'hf', 'transf"),
         (["analyze", "--nonsense"], "No such option: --nonsense"),
         (["analyze", "--out", ""], "'--out': it is empty"),
         (

@@ -1,4 +1,4 @@
-"""A config, a record or an argument with anything in it works, or ends in one clear line."""
+"""A config or an argument with anything in it works, or ends in one clear line."""
 
 from __future__ import annotations
 
@@ -7,26 +7,22 @@ import io
 import json
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
 import pytest
+from cli_runs import works_or_is_refused
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from synthetic_profile import synthetic_profile
 from tiny_checkpoints import save_tiny
 
-from ropelens.analysis.analysis import earlier_analysis, open_analysis
 from ropelens.analysis.options import Options
 from ropelens.analysis.plan import plan_analysis
 from ropelens.commands.app import main
 from ropelens.errors import RopelensError
-from ropelens.files.results import check_out, save
 from ropelens.models.load import open_checkpoint
 from ropelens.models.loading import Loading
 from ropelens.models.rope import measure_rope
-from ropelens.report.index import write_index
 
 
 def cases(count: int) -> settings:
@@ -47,20 +43,6 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
     max_leaves=4,
 )
-
-
-@contextlib.contextmanager
-def works_or_is_refused() -> Iterator[None]:
-    """A RopelensError whose one line is short, or nothing; warnings do not count."""
-    line = ""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            yield
-        except RopelensError as error:
-            line = error.line
-    assert "\n" not in line
-    assert len(line) < 1000
 
 
 @pytest.fixture(scope="module")
@@ -99,46 +81,6 @@ def test_configs(model: Path, changes: dict[str, object]) -> None:
     with works_or_is_refused():
         measure_rope(open_checkpoint(model, Loading(device="cpu")).read())
     (model / "config.json").write_text(whole)
-
-
-PRINT = {"fingerprint": "0" * 64}
-RECORD = st.fixed_dictionaries(
-    {"kind": st.sampled_from(["analysis", "answer", "comparison", "truncation"]) | VALUES},
-    optional={
-        "findings": VALUES | st.lists(st.text()),
-        **dict.fromkeys(("model", "text"), st.just(PRINT) | VALUES),
-        **dict.fromkeys(("arguments", "seconds", "versions", "seed"), VALUES),
-    },
-)
-
-
-@pytest.fixture(scope="module")
-def analyzed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that a sweep could join, once its run.json says so."""
-    folder = tmp_path_factory.mktemp("reports") / "analysis" / "tiny"
-    folder.mkdir(parents=True)
-    made, _ = synthetic_profile(layers=1, heads=2, frequencies=2, context=64, excerpt=8)
-    save(made, folder / "profile.nc")
-    (folder / "index.html").touch()
-    return folder
-
-
-@cases(40)
-@given(
-    text=(RECORD | VALUES).map(json.dumps)
-    | st.text()
-    | st.integers(1, 9).map(lambda n: "[" * n**6)
-)
-def test_records(analyzed: Path, text: str) -> None:
-    (analyzed / "run.json").write_text(text, errors="backslashreplace")
-    for read in (
-        lambda: open_analysis(analyzed),
-        lambda: check_out(analyzed, "analysis"),
-        lambda: earlier_analysis(analyzed, PRINT["fingerprint"]),
-        lambda: write_index(analyzed.parents[1]),
-    ):
-        with works_or_is_refused():
-            read()
 
 
 COMMANDS = {

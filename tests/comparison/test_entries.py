@@ -42,8 +42,9 @@ def test_unfinished_runs_of_a_study_are_left_out(study: Path, tmp_path: Path) ->
 
 
 def test_what_cannot_be_compared_is_refused(study: Path, tmp_path: Path) -> None:
-    rope = run_folder(study, "rope", 0)
+    rope, again = (run_folder(of, "rope", 0) for of in (study, copy_of(study, tmp_path)))
     cases = {
+        "two runs are both rope seed 0": [rope, again],
         "holds nothing to compare": [study, tmp_path],
         "needs two or more folders": [rope, rope / ".." / rope.name],
     }
@@ -78,10 +79,3 @@ def test_damaged_records_are_one_error(study: Path, tmp_path: Path) -> None:
         file.write_text("{")
         with pytest.raises(BadArgument, match=rf"{file.name} cannot be read"):
             find_entries([copy])
-
-
-def test_two_runs_of_one_name_are_refused(study: Path, tmp_path: Path) -> None:
-    copy = copy_of(study, tmp_path)
-    folders = [run_folder(study, "rope", 0), run_folder(copy, "rope", 0)]
-    with pytest.raises(BadArgument, match="two runs are both rope seed 0"):
-        find_entries(folders)

@@ -12,25 +12,32 @@ from unittest import mock
 import pandas as pd
 import pytest
 import xarray as xr
+from cli_runs import works_or_is_refused
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ropelens.analysis.analysis import Analysis, rewrite_page
+from ropelens.analysis.analysis import Analysis, earlier_analysis, rewrite_page
 from ropelens.errors import RopelensError
 from ropelens.files.folder import output_folder, write_whole
 from ropelens.files.results import check_out, save
 from ropelens.measure.savepoint import UNFINISHED, remove_savepoint
+from ropelens.report.index import write_index
 
 NAMES = st.sampled_from(["run.json", "index.html", "heads.csv", ".page.html.part", "notes.txt"])
 PLACES = st.sampled_from(["..", "../user", "../user/notes.txt", "/", "", "new", "\0", 5, None])
 VALUES = st.recursive(
     PLACES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner)
 )
+PRINT = {"fingerprint": "0" * 64}
 RECORDS = st.fixed_dictionaries(
-    {"kind": st.sampled_from(["analysis", "truncation", "comparison"]) | PLACES},
-    optional=dict.fromkeys(("model", "entries", "findings"), VALUES),
+    {"kind": st.sampled_from(["analysis", "answer", "truncation", "comparison"]) | VALUES},
+    optional={
+        "findings": VALUES | st.lists(st.text()),
+        **dict.fromkeys(("model", "text"), st.just(PRINT) | VALUES),
+        **dict.fromkeys(("arguments", "entries", "versions", "seed"), VALUES),
+    },
 )
-TEXTS = (RECORDS | VALUES).map(json.dumps) | st.text(max_size=9)
+TEXTS = (RECORDS | VALUES).map(json.dumps) | st.text(max_size=9) | st.just("[" * 9**6)
 LINKS = st.sampled_from(["../user", "../user/notes.txt", "../user/run.json", "../none"])
 CONTENTS = st.dictionaries(
     NAMES | st.just(".unfinished") | NAMES.map(".unfinished/{}".format),
@@ -78,6 +85,8 @@ CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 def test_nothing_outside_a_received_folder_changes(
     tmp_path: Path, profile: Path, contents: dict[str, tuple[str, str]]
 ) -> None:
+    tmp_path = tmp_path / "answers"
+    tmp_path.mkdir(exist_ok=True)
     received, user = tmp_path / "received", tmp_path / "user"
     shutil.rmtree(user, ignore_errors=True)
     user.mkdir()
@@ -89,9 +98,15 @@ def test_nothing_outside_a_received_folder_changes(
     with (
         mock.patch.object(Analysis, "page", return_value="a page"),  # drawn elsewhere
         mock.patch("ropelens.analysis.analysis.classify_heads", return_value=pd.DataFrame()),
-        contextlib.suppress(RopelensError),  # nothing else, or there would be a traceback
     ):
-        rewrite_page(received)  # as `ropelens report` does
+        for read in (
+            lambda: rewrite_page(received),  # as `ropelens report` does
+            lambda: check_out(received, "analysis"),
+            lambda: earlier_analysis(received, PRINT["fingerprint"]),
+            lambda: write_index(tmp_path.parent),
+        ):
+            with works_or_is_refused():
+                read()
     remove_savepoint(received / UNFINISHED)
     with contextlib.suppress(RopelensError), output_folder(received) as results:
         for name in ("heads.csv", "index.html", "run.json"):

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from trained import OPTIONS, STUDY, study, train
 from transformers import AutoModelForCausalLM
 
-from ropelens.errors import BadArgument, BadText, RopelensError
+from ropelens.errors import BadArgument, RopelensError
 from ropelens.models.rope import measure_rope
 from ropelens.train.loop import TrainingFailed
 from ropelens.train.study import run_study, runs_of
@@ -124,7 +124,11 @@ def test_a_study_and_a_run_do_not_share_a_folder(study: Path, story: Path) -> No
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        (None, r"none\.toml is no study"),
         ("variants = [", "is no study"),
+        ("variants = []", "it names no run"),
+        ('variants = ["rope"]', "There is no text to train on"),
+        ('variants = ["rope"]\nlearning_rate = nan', "learning_rate cannot be nan"),
         ("seeds = [1]", "KeyError: 'variants'"),
         ('variants = ["rope"]\nlayers = 3', "unexpected keyword argument 'layers'"),
         ('variants = ["rope"]\ncontext = 2', "context cannot be 2"),
@@ -134,20 +138,12 @@ def test_a_study_and_a_run_do_not_share_a_folder(study: Path, story: Path) -> No
         ('variants = ["rope"]\nlearning_rate = "low"', "learning_rate cannot be 'low'"),
     ],
 )
-def test_files_that_are_no_study(text: str, message: str, tmp_path: Path) -> None:
-    file = tmp_path / "study.toml"
-    file.write_text(text)
+def test_files_that_are_no_study(text: str | None, message: str, tmp_path: Path) -> None:
+    file = tmp_path / ("none.toml" if text is None else "study.toml")
+    if text is not None:
+        file.write_text(text)
     with pytest.raises(RopelensError, match=message):
         run_study(file, out=tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_no_text_and_no_file(tmp_path: Path) -> None:
-    with pytest.raises(BadArgument, match=r"none\.toml is no study"):
-        run_study(tmp_path / "none.toml", out=tmp_path / "out")
-    (tmp_path / "study.toml").write_text('variants = ["rope"]')
-    with pytest.raises(BadText, match="There is no text to train on"):
-        run_study(tmp_path / "study.toml", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
