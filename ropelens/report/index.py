@@ -35,7 +35,7 @@ def write_index(folder: str | Path) -> Path:
     """
     folder = Path(folder)
     analyses: dict[str, list[dict[str, Any]]] = {}
-    pages = sorted(folder.glob("*/*/index.html"))
+    pages = sorted(page for page in folder.glob("*/*/index.html") if page.is_file())
     for page in pages:
         record = read_record(page.parent)
         entry = {
