@@ -187,7 +187,8 @@ def attention_across(
     at = torch.linspace(1, len(of) - 1, min(len(of) - 1, ROWS_ACROSS)).long()
 
     def see(call: AttentionCall) -> None:
-        some = replace(call, query=call.query[:, :, at], visible=call.seen_by(at))
+        query, output = call.query[:, :, at], call.output[:, at]
+        some = replace(call, query=query, output=output, visible=call.seen_by(at))
         others = (attention_map(some) * (of[at, None] != of)).sum(-1)
         shares.append(float(others[..., of[at] > 0].mean()))
 

@@ -23,7 +23,7 @@ def cut(
     Int[Tensor, "sequence position"],
     Int[Tensor, " sequence"],
     Int[Tensor, " sequence"] | None,
-    Int[Tensor, "row position"],
+    Int[Tensor, "row column"],
 ]:
     """Ids, lengths and documents of the sequences in `encoding`, each of at least 2 tokens.
 

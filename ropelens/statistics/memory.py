@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -48,8 +48,8 @@ def softmax(
 
 
 def pick(
-    x: Float[Tensor, "batch head position coordinate"], at: Int[Tensor, "shared row"]
-) -> Float[Tensor, "batch head row coordinate"]:
+    x: Shaped[Tensor, "batch head position value"], at: Int[Tensor, "shared row"]
+) -> Shaped[Tensor, "batch head row value"]:
     """`x` at the positions `at` of each sequence, or of all of them."""
     at = at.to(x.device)
     if len(at) == 1:

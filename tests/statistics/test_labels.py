@@ -35,7 +35,7 @@ RULES = [  # total, sink, position, content -> label
 ]
 
 
-def labelled(thresholds: Thresholds, bits: tuple[float, ...], rows: float = 100) -> str:
+def labelled(thresholds: Thresholds, bits: tuple[float, ...], rows: float = 100.0) -> str:
     parts = zip(("total", "sink", "position", "content"), bits, strict=True)
     values = {name: np.array([value]) for name, value in parts}
     return label_heads(thresholds, **values, rows=rows)[0]
@@ -49,7 +49,7 @@ def test_the_first_rule_that_fits(bits: tuple[float, ...], label: str):
 
 @pytest.mark.parametrize(("bits", "label"), RULES)
 def test_few_rows_are_a_label_of_their_own(bits: tuple[float, ...], label: str):
-    assert labelled(Thresholds(), bits, rows=99) == ("untested" if label else "")
+    assert labelled(Thresholds(), bits, rows=99.0) == ("untested" if label else "")
 
 
 @pytest.mark.parametrize(
