@@ -25,9 +25,9 @@ ROOMS = {
     "files": 360,
     "train": 1_000,
     "comparison": 660,
-    "figures": 2_020,
-    "report": 1_580,
-    "analysis commands": 1_740,
+    "figures": 2_145,
+    "report": 1_670,
+    "analysis commands": 1_850,
 }
 PACKAGE, TESTS, NAMES = 18_900, 17_700, 61
 WORDS = {

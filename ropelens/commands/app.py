@@ -10,6 +10,7 @@ import typer
 
 from ropelens.analysis.options import Options, Out, with_options
 from ropelens.commands.analyze import analyze, truncate
+from ropelens.commands.claims import claims
 from ropelens.commands.rope import rope
 from ropelens.commands.terminal import finish, print_path, run_app, stopped_in_its_words
 from ropelens.commands.train import train
@@ -146,6 +147,7 @@ for name, short_help, command in (
     ("list", "Name the checkpoints that come with ropelens.", list_bundled),
     ("rope", "Measure how each layer of a model rotates.", rope),
     ("truncate", "Stop the slowest or fastest planes, and see what that costs.", truncate),
+    ("claims", "Test published claims about RoPE on a model.", claims),
     ("compare", "Set trained runs, or analyzed models, side by side.", compare),
     ("report", "Make the page again, from saved results.", report),
     ("train", "Train small LLaMA-style models on text.", train),

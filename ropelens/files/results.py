@@ -25,6 +25,7 @@ KINDS = {
     "truncation": "the results of ropelens truncate",
     "comparison": "a comparison",
     "answer": "the answer of an analysis",
+    "claims": "a ledger of claims",
 }
 """What a result folder holds, by the `kind` in its run.json."""
 

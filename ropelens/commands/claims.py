@@ -1,0 +1,110 @@
+"""The command `ropelens claims`: a ledger of published claims, of one model or of several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ropelens.analysis.options import Options, Out, Text, Tokenizer, with_options
+from ropelens.commands.terminal import finish
+from ropelens.files.progress import opening, show_progress
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+
+
+@with_options(Options, only=Options.__dataclass_fields__.keys() - {"prompts", "attention_on"})
+def claims(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL|DIR",
+            help="What ropelens analyze takes; or folders that it wrote, of which nothing is "
+            "measured again. Several stand side by side. [default: bundled]",
+        ),
+    ] = None,
+    *,
+    out: Out = Path("out"),
+    text: Text = None,
+    tokenizer: Tokenizer = None,
+    options: Options,
+) -> None:
+    """Test published claims about RoPE on a model: which of them hold here?
+
+    Each claim is a number of the model beside what chance and geometry give. Its verdict is
+    one of four words: holds, contradicted, unresolved, not testable. Writes index.html (the
+    page), claims.csv (a row a claim and model) and run.json to DIR, prints the table, and the
+    path of the page.
+
+    \b
+    Examples:
+      ropelens claims
+      ropelens claims analyzed/llama analyzed/qwen --out out
+      ropelens claims ./my-llama --text book.txt --out out
+    """
+    from ropelens.files.results import check_out, read_record
+
+    check_out(out, "claims")
+    with opening(show_progress, "starting"):  # torch and transformers take seconds
+        import pandas as pd
+
+        from ropelens.measure.claims import test_claims
+        from ropelens.models.paths import name_checkpoints
+    tables, profiles = {}, {}
+    for name, place in name_checkpoints(models or ["bundled"]).items():
+        saved = read_record(place).get("kind") in ("analysis", "truncation", "answer")
+        profiles[name] = _profile(place, saved, text, tokenizer, options)
+        with opening(show_progress, "testing"):
+            tables[name] = test_claims(profiles[name], seed=options.seed)
+    table = pd.concat(tables, names=["model", None]).reset_index("model")
+    shown = table[["claim", "verdict", "number", "null_low", "null_high", "q_value"]]
+    for name, rows in shown.groupby(table["model"], sort=False):
+        words = rows.to_string(index=False, na_rep="–", float_format="{:.3g}".format)
+        typer.echo(f"{name}\n{words}\n", err=True)
+    _write(out, table, profiles)
+    finish(out)
+
+
+def _write(folder: Path, table: pd.DataFrame, profiles: dict[str, xr.Dataset]) -> None:
+    """The page, the table, and run.json, whole or not at all."""
+    from ropelens.analysis.plan import this_command
+    from ropelens.files.results import write_folder
+    from ropelens.measure.measurement import versions
+    from ropelens.report.claims import claims_sentences, render_claims
+
+    record = {
+        "kind": "claims",
+        "findings": claims_sentences(table),
+        "command": this_command(),
+        "model": {"name": ", ".join(profiles)},
+        "tokens": {name: profile.attrs["tokens_sha256"] for name, profile in profiles.items()},
+        "versions": versions(),
+    }
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    write_folder(
+        folder,
+        record=record,
+        results={"claims.csv": table},
+        page=lambda: render_claims(table, profiles, command=this_command()),
+    )
+
+
+def _profile(
+    place: str, saved: bool, text: list[Path] | None, tokenizer: str | None, options: Options
+) -> xr.Dataset:
+    """The profile of a folder of results, or of a model that is measured now."""
+    from ropelens.files.results import open_results
+
+    if saved:
+        return open_results(Path(place) / "profile.nc", "profile")
+    from ropelens.analysis.analyze import run_plan
+    from ropelens.analysis.plan import plan_analysis
+    from ropelens.models.paths import check_text
+
+    check_text(place, text or ())
+    with opening(show_progress, "reading"):
+        plan = plan_analysis(place, text, options, tokenizer=tokenizer)
+    return run_plan(plan, folder=None, progress=show_progress).profile
