@@ -130,7 +130,7 @@ def heads_of(
     if not chosen:
         return
     options = {"variants": ("own",), "distances": (*lengths, 1_000_000), "resamples": 0}
-    far = rl.reach(model, tokens, heads=chosen, **options).isel(variant=0)
+    far = rl.reach(model, tokens, heads=chosen, copies=(), **options).isel(variant=0)
     push = profile["selectivity_keys"].clip(min=0)
     share = push[..., push.sizes["frequency"] * 3 // 4 :].sum("frequency") / push.sum(
         "frequency"

@@ -1,11 +1,14 @@
-"""How far back do heads that go by content find their key, and what do still planes add?
+"""How far back do heads that go by content find a key, and what do still planes add?
 
 Source: Barbero et al. 2024, "Round and Round We Go!" (arXiv 2410.06205), a theorem: under RoPE
 no plane is a robust channel for meaning over long contexts, since some distance turns any key
 away. Planes that stand still (p-RoPE) are robust.
 
-Method: queries and keys of real text, without their rotation, are scored at every distance up
-to 1,000,000.
+Method: first, measured. Random tokens come twice, with text between them, up to the length that
+the model was trained for, and heads that act on a match find the copy or do not, under the
+model's rotation and with the slowest quarter of the planes stopped. Then, extrapolated: queries
+and keys of real text, without their rotation, are scored at every distance up to 1,000,000.
+What a head asks for may change where it stands, which the extrapolation does not know.
 
 Expectation: under RoPE every such head has a horizon, where the key that it picked falls to the
 level of the others. Stopped planes keep part of the score at any distance, so with enough of
@@ -45,12 +48,14 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
         documents=analysis.sequences.documents,
         heads=",".join(f"{row.layer}.{row.head}" for row in asked.itertuples()),
         distances=DISTANCES,
+        runs=("own", "p-rope:0.75"),
     )
     first = asked.loc[asked["content_bits"].idxmax()]
     figures = {
-        "How often the picked key, moved that far back, still scores above every other key: "
-        "mean over these heads. Diamond: the median horizon, where a key's mean score falls "
-        "to the mean of the other keys.": rl.plot_reach(reach),
+        "Circles: how often heads find a copy that stands that far back, a mean over these "
+        "heads. Thin lines, extrapolated: how often the key that they picked in the text, "
+        "moved that far back, scores above every other key. Diamond: the median horizon, where "
+        "a key's mean score falls to the mean of the other keys.": rl.plot_reach(reach),
         "The same for the head with most content bits.": rl.plot_reach(
             reach, layer=int(first["layer"]), head=int(first["head"])
         ),

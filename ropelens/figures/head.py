@@ -234,10 +234,11 @@ TOLD = ("picked_distance", "horizon", "horizon_low", "horizon_high", "unmoved_wi
 def plot_reach(
     reach: xr.Dataset, *, layer: Count | None = None, head: Count | None = None
 ) -> go.Figure:
-    """How often the key that heads pick still wins, by its distance, a line a variant.
+    """How often heads find a key, by its distance: copies that were run, and what moving says.
 
-    y: `win_share`, the share of rows whose picked key, moved that far back, scores above every
-    other key; of one head, or the mean over all measured heads, of `layer` or of the model.
+    Circles: `found_share`, a line a run, of copies that stand so far back. Thin lines:
+    `win_share`, the share of rows whose picked key, moved that far back, scores above every
+    other key. Of one head, or the mean over all measured heads, of `layer` or of the model.
     Diamond: `horizon`, where the mean score falls to the mean of the other keys (of several
     heads, the median). x: distance (tokens), drawn at distance + 1 on a log axis, so that 0
     has a place. Trace `meta` names the array of `reach_arrays` behind each line and diamond.
@@ -247,20 +248,21 @@ def plot_reach(
     check_head(reach, layer=layer or 0, head=head or 0)
     several = [name for name in chosen if name not in at]
     wins, horizon = (reach[name].isel(at) for name in ("win_share", "horizon"))
+    found = reach["found_share"].isel(at)
     if several:
-        wins, horizon = wins.mean(several), horizon.median(several)
+        wins, horizon, found = wins.mean(several), horizon.median(several), found.mean(several)
     where = ", ".join(f"{name} {number}" for name, number in at.items())
     if bool(wins.isnull().all()):
         raise BadArgument(
             f"The reach of {where} was not measured.", attempt="reach(model, tokens, heads=...)"
         )
-    title = f"Reach of {where}" if at else "How often the picked key still wins, by distance"
+    title = f"Reach of {where}" if at else "How often heads find a key, by distance"
     figure = style.new_figure(title, height=400)
     distance = reach["distance"].values
     names = reach["variant"].values.tolist()
     looks = variant_looks([name for name in names if name != OWN])
     for name in names:  # the model's own rotation is drawn in ink
-        line = looks[name].line if name in looks else {"width": 2.5}
+        line = looks[name].line if name in looks else {"width": 1.5}
         hover = f"{name}<br>%{{y:.0%}} of rows won %{{customdata:,.0f}} tokens back"
         data = {"x": distance + 1, "y": wins.sel(variant=name).values, "customdata": distance}
         trace = {"name": name, "meta": {"y": f"win_share {name}"}, "line": line}
@@ -272,6 +274,14 @@ def plot_reach(
         x = 1 + _drawable(horizon.sel(variant=name).values.reshape(1))
         hover = f"{name}<br>horizon<extra></extra>"
         figure.add_scatter(x=x, y=[0], **trace, hovertemplate=hover)
+    for name in reach["run"].values.tolist() if reach["run_distance"].size else ():
+        line = looks[name].line if name in looks else {"width": 2.5}
+        back = reach["run_distance"].values
+        hover = f"{name}, run<br>%{{y:.0%}} of copies found %{{customdata:,.0f}} tokens back"
+        data = {"x": back + 1, "y": found.sel(run=name).values, "customdata": back}
+        trace = {"name": f"{name}, run", "meta": {"y": f"found_share {name}"}}
+        trace |= {"mode": "lines+markers", "line": line | {"width": 4}, "marker": {"size": 10}}
+        figure.add_scatter(**data, **trace, hovertemplate=f"{hover}<extra></extra>")
     figure.update_yaxes(title_text="rows won (% of rows)", tickformat=".0%")
     figure.update_yaxes(range=[-0.03, 1.03])
     farthest = max(float(distance.max()), 1.0)
@@ -287,6 +297,8 @@ def reach_arrays(reach: xr.Dataset) -> dict[str, np.ndarray]:
     """What `plot_reach` draws of every head, and a page tells, [layer, head, ...]."""
     reach = reach.transpose("layer", "head", ...)
     arrays = {name: reach[name].values for name in TOLD}
+    for name in reach["run"].values if reach["run_distance"].size else ():
+        arrays[f"found_share {name}"] = reach["found_share"].sel(run=name).values
     for name in reach["variant"].values:
         of_variant = reach.sel(variant=name)
         arrays[f"win_share {name}"] = of_variant["win_share"].values

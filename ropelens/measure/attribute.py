@@ -130,7 +130,9 @@ def attribute_planes(
         "wavelength": stack(torch.atleast_2d(at.wavelength)[0] for at in planes),
     }
     if pairs:
-        values["pair_attribution"] = stack(sum(parts) for parts in of_pairs.values())
+        values["pair_attribution"] = stack(
+            torch.stack(parts).sum(0) for parts in of_pairs.values()
+        )
         values["pair_head"] = np.array([f"{layer}.{head}" for layer, head in of_pairs])
     if steps > 1:
         none = [torch.zeros_like(of_layer) for of_layer in total]

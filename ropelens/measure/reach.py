@@ -6,7 +6,9 @@ at distances that were not run, under the model's own rotation and under that of
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -14,10 +16,11 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from ropelens.edit.rope import Layer, ModelEdit, placed
-from ropelens.errors import BadArgument, Count, Number, Whole, public
+from ropelens.edit.rope import Layer, ModelEdit, placed, stack_edits
+from ropelens.errors import BadArgument, Count, Number, Positive, Whole, public
 from ropelens.files.progress import ShowProgress, silent
 from ropelens.measure.capture import look
+from ropelens.measure.copied import COPIED, find_copies, run_distances
 from ropelens.measure.measurement import Batch, Lengths, Measurement, Tokens
 from ropelens.models.subject import Model, Subject
 from ropelens.rope.planes import Planes
@@ -50,22 +53,37 @@ def reach(
     heads: str = ALL_HEADS,
     variants: Sequence[str] = VARIANTS,
     distances: Sequence[Number] | np.ndarray = DISTANCES,
+    runs: Sequence[str] = (OWN,),
+    copies: Sequence[int] | None = None,
+    draws: Positive = 4,
     rows: HowMany = 64,
     resamples: Count = 200,
     seed: Whole = 0,
     progress: ShowProgress | None = None,
 ) -> xr.Dataset:
-    """Score the keys that heads pick at distances never run, under variants of RoPE.
+    """How far back heads find a key: measured at real distances, then extrapolated.
 
-    One pass of the model as it is. In each of `rows` rows of a sequence (so many drawn with
-    `seed`, "all", or "auto" as for `profile`) a head's picked key is the one with the largest
-    score but for position 0 and the row itself; rows with fewer than two such keys are left
-    out. Moved to distance d it scores s Re sum_f q~_f conj(k~_f) exp(i v_f d) (Su et al. 2021,
-    arXiv 2104.09864, eq. 16), while the others stay where they are; v_f is the frequency of
-    plane f under the variant. "own" is the model's own rotation as measured; the others are
-    names of docs/variants.md put to the model as `edit_rope` would, but for the queries and
-    keys, which stay those of the model as it is. Variants that change with the length are those
-    of a sequence that holds the farthest distance. `heads` is a list such as "1.3,2.*".
+    Measured, under each variant of `runs`: random tokens come twice, `copies` tokens
+    apart (by default doublings, as far as the context that the model was trained for), with
+    the text between, `draws` times. `found_share` (run, layer, head, run_distance) is the share
+    of rows of the second copy in which the key after the same token's first place scores above
+    all others but the first; `found_low` and `found_high` are its 95 % interval over draws.
+    `foretold_share` is what the run at the distance before says of it: its queries and keys,
+    the right key turned to this distance. Where the two agree, `extrapolated_share`, what the
+    farthest run says of the `distances` beyond it, may be believed. Heads that act on no match
+    find no copy at any distance.
+
+    Extrapolated from the text, under `variants`, at distances never run: in each of `rows` rows
+    of a sequence (so many drawn with `seed`, "all", or "auto" as for `profile`) a head's picked
+    key is the one with the largest score but for position 0 and the row itself. Rows with fewer
+    than two such keys, or in which position 0 scores higher, are left out. Moved to distance d
+    it scores s Re sum_f q~_f conj(k~_f) exp(i v_f d) (Su et al. 2021, arXiv 2104.09864, eq.
+    16), while the others stay where they are; v_f is the frequency of plane f under the
+    variant. "own" is the model's own rotation as measured; the others are names of
+    docs/variants.md put to the model as `edit_rope` would, but for the queries and keys, which
+    stay those of the model as it is: what a head asks for may change where it stands farther
+    back, which only a run shows. Variants that change with the length are those of a sequence
+    that holds the farthest distance. `heads` is a list such as "1.3,2.*".
 
     Returns a dataset over variant, layer, head and distance (tokens), in nats before a
     soft-cap. `horizon` is where the mean moved score first falls to the mean of the others:
@@ -91,8 +109,12 @@ def reach(
     rotations = _rotations(subject, planes, variants, length=int(max(distances)) + 1)
     at = torch.from_numpy(np.array(distances, dtype=np.float64))
     sums = _score(measurement, chosen, rotations, at, progress or silent)
+    apart = run_distances(subject.context, copies)
+    found = _run(measurement, chosen, runs, apart, at, draws, progress or silent)
     sizes = {
         "variant": len(variants),
+        "run": len(runs),
+        "run_distance": len(apart),
         "layer": subject.layers,
         "head": subject.heads,
         "frequency": max(layer.terms for layer in planes),
@@ -101,22 +123,29 @@ def reach(
     unknown = {
         row.name: np.full([sizes[dim] for dim in row.dims], np.nan)
         for row in (*REACH, *REACH_INDICES)
-        if row.name != "distance"
+        if row.name not in ("distance", "run_distance")
     }
+    unknown |= {name: np.stack([of_run[name] for of_run in found]) for name in found[0]}
     names = np.array(variants, dtype=object)
     indices = {"layer": range(subject.layers), "head": range(subject.heads)}
     dataset = xr.Dataset(
         labelled(unknown, (*REACH, *REACH_INDICES)),
-        coords={"variant": names, **indices, "distance": at.numpy()},
+        coords={
+            "variant": names,
+            "run": np.array(runs, dtype=object),
+            **indices,
+            "distance": at.numpy(),
+            "run_distance": np.array(apart),
+        },
     )
-    draws = _draws(int(text.group.max()) + 1, resamples, measurement.seed)
+    resampled = _draws(int(text.group.max()) + 1, resamples, measurement.seed)
     for layer, of_layer in enumerate(rotations):
         numbers: dict[str, Tensor] = {
             "variant_inv_freq": torch.stack([one.inv_freq for one in of_layer]),
             "variant_gain": torch.stack([one.gain for one in of_layer]),
         }
         if layer in sums:
-            numbers |= _numbers(sums[layer], of_layer, draws, at, within=text.context)
+            numbers |= _numbers(sums[layer], of_layer, resampled, at, within=text.context)
         place = {
             "layer": layer,
             "head": chosen[layer].numpy(),
@@ -146,6 +175,37 @@ def _rotations(
         [Rotation.of(edit.sides(Layer(*layer, length))[0], layer[1]) for edit in edits]
         for layer in enumerate(planes)
     ]
+
+
+def _run(
+    measurement: Measurement,
+    chosen: Sequence[Tensor],
+    runs: Sequence[str],
+    apart: Sequence[int],
+    distances: Float[Tensor, " distance"],
+    draws: int,
+    show: ShowProgress,
+) -> list[dict[str, np.ndarray]]:
+    """What `find_copies` says of the model under each variant."""
+    subject = measurement.subject
+    found = []
+    length = COPIED * draws + draws * sum(apart)
+    with show("running copies", total=len(runs) * length, unit="tokens") as step:
+        for name in runs:
+            edits = [] if name == OWN else [name]
+            with subject.edit(stack_edits(subject, edits)) if edits else nullcontext():
+                turned = subject.planes(alike=True)
+                of_run = find_copies(
+                    measurement,
+                    chosen,
+                    turned,
+                    distances=apart,
+                    beyond=distances,
+                    draws=draws,
+                    progress=step,
+                )
+            found.append(of_run)
+    return found
 
 
 def _score(
@@ -204,16 +264,16 @@ def _numbers(
 
     Means are over rows; the first resample is all sequences, once each.
     """
-    weight = draws @ sums.weight
-    if not weight[0] > 0:
+    weight = draws @ sums.weight  # [resample, head]
+    if not sums.rows.any():
         raise BadArgument(
             "No row has two keys to choose from.",
             seen="sequences of 3 tokens or fewer, or a sliding window of 2",
         )
-    share = draws[weight > 0] / weight[weight > 0, None]
+    share = draws[..., None] / weight[:, None]  # NaN: no row of the head in the resample
 
     def mean(x: Tensor) -> Tensor:
-        return torch.einsum("rg,g...->r...", share.to(x.dtype), x)
+        return torch.einsum("rgh,gh...->rh...", share.to(x.dtype), x)
 
     product, levels = mean(sums.product), mean(sums.level)
     parts: list[dict[str, Tensor]] = []
@@ -227,9 +287,12 @@ def _numbers(
             within=within,
             farthest=int(distances.max()),
         ).view(level.shape)
+        horizon = horizon.where(weight > 0, torch.nan)
         ends = np.full((2, *level.shape[1:]), np.nan)
         if len(horizon) > 1:  # resampled values themselves, for some are infinite
-            ends = np.percentile(horizon[1:], INTERVAL, axis=0, method="inverted_cdf")
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "All-NaN")  # heads that pick no key
+                ends = np.nanpercentile(horizon[1:], INTERVAL, axis=0, method="inverted_cdf")
         parts.append(
             {
                 "moved_score": moved_scores(turned[0], inv_freq, distances),
@@ -242,8 +305,9 @@ def _numbers(
         )
     return {
         **{name: torch.stack([part[name] for part in parts]) for name in parts[0]},
-        "win_share": sums.wins.sum(0).transpose(0, 1) / sums.weight.sum(),
-        "unmoved_win_share": sums.kept.sum(0).T / sums.weight.sum(),
+        "win_share": (sums.wins.sum(0) / sums.weight.sum(0)[:, None, None]).transpose(0, 1),
+        "unmoved_win_share": (sums.kept.sum(0) / sums.weight.sum(0)[:, None]).T,
+        "acting_share": sums.weight.sum(0) / sums.rows.sum(),
         "picked_distance": mean(sums.distance)[0],
         "product_real": product[0].real,
         "product_imag": product[0].imag,

@@ -91,7 +91,7 @@ def repeats(measurement: Measurement, planes: Sequence[Planes]) -> Task:
             seen = call.seen_by(second[0]).cpu()[:, torch.arange(length), second[0] - length]
             mass[call.layer] = sums["offset_mass"].masked_fill(~seen.any(), torch.nan)
 
-        _forget_length(subject)
+        forget_length(subject)
         with observing(subject, tokens, (rows,), see):
             losses = token_losses(subject, tokens, whole)
         progress(tokens.numel())
@@ -129,7 +129,7 @@ def copies(measurement: Measurement, distances: Sequence[int] | None) -> Task:
         by_distance = []
         for distance in distances:
             tokens = repeated_tokens(measurement, distance)
-            _forget_length(subject)
+            forget_length(subject)
             parts = _together(subject, tokens)
             losses = [token_losses(subject, part, _whole(part)) for part in parts]
             by_distance.append(torch.cat(losses)[:, distance + 2 :].mean(1))
@@ -199,7 +199,7 @@ def needles(measurement: Measurement, plan: Retrieval) -> Task:
     def measure(progress: Progress) -> dict[str, Tensor]:
         hits = []
         for prompts, values in hidden:
-            _forget_length(subject)
+            forget_length(subject)
             last = []
             for part in _together(subject, prompts.flatten(0, 1)):
                 last.append(_last_logits(subject, part).float().cpu())
@@ -291,7 +291,7 @@ def _last_logits(
         return deque(logits_of(subject, tokens), maxlen=1).pop()[1][:, -1]
 
 
-def _forget_length(subject: Subject) -> None:
+def forget_length(subject: Subject) -> None:
     """Dynamic RoPE turns as its longest sequence so far made it; a short one undoes that."""
     if subject.depends_on_length:
         with subject.by_itself(), torch.no_grad():  # one token cannot be resampled

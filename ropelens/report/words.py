@@ -267,14 +267,40 @@ def _free(rows: Sequence[Record]) -> Record | None:
 
 # ---- the reach of heads
 
+
+def _runs(reach: xr.Dataset) -> list[str]:
+    return reach["run"].values.tolist() if reach.sizes.get("run_distance") else []
+
+
+def copies_sentence(every: xr.Dataset, run: str) -> str:
+    """How many heads find copies, and the best of them at every distance that was run."""
+    found = every.sel(run=run)
+    near = found["found_share"].isel(run_distance=0).fillna(0)
+    best = found.isel(one=int(near.argmax()))
+    off = 100 * abs(best["foretold_share"] - best["found_share"]).max().item()
+    return say(
+        "reach",
+        "found",
+        run=run,
+        own=OWN,
+        distances=every["run_distance"].values.tolist(),
+        shares=best["found_share"].values.tolist(),
+        low=best["found_low"].values.tolist(),
+        high=best["found_high"].values.tolist(),
+        finders=int((near >= 0.5).sum()),
+        heads=every.sizes["one"],
+        foretold=off if np.isfinite(off) else None,
+    )
+
+
 FAR = 10  # distances from a tenth of the farthest on are called far
 
 
 def reach_sentences(reach: xr.Dataset) -> list[str]:
-    """Where heads lose their picked key, a sentence a variant; then how often it wins."""
+    """How far back heads find a copy that was run; then what is extrapolated, by variant."""
     every = reach.stack(one=("layer", "head")).dropna("one", how="all", subset=["horizon"])
     trained, farthest = every.attrs["trained_context"], int(every["distance"].max())
-    sentences = []
+    sentences = [copies_sentence(every, name) for name in _runs(reach)]
     for name in every["variant"].values.tolist():
         of_variant = every.sel(variant=name)
         horizon, far = of_variant["horizon"].values, slice(farthest / FAR, None)

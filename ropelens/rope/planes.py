@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Complex, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -115,6 +115,18 @@ def plane_norms(
         rest = planes.sum_coordinates(x.square())[..., -1:]
         squares = torch.cat([squares, rest], dim=-1)
     return squares.sqrt_()
+
+
+def plane_products(
+    query: Float[Tensor, "*batch coordinate"],
+    key: Float[Tensor, "*batch coordinate"],
+    planes: Planes,
+) -> Complex[Tensor, "*batch term"]:
+    """q conj(k) of every term: real parts are its shares of q . k."""
+    real = planes.sum_coordinates(query * key)
+    turned = query[..., planes.second] * key[..., planes.first]
+    turned = turned - query[..., planes.first] * key[..., planes.second]
+    return torch.complex(real, pad(turned, (0, real.shape[-1] - turned.shape[-1])))
 
 
 def unrotate(

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Complex, Float, Int, Shaped
 from torch import Tensor
 
-from ropelens.rope.planes import Planes
+from ropelens.rope.planes import Planes, plane_products
 from ropelens.rope.turn import Side, moved_scores, turn
 from ropelens.statistics.block import Block, CallRows
 from ropelens.statistics.call import AttentionCall
@@ -60,10 +60,11 @@ class PickedSums:
     stands. `level` is the mean score of the other keys, at their own places under each
     rotation. `wins` counts the rows in which the picked key scores above all of them when moved
     to a distance, `kept` those in which it does so at its own place. A tie is no win. `weight`
-    counts the rows.
+    counts the rows, of `rows` with two keys to choose from.
     """
 
-    weight: Float[Tensor, " group"]
+    rows: Float[Tensor, " group"]
+    weight: Float[Tensor, "group head"]
     distance: Float[Tensor, "group head"]
     product: Complex[Tensor, "group head term"]
     level: Float[Tensor, "group head rotation"]
@@ -88,7 +89,8 @@ def sum_picked(
 ) -> PickedSums:
     """The sums of one attention call over `rows`, for some heads, in float64.
 
-    Rows with fewer than two keys to choose from are left out. Scores are those before a
+    Rows with fewer than two keys to choose from, or in which the first key scores above the
+    picked one, are left out. Scores are those before a
     soft-cap, which changes no order. `group` is the group, of `groups`, of each sequence.
     """
     dtype = torch.promote_types(call.query.dtype, torch.float32)
@@ -127,10 +129,14 @@ def _sum_block(
     picked = own.scores[:, :, 0].masked_fill(~choice, -torch.inf).argmax(-1)
     others = choice & (column != picked[..., None])
     count, product = others.sum(-1), _products(own, picked)
-    weight = own.weight.double() * others[:, 0].any(-1)
+    picks = own.scores[:, :, 0].gather(-1, picked[..., None])[..., 0]
+    acts = others.any(-1)
+    if own.keys.start == 0:  # rows that would rather have the first key pick none
+        acts = acts & ~(own.seen[:, None, :, 0] & (own.scores[:, :, 0, :, 0] > picks))
+    weight = own.weight.double()[:, None] * acts
 
     def total(x: Shaped[Tensor, "batch head row *value"]) -> Tensor:
-        return torch.einsum("br,bhr...->bh...", weight.to(x.dtype), x)
+        return torch.einsum("bhr,bhr...->bh...", weight.to(x.dtype), x)
 
     levels, wins, kept = [], [], []
     for block, rotation in zip(turned, rotations, strict=True):
@@ -146,7 +152,8 @@ def _sum_block(
         wins.append(total((moved > to_beat[..., None]).double()))
         kept.append(total((unmoved > to_beat).double()))
     return PickedSums(
-        weight=weight.sum(1),
+        rows=(own.weight.double() * others[:, 0].any(-1)).sum(1),
+        weight=weight.sum(-1),
         distance=total((own.own[:, None] - picked).double()),
         product=total(product),
         level=torch.stack(levels, dim=-1),
@@ -162,9 +169,4 @@ def _products(
     planes, query = block.planes, block.q_still[:, :, 0].double()
     at = picked[..., None].expand(query.shape)
     key = block.k_still.gather(2, at).double()
-    real = planes.sum_coordinates(query * key)
-    imaginary = torch.zeros_like(real)
-    turned = query[..., planes.second] * key[..., planes.first]
-    turned -= query[..., planes.first] * key[..., planes.second]
-    imaginary[..., : turned.shape[-1]] = turned
-    return torch.complex(real, imaginary)
+    return plane_products(query, key, planes)

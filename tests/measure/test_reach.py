@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -16,6 +17,11 @@ from transformers import PreTrainedModel
 import ropelens as rl
 from ropelens.errors import BadArgument
 from ropelens.measure import measurement
+from ropelens.measure.capture import look
+from ropelens.measure.copied import copies, run_distances, won
+from ropelens.measure.measurement import Measurement
+from ropelens.models.subject import as_subject
+from ropelens.statistics.call import AttentionCall
 
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 
@@ -38,12 +44,18 @@ def real_scores(
     return scores[:, [last - distance for distance in distances]]
 
 
-def against_real_runs(found: xr.Dataset, model: PreTrainedModel, tokens: torch.Tensor) -> None:
-    """Row 3 of four tokens is the only one with a choice: between positions 1 and 2."""
+def against_real_runs(found: xr.Dataset, model: PreTrainedModel, tokens: torch.Tensor) -> int:
+    """Row 3 of four tokens is the only one with a choice: between positions 1 and 2.
+
+    Returns for how many heads position 0 does not score higher than both.
+    """
     distances = [d for d in found["distance"].values.astype(int).tolist() if d]
     query = int(tokens[0, 3])
     for head in found["head"].values:
         of_head = found.sel(layer=0, head=head).squeeze("variant")
+        if float(of_head["acting_share"]) == 0:
+            assert of_head["horizon"].isnull()
+            continue
         back = int(of_head["picked_distance"])
         picked, other = int(tokens[0, 3 - back]), int(tokens[0, back])
         real = real_scores(model, query, picked, distances)[head].numpy()
@@ -58,17 +70,21 @@ def against_real_runs(found: xr.Dataset, model: PreTrainedModel, tokens: torch.T
         if clear[distances.index(back)]:
             stays = of_head["win_share"].sel(distance=back)
             assert float(of_head["unmoved_win_share"]) == float(stays)
+    return int((found["acting_share"].sel(layer=0) > 0).sum())
 
 
-REAL_DISTANCES = (1, 2, 3, 5, 11, 40, 200)
+REAL = {"distances": (1, 2, 3, 5, 11, 40, 200), "copies": (), "rows": "all"}
 
 
 @pytest.mark.parametrize("name", TEN)
 def test_a_moved_key_scores_as_in_a_real_run(name: str):
-    model = tiny(name)
-    tokens = torch.from_numpy(random_tokens(sequences=1, length=4))
-    found = rl.reach(model, tokens, variants=("own",), distances=REAL_DISTANCES, rows="all")
-    against_real_runs(found, model, tokens)
+    model, acted = tiny(name), 0
+    for seed in range(3):
+        tokens = torch.from_numpy(random_tokens(sequences=1, length=4, seed=seed))
+        acted += against_real_runs(
+            rl.reach(model, tokens, variants=("own",), **REAL), model, tokens
+        )
+    assert acted
 
 
 @pytest.mark.parametrize(
@@ -81,10 +97,10 @@ def test_under_a_variant_it_scores_as_in_the_model_of_that_variant(variant: str)
     other.load_state_dict(model.state_dict())
     other.set_attn_implementation("eager")
     tokens = torch.from_numpy(random_tokens(sequences=1, length=4, seed=3))
-    found = rl.reach(model, tokens, variants=(variant,), distances=REAL_DISTANCES, rows="all")
-    picks = rl.reach(model, tokens, variants=("own",), distances=REAL_DISTANCES, rows="all")
+    found = rl.reach(model, tokens, variants=(variant,), **REAL)
+    picks = rl.reach(model, tokens, variants=("own",), **REAL)
     xr.testing.assert_equal(found["picked_distance"], picks["picked_distance"])
-    against_real_runs(found, other, tokens)
+    assert against_real_runs(found, other, tokens)
 
 
 # every row, in loops
@@ -101,6 +117,7 @@ def test_every_number_of_text_against_loops(name: str):
         lengths=torch.tensor(lengths),
         variants=("own",),
         distances=distances,
+        copies=(),
         rows="all",
     ).squeeze("variant")
     sums = dict.fromkeys(("rows", "distance", "level"), 0.0)
@@ -116,6 +133,8 @@ def test_every_number_of_text_against_loops(name: str):
                 if len(choice) < 2:
                     continue
                 picked = max(choice, key=lambda j: scores[head, row, j])
+                if 0 in seen and scores[head, row, 0] > scores[head, row, picked]:
+                    continue
                 others = [scores[head, row, j] for j in choice if j != picked]
                 total = totals[layer][head]
                 total["rows"] += 1
@@ -130,12 +149,12 @@ def test_every_number_of_text_against_loops(name: str):
 def test_numbers_do_not_depend_on_the_batches(monkeypatch: pytest.MonkeyPatch):
     model, tokens = tiny("llama_gqa"), torch.from_numpy(random_tokens(sequences=8, length=20))
     lengths = torch.tensor([20, 9, 14, 20, 6, 20, 11, 16])
-    given = {"lengths": lengths, "rows": 5, "distances": (0, 9, 5000)}
+    given = {"lengths": lengths, "rows": 5, "distances": (0, 9, 5000), "copies": ()}
     whole = rl.reach(model, tokens, **given)
     monkeypatch.setattr(measurement, "TOKENS_PER_BATCH", {"cpu": 40})
     parts = rl.reach(model, tokens, **given)
     assert whole["horizon_low"].notnull().all()
-    few = rl.reach(model, tokens[:7], lengths=lengths[:7], rows=5, distances=(0, 9))
+    few = rl.reach(model, tokens[:7], lengths=lengths[:7], rows=5, distances=(0, 9), copies=())
     assert few["horizon_low"].isnull().all(), "of too few groups to draw from"
     xr.testing.assert_allclose(whole, parts, rtol=1e-4)
 
@@ -163,7 +182,9 @@ def test_the_horizon_follows_from_the_scores_by_scipy():
     model, far = tiny("llama_gqa", rope_parameters=ROPE), 5000
     tokens = torch.from_numpy(random_tokens(sequences=6, length=40))
     variants = ("own", "p-rope:0.5", "yarn:4")
-    found = rl.reach(model, tokens, variants=variants, distances=(0, far), resamples=0)
+    found = rl.reach(
+        model, tokens, variants=variants, distances=(0, far), copies=(), resamples=0
+    )
     for variant, layer, head in np.ndindex(found["horizon"].shape):
         of_head = found.isel(variant=variant, layer=layer, head=head)
         product = of_head["product_real"].values + 1j * of_head["product_imag"].values
@@ -180,7 +201,9 @@ def test_copies_of_a_token_tie_where_nothing_rotates():
     model = tiny("llama_gqa")
     tokens = torch.full((2, 40), 7)
     tokens[:, 0] = 3
-    found = rl.reach(model, tokens, variants=("own", "nope"), rows="all").sel(layer=0)
+    found = rl.reach(model, tokens, variants=("own", "nope"), copies=(), rows="all").sel(
+        layer=0
+    )
     still, own = found.sel(variant="nope"), found.sel(variant="own")
     assert (still["win_share"] == 0).all()
     assert (still["unmoved_win_share"] == 0).all()
@@ -191,7 +214,7 @@ def test_what_a_variant_leaves_unmoved():
     """All under the model's own rotation; where nothing rotates, what any distance leaves."""
     tokens = torch.from_numpy(random_tokens(sequences=4, length=40))
     variants = ("own", "p-rope:0.5", "nope")
-    found = rl.reach(tiny("llama_gqa"), tokens, variants=variants, rows="all")
+    found = rl.reach(tiny("llama_gqa"), tokens, variants=variants, copies=(), rows="all")
     unmoved = found["unmoved_win_share"]
     np.testing.assert_allclose(unmoved.sel(variant="own"), 1)
     still = found["win_share"].sel(variant="nope")
@@ -203,8 +226,8 @@ def test_what_a_variant_leaves_unmoved():
 def test_some_heads_are_those_heads_of_all():
     tokens = torch.from_numpy(random_tokens(sequences=3, length=30))
     model = tiny("llama_gqa")
-    every = rl.reach(model, tokens, rows=8, seed=-1)
-    some = rl.reach(model, tokens, rows=8, seed=-1, heads="0.3,1.1,1.2")
+    every = rl.reach(model, tokens, rows=8, seed=-1, copies=())
+    some = rl.reach(model, tokens, rows=8, seed=-1, copies=(), heads="0.3,1.1,1.2")
     assert int(some["picked_distance"].notnull().sum()) == 3
     for layer, head in ((0, 3), (1, 1), (1, 2)):
         one = {"layer": layer, "head": head}
@@ -215,7 +238,7 @@ def test_the_interval_is_of_horizons_with_sequences_drawn_again():
     """The percentile bootstrap: 2.5 % of the resampled horizons lie beyond either end."""
     model, count, length, far = tiny("llama_gqa"), 10, 24, 3000
     tokens = torch.from_numpy(random_tokens(sequences=count, length=length))
-    options = {"variants": ("own",), "rows": "all", "distances": (0, far)}
+    options = {"variants": ("own",), "rows": "all", "distances": (0, far), "copies": ()}
     found = rl.reach(model, tokens, resamples=400, seed=3, **options).squeeze("variant")
     alone = xr.concat(
         [rl.reach(model, one[None], resamples=0, **options) for one in tokens], "sequence"
@@ -225,7 +248,9 @@ def test_the_interval_is_of_horizons_with_sequences_drawn_again():
         one = alone.sel(layer=layer, head=head)
         product = one["product_real"].values + 1j * one["product_imag"].values
         there, w = np.isfinite(product[0]), one["variant_inv_freq"].values[0]
-        drawn = draws / count @ product[:, there], draws / count @ one["others_level"].values
+        weight = draws * one["acting_share"].values
+        weight = weight / weight.sum(1, keepdims=True)
+        drawn = weight @ product[:, there], weight @ one["others_level"].values
         horizon = [
             first_fall(mean, w[there], level, within=length, farthest=far)
             for mean, level in zip(*drawn, strict=True)
@@ -241,14 +266,83 @@ def test_the_interval_is_of_horizons_with_sequences_drawn_again():
 def test_rows_without_a_choice_are_refused():
     tokens = torch.from_numpy(random_tokens(sequences=2, length=3))
     with pytest.raises(BadArgument, match="No row has two keys to choose from"):
-        rl.reach(tiny("llama_gqa"), tokens)
+        rl.reach(tiny("llama_gqa"), tokens, copies=())
 
 
 def test_under_an_edit_only_the_edited_rotation_is_measured():
     model = tiny("llama_gqa")
     tokens = torch.from_numpy(random_tokens(sequences=2, length=12))
     with rl.edit_rope(model, "nope"):
-        found = rl.reach(model, tokens, variants=["own"], distances=(0, 1, 1000))
+        found = rl.reach(model, tokens, variants=["own"], distances=(0, 1, 1000), copies=())
         with pytest.raises(BadArgument, match="Variants are put to a model as it is"):
             rl.reach(model, tokens, variants=("own", "p-rope:0.5"))
     assert (found["moved_score"].std("distance") < 1e-9).all()
+
+
+# copies at real distances
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "gpt_oss", "phi"])
+def test_copies_are_found_as_loops_over_a_run_find_them(name: str) -> None:
+    model, tokens = tiny(name), torch.from_numpy(random_tokens(sequences=2, length=40))
+    apart, draws = (48, 96), 2
+    found = rl.reach(model, tokens, variants=("own",), copies=apart, draws=draws, rows=4)
+    measured = Measurement.of(model, tokens)
+    copied = run_distances(measured.subject.context, None)[0]
+    shares = np.zeros((draws, *found["found_share"].shape[1:]))
+    for draw, (at, distance) in itertools.product(range(draws), enumerate(apart)):
+        sequence = copies(measured, distance, copied, draw)[0].numpy()
+        assert (sequence[1 : copied + 1] == sequence[-copied:]).all()
+        assert len(sequence) == 1 + distance + copied
+        for layer, call in enumerate(attention_calls(model, sequence)[0]):
+            keys = call.key.repeat_interleave(len(call.query) // len(call.key), dim=0)
+            scores = (call.query @ keys.mT).numpy() * np.sign(call.scale)
+            for head, row in np.ndindex(len(scores), copied - 1):
+                i = len(sequence) - copied + row
+                seen = [j for j in np.flatnonzero(call.visible[i]) if 0 < j < i]
+                right = 2 + row
+                won = right in seen and right == max(seen, key=lambda j: scores[head, i, j])
+                shares[draw, layer, head, at] += won / (copied - 1)
+    there = found["found_share"].isel(run=0)
+    assert there.notnull().any()
+    np.testing.assert_allclose(
+        there, np.where(there.isnull(), np.nan, shares.mean(0)), atol=1e-6
+    )
+
+
+def test_turned_to_where_it_stands_a_copy_wins_as_it_does() -> None:
+    model, seen = tiny("phi"), []
+    subject = as_subject(model)
+    sequence = copies(Measurement.of(model, torch.arange(40)[None]), 12, 12, 0)
+
+    def see(call: AttentionCall) -> torch.Tensor:
+        planes, there = subject.planes()[call.layer], torch.tensor([12.0])
+        call = call.of_heads(torch.arange(call.query.shape[1]))
+        return won(call, planes, copied=12, distance=12, further=there)
+
+    seen = look(subject, sequence, see)
+    for share in seen:
+        torch.testing.assert_close(share[:, 0], share[:, 1])
+    assert max(float(share.max()) for share in seen) > 0
+
+
+def test_the_induction_head_finds_copies() -> None:
+    model, _ = rl.load("bundled")
+    text = torch.randint(5, model.config.vocab_size, (4, 100), generator=torch.manual_seed(0))
+    found = rl.reach(model, text, heads="4.4,2.0", runs=("own", "nope"), rows=4)
+    of_head = found.sel(layer=4, head=4)
+    assert (of_head["found_share"].sel(run="own", run_distance=[48, 96]) > 0.5).all()
+    assert (of_head["found_low"].sel(run="own") <= of_head["found_share"].sel(run="own")).all()
+    assert (found["found_share"].sel(layer=2, head=0) < 0.1).all()
+    assert (of_head["found_share"].sel(run="nope") < 0.1).all()
+    assert found["found_share"].sel(layer=0).isnull().all()
+    foretold = of_head["foretold_share"].sel(run="own").values
+    assert math.isnan(foretold[0])
+    assert (abs(foretold[1:] - of_head["found_share"].sel(run="own")[1:]) < 0.3).all()
+
+
+def test_copies_lie_in_the_context() -> None:
+    model = tiny("llama_gqa")
+    context = model.config.max_position_embeddings
+    with pytest.raises(BadArgument, match="must lie in the context"):
+        rl.reach(model, torch.arange(40)[None], copies=(context,))

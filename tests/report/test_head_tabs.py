@@ -25,7 +25,9 @@ def reach() -> xr.Dataset:
     tokens = torch.from_numpy(random_tokens(sequences=8, length=16))
     heads, variants = f"0.*,{LAYER}.{HEAD}", ("own", "p-rope:0.5", "nope")
     model = tiny("llama_gqa")
-    return rl.reach(model, tokens, heads=heads, variants=variants, distances=[0, 2000])
+    return rl.reach(
+        model, tokens, heads=heads, variants=variants, distances=[0, 2000], copies=[48]
+    )
 
 
 @pytest.fixture(scope="module")

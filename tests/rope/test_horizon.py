@@ -72,7 +72,7 @@ def by_plane() -> tuple[LlamaForCausalLM, xr.Dataset]:
     """A head for each slow plane, in which its score stands alone."""
     model = built(SLOW)
     variants = ("own", "p-rope:0.75", "linear:4", "nope", "p-rope-reversed:0.75")
-    return model, rl.reach(model, planted(), variants=variants, rows="all")
+    return model, rl.reach(model, planted(), variants=variants, copies=(), rows="all")
 
 
 def test_the_horizon_of_one_plane_is_a_quarter_of_its_wavelength(by_plane):
