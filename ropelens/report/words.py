@@ -276,7 +276,7 @@ def copies_sentence(every: xr.Dataset, run: str) -> str:
     """How many heads find copies, and the best of them at every distance that was run."""
     found = every.sel(run=run)
     near = found["found_share"].isel(run_distance=0).fillna(0)
-    best = found.isel(one=int(near.argmax()))
+    best = found.isel(one=int(np.argmax(near.values)))
     off = 100 * abs(best["foretold_share"] - best["found_share"]).max().item()
     return say(
         "reach",
@@ -414,9 +414,11 @@ def _verdicts(group: str, entries: xr.Dataset) -> Record:
 
 def _missing_seeds(comparison: xr.Dataset) -> list[tuple[str, list[int]]]:
     """The groups without a seed that another of their size has, and these seeds."""
-    names = ("size", "group", "seed")
-    runs = pd.DataFrame({name: comparison[name].values for name in names})
-    every = runs.groupby("size")["seed"].agg(set)
-    of_groups = runs.groupby(["size", "group"], sort=False)["seed"].agg(set)
-    missing = [(group, sorted(every[size] - of)) for (size, group), of in of_groups.items()]
+    columns = (comparison[name].values.tolist() for name in ("size", "group", "seed"))
+    rows = list(zip(*columns, strict=True))
+    missing = []
+    for size, group in dict.fromkeys(row[:2] for row in rows):
+        of_size = {row[2] for row in rows if row[0] == size}
+        of_group = {row[2] for row in rows if row[:2] == (size, group)}
+        missing.append((group, sorted(of_size - of_group)))
     return [(group, seeds) for group, seeds in missing if seeds]
