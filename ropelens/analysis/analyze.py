@@ -63,9 +63,9 @@ def analyze(
     Hub id, and replaces the one of a checkpoint.
 
     `text` is a `Path` of a file or folder, read as by `read_documents`; a `str`, which is a
-    document; a list of both; or tokens: what `ropelens.tokenize` returns, or a tensor
-    [sequence, position] with `lengths` as for `ropelens.profile`. Without text, a bundled
-    checkpoint reads text that was sampled from it.
+    document; a list of both; or tokens: what `ropelens.tokenize` returns, a BatchEncoding, or
+    a tensor [sequence, position] with `lengths` as for `ropelens.profile`. Without text, a
+    bundled checkpoint reads text that was sampled from it.
 
     `truncation` asks for a sweep too: the arguments keep, ends, bands, controls and measures
     of `ropelens.truncate`, {} for their defaults. It has the same sequences, rows and seed.

@@ -23,6 +23,7 @@ from ropelens.measure.token_sets import attention_on
 from ropelens.measure.truncation_table import MEASURES, wanted_measures
 from ropelens.models.checkpoint import load_tokenizer
 from ropelens.models.device import LIBRARIES, free_bytes, pass_bytes, stated_number
+from ropelens.models.encoding import cut
 from ropelens.models.load import Opened, open_checkpoint
 from ropelens.models.paths import (
     check_document,
@@ -46,7 +47,7 @@ from ropelens.statistics.variables import Statistic
 LONGEST_DEFAULT_CONTEXT = 2048
 DEFAULT_SEQUENCES = 64
 
-Text = Path | str | Sequence[Path | str] | Sequences | Tensor
+Text = Path | str | Sequence[Path | str] | Sequences | Tensor | Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,16 +170,16 @@ def _sizes(source: Opened, read: Sequences, options: Options) -> tuple[int, dict
 
 def _documents(
     text: Text | None, model: str | Path | Model
-) -> tuple[dict[str, Any], list[str] | Sequences | Tensor]:
+) -> tuple[dict[str, Any], list[str] | Sequences | Tensor | Mapping[str, Any]]:
     """Documents, or the tokens that are passed instead; before them what run.json calls them.
 
     There a model in memory goes by its class, and a document that was passed by its length.
     """
     name = str(model) if isinstance(model, (str, Path)) else type(model).__name__
-    whole = (Path, str, Sequences, Tensor)
-    parts: list[Any] = [text] if isinstance(text, whole) else list(text or ())
+    tokens = (Sequences, Tensor, Mapping)
+    parts: list[Any] = [text] if isinstance(text, (Path, str, *tokens)) else list(text or ())
     check_text(name, parts)
-    if isinstance(text, (Sequences, Tensor)):
+    if isinstance(text, tokens):
         return {"model": name, "text": "tokens", "tokenizer": None}, text
     documents, names = [], []
     for part in parts:
@@ -195,7 +196,7 @@ def _documents(
 
 
 def _sequences(
-    documents: list[str] | Sequences | Tensor,
+    documents: list[str] | Sequences | Tensor | Mapping[str, Any],
     lengths: Int[Tensor, " sequence"] | None,
     source: Opened | Subject,
     options: Options,
@@ -206,9 +207,12 @@ def _sequences(
     if isinstance(documents, Sequences):
         return documents
     vocabulary = source.config.get_text_config().vocab_size
-    if isinstance(documents, Tensor):
-        tokens, lengths = check_tokens(documents, lengths, vocabulary=vocabulary)
-        return Sequences(tokens, lengths, "", f"{len(tokens):,} sequences of tokens")
+    if isinstance(documents, Tensor | Mapping):
+        ids, numbers = documents, None
+        if isinstance(documents, Mapping):
+            ids, lengths, numbers = cut(documents)
+        tokens, lengths = check_tokens(ids, lengths, vocabulary=vocabulary)
+        return Sequences(tokens, lengths, "", f"{len(tokens):,} sequences of tokens", numbers)
     maximum = stated_context(source.config)
     context = options.context
     if context is None:

@@ -99,6 +99,8 @@ def _alike(rope: xr.Dataset) -> bool:
     """Whether two layers rotate alike: as stated, and as measured up to its noise."""
     one, other = rope.isel(layer=0), rope.isel(layer=1)
     stated = ("pairing", "rotary_dim", "inv_freq_stated", "inv_freq_configured")
+    if bool(one["residual"].isnull() != other["residual"].isnull()):
+        return False  # one does not attend
     ratios = [one[n] / other[n] for n in ("inv_freq", "query_scale")]  # NaN: nothing turns
     return all(one[n].variable.equals(other[n].variable) for n in stated) and not any(
         bool((abs(ratio - 1) > ALIKE).any()) for ratio in ratios
@@ -128,7 +130,7 @@ def _table(rope: xr.Dataset) -> str:
     what = f"{rotary_dim // 2} planes, {first['pairing'].item()} pairing"
     title = f"layer{'s' * (len(layers) > 1)} {ranges(layers)}: "
     if rope["residual"].isnull().all():
-        return f"{title}no attention\n"
+        return f"{title}no attention ({first['layer_type'].item()})\n"
     title += f"{what if rotary_dim else 'no rotation'} (residual {rope['residual'].max():.1e})"
     scale = first["query_scale"]
     grows = scale[abs(scale - 1) > 0][::-1]  # the farthest first; NaN without attention

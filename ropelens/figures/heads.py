@@ -68,6 +68,16 @@ def plot_head_map(
             xgap=2 if count <= SIGNS_FIT else 1,
             ygap=2 if layers <= SIGNS_FIT else 1,
         )
+    if "layer_type" in profile.coords:
+        empty = np.isnan(bits).all(axis=1)
+        figure.add_heatmap(
+            z=np.where(empty[:, None], np.zeros(bits.shape), np.nan),
+            colorscale=[[0, style.faded(style.MUTED, 0.3)], [1, style.MUTED]],
+            showscale=False,
+            name="no attention",
+            customdata=np.tile(profile["layer_type"].values[:, None], (1, count)),
+            hovertemplate="Layer %{y}: %{customdata}, no attention here<extra></extra>",
+        )
     for label in style.LABELS:  # heat maps have no entries in a legend; empty scatters do
         if (heads["label"] == label).any():
             marker = {"color": style.COLORS[label], "symbol": "square", "size": 11}

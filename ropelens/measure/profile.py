@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import reduce
 from operator import add
 
+import numpy as np
 import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
@@ -29,7 +30,14 @@ from ropelens.models.subject import Model, as_subject
 from ropelens.statistics.budget.surrogates import DRAWS
 from ropelens.statistics.corpus import Documents
 from ropelens.statistics.rows import HowMany
-from ropelens.statistics.variables import MEASURES, STATISTICS, Statistic, check_new, labelled
+from ropelens.statistics.variables import (
+    AXES,
+    MEASURES,
+    STATISTICS,
+    Statistic,
+    check_new,
+    labelled,
+)
 
 
 @public
@@ -79,7 +87,8 @@ def profile(
 
     Returns a dataset over layer, head, kv_head, frequency (0 turns fastest), offset_bin,
     group (of sequences, for the bootstrap) and draw (of surrogates; 0 is the model). Each
-    variable has `long_name` and `units`; docs/measures.md defines them.
+    variable has `long_name` and `units`; docs/measures.md defines them. Layers that do not
+    attend (linear attention, convolutions, experts) are NaN; `layer_type` then says which.
 
     Under an edit that makes heads of a layer rotate differently, every head is measured as it
     rotates: `head_wavelength` (layer, head, frequency) says how, `wavelength` is that of the
@@ -135,5 +144,8 @@ def profile(
     dataset = dataset.assign(labelled(repeated, MEASURES))
     shown = excerpt_variables(read, pieces, tokenizer, dataset["total_bits"].values, planes)
     dataset = dataset.assign(shown).set_coords("excerpt_token")
+    if len(subject.attending) < subject.layers:
+        kinds = {"layer_type": np.array(subject.kinds, dtype=object)}
+        dataset = dataset.assign_coords(labelled(kinds, AXES))
     dataset.attrs |= {"kind": "profile"} | measurement.facts
     return dataset

@@ -27,12 +27,14 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedTokenizerBase,
 )
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging as transformers_logging
 
 from ropelens.errors import BadArgument, BadCheckpoint, explained
 from ropelens.models.device import stated_number
 from ropelens.models.loading import Loading
 from ropelens.models.paths import at_home, bundled_path
+from ropelens.models.rotation import rope_parameters
 from ropelens.models.texts import encode
 
 WITHOUT_WEIGHTS = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py"]
@@ -106,7 +108,9 @@ def read_config(path: Path, loading: Loading) -> tuple[PreTrainedConfig, int]:
     """
     with explained(
         f"transformers cannot read the configuration in {path}.",
-        attempt="a newer transformers; for a model that brings its own code "
+        attempt="the whole file, fetched again; a newer transformers"
+        if path.is_file()
+        else "a newer transformers; for a model that brings its own code "
         "trust_remote_code=True, once you have read it; an adapter merged into its model",
     ):
         config = AutoConfig.from_pretrained(**source_of(path, loading))
@@ -116,7 +120,13 @@ def read_config(path: Path, loading: Loading) -> tuple[PreTrainedConfig, int]:
         vars(config).pop("transformers_weights", None)  # the files are those of weight_files
         with init_empty_weights():
             code = loading.trust_remote_code
-            empty = auto_class(config).from_config(config, trust_remote_code=code)
+            try:
+                empty = auto_class(config).from_config(config, trust_remote_code=code)
+            except KeyError as error:
+                if error.args[0] not in (p.get("rope_type") for p in rope_parameters(config)):
+                    raise
+                known = ", ".join(["default", *ROPE_INIT_FUNCTIONS])
+                raise ValueError(f"no rope_type {error}; there are: {known}") from error
     return config, empty.num_parameters()
 
 
@@ -171,8 +181,8 @@ def weight_files(folder: Path) -> list[Path]:
         raise BadCheckpoint(
             f"{folder} has no {whole.name}.",
             means="ropelens reads no pickle (.bin, .pt), which can run any code",
-            attempt="AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER), "
-            "where you trust the author",
+            attempt="where you trust the author, with the class of the model: "
+            "CLASS.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)",
         )
     with explained(f"{index} cannot be read."):
         names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))

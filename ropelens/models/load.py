@@ -254,7 +254,7 @@ def _check_causal(model: PreTrainedModel) -> None:
     pair = torch.stack([tokens, tokens])
     pair[1, -1] = (pair[1, -1] + 1) % vocabulary
     with explained(
-        f"{type(model).__name__} does not run in {model.dtype}.",
+        f"{type(model).__name__} does not run in {model.dtype}, on tokens alone.",
         attempt="another dtype (float32 or bfloat16), or another checkpoint",
     ):
         logits = model(input_ids=pair, use_cache=False).logits

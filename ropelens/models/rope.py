@@ -47,9 +47,10 @@ def measure_rope(model: Model, *, context: Positive | None = None) -> xr.Dataset
     none), `inv_freq_configured` (rad/token, what its configuration asks for; NaN where that is
     not known), `residual` (change of a plane's length between positions, relative to the mean
     length), `pairing` ("half", "interleaved", "none"), `rotary_dim` (coordinates of a head
-    that lie in planes), and over `position` also `query_scale`: by how much queries are longer
-    than at position 0 (Ministral 3, Llama 4). Where RoPE leaves coordinates alone, the last
-    frequency is that rest, with inv_freq 0.
+    that lie in planes), `layer_type` (all else of a layer that does not attend is NaN), and
+    over `position` also `query_scale`: by how much queries are longer than at position 0
+    (Ministral 3, Llama 4). Where RoPE leaves coordinates alone, the last frequency is that
+    rest, with inv_freq 0.
 
     Warns where the model does not rotate as its configuration asks.
 
@@ -80,6 +81,7 @@ def measure_rope(model: Model, *, context: Positive | None = None) -> xr.Dataset
         "residual": ("layer", [layer.measured.residual for layer in layers]),
         "pairing": ("layer", [layer.pairing for layer in planes]),
         "rotary_dim": ("layer", [layer.rotary_dim for layer in planes]),
+        "layer_type": ("layer", subject.kinds),
         "query_scale": (("layer", "position"), [list(scale.values()) for scale in scales]),
     }
     coords = {"layer": range(len(layers)), "position": list(scales[0])}

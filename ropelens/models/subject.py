@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -266,21 +266,36 @@ class Subject:
 
     def check_layers(self, seen: set[int]) -> None:
         """Raise `UnsupportedModel` unless every layer that attends showed its attention."""
-        missing = sorted(set(self.attending) - seen)
-        if missing or not seen:
-            count = len(self.attending)
+        if not self.attending:
+            kinds = ", ".join(sorted(set(self.kinds)))
             raise UnsupportedModel(
-                f"{self.kind} {'hides its' if count and self.heads else 'has no'} attention.",
+                f"{self.kind} has no attention.",
+                seen=f"layers of {kinds}",
+                attempt="a model of which some layers attend",
+            )
+        missing, count = sorted(set(self.attending) - seen), len(self.attending)
+        if missing:
+            raise UnsupportedModel(
+                f"{self.kind} hides its attention.",
                 seen=f"{count - len(missing)} of {count} layers showed their queries and keys; "
-                f"the first that did not is layer {[*missing, 0][0]}",
+                f"the first that did not is layer {missing[0]}",
                 attempt="a family that uses transformers' attention interface (Llama, Qwen, "
                 "Gemma, Mistral, GPT-NeoX, Phi, OLMo and most others)",
             )
 
 
-Model = nn.Module | Subject
+@runtime_checkable
+class Traced(Protocol):
+    """A model of nnsight or nnterp, which is no module but has one."""
+
+    _module: nn.Module
+
+
+Model = nn.Module | Subject | Traced
 """What public functions take as a model; see `as_subject`."""
-IN_WORDS[Model] = "a loaded model: model, tokenizer = ropelens.load(NAME)"
+IN_WORDS[Model] = (
+    "a loaded model: model, tokenizer = ropelens.load(NAME); of nnsight and nnterp the _module"
+)
 
 
 def as_subject(model: Model, tokenizer: Any = None) -> Subject:
@@ -313,11 +328,13 @@ def as_subject(model: Model, tokenizer: Any = None) -> Subject:
     return subject
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model in what torch.compile, DataParallel or peft wrapped around it, if anything.
+def unwrapped(model: nn.Module | Traced) -> nn.Module:
+    """The model in what torch.compile, DataParallel, peft or nnsight wrapped around it.
 
     Active adapters stand in the model. Raises `UnsupportedModel` for prompts that were trained.
     """
+    if not isinstance(model, nn.Module):
+        return unwrapped(model._module)
     for name in ("_orig_mod", "module"):  # of torch.compile, of DataParallel and its kin
         if name in model._modules:
             return unwrapped(getattr(model, name))

@@ -221,6 +221,7 @@ excerpt_key_still (excerpt, layer, kv_head, excerpt_key, coordinate) 1: key with
     rotation: real parts, imaginary parts, and what does not rotate
 excerpt_scale (layer) 1: scale of the scores
 excerpt_planes (layer): planes
+layer_type (layer): what the configuration calls the layer
 """)
 """What a profile says of its planes, its bins of offsets, and excerpts of its text."""
 
@@ -367,6 +368,7 @@ rotary_dim (layer) 1: coordinates of a head that rotate
 strength_ratio (layer) 1: scale times lengths of queries and keys, other to one
 score_difference (layer, frequency) 1: between what the plane adds to scores, relative to them
 pairing (layer): which coordinates share a plane
+layer_type (layer): what the configuration calls the layer
 angle (implementation, layer, frequency, position) rad: turned since position 0
 difference (layer, frequency, position) rad: angle between the two implementations
 """)

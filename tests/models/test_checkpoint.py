@@ -176,6 +176,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         lambda f: edit_config(f, hidden_size=31),
         ["transformers cannot read", "31"],
     ),
+    "unknown rope type": (
+        lambda f: edit_config(f, rope_parameters={"rope_type": "yeti", "rope_theta": 1e4}),
+        ["no rope_type 'yeti'; there are: default, linear"],
+    ),
     "layers without end": (
         lambda f: edit_config(f, num_hidden_layers=10**30),
         ["impossible num_hidden_layers"],

@@ -81,6 +81,14 @@ def test_attention_across_documents_is_measured_where_the_model_has_some() -> No
     assert "attention_across_documents" not in apart.attrs
 
 
+def test_an_analysis_takes_what_a_profile_takes() -> None:
+    for held in (left_padded(), packed_by_position()):
+        analysis = rl.analyze(tiny("llama_gqa"), held["tokens"], rl.Options(surrogates=0))
+        profile = rl.profile(tiny("llama_gqa"), **held, surrogates=0)
+        for variable in SAME:
+            np.testing.assert_array_equal(analysis.profile[variable], profile[variable])
+
+
 def test_a_capture_is_of_the_tokens_that_the_mask_shows() -> None:
     model, mask = tiny("llama_gqa"), torch.ones(1, 30, dtype=torch.long)
     mask[:, :7] = 0

@@ -348,7 +348,7 @@ REFUSED = {
     "opt": ("OPTForCausalLM does not rotate its queries.", CHANGES),
     "bert": ("BertForMaskedLM does not rotate its queries.", CHANGES),
     "bloom": ("BloomForCausalLM hides its attention.", SILENT),
-    "mamba": ("MambaForCausalLM has no attention.", SILENT),
+    "mamba": ("MambaForCausalLM has no attention.", "layers of linear_attention"),
     "falcon": ("FalconForCausalLM hides its attention.", SILENT),
     "gptj": ("GPTJForCausalLM hides its attention.", SILENT),
     "codegen": ("CodeGenForCausalLM hides its attention.", SILENT),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -20,10 +21,21 @@ def compiled_in_place(model: PreTrainedModel) -> nn.Module:
     return model
 
 
+class LanguageModel:
+    """As nnsight and nnterp hold a model."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._module = model
+
+    def __call__(self, tokens: torch.Tensor) -> Any:
+        return self._module(tokens)
+
+
 WRAPPED: dict[str, Callable[[PreTrainedModel], nn.Module]] = {
     "compiled": lambda model: torch.compile(model, backend="eager"),  # type: ignore[return-value]
     "compiled in place": compiled_in_place,
     "data parallel": nn.DataParallel,
+    "nnsight": LanguageModel,  # type: ignore[dict-item]
     "both": lambda model: nn.DataParallel(torch.compile(model, backend="eager")),  # type: ignore[arg-type]
 }
 
@@ -50,6 +62,11 @@ def test_what_wraps_a_model_is_measured_and_edited_as_the_model(name: str) -> No
         assert not torch.allclose(wrapped(tokens).logits, plain(tokens).logits)
     torch.testing.assert_close(wrapped(tokens).logits, plain(tokens).logits)
     assert rl.capture(wrapped, tokens[0], heads="0.0").sizes["head"] == 1
+
+
+def test_what_holds_no_module_is_answered_with_what_to_pass() -> None:
+    with pytest.raises(rl.BadArgument, match="of nnsight and nnterp the _module"):
+        rl.measure_rope(object())  # type: ignore[arg-type]
 
 
 @pytest.mark.filterwarnings("ignore")  # what peft warns of
