@@ -85,11 +85,20 @@ class Analysis:
     @property
     def findings(self) -> list[str]:
         """What the results show in sentences: labels, the claim's verdict, the sweep, ..."""
+        swept = (
+            []
+            if self.truncation is None
+            else sweep_sentences(self.truncation, self.truncation_table)
+        )
         first, *more = heads_sentences(self.heads)
-        if self.truncation is not None:
-            more = [*sweep_sentences(self.truncation, self.truncation_table)[:2], *more]
-        attrs = self.profile.attrs
-        return [first, *attention_on(self.profile), *more, *filter(None, [scope(attrs)])]
+        said = [
+            *swept[:4],
+            first,
+            *attention_on(self.profile),
+            *more,
+            scope(self.profile.attrs),
+        ]
+        return [*filter(None, said)]
 
     def page(self, *, beside: Analysis | None = None) -> str:
         """The page, as text; with the heads of another analysis `beside` those of this one."""
@@ -195,6 +204,23 @@ def earlier_analysis(folder: Path, weights: str | None) -> Analysis | None:
         if same and record["kind"] in ("analysis", "truncation"):
             return open_analysis(folder)
     return None
+
+
+def check_sweep(folder: Path, arguments: Mapping[str, Any]) -> None:
+    """Raise `BadArgument` where `folder` has a sweep that was asked for otherwise."""
+    if read_record(folder).get("kind") != "truncation":
+        return
+    other: list[str] = []
+    with contextlib.suppress(AttributeError, KeyError, ValueError):  # a damaged one is replaced
+        sweep = open_results(folder / "truncation.nc", "truncation")
+        asked = json.loads(sweep.attrs["arguments"]).items()
+        other = [f"{n}: {x}, now {arguments.get(n)}" for n, x in asked if x != arguments.get(n)]
+    if other:
+        raise BadArgument(
+            f"{folder} has a sweep with other options, which this one would replace.",
+            seen="; ".join(other)[:300],
+            attempt="another folder, or the same options",
+        )
 
 
 @dataclass(frozen=True)

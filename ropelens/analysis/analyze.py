@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import platform
 import resource
@@ -19,7 +20,7 @@ import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
 
-from ropelens.analysis.analysis import Analysis, earlier_analysis
+from ropelens.analysis.analysis import Analysis, check_sweep, earlier_analysis
 from ropelens.analysis.options import Options
 from ropelens.analysis.plan import Plan, Text, listed_warnings, plan_analysis, this_command
 from ropelens.errors import public
@@ -90,6 +91,8 @@ def analyze(
 def run_plan(plan: Plan, *, folder: str | Path | None, progress: ShowProgress) -> Analysis:
     """What `analyze` with the arguments of the plan returns."""
     begin, source, read, options = time.perf_counter(), plan.source, plan.text, plan.options
+    if folder is not None and plan.truncation is not None:
+        check_sweep(Path(folder), plan.arguments)
     with listed_warnings(plan.warnings):
         with opening(progress, "loading"):
             subject, weights, revision = _loaded(plan)
@@ -135,7 +138,7 @@ def run_plan(plan: Plan, *, folder: str | Path | None, progress: ShowProgress) -
         "warnings": "\n".join(plan.warnings),
     } | ({} if revision is None else {"revision": revision})
     if swept is not None:
-        swept.attrs |= facts
+        swept.attrs |= facts | {"arguments": json.dumps(plan.arguments)}
     if earlier is not None:
         return replace(earlier, truncation=swept, model=shown, sequences=read)
     profile.attrs |= facts

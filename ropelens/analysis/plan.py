@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import sys
 import warnings
@@ -30,6 +31,7 @@ from ropelens.models.paths import (
     check_text,
     sample_path,
     short_name,
+    writer_of,
 )
 from ropelens.models.subject import Model, Subject, as_subject, stated_context
 from ropelens.models.texts import (
@@ -47,7 +49,18 @@ from ropelens.statistics.variables import Statistic
 LONGEST_DEFAULT_CONTEXT = 2048
 DEFAULT_SEQUENCES = 64
 
+<<<<<<< HEAD
 Text = Path | str | Sequence[Path | str] | Sequences | Tensor | Mapping[str, Any]
+=======
+OF_LONG: dict[str, Any] = {"keep": (1, 0.75, 0.5, 0.25, 0), "controls": 1}
+OF_LONG["measures"] = ("loss", "induction", "change", "copying")
+"""What a sweep of text longer than `LONGEST_DEFAULT_CONTEXT` does by default."""
+
+OPERATIONS = {"cpu": 8e14, "cuda": 1e17}
+"""Floating-point operations of a sweep at most, by default: about two hours."""
+
+Text = Path | str | Sequence[Path | str] | Sequences | Tensor
+>>>>>>> 789a2a4 (A sweep is of text as long as the trained context, with copies from half of it back; its sentences name the context; another sweep is not replaced; text that one side of a comparison wrote is named first)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +98,7 @@ def plan_analysis(
 ) -> Plan:
     """What `analyze` with the same arguments will run; raises what it raises before that."""
     if truncation is not None:
-        wanted_measures(truncation.get("measures", MEASURES))
+        wanted_measures(truncation.get("measures") or MEASURES)
     lines: list[str] = []
     with listed_warnings(lines):
         names, documents = _documents(text, model)
@@ -99,13 +112,20 @@ def plan_analysis(
             source = open_checkpoint(model, options)
             source = source if tokenizer is None else replace(source, tokenizer=tokenizer)
         tokenizer, config = source.tokenizer, source.config
+        if truncation is not None and isinstance(documents, list):
+            truncation, options = _sweep(truncation, options, source)
         read = _sequences(documents, lengths, source, options)
+        texts = names["text"] or [sample_path(names["model"].partition(":")[2] or "rope")]
+        if writers := {writer_of(Path(path)) for path in texts} - {""}:
+            read = replace(read, source=f"{read.source}, sampled from {', '.join(writers)}")
         excerpts = [prompt_tokens(prompt, tokenizer) for prompt in options.prompts or ()]
         batch_size, facts = (
             _sizes(source, read, options)
             if isinstance(source, Opened)
             else (options.batch_size, {})
         )
+        if truncation is not None:
+            facts["sweep"] = f"of a model that was trained for {stated_context(config)} tokens"
     return Plan(
         source=source,
         text=read,
@@ -166,6 +186,37 @@ def _sizes(source: Opened, read: Sequences, options: Options) -> tuple[int, dict
         "memory": f"{memory} on {', '.join(map(str, devices))}",
     }
     return size, facts
+
+
+def _sweep(
+    asked: Mapping[str, Any], options: Options, source: Opened | Subject
+) -> tuple[dict[str, Any], Options]:
+    """The options of a sweep and of its text, which is as long as the trained context.
+
+    Or half as long, a quarter, ..., as memory and time allow.
+    """
+    asked = {name: value for name, value in asked.items() if value is not None}
+    context = options.context or stated_context(source.config) or LONGEST_DEFAULT_CONTEXT
+    if context <= LONGEST_DEFAULT_CONTEXT:
+        return asked, replace(options, context=context)
+    if isinstance(source, Opened):
+        parameters, device = source.parameters, source.devices[0]
+    else:
+        parameters, device = source.model.num_parameters(), source.device
+    config, sizes = source.config, ("hidden_size", "num_hidden_layers")
+    scores = math.prod(stated_number(config, size, 1) for size in sizes)
+
+    def fits(context: int) -> bool:
+        """Of 11 edits, each with 2 sequences or more and 8 of the farthest copies."""
+        tokens = 11 * (max(2**14, 2 * context) + 11 * context)
+        one: dict[str, Any] = {"context": context, "width": 4, "device": device.type}
+        in_time = 2 * tokens * (parameters + scores * context) < OPERATIONS[device.type]
+        return in_time and pass_bytes(config, sequences=1, **one) < free_bytes(device)
+
+    while not (options.context or context <= LONGEST_DEFAULT_CONTEXT or fits(context)):
+        context //= 2
+    count = options.sequences or max(2, 2**14 // context)
+    return OF_LONG | asked, replace(options, context=context, sequences=count)
 
 
 def _documents(

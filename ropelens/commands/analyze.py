@@ -113,16 +113,6 @@ def _measure(plan: Plan, folder: Path) -> None:
             analysis.save(folder)
 
 
-def shares_of(text: str) -> Any:
-    """The value of --keep."""
-    return tuple(map(float, text.split(",")))
-
-
-def names_of(text: str) -> Any:
-    """The value of --measures."""
-    return tuple(part.strip() for part in text.split(","))
-
-
 @with_options(Options, only=Options.__dataclass_fields__.keys() - LEFT_OUT, rows="64")
 def truncate(
     model: Model = "bundled",
@@ -134,10 +124,11 @@ def truncate(
         Any,
         option(
             "P,P,...",
-            "Shares of the planes that go on rotating, from 0 to 1.",
-            parser=shares_of,
+            "Shares of the planes that go on rotating, from 0 to 1. [default: 1, 7/8, 3/4, "
+            "..., 0; of long text quarters]",
+            parser=lambda text: tuple(map(float, text.split(","))),
         ),
-    ] = "1,0.875,0.75,0.625,0.5,0.375,0.25,0.125,0",
+    ] = None,
     end: Annotated[
         Literal["slow", "fast"] | None,
         option(
@@ -150,28 +141,34 @@ def truncate(
         int, option("N", "Also stop one of N bands of wavelengths at a time.", min=0)
     ] = 0,
     controls: Annotated[
-        int, option("N", "Random sets of as many planes beside each step.", min=0)
-    ] = 3,
+        int | None,
+        option(
+            "N",
+            "Random sets of as many planes beside each step. [default: 3; of long text 1]",
+            min=0,
+        ),
+    ] = None,
     measures: Annotated[
         Any,
         option(
             "NAME,NAME,...",
             "What to measure: loss (on the text), induction (on repeated random tokens), "
             "retrieval (of needles in the text), change (of attention), labels, copying "
-            "(loss of random tokens that come again, by distance; in truncation.nc alone). "
-            "Induction, retrieval and copying run some tens of thousands of tokens more an "
-            "edit.",
-            parser=names_of,
+            "(loss of random tokens that come again, by distance). [default: all; of long "
+            "text loss, induction, change and copying]",
+            parser=lambda text: tuple(text.replace(" ", "").split(",")),
         ),
-    ] = "loss,induction,retrieval,change,labels",
+    ] = None,
     options: Options,
 ) -> None:
     """Stop more and more planes of a model: which does it need, and for what?
 
     Writes what analyze writes, with truncation.nc (every number, netCDF) and truncation.csv
-    (a row an edit) to DIR, and prints the path of the page. If DIR holds what analyze wrote
-    of the same weights and text, that stays: its profile is not measured again, and the
-    sweep joins it on its page.
+    (a row an edit) to DIR, and prints the path of the page. The text is as long as the
+    trained context where that takes two hours or less, else half as long, or a quarter, ...
+    If DIR holds what analyze wrote of the same weights and text, that stays: its profile is
+    not measured again, and the sweep joins it on its page. A sweep with other options is not
+    replaced.
 
     \b
     Examples:
@@ -179,11 +176,11 @@ def truncate(
       ropelens truncate ./my-llama --text book.txt --end slow --bands 8 --out out
     """
     from ropelens.files.results import check_out
-    from ropelens.measure.truncation_table import wanted_measures
+    from ropelens.measure.truncation_table import MEASURES, wanted_measures
     from ropelens.models.paths import check_text
 
     check_out(out, "truncation")
-    wanted_measures(measures)
+    wanted_measures(measures or MEASURES)
     check_text(model, text or ())
     with opening(show_progress, "starting"):  # torch and transformers take seconds
         from ropelens.analysis.plan import plan_analysis

@@ -7,13 +7,13 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -131,25 +131,29 @@ def run_script(main: Callable[..., None]) -> None:
 
 
 def run_analysis(
-    answer: Callable[[Analysis], Answer], *, rows: int | Literal["all"] = "all"
+    answer: Callable[[Analysis], Answer],
+    *,
+    rows: int | Literal["all"] = "all",
+    truncation: Mapping[str, Any] | None = None,
 ) -> None:
     """Run a script that answers one question on the model and text of its command line.
 
-    MODEL, --text, --context and --sequences become an `Analysis` (`rows` as for `analyze`),
-    of which `answer` makes the answer. It is written to reports/SCRIPT/MODEL beside the
-    script's folder, with an index of all reports; the path of the page is printed. --help
-    prints the docstring of the script, and it ends as the commands of `ropelens` do.
+    MODEL, --text, --context and --sequences become an `Analysis` (`rows` and `truncation` as
+    for `analyze`), of which `answer` makes the answer. It is written to reports/SCRIPT/MODEL
+    beside the script's folder, with an index of all reports; the path of the page is printed.
+    --help prints the docstring of the script, and it ends as the commands of `ropelens` do.
     """
     script = Path(str(sys.modules[answer.__module__].__file__)).resolve()
     reports = script.parents[1] / "reports"
 
-    @with_options(Options, only=("context", "sequences"), context=512)
+    @with_options(Options, only=("context", "sequences"), context=None if truncation else 512)
     def main(model: Model = "bundled", text: Text = None, *, options: Options) -> None:
         from ropelens.analysis.analysis import write_answer
         from ropelens.analysis.analyze import analyze  # which imports torch
         from ropelens.report.index import write_index
 
-        analysis = analyze(model, text, replace(options, rows=rows))
+        options = replace(options, rows=rows)
+        analysis = analyze(model, text, options, truncation=truncation)
         page = write_answer(reports / script.stem, analysis, answer(analysis))
         write_index(reports)
         print_path(page)

@@ -38,9 +38,13 @@ class Measure(NamedTuple):
     title: str
 
 
-MeasureName = Literal["loss", "repeat_loss", "retrieval", "induction", "labels"]
+MeasureName = Literal[
+    "loss", "far_loss", "copy_loss", "repeat_loss", "retrieval", "induction", "labels"
+]
 MEASURES: dict[MeasureName, Measure] = {
     "loss": Measure("loss_change", "loss, change<br>(nats/token)"),
+    "far_loss": Measure("far_loss_change", "loss far out,<br>change (nats/token)"),
+    "copy_loss": Measure("copy_loss_change", "loss of far copies,<br>change (nats/token)"),
     "repeat_loss": Measure("repeat_loss_change", "loss on repeats,<br>change (nats/token)"),
     "retrieval": Measure("retrieval_change", "right retrievals,<br>change (share)"),
     "induction": Measure("induction_change", "best induction head,<br>change (0 to 1)"),

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ropelens.edit.rope import NONE, Edit, Entry, entries_of
-from ropelens.errors import BadArgument, Positive, Whole, public
+from ropelens.errors import Positive, Whole, public
 from ropelens.files.progress import ShowProgress, silent
 from ropelens.measure.heads import head_values, resample_labels
 from ropelens.measure.measurement import Batch, Lengths, Measurement, Tokens
@@ -67,7 +67,8 @@ def evaluate(
     - "loss": `loss` (edit, sequence) in nats/token, `predicted_tokens` (sequence); the same of
       tokens that the sequence had before, `seen_loss` and `seen_tokens`; `mean_loss`
       (edit) over all predicted tokens and `position_loss` (edit, position_bin), each with
-      its standard error (`_se`) over the groups of sequences in the coordinate `group`.
+      its standard error (`_se`) over the groups of sequences in the coordinate `group`;
+      `far_loss` and `far_tokens`, of the bins of positions in the second half of the context.
     - "induction": `induction` and `duplicate_token` (edit, layer, head), as in a profile,
       `trial_induction` (edit, trial, layer, head) of each sequence of random tokens, and the
       loss of these the first time and when repeated (edit, trial).
@@ -94,11 +95,6 @@ def evaluate(
     )
     subject, text = measurement.subject, measurement.text
     wanted = wanted_measures(measures)
-    if distances is not None and "copying" not in wanted:
-        raise BadArgument(
-            "distances are those of copies, which are not measured.",
-            attempt='measures=[..., "copying"]',
-        )
     entries = entries_of(subject, edits or {}, context=text.context)
     tasks: dict[str, Task] = {}
     if "induction" in wanted:
@@ -264,7 +260,9 @@ def _loss_values(
 ) -> dict[str, np.ndarray]:
     """Losses of every entry, by sequence, in all, and by position."""
     counts = 1 + torch.arange(text.context - 1) < text.lengths[:, None]
-    in_bins = by_group(sum_bins(counts.long(), edges - 1), text.group)
+    of_sequences = sum_bins(counts.long(), edges - 1)
+    in_bins, far = by_group(of_sequences, text.group), (edges[:-1] >= text.context / 2).numpy()
+    far_tokens = of_sequences.numpy()[:, far].sum(1)
     predicted, seen = text.lengths.numpy() - 1, text.seen_before.sum(1).numpy()
     losses = np.stack([of.losses.numpy() for of in measured])
     means, by_bin = [], []
@@ -276,12 +274,15 @@ def _loss_values(
     position, position_error = np.moveaxis(np.array(by_bin), -1, 0)
     with np.errstate(invalid="ignore"):  # NaN where a sequence repeats nothing
         seen_loss = losses[..., -1] / seen
+        far_loss = losses[..., :-1][..., far].sum(-1) / far_tokens
     return {
         "loss": losses[..., :-1].sum(-1) / predicted,
         "predicted_tokens": predicted,
         "group": text.group.numpy(),
         "seen_loss": seen_loss,
         "seen_tokens": seen,
+        "far_loss": far_loss,
+        "far_tokens": far_tokens,
         "mean_loss": mean,
         "mean_loss_se": error,
         "position_loss": position,

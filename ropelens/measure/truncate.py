@@ -19,8 +19,8 @@ from ropelens.edit.rope import Edit, stop
 from ropelens.errors import Count, Number, Positive, Whole, public
 from ropelens.files.progress import ShowProgress, opening, silent
 from ropelens.measure.evaluate import evaluate
-from ropelens.measure.measurement import Lengths, Tokens
-from ropelens.measure.truncation_table import MEASURES
+from ropelens.measure.measurement import Lengths, Measurement, Tokens
+from ropelens.measure.truncation_table import EVERY
 from ropelens.models.subject import Model, as_subject
 from ropelens.rope.select import Cut, PlaneNumbers, Turning, plan_cuts, turning
 from ropelens.statistics.corpus import Documents
@@ -41,7 +41,7 @@ def truncate(
     ends: Sequence[Literal["slow", "fast"]] = ("slow", "fast"),
     bands: Count = 0,
     controls: Count = 3,
-    measures: str | Sequence[str] = MEASURES,
+    measures: str | Sequence[str] = EVERY,
     rows: HowMany = "auto",
     seed: Whole = 0,
     batch_size: Positive | None = None,
@@ -57,7 +57,9 @@ def truncate(
     wavelengths into so many groups of neighbours, alike in number of planes, and stops one
     at a time (kind "band"), each beside `controls` random sets of its size ("band
     control"). Shares are of the planes that rotate in the model as it is; sets that come out
-    equal are measured once.
+    equal are measured once. Copies are tried at a half of the context and less. What costs
+    nothing in short text may cost much in long text: `tokens` are best as long as the trained
+    context.
 
     Returns what `ropelens.evaluate` gives for `measures`, with coordinates over `edit`:
     `kind`, `kept` (0 to 1), `planes` ("0,1,5"), `wavelength_low`, `wavelength_high`
@@ -76,6 +78,8 @@ def truncate(
     # Cuts that stop the same planes are measured under the name of the first.
     names = {cut.stopped: cut.name(layers) for cut in reversed(cuts)}
     edits = {names[cut.stopped]: edits_of(cut) for cut in cuts if cut.kind != "none"}
+    within = Measurement.of(subject, tokens, lengths, documents=documents).within
+    far = tuple(max(2, (within - 1) // 2 >> k) for k in (6, 4, 2, 0))  # as copies can be apart
     measured = evaluate(
         subject,
         tokens,
@@ -83,6 +87,7 @@ def truncate(
         documents=documents,
         edits=edits,
         measures=measures,
+        distances=far,
         rows=rows,
         seed=seed,
         batch_size=batch_size,

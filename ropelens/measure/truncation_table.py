@@ -14,8 +14,8 @@ from ropelens.statistics.variables import SWEEP
 MEASURES = ("loss", "induction", "retrieval", "change", "labels")
 """What `ropelens.evaluate` measures where nothing is asked for."""
 
-ON_REQUEST = ("copying",)
-"""What it measures beside these."""
+EVERY = (*MEASURES, "copying")
+"""What it can measure, and a sweep does."""
 
 ENDS_OF_INTERVAL = ("", "_low", "_high")
 COLUMNS = (
@@ -23,7 +23,7 @@ COLUMNS = (
     *("planes_stopped", "planes", "wavelength_low", "wavelength_high"),
     *(
         column
-        for name in ("loss", "repeat_loss", "induction", "retrieval")
+        for name in ("loss", "far_loss", "copy_loss", "repeat_loss", "induction", "retrieval")
         for column in (name, *(f"{name}_change{end}" for end in ENDS_OF_INTERVAL))
     ),
     *(f"labels_changed{share}{end}" for share in ("", "_share") for end in ENDS_OF_INTERVAL),
@@ -37,11 +37,11 @@ EVEN, ODD = slice(0, None, 2), slice(1, None, 2)
 def wanted_measures(measures: str | Sequence[str]) -> set[str]:
     """The measures asked for; `BadArgument` for those that do not exist."""
     names = [measures] if isinstance(measures, str) else list(measures)
-    unknown = [name for name in names if name not in (*MEASURES, *ON_REQUEST)]
+    unknown = [name for name in names if name not in EVERY]
     if unknown or not names:
         raise BadArgument(
             f"There is no measure {unknown[0]!r}." if unknown else "Nothing is to be measured.",
-            attempt=f"measures: any of {', '.join((*MEASURES, *ON_REQUEST))}",
+            attempt=f"measures: any of {', '.join(EVERY)}",
         )
     return set(names)
 
@@ -51,15 +51,16 @@ def summarize_truncation(truncation: xr.Dataset) -> pd.DataFrame:
 
     `truncation` is what `ropelens.truncate` gives. Changes are from the entry "none", the
     model as it is, on the same tokens: `loss_change` and `repeat_loss_change` in
-    nats/token (the mean over predicted tokens; over trials), `retrieval_change` in share of
-    right answers, `induction_change` of the score of the head that is best in the model as it
-    is, chosen on half of the trials and measured on the others. `_low` and `_high` are their
-    95 % intervals (`paired_interval`) over trials, or of the loss over the groups of sequences
-    that the coordinate `group` tells (without it each sequence is one). `labels_changed` counts
-    the heads whose label differs, `labels_changed_share` is their share of the heads that have
-    one both times; their intervals are the middle 95 % of what they are with groups of
-    sequences drawn again.
-    `largest_attention_change` (bits) is that of the head in `changed_most`, such as "L0 H3".
+    nats/token (the mean over predicted tokens; over trials), `far_loss_change` near the end of
+    the context, `copy_loss_change` of the farthest copies, `retrieval_change` in
+    share of right answers, `induction_change` of the score of the head that is best in the
+    model as it is, chosen on half of the trials and measured on the others. `_low` and `_high`
+    are their 95 % intervals (`paired_interval`) over trials, or of losses of the text over the
+    groups of sequences in the coordinate `group` (without it each is one). `labels_changed`
+    counts the heads whose label differs, `labels_changed_share` is their share of the heads
+    that have one both times; their intervals are the middle 95 % of what they are with groups
+    of sequences drawn again. `largest_attention_change` (bits) is that of the head in
+    `changed_most`, such as "L0 H3".
     """
     # Imports scipy, for which a command that refuses a measure does not wait.
     from ropelens.statistics.intervals import paired_interval
@@ -91,11 +92,15 @@ def _paired(
     truncation: xr.Dataset,
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray | None]]:
     """What was measured in pairs: its name, values [edit, pair], weights and groups [pair]."""
-    if "loss" in truncation:
-        weight = truncation["predicted_tokens"].values.astype(float)
-        group = truncation["group"].values if "group" in truncation.coords else None
-        yield "loss", truncation["loss"].values, weight, group
+    group = truncation["group"].values if "group" in truncation.coords else None
+    for name, tokens in (("loss", "predicted_tokens"), ("far_loss", "far_tokens")):
+        if name in truncation and truncation[tokens].any():
+            weight = truncation[tokens].values.astype(float)
+            some, there = truncation[name].values[:, weight > 0], weight > 0
+            yield name, some, weight[there], None if group is None else group[there]
     trials: dict[str, xr.DataArray] = {}
+    if "copy_loss" in truncation:
+        trials["copy_loss"] = truncation["copy_loss"].isel(copy_distance=-1)
     if "repeat_loss" in truncation:
         trials["repeat_loss"] = truncation["repeat_loss"]
     if "trial_induction" in truncation:

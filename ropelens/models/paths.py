@@ -141,5 +141,11 @@ def sample_path(name: str = "rope") -> Path:
     return path if path.exists() else bundled_path() / path.name
 
 
+def writer_of(path: Path) -> str:
+    """The bundled checkpoint that the text was sampled from; "" of any other text."""
+    name = path.resolve().parent.name
+    return f"bundled:{name}" if path.resolve() == _folder(name) / "sample.jsonl" else ""
+
+
 def _folder(name: str) -> Path:
     return Path(str(files("ropelens"))) / "bundled" / name

@@ -60,7 +60,7 @@ def build_payload(
         more |= head_steps(truncation)
         kinds = kinds_of(truncation)
         payload["sweep"] = {kind: shares_of(truncation, kind).tolist() for kind in kinds}
-        payload["stopped"] = _stopped(table)
+        payload["stopped"] = _stopped(table, int(truncation.attrs["context"]))
     if reach is not None:
         more |= reach_arrays(reach)
         variants, longest = reach["variant"].values.tolist(), int(reach["distance"].max())
@@ -69,13 +69,18 @@ def build_payload(
     return payload
 
 
-def _stopped(table: pd.DataFrame) -> list[dict]:
-    """What stopping the slowest planes costs, by the share that is `kept`."""
+def _stopped(table: pd.DataFrame, context: int) -> list[dict]:
+    """What stopping the slowest planes costs at this context, by the share that is `kept`."""
     stopped = []
     for row in table[table["kind"] == "slow"].dropna(subset="loss_change").to_dict("records"):
         ends = (row[f"loss_change{end}"] for end in ("", "_low", "_high"))
         change, interval = change_and_interval(*ends)
-        stopped.append({"kept": row["kept"], "words": f"{change} nats/token ({interval})"})
+        stopped.append(
+            {
+                "kept": row["kept"],
+                "words": f"{change} nats/token ({interval}) within {context:,} tokens",
+            }
+        )
     return stopped
 
 

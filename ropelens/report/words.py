@@ -209,23 +209,33 @@ def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame | None = None) -> lis
     """What a sweep of stopped planes shows; `table` is its `summarize_truncation`.
 
     First, without intervals, which planes may stop for nothing and what the fastest cost; then
-    a quarter of the planes from either end, beside as many random ones; the slowest planes that
-    may stop for less than 0.01 nats/token; the most costly band; heads with a new label;
-    retrieval.
+    a quarter of the planes from either end, beside as many random ones, on all text, in the
+    second half of the context, and on the farthest copies; the slowest planes that may stop for
+    less than 0.01 nats/token; the most costly band; heads with a new label; retrieval. Each
+    names the context that was measured, and says where that is not the trained one.
     """
     rows = _sweep_records(summarize_truncation(sweep) if table is None else table)
-    ends, labels = (_quarters(rows, of) for of in ("loss_change", "labels_changed"))
+    at = {name: int(sweep.attrs[name]) for name in ("context", "trained_context")}
+    ends, far, copies, labels = (
+        _quarters(rows, f"{of}_change" if "loss" in of else of)
+        for of in ("loss", "far_loss", "copy_loss", "labels_changed")
+    )
+    distance = int(sweep["copy_distance"][-1]) if copies else 0
     free = _free(rows)
     fast = [row for row in ends if row["kind"] == "fast"]
     bands = [row for row in rows if row["kind"] == "band" and row["loss_change"] is not None]
     most = max(bands, key=lambda row: row["loss_change"], default=None)
     retrieval = rows[0]["retrieval"]
     records = {
-        "short": {"free": free, "fast": fast[0]} if free and fast else None,
-        "ends": {"rows": ends} if ends else None,
-        "free": free,
-        "bands": {"count": len(bands), "most": most} if most else None,
-        "labels": {"rows": labels} if labels else None,
+        "short": {"at": at, "free": free, "fast": fast[0]} if free and fast else None,
+        "ends": {"at": at, "rows": ends} if ends else None,
+        "far": {"at": at, "rows": far} if far else None,
+        "copies": {"at": at, "distance": distance, "plain": rows[0], "rows": copies}
+        if copies
+        else None,
+        "free": {"at": at, **free} if free else None,
+        "bands": {"at": at, "count": len(bands), "most": most} if most else None,
+        "labels": {"at": at, "rows": labels} if labels else None,
         "retrieval": None if retrieval is None else {"share": retrieval, "chance": CHANCE},
     }
     return [*say_all("truncation", records).values()]
@@ -261,8 +271,14 @@ def _free(rows: Sequence[Record]) -> Record | None:
     if not slow:
         return None
     slow.sort(key=lambda row: -row["kept"])
-    free = [*itertools.takewhile(lambda row: row["loss_change_high"] < FREE, slow)]
+    free = [*itertools.takewhile(_is_free, slow)]
     return {"last": free[-1] if free else None, "least": slow[0], "limit": FREE}
+
+
+def _is_free(row: Record) -> bool:
+    """Whether the loss hardly changes, in the second half of the context too."""
+    high, far = row["loss_change_high"], row["far_loss_change_high"]
+    return high < FREE and (row["far_loss"] is None or (far is not None and far < FREE))
 
 
 # ---- the reach of heads
@@ -338,6 +354,13 @@ def comparison_sentences(
     rows, attrs = table.to_dict("records"), comparison.attrs
     baseline = str(attrs["baseline"])
     records: dict[str, Record | None] = {}
+    if "source" in comparison.coords:
+        models = {*comparison["model"].values.tolist()}
+        sampled = {
+            str(text).rpartition(", sampled from ")[2] for text in comparison["source"].values
+        }
+        writers = sorted(models & sampled) if len(models) > 1 else []
+        records["sampled"] = {"writers": writers} if writers else None
     if known := [row for row in rows if not pd.isna(row["loss_change"])]:
         known.sort(key=lambda row: row["loss_change"])
         names = ("loss_change", "low", "high")

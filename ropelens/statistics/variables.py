@@ -269,6 +269,9 @@ seen_loss (edit, sequence) nat/token: mean loss of the predicted tokens that the
     before
 predicted_tokens (sequence) token: predicted tokens of the sequence
 seen_tokens (sequence) token: predicted tokens that the sequence had before
+far_loss (edit, sequence) nat/token: mean loss of the sequence's tokens in bins of positions in
+    the second half of the context
+far_tokens (sequence) token: predicted tokens of the sequence there
 group (sequence): sequences of one group are drawn together: those of a document, or of a
     stretch
 mean_loss (edit) nat/token: mean loss of all predicted tokens

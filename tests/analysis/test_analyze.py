@@ -202,3 +202,27 @@ def test_a_config_with_names_of_its_own_is_planned_by_them() -> None:
     own = DbrxConfig(d_model=512, n_heads=8, n_layers=4, vocab_size=100)
     given = {"sequences": 2, "context": 512, "width": 4, "device": "cpu"}
     assert pass_bytes(own, **given) == pass_bytes(usual, **given)
+
+
+@pytest.mark.parametrize(
+    ("operations", "context", "sequences"), [(1e13, 4096, 4), (1e7, 2048, 8)]
+)
+def test_a_sweep_is_of_the_trained_context_as_far_as_time_allows(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    operations: float,
+    context: int,
+    sequences: int,
+) -> None:
+    monkeypatch.setattr("ropelens.analysis.plan.OPERATIONS", {"cpu": operations})
+    model = save_tiny(tmp_path / "model", max_position_embeddings=4096)
+    text = "a b c d " * 10_000
+    made = plan_analysis(str(model), text, rl.Options(), truncation={"keep": None, "bands": 2})
+    assert made.text.tokens.shape == (sequences, context)
+    assert "trained for 4096 tokens" in str(made)
+    assert made.truncation["keep"] == (1, 0.75, 0.5, 0.25, 0)
+    assert "copying" in made.truncation["measures"]
+    asked = rl.Options(context=128, sequences=3)
+    made = plan_analysis(str(model), text, asked, truncation={"keep": [0.5]})
+    assert made.text.tokens.shape == (3, 128)
+    assert made.truncation == {"keep": [0.5]}

@@ -116,6 +116,7 @@ def test_a_sweep_joins_the_analysis_that_is_there_and_stays_when_it_is_made_agai
     search = ("--prompt", "abcabc abc", "--attention-on", "repeated")
     assert ropelens(*analyze, "--sequences", 6, *search).code == 0
     alone, heads = rl.open(out), (out / "heads.csv").read_bytes()
+    apart = Path(shutil.copytree(out, tmp_path / "apart"))
     sweep = ("truncate", model, "--out", out, *FEW)
     with monkeypatch.context() as patch:  # the profile that stands is not measured again
         patch.setattr("ropelens.analysis.analyze.measure", None)
@@ -134,10 +135,32 @@ def test_a_sweep_joins_the_analysis_that_is_there_and_stays_when_it_is_made_agai
     assert "Stopping planes" in page
     assert f"Measured on {joined.truncation.attrs['text']}." in page
     other.write_text("ponmlkjihgfedcba" * 200)
-    assert ropelens(*sweep, "--text", other).code == 0
-    apart = rl.open(out)
-    assert apart.profile.attrs["sequences"] == 4, "of other text, so with its own profile"
-    assert apart.provenance["command"] == apart.truncation.attrs["command"]
+    assert ropelens(*sweep[:3], apart, *FEW, "--text", other).code == 0
+    found = rl.open(apart)
+    assert found.profile.attrs["sequences"] == 4, "of other text, so with its own profile"
+    assert found.provenance["command"] == found.truncation.attrs["command"]
+
+
+def test_a_sweep_with_other_options_is_not_replaced(
+    ropelens: Command, swept: Path, model: Path, text: Path, tmp_path: Path
+) -> None:
+    other, before = tmp_path / "other.txt", (swept / "truncation.nc").read_bytes()
+    other.write_text("ponmlkjihgfedcba" * 200)
+    again = ("truncate", model, *FEW, "--out", swept, "--text")
+    for options, words in (
+        ((*again, text, "--keep", "0.25"), "keep: [1.0, 0.5], now [0.25]"),
+        ((*again, other), f"text: ['{text}'], now ['{other}']"),
+    ):
+        ended = ropelens(*options)
+        assert ended.code == 1
+        assert f"{swept} has a sweep with other options" in ended.problem
+        assert words in ended.problem
+        assert (swept / "truncation.nc").read_bytes() == before
+    ended = ropelens(*again, text)
+    assert ended.code == 0
+    said = [line for line in ended.err.splitlines() if not line.startswith("plan: ")]
+    assert said[0].startswith("Within 64 tokens, ")
+    assert any("changes the loss by" in line for line in said[:2])
 
 
 def test_a_sweep_of_other_weights_does_not_stay(

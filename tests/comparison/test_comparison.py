@@ -32,6 +32,7 @@ from ropelens.comparison.entries import Entry
 from ropelens.comparison.measure import past_context, validation
 from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument
+from ropelens.models.paths import sample_path
 from ropelens.train.data import documents_of, sequences_of, train_tokenizer
 
 __all__ = ["comparison", "measured", "study"]
@@ -289,3 +290,15 @@ def test_only_what_is_missing_is_measured(
     xr.testing.assert_equal(again.drop_sel(entry=changed), comparison.drop_sel(entry=changed))
     loss = again["loss"].sel(entry=["p-rope:0.5 seed 0", changed]).values
     assert loss[0] == loss[1] != comparison["loss"].sel(entry=changed)
+
+
+def test_text_that_one_side_wrote_is_named_first(tmp_path: Path) -> None:
+    few = rl.Options(context=64, sequences=2, rows=8, surrogates=0)
+    text, folders = sample_path(), []
+    for name in ("bundled", "bundled:p-rope-0.75"):
+        folders.append(tmp_path / name.replace(":", "-"))
+        rl.analyze(name, text, few).save(folders[-1])
+    first, *_ = rl.describe(rl.compare(folders, cache=tmp_path))
+    assert first.startswith("The text was sampled from bundled:rope, which it favours")
+    own, *_ = rl.describe(rl.compare(folders[:1] * 1, cache=tmp_path))
+    assert "sampled" not in own

@@ -48,7 +48,6 @@ def test_what_cannot_be_profiled(tokens: Any, options: dict[str, Any], line: str
         ({"measures": []}, "Nothing is to be measured"),
         ({"edits": {"none": "nope"}}, 'An edit cannot be called "none"'),
         ({"edits": {"a": rl.stop(rl.PlaneNumbers([8]))}}, "The model has no plane for Pl"),
-        ({"distances": [8]}, "distances are those of copies, which are not measured"),
         ({"measures": "copying", "distances": [1]}, "Distances of copies are 2 tokens"),
     ],
 )

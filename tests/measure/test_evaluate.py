@@ -130,3 +130,9 @@ def test_loss_by_position_sums_to_the_loss():
         one = found.sel(edit=entry)
         total = float((one.loss * one.predicted_tokens).sum())
         assert float((one.position_loss * counts).sum()) == pytest.approx(total, rel=1e-9)
+        far = LENGTHS.numpy() > 23  # the bins from 23 on begin in the second half of 40 tokens
+        assert found.far_tokens.values.tolist() == [17, 10, 0, 0]
+        total = float((one.far_loss * one.far_tokens)[far].sum())
+        ends = np.array(counts)[start >= 20] @ one.position_loss.values[start >= 20]
+        assert ends == pytest.approx(total, rel=1e-9)
+        assert one.far_loss[~far].isnull().all()

@@ -37,7 +37,7 @@ def test_some_measures_are_a_part_of_all(measures: list[str], whole: xr.Dataset)
     groups = {
         "loss": {
             *("loss", "predicted_tokens", "mean_loss", "mean_loss_se"),
-            *("seen_loss", "seen_tokens"),
+            *("seen_loss", "seen_tokens", "far_loss", "far_tokens"),
             *("position_loss", "position_loss_se"),
         },
         "induction": {

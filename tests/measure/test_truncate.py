@@ -17,6 +17,7 @@ import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.measure import truncate as module
 from ropelens.measure.truncate import KEEP, edits_of, named_entries
+from ropelens.measure.truncation_table import summarize_truncation
 from ropelens.rope import select
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import Cut, Turning, plan_cuts
@@ -165,6 +166,16 @@ def test_what_cannot_be_swept_is_said_in_a_line(changes: dict, words: str) -> No
 
 
 # What is measured.
+
+
+def test_copies_are_tried_as_far_back_as_the_context_allows() -> None:
+    model = tiny_llama(max_position_embeddings=64).eval()
+    sweep = rl.truncate(model, TOKENS, keep=[0.5], controls=0)
+    assert sweep["copy_distance"].values.tolist() == [2, 11]  # of 24 tokens
+    table = summarize_truncation(sweep).set_index("edit")
+    losses = sweep["copy_loss"].sel(copy_distance=11, edit=["none", "slow 0.5"]).mean("trial")
+    expected = losses.values[1] - losses.values[0]
+    assert table.loc["slow 0.5", "copy_loss_change"] == pytest.approx(expected)
 
 
 def test_equal_sets_are_measured_once_and_listed_each(monkeypatch) -> None:

@@ -8,6 +8,7 @@ import jinja2
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from oracles.tiny import random_tokens, tiny
 from synthetic_truncation import synthetic_truncation
 
@@ -31,9 +32,35 @@ def test_a_sweep_tells_both_ends_and_the_random_planes_beside() -> None:
     expected = [*table.loc[["slow 0.75", "fast 0.75"], "loss_change"], random.mean()]
     np.testing.assert_allclose(numbers, expected, atol=6e-4)
     fast = f"stopping the fastest 25% changes the loss by +{expected[1]:.3f} nats/token."
-    assert short == f"The slowest 50% of the planes can stop at almost no cost; {fast}"
+    begin = "Within 512 tokens, the slowest 50% of the planes can stop at almost no cost"
+    assert short == f"{begin}; {fast}"
     (slow,) = rl.describe(synthetic_truncation(bands=0, controls=0, ends=["slow"]))[:1]
-    assert slow.startswith("Stopping the slowest 25%"), "nothing to set beside it"
+    assert slow.startswith("Within 512 tokens, stopping the slowest 25%"), "nothing beside it"
+
+
+def test_a_sweep_of_short_text_speaks_of_that_length_alone() -> None:
+    sweep = synthetic_truncation().assign_attrs(trained_context=8192)
+    said = [one for one in rl.describe(sweep) if "retrieves" not in one]
+    begin = "Within 512 tokens of the 8,192 that the model was trained for (this speaks of that"
+    assert len(said) == 5
+    assert all(one.startswith(f"{begin} length alone), ") for one in said)
+
+
+def test_what_costs_near_the_end_of_the_context_is_not_free() -> None:
+    """As measured on long text: loss there, and copies from half the context back."""
+    sweep = synthetic_truncation()
+    far = sweep["loss"] * 0 + sweep["loss"][0] + 0.34 * (sweep["kind"] == "slow")
+    copies = xr.zeros_like(sweep["repeat_loss"]).expand_dims(copy_distance=[63, 255], axis=1)
+    copies = copies + 4.17 + 6.48 * (sweep["kind"] == "slow")
+    sweep = sweep.assign(far_loss=far, far_tokens=sweep["predicted_tokens"], copy_loss=copies)
+    short, *said = rl.describe(sweep)
+    assert "even stopping the slowest 12.5% of the planes may have a cost" in short
+    told = sentence(
+        said, "Within 512 tokens, near the end of the text, stopping the slowest 25%"
+    )
+    assert "changes the loss by +0.340 nats/token" in told
+    told = sentence(said, "random tokens that come again after 255 tokens")
+    assert "a loss of 4.17 nats/token; stopping the slowest 25% changes it by +6.480" in told
 
 
 def test_planes_are_free_up_to_the_first_that_is_not() -> None:
@@ -47,7 +74,7 @@ def test_planes_are_free_up_to_the_first_that_is_not() -> None:
     assert "until 62.5% still rotate" in told
     sweep["loss"].loc[{"edit": "slow 0.875"}] = loss + 0.2
     told = sentence(rl.describe(sweep), "may cost up to")
-    assert told.startswith("Stopping the slowest 12.5% of the planes may cost up to +")
+    assert "stopping the slowest 12.5% of the planes may cost up to +" in told
 
 
 def test_reach_is_told_by_variant() -> None:
