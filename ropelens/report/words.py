@@ -272,7 +272,9 @@ def _free(rows: Sequence[Record]) -> Record | None:
         return None
     slow.sort(key=lambda row: -row["kept"])
     free = [*itertools.takewhile(_is_free, slow)]
-    return {"last": free[-1] if free else None, "least": slow[0], "limit": FREE}
+    ends = [slow[0][f"{of}_change_high"] for of in ("loss", "far_loss")]
+    most = max(end for end in ends if end is not None)
+    return {"last": free[-1] if free else None, "least": slow[0], "most": most, "limit": FREE}
 
 
 def _is_free(row: Record) -> bool:
