@@ -54,6 +54,7 @@ def synthetic_truncation(
         "edit": [cut.name(turning) for cut in cuts],
         "retrieval_length": list(LENGTHS),
         "depth": list(DEPTHS),
+        "copy_distance": [63, 255],
         "inv_freq": profile["inv_freq"].variable,
         "wavelength": profile["wavelength"].variable,
     }
@@ -74,6 +75,8 @@ def _losses(total: np.ndarray, sequences: int, context: int, rng: np.random.Gene
         "predicted_tokens": ("sequence", rng.integers(context // 2, context, sequences)),
         "position_loss": (("edit", "position_bin"), position),
         "position_loss_se": (("edit", "position_bin"), 0.02 + 0 * position),
+        "far_loss": (("edit", "sequence"), loss),
+        "far_tokens": ("sequence", np.full(sequences, context // 2)),
     }
 
 
@@ -94,6 +97,10 @@ def _tasks(total: np.ndarray, heads: tuple[int, int], rng: np.random.Generator) 
         "duplicate_token": (("edit", "layer", "head"), share[:, None, None] * best[::-1]),
         "repeat_loss": (("edit", "trial"), 5.0 - 2.0 * share[:, None] + trials),
         "first_loss": (("edit", "trial"), 6.0 + trials),
+        "copy_loss": (
+            ("edit", "copy_distance", "trial"),
+            np.stack([4 + total[:, None] + trials] * 2, axis=1),
+        ),
         "retrieval_hit": (dims, hit),
         "retrieval": (dims[:3], hit.mean(-1)),
     }
