@@ -49,9 +49,6 @@ from ropelens.statistics.variables import Statistic
 LONGEST_DEFAULT_CONTEXT = 2048
 DEFAULT_SEQUENCES = 64
 
-<<<<<<< HEAD
-Text = Path | str | Sequence[Path | str] | Sequences | Tensor | Mapping[str, Any]
-=======
 OF_LONG: dict[str, Any] = {"keep": (1, 0.75, 0.5, 0.25, 0), "controls": 1}
 OF_LONG["measures"] = ("loss", "induction", "change", "copying")
 """What a sweep of text longer than `LONGEST_DEFAULT_CONTEXT` does by default."""
@@ -59,8 +56,7 @@ OF_LONG["measures"] = ("loss", "induction", "change", "copying")
 OPERATIONS = {"cpu": 8e14, "cuda": 1e17}
 """Floating-point operations of a sweep at most, by default: about two hours."""
 
-Text = Path | str | Sequence[Path | str] | Sequences | Tensor
->>>>>>> 789a2a4 (A sweep is of text as long as the trained context, with copies from half of it back; its sentences name the context; another sweep is not replaced; text that one side of a comparison wrote is named first)
+Text = Path | str | Sequence[Path | str] | Sequences | Tensor | Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,7 +257,7 @@ def _sequences(
     if isinstance(documents, Tensor | Mapping):
         ids, numbers = documents, None
         if isinstance(documents, Mapping):
-            ids, lengths, numbers = cut(documents)
+            ids, lengths, numbers, _ = cut(documents)
         tokens, lengths = check_tokens(ids, lengths, vocabulary=vocabulary)
         return Sequences(tokens, lengths, "", f"{len(tokens):,} sequences of tokens", numbers)
     maximum = stated_context(source.config)

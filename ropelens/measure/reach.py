@@ -63,7 +63,6 @@ def reach(
 ) -> xr.Dataset:
     """How far back heads find a key: measured at real distances, then extrapolated.
 
-<<<<<<< HEAD
     Measured, under each variant of `runs`: random tokens come twice, `copies` tokens
     apart (by default doublings, as far as the context that the model was trained for), with
     the text between, `draws` times. `found_share` (run, layer, head, run_distance) is the share
@@ -85,24 +84,18 @@ def reach(
     stay those of the model as it is: what a head asks for may change where it stands farther
     back, which only a run shows. Variants that change with the length are those of a sequence
     that holds the farthest distance. `heads` is a list such as "1.3,2.*".
-=======
-    One pass of the model as it is. In each of `rows` rows of a sequence a head's picked key is
-    the one with the largest score but for position 0 and the row itself; rows with fewer than
-    two such keys are left out. Moved to distance d it scores
-    s Re sum_f q~_f conj(k~_f) exp(i v_f d) (Su et al. 2021, arXiv 2104.09864, eq. 16), while
-    the others stay where they are; v_f is the frequency of plane f under the variant. "own" is
-    the model's own rotation; the others are names of docs/variants.md, at the length of the
-    farthest distance where they change with it. `heads` is a list such as "1.3,2.*".
->>>>>>> 789a2a4 (A sweep is of text as long as the trained context, with copies from half of it back; its sentences name the context; another sweep is not replaced; text that one side of a comparison wrote is named first)
 
     Returns a dataset over variant, layer, head and distance (tokens), in nats before a
-    soft-cap. `horizon` is the first distance at which the mean moved score falls to the mean of
-    the others: 0 where it is above that level nowhere in the context that was run, infinite
-    where none was found. Where `lowest_score` is above `others_level` there is none at any
-    distance, for planes that stand still cannot lose (Barbero et al. 2024, arXiv 2410.06205).
-    Its interval is the percentile bootstrap over groups of sequences (NaN with fewer than
-    eight). `win_share` counts rows in which the key beats all others; `unmoved_win_share` says
-    what the variant alone leaves of that. Heads that are not among `heads` are NaN.
+    soft-cap. `horizon` is where the mean moved score first falls to the mean of the others:
+    every whole distance up to the farthest is tried, and the root in the token before found by
+    bisection. It is 0 where the score is above that level nowhere in the context that was run,
+    and infinite where none was found. Where `lowest_score` is above `others_level` there is
+    none at any distance, for planes that stand still cannot lose (Barbero et al. 2024, arXiv
+    2410.06205, on why to stop some). Its interval is the percentile bootstrap over groups of
+    sequences, by `documents` as for `profile` (`resamples`; NaN with fewer than eight, of which
+    too few samples can be drawn). `win_share` counts rows in which the key beats all others;
+    `unmoved_win_share` says what the variant alone leaves of that, before any distance. Heads
+    that are not among `heads` are NaN.
 
     Raises `UnsupportedModel` for a variant that the family cannot express, and otherwise as
     `profile` does.
