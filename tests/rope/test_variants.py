@@ -177,15 +177,15 @@ def test_a_saved_checkpoint_rotates_as_it_did(tmp_path: Path, spelled: str):
 
 
 IMPORTS = """
-import sys, ropelens
-assert not {"torch", "transformers"} & set(sys.modules)
+import sys, ropelens, ropelens.figures, ropelens.report
+assert not {"torch", "transformers", "transformer_lens"} & set(sys.modules)
 from transformers import LlamaConfig, LlamaForCausalLM
 LlamaForCausalLM(LlamaConfig.from_pretrained(sys.argv[1]))
 """
 
 
 def test_importing_ropelens_first_is_enough(tmp_path: Path):
-    """And it alone loads neither torch nor transformers. All other tests import it second."""
+    """Alone, with figures and pages, it loads no torch. All other tests import it second."""
     rl.variant_config(plain("llama_gqa").config, "partial:0.5").save_pretrained(tmp_path)
     subprocess.run([sys.executable, "-c", IMPORTS, tmp_path], check=True)
 
