@@ -10,12 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import xarray as xr
 from cli_runs import Command, Ended, ropelens
 from scipy import stats
 from tiny_checkpoints import save_tiny
 from trained import story, train
 
 import ropelens as rl
+from ropelens.files.results import save
 from ropelens.models.checkpoint import fingerprint
 
 __all__ = ["ropelens"]
@@ -106,6 +108,20 @@ def test_models_of_other_depths_are_compared_by_what_was_analyzed(
     assert [row["low"], row["high"]] == pytest.approx(list(interval), abs=1e-6)
     assert np.isnan(table.loc["other/out", "loss_change"])  # of other text
     assert "over the text, paired" in (out / "index.html").read_text()
+
+
+def test_profiles_that_lack_numbers_are_refused(ropelens: Command, tmp_path: Path) -> None:
+    """As those of an earlier version may."""
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        few = xr.Dataset({"loss": 1.0}, attrs={"kind": "profile", "seed": 0})
+        save(few, folder / "profile.nc")
+    for words, arguments in {
+        "A profile lacks numbers": ("compare", *folders, "--out", tmp_path / "out"),
+        "lacks numbers that labels are made of": ("report", folders[0]),
+    }.items():
+        ended = ropelens(*arguments)
+        assert (ended.code, words in ended.problem) == (1, True), ended.err
 
 
 def test_bad_input_is_one_line_and_nothing_is_lost(
