@@ -28,11 +28,6 @@ EXACT, HALF = 1e-6, 4e-3
 """Relative difference of frequencies that rounding makes in float32, and in half precision."""
 
 
-SCALING = {"factor", "attention_factor", "beta_fast", "beta_slow", "low_freq_factor"}
-SCALING |= {"high_freq_factor", "short_factor", "long_factor"}
-"""Parameters that nothing reads where the rope_type is "default"."""
-
-
 def warn_of_configuration(subject: Subject, layers: Sequence[LayerRotation]) -> None:
     """Warn of frequencies, or a number of them, that differ from those of the configuration.
 
@@ -53,21 +48,19 @@ def warn_of_configuration(subject: Subject, layers: Sequence[LayerRotation]) -> 
 
 
 def _idle_keys(config: PreTrainedConfig, rotary: set[int]) -> list[str]:
-    """Keys of a configuration, as it was written, that do not reach a rotation."""
-    facts, parts = config.to_dict(), rope_parameters(config)
+    """Keys that do not reach a rotation, beside those that transformers names as it reads."""
+    facts = config.to_dict()
     with suppress(OSError, ValueError):  # the file has keys that transformers drops as it reads
         written, _ = config.get_config_dict(str(config.name_or_path), local_files_only=True)
         facts = written | written.get("text_config", {}) | facts
-    base, bases = facts.get("rope_theta"), {part.get("rope_theta") for part in parts}
+    base = facts.get("rope_theta")
+    bases = {part.get("rope_theta") for part in rope_parameters(config)}
     idle = []
     if base is not None and base not in bases:
         idle.append(f"rope_theta {base:g}, beside another in rope_parameters")
-    if facts.get("rotary_dim") not in (None, *rotary):
+    if rotary and facts.get("rotary_dim") not in (None, *rotary):
         idle.append(f"rotary_dim {facts['rotary_dim']}, where {max(rotary)} coordinates turn")
-    for part in parts:
-        if part.get("rope_type", "default") == "default":
-            idle += [f'{key}, under rope_type "default"' for key in sorted(SCALING & {*part})]
-    return list(dict.fromkeys(idle))
+    return idle
 
 
 def asked_inv_freqs(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import ropelens as rl
 
-ROPE = {"rope_type": "default", "rope_theta": 1e4}
 LLAMA3 = {
     **{"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0},
     **{"high_freq_factor": 4.0, "original_max_position_embeddings": 64},
@@ -48,16 +46,10 @@ def test_a_share_of_planes_that_the_family_does_not_read() -> None:
         rl.measure_rope(llama(partial_rotary_factor=0.5))
 
 
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        ({"rotary_dim": 8}, "rotary_dim 8, where 16 coordinates turn"),
-        ({"rope_parameters": {**ROPE, "factor": 8.0}}, 'factor, under rope_type "default"'),
-    ],
-)
-def test_keys_that_the_model_does_not_read(more: dict[str, Any], words: str) -> None:
-    with pytest.warns(UserWarning, match=f"sets what the model does not read: {words}"):
-        rl.measure_rope(llama(**more))
+def test_a_number_of_coordinates_that_the_family_does_not_read() -> None:
+    words = "sets what the model does not read: rotary_dim 8, where 16 coordinates turn"
+    with pytest.warns(UserWarning, match=words):
+        rl.measure_rope(llama(rotary_dim=8))
 
 
 def test_a_base_beside_that_of_rope_parameters(tmp_path: Path) -> None:
