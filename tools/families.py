@@ -392,6 +392,9 @@ layers, two layers do. The last column says which of these its attention had whe
 Layers that do not attend (linear attention, convolutions, state spaces, experts) are left empty
 in all results: "no attention".
 
+Models that see, behind AutoModelForImageTextToText alone (Qwen2-VL, Qwen2.5-VL, Qwen3-VL,
+Mistral 3, Llava, InternVL), are loaded too. Their language model is measured on text.
+
 ## What holds while a model is observed
 
 A model asks transformers for an attention function, and is given one that hands the call on,

@@ -98,9 +98,12 @@ def rope(
 def _alike(rope: xr.Dataset) -> bool:
     """Whether two layers rotate alike: as stated, and as measured up to its noise."""
     one, other = rope.isel(layer=0), rope.isel(layer=1)
-    stated = ("pairing", "rotary_dim", "inv_freq_stated", "inv_freq_configured")
-    if bool(one["residual"].isnull() != other["residual"].isnull()):
-        return False  # one does not attend
+    stated = ["pairing", "rotary_dim", "inv_freq_stated", "inv_freq_configured"]
+    attend = [bool(side["residual"].notnull()) for side in (one, other)]
+    if not any(attend):
+        stated.append("layer_type")
+    elif not all(attend):
+        return False
     ratios = [one[n] / other[n] for n in ("inv_freq", "query_scale")]  # NaN: nothing turns
     return all(one[n].variable.equals(other[n].variable) for n in stated) and not any(
         bool((abs(ratio - 1) > ALIKE).any()) for ratio in ratios

@@ -274,22 +274,21 @@ def turned_otherwise(subject: Subject, lengths: Int[Tensor, " sequence"]) -> int
 
 def _check_rotates(subject: Subject, measured: dict[int, MeasuredRotation]) -> None:
     """Refuse a model whose queries change by anything but a rotation, or not at all."""
-    seen = ""
+    seen, what = "", f"{subject.kind} does not rotate its queries."
     for layer, rotation in reversed(measured.items()):
         if not rotation.residual <= subject.tolerance:
+            what = f"{subject.kind} changes its queries with position, but not by a rotation."
             seen = (
                 f"layer {layer}: the lengths of its planes change with position (residual "
                 f"{rotation.residual:.2g}; a rotation keeps them to {subject.tolerance:.0e})"
             )
     stops_all = any(len(w) and not w.any() for w in stated_inv_freq(subject, 0))
-    if (
-        all(rotation.planes.pairing == "none" for rotation in measured.values())
-        and not stops_all
-    ):
+    still = all(rotation.planes.pairing == "none" for rotation in measured.values())
+    if still and not stops_all:
         seen = "queries and keys are the same at every position (residual 0)"
     if seen:
         raise UnsupportedModel(
-            f"{subject.kind} does not rotate its queries.",
+            what,
             seen=seen,
             attempt="a model that uses RoPE, such as Llama, Qwen, Gemma, GPT-NeoX or GLM",
         )

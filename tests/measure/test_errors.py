@@ -85,7 +85,7 @@ def test_a_model_whose_scores_are_not_finite() -> None:
     ],
 )
 def test_models_that_cannot_be_measured(make: Callable[[], nn.Module]) -> None:
-    what = r"does not rotate|hides its|has no attention|not a model that ropelens can"
+    what = r"not by a rotation|hides its|has no attention|not a model that ropelens can"
     for measure in (rl.profile, rl.evaluate):
         with pytest.raises(UnsupportedModel, match=what):
             measure(make(), TOKENS)

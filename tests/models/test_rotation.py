@@ -315,13 +315,13 @@ class Warped(Table):
     [
         (
             lambda cos, sin, p: (cos * (1 + 0.01 * p), sin * (1 + 0.01 * p)),
-            "LlamaForCausalLM does not rotate its queries.",
+            "changes its queries with position, but not by a rotation.",
             r"layer 0: the lengths of its planes change with position "
             r"\(residual [0-9.e+]+; a rotation keeps them to 1e-03\)",
         ),
         (
             lambda cos, sin, p: (torch.ones_like(cos), torch.zeros_like(sin)),
-            "LlamaForCausalLM does not rotate its queries.",
+            "does not rotate its queries.",
             r"queries and keys are the same at every position \(residual 0\)",
         ),
     ],
@@ -335,7 +335,7 @@ def test_what_is_no_rotation_is_refused(change, what: str, seen: str):
     model.model.rotary_emb = warped
     with pytest.raises(UnsupportedModel, match=seen) as refused:
         rl.measure_rope(model)
-    assert refused.value.what == what
+    assert refused.value.what == f"LlamaForCausalLM {what}"
     assert "a model that uses RoPE" in refused.value.parts["try"]
 
 
@@ -343,10 +343,11 @@ def test_what_is_no_rotation_is_refused(change, what: str, seen: str):
 
 SILENT = r"0 of 2 layers showed their queries and keys; the first that did not is layer 0"
 CHANGES = r"layer 0: the lengths of its planes change with position \(residual 0\.\d+; "
+NO_ROTATION = "changes its queries with position, but not by a rotation."
 REFUSED = {
-    "gpt2": ("GPT2LMHeadModel does not rotate its queries.", CHANGES),
-    "opt": ("OPTForCausalLM does not rotate its queries.", CHANGES),
-    "bert": ("BertForMaskedLM does not rotate its queries.", CHANGES),
+    "gpt2": (f"GPT2LMHeadModel {NO_ROTATION}", CHANGES),
+    "opt": (f"OPTForCausalLM {NO_ROTATION}", CHANGES),
+    "bert": (f"BertForMaskedLM {NO_ROTATION}", CHANGES),
     "bloom": ("BloomForCausalLM hides its attention.", SILENT),
     "mamba": ("MambaForCausalLM has no attention.", "layers of linear_attention"),
     "falcon": ("FalconForCausalLM hides its attention.", SILENT),
