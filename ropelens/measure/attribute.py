@@ -9,7 +9,8 @@ row share, and so does the gradient: its sum over the keys of a row is 0.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from jaxtyping import Float, Int, Integer
 from scipy.stats import spearmanr
 from torch import Tensor
 
+from ropelens.edit.patch import Source, patch_planes
 from ropelens.edit.rope import drop, stack_edits
 from ropelens.errors import BadArgument, Count, Positive, public
 from ropelens.measure.capture import one_sequence
@@ -47,6 +49,7 @@ def attribute_planes(
     pairs: str = "",
     steps: Positive = 1,
     check: Count = 0,
+    source: Source | None = None,
     tokenizer: Any = None,
 ) -> xr.Dataset:
     """What each plane of each head adds to an answer, over (layer, head, frequency).
@@ -66,6 +69,10 @@ def attribute_planes(
       plane alone is dropped (`drop`), for the N planes of the largest attribution and N others,
       drawn at random; NaN elsewhere. `attrs["rank_correlation"]` is that of `attribution` with
       -`dropped` over the random ones, `attrs["worst"]` the largest difference of all.
+    - `patched`, with `check` and another prompt as `source`: the change when that plane alone
+      takes its queries and keys from there (`patch_planes`), for the same planes.
+      `attrs["source_answer"]` is the answer to that prompt. A `check` of more planes than
+      there are scans all of `heads`.
     - coordinates `inv_freq` (rad/token), `wavelength` (tokens), both (layer, frequency).
     - `attrs["answer"]`, and with more than one step `attrs["answer_without"]`.
 
@@ -139,9 +146,27 @@ def attribute_planes(
         with subject.patch(_gated(none, chosen, planes)):
             facts["answer_without"] = _answer(subject, tokens, number)
     if check:
-        values["dropped"] = _dropped(
-            subject, tokens, number, values["attribution"], check, facts
-        )
+        foretold, answer_of = values["attribution"], partial(_answer, subject, tokens, number)
+        places, others = _checked(subject, foretold, check)
+
+        def dropping(plane: PlaneNumbers, heads: str) -> AbstractContextManager[None]:
+            return subject.edit(stack_edits(subject, [drop(plane, heads=heads)]))
+
+        dropped = _answers(places, foretold.shape, answer_of, dropping) - facts["answer"]
+        values["dropped"] = dropped
+        facts["worst"] = float(np.nanmax(np.abs(foretold + dropped)))
+        if len(others) > 2:
+            ranks = spearmanr(foretold.flat[others], -dropped.flat[others])
+            facts["rank_correlation"] = float(ranks.statistic)
+    if check and source is not None:
+
+        def patching(plane: PlaneNumbers, heads: str) -> AbstractContextManager[None]:
+            return patch_planes(subject, source, planes=plane, heads=heads)
+
+        patched = _answers(places, foretold.shape, answer_of, patching)
+        values["patched"] = patched - facts["answer"]
+        other = one_sequence(subject, source, tokenizer or subject.tokenizer).text.tokens
+        facts["source_answer"] = _answer(subject, other, number)
     dataset = xr.Dataset(labelled(values, ATTRIBUTION))
     dataset.attrs = {"kind": "attribution", "steps": steps} | measurement.facts | facts
     return dataset.set_coords(["inv_freq", "wavelength"])
@@ -219,30 +244,27 @@ def _answer(subject: Subject, tokens: Tensor, number: Callable[[Tensor], Tensor]
     return float(value)
 
 
-def _dropped(
-    subject: Subject,
-    tokens: Int[Tensor, "1 position"],
-    number: Callable[[Tensor], Tensor],
-    attribution: Float[np.ndarray, "layer head frequency"],
-    check: int,
-    facts: dict[str, Any],
-) -> Float[np.ndarray, "layer head frequency"]:
-    """Changes of the answer when planes are dropped one by one, and how well foretold."""
-    planes = [at.planes for at in subject.rotations()]
-    turning = np.array([len(at.inv_freq) for at in planes])[:, None, None]
-    able = np.isfinite(attribution) & (np.arange(attribution.shape[-1]) < turning)
-    places = np.flatnonzero(able)
+def _checked(
+    subject: Subject, attribution: Float[np.ndarray, "layer head frequency"], check: int
+) -> tuple[Int[np.ndarray, " place"], Int[np.ndarray, " other"]]:
+    """Flat places of the planes of the largest attribution and of others; the others alone."""
+    count = [len(at.planes.inv_freq) for at in subject.rotations()]
+    rotates = np.arange(attribution.shape[-1]) < np.array(count)[:, None, None]
+    places = np.flatnonzero(np.isfinite(attribution) & rotates)
     order = places[np.argsort(-np.abs(attribution.flat[places]), kind="stable")]
     others = np.random.default_rng(0).permutation(order[check:])[:check]
-    changes = np.full(attribution.shape, np.nan)
-    for place in [*order[:check], *others]:
-        layer, head, plane = np.unravel_index(place, attribution.shape)
-        edit = drop(PlaneNumbers((int(plane),)), heads=f"{layer}.{head}")
-        with subject.edit(stack_edits(subject, [edit])):
-            changes.flat[place] = _answer(subject, tokens, number) - facts["answer"]
-    missed = np.abs(attribution + changes)
-    facts["worst"] = float(np.nanmax(missed))
-    if len(others) > 2:
-        foretold = spearmanr(attribution.flat[others], -changes.flat[others])
-        facts["rank_correlation"] = float(foretold.statistic)
-    return changes
+    return np.concatenate([order[:check], others]), others
+
+
+def _answers(
+    places: Int[np.ndarray, " place"],
+    shape: tuple[int, ...],
+    answer: Callable[[], float],
+    block: Callable[[PlaneNumbers, str], AbstractContextManager[None]],
+) -> Float[np.ndarray, "layer head frequency"]:
+    """The answer with each of these planes changed alone; NaN elsewhere."""
+    answers = np.full(shape, np.nan)
+    for layer, head, plane in zip(*np.unravel_index(places, shape), strict=True):
+        with block(PlaneNumbers((int(plane),)), f"{layer}.{head}"):
+            answers[layer, head, plane] = answer()
+    return answers

@@ -245,6 +245,8 @@ ATTRIBUTION = _table("""
 attribution (layer, head, frequency) 1: gradient of the answer times the plane's contributions
 pair_attribution (pair_head, frequency, query, key) 1: the same, for each pair of tokens
 dropped (layer, head, frequency) 1: change of the answer when the plane alone is dropped
+patched (layer, head, frequency) 1: change of the answer when the plane alone takes its queries
+    and keys from another prompt
 pair_head (pair_head): layer.head
 inv_freq (layer, frequency) rad/token: angular frequency; negative: clockwise
 wavelength (layer, frequency) token: tokens per turn

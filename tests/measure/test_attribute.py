@@ -77,8 +77,10 @@ def test_a_row_shares_nothing_that_counts() -> None:
 
 def test_planes_are_dropped_beside() -> None:
     model = tiny("llama_gqa")
-    found = rl.attribute_planes(model, TOKENS, (3, 5), heads="1.*", check=4)
+    other = (TOKENS + 1) % 50
+    found = rl.attribute_planes(model, TOKENS, (3, 5), heads="1.*", check=4, source=other)
     assert int(found["dropped"].notnull().sum()) == 8
+    assert (found["patched"].notnull() == found["dropped"].notnull()).all()
     place = abs(found["attribution"]).argmax(...)
     layer, head, plane = (int(place[dim]) for dim in ("layer", "head", "frequency"))
     edit = rl.drop(PlaneNumbers((plane,)), heads=f"{layer}.{head}")
@@ -86,6 +88,11 @@ def test_planes_are_dropped_beside() -> None:
         logits = model(TOKENS).logits[0, -1]
     changed = float(logits[3] - logits[5]) - found.attrs["answer"]
     assert float(found["dropped"][layer, head, plane]) == pytest.approx(changed, abs=1e-5)
+    options = {"planes": PlaneNumbers((plane,)), "heads": f"{layer}.{head}"}
+    with rl.patch_planes(model, other, **options), torch.no_grad():
+        logits = model(TOKENS).logits[0, -1]
+    changed = float(logits[3] - logits[5]) - found.attrs["answer"]
+    assert float(found["patched"][layer, head, plane]) == pytest.approx(changed, abs=1e-5)
     assert np.isnan(found["attribution"].sel(layer=0)).all()
     assert {"rank_correlation", "worst"} <= set(found.attrs)
 
