@@ -32,6 +32,7 @@ MOST = 0.5  # less is not most: of heads, or of a curve
 FIXED = 0.95  # coherence of a plane that carries a fixed vector (TriAttention)
 TRIFLING = 0.2  # a rank correlation below this is none
 SINKS = 0.05  # share of the bits below which a model has no sinks to speak of
+MASSIVE = 5 / math.sqrt(2)  # times the mean length: of a plane with one value 5 times the mean
 BAND_RATIO = 3.657  # Oka et al. 2026: the band is at plane (D/2) log_base(context / 3.657)
 
 Arrays = tuple[np.ndarray, ...]
@@ -253,6 +254,7 @@ def wavelengths_of_labels(profile: xr.Dataset) -> Tested:
 # ---- the table
 
 BARBERO, TRI = "Barbero et al. 2024, arXiv 2410.06205", "TriAttention 2026, arXiv 2604.04921"
+NO_VALUES = "values have another size than keys, or the profile has no v_norm"
 ALIKE = "queries and keys are about as long in every plane"
 # fmt: off
 CLAIMS: tuple[Claim, ...] = (
@@ -267,20 +269,22 @@ CLAIMS: tuple[Claim, ...] = (
     Claim("flat_values", "Values are spread over the planes more evenly than queries and keys",
         f"{BARBERO}, Figs 10, 13",
         "sd over mean of the planes' lengths: of q and k less of v", 'profile["v_norm"]',
-        ROLES, ("q_uneven", "k_uneven", "v_uneven"), more_than_values),
+        ROLES, ("q_uneven", "k_uneven", "v_uneven"), more_than_values,
+        absent=NO_VALUES),
     Claim("band", "Queries and keys are longest in the band at plane (D/2) log_b(L / 3.657)",
         "Oka et al. 2026, ICLR", "planes between a layer's longest plane and the predicted one",
         "rl.plot_norms(profile)", PLANES, ("length", "band"), distance_to_band, sign=-1,
         absent=ALIKE),
     Claim("massive_slow", "Massive values of queries and keys are in slow planes",
         "Jin et al. 2025, arXiv 2502.01563",
-        "share of coordinates over 5 times the mean in the slower half of the planes",
-        'profile[["q_massive", "k_massive"]]', PLANES, ("massive",), slow_half_of_all,
-        absent="no coordinate is over 5 times the mean"),
+        "share of planes 3.5 times as long as a head's mean one that are in the slower half",
+        'profile[["q_norm", "k_norm"]]', PLANES, ("massive",), slow_half_of_all,
+        absent="no plane is 3.5 times as long as the mean"),
     Claim("massive_not_in_values", "Queries and keys have massive values, and values have none",
         "Jin et al. 2025, arXiv 2502.01563",
-        "coordinates over 5 times the mean a head: of q and k less of v",
-        'profile["v_massive"]', ROLES, ("q_count", "k_count", "v_count"), more_than_values),
+        "planes 3.5 times as long as the mean one, a head: of q and k less of v",
+        'profile["v_norm"]', ROLES, ("q_count", "k_count", "v_count"), more_than_values,
+        absent=NO_VALUES),
     Claim("sinks_slow", "Sinks are held by planes that do not turn once in the context",
         "Jonasson 2025, arXiv 2503.01832", "share of these planes in the push toward sinks",
         'profile["selectivity_sink"]', PLANES, ("sink_push", "slow"), push_of_long_planes,
@@ -366,8 +370,6 @@ def measured(
     if claim.test is not None:
         return claim.test(profile)
     assert claim.number is not None
-    if missing := [name for name in claim.of if name not in arrays]:
-        return f"the profile has no {', '.join(missing)}"
     of = tuple(arrays[name] for name in claim.of)
     with np.errstate(invalid="ignore", divide="ignore"):
         if (possible := claim.null.possible(of[0])) * TAIL < 1:
@@ -482,7 +484,17 @@ def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, "layer ..."
     near = np.broadcast_to(-np.arange(predicted.shape[-1], dtype=float), predicted.shape)
     nearness = _correlate(stats.rankdata(predicted, axis=-1), near)
     none = np.full(wavelength.shape, np.nan)
-    return {
+    values = by_plane("v_norm") if "v_norm" in of else np.full(k.shape, np.nan)
+    of_planes = {}
+    for name, x in (("q", q), ("k", k), ("v", values)):
+        spread, mean = x.std(-1), x.mean(-1, keepdims=True)
+        of_planes[f"{name}_uneven"] = _mean(spread / mean[..., 0])
+        of_planes[f"{name}_count"] = _mean(
+            np.where(mean > 0, x > MASSIVE * mean, np.nan).sum(-1)
+        )
+    massive = [np.nansum(x > MASSIVE * x.mean(-1, keepdims=True), 1) for x in (q, k)]
+    return of_planes | {
+        "massive": sum(massive).astype(float),
         "length": np.nanmean(q, 1) * np.nanmean(k, 1),
         "band": np.array([np.interp(wanted, np.log(w), np.arange(len(w))) for w in wavelength]),
         "slow": (wavelength > context).astype(float),
@@ -494,6 +506,12 @@ def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, "layer ..."
         "nearness": np.nanmean(nearness, 1),
         "kernel": kernel[..., single],
     }
+
+
+def _mean(by_head: Float[np.ndarray, "layer head"]) -> Float[np.ndarray, " layer"]:
+    """Mean over the heads that a layer has; NaN without any."""
+    known = np.isfinite(by_head)
+    return np.where(known, by_head, 0).sum(1) / np.where(known.any(1), known.sum(1), np.nan)
 
 
 def _correlate(

@@ -36,6 +36,14 @@ def k_norm(call: CallRows) -> Float[Tensor, "batch kv_head position term"]:
     return call.plane_norms(call.k)
 
 
+def v_norm(call: CallRows) -> Float[Tensor, "batch kv_head position term"]:
+    """|v_f|: values in the planes of the keys beside them; NaN where they have other sizes."""
+    keys, values = call.k, call.call.value.to(call.k.dtype)
+    if keys.shape[-1] != values.shape[-1]:
+        return keys.new_full((*keys.shape[:3], call.planes.terms), math.nan)
+    return call.plane_norms(values.repeat_interleave(keys.shape[1] // values.shape[1], dim=1))
+
+
 def q_coherence(layer: LayerMeans) -> Float[Tensor, "head term"]:
     """|mean of q~_f| / mean of |q_f|."""
     return layer.plane_norms(layer["q_still"]) / layer["q_norm"]

@@ -121,6 +121,8 @@ MEASURES: tuple[Variable, ...] = (
         compared="growth", over="tokens", of=measures.q_norm),
     Statistic("k_norm", BY_KEY_PLANE, "1", "mean length of the key in the plane",
         compared="growth", over="tokens", of=measures.k_norm),
+    Statistic("v_norm", BY_KEY_PLANE, "1", "mean length of the value in the plane of its key",
+        over="tokens", of=measures.v_norm),
     Statistic("q_still", BY_COORDINATE, "model units", "mean query without rotation",
         over="tokens", saved=False, of=lambda call: call.q_still),
     Statistic("k_still", ("layer", "kv_head", "coordinate"), "model units",

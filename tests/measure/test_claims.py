@@ -156,9 +156,11 @@ def test_the_claim_on_wavelengths_is_that_of_the_heads(profile: xr.Dataset) -> N
     assert (row["low"], row["high"]) == (claim["low"], claim["high"])
 
 
-def test_what_a_profile_lacks_is_not_testable(profile: xr.Dataset) -> None:
-    table = rl.test_claims(profile.drop_vars("k_coherence"), draws=50).set_index("claim")
-    assert table.loc["slow_norms", "verdict"] != "not testable"
+def test_without_values_claims_about_them_are_not_testable(profile: xr.Dataset) -> None:
+    made = profile.assign(v_norm=profile["k_norm"] ** 0.1)
+    for of, testable in ((profile, False), (made, True)):
+        row = rl.test_claims(of, draws=60).set_index("claim").loc["flat_values"]
+        assert (row["verdict"] != "not testable") == testable, row["why"]
 
 
 def random_profile(seed: int) -> xr.Dataset:

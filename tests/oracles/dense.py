@@ -27,12 +27,13 @@ BY_PLANE = ("selectivity", "selectivity_keys", "selectivity_sink")
 
 
 def token_sums(call: AttentionCall, rotation: LayerRotation) -> dict[str, Tensor]:
-    """Sums over all tokens of queries and keys: lengths per plane, and unrotated vectors."""
+    """Sums over all tokens: lengths per plane, and unrotated queries and keys."""
     result = {}
-    for name, x in (("q", call.query), ("k", call.key)):
+    for name, x in (("q", call.query), ("k", call.key), ("v", call.value)):
         lengths = [x[..., part].norm(dim=-1).sum(-1) for part in rotation.parts()]
         result[f"{name}_norm"] = torch.stack(lengths, dim=-1)
-        result[f"{name}_mean"] = rotation.unrotate(x).sum(1)
+        if name != "v":
+            result[f"{name}_mean"] = rotation.unrotate(x).sum(1)
     return result
 
 
@@ -171,6 +172,7 @@ def layer_statistics(
         coherence = np.divide(length, norm, out=np.zeros_like(norm), where=norm > 0)
         result[f"{name}_norm"] = by_frequency(norm)
         result[f"{name}_coherence"] = by_frequency(coherence)
+    result["v_norm"] = by_frequency(mean["v_norm"])
     for offset, name in enumerate(["self_mass", "previous_token"]):  # of rows that see it
         result[name] = mean["offset_mass"][:, offset] / mean["offset_share"][:, offset]
     result["offset_mass"] = np.stack(

@@ -88,6 +88,7 @@ class AttentionCall:
 
     query: Tensor  # [head, position, coordinate], rotated
     key: Tensor  # [kv_head, position, coordinate], rotated
+    value: Tensor  # [kv_head, position, coordinate]
     visible: Tensor  # [position, position], bool
     scale: float
     softcap: float | None
@@ -108,6 +109,7 @@ def recorded_attention(
         calls[module.layer_idx] = {
             "query": query,
             "key": key,
+            "value": value,
             "mask": attention_mask,
             "scale": kwargs["scaling"],
             "softcap": kwargs.get("softcap"),
@@ -137,6 +139,7 @@ def attention_calls(
             AttentionCall(
                 query=call["query"][0].double(),
                 key=call["key"][0].double(),
+                value=call["value"][0].double(),
                 visible=visible,
                 scale=call["scale"],
                 softcap=call["softcap"],
